@@ -46,7 +46,7 @@ long: $(VENV)/.test
 	$(if $(filter $(PART),$(PARTS)),,$(error make long PART=NAME, where NAME is one of: $(PARTS)))
 	$(MAKE) --no-print-directory long-$(PART)
 
-long-frameworks:
+long-frameworks: $(VENV)/.frameworks
 	$(PYTEST) -m 'series and torch' $(PYTEST_ARGS)
 
 # `python -m tests.verdicts` prints a line for each verdict: compare two commits with diff.
@@ -67,6 +67,7 @@ long-soak:
 
 long-fuzz:
 	$(BIN)/python -m tests.fuzz_recorder --count 100000
+	$(BIN)/python -m tests.fuzz_environ --count 100000
 
 mutations: $(VENV)/.test
 	$(BIN)/python -m tests.mutations $(MUTATIONS_ARGS)
@@ -135,6 +136,10 @@ $(VENV)/.installed: pyproject.toml
 $(VENV)/.test: $(VENV)/.installed
 	$(PIP) install torch==2.13.0
 	$(PIP) install --editable '.[test,torch]'
+	touch $@
+
+$(VENV)/.frameworks: $(VENV)/.test
+	DS_BUILD_OPS=0 $(PIP) install --no-build-isolation --editable '.[frameworks]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.installed

@@ -20,9 +20,10 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from hangwatch.model.flight_records import EARLIEST_UNIX_NS, LATEST_UNIX_NS, RankRecords
-from hangwatch.probes.torch_recorder import decode, layouts, memory_image, rows
+from hangwatch.probes.process import memory_image
+from hangwatch.probes.process.memory_image import UnreadableError
+from hangwatch.probes.torch_recorder import decode, layouts, rows
 from hangwatch.probes.torch_recorder.layouts import Layout
-from hangwatch.probes.torch_recorder.memory_image import UnreadableError
 from tests.recorder_memory import Group, Memory, Operation, recorder
 
 GROUPS = (Group(), Group(id=3, name="7", description="tensor_parallel_group", ranks=(0, 1, 6), counts=(9, -1, 8)))

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.capture.seen_connections import SeenConnections
+from hangwatch.capture.store_clients import StoreAddresses, StoreClients
 from hangwatch.jobs import discovery, membership, owners, user_limits
 from hangwatch.model import FoundJobs, GpuSweep, NotMonitored, Process, ProcessId
 from hangwatch.probes.network import sockets
@@ -35,17 +36,19 @@ class JobScan:
         self._asked: dict[ProcessId, int] = {}  # last scan that searched for its endpoint
         self._scans = 0
         self._seen = SeenConnections(proc_root)
+        self._store_clients, self._store_addresses = StoreClients(proc_root), StoreAddresses(proc_root)
         self.last_seen = crash_artifacts.RankSnapshots(proc_root, limits.max_ranks_per_owner)
 
     def find(self, sweep: GpuSweep | None, node: str) -> FoundJobs:
         """Return the jobs on `node`. A process that holds a GPU in `sweep` is read even without a known launcher."""
         holders = frozenset(pid for gpu in sweep.gpus for pid in gpu.pids) if sweep else frozenset[int]()
-        processes = self.processes.processes(
+        scanned = self.processes.processes(
             holders,
             share_of=lambda process: owners.owner_of(process).share,
             max_per_owner=self._limits.max_processes_per_owner,
             budget_seconds=self._limits.scan_budget_seconds,
         )
+        processes = self._store_addresses.add_to(scanned)
         self._endpoints = self._connected(processes)
         found = discovery.find_jobs(
             processes,
@@ -54,6 +57,7 @@ class JobScan:
             node=node,
             ticks_per_second=procfs.TICKS_PER_SECOND,
             endpoints=self._endpoints,
+            hosts=self._store_clients.find_hosts(processes, self._limits.scan_budget_seconds / 4),
         )
         found = replace(found, jobs=self._seen.add_counts(found.jobs, self._limits.scan_budget_seconds))
         by_id = {process.id: process for process in processes}

@@ -39,6 +39,7 @@ from hangwatch.verdict import second_round
 GPU_SECONDS = 3.0
 MOST_OWNERS = 8
 MOST_LIKELY_RANKS = 64
+_MOST_ANCESTORS = 64
 NO_JOB = (
     "no training job found on this node: no process was started by one of these launchers\n"
     f"({', '.join(dict.fromkeys(launcher.name for launcher in TABLE.launchers))}),\n"
@@ -230,7 +231,7 @@ class _LocalDump:
         """Return the jobs that the options select. Raises InputError."""
         options, limits = self._options, self._settings.jobs
         if options.pids:
-            return [_job_of_pids(options.pids, self._sweep, limits)]
+            return _jobs_of_pids(options.pids, self._sweep, limits)
         return _jobs(options.wanted, self._sweep, limits, every=options.grouped)
 
     def incident(self, job: Job) -> Incident:
@@ -410,29 +411,44 @@ def _refuse_bare(arguments: Sequence[str]) -> None:
         raise click.UsageError(f"pids and jobs need an option: hangwatch dump {options}")
 
 
-def _job_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.Jobs) -> Job:
-    """Return a job that consists of these processes. The pid of a launcher or a server selects its ranks.
+def _jobs_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.Jobs) -> list[Job]:
+    """Return a job that consists of these processes, or the jobs of these launchers. Raises InputError.
 
-    Raises InputError.
+    A process that is no rank and above all processes of a job is a launcher of that job: for example the shell or the
+    Python program around mp.spawn, or the driver that has started Ray. The pid of a server selects its workers.
     """
     missing = [pid for pid in pids if not procfs.read_state(pid)]
     if missing:
         raise InputError(f"--pid {missing[0]}: no such process")
     scan = JobScan(limits=limits)
     all_jobs = scan.find(sweep, host.node_name()).jobs
-    job_of_launcher = {launcher.pid: job for job in all_jobs if job.ranks for launcher in job.launcher_ids}
-    jobs = [job_of_launcher[pid] for pid in pids if pid in job_of_launcher]
-    if len(jobs) == len(pids) and len({job.key for job in jobs}) == 1:
-        return jobs[0]
+    started = {pid: [job for job in all_jobs if _has_started(pid, job)] for pid in pids}
+    if all(started.values()):
+        return list({job.key: job for jobs in started.values() for job in jobs}.values())
     gpus = _gpus_by_pid(sweep)
     processes = scan.processes.processes(gpus)
     expanded = [
-        [rank.id.pid for rank in job_of_launcher[pid].ranks]
-        if pid in job_of_launcher
-        else likely_ranks.find_ranks_below(pid, processes, gpus) or [pid]
+        [process.pid for job in started[pid] for process in job.processes]
+        or likely_ranks.find_ranks_below(pid, processes, gpus)
+        or [pid]
         for pid in pids
     ]
-    return capture.job_of_pids(list(dict.fromkeys(pid for ranks in expanded for pid in ranks)), scan.processes)
+    return [capture.job_of_pids(list(dict.fromkeys(pid for ranks in expanded for pid in ranks)), scan.processes)]
+
+
+def _has_started(pid: int, job: Job) -> bool:
+    """True if a process is a launcher of the job, or above all its processes."""
+    if any(pid == launcher.pid for launcher in job.launcher_ids):
+        return True
+    return all(pid != process.pid and _is_below(process.pid, pid) for process in job.processes)
+
+
+def _is_below(pid: int | None, ancestor: int) -> bool:
+    for _ in range(_MOST_ANCESTORS):
+        if pid is None or pid == ancestor:
+            break
+        pid = procfs.read_parent(pid)
+    return pid == ancestor
 
 
 def _gpus_by_pid(sweep: GpuSweep | None) -> dict[int, list[int]]:

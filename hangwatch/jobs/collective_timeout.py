@@ -47,7 +47,11 @@ class TimeoutSettings(Value, frozen=True):
 
 
 def read_timeouts(job: Job, environ: Mapping[str, str]) -> TimeoutSettings:
-    """Return the timeouts that PyTorch and DeepSpeed read from these variables."""
+    """Return the timeouts that PyTorch and DeepSpeed read from these variables. A job without PyTorch has none."""
+    if job.libraries and "torch" not in job.libraries:
+        return TimeoutSettings(
+            job=job.name, collective_seconds=None, source="it does not use PyTorch", heartbeat_seconds=None
+        )
     uses_nccl = bool(job.gpu_uuids)
     seconds: float | None = NCCL_DEFAULT_SECONDS if uses_nccl else OTHER_DEFAULT_SECONDS
     source = f"PyTorch's default for {'NCCL' if uses_nccl else 'gloo'}"

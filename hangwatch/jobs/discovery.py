@@ -32,6 +32,7 @@ def find_jobs(
     node: str = "",
     ticks_per_second: int = 100,
     endpoints: Mapping[ProcessId, str] = MappingProxyType({}),
+    hosts: Mapping[ProcessId, ProcessId] = MappingProxyType({}),
 ) -> FoundJobs:
     """Return the jobs among `processes`, sorted by job_id, and the number of jobs and ranks over a limit.
 
@@ -41,11 +42,11 @@ def find_jobs(
 
     `ticks_per_second` is the unit of `start_ticks`. With it, a process that began after `gpus` was read is ignored:
     the driver listed another process under the same pid. `endpoints` are the stores to which the processes of
-    `needs_endpoint` are connected.
+    `needs_endpoint` are connected. `hosts` are the processes that host the stores of ranks without variables.
     """
     tree = Tree(processes)
     samples = _samples(gpus, tree, ticks_per_second)
-    crews, left_out = user_limits.apply_limits(find_memberships(tree, samples, endpoints), tree, samples, limits)
+    crews, left_out = user_limits.apply_limits(find_memberships(tree, samples, endpoints, hosts), tree, samples, limits)
     ranks = {process.id.pid for crew in crews for process, _ in crew.members}
     names = _names(crews, tree, node, lambda crew: claim_order(crew, samples, endpoints))
     jobs = [_job(name, crew, tree, samples, ranks) for crew, name in zip(crews, names, strict=True)]
@@ -84,11 +85,11 @@ def _job(name: _Name, crew: Membership, tree: Tree, samples: Sequence[GpuSample]
     first, first_seat = _first(crew)
     # Arguments are not read: they may contain keys of trackers and hubs.
     program = process_role.program_name(
-        (crew.launcher_process or first).cmdline if first_seat is None else first.cmdline
+        (first if first_seat and not process_role.is_spawned(first) else crew.launcher_process or first).cmdline
     )
     local_world_size = first_seat.local_world_size if first_seat else None
     found = [
-        _rank(process, seat, place=place, tree=tree, samples=samples, ranks=ranks)
+        _rank(process, seat, place=place if crew.has_places else None, tree=tree, samples=samples, ranks=ranks)
         for place, (process, seat) in enumerate(crew.members)
     ]
     found, notes = _without_other_users(found, tree)
@@ -113,6 +114,7 @@ def _job(name: _Name, crew: Membership, tree: Tree, samples: Sequence[GpuSample]
         waiting=crew.waiting,
         more_launcher_ids=tuple(head.id for head in crew.more_launcher_processes),
         job_name=name.job_name,
+        libraries=tuple(sorted({library for process, _ in crew.members for library in process.libraries})),
         program="" if program == "-c" or crew.waiting is not None else words.plain_word(program),
     )
 

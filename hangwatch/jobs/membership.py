@@ -25,7 +25,8 @@ class Membership(NamedTuple):
     """The processes of one job. A member without a rank slot is a rank that is known only by its order of start.
 
     A membership without members is a launcher (`launcher_process`) without ranks; `waiting` has its options.
-    `more_launcher_processes` are the launchers of the other parts of the job.
+    `more_launcher_processes` are the launchers of the other parts of the job. `has_places` is false if the order of
+    start says nothing about ranks.
     """
 
     launcher: str
@@ -35,6 +36,7 @@ class Membership(NamedTuple):
     notes: tuple[str, ...] = ()
     waiting: Waiting | None = None
     more_launcher_processes: tuple[Process, ...] = ()
+    has_places: bool = True
 
     @property
     def processes(self) -> list[Process]:
@@ -53,14 +55,22 @@ class _SlotHolder(NamedTuple):
     slot: RankSlot
     launcher_process: Process | None
     owner: Owner
+    launcher: str
 
 
-def find_memberships(tree: Tree, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> list[Membership]:
+def find_memberships(
+    tree: Tree,
+    samples: Sequence[GpuSample],
+    endpoints: Mapping[ProcessId, str],
+    hosts: Mapping[ProcessId, ProcessId],
+) -> list[Membership]:
     """Return the processes of each job in a snapshot.
 
-    `samples` list the processes on each GPU. `endpoints` are the stores to which processes are connected.
+    `samples` list the processes on each GPU. `endpoints` are the stores to which processes are connected. `hosts` are
+    the processes that host the stores of ranks without variables.
     """
     crews = _memberships_by_slot(tree, samples, endpoints)
+    crews += _connected_memberships(tree, hosts, {process.id.pid for crew in crews for process, _ in crew.members})
     seated = {process.id.pid for crew in crews for process, _ in crew.members}
     crews += _spawned_memberships(tree, samples, seated)
     ranks = {process.id.pid for crew in crews for process, _ in crew.members}
@@ -87,11 +97,35 @@ def _memberships_by_slot(
             continue
         for part in _without_doubles(group, tree):
             members = _ranks_of(part, tree, samples)
-            if members and not process_role.is_server(members[0][0]):
-                crews.append(
-                    Membership(_launcher_name(part[0]), part[0].launcher_process, list(members), part[0].owner)
-                )
+            if members and not _is_of_server(members[0][0], tree):
+                launcher, head = part[0].launcher, part[0].launcher_process
+                if head is None and launcher == "plain":
+                    launcher, head = _find_starter([process for process, _ in members], tree)
+                crews.append(Membership(launcher, head, list(members), part[0].owner))
     return _join_parts(crews, samples, endpoints)
+
+
+def _is_of_server(process: Process, tree: Tree) -> bool:
+    """True for a server or a notebook, and for processes that a server has spawned or forked, directly or not."""
+    is_started = False
+    for parent in tree.ancestors(process):
+        is_child = process_role.is_spawned(process) or _is_fork(process, parent)
+        if process_role.serves_requests(process) or not is_child:
+            break
+        process, is_started = parent, True
+    return process_role.serves_requests(process) or (process_role.is_server(process) and not is_started)
+
+
+def _find_starter(members: Sequence[Process], tree: Tree) -> tuple[str, Process | None]:
+    """Return the Python process that has spawned or forked all these ranks, and the name of this way to start them."""
+    parents = {parent.id: parent for process in members if (parent := tree.parent(process)) is not None}
+    parent = parents.popitem()[1] if len(parents) == 1 else None
+    if parent is None or parent.id.pid == INIT_PID or len(members) < 2:
+        return "plain", None
+    if all(process_role.is_spawned(process) for process in members):
+        return "spawn", parent
+    is_forked = all(_is_fork(process, parent) for process in members)
+    return ("fork", parent) if is_forked else ("plain", None)
 
 
 def needs_endpoint(process: Process) -> int | None:
@@ -223,24 +257,27 @@ def _find_slot_holders(tree: Tree) -> Iterator[_SlotHolder]:
             process.id.pid in kinds
             or process_role.is_loader_worker(process)
             or process_role.is_resource_tracker(process)
+            or process_role.is_idle(process)
         ):
             continue
         head = next((up for up in tree.ancestors(process) if up.id.pid in kinds), None)
-        seat = process_role.find_rank_slot(process, kinds[head.id.pid] if head else None)
+        kind = kinds[head.id.pid] if head else None
+        seat = process_role.find_rank_slot(process, kind)
         # A process above a launcher has the number of its node (Kubernetes, srun), not of a rank. Exception: a rank
         # that starts a job within the job. It has a local rank.
         if seat is None:
             continue
         if seat.variables.led_by_first:
-            started += (
-                [(process, seat)] if head is None or not process_role.starts_only_ranks(kinds[head.id.pid]) else []
-            )
+            started += [(process, seat)] if not process_role.starts_only_ranks(kind) else []
             continue
         is_ranks = seat.variables.read_by_torch and seat.local_rank is not None
         if is_ranks or process.id.pid not in above:
-            yield _SlotHolder(process, seat, head, owner_of(process))
+            launcher = kind or process_role.guess_launcher(process.environ, seat)
+            only_head = None if process_role.is_shared(kind) else head
+            yield _SlotHolder(process, seat, only_head, owner_of(process), launcher)
     for process, seat in led.find_ranks(tree, started):
-        yield _SlotHolder(process, seat, None, owner_of(process))
+        launcher = process_role.guess_launcher(process.environ, seat)
+        yield _SlotHolder(process, seat, None, owner_of(process), launcher)
 
 
 def _get_process(tree: Tree, pid: int) -> Process:
@@ -264,12 +301,6 @@ def _run(process: Process, seat: RankSlot) -> tuple[str, ...]:
     """Return a key that distinguishes the runs of one owner without a launcher: the run id, else the rendezvous."""
     run_id = process_role.run_id(process.environ, seat)
     return (run_id,) if run_id else process_role.rendezvous(process.environ)
-
-
-def _launcher_name(seated: _SlotHolder) -> str:
-    if seated.launcher_process is not None:
-        return process_role.launcher_kind(seated.launcher_process) or "plain"
-    return process_role.guess_launcher(seated.process.environ, seated.slot)
 
 
 def _without_doubles(group: list[_SlotHolder], tree: Tree) -> list[list[_SlotHolder]]:
@@ -330,6 +361,32 @@ def _topmost(group: list[_SlotHolder], tree: Tree) -> list[_SlotHolder]:
     ]
 
 
+# --- ranks that got their number as an argument ---------------------------------------------------------------------
+
+
+def _connected_memberships(tree: Tree, hosts: Mapping[ProcessId, ProcessId], ranks: set[int]) -> Iterator[Membership]:
+    """Yield the jobs of processes that are connected to a listening socket of one of them, the host first."""
+    by_host: defaultdict[ProcessId, list[Process]] = defaultdict(list)
+    for process_id, host in hosts.items():
+        process = tree.get(process_id.pid)
+        if process is not None and process.id == process_id and not is_within(process, ranks, tree):
+            by_host[host].append(process)
+    for host, members in by_host.items():
+        members.sort(key=lambda process: (process.id != host, start_order(process)))
+        if len(members) < 2 or members[0].id != host or _is_of_server(members[0], tree):
+            continue
+        launcher, head = _find_starter(members, tree)
+        note = f"its ranks are not in their environment; pid {host.pid} is likely rank 0, because it hosts the store"
+        yield Membership(
+            launcher,
+            head,
+            [(process, None) for process in members],
+            owner_of(members[0]),
+            notes=(note,),
+            has_places=False,
+        )
+
+
 # --- ranks of mp.spawn, which only have a place in the order of start -----------------------------------------------
 
 
@@ -343,8 +400,9 @@ def _spawned_memberships(tree: Tree, samples: Sequence[GpuSample], ranks: set[in
     for parent_pid, group in siblings.items():
         head = tree.get(parent_pid) if parent_pid != INIT_PID else None
         members = _spawned_ranks(group, holders)
-        if len(members) > 1 and not (head and process_role.is_server(head)):
-            crews.append(_of_siblings("spawn", head, members))
+        if len(members) < 2 or (head and process_role.is_server(head)) or _is_of_server(members[0], tree):
+            continue
+        crews.append(_of_siblings("spawn", head, members))
     return crews
 
 

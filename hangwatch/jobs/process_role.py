@@ -104,6 +104,11 @@ def starts_only_ranks(kind: str | None) -> bool:
     return any(row.starts_only_ranks for row in TABLE.launchers if row.name == kind)
 
 
+def is_shared(kind: str | None) -> bool:
+    """True if this kind of launcher starts the ranks of many jobs."""
+    return any(row.is_shared for row in TABLE.launchers if row.name == kind)
+
+
 def base_name(path: str) -> str:
     """Return `PurePosixPath(path).name`, but ten times faster, because a scan calls it for every process."""
     name = path.rpartition("/")[2]
@@ -131,9 +136,11 @@ def program(cmdline: Sequence[str]) -> str:
 def program_name(cmdline: Sequence[str]) -> str:
     """Return the program in a command line as one word without secrets, because all users may read it.
 
-    A process that sets its title can have its whole command line in its first argument.
+    A process that sets its title can have its whole command line in its first argument. Of `ray::Actor.method` it is
+    the class of the actor.
     """
     name = program((*" ".join(cmdline[:1]).split(), *cmdline[1:]))
+    name = name.partition("::")[2].partition(".")[0] or name
     return secret_forms.mask("".join(name.split()[:1]))
 
 
@@ -234,8 +241,22 @@ def is_spawned(process: Process) -> bool:
 
 
 def is_server(process: Process) -> bool:
-    """True if the command line names a program that serves requests, or a notebook."""
-    return any(word in argument.lower() for argument in process.cmdline[:4] for word in TABLE.servers)
+    """True if the command line names a program that serves requests or a notebook."""
+    return serves_requests(process) or _is_named(process, TABLE.notebooks)
+
+
+def serves_requests(process: Process) -> bool:
+    """True if the command line names a program that serves requests."""
+    return _is_named(process, TABLE.servers)
+
+
+def _is_named(process: Process, words_in_name: Sequence[str]) -> bool:
+    return any(word in argument.lower() for argument in process.cmdline[:4] for word in words_in_name)
+
+
+def is_idle(process: Process) -> bool:
+    """True if the title of this worker says that it has nothing to do."""
+    return process.comm.startswith(TABLE.idle_titles)
 
 
 def _read_rank_slot(environ: Mapping[str, str], launcher: str, variables: RankVariables) -> RankSlot | None:

@@ -22,7 +22,8 @@ class Process(Value, frozen=True):
 
     `environ` holds only variables of `tables/launchers`, as the process's user wrote them. `uid` is the real user
     id in the daemon's namespace. `is_setuid`: the effective or saved user id differs from `uid`, so the process has
-    more rights than that user. `cgroups` are the different paths of /proc/PID/cgroup.
+    more rights than that user. `cgroups` are the different paths of /proc/PID/cgroup. `libraries` ("torch", "jax")
+    are known only of processes that may set their rank after the start.
     """
 
     id: ProcessId
@@ -36,6 +37,7 @@ class Process(Value, frozen=True):
     user: str | None = None
     cgroups: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
+    libraries: tuple[str, ...] = ()
 
 
 class Worker(Value, frozen=True):
@@ -180,7 +182,8 @@ class Job(Value, frozen=True):
     Ranks: `more_launcher_ids` are the launchers of its other pods or containers on this node. `holds_gpu`: the driver
     lists one of its ranks. `absent_local_ranks` should be on this node and have no process: [first, last] of each
     range, because the expected number comes from an environment and may be huge. `ended` are ranks and workers that no
-    longer have a process, limited in number. `notes` are sentences about the scan.
+    longer have a process, limited in number. `notes` are sentences about the scan. `libraries` are "torch" and "jax",
+    known only of ranks that were found without the variables of a launcher.
     """
 
     job_id: str
@@ -204,6 +207,7 @@ class Job(Value, frozen=True):
     ended: tuple[EndedProcess, ...] = ()
     job_name: str = ""
     program: str = ""
+    libraries: tuple[str, ...] = ()
 
     @property
     def launcher_ids(self) -> tuple[ProcessId, ...]:

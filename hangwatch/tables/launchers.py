@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 from hangwatch import tables
@@ -49,6 +51,7 @@ class Launcher(Value, frozen=True, forbid_unknown_fields=True):
     comms: tuple[str, ...] = ()
     title: str = ""
     starts_only_ranks: bool = False
+    is_shared: bool = False
     alone: tuple[str, ...] = ()
     told: RendezvousOptions | None = None
     ranks: RankVariables | None = None
@@ -90,7 +93,10 @@ class Table(Value, frozen=True, forbid_unknown_fields=True):
     rendezvous: Rendezvous
     users: tuple[str, ...]
     python_comms: tuple[str, ...]
+    worker_titles: tuple[str, ...]
+    idle_titles: tuple[str, ...]
     servers: tuple[str, ...]
+    notebooks: tuple[str, ...]
     also_read: tuple[str, ...]
     shown: tuple[str, ...]
 
@@ -113,7 +119,7 @@ def _variables(table: Table) -> frozenset[str]:
 
 def _candidates(table: Table) -> tuple[str, ...]:
     names = {name for launcher in table.launchers for name in (*launcher.programs, *launcher.comms)}
-    return tuple(sorted({*table.python_comms, *names}))
+    return tuple(sorted({*table.python_comms, *table.worker_titles, *names}))
 
 
 VARIABLES = _variables(TABLE)
@@ -125,5 +131,12 @@ SHOWN = frozenset(TABLE.shown)
 RANKS = frozenset(row.ranks.rank for row in TABLE.launchers if row.ranks is not None and not row.ranks.led_by_first)
 """Variables that show the number of a rank without any other variable."""
 
+_SIZES = frozenset(name for row in TABLE.launchers if row.ranks is not None for name in row.ranks.size)
+
 CANDIDATES = _candidates(TABLE)
 """Beginnings of the names of programs that may belong to a job: Python and launchers. A comm may be truncated."""
+
+
+def has_whole_slot(environ: Collection[str]) -> bool:
+    """True if these variables include a rank, a world size and the address at which the ranks meet."""
+    return TABLE.rendezvous.address in environ and not RANKS.isdisjoint(environ) and not _SIZES.isdisjoint(environ)

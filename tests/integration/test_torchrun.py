@@ -34,6 +34,7 @@ from hangwatch.verdict import judge as culprit
 from tests.conftest import wait_for
 from tests.integration import targets
 from tests.proc_tree import sweep
+from tests.servers import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
@@ -48,6 +49,7 @@ class RealJob:
     def __init__(self, folder: Path, launcher: subprocess.Popen[bytes]) -> None:
         self.folder, self.launcher = folder, launcher
         self.scan = JobScan()
+        self.has_gpus = True
 
     def pid(self, rank: int) -> int:
         return int((self.folder / f"pid-{rank}").read_text())
@@ -92,7 +94,7 @@ class RealJob:
         )
 
     def find(self) -> Job:
-        on_gpus = sweep({rank: (self.pid(rank),) for rank in range(RANKS)})
+        on_gpus = sweep({rank: (self.pid(rank),) for rank in range(RANKS)}) if self.has_gpus else None
         found = self.scan.find(on_gpus, "here").jobs
         (job,) = (job for job in found if self.pid(0) in {rank.id.pid for rank in job.ranks})
         return job
@@ -344,3 +346,20 @@ def test_mp_spawn(tmp_path: Path) -> None:
         found, _, verdict = one.judge()
         assert (found.launcher, found.launcher_id and found.launcher_id.pid) == ("spawn", one.launcher.pid)
         assert verdict.named == (RankId(node="here", rank=None, local_rank=2, pid=one.pid(2)),)
+
+
+@pytest.mark.parametrize("method", ["tcp", pytest.param("env", marks=pytest.mark.series)])
+def test_mp_spawn_without_gpus_is_found_by_variables_or_store(method: str, tmp_path: Path) -> None:
+    """Ranks in arguments have no number, and the host of the store is likely rank 0."""
+    (tmp_path / "port").write_text(str(free_port()))
+    url = "env://" if method == "env" else f"tcp://127.0.0.1:{(tmp_path / 'port').read_text()}"
+    with launched(tmp_path, sys.executable, str(PROGRAM), str(tmp_path), "spawn", str(RANKS), url) as one:
+        one.has_gpus = False
+        one.order(2, "sleep")
+        found, _, verdict = one.judge()
+        assert (found.launcher, found.launcher_id and found.launcher_id.pid) == ("spawn", one.launcher.pid)
+        assert len(found.ranks) == RANKS and [rank.pid for rank in verdict.named] == [one.pid(2)]
+        assert names(verdict) == ([2] if method == "env" else [None])
+        assert [f"pid {one.pid(0)} is likely rank 0" in note for note in found.notes] == [True] * (method == "tcp")
+        (answer,) = json.loads(CliRunner().invoke(dump, ["--json", "--pid", str(one.launcher.pid)]).stdout)["jobs"]
+        assert sum(len(group["members"]) for group in answer["groups"]) == RANKS

@@ -1,7 +1,8 @@
 """A real job over gloo with all_reduce steps. A rank with an order file does not join the next step.
 
 usage: LAUNCHER odd_rank.py FOLDER            with RANK and WORLD_SIZE from the launcher
-       python odd_rank.py FOLDER spawn RANKS  with ranks from torch.multiprocessing.spawn
+       python odd_rank.py FOLDER spawn RANKS [URL]  with ranks from torch.multiprocessing.spawn; with URL env:// each
+                                                    sets its variables after the start
 
 FOLDER/order-RANK holds the name of a fault from the list below and is removed when the fault begins. SIGUSR1 ends
 `sleep` and `spin`. Text written to the FIFO FOLDER/shard ends `loader`. FOLDER/pid-RANK has the pid,
@@ -91,6 +92,9 @@ def train(folder, rank, other_group):
 
 def main(rank, folder, ranks, meet="env://"):
     torch.set_num_threads(1)
+    if meet == "env://":
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1")
+        os.environ.setdefault("MASTER_PORT", (folder / "port").read_text())
     signal.signal(signal.SIGUSR1, release)
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks)
     (folder / f"pid-{rank}").write_text(str(os.getpid()))
@@ -101,6 +105,7 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     if sys.argv[2:3] == ["spawn"]:
         ranks = int(sys.argv[3])
-        torch.multiprocessing.spawn(main, args=(folder, ranks, f"file://{folder}/store"), nprocs=ranks)
+        meet = sys.argv[4] if len(sys.argv) > 4 else f"file://{folder}/store"
+        torch.multiprocessing.spawn(main, args=(folder, ranks, meet), nprocs=ranks)
     else:
         main(int(os.environ["RANK"]), folder, int(os.environ["WORLD_SIZE"]))

@@ -283,8 +283,9 @@ def test_what_a_first_rank_of_another_launcher_starts_is_no_rank_of_its_own(tmp_
 
 def test_actors_of_ray_that_were_started_with_a_rank_and_hold_gpus_are_ranks(tmp_path: Path) -> None:
     (job,) = jobs_in("ray", tmp_path, sweep({0: (300,), 1: (301,), 2: (302,)}))
-    assert (job.launcher, job.world_size, seats(job)) == ("plain", 2, [(0, None, 300), (1, None, 301)])
+    assert (job.launcher, job.world_size, seats(job)) == ("ray", 2, [(0, None, 300), (1, None, 301)])
     assert job.gpu_uuids == ("GPU-a0", "GPU-a1")
+    assert (job.program, job.job_name) == ("Worker", "01000000")
 
 
 def test_servers_and_notebooks_are_no_jobs(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hangwatch.model.flight_records import RankRecords
+from hangwatch.probes.process.memory_image import UnreadableError
 from hangwatch.probes.torch_recorder import decode, layouts, libraries, rows, search
 from hangwatch.probes.torch_recorder.layouts import Layout
-from hangwatch.probes.torch_recorder.memory_image import UnreadableError
 from tests import fuzz_recorder, torch_layouts
 from tests.recorder_memory import FLOAT, Group, Memory, Operation, recorder
 

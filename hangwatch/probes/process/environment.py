@@ -39,10 +39,10 @@ def read(descriptor: int, folder: str, wanted: Container[str], shown: Container[
     """
     head = _read_at(descriptor, 0, READ_BYTES)
     if len(head) < READ_BYTES:
-        return _select([head], wanted, shown, whole=True)
+        return select([head], wanted, shown, whole=True)
     end = max(os.fstat(descriptor).st_size, _length(folder))  # a file of /proc has no size
     half = READ_BYTES // 2
-    return _select([head[:half], _read_at(descriptor, max(end - half, half), half)], wanted, shown, whole=False)
+    return select([head[:half], _read_at(descriptor, max(end - half, half), half)], wanted, shown, whole=False)
 
 
 def read_allowed(pid: int, proc_root: Path) -> dict[str, str]:
@@ -80,7 +80,11 @@ def _length(folder: str) -> int:
     return int(fields[48]) - int(fields[47]) if len(fields) > 48 else 0
 
 
-def _select(parts: list[bytes], wanted: Container[str], shown: Container[str], *, whole: bool) -> Environment:
+def select(parts: list[bytes], wanted: Container[str], shown: Container[str], *, whole: bool) -> Environment:
+    """Return the variables in `wanted` and `shown` of an environment's text: `NAME=VALUE`, each with a final NUL.
+
+    `whole` is false if `parts` are only both ends of it.
+    """
     values = {}
     for index, part in enumerate(parts):
         entries = part.split(b"\0")

@@ -22,7 +22,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from hangwatch.probes import pseudo_files
 from hangwatch.probes.child import KILL_SECONDS, AbandonedChildren, Child, Starvation
+from hangwatch.probes.process.memory_image import Place, Read, UnreadableError
 
 CHILD = Path(__file__).with_name("process_memory_child.py")
 STARTUP_SECONDS = 2.0
@@ -120,3 +122,33 @@ def _take(child: Child, taken: bytearray, count: int, end: float) -> None:
 
 
 SHARED = MemoryReader()
+
+
+def reader(path: Path, seconds: float) -> Read:
+    """Return a function that reads places of a file of /proc/PID for about `seconds` from now.
+
+    It raises UnreadableError if the file cannot be opened, does not respond, or the time is over.
+    """
+    end = time.monotonic() + seconds
+
+    def read(places: Sequence[Place]) -> Sequence[bytes]:
+        if time.monotonic() > end:
+            raise UnreadableError("NoAnswer", f"reading took longer than {seconds:g} s")
+        answer = SHARED.read_pieces(path, places)
+        if isinstance(answer, int):
+            raise _refused(answer, path)
+        return answer
+
+    return read
+
+
+def _refused(number: int, path: Path) -> UnreadableError:
+    """Convert an errno of open(2). EBUSY comes from `read_pieces`."""
+    if number == errno.EBUSY:
+        return UnreadableError("NoAnswer", f"{path} does not respond")
+    fault = pseudo_files.fault_of(OSError(number, os.strerror(number)), str(path), str(path))
+    return (
+        UnreadableError(fault.reason, fault.detail)
+        if fault
+        else UnreadableError("ProcessGone", "the process has ended")
+    )

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from hangwatch.model import ENDED_STATES, Fault, Process, ProcessId
-from hangwatch.probes.process import environment, locked_memory
+from hangwatch.probes.process import environment, late_environ, locked_memory
 from hangwatch.probes.process.environment import Environment
 from hangwatch.probes.process.locked_memory import Target
 from hangwatch.probes.process.procfs import (
@@ -51,6 +51,7 @@ class ProcessScan:
         self._root = str(proc_root)
         self._entries: dict[int, _Entry] = {}
         self._unread: Counter[str] = Counter()
+        self._late_environments = late_environ.LateEnvironments(proc_root)
         self._late_owners: frozenset[str] = frozenset()
 
     @property
@@ -76,6 +77,7 @@ class ProcessScan:
         continues.
 
         A process that does not respond has a fault, see `locked_memory`. Its owner comes last in the next scan.
+        Variables that a process has set after its start are added, see `late_environ`.
         """
         began = time.monotonic()
         stats = {stat.pid: stat for stat in _read_stats(self._root)}
@@ -105,7 +107,11 @@ class ProcessScan:
             limited, stats, began + budget_seconds - time.monotonic()
         )
         self._late_owners = frozenset(late_owners)
-        return tuple(entry.process for entry in self._entries.values())
+        read = [(entry.process, entry.program) for entry in self._entries.values() if entry.may_set_rank]
+        late = self._late_environments.add_to(read, gpu_pids, share_of, budget_seconds / 4)
+        if not late:
+            return tuple(entry.process for entry in self._entries.values())
+        return tuple(late.get(pid, entry.process) for pid, entry in self._entries.items())
 
     def _read(self, targets: Sequence[Target], stats: Mapping[int, Stat], seconds: float | None) -> set[str]:
         """Read these processes. Return the owners of those that did not respond."""
@@ -154,18 +160,20 @@ class ProcessScan:
             cgroups=process.cgroups,
             faults=process.faults,
         )
-        return _Entry(process, before.program, before.complete)
+        return _Entry(process, before.program, before.complete, before.may_set_rank)
 
 
 class _Entry(NamedTuple):
     """A process as the last scan read it.
 
-    `program` changes at execve(2). `complete` is false until its environment was read.
+    `program` changes at execve(2). `complete` is false until its environment was read. `may_set_rank`: see
+    `late_environ`.
     """
 
     process: Process
     program: int | str
     complete: bool
+    may_set_rank: bool = False
 
     def is_same_program(self, stat: Stat) -> bool:
         if self.process.id.start_ticks != stat.start_ticks:
@@ -272,7 +280,8 @@ def _read_once(root: str, stat: Stat, entry: _Entry) -> _Entry:
         faults=faults,
     )
     # An empty environment usually means that execve has not set it up yet.
-    return _Entry(process, _program(stat), bool(faults) or (isinstance(answer, Environment) and not answer.is_empty))
+    complete = bool(faults) or (isinstance(answer, Environment) and not answer.is_empty)
+    return _Entry(process, _program(stat), complete, complete and late_environ.may_set_rank(process, root))
 
 
 def _read_environment(root: str, pid: int) -> Environment | OSError:

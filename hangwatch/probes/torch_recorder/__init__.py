@@ -8,8 +8,6 @@ ptrace(2). It works on a rank in any state.
 
 from __future__ import annotations
 
-import errno
-import os
 import platform
 import threading
 import time
@@ -21,12 +19,11 @@ from msgspec.structs import replace
 
 from hangwatch.model import Fault, ProcessId
 from hangwatch.model.flight_records import RankRecords
-from hangwatch.probes import pseudo_files
 from hangwatch.probes.process import process_memory, procfs
+from hangwatch.probes.process.memory_image import Read, UnreadableError, require
 from hangwatch.probes.torch_recorder import decode, layouts, libraries, search, symbols
 from hangwatch.probes.torch_recorder.layouts import Layout
 from hangwatch.probes.torch_recorder.libraries import Mapped, Mappings
-from hangwatch.probes.torch_recorder.memory_image import Place, Read, UnreadableError, require
 
 MOST_MAPS_BYTES = 8 << 20
 MOST_SECONDS = 5.0  # for one process, without the symbols of its library
@@ -143,17 +140,7 @@ class Recorders:
             cache[key] = value
 
     def _reader(self, process: ProcessId, name: str) -> Read:
-        path, end = self._proc_root / str(process.pid) / name, time.monotonic() + MOST_SECONDS
-
-        def read(places: Sequence[Place]) -> Sequence[bytes]:
-            if time.monotonic() > end:
-                raise UnreadableError("NoAnswer", f"reading took longer than {MOST_SECONDS:.0f} s")
-            answer = process_memory.SHARED.read_pieces(path, places)
-            if isinstance(answer, int):
-                raise _error_of_errno(answer, path)
-            return answer
-
-        return read
+        return process_memory.reader(self._proc_root / str(process.pid) / name, MOST_SECONDS)
 
 
 def _decode_only_recorder(
@@ -186,18 +173,6 @@ def _unused(library: Mapped, candidates: Sequence[Layout], version: str) -> Rank
         torch_version=version,
         layout=candidates[0].name if len(candidates) == 1 else "",
         read_unix_seconds=time.time(),
-    )
-
-
-def _error_of_errno(number: int, path: Path) -> UnreadableError:
-    """Convert an errno of open(2) to an error. EBUSY comes from `process_memory`."""
-    if number == errno.EBUSY:
-        return UnreadableError("NoAnswer", f"{path} does not respond")
-    fault = pseudo_files.fault_of(OSError(number, os.strerror(number)), str(path), str(path))
-    return (
-        UnreadableError(fault.reason, fault.detail)
-        if fault
-        else UnreadableError("ProcessGone", "the process has ended")
     )
 
 

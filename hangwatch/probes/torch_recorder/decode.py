@@ -20,8 +20,7 @@ from hangwatch.model.flight_records import (
     RankRecords,
     mark_batch_parts,
 )
-from hangwatch.probes.torch_recorder.layouts import MAP_BYTES, Layout
-from hangwatch.probes.torch_recorder.memory_image import (
+from hangwatch.probes.process.memory_image import (
     VALUE_OFFSET,
     Image,
     Read,
@@ -33,6 +32,7 @@ from hangwatch.probes.torch_recorder.memory_image import (
     text_at,
     vector,
 )
+from hangwatch.probes.torch_recorder.layouts import MAP_BYTES, Layout
 from hangwatch.probes.torch_recorder.rows import MOST_SEQUENCE, Rows, Shapes, Texts, Unpacked, record
 
 MOST_RECORDS = 4096  # the newest of a larger buffer

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from hangwatch import words
 from hangwatch.model.flight_records import FlightRecord, Library
+from hangwatch.probes.process.memory_image import Part, Place, content, require, small_vector, text, vector
 from hangwatch.probes.torch_recorder import layouts
 from hangwatch.probes.torch_recorder.layouts import Layout
-from hangwatch.probes.torch_recorder.memory_image import Part, Place, content, require, small_vector, text, vector
 
 MOST_TENSORS = 1024  # of one operation; sizes and types of more tensors are omitted
 MOST_DIMENSIONS = 64  # of a tensor: c10's limit

@@ -6,9 +6,9 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 
+from hangwatch.probes.process.memory_image import Place, Read, UnreadableError
 from hangwatch.probes.torch_recorder import decode
 from hangwatch.probes.torch_recorder.layouts import Layout
-from hangwatch.probes.torch_recorder.memory_image import Place, Read, UnreadableError
 
 MOST_DATA_BYTES = 32 << 20
 MOST_OBJECTS = 1 << 16

@@ -56,15 +56,28 @@ class Image:
 
     def take(self, places: Sequence[Place]) -> Sequence[bytes]:
         """Return all bytes of each place. Raises UnreadableError if some are missing or the limit is exceeded."""
-        self._budget_bytes -= sum(count for _, count in places)
-        if self._budget_bytes < 0:
-            raise UnreadableError("TooLarge", f"it needs more than {MOST_BYTES >> 20} MiB")
+        self._spend(sum(count for _, count in places))
         require(all(0 < address < 1 << 48 for address, count in places if count), "a pointer is not a valid address")
         pieces = self._read(places) if places else ()
         require(
             [len(piece) for piece in pieces] == [count for _, count in places], "a pointer leads to unmapped memory"
         )
         return pieces
+
+    def take_mapped(self, address: int, count: int) -> bytes:
+        """Return the bytes from `address` up to the first unmapped page, `count` at most."""
+        return self.take_all_mapped([address], count)[0]
+
+    def take_all_mapped(self, addresses: Sequence[int], count: int) -> Sequence[bytes]:
+        """Return the bytes from each address up to the first unmapped page, `count` at most of each."""
+        self._spend(len(addresses) * count)
+        require(all(0 < address < 1 << 48 for address in addresses), "a pointer is not a valid address")
+        return self._read([(address, count) for address in addresses]) if addresses else ()
+
+    def _spend(self, count: int) -> None:
+        self._budget_bytes -= count
+        if self._budget_bytes < 0:
+            raise UnreadableError("TooLarge", f"it needs more than {MOST_BYTES >> 20} MiB")
 
     def take_parts(self, parts: Iterable[Part]) -> dict[Place, bytes]:
         """Return the memory that `content` needs for many small parts. Neighbouring parts are read together."""

@@ -1,0 +1,188 @@
+"""Find ranks that got their number as an argument: processes that are connected to a listening socket of one of them.
+
+The store of torch.distributed and the coordinator of JAX listen in rank 0. Each rank, also rank 0, holds a connection
+to it. Sockets of gloo and NCCL are opened later, so of several such sockets the oldest one is the store's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from hangwatch.jobs import process_role
+from hangwatch.jobs.owners import Owner, owner_of
+from hangwatch.model import Process, ProcessId
+from hangwatch.probes.network import sockets
+from hangwatch.probes.network.sockets import ESTABLISHED, Connection, Connections, End
+from hangwatch.probes.process import proc_pid
+from hangwatch.tables.launchers import RANKS, TABLE
+
+MOST_NAMESPACES = 64
+MOST_PROCESSES = 1024
+MOST_FIRST_RANKS, MOST_MEETING_PLACES = 64, 8
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, PAUSE_GROWTH = 5.0, 15.0, 1.5
+
+
+class StoreClients:
+    """The processes without a rank in their environment, each with the process that hosts the store of its job.
+
+    The sockets are read again, with growing pauses that start anew when there are other processes.
+    """
+
+    def __init__(self, proc_root: Path) -> None:
+        self._root = proc_root
+        self._hosts: dict[ProcessId, ProcessId] = {}
+        self._candidates: frozenset[ProcessId] = frozenset()
+        self._due_monotonic_seconds = 0.0
+        self._pause_seconds = FIRST_PAUSE_SECONDS
+
+    def find_hosts(self, processes: Iterable[Process], budget_seconds: float) -> dict[ProcessId, ProcessId]:
+        """Return the host of each rank that is found. Reading takes about `budget_seconds`."""
+        candidates = _in_turn(each for each in processes if each.libraries and _may_be_rank(each))[:MOST_PROCESSES]
+        ids = frozenset(process.id for process in candidates)
+        self._hosts = {process: host for process, host in self._hosts.items() if process in ids}
+        now = time.monotonic()
+        if ids != self._candidates:
+            self._candidates, self._pause_seconds, self._due_monotonic_seconds = ids, FIRST_PAUSE_SECONDS, now
+        if ids and now >= self._due_monotonic_seconds:
+            self._due_monotonic_seconds = now + self._pause_seconds
+            self._pause_seconds = min(self._pause_seconds * PAUSE_GROWTH, LAST_PAUSE_SECONDS)
+            self._hosts |= self._read(candidates, now + budget_seconds)
+        return self._hosts
+
+    def _read(self, candidates: Sequence[Process], end: float) -> dict[ProcessId, ProcessId]:
+        tables: dict[str, Connections] = {}
+        held: dict[str, list[tuple[Process, Connection]]] = {}
+        for process in candidates:
+            pid = process.id.pid
+            space = proc_pid.namespace(self._root, pid, "net")
+            if space is None or time.monotonic() > end or (space not in tables and len(tables) >= MOST_NAMESPACES):
+                continue
+            if space not in tables:
+                table = sockets.read(pid, self._root) or {}
+                tables[space] = table if _may_have_store(table.values()) else {}
+            inodes = (sockets.sockets_of_process(pid, self._root) or {}).values() if tables[space] else ()
+            held.setdefault(space, []).extend(
+                (process, tables[space][inode]) for inode in inodes if inode in tables[space]
+            )
+        hosts: dict[ProcessId, ProcessId] = {}
+        for connections in held.values():
+            hosts |= match_hosts(sorted(connections, key=lambda each: each[0].id.start_ticks))
+        return hosts
+
+
+class StoreAddresses:
+    """The addresses of ranks 0 that have none in their environment, but listen where the other ranks meet.
+
+    verl and code derived from it give MASTER_ADDR and MASTER_PORT only to the other ranks.
+    """
+
+    def __init__(self, proc_root: Path) -> None:
+        self._root = proc_root
+        self._known: dict[ProcessId, dict[str, str]] = {}
+
+    def add_to(self, processes: Sequence[Process]) -> Sequence[Process]:
+        """Return the processes, those of such ranks 0 with the address of the other ranks in their environment."""
+        lacking = [process for process in processes if _lacks_address(process)]
+        ids = {process.id for process in lacking}
+        self._known = {process: address for process, address in self._known.items() if process in ids}
+        slots = {process.id: process_role.find_rank_slot(process, None) for process in lacking}
+        first = [process for process in lacking if (slot := slots[process.id]) is not None and slot.rank == 0]
+        unknown = [process for process in first if process.id not in self._known]
+        if unknown:
+            meeting_places = _meeting_places(processes)
+            for process in _in_turn(unknown)[:MOST_FIRST_RANKS]:
+                slot = slots[process.id]
+                assert slot is not None
+                for address, port in sorted(meeting_places.get((owner_of(process), slot.world_size), ())):
+                    held = sockets.sockets_at_port(int(port), process.id.pid, self._root) or ()
+                    if any(socket.listens and socket.local[1] == int(port) for socket in held):
+                        self._known[process.id] = {TABLE.rendezvous.address: address, TABLE.rendezvous.port: port}
+        if not self._known:
+            return processes
+        return [
+            replace(process, environ=dict(process.environ) | self._known[process.id])
+            if process.id in self._known
+            else process
+            for process in processes
+        ]
+
+
+def _lacks_address(process: Process) -> bool:
+    environ = process.environ
+    return bool(environ) and TABLE.rendezvous.address not in environ and not RANKS.isdisjoint(environ)
+
+
+def _meeting_places(processes: Iterable[Process]) -> dict[tuple[Owner, int | None], set[tuple[str, str]]]:
+    """Return the addresses and ports of ranks other than 0, by owner and world size: at most eight of each."""
+    places: dict[tuple[Owner, int | None], set[tuple[str, str]]] = {}
+    for process in processes:
+        address, port = process_role.rendezvous(process.environ)
+        slot = process_role.find_rank_slot(process, None) if address and port.isdecimal() and len(port) < 6 else None
+        if slot is not None and slot.rank > 0:
+            found = places.setdefault((owner_of(process), slot.world_size), set())
+            if len(found) < MOST_MEETING_PLACES:
+                found.add((address, port))
+    return places
+
+
+def _may_have_store(connections: Collection[Connection]) -> bool:
+    """True if a listening socket has two connections, each with both ends in this network namespace.
+
+    On most nodes there is none. Then the descriptors of the processes are not read, which costs most.
+    """
+    listening = {connection.local[1] for connection in connections if connection.listens}
+    ends = {(connection.local, connection.remote) for connection in connections if connection.state == ESTABLISHED}
+    clients = Counter(remote for local, remote in ends if remote[1] in listening and (remote, local) in ends)
+    return any(count > 1 for count in clients.values())
+
+
+def match_hosts(held: Sequence[tuple[Process, Connection]]) -> dict[ProcessId, ProcessId]:
+    """Return the host of each process, from the sockets that processes of one network namespace hold.
+
+    A socket that several processes hold counts for the first of them.
+    """
+    listeners: dict[tuple[ProcessId, int], int] = {}
+    ends: dict[tuple[End, End], Process] = {}
+    for process, socket in held:
+        if socket.listens:
+            listeners.setdefault((process.id, socket.local[1]), socket.inode)
+        elif socket.state == ESTABLISHED:
+            ends.setdefault((socket.local, socket.remote), process)
+    clients: dict[tuple[ProcessId, int], dict[ProcessId, Process]] = {}
+    for (local, remote), process in ends.items():
+        server = ends.get((remote, local))
+        if server is not None and (server.id, remote[1]) in listeners and _belong_together(process, server):
+            clients.setdefault((server.id, remote[1]), {})[process.id] = process
+    hosts: dict[ProcessId, ProcessId] = {}
+    stores = [store for store, ranks in clients.items() if store[0] in ranks and len(ranks) > 1]
+    for store in sorted(stores, key=lambda store: (-len(clients[store]), listeners[store])):
+        if not hosts.keys() & clients[store].keys():
+            hosts |= dict.fromkeys(clients[store], store[0])
+    return hosts
+
+
+def _belong_together(first: Process, second: Process) -> bool:
+    return owner_of(first) == owner_of(second) and not set(first.libraries).isdisjoint(second.libraries)
+
+
+def _in_turn(processes: Iterable[Process]) -> list[Process]:
+    """Return the processes with their owners in turn: no user can take the places of another one."""
+    turns, seen = [], Counter[str]()
+    for process in processes:
+        share = owner_of(process).share
+        turns.append((seen[share], process))
+        seen[share] += 1
+    return [process for _, process in sorted(turns, key=lambda turn: turn[0])]
+
+
+def _may_be_rank(process: Process) -> bool:
+    return (
+        process_role.launcher_kind(process) is None
+        and process_role.find_rank_slot(process, None) is None
+        and not process_role.is_loader_worker(process)
+    )

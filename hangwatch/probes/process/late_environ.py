@@ -1,0 +1,173 @@
+"""Add the variables that processes have set after their start to a scan.
+
+Only candidates are read, see `live_environ`: processes without a rank, a world size and a rendezvous address in their
+initial environment, which hold a GPU, have the title of a known worker, or map PyTorch or JAX. They are read again,
+with growing pauses, until they have all three.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from hangwatch.model import Fault, Process
+from hangwatch.probes.process.live_environ import LiveEnvironments, Modules, Place
+from hangwatch.probes.process.procfs import PAGE_BYTES, PROC, read_start
+from hangwatch.tables import launchers
+
+MAPPED_BYTES = 300 << 20  # importing torch or jax maps gigabytes, a plain Python less than this
+FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, PAUSE_GROWTH = 5.0, 15.0, 1.5
+_HELPER_COMM = "pt_data_worker"
+
+
+class LateEnvironments:
+    """The candidates of a node, and the variables that each has set so far."""
+
+    def __init__(self, proc_root: Path = PROC) -> None:
+        self._root = proc_root
+        self._live = LiveEnvironments(proc_root)
+        self._candidates: dict[int, _Candidate] = {}
+
+    def add_to(
+        self,
+        scanned: Iterable[tuple[Process, int | str]],
+        gpu_pids: Collection[int],
+        owner_of: Callable[[Process], str],
+        seconds: float,
+    ) -> dict[int, Process]:
+        """Return the processes that have set variables, by pid, with all their variables.
+
+        `scanned` are processes of `may_set_rank`, and values that change at execve(2). Reading takes about `seconds`.
+        Owners take turns, and processes with a GPU come first.
+        """
+        now = time.monotonic()
+        known, self._candidates = self._candidates, {}
+        due, more = [], []
+        for process, program in scanned:
+            pid = process.id.pid
+            candidate = known.get(pid)
+            if candidate is None or not candidate.is_of(process, program):
+                candidate = _Candidate(process, program)
+            candidate.source = process
+            self._candidates[pid] = candidate
+            if candidate.due_monotonic_seconds <= now:
+                due.append(candidate)
+            if candidate.has_more:
+                more.append(candidate)
+        for candidate, owner in _in_turn(due, gpu_pids, owner_of) if due else ():
+            if time.monotonic() > now + seconds:
+                break
+            had_more = candidate.has_more
+            self._read(candidate, owner, candidate.source.id.pid in gpu_pids, now)
+            more += [candidate] * (candidate.has_more and not had_more)
+        return {candidate.source.id.pid: candidate.merged() for candidate in more}
+
+    def _read(self, candidate: _Candidate, owner: str, holds_gpu: bool, now: float) -> None:
+        candidate.begin_pause(now)
+        if not self._may_be_rank(candidate, holds_gpu):
+            return
+        process = candidate.source.id
+        if candidate.place is None:
+            place = self._live.find_place(process, candidate.modules, owner) if candidate.modules else None
+            if not isinstance(place, Place):
+                return
+            candidate.place = place
+        answer = self._live.read(process, candidate.place, launchers.VARIABLES, launchers.SHOWN)
+        if isinstance(answer, tuple):
+            candidate.place, environment = answer
+            candidate.set_variables(environment.variables)
+
+    def _may_be_rank(self, candidate: _Candidate, holds_gpu: bool) -> bool:
+        """True for a candidate. Its maps are read until they show a library, but again only if it has mapped more."""
+        process = candidate.source
+        if process.comm == _HELPER_COMM:
+            return False
+        is_worker = holds_gpu or process.comm.startswith(launchers.TABLE.worker_titles)
+        if candidate.modules is not None and candidate.modules.libraries:
+            return True
+        mapped_bytes = _mapped_bytes(self._root, process.id.pid)
+        if not is_worker and mapped_bytes < MAPPED_BYTES:
+            return False
+        if candidate.modules is None or mapped_bytes > candidate.mapped_bytes:
+            modules = self._live.find_modules(process.id)
+            candidate.modules = candidate.modules if isinstance(modules, Fault) else modules
+            candidate.mapped_bytes = mapped_bytes
+        return candidate.modules is not None and (is_worker or bool(candidate.modules.libraries))
+
+
+def may_set_rank(process: Process, proc_root: Path | str) -> bool:
+    """True for a Python program without a rank, a world size and a rendezvous address in its initial environment."""
+    if launchers.has_whole_slot(process.environ):
+        return False
+    if process.comm.startswith((*launchers.TABLE.python_comms, *launchers.TABLE.worker_titles)):
+        return True
+    try:
+        return Path(proc_root, str(process.id.pid), "exe").readlink().name.startswith(("python", "pypy"))
+    except OSError:
+        return False
+
+
+class _Candidate:
+    """A process that may set its rank, with its variables as last read. `source` is the process as scanned."""
+
+    def __init__(self, source: Process, program: int | str) -> None:
+        self.source = source
+        self._program = program
+        self.modules: Modules | None = None
+        self.mapped_bytes = 0
+        self.place: Place | None = None
+        self.due_monotonic_seconds = 0.0
+        self._pause_seconds = FIRST_PAUSE_SECONDS
+        self._variables: dict[str, str] = {}
+        self._merged: tuple[Process, Process] | None = None
+
+    def is_of(self, process: Process, program: int | str) -> bool:
+        """True if this is the same process, and it has not executed another program."""
+        return program == self._program and (process is self.source or process.id == self.source.id)
+
+    @property
+    def has_more(self) -> bool:
+        """True if its variables or libraries are known."""
+        return bool(self._variables) or bool(self.modules and self.modules.libraries)
+
+    def begin_pause(self, now: float) -> None:
+        """Set the time of the next reading."""
+        self.due_monotonic_seconds = now + self._pause_seconds
+        self._pause_seconds = min(self._pause_seconds * PAUSE_GROWTH, LAST_PAUSE_SECONDS)
+
+    def set_variables(self, variables: dict[str, str]) -> None:
+        """Take the variables of a reading. A process with rank, world size and address is not read again."""
+        self._variables, self._merged = variables, None
+        if launchers.has_whole_slot(variables):
+            self.due_monotonic_seconds = float("inf")
+
+    def merged(self) -> Process:
+        """Return the process with its libraries and all its variables, those of now before those of its start."""
+        libraries = self.modules.libraries if self.modules else ()
+        if self._merged is None or self._merged[0] is not self.source or self._merged[1].libraries != libraries:
+            environ = {**self.source.environ, **self._variables}
+            self._merged = self.source, replace(self.source, environ=environ, libraries=libraries)
+        return self._merged[1]
+
+
+def _mapped_bytes(root: Path, pid: int) -> int:
+    """Return the size of the address space, see proc_pid_statm(5). Unlike `maps` it takes no lock."""
+    raw = read_start(f"{root}/{pid}/statm", PAGE_BYTES)
+    fields = raw.split() if isinstance(raw, bytes) else []
+    return int(fields[0]) * PAGE_BYTES if fields else 0
+
+
+def _in_turn(
+    candidates: Iterable[_Candidate], gpu_pids: Collection[int], owner_of: Callable[[Process], str]
+) -> Iterator[tuple[_Candidate, str]]:
+    turns, seen = [], Counter[str]()
+    for candidate in sorted(candidates, key=lambda candidate: candidate.due_monotonic_seconds):
+        owner = owner_of(candidate.source)
+        turns.append((candidate.source.id.pid not in gpu_pids, seen[owner], candidate, owner))
+        seen[owner] += 1
+    for *_, candidate, owner in sorted(turns, key=lambda turn: turn[:2]):
+        yield candidate, owner

@@ -1,0 +1,128 @@
+"""The present environment of real processes: after many changes, in any kind of program, and of hostile owners."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hangwatch.model import Fault, ProcessId
+from hangwatch.probes.process import procfs
+from hangwatch.probes.process.live_environ import LiveEnvironments, Place
+from tests.conftest import wait_for
+from tests.integration import targets
+
+WANTED = frozenset({"RANK", "MASTER_ADDR", "TURN"})
+CHANGES = """
+import os, time
+for number in range(200):
+    os.environ[f"V{number}"] = "x" * 50
+os.environ["RANK"] = "3"
+del os.environ["V7"]
+open(folder + "/ready", "w").close()
+time.sleep(600)
+"""
+ALWAYS = """
+import itertools, os
+os.environ["RANK"] = "3"
+ready()
+for turn in itertools.count():
+    os.environ[f"V{turn % 300}"] = "x" * (turn % 90)
+    os.environ.pop(f"V{turn * 7 % 300}", None)
+    os.environ["TURN"] = str(turn)
+"""
+HOSTILE = """
+import ctypes, mmap, re, time
+block = mmap.mmap(-1, 1 << 23)
+address = ctypes.addressof(ctypes.c_char.from_buffer(block))
+(vvar,) = re.findall(r"^([0-9a-f]+)-.*\\[vvar\\]$", open("/proc/self/maps").read(), re.MULTILINE)
+arrays = {
+    "endless": address,
+    "unmapped": 4096,
+    "beyond": (1 << 63) + 8,
+    "device": int(vvar, 16),
+}
+ctypes.memmove(address, (address.to_bytes(8, "little")) * (1 << 20), 1 << 23)
+ctypes.c_void_p.in_dll(ctypes.CDLL(None), "environ").value = arrays[kind]
+ready()
+time.sleep(600)
+"""
+
+
+def read(pid: int, live: LiveEnvironments | None = None) -> dict[str, str] | Fault:
+    live, state = live or LiveEnvironments(), procfs.read_state(pid)
+    assert state is not None
+    modules = live.find_modules(state[0])
+    place = modules if isinstance(modules, Fault) else live.find_place(state[0], modules, "uid 0")
+    answer = live.read(state[0], place, WANTED) if isinstance(place, Place) else place
+    assert answer is not None
+    return answer if isinstance(answer, Fault) else answer[1].variables
+
+
+@pytest.mark.parametrize("python", [sys.executable, "/usr/bin/python3"])
+def test_rank_set_after_the_start_is_read_in_dyn_and_exec_programs(python: str, tmp_path: Path) -> None:
+    if not Path(python).exists():
+        pytest.skip(f"no {python}")
+    child = subprocess.Popen([python, "-c", f"folder = {str(tmp_path)!r}{CHANGES}"])
+    try:
+        wait_for((tmp_path / "ready").exists, "the changes")
+        assert b"RANK=3" not in Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
+        answer = read(child.pid)
+        assert isinstance(answer, dict) and answer["RANK"] == "3"
+    finally:
+        child.kill()
+        child.wait()
+
+
+def test_environment_that_changes_all_the_time_is_never_read_wrong(tmp_path: Path) -> None:
+    live, turns = LiveEnvironments(), [-1]
+    with targets.python(ALWAYS, tmp_path) as pid:
+        for _ in range(200):
+            answer = read(pid, live)
+            if isinstance(answer, Fault):
+                assert answer.reason == "ChangedWhileRead"
+                continue
+            assert answer["RANK"] == "3"
+            turns.append(int(answer.get("TURN", turns[-1])))
+    assert turns == sorted(turns) and len(turns) > 100
+
+
+@pytest.mark.parametrize("kind", ["endless", "unmapped", "beyond", "device"])
+def test_hostile_environment_is_a_fault_and_costs_little(kind: str, tmp_path: Path) -> None:
+    with targets.python(f"kind = {kind!r}{HOSTILE}", tmp_path) as pid:
+        read(pid)  # starts the reading child
+        began = time.process_time()
+        answer = read(pid)
+        seconds = time.process_time() - began
+    assert isinstance(answer, Fault) and answer.reason in ("TooLarge", "UnknownLayout"), answer
+    assert seconds < 0.05
+
+
+def test_static_program_is_a_fault(tmp_path: Path) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no compiler")
+    (tmp_path / "main.c").write_text("#include <unistd.h>\nint main(void) { return pause(); }\n")
+    command = [compiler, "-static", "-o", str(tmp_path / "static"), str(tmp_path / "main.c")]
+    if subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("no static C library")
+    child = subprocess.Popen([tmp_path / "static"])
+    try:
+        targets.wait_for_state(child.pid, "S")
+        answer = read(child.pid)
+    finally:
+        child.kill()
+        child.wait()
+    assert isinstance(answer, Fault) and answer.reason == "NoSymbol"
+
+
+def test_process_that_has_ended_is_a_fault() -> None:
+    child = subprocess.Popen(["true"])
+    process = ProcessId(pid=child.pid, start_ticks=0)
+    child.wait()
+    answer = LiveEnvironments().find_modules(process)
+    assert isinstance(answer, Fault) and answer.reason == "ProcessGone"

@@ -1,0 +1,67 @@
+"""Two worker groups of one Ray job, over gloo: `Actor` with three ranks, `Critic` with two. Rank 1 of `Actor` leaves.
+
+usage: python ray_groups.py MODE FOLDER TEMPORARY_FOLDER
+
+MODE `train`: each actor sets all variables itself, like Ray Train. `verl`: RANK and WORLD_SIZE come from `runtime_env`,
+and rank 0 sets MASTER_* itself. `environ`: all variables come from `runtime_env`. FOLDER/pid-GROUP-RANK has the pid.
+"""
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+import ray
+
+
+def wait_for_reward():
+    time.sleep(3600)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return str(server.getsockname()[1])
+
+
+def train(folder, name, rank, variables):
+    os.environ.update(variables, GLOO_SOCKET_IFNAME="lo")
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    new = folder / f"new-{name}-{rank}"
+    new.write_text(str(os.getpid()))
+    new.rename(folder / f"pid-{name}-{rank}")
+    for step in range(1_000_000):
+        if (name, rank, step) == ("Actor", 1, 30):
+            wait_for_reward()
+        dist.all_reduce(torch.ones(4))
+        time.sleep(0.02)
+
+
+class Actor:
+    def work(self, *arguments):
+        train(*arguments)
+
+
+class Critic(Actor):
+    pass
+
+
+def start(group, ranks, mode, folder):
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    calls = []
+    for rank in range(ranks):
+        number = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
+        early = {"train": {}, "verl": number | (master if rank else {}), "environ": number | master}[mode]
+        actor = ray.remote(group).options(num_cpus=1, runtime_env={"env_vars": early}).remote()
+        calls.append(actor.work.remote(folder, group.__name__, rank, number | master))
+    return calls
+
+
+if __name__ == "__main__":
+    mode, folder, temporary = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    ray.init(num_cpus=6, include_dashboard=False, object_store_memory=100_000_000, _temp_dir=temporary)
+    ray.get([*start(Actor, 3, mode, folder), *start(Critic, 2, mode, folder)])

@@ -210,7 +210,7 @@ HANGS = Crowd(
             shown=of_light_job,
         ),
         Neighbour(
-            "victims whose GPUs show 0 %",
+            "victims with GPUs at 0 %",
             "rank 2 waits for a lock, the others spin in C: the page waits for stalled_hold_seconds",
             "hang",
             give_order("all", "behind-gpu 2"),

@@ -565,7 +565,7 @@ HANG_SCENARIOS = (
         HOUR + 300,
     ),
     PowerScenario(
-        "victims whose GPUs show 0 %",
+        "victims with GPUs at 0 %",
         "the same in `main`, and nothing tells them from ranks that compute: the page waits for stalled_hold_seconds",
         "hang",
         _after(HOUR, 5, LOCKED, SPINS_AT_ZERO),

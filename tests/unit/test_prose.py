@@ -19,7 +19,6 @@ NOT_YET = {
     "benchmarks": 4,
     "deploy/helm": 8,
     "deploy/prometheus": 6,
-    "docs": 3,
     "hangwatch/capture": 3,
     "hangwatch/model": 2,
     "hangwatch/stacks": 2,

@@ -80,7 +80,7 @@ def test_secrets_of_26_forms_are_in_no_metric_alert_or_log(tmp_path: Path) -> No
     leaks = {name: places for name, places in found.items() if places}
     assert not leaks, f"{len(leaks)} forms: {leaks}"
     for name in FORMS:
-        public = rf"dying-{name.replace('_', '-')} .*ShardError, in main \(raises_what_it_reads\.py:\d+\), by its error"
+        public = rf"dying-{name.replace('_', '-')} .*ShardError, in main \(raises_what_it_reads\.py:\d+\), according to its error"
         assert re.search(public, told["log"]), name
     kept = [path.read_text() for path in (daemon.state / "incidents").glob("*/incident.json")]
     assert any("ShardError: bad line: HF_TOKEN=***" in incident for incident in kept)

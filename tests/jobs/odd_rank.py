@@ -94,7 +94,8 @@ def main(rank, folder, ranks, meet="env://"):
     torch.set_num_threads(1)
     if meet == "env://":
         os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR="127.0.0.1")
-        os.environ.setdefault("MASTER_PORT", (folder / "port").read_text())
+        if "MASTER_PORT" not in os.environ:
+            os.environ["MASTER_PORT"] = (folder / "port").read_text()
     signal.signal(signal.SIGUSR1, release)
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks)
     (folder / f"pid-{rank}").write_text(str(os.getpid()))

@@ -78,7 +78,7 @@ def test_the_answer_to_a_real_hang(name: str, tmp_path: Path) -> None:
 
 def test_groups_used_in_another_order_are_reported_if_they_were_never_used_before(tmp_path: Path) -> None:
     """The groups are known only by the ranks that wait in them."""
-    said = "ranks 0-1 in all_reduce 1 of a of ranks 0-1 and ranks 2-3 in all_reduce 1 of b of ranks 2-3"
+    said = "ranks 0-1 in all_reduce #1 of a of ranks 0-1 and ranks 2-3 in all_reduce #1 of b of ranks 2-3"
     with started("crossed_groups", tmp_path) as job:
         wait_for(lambda: said in job.look().verdict.message, "the open operations of both groups", 60)
 

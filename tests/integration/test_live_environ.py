@@ -26,14 +26,25 @@ del os.environ["V7"]
 open(folder + "/ready", "w").close()
 time.sleep(600)
 """
-ALWAYS = """
-import itertools, os
-os.environ["RANK"] = "3"
-ready()
+# Two environments in turn. The memory of the other one is used again: there, RANK is wrong and changes.
+ALTERNATING = """
+import ctypes, itertools, time
+class Block:
+    def __init__(self):
+        self.texts = [ctypes.create_string_buffer(32) for _ in range(2)]
+        self.array = (ctypes.c_void_p * 3)(*map(ctypes.addressof, self.texts), None)
+    def write(self, rank, turn):
+        self.texts[0].value, self.texts[1].value = f"RANK={rank}".encode(), f"TURN={turn}".encode()
+environ, blocks = ctypes.c_void_p.in_dll(ctypes.CDLL(None), "environ"), [Block(), Block()]
 for turn in itertools.count():
-    os.environ[f"V{turn % 300}"] = "x" * (turn % 90)
-    os.environ.pop(f"V{turn * 7 % 300}", None)
-    os.environ["TURN"] = str(turn)
+    new, old = blocks
+    new.write(3, turn)
+    environ.value = ctypes.addressof(new.array)
+    old.write(f"9{turn}", turn)
+    if turn == 0:
+        ready()
+    time.sleep(0.0005)
+    blocks.reverse()
 """
 HOSTILE = """
 import ctypes, mmap, re, time
@@ -79,16 +90,17 @@ def test_rank_set_after_the_start_is_read_in_dyn_and_exec_programs(python: str, 
 
 
 def test_environment_that_changes_all_the_time_is_never_read_wrong(tmp_path: Path) -> None:
+    """The free cores decide how many readings are refused, and whether one takes too long."""
     live, turns = LiveEnvironments(), [-1]
-    with targets.python(ALWAYS, tmp_path) as pid:
-        for _ in range(200):
+    with targets.python(ALTERNATING, tmp_path) as pid:
+        while len(turns) <= 100:
             answer = read(pid, live)
             if isinstance(answer, Fault):
-                assert answer.reason == "ChangedWhileRead"
+                assert answer.reason in ("ChangedWhileRead", "NoAnswer")
                 continue
             assert answer["RANK"] == "3"
-            turns.append(int(answer.get("TURN", turns[-1])))
-    assert turns == sorted(turns) and len(turns) > 100
+            turns.append(int(answer["TURN"]))
+    assert turns == sorted(turns)
 
 
 @pytest.mark.parametrize("kind", ["endless", "unmapped", "beyond", "device"])

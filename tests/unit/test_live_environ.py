@@ -74,14 +74,42 @@ def test_array_that_moves_while_it_is_read_is_read_again() -> None:
 
 
 def test_array_that_moves_at_each_reading_is_a_fault() -> None:
-    memories = [make(ENTRIES), make(ENTRIES[::-1])]
+    memories = [make(ENTRIES), make(ENTRIES[::-1]), make(ENTRIES[1:])]
 
     def read(places: Sequence[tuple[int, int]]) -> Sequence[bytes]:
-        memories.reverse()
+        memories.append(memories.pop(0))
         return memories[0].memory.read([(address, count) for address, count in places])
 
     with pytest.raises(UnreadableError, match="ChangedWhileRead"):
         read_environ(read, Place(memories[0].symbol), WANTED)
+
+
+def read_while_changing(offset: int) -> dict[str, str]:
+    """Read an environment of which the byte at `offset` after the begin of the text changes before each piece."""
+    memory, changes = make((b"RANK=3",)), 0
+    (address,) = struct.unpack("<Q", memory.memory.bytes_at(memory.array, 8))
+
+    def read(places: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        nonlocal changes
+        pieces = []
+        for place in places:
+            changes += 1
+            memory.memory.put(address + offset, "B", 48 + changes % 10)
+            pieces += memory.memory.read([place])
+        return pieces
+
+    answer = read_environ(read, Place(memory.symbol), WANTED)
+    assert answer is not None
+    return answer[1].variables
+
+
+def test_text_that_changes_while_it_is_read_is_a_fault() -> None:
+    with pytest.raises(UnreadableError, match="ChangedWhileRead"):
+        read_while_changing(len("RANK="))
+
+
+def test_memory_after_a_text_may_change_while_it_is_read() -> None:
+    assert read_while_changing(len("RANK=3") + 1) == {"RANK": "3"}
 
 
 def test_unchanged_array_is_one_short_reading() -> None:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from hangwatch.model import Fault, ProcessId
 from hangwatch.probes.process import environment, process_memory, procfs
 from hangwatch.probes.process.environment import Environment
-from hangwatch.probes.process.memory_image import Image, Read, UnreadableError, require
+from hangwatch.probes.process.memory_image import NOWHERE, Image, Read, UnreadableError, require
 
 MOST_SECONDS = 0.5  # of one reading; it costs at most 50 ms of CPU, but may wait for a core
 MOST_MAPS_BYTES = 4 << 20
@@ -195,23 +195,19 @@ def read_environ(
 ) -> tuple[Place, Environment] | None:
     """Return the variables to which `place.symbol` leads, and the new place; None if the array is that of `place`.
 
-    Array and texts are read twice, because both may move meanwhile. Raises UnreadableError.
+    The place is read again together with the texts, because all of it may move meanwhile. Raises UnreadableError.
     """
     image = Image(read)
-    if place.array:
-        unchanged = [place.array.to_bytes(8, "little"), place.pointers + bytes(8)]
-        if list(read([(place.symbol, 8), (place.array, len(unchanged[1]))])) == unchanged:
-            return None
+    if place.array and _take_unchanged(read, place, ()) is not None:
+        return None
     error = UnreadableError("ChangedWhileRead", f"the environment changed during {_TRIES} readings")
     for _ in range(_TRIES):
         try:
-            array, pointers = _read_array(image, place.symbol)
-            chosen = _choose(image, pointers, wanted, shown)
-            texts = _read_texts(image, chosen)
-            if (array, pointers, texts) == (*_read_array(image, place.symbol), _read_texts(image, chosen)):
-                entries = b"".join(text.partition(b"\0")[0] + b"\0" for text in texts)
-                found = environment.select([entries], wanted, shown, whole=True)
-                return Place(place.symbol, array, pointers), found._replace(is_empty=not pointers)
+            new = Place(place.symbol, *_read_array(image, place.symbol))
+            texts = _take_unchanged(read, new, _choose(image, new.pointers, wanted, shown))
+            if texts is not None:
+                found = environment.select([b"".join(text + b"\0" for text in texts)], wanted, shown, whole=True)
+                return new, found._replace(is_empty=not new.pointers)
         except UnreadableError as unreadable:
             if unreadable.reason != "UnknownLayout":  # an old array, which is no longer mapped
                 raise
@@ -247,8 +243,22 @@ def _choose(image: Image, pointers: bytes, wanted: Container[str], shown: Contai
     return chosen
 
 
-def _read_texts(image: Image, addresses: list[int]) -> Sequence[bytes]:
-    return image.take_all_mapped(addresses, _NAME_BYTES + environment.VALUE_CHARACTERS)
+def _take_unchanged(read: Read, place: Place, addresses: Sequence[int]) -> list[bytes] | None:
+    """Return the texts at `addresses`, or None if the array is not that of `place` or a text changes.
+
+    The texts are read before the array and again after it. All is one question, because each answer waits for a core.
+    """
+    texts = [(address, _NAME_BYTES + environment.VALUE_CHARACTERS) for address in addresses]
+    array = (place.array, len(place.pointers) + 8) if place.array else NOWHERE
+    pieces = read([*texts, (place.symbol, 8), array, *texts])
+    symbol, pointers = pieces[len(texts) : len(texts) + 2]
+    if int.from_bytes(symbol, "little") != place.array or pointers != (place.pointers + bytes(8))[: array[1]]:
+        return None
+    # What follows a text belongs to others, and may change.
+    first, second = (
+        [text.partition(b"\0")[0] for text in part] for part in (pieces[: len(texts)], pieces[len(texts) + 2 :])
+    )
+    return first if first == second else None
 
 
 def _is_in(name: bytes, wanted: Container[str], shown: Container[str]) -> bool:

@@ -2,10 +2,11 @@
 
 usage: python -m tests.robustness [--verbose] [FOLDER...]
 
-The cases are those of tests/data/hangs.toml and the folders in FOLDER that hold `expect.json` and dumps
-(`trace-*.out`). Each case is judged as it is and in every form of `VARIATIONS`: another py-spy, another Python,
-half of the ranks. For each form, print three numbers: changed verdicts, verdicts with an innocent rank to check
-first (column `elsewhere`), and named innocent ranks. Exit with 1 if an innocent rank is named.
+The cases are those of tests/data/hangs.toml and servers.toml, and the folders in FOLDER that hold `expect.json` and
+dumps (`trace-*.out`). Each case is judged as it is and in every form of `VARIATIONS` and `TEXTS`: another py-spy,
+another Python, half of the ranks, a text without prefixes and titles. For each form, print three numbers: changed
+verdicts, verdicts with an innocent rank to check first (column `elsewhere`), and named innocent ranks. Exit with 1
+if an innocent rank is named.
 """
 
 from __future__ import annotations
@@ -14,18 +15,20 @@ import argparse
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import replace
 
 from hangwatch.explain import traces
 from hangwatch.model import Frame, ProcessDump, RankDump, RankId, Thread, Verdict
+from hangwatch.report import dump_text
 from hangwatch.stacks import activity
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge
+from tests import titled_processes
 from tests.hangs import CASES, SETTINGS, TABLE, rank_dumps
 
 _LIBRARIES = "/opt/conda/lib/python3.11/site-packages/"
@@ -34,18 +37,24 @@ _USER = "/home/user/"
 _KNOWN_LIBRARIES = activity.packages() | sys.stdlib_module_names
 _NATIVE_LEAF = Frame(function="__poll", file="libc.so.6")
 
+_COMMAND = "python train.py"
+
 Place = tuple[str | None, int | None]
-"""A node and a rank on it. The node is None if ranks are numbered over the whole job."""
+"""A node and a rank on it. The node is None if ranks are numbered over the whole job, or known by their pids."""
 
 
 class Case(NamedTuple):
-    """A known hang and its guilty ranks."""
+    """A known hang and its guilty ranks. `numbers` is the kind of number that identifies a rank.
+
+    `processes` are the processes of servers.toml, ranks and others.
+    """
 
     name: str
     ranks: tuple[RankDump, ...]
     world_size: int | None
     guilty: frozenset[Place]
-    by_local_rank: bool = False
+    numbers: Literal["rank", "local_rank", "pid"] = "rank"
+    processes: tuple[Mapping[str, Any], ...] = ()
 
     def named_places(self, verdict: Verdict) -> frozenset[Place]:
         """Return the ranks that the verdict names, in the form of `guilty`."""
@@ -53,17 +62,21 @@ class Case(NamedTuple):
 
     def place(self, rank: RankId) -> Place:
         """Return the rank in the form of `guilty`."""
-        return (rank.node, rank.local_rank) if self.by_local_rank else (None, rank.rank)
+        return (rank.node if self.numbers == "local_rank" else None, getattr(rank, self.numbers))
 
 
 def known_cases() -> Iterator[Case]:
-    """Yield the cases of tests/data/hangs.toml.
+    """Yield the cases of tests/data/hangs.toml and servers.toml.
 
-    A case in which no rank can be named has its guilty ranks in the column `guilty`.
+    A case in which no rank can be named has its guilty ranks in the column `guilty` or `check`.
     """
     for case in CASES:
         guilty = frozenset((None, rank) for rank in case.get("guilty", case.get("named", ())))
         yield Case(case["name"], tuple(rank_dumps(case)), case.get("world_size"), guilty)
+    for case in titled_processes.CASES:
+        guilty = frozenset((None, pid) for pid in (*case.get("named", ()), *case.get("check", ())))
+        ranks = traces.collect(titled_processes.sources(case)).ranks
+        yield Case(case["name"], ranks, None, guilty, "pid", tuple(case["processes"]))
 
 
 def cases_of(folder: Path) -> Iterator[Case]:
@@ -75,7 +88,8 @@ def cases_of(folder: Path) -> Iterator[Case]:
         sources = ((str(path), path.read_text().splitlines()) for path in sorted(place.glob("trace-*.out")))
         collected = traces.collect(sources)
         guilty = frozenset((node, rank) for rank in expect["odd_ranks"])
-        yield Case(place.name, collected.ranks, collected.world_size, guilty, by_local_rank=local)
+        numbers: Literal["rank", "local_rank"] = "local_rank" if local else "rank"
+        yield Case(place.name, collected.ranks, collected.world_size, guilty, numbers)
 
 
 # --- the forms -----------------------------------------------------------------------------------------------------
@@ -212,6 +226,35 @@ VARIATIONS: dict[str, Callable[[Sequence[RankDump]], Sequence[RankDump]]] = {
 }
 
 
+def _text_without_prefixes(case: Case) -> list[RankDump]:
+    """Return the ranks that are found in a text without prefixes. The text has no measurements: these are kept."""
+    pids = [rank.id.pid for rank in case.ranks]
+    by_pid = dict(
+        zip(pids if len(set(pids) - {None}) == len(pids) else range(1, 1 + len(pids)), case.ranks, strict=True)
+    )
+    lines: list[str] = []
+    for pid, rank in by_pid.items():
+        unknown = RankId(pid=pid)
+        text = dump_text.rank_lines(replace(rank, id=unknown), _COMMAND)
+        lines += [line.removeprefix(dump_text.prefix(unknown)) for line in text]
+    return [by_pid[rank.id.pid] for rank in _collect_text(lines)]
+
+
+def _text_without_titles(case: Case) -> list[RankDump]:
+    """Return the ranks as read from a text in which all processes have the same command line; [] without titles."""
+    return _collect_text(line for process in case.processes for line in titled_processes.pyspy_text(process, _COMMAND))
+
+
+def _collect_text(lines: Iterable[str]) -> Sequence[RankDump]:
+    return traces.collect([("stacks.txt", lines)]).ranks
+
+
+TEXTS: dict[str, Callable[[Case], Sequence[RankDump]]] = {
+    "a text without prefixes": _text_without_prefixes,
+    "a text without titles": _text_without_titles,
+}
+
+
 # --- the run ---------------------------------------------------------------------------------------------------------
 
 
@@ -249,6 +292,9 @@ def vary(case: Case) -> Iterator[Judged]:
     for name, variation in VARIATIONS.items():
         if ranks := variation(case.ranks):
             yield Judged(case, name, before, _verdict(case, ranks))
+    for name, read_text in TEXTS.items():
+        if ranks := read_text(case):
+            yield Judged(case, name, before, _verdict(case, ranks))
 
 
 def _verdict(case: Case, ranks: Sequence[RankDump]) -> Verdict:
@@ -272,7 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = [*known_cases(), *(case for folder in options.folders for case in cases_of(folder))]
     judged = [one for case in cases for one in vary(case)]
     print(f"{'form':32} {'judged':>7} {'changed':>9} {'share':>7} {'elsewhere':>10} {'innocents':>11}")
-    for name in ("as it is", *VARIATIONS):
+    for name in ("as it is", *VARIATIONS, *TEXTS):
         print(_row(name, [one for one in judged if one.variation == name]))
     print(_row(f"all, of {len(cases)} cases", [one for one in judged if one.variation != "as it is"]))
     for one in judged:

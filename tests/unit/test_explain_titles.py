@@ -2,41 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
 
 from hangwatch import words
 from hangwatch.explain import traces
-from tests.conftest import DATA
+from tests.titled_processes import CASES, sources
 from tests.unit.test_explain_stacks import explained
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-TABLE = tomllib.loads((DATA / "servers.toml").read_text())
-CASES = TABLE["case"]
-
-
-def pyspy_text(process: dict[str, Any]) -> list[str]:
-    return [
-        f"Process {process['pid']}: {process['title']}",
-        "Python v3.12.4 (/usr/bin/python3.12)",
-        "",
-        f'Thread {process["pid"]} (idle): "MainThread"',
-        *(f"    {frame}" for frame in TABLE["stacks"][process["stack"]]),
-        "",
-    ]
-
-
-def sources(case: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    texts = [(process["pid"], pyspy_text(process)) for process in case["processes"]]
-    if case.get("files"):
-        return [(f"dumps/{pid}.txt", text) for pid, text in texts]
-    return [("dump.txt", [line for _, text in texts for line in text])]
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])

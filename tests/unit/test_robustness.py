@@ -34,7 +34,11 @@ def test_a_folder_of_cases_is_judged_too(tmp_path: Path, capsys: pytest.CaptureF
     expect.write_text(json.dumps({"odd_ranks": [2]}))
     (right,) = robustness.cases_of(tmp_path)
     assert not any(one.innocents for one in robustness.vary(right))
-    assert {one.variation for one in robustness.vary(right)} == {"as it is", *robustness.VARIATIONS}
+    assert {one.variation for one in robustness.vary(right)} == {
+        "as it is",
+        *robustness.VARIATIONS,
+        "a text without prefixes",
+    }
 
     expect.write_text(json.dumps({"odd_ranks": [3]}))
     assert robustness.main([str(tmp_path)]) == 1

@@ -169,6 +169,7 @@ def test_rounds_of_one_process_in_numbered_files_are_no_ranks() -> None:
     [
         "### Rank {}", "rank {}:", "====rank{}====", "<summary>rank {}</summary>", "**Rank {}**", "# global rank: {}",
         "----- RANK={} -----", "Rank {} (pid 7):", "> rank {}", "== rank_{} ==",
+        "<details><summary>rank {}</summary>", "<h3><b>Rank {}</b></h3>",
     ],
 )  # fmt: skip
 def test_rank_alone_on_a_line_is_that_of_the_dump_below(heading: str) -> None:

@@ -113,6 +113,17 @@ class RankRecords(msgspec.Struct, frozen=True, kw_only=True):
     read_unix_seconds: float
 
 
+class ProgressCounter(msgspec.Struct, frozen=True, kw_only=True):
+    """The progress of one rank since hangwatch follows it: the number of collectives that it has enqueued.
+
+    Only groups that its main thread or autograd uses count. `restarts` counts the times that a number fell, because
+    the job made its process groups anew. Numbers of different ranks are not comparable.
+    """
+
+    total: int
+    restarts: int = 0
+
+
 def mark_batch_parts(records: Sequence[FlightRecord]) -> tuple[FlightRecord, ...]:
     """Return NCCL's records with `is_coalesced_part` set on each part of a batch that a later record closes.
 

@@ -46,7 +46,7 @@ def test_so_many_children_are_left_behind_and_no_more(tmp_path: Path) -> None:
 def test_a_child_that_has_no_core_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Keep a child that runs beyond its deadline if it computes: it is slow, not blocked."""
     busy = tmp_path / "busy_child.py"
-    work = "end = time.monotonic() + 1.5\n        while time.monotonic() < end: pass\n        number, pieces = answer("
+    work = "end = time.monotonic() + 1.5\n                while time.monotonic() < end: pass\n                number, pieces = answer("
     busy.write_text(
         process_memory.CHILD.read_text()
         .replace("number, pieces = answer(", work)
@@ -77,7 +77,7 @@ def test_ctrl_c_does_not_reach_the_memory_child() -> None:
     assert (done.stdout, done.stderr) == ("8 8\n", "")
 
 
-@pytest.mark.parametrize("question", [b'["/proc/self/maps", [[0, 100000]]]\n', b'["/proc/self/ma'])
+@pytest.mark.parametrize("question", [b'[["/proc/self/maps", [[0, 100000]], 0]]\n', b'["/proc/self/ma'])
 def test_memory_child_ends_silently_after_its_parent(question: bytes) -> None:
     """End the parent during a capture.
 

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from hangwatch.probes import pseudo_files
 from hangwatch.probes.child import KILL_SECONDS, AbandonedChildren, Child, Starvation
@@ -32,6 +33,18 @@ DEADLINE_SECONDS = 0.5
 STARVATION = Starvation(5.0)  # a child that waits for a CPU does not wait for a page
 MOST_BYTES = 1 << 15  # of one piece of `read`
 MOST_PIECES = 1024  # of one question: it then fits into a pipe, and writing it never blocks
+
+
+class FilePlaces(NamedTuple):
+    """Places to read in a file of /proc/PID.
+
+    With the `start_ticks` of a process, the child keeps the file open until it is not read for a minute. A kept file of
+    a process that has ended is empty, even if another process has its pid.
+    """
+
+    path: Path
+    places: Sequence[Place]
+    start_ticks: int = 0
 
 
 class MemoryReader:
@@ -47,36 +60,46 @@ class MemoryReader:
         answer = self.read_pieces(memory, [(address, min(count, MOST_BYTES))])
         return answer[0] if isinstance(answer, tuple) else b""
 
-    def read_pieces(self, memory: Path, places: Sequence[tuple[int, int]]) -> tuple[bytes, ...] | int:
+    def read_pieces(self, memory: Path, places: Sequence[Place]) -> tuple[bytes, ...] | int:
         """Return the readable content at each (address, bytes) of a file of /proc/PID, or an errno.
 
-        Takes at most half a second per 1,024 places. The errno is that of open(2). EBUSY means that the child did not
-        respond in time, or that too many children already hang.
+        Takes at most half a second per 1,024 places. For the errno, see `read_files`.
         """
         pieces: list[bytes] = []
         for first in range(0, len(places), MOST_PIECES):
-            part = self._read(memory, places[first : first + MOST_PIECES])
+            (part,) = self.read_files([FilePlaces(memory, places[first : first + MOST_PIECES])])
             if isinstance(part, int):
                 return part
             pieces += part
         return tuple(pieces)
 
-    def _read(self, memory: Path, places: Sequence[tuple[int, int]]) -> list[bytes] | int:
-        question = json.dumps([str(memory), places]).encode() + b"\n"
+    def read_files(self, files: Sequence[FilePlaces]) -> list[list[bytes] | int]:
+        """Return for each file the readable content at each of its places, or an errno. Takes at most half a second.
+
+        ETIMEDOUT means that the file did not respond in time. EBUSY means that a file was not read, because a child
+        hangs: for this file, for an earlier one, or too many in total.
+        """
+        answers: list[list[bytes] | int] = []
         with self._lock:
-            if self._abandoned.pid_for(memory) is not None or not self._abandoned.begin("", 0.0):
-                return errno.EBUSY
+            readable = [file for file in files if self._abandoned.pid_for(file.path) is None]
             stuck = None
-            try:
-                for _ in range(2):  # an idle child may have ended: start another one
-                    with contextlib.suppress(EOFError, BrokenPipeError):
-                        return self._ask(question, len(places))
-                    stuck = self._end_child(KILL_SECONDS)
-            except OSError:  # no child could start, or it did not respond
-                stuck = self._end_child(0.0)
-            finally:
-                self._abandoned.end("", memory, stuck)
-            return errno.EBUSY
+            if readable and self._abandoned.begin("", 0.0):
+                try:
+                    for _ in range(2):  # an idle child may have ended: start another one
+                        answers = []
+                        with contextlib.suppress(EOFError, BrokenPipeError):
+                            self._ask(readable, answers)
+                            break
+                        stuck = self._end_child(KILL_SECONDS)
+                except TimeoutError:
+                    stuck = self._end_child(0.0)
+                    answers.append(errno.ETIMEDOUT)
+                except OSError:  # no child could start
+                    stuck = self._end_child(0.0)
+                finally:
+                    self._abandoned.end("", readable[max(0, len(answers) - 1)].path, stuck)
+        by_file = dict(zip(map(id, readable), answers, strict=False))
+        return [by_file.get(id(file), errno.EBUSY) for file in files]
 
     def abandoned_children(self) -> int:
         """Return the number of abandoned children that still wait for a process."""
@@ -87,8 +110,8 @@ class MemoryReader:
         child, self._child = self._child, None
         return None if child is None or child.end(seconds) else child
 
-    def _ask(self, question: bytes, count: int) -> list[bytes] | int:
-        """Send the question to the child and return its answer: the pieces, or the errno of open(2).
+    def _ask(self, files: Sequence[FilePlaces], answers: list[list[bytes] | int]) -> None:
+        """Ask the child, and append its answer for each file: the pieces, or the errno of open(2).
 
         Raises EOFError or BrokenPipeError if the child has ended, other OSErrors if it does not respond.
         """
@@ -98,15 +121,17 @@ class MemoryReader:
             self._end_child(0.0)
             command = [sys.executable, "-I", "-S", str(CHILD)]
             self._child = Child(command, environ=os.environ, has_input=True, errors=None, own_session=True)
-        self._child.write(question, end)
-        head, answer = struct.Struct(f"=i{count}I"), bytearray()
-        _take(self._child, answer, head.size, end)
-        number, *lengths = head.unpack_from(answer)
-        _take(self._child, answer, head.size + sum(lengths), end)
-        if number:
-            return int(number)
-        ends = list(itertools.accumulate(lengths, initial=head.size))
-        return [bytes(answer[first:last]) for first, last in itertools.pairwise(ends)]
+        question = [(str(path), places, start_ticks) for path, places, start_ticks in files]
+        self._child.write(json.dumps(question).encode() + b"\n", end)
+        answer = bytearray()
+        for file in files:
+            head = struct.Struct(f"=i{len(file.places)}I")
+            _take(self._child, answer, head.size, end)
+            number, *lengths = head.unpack_from(answer)
+            _take(self._child, answer, head.size + sum(lengths), end)
+            ends = list(itertools.accumulate(lengths, initial=head.size))
+            answers.append(int(number) or [bytes(answer[first:last]) for first, last in itertools.pairwise(ends)])
+            del answer[: ends[-1]]
 
 
 def _take(child: Child, taken: bytearray, count: int, end: float) -> None:
@@ -143,8 +168,8 @@ def reader(path: Path, seconds: float) -> Read:
 
 
 def _refused(number: int, path: Path) -> UnreadableError:
-    """Convert an errno of open(2). EBUSY comes from `read_pieces`."""
-    if number == errno.EBUSY:
+    """Convert an errno of open(2). EBUSY and ETIMEDOUT come from `read_files`."""
+    if number in (errno.EBUSY, errno.ETIMEDOUT):
         return UnreadableError("NoAnswer", f"{path} does not respond")
     fault = pseudo_files.fault_of(OSError(number, os.strerror(number)), str(path), str(path))
     return (

@@ -1,32 +1,62 @@
 """Read the memory of other processes for a parent that must never wait for it. A script.
 
-Started as `python -I -S process_memory_child.py`. A question is a line of JSON: [path of a file of /proc/PID,
-[[address, bytes]...]]. The answer is the errno of open(2), the length of each piece (4 bytes each), and the pieces. The
-process ends when its parent is gone, or after 30 s without a question.
+Started as `python -I -S process_memory_child.py`. A question is a line of JSON, with one row for each file:
+[path of a file of /proc/PID, [[address, bytes]...], start ticks of the process]. The answer for each file is an errno,
+the length of each piece (4 bytes each), and the pieces. A file with start ticks stays open until it is not read for a
+minute. The process ends when its parent is gone, or after 30 s without a question.
 """
 
+import contextlib
+import errno
 import json
 import os
+import resource
 import select
 import struct
 import sys
+import time
 
 IDLE_SECONDS = 30.0
+KEPT_SECONDS = 60.0
+kept: dict[tuple[str, int], tuple[int, float]] = {}  # descriptor, time of its last use
 
 
-def answer(path: str, places: list[tuple[int, int]]) -> tuple[int, list[bytes]]:
+def answer(path: str, places: list[tuple[int, int]], start_ticks: int) -> tuple[int, list[bytes]]:
     """Return the errno of open(2), 0 if it succeeded, and the readable content at each place.
 
     Blocks while a page does not respond.
     """
+    key = path, start_ticks
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = kept[key][0] if key in kept else os.open(path, os.O_RDONLY)
     except OSError as error:
         return error.errno or -1, [b""] * len(places)
+    if start_ticks and key not in kept and read_start_ticks(os.path.dirname(path)) != start_ticks:  # noqa: PTH120
+        os.close(descriptor)
+        return errno.ESRCH, [b""] * len(places)
+    if start_ticks:
+        kept[key] = descriptor, time.monotonic()
     try:
         return 0, [piece(descriptor, address, count) for address, count in places]
     finally:
-        os.close(descriptor)
+        if not start_ticks:
+            os.close(descriptor)
+
+
+def read_start_ticks(folder: str) -> int:
+    """Return the start time of a process in clock ticks, field 22 of proc_pid_stat(5); 0 if it has ended."""
+    try:
+        with open(f"{folder}/stat", "rb") as stat:  # noqa: PTH123
+            return int(stat.read().rpartition(b")")[2].split()[19])
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def close_unused() -> None:
+    """Close the kept files that were not read for a minute."""
+    now = time.monotonic()
+    for key in [key for key, (_, used_at) in kept.items() if now - used_at > KEPT_SECONDS]:
+        os.close(kept.pop(key)[0])
 
 
 def piece(descriptor: int, address: int, count: int) -> bytes:
@@ -43,15 +73,21 @@ def piece(descriptor: int, address: int, count: int) -> bytes:
 
 def serve() -> None:
     """Answer questions in order, until the parent is gone or idle."""
+    with contextlib.suppress(OSError, ValueError):
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     while select.select([0], [], [], IDLE_SECONDS)[0]:
         line = sys.stdin.buffer.readline()
         if not line.endswith(b"\n"):  # the parent has ended, perhaps in the middle of a question
             return
-        number, pieces = answer(*json.loads(line))
-        lengths = struct.pack(f"=i{len(pieces)}I", number, *map(len, pieces))
+        files = json.loads(line)
+        close_unused()
         try:
-            sys.stdout.buffer.write(lengths + b"".join(pieces))
-            sys.stdout.buffer.flush()
+            for file in files:
+                number, pieces = answer(*file)
+                lengths = struct.pack(f"=i{len(pieces)}I", number, *map(len, pieces))
+                sys.stdout.buffer.write(lengths + b"".join(pieces))
+                sys.stdout.buffer.flush()
         except BrokenPipeError:  # the parent has ended before it read the answer
             os._exit(0)  # a normal exit would try to write again, and print an error
 

@@ -18,7 +18,7 @@ from typing import Literal, TypeVar
 from msgspec.structs import replace
 
 from hangwatch.model import Fault, ProcessId
-from hangwatch.model.flight_records import RankRecords
+from hangwatch.model.flight_records import Library, RankRecords
 from hangwatch.probes.process import process_memory, procfs
 from hangwatch.probes.process.memory_image import Read, UnreadableError, require
 from hangwatch.probes.torch_recorder import decode, layouts, libraries, search, symbols
@@ -45,6 +45,7 @@ class Recorders:
         self._proc_root = proc_root
         self._lock = threading.Lock()
         self._places_by_shape: dict[tuple[ProcessId, int], tuple[int, Layout]] = {}
+        self._places: dict[ProcessId, dict[Library, tuple[int, Layout]]] = {}
         self._lasting: dict[ProcessId, tuple[RankRecords | Fault, ...]] = {}
 
     def unchanging_part(self, process: ProcessId) -> tuple[RankRecords | Fault, ...] | None:
@@ -54,6 +55,11 @@ class Recorders:
         """
         with self._lock:
             return self._lasting.get(process)
+
+    def places(self, process: ProcessId) -> dict[Library, tuple[int, Layout]]:
+        """Return the address and layout of each recorder that `read` has found in this process."""
+        with self._lock:
+            return dict(self._places.get(process, {}))
 
     def read(self, process: ProcessId, share: str = "", newest: int | None = None) -> tuple[RankRecords | Fault, ...]:
         """Return the content of each recorder of a process, or a fault; never empty.
@@ -119,18 +125,20 @@ class Recorders:
             address = int.from_bytes(raw, "little")
             if not address:
                 return _unused(library, candidates, from_symbols.version)
-            _, records = _decode_only_recorder([(address, layout) for layout in candidates], read, library, newest)
+            place, records = _decode_only_recorder([(address, layout) for layout in candidates], read, library, newest)
+            self._keep(self._places, process, self.places(process) | {library.library: place})
             return replace(records, torch_version=from_symbols.version)
         key = process, library.start
         with self._lock:
-            place = self._places_by_shape.pop(key, None)
-        places = [place] if place else search.search(read, library.data, mappings.writable, candidates)
+            known = self._places_by_shape.pop(key, None)
+        places = [known] if known else search.search(read, library.data, mappings.writable, candidates)
         if not places:
             raise UnreadableError(
                 "NoRecorder", f"no object in {library.path} has the shape of an active flight recorder"
             )
         place, records = _decode_only_recorder(places, read, library, newest)
         self._keep(self._places_by_shape, key, place)
+        self._keep(self._places, process, self.places(process) | {library.library: place})
         return replace(records, torch_version=from_symbols.version, found_by="shape")
 
     def _keep(self, cache: dict[_Key, _Known], key: _Key, value: _Known) -> None:

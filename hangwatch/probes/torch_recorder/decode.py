@@ -37,6 +37,7 @@ from hangwatch.probes.torch_recorder.rows import MOST_SEQUENCE, Rows, Shapes, Te
 
 MOST_RECORDS = 4096  # the newest of a larger buffer
 MOST_GROUPS = 4096
+MOST_COUNTED_GROUPS = 64  # of a progress counter
 MOST_MEMBERS = 1 << 17
 MOST_RANK = 1 << 24
 TRIES = 4
@@ -225,6 +226,21 @@ def _read_once(
     )
 
 
+class Counts(NamedTuple):
+    """The last enqueued number of each group (-1 for none), and the epoch of the recorder."""
+
+    epoch: int
+    by_group: dict[int, int]
+
+
+def last_enqueued(read_memory: Read, address: int, layout: Layout) -> Counts:
+    """Return the numbers of the groups of the recorder at `address`, without its records. Raises UnreadableError."""
+    image = Image(read_memory)
+    (raw,) = image.take([(address, layout.recorder_bytes)])
+    statuses = _statuses(image, address, raw, layout, MOST_COUNTED_GROUPS)
+    return Counts(_head(raw, layout).epoch, {status.group_id: status.last_enqueued for status in statuses})
+
+
 _Entry: TypeAlias = tuple[bytes, int]
 """The bytes of a record, and its address."""
 
@@ -256,9 +272,11 @@ def _stable(entries: list[_Entry], before: _Head, after: _Head) -> list[_Entry]:
     return entries[max(0, written + in_progress - (before.capacity - len(entries))) :]
 
 
-def _statuses(image: Image, address: int, raw: bytes, layout: Layout) -> tuple[GroupStatus, ...]:
+def _statuses(
+    image: Image, address: int, raw: bytes, layout: Layout, most: int = MOST_GROUPS
+) -> tuple[GroupStatus, ...]:
     at = layout.statuses
-    nodes = map_nodes(image, address + at, raw[at : at + MAP_BYTES], 16, MOST_GROUPS)
+    nodes = map_nodes(image, address + at, raw[at : at + MAP_BYTES], 16, most)
     rows = [struct.unpack("<QQ", node.value) for node in nodes]
     size = max(layout.enqueued, layout.status_started, layout.status_completed) + 8
     statuses = []

@@ -1,0 +1,268 @@
+"""Count the collectives of ranks once a second: the last enqueued number of each process group, from their memory.
+
+The table of groups is read anew each time, in one question for many ranks. A child reads, see `process_memory`. It
+reads the places of the last time in advance, so it is asked again only if the table has changed.
+
+A group counts if the main thread or a thread of autograd uses it: DDP and FSDP enqueue their collectives of the
+backward pass there on CUDA. A group of another thread, such as a heartbeat, proves no progress of the job. A group of
+an unknown thread counts, too: it must never look as if a healthy job stands still.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from hangwatch.model import Fault, ProcessId
+from hangwatch.model.flight_records import Library, ProgressCounter, RankRecords
+from hangwatch.probes.process import process_memory, procfs
+from hangwatch.probes.process.memory_image import Place, UnreadableError
+from hangwatch.probes.process.process_memory import FilePlaces, MemoryReader
+from hangwatch.probes.torch_recorder import SHARED, Recorders, decode
+from hangwatch.probes.torch_recorder.layouts import Layout
+
+RANKS_AT_ONCE = 64  # of one question to the child
+NEWEST_RECORDS = 8  # of a group; they show which threads use it
+STOPPED_SECONDS = 8.0  # a rank without a new collective for this long: the threads of its groups are read again
+THREADS_SECONDS = 300.0  # between two readings of the threads
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0  # between attempts to find a recorder; doubled each time
+TORN_SECONDS = 10.0  # a recorder that could not be read for this long is not usable
+SILENCE_SECONDS = 60.0  # the ranks of an owner are not read for this long, if memory of one did not respond
+MOST_THREADS = 4096
+TID_OFFSET = 0x2D0  # of `tid` in glibc's struct pthread on x86-64, nptl/descr.h; glibc 2.36 and others
+_AUTOGRAD = b"pt_autograd_"  # the name of torch's threads for backward passes, torch/csrc/autograd/engine.cpp
+_TID = struct.Struct("<i")
+
+GroupKey: TypeAlias = tuple[Library, int]
+
+
+@dataclass
+class _Rank:
+    """The counters of one rank. All times are those of the clock.
+
+    `numbers` has the last enqueued number of each group. `counts` tells if a group counts; unknown groups are left out.
+    """
+
+    owner: str
+    recorders: Mapping[Library, tuple[int, Layout]] = field(default_factory=dict)
+    numbers: dict[GroupKey, int] = field(default_factory=dict)
+    counts: Mapping[GroupKey, bool] = field(default_factory=dict)
+    epochs: dict[Library, int] = field(default_factory=dict)
+    places: list[Place] = field(default_factory=list)
+    fault: Fault | None = None
+    total: int = 0
+    restarts: int = 0
+    read_at: float | None = None
+    increased_at: float = 0.0
+    looked_at: float | None = None
+    pause_seconds: float = FIRST_PAUSE_SECONDS
+
+    def is_look_due(self, now: float) -> bool:
+        """True if the records should be read, to find the recorder or the threads that use its groups."""
+        if self.looked_at is None:
+            return True
+        waited = now - self.looked_at
+        if not self.recorders or any(number >= 0 and key not in self.counts for key, number in self.numbers.items()):
+            return waited >= self.pause_seconds
+        has_stopped = now - self.increased_at >= STOPPED_SECONDS and self.looked_at < self.increased_at
+        return waited >= (LONGEST_PAUSE_SECONDS if has_stopped else THREADS_SECONDS)
+
+    def add(self, library: Library, read: decode.Counts) -> bool:
+        """Add the numbers of one recorder. Return True if one increased that counts."""
+        before = self.total
+        is_first = library not in self.epochs
+        if self.epochs.setdefault(library, read.epoch) != read.epoch:
+            self.epochs[library] = read.epoch
+            self.restarts += 1
+        for group_id, number in read.by_group.items():
+            key = library, group_id
+            last = self.numbers.get(key, number if is_first else 0)
+            self.numbers[key] = number
+            if self.counts.get(key) is not False:
+                self.total += max(0, number - last)
+                self.restarts += max(0, number) < last
+        for key in [key for key in self.numbers if key[0] == library and key[1] not in read.by_group]:
+            del self.numbers[key]
+        return self.total > before
+
+
+class ProgressCounters:
+    """The progress counters of the ranks of this node.
+
+    `look` finds the recorder of each rank and the threads that use its groups. It takes milliseconds for a rank, but
+    is due rarely. `read` reads the numbers. Two threads may call these at the same time.
+    """
+
+    def __init__(
+        self,
+        recorders: Recorders = SHARED,
+        proc_root: Path = procfs.PROC,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._recorders, self._proc_root, self._clock = recorders, proc_root, clock
+        self._memory = MemoryReader()  # one of its own: a capture never waits for it
+        self._lock = threading.Lock()
+        self._ranks: dict[ProcessId, _Rank] = {}
+        self._silent_until: dict[str, float] = {}
+
+    def follow(self, ranks: Mapping[ProcessId, str]) -> None:
+        """Set the ranks to read, each with its owner. All others are forgotten."""
+        with self._lock:
+            self._ranks = {process: self._ranks.get(process) or _Rank(owner) for process, owner in ranks.items()}
+
+    def read(self) -> dict[ProcessId, ProgressCounter | Fault]:
+        """Return the counter of each rank, or the reason why it has none. A rank that is not yet known is left out."""
+        now = self._clock()
+        with self._lock:
+            self._silent_until = {owner: end for owner, end in self._silent_until.items() if end > now}
+            wanted = [
+                (process, rank, tuple(rank.places), rank.recorders)
+                for process, rank in self._ranks.items()
+                if rank.recorders and rank.owner not in self._silent_until
+            ]
+        for first in range(0, len(wanted), RANKS_AT_ONCE):
+            part = wanted[first : first + RANKS_AT_ONCE]
+            answers = self._memory.read_files([self._file(process, places) for process, _, places, _ in part])
+            for (process, rank, places, recorders), answer in zip(part, answers, strict=True):
+                if answer == errno.ETIMEDOUT:
+                    self._silent_until[rank.owner] = now + SILENCE_SECONDS
+                elif not isinstance(answer, int) and rank.owner not in self._silent_until:
+                    memory = _Prefetched(self, process, dict(zip(places, answer, strict=True)))
+                    self._count(rank, recorders, memory, now)
+        with self._lock:
+            found = {process: self._answer(process, rank, now) for process, rank in self._ranks.items()}
+        return {process: answer for process, answer in found.items() if answer is not None}
+
+    def _file(self, process: ProcessId, places: Sequence[Place]) -> FilePlaces:
+        return FilePlaces(self._proc_root / str(process.pid) / "mem", places, process.start_ticks)
+
+    def _count(
+        self, rank: _Rank, recorders: Mapping[Library, tuple[int, Layout]], memory: _Prefetched, now: float
+    ) -> None:
+        """Read the numbers of one rank. If the writer changes them meanwhile, the next time counts."""
+        try:
+            counts = {
+                library: decode.last_enqueued(memory.read, address, layout)
+                for library, (address, layout) in recorders.items()
+            }
+        except UnreadableError:
+            counts = {}
+        with self._lock:
+            rank.places = memory.wanted
+            if not counts:
+                return
+            if sum(rank.add(library, numbers) for library, numbers in counts.items()):
+                rank.increased_at = now
+            rank.read_at = now
+
+    def _answer(self, process: ProcessId, rank: _Rank, now: float) -> ProgressCounter | Fault | None:
+        if rank.fault is not None or rank.read_at is None:
+            return rank.fault
+        if now - rank.read_at > TORN_SECONDS:
+            detail = f"its counters could not be read for {TORN_SECONDS:g} s"
+            return Fault(subject=f"pid {process.pid}", reason="ChangedWhileRead", detail=detail)
+        if not any(rank.counts.get(key) for key in rank.numbers):
+            detail = "its main thread has enqueued no collective that the flight recorder shows"
+            return Fault(subject=f"pid {process.pid}", reason="NoCollectives", detail=detail)
+        return ProgressCounter(total=rank.total, restarts=rank.restarts)
+
+    def read_again(self, process: ProcessId, places: Sequence[Place]) -> Sequence[bytes]:
+        """Read more places of a rank, because its table of groups has changed. Raises UnreadableError."""
+        (answer,) = self._memory.read_files([self._file(process, places)])
+        if isinstance(answer, int):
+            raise UnreadableError("NoAnswer", "its memory could not be read")
+        return answer
+
+    def look(self, most_seconds: float = 1.0) -> None:
+        """Find recorders and the threads that use their groups, for the ranks for which it is due."""
+        end = self._clock() + most_seconds
+        with self._lock:
+            due = [(process, rank) for process, rank in self._ranks.items() if rank.is_look_due(self._clock())]
+        due.sort(key=lambda item: item[1].looked_at or 0.0)
+        for process, rank in due:
+            if self._clock() >= end:
+                return
+            contents = self._recorders.read(process, rank.owner, NEWEST_RECORDS)
+            counts = self._find_counting_groups(process, contents)
+            with self._lock:
+                self._keep(rank, contents, self._recorders.places(process), counts)
+
+    def _keep(
+        self,
+        rank: _Rank,
+        contents: Sequence[RankRecords | Fault],
+        recorders: Mapping[Library, tuple[int, Layout]],
+        counts: Mapping[GroupKey, bool | None],
+    ) -> None:
+        rank.looked_at = self._clock()
+        rank.pause_seconds = min(2 * rank.pause_seconds, LONGEST_PAUSE_SECONDS)
+        rank.fault = next((each for each in contents if isinstance(each, Fault)), None) if not recorders else None
+        if recorders and not rank.recorders:
+            rank.places = [(address, layout.recorder_bytes) for address, layout in recorders.values()]
+            rank.increased_at = rank.looked_at
+        rank.recorders = recorders
+        known = {key: does_count for key, does_count in counts.items() if does_count is not None}
+        kept = {key: does_count for key, does_count in rank.counts.items() if key in rank.numbers}
+        rank.counts = kept | known
+
+    def _find_counting_groups(
+        self, process: ProcessId, contents: Iterable[RankRecords | Fault]
+    ) -> dict[GroupKey, bool | None]:
+        """Return for each group with records if it counts; None if a thread that uses it is not known."""
+        threads: dict[GroupKey, list[int]] = {}
+        for content in (each for each in contents if isinstance(each, RankRecords)):
+            for record in content.records:
+                threads.setdefault((content.library, record.group_id), []).append(record.thread_id)
+        newest = {key: used[-NEWEST_RECORDS:] for key, used in threads.items()}
+        counts = self._find_counting_threads(process, {thread for used in newest.values() for thread in used})
+        return {key: _combine([counts.get(thread) for thread in used]) for key, used in newest.items()}
+
+    def _find_counting_threads(self, process: ProcessId, threads: Iterable[int]) -> dict[int, bool]:
+        """Return for each pthread_t if it is the main thread or one of autograd. Unknown threads are left out."""
+        places = [(thread + TID_OFFSET, _TID.size) for thread in threads if 0 < thread < 1 << 47]
+        folder = self._proc_root / str(process.pid)
+        answer = process_memory.SHARED.read_pieces(folder / "mem", places) if places else ()
+        if isinstance(answer, int) or not procfs.is_alive(process, self._proc_root):
+            return {}
+        read = zip(places, answer, strict=True)
+        tids = {address - TID_OFFSET: int(_TID.unpack(raw)[0]) for (address, _), raw in read if len(raw) == _TID.size}
+        main = procfs.read_inner_pid(process.pid, self._proc_root)
+        names = self._thread_names(folder / "task", set(tids.values()), is_inner=main != process.pid)
+        return {thread: tid == main or names[tid].startswith(_AUTOGRAD) for thread, tid in tids.items() if tid in names}
+
+    def _thread_names(self, folder: Path, tids: set[int], *, is_inner: bool) -> dict[int, bytes]:
+        """Return the name of each thread that exists. With `is_inner`, `tids` are those of its own PID namespace."""
+        by_tid = {tid: str(tid) for tid in tids}
+        if is_inner:
+            outer = procfs.list_pids(str(folder))[:MOST_THREADS]
+            by_tid = {procfs.read_inner_pid(int(name), folder): name for name in outer}
+        raw = {tid: procfs.read_start(f"{folder}/{by_tid[tid]}/comm", 64) for tid in tids if tid in by_tid}
+        return {tid: name for tid, name in raw.items() if isinstance(name, bytes)}
+
+
+def _combine(counts: Sequence[bool | None]) -> bool | None:
+    """Return True if a thread counts that used the group, False if all are known and none does, else None."""
+    if any(counts):
+        return True
+    return None if None in counts else False
+
+
+class _Prefetched:
+    """Memory of a rank, of which some places have been read in advance. `wanted` are the places that were needed."""
+
+    def __init__(self, counters: ProgressCounters, process: ProcessId, pieces: Mapping[Place, bytes]) -> None:
+        self._counters, self._process, self._pieces = counters, process, pieces
+        self.wanted: list[Place] = []
+
+    def read(self, places: Sequence[Place]) -> Sequence[bytes]:
+        """Return the bytes at each place. Raises UnreadableError."""
+        self.wanted += places
+        if all(place in self._pieces for place in places):
+            return [self._pieces[place] for place in places]
+        return self._counters.read_again(self._process, places)

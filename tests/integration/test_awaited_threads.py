@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
 import subprocess
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -23,16 +23,19 @@ from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
 from tests.conftest import wait_for
 from tests.integration import targets
+from tests.servers import silent_server
 
 RANKS = 4
 MEETS = (config.ActivityRule(activity="collective_wait", function="meet"),)
-# Threads of libraries that a training program has: they wait for ever, and decide nothing.
-LIBRARIES = """
+BEGIN = """
 import asyncio, os, socket, sys, threading
-import fsspec.asyn, prometheus_client
+from pathlib import Path
+from tests.jobs import library_threads
 store = socket.create_connection(("127.0.0.1", int(os.environ["STORE"])))
-fsspec.asyn.sync(fsspec.asyn.get_loop(), asyncio.sleep, 0)
-prometheus_client.start_http_server(0, addr="127.0.0.1")
+if os.environ["LIBRARIES"] == "all":
+    library_threads.start_all(Path(folder))
+else:
+    library_threads.start_loop_and_server()
 """
 MEET = """
 def meet():
@@ -123,28 +126,6 @@ asyncio.run(step())
 WAYS = {"pool": POOL, "pool of four": ALIKE, "queue": QUEUE, "join": JOIN, "thread pool": THREADS, "event loop": LOOP}
 
 
-@contextlib.contextmanager
-def server() -> Iterator[int]:
-    """Accept connections and never answer; yield the port."""
-    kept: list[socket.socket] = []
-    with socket.create_server(("127.0.0.2", 0)) as listening:
-
-        def serve() -> None:
-            with contextlib.suppress(OSError):
-                while True:
-                    kept.append(listening.accept()[0])
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield listening.getsockname()[1]
-        finally:
-            listening.shutdown(socket.SHUT_RDWR)
-            thread.join(60)
-            for one in kept:
-                one.close()
-
-
 def in_call(pid: int, kind: str) -> bool:
     """True if any thread of a process is in a system call of this kind or name."""
     threads = (pid, *main_thread.other_threads(pid, procfs.PROC, 64))
@@ -157,12 +138,12 @@ def job(odd: str, others: str, folder: Path, **environ: str) -> Iterator[Job]:
     """Start a job; rank 0 runs `odd`, and `others` is run by all others. Each is at its blocking call, or right before."""
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        environ |= {"STORE": str(store.getsockname()[1])}
+        environ = {"LIBRARIES": "some", "STORE": str(store.getsockname()[1]), **environ}
         ranks = []
         for number in range(RANKS):
             (folder / str(number)).mkdir()
             program = folder / str(number) / "train.py"
-            program.write_text(LIBRARIES + (odd if number == 0 else others))
+            program.write_text(BEGIN + (odd if number == 0 else others))
             run = f"exec(compile(open({str(program)!r}).read(), {str(program)!r}, 'exec'))"
             pid = stack.enter_context(targets.python(run, folder / str(number), **environ))
             found = procfs.read_state(pid)
@@ -184,14 +165,17 @@ def looked_at(job: Job, *, have_gpus: bool = False) -> Diagnosis:
     return diagnose_job(job, CaptureRequest(settings=limits, node="n", gpus=sources), activity.load(MEETS))
 
 
-def rows(*quick: str) -> list[object]:
-    """Return all ways to wait for a thread; `make test` runs the `quick` ones."""
-    return [pytest.param(way, marks=[] if way in quick else [pytest.mark.series]) for way in WAYS]
+def beside(*ways: str, quick: Sequence[tuple[str, str]]) -> pytest.MarkDecorator:
+    """Run a test for each of these ways, beside some libraries and beside all; `make test` runs the `quick` pairs."""
+    pairs = list(itertools.product(ways, ("some", "all")))
+    marks = [[] if pair in quick else [pytest.mark.series] for pair in pairs]
+    rows = [pytest.param(*pair, marks=mark, id=" beside ".join(pair)) for pair, mark in zip(pairs, marks, strict=True)]
+    return pytest.mark.parametrize(("way", "libraries"), rows)
 
 
-@pytest.mark.parametrize("way", rows("pool", "queue"))
-def test_rank_with_thread_blocked_in_open_is_named(way: str, tmp_path: Path) -> None:
-    with job(OPENS + WAYS[way], BEHIND_GPU, tmp_path) as started:
+@beside(*WAYS, quick=[("pool", "all"), ("queue", "some")])
+def test_rank_with_thread_blocked_in_open_is_named(way: str, libraries: str, tmp_path: Path) -> None:
+    with job(OPENS + WAYS[way], BEHIND_GPU, tmp_path, LIBRARIES=libraries) as started:
         wait_for(lambda: in_call(started.ranks[0].id.pid, "openat"), "the thread to open the FIFO")
         look = looked_at(started, have_gpus=True)
     member = look.grouping.members[[one.id.rank for one in look.grouping.members].index(0)]
@@ -202,9 +186,12 @@ def test_rank_with_thread_blocked_in_open_is_named(way: str, tmp_path: Path) -> 
     assert "read_shard" in look.verdict.message
 
 
-@pytest.mark.parametrize("way", rows("pool", "event loop"))
-def test_rank_with_thread_that_asks_a_server_is_not_known_to_be_stuck(way: str, tmp_path: Path) -> None:
-    with server() as port, job(ASKS + WAYS[way], MEET, tmp_path, SERVER=str(port)) as started:
+@beside(*WAYS, quick=[("pool", "some"), ("event loop", "all")])
+def test_rank_with_thread_that_asks_a_server_is_not_known_to_be_stuck(way: str, libraries: str, tmp_path: Path) -> None:
+    with (
+        silent_server() as port,
+        job(ASKS + WAYS[way], MEET, tmp_path, SERVER=str(port), LIBRARIES=libraries) as started,
+    ):
         wait_for(lambda: in_call(started.ranks[0].id.pid, "recvfrom"), "the thread to ask the server")
         look = looked_at(started)
     by_rank = {member.id.rank: member for member in look.grouping.members}
@@ -232,8 +219,9 @@ def read_shard():
 """
 
 
-def test_bytes_of_a_thread_that_is_not_awaited_do_not_hide_a_hang(tmp_path: Path) -> None:
-    with job(METRICS + OPENS + POOL, METRICS + MEET, tmp_path) as started:
+@beside("pool", quick=[("pool", "all")])
+def test_bytes_of_a_thread_that_is_not_awaited_do_not_hide_a_hang(way: str, libraries: str, tmp_path: Path) -> None:
+    with job(METRICS + OPENS + WAYS[way], METRICS + MEET, tmp_path, LIBRARIES=libraries) as started:
         wait_for(lambda: in_call(started.ranks[0].id.pid, "openat"), "the thread to open the FIFO")
         look = looked_at(started)
     member = next(one for one in look.grouping.members if one.id.rank == 0)
@@ -241,8 +229,9 @@ def test_bytes_of_a_thread_that_is_not_awaited_do_not_hide_a_hang(tmp_path: Path
     assert [rank.rank for rank in look.verdict.named] == [0], look.verdict.message
 
 
-def test_bytes_of_the_awaited_thread_are_motion(tmp_path: Path) -> None:
-    with job(READS + POOL, MEET, tmp_path) as started:
+@beside("pool", quick=[("pool", "some")])
+def test_bytes_of_the_awaited_thread_are_motion(way: str, libraries: str, tmp_path: Path) -> None:
+    with job(READS + WAYS[way], MEET, tmp_path, LIBRARIES=libraries) as started:
         look = looked_at(started)
     member = next(one for one in look.grouping.members if one.id.rank == 0)
     assert member.signature is Signature.TRANSFERS, look.verdict.message

@@ -22,6 +22,7 @@ from hangwatch.verdict.sequence_rules import Answer
 from tests.conftest import wait_for
 from tests.node_tree import run, values
 from tests.recorder_jobs.started import KEY, started
+from tests.servers import silent_server
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
@@ -64,7 +65,7 @@ def accuses_nobody_else(name: str, taken: Diagnosis, answer: Answer) -> None:
 
 @pytest.mark.parametrize("name", [hang(name) for name in HANGS])
 def test_the_answer_to_a_real_hang(name: str, tmp_path: Path) -> None:
-    with started(name, tmp_path) as job:
+    with silent_server() as port, started(name, tmp_path, SERVER=str(port)) as job:
 
         def settled() -> bool:
             taken = job.look()
@@ -134,6 +135,33 @@ def test_side_threads_of_a_real_hang_are_no_motion(tmp_path: Path) -> None:
     assert all((member.usage.io_bytes_per_second or 0) > 100_000 for member in taken.grouping.members)
     assert max(dump.rank_bytes or 0 for rank in taken.capture.ranks for dump in rank.rounds) < 10_000
     assert [rank.rank for rank in taken.verdict.named] == [3]
+
+
+LATE = {
+    "fifo_beside_metrics": Signature.BLOCKED,
+    "thread_in_own_code": Signature.BLOCKED,
+    "thread_reads": Signature.TRANSFERS,
+    "thread_asks": Signature.AWAITS_OUTSIDE,
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in ("fifo_beside_metrics", "thread_reads") else [pytest.mark.series])
+        for name in LATE
+    ],
+)
+def test_threads_of_libraries_change_no_answer(name: str, tmp_path: Path) -> None:
+    """Start wandb, fsspec, a TensorBoard writer and a Prometheus server in each rank of a hung and a healthy job."""
+    with silent_server() as port, started(name, tmp_path, LIBRARIES="all", SERVER=str(port)) as job:
+        taken = wait_for(
+            lambda: one if summarise(job.answer(one := job.look())) == expected(name) else None, "the answer"
+        )
+    by_rank = {member.id.rank: member.signature for member in taken.grouping.members}
+    (late,) = KEY[name]["named"]
+    assert by_rank == {**dict.fromkeys(by_rank, Signature.BLOCKED), late: LATE[name]}, taken.verdict.message
+    assert [rank.rank for rank in taken.verdict.named] == [late]
 
 
 def test_bytes_of_a_collective_are_motion(tmp_path: Path) -> None:

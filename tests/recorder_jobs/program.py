@@ -19,6 +19,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -163,6 +164,38 @@ def write_metrics() -> None:
         while True:
             file.write(bytes(20_000))
             time.sleep(0.1)
+
+
+def thread_reads() -> None:
+    """Let a thread of rank 2 read 500 kB/s. Rank 2 waits for it, and the others wait for rank 2."""
+    steps(5)
+    if rank() == 2:
+        mark_arrival()
+        concurrent.futures.ThreadPoolExecutor(1).submit(read_slowly).result()
+    mark_arrival()
+    reduce()
+
+
+def read_slowly() -> None:
+    with Path("/dev/zero").open("rb", buffering=0) as file:
+        while True:
+            file.read(50_000)
+            time.sleep(0.1)
+
+
+def thread_asks() -> None:
+    """Let a thread of rank 2 wait for a server outside the job. Rank 2 waits for it, and the others for rank 2."""
+    steps(5)
+    if rank() == 2:
+        concurrent.futures.ThreadPoolExecutor(1).submit(ask_server).result()
+    mark_arrival()
+    reduce()
+
+
+def ask_server() -> None:
+    with socket.create_connection(("127.0.0.2", int(os.environ["SERVER"]))) as server:
+        mark_arrival()
+        server.recv(1)
 
 
 SHARED = multiprocessing.get_context("fork").Lock()  # each job has its own
@@ -749,6 +782,10 @@ if __name__ == "__main__" and (name := ordered()) and forked():
     signal.alarm(LIFETIME_SECONDS)
     torch.set_num_threads(1)
     init()
+    if "LIBRARIES" in os.environ:
+        from tests.jobs import library_threads
+
+        library_threads.start_all(FOLDER)
     if "DUMPS" in os.environ:
         threading.Thread(target=dump_when_asked, daemon=True).start()
     globals()[name]()

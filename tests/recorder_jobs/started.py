@@ -34,7 +34,7 @@ else:
     import tomli as tomllib
 
 KEY: dict[str, dict[str, Any]] = tomllib.loads((DATA / "waitfor.toml").read_text())
-PROGRAM = Path(__file__).with_name("program.py")
+PROGRAM = "tests.recorder_jobs.program"
 TABLE = activity.load()
 
 
@@ -83,8 +83,9 @@ class Started(NamedTuple):
 def source() -> subprocess.Popen[str]:
     """Start the process from which all jobs of this test session are forked. It ends when its stdin ends."""
     environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(PROGRAM)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
+    command = [sys.executable, "-m", PROGRAM]
+    root = Path(__file__).parents[2]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ, cwd=root)
 
 
 def forked(name: str, folder: Path, environ: dict[str, str]) -> int:

@@ -21,6 +21,7 @@ from hangwatch.cli import progress_line, screen
 from hangwatch.cli.config_choice import config_option, settings_from
 from hangwatch.cli.node_options import Reach, nodes_options, parse_reach, topology_option
 from hangwatch.cli.progress_line import Step
+from hangwatch.cli.source_lines import read_source_lines
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.errors import TemporaryError, UserError
@@ -396,6 +397,7 @@ def _write_or_show(options: DumpOptions, incident: Incident, *, is_only_job: boo
         width=screen.width(),
         full=options.full,
         stacks=options.with_stacks,
+        source_lines=read_source_lines(incident.grouping, incident.verdict),
     )
     if is_only_job:
         screen.show(answer)

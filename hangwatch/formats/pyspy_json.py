@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from hangwatch.formats import decoding
 from hangwatch.model import Fault, Frame, Thread
@@ -117,13 +118,7 @@ def parse_json(text: str | bytes, pid: int | None) -> tuple[Thread, ...]:
     names. Of more than 256 threads, the main thread and 255 others are kept. An empty thread after them has the
     number of dropped threads. Raises DumpError if the text is not such a dump.
     """
-    try:
-        raw_threads = _JSON.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        start = text[:60]
-        raise DumpError(
-            f"not the JSON of `py-spy dump --json` (a list of threads): {error}; it starts {start!r}"
-        ) from None
+    raw_threads = _decode(text)
     main = _main_index(raw_threads, pid)
     folder = "" if main is None else _program_folder(raw_threads[main].frames)
     threads = [_thread(thread, folder, is_main=index == main) for index, thread in enumerate(raw_threads)]
@@ -132,6 +127,28 @@ def parse_json(text: str | bytes, pid: int | None) -> tuple[Thread, ...]:
     threads.sort(key=lambda thread: not thread.is_main)
     left_out = Thread(name=f"<{len(threads) - MOST_THREADS:,} threads left out>", thread_id="", frames=())
     return (*threads[:MOST_THREADS], left_out)
+
+
+def find_path(text: str | bytes, frame: Frame) -> str | None:
+    """Return the whole path of the file of a frame in a dump; None if the dump does not have this frame.
+
+    `frame` is without its locals. Raises DumpError if the text is not a dump.
+    """
+    raw_threads = _decode(text)
+    main = _main_index(raw_threads, None)
+    folder = "" if main is None else _program_folder(raw_threads[main].frames)
+    found = (raw for thread in raw_threads for raw in thread.frames)
+    return next((raw.filename for raw in found if structs.replace(_frame(raw, folder), locals=()) == frame), None)
+
+
+def _decode(text: str | bytes) -> list[_PySpyThread]:
+    try:
+        return _JSON.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        start = text[:60]
+        raise DumpError(
+            f"not the JSON of `py-spy dump --json` (a list of threads): {error}; it starts {start!r}"
+        ) from None
 
 
 def _main_index(threads: list[_PySpyThread], pid: int | None) -> int | None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from msgspec import structs
 
 from hangwatch import words
 from hangwatch.model import Capture, Frame, Group, Grouping, Incident, PowerSeries, Value, Verdict
@@ -28,16 +31,21 @@ _SHORT_FRAMES = 4
 _ONLY_IN_FULL = frozenset({"Named", "Check first", "State", "Taken", "Command", "Incident"})
 _SHOWN_BY_GROUPS = frozenset({"activity", "group", "thread", "workers"})
 """Kinds of evidence that only repeat a stack of the groups above it."""
+_SOURCE_CHARACTERS = 40  # of a source line at least
 _SPARKS = 40
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class _Style(Value, frozen=True):
-    """The layout of lines: colours, width, and the places of the user's code, which are highlighted."""
+    """The layout of lines: colours, width, and the places of the user's code, which are highlighted.
+
+    `source_lines` are the known lines of source text.
+    """
 
     color: bool
     width: int
     user_places: frozenset[tuple[str, str]] = frozenset()
+    source_lines: Mapping[Frame, str] = MappingProxyType({})
 
     def strong(self, text: str) -> str:
         return f"\x1b[1m{text}\x1b[0m" if self.color else text
@@ -88,14 +96,21 @@ def render(incident: Incident, *, color: bool = False, width: int = 110) -> str:
 
 
 def render_answer(
-    incident: Incident, *, color: bool = False, width: int = 110, full: bool = False, stacks: bool = False
+    incident: Incident,
+    *,
+    color: bool = False,
+    width: int = 110,
+    full: bool = False,
+    stacks: bool = False,
+    source_lines: Mapping[Frame, str] = MappingProxyType({}),
 ) -> str:
     """Return the answer of a dump: verdict, what the job is stuck on, the first step, and the groups.
 
     At most 30 lines of 110 characters for a job of up to 8 groups. `full` adds the stacks of all groups, evidence and
     details of ranks, `stacks` all raw stacks. It has no incident name, because the incident of a dump is not stored.
+    The text of `source_lines` is printed beside its frame.
     """
-    style = _style(incident.grouping, color, width)
+    style = structs.replace(_style(incident.grouping, color, width), source_lines=source_lines)
     rows = [row for row in _heading(incident) if row[0] not in ({"Incident"} if full else _ONLY_IN_FULL)]
     rows.sort(key=lambda row: full or row[0] not in {"Stuck on", "Do first"})
     if full:
@@ -272,7 +287,10 @@ def _group_lines(group: Group, mark: str | None, style: _Style) -> Iterator[str]
 
 
 def _frame_lines(frames: Sequence[Frame], style: _Style) -> Iterator[str]:
-    return (f"      | {style.frame(frame)}" for frame in frames)
+    for frame in frames:
+        source = style.source_lines.get(structs.replace(frame, locals=()), "")
+        room = max(style.width - len(str(frame)) - 12, _SOURCE_CHARACTERS)
+        yield f"      | {style.frame(frame)}{f': {words.elided(source, room)}' if source else ''}"
 
 
 def _tree_lines(trees: Sequence[Node], odd: frozenset[str], style: _Style) -> Iterator[str]:

@@ -1,0 +1,89 @@
+"""The source line beside the innermost frame of the program in `hangwatch dump`. It is read as the owner would read it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hangwatch.model import Frame
+from hangwatch.probes.process import source_line
+from tests.integration import targets
+from tests.other_users import needs_root
+
+SLEEP = "time.sleep(600)"
+PROGRAM = f"""
+import os, time
+{{before}}
+def rest():
+    open(folder + "/ready", "w").close()
+    {SLEEP}{{end}}
+rest()
+"""
+AS_NOBODY = "os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)"
+FRAME = Frame(function="rest", file="program.py", line=6)
+
+
+def running(program: Path, folder: Path, before: str = "", end: str = "", name: str | None = None) -> str:
+    """Return code that runs `program`, which is compiled under `name`."""
+    program.write_text(PROGRAM.format(before=before, end=end))
+    return f"exec(compile(open({str(program)!r}).read(), {name or str(program)!r}, 'exec'))"
+
+
+def test_dump_shows_the_line_at_which_a_process_is(tmp_path: Path) -> None:
+    dump = [sys.executable, "-m", "hangwatch", "dump"]
+    with targets.python(running(tmp_path / "program.py", tmp_path), tmp_path) as pid:
+        texts = [
+            subprocess.run([*dump, f"--pid={pid}", *more], capture_output=True, text=True, timeout=120).stdout
+            for more in ([], ["--full"], ["--json"])
+        ]
+        subprocess.run([*dump, f"--pid={pid}", "-o", str(tmp_path / "kept")], capture_output=True, timeout=120)
+    assert f"program.py:6): {SLEEP}\n" in texts[0]
+    assert f"program.py:6): {SLEEP}\n" in texts[1]
+    kept = [path.read_text(errors="replace") for path in (tmp_path / "kept").rglob("*") if path.is_file()]
+    assert kept
+    assert not any(SLEEP in text for text in (texts[2], *kept)), "a source line is stored"
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("program.py", f"{SLEEP}  # {'x' * 300}"[:199] + "…"),
+        ("fifo.py", ""),
+        ("link.py", ""),
+        ("huge.py", ""),
+        ("missing.py", ""),
+    ],
+)
+def test_only_a_regular_file_of_bounded_size_is_read(name: str, shown: str, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.py")
+    (tmp_path / "huge.py").write_text(f"{SLEEP}\n" * (1 << 19))
+    if os.geteuid() == 0:
+        os.lchown((tmp_path / "link.py").symlink_to("program.py") or tmp_path / "link.py", 65534, 65534)
+    else:
+        (tmp_path / "link.py").symlink_to("program.py")
+    code = running(tmp_path / "program.py", tmp_path, end=f"  # {'x' * 300}", name=str(tmp_path / name))
+    with targets.python(code, tmp_path) as pid:
+        assert source_line.read(pid, Frame(function="rest", file=name, line=6)) == shown
+
+
+@needs_root
+@pytest.mark.parametrize(("mode", "shown"), [(0o644, SLEEP), (0o600, "")])
+def test_a_line_is_read_with_the_rights_of_the_owner(mode: int, shown: str, tmp_path: Path) -> None:
+    """Do not show a line that the owner of the process may not read, even to root."""
+    for folder in (tmp_path, *tmp_path.parents[:-2]):
+        folder.chmod(0o777 if folder == tmp_path else 0o755)
+    code = running(tmp_path / "program.py", tmp_path, before=AS_NOBODY)
+    (tmp_path / "program.py").chmod(mode)
+    with targets.python(code, tmp_path) as pid:
+        assert source_line.read(pid, FRAME) == shown
+
+
+def test_a_process_that_went_on_has_no_line(tmp_path: Path) -> None:
+    with targets.python(running(tmp_path / "program.py", tmp_path), tmp_path) as pid:
+        assert source_line.read(pid, FRAME) == SLEEP
+        assert source_line.read(pid, Frame(function="rest", file="program.py", line=5)) == ""
+    assert source_line.read(pid, FRAME) == ""

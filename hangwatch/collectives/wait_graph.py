@@ -106,9 +106,9 @@ def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
         busy=frozenset(rank for rank in awaited if is_busy(by_rank[rank])),
         joined=frozenset(rank for group in groups for rank in _find_joined(group)) - awaited - unknown,
         cycle=_find_cycle(groups) if awaited else (),
-        mismatch=find_other_operation(groups) or (find_other_order(groups) if is_complete else ()),
         is_complete=is_complete,
         is_partial=_is_partial(by_rank, groups, world_size),
+        mismatch=find_other_operation(groups) or (find_other_order(groups) if is_complete else ()),
     )
 
 

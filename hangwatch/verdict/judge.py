@@ -16,7 +16,6 @@ from hangwatch.verdict.scene import (
     Scene,
     build_scene,
     count_ranks,
-    is_settled_by_kernel,
     keep_groups,
     may_be_behind_gpu,
     remove_suspects,
@@ -109,7 +108,7 @@ def _by_numbers(scene: Scene, answer: Answer) -> Finding | None:
     ranks = {odd.member.id.rank} - {None} if odd is not None else set(answer.named or answer.check_first)
     suspects = tuple(keep_groups(scene.grouping.groups, lambda member: member.id.rank in ranks))
     members = [member for group in suspects for member in group.members]
-    if answer.named or (_is_late(answer, members) and _are_settled_by_kernel(members, scene)):
+    if answer.named or (_is_late(answer, members) and scene.are_settled_by_kernel(members)):
         is_sure = bool(answer.named) and not answer.graph.is_partial
         is_outside = any(one.signature is Signature.AWAITS_OUTSIDE for one in members)
         confidence = Confidence.HIGH if is_sure and not is_outside else Confidence.MEDIUM
@@ -144,10 +143,6 @@ def _may_be_innocent(scene: Scene, suspects: Sequence[Group], answer: Answer) ->
 def _is_late(answer: Answer, members: Sequence[Member]) -> bool:
     """True if these ranks have not joined by their flight recorders, and at least as many ranks wait."""
     return answer.kind == "not_joined" and not answer.by_counts and 0 < len(members) <= len(answer.graph.waiting)
-
-
-def _are_settled_by_kernel(members: Sequence[Member], scene: Scene) -> bool:
-    return all(is_settled_by_kernel(member, scene.processes) for member in members)
 
 
 def _outweighs(answer: Answer) -> bool:
@@ -355,7 +350,7 @@ def _name_by_kernel(lead: Finding) -> Finding | None:
     waiting = lead.waiting("ranks", "gpu", "lock")
     if lead.rule is None or waiting < len(lead.members) or waiting * 2 < lead.scene.answered:
         return None
-    if not _are_settled_by_kernel(lead.members, lead.scene) or _lacks_power_history(lead):
+    if not lead.scene.are_settled_by_kernel(lead.members) or _lacks_power_history(lead):
         return None
     lead = lead._replace(rule=lead.rule._replace(confidence=Confidence.LOW))
     return _name(lead) if _is_supported_by_half(lead) else None

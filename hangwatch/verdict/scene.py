@@ -165,6 +165,10 @@ class Scene:
         spins = member.signature is Signature.SPINS and member.stack.owns_gil is not True
         return not (self.is_blocked_outside and spins)
 
+    def are_settled_by_kernel(self, members: Iterable[Member]) -> bool:
+        """True if each of these ranks was blocked in every round in one call that no rank ends."""
+        return all(_is_settled_by_kernel(member, self.processes) for member in members)
+
     def neighbours(self, group: Group) -> int:
         """Return the number of ranks with a stack on the same node.
 
@@ -320,7 +324,7 @@ def lock_holder(member: Member) -> Process | None:
     return None if member.waits.file_lock is None else (member.id.node, member.waits.file_lock.holder_pid)
 
 
-def is_settled_by_kernel(member: Member, processes: Set[Process]) -> bool:
+def _is_settled_by_kernel(member: Member, processes: Set[Process]) -> bool:
     """True if in every round the rank, or the thread that it waits for, was blocked in one call that no rank ends.
 
     The call is about a path, a file, a pipe, a file lock or a stopped child. `processes` are those of all ranks.

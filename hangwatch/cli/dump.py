@@ -423,7 +423,8 @@ def _jobs_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.
     if missing:
         raise InputError(f"--pid {missing[0]}: no such process")
     scan = JobScan(limits=limits)
-    all_jobs = scan.find(sweep, host.node_name()).jobs
+    found = scan.find(sweep, host.node_name())
+    all_jobs = (*found.jobs, *found.engines)
     started = {pid: [job for job in all_jobs if _has_started(pid, job)] for pid in pids}
     if all(started.values()):
         return list({job.key: job for jobs in started.values() for job in jobs}.values())
@@ -481,9 +482,10 @@ def _jobs(wanted: str | None, sweep: GpuSweep | None, limits: config.Jobs, *, ev
     scan = JobScan(limits=limits).find(sweep, host.node_name())
     for left_out in scan.left_out:
         click.echo(f"not dumped {left_out}: exceeds a limit in [jobs], see `hangwatch config --sample`", err=True)
+    jobs = (*scan.jobs, *scan.engines)
     if every or wanted is None:
-        return [job for job in scan.jobs if wanted is None or job.is_called(wanted)]
-    return [choose(wanted, scan.jobs)]
+        return [job for job in jobs if wanted is None or job.is_called(wanted)]
+    return [choose(wanted, jobs)]
 
 
 def choose(wanted: str, jobs: Sequence[Job]) -> Job:

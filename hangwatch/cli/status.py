@@ -13,7 +13,7 @@ from hangwatch import words
 from hangwatch.cli.config_choice import config_option, settings_from
 from hangwatch.cli.incident_sources import http_config_option
 from hangwatch.cli.status_client import decode_status, fetch_status
-from hangwatch.cli.text_tables import age_text, print_table
+from hangwatch.cli.text_tables import age_text, engine_text, print_table
 from hangwatch.model import JobName
 from hangwatch.state.status import JobStatus, Status
 
@@ -85,6 +85,8 @@ def print_status(seen: Status) -> None:
     ]
     print_table(("GPU", "name", "power", "limit", "utilisation", "job", "fault"), gpus, "no GPUs")
     print_table(("job", "owner", "launcher", "user", "state", "for", "ranks", "what"), jobs, "no jobs")
+    for engine in seen.engines:
+        click.echo(engine_text(engine))
     if jobs and seen.sampler != "ok":
         click.echo("Without GPU readings the daemon detects no hang: use `hangwatch dump --rounds 3` to check by hand.")
     print_table(("check", "status", "ran", "what"), checks, "no checks yet")

@@ -11,6 +11,7 @@ import click
 
 from hangwatch import words
 from hangwatch.cli import screen
+from hangwatch.state.status import EngineStatus
 
 _COLORS = {"OK": "green", "UNKNOWN": "magenta", "WARNING": "yellow", "CRITICAL": "red"}
 
@@ -62,3 +63,9 @@ def print_checks(rows: Sequence[Sequence[str]]) -> None:
 
 def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_on_hyphens=False)  # so that `timedatectl set-ntp true` can be copied
+
+
+def engine_text(engine: EngineStatus) -> str:
+    """Return an inference engine as one line: `engine, 4 workers: vLLM (pid7-81, uid 1000), not monitored`."""
+    workers = words.count(engine.workers, "worker")
+    return words.printable(f"engine, {workers}: {engine.program} ({engine.job_id}, {engine.owner}), not monitored")

@@ -26,7 +26,7 @@ from hangwatch import words
 from hangwatch.cli.config_choice import config_option, settings_from
 from hangwatch.cli.incident_sources import http_config_option
 from hangwatch.cli.status_client import decode_status, fetch_status
-from hangwatch.cli.text_tables import age_text
+from hangwatch.cli.text_tables import age_text, engine_text
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.model import JobState
 from hangwatch.state.status import GpuStatus, JobStatus, Status
@@ -197,7 +197,7 @@ def frame(seen: LastAnswer, now: float, unix_now: float) -> RenderableType:
     status = seen.status
     age = f"   as of {words.duration(round(now - seen.at))} ago" if seen.problem else ""
     line = Text(words.printable(f"{status.node}   GPU sampler: {status.sampler}   incidents: {status.store}{age}"))
-    return Group(head, line, _jobs(status, unix_now), _gpus(status), _checks(status, unix_now))
+    return Group(head, line, _jobs(status, unix_now), *_engines(status), _gpus(status), _checks(status, unix_now))
 
 
 def _jobs(status: Status, unix_now: float) -> RenderableType:
@@ -232,6 +232,12 @@ class _Jobs(NamedTuple):
             for job in self.jobs
         ]
         return _table(("job", "owner", "state", "for", "ranks", "power / quiet"), rows, ("job", "owner"))
+
+
+def _engines(status: Status) -> Iterator[Text]:
+    """Yield a line for each inference engine."""
+    for engine in status.engines:
+        yield _cut(engine_text(engine))
 
 
 def _message(job: JobStatus) -> str:

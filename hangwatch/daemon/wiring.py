@@ -159,7 +159,7 @@ class Daemon:
             with self.board.running("scan", began):
                 found = self._scan.find(self.board.snapshot.sweep, self.node)
             now, unix_now = self._clock(), time.time()
-            self.board.put(Snapshot.with_scan, now - began, found.left_out)
+            self.board.put(Snapshot.with_scan, now - began, found)
             self._log_not_monitored(found.left_out)
             before = self.board.snapshot.living_keys
             self._do(self.board.change(steps.record_scan, found.jobs, now, unix_now, procfs.TICKS_PER_SECOND))

@@ -34,7 +34,7 @@ def find_jobs(
     endpoints: Mapping[ProcessId, str] = MappingProxyType({}),
     hosts: Mapping[ProcessId, ProcessId] = MappingProxyType({}),
 ) -> FoundJobs:
-    """Return the jobs among `processes`, sorted by job_id, and the number of jobs and ranks over a limit.
+    """Return the jobs and engines among `processes`, by job_id, and the number of jobs and ranks over a limit.
 
     A job is a set of processes with the variables of a launcher (see launchers.toml), ranks of mp.spawn or fork, or
     a launcher without ranks; see `membership`. All ranks have one owner (see `owners`), even if other users copy
@@ -50,7 +50,12 @@ def find_jobs(
     ranks = {process.id.pid for crew in crews for process, _ in crew.members}
     names = _names(crews, tree, node, lambda crew: claim_order(crew, samples, endpoints))
     jobs = [_job(name, crew, tree, samples, ranks) for crew, name in zip(crews, names, strict=True)]
-    return FoundJobs(jobs=tuple(sorted(jobs, key=lambda job: (job.job_id, job.processes[0]))), left_out=left_out)
+    jobs.sort(key=lambda job: (job.job_id, job.processes[0]))
+    return FoundJobs(
+        jobs=tuple(job for job in jobs if not job.is_engine),
+        engines=tuple(job for job in jobs if job.is_engine),
+        left_out=left_out,
+    )
 
 
 def with_distinct_name(job: Job) -> Job:
@@ -115,7 +120,7 @@ def _job(name: _Name, crew: Membership, tree: Tree, samples: Sequence[GpuSample]
         more_launcher_ids=tuple(head.id for head in crew.more_launcher_processes),
         job_name=name.job_name,
         libraries=tuple(sorted({library for process, _ in crew.members for library in process.libraries})),
-        program="" if program == "-c" or crew.waiting is not None else words.plain_word(program),
+        program=crew.engine or ("" if program == "-c" or crew.waiting is not None else words.plain_word(program)),
     )
 
 

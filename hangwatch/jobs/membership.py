@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hangwatch import words
-from hangwatch.jobs import forked_ranks, process_role
+from hangwatch.jobs import engine_workers, forked_ranks, process_role
 from hangwatch.jobs import program_launched as led
 from hangwatch.jobs.owners import Owner, owner_of
 from hangwatch.jobs.process_role import RankSlot
@@ -25,6 +25,7 @@ class Membership(NamedTuple):
     """The processes of one job. A member without a rank slot is a rank that is known only by its order of start.
 
     A membership without members is a launcher (`launcher_process`) without ranks; `waiting` has its options.
+    `engine` is the name of the inference engine whose workers the members are.
     `more_launcher_processes` are the launchers of the other parts of the job. `has_places` is false if the order of
     start says nothing about ranks.
     """
@@ -37,6 +38,7 @@ class Membership(NamedTuple):
     waiting: Waiting | None = None
     more_launcher_processes: tuple[Process, ...] = ()
     has_places: bool = True
+    engine: str = ""
 
     @property
     def processes(self) -> list[Process]:
@@ -76,6 +78,8 @@ def find_memberships(
     ranks = {process.id.pid for crew in crews for process, _ in crew.members}
     crews += [_of_siblings("fork", *siblings) for siblings in forked_ranks.find_siblings(tree, samples, ranks)]
     crews += _hidden_memberships(tree, crews)
+    ranks |= {process.id.pid for crew in crews for process, _ in crew.members}
+    crews += [_of_engine(found) for found in engine_workers.find_engines(tree, ranks)]
     crews += _waiting_memberships(tree, crews)
     return crews
 
@@ -106,7 +110,9 @@ def _memberships_by_slot(
 
 
 def _is_of_server(process: Process, tree: Tree) -> bool:
-    """True for a server or a notebook, and for processes that a server has spawned or forked, directly or not."""
+    """True for a server, a notebook, a worker of an engine, and processes that a server has spawned or forked."""
+    if engine_workers.find_engine(process, tree) is not None:
+        return True
     is_started = False
     for parent in tree.ancestors(process):
         is_child = process_role.is_spawned(process) or _is_fork(process, parent)
@@ -449,6 +455,16 @@ def _hidden_memberships(tree: Tree, memberships: Sequence[Membership]) -> list[M
 def _may_be_rank(process: Process) -> bool:
     helper = process_role.is_loader_worker(process) or process_role.is_resource_tracker(process)
     return process_role.is_python(process) and not helper and process_role.launcher_kind(process) is None
+
+
+# --- inference engines ----------------------------------------------------------------------------------------------
+
+
+def _of_engine(found: engine_workers.EngineWorkers) -> Membership:
+    members = [(process, None) for process in found.workers]
+    return Membership(
+        "engine", found.head, list(members), owner_of(found.workers[0]), has_places=False, engine=found.engine
+    )
 
 
 # --- launchers that have no rank ------------------------------------------------------------------------------------

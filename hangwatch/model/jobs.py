@@ -210,6 +210,11 @@ class Job(Value, frozen=True):
     libraries: tuple[str, ...] = ()
 
     @property
+    def is_engine(self) -> bool:
+        """True for an inference engine: its workers are listed and dumped like ranks, but not monitored."""
+        return self.launcher == "engine"
+
+    @property
     def launcher_ids(self) -> tuple[ProcessId, ...]:
         """The launchers of the job's ranks on this node: one, none, or one in each of its pods or containers."""
         return (() if self.launcher_id is None else (self.launcher_id,)) + self.more_launcher_ids
@@ -286,7 +291,8 @@ class NotMonitored(Value, frozen=True):
 
 
 class FoundJobs(Value, frozen=True):
-    """Result of a scan: the jobs to monitor, and the numbers of jobs that are not monitored."""
+    """Result of a scan: the jobs to monitor, inference engines, and the numbers of jobs that are not monitored."""
 
     jobs: tuple[Job, ...] = ()
+    engines: tuple[Job, ...] = ()
     left_out: tuple[NotMonitored, ...] = ()

@@ -22,6 +22,7 @@ from hangwatch.detector.job_watch import JobWatch
 from hangwatch.model import (
     CheckResult,
     Fault,
+    FoundJobs,
     GpuSweep,
     Incident,
     Job,
@@ -86,8 +87,9 @@ class DumpHistogram(Value, frozen=True):
 class Snapshot(Value, frozen=True):
     """The data of the board at one moment. A snapshot is never changed, only replaced.
 
-    `jobs` is by `Job.key`, `hook_runs` by event and outcome. `running` has the start of each running scan and
-    capture, `gpu_errors_at` is the time of the newest XIDs or link errors (both CLOCK_MONOTONIC, seconds).
+    `jobs` is by `Job.key`. `engines` are inference engines, which have no watch. `hook_runs` is by event and outcome.
+    `running` has the start of each running scan and capture, `gpu_errors_at` is the time of the newest XIDs or link
+    errors (both CLOCK_MONOTONIC, seconds).
     `crashes` has the newest crash of each job. `unread_crash_count` counts the jobs with dead ranks that were not
     read, because too many jobs of their owner were queued. `unresumed_incidents` are open incidents of an earlier
     daemon. Their processes live, but no scan has found the job yet.
@@ -103,6 +105,7 @@ class Snapshot(Value, frozen=True):
     dumps: DumpHistogram = DumpHistogram()
     hook_runs: dict[tuple[str, str], int] = field(default_factory=dict)
     left_out: tuple[NotMonitored, ...] = ()
+    engines: tuple[Job, ...] = ()
     running: dict[str, tuple[float, ...]] = field(default_factory=dict)
     scan_seconds: float | None = None
     dumpers_stuck: int = 0
@@ -149,12 +152,9 @@ class Snapshot(Value, frozen=True):
         """Return the seconds for which the oldest running scan or capture (`task`) has been running; 0 if none is."""
         return max((now - began for began in self.running.get(task, ())), default=0.0)
 
-    def with_scan(self, seconds: float, left_out: tuple[NotMonitored, ...]) -> Snapshot:
-        """Return the snapshot with the duration of the newest scan in seconds.
-
-        `left_out` counts the jobs and ranks that are not monitored.
-        """
-        return replace(self, scan_seconds=seconds, left_out=left_out)
+    def with_scan(self, seconds: float, found: FoundJobs) -> Snapshot:
+        """Return the snapshot with the duration of the newest scan in seconds, and what it found besides jobs."""
+        return replace(self, scan_seconds=seconds, left_out=found.left_out, engines=found.engines)
 
     def with_dump(self, seconds: float, fault: Fault | None) -> Snapshot:
         """Return the snapshot with one more dump: its duration in seconds, and its fault if it failed."""

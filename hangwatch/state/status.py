@@ -43,6 +43,16 @@ class JobStatus(Value, frozen=True):
     ends_itself_unix_seconds: float | None = None
 
 
+class EngineStatus(Value, frozen=True):
+    """One inference engine as /status shows it. `program` is its name: "vLLM". It is not monitored."""
+
+    job_id: str
+    job_key: str
+    owner: str
+    program: str
+    workers: int
+
+
 class GpuStatus(Value, frozen=True):
     """One GPU as /status shows it. `fault` is the reason if there are no readings.
 
@@ -85,6 +95,7 @@ class Status(Value, frozen=True, kw_only=True):
     jobs: tuple[JobStatus, ...]
     checks: tuple[CheckLine, ...]
     left_out: tuple[NotMonitored, ...] = ()
+    engines: tuple[EngineStatus, ...] = ()
     store: str = "ok"
 
 
@@ -99,6 +110,12 @@ def build_status(snapshot: Snapshot, node: str, now: float, settings: Detector =
         gpus=_gpus(snapshot),
         jobs=_jobs(snapshot, now, settings),
         left_out=snapshot.left_out,
+        engines=tuple(
+            EngineStatus(
+                job_id=job.job_id, job_key=job.key, owner=job.owner, program=job.program, workers=len(job.ranks)
+            )
+            for job in snapshot.engines
+        ),
         checks=tuple(
             CheckLine(
                 check=name,
@@ -115,7 +132,7 @@ def build_status(snapshot: Snapshot, node: str, now: float, settings: Detector =
 def _gpus(snapshot: Snapshot) -> tuple[GpuStatus, ...]:
     if snapshot.sweep is None:
         return ()
-    jobs = [entry.job for entry in snapshot.living]
+    jobs = [*(entry.job for entry in snapshot.living), *snapshot.engines]
     read = [
         GpuStatus(
             index=gpu.index,

@@ -84,12 +84,23 @@ class NameVariable(Value, frozen=True, forbid_unknown_fields=True):
     is_host_name: bool = False
 
 
+class Engine(Value, frozen=True, forbid_unknown_fields=True):
+    """An inference engine: the marks of its workers, and of its other processes."""
+
+    name: str
+    comms: tuple[str, ...]
+    server: str
+    titles: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
+
+
 class Table(Value, frozen=True, forbid_unknown_fields=True):
     """The whole table."""
 
     launchers: tuple[Launcher, ...] = msgspec.field(name="launcher")
     schedulers: tuple[Scheduler, ...] = msgspec.field(name="scheduler")
     names: tuple[NameVariable, ...] = msgspec.field(name="name")
+    engines: tuple[Engine, ...] = msgspec.field(name="engine")
     rendezvous: Rendezvous
     users: tuple[str, ...]
     python_comms: tuple[str, ...]
@@ -119,6 +130,7 @@ def _variables(table: Table) -> frozenset[str]:
 
 def _candidates(table: Table) -> tuple[str, ...]:
     names = {name for launcher in table.launchers for name in (*launcher.programs, *launcher.comms)}
+    names |= {name for engine in table.engines for name in (*engine.comms, *engine.titles)}
     return tuple(sorted({*table.python_comms, *table.worker_titles, *names}))
 
 

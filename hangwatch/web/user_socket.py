@@ -58,8 +58,8 @@ log = logging.getLogger(__name__)
 class _RequestedJob(NamedTuple):
     """The requested job, by the pid of one of its processes or by its key. The other field is empty."""
 
-    pid: str
-    job: str
+    pid: str = ""
+    job: str = ""
 
 
 class _Dump(NamedTuple):
@@ -159,7 +159,9 @@ class UserSocket:
         if uid == 0:
             return status.build_status(snapshot, self._node, self._clock(), self._detector)
         jobs = {key: entry for key, entry in snapshot.jobs.items() if entry.job.uid == uid}
-        view = status.build_status(replace(snapshot, jobs=jobs, left_out=()), self._node, self._clock(), self._detector)
+        engines = tuple(job for job in snapshot.engines if job.uid == uid)
+        own = replace(snapshot, jobs=jobs, engines=engines, left_out=())
+        view = status.build_status(own, self._node, self._clock(), self._detector)
         # The message of a check may name jobs of other users.
         return replace(view, checks=tuple(replace(check, message="") for check in view.checks))
 
@@ -210,10 +212,10 @@ class UserSocket:
         if diagnosis is None:
             return text(HTTPStatus.SERVICE_UNAVAILABLE, "the daemon is stopping")
         self._scan()
-        after = self._board.snapshot.jobs.get(job.key)
-        if after is None or after.job.processes != job.processes or uid not in (0, after.job.uid):
+        after = _own_job(self._board.snapshot, uid, _RequestedJob(job=job.key))
+        if after is None or after.processes != job.processes:
             return text(HTTPStatus.CONFLICT, "the job changed during the dump")
-        content = incident_file.encode(diagnosis.incident(after.job, JobState.SUSPECTED))
+        content = incident_file.encode(diagnosis.incident(after, JobState.SUSPECTED))
         log.info("%s: sent its stacks to user %d on request", job.name.in_log, uid)
         if len(content) > MOST_DUMP_BYTES:
             return text(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the stacks exceed {MOST_DUMP_BYTES >> 20} MiB")
@@ -226,8 +228,9 @@ def _refused_for_now(why: str) -> Answer:
 
 def _own_job(snapshot: Snapshot, uid: int, requested: _RequestedJob) -> Job | None:
     """Return the requested running job if this user owns it or is root; None if there is no such job."""
-    jobs = (entry.job for entry in snapshot.living if uid in (0, entry.job.uid))
-    return next((job for job in jobs if requested.job == job.key or requested.pid in map(str, job.pids)), None)
+    jobs = [*(entry.job for entry in snapshot.living), *snapshot.engines]
+    own = (job for job in jobs if uid in (0, job.uid))
+    return next((job for job in own if requested.job == job.key or requested.pid in map(str, job.pids)), None)
 
 
 class _OwnIncidents:

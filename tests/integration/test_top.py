@@ -31,7 +31,7 @@ from hangwatch.cli.top import LastAnswer, frame, watch
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.config import Http
 from hangwatch.model import JobName, JobState
-from hangwatch.state.status import CheckLine, GpuStatus, JobStatus, Status
+from hangwatch.state.status import CheckLine, EngineStatus, GpuStatus, JobStatus, Status
 from hangwatch.web.http_server import Server
 from tests.conftest import wait_for
 
@@ -220,6 +220,12 @@ def test_jobs_that_need_attention_come_first() -> None:
     assert "rank 0 in checkpoint" in drawn(LastAnswer(msgspec.structs.replace(SEEN, jobs=(moves,)), 100.0), 100.0, 130)
     assert "xid" in text and "GPU 3: XID 79" in text and "1 check OK" in text and "clock_skew" not in text
     assert "as of" not in text
+
+
+def test_engine_is_a_line_below_the_jobs() -> None:
+    engine = EngineStatus(job_id="pid7-81", job_key="k", owner="uid 1004", program="vLLM", workers=4)
+    text = drawn(LastAnswer(msgspec.structs.replace(SEEN, engines=(engine,)), 100.0), 100.0)
+    assert "\nengine, 4 workers: vLLM (pid7-81, uid 1004), not monitored" in text
 
 
 VERDICT = (

@@ -38,6 +38,20 @@ def test_the_jobs_that_a_tree_states(name: str, tmp_path: Path) -> None:
     assert [describe(job) for job in jobs_in(name, tmp_path)] == expected_jobs(TREES[name])
 
 
+def test_workers_of_inference_engines_are_listed_and_are_no_job(tmp_path: Path) -> None:
+    found = JobScan(lay_out(TREES["engines"], tmp_path)).find(EIGHT, node="")
+    assert found.jobs == ()
+    assert {(job.program, tuple(rank.id.pid for rank in job.ranks)) for job in found.engines} == {
+        ("vLLM", (120, 121)),
+        ("SGLang", (220, 221)),
+        ("TensorRT-LLM", (320, 321)),
+        ("TensorRT-LLM", (420, 421)),
+        ("vLLM", (510, 511)),
+        ("vLLM", (610,)),
+    }
+    assert {job.launcher for job in found.engines} == {"engine"}
+
+
 def test_every_launcher_of_the_table_has_a_tree_in_which_its_ranks_are_found(tmp_path: Path) -> None:
     found = [job for name in TREES for job in jobs_in(name, tmp_path)]
     assert {row.name for row in launcher_table.TABLE.launchers} <= {job.launcher for job in found}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import socket
@@ -100,6 +101,14 @@ def test_job_without_a_single_user_is_visible_to_root_only(tmp_path: Path) -> No
     desk = Desk(tmp_path, job(None))
     assert desk.answer("/dump?pid=100").status == 404
     assert desk.answer("/dump?pid=100", 0).status == 200
+
+
+def test_engine_is_visible_to_its_user_only(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.board.set(engines=(replace(job(), launcher="engine", program="vLLM"),))
+    seen = {uid: json.loads(desk.answer("/status", uid).body)["engines"] for uid in (UID, UID + 1)}
+    assert ([engine["program"] for engine in seen[UID]], seen[UID + 1]) == (["vLLM"], [])
+    assert [desk.answer("/dump?pid=100", uid).status for uid in (UID, UID + 1)] == [200, 404]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,76 @@
+"""Workers of inference engines, as the table of launchers describes them. Pure.
+
+The workers of an engine hold parts of a model and wait for each other, like ranks. They are no ranks of a training job:
+an engine without requests is idle, and its power proves nothing. The other processes of an engine are helpers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from hangwatch.jobs import process_role
+from hangwatch.jobs.owners import Owner, owner_of
+from hangwatch.jobs.process_tree import INIT_PID, Tree, is_within, start_order
+from hangwatch.model import Process, ProcessId
+from hangwatch.tables.launchers import TABLE
+
+
+class EngineWorkers(NamedTuple):
+    """The workers of one engine, and the process that identifies it: its topmost process, None if unknown."""
+
+    engine: str
+    head: Process | None
+    workers: list[Process]
+
+
+def find_engine(process: Process, tree: Tree) -> str | None:
+    """Return the name of the engine of which this process is a worker; None if it is none.
+
+    A title is taken from the comm, because a command line that was read before the title was set is kept.
+    """
+    for row in TABLE.engines:
+        is_titled = process.comm.startswith(row.titles) if row.titles else False
+        if is_titled or process_role.program(process.cmdline) in row.programs:
+            return row.name if is_titled or _is_below(process, row.server, tree) else None
+    return None
+
+
+def find_engines(tree: Tree, ranks: Collection[int]) -> list[EngineWorkers]:
+    """Return the engines with their workers in the order of start, without processes below the pids in `ranks`."""
+    found: dict[tuple[str, Owner, ProcessId | None, str], EngineWorkers] = {}
+    for process in sorted(tree, key=start_order):
+        engine = find_engine(process, tree)
+        if engine is None or is_within(process, ranks, tree):
+            continue
+        head = _find_head(process, tree)
+        # Actors of Ray have no head: the variable with the name of their Ray job distinguishes them.
+        name = "" if head else process_role.job_name(process.environ, in_pod=False, node="")
+        key = engine, owner_of(process), head.id if head else None, name
+        found.setdefault(key, EngineWorkers(engine, head, [])).workers.append(process)
+    return list(found.values())
+
+
+def _is_below(process: Process, word: str, tree: Tree) -> bool:
+    return any(word in argument for up in tree.ancestors(process) for argument in (up.comm, *up.cmdline[:4]))
+
+
+def _find_head(process: Process, tree: Tree) -> Process | None:
+    """Return the topmost process of the worker's engine, or the launcher above it; else its parent.
+
+    None if that is init, or a launcher of many jobs.
+    """
+    head = None
+    for up in tree.ancestors(process):
+        kind = process_role.launcher_kind(up)
+        if kind is not None:
+            return head if process_role.is_shared(kind) else up
+        if not any(up.comm.startswith(row.comms) or _has_server(up, row.server) for row in TABLE.engines):
+            break
+        head = up
+    parent = tree.parent(process)
+    return head or (None if parent is None or parent.id.pid == INIT_PID else parent)
+
+
+def _has_server(process: Process, word: str) -> bool:
+    return word in process_role.program(process.cmdline)

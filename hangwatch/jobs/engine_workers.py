@@ -25,7 +25,7 @@ class EngineWorkers(NamedTuple):
 
 
 def find_engine(process: Process, tree: Tree) -> str | None:
-    """Return the name of the engine of which this process is a worker; None if it is none.
+    """Return the name of the engine of which this process is a worker; None for other processes.
 
     A title is taken from the comm, because a command line that was read before the title was set is kept.
     """
@@ -38,7 +38,7 @@ def find_engine(process: Process, tree: Tree) -> str | None:
 
 def find_engines(tree: Tree, ranks: Collection[int]) -> list[EngineWorkers]:
     """Return the engines with their workers in the order of start, without processes below the pids in `ranks`."""
-    found: dict[tuple[str, Owner, ProcessId | None, str], EngineWorkers] = {}
+    engines: dict[tuple[str, Owner, ProcessId | None, str], EngineWorkers] = {}
     for process in sorted(tree, key=start_order):
         engine = find_engine(process, tree)
         if engine is None or is_within(process, ranks, tree):
@@ -47,8 +47,8 @@ def find_engines(tree: Tree, ranks: Collection[int]) -> list[EngineWorkers]:
         # Actors of Ray have no head: the variable with the name of their Ray job distinguishes them.
         name = "" if head else process_role.job_name(process.environ, in_pod=False, node="")
         key = engine, owner_of(process), head.id if head else None, name
-        found.setdefault(key, EngineWorkers(engine, head, [])).workers.append(process)
-    return list(found.values())
+        engines.setdefault(key, EngineWorkers(engine, head, [])).workers.append(process)
+    return list(engines.values())
 
 
 def _is_below(process: Process, word: str, tree: Tree) -> bool:

@@ -25,7 +25,7 @@ class Membership(NamedTuple):
     """The processes of one job. A member without a rank slot is a rank that is known only by its order of start.
 
     A membership without members is a launcher (`launcher_process`) without ranks; `waiting` has its options.
-    `engine` is the name of the inference engine whose workers the members are.
+    `engine`: the members are workers of the inference engine of this name.
     `more_launcher_processes` are the launchers of the other parts of the job. `has_places` is false if the order of
     start says nothing about ranks.
     """
@@ -79,7 +79,7 @@ def find_memberships(
     crews += [_of_siblings("fork", *siblings) for siblings in forked_ranks.find_siblings(tree, samples, ranks)]
     crews += _hidden_memberships(tree, crews)
     ranks |= {process.id.pid for crew in crews for process, _ in crew.members}
-    crews += [_of_engine(found) for found in engine_workers.find_engines(tree, ranks)]
+    crews += [_engine_membership(engine) for engine in engine_workers.find_engines(tree, ranks)]
     crews += _waiting_memberships(tree, crews)
     return crews
 
@@ -460,10 +460,10 @@ def _may_be_rank(process: Process) -> bool:
 # --- inference engines ----------------------------------------------------------------------------------------------
 
 
-def _of_engine(found: engine_workers.EngineWorkers) -> Membership:
-    members = [(process, None) for process in found.workers]
+def _engine_membership(engine: engine_workers.EngineWorkers) -> Membership:
+    members = [(process, None) for process in engine.workers]
     return Membership(
-        "engine", found.head, list(members), owner_of(found.workers[0]), has_places=False, engine=found.engine
+        "engine", engine.head, list(members), owner_of(engine.workers[0]), has_places=False, engine=engine.engine
     )
 
 

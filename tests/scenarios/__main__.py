@@ -69,8 +69,12 @@ def _page(paged: bool, named: tuple[int | None, ...], seconds: float | None) -> 
     return named_ranks, "" if seconds is None else f"{seconds:.0f}"
 
 
+def _number(seconds: str) -> float:
+    return float(seconds or 0)
+
+
 def table(virtual: list[tuple[str, ...]], real: list[tuple[str, ...]]) -> str:
-    """Return the Markdown table of both lists. Equal rows are shown once, with their number of jobs.
+    """Return the Markdown table of both lists. Rows that differ only in their seconds are one row.
 
     A job that only trains next to a hang counts as healthy.
     """
@@ -79,11 +83,20 @@ def table(virtual: list[tuple[str, ...]], real: list[tuple[str, ...]]) -> str:
         hangs = sum(row[1] == "hang" and row[2] != "no" for row in rows)
         return f"{hangs} hangs and {len(rows) - hangs} healthy jobs"
 
+    def fold(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+        seconds: dict[tuple[str, ...], list[str]] = {}
+        for row in rows:
+            seconds.setdefault(row[:-1], []).append(row[-1])
+        ranges = {
+            row: dict.fromkeys((min(values, key=_number), max(values, key=_number))) for row, values in seconds.items()
+        }
+        return [(*row, " to ".join(ends)) for row, ends in ranges.items()]
+
     return (
         f"In virtual time, with the default settings: {count(virtual)}.\n\n"
-        f"{measurements_page.table(COLUMNS, dict.fromkeys(virtual))}\n"
+        f"{measurements_page.table(COLUMNS, fold(virtual))}\n"
         f"With real processes, hold 3 s: {count(real)}.\n\n"
-        f"{measurements_page.table(COLUMNS, dict.fromkeys(real))}"
+        f"{measurements_page.table(COLUMNS, fold(real))}"
     )
 
 

@@ -185,7 +185,7 @@ STORAGE_DIES = Crowd(
     "storage dies under eleven jobs",
     tuple(
         Neighbour(
-            f"storage dies, job {number} of 11",
+            "storage dies, one of 11 jobs",
             "all at once rank 1 of each job waits for a loader worker that reads from storage that does not respond"
             + ("; this job has another owner" if number == 11 else ""),
             "hang",

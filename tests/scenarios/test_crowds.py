@@ -14,8 +14,8 @@ from tests.scenarios.stage import Crowd, problems, settings
 @pytest.mark.parametrize("crowd", CROWDS, ids=lambda crowd: crowd.name)
 def test_crowd(crowd: Crowd, tmp_path: Path) -> None:
     seen = list(zip(crowd.neighbours, crowd.run(tmp_path / "state"), strict=True))
-    wrong = {one.name: problems(one.expected, observed) for one, observed in seen if not observed.unavailable}
-    assert {name: found for name, found in wrong.items() if found} == {}
+    answers = [(one.name, problems(one.expected, observed)) for one, observed in seen if not observed.unavailable]
+    assert [answer for answer in answers if answer[1]] == []
     for _, observed in seen:
         for look in observed.looks:
             assert_names_do_not_matter(look, settings(tmp_path))

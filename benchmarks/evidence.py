@@ -71,7 +71,7 @@ def cost(chosen: str, pids: Sequence[int], turns: int) -> Cost:
 
 def measure(folder: Path, pids: Sequence[int], turns: int) -> None:
     still = gap_seconds(folder, lambda: time.sleep(2.0))
-    print(f"{len(pids)} ranks; nobody looks: the longest gap of a rank's own clock is {still * 1e3:.1f} ms")
+    print(f"{len(pids)} ranks; no reader: the longest gap of a rank's own clock is {still * 1e3:.1f} ms")
     print(f"{'beside the stacks':22} {'wall':>9} {'CPU':>9} {'ratio':>6} {'memory':>9} {'longest gap':>12}")
     least = 0.0
     for chosen in (NOTHING, *SOURCES, ALL):

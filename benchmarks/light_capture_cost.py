@@ -58,8 +58,8 @@ def main() -> None:
             seconds.append(time.monotonic() - began)
         more = switches(pids) - before
     cost, wall = statistics.median(costs), statistics.median(seconds)
-    print(f"{chosen.ranks} ranks with {chosen.workers} loader workers each, {chosen.rounds} glances")
-    print(f"one glance: {cost:.2f} s of CPU (median; {min(costs):.2f} to {max(costs):.2f}), {wall:.1f} s of wall time")
+    print(f"{chosen.ranks} ranks with {chosen.workers} loader workers each, {chosen.rounds} light captures")
+    print(f"one light capture: {cost:.2f} s of CPU (median; {min(costs):.2f} to {max(costs):.2f}), {wall:.1f} s wall")
     print(f"the ranks, which sleep, were switched to {more} times in all of them")
     for count in (1, 30, 144):
         print(f"{count:4} a day: {count * cost:6.1f} s of CPU a day, {100 * count * cost / 86400:.4f} % of one core")

@@ -196,7 +196,7 @@ def measure(folder: Path, pids: list[int], rounds: int) -> None:
         row("search by shape", *median(rounds, search_shape), one[0])
         print(f"bytes of one reading: {memory_image.MOST_BYTES >> 20} MiB at most")
         for what, action in (
-            ("nobody reads", lambda: time.sleep(1.0)),
+            ("without a reader", lambda: time.sleep(1.0)),
             ("the recorder is read 20 times", lambda: [read(ranks[0]) for _ in range(20)]),
             ("py-spy dumps 20 times, with its pause", lambda: [dump(ranks[0].pid) for _ in range(20)]),
         ):

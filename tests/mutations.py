@@ -157,8 +157,8 @@ NAMED = (
         "pass",
     ),
     Named(
-        "closed incidents are exported no more",
-        "unit/test_metrics.py::test_an_incident_that_is_closed_is_exported_no_more",
+        "closed incidents are no longer exported",
+        "unit/test_metrics.py::test_closed_incident_is_no_longer_exported",
         "metrics/job_metrics.py",
         r"incident = entry\.open_incident",
         "incident = entry.incident",
@@ -186,7 +186,7 @@ NAMED = (
         "return self.moving * 2 >= self.total",
     ),
     Named(
-        "a GPU at its quiet line is quiet",
+        "a GPU at its low-power threshold is quiet",
         "unit/test_detector.py::test_gpu_is_quiet_at_its_threshold_and_not_above",
         "detector/power_level.py",
         r"line, watts = low_power_threshold_watts\(gpu, settings\), gpu\.watts",
@@ -305,8 +305,8 @@ def _edits(tree: ast.Module, raw: bytes, starts: Sequence[int]) -> Iterator[Edit
             starts[node.end_lineno - 1] + node.end_col_offset,  # type: ignore[attr-defined]
         )
 
-    def between(left: ast.AST, right: ast.AST, operator: ast.AST) -> Iterator[Edit]:
-        begin, end = place(left)[1], place(right)[0]
+    def between(before: ast.AST, after: ast.AST, operator: ast.AST) -> Iterator[Edit]:
+        begin, end = place(before)[1], place(after)[0]
         old, others = _SWAPPED.get(type(operator), ("", ()))
         at = raw.find(old.encode(), begin, end)
         for new in others if at >= 0 else ():
@@ -520,8 +520,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="changes the code and lists what no test notices")
     parser.add_argument("--count", type=int, default=200, help="how many mutants to draw (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="which ones (default: %(default)s)")
-    parser.add_argument("--only", default="", help="only modules whose path has these words in it")
-    parser.add_argument("--workers", type=int, default=2, help="so many at a time (default: %(default)s)")
+    parser.add_argument("--only", default="", help="only modules with these words in their path")
+    parser.add_argument("--workers", type=int, default=2, help="number of parallel workers (default: %(default)s)")
     chosen = parser.parse_args()
     known = equivalents()
     first = [mutant for mutant in named_mutants() if chosen.only in mutant.module]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
 
 _SYS_SETRESUID = 117 if os.uname().machine == "x86_64" else 147
 

@@ -46,7 +46,7 @@ PHRASES = {
     r"votes?": "evidence",
     r"stands?\s+in|held\s+up|behind\s+its\s+call": "is in, blocked, waiting",
     r"(has|have|had)(\s+not)?\s+come|everybody\s+came": "has joined, has not joined, has arrived",
-    r"circles?": "cycle",
+    r"(?-i:circles?)": "cycle",
     r"patience|is\s+over\s+in": "collective timeout, times out in",
     r"quiet\s+lines?|taught|learnt": "low power, learned baseline",
     r"usual\s+pauses?|paused\s+here\s+before": "known pause",

@@ -216,7 +216,7 @@ VARIATIONS: dict[str, Callable[[Sequence[RankDump]], Sequence[RankDump]]] = {
     "qualified names": _each_thread(_qualified_names),
     "plain names": _each_thread(_plain_names),
     "whole paths": _each_thread(_whole_paths),
-    "told whose frames they are": _each_thread(_with_library_frame_counts),
+    "with counts of library frames": _each_thread(_with_library_frame_counts),
     "the last round only": _last_round_only,
     "the first half of the ranks": lambda ranks: _by_number(ranks)[: (len(ranks) + 1) // 2],
     "the second half of the ranks": lambda ranks: _by_number(ranks)[len(ranks) // 2 :],
@@ -323,7 +323,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(_row(f"all, of {len(cases)} cases", [one for one in judged if one.variation != "as it is"]))
     for one in judged:
         if one.innocents:
-            print(f"ACCUSES AN INNOCENT  {one}")
+            print(f"NAMES AN INNOCENT RANK  {one}")
         elif options.verbose and one.changed:
             print(f"changed  {one}")
     return 1 if any(one.innocents for one in judged) else 0

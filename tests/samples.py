@@ -255,13 +255,13 @@ TIMELINE = (
     TimelineEntry(
         unix_seconds=OPENED - 128,
         state=JobState.QUIET,
-        message="8 of 8 GPUs under their quiet lines (104-123 W, quiet under 262 W)",
+        message="8 of 8 GPUs draw low power (104-123 W, quiet under 262 W)",
     ),
     TimelineEntry(unix_seconds=OPENED, state=JobState.SUSPECTED, message="quiet for 120 s: taking stacks of 8 ranks"),
     TimelineEntry(
         unix_seconds=OPENED + 12,
         state=JobState.HUNG,
-        message="8 of 8 ranks frozen over 3 rounds 5 s apart: rank 7 is the odd one",
+        message="8 of 8 ranks frozen over 3 rounds 5 s apart: rank 7 differs",
     ),
 )
 
@@ -589,7 +589,7 @@ def fleet(nodes: int = 2048, odd_rank: int = 9731, absent_node: int | None = 77)
             ),
             Evidence(
                 kind="NoAnswer",
-                message=f"{len(absent)} ranks of {names[absent_node or 0]} gave no answer; that alone accuses nobody",
+                message=f"{len(absent)} ranks of {names[absent_node or 0]} did not respond; that alone names no rank",
                 ranks=tuple(rank_id(rank, names[rank // 8]) for rank in absent),
             ),
         ),

@@ -26,7 +26,7 @@ PACKAGE = Path(__file__).parents[1] / "hangwatch"
 
 TEA = '''"""Whether there is tea.
 
-A node without tea trains no worse, and nobody likes to be called to it at night.
+A node without tea trains as well as any other. It does not page.
 """
 
 from __future__ import annotations

@@ -283,9 +283,7 @@ class JobConnections:
         if not (is_file or link.startswith("pipe:")) or self._is_shared(pid, link):
             return None
         return (
-            words.elided(link, _MOST_PATH_CHARACTERS)
-            if is_file
-            else "a pipe of which nobody of its job has the other end"
+            words.elided(link, _MOST_PATH_CHARACTERS) if is_file else "a pipe; no process of its job has its other end"
         )
 
     def _is_shared(self, pid: int, link: str) -> bool:
@@ -494,7 +492,7 @@ class JobConnections:
         found = [held[one] for one in descriptors if one in held and self._leaves_job(held[one])]
         if not found:
             return None
-        return Awaited(who=sockets.format_end(found[0].remote), is_lost=all(one.is_lost for one in found))
+        return Awaited(name=sockets.format_end(found[0].remote), is_lost=all(one.is_lost for one in found))
 
     def _person(self, pid: int, descriptors: Iterable[int]) -> Awaited | None:
         """Return a person at a terminal as the awaited peer if a call reads a terminal; else None.
@@ -503,7 +501,7 @@ class JobConnections:
         """
         links = self._links(pid, itertools.islice(descriptors, 16))
         terminal = next((link for link in links if _TERMINAL.fullmatch(link)), None)
-        return None if terminal is None else Awaited(who=f"a person at the terminal {terminal}")
+        return None if terminal is None else Awaited(name=f"a person at the terminal {terminal}")
 
     def _leaves_job(self, connection: Connection) -> bool:
         """True if the other end of an open connection is neither a process of this job on this node nor the store."""
@@ -563,8 +561,8 @@ class JobConnections:
         if not held:
             return None
         comm = procfs.read_counters(child, self._root).comm
-        who = f"its child {child} ({words.printable(comm)}), connected to {sockets.format_end(held[0].remote)}"
-        return Awaited(who=who, is_lost=all(one.is_lost for one in held))
+        name = f"its child {child} ({words.printable(comm)}), connected to {sockets.format_end(held[0].remote)}"
+        return Awaited(name=name, is_lost=all(one.is_lost for one in held))
 
     def _living(self, children: Sequence[int]) -> Awaited | None:
         """Return the first child as the awaited peer.
@@ -582,7 +580,7 @@ class JobConnections:
         if not able or len(able) < len(children):
             return None
         comm = procfs.read_counters(able[0], self._root).comm
-        return Awaited(who=f"its child {able[0]} ({words.printable(comm)})")
+        return Awaited(name=f"its child {able[0]} ({words.printable(comm)})")
 
     def _written(
         self, pid: int, thread: int | None, state: str | None, kind: str | None

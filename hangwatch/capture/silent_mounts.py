@@ -30,7 +30,7 @@ def add_to_fault(dump: ProcessDump, mount: filesystems.Mount | None) -> ProcessD
     """Return the dump with the file system `mount` added to its fault, if py-spy hung; any other dump unchanged."""
     if mount is None or dump.fault is None or not _hung(dump.fault):
         return dump
-    detail = f"{dump.fault.detail}; its program or a library lies on {mount}, which gives no answer"
+    detail = f"{dump.fault.detail}; its program or a library is on {mount}, which does not respond"
     return replace(dump, fault=replace(dump.fault, detail=detail))
 
 

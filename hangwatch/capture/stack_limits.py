@@ -47,7 +47,9 @@ def fit_threads(threads: Sequence[Thread], most_bytes: int) -> tuple[Thread, ...
         if thread.is_main or left >= 0:
             found.append(thread)
     if count := len(own) - len(found):
-        found.append(Thread(name=f"<{count:,} threads left out: there is no room>", thread_id="", frames=()))
+        found.append(
+            Thread(name=f"<{count:,} threads not shown: the stack exceeds its size limit>", thread_id="", frames=())
+        )
     return tuple(found)
 
 

@@ -76,8 +76,8 @@ class CaptureRunner:
             if entry is None or common.stop.is_set():
                 return
             job = entry.job
-            whose = words.count(len(job.ranks), "rank") if job.ranks else "its launcher"
-            log.info("%s: taking stacks of %s: %s", job.name.in_log, whose, wanted.reason)
+            target = words.count(len(job.ranks), "rank") if job.ranks else "its launcher"
+            log.info("%s: taking stacks of %s: %s", job.name.in_log, target, wanted.reason)
             levels = gpu_levels(entry.watch.power.gpus, settings)
             look = self.capture_job(job, levels, may_pause=not wanted.is_light)
             if look is None:

@@ -71,10 +71,10 @@ class IncidentWriter:
 
     def schedule_tasks(self) -> None:
         """Schedule the maintenance of the store, and open the store at once."""
-        beats = self._common.schedule
-        beats.run_every(STORE_SECONDS, "store", "store", self._tend_store)
-        beats.run_once("store", self._tend_store)
-        beats.run_every(PRUNE_SECONDS, "store", "prune", self._prune, PRUNED_BY_AGE)
+        schedule = self._common.schedule
+        schedule.run_every(STORE_SECONDS, "store", "store", self._tend_store)
+        schedule.run_once("store", self._tend_store)
+        schedule.run_every(PRUNE_SECONDS, "store", "prune", self._prune, PRUNED_BY_AGE)
 
     def save(self, wanted: SaveIncident) -> None:
         """Queue an incident for writing."""

@@ -92,12 +92,12 @@ class Daemon:
         self._last_sweep_at: float | None = None
         self._driver_trouble: str | None = None
         self._left_out_owners: frozenset[str] = frozenset()
-        self._beats = Schedule(self._on_missed)
+        self._schedule = Schedule(self._on_missed)
         common = DaemonContext(
             settings=settings,
             node=self.node,
             board=self.board,
-            schedule=self._beats,
+            schedule=self._schedule,
             gpus=gpus,
             proc_root=proc_root,
             activities=activity.load(settings.activities.rules),
@@ -230,16 +230,16 @@ class Daemon:
         self.port = self._server.start()
         self._own_jobs.start()
         self._gpus.start()
-        beats = self._beats
-        beats.run_every(self.settings.gpu.sample_seconds, "sample", "sample", self._sample)
-        beats.run_every(self.settings.jobs.discover_seconds, "slow", "discover", self._discover)
-        beats.run_once("slow", self._discover)
+        schedule = self._schedule
+        schedule.run_every(self.settings.gpu.sample_seconds, "sample", "sample", self._sample)
+        schedule.run_every(self.settings.jobs.discover_seconds, "slow", "discover", self._discover)
+        schedule.run_once("slow", self._discover)
         self._checking.schedule_tasks()
         self._keeping.schedule_tasks()
-        beats.run_every(STATUS_SECONDS, "slow", "status", self._tell_systemd)
+        schedule.run_every(STATUS_SECONDS, "slow", "status", self._tell_systemd)
         if self._notifier.watchdog_seconds is not None:
-            beats.run_every(self._notifier.watchdog_seconds, "slow", "watchdog", self._ping_watchdog)
-        beats.start()
+            schedule.run_every(self._notifier.watchdog_seconds, "slow", "watchdog", self._ping_watchdog)
+        schedule.start()
         listen = self.settings.http.listen
         log.info("health on %s:%d", listen, self._server.health_port)
         log.info("watching %s, metrics on %s:%d", self.node, listen, self.port)
@@ -257,7 +257,7 @@ class Daemon:
         """Stop every task and the server, without waiting for a thread that is blocked in the kernel."""
         self._stop.set()
         self._notifier.stopping()
-        self._beats.stop()
+        self._schedule.stop()
         self._dead_ranks.start_last_read()
         self._keeping.finish()
         self._own_jobs.stop()
@@ -289,10 +289,10 @@ class Daemon:
         limit = max(30.0, BEATS_MISSED * self.settings.gpu.sample_seconds)
         if late > limit:
             return f"the sampling task has not run for {late:.0f} s"
-        for beat, limit in (("scan", STUCK_SECONDS), ("capture", STUCK_SECONDS + self.settings.capture_seconds)):
-            late = snapshot.running_seconds(beat, now)
+        for task, limit in (("scan", STUCK_SECONDS), ("capture", STUCK_SECONDS + self.settings.capture_seconds)):
+            late = snapshot.running_seconds(task, now)
             if late > limit:
-                return f"a {beat} has been running for {late:.0f} s"
+                return f"a {task} has been running for {late:.0f} s"
         return None
 
     def status(self) -> Status:

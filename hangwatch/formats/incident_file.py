@@ -244,6 +244,10 @@ def _upgraded(incident: dict[str, Any], version: int) -> bytes:
     for group in _objects(incident.get("grouping"), "groups"):
         for member in _objects(group, "members"):
             _set_parts(member)
+            if isinstance(waits := member.get("waits"), dict):
+                _rename(waits.get("awaited"), "who", "name")
+        for stack in (*_objects(group, "threads"), *_objects(group, "workers"), *_objects(group, "awaited")):
+            _rename(stack, "own", "user_frame")
     return msgspec.json.encode(incident)
 
 
@@ -251,6 +255,11 @@ def _objects(parent: object, key: str) -> list[dict[str, Any]]:
     """Return the objects in the list `parent[key]`. Other values are skipped: the decoder refuses them later."""
     items = parent.get(key) if isinstance(parent, dict) else None
     return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
+
+
+def _rename(fields: object, old: str, new: str) -> None:
+    if isinstance(fields, dict) and old in fields:
+        fields[new] = fields.pop(old)
 
 
 def _set_parts(member: dict[str, Any]) -> None:

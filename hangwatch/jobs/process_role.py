@@ -67,17 +67,16 @@ def find_waiting(process: Process) -> Waiting | None:
     row = _row(process)
     if row is None or not process.cmdline or not {program(process.cmdline), process.comm} & set(row.alone):
         return None
-    if row.told is None:
+    options = row.rendezvous_options
+    if options is None:
         return Waiting(launcher=row.name)
-    endpoint = _read_option(process, row.told.endpoint)
+    endpoint = _read_option(process, options.endpoint)
     if not endpoint:
-        endpoint = ":".join(
-            filter(None, (_read_option(process, row.told.address), _read_option(process, row.told.port)))
-        )
+        endpoint = ":".join(filter(None, (_read_option(process, options.address), _read_option(process, options.port))))
     return Waiting(
         launcher=row.name,
-        run_id=_read_option(process, row.told.run_id),
-        nodes=_read_option(process, row.told.nodes),
+        run_id=_read_option(process, options.run_id),
+        nodes=_read_option(process, options.nodes),
         endpoint=endpoint,
     )
 

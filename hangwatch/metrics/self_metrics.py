@@ -55,9 +55,9 @@ def tasks(snapshot: Snapshot, now: float) -> Iterator[Metric]:
     """Yield the duration of scans and captures, and the number of jobs that are not monitored."""
     if snapshot.scan_seconds is not None:
         yield single_gauge("scan_seconds", "Duration of the newest scan of /proc", snapshot.scan_seconds)
-    running = gauge("running_seconds", "Time since the current scan or capture began; 0 if none is running", ("beat",))
-    for beat in ("scan", "capture"):
-        running.add_metric([beat], snapshot.running_seconds(beat, now))
+    running = gauge("running_seconds", "Time since the current scan or capture began; 0 if none is running", ("task",))
+    for task in ("scan", "capture"):
+        running.add_metric([task], snapshot.running_seconds(task, now))
     yield running
     left_out = gauge(
         "left_out", "Jobs, ranks and processes not monitored: exceeds a limit in [jobs]", ("owner", "what")

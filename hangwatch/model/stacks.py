@@ -44,8 +44,8 @@ class Thread(Value, frozen=True):
 class Stack(Value, frozen=True):
     """A named stack that explains a group in addition to its MainThread: another thread, or a worker process.
 
-    A worker process has a `pid` and the letter of its `state`. `own` is the innermost frame of the user's code in
-    this stack. It is None if the thread or process is idle and waits for its next task, and for threads not awaited.
+    A worker process has a `pid` and the letter of its `state`. `user_frame` is the innermost frame of the user's code
+    in this stack. It is None if the thread or process is idle and waits for its next task, and for threads not awaited.
     """
 
     name: str
@@ -53,4 +53,4 @@ class Stack(Value, frozen=True):
     activity: str = "unknown"
     pid: int | None = None
     state: str | None = None
-    own: Frame | None = None
+    user_frame: Frame | None = None

@@ -159,7 +159,7 @@ class Store(Value, frozen=True):
 class Awaited(Value, frozen=True):
     """A peer outside of the job for which a process waits. `is_lost`: by the kernel, the other end is closed."""
 
-    who: str
+    name: str
     is_lost: bool = False
 
 

@@ -246,7 +246,7 @@ def _short_group_lines(grouping: Grouping, verdict: Verdict, style: _Style, most
 def _innermost_frames(group: Group, style: _Style) -> Iterator[str]:
     """Yield the innermost frames of a group, and of its workers that have a task."""
     for stack in (*group.workers, *group.threads):
-        if stack.own is not None:
+        if stack.user_frame is not None:
             yield style.faint(f"    {group_text.describe_stack(stack, group)}:")
             yield from _frame_lines(stack.frames[:_SHORT_FRAMES], style)
     yield from _frame_lines(group.frames[:_SHORT_FRAMES], style)

@@ -19,7 +19,7 @@ from hangwatch.stacks import frames as stack_frames
 
 Order = Literal["entered", "certain", "sync", "top", "leaf", "base", "native", "context", "loop"]
 WaitsFor = Literal["ranks", "gpu", "lock", "thread", "nothing", "unknown"]
-Whose = Literal["anybody", "library", "installed"]
+DefinedIn = Literal["anywhere", "library", "installed"]
 Mark = Literal[
     "wrapper",
     "collective",
@@ -86,7 +86,7 @@ class _Rule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     functions: tuple[str, ...]
     file: str = ""
     files: tuple[str, ...] = ()
-    whose: Whose = "anybody"
+    defined_in: DefinedIn = "anywhere"
     operation: str = ""
     around_waits: bool = False
     is_caller: bool = False
@@ -217,7 +217,7 @@ class _CompiledRule(NamedTuple):
     order: Order
     function: _Names
     file: _Globs
-    whose: Whose
+    defined_in: DefinedIn
     operation: str
     around_waits: bool
     is_caller: bool
@@ -228,13 +228,13 @@ class _CompiledRule(NamedTuple):
 
         `of_user` is true if the frame belongs to the user's program, None if unknown.
         """
-        return {"anybody": True, "library": of_user is not True, "installed": of_user is False}[self.whose]
+        return {"anywhere": True, "library": of_user is not True, "installed": of_user is False}[self.defined_in]
 
 
 def _compile(rule: _Rule) -> _CompiledRule:
     patterns = _make_patterns(rule)
     conditions = (rule.around_waits, rule.is_caller, rule.runs_program)
-    return _CompiledRule(rule.activity, rule.order, *patterns, rule.whose, rule.operation, *conditions)
+    return _CompiledRule(rule.activity, rule.order, *patterns, rule.defined_in, rule.operation, *conditions)
 
 
 def _make_patterns(row: _Rule | _Marked | _Awaiting) -> tuple[_Names, _Globs]:

@@ -461,7 +461,7 @@ def _make_thread_stack(thread: Thread, table: activity.Table) -> Stack:
 
 
 def _make_awaited_stack(thread: Thread, table: activity.Table) -> Stack:
-    return structs.replace(_make_thread_stack(thread, table), own=next(iter(user_frames(thread)), None))
+    return structs.replace(_make_thread_stack(thread, table), user_frame=next(iter(user_frames(thread)), None))
 
 
 def _remove_start_frames(thread: Thread) -> Thread:
@@ -493,7 +493,7 @@ def _make_worker_stack(count: int, worker: WorkerDump, thread: Thread, table: ac
         activity=table.classify_thread(thread).activity,
         pid=worker.pid,
         state=_merge_states(worker.rounds),
-        own=_find_worker_frame(thread),
+        user_frame=_find_worker_frame(thread),
     )
 
 

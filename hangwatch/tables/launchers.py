@@ -53,7 +53,7 @@ class Launcher(Value, frozen=True, forbid_unknown_fields=True):
     starts_only_ranks: bool = False
     is_shared: bool = False
     alone: tuple[str, ...] = ()
-    told: RendezvousOptions | None = None
+    rendezvous_options: RendezvousOptions | None = None
     ranks: RankVariables | None = None
 
 
@@ -123,7 +123,9 @@ def _variables(table: Table) -> frozenset[str]:
     for ranks in (launcher.ranks for launcher in table.launchers if launcher.ranks is not None):
         names |= {ranks.rank, ranks.node_id, ranks.attempt, ranks.job_id}
         names |= {*ranks.size, *ranks.local_rank, *ranks.local_size, *ranks.tasks_per_node}
-    for options in (launcher.told for launcher in table.launchers if launcher.told is not None):
+    for options in (
+        launcher.rendezvous_options for launcher in table.launchers if launcher.rendezvous_options is not None
+    ):
         names |= {*options.run_id, *options.nodes, *options.endpoint, *options.address, *options.port}
     return frozenset(name for name in names if name and not name.startswith("--"))
 

@@ -14,7 +14,7 @@ from hangwatch.tables import environment_names
 _MOST_DIFFERENCES = 32
 _MOST_RANKS = 64
 _MOST_VALUES = 4
-_MOST_VOTES = 8
+_MOST_DIFFERENCES = 8
 _VALUE_CHARACTERS = 200
 
 
@@ -64,12 +64,14 @@ def as_evidence(environment: Environment, pointed: Collection[RankId]) -> Iterat
     """
     pids = {(rank.node, rank.rank, rank.pid) for rank in pointed}
 
-    def is_theirs(one: Difference) -> bool:
-        odd = {(rank.node, rank.rank, rank.pid) for rank in one.minority}
-        return bool(odd) and odd <= pids
+    def is_about_pointed(difference: Difference) -> bool:
+        minority = {(rank.node, rank.rank, rank.pid) for rank in difference.minority}
+        return bool(minority) and minority <= pids
 
-    for one in sorted(environment.differences, key=lambda one: not is_theirs(one))[:_MOST_VOTES]:
-        yield Evidence(kind="environment", message=f"{describe_difference(one)}; {one.why}", ranks=one.minority)
+    differences = sorted(environment.differences, key=lambda difference: not is_about_pointed(difference))
+    for difference in differences[:_MOST_DIFFERENCES]:
+        message = f"{describe_difference(difference)}; {difference.why}"
+        yield Evidence(kind="environment", message=message, ranks=difference.minority)
 
 
 def describe_difference(difference: Difference) -> str:

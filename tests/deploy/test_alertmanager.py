@@ -222,7 +222,7 @@ def test_one_message_per_kind_of_trouble_however_many_nodes_have_it(
 def test_pages_have_words_also_while_one_alert_of_a_job_takes_the_place_of_another(tmp_path: Path) -> None:
     """Render the texts that PagerDuty and Slack receive, with the templates of the example."""
 
-    def said() -> list[tuple[str, str, str]]:
+    def list_pages() -> list[tuple[str, str, str]]:
         return [
             (one["event_action"], one.get("payload", {}).get("summary", ""), _runbook(one))
             for one in inbox.received("/pagerduty")
@@ -236,8 +236,8 @@ def test_pages_have_words_also_while_one_alert_of_a_job_takes_the_place_of_anoth
             f"{name} {{'job_id': 'J1'}}" for name in ("HangwatchTrainingHung", "HangwatchTrainingStalledLong")
         )
         alertmanager.post([alert("HangwatchTrainingHung", job_id="J1")])
-        wait_for(lambda: said() and shown(), "the page")
-        assert said() == [("trigger", hung, f"{RUNBOOKS}/HangwatchTrainingHung.md")]
+        wait_for(lambda: list_pages() and shown(), "the page")
+        assert list_pages() == [("trigger", hung, f"{RUNBOOKS}/HangwatchTrainingHung.md")]
         assert shown() == [(hung, f"{RUNBOOKS}/HangwatchTrainingHung.md")]
 
         alertmanager.post(
@@ -246,13 +246,13 @@ def test_pages_have_words_also_while_one_alert_of_a_job_takes_the_place_of_anoth
                 alert("HangwatchTrainingStalledLong", job_id="J1"),
             ]
         )
-        wait_for(lambda: len(said()) > 1 and len(shown()) > 1, "the page that takes its place")
-        assert said()[1:] == [("trigger", stalled, f"{RUNBOOKS}/HangwatchTrainingStalledLong.md")]
+        wait_for(lambda: len(list_pages()) > 1 and len(shown()) > 1, "the page that takes its place")
+        assert list_pages()[1:] == [("trigger", stalled, f"{RUNBOOKS}/HangwatchTrainingStalledLong.md")]
         assert shown()[1:] == [(stalled, f"{RUNBOOKS}/HangwatchTrainingStalledLong.md")]
 
         alertmanager.post([alert("HangwatchTrainingStalledLong", ended=True, job_id="J1")])
-        wait_for(lambda: len(said()) > 2 and len(shown()) > 2, "the resolution")
-        assert said()[2][0] == "resolve"
+        wait_for(lambda: len(list_pages()) > 2 and len(shown()) > 2, "the resolution")
+        assert list_pages()[2][0] == "resolve"
         assert shown()[2:] == [(f"Resolved: {stalled}", f"{RUNBOOKS}/HangwatchTrainingStalledLong.md")]
 
 

@@ -324,7 +324,7 @@ def test_stopped_rank_is_named_by_its_node_although_all_have_joined(tmp_path: Pa
     labels = 'job="hangwatch",instance="node-b",job_id="k1",job_key="k1",verdict="RankStopped",named="node-b:3"'
     word = {"series": f"hangwatch_incident_info{{{labels}}}", "values": "1x2"}
     assert odd_ranks([case], {}, tmp_path) == ""
-    assert "rank=" in odd_ranks([case], {}, tmp_path, word), "it has come, and stands elsewhere all the same"
+    assert "rank=" in odd_ranks([case], {}, tmp_path, word), "it has joined, but its stack differs"
     assert odd_ranks([case], {"k1": (3,)}, tmp_path, word) == ""
 
 

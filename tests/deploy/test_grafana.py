@@ -324,7 +324,7 @@ def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 def _hung(folder: Path, node: SimulatedNode, targets: dict[str, str]) -> Iterator[Watched]:
     with RealPrometheus(folder / "prometheus", targets, rules=[RULES]) as prometheus:
         wait_for(lambda: prometheus.query('hangwatch_job_state{state="training"} == 1'), "a job that trains", 60)
-        wait_for(lambda: prometheus.query("hangwatch_gpu_quiet_line_watts"), "a quiet line", 30)
+        wait_for(lambda: prometheus.query("hangwatch_gpu_quiet_line_watts"), "a low-power threshold", 30)
         node.order(1, "loader")
         page = 'ALERTS{alertname="HangwatchTrainingHung",alertstate="firing"}'
         wait_for(lambda: prometheus.query(page), "the page", 60)

@@ -380,7 +380,9 @@ def test_the_debian_package_puts_things_where_the_unit_looks_for_them() -> None:
     assert "venv=$root/opt/hangwatch\n" in script
     assert f"$root{configuration}" in script
     installer = INSTALL.read_text()
-    assert (DEB / "hangwatch.toml").read_text() in installer.replace("\\n", "\n"), "one sentence, whoever installs"
+    assert (DEB / "hangwatch.toml").read_text() in installer.replace("\\n", "\n"), (
+        "the same configuration from both installers"
+    )
 
 
 @pytest.mark.timeout(200)

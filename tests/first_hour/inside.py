@@ -200,7 +200,7 @@ def machine(transcript: Transcript) -> None:
         "# The first hour",
         "From a clean Debian machine to the page that one can act on, and to the job that goes on. Every command below was typed, and everything "
         "below a command was printed, by `make first-hour` (tests/first_hour/): a booted Debian in a container without a network, "
-        "the real Prometheus and Alertmanager of Debian, a real torchrun job of another user, real py-spy. Three things stand in for what is not there: "
+        "the real Prometheus and Alertmanager of Debian, a real torchrun job of another user, real py-spy. Three things replace what is not there: "
         "a fake `libnvidia-ml.so.1` for the GPUs, a listener for Slack and PagerDuty, a FIFO for a file server that stopped answering.",
         "## 00:00 A clean machine",
     )
@@ -287,7 +287,7 @@ def watch(transcript: Transcript) -> None:
 
 def train(transcript: Transcript) -> list[int]:
     transcript.say(
-        "## A job of somebody else",
+        "## A job of another user",
         "User `trainer` starts a job; its program is tests/first_hour/train.py. Nothing in it knows of hangwatch.",
     )
     subprocess.run(["useradd", "--create-home", "--uid", "1004", "--shell", "/bin/bash", "trainer"], check=True)
@@ -371,7 +371,7 @@ def read(transcript: Transcript) -> None:
     transcript.quote(posted["text"], [])
     transcript.say("The owner of the job reads the same, without root:")
     transcript.type("hangwatch incidents; hangwatch report | head -12", user="trainer")
-    transcript.say("And nobody else:")
+    transcript.say("Other users are refused:")
     subprocess.run(["useradd", "--create-home", "--shell", "/bin/bash", "stranger"], check=True)
     transcript.type("hangwatch incidents", user="stranger", statuses=(0, 1, 2))
     transcript.result(

@@ -118,7 +118,7 @@ def test_the_odd_rank_of_a_job_that_torchrun_started(tmp_path: Path) -> None:
             odd = [job for job in found if {member["rank"] for member in members(job)} == {0, 1, 2}]
             return [(rank["rank"], rank["node"]) for job in odd for rank in job["verdict"]["named"]]
 
-        wait_for(lambda: named() == [(1, "one")], "all others to have come, and the odd rank to be named", 150)
+        wait_for(lambda: named() == [(1, "one")], "all others to have joined, and the late rank to be named", 150)
 
 
 @contextlib.contextmanager

@@ -198,7 +198,10 @@ def test_verdict_has_the_blocked_call_of_the_named_rank_only(tmp_path: Path) -> 
         targets.python(WAITS, folders[2]) as third,
         targets.python(READS, folders[3]) as odd,
     ):
-        wait_for(lambda: (call := main_thread.read_call(odd, procfs.PROC)) and call.name == "openat", "the odd one")
+        wait_for(
+            lambda: (call := main_thread.read_call(odd, procfs.PROC)) and call.name == "openat",
+            "the rank that opens the file",
+        )
         look = looked_at([first, second, third, odd])
     assert [rank.pid for rank in look.verdict.named] == [odd]
     calls = {member.id.pid: member.kernel.call for member in look.grouping.members}
@@ -214,7 +217,10 @@ def test_second_of_two_ranks_blocked_on_a_file_is_named(tmp_path: Path) -> None:
     for folder in folders:
         folder.mkdir()
     with targets.python(WAITS, folders[0]) as waits, targets.python(READS, folders[1]) as odd:
-        wait_for(lambda: (call := main_thread.read_call(odd, procfs.PROC)) and call.name == "openat", "the odd one")
+        wait_for(
+            lambda: (call := main_thread.read_call(odd, procfs.PROC)) and call.name == "openat",
+            "the rank that opens the file",
+        )
         verdict = looked_at([waits, odd]).verdict
     assert [rank.pid for rank in verdict.named] == [odd]
     assert next_step(verdict).startswith(f"look at {folders[1]}/fifo: ")

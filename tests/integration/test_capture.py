@@ -191,7 +191,7 @@ def test_the_kernels_log_is_evidence_unless_it_is_turned_off(tmp_path: Path) -> 
     (tmp_path / "kmsg").write_text(f"3,1,{int(time.monotonic() * 1e6)},-;{line}\n")
     with targets.python(targets.SLEEPING, tmp_path) as pid:
 
-        def said(**more: bool) -> list[str]:
+        def report_lines(**more: bool) -> list[str]:
             taken = diagnose_job(
                 job_of_pids([pid]),
                 CaptureRequest(
@@ -203,8 +203,8 @@ def test_the_kernels_log_is_evidence_unless_it_is_turned_off(tmp_path: Path) -> 
             )
             return [line.text for rank in taken.capture.ranks for line in rank.kernel_lines]
 
-        assert said() == [line]
-        assert said(kernel_log=False) == []
+        assert report_lines() == [line]
+        assert report_lines(kernel_log=False) == []
 
 
 def _once_after(count: int, call: object) -> object:

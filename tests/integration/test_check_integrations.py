@@ -90,7 +90,7 @@ def test_the_health_check_takes_back_its_own_drain_only(site: Site) -> None:
 
 REPORT = """#!/bin/sh
 cat <<END
-UNKNOWN   clock_skew       NoClock: nobody keeps the time
+UNKNOWN   clock_skew       NoClock: no NTP daemon is running
 {status}   gpu_health       {reason}: {said}
 END
 """
@@ -135,8 +135,8 @@ def test_without_a_finding_no_exit_code_drains_or_resumes(site: Site, status: in
     [
         (WELL, "network", 0, "this node is fit to train"),
         (SICK, "network", 1, "network NoInterface"),
-        (WELL, "no_such_check", 2, "hangwatch check gave no answer"),
-        (MISTYPED, "network", 2, "hangwatch check gave no answer"),
+        (WELL, "no_such_check", 2, "hangwatch check did not respond"),
+        (MISTYPED, "network", 2, "hangwatch check did not respond"),
     ],
 )
 def test_the_plugin_of_node_problem_detector(site: Site, config: str, check: str, code: int, line: str) -> None:

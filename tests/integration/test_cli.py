@@ -168,7 +168,7 @@ def test_config_errors_of_all_sections_are_told_at_once(tmp_path: Path) -> None:
         for word in (f"{path}:2: [detector]", f"{path}:4: [checks.fd_limit]", f"{path}:5: [checks.fd_limt]"):
             assert word in done.stderr
         assert f"{path}:11: [http]: port" in done.stderr
-        assert "are both" not in done.stderr, "of a section whose keys are wrong nothing else is said"
+        assert "are both" not in done.stderr, "a section with wrong keys has no other error"
         if command[0] != "check":  # keys that only the daemon reads
             for word in ("on_hung[0]", "on_ended[0]", "'Data Loading'"):
                 assert word in done.stderr
@@ -261,15 +261,15 @@ def test_unreadable_incidents_error_lists_places_and_user() -> None:
         config = place / "hangwatch.toml"
         config.write_text(f'[store]\ndirectory = "{place}"\n[socket]\npath = "{place}/socket"\n[http]\nport = 1\n')
 
-        def asked(command: str) -> subprocess.CompletedProcess[str]:
+        def run_as_nobody(command: str) -> subprocess.CompletedProcess[str]:
             line = [*as_user(NOBODY), sys.executable, "-m", "hangwatch", command, "--config", str(config)]
             return subprocess.run(line, capture_output=True, text=True, check=False)
 
-        told = asked("report").stderr
+        told = run_as_nobody("report").stderr
         assert f"no incidents that you may read in {place}/incidents: Permission denied" in told
         assert f"the daemon did not list your incidents: {place}/socket: No such file" in told
         assert f"uid {NOBODY}" in told
-        status = asked("status")
+        status = run_as_nobody("status")
         assert status.returncode == 2
         assert (
             "127.0.0.1:1/" in status.stderr

@@ -19,7 +19,7 @@ def labelled(line: bytes) -> tuple[str, bytes] | None:
 def test_a_complaint_that_comes_before_its_node_has_a_name_is_kept() -> None:
     """Keep the stderr of a node if it arrives before the stdout: srun sends each over a separate connection."""
     late = (
-        "echo '1: early' >&2; echo '7: nobody' >&2; sleep 0.3; printf '0: a\\n1: b\\n0: {}\\n1: {}\\n0: =0\\n1: =0\\n'"
+        "echo '1: early' >&2; echo '7: unknown' >&2; sleep 0.3; printf '0: a\\n1: b\\n0: {}\\n1: {}\\n0: =0\\n1: =0\\n'"
     )
     transport = OneForAll(["sh", "-c", late], labelled, lambda _: None, names_itself=True)
     replies: list[Reply] = []

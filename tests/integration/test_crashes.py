@@ -482,7 +482,7 @@ def hostile(kind: str, folder: Path) -> Path:
     path = folder / "error.json"
     somebody = (os.geteuid() or OWNER, os.getegid() or OWNER)
     match kind:
-        case "a FIFO nobody writes to":
+        case "a FIFO without a writer":
             os.mkfifo(path)
         case "a link":
             (folder / "secret").write_text("secret")
@@ -511,7 +511,7 @@ def hostile(kind: str, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("a FIFO nobody writes to", "is not a regular file"),
+        ("a FIFO without a writer", "is not a regular file"),
         ("a link", "error.json in its path is a link"),
         ("a folder that is a link", "linked in its path is a link"),
         ("1 GB", "is larger than 256 KiB"),

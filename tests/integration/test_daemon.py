@@ -96,7 +96,7 @@ def test_without_a_driver_it_says_so_once_and_the_rest_works(tmp_path: Path) -> 
         assert (row["status"], row["reason"]) == ("OK", "NotPresent")
         assert daemon.get("/healthz") == "ok\n"
         wait_for(lambda: "no GPU readings" in daemon.log, "a word about the driver")
-        wait_for(lambda: daemon.samples("process_cpu_seconds_total")[0][1] > 0, "some more beats")
+        wait_for(lambda: daemon.samples("process_cpu_seconds_total")[0][1] > 0, "another tick of the schedule")
         said = [line for line in daemon.log.splitlines() if "no GPU readings" in line]
         assert len(said) == 1, daemon.log
         assert "install the NVIDIA driver" in said[0]
@@ -191,7 +191,7 @@ def test_without_the_right_to_dump_the_incident_says_what_is_missing(fake_driver
         RealDaemon(tmp_path / "hw", fake_driver.environ, prefix=[setpriv, "--bounding-set=-sys_ptrace"]) as daemon,
     ):
         fake_driver.write([*h100(4), *(f"gpu {i} pids {pid}" for i, pid in enumerate(node.pids))])
-        job_id = wait_for(lambda: _job_of_four_gpus(daemon), "a job whose environment may not be read")
+        job_id = wait_for(lambda: _job_of_four_gpus(daemon), "a job with an unreadable environment")
         daemon.wait_for_state(job_id, "training")
         fake_driver.add("gpu all power_watts 100")
         daemon.wait_for_state(job_id, "stalled")
@@ -236,7 +236,7 @@ def test_a_look_that_fails_as_a_whole_loses_no_hang(tmp_path: Path) -> None:
         wait_for(lambda: state_of(daemon) is JobState.STALLED, "the job to be held as stalled")
         assert job_of(daemon).watch.open_incident.capture_wanted_at is not None, "and to be looked at again"
         assert daemon.board.snapshot.captures["failed"] >= 1
-        assert not job_of(daemon).page, "nobody has seen a stack"
+        assert not job_of(daemon).page, "no stack was taken"
 
 
 def test_a_check_that_found_no_job_looks_again_when_one_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,14 +260,14 @@ def test_a_check_that_found_no_job_looks_again_when_one_comes(tmp_path: Path, mo
     )
     daemon.start()
 
-    def said() -> str:
+    def check_reason() -> str:
         found = daemon.board.snapshot.checks.get("environment")
         return found.verdict.reason if found else ""
 
     try:
-        wait_for(lambda: said() == ABSENT, "the check to find no job")
+        wait_for(lambda: check_reason() == ABSENT, "the check to find no job")
         with node:
-            wait_for(lambda: said() not in ("", ABSENT), "the check to find the job")
+            wait_for(lambda: check_reason() not in ("", ABSENT), "the check to find the job")
             assert looks == [0, 1], "once, and again for the job"
             node.restart()
             scans = daemon.board.snapshot.scan_seconds
@@ -317,7 +317,7 @@ def test_captures_that_wait_while_a_scan_runs_share_the_next_one(tmp_path: Path)
         assert daemon._scan._scans == scans + 1
         began = daemon._clock()
         daemon._discover()
-        assert daemon._scan._scans == scans + 2, "a scan of before the request is none for it"
+        assert daemon._scan._scans == scans + 2, "a scan that began before the request does not count"
         daemon._discover(began)
         assert daemon._scan._scans == scans + 2, "one of after it is"
 

@@ -156,7 +156,7 @@ def test_a_node_that_hangs_is_unanswered_and_evidence(nodes: Path) -> None:
     assert "no response from 1 node (n1)" in votes["unanswered_nodes"]
     assert "rank 19 (n2" in job["verdict"]["message"]
     assert "8-15" in votes["unanswered"]
-    assert job["verdict"]["named"] == [], "whom the others wait for may be the node that did not answer"
+    assert job["verdict"]["named"] == [], "the others may wait for the node that did not respond"
     assert "no response within 10 s, or unreachable: n1" in done.stderr
 
 

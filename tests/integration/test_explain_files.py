@@ -107,7 +107,7 @@ def test_what_its_reader_may_not_read_is_left_out_and_told(opened: Path) -> None
     assert "rank 0 ends at 'INFO backward 812'" in said
     assert f"skipped, cannot be read: {opened}/rank1; try with sudo" in said
     assert f"skipped, cannot be read: {opened}/rank2/rank2.log and 1 other file; try with sudo" in said
-    assert "rank 3" not in said, "nothing is said of whose log nobody has read"
+    assert "rank 3" not in said, "a rank without a log is not mentioned"
 
 
 def test_what_cannot_be_read_is_told_with_its_line(tmp_path: Path) -> None:

@@ -26,13 +26,13 @@ Ask = Callable[[], TrafficSweep]
 def ask(fake_driver: FakeDriver) -> Iterator[Ask]:
     sampler = NvmlSampler(sample_seconds=0.2, deadline_seconds=1.0, environ=fake_driver.environ)
 
-    def asked() -> TrafficSweep:
+    def sweep() -> TrafficSweep:
         sampler.start()
         reply = sampler.query(TrafficSweep, 10.0)
         assert not isinstance(reply, Fault)
         return reply
 
-    yield asked
+    yield sweep
     sampler.stop()
 
 

@@ -410,7 +410,7 @@ READERS = {
     "users": (USERS, {}, True),
     "client certificates": (CLIENTS, {}, True),
     "a token": ("", {"incidents_token_file": "FOLDER/token"}, False),
-    "everybody on loopback": ("", {"incidents_on_loopback": True}, True),
+    "every client on loopback": ("", {"incidents_on_loopback": True}, True),
 }
 
 

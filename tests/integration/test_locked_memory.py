@@ -32,7 +32,7 @@ def scanned(scan: ProcessScan) -> dict[int, Process]:
     thread = threading.Thread(target=lambda: found.append(scan.processes()), daemon=True)
     thread.start()
     thread.join(60)
-    assert found, "the scan does not come back"
+    assert found, "the scan overran"
     return {process.id.pid: process for process in found[0]}
 
 
@@ -59,8 +59,10 @@ def test_a_scan_goes_on_and_leaves_a_bounded_number_of_threads_behind(tmp_path: 
         wait_for(lambda: len(reading_threads()) == locked_memory.MOST_OF_ONE_OWNER, "the thread that read all others")
         waiting = reading_threads()
         scanned(scan)
-        wait_for(lambda: reading_threads() == waiting, "the same threads: who does not answer is not asked again")
-    wait_for(lambda: locked_memory.SHARED.abandoned_threads() == 0, "the threads to come back")
+        wait_for(
+            lambda: reading_threads() == waiting, "the same threads: a process that did not respond is not read again"
+        )
+    wait_for(lambda: locked_memory.SHARED.abandoned_threads() == 0, "the threads to return")
 
 
 def test_a_process_that_lets_go_is_read(tmp_path: Path) -> None:
@@ -91,7 +93,7 @@ def test_gpu_process_is_read_although_blocked_threads_are_at_the_limit() -> None
     assert isinstance(reads.read_one(locked_memory.Target(me, "victim"), lambda _: "read"), Fault)
     assert reads.read_one(locked_memory.Target(me, "victim", holds_gpu=True), lambda _: "read") == "read"
     free.set()
-    wait_for(lambda: reads.abandoned_threads() == 0, "the threads to come back")
+    wait_for(lambda: reads.abandoned_threads() == 0, "the threads to return")
 
 
 ASKED: dict[str, Callable[[int], object]] = {
@@ -108,7 +110,7 @@ def test_a_check_is_told_that_there_is_no_answer(tmp_path: Path, file: str) -> N
         thread.start()
         thread.join(10)
         assert [getattr(answer, "reason", answer) for answer in answers] == ["NoAnswer"]
-    wait_for(lambda: locked_memory.SHARED.abandoned_threads() == 0, "the threads to come back")
+    wait_for(lambda: locked_memory.SHARED.abandoned_threads() == 0, "the threads to return")
 
 
 def test_a_daemon_finds_jobs_beside_it_and_ends_when_asked(tmp_path: Path, fake_driver: FakeDriver) -> None:
@@ -119,4 +121,4 @@ def test_a_daemon_finds_jobs_beside_it_and_ends_when_asked(tmp_path: Path, fake_
             ((_, unread),) = daemon.samples("hangwatch_left_out", owner=f"uid {NOBODY}", what="processes")
             assert unread >= 6  # this user may run other processes, too
             daemon.process.send_signal(signal.SIGTERM)
-            assert daemon.process.wait(timeout=60) == 0, "a thread that never comes back keeps nobody"
+            assert daemon.process.wait(timeout=60) == 0, "a thread that never returns does not delay the exit"

@@ -150,10 +150,10 @@ def test_merge_over_tls_gives_a_verdict_only_with_valid_credentials(tmp_path: Pa
 def test_nodes_that_are_silent_strange_or_hostile_cost_themselves_alone(tmp_path: Path) -> None:
     endless = threading.Event()
 
-    def drip(one: socket.socket) -> None:
-        one.sendall(b"HTTP/1.1 200 OK\r\n")
+    def drip(connection: socket.socket) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\n")
         while not endless.wait(0.2):
-            one.sendall(b"X: y\r\n")
+            connection.sendall(b"X: y\r\n")
 
     lines = [
         b'{"schema_version":1,"incidents":[',
@@ -266,7 +266,7 @@ def test_prometheus_knows_the_nodes_of_a_job_also_one_that_is_gone(tmp_path: Pat
     (silent,) = [one["message"] for one in answer["verdict"]["evidence"] if one["kind"] == "unanswered_nodes"]
     assert "no response from 1 node (gpu-0)" in silent
     assert unknown.returncode == 2
-    assert "has no job 'nobody' in the last 1h" in unknown.stderr
+    assert "has no job 'no-such-job' in the last 1h" in unknown.stderr
 
 
 def test_a_prometheus_that_is_none_or_away_is_told() -> None:

@@ -120,8 +120,8 @@ def test_sweeps_keep_a_beat_of_a_fifth_of_a_second(start: Start) -> None:
 
     last = sweep_where(sampler, lambda sweep: sweep.taken_monotonic_seconds > first + 1.9, "ten more sweeps")
 
-    beats = (last.taken_monotonic_seconds - first) / 0.2
-    assert abs(beats - round(beats)) < 0.25
+    periods = (last.taken_monotonic_seconds - first) / 0.2
+    assert abs(periods - round(periods)) < 0.25
     assert sampler.status().last_answer_monotonic_seconds is not None
 
 
@@ -520,7 +520,7 @@ def test_a_child_that_cannot_be_killed_is_left_behind_and_counted(start: Start, 
     (freezer / "tasks").write_text(str(stuck))
     (freezer / "freezer.state").write_text("FROZEN")
 
-    status = status_where(sampler, lambda status: status.abandoned == 1, "the child to be left behind")
+    status = status_where(sampler, lambda status: status.abandoned == 1, "the child to be abandoned")
     assert Path(f"/proc/{stuck}").exists()
     assert status.stalled
     status = status_where(sampler, lambda status: status.alive and not status.stalled, "another child to take over")

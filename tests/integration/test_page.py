@@ -88,7 +88,7 @@ def test_one_page_names_the_job_and_the_rank_and_resolves(
         assert "rank 2" in said.lower()
         assert "gpu-node-1" in said
         assert "hangwatch report" in said
-        assert not alert["annotations"].get("incident_url"), "nobody may see incidents over the network: no link"
+        assert not alert["annotations"].get("incident_url"), "incidents are not served over the network: no link"
 
         (tmp_path / "shard").write_bytes(b"shard")
         fake_driver.write(h100(4))

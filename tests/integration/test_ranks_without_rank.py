@@ -26,7 +26,7 @@ from tests.proc_tree import sweep
 FORKS = """
 import multiprocessing, os, time
 def train(rank):
-    os.environ["RANK"] = str(rank)  # as notebook_launcher does: nobody outside sees it
+    os.environ["RANK"] = str(rank)  # as notebook_launcher does: other processes do not see it
     open(f"{folder}/pid-{rank}", "w").write(str(os.getpid()))
     time.sleep(600)
 for rank in range(2):
@@ -123,11 +123,11 @@ time.sleep(600)
 def pids(folder: Path, ranks: int) -> list[int]:
     """Wait until each rank has written its pid. Return the pids in rank order."""
 
-    def said() -> list[int]:
+    def read_pids() -> list[int]:
         files = [folder / f"pid-{rank}" for rank in range(ranks)]
         return [int(file.read_text()) for file in files if file.exists() and file.read_text()]
 
-    return wait_for(lambda: found if len(found := said()) == ranks else None, f"{ranks} ranks") or []
+    return wait_for(lambda: found if len(found := read_pids()) == ranks else None, f"{ranks} ranks") or []
 
 
 def job_of(ranks: list[int]) -> Job | None:

@@ -173,7 +173,7 @@ def test_bytes_of_a_collective_are_motion(tmp_path: Path) -> None:
 
 def test_equal_stacks_in_a_cycle_are_found_by_sequence_numbers(tmp_path: Path) -> None:
     with started("wrong_group", tmp_path) as job:
-        verdict = wait_for(lambda: settled if (settled := job.look().verdict).kind == "Circle" else None, "the circle")
+        verdict = wait_for(lambda: settled if (settled := job.look().verdict).kind == "Circle" else None, "the cycle")
         assert (verdict.named, [rank.rank for rank in verdict.first_look]) == ((), [1])
         assert "rank 1 for rank 0 in all_reduce #11 of tp of ranks 0-1" in verdict.message
 

@@ -86,4 +86,4 @@ def test_no_label_writes_over_another_one(tmp_path: Path) -> None:
         for other in labels[number + 1 :]:
             across = min(right, other[1]) - max(left, other[0])
             down = min(bottom, other[3]) - max(top, other[2])
-            assert across <= 1 or down <= 3, "but for the room above and below letters"
+            assert across <= 1 or down <= 3, "except the space above and below letters"

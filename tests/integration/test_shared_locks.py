@@ -88,7 +88,7 @@ def test_rank_waiting_for_a_shared_semaphore_waits_for_a_lock(name: str, tmp_pat
     assert [member.waits.shares_lock for member in group.members] == [True]
     assert group.waits_for == "lock", "by measurement: the table is empty"
     assert clauses.describe_activity(group) == "waits for a lock in memory shared with another rank"
-    assert [member.waits.shares_lock for member in alone.members] == [False], "nobody else of its job has it"
+    assert [member.waits.shares_lock for member in alone.members] == [False], "no other process of its job has it"
 
 
 @pytest.mark.parametrize("code", [OF_A_THREAD, OF_ITS_CHILD], ids=["of a thread", "of a child that is no rank"])

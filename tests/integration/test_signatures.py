@@ -180,7 +180,7 @@ def test_a_rank_alone(code: str, use: float, expected: Signature, tmp_path: Path
         (("197 2e9/s", "198 2e9/s"), Signature.GPU_WORKS),
         ((), Signature.BEHIND_GPU),
     ],
-    ids=["links stand still but for a poll", "NVLink carries", "PCIe carries, no NVLink", "nothing is counted"],
+    ids=["links carry nothing except a poll", "NVLink carries", "PCIe carries, no NVLink", "nothing is counted"],
 )
 def test_signature_of_a_rank_waiting_for_its_gpu_uses_link_traffic(
     counters: tuple[str, ...], expected: Signature, fake_driver: FakeDriver, tmp_path: Path
@@ -236,7 +236,7 @@ os.read(back, 1)
     [
         (READS_FIFO, "{folder}/fifo"),
         (WRITES_FIFO, "{folder}/fifo"),
-        (ORPHANS_PIPE, "a pipe of which nobody of its job has the other end"),
+        (ORPHANS_PIPE, "a pipe; no process of its job has its other end"),
         (FIFO_OF_CHILD, None),
         (OWN_WORKER, None),
         (OWN_PIPE, None),
@@ -256,7 +256,7 @@ def test_rank_blocked_on_a_file_or_pipe_outside_its_job_is_stuck_on_it(
     code: str, where: str | None, tmp_path: Path
 ) -> None:
     with targets.python(code, tmp_path) as pid:
-        wait_for(lambda: main_thread.read_call(pid, procfs.PROC), "it to stand in a call")
+        wait_for(lambda: main_thread.read_call(pid, procfs.PROC), "it to be in a call")
         member = measured(job_of(pid))
     assert member.waits.stuck_on == (where and where.format(folder=tmp_path))
     assert where is None or member.signature is Signature.BLOCKED, "it pages as before"
@@ -280,9 +280,9 @@ def test_rank_waiting_for_an_outside_server_awaits_outside(code: str, kind: str,
         targets.wait_for_call(pid, kind)
         member = measured(job_of(pid))
         assert member.signature is Signature.AWAITS_OUTSIDE
-        assert f"127.0.0.1 port {port}" in member.waits.awaited.who
+        assert f"127.0.0.1 port {port}" in member.waits.awaited.name
         at_store = measured(job_of(pid, MASTER_PORT=str(port)))
-        assert at_store.signature is Signature.BLOCKED, "who waits for the job's store waits for the job"
+        assert at_store.signature is Signature.BLOCKED, "a rank that waits for the job's store waits for the job"
 
 
 def test_what_a_rank_has_to_do_with_the_store_of_its_job(tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_worker_awaited_by_pid_counts_as_outside(tmp_path: Path) -> None:
         worker = Worker(id=procfs.read_state(child)[0], comm="python")
         member = measured(replace(job, ranks=(replace(job.ranks[0], workers=(worker,)),)))
     assert member.signature is Signature.AWAITS_OUTSIDE
-    assert member.waits.awaited.who.startswith(f"its child {child} (python")
+    assert member.waits.awaited.name.startswith(f"its child {child} (python")
 
 
 def test_a_peer_that_is_a_process_of_the_job_is_not_outside(tmp_path: Path) -> None:
@@ -379,7 +379,7 @@ def test_rank_in_a_debugger_waits_for_a_person() -> None:
         os.close(ours)
     (member,) = group.members
     assert member.signature is Signature.AWAITS_OUTSIDE
-    assert member.waits.awaited is not None and member.waits.awaited.who.startswith(
+    assert member.waits.awaited is not None and member.waits.awaited.name.startswith(
         "a person at the terminal /dev/pts/"
     )
     assert clauses.describe_activity(group) == "is in a debugger and waits for a person"
@@ -395,7 +395,7 @@ step = 1
 """
 
 
-@pytest.mark.parametrize("comes", [False, True], ids=["nobody has come", "at a breakpoint"])
+@pytest.mark.parametrize("comes", [False, True], ids=["no debugger has attached", "at a breakpoint"])
 def test_rank_in_debugpy_polls(comes: bool) -> None:
     """Recognize debugpy, which uses no terminal.
 

@@ -66,7 +66,7 @@ def ranks(folder: Path, *bodies: str) -> Iterator[Ranks]:
         try:
             wait_for(lambda: len(list(folder.glob("up-*"))) == len(bodies), "the ranks to be up")
             (folder / "go").touch()
-            wait_for(lambda: len(list(folder.glob("went-*"))) == len(bodies), "the ranks to wait no more")
+            wait_for(lambda: len(list(folder.glob("went-*"))) == len(bodies), "the ranks to stop waiting")
             identities = [state[0] for child in children if (state := procfs.read_state(child.pid))]
             places = [Rank(id=identity, rank=number, local_rank=number) for number, identity in enumerate(identities)]
             job = Job(

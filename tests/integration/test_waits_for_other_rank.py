@@ -102,7 +102,7 @@ def test_rank_with_child_waiting_for_a_lock_of_another_rank_waits_for_it(how: st
     assert group.waits_for == "lock" and member.waits.awaited is None
     by_child = "waits for its child process, which waits for"
     assert clauses.describe_activity(group) == f"{by_child} the lock of {path}, held by pid {other.pid} ({comm})"
-    assert alone.waits.file_lock is None and alone.waits.awaited is not None, "the holder is nobody of its job"
+    assert alone.waits.file_lock is None and alone.waits.awaited is not None, "the holder is not in its job"
 
 
 @pytest.mark.parametrize(("how", "waiting_part"), [(ITSELF, "main"), (IN_A_THREAD, "thread"), (WAITS, "child")])
@@ -118,7 +118,7 @@ def test_rank_receiving_from_another_rank_waits_for_that_rank(
         _, member = seen("receives", pid, other.pid)
         _, alone = seen("receives", pid)
     assert (member.waits.asks_rank, member.kernel.is_held_outside, member.waits.awaited) == (waiting_part, False, None)
-    assert alone.waits.asks_rank is None, "it asks nobody of its job"
+    assert alone.waits.asks_rank is None, "it asks no process of its job"
 
 
 @pytest.mark.parametrize("code", [FIFO, CONNECTION], ids=["fifo", "connection"])

@@ -140,7 +140,7 @@ LOOK_ALIKES = Crowd(
         ),
         Neighbour(
             "an idle child",
-            "rank 0 waits for a program that sleeps for 12 s and is connected to nobody, the others wait for it",
+            "rank 0 waits for a program that sleeps for 12 s and has no connection; the others wait for rank 0",
             "healthy",
             idle_child("exit"),
             Expected(LOOK),
@@ -229,7 +229,7 @@ HANGS = Crowd(
         ),
         Neighbour(
             "a request to a server that is gone",
-            "rank 1 sends a request that nobody acknowledges, the others wait",
+            "rank 1 sends a request that is not acknowledged, the others wait",
             "hang",
             whom_is_gone,
             Expected(HANG, True, (1,), 100.0),

@@ -124,8 +124,8 @@ def main() -> int:
         for future in as_completed([pool.submit(outcome, name) for name in names]):
             one = future.result()
             done[one.name] = one
-            said = f"{one.pages} pages, {one.looks} looks, {one.glances} glances, {one.seconds} s after the trouble"
-            print(f"{'WRONG' if one.is_wrong else 'ok':5} {one.name}: {said}", file=sys.stderr, flush=True)
+            counts = f"{one.pages} pages, {one.looks} captures, {one.glances} light captures, {one.seconds} s after the trouble"
+            print(f"{'WRONG' if one.is_wrong else 'ok':5} {one.name}: {counts}", file=sys.stderr, flush=True)
     text = page([done[name] for name in names])
     if "--write" in sys.argv[1:]:
         measurements_page.write("day", "python -m tests.scenarios.day --write", text)

@@ -127,7 +127,7 @@ AWAITS_ROLLOUTS = Doing((_ROLLOUTS,), watts=90.0, utilization_ratio=0.0, switche
 STOPPED = Doing((_FORWARD,), watts=84.0, utilization_ratio=0.0, state="T")
 # A server on another node, or an idle child: nothing on this node shows that it works.
 AWAITS_GENERATION = Doing((_GENERATE,), watts=90.0, utilization_ratio=0.0)
-AWAITS_EVALUATION = Doing((_REMOTE,), watts=88.0, utilization_ratio=0.0, awaited=Awaited(who="its child 78 (sbatch)"))
+AWAITS_EVALUATION = Doing((_REMOTE,), watts=88.0, utilization_ratio=0.0, awaited=Awaited(name="its child 78 (sbatch)"))
 IN_FSYNC = Doing((_FSYNC,), watts=85.0, utilization_ratio=0.0, state="D")
 POLLS = Doing((_POLL,), watts=85.0, utilization_ratio=0.0, switches_per_second=0.5)
 LINGERS = Doing((_DOWNLOAD[1:],), watts=110.0, utilization_ratio=0.0, peers=0, sleeps=True)
@@ -156,16 +156,16 @@ POLLS_THE_HOST = replace(ITEM_IN_MAIN, nvlink_bytes_per_second=0.0, pcie_bytes_p
 SPINS_AT_ZERO = replace(ITEM_IN_MAIN, utilization_ratio=0.0)
 ADDS_SCALAR = replace(WAITS, stacks=(_ADD_SCALAR,))
 SAVES_BEHIND_GPU = replace(WAITS, stacks=(_TORCH_SAVE,))
-PEER_GONE = Doing((_HTTP,), watts=84.0, utilization_ratio=0.0, awaited=Awaited(who="10.0.0.9 port 8000", is_lost=True))
-AWAITS_SERVER = replace(PEER_GONE, awaited=Awaited(who="10.0.0.9 port 8000"))
+PEER_GONE = Doing((_HTTP,), watts=84.0, utilization_ratio=0.0, awaited=Awaited(name="10.0.0.9 port 8000", is_lost=True))
+AWAITS_SERVER = replace(PEER_GONE, awaited=Awaited(name="10.0.0.9 port 8000"))
 AWAITS_SSH = replace(
-    AWAITS_SERVER, stacks=(_REMOTE,), awaited=Awaited(who="its child 77 (ssh), connected to 10.0.0.8 port 22")
+    AWAITS_SERVER, stacks=(_REMOTE,), awaited=Awaited(name="its child 77 (ssh), connected to 10.0.0.8 port 22")
 )
 SYNCS = Doing((_FSYNC,), watts=84.0, utilization_ratio=0.0, state="D", device_bytes_per_second=8e7)
 STUCK_SYNCING = replace(SYNCS, device_bytes_per_second=0.0)
 RECEIVES = Doing((_RECEIVE,), watts=84.0, utilization_ratio=0.0, cpu_ratio=0.01, socket_bytes_per_second=4e5)
 UPLOADS_PARTS = replace(RECEIVES, stacks=(_UPLOAD,))
-DEBUGGED = replace(AWAITS_SERVER, stacks=(_PROMPT,), awaited=Awaited(who="a person at the terminal /dev/pts/3"))
+DEBUGGED = replace(AWAITS_SERVER, stacks=(_PROMPT,), awaited=Awaited(name="a person at the terminal /dev/pts/3"))
 ASKS_AGAIN = Doing((_ASK_AGAIN,), watts=84.0, utilization_ratio=0.0, switches_per_second=0.5)
 EVALUATES_SLOWLY = replace(EVALUATES, cpu_ratio=0.005, switches_per_second=3.0)
 LIGHT = replace(TRAINS, watts=250.0)
@@ -590,7 +590,7 @@ HANG_SCENARIOS = (
     ),
     PowerScenario(
         "a victim inside add_scalar, the culprit elsewhere",
-        "rank 0 waits for its GPU in a call that logs; nobody of this node holds the job up",
+        "rank 0 waits for its GPU in a call that logs; no rank of this node blocks the job",
         "hang",
         Node(lambda gpu, t: TRAINS if t < HOUR else ADDS_SCALAR if gpu == 0 else WAITS),
         (Expected(HANGS, True),),
@@ -672,7 +672,7 @@ HANG_SCENARIOS = (
         trouble_at=2 * HOUR,
     ),
     *(_plain(watts, "", HANGS) for watts in (71.0, 72.0, 75.0, 84.0)),
-    _plain(85.0, ", which is over that line: a glance tells", "starting → training → suspected → hung"),
+    _plain(85.0, ", which is above the threshold: a light capture is taken", "starting → training → suspected → hung"),
 )
 
 HEALTHY_SCENARIOS = (
@@ -1031,7 +1031,7 @@ HEALTHY_SCENARIOS = (
     ),
     PowerScenario(
         "a server of its own",
-        "somebody's own server without a launcher's name or a known frame: its ranks wait on a socket that listens",
+        "an unknown server without a launcher's name or a known frame: its ranks wait on a listening socket",
         "healthy",
         Node(lambda _gpu, _t: SERVES_ITSELF),
         (Expected("starting → suspected → training"),),

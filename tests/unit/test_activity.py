@@ -224,7 +224,7 @@ def test_a_file_without_a_folder_is_the_whole_path() -> None:
         ("_batched_p2p_ops (megatron/core/pipeline_parallel/p2p_communication.py)", "point_to_point"),
         ("irecv_tensor_dict (vllm/distributed/parallel_state.py)", "point_to_point"),
         ("_reduce_scatter_along_first_dim (megatron/core/tensor_parallel/mappings.py)", "collective_wait"),
-        ("sync_all_reduce_grads_async (nobody/comm/grads.py)", "collective_wait"),
+        ("sync_all_reduce_grads_async (unknown/comm/grads.py)", "collective_wait"),
         ("broadcast_tensor_dict (fastvideo/distributed/parallel_state.py)", "collective_wait"),
         ("redistribute (torch/distributed/tensor/_redistribute.py)", "unknown"),
         ("dispatch (torch/distributed/tensor/_dispatch.py)", "unknown"),

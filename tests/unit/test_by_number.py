@@ -156,12 +156,12 @@ def test_lines_of_a_loop_that_sleeps_are_no_work(
 
 
 def test_verdict_says_that_a_rank_that_works_may_still_join() -> None:
-    def said(**more: object) -> str:
+    def describe(**more: object) -> str:
         return judged(waiting(*THREE), outside(structs.replace(standing(3, done(5)), **more))).message
 
-    assert "may join when that is done" in said(signature=Signature.COMPUTES, motion=Motion.MOVING)
-    assert "either work that ends by itself, or an endless loop" in said(signature=Signature.SPINS)
-    assert "may join" not in said(signature=Signature.BLOCKED)
+    assert "may join when that is done" in describe(signature=Signature.COMPUTES, motion=Motion.MOVING)
+    assert "either work that ends by itself, or an endless loop" in describe(signature=Signature.SPINS)
+    assert "may join" not in describe(signature=Signature.BLOCKED)
 
 
 def test_stack_that_contradicts_the_numbers_names_no_rank() -> None:
@@ -244,7 +244,7 @@ def test_rank_waiting_for_another_rank_is_checked_first_and_not_named(
 
 
 def test_socket_to_another_rank_is_reported_as_possible_wait_for_it() -> None:
-    def said(other_pid: int | None) -> str:
+    def describe(other_pid: int | None) -> str:
         behind = CallTarget(kind="unix", what="a Unix socket", other_pid=other_pid)
         call = KernelCall(name="recvfrom", says="recvfrom() from", rounds=2, descriptors=1, behind=(behind,))
         own = structs.replace(
@@ -256,9 +256,9 @@ def test_socket_to_another_rank_is_reported_as_possible_wait_for_it() -> None:
         assert [one.rank for one in verdict.first_look] == [3]
         return verdict.message
 
-    assert "It waits in the kernel for something that another rank of the job may provide" in said(700)
+    assert "It waits in the kernel for something that another rank of the job may provide" in describe(700)
     for stranger in (701, None):
-        assert "It is unknown if it waits for another rank in that operation" in said(stranger)
+        assert "It is unknown if it waits for another rank in that operation" in describe(stranger)
 
 
 @ASKS

@@ -255,7 +255,7 @@ def test_without_pam_limits_or_systemd_nothing_is_promised(started: NodeTree) ->
     started.write("proc/1/comm", "tini\n")
     assert new(started) == {}
     started.write("etc/pam.d/sshd", "session required pam_limits.so\n")
-    assert new(started) == {}, "nobody knows what a login begins with"
+    assert new(started) == {}, "the limits of a login are unknown"
     started.write("etc/security/limits.conf", "* - nofile 10\n")
     assert new(started) == {"a login": (10, 10, "/etc/security/limits.conf")}
 

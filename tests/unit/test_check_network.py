@@ -381,7 +381,9 @@ def test_silent_master_without_connections_becomes_critical() -> None:
             check.run(node)
             server.close()
             before = run("network", node)
-            assert status_and_reason(before) == ("OK", "NetworkUp"), "nobody listens, and perhaps never did: no finding"
+            assert status_and_reason(before) == ("OK", "NetworkUp"), (
+                "no process listens, and perhaps none ever did: no finding"
+            )
             assert before.table[-1][3] == "refused"
             first, second = check.run(node), check.run(node)
             assert (status_and_reason(first), status_and_reason(second)) == (
@@ -563,7 +565,9 @@ def test_the_store_to_which_a_process_is_connected_by_the_kernels_word() -> None
         with socket.create_connection(("127.0.0.1", port)):
             space = Path("/proc/self/ns/net").readlink()
             assert sockets.store_endpoint(me, port, proc) == f"127.0.0.1 port {port} in {space}"
-            assert sockets.store_endpoint(1, port, proc) is None, "somebody else's connection in the same namespace"
+            assert sockets.store_endpoint(1, port, proc) is None, (
+                "a connection of another process in the same namespace"
+            )
 
 
 def test_of_one_network_namespace_the_connections_are_read_once_in_a_scan() -> None:

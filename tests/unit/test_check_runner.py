@@ -98,7 +98,7 @@ def test_a_rank_is_named_by_its_local_rank_where_it_has_one() -> None:
 
 def test_what_a_check_raises_costs_that_check_only(caplog: pytest.LogCaptureFixture) -> None:
     def observe(node: Node, settings: Settings) -> Reading:
-        raise ZeroDivisionError("secret path /home/someone")
+        raise ZeroDivisionError("secret path /home/ada")
 
     with caplog.at_level(logging.ERROR):
         result = run(check_of(observe))

@@ -76,7 +76,7 @@ def job(*artifacts: CrashArtifacts, world_size: int | None = None) -> Job:
         pytest.param(
             [make_artifacts(0, error=RESET, at=1), make_artifacts(1, error="ValueError: empty shard", at=2), make_artifacts(2, error=RESET, at=1)],
             [1], Confidence.MEDIUM, ": ValueError, according to its error file",
-            id="who complains of others followed somebody, even by an earlier second",
+            id="a rank that complains of others is not the first, even if its time is earlier",
         ),
         pytest.param(
             [make_artifacts(0, error="ValueError: late", at=9), make_artifacts(1, error="KeyError: early", at=2), make_artifacts(2)],

@@ -275,7 +275,7 @@ def test_plain_rule_and_learned_threshold_both_apply() -> None:
     both = Detector(confirming_captures=1, quiet_watts_ratio_of_limit=0.12)
     assert Series(rules=both).feed(600, 300).feed(110, HELD).states == [S.TRAINING, S.QUIET, S.SUSPECTED]
     light = GpuPower(limit_watts=700.0, idle_watts=68.0, busy_watts=100.0)
-    assert power_level.low_power_threshold_watts(light, both) == pytest.approx(84), "the learnt one lies at 79.2 W"
+    assert power_level.low_power_threshold_watts(light, both) == pytest.approx(84), "the learned threshold is 79.2 W"
 
 
 def test_by_the_plain_rule_a_job_that_was_never_over_it_waits_for_the_startup_hold() -> None:
@@ -288,7 +288,7 @@ def test_by_the_plain_rule_a_job_that_was_never_over_it_waits_for_the_startup_ho
     series.feed(72, 30)
     assert series.states == [S.SUSPECTED]
     series.feed(110, 60)
-    assert series.watch.state is S.SUSPECTED, "a model was loaded: nothing has come back"
+    assert series.watch.state is S.SUSPECTED, "a model was loaded: the GPUs have not returned to work"
 
 
 def test_by_the_plain_rule_ranks_that_move_teach_as_well() -> None:
@@ -346,7 +346,7 @@ def test_light_job_at_flat_level_gets_light_capture_after_hold(limit: float, wor
     assert series.watch.state is S.SUSPECTED
     assert len(series.captures) == captures + 1, "an ordinary look, at once"
     series.feed(hung, 10)
-    assert series.watch.state is S.SUSPECTED, "nothing has come back"
+    assert series.watch.state is S.SUSPECTED, "the GPUs have not returned to work"
     series.captured(frozen=8, moving=0)
     assert (series.watch.state, series.pages) == (S.HUNG, True)
     series.feed(working, 20)
@@ -638,7 +638,7 @@ def test_a_capture_that_never_comes_back_is_given_up_and_asked_for_again() -> No
     assert (series.watch.state, series.watch.message) == (S.STALLED, "its stacks could not be taken within 300 s")
     series.feed(110, int(DEFAULTS.recapture_seconds))
     assert len(series.captures) == 2
-    assert not series.pages, "nobody has seen a stack"
+    assert not series.pages, "no stack was taken"
 
 
 @pytest.mark.parametrize(("moving", "state"), [(4, S.STALLED), (5, S.TRAINING)])
@@ -687,7 +687,7 @@ def test_idle_levels_are_learned_from_gpus_without_processes() -> None:
     assert power_level.update_idle_levels({}, sample(71, pids=(5,)), frozenset()) == {}
     assert power_level.update_idle_levels({}, sample(71), frozenset({"a"})) == {}
     assert power_level.update_idle_levels({}, sample(600), frozenset()) == {}, (
-        "somebody whom this node cannot see is at work"
+        "a rank that this node cannot see is at work"
     )
 
 
@@ -913,17 +913,24 @@ def test_a_look_that_takes_long_begins_as_much_earlier() -> None:
     sample = {f"GPU-{i}": GpuSample(index=i, uuid=f"GPU-{i}", power_watts=110, power_limit_watts=700) for i in range(8)}
     fell = series.watch.quiet_since
 
-    def asks(left: float, **known: float) -> bool:
-        at = fell + 600 - left
+    def takes_capture(seconds_left: float, **more: float) -> bool:
+        at = fell + 600 - seconds_left
         watch = job_watch.with_power(series.watch, sampled_at=at - 1)
-        return bool(detector.apply_sample(watch, sample, at, DEFAULTS, **known)[1])
+        return bool(detector.apply_sample(watch, sample, at, DEFAULTS, **more)[1])
 
     def edges(look_seconds: float) -> tuple[float, ...]:
         first = look_seconds + LAST_LOOK_SECONDS
         return first + 1, first, look_seconds + 1, look_seconds, 1, -1
 
-    assert [asks(left) for left in edges(LOOK_SECONDS)] == [False, True, True, False, False, False]
-    assert [asks(left, capture_seconds=100.0) for left in edges(100.0)] == [False, True, True, False, False, False]
+    assert [takes_capture(seconds) for seconds in edges(LOOK_SECONDS)] == [False, True, True, False, False, False]
+    assert [takes_capture(seconds, capture_seconds=100.0) for seconds in edges(100.0)] == [
+        False,
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 # --- pauses that ended by themselves ---------------------------------------------------------------------------------

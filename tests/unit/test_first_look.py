@@ -89,7 +89,7 @@ FIRST, LOW = ([0], [], Confidence.NONE), ([], [0], Confidence.LOW)
         ({"usage": Usage(cpu_ratio=0.0)}, {"usage": Usage(cpu_ratio=1.0)}, LOW),
         ({"usage": Usage(cpu_ratio=1.0)}, {"usage": Usage(cpu_ratio=0.0)}, FIRST),
         ({"usage": Usage(cpu_ratio=0.6)}, {"usage": Usage(cpu_ratio=1.0)}, FIRST),
-        ({"waits": Waits(awaited=Awaited(who="10.0.0.9:443"))}, {}, LOW),
+        ({"waits": Waits(awaited=Awaited(name="10.0.0.9:443"))}, {}, LOW),
         ({"waits": Waits(stuck_on="/data/number")}, {}, LOW),
         ({"waits": Waits(stuck_on="/data/number"), "signature": Signature.BEHIND_GPU}, {}, ([], [], Confidence.NONE)),
         # A rank that moves, waits for its GPU, or came out of a wait is not later than the others.
@@ -237,7 +237,7 @@ def joined(thread: str, **parts: Any) -> Group:
     [
         ("lock", {}, ([], [0], Confidence.MEDIUM)),
         ("unknown", {}, ([0], [], Confidence.NONE)),
-        ("unknown", {"waits": Waits(awaited=Awaited(who="10.0.0.9 port 443"))}, ([], [0], Confidence.LOW)),
+        ("unknown", {"waits": Waits(awaited=Awaited(name="10.0.0.9 port 443"))}, ([], [0], Confidence.LOW)),
         ("unknown", {"waits": Waits(awaits_store="thread")}, ([], [], Confidence.NONE)),
     ],
 )

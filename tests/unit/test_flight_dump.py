@@ -403,13 +403,13 @@ def test_several_dumps_of_many_ranks_are_one_note() -> None:
 
 
 def test_dumps_that_lie_apart_are_not_said_to_be_of_one_moment() -> None:
-    def told(*written_after: float) -> str:
+    def describe_age(*written_after: float) -> str:
         still = parse(dumped(entry(0, state="scheduled", retired=False, timeout_ms=600_000)))
         given = [DumpFile(f"rank{rank}", CREATED_NS / 1e9 + after, still) for rank, after in enumerate(written_after)]
         return next(note for note in rank_recorders.join(given).notes if note.startswith("flight recorders: 2 dumps"))
 
-    assert "2 dumps of one moment, the first at" in told(700, 701)
-    assert "2 dumps written within 1 min 10 s, the first at" in told(700, 770)
+    assert "2 dumps of one moment, the first at" in describe_age(700, 701)
+    assert "2 dumps written within 1 min 10 s, the first at" in describe_age(700, 770)
 
 
 @pytest.mark.parametrize(

@@ -180,13 +180,13 @@ def test_a_capture_brings_its_world_size_and_notes() -> None:
 
 
 def test_a_group_is_shown_by_its_lowest_rank() -> None:
-    def one(rank: int, line: int) -> RankDump:
+    def dump_of_rank(rank: int, line: int) -> RankDump:
         thread = Thread(name="MainThread", thread_id="1", frames=stack(STACKS[0], line), is_main=True)
         return RankDump(
             id=RankId(node="n", rank=rank), rounds=(ProcessDump(taken_monotonic_seconds=0.0, threads=(thread,)),)
         )
 
-    (found,) = group([one(3, 30), one(1, 10), one(2, 20)]).groups
+    (found,) = group([dump_of_rank(3, 30), dump_of_rank(1, 10), dump_of_rank(2, 20)]).groups
     assert [member.id.rank for member in found.members] == [1, 2, 3]
     assert found.frames[0].line == 10
 
@@ -201,13 +201,13 @@ def test_ranks_of_two_nodes_with_the_same_numbers_are_not_lost() -> None:
 
 
 def test_a_rank_that_appears_twice_has_one_place() -> None:
-    def one(lines: tuple[str, ...]) -> RankDump:
+    def dump_with_stack(lines: tuple[str, ...]) -> RankDump:
         thread = Thread(name="MainThread", thread_id="1", frames=stack(lines, 1), is_main=True)
         return RankDump(
             id=RankId(node="a", rank=0), rounds=(ProcessDump(taken_monotonic_seconds=0.0, threads=(thread,)),)
         )
 
-    first, second = group([one(STACKS[0])]), group([one(STACKS[7])])
+    first, second = group([dump_with_stack(STACKS[0])]), group([dump_with_stack(STACKS[7])])
     merged = merge.merge(first, second)
     assert merged == merge.merge(second, first)
     assert sum(len(found.members) for found in merged.groups) == 1

@@ -24,7 +24,7 @@ def test_known_hang_gets_its_verdict(case: dict[str, Any]) -> None:
         assert words in said, f"{words!r} is not in:\n{said}"
     assert "{" not in verdict.message and "  " not in verdict.message
     assert not verdict.named or name_ranks(verdict.named).lower() in verdict.message.lower(), (
-        "the sentence says who is named"
+        "the sentence gives the named ranks"
     )
 
 

@@ -184,8 +184,8 @@ def test_forks_of_one_process_that_each_hold_a_gpu_are_ranks_by_their_order(tmp_
     [
         ({}, "no GPU"),
         ({0: (912,)}, "one rank is no job of several"),
-        ({0: (912, 913)}, "both on one GPU: helpers of who knows what"),
-        ({0: (912, 900), 1: (913,)}, "who forked them works itself"),
+        ({0: (912, 913)}, "both on one GPU: helpers, not ranks"),
+        ({0: (912, 900), 1: (913,)}, "the parent works itself"),
     ],
     ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
 )
@@ -251,8 +251,8 @@ def test_dead_first_rank_is_absent_from_its_job(tmp_path: Path) -> None:
     [
         (" LOCAL_RANK=3 WORLD_SIZE=8", "", "three ranks of a node cannot be part of eight"),
         ("NODE_RANK=1 ", "NODE_RANK=7 ", "no eight nodes of four ranks in a world of eight"),
-        ("MASTER_PORT=29500 ", "", "nobody knows where they meet"),
-        ("NODE_RANK=1 LOCAL", "LOCAL", "nobody knows on which node they are"),
+        ("MASTER_PORT=29500 ", "", "their meeting address is unknown"),
+        ("NODE_RANK=1 LOCAL", "LOCAL", "their node is unknown"),
     ],
 )
 def test_places_that_cannot_be_are_no_job(tmp_path: Path, before: str, after: str, why: str) -> None:
@@ -266,7 +266,7 @@ def test_places_that_cannot_be_are_no_job(tmp_path: Path, before: str, after: st
         "900 (bash) S parent=800 start=900\n  $ -bash",
         "900 (python) S parent=800 start=900\n  @ uid=1004 /x\n  $ python fit.py",
     ],
-    ids=["no Python", "somebody else's"],
+    ids=["no Python", "of another user"],
 )
 def test_parent_that_cannot_be_the_first_rank_is_no_rank(tmp_path: Path, first: str) -> None:
     tree = LIGHTNING.replace("900 (python) S parent=800 start=900\n  $ python fit.py", first)

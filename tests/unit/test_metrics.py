@@ -86,7 +86,7 @@ def scrape(board: Board) -> str:
     return generate_latest(own).decode()
 
 
-def test_an_incident_that_is_closed_is_exported_no_more() -> None:
+def test_closed_incident_is_no_longer_exported() -> None:
     names = ("hangwatch_incident_info{", "hangwatch_incident_opened_timestamp_seconds{", "hangwatch_rank_activity{")
     one = board()
     ((job_id, entry),) = one.snapshot.jobs.items()
@@ -100,10 +100,10 @@ def test_an_incident_that_is_closed_is_exported_no_more() -> None:
 @given(st.lists(st.integers(min_value=0, max_value=4194304), min_size=1, max_size=60))
 def test_a_sentence_that_is_too_long_holds_no_other_number(pids: list[int]) -> None:
     """Do not cut inside a number: `pid 372` cut to `pid 37` names another process on the page."""
-    told = sentence_label("rank 5, pid " + " and pid ".join(map(str, pids)) + " stand in read")
+    told = sentence_label("rank 5, pid " + " and pid ".join(map(str, pids)) + " are blocked in read")
     assert len(told) <= LABEL_LENGTH
     assert set(re.findall(r"pid (\d+)", told)) <= set(map(str, pids))
-    assert told.endswith(("…", "stand in read"))
+    assert told.endswith(("…", "are blocked in read"))
 
 
 def test_an_incident_says_where_its_report_is_served() -> None:
@@ -121,7 +121,7 @@ def test_an_incident_says_where_its_report_is_served() -> None:
 def test_what_a_rank_does_is_told_with_the_line_of_the_users_code() -> None:
     incident = samples.loader_hang()
     stuck = next(group for group in incident.grouping.groups if group.workers)
-    worker = replace(stuck.workers[0], pid=52001, own=Frame(function="read_shard", file="train.py", line=18))
+    worker = replace(stuck.workers[0], pid=52001, user_frame=Frame(function="read_shard", file="train.py", line=18))
     groups = tuple(replace(group, workers=(worker,)) if group is stuck else group for group in incident.grouping.groups)
     one = board()
     ((job_id, entry),) = one.snapshot.jobs.items()

@@ -40,7 +40,7 @@ A_MINUTE = SystemCall(number=230, kind="sleeps", left_seconds=60.0)
 TEN_MS = SystemCall(number=230, kind="sleeps", left_seconds=0.01)
 OPENS = SystemCall(number=257, name="openat", object="file")
 READS = SystemCall(number=0, name="read", kind="receives", descriptors=(5,), object="file")
-HTTP = Awaited(who="10.0.0.9 port 8000")
+HTTP = Awaited(name="10.0.0.9 port 8000")
 
 
 def frames(lines: list[str]) -> tuple[Frame, ...]:
@@ -204,10 +204,10 @@ AT_LOADER = dumps([LOADER] * 3, switches=0.2)
         ("asks the store of the job once a second", rank(dumps(STILL, socket_bytes=2e4)), Signature.BLOCKED),
         ("its GPU works", rank(SPINNING, use=1.0, power=0.8), Signature.GPU_WORKS),
         ("spins behind its GPU", rank(SPINNING, use=1.0, power=0.1), Signature.BEHIND_GPU),
-        ("spins behind its GPU, whose busy level nobody knows", rank(SPINNING, use=1.0), Signature.BEHIND_GPU),
-        ("behind its GPU, whose links stand still",
+        ("spins behind its GPU, busy level unknown", rank(SPINNING, use=1.0), Signature.BEHIND_GPU),
+        ("behind its GPU, no traffic on its links",
          rank(SPINNING, use=1.0, power=0.1, nvlink=0.0, pcie=2e5), Signature.BEHIND_GPU),
-        ("behind its GPU, whose kernel polls the memory of the host",
+        ("behind its GPU, kernel polls the memory of the host",
          rank(SPINNING, use=1.0, power=0.1, nvlink=0.0, pcie=1.7e9), Signature.BEHIND_GPU),
         ("NVLink carries what its GPU works on, slowly",
          rank(SPINNING, use=1.0, power=0.1, nvlink=5e9, pcie=2e5), Signature.GPU_WORKS),
@@ -264,11 +264,11 @@ AT_LOADER = dumps([LOADER] * 3, switches=0.2)
         ("the same, where the GPU draws what light work draws",
          rank(dumps(STILL, awaited=HTTP), use=1.0, light=True), Signature.UNKNOWN),
         ("our own dumps are no polling", rank(dumps(STILL, dump_switches=9)), Signature.BLOCKED),
-        ("another thread computes, nobody knows what", rank(dumps(STILL, cpu=0.3, main=0.0)), Signature.UNKNOWN),
+        ("another thread computes, for an unknown reason", rank(dumps(STILL, cpu=0.3, main=0.0)), Signature.UNKNOWN),
         ("a loader without data", rank(dumps(STILL), dumps(STILL)), Signature.BLOCKED),
-        ("a loader whose worker computes", rank(dumps(STILL), dumps([HERE, THERE])), Signature.COMPUTES),
-        ("a loader whose worker uses a core at one line", rank(dumps(STILL), SPINNING), Signature.UNKNOWN),
-        ("a loader whose worker reads", rank(dumps(STILL), dumps(STILL, io=1e6)), Signature.TRANSFERS),
+        ("a loader with a worker that computes", rank(dumps(STILL), dumps([HERE, THERE])), Signature.COMPUTES),
+        ("a loader with a worker that uses a core at one line", rank(dumps(STILL), SPINNING), Signature.UNKNOWN),
+        ("a loader with a worker that reads", rank(dumps(STILL), dumps(STILL, io=1e6)), Signature.TRANSFERS),
         ("waits for a child that copies", rank(dumps(STILL, children_bytes=1e6)), Signature.TRANSFERS),
         ("waits for a child that computes",
          rank(dumps(STILL, children_cpu_seconds=1.0)), Signature.UNKNOWN),

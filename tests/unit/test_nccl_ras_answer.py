@@ -121,8 +121,8 @@ HOSTILE = {
     "deep": '{"nccl_version": "2.28.9", "communicators": [], "ras": ' + "[" * 200_000,
     "a rank twice": as_json(communicator([FOUR[0], FOUR[0]])),
     "a rank outside": as_json(communicator([rank(9, 1)])),
-    "a name that is none": as_json(communicator(FOUR, name="0x\n1b[31m")),
-    "a version that is none": as_json(communicator(FOUR), version="2.28\x1b[31m"),
+    "an invalid name": as_json(communicator(FOUR, name="0x\n1b[31m")),
+    "an invalid version": as_json(communicator(FOUR), version="2.28\x1b[31m"),
     "another program": "HTTP/1.1 400 Bad Request\r\n\r\n",
     "too long": " " * (nccl_ras_status.MOST_BYTES + 1),
 }

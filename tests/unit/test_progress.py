@@ -550,8 +550,8 @@ class Shared(Life):
             self.power(60, 2)
         coming = iter(strangers)
         told = []
-        beats = ((60, 5), (600, 5), (600, 55), (600, 5), (110, 10), (110, 16), (0, 0), (110, 5), (600, 3), (600, 70))
-        for number, (watts, seconds) in enumerate(beats):
+        phases = ((60, 5), (600, 5), (600, 55), (600, 5), (110, 10), (110, 16), (0, 0), (110, 5), (600, 3), (600, 70))
+        for number, (watts, seconds) in enumerate(phases):
             self.scan(next(coming, []), MINE, is_listed=number % 3 != 2)
             if watts:
                 self.power(watts, seconds)

@@ -1,13 +1,7 @@
-"""Check that docstrings, comments, messages, names and docs follow the writing rules of tests/prose.py.
-
-`NOT_YET` is the number of findings that each folder may have. When you correct some, lower the number or remove the
-line.
-"""
+"""Docstrings, comments, messages, names and docs follow the writing rules of tests/prose.py."""
 
 from __future__ import annotations
 
-from collections import Counter
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,44 +9,12 @@ import pytest
 from tests import prose
 
 ROOT = prose.ROOT
-NOT_YET = {
-    "benchmarks": 4,
-    "deploy/helm": 8,
-    "deploy/prometheus": 6,
-    "hangwatch/capture": 3,
-    "hangwatch/model": 2,
-    "hangwatch/stacks": 2,
-    "hangwatch/tables": 15,
-    "hangwatch/verdict": 3,
-    "tests": 16,
-    "tests/deploy": 27,
-    "tests/first_hour": 3,
-    "tests/integration": 48,
-    "tests/scenarios": 8,
-    "tests/unit": 79,
-}
 
 
-def package(file: str) -> str:
-    """Return the folder of the file, cut to two levels; `.` for the root of the repository."""
-    return "/".join(Path(file).parent.parts[:2]) or "."
-
-
-@cache
-def findings_by_package() -> Counter[str]:
+def test_repository_has_no_findings() -> None:
     paths = prose.files(*(ROOT / folder for folder in prose.FOLDERS))
-    named = ((path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths)
-    return Counter(package(file) for file, source in named for _ in prose.check(file, source))
-
-
-def test_package_has_no_more_findings_than_before() -> None:
-    counts = findings_by_package()
-    worse = {name: (count, NOT_YET.get(name, 0)) for name, count in counts.items() if count > NOT_YET.get(name, 0)}
-    assert worse == {}, "see them with: python -m tests.prose FOLDER"
-
-
-def test_clean_package_is_no_longer_listed() -> None:
-    assert [name for name in NOT_YET if not findings_by_package()[name]] == []
+    sources = ((path.relative_to(ROOT).as_posix(), path.read_text()) for path in paths)
+    assert [str(finding) for file, source in sources for finding in prose.check(file, source)] == []
 
 
 BAD = (

@@ -23,7 +23,7 @@ OFF = Fault(
     detail="the flight recorder is off: its buffer has no capacity",
     remedy="set TORCH_FR_BUFFER_SIZE=2000 in the job",
 )
-SILENT = Fault(subject="pid 7 gloo", reason="NoAnswer", detail="it gives no answer")
+SILENT = Fault(subject="pid 7 gloo", reason="NoAnswer", detail="it did not respond")
 NO_TORCH = Fault(subject="pid 7", reason="NoTorch", detail="it has not loaded torch")
 TOLD = "no sequence numbers of ranks 0-2 on a in NCCL: the flight recorder is off: its buffer has no capacity"
 
@@ -88,7 +88,7 @@ def test_recorder_read_once_reports_only_its_fault(unread: int) -> None:
     rounds[unread] = ProcessDump(taken_monotonic_seconds=1.0, recorder_faults=(SILENT,))
     grouping = grouped_rounds(*rounds)
     assert (grouping.members[0].recorder.libraries, grouping.members[0].recorder.faults) == ((), (SILENT,))
-    assert notes_on(grouping) == ["no sequence numbers of rank 0 (a, pid 7) in gloo: it gives no answer (NoAnswer)"]
+    assert notes_on(grouping) == ["no sequence numbers of rank 0 (a, pid 7) in gloo: it did not respond (NoAnswer)"]
 
 
 def test_two_of_one_library_in_one_round_are_not_two_rounds() -> None:

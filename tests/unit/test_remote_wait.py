@@ -54,7 +54,7 @@ def test_without_recorders_the_size_of_the_world_tells(waits_for: str) -> None:
     seen = grouping(*TWO, waits_for=waits_for)
     assert waits_for_other_nodes(seen, ALL_WAIT, has_ranks_on_other_nodes=True)
     assert not waits_for_other_nodes(seen, ALL_WAIT, has_ranks_on_other_nodes=False), (
-        "all its ranks are here, or nobody knows"
+        "all its ranks are here, or this is unknown"
     )
 
 
@@ -101,13 +101,13 @@ def test_members_that_a_group_lists_are_known_without_the_size_of_the_world() ->
     two = (GroupMembers(name="1", description="tp", ranks=((0, 1),)),)
     of_two = [member(rank, recorder(record(6, "1", state="open"), library="nccl", members=two)) for rank in range(2)]
     assert not judge_remote_wait(grouping(*of_two)), (
-        "all members are here and have come: it is this node's GPUs, links or NCCL"
+        "all members are here and have joined: the cause is this node's GPUs, links or NCCL"
     )
 
 
 def test_local_rank_that_waits_for_another_node_is_a_remote_wait() -> None:
     behind = grouping(standing(0, waits(6)), standing(1, done(5)))
-    assert not judge_remote_wait(behind), "rank 1 has not come, and shows no wait for anybody else"
+    assert not judge_remote_wait(behind), "rank 1 has not joined, and shows no wait for another rank"
     listed = (
         GroupMembers(name="1", description="dp", ranks=((0, 0), (2, 2))),
         GroupMembers(name="2", description="tp", ranks=((0, 1),)),

@@ -33,7 +33,7 @@ def test_a_single_owner_keeps_the_newest() -> None:
 def test_owner_with_most_incidents_loses_its_oldest() -> None:
     assert surplus(make_incidents("aaaaabb"), 5, BIG) == ("a4", "a3")
     assert surplus(make_incidents("aaaaabb", size_bytes=10), 99, 50) == ("a4", "a3")
-    assert surplus(make_incidents("abab"), 3, BIG) == ("b1",), "of two who have as much, the oldest of all"
+    assert surplus(make_incidents("abab"), 3, BIG) == ("b1",), "of two owners with equal shares, the oldest of all"
 
 
 def test_newest_incident_stays_if_it_displaces_no_other_owner() -> None:
@@ -49,7 +49,7 @@ def test_what_is_open_stays_and_takes_no_more_than_half_from_others() -> None:
     assert surplus(many, 4, BIG) == ()
     assert surplus(make_incidents("aaaaaaaabbb", is_open="a"), 4, BIG) == ("b1",)
     own = [*make_incidents("aaaa", is_open="a"), Stored("closed", "a", 1), Stored("other", "b", 1)]
-    assert surplus(own, 4, BIG) == ("closed",), "of his own it counts whole"
+    assert surplus(own, 4, BIG) == ("closed",), "it counts in full for its own owner"
 
 
 STORED = st.lists(

@@ -42,4 +42,4 @@ def test_a_folder_of_cases_is_judged_too(tmp_path: Path, capsys: pytest.CaptureF
 
     expect.write_text(json.dumps({"odd_ranks": [3]}))
     assert robustness.main([str(tmp_path)]) == 1
-    assert "ACCUSES AN INNOCENT  one, as it is: " in capsys.readouterr().out
+    assert "NAMES AN INNOCENT RANK  one, as it is: " in capsys.readouterr().out

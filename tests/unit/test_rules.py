@@ -50,7 +50,7 @@ ACTIVITIES = {
     "tracker": "tracking",
 }
 WAITS_FOR = {"leaving": "ranks", "tracker": "gpu"}
-SERVER = Awaited(who="10.0.0.9 port 443")
+SERVER = Awaited(name="10.0.0.9 port 443")
 
 
 class Ranks(NamedTuple):
@@ -473,4 +473,4 @@ def test_suspect_next_to_another_possible_suspect_has_lower_confidence() -> None
     moving = verdict(Ranks(6, "ranks"), Ranks(1, "nothing"), Ranks(1, "unknown", motion=Motion.MOVING))
     assert (moving.confidence, "too" in moving.message) == (HIGH, False)
     many = verdict(Ranks(6, "ranks"), Ranks(1, "nothing"), Ranks(2, "unknown"))
-    assert "Check these, too" not in many.message, "who are more are rather victims"
+    assert "Check these, too" not in many.message, "the larger group is rather the victims"

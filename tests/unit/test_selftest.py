@@ -193,7 +193,7 @@ def test_silent_rank_is_reported_with_its_exit_status() -> None:
     assert (finding.kind, finding.ranks) == ("not_started", (2, 3))
     assert finding.message == "The process of ranks 2-3 ended with status 0, but printed nothing"
     (finding,) = judged([done(0), done(1)], {0: 0, 1: 0, 2: 0})
-    assert finding.message == "The process of ranks 2-3 was started, but printed nothing", "of one nobody knows"
+    assert finding.message == "The process of ranks 2-3 was started, but printed nothing", "its state is unknown"
 
 
 # --- over nodes ------------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def test_sleep_tells_its_end(taken: ProcessDump) -> None:
         dump(NANOSLEEP, Frame("_store_based_barrier", "torch/distributed/distributed_c10d.py", 900)),
         structs.replace(dump(FUTEX, *EVENT), asks_rank="main"),
         structs.replace(dump(FUTEX, *EVENT), awaits_store="main"),
-        structs.replace(dump(FUTEX, *EVENT), awaited=Awaited(who="10.0.0.9 port 8000")),
+        structs.replace(dump(FUTEX, *EVENT), awaited=Awaited(name="10.0.0.9 port 8000")),
     ],
     ids=[
         "no end",

@@ -44,7 +44,7 @@ def test_what_is_kept_fits_and_the_main_thread_is_always_there(threads: list[Thr
     assert len(main[0].frames) <= 49 or stack_limits.size_bytes(main) <= most_bytes
     assert named(kept) == [name for name in named(threads) if name in named(kept)], "in their order"
     left = len(threads) - len(named(kept))
-    assert left == 0 or kept[-1].name == f"<{left} threads left out: there is no room>"
+    assert left == 0 or kept[-1].name == f"<{left} threads not shown: the stack exceeds its size limit>"
 
 
 def test_of_a_long_main_stack_both_ends_are_kept() -> None:

@@ -53,7 +53,9 @@ def holders(jobs: tuple[Job, ...], pids: tuple[int, ...], ended: frozenset[str] 
 def test_of_two_jobs_that_claim_a_gpu_the_driver_knows_the_holder(jobs: tuple[Job, ...]) -> None:
     assert holders(jobs, (10,)) == holders(jobs, (11, 99)) == ["a1"]
     assert holders(jobs, (20,)) == ["b2"]
-    assert sorted(holders(jobs, ())) == sorted(holders(jobs, (99,))) == ["a1", "b2"], "nobody knows: both are told"
+    assert sorted(holders(jobs, ())) == sorted(holders(jobs, (99,))) == ["a1", "b2"], (
+        "the holder is unknown: both are listed"
+    )
     assert sorted(holders(jobs, (10, 20))) == ["a1", "b2"], "they share it"
 
 
@@ -75,7 +77,7 @@ def test_a_new_silence_is_not_told_by_the_verdict_of_the_last_hang(
     state: JobState, closed: float | None, shown: bool
 ) -> None:
     job = claimant("a1", 10)
-    verdict = Verdict(kind="AllWaiting", message="Everybody waits")
+    verdict = Verdict(kind="AllWaiting", message="All ranks wait")
     incident = Incident(
         incident_id="i1",
         node="n1",
@@ -88,4 +90,4 @@ def test_a_new_silence_is_not_told_by_the_verdict_of_the_last_hang(
     )
     entry = JobEntry(job=job, watch=replace(job_watch.begin_watch(job, 5.0, 0.0), state=state), incident=incident)
     (seen,) = build_status(Snapshot(jobs={job.key: entry}), "n1", 7.0).jobs
-    assert (seen.verdict, seen.incident) == (("Everybody waits", "i1") if shown else (None, None))
+    assert (seen.verdict, seen.incident) == (("All ranks wait", "i1") if shown else (None, None))

@@ -311,7 +311,7 @@ PLACES: dict[str, Callable[[Incident, int], Incident]] = {
     "world size of a capture": lambda i, n: _captured(i, world_size=n),
     "captured rank": lambda i, n: _captured(i, ranks=(RankDump(id=_of_rank(n)),)),
     "named": lambda i, n: replace(i, verdict=replace(i.verdict, named=(_of_rank(n),))),
-    "local rank of who is named": lambda i, n: replace(
+    "local rank of a named rank": lambda i, n: replace(
         i, verdict=replace(i.verdict, named=(RankId(node="n1", local_rank=n),))
     ),
     "where to begin": lambda i, n: replace(
@@ -505,17 +505,20 @@ def test_what_was_left_open_fills_the_room_to_the_brim_and_the_rest_is_named(
     sizes = [(folder / "incident.json").stat().st_size for folder in saved]
     node = at(1e9).node
 
-    def left() -> list[float]:
+    def list_continued() -> list[float]:
         caplog.clear()
         return [incident.opened_unix_seconds - 1e9 for incident in kept.left_open(node)]
 
     monkeypatch.setattr(folders, "MOST_LEFT_OPEN", 3)
     monkeypatch.setattr(folders, "MOST_LEFT_OPEN_BYTES", sum(sizes))
-    assert (left(), caplog.messages) == ([2, 1, 0], [])
+    assert (list_continued(), caplog.messages) == ([2, 1, 0], [])
     monkeypatch.setattr(folders, "MOST_LEFT_OPEN_BYTES", sum(sizes) - 1)
-    assert (left(), caplog.messages) == ([2, 1], [f"{saved[0]}: not continued: too many open incidents"])
+    assert (list_continued(), caplog.messages) == ([2, 1], [f"{saved[0]}: not continued: too many open incidents"])
     monkeypatch.setattr(folders, "MOST_LEFT_OPEN", 1)
-    assert (left(), caplog.messages) == ([2], [f"{saved[1]} and 1 more: not continued: too many open incidents"])
+    assert (list_continued(), caplog.messages) == (
+        [2],
+        [f"{saved[1]} and 1 more: not continued: too many open incidents"],
+    )
 
 
 def test_what_one_owner_left_open_does_not_take_the_room_of_others(

@@ -143,11 +143,11 @@ def test_buffer_that_moves_each_time_is_a_fault() -> None:
 HOSTILE = {
     "a billion records": (NEWEST.entries + 8, "Q", 0x7F0000000000 + NEWEST.record_bytes * 10**9),
     "a billion counted": (NEWEST.next_id, "Q", 10**9),
-    "room for none": (NEWEST.capacity, "Q", 0),
+    "a capacity of zero": (NEWEST.capacity, "Q", 0),
     "a buffer at zero": (NEWEST.entries, "QQQ", 0, NEWEST.record_bytes * 4, NEWEST.record_bytes * 4),
     "a buffer in the kernel": (NEWEST.entries, "QQQ", 1 << 63, (1 << 63) + NEWEST.record_bytes * 4, 1 << 63),
     "a billion groups": (NEWEST.statuses + 40, "Q", 10**9),
-    "a map that is a circle": (NEWEST.statuses + 16, "Q", 0x7F0000000000),
+    "a map with a cycle": (NEWEST.statuses + 16, "Q", 0x7F0000000000),
     "a flag of seven": (NEWEST.enabled, "B", 7),
 }
 

@@ -126,9 +126,9 @@ def test_rounds_are_few(tmp_path: Path, rounds: str) -> None:
 def test_request_without_rounds_uses_the_default_of_the_capture(tmp_path: Path) -> None:
     asked: list[int | None] = []
 
-    def look(found: Job, rounds: int | None) -> Diagnosis:
+    def look(captured_job: Job, rounds: int | None) -> Diagnosis:
         asked.append(rounds)
-        return look_at(found, rounds)
+        return look_at(captured_job, rounds)
 
     desk = Desk(tmp_path, job(), look=look)
     for query in ("", "&rounds=1", "&rounds=3"):
@@ -182,9 +182,9 @@ def test_one_dump_of_a_user_at_a_time_and_so_many_in_a_minute(tmp_path: Path) ->
         go_on.set()
         return [(await answers[0]).status, second.status, (await answers[2]).status]
 
-    assert asyncio.run(at_once()) == [503, 429, 503], "the daemon is stopping, and he has one under way"
+    assert asyncio.run(at_once()) == [503, 429, 503], "the daemon is stopping, and the user has a dump under way"
     assert [desk.answer("/dump?pid=100").status for _ in range(3)] == [503, 503, 429]
-    assert desk.answer("/dump?pid=200", 1005).status == 503, "half of the minute's four are his"
+    assert desk.answer("/dump?pid=200", 1005).status == 503, "the user has used half of the minute's four dumps"
     refused = desk.answer("/dump?pid=200", 1005)
     assert refused.status == 429 and b"the limit is [socket] per_minute" in refused.body
     desk.now += 60.0
@@ -195,12 +195,12 @@ def test_dump_of_a_new_user_precedes_one_of_a_served_user(tmp_path: Path) -> Non
     begun, go_on = {uid: threading.Event() for uid in (1, 2)}, {uid: threading.Event() for uid in (1, 2)}
     looked: list[int | None] = []
 
-    def look(found: Job, rounds: int | None) -> Diagnosis | None:
-        looked.append(found.uid)
-        if found.uid in begun:
-            begun[found.uid].set()
-            go_on[found.uid].wait(60)
-        return look_at(found, rounds)
+    def look(captured_job: Job, rounds: int | None) -> Diagnosis | None:
+        looked.append(captured_job.uid)
+        if captured_job.uid in begun:
+            begun[captured_job.uid].set()
+            go_on[captured_job.uid].wait(60)
+        return look_at(captured_job, rounds)
 
     desk = Desk(tmp_path, *(job(uid, 100 + uid) for uid in range(1, 5)), look=look)
 
@@ -228,9 +228,9 @@ def test_dump_without_a_turn_is_refused_in_time_and_says_when_to_try_again(
 ) -> None:
     go_on = threading.Event()
 
-    def look(found: Job, rounds: int | None) -> Diagnosis | None:
+    def look(captured_job: Job, rounds: int | None) -> Diagnosis | None:
         go_on.wait(60)
-        return look_at(found, rounds)
+        return look_at(captured_job, rounds)
 
     monkeypatch.setattr(user_socket, "MARGIN_SECONDS", user_socket.SENDING_SECONDS + 0.5)
     monkeypatch.setattr(config.Settings, "capture_seconds", property(lambda _: 0.0))
@@ -340,7 +340,7 @@ def test_silent_connection_is_replaced_by_one_of_the_same_user(tmp_path: Path, m
             one = stack.enter_context(connected(path))
             one.sendall(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
             assert one.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
-        assert silent[0].recv(1) == b"", "his oldest was closed"
+        assert silent[0].recv(1) == b"", "the user's oldest connection was closed"
 
 
 def asked_by(connection: socket.socket, what: str) -> bytes:
@@ -382,7 +382,7 @@ def test_user_with_most_connections_gives_a_place_to_a_newcomer(
         pairs = [stack.enter_context(connected_as(uid, path)) for uid in range(3000, 3004) for _ in range(2)]
         newcomer = stack.enter_context(connected_as(4000, path))
         assert asked_by(newcomer, "/status").startswith(b"HTTP/1.1 200 OK")
-        assert pairs[0].recv(1) == b"", "the oldest of those who have two"
+        assert pairs[0].recv(1) == b"", "the oldest connection of the users with two"
         for one in singles:
             assert asked_by(one, "/status").startswith(b"HTTP/1.1 200 OK")
 
@@ -391,9 +391,9 @@ def test_user_with_most_connections_gives_a_place_to_a_newcomer(
 def test_newcomer_beside_dumps_of_many_users_is_answered(open_folder: Path) -> None:
     go_on = threading.Event()
 
-    def look(found: Job, rounds: int | None) -> Diagnosis | None:
+    def look(captured_job: Job, rounds: int | None) -> Diagnosis | None:
         go_on.wait(60)
-        return look_at(found, rounds)
+        return look_at(captured_job, rounds)
 
     users = range(2000, 2018)
     with served(open_folder, look=look) as (desk, path), contextlib.ExitStack() as stack:
@@ -432,10 +432,10 @@ def test_user_over_its_limit_is_refused_at_accept_and_logged_once(
 def test_third_connection_of_a_user_ends_no_running_dump(tmp_path: Path) -> None:
     go_on, begun = threading.Event(), threading.Event()
 
-    def look(found: Job, rounds: int | None) -> Diagnosis | None:
+    def look(captured_job: Job, rounds: int | None) -> Diagnosis | None:
         begun.set()
         go_on.wait(60)
-        return look_at(found, rounds)
+        return look_at(captured_job, rounds)
 
     with served(tmp_path, look=look) as (_, path), connected(path) as dump, connected(path) as second:
         dump.sendall(b"GET /dump?pid=100 HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -328,7 +328,7 @@ def test_it_is_not_told_of_ranks_that_do_something_else_nor_where_not_all_are_kn
         "it is done with 6, and waits in what no record shows"
     )
     assert judge([standing(0, waits(7)), standing(1, waits(7)), *job[2:]]).kind == "unknown", "3 alone is still in it"
-    assert judge([*job[:3], standing(3, done(5))]).kind == "unknown", "it has not come to 6"
+    assert judge([*job[:3], standing(3, done(5))]).kind == "unknown", "it has not joined number 6"
 
 
 def test_all_have_joined_only_if_all_members_are_known() -> None:

@@ -355,10 +355,10 @@ def test_an_open_incident_goes_on_under_a_new_daemon_while_the_launcher_lives() 
     (incident,) = (entry.incident for entry in life.snapshot.jobs.values())
     assert incident is not None
 
-    def resumed(found: Job) -> tuple[Life, Incident]:
+    def resumed(job_after_restart: Job) -> tuple[Life, Incident]:
         later = Life(life.now)
-        later.discover(found)
-        living = frozenset({LAUNCHER, *found.processes})
+        later.discover(job_after_restart)
+        living = frozenset({LAUNCHER, *job_after_restart.processes})
         later._take(
             steps.restore_incidents(
                 later.snapshot, [incident], living, now=later.now, unix_now=later.now, settings=RULES

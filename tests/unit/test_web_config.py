@@ -67,7 +67,7 @@ def test_empty_file_is_the_default(folder: Path) -> None:
 
 
 REFUSED = {
-    "a key of nobody": ("tls_server_config:\n  cert_fille: x\n", ":2: tls_server_config.cert_fille: is not a key"),
+    "an unknown key": ("tls_server_config:\n  cert_fille: x\n", ":2: tls_server_config.cert_fille: is not a key"),
     "an unknown section": ("a: 1\n", ":1: a: is not a key of this format"),
     "a certificate in the file": (f"{TLS}  cert: PEM\n", ":4: tls_server_config.cert: is not supported"),
     "curves": (f"{TLS}  curve_preferences: [X25519]\n", ":4: tls_server_config.curve_preferences: is not supported"),
@@ -76,9 +76,9 @@ REFUSED = {
     "a rate": ("rate_limit:\n  burst: 3\n", ":1: rate_limit: is not supported"),
     "clients without verification": (f"{TLS}  client_auth_type: RequireAnyClientCert\n", ":4: tls_server_config.client_auth_type"),
     "an unknown policy": (f"{TLS}  client_auth_type: Yes please\n", "allowed: NoClientCert"),
-    "clients of nobody": (f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n", "needs client_ca_file"),
+    "clients without an authority": (f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n", "needs client_ca_file"),
     "an authority for nothing": (f"{TLS}  client_ca_file: ca.pem\n", ":4: tls_server_config.client_ca_file: needs"),
-    "names of nobody": (f"{TLS}  client_allowed_sans: [a]\n", ":4: tls_server_config.client_allowed_sans: needs"),
+    "names without an authority": (f"{TLS}  client_allowed_sans: [a]\n", ":4: tls_server_config.client_allowed_sans: needs"),
     "an old version": (f"{TLS}  min_version: TLS10\n", ":4: tls_server_config.min_version: Invalid enum"),
     "no version": (f"{TLS}  min_version: TLS13\n  max_version: TLS12\n", ":5: tls_server_config.max_version: is below"),
     "no cipher": (f"{TLS}  cipher_suites: [TLS_RSA_WITH_RC4_128_SHA]\n", ":4: tls_server_config.cipher_suites: 'TLS_RSA"),

@@ -179,6 +179,6 @@ def test_sentence_has_the_blocked_call_of_the_named_rank() -> None:
     ("task", "does"), [(None, "is idle"), (Frame(function="read", file="a.py"), "is loading data")]
 )
 def test_loader_worker_without_a_task_is_idle(task: Frame | None, does: str) -> None:
-    worker = Stack(name="4 x pt_data_worker", frames=(), activity="data_loading", own=task)
+    worker = Stack(name="4 x pt_data_worker", frames=(), activity="data_loading", user_frame=task)
     group = Group(key="k", activity="data_loading", members=(), workers=(worker,))
     assert group_text.describe_stack(worker, group) == f"its worker (4 x pt_data_worker) {does}"

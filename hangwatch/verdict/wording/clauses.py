@@ -40,10 +40,10 @@ def describe_activity(group: Group, *, several: bool = False) -> str:
     With `several` the verb is plural: "are loading data (DataLoader)".
     """
     worker = find_busy_worker(group)
-    if worker is not None and worker.own is not None:
+    if worker is not None and worker.user_frame is not None:
         if several:
-            return f"wait for their loader workers (in {worker.own})"
-        return f"waits for its loader worker ({_describe_worker(worker)}, in {worker.own})"
+            return f"wait for their loader workers (in {worker.user_frame})"
+        return f"waits for its loader worker ({_describe_worker(worker)}, in {worker.user_frame})"
     clause = (
         _describe_file_lock(group)
         or _awaits_threads(group)
@@ -74,7 +74,7 @@ def _awaits_threads(group: Group) -> str | None:
 
 
 def _shown_frame(stack: Stack) -> str:
-    return words.printable(str(stack.own or stack.frames[0]))
+    return words.printable(str(stack.user_frame or stack.frames[0]))
 
 
 def describe_caller(member: Member) -> str:
@@ -276,7 +276,7 @@ def find_busy_worker(group: Group) -> Stack | None:
     """Return the first worker process with a task. None if there is none, or if the group does not wait for workers."""
     if activity.find_activity(group.activity).work_is_in != "workers":
         return None
-    return next((worker for worker in group.workers if worker.own is not None), None)
+    return next((worker for worker in group.workers if worker.user_frame is not None), None)
 
 
 def _describe_worker(worker: Stack) -> str:

@@ -153,6 +153,6 @@ def describe_stack(stack: Stack, group: Group) -> str:
     """Return the activity of a worker or thread of a group: "its worker (1 x pt_data_worker) is loading data"."""
     kind = "worker" if stack in group.workers else "thread"
     clause = "" if stack.activity == "unknown" else f" {activity.describe_activity(stack.activity, None)}"
-    if kind == "worker" and stack.activity == "data_loading" and stack.own is None:
+    if kind == "worker" and stack.activity == "data_loading" and stack.user_frame is None:
         clause = " is idle"
     return words.printable(f"its {kind} ({stack.name}){clause}")

@@ -61,7 +61,7 @@ def _find_hint(group: Group) -> str | None:
         return f"Check pid {lock.holder_pid} ({lock.holder_comm}), which holds the lock of {lock.path}."
     awaited = {member.waits.awaited for member in group.members}
     if len(awaited) == 1 and (outside := awaited.pop()):
-        return f"Check {outside.who}" + (", which is gone." if outside.is_lost else ": does it respond?")
+        return f"Check {outside.name}" + (", which is gone." if outside.is_lost else ": does it respond?")
     known = activity.find_activity(group.activity)
     return (known.meets_at_store and _describe_store(group.members)) or known.look_at
 
@@ -72,14 +72,14 @@ def _describe_store(members: Sequence[Member]) -> str | None:
     if not seen:
         return None
 
-    def who(socket: PortUse) -> str:
+    def name_ranks_with(socket: PortUse) -> str:
         return words.name_ranks([member.id for member, store in seen if store.socket == socket])
 
     uses = {store.socket for _, store in seen}
     parts = [f"Check the store at {seen[0][1].endpoint}"]
-    parts.append(f"{who('serving')} serves it" if "serving" in uses else "none of these ranks serves it")
+    parts.append(f"{name_ranks_with('serving')} serves it" if "serving" in uses else "none of these ranks serves it")
     if "silent" in uses:
-        parts.append(f"connection requests of {who('silent')} are not answered")
+        parts.append(f"connection requests of {name_ranks_with('silent')} are not answered")
     apart = [member.id for member, store in seen if not store.has_connection]
     if apart:
         parts.append(f"{words.name_ranks(apart)} {'has' if len(apart) == 1 else 'have'} no connection to it")

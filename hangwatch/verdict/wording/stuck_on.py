@@ -70,7 +70,7 @@ def look_at(member: Member) -> str:
     if member.kernel.silent_mount is not None:
         return f"look at {member.kernel.silent_mount}: repair its server or network; `hangwatch check storage`"
     if waits.awaited is not None:
-        return f"look at {waits.awaited.who}" + (", which is gone" if waits.awaited.is_lost else ": does it respond?")
+        return f"look at {waits.awaited.name}" + (", which is gone" if waits.awaited.is_lost else ": does it respond?")
     return f"look at {_cut(waits.stuck_on)}" if waits.stuck_on is not None else ""
 
 
@@ -82,7 +82,7 @@ def _look_at_line(group: Group, member: Member) -> str:
         return (
             f"look at the other threads of {words.name_ranks([member.id])}: `hangwatch dump --full` shows their stacks"
         )
-    text = f"find out why {_line(group) if busy is None else busy.own} does not return"
+    text = f"find out why {_line(group) if busy is None else busy.user_frame} does not return"
     on = f" on {words.printable(member.id.node)}" if member.id.node else ""
     return text if pid is None else f"{text}: `hangwatch dump --native --pid {pid}`{on}"
 
@@ -125,8 +125,8 @@ def _place_of_rank(group: Group, member: Member) -> str:
     if worker is not None and clauses.tells(worker.call):
         return f"{_call(worker.call, member)} in {_worker(group, worker.pid)} of {rank}"
     busy = clauses.find_busy_worker(group)
-    if busy is not None and busy.own is not None:
-        return f"{busy.own} in {_worker(group, busy.pid)} of {rank}"
+    if busy is not None and busy.user_frame is not None:
+        return f"{busy.user_frame} in {_worker(group, busy.pid)} of {rank}"
     if member.kernel.call is not None and clauses.tells(member.kernel.call):
         return f"{_call(member.kernel.call, member)} {of_rank}"
     if member.waits.file_lock is not None:

@@ -33,13 +33,13 @@ def test_light_job_that_hangs_gets_a_light_capture_and_is_then_suspected(
         before = _switches(stuck)
 
         fake_driver.write([*lines, "gpu all power_watts 160", f"gpu {STUCK} utilization_ratio 0"])
-        wait_for(lambda: _dumps(daemon) >= RANKS, "the first round of a glance")
+        wait_for(lambda: _dumps(daemon) >= RANKS, "the first round of a light capture")
         states, seen = [], set()
         while daemon.job_state(node.run_id) == "training":
             states += [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in node.pids]
             seen.add(_switches(stuck))
-        assert set(states) <= set("RSD"), "T and t are those of a process that somebody stopped"
-        assert seen <= {before}, "who is stopped and continued in a wait is switched to once more"
+        assert set(states) <= set("RSD"), "T and t are the states of a stopped process"
+        assert seen <= {before}, "a process that is stopped and continued in a wait is scheduled once more"
         daemon.wait_for_state(node.run_id, "hung")
 
         assert ": taking stacks of 4 ranks: its power fell and has been flat for 3 s" in daemon.log

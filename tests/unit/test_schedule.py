@@ -20,32 +20,32 @@ def test_it_can_be_stopped_while_it_starts_what_is_due(monkeypatch: pytest.Monke
     monkeypatch.setattr(threading, "excepthook", died.append)
     chance, calls = random.Random(0), [0]
     for _ in range(40):
-        beats = Schedule(lambda name: None)
+        schedule = Schedule(lambda name: None)
         for _ in range(200):
-            beats.run_once("slow", lambda: calls.__setitem__(0, calls[0] + 1))
+            schedule.run_once("slow", lambda: calls.__setitem__(0, calls[0] + 1))
         before, some = calls[0], chance.randrange(150)
-        beats.start()
+        schedule.start()
         wait_for(lambda: calls[0] >= before + some, "some of the calls")  # noqa: B023 - asked at once
-        beats.stop()
+        schedule.stop()
     assert not died, died[0].exc_value
 
 
 def test_a_beat_can_be_made_to_come_sooner_and_never_later() -> None:
     turns: list[str] = []
-    beats = Schedule(lambda name: None)
-    beats.run_every(3600.0, "checks", "rare", turns.append, "rare")
-    beats.run_every(0.05, "checks", "often", turns.append, "often")
-    beats.run_within(0.0, "rare")  # no effect: the schedule has not begun
-    beats.start()
+    schedule = Schedule(lambda name: None)
+    schedule.run_every(3600.0, "checks", "rare", turns.append, "rare")
+    schedule.run_every(0.05, "checks", "often", turns.append, "often")
+    schedule.run_within(0.0, "rare")  # no effect: the schedule has not begun
+    schedule.start()
     try:
         wait_for(lambda: turns.count("often") >= 2, "some turns")
         assert "rare" not in turns
-        beats.run_within(0.0, "rare")
-        beats.run_within(0.0, "nobody")
-        beats.run_within(3600.0, "often")
+        schedule.run_within(0.0, "rare")
+        schedule.run_within(0.0, "unknown")
+        schedule.run_within(3600.0, "often")
         wait_for(lambda: "rare" in turns, "the turn that was brought forward")
         before = turns.count("often")
         wait_for(lambda: turns.count("often") >= before + 2, "the other one to go on at its pace")
         assert turns.count("rare") == 1
     finally:
-        beats.stop()
+        schedule.stop()

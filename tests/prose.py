@@ -39,7 +39,7 @@ PEOPLE = re.compile(
 )
 PHRASES = {
     r"rooms?|house|doors?": "package, module, layer, adapter, space",
-    r"beats?": "scheduled task, tick",
+    r"(?<!labels\.)beats?(?!=|:\s(?:scan|capture)\b)": "scheduled task, tick",
     r"glanc(e|es|ed|ing)": "light capture",
     r"crews?|seats?": "job membership, rank slot",
     r"odd\s+one|accus(e|es|ed|ing)|looked\s+at\s+first": "suspect, culprit, check first",

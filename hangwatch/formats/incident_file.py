@@ -248,6 +248,10 @@ def _upgraded(incident: dict[str, Any], version: int) -> bytes:
                 _rename(waits.get("awaited"), "who", "name")
         for stack in (*_objects(group, "threads"), *_objects(group, "workers"), *_objects(group, "awaited")):
             _rename(stack, "own", "user_frame")
+    for capture in _objects(incident, "captures"):
+        for rank in _objects(capture, "ranks"):
+            for dump in _objects(rank, "rounds"):
+                _rename(dump.get("awaited"), "who", "name")
     return msgspec.json.encode(incident)
 
 

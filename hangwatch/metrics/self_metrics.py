@@ -55,7 +55,7 @@ def tasks(snapshot: Snapshot, now: float) -> Iterator[Metric]:
     """Yield the duration of scans and captures, and the number of jobs that are not monitored."""
     if snapshot.scan_seconds is not None:
         yield single_gauge("scan_seconds", "Duration of the newest scan of /proc", snapshot.scan_seconds)
-    running = gauge("running_seconds", "Time since the current scan or capture began; 0 if none is running", ("task",))
+    running = gauge("running_seconds", "Time since the current scan or capture began; 0 if none is running", ("beat",))
     for task in ("scan", "capture"):
         running.add_metric([task], snapshot.running_seconds(task, now))
     yield running

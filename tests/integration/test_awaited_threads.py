@@ -165,15 +165,15 @@ def looked_at(job: Job, *, have_gpus: bool = False) -> Diagnosis:
     return diagnose_job(job, CaptureRequest(settings=limits, node="n", gpus=sources), activity.load(MEETS))
 
 
-def beside(*ways: str, quick: Sequence[tuple[str, str]]) -> pytest.MarkDecorator:
-    """Run a test for each of these ways, beside some libraries and beside all; `make test` runs the `quick` pairs."""
+def with_libraries(*ways: str, quick: Sequence[tuple[str, str]]) -> pytest.MarkDecorator:
+    """Run a test for each of these ways, with some libraries and with all; `make test` runs the `quick` pairs."""
     pairs = list(itertools.product(ways, ("some", "all")))
     marks = [[] if pair in quick else [pytest.mark.series] for pair in pairs]
-    rows = [pytest.param(*pair, marks=mark, id=" beside ".join(pair)) for pair, mark in zip(pairs, marks, strict=True)]
+    rows = [pytest.param(*pair, marks=mark, id=" with ".join(pair)) for pair, mark in zip(pairs, marks, strict=True)]
     return pytest.mark.parametrize(("way", "libraries"), rows)
 
 
-@beside(*WAYS, quick=[("pool", "all"), ("queue", "some")])
+@with_libraries(*WAYS, quick=[("pool", "all"), ("queue", "some")])
 def test_rank_with_thread_blocked_in_open_is_named(way: str, libraries: str, tmp_path: Path) -> None:
     with job(OPENS + WAYS[way], BEHIND_GPU, tmp_path, LIBRARIES=libraries) as started:
         wait_for(lambda: in_call(started.ranks[0].id.pid, "openat"), "the thread to open the FIFO")
@@ -186,7 +186,7 @@ def test_rank_with_thread_blocked_in_open_is_named(way: str, libraries: str, tmp
     assert "read_shard" in look.verdict.message
 
 
-@beside(*WAYS, quick=[("pool", "some"), ("event loop", "all")])
+@with_libraries(*WAYS, quick=[("pool", "some"), ("event loop", "all")])
 def test_rank_with_thread_that_asks_a_server_is_not_known_to_be_stuck(way: str, libraries: str, tmp_path: Path) -> None:
     with (
         silent_server() as port,
@@ -219,7 +219,7 @@ def read_shard():
 """
 
 
-@beside("pool", quick=[("pool", "all")])
+@with_libraries("pool", quick=[("pool", "all")])
 def test_bytes_of_a_thread_that_is_not_awaited_do_not_hide_a_hang(way: str, libraries: str, tmp_path: Path) -> None:
     with job(METRICS + OPENS + WAYS[way], METRICS + MEET, tmp_path, LIBRARIES=libraries) as started:
         wait_for(lambda: in_call(started.ranks[0].id.pid, "openat"), "the thread to open the FIFO")
@@ -229,7 +229,7 @@ def test_bytes_of_a_thread_that_is_not_awaited_do_not_hide_a_hang(way: str, libr
     assert [rank.rank for rank in look.verdict.named] == [0], look.verdict.message
 
 
-@beside("pool", quick=[("pool", "some")])
+@with_libraries("pool", quick=[("pool", "some")])
 def test_bytes_of_the_awaited_thread_are_motion(way: str, libraries: str, tmp_path: Path) -> None:
     with job(READS + WAYS[way], MEET, tmp_path, LIBRARIES=libraries) as started:
         look = looked_at(started)

@@ -20,7 +20,7 @@ from hangwatch.detector import job_watch
 from hangwatch.fleet.merge import merge_all
 from hangwatch.formats import incident_file
 from hangwatch.formats.incident_file import Incidents
-from hangwatch.model import INCIDENT_VERSION, CheckFirst, Fault, GpuSample, GpuSweep, Incident
+from hangwatch.model import INCIDENT_VERSION, Awaited, CheckFirst, Fault, GpuSample, GpuSweep, Incident
 from hangwatch.report import as_json, text
 from hangwatch.state import status
 from hangwatch.state.board import JobEntry, Snapshot
@@ -135,6 +135,7 @@ DERIVED = {"waits"}
 """Fields of earlier versions that are now computed from other fields."""
 
 
+RENAMED_FIELDS = {"own": "user_frame", "who": "name"}
 RENAMED = {"kernel_lines": "lines", "recorded": "libraries", "kernel_call": "call", "gpu_use": "use"}
 PARTS = ("stack", "kernel", "usage", "waits", "gpu", "recorder")
 
@@ -145,13 +146,17 @@ def side_by_side(member: dict[str, Any]) -> dict[str, Any]:
     return {**member, **fields, "recorder_faults": fields["faults"], **{a: fields[b] for a, b in RENAMED.items()}}
 
 
+def _get_renamed(fields: dict[str, Any], key: str) -> Any:
+    return fields.get(key, fields.get(RENAMED_FIELDS.get(key, ""), "missing"))
+
+
 def lost(before: Any, after: Any, path: str = "") -> list[str]:
     """Return the paths of values of `before` that `after` lacks. New fields in `after` do not count."""
     if isinstance(before, dict) and isinstance(after, dict):
         if "motion" in before and "recorder" in after:
             after = side_by_side(after)
         kept = {key: value for key, value in before.items() if key not in DERIVED}
-        return [one for key, value in kept.items() for one in lost(value, after.get(key, "missing"), f"{path}.{key}")]
+        return [one for key, value in kept.items() for one in lost(value, _get_renamed(after, key), f"{path}.{key}")]
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         pairs = enumerate(zip(before, after, strict=True))
         return [one for number, (old, new) in pairs for one in lost(old, new, f"{path}[{number}]")]
@@ -179,6 +184,24 @@ def test_absent_local_ranks_of_version_1_were_numbers(earlier: Path) -> None:
     content["schema_version"] = 1
     (earlier / incident_file.INCIDENT_FILE).write_text(json.dumps(content))
     assert incident_file.load(earlier).job.absent_local_ranks == ((1, 2), (5, 5))
+
+
+def test_renamed_fields_of_version_2_are_read(earlier: Path) -> None:
+    content = json.loads((earlier / incident_file.INCIDENT_FILE).read_text())
+    group = content["grouping"]["groups"][0]
+    group["workers"] = [{"name": "worker", "frames": [], "own": {"function": "load", "file": "a.py", "line": 3}}]
+    group["members"][0]["awaited"] = {"who": "10.0.0.9 port 443"}
+    dump = {"taken_monotonic_seconds": 1.0, "awaited": {"who": "its child 7 (ssh)"}}
+    rank = {"id": group["members"][0]["id"], "rounds": [dump]}
+    content["captures"] = [
+        {"job_id": "7", "node": "n", "started_unix_seconds": 1.0, "duration_seconds": 9.0, "rounds": 1, "ranks": [rank]}
+    ]
+    (earlier / incident_file.INCIDENT_FILE).write_text(json.dumps({**content, "schema_version": 2}))
+    incident = incident_file.load(earlier)
+    (group,) = incident.grouping.groups[:1]
+    assert str(group.workers[0].user_frame) == "load (a.py:3)"
+    assert group.members[0].waits.awaited == Awaited(name="10.0.0.9 port 443")
+    assert incident.captures[0].ranks[0].rounds[0].awaited == Awaited(name="its child 7 (ssh)")
 
 
 def test_an_incident_of_an_earlier_version_meets_the_schema(earlier: Path) -> None:

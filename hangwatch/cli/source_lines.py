@@ -38,5 +38,5 @@ def _find_frames(groups: Sequence[Group]) -> Iterator[tuple[int, Frame]]:
         if (own := innermost_user_frame(group)) is not None:
             yield pid, own
         yield from (
-            (stack.pid or pid, stack.own) for stack in (*group.workers, *group.threads) if stack.own is not None
+            (stack.pid or pid, stack.user_frame) for stack in (*group.workers, *group.threads) if stack.user_frame is not None
         )

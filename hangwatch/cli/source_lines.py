@@ -35,8 +35,8 @@ def _find_frames(groups: Sequence[Group]) -> Iterator[tuple[int, Frame]]:
         pid = group.members[0].id.pid
         if pid is None:
             continue
-        if (own := innermost_user_frame(group)) is not None:
-            yield pid, own
-        yield from (
-            (stack.pid or pid, stack.user_frame) for stack in (*group.workers, *group.threads) if stack.user_frame is not None
-        )
+        if (frame := innermost_user_frame(group)) is not None:
+            yield pid, frame
+        for stack in (*group.workers, *group.threads):
+            if stack.user_frame is not None:
+                yield stack.pid or pid, stack.user_frame

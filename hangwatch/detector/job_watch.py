@@ -41,7 +41,8 @@ class MotionCount(Value, frozen=True):
     * `with_stack`: number of ranks with a stack. `absent`: number of frozen ranks without a process.
       `started_since`: number of ranks with a process that started after the capture began.
     * `resting`: suspended or over; None for a job that must be judged. `traced_text`: a text on the ranks that a
-      debugger has stopped. `serves`: the job is an inference server that waits for requests.
+      debugger has stopped. `serves`: the job is an inference server that waits for requests, or a worker group of Ray
+      that waits for a task.
     * `places`: the places of the awaited ranks, see `known_pauses`.
     * `stays`: the ranks that stay between a few lines of code. Only several captures show if these ranks progress.
       `settled`: number of ranks that have stayed there for minutes.

@@ -45,7 +45,7 @@ def apply_capture(
     if not watch.identity.has_ranks:  # progress of a launcher proves nothing: the other node may wait in a queue
         return confirm_state(watch, JobState.STALLED, "its launcher still has no rank", now, settings)
     if seen.serves:
-        return _learn_work(watch, f"all {seen.total} ranks wait for requests: an idle server", now, settings)
+        return _learn_work(watch, f"all {seen.total} ranks are idle and wait for requests or tasks", now, settings)
     # A job that has not begun to work has no connections either.
     if seen.resting is JobState.SUSPENDED or (seen.resting is JobState.OVER and watch.power.was_busy):
         watch = _with_places(watch, frozenset({known_pauses.NOWHERE}))

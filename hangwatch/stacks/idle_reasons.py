@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hangwatch.model import BLOCKED_STATES, Group, Grouping, JobState, Member, Motion, Signature
+from hangwatch.model import BLOCKED_STATES, Frame, Group, Grouping, JobState, Member, Motion, Signature
 from hangwatch.stacks import activity
+from hangwatch.stacks import frames as stack_frames
 
 _IDLE_UTILIZATION_RATIO = 0.05
 _IDLE_CPU_RATIO = 0.05  # of one core
@@ -81,6 +82,37 @@ def is_serving(grouping: Grouping) -> bool:
     behind = waits and all(_awaits_clients(one) or one.signature is Signature.BEHIND_GPU for one in members)
     every = [(group, member) for group in grouping.groups for member in group.members]
     return behind or (bool(every) and all(_awaits_clients(one) or _waits_for_turn(group, one) for group, one in every))
+
+
+def has_no_task(grouping: Grouping) -> bool:
+    """True if every rank is an idle worker of Ray: it waits for a task from its driver.
+
+    Then another worker group of the Ray job may be working for any time. The main thread is in the loop that takes
+    tasks, and no other thread is in a task. Measured too: it waits, its GPU and CPU are idle, and it uses no connection
+    to another rank.
+    """
+    every = [(group, member) for group in grouping.groups for member in group.members]
+    return bool(every) and all(_takes_tasks(group) and _rests(member) for group, member in every)
+
+
+def _takes_tasks(group: Group) -> bool:
+    if not group.frames or group.activity != activity.RPC_WAIT:
+        return False
+    loop, others = group.frames[0], [frame for stack in group.threads for frame in stack.frames]
+    return _is_boot(loop) and not any(_is_boot(frame) and _library(frame) == _library(loop) for frame in others)
+
+
+def _is_boot(frame: Frame) -> bool:
+    return activity.is_marked("boot", frame.function, frame.file)
+
+
+def _library(frame: Frame) -> str:
+    return stack_frames.short_path(frame.file).partition("/")[0]
+
+
+def _rests(member: Member) -> bool:
+    works = (member.usage.cpu_ratio or 0.0) > _IDLE_CPU_RATIO or bool(member.waits.active_peers)
+    return member.signature in _WAITS_FOR_CLIENTS and _is_idle(member) and not works
 
 
 def is_refused(group: Group, member: Member) -> bool:

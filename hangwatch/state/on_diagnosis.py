@@ -12,7 +12,7 @@ from hangwatch.detector import job_watch, sleepers, standstill
 from hangwatch.detector.job_watch import JobWatch, MotionCount
 from hangwatch.detector.known_pauses import find_places
 from hangwatch.model import Grouping, Motion
-from hangwatch.stacks.idle_reasons import find_resting_state, is_serving
+from hangwatch.stacks.idle_reasons import find_resting_state, has_no_task, is_serving
 from hangwatch.state.actions import Action, SaveIncident
 from hangwatch.state.board import Snapshot
 from hangwatch.state.incident_timeline import add_capture, update_timeline
@@ -132,7 +132,7 @@ def count_motion(grouping: Grouping) -> MotionCount:
         traced_text=words.traced_ranks(
             [(each.id, each.waits.tracer) for each in grouping.members if each.waits.tracer]
         ),
-        serves=is_serving(grouping),
+        serves=is_serving(grouping) or has_no_task(grouping),
         movers=frozenset(member.id for member in grouping.members if member.motion is Motion.MOVING),
         stays=standstill.find_stays(grouping),
         sleepers_text="; ".join(_describe_sleepers(grouping)),

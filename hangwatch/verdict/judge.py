@@ -31,6 +31,7 @@ _BY_KERNEL = frozenset({"RankGone", "RankBlocked", "RankStopped"})
 _HEALTH: dict[str, Text] = {
     "Moving": job_headlines.moving,
     "Serving": job_headlines.serving,
+    "NoTask": job_headlines.no_task,
     "Suspended": job_headlines.suspended,
     "Over": job_headlines.over,
 }

@@ -27,7 +27,7 @@ from hangwatch.capture import CaptureRequest, capture
 from hangwatch.capture.job_scan import JobScan
 from hangwatch.cli.dump import dump
 from hangwatch.jobs.collective_timeout import read_timeouts
-from hangwatch.model import Job
+from hangwatch.model import Job, Verdict
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge as culprit
@@ -108,11 +108,16 @@ def wait_for_pids(folder: Path, process: subprocess.Popen[bytes], prefix: str, r
     return {rank: int((folder / f"{prefix}{rank}").read_text()) for rank in range(ranks)}
 
 
-def pointed_at(job: Job) -> list[int | None]:
-    """Return the pids that the verdict names, or else those that it says to check first."""
+def judged(job: Job) -> Verdict:
     request = CaptureRequest(settings=QUICK, node="here")
     verdict = culprit.judge(group_ranks(capture(job, request), activity.load(), QUICK))
     print(verdict.message)
+    return verdict
+
+
+def pointed_at(job: Job) -> list[int | None]:
+    """Return the pids that the verdict names, or else those that it says to check first."""
+    verdict = judged(job)
     return [rank.pid for rank in verdict.named or verdict.first_look]
 
 
@@ -145,7 +150,7 @@ def test_ray_worker_groups_are_jobs_with_their_ranks(mode: str, tmp_path: Path) 
                 assert job.job_name in ("", "01000000")  # workers that Ray has started before the job do not know it
             assert actor.key != critic.key
             wait_until_pointed_at(actor, actors[1])
-            assert pointed_at(critic) == []
+            wait_for(lambda: judged(critic).kind == "NoTask", "Critic to have no task", 60)
             assert sorted(ranks_of_pid(driver.pid)) == sorted(map(sorted, (actors.values(), critics.values())))
             below = {driver.pid, *(child.pid for child in psutil.Process(driver.pid).children(recursive=True))}
             jobs = [job for job in scan.find(None, "here").jobs if below & {process.pid for process in job.processes}]

@@ -1,4 +1,6 @@
-"""Two worker groups of one Ray job, over gloo: `Actor` with three ranks, `Critic` with two. Rank 1 of `Actor` leaves.
+"""Two worker groups of one Ray job, over gloo: `Actor` with three ranks, `Critic` with two.
+
+At step 30 rank 1 of `Actor` leaves, and the task of `Critic` ends.
 
 usage: python ray_groups.py MODE FOLDER TEMPORARY_FOLDER
 
@@ -35,6 +37,8 @@ def train(folder, name, rank, variables):
     new.write_text(str(os.getpid()))
     new.rename(folder / f"pid-{name}-{rank}")
     for step in range(1_000_000):
+        if (name, step) == ("Critic", 30):
+            return
         if (name, rank, step) == ("Actor", 1, 30):
             wait_for_reward()
         dist.all_reduce(torch.ones(4))
@@ -52,16 +56,17 @@ class Critic(Actor):
 
 def start(group, ranks, mode, folder):
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    calls = []
+    actors, calls = [], []
     for rank in range(ranks):
         number = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
         early = {"train": {}, "verl": number | (master if rank else {}), "environ": number | master}[mode]
-        actor = ray.remote(group).options(num_cpus=1, runtime_env={"env_vars": early}).remote()
-        calls.append(actor.work.remote(folder, group.__name__, rank, number | master))
-    return calls
+        actors.append(ray.remote(group).options(num_cpus=1, runtime_env={"env_vars": early}).remote())
+        calls.append(actors[-1].work.remote(folder, group.__name__, rank, number | master))
+    return actors, calls
 
 
 if __name__ == "__main__":
     mode, folder, temporary = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     ray.init(num_cpus=6, include_dashboard=False, object_store_memory=100_000_000, _temp_dir=temporary)
-    ray.get([*start(Actor, 3, mode, folder), *start(Critic, 2, mode, folder)])
+    groups = [start(Actor, 3, mode, folder), start(Critic, 2, mode, folder)]  # an actor ends with its last reference
+    ray.get([call for _, calls in groups for call in calls])

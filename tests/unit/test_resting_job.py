@@ -13,6 +13,7 @@ from hangwatch.model import (
     Fault,
     FileLock,
     Frame,
+    GpuReadings,
     Group,
     Grouping,
     GroupRecords,
@@ -23,10 +24,13 @@ from hangwatch.model import (
     RecorderFacts,
     RecorderState,
     Signature,
+    Stack,
     Store,
+    Usage,
     Waits,
 )
-from hangwatch.stacks.idle_reasons import find_resting_state, is_refused, is_serving
+from hangwatch.stacks.idle_reasons import find_resting_state, has_no_task, is_refused, is_serving
+from hangwatch.state.on_diagnosis import count_motion
 from hangwatch.verdict.judge import judge
 
 LINGERS = Member(
@@ -216,6 +220,38 @@ def test_serving_job_names_no_rank() -> None:
     verdict = judge(seated(*[ACCEPTS, *[BEHIND_GPU] * 7], world_size=8))
     assert (verdict.kind, verdict.named) == ("Serving", ())
     assert verdict.message.startswith("All ranks are idle and wait for requests")
+
+
+MAIN_LOOP = Frame(function="main_loop", file="ray/_private/worker.py", line=1069)
+METHOD = Frame(function="actor_method_executor", file="ray/_private/function_manager.py", line=700)
+AT_LOOP = replace(LINGERS, signature=Signature.POLLS, kernel=KernelFacts(state="S", receives=True))
+
+
+def of_ray(*members: Member, frame: Frame = MAIN_LOOP, thread: Frame | None = None) -> Grouping:
+    seats = seated(*members)
+    threads = () if thread is None else (Stack(name="pool", frames=(thread,)),)
+    groups = tuple(replace(one, activity="rpc_wait", frames=(frame,), threads=threads) for one in seats.groups)
+    return replace(seats, groups=groups)
+
+
+@pytest.mark.parametrize(
+    ("name", "grouping", "is_idle"),
+    [
+        ("all in the loop that takes tasks", of_ray(AT_LOOP, AT_LOOP), True),
+        ("a thread rests", of_ray(AT_LOOP, thread=Frame(function="_bootstrap", file="threading.py", line=1)), True),
+        ("one gone", of_ray(AT_LOOP, GONE), False),
+        ("one computes", of_ray(AT_LOOP, replace(AT_LOOP, signature=Signature.COMPUTES)), False),
+        ("one GPU in use", of_ray(AT_LOOP, replace(AT_LOOP, gpu=GpuReadings(utilization_ratio=1.0))), False),
+        ("one uses a CPU", of_ray(AT_LOOP, replace(AT_LOOP, usage=Usage(cpu_ratio=0.5))), False),
+        ("one uses a connection", of_ray(AT_LOOP, replace(AT_LOOP, waits=Waits(active_peers=1))), False),
+        ("a thread is in a method", of_ray(AT_LOOP, thread=METHOD), False),
+        ("the main thread waits for an object", of_ray(AT_LOOP, frame=replace(MAIN_LOOP, function="get")), False),
+    ],
+)
+def test_ranks_that_take_tasks_of_ray_have_no_task(name: str, grouping: Grouping, is_idle: bool) -> None:
+    assert has_no_task(grouping) is is_idle, name
+    assert (judge(grouping).kind == "NoTask") is is_idle, name
+    assert count_motion(grouping).serves is is_idle, name
 
 
 def test_suspended_job_names_no_rank() -> None:

@@ -60,6 +60,16 @@ def serving(finding: Finding) -> str:
     return f"all ranks are idle and wait for requests: an inference server, not a training job; {doing}."
 
 
+def no_task(finding: Finding) -> str:
+    """Return the headline for a worker group of Ray without a task."""
+    who = (
+        f"{all_of(len(finding.scene.grouping.members))} have"
+        if len(finding.scene.grouping.members) > 1
+        else "the rank has"
+    )
+    return f"{who} no task: this worker group of Ray waits for the driver, or for another group of the same Ray job."
+
+
 def no_ranks(finding: Finding) -> str:
     """Return the headline for launchers that have not started any rank."""
     launchers, groups = finding.scene.launchers, finding.scene.grouping.groups

@@ -13,7 +13,7 @@ from hangwatch.verdict.wording import clauses, sequence_numbers
 from hangwatch.verdict.wording.next_steps import first_step
 
 _MOST_CHARACTERS = 160
-_NOT_STUCK = frozenset({"Moving", "Serving", "Suspended", "Over", "NoRanks", "RecordsOnly"})
+_NOT_STUCK = frozenset({"Moving", "Serving", "NoTask", "Suspended", "Over", "NoRanks", "RecordsOnly"})
 _BY_LINE = frozenset({"OutsideCollective", "NotCome"})
 """Kinds of verdicts with a first step that depends on the line at which the first suspect is."""
 

@@ -30,7 +30,7 @@ class NodePaths(Value, frozen=True):
     pyspy_path: Path | None = None
 
 
-class GpuSources(Value, frozen=True):
+class GpuSources(Value, frozen=True, gc=True):
     """Sources of the GPU numbers of a capture.
 
     `read_sweep` is called after each round, and a rank gets the mean of the results. `read_traffic` is called in each
@@ -43,7 +43,7 @@ class GpuSources(Value, frozen=True):
     levels: Mapping[str, GpuLevels] = field(default_factory=dict)
 
 
-class CaptureRequest(Value, frozen=True):
+class CaptureRequest(Value, frozen=True, gc=True):
     """Settings of one capture of a job, and the resources that it shares with other captures.
 
     * `rounds`: number of rounds; None for the number in the settings. `needs_second_round`: called after a single

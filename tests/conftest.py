@@ -11,13 +11,18 @@ import importlib.util
 import os
 import re
 import signal
+import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 from hypothesis import settings
+
+from hangwatch.model import ProcessId
+from hangwatch.probes.process import procfs
+from tests.node_tree import NodeTree
 
 pytest_plugins = ["tests.fake_driver"]
 
@@ -91,12 +96,32 @@ def wait_for(probe: Callable[[], T], what: str, deadline_seconds: float = 60.0) 
         pause_seconds = min(1.3 * pause_seconds, 0.1)
 
 
+def identity(pid: int) -> ProcessId:
+    """Return the identity of a process that exists."""
+    found = procfs.read_state(pid)
+    assert found is not None
+    return found[0]
+
+
 def obeys_ctrl_c() -> None:
     """Restore the default action of SIGINT in a child, before exec.
 
     A program that a shell starts with `&` ignores SIGINT, and so do all its children.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.fixture
+def folder_for_all() -> Iterator[Path]:
+    """Make a folder that all users may enter, unlike pytest's folders."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> NodeTree:
+    return NodeTree(tmp_path)
 
 
 @pytest.fixture

@@ -26,9 +26,8 @@ from typing import Any, NamedTuple
 from hangwatch.model import Fault, ProcessId
 from hangwatch.model.flight_records import FlightRecord, RankRecords
 from hangwatch.probes import torch_recorder
-from hangwatch.probes.process import procfs
 from hangwatch.probes.torch_recorder import libraries
-from tests.conftest import wait_for
+from tests.conftest import identity, wait_for
 
 PROGRAM = Path(__file__).parent / "jobs" / "recorded.py"
 RANKS, TURNS = 4, 50
@@ -90,12 +89,6 @@ def without_symbols(library: Path, stripped: Path) -> tuple[str, ...]:
     subprocess.run([shutil.which("strip") or "strip", "--strip-all", "-o", stripped, library], check=True)
     hide = 'mount --bind "$1" "$2"; shift 2; exec "$@"'
     return *_MOUNTING, hide, "sh", str(stripped), str(library)
-
-
-def identity(pid: int) -> ProcessId:
-    state = procfs.read_state(pid)
-    assert state is not None
-    return state[0]
 
 
 def read(process: ProcessId) -> RankRecords:

@@ -77,7 +77,7 @@ class SimulatedGpus:
 
     def status(self) -> SamplerStatus:
         """Return the status of the sampler: always alive."""
-        return SamplerStatus(alive=True, last_answer_monotonic_seconds=time.monotonic())
+        return SamplerStatus(alive=True)
 
     def query(self, kind: type[DetailsT], deadline_seconds: float) -> Fault:
         """Return a fault, because simulated GPUs have no details."""

@@ -129,4 +129,3 @@ class SamplerStatus(Value, frozen=True):
     restarts: int = 0
     abandoned: int = 0
     fault: Fault | None = None
-    last_answer_monotonic_seconds: float | None = None

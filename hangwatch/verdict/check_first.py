@@ -413,14 +413,14 @@ CHECK_FIRST: tuple[Rule, ...] = (
         "is a single rank in another collective, or in another call of the same collective",
         _find_only_group(_is_alone_in_a_collective),
         ("ranks",),
-        check_first_reasons.other_call,
+        check_first_reasons.differs_from_others,
         deciding_steps.numbers,
     ),
     _make_rule(
         "wait in a collective, while the others wait for their GPUs",
         _find_only_group(_is_in_a_collective),
         ("gpu",),
-        check_first_reasons.other_call,
+        check_first_reasons.differs_from_others,
         deciding_steps.numbers,
     ),
     _make_rule(

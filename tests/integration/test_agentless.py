@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -171,13 +170,6 @@ ALLOWED = """#!/bin/sh
 [ "$1" = --version ] && exit
 printf 'Process %s: python train.py\nPython v3.11.7 (/usr/bin/python)\n\nThread 1 (idle): "MainThread"\n    f (a.py:1)\n' $4
 """
-
-
-@pytest.fixture
-def folder_for_all() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder).chmod(0o755)
-        yield Path(folder)
 
 
 @needs_root

@@ -21,7 +21,7 @@ from hangwatch.model import GpuSample, GpuSweep, Job, Rank, Signature, SystemCal
 from hangwatch.probes.process import blocked_call, main_thread, procfs
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
-from tests.conftest import wait_for
+from tests.conftest import identity, wait_for
 from tests.integration import targets
 from tests.servers import silent_server
 
@@ -146,9 +146,7 @@ def job(odd: str, others: str, folder: Path, **environ: str) -> Iterator[Job]:
             program.write_text(BEGIN + (odd if number == 0 else others))
             run = f"exec(compile(open({str(program)!r}).read(), {str(program)!r}, 'exec'))"
             pid = stack.enter_context(targets.python(run, folder / str(number), **environ))
-            found = procfs.read_state(pid)
-            assert found is not None
-            ranks.append(Rank(id=found[0], rank=number, local_rank=number, gpu_uuids=(f"GPU-{number}",)))
+            ranks.append(Rank(id=identity(pid), rank=number, local_rank=number, gpu_uuids=(f"GPU-{number}",)))
         yield Job(job_id="x", launcher="plain", launcher_id=None, ranks=tuple(ranks), world_size=RANKS, share="test")
 
 

@@ -19,12 +19,12 @@ import pytest
 from hangwatch import config
 from hangwatch.capture import CaptureRequest
 from hangwatch.capture.diagnosis import diagnose_job
-from hangwatch.model import CallTarget, Job, KernelCall, ProcessId, Rank, Worker
+from hangwatch.model import CallTarget, Job, KernelCall, Rank, Worker
 from hangwatch.probes.process import blocked_call, main_thread, procfs
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.verdict.wording.next_steps import next_step
-from tests.conftest import wait_for
+from tests.conftest import identity, wait_for
 from tests.dead_mount import dead_mount, dying_mount
 from tests.integration import targets
 
@@ -163,12 +163,6 @@ LOADER_TABLE = activity.load(
         config.ActivityRule(activity="data_loading", function="next_batch", file="<string>"),
     )
 )
-
-
-def identity(pid: int) -> ProcessId:
-    state = procfs.read_state(pid)
-    assert state is not None
-    return state[0]
 
 
 def looked_at(pids: list[int], workers: Mapping[int, int] = {}, table: activity.Table = TABLE) -> Diagnosis:

@@ -13,8 +13,8 @@ from hangwatch import config
 from hangwatch.capture import CaptureRequest
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.model import Job, Rank
-from hangwatch.probes.process import procfs
 from hangwatch.stacks import activity
+from tests.conftest import identity
 from tests.integration import targets
 
 PROGRAM = """
@@ -49,9 +49,7 @@ def test_rank_with_executor_thread_stuck_in_user_code_is_checked_first(tmp_path:
             folder.mkdir()
             told = {"STORE": str(store.getsockname()[1]), "ODD": "1" if number == 2 else ""}
             pid = stack.enter_context(targets.python(run, folder, **told))
-            found = procfs.read_state(pid)
-            assert found is not None
-            ranks.append(Rank(id=found[0], rank=number, local_rank=number))
+            ranks.append(Rank(id=identity(pid), rank=number, local_rank=number))
         job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=tuple(ranks), world_size=8, share="test")
         limits = config.Capture(rounds=2, pause_seconds=0.3, dump_deadline_seconds=60.0)
         look = diagnose_job(job, CaptureRequest(settings=limits, node="n"), activity.load(MEETS))

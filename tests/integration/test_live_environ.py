@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from hangwatch.model import Fault, ProcessId
-from hangwatch.probes.process import procfs
 from hangwatch.probes.process.live_environ import LiveEnvironments, Place
-from tests.conftest import wait_for
+from tests.conftest import identity, wait_for
 from tests.integration import targets
 
 WANTED = frozenset({"RANK", "MASTER_ADDR", "TURN"})
@@ -65,11 +64,10 @@ time.sleep(600)
 
 
 def read(pid: int, live: LiveEnvironments | None = None) -> dict[str, str] | Fault:
-    live, state = live or LiveEnvironments(), procfs.read_state(pid)
-    assert state is not None
-    modules = live.find_modules(state[0])
-    place = modules if isinstance(modules, Fault) else live.find_place(state[0], modules, "uid 0")
-    answer = live.read(state[0], place, WANTED) if isinstance(place, Place) else place
+    live, process = live or LiveEnvironments(), identity(pid)
+    modules = live.find_modules(process)
+    place = modules if isinstance(modules, Fault) else live.find_place(process, modules, "uid 0")
+    answer = live.read(process, place, WANTED) if isinstance(place, Place) else place
     assert answer is not None
     return answer if isinstance(answer, Fault) else answer[1].variables
 

@@ -14,7 +14,7 @@ from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.model import Fault, Process
 from hangwatch.probes.process import locked_memory, proc_pid, procfs
 from hangwatch.probes.process.process_scan import ProcessScan
-from tests.conftest import wait_for
+from tests.conftest import identity, wait_for
 from tests.fake_driver import FakeDriver
 from tests.integration import targets
 from tests.locked_memory_processes import locked
@@ -67,7 +67,7 @@ def test_a_scan_goes_on_and_leaves_a_bounded_number_of_threads_behind(tmp_path: 
 
 def test_a_process_that_lets_go_is_read(tmp_path: Path) -> None:
     reads = locked_memory.Readers(deadline_seconds=0.02)
-    target = locked_memory.Target(procfs.read_state(1)[0], "root")  # type: ignore[index]
+    target = locked_memory.Target(identity(1), "root")
     free = threading.Event()
     first = reads.read_one(target, lambda _: free.wait(20))
     again = reads.read_one(target, lambda _: "asked again")
@@ -83,7 +83,7 @@ def test_gpu_process_is_read_although_blocked_threads_are_at_the_limit() -> None
     """
     reads = locked_memory.Readers(deadline_seconds=0.02)
     free = threading.Event()
-    me = procfs.read_state(1)[0]  # type: ignore[index]
+    me = identity(1)
     strangers = [
         locked_memory.Target(procfs.ProcessId(pid=pid, start_ticks=0), f"uid {pid // 4}")
         for pid in range(locked_memory.MOST)

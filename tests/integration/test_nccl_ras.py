@@ -15,12 +15,13 @@ from msgspec import structs
 from hangwatch import config
 from hangwatch.capture import CaptureRequest, job_of_pids
 from hangwatch.capture.diagnosis import diagnose_job
-from hangwatch.model import Fault, ProcessId
+from hangwatch.model import Fault
 from hangwatch.probes.network import nccl_ras
 from hangwatch.probes.process import procfs
 from hangwatch.report import phrases
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
+from tests.conftest import identity
 from tests.nccl_ras import TEXT, as_json, communicator, needs_networks, process, rank
 
 SETTINGS = config.Capture(
@@ -32,12 +33,6 @@ SETTINGS = config.Capture(
     nccl_ras_min_age_seconds=0.0,
 )
 FOUR = as_json(communicator([rank(number, 100 + number, AllReduce=7) for number in range(4)]))
-
-
-def identity(pid: int) -> ProcessId:
-    now = procfs.read_state(pid)
-    assert now is not None
-    return now[0]
 
 
 def door(*pids: int) -> nccl_ras.RasEndpoint | Fault:

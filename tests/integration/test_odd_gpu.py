@@ -16,10 +16,9 @@ from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.model import Job, Rank
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.sampler import NvmlSampler
-from hangwatch.probes.process import procfs
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
-from tests.conftest import wait_for
+from tests.conftest import identity, wait_for
 from tests.fake_driver import FakeDriver, uuid_of
 from tests.integration import targets
 
@@ -46,9 +45,7 @@ def test_rank_without_a_kernel_on_its_gpu_is_checked_first(fake_driver: FakeDriv
             folder = tmp_path / str(number)
             folder.mkdir()
             pid = stack.enter_context(targets.python(PROGRAM, folder, STORE=str(store.getsockname()[1])))
-            found = procfs.read_state(pid)
-            assert found is not None
-            ranks.append(Rank(id=found[0], rank=number, local_rank=number, gpu_uuids=(uuid_of(number),)))
+            ranks.append(Rank(id=identity(pid), rank=number, local_rank=number, gpu_uuids=(uuid_of(number),)))
         job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=tuple(ranks), world_size=4, share="test")
 
         def look(**settings: bool) -> Diagnosis:

@@ -16,10 +16,10 @@ from hangwatch import config
 from hangwatch.capture import CaptureRequest
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.model import Job, JobState, ProcessId, Rank
-from hangwatch.probes.process import process_details, procfs
+from hangwatch.probes.process import process_details
 from hangwatch.report import html, text
 from hangwatch.stacks import activity
-from tests.conftest import wait_for
+from tests.conftest import identity, wait_for
 from tests.dead_mount import dying_mount
 from tests.integration import targets
 
@@ -36,12 +36,6 @@ def own_code():
     os.read(os.pipe()[0], 1)
 own_code()
 """
-
-
-def identity(pid: int) -> ProcessId:
-    found = procfs.read_state(pid)
-    assert found is not None
-    return found[0]
 
 
 def read(*pids: int, deadline_seconds: float = 60.0) -> list[object]:

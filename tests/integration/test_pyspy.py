@@ -23,7 +23,7 @@ from hangwatch.formats.pyspy_json import parse_json
 from hangwatch.model import Job, ProcessId, Rank
 from hangwatch.probes.child import MOST_ABANDONED_OF_SHARE, AbandonedChildren, Child
 from hangwatch.probes.process import procfs, pyspy
-from tests.conftest import wait_for
+from tests.conftest import identity, wait_for
 from tests.fake_pyspy import fake_pyspy
 from tests.integration import targets
 
@@ -61,7 +61,7 @@ def test_hung_py_spys_of_a_pod_do_not_use_the_quota_of_another_pod(
             for number in range(MOST_ABANDONED_OF_SHARE):
                 assert left.begin("uid 0, a stranger's", 0.0)
                 left.end("uid 0, a stranger's", ProcessId(pid=-number, start_ticks=1), stuck)
-            rank = Rank(id=procfs.read_state(pid)[0], rank=0, local_rank=0)  # type: ignore[index]
+            rank = Rank(id=identity(pid), rank=0, local_rank=0)
             job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=(rank,), owner="uid 0")
             reasons = []
             for share in ("uid 0, mine", "uid 0, a stranger's"):

@@ -13,8 +13,9 @@ from hangwatch import config
 from hangwatch.capture import CaptureRequest, NodePaths, capture
 from hangwatch.formats.pyspy_json import parse_json
 from hangwatch.model import Fault, Job, ProcessDump, Rank
-from hangwatch.probes.process import procfs, pyspy, pystack
+from hangwatch.probes.process import pyspy, pystack
 from hangwatch.probes.process.pyspy import PyspyAnswer
+from tests.conftest import identity
 from tests.fake_pyspy import fake_pyspy
 from tests.integration import targets
 
@@ -37,9 +38,7 @@ NAMED = "import time\nexec(compile('def named():\\n ready()\\n time.sleep(600)\\
 
 
 def one_look(pid: int, tmp_path: Path, **settings: object) -> ProcessDump:
-    found = procfs.read_state(pid)
-    assert found is not None
-    job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=(Rank(id=found[0], rank=0, local_rank=0),))
+    job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=(Rank(id=identity(pid), rank=0, local_rank=0),))
     limits = config.Capture(rounds=1, dump_deadline_seconds=60.0, round_deadline_seconds=120.0, **settings)  # type: ignore[arg-type]
     seen = capture(
         job,

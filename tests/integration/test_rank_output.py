@@ -21,7 +21,7 @@ from hangwatch.probes.process import procfs, rank_output
 from hangwatch.report import html, text
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
-from tests.conftest import wait_for
+from tests.conftest import identity, wait_for
 from tests.other_users import needs_root
 
 SLEEPS = "import sys, time; sys.stdout.write(sys.argv[1]); sys.stdout.flush(); time.sleep(600)"
@@ -63,7 +63,7 @@ def writing(code: str, *arguments: str, to: list[int], **environ: str) -> Iterat
     try:
         for child in children:
             wait_for(lambda pid=child.pid: (found := procfs.read_state(pid)) and found[1] == "S", "a rank to sleep")  # type: ignore[misc]
-        yield [procfs.read_state(child.pid)[0] for child in children]  # type: ignore[index]
+        yield [identity(child.pid) for child in children]
     finally:
         for child in children:
             child.kill()

@@ -30,7 +30,7 @@ from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict.wording import clauses
 from tests import debug_client
-from tests.conftest import wait_for
+from tests.conftest import identity, wait_for
 from tests.fake_driver import FakeDriver, uuid_of
 from tests.integration import targets
 
@@ -109,8 +109,7 @@ def server(send: bytes = b"") -> Iterator[int]:
 
 
 def job_of(pid: int, **environ: str) -> Job:
-    identity, _ = procfs.read_state(pid)
-    rank = Rank(id=identity, rank=0, local_rank=0, gpu_uuids=("GPU-0",))
+    rank = Rank(id=identity(pid), rank=0, local_rank=0, gpu_uuids=("GPU-0",))
     return Job(job_id="one", launcher="plain", launcher_id=None, ranks=(rank,), environ=environ)
 
 
@@ -321,7 +320,7 @@ def test_worker_awaited_by_pid_counts_as_outside(tmp_path: Path) -> None:
         targets.wait_for_call(pid, "awaits_child")
         job = job_of(pid)
         (child,) = procfs.read_children(pid)
-        worker = Worker(id=procfs.read_state(child)[0], comm="python")
+        worker = Worker(id=identity(child), comm="python")
         member = measured(replace(job, ranks=(replace(job.ranks[0], workers=(worker,)),)))
     assert member.signature is Signature.AWAITS_OUTSIDE
     assert member.waits.awaited.name.startswith(f"its child {child} (python")

@@ -14,11 +14,6 @@ from tests.node_tree import NodeTree, job, rank, real_rank, run, status_and_reas
 GPU = "GPU-0"
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> NodeTree:
-    return NodeTree(tmp_path)
-
-
 def check(tree: NodeTree, environ: dict[str, str], *, nccl: bool = True, ours: float | None = 135.0, **settings: float):  # type: ignore[no-untyped-def]
     tree.process(10, environ=environ)
     node = tree.node(job(rank(10, gpu_uuids=(GPU,) if nccl else ())), dump_after_seconds=ours)

@@ -6,7 +6,6 @@ import importlib
 import os
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -70,11 +69,6 @@ def test_a_variable_that_must_not_be_set() -> None:
 
 
 # --- the whole check -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> NodeTree:
-    return NodeTree(tmp_path)
 
 
 def process(tree: NodeTree, packages: list[str], environ: dict[str, str], maps: list[str]) -> None:

@@ -27,11 +27,6 @@ time.sleep(600)
 """
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> NodeTree:
-    return NodeTree(tmp_path)
-
-
 def recording(tree: NodeTree, pid: int, capacity: int = 2000, library: str = "cuda", share: str = "") -> Job:
     """Return a job of one rank. Its flight recorder has one collective."""
     tree.process(pid)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,11 +12,6 @@ from hypothesis import strategies as st
 from hangwatch.probes.network import infiniband
 from tests.conftest import wait_for
 from tests.node_tree import Checked, NodeTree, run, status_and_reason, values
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> NodeTree:
-    return NodeTree(tmp_path)
 
 
 def port(

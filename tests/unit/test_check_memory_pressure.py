@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,11 +13,6 @@ from tests.node_tree import NodeTree, run, status_and_reason, values
 
 MEMINFO = "MemTotal:       1000000 kB\nMemFree:          10 kB\nMemAvailable:   {available} kB\nSwapTotal: 0 kB\n"
 PSI = "some avg10=1.00 avg60={some} avg300=0.10 total=2500000\nfull avg10=0.00 avg60={full} avg300=0.00 total=1500000\n"
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> NodeTree:
-    return NodeTree(tmp_path)
 
 
 def fill(tree: NodeTree, available: int = 900000, some: str = "0.50", full: str = "0.00", psi: bool = True) -> None:

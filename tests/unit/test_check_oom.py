@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,11 +35,6 @@ def killed(pid: int, *, comm: str = "python", uid: int = 1004, by: str = "Memory
         f"{by}: Killed process {pid} ({comm}) total-vm:267216kB, anon-rss:28064kB, file-rss:12408kB, shmem-rss:0kB, "
         f"UID:{uid} pgtables:144kB oom_score_adj:0"
     )
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> NodeTree:
-    return NodeTree(tmp_path)
 
 
 def log(tree: NodeTree, *lines: str, boot_seconds: float = 990.0) -> None:

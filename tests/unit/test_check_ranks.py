@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -16,11 +15,6 @@ from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import procfs
 from tests.conftest import wait_for
 from tests.node_tree import Checked, NodeTree, job, rank, real_rank, run, status_and_reason, values
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> NodeTree:
-    return NodeTree(tmp_path)
 
 
 def test_all_ranks_alive(tree: NodeTree) -> None:

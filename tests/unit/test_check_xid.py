@@ -29,11 +29,6 @@ HUNG = "INFO: task python:4711 blocked for more than 120 seconds."
 OOM = "Out of memory: Killed process 4712 (pt_data_worker) total-vm:123kB, anon-rss:99kB"
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> NodeTree:
-    return NodeTree(tmp_path)
-
-
 def log(tree: NodeTree, *lines: str, boot_seconds: float = 990.0, first: int = 1) -> None:
     """Write records in the format of /dev/kmsg. The tree's clock is at 1000 s after boot."""
     records = [f"4,{number},{int(boot_seconds * 1e6)},-;{line}\n" for number, line in enumerate(lines, first)]

@@ -20,6 +20,7 @@ from hangwatch.model import EndedProcess, Job, KernelLine, ProcessId, Rank
 from hangwatch.probes.node import filesystems, kmsg
 from hangwatch.probes.process import procfs
 from hangwatch.tables import kernel_lines
+from tests.conftest import identity
 
 LINES = {
     "segfault": (
@@ -166,9 +167,7 @@ def said_of(job: Job, lines: tuple[kmsg.LoggedLine, ...]) -> dict[int, tuple[Ker
 
 def own_job(*, ended: tuple[EndedProcess, ...] = ()) -> Job:
     """Return a job with the process of this test as its only rank."""
-    state = procfs.read_state(os.getpid())
-    assert state is not None
-    rank = Rank(id=state[0], rank=0, local_rank=0)
+    rank = Rank(id=identity(os.getpid()), rank=0, local_rank=0)
     return Job(job_id="j", launcher="", launcher_id=None, ranks=(rank,), ended=ended)
 
 

@@ -9,7 +9,6 @@ import logging
 import os
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
@@ -304,14 +303,6 @@ def connected(path: Path) -> socket.socket:
     return one
 
 
-@pytest.fixture
-def open_folder() -> Iterator[Path]:
-    """Make a folder that all users may enter, unlike pytest's folders."""
-    with tempfile.TemporaryDirectory() as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
-
-
 def connected_as(uid: int, path: Path) -> socket.socket:
     """Return a connection by user `uid`.
 
@@ -352,13 +343,13 @@ def asked_by(connection: socket.socket, what: str) -> bytes:
 
 
 @needs_root
-def test_newcomer_between_idle_connections_of_many_users_is_answered(open_folder: Path) -> None:
+def test_newcomer_between_idle_connections_of_many_users_is_answered(folder_for_all: Path) -> None:
     # All idle clients connect before the server accepts the first connection, as in a flood.
     async def answer(_: Request) -> Answer:
         return text(HTTPStatus.OK, "here")
 
     one = Listener("one", answer, max_connections=16, max_of_user=MAX_CONNECTIONS_OF_USER)
-    path = open_folder / "socket"
+    path = folder_for_all / "socket"
     one.bind_unix(str(path))
     with contextlib.ExitStack() as stack:
         newcomer = stack.enter_context(connected_as(4000, path))
@@ -373,11 +364,11 @@ def test_newcomer_between_idle_connections_of_many_users_is_answered(open_folder
 
 @needs_root
 def test_user_with_most_connections_gives_a_place_to_a_newcomer(
-    open_folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder_for_all: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "REQUEST_SECONDS", 600.0)
     monkeypatch.setattr(user_socket, "MAX_CONNECTIONS", 16)
-    with served(open_folder) as (_, path), contextlib.ExitStack() as stack:
+    with served(folder_for_all) as (_, path), contextlib.ExitStack() as stack:
         singles = [stack.enter_context(connected_as(uid, path)) for uid in range(2000, 2008)]
         pairs = [stack.enter_context(connected_as(uid, path)) for uid in range(3000, 3004) for _ in range(2)]
         newcomer = stack.enter_context(connected_as(4000, path))
@@ -388,7 +379,7 @@ def test_user_with_most_connections_gives_a_place_to_a_newcomer(
 
 
 @needs_root
-def test_newcomer_beside_dumps_of_many_users_is_answered(open_folder: Path) -> None:
+def test_newcomer_beside_dumps_of_many_users_is_answered(folder_for_all: Path) -> None:
     go_on = threading.Event()
 
     def look(captured_job: Job, rounds: int | None) -> Diagnosis | None:
@@ -396,7 +387,7 @@ def test_newcomer_beside_dumps_of_many_users_is_answered(open_folder: Path) -> N
         return look_at(captured_job, rounds)
 
     users = range(2000, 2018)
-    with served(open_folder, look=look) as (desk, path), contextlib.ExitStack() as stack:
+    with served(folder_for_all, look=look) as (desk, path), contextlib.ExitStack() as stack:
         desk.put(*(job(uid, uid) for uid in (*users, 4000)))
         dumps = [stack.enter_context(connected_as(uid, path)) for uid in users]
         for uid, one in zip(users, dumps, strict=True):
@@ -412,9 +403,9 @@ def test_newcomer_beside_dumps_of_many_users_is_answered(open_folder: Path) -> N
 
 @needs_root
 def test_user_over_its_limit_is_refused_at_accept_and_logged_once(
-    open_folder: Path, caplog: pytest.LogCaptureFixture
+    folder_for_all: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with served(open_folder) as (_, path):
+    with served(folder_for_all) as (_, path):
         for _ in range(200):
             connected_as(2000, path).close()
         with connected_as(2000, path) as one:

@@ -48,6 +48,7 @@ from hangwatch.state.steps import SaveIncident
 from hangwatch.verdict import judge
 from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.verdict.wording import job_headlines
+from tests.conftest import identity
 from tests.proc_tree import jobs_in, lay_out
 
 RULES = Detector(confirming_captures=1, hold_seconds=20, startup_hold_seconds=100, startup_stalled_hold_seconds=300)
@@ -446,9 +447,9 @@ def port_of(server: socket.socket) -> int:
 
 def measured(port: int) -> Waiting:
     """Return the socket data of this process, as if it were a launcher."""
-    (state,) = [found for found in [procfs.read_state(os.getpid())] if found]
-    job = replace(launcher(replace(WAITING, endpoint=f"127.0.0.1:{port}")), launcher_id=state[0])
-    began = state[0].start_ticks / procfs.TICKS_PER_SECOND
+    me = identity(os.getpid())
+    job = replace(launcher(replace(WAITING, endpoint=f"127.0.0.1:{port}")), launcher_id=me)
+    began = me.start_ticks / procfs.TICKS_PER_SECOND
     youngest = time.monotonic() - began
     taken = capture(
         job,

@@ -338,12 +338,7 @@ class NvmlSampler:
                 self._settle(message)
             elif isinstance(message, SweepMessage):
                 self._latest = message.sweep
-                self._update(
-                    alive=True,
-                    stalled=False,
-                    fault=None,
-                    last_answer_monotonic_seconds=message.sweep.taken_monotonic_seconds,
-                )
+                self._update(alive=True, stalled=False, fault=None)
             else:
                 self._update(alive=True)
 

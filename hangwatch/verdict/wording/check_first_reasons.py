@@ -67,12 +67,6 @@ def differs_from_others(finding: Finding) -> str:
     return f"{'; '.join(map(describe_suspect, ranks))}; {others_wait(others)}{common_line(others)}"
 
 
-def other_call(finding: Finding) -> str:
-    """Describe the wait of the suspects, and the different wait of the other ranks."""
-    ranks, others = finding.suspects, finding.others
-    return f"{'; '.join(map(describe_suspect, ranks))}; {others_wait(others)}{common_line(others)}"
-
-
 def other_line(finding: Finding) -> str:
     """Describe the lines of all ranks, which are in the same functions at different lines."""
     (_, line), *rest = differing_lines((*finding.suspects, *finding.others))

@@ -14,7 +14,7 @@ from hangwatch.model import Capture, Frame, Group, Grouping, Incident, PowerSeri
 from hangwatch.report import phrases
 from hangwatch.report.dump_text import raw_lines
 from hangwatch.report.stack_tree import Node, merge_tree
-from hangwatch.stacks.user_code import split_groups_by_line
+from hangwatch.stacks.user_code import innermost_user_frame, split_groups_by_line
 from hangwatch.verdict import environment_diff
 from hangwatch.verdict.wording import group_text
 from hangwatch.verdict.wording.next_steps import next_step
@@ -29,6 +29,8 @@ _SHORT_LINES = 30
 _SHORT_GROUPS = 8
 _SHORT_FRAMES = 4
 _ONLY_IN_FULL = frozenset({"Named", "Check first", "State", "Taken", "Command", "Incident"})
+_ABOUT_JOB = frozenset({"Verdict", "Job", "Ranks", "Other nodes"})
+"""Rows that say nothing about a process that a person selected alone."""
 _SHOWN_BY_GROUPS = frozenset({"activity", "group", "thread", "workers"})
 """Kinds of evidence that only repeat a stack of the groups above it."""
 _SOURCE_CHARACTERS = 40  # of a source line at least
@@ -111,7 +113,10 @@ def render_answer(
     The text of `source_lines` is printed beside its frame.
     """
     style = structs.replace(_style(incident.grouping, color, width), source_lines=source_lines)
-    rows = [row for row in _heading(incident) if row[0] not in ({"Incident"} if full else _ONLY_IN_FULL)]
+    hidden = {"Incident"} if full else _ONLY_IN_FULL
+    if incident.job.launcher == "pids" and len(incident.grouping.members) == 1:
+        hidden |= _ABOUT_JOB
+    rows = [row for row in _heading(incident) if row[0] not in hidden]
     rows.sort(key=lambda row: full or row[0] not in {"Stuck on", "Do first"})
     if full:
         lines = _verdict_lines(incident.verdict, style) + _table(rows, style)
@@ -249,7 +254,13 @@ def _innermost_frames(group: Group, style: _Style) -> Iterator[str]:
         if stack.user_frame is not None:
             yield style.faint(f"    {group_text.describe_stack(stack, group)}:")
             yield from _frame_lines(stack.frames[:_SHORT_FRAMES], style)
-    yield from _frame_lines(group.frames[:_SHORT_FRAMES], style)
+    own = innermost_user_frame(group)
+    at = group.frames.index(own) if own in group.frames else 0
+    if at < _SHORT_FRAMES:
+        yield from _frame_lines(group.frames[:_SHORT_FRAMES], style)
+    else:  # compiled frames hide the program
+        yield from _frame_lines(group.frames[: _SHORT_FRAMES - 2], style)
+        yield from ("      | ...", *_frame_lines(group.frames[at : at + 2], style))
 
 
 def _group_head(group: Group, mark: str | None, style: _Style, at: str = "") -> str:

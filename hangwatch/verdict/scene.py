@@ -63,9 +63,8 @@ class Scene:
 
     @cached_property
     def is_one_process(self) -> bool:
-        """True if only one process was captured, and nothing shows that it is a rank of a job."""
-        members = self.grouping.members
-        return len(members) == 1 and members[0].id.rank is None and self.grouping.world_size is None
+        """True if only one process was captured, and the size of its job is unknown: nothing is known about others."""
+        return len(self.grouping.members) == 1 and self.grouping.world_size is None
 
     @cached_property
     def has_numbers(self) -> bool:

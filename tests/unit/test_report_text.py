@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from hangwatch.explain import traces
 from hangwatch.model import (
@@ -333,6 +334,22 @@ def test_dump_of_a_job_with_eight_groups_has_thirty_lines(case: dict[str, Any]) 
     assert max(map(len, answer.splitlines())) <= 200
     first_rows = [line.partition("  ")[0] for line in answer.partition("\n\n")[2].splitlines() if line[:1] != " "][:2]
     assert first_rows == (["Stuck on", "Do first"] if incident.verdict.stuck_on else ["Do first", "Verdict"])
+
+
+def test_dump_of_one_process_says_nothing_about_its_job_and_shows_its_program_below_native_frames() -> None:
+    found = dumped(next(case for case in hangs.CASES if case["name"] == SIX_HANGS["python-loop"]))
+    (group, *_) = (one for one in found.grouping.groups if one.size == 1)
+    own = group.members[0].stack.user_frames[0]
+    native = tuple(Frame(function=f"f{number}", file="libc.so.6") for number in range(6))
+    alone = Grouping(groups=(replace(group, frames=(*native, *group.frames)),))
+    job = replace(found.job, launcher="pids")
+    shown = text.render_answer(replace(found, grouping=alone, job=job), source_lines={own: "while True:"})
+    lines = shown.splitlines()
+    assert not any(line.startswith(("Verdict ", "Job ", "Ranks ", "Other nodes ")) for line in lines)
+    at = lines.index("      | ...")
+    assert lines[at - 2 : at] == ["      | f0 (libc.so.6)", "      | f1 (libc.so.6)"]
+    assert lines[at + 1] == f"      | {own}: while True:"
+    assert "      | ..." not in text.render_answer(found)
 
 
 def test_dump_with_many_groups_counts_the_rest() -> None:

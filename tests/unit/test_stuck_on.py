@@ -122,24 +122,35 @@ def test_every_known_hang_has_both_lines_and_no_healthy_job_is_stuck(case: dict[
     assert "\n" not in verdict.stuck_on + verdict.next_step
 
 
+NATIVE = Frame(function="PyThread_acquire_lock_timed", file="libpython3.11.so.1.0")
+
+
+def alone(rank: int | None = None, kernel: KernelFacts = KernelFacts(), **given: object) -> Verdict:  # noqa: B008
+    """Return the verdict on one process, which was dumped alone."""
+    member = Member(id=RankId(node="a", rank=rank, pid=160), stack=StackFacts(user_frames=(LINE,)), kernel=kernel)
+    group = Group(**{"key": "k", "members": (member,), "frames": (NATIVE, LINE), **given})  # type: ignore[arg-type]
+    return judge(Grouping(groups=(group,)))
+
+
 def test_one_process_is_described_alone_with_its_threads() -> None:
     """Say nothing about other ranks, nodes or file locks: only this process was captured."""
-    native = Frame(function="PyThread_acquire_lock_timed", file="libpython3.11.so.1.0")
-    member = Member(id=RankId(node="a", pid=160), stack=StackFacts(user_frames=(LINE,)))
     sleeps = Stack(name="holder", frames=(Frame(function="hold", file="train.py", line=5),), activity="sleep")
-    group = Group(
-        key="k",
-        activity="lock",
-        operation="PyThread_acquire_lock_timed",
-        waits_for="lock",
-        members=(member,),
-        frames=(native, LINE),
-        threads=(sleeps,),
-    )
-    verdict = judge(Grouping(groups=(group,)))
+    operation = "PyThread_acquire_lock_timed"
+    verdict = alone(activity="lock", operation=operation, waits_for="lock", threads=(sleeps,))
     assert verdict.message == (
         "Pid 160 (a) waits for a lock (PyThread_acquire_lock_timed) in save at train.py:48; "
         "its thread (holder) sleeps in hold (train.py:5)."
     )
     assert verdict.stuck_on == "PyThread_acquire_lock_timed(), called by save (train.py:48) in pid 160 (a)"
-    assert verdict.next_step == "look at the other threads of pid 160 (a): `hangwatch dump --full` shows their stacks"
+    assert verdict.next_step == "look at the other threads of pid 160 (a): `hangwatch dump --stacks --pid 160`"
+
+
+def test_rank_that_was_dumped_alone_is_described_by_its_call() -> None:
+    unknown = alone(3, KernelFacts(call=OPEN), activity="unknown", operation="save", waits_for="unknown")
+    assert unknown.message == (
+        "Rank 3 (a, pid 160) is in the function save at train.py:48. It is blocked in openat() on data/shard-3."
+    )
+    assert (unknown.stuck_on, unknown.next_step) == ('open("data/shard-3") in rank 3 (a, pid 160)', STORAGE)
+    waiting = alone(3, activity="collective_wait", operation="all_reduce", waits_for="ranks")
+    assert waiting.message == "Rank 3 (a, pid 160) waits in all_reduce in save at train.py:48."
+    assert waiting.next_step == "dump all ranks of its job: they show which rank it waits for: `hangwatch dump`"

@@ -316,7 +316,8 @@ def describe_line(group: Group) -> str:
     if not frames:
         return ""
     is_native = bool(group.frames) and stack_frames.is_native(group.frames[0].function, group.frames[0].file)
-    return f"{f' in {frames[0].function}' if is_native else ''} at {places(frames)}"
+    is_told = stack_frames.plain_name(frames[0].function) == group.operation
+    return f"{f' in {frames[0].function}' if is_native and not is_told else ''} at {places(frames)}"
 
 
 def places(frames: Sequence[Frame]) -> str:

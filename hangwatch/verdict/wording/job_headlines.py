@@ -186,18 +186,20 @@ def at_different_lines(finding: Finding) -> str:
 def at_one_place(finding: Finding) -> str:
     """Return the headline for ranks that are all in one place, with hints on what to check."""
     if finding.scene.is_one_process:
-        return _describe_one_process(finding.others[0])
+        return _describe_one_process(finding.others[0], finding.scene)
     different = sequence_numbers.different_operations(finding.answer)
     return _describe_together(finding.others[0], finding.scene) + (
         different or guidance.where_to_look(finding.scene.grouping)
     )
 
 
-def _describe_one_process(group: Group) -> str:
-    """Return what the only captured process does, and what its other threads do."""
+def _describe_one_process(group: Group, scene: Scene) -> str:
+    """Return what the only captured process does, its system call, and what its other threads do."""
     doing = f"{describe(group, several=False)}{during([group])}{clauses.describe_line(group)}"
     threads = (f"{describe_stack(one, group)} in {find_caller(one.frames) or 'native code'}" for one in group.threads)
-    return f"{'; '.join([f'{name_ranks([group])} {doing}', *islice(threads, _SHOWN)])}."
+    member = group.members[0]
+    call = f" It is blocked in {clauses.blocked_call(member, scene.grouping)}." if clauses.tells_call(member) else ""
+    return f"{'; '.join([f'{name_ranks([group])} {doing}', *islice(threads, _SHOWN)])}.{call}"
 
 
 def _describe_together(group: Group, scene: Scene) -> str:

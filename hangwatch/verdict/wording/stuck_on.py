@@ -50,6 +50,8 @@ def next_step(finding: Finding, settle: str) -> str:
         return look
     if settle:
         return settle
+    if group is not None and group.waits and finding.scene.is_one_process:
+        return "dump all ranks of its job: they show which rank it waits for: `hangwatch dump`"
     if group is not None and group.frames and (finding.kind in _BY_LINE or finding.scene.is_one_process):
         return _look_at_line(group, group.members[0])
     return first_step(finding.kind, (member.id for member in finding.members))
@@ -78,10 +80,8 @@ def _look_at_line(group: Group, member: Member) -> str:
     """Return the step for a rank or worker that is blocked at a line: the command that shows its call below Python."""
     busy = clauses.find_busy_worker(group)
     pid = member.id.pid if busy is None else busy.pid
-    if any(stack_frames.is_native(frame.function, frame.file) for frame in group.frames):
-        return (
-            f"look at the other threads of {words.name_ranks([member.id])}: `hangwatch dump --full` shows their stacks"
-        )
+    if pid is not None and any(stack_frames.is_native(frame.function, frame.file) for frame in group.frames):
+        return f"look at the other threads of {words.name_ranks([member.id])}: `hangwatch dump --stacks --pid {pid}`"
     text = f"find out why {_line(group) if busy is None else busy.user_frame} does not return"
     on = f" on {words.printable(member.id.node)}" if member.id.node else ""
     return text if pid is None else f"{text}: `hangwatch dump --native --pid {pid}`{on}"

@@ -48,7 +48,13 @@ def _proven(path: Path | None) -> tuple[config.Settings, str, dict[str, CheckSet
     return settings_with_checks(path, proofs)
 
 
+def _refuse_port(_context: click.Context, _option: click.Parameter, port: str | None) -> None:
+    if port is not None:
+        raise click.UsageError("the configuration file sets the port: [http] port; see `hangwatch config --sample`")
+
+
 @click.command()
+@click.option("--port", hidden=True, expose_value=False, callback=_refuse_port)
 @config_option
 def run(config_path: Path | None) -> None:
     """Run the daemon: monitor this node until SIGTERM or Ctrl-C.

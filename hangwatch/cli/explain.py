@@ -199,7 +199,9 @@ def _sort(paths: Iterable[Path]) -> tuple[list[_File], list[Incident], list[str]
         elif path == Path("-") or path.exists():
             files.append((path, None))
         else:
-            raise InputError(f"{path}: no such file or folder")
+            is_url = str(path).startswith(("http:", "https:"))
+            hint = "; `hangwatch merge URL` reads incidents of daemons" if is_url else ""
+            raise InputError(f"{path}: no such file or folder{hint}")
     if len(files) > MOST_FILES:
         raise InputError(f"{len(files)} files; at most {MOST_FILES}: give fewer files or a smaller folder")
     return files, _of_one_job(incident for incident in incidents if incident.captures), notes

@@ -78,7 +78,7 @@ def fetch(request: FetchRequest, replies: Replies) -> str | None:
             deadline_seconds=request.deadline_seconds,
             on_reply=replies.take,
             on_failure=replies.fail,
-            on_progress=lambda now: progress.show(now, len(set(replies.answered))),
+            on_progress=lambda now: progress.show(now, len(set(replies.answered)), len(replies.silent)),
         )
     finally:
         progress.end()

@@ -18,6 +18,7 @@ from hangwatch.cli import screen
 from hangwatch.cli.config_choice import config_option, settings_from
 from hangwatch.cli.output_files import write_text
 from hangwatch.cli.text_tables import print_table
+from hangwatch.cli.usage_errors import InputError
 from hangwatch.formats import incident_file
 from hangwatch.formats.incident_file import StoreError, Summary
 from hangwatch.model import Incident
@@ -41,7 +42,7 @@ def report(
     """Print the report of an incident, by default of the newest one.
 
     NAME is the name of an incident, as `hangwatch incidents` lists it, or a unique part of it. DIR is the folder of an
-    incident, FILE its incident.json. Exits 1 if there is no incident that you may read.
+    incident or that of `hangwatch dump -o`, FILE an incident.json. Exits 1 if there is no incident that you may read.
     """
     if name is not None and wanted is not None:
         raise click.UsageError("give either an incident or --job")
@@ -156,10 +157,15 @@ def _user(uid: int) -> str:
 
 
 def _incident(name: Path | None, wanted: str | None, sources: _Sources) -> Incident | None:
-    """Load an incident by its path, name or job; None if there is none. Raises StoreError and BusyError.
+    """Load an incident by its path, name or job; None if there is none. Raises StoreError, BusyError and InputError.
 
-    If this user cannot read it on disk, the daemon sends it.
+    A folder with several incidents means the newest one. If this user cannot read it on disk, the daemon sends it.
     """
+    if name is not None and not (name / incident_file.INCIDENT_FILE).exists() and (name / "incidents").is_dir():
+        newest = store.Store(name).newest()
+        if newest is None:
+            raise InputError(f"{name}: has no incident that you may read")
+        return incident_file.load(newest)
     if name is not None and (path := _file_of(name)) is not None:
         return incident_file.parse(path, incident_file.read_bytes(path))
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import re
 import shlex
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 MOST_JOBS = 256  # per node, in the folder of --raw
 MOST_ROUNDS = 10
 INCOMPLETE = 1
+_ADDRESS = re.compile(r"[\w.-]+:\d{1,5}(/.*)?")
 BAD = 2
 
 _File = tuple[Path, Path | None]  # a path, and the folder argument that contains it; None: the path is an argument
@@ -153,6 +155,8 @@ def _nothing_merged(problems: Sequence[str], replies: Replies, sources: Sequence
 
 
 def _files(path: Path) -> Iterator[_File]:
+    if _ADDRESS.fullmatch(str(path)) and not path.exists():
+        raise InputError(f"{path}: no such file; the URL of a daemon begins with http:// or https://: http://{path}")
     if path == Path("-") or not path.is_dir():
         yield path, None
         return

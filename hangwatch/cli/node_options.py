@@ -154,7 +154,7 @@ def run_command(
             transport,
             deadline_seconds=reach.deadline_seconds,
             on_reply=on_reply,
-            on_progress=lambda now: progress.show(now, len(roll_call.answered)),
+            on_progress=lambda now: progress.show(now, len(roll_call.answered), len(roll_call.silent)),
         )
     except OSError as error:
         raise InputError(f"--via {reach.via}: {error.filename or 'its command'}: {error.strerror}") from None
@@ -188,12 +188,12 @@ class Progress:
         self._is_terminal = screen.can_write_over(sys.stderr)
         self._line = ""
 
-    def show(self, now: remote_run.Progress, answered: int) -> None:
-        """Show the progress, if standard error is a terminal."""
-        self._line = (
-            f"{answered} of {words.count(now.total, 'node')} responded, {now.total - now.ended} pending, "
-            f"{now.seconds:.0f} s"
-        )
+    def show(self, now: remote_run.Progress, answered: int, silent: int) -> None:
+        """Show the progress, if standard error is a terminal. `silent` nodes have not responded by the deadline."""
+        parts = [f"{answered} of {words.count(now.total, 'node')} responded"]
+        parts += [f"waiting for {now.total - now.ended}"] if now.total > now.ended else []
+        parts += [f"gave up on {silent}"] if silent else []
+        self._line = f"{', '.join(parts)}, {now.seconds:.0f} s"
         if self._is_terminal:
             click.echo(f"\r\x1b[K{self._line}", nl=False, err=True)
 

@@ -102,12 +102,15 @@ def test_the_help_names_every_command() -> None:
         (("help",), ["No such command", "Type: hangwatch --help"]),
         (("status", "--url", "gpu07:9836"), ["try --url http://gpu07:9836"]),
         (("run", "--config", "/nonexistent.toml"), ["/nonexistent.toml", "cannot be read", "--sample"]),
+        (("run", "--port", "9000"), ["[http] port", "hangwatch config --sample"]),
         (("config",), ["--check FILE or --sample"]),
         (("config", "--check", "/nonexistent.toml"), ["cannot be read"]),
         (("explain",), ["Missing argument"]),
         (("explain", "/nonexistent"), ["no such file"]),
+        (("explain", "https://gpu07:9836"), ["no such file", "hangwatch merge URL"]),
         (("explain", "/etc/hostname"), ["no stack dump", "py-spy dump --pid"]),
         (("merge", "/nonexistent"), ["/nonexistent"]),
+        (("merge", "gpu07:9836"), ["no such file", "http://gpu07:9836"]),
         (("merge", "/etc/hostname"), ["/etc/hostname: is truncated or not an incident"]),
         (("report", "/nonexistent"), ["matches no incident", "hangwatch incidents"]),
         (("status", "--url", "http://127.0.0.1:1"), ["the daemon does not respond", "hangwatch run"]),
@@ -224,6 +227,7 @@ def test_reports_are_rendered_again_from_the_incident_alone(tmp_path: Path) -> N
     incident = replace(samples.loader_hang(), node=host.node_name())
     folder = store.open_writable(tmp_path).save(incident, {})
     shown = hangwatch("report", str(folder)).stdout
+    assert hangwatch("report", str(tmp_path)).stdout == shown, "the folder of dump -o"
     assert incident.verdict.message.split(",")[0] in " ".join(shown.split())
     page = tmp_path / "page.html"
     assert hangwatch("report", str(folder), "--html", str(page)).returncode == 0
@@ -247,6 +251,8 @@ def test_reports_are_rendered_again_from_the_incident_alone(tmp_path: Path) -> N
     for told in (empty.stderr, hangwatch("incidents", "--config", str(config)).stdout):
         assert f"in {tmp_path}/empty/incidents, which does not exist" in told
         assert f"set by {config}" in told and "quiet for 2 min 00 s" in told
+    (tmp_path / "empty" / "incidents").mkdir(parents=True)
+    assert "has no incident that you may read" in hangwatch("report", str(tmp_path / "empty")).stderr
     (folder / "incident.json").write_text("{")
     broken = hangwatch("report", str(folder))
     assert (broken.returncode, str(folder) in broken.stderr) == (2, True)

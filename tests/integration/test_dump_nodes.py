@@ -86,7 +86,7 @@ def test_one_verdict_over_nodes_each_under_the_name_that_was_asked(nodes: Path) 
     assert (job["absent"], job["world_size"]) == ([], WORLD)
     shown = ask(nodes)
     assert "ank 19 (n2" in shown.stdout
-    assert "4 of 4 nodes responded, 0 pending" in shown.stderr
+    assert "4 of 4 nodes responded, " in shown.stderr
     assert len(shown.stderr.splitlines()) == 1
 
 
@@ -158,6 +158,7 @@ def test_a_node_that_hangs_is_unanswered_and_evidence(nodes: Path) -> None:
     assert "8-15" in votes["unanswered"]
     assert job["verdict"]["named"] == [], "the others may wait for the node that did not respond"
     assert "no response within 10 s, or unreachable: n1" in done.stderr
+    assert "gave up on 1, 10 s" in done.stderr
 
 
 def test_garbage_a_gigabyte_and_a_missing_command_cost_their_node_alone(nodes: Path) -> None:

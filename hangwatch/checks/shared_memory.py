@@ -12,7 +12,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.checks.framework.contract import Check, Metric, critical, join_first, ok, warning, worst
 from hangwatch.config import Ratio
 from hangwatch.model import CheckVerdict, Fault, JobName, Point, Value
 from hangwatch.probes.node import filesystems
@@ -23,6 +23,7 @@ LABELS = ("scope", *contract.JOB)
 SIZE = Metric(name="shared_memory_size_bytes", help="size of /dev/shm", labels=LABELS)
 AVAILABLE = Metric(name="shared_memory_available_bytes", help="bytes left in /dev/shm", labels=LABELS)
 DEADLINE_SECONDS = 3.0
+_SHOWN = 3
 REMEDY_SIZE = (
     "docker run --shm-size=64g or --ipc=host; in Kubernetes mount an emptyDir with medium: Memory at /dev/shm; "
     "on the node `mount -o remount,size=64g /dev/shm`"
@@ -44,6 +45,11 @@ class Shm(Value, frozen=True):
     job: JobName | None
     size_bytes: int
     available_bytes: int
+
+    @property
+    def available_ratio(self) -> float:
+        """Share of the space that is left; 0 if it has no size."""
+        return self.available_bytes / self.size_bytes if self.size_bytes else 0.0
 
     def __str__(self) -> str:
         owner = "the node" if self.job is None else f"job {self.job}"
@@ -96,14 +102,14 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     """Judge the free space and the size of each /dev/shm."""
     sample = window[-1]
     findings = [finding for shm in sample.shms for finding in _judge_one(shm, settings)]
-    return worst(findings, ok("SharedMemoryLeft", "; ".join(str(shm) for shm in sample.shms)))
+    fullest_first = sorted(sample.shms, key=lambda shm: (shm.job is not None, shm.available_ratio))
+    return worst(findings, ok("SharedMemoryLeft", join_first(list(map(str, fullest_first)), _SHOWN)))
 
 
 def _judge_one(shm: Shm, settings: Settings) -> Iterator[CheckVerdict]:
-    available_ratio = shm.available_bytes / shm.size_bytes if shm.size_bytes else 0.0
-    if available_ratio < settings.critical_available_ratio:
+    if shm.available_ratio < settings.critical_available_ratio:
         yield critical("SharedMemoryFull", str(shm), REMEDY_FULL)
-    elif available_ratio < settings.warning_available_ratio:
+    elif shm.available_ratio < settings.warning_available_ratio:
         yield warning("SharedMemoryLow", str(shm), REMEDY_FULL)
     if shm.size_bytes < settings.minimum_size_bytes:
         message = f"{shm}; loaders commonly need {_mib(settings.minimum_size_bytes)}"

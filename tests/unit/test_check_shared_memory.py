@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hangwatch.checks.shared_memory import Sample, Settings, Shm, judge
-from hangwatch.model import Fault
+from hangwatch.model import Fault, JobName
 from hangwatch.probes.node.filesystems import FilesystemReader
 from hangwatch.probes.node.machine import Node
 from tests.conftest import wait_for
@@ -35,6 +35,18 @@ def verdict(size: int, available: int, **settings: Any) -> tuple[str, str]:
 )
 def test_sizes(size: int, available: int, expected: tuple[str, str]) -> None:
     assert verdict(size, available) == expected
+
+
+def test_many_jobs_are_folded_and_the_fullest_are_shown() -> None:
+    jobs = tuple(
+        Shm(job=JobName(job_id=str(n), job_key=str(n)), size_bytes=4 * GIB, available_bytes=4 * GIB - n)
+        for n in range(9)
+    )
+    node = Shm(job=None, size_bytes=64 * GIB, available_bytes=60 * GIB)
+    message = judge((Sample(shms=(*jobs, node)),), Settings()).message
+    assert message.startswith("the node has 61,440 MiB")
+    assert [part.split(" has")[0] for part in message.split("; ")[1:3]] == ["job 8", "job 7"]
+    assert message.endswith("; and 7 more") and message.count("job ") == 2
 
 
 def test_a_smaller_minimum() -> None:

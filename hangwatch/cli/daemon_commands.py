@@ -18,6 +18,7 @@ import click
 
 from hangwatch import config
 from hangwatch.cli import screen
+from hangwatch.cli.completion import complete_scenarios
 from hangwatch.cli.config_choice import Proof, config_option, settings_with_checks
 from hangwatch.cli.usage_errors import InputError, MachineError
 
@@ -146,7 +147,13 @@ def configuration(check_path: Path | None, sample: bool) -> None:
 
 
 @click.command()
-@click.option("--scenario", default="loader", show_default=True, help="The fault to simulate; `list` prints all.")
+@click.option(
+    "--scenario",
+    default="loader",
+    show_default=True,
+    help="The fault to simulate; `list` prints all.",
+    shell_complete=complete_scenarios,
+)
 @click.option("--ranks", default=8, show_default=True, type=click.IntRange(2, 64), help="Ranks on the simulated node.")
 @click.option("--seed", default=None, type=int, help="Choose the rank that gets stuck.  [default: random]")
 @click.option(

@@ -18,6 +18,7 @@ from hangwatch import capture, config, words
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.capture.job_scan import JobScan
 from hangwatch.cli import progress_line, screen
+from hangwatch.cli.completion import complete_running_jobs
 from hangwatch.cli.config_choice import config_option, settings_from
 from hangwatch.cli.node_options import Reach, nodes_options, parse_reach, topology_option
 from hangwatch.cli.progress_line import Step
@@ -77,7 +78,12 @@ class DumpOptions(NamedTuple):
 @click.command(
     context_settings={"allow_extra_args": True}, short_help="Take the stacks of all ranks now; name the blocking rank."
 )
-@click.option("--job", "wanted", help="Dump only this job, by id, key or name.  [default: every job on this node]")
+@click.option(
+    "--job",
+    "wanted",
+    help="Dump only this job, by id, key or name.  [default: every job on this node]",
+    shell_complete=complete_running_jobs,
+)
 @click.option(
     "--pid",
     "pids",

@@ -15,6 +15,7 @@ import msgspec
 
 from hangwatch import store, words
 from hangwatch.cli import screen
+from hangwatch.cli.completion import complete_incidents, complete_jobs_of_incidents
 from hangwatch.cli.config_choice import config_option, settings_from
 from hangwatch.cli.output_files import write_text
 from hangwatch.cli.text_tables import print_table
@@ -30,8 +31,19 @@ T = TypeVar("T")
 
 
 @click.command(short_help="Print an incident, by default the newest one.")
-@click.argument("name", required=False, type=click.Path(path_type=Path), metavar="[NAME|DIR|FILE]")
-@click.option("--job", "wanted", help="The newest incident of this job, by its id, key or name.")
+@click.argument(
+    "name",
+    required=False,
+    type=click.Path(path_type=Path),
+    metavar="[NAME|DIR|FILE]",
+    shell_complete=complete_incidents,
+)
+@click.option(
+    "--job",
+    "wanted",
+    help="The newest incident of this job, by its id, key or name.",
+    shell_complete=complete_jobs_of_incidents,
+)
 @click.option("--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page here.")
 @click.option("--json", "as_json", is_flag=True, help="Print incident.json, see docs/json.md.")
 @screen.no_pager_option

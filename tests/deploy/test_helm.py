@@ -34,7 +34,7 @@ CHART = REPOSITORY / "deploy/helm/hangwatch"
 RULES = REPOSITORY / "deploy/prometheus/hangwatch.rules.yaml"
 DASHBOARDS = REPOSITORY / "grafana"
 KUBERNETES = ["1.28", "1.32", kubernetes_validate.latest_version()]
-OPERATOR_KINDS = {"PodMonitor", "PrometheusRule"}
+OPERATOR_KINDS = {"PodMonitor", "PrometheusRule", "ServiceMonitor"}
 
 MONITORED: dict[str, Any] = {
     "podMonitor": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
@@ -73,6 +73,9 @@ EVERYTHING: dict[str, Any] = {
     "config": {"http": {"tls_certificate": "/etc/tls/tls.crt", "tls_key": "/etc/tls/tls.key"}},
 }
 WITHOUT: dict[str, Any] = {
+    "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "commonLabels": {"team": "infra"},
+    "hookScripts": {"page.sh": "#!/bin/sh\nexit 0\n"},
     "runtimeClassName": "",
     "nodeSelector": {"nvidia.com/gpu.present": None},
     "tolerations": [],
@@ -279,6 +282,33 @@ def test_probes_ask_a_port_of_their_own_without_tls() -> None:
             assert rendered_settings({"http": http}).http.health_port == (health_port or 0)
 
 
+def test_a_slow_start_is_no_failure() -> None:
+    box = container({})
+    assert box["startupProbe"]["httpGet"] == box["livenessProbe"]["httpGet"]
+    assert box["startupProbe"]["periodSeconds"] * box["startupProbe"]["failureThreshold"] == 120
+
+
+def test_scripts_of_hooks_are_programs_that_the_daemon_accepts() -> None:
+    values = {**WITHOUT, "config": {"hooks": {"on_hung": ["/hooks/page.sh", "{node}"]}}}
+    scripts = next(one for one in objects(values) if one["metadata"]["name"] == "release-hangwatch-hooks")
+    assert scripts["data"] == WITHOUT["hookScripts"]
+    pod = only(values, "DaemonSet")["spec"]["template"]["spec"]
+    (volume,) = [one for one in pod["volumes"] if one["name"] == "hooks"]
+    assert volume["configMap"] == {"name": scripts["metadata"]["name"], "defaultMode": 0o555}
+    (mount,) = [one for one in pod["containers"][0]["volumeMounts"] if one["name"] == "hooks"]
+    assert (mount["mountPath"], mount["subPath"]) == ("/hooks/page.sh", "page.sh")
+    assert not [one for one in container({})["volumeMounts"] if one["name"] == "hooks"]
+    with pytest.raises(helm_python.HelmValuesError, match=re.escape("/hookScripts/page.sh")):
+        manifests({"hookScripts": {"page.sh": "no program"}})
+
+
+def test_common_labels_are_on_every_object_and_not_in_selectors() -> None:
+    found = objects({**EVERYTHING, "commonLabels": {"cost": "gpu"}, "service": {"enabled": True}})
+    pod = next(one for one in found if one["kind"] == "DaemonSet")["spec"]["template"]
+    assert all(one["metadata"]["labels"]["cost"] == "gpu" for one in (*found, pod))
+    assert "cost" not in json.dumps([one["spec"]["selector"] for one in found if "selector" in one.get("spec", {})])
+
+
 def test_pods_are_replaced_when_the_configuration_changes() -> None:
     def checksum(values: dict[str, Any]) -> str:
         annotations = only(values, "DaemonSet")["spec"]["template"]["metadata"]["annotations"]
@@ -286,6 +316,7 @@ def test_pods_are_replaced_when_the_configuration_changes() -> None:
 
     assert checksum({}) == checksum({"image": {"tag": "2"}})
     assert checksum({}) != checksum({"config": {"gpu": {"sample_seconds": 2}}})
+    assert checksum({}) != checksum({"hookScripts": {"page.sh": "#!/bin/sh\n"}})
 
 
 def test_rules_for_activities_and_nested_tables_become_toml() -> None:
@@ -469,6 +500,13 @@ def test_a_release_fits_into_its_secret(tmp_path: Path) -> None:
 
 def test_scrapes_carry_the_job_and_instance_that_the_rules_ask_for() -> None:
     endpoint = only(MONITORED, "PodMonitor")["spec"]["podMetricsEndpoints"][0]
+    by_service = {"serviceMonitor": {"enabled": True}}
+    assert only(by_service, "ServiceMonitor")["spec"]["endpoints"] == [endpoint]
+    service = only(by_service, "Service")["spec"]
+    assert (service["clusterIP"], service["ports"][0]["name"]) == ("None", endpoint["port"])
+    assert service["selector"] == only(by_service, "DaemonSet")["spec"]["selector"]["matchLabels"]
+    with pytest.raises(helm_python.HelmRenderError, match="would scrape each pod twice"):
+        manifests({**MONITORED, **by_service})
     targets = {rule["targetLabel"]: rule for rule in endpoint["relabelings"] if "targetLabel" in rule}
     (pattern,) = set(re.findall(r'up\{job=~"(.*?)"\}', RULES.read_text()))
     assert re.fullmatch(pattern, targets["job"]["replacement"])

@@ -22,6 +22,37 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end }}
+
+{{- /* The scrape of a PodMonitor or ServiceMonitor. Both take interval, timeout and access from podMonitor. */}}
+{{- define "hangwatch.scrape" -}}
+{{- if gt (include "hangwatch.milliseconds" .Values.podMonitor.scrapeTimeout | int64) (include "hangwatch.milliseconds" .Values.podMonitor.interval | int64) }}
+{{- fail (printf "podMonitor.scrapeTimeout=%s is longer than podMonitor.interval=%s: the Prometheus operator takes no such PodMonitor, and nothing would be scraped" .Values.podMonitor.scrapeTimeout .Values.podMonitor.interval) }}
+{{- end -}}
+- port: metrics
+  path: /metrics
+  {{- with .Values.podMonitor.endpoint }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+  {{- if .Values.config.http.tls_certificate }}
+  scheme: https
+  {{- end }}
+  interval: {{ .Values.podMonitor.interval }}
+  scrapeTimeout: {{ .Values.podMonitor.scrapeTimeout }}
+  relabelings:
+    # The rules select this scrape job, whatever the name of the release.
+    - action: replace
+      targetLabel: job
+      replacement: hangwatch
+    # A node keeps its name when its pod is replaced, so series and alerts continue.
+    - action: replace
+      sourceLabels: [__meta_kubernetes_pod_node_name]
+      targetLabel: instance
+    - action: labeldrop
+      regex: pod|container|endpoint|service
 {{- end }}
 
 {{- define "hangwatch.serviceAccountName" -}}

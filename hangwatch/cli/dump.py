@@ -96,8 +96,7 @@ class DumpOptions(NamedTuple):
     "--rounds",
     type=click.IntRange(1, 10),
     help="Number of dumps of each rank, 5 s apart. Two or more show which ranks progress.  [default: 2 with --nodes, "
-    "else 1, and a second dump if the first shows unknown code, a rank that may be waiting for its GPU, or a "
-    "collective that has been open for 10 s]",
+    "else 1, and another one if the first is unclear]",
 )
 @click.option("--native", is_flag=True, help="Add native frames. Slow: pauses each process for 0.7 s, needs 340 MB.")
 @click.option("--locals", "include_locals", is_flag=True, help="Add local variables. They can contain secrets.")

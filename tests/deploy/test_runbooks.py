@@ -149,6 +149,47 @@ def test_runbook_settings_prefix_logs_compare_collectives_and_record_errors(tmp_
     assert all("Detected mismatch" in error["message"]["message"] for error in errors), errors
 
 
+INIT = (
+    "Bootstrap : Using {interface}:10.0.0.7<0>",
+    "NET/Plugin: No plugin found (libnccl-net.so)",
+    "cudaDriverVersion 12080",
+    "NCCL version 2.27.3+cuda12.8",
+    "Using network Socket",
+    "ncclCommInitRankConfig comm 0x55d0c8a1b2c0 rank {rank} nranks 4 cudaDev {device} busId 1b000 commId 0xab - Init START",
+)
+TROUBLE = "NET/IB: Got completion from peer 10.2.0.5<33092> with status=12 opcode=129 len=524288 vendor err 129"
+
+
+@pytest.mark.parametrize(
+    ("interfaces", "trouble", "told"),
+    [
+        (("eth0", "docker0"), "", ["interface of NCCL's bootstrap: docker0 on", "gpu-b"]),
+        (("eth0", "eth0"), TROUBLE, ["an InfiniBand or RoCE peer did not respond", "pid 4123 (gpu-a)"]),
+        (("eth0", "eth0"), "", ["none reports a failure"]),
+    ],
+)
+def test_nccl_recipe_of_the_runbook_is_explained(
+    interfaces: tuple[str, str], trouble: str, told: list[str], tmp_path: Path
+) -> None:
+    """Write NCCL's own lines to files of the names that the runbook sets, and type its next command there."""
+    pattern = variables("NCCL_DEBUG=INFO")["NCCL_DEBUG_FILE"]
+    for rank, (host, pid) in enumerate((("gpu-a", 4122), ("gpu-a", 4123), ("gpu-b", 4122), ("gpu-b", 981))):
+        interface, device = interfaces[host == "gpu-b"], rank % 2
+        head = f"{host}:{pid}:{pid} [{device}] NCCL INFO "
+        lines = [head + line.format(interface=interface, rank=rank, device=device) for line in INIT]
+        if trouble and rank == 1:
+            lines.append(
+                f"\n[2026-11-20 14:02:11] {host}:{pid}:{pid + 9} [{device}] net_ib.cc:1296 NCCL WARN {trouble}"
+            )
+        (tmp_path / pattern.replace("%h", host).replace("%p", str(pid))).write_text("\n".join(lines) + "\n")
+    typed = shell_line("hangwatch explain nccl").replace("hangwatch", f"{sys.executable} -m hangwatch", 1)
+    done = subprocess.run(["bash", "-c", typed], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = " ".join(done.stdout.split())
+    assert all(text in shown for text in told), done.stdout
+    assert "<- named" not in shown and "Check first" not in shown
+
+
 @pytest.mark.torch
 def test_error_file_without_torchrun_leads_explain_to_the_cause(
     tmp_path: Path,

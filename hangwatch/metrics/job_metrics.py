@@ -130,10 +130,10 @@ def _activity(group: Group, member: Member, incident: Incident) -> tuple[str, st
     """Return the activity of a rank, and for what it waits, as labels.
 
     It waits for "nothing" if it is gone or stopped, if its job is over, or if it is a named rank in code that no
-    rule matches. For a rank without a dump this is "unknown".
+    rule matches. For a rank without a dump this is "unknown", and for one that ended after the named rank had ended.
     """
     if group.gone:
-        return "gone", "nothing"
+        return "gone", "unknown" if _ended_later(member, incident) else "nothing"
     if member.signature is Signature.STOPPED:
         return "stopped", "nothing"
     if incident.state is JobState.OVER:
@@ -142,6 +142,13 @@ def _activity(group: Group, member: Member, incident: Incident) -> tuple[str, st
         return "undumpable", "unknown"
     is_named = group.waits_for == "unknown" and member.id in incident.verdict.named
     return group.activity, "nothing" if is_named else group.waits_for
+
+
+def _ended_later(member: Member, incident: Incident) -> bool:
+    """True if the verdict names another ended rank, and not this one: it died first."""
+    named = incident.verdict.named
+    ended = (one.id for group in incident.grouping.groups if group.gone for one in group.members)
+    return member.id not in named and any(rank in named for rank in ended)
 
 
 def _frame(group: Group) -> str:

@@ -103,3 +103,5 @@ def test_page_begins_with_what_the_job_is_stuck_on(name: str, pages: dict[str, d
     lines = page["webhook"]["description"].splitlines()
     assert lines[:2] == [f"Stuck on: {verdict.stuck_on}", f"Do first: {verdict.next_step}"]
     assert page["slack"]["text"].startswith("```Stuck on: ")
+    shown = {int(rank) for rank in re.findall(r"^  rank (\d+) on", page["webhook"]["description"], re.MULTILINE)}
+    assert shown <= {rank.rank for rank in verdict.named}, "the page names a rank that the verdict does not name"

@@ -34,7 +34,7 @@ from hangwatch.model import (
     Signature,
 )
 from hangwatch.state.board import Board, JobEntry, Snapshot
-from tests import samples
+from tests import hangs, samples
 
 NOW = 1000.0
 UNIX_NOW = samples.OPENED + 5.25
@@ -248,6 +248,21 @@ def test_ranks_without_a_stack_are_gone_or_undumpable() -> None:
     )
     rows = [line for line in scrape(one).splitlines() if line.startswith("hangwatch_rank_activity{")]
     assert sum('activity="undumpable"' in row for row in rows) == 1
+
+
+def test_rank_that_ended_after_the_named_rank_is_no_suspect_of_the_rules() -> None:
+    """Export the rank that died first as waiting for nothing, and not the one that followed it."""
+    (case,) = (one for one in hangs.CASES if one["name"] == "one rank died of an exception, another one followed it")
+    grouping, verdict = hangs.judged(case)
+    assert [rank.rank for rank in verdict.named] == [3]
+    for named, suspects in ((verdict.named, {"3"}), ((), {"3", "5"})):
+        incident = replace(samples.loader_hang(), grouping=grouping, verdict=replace(verdict, named=named))
+        (entry,) = board().snapshot.jobs.values()
+        text = scrape(board(jobs={entry.job.key: replace(entry, incident=incident)}))
+        rows = [line for line in text.splitlines() if line.startswith("hangwatch_rank_activity{") and '"gone"' in line]
+        assert len(rows) == 2
+        found = {re.findall(r'[{,]rank="(\d+)"', row)[0] for row in rows if 'waits_for="nothing"' in row}
+        assert found == suspects
 
 
 def test_stopped_rank_is_exported_as_waiting_for_nothing() -> None:

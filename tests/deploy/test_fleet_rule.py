@@ -355,7 +355,7 @@ Stuck on: rank 3 on node-b, which is in step (train.py:7)
 Do first: `sudo hangwatch dump --job k1 --full` on node-b
 Since: 1970-01-01 00:00:00 UTC; 3 of 4 ranks wait
 Named:
-  rank 3 on node-b: is in step (train.py:7), unknown
+  rank 3 on node-b: is in step (train.py:7)
 By sequence numbers: NotCome
   in all_reduce #6 of the default group: 3
   rank 3 on node-b has reached #5 in gloo:default_pg"""

@@ -13,6 +13,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from hangwatch.model import JobState, PowerSeries, TimelineEntry
 from hangwatch.report import html
@@ -20,6 +21,7 @@ from tests import samples
 from tests.servers import program
 
 PHONE_PIXELS = 375
+FOLD_PIXELS = 667
 FELL = samples.OPENED - 120.0
 
 # A frame has its own viewport. Chromium opens no window as narrow as a phone.
@@ -32,6 +34,7 @@ onload = () => {
     width: page.documentElement.scrollWidth,
     lines: shown(".chart .line").map(box),
     labels: shown(".chart text").map(box),
+    first: shown("dt").filter((one) => /^(Stuck on|Do first)$/.test(one.textContent)).map((one) => box(one.parentElement)),
   });
 };
 </script>"""
@@ -53,7 +56,9 @@ def seen(tmp_path: Path, hung_seconds: int) -> dict[str, list[list[float]]]:
     )  # fmt: skip
     steps = ((-780, JobState.TRAINING), (0, JobState.QUIET), (120, JobState.SUSPECTED), (135, JobState.HUNG))
     timeline = tuple(TimelineEntry(unix_seconds=FELL + at, state=state, message="") for at, state in steps)
-    (tmp_path / "page.html").write_text(html.render(samples.replaced(incident, power=power, timeline=timeline)))
+    stuck = replace(incident.verdict, stuck_on='open("data/shard-3") in pid 161, data-loader worker of rank 3 (gpu-07)')
+    shown = samples.replaced(incident, power=power, timeline=timeline, verdict=stuck)
+    (tmp_path / "page.html").write_text(html.render(shown))
     (tmp_path / "around.html").write_text(AROUND % PHONE_PIXELS)
     command = [
         program("chromium"), "--headless", "--disable-gpu", "--hide-scrollbars", "--allow-file-access-from-files",
@@ -75,6 +80,15 @@ def test_the_fall_is_in_sight_however_long_ago_it_was(tmp_path: Path, hung_secon
     for left, right, top, bottom in page["lines"]:
         assert 0 <= left < right <= PHONE_PIXELS
         assert right - left > 0.8 * PHONE_PIXELS and bottom - top > 50, "all of it, from busy to quiet"
+
+
+@pytest.mark.timeout(180)
+def test_what_to_do_first_is_in_sight_without_scrolling(tmp_path: Path) -> None:
+    first = seen(tmp_path, 60)["first"]
+    assert len(first) == 2
+    for left, right, _, bottom in first:
+        assert 0 <= left < right <= PHONE_PIXELS
+        assert bottom <= FOLD_PIXELS
 
 
 @pytest.mark.timeout(180)

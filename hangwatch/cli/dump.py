@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,7 +49,7 @@ NO_JOB = (
     "and none has a rank in an environment that this user may read (try as root, or --pid)"
 )
 
-SEE_ALL = "`sudo hangwatch dump`, or install the daemon (docs/install-systemd.md)"
+_PROGRAM_FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")  # in which sudo looks, see secure_path in sudoers(5)
 
 
 class DumpOptions(NamedTuple):
@@ -305,7 +306,7 @@ class _LocalDump:
         else:
             why = f"they belong to {job.owner}"
         click.echo(
-            f"job {words.printable(job.job_id)}: this user may not read all stacks; {why}\n  {SEE_ALL}", err=True
+            f"job {words.printable(job.job_id)}: this user may not read all stacks; {why}\n  {_see_all()}", err=True
         )
         return None
 
@@ -329,6 +330,14 @@ class _LocalDump:
         except user_socket_client.SocketError:
             pass
         return dumped
+
+
+def _see_all() -> str:
+    """Return what to type to dump all jobs. sudo does not find a program in a virtual environment by its name."""
+    program = Path(sys.argv[0]).absolute()
+    is_found = program.name != "hangwatch" or str(program.parent) in _PROGRAM_FOLDERS
+    name = "hangwatch" if is_found else shlex.quote(str(program))
+    return f"`sudo {name} dump`, or install the daemon (docs/install-systemd.md)"
 
 
 def print_jobs(dumped: Sequence[Incident], *, with_message: bool) -> None:
@@ -377,7 +386,7 @@ def _report_missing(
         owners = sorted({job.owner for job in unreadable})
         names = ", ".join(owners[:MOST_OWNERS]) + (" and more" if len(owners) > MOST_OWNERS else "")
         jobs = words.count(len(unreadable), "job")
-        click.echo(f"not dumped: {jobs}: this user may not read the stacks of {names}\n  {SEE_ALL}", err=True)
+        click.echo(f"not dumped: {jobs}: this user may not read the stacks of {names}\n  {_see_all()}", err=True)
     elif not has_dumped:
         click.echo("\n".join([NO_JOB, *likely]), err=True)
     for error in refused:

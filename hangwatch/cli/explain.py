@@ -266,7 +266,7 @@ def _left_out(kinds: Mapping[Path, _Kind]) -> Iterator[str]:
     if others := by_kind.get("other"):
         yield f"skipped, not text: {words.count(len(others), 'file')}"
     if packed := by_kind.get("compressed"):
-        yield f"skipped, compressed: {_and_others(packed, 'file')}; unpack first (gunzip, unzstd, unxz, bunzip2)"
+        yield f"skipped, compressed: {_and_others(packed, 'file')}; unpack first (tar -xf, gunzip, unzstd, unxz)"
     yield from _closed(by_kind.get("closed", ()), "file")
     folders = {path.parent for path in by_kind.get("recorder", ())}
     if empty := [path for path in by_kind.get("empty", ()) if path.parent in folders]:

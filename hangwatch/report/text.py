@@ -29,8 +29,8 @@ _SHORT_LINES = 30
 _SHORT_GROUPS = 8
 _SHORT_FRAMES = 4
 _ONLY_IN_FULL = frozenset({"Named", "Check first", "State", "Taken", "Command", "Incident"})
-_ABOUT_JOB = frozenset({"Verdict", "Job", "Ranks", "Other nodes"})
-"""Rows that say nothing about a process that a person selected alone."""
+_ABOUT_JOB = frozenset({"Verdict", "Named", "Job", "Ranks", "Other nodes"})
+"""Rows that say nothing about a process that was dumped alone."""
 _SHOWN_BY_GROUPS = frozenset({"activity", "group", "thread", "workers"})
 """Kinds of evidence that only repeat a stack of the groups above it."""
 _SOURCE_CHARACTERS = 40  # of a source line at least
@@ -132,6 +132,8 @@ def render_verdict(grouping: Grouping, verdict: Verdict, *, color: bool = False,
     """Return the verdict, groups, tree and evidence of dumps that belong to no incident."""
     style = _style(grouping, color, width)
     rows = [("Verdict", phrases.judgement(verdict)), *_suspect_rows(verdict), *_ranks_rows(grouping)]
+    if len(grouping.members) == 1 and grouping.world_size is None:
+        rows = [row for row in rows if row[0] not in _ABOUT_JOB]
     lines = _verdict_lines(verdict, style) + _table(rows, style) + _grouping_lines(grouping, verdict, style)
     return "\n".join(lines) + "\n"
 

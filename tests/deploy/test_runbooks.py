@@ -161,7 +161,7 @@ TROUBLE = "NET/IB: Got completion from peer 10.2.0.5<33092> with status=12 opcod
 
 
 @pytest.mark.parametrize(
-    ("interfaces", "trouble", "told"),
+    ("interfaces", "trouble", "expected_texts"),
     [
         (("eth0", "docker0"), "", ["interface of NCCL's bootstrap: docker0 on", "gpu-b"]),
         (("eth0", "eth0"), TROUBLE, ["an InfiniBand or RoCE peer did not respond", "pid 4123 (gpu-a)"]),
@@ -169,7 +169,7 @@ TROUBLE = "NET/IB: Got completion from peer 10.2.0.5<33092> with status=12 opcod
     ],
 )
 def test_nccl_recipe_of_the_runbook_is_explained(
-    interfaces: tuple[str, str], trouble: str, told: list[str], tmp_path: Path
+    interfaces: tuple[str, str], trouble: str, expected_texts: list[str], tmp_path: Path
 ) -> None:
     """Write NCCL's own lines to files of the names that the runbook sets, and type its next command there."""
     pattern = variables("NCCL_DEBUG=INFO")["NCCL_DEBUG_FILE"]
@@ -186,7 +186,7 @@ def test_nccl_recipe_of_the_runbook_is_explained(
     done = subprocess.run(["bash", "-c", typed], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     shown = " ".join(done.stdout.split())
-    assert all(text in shown for text in told), done.stdout
+    assert all(text in shown for text in expected_texts), done.stdout
     assert "<- named" not in shown and "Check first" not in shown
 
 

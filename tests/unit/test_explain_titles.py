@@ -28,3 +28,11 @@ def test_case_of_servers_toml_is_explained(case: dict[str, Any]) -> None:
     for pid in case.get("not_ranks", ()):
         assert f"pid {pid} (" in notes
         assert pid not in {rank.id.pid for rank in found.ranks}
+
+
+def test_one_dump_of_a_server_says_nothing_about_its_job() -> None:
+    (case,) = (one for one in CASES if one["name"] == "vLLM, each process in a file of its own")
+    alone = [source for source in sources(case) if source[0] == "dumps/4122.txt"]
+    verdict, text = explained(traces.collect(alone))
+    assert verdict.message.startswith("VLLM::Worker_TP2 (pid 4122) is in the forward pass (read_table) at ")
+    assert not [line for line in text.splitlines() if line.startswith(("Verdict", "Named", "Ranks", "Other nodes"))]

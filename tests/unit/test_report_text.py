@@ -336,7 +336,7 @@ def test_dump_of_a_job_with_eight_groups_has_thirty_lines(case: dict[str, Any]) 
     assert first_rows == (["Stuck on", "Do first"] if incident.verdict.stuck_on else ["Do first", "Verdict"])
 
 
-def test_dump_of_one_process_says_nothing_about_its_job_and_shows_its_program_below_native_frames() -> None:
+def test_dump_of_one_process_shows_its_program_and_nothing_about_its_job() -> None:
     found = dumped(next(case for case in hangs.CASES if case["name"] == SIX_HANGS["python-loop"]))
     (group, *_) = (one for one in found.grouping.groups if one.size == 1)
     own = group.members[0].stack.user_frames[0]

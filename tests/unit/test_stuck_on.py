@@ -6,6 +6,7 @@ import pytest
 
 from hangwatch.model import (
     CallTarget,
+    Fault,
     FileLock,
     Frame,
     Group,
@@ -154,3 +155,12 @@ def test_rank_that_was_dumped_alone_is_described_by_its_call() -> None:
     waiting = alone(3, activity="collective_wait", operation="all_reduce", waits_for="ranks")
     assert waiting.message == "Rank 3 (a, pid 160) waits in all_reduce in save at train.py:48."
     assert waiting.next_step == "dump all ranks of its job: they show which rank it waits for: `hangwatch dump`"
+
+
+def test_process_that_may_not_be_dumped_is_dumped_with_more_rights_first() -> None:
+    fault = Fault(subject="pid 160", reason="PermissionDenied", detail="denied", remedy="run hangwatch as root")
+    verdict = alone(activity="unknown", frames=(), fault=fault)
+    assert verdict.next_step == "run hangwatch as root"
+    group = Group(key="k", activity="unknown", members=(Member(id=RankId(node="a", rank=0, pid=1)),), fault=fault)
+    known = Group(key="x", activity="unknown", members=(Member(id=RankId(node="a", rank=1, pid=2)),), frames=(LINE,))
+    assert judge(Grouping(groups=(group, known))).next_step != "run hangwatch as root"

@@ -46,6 +46,9 @@ def next_step(finding: Finding, settle: str) -> str:
     group = next(iter(finding.suspects or finding.others[: finding.scene.is_one_process]), None)
     if _is_working(finding):
         return first_step("Moving", ())
+    remedies = [one.fault.remedy if one.fault is not None else "" for one in finding.scene.grouping.groups]
+    if finding.kind == "CannotTell" and remedies and all(remedies):  # no process could be dumped
+        return remedies[0]
     if group is not None and finding.kind not in _NOT_STUCK and (look := look_at(group.members[0])):
         return look
     if settle:

@@ -37,6 +37,7 @@ _MODULES = {
     "many_nodes": ("merge",),
     "selftest": ("selftest",),
     "dump": ("dump",),
+    "silence": ("silence",),
     "status": ("status",),
     "top": ("top",),
     "daemon_commands": ("config", "demo", "run"),

@@ -73,7 +73,7 @@ def print_status(seen: Status) -> None:
             job.owner,
             job.launcher,
             job.user if job.user and job.user != job.owner else "",
-            job.state.value + (" (page)" if job.page else ""),
+            describe_state(job),
             f"{job.seconds_in_state:.0f} s",
             str(job.ranks) + (f" ({_absent(job)} absent)" if job.absent_local_ranks else ""),
             _what(job, unix_now),
@@ -95,9 +95,25 @@ def print_status(seen: Status) -> None:
 
 
 def _what(job: JobStatus, unix_now: float) -> str:
-    """Return the verdict on a job, else the detector's message. Add the collective timeout if it is known."""
-    message, timeout = job.verdict or job.message, describe_timeout(job, unix_now)
-    return f"{message.removesuffix('.')}; {timeout}" if timeout else message
+    """Return the verdict on a job, else the detector's message. Add its collective timeout and its silence."""
+    message = job.verdict or job.message
+    for more in filter(None, (describe_timeout(job, unix_now), describe_silence(job))):
+        message = f"{message.removesuffix('.')}; {more}"
+    return message
+
+
+def describe_state(job: JobStatus) -> str:
+    """Return the state of a job as text: `hung (page)`, `hung (silenced)`."""
+    label = " (page)" if job.page else "" if job.silenced_until_unix_seconds is None else " (silenced)"
+    return job.state.value + label
+
+
+def describe_silence(job: JobStatus) -> str:
+    """Return the silence of a job as text: `silenced until 16:30:00 UTC: I debug it`; "" if it is not silenced."""
+    if job.silenced_until_unix_seconds is None:
+        return ""
+    until = f"silenced until {words.utc(job.silenced_until_unix_seconds)}"
+    return f"{until}: {job.silence_reason}" if job.silence_reason else until
 
 
 def describe_timeout(job: JobStatus, unix_now: float) -> str:

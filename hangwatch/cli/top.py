@@ -25,6 +25,7 @@ from rich.text import Text
 from hangwatch import words
 from hangwatch.cli.config_choice import config_option, settings_from
 from hangwatch.cli.incident_sources import http_config_option
+from hangwatch.cli.status import describe_silence, describe_state
 from hangwatch.cli.status_client import decode_status, fetch_status
 from hangwatch.cli.text_tables import age_text, engine_text
 from hangwatch.cli.usage_errors import InputError
@@ -224,7 +225,7 @@ class _Jobs(NamedTuple):
             (
                 f"{job.job_name} ({job.job_id})" if job.job_name not in ("", job.job_id) else job.job_id,
                 job.owner,
-                Text(job.state.value + (" (page)" if job.page else ""), style=_LOUD.get(job.state, "green")),
+                Text(describe_state(job), style=_LOUD.get(job.state, "green")),
                 words.duration(round(job.seconds_in_state)),
                 str(job.ranks),
                 _watts(job),
@@ -241,11 +242,12 @@ def _engines(status: Status) -> Iterator[Text]:
 
 
 def _message(job: JobStatus) -> str:
-    """Return the verdict on a job, else the detector's message.
+    """Return the silence of a job and the verdict on it, else the detector's message.
 
     For a stalled job, return the detector's message, because it names the ranks that progress.
     """
-    return job.message if job.state is JobState.STALLED else job.verdict or job.message
+    message = job.message if job.state is JobState.STALLED else job.verdict or job.message
+    return "; ".join(filter(None, (describe_silence(job), message)))
 
 
 def _prefix(timeout: str) -> str:

@@ -19,7 +19,7 @@ import msgspec
 from hangwatch import config
 from hangwatch.errors import TemporaryError
 from hangwatch.formats import decoding, incident_file
-from hangwatch.model import Incident, JobName, JobState
+from hangwatch.model import Incident, JobName, JobState, SilenceAnswer
 from hangwatch.probes.process import dump_permissions, procfs
 from hangwatch.state.status import Status
 from hangwatch.web.listener import AGAIN_SECONDS, peer_of
@@ -81,6 +81,14 @@ def dump(settings: config.Settings, which: str, rounds: int | None) -> Incident:
         return incident_file.parse(Path(settings.socket.path), content)
     except incident_file.StoreError as error:
         raise SocketError(f"the daemon's answer is not an incident of this version of hangwatch: {error}") from None
+
+
+def silence(path: str, query: str) -> SilenceAnswer:
+    """Make the daemon silence a job of this user, or end that, see `web.silence_requests`. Raises SocketError."""
+    try:
+        return decoding.decode_json(ask(path, f"/silence?{query}"), SilenceAnswer)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise SocketError(f"the daemon's answer is not of this version of hangwatch: {error}") from None
 
 
 def incidents(path: str) -> tuple[incident_file.Summary, ...]:

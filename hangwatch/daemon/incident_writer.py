@@ -148,6 +148,15 @@ class IncidentWriter:
             )
         )
 
+    def _resume_silences(self) -> None:
+        """Continue the silences of an earlier daemon. A file that cannot be read is only logged."""
+        try:
+            self._board.put(steps.restore_silences, self._store.silences.read())
+        except StoreError as error:
+            log.warning("%s", error)
+        if self._board.snapshot.silences:
+            self._store.silences.write(self._board)
+
     def _is_alive(self, process: ProcessId) -> bool:
         found = procfs.read_state(process.pid, self._common.proc_root)
         return found is not None and found[0] == process and found[1] not in ENDED_STATES
@@ -171,7 +180,10 @@ class IncidentWriter:
                 self._log_store_problem(str(error))
             else:
                 log.info("incident %s: %s", incident.incident_id, folder)
-        self._hooks.call(incident, moved_to, folder)
+        if moved_to in (JobState.HUNG, JobState.STALLED) and incident.job.key in self._board.snapshot.silences:
+            log.info("%s: its hook is not called: the job is silenced", incident.job.name.in_log)
+        else:
+            self._hooks.call(incident, moved_to, folder)
         if folder is not None:
             self._prune()
 
@@ -202,7 +214,10 @@ class IncidentWriter:
             self._store.make_writable()
             if not self._has_read_back:
                 self.resume(self._store.left_open(self._common.node))
+                self._resume_silences()
                 self._has_read_back = True
+            elif self._board.snapshot.silences:
+                self._store.silences.write(self._board)
         except StoreError as error:
             self._log_store_problem(str(error))
             return

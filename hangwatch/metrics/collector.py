@@ -29,6 +29,7 @@ def families(snapshot: Snapshot, now: float, settings: Detector, external_url: s
     yield from gpu_metrics.sampler(snapshot, now)
     yield from gpu_metrics.readings(snapshot, settings)
     yield from job_metrics.states(snapshot, now)
+    yield from job_metrics.silences(snapshot)
     yield from job_metrics.incidents(snapshot, external_url)
     yield from job_metrics.crashes(snapshot, now, external_url)
     yield from collective_metrics.numbers(snapshot)

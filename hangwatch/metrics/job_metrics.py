@@ -38,13 +38,22 @@ def states(snapshot: Snapshot, now: float) -> Iterator[Metric]:
         ranks.add_metric(name, alive)
         absent.add_metric(name, sum(map(len, job.absent)))
         quiet.add_metric(name, quiet_seconds(entry.watch, now))
-        page.add_metric(name, float(entry.page))
+        page.add_metric(name, float(snapshot.pages(entry)))
         for rank in job.ranks if alive else ():
             for uuid in rank.gpu_uuids:
                 gpus.add_metric(
                     [*name, index.get(uuid, ""), uuid, number_text(rank.rank), number_text(rank.local_rank)], 1
                 )
     yield from (info, state, ranks, absent, quiet, page, gpus)
+
+
+def silences(snapshot: Snapshot) -> Iterator[Metric]:
+    """Yield the end of each silence, also if its job is not on the board after a restart of the daemon."""
+    text = "Jobs that do not page until this time, because `hangwatch silence` asked for it"
+    ends = gauge("job_silence_end_timestamp_seconds", text, (*JOB, "reason"))
+    for silence in snapshot.silences.values():
+        ends.add_metric([*silence.name.labels.values(), silence.reason], silence.until_unix_seconds)
+    yield ends
 
 
 def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:

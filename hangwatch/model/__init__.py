@@ -94,4 +94,11 @@ from hangwatch.model.groups import (
 )
 from hangwatch.model.verdicts import Confidence, Evidence, CheckFirst, Supplement, Verdict
 from hangwatch.model.incidents import CRASHED, INCIDENT_VERSION, MOST_RANKS, PowerSeries, TimelineEntry, Incident
+from hangwatch.model.page_silences import (
+    LONGEST_REASON,
+    LONGEST_SILENCE_SECONDS,
+    SHORTEST_SILENCE_SECONDS,
+    PageSilence,
+    SilenceAnswer,
+)
 from hangwatch.model.checks import CheckStatus, CheckVerdict, Point, CheckResult

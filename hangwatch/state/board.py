@@ -28,6 +28,7 @@ from hangwatch.model import (
     Job,
     JobState,
     NotMonitored,
+    PageSilence,
     PowerSeries,
     SamplerStatus,
     TimelineEntry,
@@ -92,7 +93,7 @@ class Snapshot(Value, frozen=True):
     errors (both CLOCK_MONOTONIC, seconds).
     `crashes` has the newest crash of each job. `unread_crash_count` counts the jobs with dead ranks that were not
     read, because too many jobs of their owner were queued. `unresumed_incidents` are open incidents of an earlier
-    daemon. Their processes live, but no scan has found the job yet.
+    daemon. Their processes live, but no scan has found the job yet. `silences` is by `Job.key`.
     """
 
     sweep: GpuSweep | None = None
@@ -114,12 +115,17 @@ class Snapshot(Value, frozen=True):
     crash_count: int = 0
     unread_crash_count: int = 0
     unresumed_incidents: tuple[Incident, ...] = ()
+    silences: dict[str, PageSilence] = field(default_factory=dict)
     store_problem: str | None = "the store is not open yet"
 
     @property
     def living(self) -> tuple[JobEntry, ...]:
         """The jobs that have not ended."""
         return tuple(entry for entry in self.jobs.values() if entry.watch.state is not JobState.ENDED)
+
+    def pages(self, entry: JobEntry) -> bool:
+        """True if the job should page now: its detector asks for it, and the job is not silenced."""
+        return entry.page and entry.job.key not in self.silences
 
     @property
     def living_keys(self) -> frozenset[str]:

@@ -19,7 +19,7 @@ class JobStatus(Value, frozen=True):
 
     `power_watts` is the sum over its GPUs, `line_watts` the sum of their low-power thresholds. Each is null if one
     GPU has no reading or no threshold yet. `ends_itself_unix_seconds` is the time when its own collective timeout
-    ends the job; null if unknown.
+    ends the job; null if unknown. The job does not page until `silenced_until_unix_seconds`; null: it is not silenced.
     """
 
     job_id: str
@@ -41,6 +41,8 @@ class JobStatus(Value, frozen=True):
     power_watts: float | None = None
     line_watts: float | None = None
     ends_itself_unix_seconds: float | None = None
+    silenced_until_unix_seconds: float | None = None
+    silence_reason: str = ""
 
 
 class EngineStatus(Value, frozen=True):
@@ -186,7 +188,7 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
             ranks=len(entry.job.ranks),
             world_size=entry.job.world_size,
             absent_local_ranks=entry.job.absent_local_ranks,
-            page=entry.page,
+            page=snapshot.pages(entry),
             verdict=incident.verdict.message if incident else None,
             incident=incident.incident_id if incident else None,
             job_name=entry.job.job_name,
@@ -197,10 +199,13 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
                 for uuid in entry.job.gpu_uuids
             ),
             ends_itself_unix_seconds=ends.at_unix_seconds if ends else None,
+            silenced_until_unix_seconds=silence.until_unix_seconds if silence else None,
+            silence_reason=silence.reason if silence else "",
         )
         for entry in snapshot.jobs.values()
         for incident in [_present_incident(entry)]
         for ends in [forecast_timeout(incident) if incident else None]
+        for silence in [snapshot.silences.get(entry.job.key)]
     )
 
 

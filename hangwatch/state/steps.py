@@ -5,6 +5,7 @@ The daemon carries out the actions. Incidents are opened, changed and closed onl
 
 from hangwatch.state.actions import Action, ReadCrashArtifacts, SaveIncident
 from hangwatch.state.incident_timeline import record_note
+from hangwatch.state.job_silences import drop_ended_silences, end_silence, record_silence, restore_silences
 from hangwatch.state.on_crash import count_unread_crash, record_crash
 from hangwatch.state.on_diagnosis import count_motion, record_capture, record_failed_capture, record_light_capture
 from hangwatch.state.on_sample import record_check, record_missing_sample, record_sample
@@ -17,6 +18,8 @@ __all__ = [
     "SaveIncident",
     "count_motion",
     "count_unread_crash",
+    "drop_ended_silences",
+    "end_silence",
     "record_capture",
     "record_check",
     "record_crash",
@@ -26,5 +29,7 @@ __all__ = [
     "record_note",
     "record_sample",
     "record_scan",
+    "record_silence",
     "restore_incidents",
+    "restore_silences",
 ]

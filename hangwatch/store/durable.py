@@ -97,7 +97,7 @@ def update(parent: int, name: str, content: Mapping[str, bytes], allow: Allow = 
     with folder(name, parent) as old:
         refuse_unsafe(Path(name), old)
         allow(old)
-        _write_all(old, content, _replace, allow)
+        _write_all(old, content, replace_file, allow)
 
 
 def discard(parent: int, name: str, file: str) -> None:
@@ -177,7 +177,8 @@ def _write_all(
     os.fsync(parent)
 
 
-def _replace(parent: int, name: str, content: bytes, allow: Allow) -> None:
+def replace_file(parent: int, name: str, content: bytes, allow: Allow = _only_us) -> None:
+    """Replace a file by rename, or make it. Raises OSError; then the file is as before."""
     temporary = _temporary(name)
     try:
         write(parent, temporary, content, allow)

@@ -9,6 +9,7 @@
                                               hooks/on_hung.txt                    the last output of a hook
 
            owners/1004/20260314T031500Z-2180718 -> ../../incidents/...  lists the incidents that user 1004 may read
+           silences.json                         the jobs that do not page until a time
            lock                                  held by the daemon that writes here, contains its pid
 
 Stacks and command lines are confidential, so folders have mode 0700 and files 0600. The daemon's store is shared: the
@@ -42,6 +43,7 @@ from hangwatch.store import durable, retention
 from hangwatch.store.error_advice import explain_errors
 from hangwatch.store.retention import Stored
 from hangwatch.store.sharing import Sharing, reader_uid
+from hangwatch.store.silence_file import SilenceFile
 from hangwatch.store.store_lock import Lock
 
 log = logging.getLogger(__package__)
@@ -81,6 +83,7 @@ class Store:
     ) -> None:
         self.root = root
         self.incidents = root / "incidents"
+        self.silences = SilenceFile(root)
         self._lock = Lock(root)
         self._sharing = Sharing(root, shared=shared, group=group)
         self._max_incidents = max_incidents

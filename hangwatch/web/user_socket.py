@@ -16,6 +16,7 @@ import stat
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -35,6 +36,7 @@ from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.web.connection_limits import Rate
 from hangwatch.web.incident_pages import JSON, IncidentPages
 from hangwatch.web.listener import Answer, Listener, Request, text
+from hangwatch.web.silence_requests import answer_silence
 
 MAX_CONNECTIONS = 128  # connections are cheap; [socket] per_minute limits the cost of answers
 MAX_CONNECTIONS_OF_USER = 2
@@ -140,7 +142,7 @@ class UserSocket:
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def answer(self, request: Request) -> Answer:
-        """Return the answer to /status, /dump?pid=PID&rounds=N or ?job=KEY, /incidents or /incidents/ID/NAME."""
+        """Return the answer to /status, /dump?pid=PID&rounds=N or ?job=KEY, /silence, /incidents[/ID/NAME]."""
         if request.peer is None or request.peer.uid == overflow_uid():
             return UNKNOWN
         uid = request.peer.uid
@@ -150,6 +152,9 @@ class UserSocket:
             return Answer(HTTPStatus.OK, JSON, msgspec.json.encode(self._status(uid)))
         if request.path == "/dump":
             return await self._answer_dump(uid, request.query)
+        if request.path == "/silence":
+            asked = partial(answer_silence, self._board, self._store, uid, request.query)
+            return await asyncio.get_running_loop().run_in_executor(self._reading, asked)
         if request.path == "/incidents" or request.path.startswith("/incidents/"):
             return await IncidentPages(_OwnIncidents(self._store, uid), self._reading).answer(request.path)
         return text(HTTPStatus.NOT_FOUND, "not found")

@@ -29,6 +29,7 @@ from tests.fake_driver import FakeDriver, h100
 from tests.integration.test_dump_nodes import answer
 from tests.integration.test_page import DEPLOY, alertmanager_config
 from tests.namespace_nodes import JobOverNodes, Node, cluster, needs_namespaces, sshd_on
+from tests.other_users import as_user
 from tests.real_daemon import QUICK, RealDaemon
 from tests.servers import RealAlertmanager, RealPrometheus, WebhookReceiver
 from tests.ssh_nodes import needs_sshd
@@ -83,6 +84,7 @@ class Fleet:
                 self.drivers[name].environ,
                 prefix=node.inside,
                 http={**QUICK["http"], "listen": node.address},
+                socket={"path": str(folder / f"socket-{name}")},
             )
             for name, node in self.nodes.items()
         }
@@ -284,6 +286,29 @@ def test_a_node_that_dies_with_its_daemon_is_one_page_that_names_it_and_its_rank
     assert said["summary"].endswith(": n2 does not respond")
     assert "n2 does not respond; ranks of the job on it: 1 (numbers 2)" in said["description"]
     assert len(fleet.pages(BOB)) == 1, "the other one was told of before"
+
+
+def test_silence_by_the_owner_on_one_node_ends_the_page_of_its_job_only(fleet: Fleet) -> None:
+    def silence(uid: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+        there = [*fleet.nodes["n0"].inside, *as_user(uid), sys.executable, "-m", "hangwatch", "silence"]
+        command = [*there, fleet.key(BOB), *arguments, "--config", str(fleet.daemons["n0"].config)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd="/")
+
+    firing = 'ALERTS{alertname="HangwatchTrainingHung",alertstate="firing"}'
+
+    def paged() -> set[str]:
+        return {row["metric"]["job_key"] for row in fleet.prometheus.query(firing)}
+
+    wait_for(lambda: paged() == {fleet.key(ADA), fleet.key(BOB)}, "both pages", 120)
+    refused = silence(ADA, "--for", "2h")
+    assert refused.returncode == 2 and "no such job of yours runs on this node" in refused.stderr
+    done = silence(BOB, "--for", "2h", "--reason", "I debug it")
+    assert done.returncode == 0, done.stderr
+    wait_for(lambda: paged() == {fleet.key(ADA)}, "the end of the page of one job", 60)
+    hung = {row["metric"]["job_key"] for row in fleet.prometheus.query("hangwatch:job_hung:since")}
+    assert fleet.key(BOB) in hung, "the job still hangs"
+    assert silence(BOB, "--end").returncode == 0
+    wait_for(lambda: paged() == {fleet.key(ADA), fleet.key(BOB)}, "the page again", 60)
 
 
 def rank_and_node(ranks: list[dict[str, Any]]) -> list[tuple[int, str]]:

@@ -55,6 +55,45 @@ def test_killed_twice_in_a_hang_it_goes_on_with_the_one_incident(fake_driver: Fa
             assert [path.name for path in folder.parent.iterdir() if node.run_id in path.name] == [incident]
 
 
+def test_silence_outlives_a_killed_daemon_and_its_end_lets_the_job_page(
+    fake_driver: FakeDriver, tmp_path: Path
+) -> None:
+    kept, path = {"directory": str(tmp_path / "kept")}, {"path": str(tmp_path / "socket")}
+    with SimulatedNode(2) as node:
+        fake_driver.write([*h100(2), *(f"gpu {i} pids {pid}" for i, pid in enumerate(node.pids))])
+
+        def pages(daemon: RealDaemon) -> bool:
+            return daemon.samples("hangwatch_job_page", job_id=node.run_id)[0][1] == 1
+
+        def is_silenced_and_hung(daemon: RealDaemon) -> bool:
+            (job,) = [one for one in daemon.status()["jobs"] if one["job_id"] == node.run_id]
+            is_silenced = job["silence_reason"] == "debugged" and not job["page"]
+            return is_silenced and job["state"] == "hung" and not pages(daemon)
+
+        with RealDaemon(tmp_path / "hw0", fake_driver.environ, store=kept, socket=path) as daemon:
+            daemon.wait_for_state(node.run_id, "training")
+            wanted = ("silence", node.run_id, "--config", str(daemon.config))
+            done = _hangwatch(*wanted, "--for", "2h", "--reason", "debugged")
+            assert done.returncode == 0 and f"job {node.run_id} " in done.stdout, done.stdout + done.stderr
+            assert "is silenced until " in done.stdout and "undoes" not in done.stderr
+            node.order(1, "lock")
+            fake_driver.add("gpu all power_watts 100")
+            daemon.wait_for_state(node.run_id, "hung")
+            assert is_silenced_and_hung(daemon)
+            wait_for(lambda: list(Path(kept["directory"]).glob("incidents/*/incident.json")), "the incident")
+            daemon.process.kill()
+        Path(path["path"]).unlink()
+        with RealDaemon(tmp_path / "hw1", fake_driver.environ, store=kept, socket=path) as daemon:
+            daemon.wait_for_state(node.run_id, "hung", 30)
+            assert is_silenced_and_hung(daemon)
+            shown = _hangwatch("status", "--url", f"http://{daemon.address}").stdout
+            assert "hung (silenced)" in shown and "UTC: debugged" in shown
+            assert _hangwatch(*wanted[:3], str(daemon.config), "--end").returncode == 0
+            wait_for(lambda: pages(daemon), "the page")
+            again = _hangwatch(*wanted[:3], str(daemon.config), "--end")
+            assert again.returncode == 2 and "no such job of yours is silenced on this node" in again.stderr
+
+
 def test_incident_without_processes_is_closed_after_a_restart(fake_driver: FakeDriver, tmp_path: Path) -> None:
     kept = {"directory": str(tmp_path / "kept")}
     with SimulatedNode(2) as node, RealDaemon(tmp_path / "hw0", fake_driver.environ, store=kept) as daemon:

@@ -91,15 +91,10 @@ def page(outcomes: list[Outcome]) -> str:
         {name for name, scenario in SCENARIOS.items() if not scenario.weakness} - {one.name for one in outcomes}
     )
     once = sum(one.pages for one in learnt)
-    healthy_rows = ((one.name, str(one.pages), str(one.looks), str(one.glances)) for one in healthy)
-    hang_rows = (
-        (
-            one.name,
-            "never" if one.seconds is None else f"{one.seconds:.0f}",
-            f"{max(expected.within_seconds for expected in one.scenario.expected):.0f}",
-        )
-        for one in hangs
-        if one.is_late or one.is_wrong
+    healthy_rows = (
+        (one.name, str(one.pages), str(one.looks), str(one.glances))
+        for one in healthy
+        if one.pages or one.looks or one.glances
     )
     return "".join(
         (
@@ -109,8 +104,6 @@ def page(outcomes: list[Outcome]) -> str:
             f"* {len(wrong)} wrong{': ' if wrong else ''}{', '.join(one.name for one in wrong)}.\n",
             f"* {len(left)} not played{': ' if left else ''}{', '.join(left)}.\n\n",
             measurements_page.table(("healthy job, 24 hours", "pages", "captures", "light captures"), healthy_rows),
-            "\n",
-            measurements_page.table(("hang that pages later", "seconds to the page", "allowed"), hang_rows),
         )
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hangwatch.model import BLOCKED_STATES, Frame, Group, Grouping, JobState, Member, Motion, Signature
+from hangwatch.model import BLOCKED_STATES, Group, Grouping, JobState, Member, Motion, Signature
 from hangwatch.stacks import activity
 from hangwatch.stacks import frames as stack_frames
 
@@ -14,6 +14,14 @@ _FLOOR_RATIO = 0.1  # between the floor and the busy level of its own GPU
 _WORKS = frozenset({Signature.TRANSFERS, Signature.COMPUTES})
 _STANDS_STILL = frozenset({Signature.BLOCKED, Signature.POLLS})
 _WAITS_FOR_CLIENTS = frozenset({Signature.BLOCKED, Signature.POLLS, Signature.AWAITS_OUTSIDE})
+_RESTS: dict[JobState | None, str] = {JobState.SUSPENDED: "Suspended", JobState.OVER: "Over"}
+
+
+def find_idle_kind(grouping: Grouping) -> str | None:
+    """Return the kind of verdict on a job that is idle for another reason than a hang; None if it must be judged."""
+    if is_serving(grouping):
+        return "Serving"
+    return _RESTS.get(find_resting_state(grouping)) or ("NoTask" if has_no_task(grouping) else None)
 
 
 def find_resting_state(grouping: Grouping) -> JobState | None:
@@ -92,22 +100,16 @@ def has_no_task(grouping: Grouping) -> bool:
     to another rank.
     """
     every = [(group, member) for group in grouping.groups for member in group.members]
-    return bool(every) and all(_takes_tasks(group) and _rests(member) for group, member in every)
+    return bool(every) and all(_rests(member) and _takes_tasks(group) for group, member in every)
 
 
 def _takes_tasks(group: Group) -> bool:
     if not group.frames or group.activity != activity.RPC_WAIT:
         return False
     loop, others = group.frames[0], [frame for stack in group.threads for frame in stack.frames]
-    return _is_boot(loop) and not any(_is_boot(frame) and _library(frame) == _library(loop) for frame in others)
-
-
-def _is_boot(frame: Frame) -> bool:
-    return activity.is_marked("boot", frame.function, frame.file)
-
-
-def _library(frame: Frame) -> str:
-    return stack_frames.short_path(frame.file).partition("/")[0]
+    boots = [frame for frame in (loop, *others) if activity.is_marked("boot", frame.function, frame.file)]
+    libraries = [stack_frames.short_path(frame.file).partition("/")[0] for frame in boots]
+    return loop in boots and libraries.count(libraries[0]) == 1
 
 
 def _rests(member: Member) -> bool:

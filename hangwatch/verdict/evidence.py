@@ -16,10 +16,10 @@ from hangwatch.tables import kernel_lines
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.measurements import (
     CPU_GAP,
+    FEWEST_TO_STAND_OUT,
     SM_OF_A_KERNEL,
     UTILIZATION_GAP,
     cpu,
-    find_lone,
     power,
     utilization,
     values,
@@ -114,12 +114,27 @@ def context(grouping: Grouping) -> Iterator[Evidence]:
             clause = "" if stack.activity == "unknown" else f" {activity.describe_activity(stack.activity, None)}"
             thread = f"thread {stack.name} of {_who(group.members[:1])}"
             yield _evidence("thread", group.members, f"{thread}{clause}: {_frames(stack)}")
-    lone = find_lone(grouping.members, lambda one: one.gpu.utilization_ratio, UTILIZATION_GAP)
+    lone = _find_lone_gpu(grouping.members)
     if lone is not None:
         member, own, rest = lone
         differs = f"the GPU of {_who([member])} is at {own:.0%}, the others at {median(rest):.0%}"
         yield _evidence("gpu_utilization", [member], f"{differs} (a hint, not a proof)")
     yield from absence(grouping)
+
+
+def _find_lone_gpu(members: Sequence[Member]) -> tuple[Member, float, list[float]] | None:
+    """Return the only member with a GPU utilization far from the median, its utilization, and those of the others.
+
+    None without such a member, or with fewer than three values.
+    """
+    measured = [(one, ratio) for one in members if (ratio := one.gpu.utilization_ratio) is not None]
+    if len(measured) < FEWEST_TO_STAND_OUT:
+        return None
+    middle = median(ratio for _, ratio in measured)
+    far = [place for place, (_, ratio) in enumerate(measured) if abs(ratio - middle) >= UTILIZATION_GAP]
+    if len(far) != 1:
+        return None
+    return *measured[far[0]], [ratio for place, (_, ratio) in enumerate(measured) if place != far[0]]
 
 
 def absence(grouping: Grouping) -> Iterator[Evidence]:

@@ -11,7 +11,7 @@ from hangwatch.model import Group, Member
 _POWER_RATIO = 0.9
 UTILIZATION_GAP = 0.5
 CPU_GAP = 0.5
-_FEWEST_TO_STAND_OUT = 3
+FEWEST_TO_STAND_OUT = 3
 # Calculated: one block of a kernel uses one SM of 132 (H100) or 148 (B200). NCCL's kernels also use memory bandwidth.
 _SM_OF_NO_KERNEL = 0.001
 SM_OF_A_KERNEL = 0.005
@@ -132,26 +132,11 @@ def _find_lowest(members: Sequence[Member], read: Read) -> tuple[Member, float, 
     None for fewer than three members, or if a value is missing.
     """
     measured = values(members, read)
-    if len(measured) < max(_FEWEST_TO_STAND_OUT, len(members)):
+    if len(measured) < max(FEWEST_TO_STAND_OUT, len(members)):
         return None
     lowest = min(measured)
     place = measured.index(lowest)
     return members[place], lowest, measured[:place] + measured[place + 1 :]
-
-
-def find_lone(members: Sequence[Member], read: Read, gap: float) -> tuple[Member, float, list[float]] | None:
-    """Return the only member with a value at least `gap` from the median, its value, and the other values.
-
-    None without such a member, or with fewer than three values.
-    """
-    measured = [(member, value) for member in members if (value := read(member)) is not None]
-    if len(measured) < _FEWEST_TO_STAND_OUT:
-        return None
-    middle = median(value for _, value in measured)
-    far = [place for place, (_, value) in enumerate(measured) if abs(value - middle) >= gap]
-    if len(far) != 1:
-        return None
-    return *measured[far[0]], [value for place, (_, value) in enumerate(measured) if place != far[0]]
 
 
 def values(members: Iterable[Member], read: Read) -> list[float]:

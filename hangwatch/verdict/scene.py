@@ -11,10 +11,10 @@ from typing import TypeAlias
 from msgspec import structs
 
 from hangwatch.collectives.wait_graph import Stance
-from hangwatch.model import STOPPED_STATES, EnqueuedOperation, Group, Grouping, JobState, Member, Motion, Signature
+from hangwatch.model import STOPPED_STATES, EnqueuedOperation, Group, Grouping, Member, Motion, Signature
 from hangwatch.stacks import activity, user_code
 from hangwatch.stacks import frames as stack_frames
-from hangwatch.stacks.idle_reasons import find_resting_state, has_no_task, is_refused, is_serving
+from hangwatch.stacks.idle_reasons import find_idle_kind, is_refused
 from hangwatch.stacks.progress import polls_repeatedly
 from hangwatch.stacks.user_code import find_caller, is_in_user_code, python_frames
 from hangwatch.tables import kernel_lines
@@ -24,7 +24,6 @@ GPU_IN_KERNEL_RATIO = 0.5
 DEADLY = frozenset(name for name, row in kernel_lines.load().items() if row.deadly)
 """The names of kernel log lines that report the crash or the OOM kill of a process."""
 _REFUSALS = ("PermissionDenied", "CannotPause")  # the cause is the rank, or a missing right of this user
-_REST: dict[JobState | None, str] = {JobState.SUSPENDED: "Suspended", JobState.OVER: "Over"}
 
 Process: TypeAlias = tuple[str | None, int | None]
 """A process: the name of its node, and its pid."""
@@ -197,7 +196,7 @@ def build_scene(grouping: Grouping, ranks_here: int | None) -> Scene:
     moving = sum(member.motion is Motion.MOVING for member in members)
     refused = tuple(member for group in stacked for member in group.members if is_refused(group, member))
     is_moving = moving * 2 > len(members)
-    health = "Moving" if is_moving else _find_rest(grouping)
+    health = "Moving" if is_moving else find_idle_kind(grouping)
     return Scene(
         grouping=grouping,
         launchers=launchers,
@@ -219,12 +218,6 @@ def build_scene(grouping: Grouping, ranks_here: int | None) -> Scene:
         health=health,
         is_blocked_outside=any(map(_is_blocked_outside, stacked)),
     )
-
-
-def _find_rest(grouping: Grouping) -> str | None:
-    if is_serving(grouping):
-        return "Serving"
-    return _REST.get(find_resting_state(grouping)) or ("NoTask" if has_no_task(grouping) else None)
 
 
 def _is_about_rank(group: Group, stacks_by_node: Mapping[str | None, int]) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ MAX_RANKS = 1 << 20  # the largest clusters have about 200,000 GPUs
 _BY_PROGRAM = {name: row for row in TABLE.launchers for name in row.programs}
 _BY_COMM = {comm: row for row in TABLE.launchers for comm in row.comms}
 _MAX_TOLD = 64  # characters of each option of a launcher
+_MOST_COMMANDS = 1024  # that are remembered; a scan reads at most 4 KiB of each
 _MAX_NAME_READ = 253  # a host name with its domain
 _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
@@ -114,7 +116,8 @@ def base_name(path: str) -> str:
     return name if name not in ("", ".") else PurePosixPath(path).name
 
 
-def program(cmdline: Sequence[str]) -> str:
+@lru_cache(maxsize=_MOST_COMMANDS)
+def program(cmdline: tuple[str, ...]) -> str:
     """Return the program in a command line: the module after -m, "-c", the script's name, or the program itself."""
     if not cmdline:
         return ""

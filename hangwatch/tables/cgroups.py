@@ -7,7 +7,9 @@ slurmd or the kubelet create theirs.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
+_MOST_PATHS = 1024  # that are remembered; a scan reads at most 16 KiB of each
 _ABOVE = r"(?:/\.\.)*"  # a daemon in its own control group namespace sees other paths relative to it
 
 # slurm.conf's ProctrackType=proctrack/cgroup. v2: /system.slice/slurmstepd.scope/job_4711/step_0/user/task_0. If
@@ -26,12 +28,14 @@ _POD = re.compile(
 )
 
 
+@lru_cache(maxsize=_MOST_PATHS)
 def slurm_job(path: str) -> str | None:
     """Return the id of the Slurm job that owns a control group, such as "4711"; None if no job owns it."""
     match = _SLURM.match(path)
     return match["name"] if match else None
 
 
+@lru_cache(maxsize=_MOST_PATHS)
 def pod(path: str) -> str | None:
     """Return the uid of the Kubernetes pod that owns a control group; None if no pod owns it."""
     match = _POD.match(path)

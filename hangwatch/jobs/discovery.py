@@ -255,13 +255,13 @@ def _name(crew: Membership, tree: Tree, node: str) -> _Name:
 
 
 def _job_name(crew: Membership, node: str) -> str:
-    """Return the name that the user chose for the job, from its first rank, else from its launcher.
+    """Return the name that the user chose for the job, from its first rank that has one, else from its launcher.
 
-    "" without a name.
+    "" without a name. Workers that Ray started before its job do not have the name of that job.
     """
     told = (
         process_role.job_name(one.environ, in_pod=owners.is_in_pod(one), node=node)
-        for one in filter(None, (_first(crew)[0], crew.launcher_process))
+        for one in filter(None, (*crew.processes, crew.launcher_process))
     )
     return next(filter(None, told), "")
 

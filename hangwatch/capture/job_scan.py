@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hangwatch import config
+from hangwatch.capture.job_libraries import JobLibraries
 from hangwatch.capture.seen_connections import SeenConnections
 from hangwatch.capture.store_clients import StoreAddresses, StoreClients
 from hangwatch.jobs import discovery, membership, owners, user_limits
@@ -36,6 +37,7 @@ class JobScan:
         self._asked: dict[ProcessId, int] = {}  # last scan that searched for its endpoint
         self._scans = 0
         self._seen = SeenConnections(proc_root)
+        self._libraries = JobLibraries(proc_root)
         self._store_clients, self._store_addresses = StoreClients(proc_root), StoreAddresses(proc_root)
         self.last_seen = crash_artifacts.RankSnapshots(proc_root, limits.max_ranks_per_owner)
 
@@ -59,7 +61,8 @@ class JobScan:
             endpoints=self._endpoints,
             hosts=self._store_clients.find_hosts(processes, self._limits.scan_budget_seconds / 4),
         )
-        found = replace(found, jobs=self._seen.add_counts(found.jobs, self._limits.scan_budget_seconds))
+        jobs = self._seen.add_counts(found.jobs, self._limits.scan_budget_seconds)
+        found = replace(found, jobs=self._libraries.add_to(jobs, self._limits.scan_budget_seconds / 4))
         by_id = {process.id: process for process in processes}
         self.last_seen.note((by_id[rank.id], job.share) for job in found.jobs for rank in job.ranks if rank.id in by_id)
         unread = [NotMonitored(owner=owner, processes=count) for owner, count in self.processes.unread.items()]

@@ -183,7 +183,7 @@ class Job(Value, frozen=True):
     lists one of its ranks. `absent_local_ranks` should be on this node and have no process: [first, last] of each
     range, because the expected number comes from an environment and may be huge. `ended` are ranks and workers that no
     longer have a process, limited in number. `notes` are sentences about the scan. `libraries` are "torch" and "jax",
-    known only of ranks that were found without the variables of a launcher.
+    those that its ranks map; empty while unknown.
     """
 
     job_id: str

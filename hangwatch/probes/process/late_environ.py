@@ -89,7 +89,7 @@ class LateEnvironments:
         is_worker = holds_gpu or process.comm.startswith(launchers.TABLE.worker_titles)
         if candidate.modules is not None and candidate.modules.libraries:
             return True
-        mapped_bytes = _mapped_bytes(self._root, process.id.pid)
+        mapped_bytes = read_mapped_bytes(self._root, process.id.pid)
         if not is_worker and mapped_bytes < MAPPED_BYTES:
             return False
         if candidate.modules is None or mapped_bytes > candidate.mapped_bytes:
@@ -154,7 +154,7 @@ class _Candidate:
         return self._merged[1]
 
 
-def _mapped_bytes(root: Path, pid: int) -> int:
+def read_mapped_bytes(root: Path, pid: int) -> int:
     """Return the size of the address space, see proc_pid_statm(5). Unlike `maps` it takes no lock."""
     raw = read_start(f"{root}/{pid}/statm", PAGE_BYTES)
     fields = raw.split() if isinstance(raw, bytes) else []

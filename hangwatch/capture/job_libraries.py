@@ -1,0 +1,53 @@
+"""Find out if a job uses PyTorch or JAX: by the libraries that its first rank maps.
+
+A rank maps them some time after its start. So its maps are read again, with growing pauses, until one is found.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from hangwatch.model import Fault, Job, ProcessId
+from hangwatch.probes.process import late_environ
+from hangwatch.probes.process.live_environ import LiveEnvironments
+
+
+class _Known(NamedTuple):
+    libraries: tuple[str, ...] = ()
+    due_monotonic_seconds: float = 0.0
+    pause_seconds: float = late_environ.FIRST_PAUSE_SECONDS
+
+
+class JobLibraries:
+    """The libraries of the jobs of a node, by the first rank of each job."""
+
+    def __init__(self, proc_root: Path) -> None:
+        self._root = proc_root
+        self._live = LiveEnvironments(proc_root)
+        self._known: dict[ProcessId, _Known] = {}
+
+    def add_to(self, jobs: Sequence[Job], budget_seconds: float) -> tuple[Job, ...]:
+        """Return the jobs with their libraries. Those of jobs that are not reached in `budget_seconds` stay unknown."""
+        now, lacking = time.monotonic(), {job.ranks[0].id for job in jobs if job.ranks and not job.libraries}
+        self._known = {process: self._known.get(process, _Known()) for process in lacking}
+        for process, known in sorted(self._known.items(), key=lambda item: item[1].due_monotonic_seconds):
+            is_due = not known.libraries and known.due_monotonic_seconds <= now
+            if is_due and time.monotonic() < now + budget_seconds:
+                pause = min(known.pause_seconds * late_environ.PAUSE_GROWTH, late_environ.LAST_PAUSE_SECONDS)
+                self._known[process] = _Known(self._read(process), now + known.pause_seconds, pause)
+        found = {process: known.libraries for process, known in self._known.items() if known.libraries}
+        return tuple(
+            replace(job, libraries=found[job.ranks[0].id]) if job.ranks and job.ranks[0].id in found else job
+            for job in jobs
+        )
+
+    def _read(self, process: ProcessId) -> tuple[str, ...]:
+        if late_environ.read_mapped_bytes(self._root, process.pid) < late_environ.MAPPED_BYTES:
+            return ()
+        modules = self._live.find_modules(process)
+        return () if isinstance(modules, Fault) else modules.libraries

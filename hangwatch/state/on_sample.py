@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from msgspec.structs import replace
 
 from hangwatch import detector
@@ -14,8 +12,9 @@ from hangwatch.detector.capture_due import LOOK_SECONDS
 from hangwatch.detector.power_level import update_idle_levels
 from hangwatch.model import CheckResult, CheckStatus, GpuSweep, SamplerStatus
 from hangwatch.state.actions import Action
-from hangwatch.state.board import JobEntry, Snapshot
+from hangwatch.state.board import Snapshot
 from hangwatch.state.incident_timeline import update_timeline
+from hangwatch.state.ray_pages import page_ray_jobs_once
 
 
 def record_sample(
@@ -32,12 +31,11 @@ def record_sample(
 
     A gap between samples of more than `gap_seconds` is no quiet time. `capture_seconds` is the usual time of a capture.
     """
-    held = frozenset(uuid for entry in snapshot.living for uuid in entry.job.gpu_uuids)
+    before, held = snapshot, frozenset(uuid for entry in snapshot.living for uuid in entry.job.gpu_uuids)
     snapshot = replace(
         snapshot, sweep=sweep, sampler=status, idle_watts=update_idle_levels(snapshot.idle_watts, sweep.gpus, held)
     )
     by_uuid = {gpu.uuid: gpu for gpu in sweep.gpus}
-    paging = frozenset(entry.job.key for entry in snapshot.living if entry.page)
     actions: list[Action] = []
     for entry in snapshot.living:
         samples = {uuid: by_uuid[uuid] for uuid in entry.job.gpu_uuids if uuid in by_uuid}
@@ -53,30 +51,8 @@ def record_sample(
         )
         stepped = replace(entry, watch=watch, page=job_watch.should_page(watch, now, settings))
         stepped, more = update_timeline(stepped, wanted, sweep.taken_unix_seconds)
-        snapshot = snapshot.with_job(stepped)
-        actions += more
-    return _page_once(snapshot, paging), tuple(actions)
-
-
-def _page_once(snapshot: Snapshot, paging: frozenset[str]) -> Snapshot:
-    """Return the snapshot with at most one page for each Ray job: its worker groups wait for each other.
-
-    The group that paged before (`paging` are the keys of such jobs) pages, else one with a named rank, else the group
-    that was hung first.
-    """
-    groups: defaultdict[tuple[str, str], list[JobEntry]] = defaultdict(list)
-    for entry in snapshot.living:
-        if entry.page and entry.job.launcher == "ray" and entry.job.job_name:
-            groups[entry.job.share, entry.job.job_name].append(entry)
-    for entries in groups.values():
-        entries.sort(key=lambda entry: (entry.job.key not in paging, not _names_rank(entry), entry.watch.since))
-        for other in entries[1:]:
-            snapshot = snapshot.with_job(replace(other, page=False))
-    return snapshot
-
-
-def _names_rank(entry: JobEntry) -> bool:
-    return entry.incident is not None and bool(entry.incident.verdict.named)
+        snapshot, actions = snapshot.with_job(stepped), [*actions, *more]
+    return page_ray_jobs_once(before, snapshot), tuple(actions)
 
 
 def record_missing_sample(

@@ -15,6 +15,9 @@ from hangwatch.jobs.process_tree import INIT_PID, Tree, is_within, start_order
 from hangwatch.model import Process, ProcessId
 from hangwatch.tables.launchers import TABLE
 
+_TITLES = tuple(title for row in TABLE.engines for title in row.titles)
+_BY_PROGRAM = {program: row for row in TABLE.engines for program in row.programs}
+
 
 class EngineWorkers(NamedTuple):
     """The workers of one engine, and the process that identifies it: its topmost process, None if unknown."""
@@ -29,19 +32,18 @@ def find_engine(process: Process, tree: Tree) -> str | None:
 
     A title is taken from the comm, because a command line that was read before the title was set is kept.
     """
-    for row in TABLE.engines:
-        is_titled = process.comm.startswith(row.titles) if row.titles else False
-        if is_titled or process_role.program(process.cmdline) in row.programs:
-            return row.name if is_titled or _is_below(process, row.server, tree) else None
-    return None
+    if process.comm.startswith(_TITLES):  # a scan asks for every process of the node
+        return next(row.name for row in TABLE.engines if process.comm.startswith(row.titles))
+    row = _BY_PROGRAM.get(process_role.program(process.cmdline)) if process.cmdline else None
+    return row.name if row is not None and _is_below(process, row.server, tree) else None
 
 
 def find_engines(tree: Tree, ranks: Collection[int]) -> list[EngineWorkers]:
     """Return the engines with their workers in the order of start, without processes below the pids in `ranks`."""
     engines: dict[tuple[str, Owner, ProcessId | None, str], EngineWorkers] = {}
-    for process in sorted(tree, key=start_order):
-        engine = find_engine(process, tree)
-        if engine is None or is_within(process, ranks, tree):
+    workers = [(process, engine) for process in tree if (engine := find_engine(process, tree)) is not None]
+    for process, engine in sorted(workers, key=lambda worker: start_order(worker[0])):
+        if is_within(process, ranks, tree):
             continue
         head = _find_head(process, tree)
         # Actors of Ray have no head: the variable with the name of their Ray job distinguishes them.

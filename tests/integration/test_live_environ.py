@@ -72,6 +72,23 @@ def read(pid: int, live: LiveEnvironments | None = None) -> dict[str, str] | Fau
     return answer if isinstance(answer, Fault) else answer[1].variables
 
 
+def process_id(pid: int) -> ProcessId:
+    state = procfs.read_state(pid)
+    assert state is not None
+    return state[0]
+
+
+def find_place(live: LiveEnvironments, process: ProcessId) -> Place:
+    """Return the place of an environment as it was read."""
+    modules = live.find_modules(process)
+    assert not isinstance(modules, Fault)
+    place = live.find_place(process, modules, "uid 0")
+    assert isinstance(place, Place)
+    answer = live.read(process, place, WANTED)
+    assert isinstance(answer, tuple)
+    return answer[0]
+
+
 @pytest.mark.parametrize("python", [sys.executable, "/usr/bin/python3"])
 def test_rank_set_after_the_start_is_read_in_dyn_and_exec_programs(python: str, tmp_path: Path) -> None:
     if not Path(python).exists():
@@ -99,6 +116,22 @@ def test_environment_that_changes_all_the_time_is_never_read_wrong(tmp_path: Pat
             assert answer["RANK"] == "3"
             turns.append(int(answer["TURN"]))
     assert turns == sorted(turns)
+
+
+def test_one_question_shows_which_of_many_environments_have_changed(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("same", "changed", "ended")]
+    for folder in folders:
+        folder.mkdir()
+    code = "import os, time\nready()\nopen(folder + '/fifo').read()\nos.environ['RANK'] = '3'\n"
+    code += "open(folder + '/done', 'w').close()\ntime.sleep(600)"
+    live = LiveEnvironments()
+    with targets.python(code, folders[0]) as same, targets.python(code, folders[1]) as changed:
+        with targets.python(code, folders[2]) as ended:
+            places = {process: find_place(live, process) for process in map(process_id, (same, changed, ended))}
+            assert live.find_unchanged(places) == places.keys()
+        (folders[1] / "fifo").write_text("go")
+        wait_for((folders[1] / "done").exists, "the change")
+        assert {process.pid for process in live.find_unchanged(places)} == {same}
 
 
 @pytest.mark.parametrize("kind", ["endless", "unmapped", "beyond", "device"])

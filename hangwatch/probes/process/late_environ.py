@@ -58,18 +58,20 @@ class LateEnvironments:
                 due.append(candidate)
             if candidate.has_more:
                 more.append(candidate)
+        places = {candidate.source.id: candidate.place for candidate in due if candidate.place is not None}
+        unchanged = self._live.find_unchanged(places)
         for candidate, owner in _in_turn(due, gpu_pids, owner_of) if due else ():
             if time.monotonic() > now + seconds:
                 break
             had_more = candidate.has_more
-            self._read(candidate, owner, candidate.source.id.pid in gpu_pids, now)
+            candidate.begin_pause(now)
+            may_be_rank = self._may_be_rank(candidate, candidate.source.id.pid in gpu_pids)
+            if may_be_rank and candidate.source.id not in unchanged:
+                self._read(candidate, owner)
             more += [candidate] * (candidate.has_more and not had_more)
         return {candidate.source.id.pid: candidate.merged() for candidate in more}
 
-    def _read(self, candidate: _Candidate, owner: str, holds_gpu: bool, now: float) -> None:
-        candidate.begin_pause(now)
-        if not self._may_be_rank(candidate, holds_gpu):
-            return
+    def _read(self, candidate: _Candidate, owner: str) -> None:
         process = candidate.source.id
         if candidate.place is None:
             place = self._live.find_place(process, candidate.modules, owner) if candidate.modules else None

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from hangwatch.model import Fault, ProcessId
 from hangwatch.probes.process import environment, process_memory, procfs
 from hangwatch.probes.process.environment import Environment
 from hangwatch.probes.process.memory_image import NOWHERE, Image, Read, UnreadableError, require
+from hangwatch.probes.process.process_memory import FilePlaces
 
 MOST_SECONDS = 0.5  # of one reading; it costs at most 50 ms of CPU, but may wait for a core
 MOST_MAPS_BYTES = 4 << 20
@@ -29,6 +30,7 @@ MOST_VARIABLES = 4096
 MOST_CHOSEN = 256  # the tables have fewer names
 MOST_KNOWN = 256
 NAMES = (b"environ", b"__environ", b"_environ")  # aliases in glibc and musl
+_PROCESSES_PER_QUESTION = 256
 _TRIES = 3  # each putenv(3) may move the array
 _PAGE_BYTES = 4096
 _NAME_BYTES = 64  # longer names are in no table
@@ -109,6 +111,18 @@ class LiveEnvironments:
             return _fault(process, error)
         return _fault(process, UnreadableError("NoSymbol", "neither its program nor a C library defines environ"))
 
+    def find_unchanged(self, places: Mapping[ProcessId, Place]) -> frozenset[ProcessId]:
+        """Return the processes which still have the array of this place. One question asks for many processes."""
+        known = [(process, place) for process, place in places.items() if place.array]
+        unchanged: list[ProcessId] = []
+        for first in range(0, len(known), _PROCESSES_PER_QUESTION):
+            part = known[first : first + _PROCESSES_PER_QUESTION]
+            files = [FilePlaces(self._memory(process), _array_places(place)) for process, place in part]
+            for (process, place), pieces in zip(part, process_memory.SHARED.read_files(files), strict=True):
+                if not isinstance(pieces, int) and _has_array(place, *pieces):
+                    unchanged.append(process)
+        return frozenset(unchanged)
+
     def read(
         self, process: ProcessId, place: Place, wanted: Container[str], shown: Container[str] = ()
     ) -> tuple[Place, Environment] | Fault | None:
@@ -124,6 +138,9 @@ class LiveEnvironments:
 
     def _reader(self, process: ProcessId, name: str) -> Read:
         return process_memory.reader(self._proc_root / str(process.pid) / name, MOST_SECONDS)
+
+    def _memory(self, process: ProcessId) -> Path:
+        return self._proc_root / str(process.pid) / "mem"
 
 
 def parse_maps(maps: bytes, program: bytes) -> Modules:
@@ -249,16 +266,24 @@ def _take_unchanged(read: Read, place: Place, addresses: Sequence[int]) -> list[
     The texts are read before the array and again after it. All is one question, because each answer waits for a core.
     """
     texts = [(address, _NAME_BYTES + environment.VALUE_CHARACTERS) for address in addresses]
-    array = (place.array, len(place.pointers) + 8) if place.array else NOWHERE
-    pieces = read([*texts, (place.symbol, 8), array, *texts])
-    symbol, pointers = pieces[len(texts) : len(texts) + 2]
-    if int.from_bytes(symbol, "little") != place.array or pointers != (place.pointers + bytes(8))[: array[1]]:
+    pieces = read([*texts, *_array_places(place), *texts])
+    if not _has_array(place, *pieces[len(texts) : len(texts) + 2]):
         return None
     # What follows a text belongs to others, and may change.
     first, second = (
         [text.partition(b"\0")[0] for text in part] for part in (pieces[: len(texts)], pieces[len(texts) + 2 :])
     )
     return first if first == second else None
+
+
+def _array_places(place: Place) -> list[tuple[int, int]]:
+    """Return where the variable `environ` is, and its array with the final null."""
+    return [(place.symbol, 8), (place.array, len(place.pointers) + 8) if place.array else NOWHERE]
+
+
+def _has_array(place: Place, symbol: bytes, pointers: bytes) -> bool:
+    expected = place.pointers + bytes(8) if place.array else b""
+    return int.from_bytes(symbol, "little") == place.array and pointers == expected
 
 
 def _is_in(name: bytes, wanted: Container[str], shown: Container[str]) -> bool:

@@ -72,12 +72,6 @@ def read(pid: int, live: LiveEnvironments | None = None) -> dict[str, str] | Fau
     return answer if isinstance(answer, Fault) else answer[1].variables
 
 
-def process_id(pid: int) -> ProcessId:
-    state = procfs.read_state(pid)
-    assert state is not None
-    return state[0]
-
-
 def find_place(live: LiveEnvironments, process: ProcessId) -> Place:
     """Return the place of an environment as it was read."""
     modules = live.find_modules(process)
@@ -127,7 +121,7 @@ def test_one_question_shows_which_of_many_environments_have_changed(tmp_path: Pa
     live = LiveEnvironments()
     with targets.python(code, folders[0]) as same, targets.python(code, folders[1]) as changed:
         with targets.python(code, folders[2]) as ended:
-            places = {process: find_place(live, process) for process in map(process_id, (same, changed, ended))}
+            places = {process: find_place(live, process) for process in map(identity, (same, changed, ended))}
             assert live.find_unchanged(places) == places.keys()
         (folders[1] / "fifo").write_text("go")
         wait_for((folders[1] / "done").exists, "the change")

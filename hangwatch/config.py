@@ -89,6 +89,14 @@ class Detector(Section, frozen=True):
         float,
         Meta(ge=1.0, le=86400.0, description="page for a job that is stalled (some ranks progress) for this long"),
     ] = 900.0
+    startup_no_ranks_hold_seconds: Annotated[
+        float,
+        Meta(
+            ge=1.0,
+            le=86400.0,
+            description="page for a launcher without ranks, or ranks in a rendezvous with other nodes, after this time",
+        ),
+    ] = 540.0
     startup_stalled_hold_seconds: Annotated[
         float, Meta(ge=1.0, le=172800.0, description="page for a stalled job that was never busy after this time")
     ] = 7200.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from msgspec.structs import replace
+
 from hangwatch.config import Capture, Detector
 from hangwatch.detector import power_level
 from hangwatch.detector.gpu_quorum import has_quorum
@@ -16,6 +18,7 @@ from hangwatch.detector.job_watch import (
 )
 from hangwatch.detector.power_level import GpuPower
 from hangwatch.detector.transitions import Action, TakeCapture, confirm_state
+from hangwatch.detector.watch_parts import Starting
 from hangwatch.model import JobState
 
 RELOOK_MAX_SECONDS = 3600.0  # longest pause between light captures of a job with low power; the first is the hold
@@ -33,9 +36,8 @@ def light_capture_when_due(
     """
     looks = watch.capture_record
     if looks.light_capture_since is not None:
-        is_lost = now - looks.light_capture_since >= CAPTURE_LOST_SECONDS
-        ended = with_capture_record(watch, light_capture_since=None, light_captured_at=now)
-        return (delay_light_captures(ended, settings) if is_lost else watch), ()
+        ended = give_up_lost_light_capture(watch, now)
+        return (watch if ended is watch else delay_light_captures(ended, settings)), ()
     fallen = [gpu for gpu in voters if power_level.is_under_work(gpu, settings)]
     flat = sum(power_level.flat_seconds(gpu, now) >= settings.hold_seconds for gpu in fallen)
     if has_quorum(flat, voters, settings) and _seconds_since(looks.fall_captured_at, now) >= looks.fall_pause_seconds:
@@ -48,8 +50,20 @@ def light_capture_when_due(
         reason = f"its power is low, and no rank was seen progressing for {_low_seconds(watch, now):.0f} s"
     else:
         return watch, ()
+    return _request_light_capture(watch, reason, now)
+
+
+def _request_light_capture(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
     wanted = TakeCapture(job_key=watch.identity.job_key, reason=reason, is_light=True)
     return with_capture_record(watch, light_capture_since=now), (wanted,)
+
+
+def give_up_lost_light_capture(watch: JobWatch, now: float) -> JobWatch:
+    """Return the watch without a light capture that has not ended after 300 s."""
+    since = watch.capture_record.light_capture_since
+    if since is None or now - since < CAPTURE_LOST_SECONDS:
+        return watch
+    return with_capture_record(watch, light_capture_since=None, light_captured_at=now)
 
 
 def delay_light_captures(watch: JobWatch, settings: Detector) -> JobWatch:
@@ -74,6 +88,18 @@ def _seconds_since(glanced_at: float | None, now: float) -> float:
 
 def _low_seconds(watch: JobWatch, now: float) -> float:
     return 0.0 if watch.capture_record.low_since is None else now - watch.capture_record.low_since
+
+
+def light_capture_at_start(
+    watch: JobWatch, start: Starting, now: float, settings: Detector
+) -> tuple[JobWatch, tuple[Action, ...]]:
+    """Request a light capture of a starting job if it is due: after `hold_seconds`, then again and again."""
+    watch = replace(give_up_lost_light_capture(watch, now), phase=start)
+    looks, began = watch.capture_record, watch.identity.began
+    last = max(began, watch.since, looks.light_captured_at or 0.0)
+    if looks.light_capture_since is not None or now - last < max(settings.hold_seconds, start.capture_pause_seconds):
+        return watch, ()
+    return _request_light_capture(watch, f"it is not busy, {now - began:.0f} s after its start", now)
 
 
 def capture_when_due(watch: JobWatch, now: float) -> tuple[JobWatch, tuple[Action, ...]]:

@@ -46,7 +46,8 @@ class MotionCount(Value, frozen=True):
     * `places`: the places of the awaited ranks, see `known_pauses`.
     * `stays`: the ranks that stay between a few lines of code. Only several captures show if these ranks progress.
       `settled`: number of ranks that have stayed there for minutes.
-    * `waits_elsewhere`: all ranks wait for ranks of other nodes, see `verdict.remote_wait`.
+    * `waits_elsewhere`: all ranks wait for ranks of other nodes, see `verdict.remote_wait`. `is_in_rendezvous`: all
+      ranks wait for other ranks to join.
     * `sleepers_text`: a text on the sleeping ranks, which are not judged until they wake.
     """
 
@@ -65,6 +66,7 @@ class MotionCount(Value, frozen=True):
     stays: Mapping[RankId, CodeRegion] = field(default_factory=dict)
     settled: int = 0
     waits_elsewhere: bool = False
+    is_in_rendezvous: bool = False
     sleepers_text: str = ""
 
     @property
@@ -264,7 +266,8 @@ def should_page(watch: JobWatch, now: float, settings: Detector) -> bool:
       of a known pause it pages later, see `known_pauses`.
     * A stalled job pages only after a capture that found a stack or judged a rank.
     * A job at rest (suspended, over) pages like a stalled job, but only if other nodes have ranks of the job.
-    * A job that waits for other nodes pages like a stalled job, and at the latest before its collective timeout.
+    * A job that waits for other nodes pages like a stalled job, and at the latest before its collective timeout. At its
+      start, and as a launcher without ranks, it pages `startup_no_ranks_hold_seconds` after it began.
     """
     if watch.state is JobState.HUNG:
         is_confirmed = watch.suspicion is not None and watch.suspicion.frozen_captures >= settings.confirming_captures
@@ -276,8 +279,21 @@ def should_page(watch: JobWatch, now: float, settings: Detector) -> bool:
         return False
     if watch.state in RESTING_STATES and not watch.identity.has_ranks_on_other_nodes:
         return False
+    if _waits_for_nodes_at_start(watch):
+        return now - watch.identity.began >= settings.startup_no_ranks_hold_seconds
     hold = settings.stalled_hold_seconds if watch.power.was_busy else settings.startup_stalled_hold_seconds
     return now - stalled_since >= hold or _ends_itself_soon(watch, now)
+
+
+def _waits_for_nodes_at_start(watch: JobWatch) -> bool:
+    """True for a launcher without ranks, or ranks that wait in a rendezvous for ranks of other nodes.
+
+    torchrun ends after ten minutes of this wait.
+    """
+    if not watch.identity.has_ranks:
+        return True
+    is_in_rendezvous = watch.suspicion is not None and watch.suspicion.is_in_rendezvous
+    return is_in_rendezvous and watch.state is JobState.WAITS_ELSEWHERE and not watch.power.was_busy
 
 
 def _ends_itself_soon(watch: JobWatch, now: float) -> bool:

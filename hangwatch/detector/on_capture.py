@@ -22,7 +22,7 @@ from hangwatch.detector.job_watch import (
     with_suspicion,
 )
 from hangwatch.detector.transitions import Action, begin_suspicion, confirm_state, enter_state, plan_next_capture
-from hangwatch.detector.watch_parts import GLANCE_SECONDS
+from hangwatch.detector.watch_parts import GLANCE_SECONDS, Starting
 from hangwatch.model import CodeRegion, JobState, RankId
 
 STANDSTILL_HOLDS = 2.0  # a rank that stays between the same few lines for this many holds is not judged
@@ -83,7 +83,8 @@ def _judge(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -
     """
     before = 0 if watch.suspicion is None else watch.suspicion.frozen_captures
     frozen_captures = before + 1 if seen.frozen == seen.total > 0 else 0
-    watch = _with_places(with_suspicion(watch, frozen_captures=frozen_captures), seen.places)
+    watch = with_suspicion(watch, frozen_captures=frozen_captures, is_in_rendezvous=seen.is_in_rendezvous)
+    watch = _with_places(watch, seen.places)
     if _are_late(watch, seen, now, settings):
         message = f"{seen.absent} of {seen.total} ranks have not started yet"
         return confirm_state(watch, JobState.STALLED, message, now, settings)
@@ -164,6 +165,8 @@ def apply_light_capture(
     watch = with_capture_record(
         with_power(watch, is_serving=seen.serves), light_capture_since=None, light_captured_at=now
     )
+    if isinstance(watch.phase, Starting):
+        return _judge_start(watch, watch.phase, seen, now, settings), ()
     if watch.state is not JobState.TRAINING:
         return watch, ()
     watch, seen = _correct_by_earlier_captures(watch, seen, now, settings)
@@ -178,6 +181,15 @@ def apply_light_capture(
     if seen.with_stack * 2 >= seen.total > 0:
         watch = drop_low_baselines(watch, settings)
     return delay_light_captures(watch, settings), ()
+
+
+def _judge_start(watch: JobWatch, start: Starting, seen: MotionCount, now: float, settings: Detector) -> JobWatch:
+    """Return the watch of a starting job after a light capture. Power proves nothing yet, so nothing is learned."""
+    is_frozen = seen.frozen == seen.total > 0 and not _are_late(watch, seen, now, settings)
+    if is_frozen and not seen.serves and seen.resting is not JobState.SUSPENDED:
+        return replace(watch, phase=replace(start, frozen_captures=start.frozen_captures + 1, capture_pause_seconds=0))
+    pause = 2 * max(settings.hold_seconds, start.capture_pause_seconds)
+    return replace(watch, phase=replace(start, frozen_captures=0, capture_pause_seconds=pause))
 
 
 def find_settled_ranks(

@@ -14,6 +14,7 @@ from hangwatch.detector.capture_due import (
     capture_before_timeout,
     capture_when_due,
     give_up_lost_capture,
+    light_capture_at_start,
     light_capture_when_due,
 )
 from hangwatch.detector.gpu_quorum import has_fallen, has_quorum, is_back, is_down, is_quiet, quiet_uuids
@@ -24,6 +25,8 @@ from hangwatch.detector.watch_parts import Recovered, Silence, Starting, Unknown
 from hangwatch.model import GpuSample, JobState
 
 RECOVERED_SHOWN_SECONDS = 60.0  # long enough to be seen by a Prometheus that scrapes every 15 or 30 s
+FROZEN_START_CAPTURES, FROZEN_START_HOLDS = 2, 2.5  # a page 300 s after the start, with the default hold of 120 s
+WARNED_RATIO = 0.5  # a job without ranks warns after this part of its hold, and pages after the whole of it
 SAMPLE_GAP_SECONDS = 10.0  # a longer gap between samples does not count as quiet time
 _BY_POWER = frozenset({JobState.STARTING, JobState.TRAINING, JobState.QUIET, JobState.RECOVERED})
 _NOT_KNOWN = "none of its GPUs can be read: hangwatch does not detect a hang of this job"
@@ -99,7 +102,8 @@ def _without_readings(watch: JobWatch, now: float, settings: Detector) -> tuple[
 
 def _without_ranks(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
     """Change the state of a launcher without ranks. It draws no power: a capture is due if its start takes too long."""
-    if watch.state is JobState.STARTING and _is_start_over(watch, now, settings):
+    is_due = now - watch.identity.began >= settings.startup_no_ranks_hold_seconds * WARNED_RATIO
+    if watch.state is JobState.STARTING and is_due:
         return begin_suspicion(
             watch, f"no rank, {now - watch.identity.began:.0f} s after its launcher began to wait", now
         )
@@ -117,18 +121,25 @@ def _starting(
             with_power(watch, was_busy=True, gpus=learnt), JobState.TRAINING, "the GPUs are working", now
         )
     over_since = _over_fixed_threshold_since(watch, voters, now, settings)
-    watch = replace(watch, phase=Starting(over_since=over_since))
+    before = watch.phase if isinstance(watch.phase, Starting) else Starting()
+    start = replace(before, over_since=over_since)
     if over_since is not None and now - over_since >= settings.hold_seconds:
         ratio = settings.quiet_watts_ratio_of_limit
         return enter_state(watch, JobState.TRAINING, f"the GPUs draw more than {ratio:.0%} of their limit", now)
-    if _is_start_over(watch, now, settings):
+    if _is_start_over(watch, start, now, settings):
         return begin_suspicion(watch, f"not busy, {now - watch.identity.began:.0f} s after its start", now)
-    return watch, ()
+    return light_capture_at_start(watch, start, now, settings)
 
 
-def _is_start_over(watch: JobWatch, now: float, settings: Detector) -> bool:
-    """True if the job's start has taken longer than the startup hold, and its state is at least `hold_seconds` old."""
-    return now - watch.identity.began >= settings.startup_hold_seconds and now - watch.since >= settings.hold_seconds
+def _is_start_over(watch: JobWatch, start: Starting, now: float, settings: Detector) -> bool:
+    """True if the job's start has taken too long, and its state is at least `hold_seconds` old.
+
+    It may take `startup_hold_seconds`, or 2.5 holds if no rank progressed in two consecutive light captures.
+    """
+    hold = settings.startup_hold_seconds
+    if start.frozen_captures >= FROZEN_START_CAPTURES:
+        hold = min(hold, FROZEN_START_HOLDS * settings.hold_seconds)
+    return now - watch.identity.began >= hold and now - watch.since >= settings.hold_seconds
 
 
 def _over_fixed_threshold_since(
@@ -265,7 +276,7 @@ def _shift_timers(watch: JobWatch, gap: float) -> JobWatch:
     gpus = {uuid: power_level.end_flat_run(gpu) for uuid, gpu in watch.power.gpus.items()}
     watch = with_capture_record(with_power(watch, gpus=gpus), low_since=moved(watch.capture_record.low_since))
     if isinstance(watch.phase, Starting):
-        watch = replace(watch, phase=Starting(over_since=moved(watch.phase.over_since)))
+        watch = replace(watch, phase=replace(watch.phase, over_since=moved(watch.phase.over_since)))
     if watch.silence is not None:
         watch = replace(watch, silence=replace(watch.silence, since=watch.silence.since + gap))
     if watch.open_incident is not None:

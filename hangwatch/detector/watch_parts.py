@@ -101,9 +101,16 @@ class CaptureRecord(Value, frozen=True):
 
 
 class Starting(Value, frozen=True):
-    """The part of the state starting. `over_since`: time since which the job draws more than the fixed threshold."""
+    """The part of the state starting.
+
+    * `over_since`: time since which the job draws more than the fixed threshold.
+    * `frozen_captures`: number of consecutive light captures in which no rank progressed.
+    * `capture_pause_seconds`: the pause before the next light capture. It doubles after one in which a rank progressed.
+    """
 
     over_since: float | None = None
+    frozen_captures: int = 0
+    capture_pause_seconds: float = 0.0
 
 
 class Recovered(Value, frozen=True):
@@ -140,6 +147,7 @@ class Suspicion(Value, frozen=True):
     * `places`: the places of the awaited ranks, see `known_pauses`.
     * `moved_ranks`: the ranks that a capture has seen progressing. They matter for a job that was never busy,
       because the power of such a job proves nothing.
+    * `is_in_rendezvous`: the last capture found all ranks in a rendezvous.
     * `timeout_capture_at`: time of the request for a capture before the collective timeout.
     * `sleepers`: the ranks that the last captures found asleep.
     """
@@ -149,6 +157,7 @@ class Suspicion(Value, frozen=True):
     frozen_captures: int = 0
     places: frozenset[str] = frozenset()
     moved_ranks: frozenset[RankId] = frozenset()
+    is_in_rendezvous: bool = False
     timeout_capture_at: float | None = None
     sleepers: Mapping[RankId, Sleeper] = field(default_factory=dict)
 

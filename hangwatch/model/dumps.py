@@ -18,7 +18,8 @@ class ThreadCounters(Value, frozen=True):
     `cpu_seconds` is user and system time, `system_seconds` system time only. `delay_seconds` is the time in which the
     thread was ready to run and waited for a core. A context switch is voluntary if the thread began to sleep or wait,
     else involuntary. `io_bytes` is the larger of two counters: bytes of read and write calls, which count when a call
-    returns, and bytes from and to storage, which count at once. Receive and send calls do not count.
+    returns, and bytes from and to storage, which count at once. Receive and send calls do not count. `faulted_bytes`
+    are the bytes of mapped memory that its page faults made present, at least.
     """
 
     read_monotonic_seconds: float
@@ -28,6 +29,7 @@ class ThreadCounters(Value, frozen=True):
     voluntary_switches: int | None = None
     involuntary_switches: int | None = None
     io_bytes: int | None = None
+    faulted_bytes: int | None = None
 
 
 class AwaitedThread(Value, frozen=True):

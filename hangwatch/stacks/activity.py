@@ -37,6 +37,8 @@ Mark = Literal[
     "pickles",
 ]
 
+RENDEZVOUS = "rendezvous"
+"""The activity of a rank that waits for other ranks to join."""
 GPU_SYNC = "gpu_sync"
 """The activity of a rank in a call that waits for its GPU."""
 SERVING = "serving"

@@ -140,6 +140,12 @@ class _Measurements(NamedTuple):
         """True if `used` has enough bytes per second to count as progress."""
         return exceeds(used.io_bytes, self.settings.motion_io_bytes_per_second)
 
+    @property
+    def faults_pages(self) -> bool:
+        """True if the main thread reads mapped memory: its page faults bring enough bytes, and it is in no wait."""
+        is_waiting = self.awaited in ("ranks", "gpu")
+        return not is_waiting and exceeds(self.main.faulted_bytes, self.settings.motion_io_bytes_per_second)
+
     def is_in(self, states: frozenset[str]) -> bool:
         """True if the kernel showed the main thread in one of these states in every round."""
         return all(dump.state in states for dump in self.rank.rounds)
@@ -200,7 +206,7 @@ def _has_ended(rank: RankDump) -> bool:
 def _classify_by_stack(seen: _Measurements) -> Signature:
     if _computes(seen.places, seen.main, seen.main_rates, seen.settings):
         return Signature.COMPUTES
-    if seen.carries(seen.main_rates):
+    if seen.carries(seen.main_rates) or seen.faults_pages:
         return Signature.TRANSFERS
     if seen.gpu_works:
         return Signature.GPU_WORKS
@@ -264,6 +270,8 @@ def _may_carry_for_others(seen: _Measurements, signature: Signature) -> bool:
     """True if carried bytes are the only sign that the rank works, and its main thread may not be waiting for them."""
     if signature is not Signature.TRANSFERS or seen.awaited is not None or seen.is_in(BLOCKED_STATES):
         return False
+    if seen.faults_pages:
+        return False
     return not seen.gpu_works and not seen.is_gpu_power_ambiguous and not seen.workers_work
 
 
@@ -316,7 +324,7 @@ def _classify_without_stack(seen: _Measurements, *, mount_holds_job: bool) -> Si
     if seen.is_in(BLOCKED_STATES | STOPPED_STATES) and not exceeds(
         seen.main_rates.cpu_ratio, seen.settings.motion_cpu_ratio
     ):
-        return Signature.TRANSFERS if seen.carries(seen.main_rates) else Signature.BLOCKED
+        return Signature.TRANSFERS if seen.carries(seen.main_rates) or seen.faults_pages else Signature.BLOCKED
     rank, total = seen.rank, seen.total
     if rank.silent_mount is None or len(rank.rounds) < _ROUNDS_OF_SLEEP:
         return Signature.UNKNOWN

@@ -27,7 +27,8 @@ class MainRates(NamedTuple):
 
     `cpu_ratio` is a ratio of one core. `runnable_ratio` adds the time in which the thread waited for a core. `switches`
     are voluntary context switches per second. `polls` is true if the thread switched voluntarily in every interval and
-    often enough. `is_in_kernel` is true if more than half of its CPU time was system time.
+    often enough. `is_in_kernel` is true if more than half of its CPU time was system time. `faulted_bytes` are those of
+    its page faults per second.
     """
 
     cpu_ratio: float | None = None
@@ -35,6 +36,7 @@ class MainRates(NamedTuple):
     switches: float | None = None
     polls: bool = False
     is_in_kernel: bool = False
+    faulted_bytes: float | None = None
 
 
 def measure_main_thread(rounds: Sequence[ProcessDump]) -> MainRates:
@@ -54,6 +56,11 @@ def measure_main_thread(rounds: Sequence[ProcessDump]) -> MainRates:
         for one, two in known
         if one.voluntary_switches is not None and two.voluntary_switches is not None
     ]
+    faulted = [
+        max(0, two.faulted_bytes - one.faulted_bytes)
+        for one, two in known
+        if one.faulted_bytes is not None and two.faulted_bytes is not None
+    ]
     often = sum(switches) >= max(_FEWEST_POLLS, POLLS_PER_SECOND * seconds)
     return MainRates(
         cpu_ratio=cpu / seconds,
@@ -61,6 +68,7 @@ def measure_main_thread(rounds: Sequence[ProcessDump]) -> MainRates:
         switches=sum(switches) / seconds if switches else None,
         polls=often and min(switches) > 0,
         is_in_kernel=system > cpu / 2,
+        faulted_bytes=sum(faulted) / seconds if faulted else None,
     )
 
 

@@ -12,6 +12,7 @@ from hangwatch.detector import job_watch, sleepers, standstill
 from hangwatch.detector.job_watch import JobWatch, MotionCount
 from hangwatch.detector.known_pauses import find_places
 from hangwatch.model import Grouping, Motion
+from hangwatch.stacks.activity import RENDEZVOUS
 from hangwatch.stacks.idle_reasons import find_resting_state, has_no_task, is_serving
 from hangwatch.state.actions import Action, SaveIncident
 from hangwatch.state.board import Snapshot
@@ -38,6 +39,7 @@ def record_capture(
         count_motion(look.grouping),
         started_since=came,
         places=find_places(look.grouping, look.verdict.named),
+        is_in_rendezvous=all(group.activity == RENDEZVOUS for group in look.grouping.groups),
         waits_elsewhere=waits_for_other_nodes(
             look.grouping, look.verdict, has_ranks_on_other_nodes=entry.job.has_ranks_on_other_nodes
         ),

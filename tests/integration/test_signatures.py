@@ -40,6 +40,13 @@ SPINS = (
     "import hashlib\nready()\nhashlib.pbkdf2_hmac('sha256', b'a', b'b', (1 << 31) - 1)"  # one C call, without the GIL
 )
 PYTHON_SPINS = "ready()\nwhile True: pass"
+# Each page read of a private mapping without a file is the zero page: faults without memory. 0x4000: MAP_NORESERVE.
+READS_MAPPING = """
+import hashlib, mmap
+mapped = mmap.mmap(-1, 1 << 37, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, prot=mmap.PROT_READ)
+ready()
+hashlib.sha256(mapped)
+"""
 POLLS = "import time\nready()\nwhile True: time.sleep(0.3)"
 SLEEPS_AGAIN = "import time\nready()\nwhile True: time.sleep(1.5)"
 SELECTS_NOTHING = "import select\nready()\nwhile True: select.select([], [], [], 1.5)"
@@ -127,6 +134,7 @@ def measured(job: Job, utilization_ratio: float | None = None) -> Member:
         (SPINS, 1.0, Signature.BEHIND_GPU),
         (SPINS, 0.0, Signature.SPINS),
         (PYTHON_SPINS, 1.0, Signature.SPINS),
+        (READS_MAPPING, 0.0, Signature.TRANSFERS),
         (POLLS, 0.0, Signature.POLLS),
         (SLEEPS_AGAIN, 0.0, Signature.POLLS),
         (SELECTS_NOTHING, 0.0, Signature.POLLS),
@@ -145,6 +153,7 @@ def measured(job: Job, utilization_ratio: float | None = None) -> Member:
         "behind its GPU",
         "spins",
         "spins in Python",
+        "reads a mapping",
         "polls",
         "sleeps longer than between two rounds, again and again",
         "sleeps in select",

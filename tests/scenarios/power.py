@@ -13,6 +13,7 @@ from hangwatch.model import Awaited, Waiting
 from tests.scenarios.simulation import SETTINGS, Doing, Node
 
 HOUR = 3600.0
+START_SECONDS = 360.0  # from the start of a job to the page, if it hangs at its start
 NOON = 12 * HOUR + 120.0  # all ranks train at this time
 DAY = 24 * HOUR
 
@@ -82,6 +83,7 @@ _MEET = (
     "<module> (torchrun)",
 )
 _OWN_LOOP = ("next_question (answers.py)", "main (answers.py)", "<module> (answers.py)")
+_LOAD = ("get_tensor (safetensors/torch.py)", "load_model (pretrain.py)", *_MAIN[1:])
 _POLL = ("wait_for_file (pretrain.py)", *_MAIN[1:])
 _DOWNLOAD = ("read (ssl.py)", "download_shards (prepare.py)", *_MAIN[1:])
 
@@ -117,6 +119,7 @@ LOCKED = Doing((_LOCK,), watts=84.0, utilization_ratio=0.0)
 SPINS = Doing((_SPIN,), watts=84.0, utilization_ratio=0.0, cpu_ratio=1.0, state="R")
 IN_DRIVER = Doing((_SYNCHRONIZE,), watts=68.0, utilization_ratio=0.0, state="D")
 STARTS = Doing((_DOWNLOAD,), watts=72.0, utilization_ratio=0.0, cpu_ratio=0.1, io_bytes_per_second=1e6)
+READS_MAPPED = Doing((_LOAD,), watts=78.0, utilization_ratio=0.0, state="D", faulted_bytes_per_second=4e6)
 STUCK_READING = Doing((_READ_SHARD,), watts=84.0, utilization_ratio=0.0, state="D")
 MEETS = Doing((_MEET,), watts=0.0, utilization_ratio=0.0, switches_per_second=1.0, peers=0)
 SERVES_ITSELF = Doing((_OWN_LOOP,), watts=80.0, utilization_ratio=0.0, peers=0, serves=True)
@@ -426,7 +429,7 @@ HANG_SCENARIOS = (
         "rank 6 never joins; the job never drew any power",
         "hang",
         Node(lambda gpu, _t: LOCKED if gpu == 6 else JOINS),
-        (Expected("starting → suspected → hung", True, (6,), 930.0),),
+        (Expected("starting → suspected → hung", True, (6,), START_SECONDS),),
         1200.0,
         trouble_at=0.0,
     ),
@@ -457,7 +460,7 @@ HANG_SCENARIOS = (
         "rank 7 ends while all join",
         "hang",
         Node(lambda gpu, t: JOINS if gpu < 7 or t < 60 else None),
-        (Expected("starting → suspected → hung", True, (7,), 930.0),),
+        (Expected("starting → suspected → hung", True, (7,), START_SECONDS),),
         1200.0,
         trouble_at=0.0,
     ),
@@ -489,9 +492,27 @@ HANG_SCENARIOS = (
             jobs=(("job", range(0)),),
             waiting=Waiting(launcher="torchrun", run_id="pretrain", nodes="2", endpoint="10.0.0.1:29400"),
         ),
-        (Expected("starting → suspected → stalled", True, (), 8115.0),),
-        3 * HOUR,
+        (Expected("starting → suspected → stalled", True, (), 600.0),),
+        HOUR,
         trouble_at=0.0,
+    ),
+    PowerScenario(
+        "ranks that wait for those of another node",
+        "eight of sixteen ranks wait in the rendezvous; the other node never comes",
+        "hang",
+        Node(lambda _gpu, _t: JOINS, elsewhere=8),
+        (Expected("starting → suspected → waits_elsewhere", True, (), 600.0),),
+        HOUR,
+        trouble_at=0.0,
+    ),
+    PowerScenario(
+        "hang in the first collective",
+        "after a minute of loading rank 3 waits for a lock, and the others wait for it in the first collective",
+        "hang",
+        Node(lambda gpu, t: STARTS if t < 60 else LOCKED if gpu == 3 else WAITS),
+        (Expected("starting → suspected → hung", True, (3,), START_SECONDS),),
+        HOUR,
+        trouble_at=60.0,
     ),
     PowerScenario(
         "light job hangs",
@@ -829,6 +850,30 @@ HEALTHY_SCENARIOS = (
         _between(HOUR, HOUR + 1200, None, EVALUATES, EVALUATES),
         (Expected(TAUGHT),),
         HOUR + 1800,
+    ),
+    PowerScenario(
+        "a node that joins after 8 minutes",
+        "eight of sixteen ranks wait for the others in the rendezvous",
+        "healthy",
+        Node(lambda _gpu, t: TRAINS if t >= 480 else JOINS, elsewhere=8),
+        (Expected("starting → suspected → waits_elsewhere → recovered → training"),),
+        HOUR,
+    ),
+    PowerScenario(
+        "first-step compile on one rank",
+        "rank 0 compiles for 10 minutes before the first step, the others wait for it",
+        "healthy",
+        _startup(600, COMPILES, WAITS_AT_BARRIER),
+        (Expected("starting → training"),),
+        HOUR,
+    ),
+    PowerScenario(
+        "a model that is mapped",
+        "all ranks read their model through mmap for 6 minutes: one line, no call, page faults in D state",
+        "healthy",
+        _startup(360, READS_MAPPED, READS_MAPPED),
+        (Expected("starting → training"),),
+        HOUR,
     ),
     PowerScenario(
         "first-step compile",

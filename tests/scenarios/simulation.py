@@ -57,7 +57,8 @@ class Doing:
 
     The rounds of a capture see the stacks in turn. `main_cpu_ratio` and `switches_per_second` are those of the main
     thread; a spinning thread hardly switches. A rank that `sleeps` is in a sleep in every round. A rank in a write
-    sends `device_bytes_per_second` to the device. A rank that `serves` waits on a listening socket.
+    sends `device_bytes_per_second` to the device. A rank that reads mapped memory has page faults for
+    `faulted_bytes_per_second`. A rank that `serves` waits on a listening socket.
     """
 
     stacks: tuple[tuple[str, ...], ...]
@@ -70,6 +71,7 @@ class Doing:
     switches_per_second: float = 0.0
     socket_bytes_per_second: float = 0.0
     device_bytes_per_second: float | None = None
+    faulted_bytes_per_second: float = 0.0
     nvlink_bytes_per_second: float | None = None
     pcie_bytes_per_second: float | None = None
     awaited: Awaited | None = None
@@ -241,6 +243,7 @@ class _Daemon:
         self._io_bytes = dict.fromkeys(self._places, 0.0)
         self._socket_bytes = dict.fromkeys(self._places, 0.0)
         self._device_bytes = dict.fromkeys(self._places, 0.0)
+        self._faulted_bytes = dict.fromkeys(self._places, 0.0)
 
     def second(self, t: float) -> None:
         self._count(t)
@@ -278,6 +281,7 @@ class _Daemon:
                 self._io_bytes[gpu] += doing.io_bytes_per_second
                 self._socket_bytes[gpu] += doing.socket_bytes_per_second
                 self._device_bytes[gpu] += doing.device_bytes_per_second or 0.0
+                self._faulted_bytes[gpu] += doing.faulted_bytes_per_second
 
     def _discover(self, t: float) -> None:
         self._snapshot, actions = steps.record_scan(self._snapshot, self.node.found_jobs(t), t, UNIX_START + t)
@@ -345,6 +349,7 @@ class _Daemon:
             read_monotonic_seconds=t,
             cpu_seconds=self._main_cpu_seconds[gpu],
             voluntary_switches=int(self._switches[gpu]),
+            faulted_bytes=int(self._faulted_bytes[gpu]),
         )
         return ProcessDump(
             taken_monotonic_seconds=t,

@@ -179,7 +179,7 @@ def test_a_gap_at_the_start_is_no_start_up_time() -> None:
     played.feed(1, 90.0, every=600).feed(480, 90.0)
     assert played.watch.state is JobState.STARTING
     played.feed(10, 90.0)
-    assert played.take()[0] == went(JobState.STARTING, JobState.SUSPECTED, "not busy, 500 s after its start")
+    assert played.take()[-2] == went(JobState.STARTING, JobState.SUSPECTED, "not busy, 500 s after its start")
 
 
 def test_the_gap_that_is_allowed_may_be_given() -> None:
@@ -201,11 +201,56 @@ def test_job_found_late_gets_the_ordinary_hold(found_at: float, started: float |
     assert played.watch.state is JobState.STARTING
     played.feed(1, 90.0)
     assert played.watch.state is JobState.SUSPECTED
-    move, capture = played.take()
+    *lights, move, capture = played.take()
+    assert all(isinstance(light, TakeCapture) and light.is_light for light in lights)
     assert isinstance(move, Transition)
     assert move.message == f"not busy, {suspected_at - min(0.0, started or 0.0):.0f} s after its start"
     assert capture == TakeCapture(job_key="key", reason=move.message)
     assert (played.watch.quiet_since, played.watch.suspicion.fell) == (min(0.0, started or 0.0), False)
+
+
+FROZEN = {"frozen": 2}
+MOVES = {"frozen": 1, "moving": 1}
+
+
+@pytest.mark.parametrize(
+    ("seen", "asked_at", "suspected_at"),
+    [
+        ([FROZEN, FROZEN], [60, 120], 150),
+        ([MOVES, FROZEN, FROZEN], [60, 180, 240], 241),
+        ([FROZEN, MOVES, FROZEN], [60, 120, 240, 300], 500),
+        ([MOVES, MOVES, MOVES], [60, 180, 420], 500),
+        ([{"frozen": 1, "unknown": 1}], [60, 180], 500),
+        ([FROZEN, {**FROZEN, "serves": True}], [60, 120, 240], 500),
+        ([FROZEN, {**FROZEN, "resting": JobState.SUSPENDED}], [60, 120, 240], 500),
+        ([FROZEN, {"frozen": 3, "absent": 1}], [60, 120, 240], 500),
+    ],
+)
+def test_start_is_suspected_early_if_two_light_captures_in_a_row_find_it_frozen(
+    seen: list[dict[str, object]], asked_at: list[int], suspected_at: int
+) -> None:
+    played, asked = Played(), []
+    for second in range(1, suspected_at + 1):
+        played.feed(1, 90.0)
+        assert (played.watch.state is JobState.SUSPECTED) == (second == suspected_at)
+        for capture in (action for action in played.take() if isinstance(action, TakeCapture) and action.is_light):
+            assert capture.reason == f"it is not busy, {second} s after its start"
+            asked.append(second)
+            if len(asked) <= len(seen):
+                found = MotionCount(**{"moving": 0, **seen[len(asked) - 1]})  # type: ignore[arg-type]
+                played._take(*detector.apply_light_capture(played.watch, found, played.now, played.rules))
+    assert asked == asked_at
+    assert not played.pages
+
+
+def test_ranks_in_a_rendezvous_with_other_nodes_page_after_their_own_hold() -> None:
+    rules = replace(RULES, startup_no_ranks_hold_seconds=540)
+    played, other = (Played(rules).feed(500, 90.0) for _ in range(2))
+    played.captured(frozen=2, waits_elsewhere=True, is_in_rendezvous=True).feed(39, 90.0)
+    assert (played.watch.state, played.pages) == (JobState.WAITS_ELSEWHERE, False)
+    assert played.feed(1, 90.0).pages
+    other.captured(frozen=2, waits_elsewhere=True).feed(100, 90.0)
+    assert (other.watch.state, other.pages) == (JobState.WAITS_ELSEWHERE, False), "in its first collective"
 
 
 @pytest.mark.parametrize(("busy", "works"), [(1, False), (2, True)])

@@ -93,6 +93,7 @@ def dumps(  # noqa: PLR0913 - a counter each, and most tests set one
     dump_switches: int = 0,
     gil: bool | None = None,
     main_io: float | None = None,
+    faulted: float | None = None,
     **more: object,
 ) -> tuple[ProcessDump, ...]:
     """Return one round for each stack, 5 s apart. An empty stack is a failed dump.
@@ -111,6 +112,7 @@ def dumps(  # noqa: PLR0913 - a counter each, and most tests set one
             delay_seconds=delay * at,
             voluntary_switches=int(switches * at) + dump_switches * dumped,
             io_bytes=None if main_io is None else int(main_io * at),
+            faulted_bytes=None if faulted is None else int(faulted * at),
         )
 
     return tuple(
@@ -179,6 +181,9 @@ AT_LOADER = dumps([LOADER] * 3, switches=0.2)
         ("stopped by a tracer, and undumpable", rank(dumps([[], []], state="t")), Signature.STOPPED),
         ("blocked", rank(dumps(STILL)), Signature.BLOCKED),
         ("blocked in D", rank(dumps(STILL, state="D")), Signature.BLOCKED),
+        ("in D, and mapped pages come", rank(dumps(STILL, state="D", faulted=1e6)), Signature.TRANSFERS),
+        ("in D, and hardly a page comes", rank(dumps(STILL, state="D", faulted=4096.0)), Signature.BLOCKED),
+        ("undumpable in D, and pages come", rank(dumps([[], []], state="D", faulted=1e6)), Signature.TRANSFERS),
         ("undumpable in D", rank(dumps([[], []], state="D")), Signature.BLOCKED),
         ("undumpable in D, yet it used CPU", rank(dumps([[], []], cpu=0.5, state="D")), Signature.UNKNOWN),
         ("undumpable in D, and what it reads comes", rank(dumps([[], []], io=1e6, state="D")), Signature.TRANSFERS),
@@ -321,6 +326,7 @@ BESIDE = {"io": 1e5, "main_io": 0.0, "rank_bytes": 0.0}  # a side thread writes 
     ("name", "stack_dump", "expected"),
     [
         ("waits in a collective", rank(dumps(IN_COLLECTIVE, **BESIDE)), Signature.BLOCKED),
+        ("the same, with page faults", rank(dumps(IN_COLLECTIVE, faulted=1e6, **BESIDE)), Signature.BLOCKED),
         ("the same, and a side thread computes",
          rank(dumps(IN_COLLECTIVE, cpu=0.3, main=0.0, **BESIDE)), Signature.BLOCKED),
         ("the same, and its loader works ahead",

@@ -20,6 +20,7 @@ from hangwatch.probes.process import process_memory, procfs, system_calls
 MOST_DESCRIPTORS = 1024  # of one poll, select or epoll
 
 _F_OFD_SETLKW = 38
+_READ_AHEAD_BYTES = 128 << 10  # read by a major page fault: read_ahead_kb of Documentation/ABI/stable/sysfs-block
 _MOST_PIDS = 1 << 22  # PID_MAX_LIMIT
 _MOST_PATH_BYTES = 512
 _MOST_THREADS = 65536
@@ -38,6 +39,7 @@ def read_counters(pid: int, proc_root: Path, thread: int | None = None) -> Threa
     fields = stat.rpartition(")")[2].split()
     if len(fields) < 13 or not status:
         return None
+    minor_faults, major_faults = int(fields[7]), int(fields[9])
     ticks = os.sysconf("SC_CLK_TCK")
     user_seconds, system_seconds = int(fields[11]) / ticks, int(fields[12]) / ticks
     on_core = sched.split()
@@ -50,6 +52,7 @@ def read_counters(pid: int, proc_root: Path, thread: int | None = None) -> Threa
         voluntary_switches=pseudo_files.number(switches.get("voluntary_ctxt_switches")),
         involuntary_switches=pseudo_files.number(switches.get("nonvoluntary_ctxt_switches")),
         io_bytes=None if called is None else max(called, stored or 0),
+        faulted_bytes=minor_faults * os.sysconf("SC_PAGE_SIZE") + major_faults * _READ_AHEAD_BYTES,
     )
 
 

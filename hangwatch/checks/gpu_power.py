@@ -81,8 +81,13 @@ def _lowered_limits(gpus: Sequence[GpuSample], settings: Settings) -> Iterable[C
                     "PowerLimitLowered",
                     f"GPU {gpu.index} has a power limit of {limit:.0f} W, other GPUs of this model {usual:.0f} W: "
                     "its job is slower",
-                    f"nvidia-smi -i {gpu.index} -pl {usual:.0f}",
+                    _raise_limit(gpu, usual),
                 )
+
+
+def _raise_limit(gpu: GpuSample, watts: float) -> str:
+    is_amd = gpu.uuid.startswith("AMD-")
+    return f"{'amd-smi set -g' if is_amd else 'nvidia-smi -i'} {gpu.index} {'-o' if is_amd else '-pl'} {watts:.0f}"
 
 
 def table(sample: Sample) -> Rows:
@@ -127,6 +132,6 @@ CHECK = Check(
     points=points,
     judge=judge,
     metrics=(LIMIT_RATIO,),
-    absent="this node has no NVIDIA GPU",
+    absent="this node has no NVIDIA or AMD GPU",
     table=table,
 )

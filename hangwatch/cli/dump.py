@@ -30,7 +30,7 @@ from hangwatch.errors import TemporaryError, UserError
 from hangwatch.jobs import likely_ranks
 from hangwatch.model import GpuSweep, Incident, Job, JobState, RankDump, Verdict, find_jobs
 from hangwatch.probes.gpu import query
-from hangwatch.probes.gpu.sampler import NvmlSampler
+from hangwatch.probes.gpu.node_sampler import NodeSampler, make_sampler
 from hangwatch.probes.node import host
 from hangwatch.probes.process import procfs
 from hangwatch.probes.process.process_scan import ProcessScan
@@ -228,7 +228,7 @@ def dump_request(
 class _LocalDump:
     """One dump of this node. `refused` has the error of each job that the daemon could not dump."""
 
-    def __init__(self, options: DumpOptions, settings: config.Settings, gpus: NvmlSampler) -> None:
+    def __init__(self, options: DumpOptions, settings: config.Settings, gpus: NodeSampler) -> None:
         self._options, self._settings, self._gpus = options, settings, gpus
         self._node, self._activities = host.node_name(), activity.load(settings.activities.rules)
         self._sweep = gpus.wait_for_sweep(GPU_SECONDS)
@@ -478,8 +478,8 @@ def _gpus_by_pid(sweep: GpuSweep | None) -> dict[int, list[int]]:
 
 
 @contextmanager
-def _running_sampler(settings: config.Settings) -> Iterator[NvmlSampler]:
-    gpus = NvmlSampler(sample_seconds=1.0, deadline_seconds=settings.gpu.deadline_seconds)
+def _running_sampler(settings: config.Settings) -> Iterator[NodeSampler]:
+    gpus = make_sampler(sample_seconds=1.0, deadline_seconds=settings.gpu.deadline_seconds)
     gpus.start()
     try:
         yield gpus

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from hangwatch.demo.phases import Phase, PhaseAge
 from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.model import Fault, GpuSample, GpuSweep, SamplerStatus
-from hangwatch.probes.gpu.source import DetailsT
+from hangwatch.probes.gpu.source import NO_DETAILS, DetailsT
 
 LIMIT_WATTS = 700.0
 DRAINED_SECONDS = 1.0  # NVML averages power over a second, and queued kernels continue for a moment
@@ -83,7 +83,7 @@ class SimulatedGpus:
         """Return a fault, because simulated GPUs have no details."""
         return Fault(
             subject="simulated GPUs",
-            reason="NotSimulated",
+            reason=NO_DETAILS,
             detail=f"no {kind.__name__} within {deadline_seconds:g} s: the demo simulates only power",
         )
 

@@ -6,7 +6,7 @@ import msgspec
 
 from hangwatch import words
 from hangwatch.model import Fault, GpuSweep, TrafficSweep
-from hangwatch.probes.gpu.source import NO_DRIVER, DetailsT, GpuSource
+from hangwatch.probes.gpu.source import NO_DETAILS, NO_DRIVER, DetailsT, GpuSource
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.node.pci import nvidia_gpus
 
@@ -28,7 +28,7 @@ def details(node: Node, kind: type[DetailsT]) -> DetailsT | Fault | None:
     reply = node.gpus.query(kind, DEADLINE_SECONDS)
     if not isinstance(reply, Fault):
         return reply
-    if reply.reason == "NotSimulated":
+    if reply.reason == NO_DETAILS:
         return None
     if reply.reason not in NO_DRIVER:
         return reply

@@ -9,11 +9,14 @@ from hangwatch.model import Fault, GpuSweep, SamplerStatus, Value
 NO_DRIVER = ("DriverNotFound", "DriverNotLoaded")
 """Reasons of faults for a node that has no driver, or has not loaded it."""
 
+NO_DETAILS = "NotSimulated"
+"""Reason of faults for a source that has readings of its GPUs and no further details."""
+
 DetailsT = TypeVar("DetailsT", bound=Value)
 
 
 class GpuSource(Protocol):
-    """A source of GPU readings: the NVIDIA driver, or the demo's simulated GPUs."""
+    """A source of GPU readings: the NVIDIA driver, the amdgpu driver, or the demo's simulated GPUs."""
 
     def start(self) -> None:
         """Start sampling. Return at once."""

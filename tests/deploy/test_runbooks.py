@@ -225,25 +225,6 @@ def test_the_line_tracer_of_the_page_follows_one_file(tmp_path: Path) -> None:
     assert "distributed_c10d.py" not in done.stderr
 
 
-def test_lines_that_are_printed_under_the_lock_of_the_page_come_whole(tmp_path: Path) -> None:
-    long = "x" * 100_000  # more than a pipe can hold
-    program = f"{snippet('import fcntl')}\nfor step in range(5): say(step, '{long}')\n"
-    (tmp_path / "train.py").write_text(program)
-    read, write = os.pipe()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "train.py"], cwd=tmp_path, stdout=write, env={**os.environ, "RANK": str(rank)}
-        )
-        for rank in range(4)
-    ]
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        lines = pipe.read().splitlines()
-    assert [rank.wait(60) for rank in ranks] == [0] * 4
-    said = sorted(re.fullmatch(rf"\[{os.uname().nodename}:(\d)\] (\d) {long}", line).groups() for line in lines)  # type: ignore[union-attr]
-    assert said == [(str(rank), str(step)) for rank in range(4) for step in range(5)]
-
-
 READER = """
 import faulthandler, os, signal, sys
 REGISTER

@@ -72,13 +72,12 @@ class AmdSampler:
     def status(self) -> SamplerStatus:
         """Return the state of the sampling itself."""
         latest = self._latest
-        last = None if latest is None else latest.taken_monotonic_seconds
-        seconds = time.monotonic() - (self._started if last is None else last)
+        seconds = time.monotonic() - (self._started if latest is None else latest.taken_monotonic_seconds)
         if seconds <= self._silence_seconds:
-            return SamplerStatus(alive=latest is not None, last_answer_monotonic_seconds=last)
+            return SamplerStatus(alive=latest is not None)
         detail = f"the amdgpu driver has not responded for {seconds:.0f} s"
         fault = Fault(subject="driver", reason="Stalled", detail=detail, remedy=_REMEDY)
-        return SamplerStatus(stalled=True, fault=fault, last_answer_monotonic_seconds=last)
+        return SamplerStatus(stalled=True, fault=fault)
 
     def query(self, kind: type[DetailsT], deadline_seconds: float) -> DetailsT | Fault:
         """Return the newest sweep, or a fault: other details are not read from AMD GPUs."""
@@ -193,5 +192,5 @@ def _find_addresses(nodes: Path) -> Iterator[tuple[int, str]]:
             yield gpu_id, f"{values.get('domain', 0):04x}:{place >> 8 & 255:02x}:{device:02x}.{function}"
 
 
-def _listed(found: tuple[str, ...] | Fault | None) -> tuple[str, ...]:
-    return found if isinstance(found, tuple) else ()
+def _listed(names: tuple[str, ...] | Fault | None) -> tuple[str, ...]:
+    return names if isinstance(names, tuple) else ()

@@ -129,7 +129,7 @@ def first_compile(directory: Path) -> tuple[Observed, ...]:
 
 def hang_at_start(directory: Path) -> tuple[Observed, ...]:
     node = SimulatedNode(RANKS, worker=WORKER, first_order="all join-late 3")
-    with staged(settings(directory, startup_hold_seconds=3.0), node) as (stage,):
+    with staged(settings(directory), node) as (stage,):  # two light captures end the start long before its hold
         return (stage.until_page().observed(),)
 
 
@@ -362,7 +362,7 @@ PROCESS_SCENARIOS = (
         "rank 3 waits for a lock before the first step",
         "hang",
         hang_at_start,
-        (Expected("suspected → hung", True, (3,), 20.0),),
+        (Expected("suspected → hung", True, (3,), 40.0),),
     ),
     ProcessScenario(
         "GPU lost, and the job hangs on it",

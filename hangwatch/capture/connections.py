@@ -49,6 +49,7 @@ from hangwatch.probes.process import (
 )
 
 _DEADLINE_SECONDS = 2.0  # for reading connections in one round
+_SEARCH_SECONDS = 0.2  # for the process at the other end of one pipe or Unix socket, once in a capture
 _MOST_NAMESPACES = 8
 _MOST_CHILDREN = 64
 _MOST_ENDPOINT_CHARACTERS = 80
@@ -114,6 +115,7 @@ class JobConnections:
         self._shared_seconds = 0.0
         self._of_one_node: frozenset[str] = frozenset()
         self._is_partial = False
+        self._others: dict[tuple[int, str], tuple[str, int] | None] = {}
 
     def begin_round(self) -> None:
         """Read the connections of every network namespace of the job, and the processes that hold them."""
@@ -171,20 +173,9 @@ class JobConnections:
         call, state = dump.call, dump.state
         thread = None if dump.awaited_thread is None else dump.awaited_thread.id
         kind = call.kind if call else None
-        awaited, children_bytes, children_cpu = None, None, None
-        children: list[int] = []
-        if call is not None and kind == "receives":
-            awaited = self._person(pid, call.descriptors) or self._outside(pid, call.descriptors)
-        pipes = self._pipes(pid, call) if call is not None and kind == "receives" and awaited is None else frozenset()
-        if call is not None and (kind == "awaits_child" or pipes):
-            children = self._children(pid, call, pipes)
-            awaited = next(filter(None, map(self._connected, children)), None) or self._living(children)
-            strangers = [child for child in children if child not in self._pids]
-            counters = [procfs.read_counters(child, self._root) for child in strangers]
-            carried = [self._carried(child) or 0 for child in strangers]
-            if counters:
-                children_bytes = sum(one.io_bytes or 0 for one in counters) + sum(carried)
-                children_cpu = sum(one.cpu_seconds or 0.0 for one in counters)
+        server = None if call is None else self._server(pid, call)
+        children, awaited = ([], None) if call is None else self._find_awaited(pid, call, server)
+        children_bytes, children_cpu = self._measure(children)
         others = self._other_ranks(pid)
         asks_rank = None if call is None else others.find_receiver(pid, call, children)
         if call is not None and kind == "locks":
@@ -193,7 +184,6 @@ class JobConnections:
             lock = others.find_lock(children)
         if lock is not None or asks_rank is not None:
             awaited = None
-        server = None if call is None else self._server(pid, call)
         is_apart = bool(children) or server not in (None, pid)
         peers, active_peers = (None, None)
         if call is not None or state == "R":
@@ -222,6 +212,32 @@ class JobConnections:
             asks_rank=asks_rank,
             shares_lock=call is not None and call.name == "futex" and self._shares_lock(pid, thread),
             call=None if call is None else replace(call, object=self._object(pid, call, lock)),
+        )
+
+    def _find_awaited(self, pid: int, call: SystemCall, server: int | None) -> tuple[list[int], Awaited | None]:
+        """Return the processes outside the job that a call waits for, and the peer that may answer."""
+        awaited, pipes = None, frozenset[str]()
+        if call.kind == "receives":
+            awaited = self._person(pid, call.descriptors) or self._outside(pid, call.descriptors)
+            pipes = self._pipes(pid, call) if awaited is None else pipes
+        if call.kind == "awaits_child" or pipes:
+            children = self._children(pid, call, pipes)
+            if children or call.kind == "awaits_child":
+                return children, self._able_to_answer(children, "its child")
+        if server is not None or awaited is not None:
+            return [], awaited
+        others, may_answer = self._other_process(pid, call)
+        return others, self._able_to_answer(others, "process") if may_answer else None
+
+    def _measure(self, processes: Sequence[int]) -> tuple[int | None, float | None]:
+        """Return the bytes and the CPU seconds of these processes, except of those that are dumped."""
+        strangers = [one for one in processes if one not in self._pids]
+        counters = [procfs.read_counters(one, self._root) for one in strangers]
+        carried = [self._carried(one) or 0 for one in strangers]
+        if not counters:
+            return None, None
+        return sum(one.io_bytes or 0 for one in counters) + sum(carried), sum(
+            one.cpu_seconds or 0.0 for one in counters
         )
 
     def _object(self, pid: int, call: SystemCall, lock: FileLock | None) -> CallObject | None:
@@ -527,13 +543,40 @@ class JobConnections:
         elif call.child is not None:
             wanted = [child for child in found if procfs.read_inner_pid(child, self._root) == call.child]
             found = [*wanted, *(below for child in wanted for below in procfs.read_children(child, self._root))]
+        return self._alive(found, pid)
+
+    def _alive(self, processes: Iterable[int], pid: int) -> list[int]:
+        """Return those of these processes that live, with their connections read: those of the namespace of `pid`."""
         alive = [
-            child for child in found if (state := procfs.read_state(child, self._root)) and state[1] not in ENDED_STATES
+            one for one in processes if (state := procfs.read_state(one, self._root)) and state[1] not in ENDED_STATES
         ]
-        for child in alive:
-            self._sockets[child] = sockets.sockets_of_process(child, self._root) or {}
-            self._tables[child] = self._tables.get(pid, {})
+        for one in alive:
+            self._sockets[one] = sockets.sockets_of_process(one, self._root) or {}
+            self._tables[one] = self._tables.get(pid, {})
         return alive
+
+    def _other_process(self, pid: int, call: SystemCall) -> tuple[list[int], bool]:
+        """Return the process outside the job, and its descendants, at the other end of a call's pipe or Unix socket.
+
+        It is empty if a process of the job is at the other end, or if there is none. The flag is true if the call
+        receives on a Unix socket: then that process may answer.
+        """
+        if call.kind not in ("receives", "writes") or len(call.descriptors) != 1:
+            return [], False
+        link = next(self._links(pid, call.descriptors), "")
+        if not link.startswith(("pipe:", "socket:")) or call.descriptors[0] in (self._held(pid) or {}):
+            return [], False
+        if (pid, link) not in self._others:
+            inside = (*self._rank_of, *self._launchers)
+            end = time.monotonic() + _SEARCH_SECONDS
+            found = blocked_call.find_other_process(pid, call.descriptors[0], inside, end, self._root)
+            self._others[pid, link] = None if found is None or self._is_of_job(found[1]) else found
+        found = self._others[pid, link]
+        if found is None or found[1] in self._rank_of:
+            return [], False
+        kind, other = found
+        every = self._alive([other, *procfs.read_children(other, self._root, _MOST_CHILDREN)], pid)
+        return every, kind == "unix" and call.kind == "receives" and other in every
 
     def _program(self, pid: int) -> str | None:
         """Return the path of the program file of a process; None if it is gone or not readable."""
@@ -555,16 +598,23 @@ class JobConnections:
         """Yield the targets of these descriptors of a process. Targets that cannot be read are skipped."""
         return filter(None, (blocked_call.link_of(pid, one, self._root) for one in descriptors))
 
-    def _connected(self, child: int) -> Awaited | None:
+    def _able_to_answer(self, processes: Sequence[int], relation: str) -> Awaited | None:
+        """Return one of these processes as the awaited peer: "its child 4711 (ssh)" for the `relation` "its child"."""
+        connected = (self._connected(one, relation) for one in processes)
+        return next(filter(None, connected), None) or self._living(processes, relation)
+
+    def _connected(self, child: int, relation: str) -> Awaited | None:
         """Return the child as the awaited peer, if it is connected to a peer outside of the job; else None."""
         held = [one for one in (self._held(child) or {}).values() if self._leaves_job(one)]
         if not held:
             return None
-        comm = procfs.read_counters(child, self._root).comm
-        name = f"its child {child} ({words.printable(comm)}), connected to {sockets.format_end(held[0].remote)}"
+        name = f"{relation} {self._named(child)}, connected to {sockets.format_end(held[0].remote)}"
         return Awaited(name=name, is_lost=all(one.is_lost for one in held))
 
-    def _living(self, children: Sequence[int]) -> Awaited | None:
+    def _named(self, pid: int) -> str:
+        return f"{pid} ({words.printable(procfs.read_counters(pid, self._root).comm)})"
+
+    def _living(self, children: Sequence[int], relation: str) -> Awaited | None:
         """Return the first child as the awaited peer.
 
         None unless all awaited children work or sleep outside of the job.
@@ -579,8 +629,7 @@ class JobConnections:
         able = [child for child, state in states.items() if state and state[1] not in BLOCKED_STATES | STOPPED_STATES]
         if not able or len(able) < len(children):
             return None
-        comm = procfs.read_counters(able[0], self._root).comm
-        return Awaited(name=f"its child {able[0]} ({words.printable(comm)})")
+        return Awaited(name=f"{relation} {self._named(able[0])}")
 
     def _written(
         self, pid: int, thread: int | None, state: str | None, kind: str | None

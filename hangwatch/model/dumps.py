@@ -67,8 +67,8 @@ class ProcessDump(Value, frozen=True):
     Traffic:
     * `socket_bytes`: bytes on the TCP connections of the process since the first round. `rank_bytes`: bytes on its
       connections to other ranks. `object_bytes`: bytes on the connection that the main thread's call uses.
-    * `children_bytes`, `children_cpu_seconds`: bytes and CPU time of its child processes, without workers. They are
-      read only if the process waits for a child.
+    * `children_bytes`, `children_cpu_seconds`: bytes and CPU time of the processes outside the job that it waits for:
+      of a child, or of the process at the other end of a pipe or Unix socket, with descendants.
     * `peers`: number of connections to other ranks of its job. These are open TCP connections to the ranks or their
       store (to any address, if the job has ranks on other nodes). Pipes and Unix sockets on which the main thread
       receives count, too, except those to `server`.

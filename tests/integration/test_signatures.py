@@ -293,6 +293,82 @@ def test_rank_waiting_for_an_outside_server_awaits_outside(code: str, kind: str,
         assert at_store.signature is Signature.BLOCKED, "a rank that waits for the job's store waits for the job"
 
 
+ASKS_SIDECAR = """
+import socket
+peer = socket.socket(socket.AF_UNIX)
+peer.connect(folder + '/socket')
+ready()
+peer.recv(1)
+"""
+SIDECAR = """
+import os, socket, sys
+listening = socket.socket(socket.AF_UNIX)
+listening.bind(sys.argv[1])
+listening.listen()
+print(flush=True)
+peer = listening.accept()[0]
+if sys.argv[2] == 'copies':
+    exec(sys.argv[3])
+peer.recv(1)
+"""
+COPIES = "import os\nnull = os.open(os.devnull, os.O_WRONLY)\nwhile True: os.write(null, bytes(1 << 16))"
+
+
+@contextlib.contextmanager
+def sidecar(does: str, folder: Path) -> Iterator[int]:
+    """Run a process outside the job at a Unix socket: it "copies" or "receives". Yield its pid."""
+    command = [sys.executable, "-c", SIDECAR, str(folder / "socket"), does, COPIES]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("does", "expected"),
+    [
+        ("copies", Signature.TRANSFERS),
+        ("receives", Signature.AWAITS_OUTSIDE),
+        ("is stopped", Signature.BLOCKED),
+    ],
+)
+def test_rank_that_asks_a_process_of_its_node_moves_as_that_process(
+    does: str, expected: Signature, tmp_path: Path
+) -> None:
+    with sidecar(does, tmp_path) as other, targets.python(ASKS_SIDECAR, tmp_path) as pid:
+        targets.wait_for_call(pid, "receives")
+        if does == "is stopped":
+            targets.stop(other)
+        member = measured(job_of(pid))
+    assert member.signature is expected
+    is_known = expected is not Signature.BLOCKED
+    assert (member.waits.awaited is not None) is is_known
+    assert not is_known or f"process {other} (python" in member.waits.awaited.name
+
+
+WRITES_TO_READER = (
+    "import os, sys\npipe = os.open('/proc/{pid}/fd/0', os.O_WRONLY)\nready()\nwhile True: os.write(pipe, bytes(4096))"
+)
+
+
+@pytest.mark.parametrize(("reader", "expected"), [("copies", Signature.TRANSFERS), ("sleeps", Signature.BLOCKED)])
+def test_rank_at_a_pipe_of_a_process_outside_its_job_moves_as_that_process(
+    reader: str, expected: Signature, tmp_path: Path
+) -> None:
+    """A pipe such as that to `tee`, which the shell started beside the rank."""
+    command = [sys.executable, "-c", COPIES] if reader == "copies" else ["sleep", "600"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True) as other:
+        try:
+            with targets.python(WRITES_TO_READER.format(pid=other.pid), tmp_path) as pid:
+                targets.wait_for_call(pid, "writes")
+                member = measured(job_of(pid))
+        finally:
+            other.kill()
+    assert member.signature is expected
+
+
 def test_what_a_rank_has_to_do_with_the_store_of_its_job(tmp_path: Path) -> None:
     serves = "import os, socket\none = socket.create_server(('127.0.0.1', 0))\n"
     serves += "open(folder + '/port', 'w').write(str(one.getsockname()[1]))\nready()\none.accept()[0].recv(1)"

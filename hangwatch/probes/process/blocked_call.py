@@ -85,6 +85,19 @@ def read_thread(
     )
 
 
+def find_other_process(
+    pid: int, descriptor: int, related_pids: Iterable[int], end: float, proc_root: Path
+) -> tuple[str, int] | None:
+    """Return the kind and the process at the other end of a pipe ("pipe") or Unix socket ("unix").
+
+    None if the descriptor is something else, or if no other process was found. The arguments are those of `read`.
+    """
+    found = _behind(pid, descriptor, _Search(pid, related_pids, end, proc_root), proc_root)
+    if found is None or found.kind not in ("pipe", "unix") or found.other_pid in (None, pid):
+        return None
+    return found.kind, found.other_pid
+
+
 def follow_child(pid: int, call: SystemCall | None, proc_root: Path) -> SystemCall | None:
     """Return a call that waits for descriptors as a wait for a child process, if one of them is a pidfd of a child.
 

@@ -2,7 +2,7 @@
 
 During a hang, a side thread that writes metrics still moves bytes. So only a part of the process may count:
 * If the main thread is in a call about one object: the bytes of that object, and of workers and children.
-* If the main thread is in a collective or waits for its GPU: the bytes of all connections to other ranks.
+* If the main thread is in a collective, or waits for its GPU: the bytes of all connections to other ranks.
 * In any other wait: everything, because the main thread may wait for any thread of its process.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from hangwatch.model import RankDump, Waits
+from hangwatch.model import EnqueuedOperation, RankDump, Waits
 from hangwatch.stacks import activity, rates
 from hangwatch.stacks.process_activity import ProcessPlace
 from hangwatch.stacks.rates import MainRates, Rates
@@ -37,21 +37,12 @@ class AwaitedRates(NamedTuple):
         return self.awaited in (None, "object")
 
 
-def measure_awaited(
-    rank: RankDump,
-    standings: Sequence[ProcessPlace | None],
-    waits: Waits,
-    main: MainRates,
-    *,
-    spins_behind_gpu: bool,
-) -> AwaitedRates:
-    """Return the rates that count as motion of a rank. `standings` has its place in each round.
+def measure_awaited(rank: RankDump, main: MainRates, awaited: Awaited | None) -> AwaitedRates:
+    """Return the rates that count as motion of a rank that waits for `awaited`.
 
     If the counters of the awaited part are missing, the whole process counts.
     """
-    process, awaited = rates.measure_process(rank.rounds), _find_awaited(standings, waits)
-    if awaited is None and spins_behind_gpu:
-        awaited = "gpu"
+    process = rates.measure_process(rank.rounds)
     carried = rates.measure_object(rank.rounds) if awaited == "object" else rates.measure_ranks(rank.rounds)
     if awaited is None or carried is None or main.cpu_ratio is None:
         awaited = None
@@ -64,12 +55,22 @@ def measure_awaited(
     return AwaitedRates(awaited, process, (*workers, rates.measure_children(rank.rounds)))
 
 
-def _find_awaited(standings: Sequence[ProcessPlace | None], waits: Waits) -> Awaited | None:
-    """Return the thing for which the main thread waits in every round, by its call and stack; None if unknown."""
+def find_awaited(
+    standings: Sequence[ProcessPlace | None], waits: Waits, operations: Sequence[EnqueuedOperation]
+) -> Awaited | None:
+    """Return the thing for which the main thread waits in every round; None if unknown.
+
+    Its call and its stack show it. So does a collective that it enqueued, or in the backward pass any thread, if that
+    stays open: compiled code may call it without a Python frame. `operations` are those in its flight recorders.
+    """
     if waits.object is not None:
         return "object"
-    doing = [None if stand is None else activity.find_activity(stand.doing.activity) for stand in standings]
+    known = [None if stand is None else stand.doing.activity for stand in standings]
+    doing = [None if one is None else activity.find_activity(one) for one in known]
     if all(one is not None and one.is_collective for one in doing):
         return "ranks"
-    is_sync = all(stand is not None and stand.doing.activity == activity.GPU_SYNC for stand in standings)
+    is_backward = all(one is not None and one.work_is_in == "autograd" for one in doing)
+    if any(one.stays_open and not one.is_p2p and (one.by_main or is_backward) for one in operations):
+        return "ranks"
+    is_sync = all(one == activity.GPU_SYNC for one in known)
     return "gpu" if is_sync or waits.waits_in_torch else None

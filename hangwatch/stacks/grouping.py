@@ -16,6 +16,7 @@ from hangwatch.model import (
     ENDED_STATES,
     AsksRank,
     Capture,
+    EnqueuedOperation,
     Fault,
     Frame,
     GpuReadings,
@@ -70,9 +71,12 @@ def group_ranks(
     )
     memory = _PlaceCache(table)
     stood = [[memory.standing(dump) for dump in rank.rounds] for rank in ranks]
+    recorders = [_merge_recorders(rank) for rank in ranks]
     every = [
-        progress.measure(rank, standings, settings, mount_holds_job=mount_holds_job)
-        for rank, standings in zip(ranks, stood, strict=True)
+        progress.measure(
+            rank, standings, settings, operations=_list_operations(recorder), mount_holds_job=mount_holds_job
+        )
+        for rank, standings, recorder in zip(ranks, stood, recorders, strict=True)
     ]
     in_torch = {
         standing.key
@@ -82,9 +86,9 @@ def group_ranks(
     processes = {(rank.id.node, rank.id.pid) for rank in ranks if rank.id.pid is not None}
     shown: dict[str, tuple[RankDump, _LastState]] = {}
     members: dict[str, list[Member]] = {}
-    for rank, standings, measured in zip(ranks, stood, every, strict=True):
+    for rank, standings, measured, recorder in zip(ranks, stood, every, recorders, strict=True):
         answer = _find_last_state(rank, standings, measured, in_torch)
-        member = _make_member(rank, answer, standings, measured, memory)
+        member = _make_member(rank, answer, standings, measured, recorder, memory)
         if (asks_rank := _find_asking_part(rank, answer.standing, measured.waits, processes)) is not None:
             member = structs.replace(member, waits=structs.replace(member.waits, asks_rank=asks_rank))
         members.setdefault(answer.key, []).append(member)
@@ -251,6 +255,7 @@ def _make_member(
     answer: _LastState,
     standings: Sequence[ProcessPlace | None],
     measured: progress.Measured,
+    recorder: RecorderFacts,
     memory: _PlaceCache,
 ) -> Member:
     waits = measured.waits
@@ -259,7 +264,6 @@ def _make_member(
     if differ and measured.signature is Signature.BLOCKED:
         measured = measured._replace(signature=Signature.UNKNOWN)
     main = stack_frames.main_thread(answer.dump.threads) if answer.dump else None
-    found = rank_records.merge_rounds([dump.recorders for dump in rank.rounds], main.pthread_id if main else None)
     return Member(
         id=rank.id,
         motion=_find_motion(rank.rounds, standings, measured, memory),
@@ -294,14 +298,24 @@ def _make_member(
         waits=_complete_waits(waits, rank, answer.standing),
         gpu=_gpu_readings(rank),
         waiting=rank.waiting,
-        recorder=RecorderFacts(
-            libraries=found,
-            faults=rank_records.faults([dump.recorder_faults for dump in rank.rounds], found),
-            nccl_ras=rank.nccl_ras,
-            nccl_ras_fault=rank.nccl_ras_fault,
-        ),
+        recorder=recorder,
         died=rank.died,
     )
+
+
+def _merge_recorders(rank: RankDump) -> RecorderFacts:
+    main = stack_frames.main_thread(next((dump.threads for dump in reversed(rank.rounds) if dump.threads), ()))
+    found = rank_records.merge_rounds([dump.recorders for dump in rank.rounds], main.pthread_id if main else None)
+    return RecorderFacts(
+        libraries=found,
+        faults=rank_records.faults([dump.recorder_faults for dump in rank.rounds], found),
+        nccl_ras=rank.nccl_ras,
+        nccl_ras_fault=rank.nccl_ras_fault,
+    )
+
+
+def _list_operations(recorder: RecorderFacts) -> list[EnqueuedOperation]:
+    return [one for library in recorder.libraries for records in library.groups for one in records.operations]
 
 
 def _complete_waits(waits: Waits, rank: RankDump, standing: ProcessPlace | None) -> Waits:

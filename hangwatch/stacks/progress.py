@@ -18,6 +18,7 @@ from hangwatch.model import (
     ENDED_STATES,
     STOPPED_STATES,
     CodeRegion,
+    EnqueuedOperation,
     Member,
     Motion,
     ProcessDump,
@@ -60,11 +61,13 @@ def measure(
     standings: Sequence[ProcessPlace | None],
     settings: config.Capture,
     *,
+    operations: Sequence[EnqueuedOperation] = (),
     mount_holds_job: bool = False,
 ) -> Measured:
     """Return the signature of one rank and its measurements.
 
-    `standings` has its place in each round, None without a stack. `mount_holds_job` is true if a rank of the job, or a
+    `standings` has its place in each round, None without a stack. `operations` are those in its flight recorders.
+    `mount_holds_job` is true if a rank of the job, or a
     worker, waits for a file system that does not respond.
 
     A rank that cannot be dumped is stopped or blocked if the kernel shows `T` or `D` in every round. py-spy cannot dump
@@ -91,7 +94,8 @@ def measure(
     ]
     seen = _Measurements(rank, stood, own, others, total, main, waits, settings)
     spins_behind_gpu = seen.spins and _is_behind_gpu(seen) and not seen.is_gpu_power_ambiguous
-    counted = awaited_motion.measure_awaited(rank, standings, waits, main, spins_behind_gpu=spins_behind_gpu)
+    awaited = awaited_motion.find_awaited(standings, waits, operations) or ("gpu" if spins_behind_gpu else None)
+    counted = awaited_motion.measure_awaited(rank, main, awaited)
     seen = seen._replace(
         main_rates=counted.process,
         worker_rates=counted.others,

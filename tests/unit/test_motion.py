@@ -10,6 +10,7 @@ from msgspec import structs
 from hangwatch import config
 from hangwatch.model import (
     Awaited,
+    EnqueuedOperation,
     Fault,
     Frame,
     Motion,
@@ -362,6 +363,30 @@ def test_only_motion_of_what_the_main_thread_waits_for_counts(
     table = activity.load()
     standings = [find_standing(dump.threads, table) for dump in stack_dump.rounds]
     assert progress.measure(stack_dump, standings, SETTINGS).signature is expected, name
+
+
+BACKWARD = [["_engine_run_backward (torch/autograd/graph.py:850)", *HERE]] * 3
+ENQUEUED = EnqueuedOperation(number=6, operation="all_reduce", order=6, created_unix_seconds=0.0, stays_open=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "stacks", "operation", "expected"),
+    [
+        ("the main thread has one open", STILL, ENQUEUED, Signature.BLOCKED),
+        ("it has ended", STILL, structs.replace(ENQUEUED, stays_open=False), Signature.TRANSFERS),
+        ("another thread has one open", STILL, structs.replace(ENQUEUED, by_main=False), Signature.TRANSFERS),
+        ("a thread of autograd has one open", BACKWARD, structs.replace(ENQUEUED, by_main=False), Signature.BLOCKED),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_rank_with_an_open_operation_moves_by_bytes_to_other_ranks_alone(
+    name: str, stacks: list[list[str]], operation: EnqueuedOperation, expected: Signature
+) -> None:
+    """Compiled code that calls a collective shows no Python frame of it."""
+    table, stack_dump = activity.load(), rank(dumps(stacks, **BESIDE))
+    standings = [find_standing(dump.threads, table) for dump in stack_dump.rounds]
+    measured = progress.measure(stack_dump, standings, SETTINGS, operations=(operation,))
+    assert measured.signature is expected, name
 
 
 @pytest.mark.parametrize(

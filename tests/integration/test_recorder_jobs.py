@@ -6,6 +6,7 @@ Expected results: tests/data/waitfor.toml.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from hangwatch.collectives import wait_graph
 from hangwatch.collectives.rank_records import merge_rounds
-from hangwatch.model import Member, RankId, RecorderFacts, Signature
+from hangwatch.model import Member, Motion, RankId, RecorderFacts, Signature
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes.node.machine import Node
 from hangwatch.verdict import sequence_rules
@@ -29,7 +30,8 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 ROUNDS_APART = 10
 GONE_ON = 24  # operations, three steps of the jobs: on a busy machine a step may take a second
 GOES_ON = ("slow_rank", "healthy")
-HANGS = sorted(KEY.keys() - set(GOES_ON))
+SLOW = {"gather_slowly": (0, 1, 2, 3), "slow_checkpoint": (1,)}  # the ranks that progress
+HANGS = sorted(KEY.keys() - set(GOES_ON) - SLOW.keys())
 
 
 def traits(name: str) -> tuple[object, ...]:
@@ -135,6 +137,28 @@ def test_side_threads_of_a_real_hang_are_no_motion(tmp_path: Path) -> None:
     assert all((member.usage.io_bytes_per_second or 0) > 100_000 for member in taken.grouping.members)
     assert max(dump.rank_bytes or 0 for rank in taken.capture.ranks for dump in rank.rounds) < 10_000
     assert [rank.rank for rank in taken.verdict.named] == [3]
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [
+        pytest.param(name, wanted, marks=[pytest.mark.series] if wanted > 10 else [])
+        for wanted in (10, 300)
+        for name in SLOW
+    ],
+)
+def test_slow_job_progresses_in_each_capture(name: str, seconds: int, tmp_path: Path) -> None:
+    """Only a capture in which no rank progresses makes a page: see `detector.on_capture`."""
+    with started(name, tmp_path) as job:
+
+        def moving() -> tuple[int, ...]:
+            members = job.look(2.0).grouping.members
+            return tuple(sorted(one.id.rank for one in members if one.motion is Motion.MOVING))
+
+        wait_for(lambda: moving() == SLOW[name], "the first bytes")
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            assert moving() == SLOW[name]
 
 
 LATE = {

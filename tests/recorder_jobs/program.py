@@ -13,6 +13,7 @@ torch's own dump: a pickle for even ranks, JSON for odd ranks.
 from __future__ import annotations
 
 import concurrent.futures
+import ctypes
 import importlib
 import itertools
 import json
@@ -27,13 +28,16 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import checkpoint
 
 FOLDER = Path()
 FOREVER = 3600
 LIFETIME_SECONDS = 400
+_CLONE_NEWNET = 0x40000000
 
 
 def rank() -> int:
@@ -196,6 +200,56 @@ def ask_server() -> None:
     with socket.create_connection(("127.0.0.2", int(os.environ["SERVER"]))) as server:
         mark_arrival()
         server.recv(1)
+
+
+def checkpoint_at_fifo() -> None:
+    """Save a checkpoint in the background. The file of rank 1 is a FIFO without a reader."""
+    folder = FOLDER / "checkpoint"
+    if rank() == 1:
+        folder.mkdir()
+        os.mkfifo(folder / "__1_0.distcp")
+    steps(5)
+    save_checkpoint(checkpoint.FileSystemWriter(folder))
+
+
+def slow_checkpoint() -> None:
+    """Save a checkpoint in the background. Rank 1 writes 500 kB/s."""
+    steps(5)
+    save_checkpoint((SlowWriter if rank() == 1 else checkpoint.FileSystemWriter)(FOLDER / "checkpoint"))
+
+
+def save_checkpoint(writer: checkpoint.FileSystemWriter) -> None:
+    saved = checkpoint.async_save({f"weight-{rank()}": torch.ones(4)}, storage_writer=writer)
+    mark_arrival()
+    saved.result()  # type: ignore[union-attr]
+
+
+class SlowWriter(checkpoint.FileSystemWriter):
+    """A writer for a slow disk."""
+
+    def write_data(self, *given: Any) -> Any:
+        with (FOLDER / "shard").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(50_000))
+                time.sleep(0.1)
+
+
+def gather_slowly() -> None:
+    """Gather over a link with 1 MB/s for five minutes: see `limit_link`."""
+    part = torch.ones(6_250_000)
+    steps(5)
+    mark_arrival()
+    dist.all_gather([torch.empty_like(part) for _ in range(world())], part)
+    time.sleep(FOREVER)
+
+
+def limit_link() -> None:
+    """Move this process and its children to a network of their own, in which loopback is slow."""
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "unshare")
+    subprocess.run(["ip", "link", "set", "lo", "mtu", "1500", "up"], check=True)
+    limit = "tc qdisc add dev lo root tbf rate 8mbit burst 32kb latency 400ms"
+    subprocess.run(limit.split(), check=True)
 
 
 SHARED = multiprocessing.get_context("fork").Lock()  # each job has its own
@@ -753,6 +807,8 @@ def begin(name: str, folder: str, environ: dict[str, str]) -> None:
     for stream, target in enumerate((os.open(os.devnull, os.O_RDONLY), log, log)):
         os.dup2(target, stream)
     os.environ.update(environ)
+    if "SLOW_LINK" in environ:
+        limit_link()
     dist.set_debug_level_from_env()
     SHARED = multiprocessing.get_context("fork").Lock()
 

@@ -74,7 +74,12 @@ def group_ranks(
     recorders = [_merge_recorders(rank) for rank in ranks]
     every = [
         progress.measure(
-            rank, standings, settings, operations=_list_operations(recorder), mount_holds_job=mount_holds_job
+            rank,
+            standings,
+            settings,
+            operations=_list_operations(recorder),
+            is_whole=world_size is None or world_size <= len(ranks),
+            mount_holds_job=mount_holds_job,
         )
         for rank, standings, recorder in zip(ranks, stood, recorders, strict=True)
     ]
@@ -374,10 +379,11 @@ def _find_motion(
     """Return the motion of a rank by its flight recorders.
 
     Its measured signature decides instead if the lines of the user's code changed, if a round has no flight recorder,
-    or if the flight recorders do not show the motion.
+    or if the flight recorders do not show the motion. It also decides if the rank waits for other ranks and carries
+    bytes of its collective: a slow one is open in many rounds.
     """
     behaves = measured.signature.motion
-    if len(rounds) < 2 or not all(dump.recorders for dump in rounds):
+    if len(rounds) < 2 or measured.carries_collective or not all(dump.recorders for dump in rounds):
         return behaves
     told = [
         dump.threads[stand.telling]

@@ -46,6 +46,7 @@ class Measured(NamedTuple):
     """The signature of a rank, and the measurements from which it follows.
 
     `cpu_ratio` (of one core) and `io_bytes_per_second` include workers. Both are None after a single round.
+    `carries_collective` is true if the main thread waits for ranks, and bytes on connections to them show progress.
     """
 
     signature: Signature
@@ -54,6 +55,7 @@ class Measured(NamedTuple):
     main: MainRates = MainRates()
     stay: CodeRegion | None = None
     waits: Waits = Waits()
+    carries_collective: bool = False
 
 
 def measure(
@@ -62,13 +64,14 @@ def measure(
     settings: config.Capture,
     *,
     operations: Sequence[EnqueuedOperation] = (),
+    is_whole: bool = False,
     mount_holds_job: bool = False,
 ) -> Measured:
     """Return the signature of one rank and its measurements.
 
     `standings` has its place in each round, None without a stack. `operations` are those in its flight recorders.
-    `mount_holds_job` is true if a rank of the job, or a
-    worker, waits for a file system that does not respond.
+    `is_whole` is true if all ranks were captured: then each counted connection leads to a rank. `mount_holds_job` is
+    true if a rank of the job, or a worker, waits for a file system that does not respond.
 
     A rank that cannot be dumped is stopped or blocked if the kernel shows `T` or `D` in every round. py-spy cannot dump
     a process if a file system under its program does not respond. After three rounds without I/O such a rank is blocked
@@ -104,7 +107,9 @@ def measure(
         awaited=counted.awaited,
     )
     signature = _classify(seen, mount_holds_job=mount_holds_job)
-    return Measured(signature, total.cpu_ratio, total.io_bytes, main, _find_code_region(seen, signature), waits)
+    region = _find_code_region(seen, signature)
+    carries_collective = is_whole and signature is Signature.TRANSFERS and counted.awaited in ("ranks", "gpu")
+    return Measured(signature, total.cpu_ratio, total.io_bytes, main, region, waits, carries_collective)
 
 
 def polls_repeatedly(member: Member) -> bool:

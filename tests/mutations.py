@@ -143,7 +143,7 @@ NAMED = (
         "pass",
     ),
     Named(
-        "a look that raises does not lose the hang",
+        "a capture that raises does not lose the hang",
         "integration/test_daemon.py::test_a_look_that_fails_as_a_whole_loses_no_hang",
         "daemon/captures.py",
         r"except Exception:  # after any error.*",

@@ -79,7 +79,7 @@ def run(config_path: Path | None) -> None:
     daemon = Daemon(settings, gpus, notifier=notifier, check_settings=check_settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: daemon.ask_to_stop())
-    log.info("started with %s", source)
+    log.info("started with the configuration %s", source)
     for caution in http_server.cautions(settings.http):
         log.warning("%s", caution.replace("\n ", ";"))
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 
 import click
@@ -28,9 +29,7 @@ COMPLETION = (
 def markdown() -> str:
     """Return docs/commands.md: the --help of every command. An option that several commands have is described once."""
     lines = ["# Commands", ""]
-    lines += [
-        "The output of `hangwatch COMMAND --help` for every command. An option is described where it is first used."
-    ]
+    lines += ["The help of every command (`hangwatch COMMAND --help`). An option is described where it is first used."]
     lines += [""]
     described: set[str] = set()
     for context in _contexts():
@@ -51,10 +50,23 @@ def _drop_described(text: str, described: set[str]) -> str:
         if key in described:
             repeated.append(key.split()[0 if key.startswith("--") else 1])
         else:
-            shown.append(option)
+            shown.append(_narrow(option))
             described.add(key)
     shown += [f"  as above: {', '.join(repeated)}"] if repeated else []
     return before + heading + "\n".join(shown) + (f"\n\nCommands:\n{commands}" if commands else "")
+
+
+def _narrow(option: str) -> str:
+    """Return an option of a help text with its description directly behind its name."""
+    name, _, description = re.sub(r"\n {3,}", "  ", option.strip("\n").removeprefix("  "), count=0).partition("  ")
+    return textwrap.fill(
+        f"{name}  {' '.join(description.split())}",
+        _WIDTH,
+        initial_indent="  ",
+        subsequent_indent="      ",
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
 
 
 def man() -> str:

@@ -244,7 +244,7 @@ class Daemon:
         schedule.start()
         listen = self.settings.http.listen
         log.info("health on %s:%d", listen, self._server.health_port)
-        log.info("watching %s, metrics on %s:%d", self.node, listen, self.port)
+        log.info("monitoring %s, metrics on %s:%d", self.node, listen, self.port)
         self._notifier.ready()
 
     def wait(self, seconds: float | None = None) -> bool:

@@ -193,13 +193,13 @@ def _judge_start(watch: JobWatch, start: Starting, seen: MotionCount, now: float
 
 
 def find_settled_ranks(
-    watch: JobWatch, stays: Mapping[RankId, CodeRegion], now: float, settings: Detector
+    watch: JobWatch, regions: Mapping[RankId, CodeRegion], now: float, settings: Detector
 ) -> frozenset[RankId]:
     """Return the ranks that have stayed between the same few lines of code for minutes.
 
-    `stays` are the stays that the present capture found.
+    `regions` are the lines of code that each rank did not leave during the present capture.
     """
-    standstills = standstill.follow_stays(watch.capture_record.standstills, stays, now)
+    standstills = standstill.follow_stays(watch.capture_record.standstills, regions, now)
     hold = STANDSTILL_HOLDS * settings.hold_seconds
     return frozenset(standstill.find_settled(standstills, now, hold, max(hold, settings.stalled_hold_seconds)))
 

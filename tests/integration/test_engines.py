@@ -41,7 +41,7 @@ def pid_of(folder: Path, name: object) -> int:
 
 
 def test_idle_engine_is_listed_and_never_judged(fake_driver: FakeDriver, tmp_path: Path) -> None:
-    """The job beside it hangs and pages at the same power."""
+    """The other job hangs and pages at the same power."""
     with targets.python(ENGINE, tmp_path) as core, SimulatedNode(2) as node:
         workers = [pid_of(tmp_path, number) for number in range(2)]
         holders = [*node.pids, *workers]

@@ -52,7 +52,7 @@ def test_a_scan_goes_on_and_leaves_a_bounded_number_of_threads_behind(tmp_path: 
             return found[rank].environ.get("RANK") == "3" and faults == ["NoAnswer"] * locked_memory.MOST_OF_ONE_OWNER
 
         # On a busy machine the deadline of a scan may pass before all processes are read. The next scan continues.
-        wait_for(is_read, "the rank beside those that are locked")
+        wait_for(is_read, "the rank without a locked memory")
         assert {found[pid].uid for pid in pids} == {NOBODY}
         assert scan.unread[f"uid {NOBODY}"] >= len(pids)  # this user may run other processes, too
         assert locked_memory.SHARED.abandoned_threads() == locked_memory.MOST_OF_ONE_OWNER

@@ -43,7 +43,7 @@ def test_killed_twice_in_a_hang_it_goes_on_with_the_one_incident(fake_driver: Fa
                 looks = len(incident_file.load(folder).captures)
                 listed = _hangwatch("incidents", "--config", str(daemon.config), "--json")
                 ours = [one for one in json.loads(listed.stdout)["incidents"] if one["job_id"] == node.run_id]
-                assert [one["state"] for one in ours] == ["hung"], "others' jobs may crash beside it"
+                assert [one["state"] for one in ours] == ["hung"], "jobs of other users may crash meanwhile"
                 assert _hangwatch("explain", str(folder)).returncode == 0
                 daemon.process.kill()
 

@@ -1,4 +1,4 @@
-"""The source line beside the innermost frame of the program in `hangwatch dump`. It is read as the owner would read it."""
+"""The source line next to the innermost frame of the program in `hangwatch dump`. It is read as the owner would read it."""
 
 from __future__ import annotations
 

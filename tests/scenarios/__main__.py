@@ -14,12 +14,13 @@ from tests.scenarios.simulation import play
 from tests.scenarios.stage import Crowd, Observed, problems
 
 COLUMNS = ("scenario", "truth", "page", "seconds to the page")
+NO_PAGE = ("healthy", "no", "")
 
 
 def power_rows(scenario: PowerScenario) -> list[tuple[str, ...]]:
     """Run the scenario; return one table row per job."""
     played = play(scenario.node, scenario.seconds, scenario.settings)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for job_id, _ in scenario.node.jobs:
         job = played[job_id]
         verdict = job.looks[-1].verdict if scenario in PAUSE_SCENARIOS else job.verdict
@@ -76,7 +77,7 @@ def _number(seconds: str) -> float:
 def table(virtual: list[tuple[str, ...]], real: list[tuple[str, ...]]) -> str:
     """Return the Markdown table of both lists. Rows that differ only in their seconds are one row.
 
-    A job that only trains next to a hang counts as healthy.
+    Healthy jobs without a page share the last row. A job that only trains next to a hang counts as healthy.
     """
 
     def count(rows: list[tuple[str, ...]]) -> str:
@@ -84,8 +85,9 @@ def table(virtual: list[tuple[str, ...]], real: list[tuple[str, ...]]) -> str:
         return f"{hangs} hangs and {len(rows) - hangs} healthy jobs"
 
     def fold(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+        quiet = dict.fromkeys(row[0] for row in rows if row[1:] == NO_PAGE)
         seconds: dict[tuple[str, ...], list[str]] = {}
-        for row in rows:
+        for row in (*(row for row in rows if row[1:] != NO_PAGE), ("; ".join(quiet), *NO_PAGE)):
             seconds.setdefault(row[:-1], []).append(row[-1])
         ranges = {
             row: dict.fromkeys((min(values, key=_number), max(values, key=_number))) for row, values in seconds.items()

@@ -154,7 +154,7 @@ LOOK_ALIKES = Crowd(
         ),
         Neighbour(
             "a person in a debugger",
-            "rank 0 stands at the prompt of pdb for 12 s, the others wait",
+            "rank 0 is at the prompt of pdb for 12 s, the others wait",
             "healthy",
             in_a_debugger,
             Expected(LOOK),

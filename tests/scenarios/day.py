@@ -22,6 +22,7 @@ from tests.scenarios.power import (
 )
 from tests.scenarios.simulation import SETTINGS, play
 
+SHOWN_CAPTURES = 10  # healthy jobs with fewer captures in a day share one line
 SOON_SECONDS = SETTINGS.detector.hold_seconds + 15.0
 SCENARIOS = {scenario.name: scenario for scenario in (*HANG_SCENARIOS, *HEALTHY_SCENARIOS, *PAUSE_SCENARIOS)}
 
@@ -84,26 +85,26 @@ def page(outcomes: list[Outcome]) -> str:
     """Return the results as the table of docs/measurements.md."""
     healthy = [one for one in outcomes if one.scenario.truth == "healthy"]
     hangs = [one for one in outcomes if one.scenario.truth == "hang"]
-    learnt = [one for one in healthy if one.scenario in PAUSE_SCENARIOS]
+    pausing = [one for one in healthy if one.scenario in PAUSE_SCENARIOS]
     late = [one for one in hangs if one.is_late]
     wrong = [one for one in outcomes if one.is_wrong]
     left = sorted(
         {name for name, scenario in SCENARIOS.items() if not scenario.weakness} - {one.name for one in outcomes}
     )
-    once = sum(one.pages for one in learnt)
-    healthy_rows = (
-        (one.name, str(one.pages), str(one.looks), str(one.glances))
-        for one in healthy
-        if one.pages or one.looks or one.glances
-    )
+    once = sum(one.pages for one in pausing)
+    shown = [one for one in healthy if one.pages or one.looks >= SHOWN_CAPTURES]
+    healthy_rows = ((one.name, str(one.pages), str(one.looks), str(one.glances)) for one in shown)
+    most_light = max((one.glances for one in healthy if one not in shown), default=0)
     return "".join(
         (
-            f"* {len(healthy) - len(learnt)} healthy scenarios: {sum(one.pages for one in healthy) - once} pages.\n",
-            f"* {len(learnt)} scenarios with pauses to learn: {once} pages; one each is allowed.\n",
-            f"* {len(hangs)} hangs: {len(hangs) - len(late)} paged within {SOON_SECONDS:g} s, {len(late)} later.\n",
+            f"* {len(healthy) - len(pausing)} healthy scenarios: {sum(one.pages for one in healthy) - once} pages.\n",
+            f"* {len(pausing)} scenarios with pauses to learn: {once} pages; one each is allowed.\n",
+            f"* {len(hangs)} hangs: {len(hangs) - len(late)} paged within {SOON_SECONDS:g} s, "
+            f"{len(late)} later (seconds: table above).\n",
             f"* {len(wrong)} wrong{': ' if wrong else ''}{', '.join(one.name for one in wrong)}.\n",
             f"* {len(left)} not played{': ' if left else ''}{', '.join(left)}.\n\n",
             measurements_page.table(("healthy job, 24 hours", "pages", "captures", "light captures"), healthy_rows),
+            f"\nEach other healthy job: less than {SHOWN_CAPTURES} captures, at most {most_light} light captures.\n",
         )
     )
 
@@ -117,8 +118,12 @@ def main() -> int:
         for future in as_completed([pool.submit(outcome, name) for name in names]):
             one = future.result()
             done[one.name] = one
-            counts = f"{one.pages} pages, {one.looks} captures, {one.glances} light captures, {one.seconds} s after the trouble"
-            print(f"{'WRONG' if one.is_wrong else 'ok':5} {one.name}: {counts}", file=sys.stderr, flush=True)
+            counts = f"{one.pages} pages, {one.looks} captures, {one.glances} light captures"
+            print(
+                f"{'WRONG' if one.is_wrong else 'ok':5} {one.name}: {counts}, {one.seconds} s after the trouble",
+                file=sys.stderr,
+                flush=True,
+            )
     text = page([done[name] for name in names])
     if "--write" in sys.argv[1:]:
         measurements_page.write("day", "python -m tests.scenarios.day --write", text)

@@ -619,7 +619,7 @@ HANG_SCENARIOS = (
     ),
     PowerScenario(
         "a request without a timeout",
-        "rank 0 asks a server that never answers, and still stands: the page waits for stalled_hold_seconds",
+        "rank 0 asks a server that never answers, and is blocked: the page waits for stalled_hold_seconds",
         "hang",
         _after(HOUR, 0, AWAITS_SERVER),
         (Expected("starting → training → quiet → suspected → stalled", True, (0,), 1050.0),),
@@ -644,7 +644,7 @@ HANG_SCENARIOS = (
     PowerScenario(
         "victims that ask in Python",
         "rank 5 waits for a lock; the others ask in two lines of Python whether their collective is over: they seem to move,"
-        " until two more looks find them there, and the page waits for stalled_hold_seconds from then on",
+        " until two more captures find them there, and the page waits for stalled_hold_seconds from then on",
         "hang",
         _after(HOUR, 5, LOCKED, ASKS_GPU),
         (Expected(ASKED, True, (), 1450.0),),
@@ -668,7 +668,7 @@ HANG_SCENARIOS = (
     ),
     PowerScenario(
         "spinning at 0 %, over the line of their job",
-        "a job of 250 W; its ranks spin at 140 W with their GPUs at 0 %: only looks minutes apart tell",
+        "a job of 250 W; its ranks spin at 140 W with their GPUs at 0 %: only captures minutes apart tell",
         "hang",
         _after(HOUR, None, None, replace(SPINS_AT_ZERO, watts=140.0), LIGHT),
         (Expected("starting → training → suspected → stalled", True, (), 1700.0),),
@@ -676,7 +676,7 @@ HANG_SCENARIOS = (
     ),
     PowerScenario(
         "lightest job hangs",
-        "a job of 130 W, and 120 W in the hang: its power proves nothing, and only looks up to an hour apart can tell",
+        "a job of 130 W, and 120 W in the hang: its power proves nothing, and only captures up to an hour apart can tell",
         "hang",
         _after(2 * HOUR, 5, replace(LOCKED, watts=115.0), ITEM_IN_MAIN, LIGHTEST),
         (Expected("starting → suspected → training → suspected → stalled", True, (), 2.5 * HOUR),),
@@ -685,7 +685,7 @@ HANG_SCENARIOS = (
     ),
     PowerScenario(
         "very light job hangs",
-        "a job that never drew more than 150 W, and 120 W in the hang: only a look can tell",
+        "a job that never drew more than 150 W, and 120 W in the hang: only a capture can tell",
         "hang",
         _after(2 * HOUR, 5, LOCKED, work=VERY_LIGHT),
         (Expected("starting → suspected → training → suspected → hung", True, (5,), 150.0),),
@@ -789,7 +789,7 @@ HEALTHY_SCENARIOS = (
     ),
     PowerScenario(
         "a person in a debugger",
-        "rank 0 stands at the prompt of pdb for 8 minutes, the others wait",
+        "rank 0 is at the prompt of pdb for 8 minutes, the others wait",
         "healthy",
         _between(HOUR, HOUR + 480, 0, DEBUGGED),
         (Expected(LOOKED_AT),),
@@ -1036,7 +1036,7 @@ HEALTHY_SCENARIOS = (
     ),
     PowerScenario(
         "all ranks compute on CPU in two lines",
-        "15 minutes of numpy after an hour: looks as a wait in Python does, and is over before it pages",
+        "15 minutes of numpy after an hour: looks like a wait in Python, and ends before it pages",
         "healthy",
         _between(HOUR, HOUR + 900, None, RESAMPLES, RESAMPLES),
         (Expected("starting → training → quiet → suspected → training → suspected → stalled → recovered → training"),),

@@ -387,7 +387,7 @@ PROCESS_SCENARIOS = (
     ),
     ProcessScenario(
         "a victim that logs",
-        "rank 0 stands behind its GPU in add_scalar; rank 3 asks a server that does not answer",
+        "rank 0 waits for its GPU in add_scalar; rank 3 asks a server that does not answer",
         "hang",
         victim_that_logs,
         (Expected("training → quiet → suspected → stalled", True, (3,), 20.0),),

@@ -76,7 +76,7 @@ def test_rank_sleeping_in_torch_is_not_named_against_the_numbers() -> None:
     in_torch = structs.replace(own, waits=structs.replace(own.waits, waits_in_torch=True))
     verdict = judged(waiting(*THREE), outside(in_torch, **unknown))
     assert verdict.named == ()
-    assert "sequence" in {vote.kind for vote in verdict.evidence}, "what the numbers show stands beside it"
+    assert "sequence" in {vote.kind for vote in verdict.evidence}, "what the numbers show is reported, too"
 
 
 def test_advice_omits_numbers_that_the_evidence_has() -> None:

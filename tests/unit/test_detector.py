@@ -365,7 +365,7 @@ def test_what_a_job_fell_to_and_stays_at_is_not_taken_for_its_work() -> None:
         70 + 0.35 * 70
     )
     series.feed(140, 1200)
-    assert series.watch.power.gpus["GPU-0"].busy_watts == 140, "a look has shown that it is"
+    assert series.watch.power.gpus["GPU-0"].busy_watts == 140, "a capture has shown that it is"
 
 
 def test_flat_power_at_working_level_takes_no_light_capture() -> None:

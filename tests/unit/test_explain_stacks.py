@@ -162,7 +162,7 @@ def test_only_a_prefix_of_every_line_is_removed(lines: list[str]) -> None:
     assert not before.strip("> \t")
     assert all(line.startswith(before) for line in written)
     following = {line[len(before)] for line in written}
-    assert not written or len(following) > 1 or not following & set("> \t"), "no longer one stands before all of them"
+    assert not written or len(following) > 1 or not following & set("> \t"), "no longer prefix is before all of them"
 
 
 def test_the_pid_is_that_of_the_main_thread() -> None:

@@ -36,7 +36,7 @@ V1 = "6:freezer:/slurm/job_1\n1:name=systemd:/\n0::/\n"
           "a__cgroup_dot_freeze": "1\n"}, "S", None, "/a"),
         ("v2, asked to freeze and not yet frozen", "0::/a\n",
          {"a__cgroup_dot_events": "populated 1\nfrozen 0\n", "a__cgroup_dot_freeze": "1\n"}, "S", "do_wait", None),
-        ("v2 beside v1", "2:memory:/x\n0::/a\n",
+        ("v2 and v1", "2:memory:/x\n0::/a\n",
          {"unified__a__cgroup_dot_events": "frozen 1\n", "unified__a__cgroup_dot_freeze": "1\n"}, "S", None, "/a"),
         ("v1, by the group above it", V1,
          {"freezer__slurm__job_1__freezer_dot_state": "FROZEN\n",

@@ -63,7 +63,7 @@ def test_job_with_few_readable_ranks_is_not_known() -> None:
 
 
 def test_rank_that_disappears_is_no_progress() -> None:
-    """Two ranks increased last, one second after all others. Without one of them, the job still stands."""
+    """Two ranks increased last, one second after all others. Without one of them, the job still makes no progress."""
     stopped = play(lambda rank, second: min(second, 100 if rank < 4 else 101), range(130))
     left = {rank: stopped.ranks[rank].counter for rank in RANKS[1:]}
     one = left | {RANKS[7]: ProgressCounter(total=102)}

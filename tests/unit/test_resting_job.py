@@ -83,7 +83,7 @@ def resting(*members: Member, world_size: int | None = 2) -> JobState | None:
         ),
         ("one is unknown", (LINGERS, replace(LINGERS, waits=Waits(most_peers=3))), None),
         ("one spins", (LINGERS, replace(LINGERS, signature=Signature.SPINS)), None),
-        ("one stands behind its GPU", (LINGERS, replace(LINGERS, signature=Signature.BEHIND_GPU)), None),
+        ("one waits for its GPU", (LINGERS, replace(LINGERS, signature=Signature.BEHIND_GPU)), None),
         ("one is blocked in the kernel", (LINGERS, replace(LINGERS, kernel=replace(LINGERS.kernel, state="D"))), None),
         ("one GPU is in use", (LINGERS, replace(LINGERS, gpu=replace(LINGERS.gpu, utilization_ratio=0.05))), None),
         (
@@ -205,10 +205,10 @@ BEHIND_GPU = replace(
         ("all stopped meanwhile", (replace(AT_PARENT, signature=Signature.STOPPED),) * 2, False),
         ("each accepts", (ACCEPTS, replace(ACCEPTS, waits=replace(ACCEPTS.waits, server=RANK_1))), True),
         ("rank 0 polls for clients", (replace(ACCEPTS, signature=Signature.POLLS), AT_RANK_0), True),
-        ("rank 0 accepts, the others are behind their GPUs", (ACCEPTS, BEHIND_GPU, BEHIND_GPU), True),
+        ("rank 0 accepts, the others wait for their GPUs", (ACCEPTS, BEHIND_GPU, BEHIND_GPU), True),
         ("one of these waits for something else", (ACCEPTS, BEHIND_GPU, LINGERS), False),
-        ("all behind their GPUs", (BEHIND_GPU, BEHIND_GPU), False),
-        ("behind its GPU beside one at a parent", (AT_PARENT, BEHIND_GPU), False),
+        ("all wait for their GPUs", (BEHIND_GPU, BEHIND_GPU), False),
+        ("one waits for its GPU, one for its parent", (AT_PARENT, BEHIND_GPU), False),
         ("nobody", (), False),
     ],
 )

@@ -291,7 +291,7 @@ def test_ranks_that_no_other_node_can_reach(places: list[str | None], activity_n
     if kind == "WrongInterface":
         assert "at 127.0.1.1 port 40961, which no other node can reach" in found.message and not said
     else:
-        assert len(said) == (1 if places[0] else 0), "evidence beside another verdict"
+        assert len(said) == (1 if places[0] else 0), "evidence with another verdict"
 
 
 @pytest.mark.parametrize(("number", "kind"), [(1, "WrongInterface"), (465, "AllWaiting")])

@@ -50,4 +50,4 @@ def test_table_of_the_day_counts_late_pages() -> None:
     assert "* 2 hangs: 1 paged within 135 s, 1 later" in day.page([soon, late])
     others = sum(not scenario.weakness for scenario in day.SCENARIOS.values()) - 2
     assert f"* {others} not played: " in day.page([soon, late])
-    assert "| lock | never |" in day.page([replace(soon, seconds=None)])
+    assert "* 1 wrong: lock." in day.page([replace(soon, seconds=None)])

@@ -75,7 +75,7 @@ def incident_name(job: Job, opened_unix_seconds: float) -> str:
 
     Two owners can have jobs of one name that hang in the same second: the first characters of the key distinguish
     them. Very old incidents have no key. A job id that was changed or cut gets a hash. Raises ValueError for a time
-    that no calendar has.
+    outside the calendar.
     """
     job_id, key = job.job_id, re.sub(r"[^0-9a-z]+", "", job.job_key)[:_KEY_CHARACTERS]
     safe = re.sub(r"[^A-Za-z0-9._-]+", "_", job_id)[:_JOB_CHARACTERS]

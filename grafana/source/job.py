@@ -65,7 +65,7 @@ def _at_a_glance(built: builders.Dashboard) -> None:
         big_number(
             "Waiting ranks",
             f"hangwatch:waiting_ranks:count{{{OF}}} or vector(0)",
-            "Ranks in a collective or behind one, in an open incident.",
+            "Ranks that wait in a collective or for their GPU, in an open incident.",
         ),
         big_number(
             "Odd ranks",

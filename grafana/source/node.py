@@ -125,7 +125,7 @@ def _jobs(built: builders.Dashboard) -> None:  # long: the panels in their order
             "Low power for",
             "s",
             [(f"hangwatch_job_quiet_seconds{{{OF}}} {OWNER}", NAME)],
-            "At [detector] hold_seconds (120 by default) stacks are captured.",
+            "After [detector] hold_seconds (120 by default) stacks are taken.",
             height=7,
             empty=NO_JOB,
         ),

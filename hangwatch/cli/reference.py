@@ -41,12 +41,14 @@ def markdown() -> str:
 
 
 def _drop_described(text: str, described: set[str]) -> str:
-    """Return a help text without the options in `described`. Its other options are added to `described`."""
+    """Return a help text without --help and the options in `described`. Its other options are added to `described`."""
     before, heading, options = text.partition("\nOptions:\n")
     rest, commands = (*options.split("\n\nCommands:\n", 1), "")[:2]
     shown, repeated = [], []
     for option in re.split(r"\n(?=  -)", rest):
         key = " ".join(option.split())
+        if key.startswith("-h, --help") and described:
+            continue
         if key in described:
             repeated.append(key.split()[0 if key.startswith("--") else 1])
         else:

@@ -146,6 +146,20 @@ class Detector(Section, frozen=True):
     ] = 900.0
 
 
+class Progress(Section, frozen=True):
+    """Progress counters: the collectives of each rank, counted in PyTorch's flight recorder."""
+
+    read: Annotated[
+        bool, Meta(description="count the collectives of every rank with each power sample, without pausing it")
+    ] = True
+    shortest_gap_seconds: Annotated[
+        float, Meta(ge=5.0, le=86400.0, description="a job without a new collective is suspected at this age or later")
+    ] = 10.0
+    captures_per_hour: Annotated[
+        int, Meta(ge=0, le=60, description="maximum number of first captures of one job because of its counters")
+    ] = 6
+
+
 class Capture(Section, frozen=True):
     """Captures: stack dumps and counters of all ranks of a job."""
 
@@ -352,6 +366,7 @@ class Settings(Section, frozen=True):
     gpu: Gpu = Gpu()
     jobs: Jobs = Jobs()
     detector: Detector = Detector()
+    progress: Progress = Progress()
     capture: Capture = Capture()
     crashes: Crashes = Crashes()
     store: Store = Store()

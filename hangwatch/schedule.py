@@ -26,9 +26,11 @@ _SERVED_KEPT = 256
 
 log = logging.getLogger(__name__)
 
-Pool = Literal["sample", "slow", "capture", "remains", "store", "checks", "hooks"]
+Pool = Literal["sample", "counters", "recorders", "slow", "capture", "remains", "store", "checks", "hooks"]
 _THREADS: dict[Pool, int] = {
     "sample": 1,
+    "counters": 1,
+    "recorders": 1,  # the first reading of a library takes seconds
     "slow": 3,
     "capture": 8,  # mostly sleeping; the number of concurrent py-spy processes has its own limit
     "remains": 2,  # gdb reads a core for at most a minute

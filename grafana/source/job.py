@@ -38,6 +38,7 @@ def dashboard() -> builders.Dashboard:
     )
     _at_a_glance(built)
     _ranks(built)
+    _progress(built)
     _power(built)
     return built
 
@@ -188,6 +189,41 @@ def _ranks(built: builders.Dashboard) -> None:  # long: the panels in their orde
             colours={"Status": STATUS_WORDS},
             links={"Node": TO_NODE},
             widths={"Status": 100},
+        ),
+    ):
+        built.with_panel(panel)
+
+
+def _progress(built: builders.Dashboard) -> None:
+    built.with_row(builders.Row("Progress"))
+    for panel in (
+        lines(
+            "Collectives of each rank",
+            "none",
+            [(f"rate(hangwatch_rank_collectives_total{{{OF}}}[1m])", "rank {{rank}}, {{instance}}")],
+            "Collectives that its main thread enqueues per second, by PyTorch's flight recorder.",
+            height=9,
+            empty="no rank has a flight recorder",
+        ),
+        lines(
+            "Time since the last collective",
+            "s",
+            [
+                (f"max(hangwatch_job_progress_gap_seconds{{{OF}}})", "now"),
+                (f"max(hangwatch_job_usual_gap_seconds{{{OF}}})", "99 % of its gaps"),
+            ],
+            "The longest time over its nodes.",
+            height=9,
+            empty="no rank has a flight recorder",
+        ),
+        rows(
+            "Suspected",
+            f"hangwatch_job_suspected_info{{{OF}}}",
+            {"instance": "Node", "verdict": "Verdict", "confidence": "Confidence", "named": "Named", "summary": "Why"},
+            "The verdict of each node on a job without new collectives. It does not page yet.",
+            width=24,
+            empty="the job is not suspected",
+            links={"Node": TO_NODE},
         ),
     ):
         built.with_panel(panel)

@@ -115,6 +115,8 @@ def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
     sentences += [_sentence(presence) for presence in without[:3]]
     if len(without) > 3:
         sentences.append(f"{words.count(len(without) - 3, 'more job')} without a recorder")
+    if any(job.state in ("off", "unread") for job in without):
+        sentences.append("without it, hangs are found in minutes instead of seconds")
     if sample.unread_jobs:
         sentences.append(f"{words.count(sample.unread_jobs, 'job')} not read yet")
     return ok("Hint" if counts["off"] else "RecordersRead", "; ".join(sentences))

@@ -76,6 +76,7 @@ def print_status(seen: Status) -> None:
             describe_state(job),
             f"{job.seconds_in_state:.0f} s",
             str(job.ranks) + (f" ({_absent(job)} absent)" if job.absent_local_ranks else ""),
+            _shown(job.collectives_per_second, "{:.3g}/s"),
             _what(job, unix_now),
         )
         for job in seen.jobs
@@ -84,11 +85,14 @@ def print_status(seen: Status) -> None:
         (check.check, check.status, age_text(check.ran_unix_seconds, unix_now), check.message) for check in seen.checks
     ]
     print_table(("GPU", "name", "power", "limit", "utilisation", "job", "fault"), gpus, "no GPUs")
-    print_table(("job", "owner", "launcher", "user", "state", "for", "ranks", "what"), jobs, "no jobs")
+    print_table(("job", "owner", "launcher", "user", "state", "for", "ranks", "collectives", "what"), jobs, "no jobs")
     for engine in seen.engines:
         click.echo(engine_text(engine))
-    if jobs and seen.sampler != "ok":
-        click.echo("Without GPU readings the daemon detects no hang: use `hangwatch dump --rounds 3` to check by hand.")
+    if seen.sampler != "ok" and any(job.usual_gap_seconds is None for job in seen.jobs):
+        click.echo(
+            "Without GPU readings and flight recorders the daemon detects no hang: use `hangwatch dump --rounds 3` to"
+            " check by hand."
+        )
     print_table(("check", "status", "ran", "what"), checks, "no checks yet")
     for left_out in seen.left_out:
         click.echo(f"not monitored {left_out}: exceeds a limit in [jobs], see `hangwatch config --sample`")

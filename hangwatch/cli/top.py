@@ -229,10 +229,13 @@ class _Jobs(NamedTuple):
                 words.duration(round(job.seconds_in_state)),
                 str(job.ranks),
                 _watts(job),
+                "" if job.collectives_per_second is None else f"{job.collectives_per_second:.3g}/s",
             )
             for job in self.jobs
         ]
-        return _table(("job", "owner", "state", "for", "ranks", "power / quiet"), rows, ("job", "owner"))
+        heads = ("job", "owner", "state", "for", "ranks", "power / quiet", "collectives")
+        shown = len(heads) if any(row[-1] for row in rows) else len(heads) - 1
+        return _table(heads[:shown], [row[:shown] for row in rows], ("job", "owner"))
 
 
 def _engines(status: Status) -> Iterator[Text]:

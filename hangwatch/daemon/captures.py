@@ -82,8 +82,11 @@ class CaptureRunner:
             look = self.capture_job(job, levels, may_pause=not wanted.is_light)
             if look is None:
                 return
-            if wanted.is_light:
+            if wanted.result == "low_power":
                 self._record_light_capture(job.key, steps.count_motion(look.grouping))
+                return
+            if wanted.result == "gap":
+                self._record_gap_capture(look)
                 return
             with common.running_steps.running(job.name.in_log, "the scan after its capture"):
                 self._scan(common.clock())  # a job that ended during its capture must not be judged as hung
@@ -93,10 +96,13 @@ class CaptureRunner:
             log.info("%s: %s", job.name.in_log, look.verdict.message)
         except Exception:  # after any error, the suspicion must not be lost
             log.exception("job %s: its stacks could not be taken or judged; please report this", wanted.job_key)
-            if wanted.is_light:
+            if wanted.result == "low_power":
                 self._record_light_capture(wanted.job_key, MotionCount(frozen=0, moving=0))
                 return
             now, unix_now = common.clock(), time.time()
+            if wanted.result == "gap":
+                common.do_actions(common.board.change(steps.record_failed_gap_capture, wanted.job_key, now=now))
+                return
             common.do_actions(
                 common.board.change(
                     steps.record_failed_capture, wanted.job_key, now=now, unix_now=unix_now, settings=settings
@@ -110,6 +116,14 @@ class CaptureRunner:
             common.board.change(
                 steps.record_light_capture, job_key, motion, now=now, unix_now=unix_now, settings=settings
             )
+        )
+
+    def _record_gap_capture(self, look: Diagnosis) -> None:
+        common, settings = self._common, self._common.settings.detector
+        self._scan(common.clock())  # a job that ended during its capture must not be suspected
+        now, unix_now = common.clock(), time.time()
+        common.do_actions(
+            common.board.change(steps.record_gap_capture, look, now=now, unix_now=unix_now, settings=settings)
         )
 
     def capture_for_owner(self, job: Job, rounds: int | None) -> Diagnosis | None:

@@ -1,7 +1,7 @@
 """Wiring of the parts of the daemon: start, stop and the scheduled tasks.
 
-`_sample` feeds power samples to the detector, `_discover` scans /proc. A suspicion starts a capture
-(`CaptureRunner`). Each check is a task (`CheckRunner`). A task changes the board through a pure step of
+`_sample` feeds power samples and progress counters to the detector, `_discover` scans /proc. A suspicion starts a
+capture (`CaptureRunner`). Each check is a task (`CheckRunner`). A task changes the board through a pure step of
 `state.steps`, and `_do` carries out the actions that the step returns. A thread that blocks forever is abandoned at
 exit: the daemon ends with `os._exit`.
 """
@@ -24,6 +24,7 @@ from hangwatch.daemon.context import DaemonContext, RunningSteps
 from hangwatch.daemon.dead_ranks import DeadRanks
 from hangwatch.daemon.incident_writer import IncidentWriter
 from hangwatch.daemon.node_checks import CheckRunner
+from hangwatch.daemon.rank_counters import RankCounters
 from hangwatch.detector import TakeCapture, Transition
 from hangwatch.detector.on_power import SAMPLE_GAP_SECONDS
 from hangwatch.model import OPEN_STATES, Fault, NotMonitored
@@ -83,6 +84,7 @@ class Daemon:
         self._gpus = gpus
         self._notifier = notifier or Notifier()
         self._clock = clock
+        self._counters = RankCounters(settings, proc_root, clock)
         self._scan = JobScan(proc_root, settings.jobs)
         self._scanning = threading.Lock()
         self._scanned_at = -math.inf  # when the last scan that is on the board began
@@ -124,6 +126,7 @@ class Daemon:
             log.info("%s: its silence has ended", silence.name.in_log)
         sweep, sampler = self._gpus.latest(), self._gpus.status()
         self._log_driver_fault(sampler.fault)
+        self._apply_counters()
         if sweep is None or sweep.taken_monotonic_seconds == self._last_sweep_at:
             now, unix_now, detector = self._clock(), time.time(), self.settings.detector
             self._do(
@@ -142,6 +145,27 @@ class Daemon:
             capture_seconds=self.settings.capture.usual_seconds,
         )
         self._do(wanted)
+
+    def _apply_counters(self) -> None:
+        """Feed the newest progress counters to every job, and carry out the resulting actions."""
+        counters = self._counters.latest()
+        if counters is None:
+            return
+        settings = self.settings
+        wanted = self.board.change(
+            steps.record_counters,
+            counters,
+            now=self._clock(),
+            unix_now=time.time(),
+            settings=settings.detector,
+            progress=settings.progress,
+            capture_seconds=settings.capture.usual_seconds,
+            gap_seconds=max(SAMPLE_GAP_SECONDS, 3 * settings.gpu.sample_seconds),
+        )
+        self._do(wanted)
+
+    def _read_counters(self) -> None:
+        self._counters.read(self.board.snapshot)
 
     def _discover(self, since: float | None = None) -> None:
         """Scan /proc for jobs, unless a scan began after `since` (CLOCK_MONOTONIC, seconds; default: now).
@@ -205,13 +229,17 @@ class Daemon:
             return
         self._driver_trouble = trouble
         if fault is not None:
-            log.warning("no GPU readings: hangs on this node are not detected: %s. %s", fault.detail, fault.remedy)
+            log.warning(
+                "no GPU readings: hangs of jobs without a flight recorder are not detected: %s. %s",
+                fault.detail,
+                fault.remedy,
+            )
         else:
             log.info("GPU readings work again")
 
     def _on_missed(self, task: str) -> None:
         """Report that a task has not ended when it is due again. `find_health_problem` reports late power samples."""
-        if not self._checking.report_overrun(task) and task != "sample":
+        if not self._checking.report_overrun(task) and task not in ("sample", "counters", "recorders"):
             log.warning("%s is still running at its next tick", task)
 
     # --- lifecycle ---------------------------------------------------------------------------------------------
@@ -234,6 +262,9 @@ class Daemon:
         self._gpus.start()
         schedule = self._schedule
         schedule.run_every(self.settings.gpu.sample_seconds, "sample", "sample", self._sample)
+        if self.settings.progress.read:
+            schedule.run_every(self.settings.gpu.sample_seconds, "counters", "counters", self._read_counters)
+            schedule.run_every(self.settings.gpu.sample_seconds, "recorders", "recorders", self._counters.look)
         schedule.run_every(self.settings.jobs.discover_seconds, "slow", "discover", self._discover)
         schedule.run_once("slow", self._discover)
         self._checking.schedule_tasks()

@@ -5,14 +5,15 @@
         -> ended
     starting, training, quiet, recovered -> unknown, without readings -> starting | training
 
-There is one function for each observation: `apply_sample` (a power sample), `apply_missing_sample`,
-`apply_capture`, `apply_light_capture`, and `end_watch` (the ranks have ended). All times are CLOCK_MONOTONIC
-seconds, so setting the clock of the node has no effect. Low power only begins a suspicion. The stacks confirm or
-end it.
+There is one function for each observation: `apply_sample` (a power sample), `apply_missing_sample`, `apply_counters`
+(progress counters), `apply_capture`, `apply_light_capture`, `apply_gap_capture`, and `end_watch` (the ranks have
+ended). All times are CLOCK_MONOTONIC seconds, so setting the clock of the node has no effect. Low power, or a gap
+between collectives, only begins a suspicion. The stacks confirm or end it.
 """
 
 from hangwatch.detector.on_capture import apply_capture, apply_light_capture, find_settled_ranks
 from hangwatch.detector.on_power import apply_missing_sample, apply_sample
+from hangwatch.detector.on_progress import apply_counters, apply_gap_capture, fail_gap_capture
 from hangwatch.detector.transitions import Action, TakeCapture, Transition, end_watch
 
 __all__ = [
@@ -20,9 +21,12 @@ __all__ = [
     "TakeCapture",
     "Transition",
     "apply_capture",
+    "apply_counters",
+    "apply_gap_capture",
     "apply_light_capture",
     "apply_missing_sample",
     "apply_sample",
     "end_watch",
+    "fail_gap_capture",
     "find_settled_ranks",
 ]

@@ -54,7 +54,7 @@ def light_capture_when_due(
 
 
 def _request_light_capture(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
-    wanted = TakeCapture(job_key=watch.identity.job_key, reason=reason, is_light=True)
+    wanted = TakeCapture(job_key=watch.identity.job_key, reason=reason, is_light=True, result="low_power")
     return with_capture_record(watch, light_capture_since=now), (wanted,)
 
 
@@ -118,7 +118,7 @@ def capture_before_timeout(watch: JobWatch, now: float, capture_seconds: float) 
     unknown when it began to wait. No capture is requested if less than `capture_seconds`, the usual duration of a
     capture, remain.
     """
-    may_end = watch.state in (JobState.HUNG, JobState.STALLED, JobState.WAITS_ELSEWHERE) and watch.power.was_busy
+    may_end = watch.state in (JobState.HUNG, JobState.STALLED, JobState.WAITS_ELSEWHERE) and watch.has_worked
     time_out, looks = watch.timeout.seconds, watch.capture_record
     is_taken = watch.suspicion is not None and watch.suspicion.timeout_capture_at is not None
     if not may_end or time_out is None or is_taken or looks.capturing:

@@ -16,9 +16,11 @@ from hangwatch.config import Detector
 from hangwatch.detector import known_pauses, power_level
 from hangwatch.detector.known_pauses import Pause
 from hangwatch.detector.power_level import GpuPower
+from hangwatch.detector.progress_gaps import ProgressRecord
 from hangwatch.detector.watch_parts import (
     CaptureRecord,
     CollectiveTimeout,
+    GapSuspicion,
     JobIdentity,
     OpenIncident,
     PowerRecord,
@@ -49,6 +51,8 @@ class MotionCount(Value, frozen=True):
     * `waits_elsewhere`: all ranks wait for ranks of other nodes, see `verdict.remote_wait`. `is_in_rendezvous`: all
       ranks wait for other ranks to join.
     * `sleepers_text`: a text on the sleeping ranks, which are not judged until they wake.
+    * `waiting`: number of ranks that wait for other ranks. `permanent`: the ranks in a state that cannot end by itself,
+      while others wait for them. `seconds`: the duration of the capture.
     """
 
     frozen: int
@@ -68,6 +72,9 @@ class MotionCount(Value, frozen=True):
     waits_elsewhere: bool = False
     is_in_rendezvous: bool = False
     sleepers_text: str = ""
+    waiting: int = 0
+    permanent: frozenset[RankId] = frozenset()
+    seconds: float = 0.0
 
     @property
     def total(self) -> int:
@@ -88,8 +95,8 @@ class MotionCount(Value, frozen=True):
 class JobWatch(Value, frozen=True):
     """Everything that the detector remembers about one job.
 
-    `since` is the time at which the state began, `message` the reason for it. `pauses` are the known pauses. Each
-    of these parts is set only in its states:
+    `since` is the time at which the state began, `message` the reason for it. `pauses` are the known pauses, `progress`
+    the counters of its ranks. Each of these parts is set only in its states:
     * `phase`: starting, recovered and unknown.
     * `silence`: quiet, suspected and the open states.
     * `suspicion`: suspected and the open states.
@@ -104,6 +111,7 @@ class JobWatch(Value, frozen=True):
     power: PowerRecord = PowerRecord()
     capture_record: CaptureRecord = CaptureRecord()
     pauses: tuple[Pause, ...] = ()
+    progress: ProgressRecord = ProgressRecord()
     phase: Starting | Recovered | Unknown | None = Starting()
     silence: Silence | None = None
     suspicion: Suspicion | None = None
@@ -120,8 +128,18 @@ class JobWatch(Value, frozen=True):
         return (self.phase.before if isinstance(self.phase, Unknown) else self.state) is JobState.STARTING
 
     @property
+    def has_worked(self) -> bool:
+        """True if the job has been at work, by its power or by its counters."""
+        return self.power.was_busy or self.progress.is_known or self.gap is not None
+
+    @property
+    def gap(self) -> GapSuspicion | None:
+        """The gap between collectives because of which the job is suspected; None if its power decides."""
+        return None if self.suspicion is None else self.suspicion.gap
+
+    @property
     def quiet_since(self) -> float | None:
-        """The time at which the low power of the job began; None if its power is not low."""
+        """The time at which the low power, or the gap between collectives, began; None if there is neither."""
         return None if self.silence is None else self.silence.since
 
 
@@ -199,13 +217,21 @@ def resume_watch(watch: JobWatch, incident: Incident, now: float, unix_now: floa
     )
     gpus |= {uuid: gpu for uuid, gpu in watch.power.gpus.items() if uuid not in gpus}
     watch = with_power(watch, gpus=gpus, was_busy=was_busy)
+    gap = GapSuspicion(
+        advances=watch.progress.advances,
+        asked_at=now,
+        is_at_hold=True,
+        pages_at_once=incident.state is JobState.HUNG,
+    )
     watch = with_suspicion(
         watch,
+        gap=gap if incident.by_counters else None,
         saw_stacks=any(group.frames for group in incident.grouping.groups),
         # A job that pages must not stop paging because the daemon was restarted.
         frozen_captures=len(incident.captures) if incident.state is JobState.HUNG else 0,
     )
     is_stalled = incident.state in STALLED_STATES
+    stalled_since = then(fell if incident.by_counters else opened)
     return replace(
         with_capture_record(watch, capturing=False),
         identity=identity,
@@ -214,7 +240,7 @@ def resume_watch(watch: JobWatch, incident: Incident, now: float, unix_now: floa
         message=incident.timeline[-1].message if incident.timeline else watch.message,
         phase=None,
         silence=Silence(since=then(fell)),
-        open_incident=OpenIncident(stalled_since=then(opened) if is_stalled else None, capture_wanted_at=now),
+        open_incident=OpenIncident(stalled_since=stalled_since if is_stalled else None, capture_wanted_at=now),
     )
 
 
@@ -263,15 +289,21 @@ def should_page(watch: JobWatch, now: float, settings: Detector) -> bool:
     """True if the job should page now: it is hung, or has been stalled for longer than its hold.
 
     * A hung job pages after `confirming_captures` consecutive captures in which all ranks were frozen. At the place
-      of a known pause it pages later, see `known_pauses`.
+      of a known pause it pages later, see `known_pauses`. If its counters showed the hang, it pages after the hold, or
+      at once if two captures found what cannot end by itself.
     * A stalled job pages only after a capture that found a stack or judged a rank.
     * A job at rest (suspended, over) pages like a stalled job, but only if other nodes have ranks of the job.
     * A job that waits for other nodes pages like a stalled job, and at the latest before its collective timeout. At its
       start, and as a launcher without ranks, it pages `startup_no_ranks_hold_seconds` after it began.
     """
+    if watch.gap is not None and watch.gap.pages_at_once and watch.is_open:
+        return True
     if watch.state is JobState.HUNG:
         is_confirmed = watch.suspicion is not None and watch.suspicion.frozen_captures >= settings.confirming_captures
-        return is_confirmed and quiet_seconds(watch, now) >= pause_hold_seconds(watch, now, settings)
+        least_seconds = 0.0 if watch.gap is None else settings.hold_seconds
+        return is_confirmed and quiet_seconds(watch, now) >= max(
+            least_seconds, pause_hold_seconds(watch, now, settings)
+        )
     stalled_since = None if watch.open_incident is None else watch.open_incident.stalled_since
     if watch.state not in STALLED_STATES or stalled_since is None:
         return False
@@ -281,7 +313,7 @@ def should_page(watch: JobWatch, now: float, settings: Detector) -> bool:
         return False
     if _waits_for_nodes_at_start(watch):
         return now - watch.identity.began >= settings.startup_no_ranks_hold_seconds
-    hold = settings.stalled_hold_seconds if watch.power.was_busy else settings.startup_stalled_hold_seconds
+    hold = settings.stalled_hold_seconds if watch.has_worked else settings.startup_stalled_hold_seconds
     return now - stalled_since >= hold or _ends_itself_soon(watch, now)
 
 
@@ -302,7 +334,7 @@ def _ends_itself_soon(watch: JobWatch, now: float) -> bool:
     A later page would find no process.
     """
     time_out = watch.timeout.seconds
-    if watch.state is not JobState.WAITS_ELSEWHERE or time_out is None or not watch.power.was_busy:
+    if watch.state is not JobState.WAITS_ELSEWHERE or time_out is None or not watch.has_worked:
         return False
     return quiet_seconds(watch, now) >= time_out - known_pauses.END_MARGIN_SECONDS
 
@@ -318,6 +350,11 @@ def longest_pause_seconds(watch: JobWatch, now: float) -> float | None:
     """Return the longest known pause in seconds at the present places of the job; None if there is none."""
     places = frozenset[str]() if watch.suspicion is None else watch.suspicion.places
     return known_pauses.longest_seconds(watch.pauses, places, now)
+
+
+def first_stalled_at(watch: JobWatch, now: float) -> float:
+    """Return the time at which a job that is stalled now began to stall: for a gap, its last collective."""
+    return now if watch.gap is None or watch.silence is None else watch.silence.since
 
 
 def quiet_seconds(watch: JobWatch, now: float) -> float:

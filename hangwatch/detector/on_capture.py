@@ -10,7 +10,7 @@ from hangwatch.config import Detector
 from hangwatch.detector import known_pauses, sleepers, standstill
 from hangwatch.detector.baseline import drop_low_baselines, had_gpu_errors, recover, with_learned_baseline
 from hangwatch.detector.capture_due import delay_light_captures
-from hangwatch.detector.gpu_quorum import is_still_down
+from hangwatch.detector.gpu_quorum import is_quiet, is_still_down
 from hangwatch.detector.job_watch import (
     JobWatch,
     MotionCount,
@@ -21,11 +21,13 @@ from hangwatch.detector.job_watch import (
     with_power,
     with_suspicion,
 )
+from hangwatch.detector.on_progress import apply_confirming_capture, end_suspicion, proves_nothing
 from hangwatch.detector.transitions import Action, begin_suspicion, confirm_state, enter_state, plan_next_capture
 from hangwatch.detector.watch_parts import GLANCE_SECONDS, Starting
 from hangwatch.model import CodeRegion, JobState, RankId
 
 STANDSTILL_HOLDS = 2.0  # a rank that stays between the same few lines for this many holds is not judged
+PROGRESS_SECONDS = 10.0  # a job that enqueued a collective in this time is not suspected because it draws little power
 _RESTING_WORDS = {
     JobState.SUSPENDED: "all {} ranks are stopped or frozen",
     JobState.OVER: "training is over: its {} ranks have disconnected and are idle",
@@ -47,7 +49,12 @@ def apply_capture(
     if seen.serves:
         return _learn_work(watch, f"all {seen.total} ranks are idle and wait for requests or tasks", now, settings)
     # A job that has not begun to work has no connections either.
-    if seen.resting is JobState.SUSPENDED or (seen.resting is JobState.OVER and watch.power.was_busy):
+    if watch.gap is not None and watch.state is JobState.SUSPECTED and proves_nothing(watch, seen, settings):
+        message = f"{seen.moving} of {seen.total} ranks progress, and {seen.waiting} wait for other ranks"
+        return _learn_work(watch, message, now, settings)
+    if watch.gap is not None and watch.state is JobState.SUSPECTED and not watch.gap.is_at_hold:
+        return apply_confirming_capture(watch, watch.gap, seen, now, settings)
+    if seen.resting is JobState.SUSPENDED or (seen.resting is JobState.OVER and watch.has_worked):
         watch = _with_places(watch, frozenset({known_pauses.NOWHERE}))
         message = seen.traced_text or _RESTING_WORDS[seen.resting].format(seen.total)
         return confirm_state(watch, seen.resting, message, now, settings)
@@ -59,8 +66,13 @@ def apply_capture(
     if len(moved) * 2 > seen.total:
         message = f"{len(moved)} of {seen.total} ranks have progressed since then: the present power of the job is work"
         return _learn_work(watch, message, now, settings)
+    is_first = watch.gap is not None and watch.state is JobState.SUSPECTED
     watch, actions = _judge(watch, seen, now, settings)
-    return _capture_after_waking(watch, now, settings), actions
+    watch = _capture_after_waking(watch, now, settings)
+    if is_first and seen.with_stack < seen.total - seen.absent:
+        # A light capture may miss stacks. After the hold, a capture may pause these ranks.
+        watch = with_open_incident(watch, capture_wanted_at=max(now, watch.since))
+    return watch, actions
 
 
 def _capture_after_waking(watch: JobWatch, now: float, settings: Detector) -> JobWatch:
@@ -85,6 +97,8 @@ def _judge(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -
     frozen_captures = before + 1 if seen.frozen == seen.total > 0 else 0
     watch = with_suspicion(watch, frozen_captures=frozen_captures, is_in_rendezvous=seen.is_in_rendezvous)
     watch = _with_places(watch, seen.places)
+    if watch.state is JobState.HUNG and watch.gap is not None and watch.gap.permanent & seen.permanent:
+        return confirm_state(watch, JobState.HUNG, watch.message, now, settings)
     if _are_late(watch, seen, now, settings):
         message = f"{seen.absent} of {seen.total} ranks have not started yet"
         return confirm_state(watch, JobState.STALLED, message, now, settings)
@@ -133,16 +147,20 @@ def _with_places(watch: JobWatch, places: frozenset[str]) -> JobWatch:
 
 def _learn_work(watch: JobWatch, message: str, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
     """Learn that the present power is no sign of a hang, and end the suspicion. A later light capture verifies it."""
-    watch = with_learned_baseline(watch, now, settings)
+    voters = [gpu for gpu in watch.power.gpus.values() if gpu.recent]
+    if watch.gap is None or (voters and is_quiet(voters, settings)):
+        watch = with_learned_baseline(watch, now, settings)
     if watch.is_open:
         return recover(watch, message, now)
+    if watch.gap is not None:
+        return end_suspicion(watch, message, now)
     return enter_state(watch, JobState.TRAINING, message, now)
 
 
 def _are_late(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> bool:
     """True if the absent ranks of a starting job have never existed, so that its launcher may still start them."""
     all_known_live = len(watch.identity.generation) - seen.started_since <= seen.total - seen.absent
-    is_starting = not watch.power.was_busy and now - watch.identity.began < settings.startup_stalled_hold_seconds
+    is_starting = not watch.has_worked and now - watch.identity.began < settings.startup_stalled_hold_seconds
     return seen.absent > 0 and all_known_live and is_starting
 
 
@@ -173,6 +191,8 @@ def apply_light_capture(
     if seen.is_well:
         return with_capture_record(with_learned_baseline(watch, now, settings), fall_pause_seconds=GLANCE_SECONDS), ()
     still = seen.frozen + seen.settled
+    if watch.progress.is_known and watch.progress.gap_seconds(now) < PROGRESS_SECONDS:
+        return delay_light_captures(watch, settings), ()
     if still * 2 >= seen.total > 0:
         if not is_still_down(watch, settings):
             return watch, ()

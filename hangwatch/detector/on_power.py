@@ -29,6 +29,7 @@ FROZEN_START_CAPTURES, FROZEN_START_HOLDS = 2, 2.5  # a page 300 s after the sta
 WARNED_RATIO = 0.5  # a job without ranks warns after this part of its hold, and pages after the whole of it
 SAMPLE_GAP_SECONDS = 10.0  # a longer gap between samples does not count as quiet time
 _BY_POWER = frozenset({JobState.STARTING, JobState.TRAINING, JobState.QUIET, JobState.RECOVERED})
+_BY_COUNTERS = "its ranks enqueue collectives; none of its GPUs can be read"
 _NOT_KNOWN = "none of its GPUs can be read: hangwatch does not detect a hang of this job"
 
 
@@ -65,9 +66,12 @@ def apply_sample(
     if not watch.identity.has_ranks:
         return _without_ranks(watch, now, settings)
     voters = [gpu for gpu in watch.power.gpus.values() if gpu.recent]
+    if voters:
+        watch = with_power(watch, read_at=now)
+    if watch.gap is not None:
+        return watch, ()
     if not voters:
         return _without_readings(watch, now, settings)
-    watch = with_power(watch, read_at=now)
     if watch.state is JobState.UNKNOWN:
         before = watch.phase.before if isinstance(watch.phase, Unknown) else JobState.STARTING
         return enter_state(watch, before, "its GPUs can be read again", now)
@@ -78,13 +82,25 @@ def apply_sample(
 def apply_missing_sample(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
     """Change the state of a job without a power sample. After the hold, the state becomes unknown.
 
-    A launcher without ranks is not affected, because it is judged by time only.
+    A launcher without ranks is not affected, because it is judged by time only. A job with counters is judged by them.
     """
+    if watch.gap is not None:
+        return watch, ()
+    if watch.state is JobState.UNKNOWN and watch.progress.is_known:
+        return enter_state(watch, JobState.TRAINING, _BY_COUNTERS, now)
     if not watch.identity.has_ranks or watch.state not in _BY_POWER:
         return watch, ()
     silent_since = watch.since if watch.power.read_at is None else max(watch.since, watch.power.read_at)
     if now - silent_since < max(settings.hold_seconds, SAMPLE_GAP_SECONDS):
         return watch, ()
+    if watch.progress.is_known:
+        if watch.state is JobState.RECOVERED:
+            return _end_recovery(watch, _BY_COUNTERS, now)
+        return (
+            (watch, ())
+            if watch.state is JobState.TRAINING
+            else enter_state(watch, JobState.TRAINING, _BY_COUNTERS, now)
+        )
     before = JobState.STARTING if watch.state is JobState.STARTING else JobState.TRAINING
     watch, actions = enter_state(watch, JobState.UNKNOWN, _NOT_KNOWN, now)
     return replace(watch, phase=Unknown(before=before)), actions
@@ -126,6 +142,8 @@ def _starting(
     if over_since is not None and now - over_since >= settings.hold_seconds:
         ratio = settings.quiet_watts_ratio_of_limit
         return enter_state(watch, JobState.TRAINING, f"the GPUs draw more than {ratio:.0%} of their limit", now)
+    if _is_start_over(watch, start, now, settings) and watch.progress.is_known:
+        return enter_state(watch, JobState.TRAINING, "its ranks enqueue collectives", now)
     if _is_start_over(watch, start, now, settings):
         return begin_suspicion(watch, f"not busy, {now - watch.identity.began:.0f} s after its start", now)
     return light_capture_at_start(watch, start, now, settings)
@@ -183,6 +201,8 @@ def _quiet(
     if not is_quiet(voters, settings):
         return enter_state(watch, JobState.TRAINING, "power is back", now)
     watch = _keep_quiet_gpus(watch, voters, now, settings)
+    if watch.capture_record.gap_capture_since is not None:
+        return watch, ()
     rested = (
         watch.capture_record.captured_at is None or now - watch.capture_record.captured_at >= settings.cooldown_seconds
     )
@@ -243,13 +263,17 @@ def _recovered(
     if is_quiet(voters, settings):
         return _fall_quiet(learn_pause(watch, now), voters, now, settings)
     if now - watch.since >= RECOVERED_SHOWN_SECONDS:
-        taught = learn_pause(watch, now)
-        learnt = ""
-        ended = watch.phase.ended if isinstance(watch.phase, Recovered) else None
-        if ended is not None and taught.pauses != watch.pauses:
-            learnt = f"; the pause of {ended.seconds:.0f} s at this place is now a known pause"
-        return enter_state(taught, JobState.TRAINING, f"the GPUs are working{learnt}", now)
+        return _end_recovery(watch, "the GPUs are working", now)
     return watch, ()
+
+
+def _end_recovery(watch: JobWatch, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
+    taught = learn_pause(watch, now)
+    learnt = ""
+    ended = watch.phase.ended if isinstance(watch.phase, Recovered) else None
+    if ended is not None and taught.pauses != watch.pauses:
+        learnt = f"; the pause of {ended.seconds:.0f} s at this place is now a known pause"
+    return enter_state(taught, JobState.TRAINING, f"{message}{learnt}", now)
 
 
 _RULES = {
@@ -277,6 +301,8 @@ def _shift_timers(watch: JobWatch, gap: float) -> JobWatch:
     watch = with_capture_record(with_power(watch, gpus=gpus), low_since=moved(watch.capture_record.low_since))
     if isinstance(watch.phase, Starting):
         watch = replace(watch, phase=replace(watch.phase, over_since=moved(watch.phase.over_since)))
+    if watch.gap is not None:  # its counters decide, see `on_progress`
+        return watch
     if watch.silence is not None:
         watch = replace(watch, silence=replace(watch.silence, since=watch.silence.since + gap))
     if watch.open_incident is not None:

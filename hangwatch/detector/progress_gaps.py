@@ -16,6 +16,7 @@ from hangwatch.model import ProcessId, Value
 from hangwatch.model.flight_records import ProgressCounter
 
 FEWEST_GAPS = 50  # before them, the gaps of a job are not known
+RATE_SECONDS = 30.0
 HOUR_SECONDS, HOURS_KEPT = 3600.0, 24
 USUAL_QUANTILE = 0.99
 USUAL_FACTOR, LONGEST_FACTOR = 3.0, 1.5
@@ -43,13 +44,17 @@ class ProgressRecord(Value, frozen=True):
     * `ranks`: the ranks with a counter. `read_at`: the time of the last reading.
     * `progressed_at`: the end of the last gap; None while at most half of the ranks have a counter. `lost_rank_at`: the
       time when a rank lost its counter. Increases before both prove nothing.
-    * `gaps`: number of ended gaps since the counters began or fell. `hours`: the gaps of the last 24 hours.
+    * `per_second`: the collectives of a rank in a second, a mean of the ranks over about half a minute.
+    * `advances`: number of times that the job progressed. `gaps`: number of gaps that were learned since the counters
+      began or fell. `hours`: the gaps of the last 24 hours.
     """
 
     ranks: Mapping[ProcessId, RankProgress] = field(default_factory=dict)
     read_at: float | None = None
     progressed_at: float | None = None
     lost_rank_at: float = -math.inf
+    per_second: float = 0.0
+    advances: int = 0
     gaps: int = 0
     hours: tuple[HourOfGaps, ...] = ()
 
@@ -109,20 +114,21 @@ def follow_counters(
         process: _follow_rank(before.get(process), counters[process], now) for process in ranks if process in counters
     }
     lost_at = record.lost_rank_at if known.keys() >= before.keys() else now
-    record = replace(record, ranks=known, read_at=now, lost_rank_at=lost_at)
+    rate = _measure_rate(record, known, now)
+    record = replace(record, ranks=known, read_at=now, lost_rank_at=lost_at, per_second=rate)
     if 2 * len(known) <= len(ranks):
         return replace(record, progressed_at=None)
     if any(
         process in before and rank.counter.restarts != before[process].counter.restarts
         for process, rank in known.items()
     ):
-        return replace(record, progressed_at=now, gaps=0, hours=())
+        return replace(record, progressed_at=now, advances=record.advances + 1, gaps=0, hours=())
     last = record.progressed_at
     if last is None:
         return replace(record, progressed_at=now)
     if 2 * sum(rank.increased_at > max(last, lost_at) for rank in known.values()) <= len(known):
         return record
-    record = replace(record, progressed_at=now)
+    record = replace(record, progressed_at=now, advances=record.advances + 1)
     return _with_gap(record, now - last, now) if learns else record
 
 
@@ -138,6 +144,16 @@ def _follow_rank(before: RankProgress | None, counter: ProgressCounter, now: flo
         return before
     # The time of the last increase before the first reading is not known: the rank has not progressed yet.
     return RankProgress(counter=counter, increased_at=-math.inf if before is None else now)
+
+
+def _measure_rate(record: ProgressRecord, ranks: Mapping[ProcessId, RankProgress], now: float) -> float:
+    before = record.ranks
+    news = [rank.counter.total - before[process].counter.total for process, rank in ranks.items() if process in before]
+    seconds = 0.0 if record.read_at is None else now - record.read_at
+    if not news or seconds <= 0:
+        return record.per_second
+    newest = sum(news) / len(news) / seconds
+    return record.per_second + min(1.0, seconds / RATE_SECONDS) * (newest - record.per_second)
 
 
 def _with_gap(record: ProgressRecord, seconds: float, now: float) -> ProgressRecord:

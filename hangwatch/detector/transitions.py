@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from msgspec.structs import replace
 
 from hangwatch.config import Detector
+from hangwatch.detector import job_watch
 from hangwatch.detector.job_watch import STALLED_STATES, JobWatch, with_capture_record, with_open_incident, with_power
 from hangwatch.detector.watch_parts import OpenIncident, Silence, Starting, Suspicion
 from hangwatch.model import OPEN_STATES, JobName, JobState, Value
 
 
 class TakeCapture(Value, frozen=True):
-    """A request to capture every rank now, with the reason. `is_in_timeline`: the timeline shows this reason."""
+    """A request to capture every rank, without a pause if `is_light`. `is_in_timeline`: the timeline shows it."""
 
     job_key: str
     reason: str
     is_light: bool = False
+    result: Literal["state", "low_power", "gap"] = "state"  # the question that it answers
     is_in_timeline: bool = False
 
 
@@ -62,16 +64,14 @@ def confirm_state(
     watch: JobWatch, state: JobState, message: str, now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     """Return the watch in an open state, which may be its state already, with the next capture planned."""
-    if watch.state is not state:
-        # A hung job that becomes stalled keeps its start time: its page must not come and go.
-        before = watch.open_incident.stalled_since if watch.open_incident is not None else None
-        stalled_since = now if before is None else before
-        if watch.state is JobState.HUNG:
-            stalled_since = watch.since
-        begun = OpenIncident(stalled_since=stalled_since if state in STALLED_STATES else None)
-        watch, actions = enter_state(replace(watch, open_incident=begun), state, message, now)
-    else:
-        watch, actions = replace(watch, message=message), ()
+    if watch.state is state:
+        return plan_next_capture(replace(watch, message=message), now, settings), ()
+    # A hung job that becomes stalled keeps its start time: its page must not come and go.
+    before = watch.open_incident.stalled_since if watch.open_incident is not None else None
+    kept = watch.since if watch.state is JobState.HUNG else before
+    stalled_since = job_watch.first_stalled_at(watch, now) if kept is None else kept
+    begun = OpenIncident(stalled_since=stalled_since if state in STALLED_STATES else None)
+    watch, actions = enter_state(replace(watch, open_incident=begun), state, message, now)
     return plan_next_capture(watch, now, settings), actions
 
 

@@ -84,6 +84,9 @@ class CaptureRecord(Value, frozen=True):
       baseline or was never busy. A capture in which its ranks progress sets it again. The next light capture is due
       `low_power_pause_seconds` later, and not before the hold.
     * `standstills`: the ranks that the last captures found between the same few lines of code.
+    * `gap_capture_since`: time when the light capture of a gap was requested that runs now. `gap_captures`: the times
+      of these requests in the last hour. If such a capture found progress, the next one is due when the gap has lasted
+      `next_gap_seconds`. `gap_in_progress` is the number of advances at that capture.
     """
 
     capturing: bool = False
@@ -95,6 +98,10 @@ class CaptureRecord(Value, frozen=True):
     low_since: float | None = None
     low_power_pause_seconds: float = 0.0
     standstills: Mapping[RankId, Standstill] = field(default_factory=dict)
+    gap_capture_since: float | None = None
+    gap_captures: tuple[float, ...] = ()
+    next_gap_seconds: float = 0.0
+    gap_in_progress: int | None = None
 
 
 # --- in some states --------------------------------------------------------------------------------------------------
@@ -138,6 +145,22 @@ class Silence(Value, frozen=True):
     gpus: frozenset[str] = frozenset()
 
 
+class GapSuspicion(Value, frozen=True):
+    """The part of a suspicion that began because of a gap between collectives. Then the counters decide, not power.
+
+    * `advances`: the number of times that the job had progressed; a higher number ends the suspicion.
+    * `asked_at`: the start of the last capture. `is_at_hold`: this capture ends at the hold, or later.
+    * `permanent`: the ranks in a state that cannot end by itself, by the last capture. `pages_at_once`: two captures
+      have found them.
+    """
+
+    advances: int
+    asked_at: float
+    is_at_hold: bool = False
+    permanent: frozenset[RankId] = frozenset()
+    pages_at_once: bool = False
+
+
 class Suspicion(Value, frozen=True):
     """The part of suspected and the open states: the findings of the captures since the suspicion began.
 
@@ -150,6 +173,7 @@ class Suspicion(Value, frozen=True):
     * `is_in_rendezvous`: the last capture found all ranks in a rendezvous.
     * `timeout_capture_at`: time of the request for a capture before the collective timeout.
     * `sleepers`: the ranks that the last captures found asleep.
+    * `gap`: set if the suspicion began because of a gap between collectives.
     """
 
     fell: bool = False
@@ -160,6 +184,7 @@ class Suspicion(Value, frozen=True):
     is_in_rendezvous: bool = False
     timeout_capture_at: float | None = None
     sleepers: Mapping[RankId, Sleeper] = field(default_factory=dict)
+    gap: GapSuspicion | None = None
 
 
 class OpenIncident(Value, frozen=True):

@@ -16,7 +16,14 @@ from prometheus_client.samples import Sample
 
 from hangwatch import words
 from hangwatch.config import Detector
-from hangwatch.metrics import check_metrics, collective_metrics, gpu_metrics, job_metrics, self_metrics
+from hangwatch.metrics import (
+    check_metrics,
+    collective_metrics,
+    gpu_metrics,
+    job_metrics,
+    progress_metrics,
+    self_metrics,
+)
 from hangwatch.metrics.series import LABEL_LENGTH, counter, single_gauge
 from hangwatch.state.board import Board, Snapshot
 
@@ -30,6 +37,7 @@ def families(snapshot: Snapshot, now: float, settings: Detector, external_url: s
     yield from gpu_metrics.readings(snapshot, settings)
     yield from job_metrics.states(snapshot, now)
     yield from job_metrics.silences(snapshot)
+    yield from progress_metrics.progress(snapshot, now)
     yield from job_metrics.incidents(snapshot, external_url)
     yield from job_metrics.crashes(snapshot, now, external_url)
     yield from collective_metrics.numbers(snapshot)

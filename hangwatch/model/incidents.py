@@ -43,7 +43,7 @@ class Incident(Value, frozen=True):
     """One suspicion of one job on this node, from the first capture to its end. `incident.json` is this value.
 
     `schema_version` rises when a field is removed or changes its meaning. `incident_file.load` reads all versions
-    up to this one.
+    up to this one. `by_counters`: the progress counters of the job showed the hang, and decide when it is over.
     """
 
     incident_id: str
@@ -58,5 +58,6 @@ class Incident(Value, frozen=True):
     timeline: tuple[TimelineEntry, ...] = ()
     closed_unix_seconds: float | None = None
     host_facts: tuple[tuple[str, str], ...] = ()
+    by_counters: bool = False
     hangwatch_version: str = ""
     schema_version: int = INCIDENT_VERSION

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from msgspec import field
 from msgspec.structs import replace
@@ -35,6 +35,9 @@ from hangwatch.model import (
     Value,
 )
 
+if TYPE_CHECKING:
+    from hangwatch.verdict.diagnosis import Diagnosis
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -46,7 +49,9 @@ SERIES_POINTS = 450
 class JobEntry(Value, frozen=True):
     """One job on the board: its processes, the state of its detector, and its last incident.
 
-    `held_gpu` is true once the driver has listed one of its ranks on a GPU.
+    `held_gpu` is true once the driver has listed one of its ranks on a GPU. `suspected` is the diagnosis of a job that
+    is suspected because of its counters; it becomes the first capture of the incident. `counter_fault` is the reason if
+    the job has no counters.
     """
 
     job: Job
@@ -55,6 +60,8 @@ class JobEntry(Value, frozen=True):
     page: bool = False
     incident: Incident | None = None
     timeline: tuple[TimelineEntry, ...] = ()
+    suspected: Diagnosis | None = None
+    counter_fault: Fault | None = None
 
     @property
     def open_incident(self) -> Incident | None:

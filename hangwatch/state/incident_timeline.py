@@ -22,6 +22,8 @@ def update_timeline(
     A capture with `is_in_timeline` is added, too.
     """
     actions: list[Action] = list(wanted)
+    if entry.watch.gap is None and entry.suspected is not None:
+        entry = replace(entry, suspected=None)
     for move in wanted:
         if isinstance(move, detector.TakeCapture):
             if move.is_in_timeline:
@@ -57,7 +59,11 @@ def add_capture(entry: JobEntry, look: Diagnosis) -> Incident:
     """Return the open incident of the job with one more capture; a new incident if none is open."""
     incident = entry.incident
     if incident is None or incident.closed_unix_seconds is not None:
-        return look.incident(entry.job, entry.watch.state, entry.timeline)
+        incident = look.incident(entry.job, entry.watch.state, entry.timeline)
+        incident = replace(incident, by_counters=entry.watch.gap is not None)
+        if entry.suspected is None:
+            return incident
+        return replace(incident, captures=(entry.suspected.capture, look.capture))
     captures = (*incident.captures, look.capture)
     if len(captures) > CAPTURES_KEPT:
         captures = (captures[0], *captures[-(CAPTURES_KEPT - 1) :])

@@ -19,6 +19,7 @@ from hangwatch.state.board import Snapshot
 from hangwatch.state.incident_timeline import add_capture, update_timeline
 from hangwatch.verdict import timeout_forecast
 from hangwatch.verdict.diagnosis import Diagnosis
+from hangwatch.verdict.permanence import find_permanent, find_waiting
 from hangwatch.verdict.remote_wait import waits_for_other_nodes
 
 
@@ -35,10 +36,11 @@ def record_capture(
         detector.find_settled_ranks(entry.watch, standstill.find_stays(look.grouping), now, settings)
     )
     watch, look = _follow_sleepers(entry.watch, look, now, settings)
+    if watch.gap is not None:
+        look = look.without_busy_gpus(settings.quiet_fraction)
     seen = replace(
-        count_motion(look.grouping),
+        _count_gap_facts(look),
         started_since=came,
-        places=find_places(look.grouping, look.verdict.named),
         is_in_rendezvous=all(group.activity == RENDEZVOUS for group in look.grouping.groups),
         waits_elsewhere=waits_for_other_nodes(
             look.grouping, look.verdict, has_ranks_on_other_nodes=entry.job.has_ranks_on_other_nodes
@@ -47,7 +49,9 @@ def record_capture(
     watch, wanted = detector.apply_capture(_with_timeout(watch, look), seen, now, settings)
     entry = replace(entry, watch=watch, page=job_watch.should_page(watch, now, settings))
     if watch.is_open:
-        entry = replace(entry, incident=add_capture(entry, look))
+        entry = replace(entry, incident=add_capture(entry, look), suspected=None)
+    elif watch.gap is not None:
+        entry = replace(entry, suspected=look)
     entry, actions = update_timeline(entry, wanted, look.judged_unix_seconds)
     if watch.is_open and entry.incident is not None and not any(isinstance(action, SaveIncident) for action in actions):
         actions = (*actions, SaveIncident(incident=entry.incident))
@@ -85,6 +89,40 @@ def record_light_capture(
     watch, wanted = detector.apply_light_capture(entry.watch, seen, now, settings)
     entry, actions = update_timeline(replace(entry, watch=watch), wanted, unix_now)
     return snapshot.count("captures", _describe_result(seen)).with_job(entry), actions
+
+
+def record_gap_capture(
+    snapshot: Snapshot, look: Diagnosis, *, now: float, unix_now: float, settings: Detector
+) -> tuple[Snapshot, tuple[Action, ...]]:
+    """Record the result of a light capture of a gap. It may begin a suspicion, but opens no incident."""
+    entry = snapshot.jobs.get(look.capture.job_key)
+    if entry is None:
+        return snapshot, ()
+    look = look.without_busy_gpus(settings.quiet_fraction)
+    seen = _count_gap_facts(look)
+    watch, wanted = detector.apply_gap_capture(entry.watch, seen, now, settings)
+    entry = replace(entry, watch=watch, suspected=look if watch.gap is not None else None)
+    entry, actions = update_timeline(entry, wanted, unix_now)
+    return snapshot.count("captures", _describe_result(seen)).with_job(entry), actions
+
+
+def _count_gap_facts(look: Diagnosis) -> MotionCount:
+    return replace(
+        count_motion(look.grouping),
+        places=find_places(look.grouping, look.verdict.named),
+        waiting=sum(1 for _ in find_waiting(look.grouping)),
+        permanent=find_permanent(look.grouping, look.verdict),
+        seconds=look.capture.duration_seconds,
+    )
+
+
+def record_failed_gap_capture(snapshot: Snapshot, job_key: str, *, now: float) -> tuple[Snapshot, tuple[Action, ...]]:
+    """Record that a light capture of a gap failed."""
+    entry = snapshot.jobs.get(job_key)
+    if entry is None:
+        return snapshot, ()
+    watch = detector.fail_gap_capture(entry.watch, now)
+    return snapshot.count("captures", "failed").with_job(replace(entry, watch=watch)), ()
 
 
 def record_failed_capture(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from hangwatch.config import Detector
 from hangwatch.detector.power_level import low_power_threshold_watts
-from hangwatch.model import GpuSample, Incident, Job, JobName, JobState, NotMonitored, Value
+from hangwatch.model import GpuSample, Incident, Job, JobName, JobState, NotMonitored, Value, Verdict
 from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.verdict.timeout_forecast import forecast_timeout
 
@@ -20,6 +20,10 @@ class JobStatus(Value, frozen=True):
     `power_watts` is the sum over its GPUs, `line_watts` the sum of their low-power thresholds. Each is null if one
     GPU has no reading or no threshold yet. `ends_itself_unix_seconds` is the time when its own collective timeout
     ends the job; null if unknown. The job does not page until `silenced_until_unix_seconds`; null: it is not silenced.
+
+    `collectives_per_second` is the mean of its ranks. `progress_gap_seconds` is the time since they enqueued a
+    collective, `usual_gap_seconds` the length that 99 % of these gaps do not exceed. Each is null if unknown;
+    `no_counters` is then the reason, if there is one.
     """
 
     job_id: str
@@ -43,6 +47,10 @@ class JobStatus(Value, frozen=True):
     ends_itself_unix_seconds: float | None = None
     silenced_until_unix_seconds: float | None = None
     silence_reason: str = ""
+    collectives_per_second: float | None = None
+    progress_gap_seconds: float | None = None
+    usual_gap_seconds: float | None = None
+    no_counters: str = ""
 
 
 class EngineStatus(Value, frozen=True):
@@ -189,7 +197,7 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
             world_size=entry.job.world_size,
             absent_local_ranks=entry.job.absent_local_ranks,
             page=snapshot.pages(entry),
-            verdict=incident.verdict.message if incident else None,
+            verdict=verdict.message if verdict else None,
             incident=incident.incident_id if incident else None,
             job_name=entry.job.job_name,
             program=entry.job.program,
@@ -201,9 +209,14 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
             ends_itself_unix_seconds=ends.at_unix_seconds if ends else None,
             silenced_until_unix_seconds=silence.until_unix_seconds if silence else None,
             silence_reason=silence.reason if silence else "",
+            collectives_per_second=progress.per_second if progress.progressed_at is not None else None,
+            progress_gap_seconds=progress.gap_seconds(now) if progress.progressed_at is not None else None,
+            usual_gap_seconds=progress.usual_seconds,
+            no_counters=f"{fault.reason}: {fault.detail}" if (fault := entry.counter_fault) else "",
         )
         for entry in snapshot.jobs.values()
-        for incident in [_present_incident(entry)]
+        for incident, progress in [(_present_incident(entry), entry.watch.progress)]
+        for verdict in [_present_verdict(entry, incident)]
         for ends in [forecast_timeout(incident) if incident else None]
         for silence in [snapshot.silences.get(entry.job.key)]
     )
@@ -213,6 +226,14 @@ def _total(watts: Iterable[float | None]) -> float | None:
     """Return the sum in watts; None if there are no values or one of them is unknown."""
     known = list(watts)
     return sum(one for one in known if one is not None) if known and None not in known else None
+
+
+def _present_verdict(entry: JobEntry, incident: Incident | None) -> Verdict | None:
+    """Return the verdict of the incident, or that on a job that is suspected and has no incident yet."""
+    if incident is not None:
+        return incident.verdict
+    is_suspected = entry.suspected is not None and entry.watch.state is JobState.SUSPECTED
+    return entry.suspected.verdict if entry.suspected is not None and is_suspected else None
 
 
 def _present_incident(entry: JobEntry) -> Incident | None:

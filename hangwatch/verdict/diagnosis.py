@@ -75,6 +75,18 @@ class Diagnosis(Value, frozen=True):
         grouping = replace(self.grouping, groups=groups)
         return replace(self, grouping=grouping, verdict=_judge(grouping, self.capture, self.ranks_here, self.logs))
 
+    def without_busy_gpus(self, least_ratio: float) -> Diagnosis:
+        """Judge the capture again, of a job without new collectives: the power of its GPUs proves less.
+
+        The motion of a rank is unknown if it waits for a GPU above `least_ratio` of the way from floor to busy level
+        (or for ranks, while its GPU works).
+        """
+        groups = tuple(_mark_busy_gpus(group, least_ratio) for group in self.grouping.groups)
+        if groups == self.grouping.groups:
+            return self
+        grouping = replace(self.grouping, groups=groups)
+        return replace(self, grouping=grouping, verdict=_judge(grouping, self.capture, self.ranks_here, self.logs))
+
     def hide_from_other_users(self, job: Job) -> Job:
         """Return the job with its uid only if this user owns all captured processes. Else return it without a uid.
 
@@ -145,6 +157,20 @@ def _mark_sleep(member: Member, polling: Collection[RankId], asleep: Collection[
         return replace(member, motion=Motion.FROZEN, stack=stack)
     is_judged = member.signature is Signature.BLOCKED and not any(open_operations(member))
     return replace(member, motion=Motion.UNKNOWN) if member.id in asleep and is_judged else member
+
+
+def _mark_busy_gpus(group: Group, least_ratio: float) -> Group:
+    def is_busy(member: Member) -> bool:
+        ratio, signature = member.gpu.busy_power_ratio, member.signature
+        if group.waits_for == "ranks" or any(open_operations(member)):
+            return signature is Signature.GPU_WORKS
+        waits = signature is Signature.BEHIND_GPU or (group.waits_for == "gpu" and signature is Signature.BLOCKED)
+        return waits and ratio is not None and ratio > least_ratio
+
+    if not any(map(is_busy, group.members)):
+        return group
+    members = (replace(one, motion=Motion.UNKNOWN) if is_busy(one) else one for one in group.members)
+    return replace(group, members=tuple(members))
 
 
 def _remove_motion_of(group: Group, ranks: Collection[RankId]) -> Group:

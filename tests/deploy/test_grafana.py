@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.registry import Collector
 
@@ -20,8 +21,11 @@ from hangwatch import metrics
 from hangwatch.config import Detector
 from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.detector import job_watch
-from hangwatch.model import Group, Grouping, Job
+from hangwatch.detector.progress_gaps import FEWEST_GAPS, HourOfGaps, ProgressRecord, RankProgress
+from hangwatch.model import Group, Grouping, Incident, Job, JobState
+from hangwatch.model.flight_records import ProgressCounter
 from hangwatch.state.board import JobEntry, Snapshot
+from hangwatch.verdict.diagnosis import Diagnosis
 from tests import samples
 from tests.conftest import wait_for
 from tests.deploy import promql
@@ -264,14 +268,30 @@ def test_a_panel_without_data_says_why_there_may_be_none(board: dict[str, Any]) 
 
 
 class Collectives(Collector):
-    """The sequence-number series of a node, made without torch: the simulated ranks do not have it."""
+    """The series of a node from flight recorders, made without torch: the simulated ranks do not have it."""
 
     def __init__(self, entry: JobEntry) -> None:
         self._snapshot = Snapshot(jobs={entry.job.key: entry})
 
     def collect(self) -> Iterator[Metric]:
         families = metrics.families(self._snapshot, 0.0, Detector())
-        return (family for family in families if "_collective_" in family.name)
+        parts = ("_collective", "_gap_seconds", "_suspected_info")
+        return (family for family in families if any(part in family.name for part in parts))
+
+
+def suspected(job: Job, incident: Incident) -> JobEntry:
+    """Return a job that is suspected because it enqueues no collective. It also has an incident."""
+    ranks = {rank.id: RankProgress(counter=ProgressCounter(total=9), increased_at=0.0) for rank in job.ranks}
+    hour = HourOfGaps(hour=0, counts={0: FEWEST_GAPS}, longest_seconds=1.0)
+    progress = ProgressRecord(ranks=ranks, progressed_at=0.0, gaps=FEWEST_GAPS, hours=(hour,))
+    look = Diagnosis(
+        capture=samples.loader_hang().captures[0],
+        grouping=incident.grouping,
+        verdict=samples.loader_hang().verdict,
+        judged_unix_seconds=0.0,
+    )
+    watch = replace(job_watch.begin_watch(job, 0.0), state=JobState.SUSPECTED, progress=progress)
+    return JobEntry(job=job, watch=watch, incident=incident, suspected=look)
 
 
 @contextlib.contextmanager
@@ -284,7 +304,7 @@ def recording(job: Job) -> Iterator[int]:
     group = Group(key="w", activity="recv", waits_for="ranks", members=members)
     incident = samples.replaced(samples.all_waiting(), job=job, grouping=Grouping(groups=(group,), world_size=6))
     own = CollectorRegistry()
-    own.register(Collectives(JobEntry(job=job, watch=job_watch.begin_watch(job, 0.0), incident=incident)))
+    own.register(Collectives(suspected(job, incident)))
     server, thread = start_http_server(0, addr="127.0.0.1", registry=own)
     try:
         yield server.server_port

@@ -106,7 +106,7 @@ _UPLOAD = ("wait (threading.py)", "result (concurrent/futures/_base.py)", "uploa
 _PROMPT = ("readline (pdb.py)", "interaction (pdb.py)", "trace_dispatch (bdb.py)", *_MAIN)
 _ASK_AGAIN = ("until_there (flags.py)", *_MAIN[1:])
 
-TRAINS = Doing((_FORWARD, _BACKWARD, _OPTIMIZER), watts=600.0, utilization_ratio=0.98, cpu_ratio=0.9)
+TRAINS = Doing((_FORWARD, _BACKWARD, _OPTIMIZER), watts=600.0, utilization_ratio=0.98, cpu_ratio=0.9, enqueues=True)
 WAITS = Doing((_REDUCE,), watts=120.0, cpu_ratio=1.0)
 WAITS_AT_BARRIER = Doing((_BARRIER,), watts=118.0, cpu_ratio=1.0)
 SAVES = Doing((_SAVE,), watts=85.0, utilization_ratio=0.0, cpu_ratio=0.3, io_bytes_per_second=2e8)
@@ -154,7 +154,7 @@ RESAMPLES = replace(
     watts=90.0,
     switches_per_second=0.0,
 )
-REDUCES_SLOWLY = replace(ITEM_IN_MAIN, nvlink_bytes_per_second=1e9, pcie_bytes_per_second=2.4e9)
+REDUCES_SLOWLY = replace(ITEM_IN_MAIN, enqueues=True, nvlink_bytes_per_second=1e9, pcie_bytes_per_second=2.4e9)
 POLLS_THE_HOST = replace(ITEM_IN_MAIN, nvlink_bytes_per_second=0.0, pcie_bytes_per_second=0.8e9)
 SPINS_AT_ZERO = replace(ITEM_IN_MAIN, utilization_ratio=0.0)
 ADDS_SCALAR = replace(WAITS, stacks=(_ADD_SCALAR,))

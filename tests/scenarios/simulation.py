@@ -38,6 +38,7 @@ from hangwatch.model import (
     Waiting,
     spans,
 )
+from hangwatch.model.flight_records import ProgressCounter
 from hangwatch.stacks import activity
 from hangwatch.state import steps
 from hangwatch.state.board import Snapshot
@@ -58,7 +59,8 @@ class Doing:
     The rounds of a capture see the stacks in turn. `main_cpu_ratio` and `switches_per_second` are those of the main
     thread; a spinning thread hardly switches. A rank that `sleeps` is in a sleep in every round. A rank in a write
     sends `device_bytes_per_second` to the device. A rank that reads mapped memory has page faults for
-    `faulted_bytes_per_second`. A rank that `serves` waits on a listening socket.
+    `faulted_bytes_per_second`. A rank that `serves` waits on a listening socket. A rank that `enqueues` adds a
+    collective to its flight recorder each second.
     """
 
     stacks: tuple[tuple[str, ...], ...]
@@ -79,6 +81,7 @@ class Doing:
     sleeps: bool = False
     serves: bool = False
     owns_gil: bool | None = None
+    enqueues: bool = False
 
     def frames(self, round_number: int) -> tuple[Frame, ...]:
         """Return the stack in one round of a capture."""
@@ -100,6 +103,8 @@ class Node:
     sample arrives. `generation(t)` increases when a launcher restarts its ranks, `daemon(t)` when hangwatch is
     restarted. `noise_ratio` is the noise of the power, relative to it.
 
+    `counter(gpu, t, collectives)` is the counter that a rank shows, if it does not show its number of collectives.
+
     A job without GPUs is a launcher without ranks. `waiting` is the socket data of its wait; GPU -1 has its
     activity.
     """
@@ -115,6 +120,7 @@ class Node:
     waiting: Waiting | None = None
     elsewhere: int = 0
     noise_ratio: float = 0.03
+    counter: Callable[[int, float, int], ProgressCounter | Fault] = lambda _gpu, _t, total: ProgressCounter(total=total)
 
     @property
     def gpus(self) -> range:
@@ -188,7 +194,7 @@ class Played:
     """The result of one job: its states in order, the seconds of its pages, and a verdict.
 
     The verdict is that of the first page, or of the last capture if no page was sent. `glances` is the number of
-    light captures.
+    light captures. `suspected_at` are the seconds at which a verdict was first shown.
     """
 
     states: list[str] = field(default_factory=list)
@@ -197,6 +203,8 @@ class Played:
     verdict: Verdict | None = None
     looks: list[Diagnosis] = field(default_factory=list)
     glances: int = 0
+    suspected_at: list[float] = field(default_factory=list)
+    is_suspected: bool = False
 
     @property
     def paged_at(self) -> float | None:
@@ -211,12 +219,14 @@ def play(
     seed: int = 0,
     activities: activity.Table | None = None,
     begin: float = 0.0,
+    *,
+    has_counters: bool = False,
 ) -> dict[str, Played]:
     """Run the script from second `begin` to second `seconds`; return the results by job id.
 
-    `activities` replace the table of the settings.
+    `activities` replace the table of the settings. With `has_counters` the daemon reads progress counters.
     """
-    daemon = _Daemon(node, settings, seed)
+    daemon = _Daemon(node, settings, seed, has_counters=has_counters)
     if activities is not None:
         daemon.activities = activities
     for t in range(int(begin), int(seconds)):
@@ -227,7 +237,7 @@ def play(
 class _Daemon:
     """The scheduled tasks of the daemon, without its threads."""
 
-    def __init__(self, node: Node, settings: Settings, seed: int) -> None:
+    def __init__(self, node: Node, settings: Settings, seed: int, *, has_counters: bool = False) -> None:
         self.node = node
         self.settings = settings
         self.played = {job_id: Played() for job_id, _ in node.jobs}
@@ -237,6 +247,8 @@ class _Daemon:
         self._wanted: list[TakeCapture] = []
         self._under_way: list[_Taking] = []
         self._places = (*node.gpus, -1) if node.waiting is not None else (*node.gpus,)
+        self._has_counters = has_counters
+        self._collectives = dict.fromkeys(self._places, 0)
         self._cpu_seconds = dict.fromkeys(self._places, 0.0)
         self._main_cpu_seconds = dict.fromkeys(self._places, 0.0)
         self._switches = dict.fromkeys(self._places, 0.0)
@@ -251,6 +263,8 @@ class _Daemon:
             self._start_again(t)
         if t % self.settings.jobs.discover_seconds == 0:
             self._discover(t)
+        if self._has_counters:
+            self._read_counters(t)
         if not self.node.silent(t):
             self._snapshot, actions = steps.record_sample(
                 self._snapshot,
@@ -271,10 +285,29 @@ class _Daemon:
         self._note(actions, t)
         self._capture(t)
 
+    def _read_counters(self, t: float) -> None:
+        counters = {
+            self.node.process(gpu, t): self.node.counter(gpu, t, self._collectives[gpu])
+            for gpu in self.node.gpus
+            if self.node.doing(gpu, t) is not None
+        }
+        self._snapshot, actions = steps.record_counters(
+            self._snapshot,
+            counters,
+            now=t,
+            unix_now=UNIX_START + t,
+            settings=self.settings.detector,
+            progress=self.settings.progress,
+            capture_seconds=self.settings.capture.usual_seconds,
+            gap_seconds=10.0,
+        )
+        self._note(actions, t)
+
     def _count(self, t: float) -> None:
         for gpu in self._places:
             doing = self.node.doing(gpu, t)
             if doing is not None:
+                self._collectives[gpu] += doing.enqueues
                 self._cpu_seconds[gpu] += doing.cpu_ratio
                 self._main_cpu_seconds[gpu] += doing.cpu_ratio if doing.main_cpu_ratio is None else doing.main_cpu_ratio
                 self._switches[gpu] += doing.switches_per_second
@@ -311,7 +344,7 @@ class _Daemon:
             self._discover(t)
         while self._wanted and len(self._under_way) < AT_ONCE:
             wanted = self._wanted.pop(0)
-            self._under_way.append(_Taking(wanted.job_key, t, is_glance=wanted.is_light))
+            self._under_way.append(_Taking(wanted.job_key, t, result=wanted.result))
         for taking in tuple(self._under_way):
             if (t - taking.began) % self.settings.capture.pause_seconds == 0:
                 self._take_round(taking, t)
@@ -324,8 +357,13 @@ class _Daemon:
         look = self._look(taking, t)
         self.played[taking.job_id].looks.append(look)
         settings = self.settings.detector
-        if taking.is_glance:
+        if taking.result != "state":
             self.played[taking.job_id].glances += 1
+        if taking.result == "gap":
+            self._snapshot, actions = steps.record_gap_capture(
+                self._snapshot, look, now=t, unix_now=UNIX_START + t, settings=settings
+            )
+        elif taking.result == "low_power":
             seen = steps.count_motion(look.grouping)
             self._snapshot, actions = steps.record_light_capture(
                 self._snapshot, taking.job_id, seen, now=t, unix_now=UNIX_START + t, settings=settings
@@ -425,6 +463,10 @@ class _Daemon:
                 played.states.append("starting")
             if entry.incident is not None and played.paged_at is None:
                 played.verdict = entry.incident.verdict
+            is_suspected = entry.suspected is not None or entry.open_incident is not None
+            if is_suspected and not played.is_suspected:
+                played.suspected_at.append(t)
+            played.is_suspected = is_suspected
             if entry.page and not played.pages_now:
                 played.pages.append(t)
             played.pages_now = entry.page
@@ -436,7 +478,7 @@ class _Taking:
 
     job_id: str
     began: float
-    is_glance: bool = False
+    result: str = "state"
     rounds: list[dict[int, ProcessDump]] = field(default_factory=list)
 
 

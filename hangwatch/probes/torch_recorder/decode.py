@@ -23,6 +23,7 @@ from hangwatch.model.flight_records import (
 from hangwatch.probes.process.memory_image import (
     VALUE_OFFSET,
     Image,
+    Place,
     Read,
     UnreadableError,
     content,
@@ -226,19 +227,46 @@ def _read_once(
     )
 
 
+class GroupTable(NamedTuple):
+    """The table of groups as it was read and checked: its header and nodes, and the place of each group's number."""
+
+    header: bytes = b""
+    nodes: tuple[Place, ...] = ()
+    contents: list[bytes] = []  # noqa: RUF012 - never changed; compared with what `Image.take` returns
+    numbers: tuple[tuple[int, Place], ...] = ()
+
+
 class Counts(NamedTuple):
     """The last enqueued number of each group (-1 for none), and the epoch of the recorder."""
 
     epoch: int
     by_group: dict[int, int]
+    table: GroupTable
 
 
-def last_enqueued(read_memory: Read, address: int, layout: Layout) -> Counts:
-    """Return the numbers of the groups of the recorder at `address`, without its records. Raises UnreadableError."""
+def last_enqueued(read_memory: Read, address: int, layout: Layout, checked: GroupTable | None = None) -> Counts:
+    """Return the numbers of the groups of the recorder at `address`, without its records. Raises UnreadableError.
+
+    The table is read each time. If it has the same bytes as the table `checked`, it is not checked again.
+    """
     image = Image(read_memory)
     (raw,) = image.take([(address, layout.recorder_bytes)])
-    statuses = _statuses(image, address, raw, layout, MOST_COUNTED_GROUPS)
-    return Counts(_head(raw, layout).epoch, {status.group_id: status.last_enqueued for status in statuses})
+    header = raw[layout.statuses : layout.statuses + MAP_BYTES]
+    contents = [] if checked is None or header != checked.header else list(image.take(checked.nodes))
+    table = checked if checked is not None and contents and contents == checked.contents else None
+    if table is None:
+        _head(raw, layout)
+        nodes = map_nodes(image, address + layout.statuses, header, _STATUS.size, MOST_COUNTED_GROUPS)
+        rows = [_STATUS.unpack(node.value) for node in nodes]
+        require(len({group for group, _ in rows}) == len(rows), "a map has a key twice")
+        places = tuple((node.address, VALUE_OFFSET + _STATUS.size) for node in nodes)
+        numbers = tuple((group, (status + layout.enqueued, 8)) for group, status in rows)
+        table = GroupTable(header, places, list(image.take(places)), numbers)
+    pieces = image.take([place for _, place in table.numbers])
+    by_group = {group: _SIGNED.unpack(piece)[0] for (group, _), piece in zip(table.numbers, pieces, strict=True)}
+    require(all(-1 <= number < MOST_SEQUENCE for number in by_group.values()), "a number is out of its range")
+    at = layout.reset_epoch
+    return Counts(int.from_bytes(raw[at : at + 8], "little") if at >= 0 else 0, by_group, table)
 
 
 _Entry: TypeAlias = tuple[bytes, int]
@@ -272,12 +300,10 @@ def _stable(entries: list[_Entry], before: _Head, after: _Head) -> list[_Entry]:
     return entries[max(0, written + in_progress - (before.capacity - len(entries))) :]
 
 
-def _statuses(
-    image: Image, address: int, raw: bytes, layout: Layout, most: int = MOST_GROUPS
-) -> tuple[GroupStatus, ...]:
+def _statuses(image: Image, address: int, raw: bytes, layout: Layout) -> tuple[GroupStatus, ...]:
     at = layout.statuses
-    nodes = map_nodes(image, address + at, raw[at : at + MAP_BYTES], 16, most)
-    rows = [struct.unpack("<QQ", node.value) for node in nodes]
+    nodes = map_nodes(image, address + at, raw[at : at + MAP_BYTES], _STATUS.size, MOST_GROUPS)
+    rows = [_STATUS.unpack(node.value) for node in nodes]
     size = max(layout.enqueued, layout.status_started, layout.status_completed) + 8
     statuses = []
     for (group, _), status in zip(rows, image.take([(place, size) for _, place in rows]), strict=True):
@@ -326,4 +352,5 @@ def _version(image: Image, address: int, raw: bytes, layout: Layout) -> str:
     return Texts().decode(part, image.take_parts([part]))
 
 
+_STATUS = struct.Struct("<QQ")  # the id of a group, and the address of its status
 _SIGNED, _RANKS, _NAMES_BYTES = struct.Struct("<q"), struct.Struct("<QQQ"), 64

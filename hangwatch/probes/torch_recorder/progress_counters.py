@@ -50,10 +50,12 @@ class _Rank:
     """
 
     owner: str
+    memory: Path
     recorders: Mapping[Library, tuple[int, Layout]] = field(default_factory=dict)
     numbers: dict[GroupKey, int] = field(default_factory=dict)
     counts: Mapping[GroupKey, bool] = field(default_factory=dict)
     epochs: dict[Library, int] = field(default_factory=dict)
+    tables: dict[Library, decode.GroupTable] = field(default_factory=dict)
     places: list[Place] = field(default_factory=list)
     fault: Fault | None = None
     total: int = 0
@@ -114,7 +116,12 @@ class ProgressCounters:
     def follow(self, ranks: Mapping[ProcessId, str]) -> None:
         """Set the ranks to read, each with its owner. All others are forgotten."""
         with self._lock:
-            self._ranks = {process: self._ranks.get(process) or _Rank(owner) for process, owner in ranks.items()}
+            self._ranks = {
+                process: self._ranks.get(process) or self._new(process, owner) for process, owner in ranks.items()
+            }
+
+    def _new(self, process: ProcessId, owner: str) -> _Rank:
+        return _Rank(owner, self._proc_root / str(process.pid) / "mem")
 
     def read(self) -> dict[ProcessId, ProgressCounter | Fault]:
         """Return the counter of each rank, or the reason why it has none. A rank that is not yet known is left out."""
@@ -128,19 +135,18 @@ class ProgressCounters:
             ]
         for first in range(0, len(wanted), RANKS_AT_ONCE):
             part = wanted[first : first + RANKS_AT_ONCE]
-            answers = self._memory.read_files([self._file(process, places) for process, _, places, _ in part])
+            answers = self._memory.read_files(
+                [FilePlaces(rank.memory, places, process.start_ticks) for process, rank, places, _ in part]
+            )
             for (process, rank, places, recorders), answer in zip(part, answers, strict=True):
                 if answer == errno.ETIMEDOUT:
                     self._silent_until[rank.owner] = now + SILENCE_SECONDS
                 elif not isinstance(answer, int) and rank.owner not in self._silent_until:
-                    memory = _Prefetched(self, process, dict(zip(places, answer, strict=True)))
+                    memory = _Prefetched(self._memory, rank.memory, process, dict(zip(places, answer, strict=True)))
                     self._count(rank, recorders, memory, now)
         with self._lock:
             found = {process: self._answer(process, rank, now) for process, rank in self._ranks.items()}
         return {process: answer for process, answer in found.items() if answer is not None}
-
-    def _file(self, process: ProcessId, places: Sequence[Place]) -> FilePlaces:
-        return FilePlaces(self._proc_root / str(process.pid) / "mem", places, process.start_ticks)
 
     def _count(
         self, rank: _Rank, recorders: Mapping[Library, tuple[int, Layout]], memory: _Prefetched, now: float
@@ -148,15 +154,16 @@ class ProgressCounters:
         """Read the numbers of one rank. If the writer changes them meanwhile, the next time counts."""
         try:
             counts = {
-                library: decode.last_enqueued(memory.read, address, layout)
+                library: decode.last_enqueued(memory.read, address, layout, rank.tables.get(library))
                 for library, (address, layout) in recorders.items()
             }
         except UnreadableError:
             counts = {}
         with self._lock:
-            rank.places = memory.wanted
+            rank.places = list(dict.fromkeys(memory.wanted))
             if not counts:
                 return
+            rank.tables = {library: read.table for library, read in counts.items()}
             if sum(rank.add(library, numbers) for library, numbers in counts.items()):
                 rank.increased_at = now
             rank.read_at = now
@@ -171,13 +178,6 @@ class ProgressCounters:
             detail = "its main thread has enqueued no collective that the flight recorder shows"
             return Fault(subject=f"pid {process.pid}", reason="NoCollectives", detail=detail)
         return ProgressCounter(total=rank.total, restarts=rank.restarts)
-
-    def read_again(self, process: ProcessId, places: Sequence[Place]) -> Sequence[bytes]:
-        """Read more places of a rank, because its table of groups has changed. Raises UnreadableError."""
-        (answer,) = self._memory.read_files([self._file(process, places)])
-        if isinstance(answer, int):
-            raise UnreadableError("NoAnswer", "its memory could not be read")
-        return answer
 
     def look(self, most_seconds: float = 1.0) -> None:
         """Find recorders and the threads that use their groups, for the ranks for which it is due."""
@@ -254,15 +254,22 @@ def _combine(counts: Sequence[bool | None]) -> bool | None:
 
 
 class _Prefetched:
-    """Memory of a rank, of which some places have been read in advance. `wanted` are the places that were needed."""
+    """Memory of a rank at one moment, of which some places have been read in advance.
 
-    def __init__(self, counters: ProgressCounters, process: ProcessId, pieces: Mapping[Place, bytes]) -> None:
-        self._counters, self._process, self._pieces = counters, process, pieces
+    `wanted` are the places that were needed. A place is read only once.
+    """
+
+    def __init__(self, reader: MemoryReader, path: Path, process: ProcessId, pieces: Mapping[Place, bytes]) -> None:
+        self._reader, self._path, self._process, self._pieces = reader, path, process, dict(pieces)
         self.wanted: list[Place] = []
 
     def read(self, places: Sequence[Place]) -> Sequence[bytes]:
         """Return the bytes at each place. Raises UnreadableError."""
         self.wanted += places
-        if all(place in self._pieces for place in places):
-            return [self._pieces[place] for place in places]
-        return self._counters.read_again(self._process, places)
+        missing = [place for place in places if place not in self._pieces]
+        if missing:
+            (answer,) = self._reader.read_files([FilePlaces(self._path, missing, self._process.start_ticks)])
+            if isinstance(answer, int):
+                raise UnreadableError("NoAnswer", "its memory could not be read")
+            self._pieces.update(zip(missing, answer, strict=True))
+        return [self._pieces[place] for place in places]

@@ -1,0 +1,45 @@
+"""Progress counters of all monitored ranks. One task reads them, one finds recorders, and one takes the newest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from hangwatch.config import Settings
+from hangwatch.model import Fault, ProcessId
+from hangwatch.model.flight_records import ProgressCounter
+from hangwatch.probes import torch_recorder
+from hangwatch.probes.process import procfs
+from hangwatch.probes.torch_recorder.progress_counters import ProgressCounters
+from hangwatch.state.board import Snapshot
+
+OLD_SECONDS = 10.0  # older counters are not used: they would look as if all jobs stood still
+
+
+class RankCounters:
+    """The newest progress counters of the ranks of this node. `clock` is CLOCK_MONOTONIC in seconds."""
+
+    def __init__(self, settings: Settings, proc_root: Path, clock: Callable[[], float]) -> None:
+        recorders = torch_recorder.SHARED if proc_root == procfs.PROC else torch_recorder.Recorders(proc_root)
+        self._counters = ProgressCounters(recorders, proc_root, clock)
+        self._clock = clock
+        self._oldest_seconds = max(OLD_SECONDS, 3 * settings.gpu.sample_seconds)
+        self._latest: tuple[float, Mapping[ProcessId, ProgressCounter | Fault]] | None = None
+
+    def read(self, snapshot: Snapshot) -> None:
+        """Read the counters of all ranks on the board."""
+        began = self._clock()
+        owners = {rank.id: entry.job.share or entry.job.owner for entry in snapshot.living for rank in entry.job.ranks}
+        self._counters.follow(owners)
+        self._latest = began, self._counters.read()
+
+    def look(self) -> None:
+        """Find the recorders of new ranks, and the threads that use their groups."""
+        self._counters.look()
+
+    def latest(self) -> Mapping[ProcessId, ProgressCounter | Fault] | None:
+        """Return the newest counters; empty if they are too old, None before the first reading."""
+        latest = self._latest
+        if latest is None:
+            return None
+        return latest[1] if self._clock() - latest[0] <= self._oldest_seconds else {}

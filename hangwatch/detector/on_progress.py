@@ -1,0 +1,235 @@
+"""Steps of the detector after a reading of the progress counters: the second trigger, next to power.
+
+A job that has enqueued no collective for an unusually long time is captured, without pausing a process. If its ranks do
+not progress, it is suspected, with a verdict and without a page. From then on its counters decide, not its power: a
+new collective ends the suspicion. Without one, a capture that ends at the hold decides if the job is hung or stalled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from msgspec.structs import replace
+
+from hangwatch.config import Detector, Progress
+from hangwatch.detector import known_pauses
+from hangwatch.detector.baseline import had_gpu_errors, recover
+from hangwatch.detector.capture_due import (
+    CAPTURE_LOST_SECONDS,
+    capture_before_timeout,
+    capture_when_due,
+)
+from hangwatch.detector.gpu_quorum import is_quiet
+from hangwatch.detector.job_watch import (
+    JobWatch,
+    MotionCount,
+    quiet_seconds,
+    with_capture_record,
+    with_open_incident,
+    with_suspicion,
+)
+from hangwatch.detector.known_pauses import EndedPause
+from hangwatch.detector.progress_gaps import HOUR_SECONDS, follow_counters, skip_time
+from hangwatch.detector.transitions import Action, TakeCapture, confirm_state, enter_state
+from hangwatch.detector.watch_parts import GapSuspicion, Silence, Suspicion
+from hangwatch.model import JobState, ProcessId
+from hangwatch.model.flight_records import ProgressCounter
+
+BETWEEN_CAPTURES_SECONDS = 20.0  # from the start of one capture to the start of the one that confirms it
+_MAY_BE_SUSPECTED = frozenset({JobState.STARTING, JobState.TRAINING, JobState.QUIET, JobState.UNKNOWN})
+
+
+def apply_counters(
+    watch: JobWatch,
+    counters: Mapping[ProcessId, ProgressCounter],
+    ranks: Collection[ProcessId],
+    now: float,
+    settings: Detector,
+    progress: Progress,
+    *,
+    capture_seconds: float,
+    gap_seconds: float,
+) -> tuple[JobWatch, tuple[Action, ...]]:
+    """Change the state of a job by one reading of the counters of its ranks. Return the changed watch and the actions.
+
+    A time of more than `gap_seconds` without a reading does not count. `capture_seconds` is the usual duration of a
+    capture.
+    """
+    if watch.state is JobState.ENDED or not watch.identity.has_ranks:
+        return watch, ()
+    unread = 0.0 if watch.progress.read_at is None else now - watch.progress.read_at
+    if unread > gap_seconds:
+        watch = _skip_time(watch, unread)
+    learns = watch.state is not JobState.HUNG  # the gap before a verdict "hung" did not end by itself
+    watch = replace(watch, progress=follow_counters(watch.progress, counters, ranks, now, learns=learns))
+    gap = watch.gap
+    if gap is None:
+        return _capture_gap(watch, now, settings, progress, capture_seconds)
+    if watch.progress.advances > gap.advances:
+        return _continue(watch, now, settings)
+    if watch.state is JobState.SUSPECTED:
+        return _suspected(watch, gap, now, settings, capture_seconds)
+    watch, actions = capture_when_due(with_open_incident(watch, back_since=None), now)
+    return (watch, actions) if actions else capture_before_timeout(watch, now, capture_seconds)
+
+
+def _skip_time(watch: JobWatch, seconds: float) -> JobWatch:
+    watch = replace(watch, progress=skip_time(watch.progress, seconds))
+    gap = watch.gap
+    if gap is None or watch.silence is None:
+        return watch
+    watch = replace(watch, silence=replace(watch.silence, since=watch.silence.since + seconds))
+    return with_suspicion(watch, gap=replace(gap, asked_at=gap.asked_at + seconds))
+
+
+def _capture_gap(
+    watch: JobWatch, now: float, settings: Detector, progress: Progress, capture_seconds: float
+) -> tuple[JobWatch, tuple[Action, ...]]:
+    """Request a light capture if the present gap is unusual.
+
+    Before the hold, the number of these captures is limited. After one in which the job progressed, the next one is
+    due when the gap has lasted twice as long.
+    """
+    looks, gap_seconds = watch.capture_record, watch.progress.gap_seconds(now)
+    if looks.gap_capture_since is not None:
+        is_lost = now - looks.gap_capture_since >= CAPTURE_LOST_SECONDS
+        return (fail_gap_capture(watch, now) if is_lost else watch), ()
+    if watch.state not in _MAY_BE_SUSPECTED or gap_seconds < progress.shortest_gap_seconds:
+        return watch, ()
+    unusual_seconds = watch.progress.unusual_seconds(progress.shortest_gap_seconds, settings.hold_seconds)
+    if unusual_seconds is None:
+        return watch, ()
+    last_seconds = settings.hold_seconds - capture_seconds  # a later capture is the one at the hold
+    if gap_seconds < max(min(unusual_seconds, last_seconds), _next_capture_seconds(watch)):
+        return watch, ()
+    reason = f"no new collective for {gap_seconds:.0f} s; its usual gaps are shorter than {unusual_seconds:.0f} s"
+    if gap_seconds >= last_seconds:
+        watch, actions = _begin_suspicion(
+            watch, GapSuspicion(advances=watch.progress.advances, asked_at=now), reason, now
+        )
+        watch, more = _ask_at_hold(watch, reason, now)
+        return watch, (*actions, *more)
+    recent = tuple(at for at in looks.gap_captures if now - at < HOUR_SECONDS)
+    if len(recent) >= progress.captures_per_hour:
+        return watch, ()
+    watch = with_capture_record(watch, gap_capture_since=now, gap_captures=(*recent, now))
+    return watch, (TakeCapture(job_key=watch.identity.job_key, reason=reason, is_light=True, result="gap"),)
+
+
+def _begin_suspicion(
+    watch: JobWatch, gap: GapSuspicion, message: str, now: float, places: frozenset[str] = frozenset()
+) -> tuple[JobWatch, tuple[Action, ...]]:
+    silence = Silence(since=now - watch.progress.gap_seconds(now))
+    watch = replace(watch, silence=silence, suspicion=Suspicion(fell=True, places=places, gap=gap))
+    return enter_state(watch, JobState.SUSPECTED, message, now)
+
+
+def _ask_at_hold(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
+    """Request the capture that ends at the hold, and decides if the job is hung."""
+    gap = GapSuspicion(advances=watch.progress.advances, asked_at=now) if watch.gap is None else watch.gap
+    gap = replace(gap, asked_at=now, is_at_hold=True)
+    watch = with_suspicion(with_capture_record(watch, capturing=True), gap=gap)
+    return watch, (TakeCapture(job_key=watch.identity.job_key, reason=reason, is_light=True),)
+
+
+def _next_capture_seconds(watch: JobWatch) -> float:
+    """Return the length that the present gap must reach after a capture in which the job progressed."""
+    looks = watch.capture_record
+    return looks.next_gap_seconds if looks.gap_in_progress == watch.progress.advances else 0.0
+
+
+def apply_gap_capture(
+    watch: JobWatch, seen: MotionCount, now: float, settings: Detector
+) -> tuple[JobWatch, tuple[Action, ...]]:
+    """Change the state of a job by the result of a light capture of its gap. Return the changed watch and the actions.
+
+    A gap proves nothing if most ranks progress, or if the power is not low and no rank waits for another one: the job
+    may work without collectives.
+    """
+    asked_at = watch.capture_record.gap_capture_since
+    watch = with_capture_record(watch, gap_capture_since=None)
+    progressed_at = watch.progress.progressed_at
+    if asked_at is None or progressed_at is None or progressed_at > asked_at or watch.state not in _MAY_BE_SUSPECTED:
+        return watch, ()
+    if not seen.total or proves_nothing(watch, seen, settings):
+        return _expect_progress(watch, now), ()
+    gap = GapSuspicion(advances=watch.progress.advances, asked_at=now - seen.seconds, permanent=seen.permanent)
+    message = f"no new collective for {now - progressed_at:.0f} s, and its ranks do not progress"
+    return _begin_suspicion(watch, gap, message, now, seen.places)
+
+
+def proves_nothing(watch: JobWatch, seen: MotionCount, settings: Detector) -> bool:
+    """True if a job may work without new collectives.
+
+    Most of its ranks progress; or no rank waits for another one, and the power is not low.
+    """
+    voters = [gpu for gpu in watch.power.gpus.values() if gpu.recent]
+    return seen.is_well or (not seen.waiting and not (voters and is_quiet(voters, settings)))
+
+
+def fail_gap_capture(watch: JobWatch, now: float) -> JobWatch:
+    """Return the watch after a light capture of a gap without a result. The next one is due after twice the gap."""
+    return _expect_progress(with_capture_record(watch, gap_capture_since=None), now)
+
+
+def _expect_progress(watch: JobWatch, now: float) -> JobWatch:
+    """Return the watch after a capture that found progress without a new collective."""
+    twice = 2 * watch.progress.gap_seconds(now)
+    return with_capture_record(watch, next_gap_seconds=twice, gap_in_progress=watch.progress.advances)
+
+
+def end_suspicion(watch: JobWatch, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
+    """Return the watch of a job that progresses without a new collective, although its counters are still."""
+    return enter_state(_expect_progress(watch, now), JobState.TRAINING, message, now)
+
+
+def _suspected(
+    watch: JobWatch, gap: GapSuspicion, now: float, settings: Detector, capture_seconds: float
+) -> tuple[JobWatch, tuple[Action, ...]]:
+    """Request the next capture of a suspected job if it is due.
+
+    It is due so that its last round ends at the hold. It is due earlier if the first capture found what cannot end by
+    itself.
+    """
+    if watch.capture_record.capturing:
+        if now - gap.asked_at < CAPTURE_LOST_SECONDS:
+            return watch, ()
+        message = f"its stacks could not be taken within {CAPTURE_LOST_SECONDS:g} s"
+        return confirm_state(with_capture_record(watch, capturing=False), JobState.STALLED, message, now, settings)
+    if quiet_seconds(watch, now) >= settings.hold_seconds - capture_seconds:
+        return _ask_at_hold(watch, f"still no new collective after {quiet_seconds(watch, now):.0f} s", now)
+    if not gap.permanent or now - gap.asked_at < BETWEEN_CAPTURES_SECONDS:
+        return watch, ()
+    watch = with_suspicion(with_capture_record(watch, capturing=True), gap=replace(gap, asked_at=now))
+    reason = "a second capture must confirm what the first one found"
+    return watch, (TakeCapture(job_key=watch.identity.job_key, reason=reason, is_light=True),)
+
+
+def apply_confirming_capture(
+    watch: JobWatch, gap: GapSuspicion, seen: MotionCount, now: float, settings: Detector
+) -> tuple[JobWatch, tuple[Action, ...]]:
+    """Change the state of a suspected job by a capture before the hold: hung if it confirms the first one."""
+    confirmed = gap.permanent & seen.permanent
+    places = known_pauses.add_places(watch.suspicion.places if watch.suspicion else frozenset(), seen.places)
+    gap = replace(gap, permanent=seen.permanent, asked_at=now - seen.seconds, pages_at_once=bool(confirmed))
+    watch = with_suspicion(watch, gap=gap, places=places, frozen_captures=settings.confirming_captures)
+    if not confirmed:
+        return watch, ()
+    message = f"none of the {seen.total} ranks progresses, and this cannot end by itself"
+    return confirm_state(watch, JobState.HUNG, message, now, settings)
+
+
+def _continue(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
+    """Change the state of a suspected or open job that enqueues collectives again."""
+    silent_since = watch.quiet_since
+    if watch.state is not JobState.SUSPECTED:
+        back_since = None if watch.open_incident is None else watch.open_incident.back_since
+        watch = with_open_incident(watch, back_since=now if back_since is None else back_since)
+        if back_since is not None and now - back_since >= settings.recover_seconds:
+            return recover(watch, "its ranks enqueue collectives again", now)
+        return watch, ()
+    seconds = 0.0 if silent_since is None else now - silent_since
+    if silent_since is not None and watch.suspicion is not None and not had_gpu_errors(watch, silent_since):
+        ended = EndedPause(places=watch.suspicion.places, began=silent_since, seconds=seconds)
+        watch = replace(watch, pauses=known_pauses.add_pause(watch.pauses, ended, now))
+    return enter_state(watch, JobState.TRAINING, f"it enqueues collectives again after {seconds:.0f} s", now)

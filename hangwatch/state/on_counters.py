@@ -1,0 +1,61 @@
+"""Step of the board for a reading of the progress counters of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec.structs import replace
+
+from hangwatch import detector
+from hangwatch.config import Detector, Progress
+from hangwatch.detector import job_watch
+from hangwatch.model import Fault, Job, ProcessId
+from hangwatch.model.flight_records import ProgressCounter
+from hangwatch.state.actions import Action
+from hangwatch.state.board import Snapshot
+from hangwatch.state.incident_timeline import update_timeline
+
+
+def record_counters(
+    snapshot: Snapshot,
+    counters: Mapping[ProcessId, ProgressCounter | Fault],
+    *,
+    now: float,
+    unix_now: float,
+    settings: Detector,
+    progress: Progress,
+    capture_seconds: float,
+    gap_seconds: float,
+) -> tuple[Snapshot, tuple[Action, ...]]:
+    """Record the counters, or the reasons why there are none, and apply them to the watch of every living job.
+
+    `now` is CLOCK_MONOTONIC in seconds. `capture_seconds` and `gap_seconds`: see `detector.apply_counters`.
+    """
+    actions: list[Action] = []
+    for entry in snapshot.living:
+        known = {
+            rank.id: counter
+            for rank in entry.job.ranks
+            if isinstance(counter := counters.get(rank.id), ProgressCounter)
+        }
+        watch, wanted = detector.apply_counters(
+            entry.watch,
+            known,
+            [rank.id for rank in entry.job.ranks],
+            now,
+            settings,
+            progress,
+            capture_seconds=capture_seconds,
+            gap_seconds=gap_seconds,
+        )
+        fault = None if 2 * len(known) > len(entry.job.ranks) else _first_fault(entry.job, counters)
+        stepped = replace(entry, watch=watch, page=job_watch.should_page(watch, now, settings), counter_fault=fault)
+        stepped, more = update_timeline(stepped, wanted, unix_now)
+        snapshot = snapshot.with_job(stepped)
+        actions += more
+    return snapshot, tuple(actions)
+
+
+def _first_fault(job: Job, counters: Mapping[ProcessId, ProgressCounter | Fault]) -> Fault | None:
+    answers = (counters.get(rank.id) for rank in job.ranks)
+    return next((answer for answer in answers if isinstance(answer, Fault)), None)

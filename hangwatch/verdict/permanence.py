@@ -1,0 +1,47 @@
+"""Tests for ranks in a state that cannot end by itself, while other ranks wait for them in a collective. Pure.
+
+Two captures that agree need no further wait: a page may be sent at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hangwatch.model import STOPPED_STATES, Grouping, Member, RankId, Signature, Verdict
+from hangwatch.verdict.scene import open_operations, stance_of
+from hangwatch.verdict.sequence_rules import decide_by_all_counts
+
+_BETWEEN_RANKS = frozenset({"cycle", "mismatch"})
+
+
+def find_waiting(grouping: Grouping) -> Iterator[Member]:
+    """Yield the ranks that wait for other ranks, by their stacks or by operations that stay open."""
+    for group in grouping.groups:
+        yield from (one for one in group.members if group.waits_for == "ranks" or any(open_operations(one)))
+
+
+def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
+    """Return the ranks that block the job for good.
+
+    These are named ranks that are gone, stopped without a tracer, or blocked on a pipe of a stopped process, and ranks
+    in a cycle or a mismatch by sequence numbers.
+    """
+    if not any(find_waiting(grouping)):
+        return frozenset()
+    named = frozenset(verdict.named)
+    found = frozenset(member.id for member in grouping.members if member.id in named and _is_permanent(member))
+    if found:
+        return found
+    answer = decide_by_all_counts(grouping.members, stance_of(grouping), grouping.world_size)
+    if answer.kind not in _BETWEEN_RANKS or answer.by_counts:
+        return frozenset()
+    ranks = set(answer.graph.cycle) | {rank for _, ranks in answer.graph.mismatch for rank in ranks}
+    return frozenset(member.id for member in grouping.members if member.id.rank in ranks)
+
+
+def _is_permanent(member: Member) -> bool:
+    if member.signature is Signature.STOPPED:
+        return member.waits.tracer is None and member.waits.frozen_cgroup is None
+    targets = () if member.kernel.call is None else member.kernel.call.behind
+    is_behind_stopped = len(targets) == 1 and targets[0].kind == "pipe" and targets[0].other_state in STOPPED_STATES
+    return member.signature is Signature.GONE or is_behind_stopped

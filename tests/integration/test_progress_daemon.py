@@ -1,0 +1,76 @@
+"""A real daemon and a real torchrun job without GPU readings: its counters alone show a hang, and its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import wait_for
+from tests.jobs.stuck_on_a_fifo import ODD_RANK
+from tests.real_daemon import RealDaemon, TorchJob
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+
+SECTIONS: dict[str, dict[str, object]] = {"progress": {"shortest_gap_seconds": 5.0}, "jobs": {"discover_seconds": 2.0}}
+
+
+def job_status(daemon: RealDaemon, job: TorchJob) -> dict[str, Any]:
+    jobs: list[dict[str, Any]] = daemon.status()["jobs"]  # type: ignore[assignment]
+    return next((one for one in jobs if one["job_id"] == job.run_id), {})
+
+
+def wait_for_usual_gap(daemon: RealDaemon, job: TorchJob) -> None:
+    job.wait_for_step(20)
+    wait_for(lambda: job_status(daemon, job).get("usual_gap_seconds") is not None, "50 gaps to be known", 120)
+
+
+def rank_pid(job: TorchJob, rank: int) -> int:
+    """Return the pid of a rank, by its environment."""
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                names = (folder / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if f"RANK={rank}".encode() in names and f"TORCHELASTIC_RUN_ID={job.run_id}".encode() in names:
+                return int(folder.name)
+    raise AssertionError(f"rank {rank} is not running")
+
+
+def test_blocked_rank_is_suspected_pages_after_the_hold_and_recovers(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "shard")
+    sections = {**SECTIONS, "detector": {"hold_seconds": 25.0}}
+    with RealDaemon(tmp_path / "hw", os.environ, **sections) as daemon, TorchJob(tmp_path, "stuck_on_a_fifo.py") as job:
+        wait_for_usual_gap(daemon, job)
+        assert job_status(daemon, job)["collectives_per_second"] > 1
+        (tmp_path / "stop-at-shard").touch()
+        daemon.wait_for_state(job.run_id, "suspected")
+        status = wait_for(lambda: (one := job_status(daemon, job))["verdict"] and one, "its verdict")
+        assert f"Rank {ODD_RANK}" in status["verdict"] and not status["page"] and status["progress_gap_seconds"] < 20
+        assert daemon.samples("hangwatch_job_suspected_info", job_id=job.run_id)
+        daemon.wait_for_state(job.run_id, "hung")
+        wait_for(lambda: job_status(daemon, job)["page"], "the page")
+        assert job_status(daemon, job)["progress_gap_seconds"] >= 25
+        with (tmp_path / "shard").open("w") as shard:
+            shard.write("data")
+        wait_for(lambda: daemon.job_state(job.run_id) in ("recovered", "training"), "the job to recover", 60)
+        assert not job_status(daemon, job)["page"]
+
+
+def test_stopped_rank_pages_before_the_hold(tmp_path: Path) -> None:
+    sections = {**SECTIONS, "detector": {"hold_seconds": 300.0}}
+    with RealDaemon(tmp_path / "hw", os.environ, **sections) as daemon, TorchJob(tmp_path, "stuck_on_a_fifo.py") as job:
+        wait_for_usual_gap(daemon, job)
+        odd = rank_pid(job, ODD_RANK)
+        os.kill(odd, signal.SIGSTOP)
+        try:
+            wait_for(lambda: job_status(daemon, job)["page"], "the page", 90)
+            assert job_status(daemon, job)["state"] == "hung"
+            assert 20 <= job_status(daemon, job)["progress_gap_seconds"] < 60
+        finally:
+            os.kill(odd, signal.SIGCONT)
+        wait_for(lambda: daemon.job_state(job.run_id) in ("recovered", "training"), "the job to recover", 60)

@@ -1,0 +1,164 @@
+"""Scenarios in virtual time for jobs with progress counters: hangs to find in seconds, and look-alikes.
+
+The settings are the daemon's defaults. Before the fault, the longest gap between collectives is 1 s, unless a
+scenario says otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tests.scenarios import power
+from tests.scenarios.power import HOUR, TRAINS, WAITS, WAITS_AT_BARRIER
+from tests.scenarios.simulation import Doing, Node
+
+HOLD_SECONDS = 120.0
+STALLED_SECONDS = 900.0
+LOOPS = replace(power.SPINS, watts=600.0, utilization_ratio=1.0)
+WAITS_AT_FULL_POWER = replace(WAITS, watts=600.0, cpu_ratio=0.0, main_cpu_ratio=0.0)
+LOCKED_AT_FULL_POWER = replace(power.LOCKED, watts=600.0)
+BEHIND_FULL_GPU = replace(power.ITEM_IN_MAIN, watts=420.0)
+FLOCK = replace(power.LOCKED, stacks=(("lock_cache (shards.py)", "next_shard (shards.py)", "main (pretrain.py)"),))
+ENQUEUES_LIGHTLY = replace(power.VERY_LIGHT, enqueues=True)
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A hang. All times are in seconds after the last collective. `states`: the last state of the job."""
+
+    name: str
+    node: Node
+    page_within: float
+    named: tuple[int, ...]
+    suspected_within: float = 45.0
+    state: str = "hung"
+
+
+def after(odd: int | None, stuck: Doing | None, others: Doing = WAITS, work: Doing = TRAINS) -> Node:
+    """Return a node on which all ranks train for an hour. Then one rank is stuck and the others wait for it."""
+    return Node(lambda gpu, t: work if t < HOUR else stuck if gpu == odd else others)
+
+
+def without_power(node: Node) -> Node:
+    """Return the same node without a GPU that can be read."""
+    return replace(node, silent=lambda _t: True)
+
+
+def with_gap(node: Node, seconds: float) -> Node:
+    """Return the same node with an earlier gap: half an hour before the fault, rank 0 saves for some seconds."""
+    begin = HOUR / 2
+
+    def doing(gpu: int, t: float) -> Doing | None:
+        if begin <= t < begin + seconds:
+            return WAITS_AT_BARRIER if gpu else power.SAVES
+        return node.doing(gpu, t)
+
+    return replace(node, doing=doing)
+
+
+def _everywhere(name: str, stuck: Doing | None, page_within: float, odd: int = 3) -> tuple[Hang, ...]:
+    """Return a hang at low power, at full power, of a light job, and without power readings."""
+    hot = None if stuck is None else replace(stuck, watts=600.0)
+    hang = Hang(name, after(odd, stuck), page_within, (odd,))
+    return (
+        hang,
+        replace(
+            hang,
+            name=f"{name}, full power",
+            node=after(odd, hot, WAITS_AT_FULL_POWER),
+            page_within=page_within if page_within < HOLD_SECONDS else STALLED_SECONDS + 15,
+            state="hung" if page_within < HOLD_SECONDS else "stalled",
+        ),
+        replace(hang, name=f"{name}, light job", node=after(odd, stuck, WAITS, ENQUEUES_LIGHTLY)),
+        replace(hang, name=f"{name}, no power readings", node=without_power(after(odd, stuck))),
+    )
+
+
+HANGS = (
+    *_everywhere("lock", power.LOCKED, HOLD_SECONDS + 15),
+    *_everywhere("flock", FLOCK, HOLD_SECONDS + 15),
+    *_everywhere("D state", power.STUCK_SYNCING, HOLD_SECONDS + 15),
+    *_everywhere("stopped", power.STOPPED, 60.0),
+    *_everywhere("gone", None, 60.0),
+    *(
+        replace(hang, state="stalled", named=(3,))
+        for hang in _everywhere("endless loop", power.SPINS, STALLED_SECONDS + 15)
+    ),
+    *(
+        replace(
+            hang,
+            name=f"lock after a gap of {gap:g} s",
+            node=with_gap(hang.node, gap),
+            suspected_within=30 + min(120.0, 1.5 * gap),
+        )
+        for hang in _everywhere("lock", power.LOCKED, HOLD_SECONDS + 15)[:1]
+        for gap in (15.0, 30.0, 60.0, 100.0)
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Healthy:
+    """A job that works, or will. `is_suspected`: a verdict may be shown meanwhile, without a page."""
+
+    name: str
+    node: Node
+    seconds: float = HOUR + 1800
+
+
+def between(odd_does: Doing, seconds: float, others: Doing = WAITS, begin: float = HOUR) -> Node:
+    """Return a node on which rank 0 does something else for some seconds, and the others wait for it."""
+
+    def doing(gpu: int, t: float) -> Doing | None:
+        if not begin <= t < begin + seconds:
+            return TRAINS
+        return others if gpu else odd_does
+
+    return Node(doing)
+
+
+_AWAITED: tuple[tuple[str, Doing], ...] = (
+    ("fsync", power.IN_FSYNC),
+    ("flock", FLOCK),
+    ("D state", power.STUCK_READING),
+    ("HTTP", power.AWAITS_SERVER),
+    ("wait at 100 % GPU", BEHIND_FULL_GPU),
+)
+
+
+def _node_that_joins(seconds: float) -> Node:
+    return Node(lambda _gpu, t: TRAINS if t >= seconds else power.JOINS, elsewhere=8)
+
+
+def _checkpoints() -> Node:
+    """Return a node that saves 8 s every 10 minutes, and 80 s once."""
+
+    def doing(gpu: int, t: float) -> Doing | None:
+        length = 80.0 if HOUR <= t < HOUR + 600 else 8.0
+        return TRAINS if t % 600 >= length or t < 600 else WAITS_AT_BARRIER if gpu else power.IN_FSYNC
+
+    return Node(doing)
+
+
+LOOK_ALIKES = (
+    *(
+        Healthy(f"rank 0 in {name} for {seconds} s", between(doing, seconds))
+        for name, doing in _AWAITED
+        for seconds in (40, 90)
+    ),
+    *(
+        Healthy(f"rank 0 in {name} for {seconds} s, no power readings", without_power(between(doing, seconds)))
+        for name, doing in _AWAITED
+        for seconds in (40, 90)
+    ),
+    Healthy("evaluation without collectives", between(power.EVALUATES, 1200, power.EVALUATES)),
+    Healthy(
+        "evaluation without collectives at full power",
+        between(replace(TRAINS, enqueues=False), 1200, replace(TRAINS, enqueues=False)),
+    ),
+    Healthy("accumulation", Node(lambda _gpu, t: replace(TRAINS, enqueues=t % 90 < 2))),
+    Healthy("a checkpoint ten times longer than ever", _checkpoints()),
+    Healthy("a node that joins after 8 minutes", _node_that_joins(480)),
+    Healthy("a first compile of 10 minutes", Node(lambda _gpu, t: TRAINS if t >= 600 else power.COMPILES)),
+    Healthy("a CUDA graph that replays", Node(lambda _gpu, t: replace(BEHIND_FULL_GPU, enqueues=t < HOUR))),
+)

@@ -130,7 +130,7 @@ def _switched(gpu: GpuLinks) -> bool:
 def _links_down(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
     """Find GPUs with fewer links up than expected.
 
-    On a node without NVSwitches, a GPU without links is no finding: bridges connect only some GPUs of a PCIe
+    On a node without NVSwitches, a GPU without links is not a finding: bridges connect only some GPUs of a PCIe
     server.
     """
     switched = bool(sample.switches) or any(_switched(gpu) for gpu in sample.gpus)

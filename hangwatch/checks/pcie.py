@@ -171,7 +171,7 @@ def _translation(sample: Sample) -> Iterator[CheckVerdict]:
 def _redirects(sample: Sample) -> Iterator[CheckVerdict]:
     """Find bridges that send peer-to-peer traffic to the CPU (ACS).
 
-    A virtual machine needs such bridges, so there they are no finding.
+    A virtual machine needs such bridges, so they are not a finding there.
     """
     if sample.virtual:
         return

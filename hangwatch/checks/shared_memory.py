@@ -83,7 +83,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
         for path, answer in answers.items()
         if isinstance(answer, filesystems.Space)
     ]
-    # A missing /dev/shm is no fault: the job may have ended, or its container may have no /dev/shm.
+    # A missing /dev/shm is not a fault: the job may have ended, or its container may have no /dev/shm.
     reported = ("NoAnswer", filesystems.NOT_STARTED)
     faults = [answer for answer in answers.values() if isinstance(answer, Fault) and answer.reason in reported][:4]
     return Sample(shms=tuple(shms), faults=tuple(faults)) if shms or faults else None

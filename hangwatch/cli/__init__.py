@@ -132,7 +132,7 @@ def _open_closed_streams() -> None:
 
 
 def _run(arguments: list[str] | None) -> int:
-    for stream in (sys.stdout, sys.stderr):  # a character that the terminal cannot show is no error
+    for stream in (sys.stdout, sys.stderr):  # a character that the terminal cannot show is not an error
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:

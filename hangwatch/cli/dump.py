@@ -129,7 +129,7 @@ def dump(**given: Any) -> int:
     screen goes to a pager.
 
     --nodes and --jobid dump many nodes at the same time and give one verdict per job. A node that does not respond by
-    the deadline is reported and is no error. See docs/many-nodes.md.
+    the deadline is reported and is not an error. See docs/many-nodes.md.
 
     No process is stopped, except with --native. Exits 1 if there is nothing to dump.
     """
@@ -430,8 +430,8 @@ def _refuse_bare(arguments: Sequence[str]) -> None:
 def _jobs_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.Jobs) -> list[Job]:
     """Return a job that consists of these processes, or the jobs of these launchers. Raises InputError.
 
-    A process that is no rank and above all processes of a job is a launcher of that job: for example the shell or the
-    Python program around mp.spawn, or the driver that has started Ray. The pid of a server selects its workers.
+    A process that is not a rank and above all processes of a job is a launcher of that job: for example the shell or
+    the Python program around mp.spawn, or the driver that has started Ray. The pid of a server selects its workers.
     """
     missing = [pid for pid in pids if not procfs.read_state(pid)]
     if missing:

@@ -86,7 +86,7 @@ def merge(
 
     FILE is an incident.json, or the output of `hangwatch dump --json --grouped` on a node. DIR means all *.json files
     below it. "-" is standard input. URL is a daemon (https://NODE:9836) or one of its incidents. A node that does not
-    respond is reported and is no error. Only the newest incident of a job on each node counts.
+    respond is reported and is not an error. Only the newest incident of a job on each node counts.
 
     Exits 1 if a file or node had to be skipped, 2 if nothing could be read.
     """

@@ -254,7 +254,7 @@ def motion(rounds: Sequence[Progress]) -> Motion:
 
     It is unknown if the flight recorders do not show it. A process moves if its main thread has a new open operation.
     It is frozen if its oldest open operation stays the same and its main thread enqueues nothing. Operations of other
-    threads are no progress of the job.
+    threads are not progress of the job.
     """
     if len(rounds) < 2:
         return Motion.UNKNOWN

@@ -129,8 +129,8 @@ def _find_first_deaths(causes: Sequence[Cause]) -> list[RankId]:
 def judge(job: Job, dead: Sequence[CrashArtifacts], *, was_open: bool = False) -> Verdict | None:
     """Return the verdict on a crash; None if no artifact shows a crash.
 
-    `was_open` is true if the job had an open incident. A person or a launcher ends such a job with SIGKILL. That is no
-    crash, even if other ranks then report errors about the killed ranks.
+    `was_open` is true if the job had an open incident. A person or a launcher ends such a job with SIGKILL. That is not
+    a crash, even if other ranks then report errors about the killed ranks.
     """
     causes = find_causes(dead)
     if not causes or (

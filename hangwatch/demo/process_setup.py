@@ -20,7 +20,7 @@ def set_identity(comm: str, parent: int, folder: Path) -> None:
 
     See prctl(2).
 
-    Under Yama only ancestors may trace a process. PR_SET_PTRACER lets py-spy, which is no ancestor, trace this
+    Under Yama only ancestors may trace a process. PR_SET_PTRACER lets py-spy, which is not an ancestor, trace this
     process.
     """
     Path("/proc/self/comm").write_text(comm)

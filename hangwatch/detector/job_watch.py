@@ -83,7 +83,7 @@ class MotionCount(Value, frozen=True):
 
     @property
     def is_well(self) -> bool:
-        """True if the present power of the job is no sign of a hang."""
+        """True if the present power of the job is not a sign of a hang."""
         return self.most_move or self.serves
 
     @property

@@ -146,7 +146,7 @@ def _with_places(watch: JobWatch, places: frozenset[str]) -> JobWatch:
 
 
 def _learn_work(watch: JobWatch, message: str, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Learn that the present power is no sign of a hang, and end the suspicion. A later light capture verifies it."""
+    """Learn that the present power is not a sign of a hang. End the suspicion. A later light capture verifies it."""
     voters = [gpu for gpu in watch.power.gpus.values() if gpu.recent]
     if watch.gap is None or (voters and is_quiet(voters, settings)):
         watch = with_learned_baseline(watch, now, settings)

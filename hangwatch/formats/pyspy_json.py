@@ -27,7 +27,7 @@ class _Complaint(NamedTuple):
     remedy: str = ""
 
 
-# The first match counts. "tool": the dump failed for a reason that is no evidence about the process.
+# The first match counts. "tool": the dump failed for a reason that is not evidence about the process.
 _COMPLAINTS = (
     _Complaint(
         re.compile(r"permission denied|not permitted|os error 1\b|os error 13\b|EPERM|EACCES", re.IGNORECASE),

@@ -1,7 +1,7 @@
 """Workers of inference engines, as the table of launchers describes them. Pure.
 
-The workers of an engine hold parts of a model and wait for each other, like ranks. They are no ranks of a training job:
-an engine without requests is idle, and its power proves nothing. The other processes of an engine are helpers.
+The workers of an engine hold parts of a model and wait for each other, like ranks. They are not ranks of a training
+job: an engine without requests is idle, and its power proves nothing. The other processes of an engine are helpers.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 All values are frozen. A field's name ends in its unit; ratios run from 0 to 1. Times named `*_unix_seconds` are
 wall clock (for people and for other nodes), times named `*_monotonic_seconds` are CLOCK_MONOTONIC (for intervals).
 
-Reading the machine has three outcomes. A value. `None`: the device does not have this value; this is no error, and
+Reading the machine has three outcomes. A value. `None`: the device does not have this value; this is not an error, and
 nothing is exported. `Fault`: the device should have responded and did not. 0, -1 or "N/A" never replace a reading.
 
 All packages import from here. The imports below are the table of contents; each module imports only modules above

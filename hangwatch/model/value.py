@@ -23,7 +23,7 @@ class Fault(Value, frozen=True):
     do.
 
     `about` is "target" if the fault is evidence about `subject`, and "tool" if hangwatch itself may be the cause.
-    The adapter that makes the fault decides. The default is "tool", which is no evidence against a rank.
+    The adapter that makes the fault decides. The default is "tool", which is not evidence against a rank.
     """
 
     subject: str

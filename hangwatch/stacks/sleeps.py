@@ -13,8 +13,8 @@ from hangwatch.stacks.process_activity import ProcessPlace
 def find_sleep(rank: RankDump, standings: Sequence[ProcessPlace | None]) -> Sleep | None:
     """Return the sleep of a rank, if its main thread was asleep in the same place in every round; else None.
 
-    A sleep of the thread that the main thread waits for counts, too. A timed wait that a library calls is no sleep: the
-    library polls in a loop. Nor is a wait for ranks, the GPU, the store, or a peer outside of the job.
+    A sleep of the thread that the main thread waits for counts, too. A timed wait that a library calls is not a sleep:
+    the library polls in a loop. Nor is a wait for ranks, the GPU, the store, or a peer outside of the job.
     """
     asleep = [
         (dump, standing)

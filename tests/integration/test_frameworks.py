@@ -154,7 +154,7 @@ def test_ray_worker_groups_are_jobs_with_their_ranks(mode: str, tmp_path: Path) 
             assert sorted(ranks_of_pid(driver.pid)) == sorted(map(sorted, (actors.values(), critics.values())))
             below = {driver.pid, *(child.pid for child in psutil.Process(driver.pid).children(recursive=True))}
             jobs = [job for job in scan.find(None, "here").jobs if below & {process.pid for process in job.processes}]
-            assert len(jobs) == 2, "driver, raylet, GCS and idle workers are no jobs"
+            assert len(jobs) == 2, "driver, raylet, GCS and idle workers are not jobs"
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

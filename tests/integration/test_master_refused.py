@@ -149,7 +149,7 @@ def test_ranks_that_wait_at_an_address_of_this_node_alone(address: str, world_si
 
 @pytest.mark.parametrize(
     ("program", "expected"),
-    [(CONNECTS, "the store at 127.0.0.1"), (READS, None)],  # a variable alone is no evidence
+    [(CONNECTS, "the store at 127.0.0.1"), (READS, None)],  # a variable alone is not evidence
 )
 def test_a_store_at_loopback_of_a_job_with_ranks_elsewhere(program: str, expected: str | None) -> None:
     with ranks(program, world_size=2, is_served=True) as pids:

@@ -91,7 +91,7 @@ def test_rank_waiting_for_a_shared_semaphore_waits_for_a_lock(name: str, tmp_pat
     assert [member.waits.shares_lock for member in alone.members] == [False], "no other process of its job has it"
 
 
-@pytest.mark.parametrize("code", [OF_A_THREAD, OF_ITS_CHILD], ids=["of a thread", "of a child that is no rank"])
+@pytest.mark.parametrize("code", [OF_A_THREAD, OF_ITS_CHILD], ids=["of a thread", "of a child that is not a rank"])
 def test_a_lock_of_its_own_is_not_shared(code: str, name: str, tmp_path: Path) -> None:
     with held(name) as other, targets.python(code, tmp_path) as pid:
         group = seen(other, pid)

@@ -48,7 +48,7 @@ def test_torchrun_that_waits_for_a_node_is_told_and_goes_on_when_that_comes(
         assert f"and waits for other nodes at {endpoint}, which it serves; no other launcher is connected" in said
         assert daemon.job_state(job.run_id) == "stalled"
         assert [value for _, value in daemon.samples("hangwatch_job_page", job_id=job.run_id)] == [0]
-        assert not daemon.samples("hangwatch_rank_activity"), "a launcher is no rank"
+        assert not daemon.samples("hangwatch_rank_activity"), "a launcher is not a rank"
 
         other = TorchJob(second, "stuck_on_a_fifo.py", ranks=1, nodes=2, endpoint=endpoint, run_id=job.run_id)
         with other:

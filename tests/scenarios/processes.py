@@ -314,7 +314,7 @@ def killed_after_hang(directory: Path) -> tuple[Observed, ...]:
         for pid in stage.node.pids:
             os.kill(pid, signal.SIGKILL)
         observed = stage.until(JobState.ENDED).observed()
-        assert stage.daemon.board.snapshot.crashes == (), "its end is no crash"
+        assert stage.daemon.board.snapshot.crashes == (), "its end is not a crash"
         return (observed,)
 
 

@@ -393,7 +393,7 @@ def test_ports_that_got_worse_are_said_of_their_node() -> None:
         ((SPINS, LOWER, IDLE, SPINS), [], ""),  # two ranks differ, each in another value
         ((SPINS, IDLE, IDLE, SPINS), [], ""),
         ((IDLE, SPINS, IDLE, IDLE), [], ""),  # the rank with the busy GPU is no more likely to be the culprit
-        ((SPINS, (107.0, 1.0), SPINS, SPINS), [], ""),  # 90 % of the others' power is no clear difference
+        ((SPINS, (107.0, 1.0), SPINS, SPINS), [], ""),  # 90 % of the others' power is not a clear difference
         ((SPINS, (None, None), SPINS, (60.0, 0.0)), [], ""),  # one GPU was not read
         ((SPINS, (60.0, 0.0)), [], ""),  # with two ranks, either may be the culprit
     ],

@@ -273,7 +273,7 @@ def test_an_interface_that_has_only_ipv6(tree: NodeTree) -> None:
     process(tree, NCCL_SOCKET_IFNAME="ib0")
     node = tree.node(job(rank(10)))
     assert status_and_reason(run("network", node)) == ("CRITICAL", "InterfaceDown"), (
-        "a link-local address is no address"
+        "a link-local address is not an address"
     )
     tree.write("proc/self/net/if_inet6", link_local + row.format(address="fd" + "0" * 29 + "2", scope="00"))
     result = run("network", node)

@@ -260,4 +260,4 @@ def test_kernel_line_is_looked_at_in_its_first_1024_characters() -> None:
 
 def test_a_log_that_is_gone_is_none_again(tree: NodeTree) -> None:
     assert kmsg.KernelLog().read(tree.dev / "nothing") is None
-    assert isinstance(kmsg.KernelLog().read(tree.dev), Fault), "a folder is no log"
+    assert isinstance(kmsg.KernelLog().read(tree.dev), Fault), "a folder is not a log"

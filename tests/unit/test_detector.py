@@ -340,7 +340,7 @@ def test_light_job_at_flat_level_gets_light_capture_after_hold(limit: float, wor
     fell, before = series.now, len(series.glances)
     series.feed(hung, HELD)
     assert [is_the_hold(at - fell) for at in series.glances[before:]] == [True]
-    assert series.watch.state is S.TRAINING, "flat power alone is no suspicion"
+    assert series.watch.state is S.TRAINING, "flat power alone is not a suspicion"
     captures = len(series.captures)
     series.glanced(frozen=8, moving=0)
     assert series.watch.state is S.SUSPECTED
@@ -533,7 +533,7 @@ def test_a_rank_that_is_gone_from_a_job_that_was_at_work_is_not_late() -> None:
 def test_recovered_is_shown_for_a_while_and_resolves() -> None:
     recover = int(DEFAULTS.recover_seconds)
     series = Series().feed(600, 300).feed(110, HELD).captured(8, 0).feed(600, recover - 2)
-    assert series.watch.state is S.HUNG, "one breath of power is no recovery"
+    assert series.watch.state is S.HUNG, "one breath of power is not recovery"
     series.feed(600, 12)
     assert series.watch.state is S.RECOVERED
     assert not series.pages

@@ -59,7 +59,7 @@ def named(variables: dict[str, str], *, in_pod: bool = True) -> str:
 def test_the_name_of_a_job(variables: dict[str, str], name: str) -> None:
     assert named(variables) == name
     if "SLURM_JOB_NAME" not in variables:
-        assert named(variables, in_pod=False) == "", "outside of a pod a host is no job"
+        assert named(variables, in_pod=False) == "", "outside of a pod a host is not a job"
 
 
 def test_a_pytorchjob_in_pods_is_called_by_its_name(tmp_path: Path) -> None:

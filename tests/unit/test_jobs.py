@@ -183,7 +183,7 @@ def test_forks_of_one_process_that_each_hold_a_gpu_are_ranks_by_their_order(tmp_
     ("held", "why"),
     [
         ({}, "no GPU"),
-        ({0: (912,)}, "one rank is no job of several"),
+        ({0: (912,)}, "one rank is not a job of several"),
         ({0: (912, 913)}, "both on one GPU: helpers, not ranks"),
         ({0: (912, 900), 1: (913,)}, "the parent works itself"),
     ],

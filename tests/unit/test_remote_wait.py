@@ -64,7 +64,7 @@ def test_without_recorders_the_size_of_the_world_tells(waits_for: str) -> None:
         Verdict(kind="AllWaiting", message="m", named=(RankId(rank=1),)),
         Verdict(kind="AllWaiting", message="m", first_look=(CheckFirst(rank=1, why="w", settle="s"),)),
         Verdict(kind="Mismatch", message="two collectives: the program took two paths"),
-        Verdict(kind="AllAlike", message="all in one place that is no wait"),
+        Verdict(kind="AllAlike", message="all in one place that is not a wait"),
     ],
 )
 def test_suspect_on_this_node_means_no_remote_wait(verdict: Verdict) -> None:

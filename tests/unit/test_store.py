@@ -743,7 +743,7 @@ def test_a_second_daemon_is_refused_by_the_pid_of_the_first(tmp_path: Path) -> N
         store.StoreTakenError, match=rf"another hangwatch \(pid {os.getpid()}\) already uses this directory"
     ):
         second.lock()
-    (tmp_path / LOCK_FILE).write_text("\u0663 is no pid, nor is this")
+    (tmp_path / LOCK_FILE).write_text("\u0663 is not a pid, nor is this")
     with pytest.raises(store.StoreTakenError, match="another hangwatch already uses this directory"):
         second.lock()
     first.unlock()

@@ -80,7 +80,7 @@ def worst_status(results: Iterable[CheckResult]) -> CheckStatus:
 def exit_code(results: Sequence[CheckResult], fail_on: FailOn | None = None) -> int:
     """Return 0, 1, 2, 3 for OK, WARNING, CRITICAL, UNKNOWN, as Nagios plugins do.
 
-    With `fail_on`, return 0 for a status that is less severe, and for UNKNOWN, which is no reason to drain a node.
+    With `fail_on`, return 0 for a status that is less severe, and for UNKNOWN, which is not a reason to drain a node.
     """
     return status_exit_code(worst_status(results), fail_on)
 

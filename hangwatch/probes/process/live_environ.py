@@ -158,7 +158,7 @@ def find_symbol(image: Image, start: int, page: bytes) -> int | None:
     """Return the offset of `environ` from the first page of an ELF module; None if the module does not define it."""
     magic, is_64_bit, order, *_, segments_at, _, _, _, segment_bytes, segments = _ELF_HEADER.unpack_from(page)
     is_known = (magic, is_64_bit, order, segment_bytes) == (b"\x7fELF", 2, 1, _SEGMENT.size)
-    require(is_known, "a module is no ELF file of 64 bits")
+    require(is_known, "a module is not an ELF file of 64 bits")
     end = segments_at + segments * _SEGMENT.size
     require(end <= _PAGE_BYTES, "the program headers are not in the first page")
     headers = list(_SEGMENT.iter_unpack(page[segments_at:end]))

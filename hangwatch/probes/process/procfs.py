@@ -139,7 +139,7 @@ def read_user_id(pid: int, proc_root: Path = PROC) -> int | None:
 def read_user_ids(pid: int, proc_root: Path | str = PROC) -> tuple[int, ...]:
     """Return the real, effective and saved user id of a process in the daemon's user namespace; empty if it has ended.
 
-    The owner of /proc/PID is no substitute: it is root for every process that may not be dumped.
+    The owner of /proc/PID is not a substitute: it is root for every process that may not be dumped.
     """
     words = _read_status(pid, proc_root, b"Uid:")[:3]
     return tuple(map(int, words)) if all(word.isdigit() for word in words) else ()

@@ -295,7 +295,7 @@ def _find_innermost_function(group: Group) -> str:
 
 
 def has_gpu(group: Group) -> bool:
-    """True if a rank of the group has a GPU or is known to wait for one. A backward pass alone is not proof of a GPU."""
+    """True if a rank of the group has a GPU or is known to wait for one. A backward pass alone proves no GPU."""
     known = activity.find_activity(group.activity)
     waits = "its GPU" in known.says or (known.waits_for != "gpu" and not _is_in_torch(group))
     return waits or any(member.gpu.utilization_ratio is not None for member in group.members)

@@ -29,8 +29,7 @@ def record_sample(
 ) -> tuple[Snapshot, tuple[Action, ...]]:
     """Record one sweep, and apply it to the watch of every living job. `now` is CLOCK_MONOTONIC in seconds.
 
-    A gap between samples of more than `gap_seconds` is not quiet time. `capture_seconds` is the usual time of a
-    capture.
+    A gap between samples of more than `gap_seconds` is not quiet time. `capture_seconds`: time of a usual capture.
     """
     before, held = snapshot, frozenset(uuid for entry in snapshot.living for uuid in entry.job.gpu_uuids)
     snapshot = replace(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hangwatch.model import STOPPED_STATES, Grouping, Member, RankId, Signature, Verdict
+from hangwatch.model import STOPPED_STATES, Group, Grouping, Member, RankId, Signature, Verdict
 from hangwatch.verdict.scene import open_operations, stance_of
 from hangwatch.verdict.sequence_rules import decide_by_all_counts
 
@@ -26,7 +26,7 @@ def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
     These are named ranks that are gone, stopped without a tracer, or blocked on a pipe of a stopped process, and ranks
     in a cycle or a mismatch by sequence numbers.
     """
-    if not any(find_waiting(grouping)):
+    if not any(_is_in_collective(group, member) for group in grouping.groups for member in group.members):
         return frozenset()
     named = frozenset(verdict.named)
     found = frozenset(member.id for member in grouping.members if member.id in named and _is_permanent(member))
@@ -37,6 +37,11 @@ def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
         return frozenset()
     ranks = set(answer.graph.cycle) | {rank for _, ranks in answer.graph.mismatch for rank in ranks}
     return frozenset(member.id for member in grouping.members if member.id.rank in ranks)
+
+
+def _is_in_collective(group: Group, member: Member) -> bool:
+    """True if a rank waits in a collective. Ranks that leave the job, or meet, may wait for a rank that has ended."""
+    return group.activity == "collective_wait" or any(open_operations(member))
 
 
 def _is_permanent(member: Member) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import latency
 from tests.conftest import wait_for
 from tests.jobs.stuck_on_a_fifo import ODD_RANK
 from tests.real_daemon import RealDaemon, TorchJob
@@ -74,3 +76,13 @@ def test_stopped_rank_pages_before_the_hold(tmp_path: Path) -> None:
         finally:
             os.kill(odd, signal.SIGCONT)
         wait_for(lambda: daemon.job_state(job.run_id) in ("recovered", "training"), "the job to recover", 60)
+
+
+@pytest.mark.series
+@pytest.mark.timeout(3600)
+def test_verdict_and_page_of_real_hangs_come_in_time_at_defaults() -> None:
+    found = latency.collect(20, 2, has_counters=True)
+    assert max(one.verdict_seconds for one in found) <= 45.0
+    assert statistics.median(one.verdict_seconds for one in found) <= 30.0
+    for one in found:
+        assert one.page_seconds <= (60.0 if one.fault == "stopped" else 135.0), one

@@ -31,7 +31,7 @@ RANKS_AT_ONCE = 64  # of one question to the child
 NEWEST_RECORDS = 8  # of a group; they show which threads use it
 STOPPED_SECONDS = 8.0  # a rank without a new collective for this long: the threads of its groups are read again
 THREADS_SECONDS = 300.0  # between two readings of the threads
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0  # between attempts to find a recorder; doubled each time
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0  # between attempts; doubled each time
 TORN_SECONDS = 10.0  # a recorder that could not be read for this long is not usable
 SILENCE_SECONDS = 60.0  # the ranks of an owner are not read for this long, if memory of one did not respond
 MOST_THREADS = 4096
@@ -201,8 +201,9 @@ class ProgressCounters:
         counts: Mapping[GroupKey, bool | None],
     ) -> None:
         rank.looked_at = self._clock()
-        rank.pause_seconds = min(2 * rank.pause_seconds, LONGEST_PAUSE_SECONDS)
         rank.fault = next((each for each in contents if isinstance(each, Fault)), None) if not recorders else None
+        longest = LONGEST_PAUSE_SECONDS if rank.fault is None else THREADS_SECONDS
+        rank.pause_seconds = min(2 * rank.pause_seconds, longest)
         if recorders and not rank.recorders:
             rank.places = [(address, layout.recorder_bytes) for address, layout in recorders.values()]
             rank.increased_at = rank.looked_at

@@ -236,6 +236,53 @@ def test_bytes_of_the_awaited_thread_are_motion(way: str, libraries: str, tmp_pa
     assert look.verdict.named == ()
 
 
+# Clients of object stores read in compiled threads, which have no Python stack.
+READER = """
+#include <fcntl.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <unistd.h>
+static sem_t done;
+static void *read_on(void *path) {
+    static char part[50000];
+    int file = open(path, O_RDONLY);
+    while (read(file, part, sizeof part) > 0) usleep(100000);
+    return 0;
+}
+void read_shard(const char *path) {
+    pthread_t thread;
+    sem_init(&done, 0, 0);
+    pthread_create(&thread, 0, read_on, (void *)path);
+    sem_wait(&done);
+}
+"""
+NATIVE = """
+import ctypes
+reader = ctypes.CDLL(os.environ["READER"])
+path = os.environ["SHARD"].encode()
+def step():
+    ready()
+    reader.read_shard(path)
+step()
+"""
+
+
+@pytest.mark.parametrize("libraries", ["some", pytest.param("all", marks=pytest.mark.series)])
+@pytest.mark.parametrize(("shard", "expected"), [("/dev/zero", Signature.TRANSFERS), ("fifo", Signature.BLOCKED)])
+def test_bytes_of_a_native_thread_are_motion(shard: str, expected: Signature, libraries: str, tmp_path: Path) -> None:
+    """The main thread waits in futex(2) for a compiled thread that reads 500 kB/s, or that opens a FIFO."""
+    made = tmp_path / "reader.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-pthread", "-xc", "-", "-o", made], input=READER.encode(), check=True)
+    environ = {"READER": str(made), "SHARD": str(tmp_path / "0" / shard), "LIBRARIES": libraries}
+    with job(NATIVE, MEET, tmp_path, **environ) as started:
+        wait_for(lambda: targets.futex_call(started.ranks[0].id.pid), "the main thread to wait")
+        look = looked_at(started)
+    by_rank = {member.id.rank: member.signature for member in look.grouping.members}
+    assert by_rank == {0: expected, 1: Signature.BLOCKED, 2: Signature.BLOCKED, 3: Signature.BLOCKED}
+    assert "still progresses" in look.verdict.message or expected is Signature.BLOCKED
+    assert [rank.rank for rank in (*look.verdict.named, *look.verdict.first_look)] == [0], look.verdict.message
+
+
 BUILTIN = POOL.replace("submit(read_shard)", 'submit(os.open, folder + "/fifo", os.O_RDONLY)')
 NO_THREAD = "read_shard()"
 OWN_PIPE = """

@@ -209,7 +209,7 @@ class Daemon:
             elif isinstance(action, SaveIncident):
                 self._keeping.save(action)
             elif isinstance(action, Transition):
-                loud = action.state in OPEN_STATES
+                loud = action.state in OPEN_STATES or action.state is action.before
                 level = logging.WARNING if loud else logging.INFO
                 states = f"{action.before.value} -> {action.state.value}"
                 log.log(level, "%s: %s: %s", action.job.in_log, states, action.message)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from hangwatch.config import Detector
-from hangwatch.detector import power_level
+from hangwatch.detector import idle_workers, power_level
 from hangwatch.detector.baseline import learn_pause, recover
 from hangwatch.detector.capture_due import (
     LOOK_SECONDS,
@@ -20,7 +20,7 @@ from hangwatch.detector.capture_due import (
 from hangwatch.detector.gpu_quorum import has_fallen, has_quorum, is_back, is_down, is_quiet, quiet_uuids
 from hangwatch.detector.job_watch import JobWatch, quiet_seconds, with_capture_record, with_open_incident, with_power
 from hangwatch.detector.power_level import GpuPower
-from hangwatch.detector.transitions import Action, begin_suspicion, enter_state
+from hangwatch.detector.transitions import Action, begin_suspicion, enter_state, warn
 from hangwatch.detector.watch_parts import Recovered, Silence, Starting, Unknown
 from hangwatch.model import GpuSample, JobState
 
@@ -192,7 +192,20 @@ def _training(
         low_since=(looks.low_since if looks.low_since is not None else now) if low else None,
         low_power_pause_seconds=looks.low_power_pause_seconds if low else 0.0,
     )
-    return light_capture_when_due(watch, voters, now, settings)
+    watch, actions = light_capture_when_due(watch, voters, now, settings)
+    return (watch, actions) if actions else _warn_of_idle_worker(watch, now, settings)
+
+
+def _warn_of_idle_worker(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
+    """Warn, at most once an hour, of a GPU that stopped working while all others work. The job keeps its state."""
+    watch = with_power(watch, gpus=idle_workers.follow_work(watch.power.gpus, now, settings))
+    warned_at = watch.power.idle_worker_at
+    if warned_at is not None and now - warned_at < idle_workers.PAUSE_SECONDS:
+        return watch, ()
+    message = idle_workers.describe_idle_worker(watch.power.gpus, now, settings)
+    if message is None:
+        return watch, ()
+    return warn(with_power(watch, idle_worker_at=now), message)
 
 
 def _quiet(
@@ -215,7 +228,8 @@ def _fall_quiet(
     watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
 ) -> tuple[JobWatch, tuple[Action, ...]]:
     quiet = quiet_uuids(watch, settings)
-    watch = replace(watch, silence=Silence(since=now, gpus=quiet))
+    gpus = {uuid: idle_workers.forget_low_power(gpu) for uuid, gpu in watch.power.gpus.items()}
+    watch = replace(with_power(watch, gpus=gpus), silence=Silence(since=now, gpus=quiet))
     return enter_state(watch, JobState.QUIET, f"{len(quiet)} of {len(voters)} GPUs are quiet", now)
 
 
@@ -297,7 +311,9 @@ def _shift_timers(watch: JobWatch, gap: float) -> JobWatch:
         return None if since is None else since + gap
 
     began = watch.identity.began + gap if watch.is_starting else watch.identity.began
-    gpus = {uuid: power_level.end_flat_run(gpu) for uuid, gpu in watch.power.gpus.items()}
+    gpus = {
+        uuid: idle_workers.forget_low_power(power_level.end_flat_run(gpu)) for uuid, gpu in watch.power.gpus.items()
+    }
     watch = with_capture_record(with_power(watch, gpus=gpus), low_since=moved(watch.capture_record.low_since))
     if isinstance(watch.phase, Starting):
         watch = replace(watch, phase=replace(watch.phase, over_since=moved(watch.phase.over_since)))

@@ -39,6 +39,8 @@ class GpuPower(Value, frozen=True):
       power. `flat_since_seconds` is None without such a run.
     * `stuck_watts` is the power at which a light capture found that ranks do not progress. It is set while the job
       is suspected or an incident is open.
+    * While the job trains: `works_since_seconds` is the time since which the GPU works, with short breaks.
+      `low_since_seconds` is the time since which it draws little power.
     """
 
     recent: tuple[float, ...] = ()
@@ -53,6 +55,8 @@ class GpuPower(Value, frozen=True):
     flat_mean_watts: float = 0.0
     flat_samples: int = 0
     stuck_watts: float | None = None
+    works_since_seconds: float | None = None
+    low_since_seconds: float | None = None
 
     @property
     def watts(self) -> float | None:

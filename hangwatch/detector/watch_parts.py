@@ -61,6 +61,7 @@ class PowerRecord(Value, frozen=True):
       proves nothing about work until it is busy.
     * `sampled_at`: time of the last sample. `read_at`: time of the last sample with a reading of a GPU of the job.
     * `gpu_errors_at`: time of the last XID or link error on this node.
+    * `idle_worker_at`: time of the last warning about a GPU that stopped working while all others work.
     * `stuck_watts` of a GPU is set only in suspected and the open states.
     """
 
@@ -70,6 +71,7 @@ class PowerRecord(Value, frozen=True):
     sampled_at: float | None = None
     read_at: float | None = None
     gpu_errors_at: float | None = None
+    idle_worker_at: float | None = None
 
 
 class CaptureRecord(Value, frozen=True):

@@ -1,0 +1,56 @@
+"""A GPU that stops working while all others of its job work on: a warning, never a page."""
+
+from __future__ import annotations
+
+import pytest
+
+from hangwatch.model import JobState
+from tests.unit.test_detector import DEFAULTS, Series
+
+WORKS, IDLE = 600.0, 84.0
+HALF_AN_HOUR, AN_HOUR = 1800, 3600
+ONE_IDLE: list[float | None] = [WORKS, WORKS, WORKS, IDLE]
+
+
+def worked(seconds: int) -> Series:
+    """Return a job of four ranks that has trained for this long."""
+    return Series(ranks=4).feed(WORKS, seconds)
+
+
+def count_warnings(series: Series) -> int:
+    """Return the number of warnings. The first state of a job is its first work."""
+    assert set(series.states) <= {JobState.TRAINING} and not series.pages
+    return len(series.states) - 1
+
+
+def test_gpu_of_an_idle_worker_is_reported_once_an_hour() -> None:
+    series = worked(HALF_AN_HOUR + 60).feed(ONE_IDLE, int(DEFAULTS.stalled_hold_seconds) - 60)
+    assert count_warnings(series) == 0
+    assert count_warnings(series.feed(ONE_IDLE, 120)) == 1
+    assert series.watch.message == (
+        "GPU-3 has drawn little power for 15 min 00 s, and the 3 other GPUs of the job work: its rank may be stuck"
+    )
+    assert count_warnings(series.feed(ONE_IDLE, AN_HOUR - 300)) == 1
+    assert count_warnings(series.feed(ONE_IDLE, 600)) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "series", "powers"),
+    [
+        ("it has worked for less than 30 minutes", worked(HALF_AN_HOUR - 300), ONE_IDLE),
+        ("it never worked", Series(ranks=4).feed(ONE_IDLE, HALF_AN_HOUR + 60), ONE_IDLE),
+        ("it paused for some minutes", worked(HALF_AN_HOUR).feed(ONE_IDLE, 600).feed(WORKS, 60), ONE_IDLE),
+        ("another GPU paused shortly before", worked(HALF_AN_HOUR).feed([IDLE, *[WORKS] * 3], 600), ONE_IDLE),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_gpu_that_did_not_work_as_the_others_is_not_reported(
+    name: str, series: Series, powers: list[float | None]
+) -> None:
+    assert count_warnings(series.feed(powers, AN_HOUR)) == 0, name
+
+
+def test_low_power_of_the_whole_job_is_no_idle_worker() -> None:
+    series = worked(HALF_AN_HOUR + 60).feed(ONE_IDLE, 600).feed(IDLE, 60).feed(ONE_IDLE, 600)
+    assert "may be stuck" not in series.watch.message
+    assert "may be stuck" in series.feed(ONE_IDLE, 600).watch.message

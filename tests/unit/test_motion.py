@@ -27,7 +27,9 @@ from hangwatch.model import (
 )
 from hangwatch.stacks import activity, kernel_facts, progress
 from hangwatch.stacks.activity import Table
+from hangwatch.stacks.grouping import group_ranks
 from hangwatch.stacks.process_activity import find_standing
+from tests.unit.test_waitfor import record, recorder
 
 NO_NAMES = Table(())
 SETTINGS = config.Capture()
@@ -387,6 +389,19 @@ def test_rank_with_an_open_operation_moves_by_bytes_to_other_ranks_alone(
     standings = [find_standing(dump.threads, table) for dump in stack_dump.rounds]
     measured = progress.measure(stack_dump, standings, SETTINGS, operations=(operation,))
     assert measured.signature is expected, name
+
+
+@pytest.mark.parametrize(
+    ("world_size", "rate", "expected"),
+    [(1, 1e5, Motion.MOVING), (1, 0.0, Motion.FROZEN), (2, 1e5, Motion.FROZEN)],
+    ids=["it carries", "it stands still", "a connection may lead to a server in place of a rank of another node"],
+)
+def test_slow_collective_progresses_by_its_bytes(world_size: int, rate: float, expected: Motion) -> None:
+    """Its open record alone shows a hang."""
+    taken = dumps(IN_COLLECTIVE, main_io=0.0, rank_bytes=rate)
+    rounds = tuple(structs.replace(dump, recorders=(recorder(record(7, state="open")),)) for dump in taken)
+    (member,) = group_ranks([rank(rounds)], activity.load(), SETTINGS, world_size).members
+    assert member.motion is expected
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from hangwatch import words
 from hangwatch.config import Detector
 from hangwatch.detector import power_level
 from hangwatch.detector.power_level import GpuPower
+from hangwatch.model import Job
 
 WORKED_SECONDS = 1800.0  # before, as long as the others
 PAUSE_SECONDS = 3600.0  # between two warnings of one job
@@ -41,25 +41,23 @@ def forget_low_power(gpu: GpuPower) -> GpuPower:
     return gpu if gpu.low_since_seconds is None else replace(gpu, low_since_seconds=None)
 
 
-def describe_idle_worker(gpus: Mapping[str, GpuPower], now: float, settings: Detector) -> str | None:
-    """Return a warning about the only GPU that stopped working for the stalled hold; None if there is no such GPU.
+def find_idle_worker(gpus: Mapping[str, GpuPower], now: float, settings: Detector) -> tuple[str, float] | None:
+    """Return the only GPU that stopped working for the stalled hold, and since when; None if there is no such GPU.
 
     Like all others, it must have worked for 30 minutes before. All others must work now.
     """
-    low = {uuid: gpu for uuid, gpu in gpus.items() if gpu.low_since_seconds is not None}
+    low = {uuid: gpu.low_since_seconds for uuid, gpu in gpus.items() if gpu.low_since_seconds is not None}
     if len(low) != 1 or len(gpus) < 2:
         return None
-    ((uuid, idle),) = low.items()
-    since = idle.low_since_seconds
-    assert since is not None
-    worked = all(
-        gpu.works_since_seconds is not None and since - gpu.works_since_seconds >= WORKED_SECONDS
-        for gpu in gpus.values()
-    )
-    if not worked or now - since < settings.stalled_hold_seconds:
-        return None
-    others = words.count(len(gpus) - 1, "other GPU")
-    return (
-        f"{uuid} has drawn little power for {words.duration(now - since)}, and the {others} of the job work: its rank "
-        "may be stuck"
-    )
+    ((uuid, since),) = low.items()
+    began = [gpu.works_since_seconds for gpu in gpus.values()]
+    worked = all(one is not None and since - one >= WORKED_SECONDS for one in began)
+    return (uuid, since) if worked and now - since >= settings.stalled_hold_seconds else None
+
+
+def name_rank(job: Job, uuid: str) -> str:
+    """Return the name of the rank that holds a GPU: "rank 3 (pid 4711)"."""
+    found = next((rank for rank in job.ranks if uuid in rank.gpu_uuids), None)
+    if found is None:
+        return "a rank"
+    return f"pid {found.id.pid}" if found.rank is None else f"rank {found.rank} (pid {found.id.pid})"

@@ -49,8 +49,9 @@ def record_sample(
             gpu_errors_at=snapshot.gpu_errors_at,
             capture_seconds=capture_seconds,
         )
+        watch, warned = detector.warn_of_idle_worker(watch, entry.job, now, settings)
         stepped = replace(entry, watch=watch, page=job_watch.should_page(watch, now, settings))
-        stepped, more = update_timeline(stepped, wanted, sweep.taken_unix_seconds)
+        stepped, more = update_timeline(stepped, (*wanted, *warned), sweep.taken_unix_seconds)
         snapshot, actions = snapshot.with_job(stepped), [*actions, *more]
     return page_ray_jobs_once(before, snapshot), tuple(actions)
 

@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import pytest
 
+from hangwatch import detector
+from hangwatch.detector.job_watch import JobWatch
 from hangwatch.model import JobState
-from tests.unit.test_detector import DEFAULTS, Series
+from tests.unit.test_detector import DEFAULTS, Series, job
 
 WORKS, IDLE = 600.0, 84.0
 HALF_AN_HOUR, AN_HOUR = 1800, 3600
 ONE_IDLE: list[float | None] = [WORKS, WORKS, WORKS, IDLE]
 
 
+class Workers(Series):
+    """A simulated job of four ranks, with the step for idle workers after each sample."""
+
+    def __init__(self) -> None:
+        super().__init__(ranks=4)
+
+    def _take(self, watch: JobWatch, actions: tuple[detector.Action, ...]) -> None:
+        watch, warned = detector.warn_of_idle_worker(watch, job(4), self.now, self.rules)
+        super()._take(watch, (*actions, *warned))
+
+
 def worked(seconds: int) -> Series:
-    """Return a job of four ranks that has trained for this long."""
-    return Series(ranks=4).feed(WORKS, seconds)
+    """Return a job that has trained for this long."""
+    return Workers().feed(WORKS, seconds)
 
 
 def count_warnings(series: Series) -> int:
@@ -28,7 +41,8 @@ def test_gpu_of_an_idle_worker_is_reported_once_an_hour() -> None:
     assert count_warnings(series) == 0
     assert count_warnings(series.feed(ONE_IDLE, 120)) == 1
     assert series.watch.message == (
-        "GPU-3 has drawn little power for 15 min 00 s, and the 3 other GPUs of the job work: its rank may be stuck"
+        "rank 3 (pid 103) may be stuck: its GPU has drawn little power for 15 min 00 s, "
+        "and the 3 other GPUs of the job work"
     )
     assert count_warnings(series.feed(ONE_IDLE, AN_HOUR - 300)) == 1
     assert count_warnings(series.feed(ONE_IDLE, 600)) == 2
@@ -38,7 +52,7 @@ def test_gpu_of_an_idle_worker_is_reported_once_an_hour() -> None:
     ("name", "series", "powers"),
     [
         ("it has worked for less than 30 minutes", worked(HALF_AN_HOUR - 300), ONE_IDLE),
-        ("it never worked", Series(ranks=4).feed(ONE_IDLE, HALF_AN_HOUR + 60), ONE_IDLE),
+        ("it never worked", Workers().feed(ONE_IDLE, HALF_AN_HOUR + 60), ONE_IDLE),
         ("it paused for some minutes", worked(HALF_AN_HOUR).feed(ONE_IDLE, 600).feed(WORKS, 60), ONE_IDLE),
         ("another GPU paused shortly before", worked(HALF_AN_HOUR).feed([IDLE, *[WORKS] * 3], 600), ONE_IDLE),
     ],

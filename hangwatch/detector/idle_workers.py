@@ -10,10 +10,13 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
+from hangwatch import words
 from hangwatch.config import Detector
 from hangwatch.detector import power_level
+from hangwatch.detector.job_watch import JobWatch, with_power
 from hangwatch.detector.power_level import GpuPower
-from hangwatch.model import Job
+from hangwatch.detector.transitions import Action, Transition
+from hangwatch.model import Job, JobName, JobState
 
 WORKED_SECONDS = 1800.0  # before, as long as the others
 PAUSE_SECONDS = 3600.0  # between two warnings of one job
@@ -41,7 +44,31 @@ def forget_low_power(gpu: GpuPower) -> GpuPower:
     return gpu if gpu.low_since_seconds is None else replace(gpu, low_since_seconds=None)
 
 
-def find_idle_worker(gpus: Mapping[str, GpuPower], now: float, settings: Detector) -> tuple[str, float] | None:
+def warn_of_idle_worker(
+    watch: JobWatch, job: Job, now: float, settings: Detector
+) -> tuple[JobWatch, tuple[Action, ...]]:
+    """Warn, at most once an hour, of a rank with a GPU that stopped working while all others work.
+
+    The job keeps its state.
+    """
+    warned_at = watch.power.idle_worker_at
+    if watch.state is not JobState.TRAINING or (warned_at is not None and now - warned_at < PAUSE_SECONDS):
+        return watch, ()
+    found = _find_idle_worker(watch.power.gpus, now, settings)
+    if found is None:
+        return watch, ()
+    uuid, since = found
+    others = words.count(len(watch.power.gpus) - 1, "other GPU")
+    message = (
+        f"{_name_rank(job, uuid)} may be stuck: its GPU has drawn little power for {words.duration(now - since)}, "
+        f"and the {others} of the job work"
+    )
+    name = JobName(job_id=watch.identity.job_id, job_key=watch.identity.job_key)
+    warning = Transition(job=name, before=watch.state, state=watch.state, message=message)
+    return replace(with_power(watch, idle_worker_at=now), message=message), (warning,)
+
+
+def _find_idle_worker(gpus: Mapping[str, GpuPower], now: float, settings: Detector) -> tuple[str, float] | None:
     """Return the only GPU that stopped working for the stalled hold, and since when; None if there is no such GPU.
 
     Like all others, it must have worked for 30 minutes before. All others must work now.
@@ -55,7 +82,7 @@ def find_idle_worker(gpus: Mapping[str, GpuPower], now: float, settings: Detecto
     return (uuid, since) if worked and now - since >= settings.stalled_hold_seconds else None
 
 
-def name_rank(job: Job, uuid: str) -> str:
+def _name_rank(job: Job, uuid: str) -> str:
     """Return the name of the rank that holds a GPU: "rank 3 (pid 4711)"."""
     found = next((rank for rank in job.ranks if uuid in rank.gpu_uuids), None)
     if found is None:

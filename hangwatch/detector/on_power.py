@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from hangwatch import words
 from hangwatch.config import Detector
 from hangwatch.detector import idle_workers, power_level
 from hangwatch.detector.baseline import learn_pause, recover
@@ -21,9 +20,9 @@ from hangwatch.detector.capture_due import (
 from hangwatch.detector.gpu_quorum import has_fallen, has_quorum, is_back, is_down, is_quiet, quiet_uuids
 from hangwatch.detector.job_watch import JobWatch, quiet_seconds, with_capture_record, with_open_incident, with_power
 from hangwatch.detector.power_level import GpuPower
-from hangwatch.detector.transitions import Action, begin_suspicion, enter_state, warn
+from hangwatch.detector.transitions import Action, begin_suspicion, enter_state
 from hangwatch.detector.watch_parts import Recovered, Silence, Starting, Unknown
-from hangwatch.model import GpuSample, Job, JobState
+from hangwatch.model import GpuSample, JobState
 
 RECOVERED_SHOWN_SECONDS = 60.0  # long enough to be seen by a Prometheus that scrapes every 15 or 30 s
 FROZEN_START_CAPTURES, FROZEN_START_HOLDS = 2, 2.5  # a page 300 s after the start, with the default hold of 120 s
@@ -195,30 +194,6 @@ def _training(
     )
     watch = with_power(watch, gpus=idle_workers.follow_work(watch.power.gpus, now, settings))
     return light_capture_when_due(watch, voters, now, settings)
-
-
-def warn_of_idle_worker(
-    watch: JobWatch, job: Job, now: float, settings: Detector
-) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Warn, at most once an hour, of a rank with a GPU that stopped working while all others work.
-
-    The job keeps its state.
-    """
-    warned_at = watch.power.idle_worker_at
-    if watch.state is not JobState.TRAINING:
-        return watch, ()
-    if warned_at is not None and now - warned_at < idle_workers.PAUSE_SECONDS:
-        return watch, ()
-    found = idle_workers.find_idle_worker(watch.power.gpus, now, settings)
-    if found is None:
-        return watch, ()
-    uuid, since = found
-    others = words.count(len(watch.power.gpus) - 1, "other GPU")
-    message = (
-        f"{idle_workers.name_rank(job, uuid)} may be stuck: its GPU has drawn little power for "
-        f"{words.duration(now - since)}, and the {others} of the job work"
-    )
-    return warn(with_power(watch, idle_worker_at=now), message)
 
 
 def _quiet(

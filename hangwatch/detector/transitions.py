@@ -24,10 +24,7 @@ class TakeCapture(Value, frozen=True):
 
 
 class Transition(Value, frozen=True):
-    """A change of a job's state from `before` to `state`. `message` is the reason, in one sentence.
-
-    A warning about a job that keeps its state has the same state twice.
-    """
+    """A change of a job's state from `before` to `state`, or a warning if they are equal. `message` is the reason."""
 
     job: JobName
     before: JobState
@@ -49,13 +46,6 @@ def enter_state(watch: JobWatch, state: JobState, message: str, now: float) -> t
         watch = with_power(watch, gpus=gpus)
     phase = Starting() if state is JobState.STARTING else None
     return replace(watch, state=state, since=now, message=message, phase=phase), (move,)
-
-
-def warn(watch: JobWatch, message: str) -> tuple[JobWatch, tuple[Action, ...]]:
-    """Return the watch with this message, and the warning. The job keeps its state."""
-    name = JobName(job_id=watch.identity.job_id, job_key=watch.identity.job_key)
-    move = Transition(job=name, before=watch.state, state=watch.state, message=message)
-    return replace(watch, message=message), (move,)
 
 
 def begin_suspicion(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:

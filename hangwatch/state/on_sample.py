@@ -32,9 +32,8 @@ def record_sample(
     A gap between samples of more than `gap_seconds` is not quiet time. `capture_seconds`: time of a usual capture.
     """
     before, held = snapshot, frozenset(uuid for entry in snapshot.living for uuid in entry.job.gpu_uuids)
-    snapshot = replace(
-        snapshot, sweep=sweep, sampler=status, idle_watts=update_idle_levels(snapshot.idle_watts, sweep.gpus, held)
-    )
+    idle_watts = update_idle_levels(snapshot.idle_watts, sweep.gpus, held)
+    snapshot = replace(snapshot, sweep=sweep, sampler=status, idle_watts=idle_watts)
     by_uuid = {gpu.uuid: gpu for gpu in sweep.gpus}
     actions: list[Action] = []
     for entry in snapshot.living:

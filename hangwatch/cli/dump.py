@@ -21,6 +21,7 @@ from hangwatch.capture.job_scan import JobScan
 from hangwatch.cli import progress_line, screen
 from hangwatch.cli.completion import complete_running_jobs
 from hangwatch.cli.config_choice import config_option, settings_from
+from hangwatch.cli.job_choice import choose
 from hangwatch.cli.node_options import Reach, nodes_options, parse_reach, topology_option
 from hangwatch.cli.progress_line import Step
 from hangwatch.cli.source_lines import read_source_lines
@@ -28,7 +29,7 @@ from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.errors import TemporaryError, UserError
 from hangwatch.jobs import likely_ranks
-from hangwatch.model import GpuSweep, Incident, Job, JobState, RankDump, Verdict, find_jobs
+from hangwatch.model import GpuSweep, Incident, Job, JobState, RankDump, Verdict
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.node_sampler import NodeSampler, make_sampler
 from hangwatch.probes.node import host
@@ -38,6 +39,7 @@ from hangwatch.report import text
 from hangwatch.stacks import activity
 from hangwatch.tables.launchers import TABLE
 from hangwatch.verdict import second_round
+from hangwatch.verdict.wording import stuck_on
 
 GPU_SECONDS = 3.0
 MOST_OWNERS = 8
@@ -182,7 +184,7 @@ def _dump_local(options: DumpOptions) -> int:
         except InputError as error:
             jobs = []
             local.refused.append(error)
-        unreadable = _unreadable(jobs) if options.wanted is None and not options.pids else []
+        unreadable = _unreadable(jobs, is_selected=bool(options.wanted or options.pids))
         jobs = [job for job in jobs if job not in unreadable]
         for job in jobs:
             dumped.append(incident := local.incident(job))
@@ -199,7 +201,8 @@ def _dump_local(options: DumpOptions) -> int:
         click.echo(form, nl=False)
     elif options.directory is not None or len(dumped) > 1:
         print_jobs(dumped, with_message=options.directory is not None)
-    _report_missing(unreadable, local.refused, local.likely_ranks(), has_dumped=bool(dumped))
+    _report_unreadable(unreadable, options)
+    _report_missing(local.refused, local.likely_ranks(), is_empty=not (dumped or unreadable))
     return 0 if dumped else 1
 
 
@@ -233,12 +236,14 @@ class _LocalDump:
         self._node, self._activities = host.node_name(), activity.load(settings.activities.rules)
         self._sweep = gpus.wait_for_sweep(GPU_SECONDS)
         self.refused: list[UserError | TemporaryError] = []
+        self._whole_job: Job | None = None  # the job of the only selected process
 
     def jobs(self) -> list[Job]:
         """Return the jobs that the options select. Raises InputError."""
         options, limits = self._options, self._settings.jobs
         if options.pids:
-            return _jobs_of_pids(options.pids, self._sweep, limits)
+            jobs, self._whole_job = _jobs_of_pids(options.pids, self._sweep, limits)
+            return jobs
         return _jobs(options.wanted, self._sweep, limits, every=options.grouped)
 
     def incident(self, job: Job) -> Incident:
@@ -251,7 +256,11 @@ class _LocalDump:
             return by_daemon
         with progress_line.shown() as step:
             step.say(f"job {words.printable(job.job_id)}: taking the stacks of {words.count(len(job.ranks))}")
-            return diagnose_job(job, self._request(step), self._activities).incident(job, JobState.SUSPECTED)
+            incident = diagnose_job(job, self._request(step), self._activities).incident(job, JobState.SUSPECTED)
+        verdict = incident.verdict
+        if self._whole_job is None or verdict.next_step != stuck_on.dump_whole_job():
+            return incident
+        return replace(incident, verdict=replace(verdict, next_step=stuck_on.dump_whole_job(self._whole_job.key)))
 
     def _request(self, step: Step) -> capture.CaptureRequest:
         """Return the request for one job. The progress line shows why a second round follows."""
@@ -306,7 +315,8 @@ class _LocalDump:
         else:
             why = f"they belong to {job.owner}"
         click.echo(
-            f"job {words.printable(job.job_id)}: this user may not read all stacks; {why}\n  {_see_all()}", err=True
+            f"job {words.printable(job.job_id)}: this user may not read all stacks; {why}\n  {_see_all(self._options)}",
+            err=True,
         )
         return None
 
@@ -332,12 +342,17 @@ class _LocalDump:
         return dumped
 
 
-def _see_all() -> str:
-    """Return what to type to dump all jobs. sudo does not find a program in a virtual environment by its name."""
+def _see_all(options: DumpOptions) -> str:
+    """Return what to type to dump the same jobs with all rights.
+
+    sudo does not find a program in a virtual environment by its name.
+    """
     program = Path(sys.argv[0]).absolute()
     is_found = program.name != "hangwatch" or str(program.parent) in _PROGRAM_FOLDERS
     name = "hangwatch" if is_found else shlex.quote(str(program))
-    return f"`sudo {name} dump`, or install the daemon (docs/install-systemd.md)"
+    wanted = [f"--job {shlex.quote(options.wanted)}"] if options.wanted else []
+    selected = " ".join(["dump", *wanted, *(f"--pid {pid}" for pid in options.pids)])
+    return f"`sudo {name} {selected}`, or install the daemon (docs/install-systemd.md)"
 
 
 def print_jobs(dumped: Sequence[Incident], *, with_message: bool) -> None:
@@ -365,29 +380,39 @@ def _as_json(node: str, dumped: Sequence[Incident], *, grouped: bool, with_stack
     return as_json.render(as_json.dump(node, dumped))
 
 
-def _unreadable(jobs: Sequence[Job]) -> list[Job]:
-    """Return the jobs of other users, without those that this process may dump."""
+def _unreadable(jobs: Sequence[Job], *, is_selected: bool) -> list[Job]:
+    """Return the jobs of other users, without those that this process may dump.
+
+    A job that the user selected is dumped if at least one of its ranks may be dumped.
+    """
     if os.geteuid() == 0:
         return []
     from hangwatch.cli import user_socket_client
 
     others = (job for job in jobs if job.uid != os.geteuid())
-    return [job for job in others if user_socket_client.may_not_read([rank.id.pid for rank in job.ranks])]
+    quantify = all if is_selected else any
+    return [
+        job
+        for job in others
+        if job.ranks and quantify(user_socket_client.may_not_read([rank.id.pid]) for rank in job.ranks)
+    ]
 
 
-def _report_missing(
-    unreadable: Sequence[Job], refused: Sequence[Exception], likely: Iterable[str], *, has_dumped: bool
-) -> None:
-    """Print which jobs were not dumped, or that there is no job. Raises the first TemporaryError in `refused`.
-
-    `likely` are lines about processes that may be ranks of an unknown job.
-    """
+def _report_unreadable(unreadable: Sequence[Job], options: DumpOptions) -> None:
+    """Print which jobs were not dumped, and what to type to dump them."""
     if unreadable:
         owners = sorted({job.owner for job in unreadable})
         names = ", ".join(owners[:MOST_OWNERS]) + (" and more" if len(owners) > MOST_OWNERS else "")
         jobs = words.count(len(unreadable), "job")
-        click.echo(f"not dumped: {jobs}: this user may not read the stacks of {names}\n  {_see_all()}", err=True)
-    elif not has_dumped:
+        click.echo(f"not dumped: {jobs}: this user may not read the stacks of {names}\n  {_see_all(options)}", err=True)
+
+
+def _report_missing(refused: Sequence[Exception], likely: Iterable[str], *, is_empty: bool) -> None:
+    """Print that there is no job if `is_empty`. Raises the first TemporaryError in `refused`.
+
+    `likely` are lines about processes that may be ranks of an unknown job.
+    """
+    if is_empty:
         click.echo("\n".join([NO_JOB, *likely]), err=True)
     for error in refused:
         if isinstance(error, TemporaryError):
@@ -427,8 +452,10 @@ def _refuse_bare(arguments: Sequence[str]) -> None:
         raise click.UsageError(f"pids and jobs need an option: hangwatch dump {options}")
 
 
-def _jobs_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.Jobs) -> list[Job]:
+def _jobs_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.Jobs) -> tuple[list[Job], Job | None]:
     """Return a job that consists of these processes, or the jobs of these launchers. Raises InputError.
+
+    With a single rank, also return the job that it is a rank of; else None.
 
     A process that is not a rank and above all processes of a job is a launcher of that job: for example the shell or
     the Python program around mp.spawn, or the driver that has started Ray. The pid of a server selects its workers.
@@ -440,8 +467,11 @@ def _jobs_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.
     found = scan.find(sweep, host.node_name())
     all_jobs = (*found.jobs, *found.engines)
     started = {pid: [job for job in all_jobs if _has_started(pid, job)] for pid in pids}
+    for pid, below in started.items():
+        if len(below) > 1:
+            click.echo(f"pid {pid} is not a rank: these are the {len(below)} jobs below it", err=True)
     if all(started.values()):
-        return list({job.key: job for jobs in started.values() for job in jobs}.values())
+        return list({job.key: job for jobs in started.values() for job in jobs}.values()), None
     gpus = _gpus_by_pid(sweep)
     processes = scan.processes.processes(gpus)
     expanded = [
@@ -450,7 +480,11 @@ def _jobs_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.
         or [pid]
         for pid in pids
     ]
-    return [capture.job_of_pids(list(dict.fromkeys(pid for ranks in expanded for pid in ranks)), scan.processes)]
+    selected = list(dict.fromkeys(pid for ranks in expanded for pid in ranks))
+    whole = next(
+        (job for job in all_jobs if len(selected) == 1 and selected[0] in {one.pid for one in job.processes}), None
+    )
+    return [capture.job_of_pids(selected, scan.processes)], whole
 
 
 def _has_started(pid: int, job: Job) -> bool:
@@ -500,23 +534,6 @@ def _jobs(wanted: str | None, sweep: GpuSweep | None, limits: config.Jobs, *, ev
     if every or wanted is None:
         return [job for job in jobs if wanted is None or job.is_called(wanted)]
     return [choose(wanted, jobs)]
-
-
-def choose(wanted: str, jobs: Sequence[Job]) -> Job:
-    """Return the job with the key `wanted`, else with this id, else with this name.
-
-    Raises InputError if no job matches, or several do.
-    """
-    chosen = find_jobs(wanted, jobs)
-    if len(chosen) == 1:
-        return chosen[0]
-    if not chosen:
-        listed = "; ".join(words.printable(words.describe_job(job)) for job in jobs) or "none"
-        raise InputError(f"--job {wanted}: no such job on this node\n  jobs here: {listed}")
-    raise InputError(
-        f"--job {wanted}: {len(chosen)} jobs on this node have this name\n"
-        f"  give the key of one: {', '.join(f'{job.key} ({job.owner})' for job in chosen)}"
-    )
 
 
 COMMANDS = (dump,)

@@ -242,13 +242,12 @@ def time_out(incident: Incident) -> str:
         return ""
     if found.at_unix_seconds is None:
         after = duration(found.seconds)
-        return f"will be ended by its collective timeout {after} after it began to wait ({found.source})"
+        return f"ends the job after {after} in one collective ({found.source})"
     looked = incident.captures[-1].started_unix_seconds + incident.captures[-1].duration_seconds
     left = found.at_unix_seconds - looked
     if left <= 0:
-        return f"its collective timeout of {duration(found.seconds)} had passed before this capture ({found.source})"
-    at = utc(found.at_unix_seconds)
-    return f"will be ended by its collective timeout {duration(left)} after this capture, at {at} ({found.source})"
+        return f"of {duration(found.seconds)} in one collective had passed before this capture ({found.source})"
+    return f"ends the job at {utc(found.at_unix_seconds)}, {duration(left)} after this capture ({found.source})"
 
 
 def _describe_counts(counts: Counter[str], members: int) -> str:

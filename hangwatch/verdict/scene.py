@@ -81,6 +81,11 @@ class Scene:
         return sum(self.stacks_by_node.values())
 
     @cached_property
+    def have_all_ended(self) -> bool:
+        """True if every rank known to exist has ended."""
+        return 0 < self.existing <= count_ranks(self.gone)
+
+    @cached_property
     def stance(self) -> Callable[[Member], Stance]:
         """A function that returns the kind of wait of a rank, by its stack and the kernel: see `Stance`."""
         return stance_of(self.grouping)

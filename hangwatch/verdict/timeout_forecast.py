@@ -10,7 +10,8 @@ from hangwatch.verdict.scene import open_operations
 class TimeoutForecast(Value, frozen=True):
     """The time after which torch.distributed ends a waiting job. `source` says where `seconds` comes from.
 
-    `at_unix_seconds` is `seconds` after the job became quiet. None if that moment is unknown, as in a dump by hand.
+    `at_unix_seconds` is `seconds` after the start of the recorded operation, else after the job became quiet. None if
+    neither is known.
     """
 
     seconds: float
@@ -32,7 +33,16 @@ def forecast_timeout(incident: Incident) -> TimeoutForecast | None:
         "as its ranks recorded" if recorded is not None else f"{assumed.source}, unless its code sets another timeout"
     )
     quiet = [step.unix_seconds for step in incident.timeline if step.state is JobState.QUIET]
+    if recorded is not None:
+        return TimeoutForecast(seconds=seconds, source=source, at_unix_seconds=_recorded_end(incident.grouping))
     return TimeoutForecast(seconds=seconds, source=source, at_unix_seconds=quiet[-1] + seconds if quiet else None)
+
+
+def _recorded_end(grouping: Grouping) -> float | None:
+    """Return the earliest Unix time at which an open operation times out. None if no flight recorder shows it."""
+    opened = [one for member in grouping.members for one in open_operations(member)]
+    ends = [one.created_unix_seconds + one.timeout_seconds for one in opened if one.timeout_seconds is not None]
+    return min(ends, default=None)
 
 
 def recorded_seconds(grouping: Grouping) -> float | None:

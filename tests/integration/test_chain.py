@@ -121,6 +121,11 @@ def test_dump_shows_every_rank_of_every_launcher(fake_driver: FakeDriver, tmp_pa
         by_pid = _hangwatch("dump", "--json", "--pid", str(job.process.pid))
         (dumped,) = json.loads(by_pid.stdout)["jobs"]
         assert [rank["id"]["rank"] for rank in dumped["capture"]["ranks"]] == [0, 1, 2, 3], "a launcher means its ranks"
+        waiting = dumped["capture"]["ranks"][0]["id"]["pid"]
+        (alone,) = json.loads(_hangwatch("dump", "--json", "--pid", str(waiting)).stdout)["jobs"]
+        whole = alone["verdict"]["next_step"].rpartition("`hangwatch ")[2].rstrip("`").split()
+        (dumped,) = json.loads(_hangwatch(*whole, "--json").stdout)["jobs"]
+        assert len(dumped["capture"]["ranks"]) == 4, "the first step for a rank that waits: the whole job"
         none = _hangwatch("dump", "--job", "no-such-job")
         assert (none.returncode, job.run_id in none.stderr) == (2, True)
         (tmp_path / "shard").write_bytes(b"shard")

@@ -37,6 +37,7 @@ from hangwatch.model import (
     GpuSample,
     GpuSweep,
     JobState,
+    ProcessId,
     SamplerStatus,
     TimelineEntry,
 )
@@ -397,8 +398,8 @@ def test_a_name_that_two_jobs_share_is_refused_and_their_keys_are_told(tmp_path:
     with jobs_of((run_id, os.getuid()), (run_id, NOBODY)) as pids:
         refused = hangwatch("dump", "--job", run_id)
         assert refused.returncode == 2, refused.stdout
-        assert "2 jobs on this node have this name" in refused.stderr
-        keys = dict(re.findall(r"([0-9a-f]{16}) \(([^)]+)\)", refused.stderr))
+        assert "2 jobs on this node match" in refused.stderr
+        keys = dict(re.findall(r"([0-9a-f]{16}): .*?\b(uid \d+)", refused.stderr))
         assert sorted(keys.values()) == ["uid 0", f"uid {NOBODY}"]
         (mine, theirs) = (json.loads(hangwatch("dump", "--json", "--job", key).stdout)["jobs"] for key in keys)
         assert {job["job"]["job_key"] for job in (*mine, *theirs)} == set(keys)
@@ -440,8 +441,24 @@ def test_a_job_is_chosen_by_key_id_or_what_its_user_calls_it() -> None:
     other = replace(job, job_id="7", job_key="fedcba9876543210", job_name=job.job_id)
     for wanted in (job.key, job.job_id, "llama-70b"):
         assert choose(wanted, [other, job]) is job
-    with pytest.raises(InputError, match=r"jobs here: .*llama-70b of user .* \(Slurm job .*train.py\)"):
+    with pytest.raises(
+        InputError, match=r"jobs here:\n.*\n.*llama-70b of user .* \(Slurm job .*train.py\), torchrun pid "
+    ):
         choose("nonsense", [other, job])
+
+
+def test_job_is_chosen_by_its_program_or_the_beginning_of_its_id() -> None:
+    job = replace(samples.job(range(2), 2), job_id="164a3560-1", job_key="0123456789abcdef")
+    job = replace(job, launcher_id=ProcessId(pid=4100, start_ticks=700))
+    other = replace(job, job_id="d63be51f-2", job_key="fedcba9876543210", program="eval.py", launcher_id=None)
+    for wanted in ("train.py", "src/train.py", "164a", "01234", "pid4100-700", "pid4100-700-29500"):
+        assert choose(wanted, [other, job]) is job
+    for wanted in ("164", "pid4100-701", "pid4100", "rain.py"):
+        with pytest.raises(InputError, match="no such job"):
+            choose(wanted, [other, job])
+    listed = r"2 jobs .* match\n.*\n    fedcba9876543210: .*\n    0123.* torchrun pid 4100, 2 ranks, started .* ago$"
+    with pytest.raises(InputError, match=listed):
+        choose("train.py", [replace(other, program="train.py"), job])
 
 
 def test_where_no_job_runs_every_launcher_of_the_table_is_told() -> None:
@@ -571,8 +588,12 @@ def test_the_job_of_a_stranger_is_left_out_and_said(tmp_path: Path) -> None:
             assert theirs.stdout is not None and theirs.stdout.readline() == "up\n"
             dumps = [*as_user(NOBODY), sys.executable, "-m", "hangwatch", "dump"]
             done = subprocess.run(dumps, capture_output=True, text=True, timeout=60, check=True)
+            selected = ["--pid", str(theirs.pid)]
+            refused = subprocess.run([*dumps, *selected], capture_output=True, text=True, timeout=60, check=False)
         finally:
             os.killpg(theirs.pid, signal.SIGKILL)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert re.match(rf"not dumped: 1 job: .*\n  `sudo hangwatch dump --pid {theirs.pid}`, or .*\n$", refused.stderr)
     assert f"Job       {own}" in done.stdout
     assert "PermissionDenied" not in done.stdout
     assert re.search(r"^not dumped: \d+ jobs?: .*\buid 0\b", done.stderr, re.MULTILINE), done.stderr

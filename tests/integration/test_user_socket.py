@@ -170,7 +170,7 @@ def test_what_may_be_found_and_not_read_is_asked_of_the_daemon(node: Node) -> No
             OWNER, "dump", "--job", "open", prefix=prefix
         )
         assert "this user may not read all stacks; the daemon can dump your own jobs, but:" in alone.stderr
-        assert "No such file or directory" in alone.stderr and "`sudo hangwatch dump`" in alone.stderr
+        assert "No such file or directory" in alone.stderr and "`sudo hangwatch dump --job open`" in alone.stderr
     finally:
         rank.kill()
         rank.wait()

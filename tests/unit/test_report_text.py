@@ -371,11 +371,11 @@ def test_when_the_job_will_be_ended_by_its_time_out() -> None:
     looked = capture.started_unix_seconds + capture.duration_seconds
     quiet = TimelineEntry(unix_seconds=looked - 140, state=JobState.QUIET, message="quiet")
     said = timed_out_row(incident, timeline=(quiet,))
-    assert said.startswith("will be ended by its collective timeout 7 min 40 s after this capture, at ")
+    assert re.match(r"ends the job at \S+ \S+ UTC, 7 min 40 s after this capture \(", said)
     assert said.endswith("(PyTorch's default for NCCL, unless its code sets another timeout)")
     overdue = msgspec.structs.replace(quiet, unix_seconds=looked - 900)
     assert "had passed before this capture" in timed_out_row(incident, timeline=(overdue,))
-    assert "10 min 00 s after it began to wait" in timed_out_row(incident, timeline=()), "a dump by hand"
+    assert "ends the job after 10 min 00 s in one collective" in timed_out_row(incident, timeline=()), "a dump by hand"
     assert timed_out_row(incident, closed_unix_seconds=looked + 9) == ""
     forever = msgspec.structs.replace(incident.job, environ={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
     assert timed_out_row(incident, job=forever) == ""

@@ -54,6 +54,16 @@ CASES: dict[str, tuple[dict[str, object], str, str]] = {
         'open("data/shard-3") in pid 161, data-loader worker of rank 3 (a)',
         STORAGE,
     ),
+    "a FIFO": (
+        {"kernel": KernelFacts(call=OPEN, wchan="wait_for_partner")},
+        'open("data/shard-3") in rank 3 (a, pid 160)',
+        "look at data/shard-3: it is a FIFO, and no process has opened its other end",
+    ),
+    "a file that is no FIFO": (
+        {"kernel": KernelFacts(call=OPEN, wchan="rpc_wait_bit_killable")},
+        'open("data/shard-3") in rank 3 (a, pid 160)',
+        STORAGE.removesuffix(" A FIFO needs a writer"),
+    ),
     "a file": ({"kernel": KernelFacts(call=OPEN)}, 'open("data/shard-3") in rank 3 (a, pid 160)', STORAGE),
     "a lock": (
         {"kernel": KernelFacts(call=call(name="flock", says="flock() on", file_lock=LOCK))},
@@ -164,3 +174,18 @@ def test_process_that_may_not_be_dumped_is_dumped_with_more_rights_first() -> No
     group = Group(key="k", activity="unknown", members=(Member(id=RankId(node="a", rank=0, pid=1)),), fault=fault)
     known = Group(key="x", activity="unknown", members=(Member(id=RankId(node="a", rank=1, pid=2)),), frames=(LINE,))
     assert judge(Grouping(groups=(group, known))).next_step != "run hangwatch as root"
+
+
+@pytest.mark.parametrize("how", ["gone", "ProcessGone"])
+def test_ranks_that_have_all_ended_show_no_hang(how: str) -> None:
+    fault = Fault(subject="pid 1", reason=how, detail="no such process", about="target")
+    members = tuple(Member(id=RankId(node="a", rank=number, pid=number + 1)) for number in range(2))
+    ended = Group(
+        key="e", activity="unknown", members=members, gone=how == "gone", fault=None if how == "gone" else fault
+    )
+    verdict = judge(Grouping(groups=(ended,), world_size=2))
+    assert verdict.message == "Both ranks have ended, and none has a stack: no hang is shown."
+    assert verdict.next_step == "read the end of the job's log: it shows if the job ended as planned"
+    assert "no rank has a stack" in judge(Grouping(groups=(ended,), world_size=4)).message, "two ranks are unknown"
+    here = judge(Grouping(groups=(ended,), world_size=4), ranks_here=2).message
+    assert here.endswith("no hang is shown. This verdict is on the 2 ranks of this node; the job has 4.")

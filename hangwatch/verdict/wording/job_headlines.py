@@ -232,6 +232,9 @@ def cannot_tell(finding: Finding) -> str:
     """Return the headline for groups that do not show the cause, with hints on what to check."""
     scene, groups = finding.scene, finding.others
     where = guidance.where_to_look(scene.grouping)
+    if scene.have_all_ended:
+        ended = f"{all_of(scene.existing)} have" if scene.existing > 1 else "the rank has"
+        return f"{ended} ended, and none has a stack: no hang is shown.{limit_to_node(scene)}"
     if not groups:
         return f"no rank can be named: no rank has a stack.{where}"
     waiting = count_ranks(group for group in groups if group.waits)

@@ -17,6 +17,8 @@ _NOT_STUCK = frozenset({"Moving", "Serving", "NoTask", "Suspended", "Over", "NoR
 _BY_LINE = frozenset({"OutsideCollective", "NotCome"})
 """Kinds of verdicts with a first step that depends on the line at which the first suspect is."""
 
+_OPENS_FIFO = frozenset({"wait_for_partner", "fifo_open"})  # functions of fs/pipe.c in which open() of a FIFO sleeps
+
 
 def stuck_on(finding: Finding) -> str:
     """Return the call, lock or line in which the first suspect is blocked, and its process; "" if it is not blocked.
@@ -46,6 +48,8 @@ def next_step(finding: Finding, settle: str) -> str:
     group = next(iter(finding.suspects or finding.others[: finding.scene.is_one_process]), None)
     if _is_working(finding):
         return first_step("Moving", ())
+    if finding.scene.have_all_ended and not finding.suspects:
+        return "read the end of the job's log: it shows if the job ended as planned"
     remedies = [one.fault.remedy if one.fault is not None else "" for one in finding.scene.grouping.groups]
     if finding.kind == "CannotTell" and remedies and all(remedies):  # no process could be dumped
         return remedies[0]
@@ -54,10 +58,16 @@ def next_step(finding: Finding, settle: str) -> str:
     if settle:
         return settle
     if group is not None and group.waits and finding.scene.is_one_process:
-        return "dump all ranks of its job: they show which rank it waits for: `hangwatch dump`"
+        return dump_whole_job()
     if group is not None and group.frames and (finding.kind in _BY_LINE or finding.scene.is_one_process):
         return _look_at_line(group, group.members[0])
     return first_step(finding.kind, (member.id for member in finding.members))
+
+
+def dump_whole_job(job_key: str = "") -> str:
+    """Return the step for a waiting rank that was dumped alone; "" for an unknown job."""
+    job = f" --job {job_key}" if job_key else ""
+    return f"dump all ranks of its job: they show which rank it waits for: `hangwatch dump{job}`"
 
 
 def _is_working(finding: Finding) -> bool:
@@ -67,8 +77,8 @@ def _is_working(finding: Finding) -> bool:
 def look_at(member: Member) -> str:
     """Return the step for the object that a blocked rank or its worker waits for; "" if no such object is known."""
     worker, call, waits = member.kernel.worker_call, member.kernel.call, member.waits
-    for one in (worker.call if worker is not None else None, call):
-        if one is not None and (look := _object_of_call(one)):
+    for one, wchan in ((worker.call if worker is not None else None, None), (call, member.kernel.wchan)):
+        if one is not None and (look := _object_of_call(one, wchan)):
             return look
     if waits.file_lock is not None:
         return _lock(waits.file_lock)
@@ -90,11 +100,15 @@ def _look_at_line(group: Group, member: Member) -> str:
     return text if pid is None else f"{text}: `hangwatch dump --native --pid {pid}`{on}"
 
 
-def _object_of_call(call: KernelCall) -> str:
+def _object_of_call(call: KernelCall, wchan: str | None) -> str:
+    """Return the step for the object of a call. `wchan` is the kernel function in which the call sleeps, if known."""
     if call.file_lock is not None:
         return _lock(call.file_lock)
+    if call.path and wchan in _OPENS_FIFO:
+        return f"look at {_cut(call.path)}: it is a FIFO, and no process has opened its other end"
     if call.path:
-        return f"look at {_cut(call.path)}: does its storage respond (`hangwatch check storage`)? A FIFO needs a writer"
+        may_be_fifo = "" if wchan else " A FIFO needs a writer"
+        return f"look at {_cut(call.path)}: does its storage respond (`hangwatch check storage`)?{may_be_fifo}"
     if call.child_pid is not None:
         return f"look at its child {call.child_pid} ({call.child_comm}): `hangwatch dump --pid {call.child_pid}`"
     return _target(call.behind[0]) if len(call.behind) == 1 else ""

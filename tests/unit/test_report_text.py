@@ -15,14 +15,17 @@ from msgspec.structs import replace
 
 from hangwatch.explain import traces
 from hangwatch.model import (
+    EnqueuedOperation,
     Frame,
     Grouping,
+    GroupRecords,
     Incident,
     JobState,
     KernelFacts,
     ProcessDump,
     RankDump,
     RankId,
+    RecorderState,
     Thread,
     TimelineEntry,
     Verdict,
@@ -363,6 +366,21 @@ def test_dump_with_many_groups_counts_the_rest() -> None:
 def timed_out_row(incident: Incident, **changes: object) -> str:
     found = re.search(r"^Timeout +(.*)$", text.render(samples.replaced(incident, **changes), width=1000), re.MULTILINE)
     return found[1] if found else ""
+
+
+def test_time_out_of_a_dump_by_hand_is_counted_from_the_recorded_operation() -> None:
+    incident = samples.loader_hang()
+    capture = incident.captures[-1]
+    looked = capture.started_unix_seconds + capture.duration_seconds
+    recorded = EnqueuedOperation(6, "all_reduce", 6, looked - 27, stays_open=True, timeout_seconds=1800.0)
+    ended = replace(recorded, number=5, stays_open=False, created_unix_seconds=looked - 99)
+    records = GroupRecords(library="gloo", name="0", description="default_pg", number=6, operations=(ended, recorded))
+    (group, *others) = incident.grouping.groups
+    libraries = (RecorderState(library="gloo", groups=(records,)),)
+    member = replace(group.members[0], recorder=replace(group.members[0].recorder, libraries=libraries))
+    grouping = replace(incident.grouping, groups=(replace(group, members=(member, *group.members[1:])), *others))
+    row = timed_out_row(incident, timeline=(), grouping=grouping)
+    assert row.endswith(" UTC, 29 min 33 s after this capture (as its ranks recorded)")
 
 
 def test_when_the_job_will_be_ended_by_its_time_out() -> None:

@@ -298,6 +298,8 @@ def should_page(watch: JobWatch, now: float, settings: Detector) -> bool:
     """
     if watch.gap is not None and watch.gap.pages_at_once and watch.is_open:
         return True
+    if watch.gap is not None and watch.open_incident is not None and watch.open_incident.back_since is not None:
+        now = watch.open_incident.back_since  # its ranks enqueue collectives again: no page begins now
     if watch.state is JobState.HUNG:
         is_confirmed = watch.suspicion is not None and watch.suspicion.frozen_captures >= settings.confirming_captures
         least_seconds = 0.0 if watch.gap is None else settings.hold_seconds

@@ -99,11 +99,12 @@ HANGS = (
 
 @dataclass(frozen=True)
 class Healthy:
-    """A job that works, or will. `is_suspected`: a verdict may be shown meanwhile, without a page."""
+    """A job that works, or will. It is played from second `begin` to second `seconds`."""
 
     name: str
     node: Node
     seconds: float = HOUR + 1800
+    begin: float = 0.0
 
 
 def between(odd_does: Doing, seconds: float, others: Doing = WAITS, begin: float = HOUR) -> Node:
@@ -142,12 +143,17 @@ def _checkpoints() -> Node:
 
 LOOK_ALIKES = (
     *(
-        Healthy(f"rank 0 in {name} for {seconds} s", between(doing, seconds))
+        Healthy(f"rank 0 in {name} for {seconds} s", between(doing, seconds), HOUR + 600, HOUR - 1000)
         for name, doing in _AWAITED
         for seconds in (40, 90)
     ),
     *(
-        Healthy(f"rank 0 in {name} for {seconds} s, no power readings", without_power(between(doing, seconds)))
+        Healthy(
+            f"rank 0 in {name} for {seconds} s, no power readings",
+            without_power(between(doing, seconds)),
+            HOUR + 600,
+            HOUR - 1000,
+        )
         for name, doing in _AWAITED
         for seconds in (40, 90)
     ),

@@ -41,7 +41,7 @@ def test_half_of_the_hangs_are_suspected_in_thirty_seconds() -> None:
 
 @pytest.mark.parametrize("healthy", LOOK_ALIKES, ids=lambda healthy: healthy.name)
 def test_look_alike_does_not_page(healthy: Healthy) -> None:
-    job = played(healthy.node, healthy.seconds)
+    job = played(healthy.node, healthy.seconds, healthy.begin)
     assert not job.pages
     assert job.states[-1] in ("training", "starting"), job.states
 

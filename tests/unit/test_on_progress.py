@@ -85,6 +85,12 @@ def test_restart_of_the_daemon_in_a_hang_at_full_power_keeps_the_incident(restar
         assert job.states[-1] in ("stalled", "hung") and len(job.pages) == 1 and "recovered" not in job.states
 
 
+@pytest.mark.parametrize("seconds", [113, 117, 118])
+def test_job_that_continues_just_before_the_hold_does_not_page(seconds: int) -> None:
+    job = run(pausing((BEGIN, seconds)), BEGIN + 400)["job"]
+    assert not job.pages and job.states[-1] == "training"
+
+
 def test_pause_at_a_place_pages_after_twice_its_length() -> None:
     job = run(pausing((BEGIN, 200), (BEGIN + 1000, 1000)), BEGIN + 1900)["job"]
     first, second = job.pages

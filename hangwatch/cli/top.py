@@ -117,7 +117,7 @@ class _Answers:
             try:
                 self.seen = LastAnswer(self._ask(), time.monotonic())
             except InputError as error:
-                self.seen = self.seen._replace(problem=str(error).splitlines()[0])
+                self.seen = self.seen._replace(problem=str(error))
             time.sleep(REFRESH_SECONDS)
 
 
@@ -190,11 +190,14 @@ def frame(seen: LastAnswer, now: float, unix_now: float) -> RenderableType:
     `now` is a time of CLOCK_MONOTONIC.
     """
     head = Text("hangwatch top   q quits", style="dim")
-    if seen.problem is not None:
-        problem = f"retrying every second: {words.printable(seen.problem)}"
+    problem, *advice = (seen.problem or "").splitlines() or [""]
+    if problem:
+        problem = f"retrying every second: {words.printable(problem)}"
         head = Text(problem, style="bold red", no_wrap=True, overflow="ellipsis")
     if seen.status is None:
-        return Group(head, Text("" if seen.problem else "waiting for the daemon"))
+        return Group(
+            head, *(Text(words.printable(line)) for line in advice or ["" if problem else "waiting for the daemon"])
+        )
     status = seen.status
     age = f"   as of {words.duration(round(now - seen.at))} ago" if seen.problem else ""
     line = Text(words.printable(f"{status.node}   GPU sampler: {status.sampler}   incidents: {status.store}{age}"))

@@ -40,6 +40,10 @@ class SocketError(Exception):
     """
 
 
+class NoDaemonError(SocketError):
+    """No daemon listens at the user socket."""
+
+
 class BusyError(SocketError, TemporaryError):
     """A request that may succeed later.
 
@@ -114,7 +118,7 @@ def incident(path: str, name: str) -> Incident:
 def ask(path: str, what: str, deadline_seconds: float = SHORT_SECONDS) -> bytes:
     """Send a request to the daemon and return its answer, at most `MOST_BYTES`. `what` is the path of the request.
 
-    Raises SocketError, and BusyError if the daemon does not respond or refuses for now.
+    Raises SocketError: NoDaemonError if no daemon listens, BusyError if it does not respond or refuses for now.
     """
     if not path:
         raise SocketError('[socket] path = "": the user socket is turned off')
@@ -133,6 +137,8 @@ def ask(path: str, what: str, deadline_seconds: float = SHORT_SECONDS) -> bytes:
                 connection.settimeout(remaining_seconds)
     except (http.client.RemoteDisconnected, ConnectionResetError, TimeoutError) as error:
         raise BusyError(f"{path}: the daemon did not respond: {error}; try again in {AGAIN_SECONDS} s") from None
+    except (FileNotFoundError, ConnectionRefusedError) as error:
+        raise NoDaemonError(f"{path}: {error.strerror}") from None
     except (OSError, http.client.HTTPException) as error:
         raise SocketError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     if answer.status != HTTPStatus.OK:

@@ -293,6 +293,8 @@ def test_old_news_say_how_old_they_are() -> None:
     text = drawn(LastAnswer(SEEN, 100.0, "no hangwatch answers"), 130.0)
     assert "retrying every second: no hangwatch answers" in text and "as of 30 s ago" in text
     assert "waiting for the daemon" in drawn(LastAnswer(), time.monotonic())
+    problem = "the daemon does not respond\n  is it running? `systemctl status hangwatch`"
+    assert "is it running? `systemctl status hangwatch`" in drawn(LastAnswer(None, 0.0, problem), time.monotonic())
 
 
 def test_names_are_shown_as_they_are_in_one_line() -> None:

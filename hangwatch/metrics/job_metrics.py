@@ -12,6 +12,7 @@ from hangwatch.metrics.series import JOB, LABEL_LENGTH, counter, gauge, number_t
 from hangwatch.model import Group, Incident, JobState, Member, Signature
 from hangwatch.state.board import Snapshot
 from hangwatch.state.on_crash import CRASH_SHOWN_SECONDS
+from hangwatch.verdict.timeout_forecast import forecast_timeout
 from hangwatch.verdict.wording import group_text
 from hangwatch.verdict.wording.next_steps import next_step
 
@@ -63,6 +64,8 @@ def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
     text = "Open incidents: the verdict as a sentence, the named ranks, the ranks to check first, and the first step"
     info = gauge("incident_info", text, labels)
     opened = gauge("incident_opened_timestamp_seconds", "Time at which the incident was opened", (*JOB, "incident"))
+    text = "Time at which the collective timeout ends the job, if it is known; `source` says how"
+    ends = gauge("incident_timeout_timestamp_seconds", text, (*JOB, "incident", "source"))
     activity = gauge(
         "rank_activity",
         "Activity of each rank of a job with an open incident",
@@ -89,6 +92,9 @@ def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
             1,
         )
         opened.add_metric([*name, incident.incident_id], incident.opened_unix_seconds)
+        forecast = forecast_timeout(incident)
+        if forecast is not None and forecast.at_unix_seconds is not None:
+            ends.add_metric([*name, incident.incident_id, forecast.source], forecast.at_unix_seconds)
         for group in incident.grouping.groups:
             does = words.elided(group_text.describe_rank(group), LABEL_LENGTH) if group.frames else ""
             for member in (member for member in group.members if not member.waiting):
@@ -105,7 +111,7 @@ def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
                     ],
                     1,
                 )
-    yield from (info, opened, activity)
+    yield from (info, opened, ends, activity)
 
 
 def _page(incident: Incident, external_url: str) -> str:

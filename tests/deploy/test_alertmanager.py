@@ -286,7 +286,7 @@ def test_resolved_page_is_in_the_past_tense_and_has_no_link_that_nobody_can_open
     page["startsAt"] = ended["startsAt"]
     page["annotations"] |= {
         "summary": "llama (uid 7) has hung for 12 min: rank 3 on a",
-        "description": "Stuck on: open()\nDo first: look at shard-3\nSince: 03:15",
+        "description": "Stuck on: open()\nDo first: look at shard-3\nEnds itself: 03:45\nSince: 03:15",
         "runbook_url": "docs/runbooks/HangwatchTrainingHung.md",
     }
     with Inbox() as inbox, RealAlertmanager(tmp_path, with_its_own_templates(inbox, tmp_path)) as alertmanager:

@@ -381,7 +381,7 @@ By sequence numbers: FirstLook
   rank 3 on node-b has reached #5 in gloo:default_pg"""
 EVERYBODY = """\
 Stuck on: all_reduce #6 of the default group, which all ranks have joined
-Do first: `hangwatch check xid nvlink_status infiniband network` on all its nodes
+Do first: `sudo hangwatch check xid nvlink_status infiniband network` on all its nodes
 Since: 1970-01-01 00:00:00 UTC; 4 of 4 ranks wait
 Named:
   no rank; there is no suspect on any node
@@ -444,7 +444,7 @@ def test_page_names_the_rank_that_has_not_joined(case: Case, summary: str, missi
             {"series": f'hangwatch_job_state{{{labels},state="hung"}}', "values": "1x2"},
             {"series": f"hangwatch_job_page{{{labels}}}", "values": "1x2"},
         ]
-    description = f"{missing_ranks}\nWhere the ranks are:\n  4 \N{MULTIPLICATION SIGN} unknown in step (train.py)\nReported: 4 of 4 ranks."
+    description = f"{missing_ranks}\nWhere the ranks are:\n  4 \N{MULTIPLICATION SIGN} unknown in step (train.py)\nReported: 4 of 4 ranks on {len(NODES)} monitored nodes."
     alert = {
         "exp_labels": {"severity": "critical", "job_id": "k1", "job_key": "k1"},
         "exp_annotations": {

@@ -87,13 +87,16 @@ def scrape(board: Board) -> str:
 
 
 def test_closed_incident_is_no_longer_exported() -> None:
-    names = ("hangwatch_incident_info{", "hangwatch_incident_opened_timestamp_seconds{", "hangwatch_rank_activity{")
+    names = [
+        f"hangwatch_incident_{name}{{" for name in ("info", "opened_timestamp_seconds", "timeout_timestamp_seconds")
+    ]
+    names.append("hangwatch_rank_activity{")
     one = board()
     ((job_id, entry),) = one.snapshot.jobs.items()
-    assert [name in scrape(one) for name in names] == [True] * 3
+    assert [name in scrape(one) for name in names] == [True] * 4
     closed = replace(entry, incident=replace(entry.incident, closed_unix_seconds=samples.OPENED + 60))
     after = scrape(board(jobs={job_id: closed}))
-    assert [name in after for name in names] == [False] * 3
+    assert [name in after for name in names] == [False] * 4
     assert "hangwatch_job_state{" in after, "the job itself is still there"
 
 

@@ -4,8 +4,8 @@ usage: python -m tests.prose [PATH...]
 
 Print `file:line: rule: text` for each finding. Exit with 1 if there is one. Without a path, check all folders of
 `FOLDERS`. Rules: `opening` (first word of a docstring), `people` (a pronoun for people in a sentence that names no
-person), `phrase` (the table `PHRASES`), `name` (modules, functions, parameters, fields, tests), `sentence` and
-`line` (length, in docs). Text in backticks is code and is not checked.
+person), `phrase` (the table `PHRASES`), `name` (modules, functions, parameters, fields, variables of long
+functions, tests), `sentence` and `line` (length, in docs). Text in backticks is code and is not checked.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ SKIPPED = re.compile(r"(^|/)(tests/data/|tests/unit/test_prose\.py$|__pycache__/
 LONGEST_SENTENCE = 35
 LONGEST_LINE = 120
 LONGEST_TEST_NAME = 80
+LONGEST_FUNCTION_WITH_ANY_LOCALS = 15
 
 OPENING = re.compile(r"\W*(what|whether|who|whom|whose|of|how)\b", re.IGNORECASE)
 PRONOUN = re.compile(
@@ -72,6 +73,7 @@ VAGUE_MODULE = re.compile(
     rf"{VAGUE}|led|stays|rest|reached|launched|dumped|watched|locked|across|left_behind|own_jobs|seen|others|misc"
     r"|(.*_)?(helpers?|utils?|manager|elsewhere)(_.*)?"
 )
+UNCHECKED_LOCALS = re.compile(r"hangwatch/(explain|verdict|report|cli|detector|state|daemon|stacks|words\.py)\b")
 
 CODE = re.compile(r"(`+)(?!`).+?\1", re.DOTALL)
 LINK_TARGET = re.compile(r"(?<=\])\([^)\s]*\)")
@@ -203,6 +205,30 @@ def check_names(file: str, tree: ast.AST) -> Iterator[Finding]:
                     yield Finding(file, field.lineno, "name", f"field {node.name}.{name}: say what it holds")
 
 
+def _bound_name(node: ast.AST) -> str:
+    """Return the name that a node binds; "" if it binds none."""
+    match node:
+        case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+            return name
+        case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+            return name
+    return ""
+
+
+def check_locals(file: str, tree: ast.AST) -> Iterator[Finding]:
+    """Apply the rule `name` to the variables of long functions, in the packages that have no old finding."""
+    if not file.startswith("hangwatch/") or UNCHECKED_LOCALS.match(file):
+        return
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        if (function.end_lineno or 0) - function.lineno < LONGEST_FUNCTION_WITH_ANY_LOCALS:
+            continue
+        for node in ast.walk(function):
+            if VAGUE_NAME.fullmatch(name := _bound_name(node)):
+                yield Finding(file, node.lineno, "name", f"variable {function.name}.{name}: say what it holds")
+
+
 def check_python(file: str, source: str) -> Iterator[Finding]:
     """Check docstrings, comments, string literals and names."""
     tree = ast.parse(source)
@@ -211,6 +237,7 @@ def check_python(file: str, source: str) -> Iterator[Finding]:
             text = f'"{opening[1]}" begins a docstring: begin with a verb or a noun'
             yield Finding(file, docstring.line, "opening", text)
     yield from check_names(file, tree)
+    yield from check_locals(file, tree)
     for passage in (*_strings(tree), *_comments(source)):
         yield from check_passage(file, passage)
 

@@ -94,7 +94,9 @@ class JobConnections:
         self._store_endpoint = words.elided(f"{address}:{port}", _MOST_ENDPOINT_CHARACTERS)
         self._has_ranks_on_other_nodes = job.has_ranks_on_other_nodes
         self._rank_of = {
-            process.pid: rank.id.pid for rank in job.ranks for process in (rank.id, *(one.id for one in rank.workers))
+            process.pid: rank.id.pid
+            for rank in job.ranks
+            for process in (rank.id, *(worker.id for worker in rank.workers))
         }
         self._ranks = frozenset(self._rank_of.values())
         self._counted: dict[tuple[int, str], _Counted] = {}
@@ -132,13 +134,15 @@ class JobConnections:
             held = sockets.sockets_of_process(pid, self._root) if table is not None and time.monotonic() < end else None
             if table is not None and held is not None:
                 self._tables[pid], self._sockets[pid] = table, held
-                found = [table[inode] for inode in held.values() if inode in table]
-                ends = {one.local for one in found if not one.listens}
+                connections = [table[inode] for inode in held.values() if inode in table]
+                ends = {connection.local for connection in connections if not connection.listens}
                 self._inside |= ends
                 self._ends.setdefault(self._rank_of.get(pid, pid), set()).update(ends)
                 if (rank := self._rank_of.get(pid)) is not None:
                     self._rank_at.update(dict.fromkeys(ends, rank))
-                    self._listens_at.update({one.local: rank for one in found if one.listens})
+                    self._listens_at.update(
+                        {connection.local: rank for connection in connections if connection.listens}
+                    )
         self._is_partial = any(self._is_unread(pid) for pid in self._ranks)
         self._of_one_node = self._addresses_of_one_node() if self._has_ranks_on_other_nodes else frozenset()
         self._servers = {} if self._has_ranks_on_other_nodes else self._find_servers(spaces)
@@ -380,20 +384,24 @@ class JobConnections:
         held = self._held(pid)
         if held is None:
             return None, None
-        own = self._ends.get(self._rank_of.get(pid, pid), set())
+        rank_ends = self._ends.get(self._rank_of.get(pid, pid), set())
         receives = call is not None and call.kind == "receives"
-        asked = set(call.descriptors) if call is not None and receives else set()
-        found = used = 0
-        for descriptor, one in held.items():
-            if one.is_open and one.remote not in own and (self._has_ranks_on_other_nodes or self._stays_here(one)):
-                found += 1
-                used += self._is_used(one, is_asked=descriptor in asked)
+        awaited_descriptors = set(call.descriptors) if call is not None and receives else set()
+        peers = used = 0
+        for descriptor, connection in held.items():
+            if (
+                connection.is_open
+                and connection.remote not in rank_ends
+                and (self._has_ranks_on_other_nodes or self._stays_here(connection))
+            ):
+                peers += 1
+                used += self._is_used(connection, is_asked=descriptor in awaited_descriptors)
         if call is None or not receives or is_apart or self._rank_of.get(pid) != pid:
-            return found, used  # a worker receives from its own rank
-        open_ = {descriptor for descriptor, one in held.items() if not one.listens}
-        links = self._links(pid, (one for one in call.descriptors if one not in open_))
+            return peers, used  # a worker receives from its own rank
+        open_ = {descriptor for descriptor, connection in held.items() if not connection.listens}
+        links = self._links(pid, (number for number in call.descriptors if number not in open_))
         ways = sum(link.startswith(("pipe:", "socket:")) for link in links)
-        return found + ways, used + ways
+        return peers + ways, used + ways
 
     def _is_used(self, connection: Connection, *, is_asked: bool) -> bool:
         """True if a connection is new in this round or was in use in any round so far.
@@ -535,15 +543,15 @@ class JobConnections:
         data-loader worker at a pipe is left out, because its own dumps show its progress. It was forked, so it runs
         the same program as the rank. Other children run another program.
         """
-        found = list(procfs.read_children(pid, self._root, _MOST_CHILDREN))
+        children = list(procfs.read_children(pid, self._root, _MOST_CHILDREN))
         if pipes:
-            own = self._program(pid)
-            others = (child for child in found if child not in self._pids or self._program(child) != own)
-            found = [child for child in others if self._holds(child, pipes)]
+            program = self._program(pid)
+            others = (child for child in children if child not in self._pids or self._program(child) != program)
+            children = [child for child in others if self._holds(child, pipes)]
         elif call.child is not None:
-            wanted = [child for child in found if procfs.read_inner_pid(child, self._root) == call.child]
-            found = [*wanted, *(below for child in wanted for below in procfs.read_children(child, self._root))]
-        return self._alive(found, pid)
+            wanted = [child for child in children if procfs.read_inner_pid(child, self._root) == call.child]
+            children = [*wanted, *(below for child in wanted for below in procfs.read_children(child, self._root))]
+        return self._alive(children, pid)
 
     def _alive(self, processes: Iterable[int], pid: int) -> list[int]:
         """Return those of these processes that live, with their connections read: those of the namespace of `pid`."""
@@ -569,12 +577,12 @@ class JobConnections:
         if (pid, link) not in self._others:
             inside = (*self._rank_of, *self._launchers)
             end = time.monotonic() + _SEARCH_SECONDS
-            found = blocked_call.find_other_process(pid, call.descriptors[0], inside, end, self._root)
-            self._others[pid, link] = None if found is None or self._is_of_job(found[1]) else found
-        found = self._others[pid, link]
-        if found is None or found[1] in self._rank_of:
+            other_end = blocked_call.find_other_process(pid, call.descriptors[0], inside, end, self._root)
+            self._others[pid, link] = None if other_end is None or self._is_of_job(other_end[1]) else other_end
+        other_end = self._others[pid, link]
+        if other_end is None or other_end[1] in self._rank_of:
             return [], False
-        kind, other = found
+        kind, other = other_end
         every = self._alive([other, *procfs.read_children(other, self._root, _MOST_CHILDREN)], pid)
         return every, kind == "unix" and call.kind == "receives" and other in every
 
@@ -623,7 +631,7 @@ class JobConnections:
         or in `D` state, because it makes no progress.
         """
         ranks = set(self._rank_of.values())
-        if any(one.is_open for child in children for one in (self._held(child) or {}).values()):
+        if any(connection.is_open for child in children for connection in (self._held(child) or {}).values()):
             return None
         states = {child: procfs.read_state(child, self._root) for child in children if child not in ranks}
         able = [child for child, state in states.items() if state and state[1] not in BLOCKED_STATES | STOPPED_STATES]

@@ -57,22 +57,24 @@ def diagnose_job(job: Job, request: CaptureRequest, activities: Table) -> Diagno
         taken = _with_kernel_lines(taken, job, request.paths)
     sweep = request.gpus.read_sweep() if request.gpus.read_sweep else None
     facts = host.facts(sweep.driver_version if sweep else None)
-    own = {} if stop.is_set() else _own_ranks(taken, job, proc_root)
-    ends, notes = _outputs(own, job, stop, proc_root) if settings.logs else ({}, ())
-    compared = environment_diff.compare(_environs(own, job, proc_root)) if settings.environment else None
+    owner_ranks = {} if stop.is_set() else _own_ranks(taken, job, proc_root)
+    ends, notes = _outputs(owner_ranks, job, stop, proc_root) if settings.logs else ({}, ())
+    compared = environment_diff.compare(_environs(owner_ranks, job, proc_root)) if settings.environment else None
     taken = replace(taken, notes=(*taken.notes, *notes), environment=compared)
     inner_pids = {rank: procfs.read_inner_pid(rank.pid, proc_root) for rank in ends if rank.pid is not None}
     logs, last_lines = _logs(ends, inner_pids)
 
     def judged(taken: Capture) -> Diagnosis:
-        here = job.ranks_here or None
-        return diagnose(taken, settings, activities, unix_now=time.time(), host_facts=facts, ranks_here=here, logs=logs)
+        ranks_here = job.ranks_here or None
+        return diagnose(
+            taken, settings, activities, unix_now=time.time(), host_facts=facts, ranks_here=ranks_here, logs=logs
+        )
 
     look = judged(taken)
     pointed = [] if stop.is_set() else _pointed_at(look)
-    if asked := pointed or ([] if stop.is_set() else _representatives(look)):
-        taken = _with_calls(taken, look, asked, job, proc_root)
-        details = _details(own, job, pointed, stop) if settings.details else {}
+    if pids := pointed or ([] if stop.is_set() else _representatives(look)):
+        taken = _with_calls(taken, look, pids, job, proc_root)
+        details = _details(owner_ranks, job, pointed, stop) if settings.details else {}
         ranks = tuple(
             replace(rank, last_lines=last_lines.get(rank.id, ()), details=details.get(rank.id))
             if rank.id.pid in pointed
@@ -154,14 +156,14 @@ def _outputs(
     """
     if not owner_ranks:
         return {}, ()
-    found, faults = rank_output.read(
+    ends_by_process, faults = rank_output.read(
         dict(owner_ranks.values()),
         share=job.share or job.owner,
         deadline_seconds=_OUTPUT_DEADLINE_SECONDS,
         stop=stop,
         proc_root=proc_root,
     )
-    ends = {rank: found[target] for rank, (target, _) in owner_ranks.items() if target in found}
+    ends = {rank: ends_by_process[target] for rank, (target, _) in owner_ranks.items() if target in ends_by_process}
     return ends, tuple(sorted({f"the logs of some ranks were not read: {fault.reason}" for fault in faults}))
 
 
@@ -186,13 +188,13 @@ def _details(
     A rank that changed its user meanwhile is left out.
     """
     targets = {rank: target for rank, (target, _) in owner_ranks.items() if target.pid in pids}
-    found = process_details.read(
+    details = process_details.read(
         list(targets.values()), share=job.share or job.owner, deadline_seconds=_DETAILS_DEADLINE_SECONDS, stop=stop
     )
     return {
-        rank: found[target]
+        rank: details[target]
         for rank, target in targets.items()
-        if target in found and set(procfs.read_user_ids(target.pid)) == {owner_ranks[rank][1]}
+        if target in details and set(procfs.read_user_ids(target.pid)) == {owner_ranks[rank][1]}
     }
 
 

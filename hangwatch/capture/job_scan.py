@@ -52,7 +52,7 @@ class JobScan:
         )
         processes = self._store_addresses.add_to(scanned)
         self._endpoints = self._connected(processes)
-        found = discovery.find_jobs(
+        found_jobs = discovery.find_jobs(
             processes,
             sweep,
             limits=self._limits,
@@ -61,12 +61,18 @@ class JobScan:
             endpoints=self._endpoints,
             hosts=self._store_clients.find_hosts(processes, self._limits.scan_budget_seconds / 4),
         )
-        jobs = self._seen.add_counts(found.jobs, self._limits.scan_budget_seconds)
-        found = replace(found, jobs=self._libraries.add_to(jobs, self._limits.scan_budget_seconds / 4))
+        jobs = self._seen.add_counts(found_jobs.jobs, self._limits.scan_budget_seconds)
+        found_jobs = replace(found_jobs, jobs=self._libraries.add_to(jobs, self._limits.scan_budget_seconds / 4))
         by_id = {process.id: process for process in processes}
-        self.last_seen.note((by_id[rank.id], job.share) for job in found.jobs for rank in job.ranks if rank.id in by_id)
+        self.last_seen.note(
+            (by_id[rank.id], job.share) for job in found_jobs.jobs for rank in job.ranks if rank.id in by_id
+        )
         unread = [NotMonitored(owner=owner, processes=count) for owner, count in self.processes.unread.items()]
-        return replace(found, left_out=user_limits.fold_by_owner([*found.left_out, *unread])) if unread else found
+        return (
+            replace(found_jobs, left_out=user_limits.fold_by_owner([*found_jobs.left_out, *unread]))
+            if unread
+            else found_jobs
+        )
 
     def _connected(self, processes: Sequence[Process]) -> dict[ProcessId, str]:
         """Return {process: endpoint of its store} for the processes that need an endpoint.
@@ -78,18 +84,18 @@ class JobScan:
         ends = time.monotonic() + self._limits.scan_budget_seconds
         self._scans += 1
         ports = {process.id: port for process in processes if (port := membership.needs_endpoint(process)) is not None}
-        found = {process: self._endpoints[process] for process in ports if process in self._endpoints}
+        endpoints = {process: self._endpoints[process] for process in ports if process in self._endpoints}
         self._asked = {process: scan for process, scan in self._asked.items() if process in ports}
-        new = [process for process in processes if process.id in ports and process.id not in found]
+        new = [process for process in processes if process.id in ports and process.id not in endpoints]
         established = sockets.EstablishedCache(self._proc_root)
         for process in self._in_turn(new)[:ENDPOINTS_PER_SCAN]:
             self._asked[process] = self._scans
             endpoint = sockets.store_endpoint(process.pid, ports[process], self._proc_root, established)
             if endpoint is not None:
-                found[process] = endpoint
+                endpoints[process] = endpoint
             if time.monotonic() > ends:
                 break
-        return found
+        return endpoints
 
     def _in_turn(self, processes: Sequence[Process]) -> list[ProcessId]:
         turns, seen = [], Counter[str]()

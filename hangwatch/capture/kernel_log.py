@@ -31,14 +31,14 @@ def find_lines(
     Ranks that have ended count, too. `now` is CLOCK_MONOTONIC and `unix_now` the same moment as Unix time, in
     seconds.
     """
-    ids = [*job.processes, *(one.id for one in job.ended)]
+    ids = [*job.processes, *(process.id for process in job.ended)]
     if not ids or not logged:
         return {}
     began = min(process.start_ticks for process in ids) / procfs.TICKS_PER_SECOND - SLACK_SECONDS
     recent = [line for line in logged if line.boot_seconds >= began]
-    found: dict[int, list[LoggedLine]] = {}
+    lines_by_pid: dict[int, list[LoggedLine]] = {}
     for pid, line in (*_by_pid(job, recent, now, unix_now, proc_root), *_by_mount(job, recent, proc_root)):
-        found.setdefault(pid, []).append(line)
+        lines_by_pid.setdefault(pid, []).append(line)
     return {
         pid: tuple(
             KernelLine(
@@ -50,7 +50,7 @@ def find_lines(
             )
             for line in sorted(lines, key=lambda line: line.boot_seconds)[-LINES_OF_A_RANK:]
         )
-        for pid, lines in found.items()
+        for pid, lines in lines_by_pid.items()
     }
 
 
@@ -63,12 +63,12 @@ def _by_pid(
     """
     if not proc_pid.sees_all_pids(proc_root):
         return
-    known = _processes(job, now, unix_now)
+    processes = _processes(job, now, unix_now)
     rows = kernel_lines.load()
     for line in logged:
         names, number = rows[line.name].names, int(line.subject) if line.subject.isdecimal() else 0
         if names == "process":
-            rank, process, until = known.get(number, (None, None, 0.0))
+            rank, process, until = processes.get(number, (None, None, 0.0))
             if rank is not None and process is not None:
                 began = process.start_ticks / procfs.TICKS_PER_SECOND
                 if began - SLACK_SECONDS <= line.boot_seconds <= until + SLACK_SECONDS:

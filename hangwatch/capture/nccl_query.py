@@ -31,7 +31,7 @@ def query_nccl(job: Job, settings: config.Capture, stop: threading.Event, proc_r
     ranks = [rank.id for rank in job.ranks]
     if not settings.nccl_ras:
         return NcclAnswer({}, nccl_ras.OFF if nccl_ras.has_nccl(ranks, proc_root) else None)
-    found = nccl_ras.collect_statuses(
+    statuses = nccl_ras.collect_statuses(
         ranks,
         job.share,
         wanted=settings.nccl_ras_answers,
@@ -41,8 +41,8 @@ def query_nccl(job: Job, settings: config.Capture, stop: threading.Event, proc_r
         stop=stop,
         proc_root=proc_root,
     )
-    if found is None or isinstance(found, Fault):
-        return NcclAnswer({}, found)
+    if statuses is None or isinstance(statuses, Fault):
+        return NcclAnswer({}, statuses)
     return NcclAnswer(
-        nccl_counts.counts_by_rank(found, nccl_ras.ranks_by_nccl_name(ranks, proc_root), ranks, job.world_size), None
+        nccl_counts.counts_by_rank(statuses, nccl_ras.ranks_by_nccl_name(ranks, proc_root), ranks, job.world_size), None
     )

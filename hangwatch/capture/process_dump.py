@@ -144,13 +144,13 @@ class ProcessDumper(NamedTuple):
     def _with_awaited_thread(self, target: ProcessId, dump: ProcessDump, threads: tuple[Thread, ...]) -> ProcessDump:
         """Return the dump with the call and the state of the thread, or the child, that the main thread waits for."""
         proc_root, table = self.request.paths.proc_root, self.request.activities
-        found = find_awaited_thread(threads, table) if table is not None and target in self.ranks else None
-        inner = int(found.thread_id) if found is not None and found.thread_id.isdecimal() else None
+        stack = find_awaited_thread(threads, table) if table is not None and target in self.ranks else None
+        inner = int(stack.thread_id) if stack is not None and stack.thread_id.isdecimal() else None
         thread = None if inner is None else main_thread.find_thread(target.pid, inner, proc_root)
-        if found is None or thread is None:
+        if stack is None or thread is None:
             self.awaited.pop(target, None)
             return replace(dump, call=blocked_call.follow_child(target.pid, dump.call, proc_root))
-        awaited = self.awaited[target] = AwaitedThread(id=thread, name=words.printable(found.name or ""))
+        awaited = self.awaited[target] = AwaitedThread(id=thread, name=words.printable(stack.name or ""))
         state, wchan = main_thread.read_state(target.pid, thread, proc_root)
         call = main_thread.read_call(target.pid, proc_root, thread)
         if call is not None and call.kind == "sleeps":
@@ -229,9 +229,9 @@ class ProcessDumper(NamedTuple):
         if answer.json is None:
             return (), answer
         try:
-            found = pyspy_json.parse_json(answer.json, procfs.read_inner_pid(target.pid, self.request.paths.proc_root))
+            stacks = pyspy_json.parse_json(answer.json, procfs.read_inner_pid(target.pid, self.request.paths.proc_root))
             room = self.stack_budget.rank_bytes if target in self.ranks else self.stack_budget.worker_bytes
-            return stack_limits.fit_threads(found, room), answer
+            return stack_limits.fit_threads(stacks, room), answer
         except pyspy_json.DumpError as error:
             return (), replace(answer, json=None, fault=Fault(subject=subject, reason="BadDump", detail=str(error)))
 

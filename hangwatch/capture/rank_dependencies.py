@@ -69,8 +69,8 @@ class OtherRanks(NamedTuple):
             return None
         threads = main_thread.other_threads(pid, self.proc_root, _MOST_THREADS)
         calls = (main_thread.read_call(pid, self.proc_root, thread) for thread in threads)
-        about_one = (one for one in calls if one is not None and len(one.descriptors) == 1)
-        return "thread" if any(self._receives(pid, one) for one in about_one) else None
+        about_one = (other_call for other_call in calls if other_call is not None and len(other_call.descriptors) == 1)
+        return "thread" if any(self._receives(pid, other_call) for other_call in about_one) else None
 
     def _receives(self, pid: int, call: SystemCall | None) -> bool:
         """True if a call receives on a connection to another rank, or from a file that another rank writes."""

@@ -48,12 +48,14 @@ def gpu_numbers(
     Power and utilization are means over all sweeps and GPUs. Link rates and `gpu_use` are those of its busiest GPU.
     """
     held = [gpu for sweep in sweeps for gpu in sweep.gpus if gpu.uuid in rank.gpu_uuids]
-    known = [(levels[gpu.uuid], gpu.power_watts) for gpu in held if gpu.uuid in levels and gpu.power_watts is not None]
+    levels_and_watts = [
+        (levels[gpu.uuid], gpu.power_watts) for gpu in held if gpu.uuid in levels and gpu.power_watts is not None
+    ]
     return GpuNumbers(
         _mean([gpu.power_watts for gpu in held]),
         _mean([gpu.utilization_ratio for gpu in held]),
-        _mean([level.ratio(watts) for level, watts in known]),
-        bool(known) and all(level.is_light for level, _ in known),
+        _mean([level.ratio(watts) for level, watts in levels_and_watts]),
+        bool(levels_and_watts) and all(level.is_light for level, _ in levels_and_watts),
         *link_rates(rank.gpu_uuids, carried),
         gpu_use(rank.gpu_uuids, carried),
     )
@@ -76,12 +78,12 @@ def make_rank_dump(
     `mount_by_pid` has the file systems that do not respond, by pid of the process that needs them.
     """
     mount = mount_by_pid.get(rank.id.pid)
-    rounds = tuple(silent_mounts.add_to_fault(one[rank.id], mount) for one in taken)
+    rounds = tuple(silent_mounts.add_to_fault(dumps[rank.id], mount) for dumps in taken)
     return RankDump(
         id=RankId(node=node, rank=rank.rank, local_rank=rank.local_rank, pid=rank.id.pid, title=rank.title),
         rounds=rounds,
         workers=tuple(
-            _worker_dump(worker, tuple(one[worker.id] for one in taken), mount_by_pid.get(worker.id.pid))
+            _worker_dump(worker, tuple(dumps[worker.id] for dumps in taken), mount_by_pid.get(worker.id.pid))
             for worker in rank.workers
             if taken and worker.id in taken[0]
         ),
@@ -117,13 +119,13 @@ def absent_ranks(job: Job, node: str) -> tuple[RankDump, ...]:
         rank.rank - rank.local_rank for rank in job.ranks if rank.rank is not None and rank.local_rank is not None
     }
     offset = offsets.pop() if len(offsets) == 1 else None
-    seen = {one.local_rank: one for one in job.ended if not one.is_worker}
+    seen = {process.local_rank: process for process in job.ended if not process.is_worker}
 
     def absent(place: int) -> RankDump:
-        known = seen.get(place)
-        rank = known.rank if known is not None else None if offset is None else offset + place
-        pid = None if known is None else known.id.pid
-        died = None if known is None else known.died
+        ended = seen.get(place)
+        rank = ended.rank if ended is not None else None if offset is None else offset + place
+        pid = None if ended is None else ended.id.pid
+        died = None if ended is None else ended.died
         return RankDump(id=RankId(node=node, rank=rank, local_rank=place, pid=pid), gone=True, died=died)
 
     return tuple(map(absent, itertools.islice(itertools.chain.from_iterable(job.absent), ABSENT_LISTED)))

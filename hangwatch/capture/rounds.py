@@ -30,7 +30,7 @@ def capture(job: Job, request: CaptureRequest) -> Capture:
     """
     began, began_unix = time.monotonic(), time.time()
     rounds = _Rounds(job, request)
-    said, by_ports = rounds.take_all()
+    nccl_answer, by_ports = rounds.take_all()
     proc_root = request.paths.proc_root
     silent = silent_mounts.find_mounts(rounds.targets, rounds.taken, proc_root)
     waiting = launcher_wait.measure_wait(job, proc_root)
@@ -39,8 +39,8 @@ def capture(job: Job, request: CaptureRequest) -> Capture:
             dump,
             waiting=waiting,
             ports=by_ports,
-            nccl_ras=said.by_process.get(rank.id),
-            nccl_ras_fault=said.fault,
+            nccl_ras=nccl_answer.by_process.get(rank.id),
+            nccl_ras_fault=nccl_answer.fault,
         )
         for rank, dump in zip(rounds.ranks, rounds.rank_dumps(silent), strict=True)
     ]
@@ -91,8 +91,8 @@ class _Rounds:
     def take_all(self) -> tuple[nccl_query.NcclAnswer, PortTraffic | None]:
         """Take all rounds. Return NCCL's answer, and the traffic of this node's ports (None: not counted)."""
         request, settings = self._request, self._request.settings
-        asked: Future[nccl_query.NcclAnswer] | None = None
-        with ThreadPoolExecutor(1, thread_name_prefix="nccl-ras") as beside:
+        nccl_answer: Future[nccl_query.NcclAnswer] | None = None
+        with ThreadPoolExecutor(1, thread_name_prefix="nccl-ras") as nccl_pool:
             # A native dump needs 340 MB, so native dumps do not run in parallel.
             parallel = 1 if request.mode.native else settings.parallel
             with ThreadPoolExecutor(parallel, thread_name_prefix="dump") as pool:
@@ -101,11 +101,11 @@ class _Rounds:
                         break
                     self._take_round(pool)
                     if self._is_nccl_due():
-                        asked = beside.submit(
+                        nccl_answer = nccl_pool.submit(
                             nccl_query.query_nccl, self._job, settings, request.stop, request.paths.proc_root
                         )
             by_ports = self._links.measure_ports()
-        return asked.result() if asked is not None else nccl_query.NcclAnswer({}, None), by_ports
+        return nccl_answer.result() if nccl_answer is not None else nccl_query.NcclAnswer({}, None), by_ports
 
     def _take_round(self, pool: ThreadPoolExecutor) -> None:
         request = self._request
@@ -169,8 +169,8 @@ def _notes(
     stopped = sorted(
         {
             identity.pid
-            for one in taken
-            for identity, dump in one.items()
+            for dumps in taken
+            for identity, dump in dumps.items()
             if dump.state_after == "T" and dump.state is not None and dump.state not in STOPPED_STATES
         }
     )

@@ -38,19 +38,19 @@ def fit_threads(threads: Sequence[Thread], most_bytes: int) -> tuple[Thread, ...
     """
     if size_bytes(threads) <= most_bytes:
         return tuple(threads)
-    own = [_shortened(thread, most_bytes) if thread.is_main else thread for thread in threads]
-    left = most_bytes - size_bytes(thread for thread in own if thread.is_main)
-    found: list[Thread] = []
-    for thread in own:
+    shortened = [_shortened(thread, most_bytes) if thread.is_main else thread for thread in threads]
+    left_bytes = most_bytes - size_bytes(thread for thread in shortened if thread.is_main)
+    kept: list[Thread] = []
+    for thread in shortened:
         if not thread.is_main:
-            left -= size_bytes([thread])
-        if thread.is_main or left >= 0:
-            found.append(thread)
-    if count := len(own) - len(found):
-        found.append(
+            left_bytes -= size_bytes([thread])
+        if thread.is_main or left_bytes >= 0:
+            kept.append(thread)
+    if count := len(shortened) - len(kept):
+        kept.append(
             Thread(name=f"<{count:,} threads not shown: the stack exceeds its size limit>", thread_id="", frames=())
         )
-    return tuple(found)
+    return tuple(kept)
 
 
 def size_bytes(threads: Iterable[Thread]) -> int:

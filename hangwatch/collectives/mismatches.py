@@ -28,14 +28,14 @@ def find_other_operation(groups: Sequence[ProcessGroup]) -> Sides:
             continue
         enqueued: dict[int, dict[int, EnqueuedOperation]] = defaultdict(dict)
         for rank, records in group.records.items():
-            for one in records.operations:
-                if one.number in numbers and not one.is_p2p and one.operation != "coalesced":
-                    enqueued[one.number][rank] = one
+            for operation in records.operations:
+                if operation.number in numbers and not operation.is_p2p and operation.operation != "coalesced":
+                    enqueued[operation.number][rank] = operation
         for number in sorted(enqueued):
             for key_of, say in _COMPARED:
                 sides: dict[Any, list[int]] = defaultdict(list)
-                for rank, one in enqueued[number].items():
-                    if any(key := key_of(one)):
+                for rank, operation in enqueued[number].items():
+                    if any(key := key_of(operation)):
                         sides[key].append(rank)
                 if len(sides) > 1:
                     return _sorted({say(*key): ranks for key, ranks in sides.items()})

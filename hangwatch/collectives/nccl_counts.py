@@ -245,19 +245,19 @@ def _make_open_operation(launched: LaunchCount, seconds: float) -> EnqueuedOpera
 
 def evidence(members: Iterable[Member]) -> tuple[Evidence, ...]:
     """Return one line of evidence for each communicator with different counts, or one line if all counts are equal."""
-    asked = [(member, member.recorder.nccl_ras) for member in members if member.recorder.nccl_ras is not None]
+    answers = [(member, member.recorder.nccl_ras) for member in members if member.recorder.nccl_ras is not None]
     uneven: dict[tuple[str, str], list[tuple[RankId, LaunchCount]]] = defaultdict(list)
-    for member, ras in asked:
+    for member, ras in answers:
         for launched in ras.launched:
             uneven[launched.communicator, launched.operation].append((member.id, launched))
     if uneven:
         shown = sorted(uneven.items(), key=lambda item: (item[0][1] != "", item[0]))[:_SHOWN]
         return tuple(
-            _evidence(asked[0][1], [rank for rank, _ in counts], _describe_counts(counts)) for _, counts in shown
+            _evidence(answers[0][1], [rank for rank, _ in counts], _describe_counts(counts)) for _, counts in shown
         )
-    if asked and all(is_even(member) for member, _ in asked):
+    if answers and all(is_even(member) for member, _ in answers):
         text = "all ranks of each communicator have launched the same number of operations"
-        return (_evidence(asked[0][1], [member.id for member, _ in asked], text),)
+        return (_evidence(answers[0][1], [member.id for member, _ in answers], text),)
     return ()
 
 

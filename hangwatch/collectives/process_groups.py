@@ -84,7 +84,7 @@ def _find_members(
     if (first.name, first.description) == DEFAULT_GROUP:
         ranks = {*by_rank, *range(min(world_size or 0, _MOST_MEMBERS))}
         return tuple(sorted(ranks)), len(ranks) == world_size
-    listed = {one.ranks for one in records.values()}
+    listed = {group_records.ranks for group_records in records.values()}
     ranges = listed.pop() if len(listed) == 1 else ()
     if ranges and sum(last + 1 - start for start, last in ranges) <= _MOST_MEMBERS:
         ranks = {rank for start, last in ranges for rank in range(start, last + 1)}
@@ -102,8 +102,8 @@ def _find_newest_numbers(
 
     Members without a known number are left out.
     """
-    generations = {one.generation for one in records.values()}
-    newest = {rank: one.number for rank, one in records.items()} if len(generations) == 1 else {}
+    generations = {group_records.generation for group_records in records.values()}
+    newest = {rank: group_records.number for rank, group_records in records.items()} if len(generations) == 1 else {}
     if generations == {1}:
         lowest = min(wait.number for wait in waits.values())
         earliest: dict[str | None, float] = {}
@@ -123,7 +123,11 @@ def _reaches_back(member: Member | None, library: Library, earliest: Mapping[str
     `earliest` is the time of the group's first record on each node, in seconds since the epoch. The clocks of other
     nodes may differ by up to a minute.
     """
-    recorder = next((one for one in member.recorder.libraries if one.library == library), None) if member else None
+    recorder = (
+        next((candidate for candidate in member.recorder.libraries if candidate.library == library), None)
+        if member
+        else None
+    )
     if member is None or recorder is None:
         return False
     if not recorder.is_wrapped:

@@ -65,10 +65,10 @@ def merge_rounds(
         return ()
     read: dict[Library, list[RankRecords]] = {}
     for recorders in rounds:
-        for library, recorder in {one.library: one for one in recorders}.items():
+        for library, recorder in {records.library: records for records in recorders}.items():
             read.setdefault(library, []).append(recorder)
-    found = (_merge_recorders(each[0], each[-1], main_thread_id) for _, each in sorted(read.items()) if len(each) > 1)
-    return tuple(one for one in found if one is not None)
+    states = (_merge_recorders(each[0], each[-1], main_thread_id) for _, each in sorted(read.items()) if len(each) > 1)
+    return tuple(state for state in states if state is not None)
 
 
 def faults(rounds: Sequence[Sequence[Fault]], usable: Iterable[RecorderState]) -> tuple[Fault, ...]:
@@ -117,7 +117,7 @@ def read_single_round(recorders: Sequence[RankRecords], opened_before_unix_secon
         records = tuple(replace(record, timeout_ms=-1) for record in recorder.records)
         return _mark_open(replace(recorder, records=records), late, None)
 
-    return tuple(sorted(map(of_one, recorders), key=lambda one: one.library))
+    return tuple(sorted(map(of_one, recorders), key=lambda state: state.library))
 
 
 def _merge_recorders(first: RankRecords, last: RankRecords, main_thread_id: int | None) -> RecorderState | None:
@@ -241,11 +241,11 @@ def progress(recorders: Iterable[RankRecords], main_thread_id: int | None) -> Pr
         for recorder in recorders
         for record in recorder.records
     ]
-    mains = [one for one in every if main_thread_id is not None and one[2].thread_id == main_thread_id]
-    opened = [one for one in every if _counts_as_open(one[2])]
-    opened_by_main = [one for one in mains if _counts_as_open(one[2])]
-    oldest = min(opened_by_main or opened, key=lambda one: one[:2], default=None)
-    newest = max(mains, key=lambda one: one[:2], default=None)
+    mains = [entry for entry in every if main_thread_id is not None and entry[2].thread_id == main_thread_id]
+    opened = [entry for entry in every if _counts_as_open(entry[2])]
+    opened_by_main = [entry for entry in mains if _counts_as_open(entry[2])]
+    oldest = min(opened_by_main or opened, key=lambda entry: entry[:2], default=None)
+    newest = max(mains, key=lambda entry: entry[:2], default=None)
     return Progress(oldest and oldest[1], newest and newest[1], by_main=bool(opened_by_main))
 
 

@@ -189,7 +189,7 @@ def _find_ranks_without_report(
     nothing.
     """
     reporting = {cause.artifacts.id for cause in causes}
-    silent = [left.id for left in dead if left.id not in reporting]
+    silent = [artifacts.id for artifacts in dead if artifacts.id not in reporting]
     if job.has_ranks_on_other_nodes or job.ranks or len(silent) >= len(reporting):
         return
     why = f"it left no report, and {words.count(len(reporting), 'other rank')} blame other ranks"
@@ -255,7 +255,8 @@ def make_incident(
     job = _add_deaths(job, dead)
     deaths = {process.id.pid: process.died for process in job.ended}
     ranks = tuple(
-        RankDump(id=left.id, gone=True, kernel_lines=left.lines, died=deaths.get(left.id.pid or 0)) for left in dead
+        RankDump(id=artifacts.id, gone=True, kernel_lines=artifacts.lines, died=deaths.get(artifacts.id.pid or 0))
+        for artifacts in dead
     )
     capture = Capture(
         job_id=job.job_id,

@@ -132,10 +132,10 @@ def _play(
         say(f"started {f'job {node.run_id} of {ranks} ranks' if is_job else 'a notebook'}")
         watcher = Watcher(daemon, node.run_id, say)
         _train(scenario, watcher)
-        whom = scenario.target if planted is None else planted
+        target = scenario.target if planted is None else planted
         say(f"now: {scenario.what}" if planted is None else f"now: rank {planted} {scenario.what}")
         began = time.monotonic()
-        node.order(whom, scenario.order)
+        node.order(target, scenario.order)
         _await_answer(scenario, node, watcher)
         return _judge(scenario, planted, time.monotonic() - began, watcher, daemon)
 
@@ -228,7 +228,7 @@ def _judge(scenario: Scenario, planted: int | None, seconds: float, watcher: Wat
 
 def answer(right: Answer, planted: int | None, watcher: Watcher, verdict: Verdict | None) -> tuple[bool, str]:
     """Return True if the daemon's verdict was right, and a sentence that compares it with the scenario."""
-    named = [one.rank for one in verdict.named] if verdict else []
+    named = [rank.rank for rank in verdict.named] if verdict else []
     names = f"rank {', '.join(map(str, named))}" if named else "no rank"
     paged = f"paged and named {names}" if watcher.paged else "did not page"
     if right is Answer.NAMES_PLANTED:

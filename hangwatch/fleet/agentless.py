@@ -133,14 +133,14 @@ def _found(printed: bytes, node: str) -> NodeOutput:
         form = decoding.decode_json(printed, _Form)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise AnswerError(f"its answer cannot be read: {error}") from None
-    told: dict[int, tuple[str, ...]] = {}
+    fields_by_pid: dict[int, tuple[str, ...]] = {}
     pieces: dict[int, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for line in form.lines:
-        if found := _PROCESS.fullmatch(line):
-            told[int(found[1])] = found.groups()
-        elif found := _TEXT.fullmatch(line):
-            pieces[int(found[1])][int(found[2])].append(found[3])
-    if len(told) > MOST_PROCESSES:
+        if match := _PROCESS.fullmatch(line):
+            fields_by_pid[int(match[1])] = match.groups()
+        elif match := _TEXT.fullmatch(line):
+            pieces[int(match[1])][int(match[2])].append(match[3])
+    if len(fields_by_pid) > MOST_PROCESSES:
         raise AnswerError(f"its answer has more than {MOST_PROCESSES} processes; it is ignored")
     processes = [
         Process(
@@ -152,7 +152,7 @@ def _found(printed: bytes, node: str) -> NodeOutput:
             run=run,
             rounds=tuple(_text(texts) for _, texts in sorted(pieces[pid].items())),
         )
-        for pid, (_, uid, rank, world_size, run) in told.items()
+        for pid, (_, uid, rank, world_size, run) in fields_by_pid.items()
     ]
     return NodeOutput(form.began, form.printed, tuple(processes))
 

@@ -46,8 +46,8 @@ def judge(
     """
     verdict = culprit.judge(grouping, ranks_here)
     shared = (*_shared_node(verdict, grouping), *_shared(verdict, grouping, leaves))
-    beside = (*_silent(unanswered), *shared, *_clocks(clocks))
-    return replace(verdict, evidence=(*verdict.evidence, *beside)) if beside else verdict
+    node_evidence = (*_silent(unanswered), *shared, *_clocks(clocks))
+    return replace(verdict, evidence=(*verdict.evidence, *node_evidence)) if node_evidence else verdict
 
 
 def _silent(nodes: Sequence[str]) -> tuple[Evidence, ...]:
@@ -71,12 +71,12 @@ def _shared_node(verdict: Verdict, grouping: Grouping) -> tuple[Evidence, ...]:
     if len(ranks) < 2 or len(nodes) > 1 or node is None or len(on_nodes) < 2:
         return ()
     others = on_nodes[node] - len(ranks)
-    beside = f"its {words.count(others, 'other rank')} {'is' if others == 1 else 'are'} not suspects"
+    other_ranks = f"its {words.count(others, 'other rank')} {'is' if others == 1 else 'are'} not suspects"
     return (
         Evidence(
             kind="shared_node",
             message=f"all {len(ranks)} suspects are on {words.printable(node)}"
-            + (f"; {beside}" if others else ", and they are all of its ranks: check the node"),
+            + (f"; {other_ranks}" if others else ", and they are all of its ranks: check the node"),
         ),
     )
 
@@ -105,12 +105,16 @@ def _shared(verdict: Verdict, grouping: Grouping, leaves: Mapping[str, Leaf]) ->
     everybody = len(grouping.members)
     holding = []
     for parts in (_nodes(grouping), _rails(grouping), _switches(grouping, leaves), _groups(grouping)):
-        found = set(parts)
+        unique_parts = set(parts)
         holding += [
-            part for part in found if odd <= part.ranks and _chance(part, odd, everybody, len(found)) <= _CHANCE
+            part
+            for part in unique_parts
+            if odd <= part.ranks and _chance(part, odd, everybody, len(unique_parts)) <= _CHANCE
         ]
-    told = [part for part in holding if part.kind != "node" and not any(_says_more(one, part) for one in holding)]
-    return tuple(_evidence(part, odd, everybody) for part in sorted(told))
+    smallest_parts = [
+        part for part in holding if part.kind != "node" and not any(_says_more(other, part) for other in holding)
+    ]
+    return tuple(_evidence(part, odd, everybody) for part in sorted(smallest_parts))
 
 
 def _says_more(other_part: _Part, part: _Part) -> bool:

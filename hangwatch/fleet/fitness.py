@@ -192,12 +192,12 @@ def _folded(saying: Sequence[tuple[str, ReportedCheck]]) -> Finding:
 
 def find_unreachable_ports(reports: Mapping[str, NodeReport]) -> list[Finding]:
     """Return the ports that nodes cannot reach. Equal failures of the same nodes are one finding."""
-    told: dict[tuple[str, str], dict[str, ReportedFault]] = defaultdict(dict)
+    failures: dict[tuple[str, str], dict[str, ReportedFault]] = defaultdict(dict)
     for node, report in reports.items():
-        for fault in (fault for said in report.checks for fault in said.faults):
-            told[fault.subject, fault.reason][node] = fault
+        for fault in (fault for check in report.checks for fault in check.faults):
+            failures[fault.subject, fault.reason][node] = fault
     alike: dict[tuple[str, str, tuple[str, ...]], list[ReportedFault]] = defaultdict(list)
-    for (subject, reason), by_node in told.items():
+    for (subject, reason), by_node in failures.items():
         _, _, port = subject.rpartition(":")
         alike[reason, port, tuple(sorted(by_node))].append(next(iter(by_node.values())))
     return [
@@ -218,16 +218,16 @@ def differences(reports: Mapping[str, NodeReport]) -> list[Difference]:
 
     Facts about a job are compared only between the nodes of that job.
     """
-    told: dict[tuple[str, str | None, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    nodes_by_value: dict[tuple[str, str | None, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for node, report in reports.items():
         for name, value in report.facts.node.items():
-            told[name, None, ""][value].append(node)
+            nodes_by_value[name, None, ""][value].append(node)
         for job in report.facts.jobs:
             for name, value in job.versions.items():
-                told[name, job.job, job.key][value].append(node)
+                nodes_by_value[name, job.job, job.key][value].append(node)
     return [
         Difference(fact=name, job=job, values=tuple(_held(nodes_of)))
-        for (name, job, _), nodes_of in told.items()
+        for (name, job, _), nodes_of in nodes_by_value.items()
         if len(nodes_of) > 1
     ]
 
@@ -240,18 +240,18 @@ def _held(nodes_of: Mapping[str, Sequence[str]]) -> Iterable[FactValue]:
 def difference_finding(difference: Difference) -> Finding:
     """Return a finding about the nodes that differ from the majority; about all nodes if there is no majority."""
     most, *others = difference.values
-    asked = sum(len(held.nodes) for held in difference.values)
+    node_count = sum(len(held.nodes) for held in difference.values)
     odd = sorted({node for held in others for node in held.nodes})
     name = difference.fact.replace("_", " ") + ("" if difference.job is None else f" of job {difference.job}")
-    told = [f"{held.value} on {_nodes(held.nodes)}" for held in difference.values[:MOST_VALUES]]
+    texts = [f"{held.value} on {_nodes(held.nodes)}" for held in difference.values[:MOST_VALUES]]
     more = len(difference.values) - MOST_VALUES
-    is_majority = 2 * len(most.nodes) > asked
+    is_majority = 2 * len(most.nodes) > node_count
     return Finding(
         nodes=tuple(odd if is_majority else sorted({*odd, *most.nodes})),
         check="same_on_all_nodes",
         status="WARNING",
         reason="Differs",
-        message=f"{name} {', '.join(told)}" + (f" and {words.count(more, 'more value')}" if more > 0 else ""),
+        message=f"{name} {', '.join(texts)}" + (f" and {words.count(more, 'more value')}" if more > 0 else ""),
         remedy=f"change {_nodes(odd)} to {most.value}" if is_majority else "use the same value on all nodes",
     )
 

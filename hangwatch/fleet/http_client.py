@@ -98,13 +98,13 @@ def load(path: Path) -> WebClient:
     for keys, instead in NOT_CARRIED.items():
         if keys in document.lines:
             raise document.error_at(keys, f"is not supported by hangwatch\n  {instead}")
-    found = yaml_file.decode(document, _File)
+    http_config = yaml_file.decode(document, _File)
     for key in ("follow_redirects", "enable_http2"):
-        if getattr(found, key):
+        if getattr(http_config, key):
             raise document.error_at((key,), "is not supported by hangwatch: set it to false")
-    if found.basic_auth is not None and found.authorization is not None:
+    if http_config.basic_auth is not None and http_config.authorization is not None:
         raise document.error_at(("authorization",), "cannot be used together with basic_auth")
-    return WebClient(_authorization(document, found), _tls(document, found.tls_config or _TlsConfig()))
+    return WebClient(_authorization(document, http_config), _tls(document, http_config.tls_config or _TlsConfig()))
 
 
 def _authorization(document: Document, settings: _File) -> str | None:

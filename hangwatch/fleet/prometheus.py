@@ -65,19 +65,19 @@ def nodes_of(job: str, get: Callable[[str], bytes]) -> tuple[str, list[Site], li
     info = "last_over_time(hangwatch_job_info{%s=%s}[%s])"
     either = " or ".join(info % (label, text, LOOKS_BACK) for label in ("job_id", "job_key", "name"))
     query = f"group by (instance, job, job_id, job_key) ({either})"
-    found = _decoded(get(f"/api/v1/query?query={quote(query, safe='')}"), _Vectors).data.result
-    keys = {series.metric.job_key: series.metric.job_id for series in found}
+    all_series = _decoded(get(f"/api/v1/query?query={quote(query, safe='')}"), _Vectors).data.result
+    keys = {series.metric.job_key: series.metric.job_id for series in all_series}
     if not keys:
         raise PrometheusError(f"has no job {job!r} in the last {LOOKS_BACK}, by id, key or name")
     if len(keys) > 1 and job not in keys:
         raise PrometheusError(f"has several jobs {job!r}: choose one by its key: --job {' or '.join(sorted(keys))}")
     key = job if job in keys else next(iter(keys))
-    wanted = {(one.metric.instance, one.metric.job) for one in found if one.metric.job_key == key}
+    wanted = {(series.metric.instance, series.metric.job) for series in all_series if series.metric.job_key == key}
     targets = _decoded(get("/api/v1/targets?state=active"), _Active).data.active_targets
-    urls = {(one.labels.instance, one.labels.job): one.scrape_url for one in targets}
+    urls = {(target.labels.instance, target.labels.job): target.scrape_url for target in targets}
     found_sites = {instance: _site(instance, urls.get((instance, job), "")) for instance, job in sorted(wanted)}
-    sites = [one for one in found_sites.values() if one is not None]
-    return key, sites, sorted(instance for instance, one in found_sites.items() if one is None)
+    sites = [site for site in found_sites.values() if site is not None]
+    return key, sites, sorted(instance for instance, site in found_sites.items() if site is None)
 
 
 def _site(instance: str, scrape_url: str) -> Site | None:

@@ -125,15 +125,15 @@ class _Collecting:
         return True
 
     def ended(self, node: str, status: int | None, *, is_late: bool = False) -> None:
-        asked = self._waiting.pop(node, None)
-        if asked is None:
+        asked_unix_seconds = self._waiting.pop(node, None)
+        if asked_unix_seconds is None:
             return
         self._on_reply(
             Reply(
                 node=node,
                 output=bytes(self._output.pop(node)),
                 status=status,
-                asked_unix_seconds=asked,
+                asked_unix_seconds=asked_unix_seconds,
                 ended_unix_seconds=time.time(),
                 is_late=is_late,
                 is_too_large=node in self._too_large,

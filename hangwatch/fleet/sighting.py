@@ -110,31 +110,35 @@ def parse(path: Path, content: bytes) -> GroupedDump:
     Raises StoreError if `content` is neither, has a newer version, or contains impossible rank numbers.
     """
     try:
-        found = _DECODER.decode(content)
+        document = _DECODER.decode(content)
     except (msgspec.DecodeError, ValueError, RecursionError):
-        found = None
-    if found is None or found.schema_version != INCIDENT_VERSION or (found.jobs is None and not _is_whole(found)):
+        document = None
+    if (
+        document is None
+        or document.schema_version != INCIDENT_VERSION
+        or (document.jobs is None and not _is_whole(document))
+    ):
         return _of_earlier_version(path, content)
-    if found.jobs is None:
-        assert found.job is not None
-        assert found.grouping is not None
+    if document.jobs is None:
+        assert document.job is not None
+        assert document.grouping is not None
         jobs: tuple[Sighting, ...] = (
             Sighting(
-                node=found.node,
-                job=found.job,
-                opened_unix_seconds=found.opened_unix_seconds,
-                grouping=found.grouping,
+                node=document.node,
+                job=document.job,
+                opened_unix_seconds=document.opened_unix_seconds,
+                grouping=document.grouping,
             ),
         )
     else:
-        jobs = found.jobs
-    for one in jobs:
-        incident_file.check_rank_numbers(path, incident_file.rank_numbers(one.job, one.grouping))
+        jobs = document.jobs
+    for sighting in jobs:
+        incident_file.check_rank_numbers(path, incident_file.rank_numbers(sighting.job, sighting.grouping))
     return GroupedDump(
-        schema_version=found.schema_version,
-        hangwatch_version=found.hangwatch_version,
-        node=found.node,
-        printed_unix_seconds=found.printed_unix_seconds,
+        schema_version=document.schema_version,
+        hangwatch_version=document.hangwatch_version,
+        node=document.node,
+        printed_unix_seconds=document.printed_unix_seconds,
         jobs=jobs,
     )
 

@@ -50,23 +50,23 @@ def read(path: Path) -> dict[str, Leaf]:
         text = bounded_read.read(path, _MOST_BYTES, flags=os.O_NONBLOCK).decode("utf-8", "replace")
     except bounded_read.FileError as error:
         raise TopologyError(f"--topology {error}") from None
-    found: dict[str, Leaf] = {}
+    leaves: dict[str, Leaf] = {}
     for number, line in enumerate(text.splitlines(), 1):
-        said = line.partition("#")[0].strip()
-        if not said:
+        entry = line.partition("#")[0].strip()
+        if not entry:
             continue
-        switch, nodes = _SWITCH.search(said), _NODES.search(said)
-        pair = _PAIR.fullmatch(said)
+        switch, nodes = _SWITCH.search(entry), _NODES.search(entry)
+        pair = _PAIR.fullmatch(entry)
         if switch is None and pair is None:
             raise TopologyError(f"--topology {path}:{number}: must be SwitchName=... Nodes=..., or NODES: SWITCH")
         name, of = (pair[2], pair[1]) if switch is None and pair else (switch[1] if switch else "", nodes and nodes[1])
         for node in nodeset.expand(of) if of else ():
-            found[node] = Leaf(_printable(name), path.name)
-        if len(found) > nodeset.MOST_NODES:
+            leaves[node] = Leaf(_printable(name), path.name)
+        if len(leaves) > nodeset.MOST_NODES:
             raise TopologyError(f"--topology {path}: more than {nodeset.MOST_NODES:,} nodes")
-    if not found:
+    if not leaves:
         raise TopologyError(f"--topology {path}: has no line that assigns nodes to a switch")
-    return found
+    return leaves
 
 
 def _printable(name: str) -> str:

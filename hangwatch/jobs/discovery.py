@@ -93,17 +93,17 @@ def _job(name: _Name, crew: Membership, tree: Tree, samples: Sequence[GpuSample]
         (first if first_seat and not process_role.is_spawned(first) else crew.launcher_process or first).cmdline
     )
     local_world_size = first_seat.local_world_size if first_seat else None
-    found = [
+    job_ranks = [
         _rank(process, seat, place=place if crew.has_places else None, tree=tree, samples=samples, ranks=ranks)
         for place, (process, seat) in enumerate(crew.members)
     ]
-    found, notes = _without_other_users(found, tree)
-    present = sorted({rank.local_rank for rank in found if rank.local_rank is not None})
+    job_ranks, notes = _without_other_users(job_ranks, tree)
+    present = sorted({rank.local_rank for rank in job_ranks if rank.local_rank is not None})
     return Job(
         job_id=name.job_id,
         launcher=crew.launcher,
         launcher_id=crew.launcher_process.id if crew.launcher_process else None,
-        ranks=tuple(found),
+        ranks=tuple(job_ranks),
         world_size=first_seat.world_size if first_seat else None,
         local_world_size=local_world_size,
         absent_local_ranks=spans(gaps(present, local_world_size or 0)),

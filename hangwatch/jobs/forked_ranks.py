@@ -29,16 +29,16 @@ def find_siblings(
     for gpu in samples:
         for pid in gpu.pids:
             held[pid].add(gpu.uuid)
-    found: defaultdict[tuple[int, Owner], list[Process]] = defaultdict(list)
+    siblings: defaultdict[tuple[int, Owner], list[Process]] = defaultdict(list)
     for pid in held:
         process = tree.get(pid)
         parent = None if process is None else tree.parent(process)
         if process is None or parent is None or parent.id.pid in held or not _is_forked(process, parent):
             continue
         if not is_within(process, ranks, tree):
-            found[parent.id.pid, owner_of(process)].append(process)
+            siblings[parent.id.pid, owner_of(process)].append(process)
     crews = []
-    for (parent_pid, _), group in found.items():
+    for (parent_pid, _), group in siblings.items():
         parent, gpus = tree.get(parent_pid), [held[process.id.pid] for process in group]
         if parent is not None and len(group) > 1 and sum(map(len, gpus)) == len(set().union(*gpus)):
             crews.append((parent, tuple(sorted(group, key=start_order))))

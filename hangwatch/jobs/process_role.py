@@ -157,10 +157,10 @@ def find_rank_slot(process: Process, launcher: str | None) -> RankSlot | None:
     for row in TABLE.launchers:
         if row.ranks is None or (row.ranks.only_below and launcher != row.name):
             continue
-        found = _read_rank_slot(process.environ, row.name, row.ranks)
+        slot = _read_rank_slot(process.environ, row.name, row.ranks)
         # A single process under srun or mpirun is not a rank: a notebook, for example, or a launcher of ranks.
-        if found is not None and (found.world_size != 1 or row.ranks.read_by_torch):
-            return found
+        if slot is not None and (slot.world_size != 1 or row.ranks.read_by_torch):
+            return slot
     return None
 
 
@@ -313,10 +313,10 @@ def _local_tasks(environ: Mapping[str, str], variables: RankVariables) -> int | 
     if node is None:
         return None
     for part in layout.split(","):
-        found = re.fullmatch(r"(\d{1,5})(?:\(x(\d{1,7})\))?", part)
-        if found is None:
+        match = re.fullmatch(r"(\d{1,5})(?:\(x(\d{1,7})\))?", part)
+        if match is None:
             return None
-        node -= int(found[2] or 1)
+        node -= int(match[2] or 1)
         if node < 0:
-            return int(found[1])
+            return int(match[1])
     return None

@@ -54,9 +54,9 @@ def find_ranks(tree: Tree, started: Iterable[tuple[Process, RankSlot]]) -> Itera
             continue
         members = others
         if first is not None and owner_of(first) == family.owner and _may_lead(first):
-            told = {TABLE.rendezvous.address: family.address, TABLE.rendezvous.port: family.port}
+            rendezvous = {TABLE.rendezvous.address: family.address, TABLE.rendezvous.port: family.port}
             seat = others[0][1]._replace(rank=0, local_rank=0)
-            members = [(replace(first, environ=told | dict(first.environ)), seat), *others]
+            members = [(replace(first, environ=rendezvous | dict(first.environ)), seat), *others]
         for process, seat in members:
             size = local_size if is_whole else None
             yield process, seat._replace(rank=family.node * local_size + seat.rank, local_world_size=size)

@@ -43,13 +43,13 @@ def _visible(environ: Mapping[str, str], uuids: list[str]) -> list[str]:
     names = [name.strip() for name in value.split(",")]
     if all(name.isdecimal() for name in names):
         granted = _renumbered(environ, names, granted)
-    found: list[str] = []
+    visible: list[str] = []
     for name in names:
         uuid = _resolve_name(name, granted)
         if uuid is None:  # CUDA stops at the first unknown name
             break
-        found.append(uuid)
-    return found
+        visible.append(uuid)
+    return visible
 
 
 def _granted(environ: Mapping[str, str], uuids: list[str]) -> list[str]:

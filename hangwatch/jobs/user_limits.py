@@ -43,19 +43,19 @@ def fold_by_owner(left_out: Sequence[NotMonitored]) -> tuple[NotMonitored, ...]:
 
     All owners after the first 16 are one entry, because a user may have many uids.
     """
-    found: dict[str, NotMonitored] = {}
-    for one in left_out:
-        before = found.get(one.owner, NotMonitored(owner=one.owner))
-        found[one.owner] = NotMonitored(
-            owner=one.owner,
-            jobs=before.jobs + one.jobs,
-            ranks=before.ranks + one.ranks,
-            processes=before.processes + one.processes,
+    by_owner: dict[str, NotMonitored] = {}
+    for entry in left_out:
+        before = by_owner.get(entry.owner, NotMonitored(owner=entry.owner))
+        by_owner[entry.owner] = NotMonitored(
+            owner=entry.owner,
+            jobs=before.jobs + entry.jobs,
+            ranks=before.ranks + entry.ranks,
+            processes=before.processes + entry.processes,
         )
-    ordered = sorted(found.values(), key=lambda one: (-one.ranks, -one.processes, -one.jobs, one.owner))
+    ordered = sorted(by_owner.values(), key=lambda entry: (-entry.ranks, -entry.processes, -entry.jobs, entry.owner))
     named, rest = ordered[:OWNERS_NAMED], ordered[OWNERS_NAMED:]
     if rest:
-        sums = {name: sum(getattr(one, name) for one in rest) for name in ("jobs", "ranks", "processes")}
+        sums = {name: sum(getattr(entry, name) for entry in rest) for name in ("jobs", "ranks", "processes")}
         named.append(NotMonitored(owner=OTHERS, **sums))
     return tuple(named)
 

@@ -22,10 +22,10 @@ def progress(snapshot: Snapshot, now: float) -> Iterator[Metric]:
     for entry in snapshot.living:
         name, record = tuple(entry.job.name.labels.values()), entry.watch.progress
         for rank in entry.job.ranks:
-            known = record.ranks.get(rank.id)
-            if known is not None:
+            rank_progress = record.ranks.get(rank.id)
+            if rank_progress is not None:
                 place = [number_text(rank.rank), number_text(rank.local_rank)]
-                counted.add_metric([*name, *place], known.counter.total)
+                counted.add_metric([*name, *place], rank_progress.counter.total)
         if record.progressed_at is not None:
             gap.add_metric(name, record.gap_seconds(now))
         if (usual_seconds := record.usual_seconds) is not None:

@@ -153,8 +153,8 @@ class UserSocket:
         if request.path == "/dump":
             return await self._answer_dump(uid, request.query)
         if request.path == "/silence":
-            asked = partial(answer_silence, self._board, self._store, uid, request.query)
-            return await asyncio.get_running_loop().run_in_executor(self._reading, asked)
+            silence_call = partial(answer_silence, self._board, self._store, uid, request.query)
+            return await asyncio.get_running_loop().run_in_executor(self._reading, silence_call)
         if request.path == "/incidents" or request.path.startswith("/incidents/"):
             return await IncidentPages(_OwnIncidents(self._store, uid), self._reading).answer(request.path)
         return text(HTTPStatus.NOT_FOUND, "not found")

@@ -25,6 +25,12 @@ BAD = (
     ("a.py", '"""A sample.\n\nThe rank is accused\nby its peers."""\n', "3: phrase"),
     ("a.py", "class Queue:\n    def of(self, told: int) -> None:\n        pass\n", "2: name"),
     ("hangwatch/jobs/launch_utils.py", "x = 1\n", "1: name"),
+    ("hangwatch/jobs/a.py", "def load() -> None:\n    told = 1\n" + "    pass\n" * 14, "2: name"),
+    (
+        "hangwatch/jobs/a.py",
+        "def load() -> None:\n" + "    pass\n" * 14 + "    print([one for one in ()])\n",
+        "16: name",
+    ),
     ("test_a.py", f"def test_{'a' * 76}():\n    pass\n", "1: name"),
     ("a.py", "# a rank of which the parent is none\n", "1: phrase"),
     ("a.toml", 'why = "rank 3 has not come"  # in a table\n', "1: phrase"),
@@ -50,6 +56,7 @@ GOOD = (
     ("a.py", "#!/bin/sh whoami\nprint('there is none in the table')\n"),
     ("a.py", "# rank 3 has joined, rank 4 has not\n\n\n# a heartbeat of the rank\n"),
     ("hangwatch/jobs/launch_processes.py", "x = 1\n"),
+    ("hangwatch/jobs/a.py", "def load() -> None:\n    told = 1\n" + "    pass\n" * 13),
     ("a.toml", 'why = "rank 3 has not joined the collective"\n'),
     ("a.md", f"A page.\n\n```\n{'word ' * 60}\nwho waits\n```\n\n| {'word ' * 40} |\n|---|\n"),
     (

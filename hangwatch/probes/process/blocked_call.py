@@ -73,9 +73,9 @@ def read_thread(
         rounds=rounds,
         descriptors=len(call.descriptors),
         behind=tuple(
-            _with_state(one, proc_root)
+            _with_state(call_target, proc_root)
             for number in call.descriptors[:_MOST_SHOWN]
-            if (one := _behind(pid, number, search, proc_root)) is not None
+            if (call_target := _behind(pid, number, search, proc_root)) is not None
         ),
         path=words.elided(main_thread.read_path(pid, proc_root, thread) or "", _MOST_CHARACTERS),
         child_pid=child,

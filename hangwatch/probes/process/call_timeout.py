@@ -42,10 +42,10 @@ def add_end(pid: int, call: SystemCall | None, proc_root: Path, thread: int | No
     if clock is None or (clock == _MONOTONIC and not _has_same_clock(pid, proc_root)):
         return call
     now = 0.0 if clock == _LENGTH else time.clock_gettime(clock)
-    left = decode_timeout(row.timeout, arguments[row.timeout_at], raw, now)
-    if left is None or system_calls.read_fields(pid, proc_root, thread) != fields:
+    left_seconds = decode_timeout(row.timeout, arguments[row.timeout_at], raw, now)
+    if left_seconds is None or system_calls.read_fields(pid, proc_root, thread) != fields:
         return call
-    return replace(call, left_seconds=left, until_unix_seconds=time.time() + left)
+    return replace(call, left_seconds=left_seconds, until_unix_seconds=time.time() + left_seconds)
 
 
 def find_clock(name: str, arguments: Sequence[int]) -> int | None:

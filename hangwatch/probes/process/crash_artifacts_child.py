@@ -153,12 +153,12 @@ def _copy_for_nobody(core: BinaryIO) -> int:
     descriptor = os.memfd_create("core")
     os.ftruncate(descriptor, size)
     loads = [(length, offset) for kind, offset, length in _segments(core) if kind in (_PT_LOAD, _PT_NOTE)]
-    left = MOST_COPIED_BYTES
+    left_bytes = MOST_COPIED_BYTES
     for length, offset in [(_MOST_TABLE_BYTES, 0), *sorted(loads)]:
         end = min(offset + length, size)
-        if offset >= end or end - offset > left:
+        if offset >= end or end - offset > left_bytes:
             continue
-        left -= end - offset
+        left_bytes -= end - offset
         position = os.lseek(descriptor, offset, os.SEEK_SET)
         while position < end and (sent := os.sendfile(descriptor, core.fileno(), position, end - position)):
             position += sent

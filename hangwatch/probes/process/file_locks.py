@@ -44,7 +44,7 @@ def find_polled_lock(pid: int, proc_root: Path) -> FileLock | None:
     lines = (line.split() for line in pseudo_files.read_or_empty(proc_root / "locks", _MOST_BYTES).splitlines())
     held = [(fields[5].rpartition(":")[2], _pid(fields)) for fields in lines if len(fields) > 5 and fields[1] != "->"]
     holders = {inode: holder for inode, holder in held if holder not in (None, pid)}
-    found: dict[str, FileLock | None] = {}
+    lock_by_path: dict[str, FileLock | None] = {}
     try:
         links = itertools.islice(sockets.descriptors(pid, proc_root).items(), _MOST_DESCRIPTORS if holders else 0)
         files = [(number, path) for number, path in links if path.startswith("/") and not path.startswith("/dev/")]
@@ -54,8 +54,8 @@ def find_polled_lock(pid: int, proc_root: Path) -> FileLock | None:
         rows = pseudo_files.read_or_empty(proc_root / str(pid) / "fdinfo" / str(number)).splitlines()
         inode = next((row.split()[-1] for row in rows if row.startswith("ino:")), "")
         if (holder := holders.get(inode)) is not None:
-            found[path] = _held_by(holder, pid, path, proc_root)
-    locks = [lock for lock in found.values() if lock is not None]
+            lock_by_path[path] = _held_by(holder, pid, path, proc_root)
+    locks = [lock for lock in lock_by_path.values() if lock is not None]
     return locks[0] if len(locks) == 1 else None
 
 

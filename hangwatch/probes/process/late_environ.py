@@ -45,11 +45,11 @@ class LateEnvironments:
         Owners take turns, and processes with a GPU come first.
         """
         now = time.monotonic()
-        known, self._candidates = self._candidates, {}
+        earlier_candidates, self._candidates = self._candidates, {}
         due, more = [], []
         for process, program in scanned:
             pid = process.id.pid
-            candidate = known.get(pid)
+            candidate = earlier_candidates.get(pid)
             if candidate is None or not candidate.is_of(process, program):
                 candidate = _Candidate(process, program)
             candidate.source = process

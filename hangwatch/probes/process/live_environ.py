@@ -223,8 +223,8 @@ def read_environ(
             new = Place(place.symbol, *_read_array(image, place.symbol))
             texts = _take_unchanged(read, new, _choose(image, new.pointers, wanted, shown))
             if texts is not None:
-                found = environment.select([b"".join(text + b"\0" for text in texts)], wanted, shown, whole=True)
-                return new, found._replace(is_empty=not new.pointers)
+                selected = environment.select([b"".join(text + b"\0" for text in texts)], wanted, shown, whole=True)
+                return new, selected._replace(is_empty=not new.pointers)
         except UnreadableError as unreadable:
             if unreadable.reason != "UnknownLayout":  # an old array, which is no longer mapped
                 raise

@@ -156,10 +156,10 @@ VALUE_OFFSET = _NODE.size
 
 def map_nodes(image: Image, address: int, raw: bytes, value_bytes: int, most: int) -> list[Node]:
     """Return the nodes of the std::map at `address` with the bytes `raw`, in no order. Raises UnreadableError."""
-    root, left, right, count = struct.unpack_from("<QQQQ", raw, 16)
+    root, leftmost, rightmost, count = struct.unpack_from("<QQQQ", raw, 16)
     header = address + 8
     if count == 0:
-        require(root == 0 and left == right == header, "an empty map has nodes")
+        require(root == 0 and leftmost == rightmost == header, "an empty map has nodes")
         return []
     if count > most:
         raise UnreadableError("TooLarge", f"{count:,} groups")
@@ -172,13 +172,13 @@ def map_nodes(image: Image, address: int, raw: bytes, value_bytes: int, most: in
         for (node, parent), piece in zip(
             level, image.take([(node, _NODE.size + value_bytes) for node, _ in level]), strict=True
         ):
-            color, parent_pointer, left, right = _NODE.unpack_from(piece)
+            color, parent_pointer, left_child, right_child = _NODE.unpack_from(piece)
             require(
                 color < 2 and parent_pointer == parent and node not in visited and not node % 8, "a map is not a tree"
             )
             visited.add(node)
             nodes.append(Node(node, piece[_NODE.size :]))
-            next_level += [(child, node) for child in (left, right) if child]
+            next_level += [(child, node) for child in (left_child, right_child) if child]
         level = next_level
         if not level:
             break

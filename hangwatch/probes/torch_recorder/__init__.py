@@ -130,8 +130,8 @@ class Recorders:
             return replace(records, torch_version=from_symbols.version)
         key = process, library.start
         with self._lock:
-            known = self._places_by_shape.pop(key, None)
-        places = [known] if known else search.search(read, library.data, mappings.writable, candidates)
+            earlier_place = self._places_by_shape.pop(key, None)
+        places = [earlier_place] if earlier_place else search.search(read, library.data, mappings.writable, candidates)
         if not places:
             raise UnreadableError(
                 "NoRecorder", f"no object in {library.path} has the shape of an active flight recorder"

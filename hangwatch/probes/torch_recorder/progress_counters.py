@@ -145,8 +145,8 @@ class ProgressCounters:
                     memory = _Prefetched(self._memory, rank.memory, process, dict(zip(places, answer, strict=True)))
                     self._count(rank, recorders, memory, now)
         with self._lock:
-            found = {process: self._answer(process, rank, now) for process, rank in self._ranks.items()}
-        return {process: answer for process, answer in found.items() if answer is not None}
+            counters = {process: self._answer(process, rank, now) for process, rank in self._ranks.items()}
+        return {process: answer for process, answer in counters.items() if answer is not None}
 
     def _count(
         self, rank: _Rank, recorders: Mapping[Library, tuple[int, Layout]], memory: _Prefetched, now: float
@@ -208,9 +208,9 @@ class ProgressCounters:
             rank.places = [(address, layout.recorder_bytes) for address, layout in recorders.values()]
             rank.increased_at = rank.looked_at
         rank.recorders = recorders
-        known = {key: does_count for key, does_count in counts.items() if does_count is not None}
+        new_counts = {key: does_count for key, does_count in counts.items() if does_count is not None}
         kept = {key: does_count for key, does_count in rank.counts.items() if key in rank.numbers}
-        rank.counts = kept | known
+        rank.counts = kept | new_counts
 
     def _find_counting_groups(
         self, process: ProcessId, contents: Iterable[RankRecords | Fault]

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, Point, Value
+from hangwatch.model import CheckVerdict, Fault, JobName, Point, Value
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import dump_permissions
 
 DUMPABLE = Metric(name="dump_permitted", help="1 if hangwatch may take the stack of the rank", labels=contract.RANK)
 OLDEST_PYSPY = (0, 4)
+MOST_JOBS = 4  # in one message
 YAMA_FORBIDS_ALL = 3
 ALLOW_PTRACE = "set kernel.yama.ptrace_scope = 1 in /etc/sysctl.d, then reboot"
 GRANT = (
@@ -93,10 +94,18 @@ def _pyspy(rights: dump_permissions.Rights) -> Iterator[CheckVerdict]:
 def _refused(sample: Sample) -> Iterator[CheckVerdict]:
     refused = [rank for rank in sample.ranks if not rank.permitted]
     if refused:
-        names = ", ".join(f"{rank.rank.local_rank} of job {rank.rank.job}" for rank in refused[:4])
-        more = f" and {len(refused) - 4} more" if len(refused) > 4 else ""
+        jobs: dict[JobName, list[str]] = {}
+        for one in refused:
+            jobs.setdefault(one.rank.job, []).append(one.rank.local_rank)
+        names = [f"local rank {_fold(ranks)} of job {job}" for job, ranks in list(jobs.items())[:MOST_JOBS]]
+        more = f" and of {words.count(len(jobs) - MOST_JOBS, 'other job')}" if len(jobs) > MOST_JOBS else ""
         cause, remedy = _likely_cause(sample.rights, refused[0])
-        yield warning("DumpRefused", f"no permission to take the stack of local rank {names}{more}: {cause}", remedy)
+        yield warning("DumpRefused", f"no permission to take the stack of {', '.join(names)}{more}: {cause}", remedy)
+
+
+def _fold(local_ranks: list[str]) -> str:
+    numbers = words.fold(int(rank) for rank in local_ranks if rank.isdecimal())
+    return ", ".join(filter(None, (numbers, *sorted({rank for rank in local_ranks if not rank.isdecimal()}))))
 
 
 def _likely_cause(rights: dump_permissions.Rights, rank: RankRight) -> tuple[str, str]:

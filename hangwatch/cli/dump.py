@@ -54,6 +54,16 @@ NO_JOB = (
 _PROGRAM_FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")  # in which sudo looks, see secure_path in sudoers(5)
 
 
+class _Pid(click.IntRange):
+    """A process id. A list of several is refused, with what to type instead."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and "," in value:
+            pids = filter(None, (part.strip() for part in value.split(",")))
+            self.fail(f"give each pid its own option: {' '.join(f'--pid {pid}' for pid in pids)}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class DumpOptions(NamedTuple):
     """The options of `hangwatch dump`, without the options that select nodes."""
 
@@ -90,7 +100,7 @@ class DumpOptions(NamedTuple):
 @click.option(
     "--pid",
     "pids",
-    type=click.IntRange(1, 1 << 22),
+    type=_Pid(1, 1 << 22),
     multiple=True,
     help="Dump these processes instead of jobs. The pid of a launcher or an inference server means all "
     "its ranks. Repeatable.",

@@ -202,14 +202,20 @@ def _file_of(path: Path) -> Path | None:
         return None
 
 
-@click.command()
+@click.command(short_help="List the incidents that this node keeps, newest first.")
+@click.argument("wanted", metavar="[JOB]", required=False, shell_complete=complete_jobs_of_incidents)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, see docs/json.md.")
 @click.option("-l", "--full", is_flag=True, help="On a terminal, show each verdict in full instead of one line.")
 @config_option
-def incidents(as_json: bool, full: bool, config_path: Path | None) -> None:
-    """List the incidents that this node keeps, newest first."""
+def incidents(wanted: str | None, as_json: bool, full: bool, config_path: Path | None) -> None:
+    """List the incidents that this node keeps, newest first.
+
+    With JOB, the id, key or name of a job, list only its incidents.
+    """
     sources = _Sources(config_path)
     summaries = sources.summaries()
+    if wanted is not None:
+        summaries = tuple(one for one in summaries if wanted in (one.job_key, one.job_id, one.job_name))
     if as_json:
         sys.stdout.buffer.write(
             msgspec.json.encode(incident_file.Incidents(schema_version=1, incidents=summaries)) + b"\n"
@@ -227,7 +233,12 @@ def incidents(as_json: bool, full: bool, config_path: Path | None) -> None:
             head, *rest = _on_terminal(*row, full=full)
             click.echo("\n".join((click.style(head, bold=True), *rest)), color=screen.is_colored())
     else:
-        print_table(("incident", "job", "state", "verdict"), rows, "" if rows else sources.none_found())
+        none = (
+            sources.none_found()
+            if wanted is None
+            else f"{wanted}: no incident of such a job; `hangwatch incidents` lists all"
+        )
+        print_table(("incident", "job", "state", "verdict"), rows, "" if rows else none)
 
 
 def _verdict(summary: Summary) -> str:

@@ -42,7 +42,11 @@ _COMPLAINTS = (
     ),
     _Complaint(re.compile(r"failed to suspend", re.IGNORECASE), "CannotPause", "target"),
     _Complaint(re.compile(r"timed? ?out", re.IGNORECASE), "Timeout", "target"),
-    _Complaint(re.compile(r"python version|not a python", re.IGNORECASE), "NotPython"),
+    _Complaint(
+        re.compile(r"python version|not a python", re.IGNORECASE),
+        "NotPython",
+        remedy="if it is not a Python process, give the pid of a rank: `hangwatch dump` without --pid finds the ranks",
+    ),
     _Complaint(
         re.compile(r"python interpreter", re.IGNORECASE),
         "NoInterpreter",

@@ -306,6 +306,7 @@ def test_what_is_undumpable_keeps_its_place_with_the_reason() -> None:
         child.wait()
     assert rank.rounds[0].fault is not None
     assert (rank.rounds[0].fault.reason, rank.rounds[0].state, rank.gone) == ("NotPython", "S", False)
+    assert rank.rounds[0].fault.remedy.startswith("if it is not a Python process, give the pid of a rank")
 
 
 def test_workers_are_bounded_and_the_rest_is_told(tmp_path: Path) -> None:

@@ -349,6 +349,19 @@ def test_commands_that_need_no_daemon_load_none(arguments: tuple[str, ...]) -> N
     assert done.stdout.splitlines()[-1] == "loaded []", done.stderr
 
 
+def test_incidents_lists_the_incidents_of_one_job(tmp_path: Path) -> None:
+    of_job, other = samples.loader_hang(), samples.all_waiting()
+    other = replace(other, job=replace(other.job, job_id="77", job_key="k77", job_name="small"))
+    kept = [store.open_writable(tmp_path).save(one, {}).name for one in (of_job, other)]
+    config = tmp_path / "hangwatch.toml"
+    config.write_text(f'[store]\ndirectory = "{tmp_path}"\n')
+    for wanted, expected in ((other.job.job_key, kept[1]), ("small", kept[1]), (of_job.job.job_id, kept[0])):
+        done = hangwatch("incidents", wanted, "--config", str(config))
+        assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["incident", expected]
+    none = hangwatch("incidents", "78", "--config", str(config))
+    assert (none.returncode, "78: no incident of such a job" in none.stdout) == (0, True), none.stdout
+
+
 def test_incidents_of_two_jobs_are_not_mixed(tmp_path: Path) -> None:
     kept = store.open_writable(tmp_path)
     one = samples.loader_hang()
@@ -604,6 +617,7 @@ def test_the_job_of_a_stranger_is_left_out_and_said(tmp_path: Path) -> None:
     [
         (("dump", "--pid", "1", "--job", "x"), "either --job or --pid"),
         (("dump", "--pid", "0"), "--pid"),
+        (("dump", "--pid", "17, 18,"), "give each pid its own option: --pid 17 --pid 18"),
         (("dump", "--pid", "4194300"), "no such process"),
     ],
 )

@@ -99,7 +99,7 @@ def test_the_table_and_the_owner_of_a_rank(tree: NodeTree) -> None:
 def test_many_refusals_are_one_sentence() -> None:
     ranks = tuple(refused(rank=RankName.of_rank(job(), rank(10, number))) for number in range(8))
     message = judge((Sample(rights=write_rank(capabilities=()), ranks=ranks),), Settings()).message
-    assert "0 of job 77" in message and "and 4 more" in message
+    assert "stack of local rank 0-7 of job 77: " in message
 
 
 @pytest.mark.parametrize(

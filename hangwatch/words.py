@@ -216,6 +216,20 @@ def fold_ids(ids: Iterable[RankId]) -> str:
     return "; ".join(parts) or "?"
 
 
+def fold_titles(ids: Sequence[RankId]) -> str:
+    """Return processes with titles that differ by one number: `VLLM::Worker_TP0-1,3 (pid 4120-4121,4123)`.
+
+    Without such titles, or with processes of several nodes, return the same as `fold_ids`.
+    """
+    titles = [title for rank in ids if (title := re.fullmatch(r"(.*?)([0-9]{1,7})", rank.title or ""))]
+    names, nodes = {title.group(1) for title in titles}, {rank.node for rank in ids}
+    if len(titles) < len(ids) or len(names) != 1 or len(nodes) != 1:
+        return fold_ids(ids)
+    pids = [rank.pid for rank in ids if rank.pid is not None]
+    numbers = fold(int(title.group(2)) for title in titles)
+    return f"{printable(names.pop())}{numbers}" + (f" (pid {fold(pids)})" if pids else "")
+
+
 def name_ranks(ranks: Sequence[RankId]) -> str:
     """Return ranks as text for a sentence: `rank 7 (gpu-a12, local rank 7, pid 4711)`, or `ranks 0-6 on a and b`."""
     if len(ranks) == 1:

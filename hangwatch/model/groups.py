@@ -176,6 +176,11 @@ class Member(Value, frozen=True):
     waiting: Waiting | None = None
     died: Died | None = None
 
+    @property
+    def is_measured(self) -> bool:
+        """True if hangwatch read the state of the process. False for a process that is known only from text."""
+        return self.kernel.state is not None
+
 
 class Group(Value, frozen=True):
     """Ranks with the same stack key, shown by one representative.
@@ -252,6 +257,11 @@ class Grouping(Value, frozen=True):
     def members(self) -> list[Member]:
         """All ranks of all groups."""
         return [member for group in self.groups for member in group.members]
+
+    @property
+    def is_from_text(self) -> bool:
+        """True if all ranks are known only from text without nodes: absent ranks may just be missing from the input."""
+        return bool(self.groups) and not any(member.is_measured or member.id.node for member in self.members)
 
     @property
     def absent(self) -> tuple[range, ...]:

@@ -29,7 +29,7 @@ _SHORT_LINES = 30
 _SHORT_GROUPS = 8
 _SHORT_FRAMES = 4
 _ONLY_IN_FULL = frozenset({"Named", "Check first", "State", "Taken", "Command", "Incident"})
-_ABOUT_JOB = frozenset({"Verdict", "Named", "Job", "Ranks", "Other nodes"})
+_ABOUT_JOB = frozenset({"Verdict", "Named", "Job", "Ranks", "Other nodes", "Not in the input"})
 """Rows that say nothing about a process that was dumped alone."""
 _SHOWN_BY_GROUPS = frozenset({"activity", "group", "thread", "workers"})
 """Kinds of evidence that only repeat a stack of the groups above it."""
@@ -204,7 +204,8 @@ def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:
     if any(member.waiting for member in grouping.members):
         total = f"{total}, with launchers,"
     rows = [("Ranks", f"{seen:,}{total} seen, in {words.count(len(grouping.groups), 'group')}")]
-    for name, absent in (("No response", grouping.unanswered), ("Other nodes", grouping.absent_not_queried)):
+    missing = [("No response", grouping.unanswered), ("Other nodes", grouping.absent_not_queried)]
+    for name, absent in [("Not in the input", grouping.absent)] if grouping.is_from_text else missing:
         if absent:
             shown = words.elided(words.fold_ranges(absent), _FOLD_CHARACTERS)
             rows.append((name, f"{words.count_ranges(absent)}: {shown}"))
@@ -267,9 +268,8 @@ def _innermost_frames(group: Group, style: _Style) -> Iterator[str]:
 
 def _group_head(group: Group, mark: str | None, style: _Style, at: str = "") -> str:
     ids = phrases.group_ids(group)
-    head = (
-        f"{words.count(len(ids), phrases.noun(group.members))}: {words.elided(words.fold_ids(ids), _FOLD_CHARACTERS)}"
-    )
+    names = words.elided(words.fold_titles(ids), _FOLD_CHARACTERS)
+    head = f"{words.count(len(ids), phrases.noun(group.members))}: {names}"
     does = "; ".join(filter(None, (f"{group_text.describe_in_report(group)}{printable(at)}", phrases.motion(group))))
     line = f"> {head}  {does}  <- {mark}" if mark else f"  {head}  {does}"
     return (style.odd if mark else style.strong)(line)

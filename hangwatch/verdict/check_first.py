@@ -17,6 +17,7 @@ from hangwatch.verdict.scene import (
     DEADLY,
     Scene,
     asks_unknown_thread,
+    is_answered_by_process,
     is_between_two,
     is_collective,
     is_rooted,
@@ -148,8 +149,7 @@ def _awaits_process_or_events(scene: Scene, group: Group) -> bool:
 
 def _awaits_another_process(group: Group) -> bool:
     """True if the group waits for a reply from another process, which may be outside the job."""
-    known = activity.find_activity(group.activity)
-    return group.waits and known.work_is_in is not None and not known.idles
+    return is_answered_by_process(group) and not _idles_in_loop(group)
 
 
 def _find_ranks_awaiting_reply(scene: Scene) -> Sequence[Group]:

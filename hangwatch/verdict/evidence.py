@@ -139,6 +139,12 @@ def _find_lone_gpu(members: Sequence[Member]) -> tuple[Member, float, list[float
 
 def absence(grouping: Grouping) -> Iterator[Evidence]:
     """Yield evidence on the ranks that did not respond, and on the ranks of nodes that were not captured."""
+    if grouping.is_from_text and grouping.absent:
+        absent = f"{words.count_ranges(grouping.absent)} ({words.fold_ranges(grouping.absent)})"
+        first = islice(chain.from_iterable(grouping.absent), _MOST_IDS)
+        ranks = tuple(RankId(rank=rank) for rank in first)
+        yield Evidence(kind="unanswered", message=f"not in the input: {absent}", ranks=ranks)
+        return
     if grouping.unanswered:
         silent = f"{words.count_ranges(grouping.unanswered)} ({words.fold_ranges(grouping.unanswered)})"
         message = f"{silent} did not respond: check them first, although healthy ranks sometimes do not respond either"

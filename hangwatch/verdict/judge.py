@@ -16,6 +16,7 @@ from hangwatch.verdict.scene import (
     Scene,
     build_scene,
     count_ranks,
+    is_answered_by_process,
     keep_groups,
     may_be_behind_gpu,
     remove_suspects,
@@ -404,6 +405,8 @@ def _find_standing(scene: Scene, fine: Scene) -> Finding:
             return Finding("AllWaiting" if wait else "AllAlike", scene, job_headlines.at_one_place, others=groups)
         if wait and scene.only_roles:
             return Finding("AllWaiting", scene, job_headlines.roles, others=groups)
+        if all(map(is_answered_by_process, groups)):
+            return Finding("CannotTell", scene, job_headlines.servers, others=groups, settle=deciding_steps.WORKERS)
         if wait:
             return Finding("Mismatch", scene, job_headlines.mismatch, others=groups)
     return Finding("CannotTell", scene, job_headlines.cannot_tell, others=groups)

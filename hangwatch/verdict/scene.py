@@ -395,6 +395,11 @@ def is_collective(group: Group) -> bool:
     return group.waits and known.work_is_in is None and not known.leaves_the_job
 
 
+def is_answered_by_process(group: Group) -> bool:
+    """True if the group waits for a reply, a request or an event of another process, which may be no rank."""
+    return group.waits and activity.find_activity(group.activity).work_is_in is not None
+
+
 def is_between_two(group: Group) -> bool:
     """True if the group waits for one other rank, as a pipeline stage does."""
     return activity.find_activity(group.activity).is_between_two

@@ -162,7 +162,7 @@ def test_rank_that_was_dumped_alone_is_described_by_its_call() -> None:
         "Rank 3 (a, pid 160) is in the function save at train.py:48. It is blocked in openat() on data/shard-3."
     )
     assert (unknown.stuck_on, unknown.next_step) == ('open("data/shard-3") in rank 3 (a, pid 160)', STORAGE)
-    waiting = alone(3, activity="collective_wait", operation="all_reduce", waits_for="ranks")
+    waiting = alone(3, KernelFacts(state="S"), activity="collective_wait", operation="all_reduce", waits_for="ranks")
     assert waiting.message == "Rank 3 (a, pid 160) waits in all_reduce in save at train.py:48."
     assert waiting.next_step == "dump all ranks of its job: they show which rank it waits for: `hangwatch dump`"
 

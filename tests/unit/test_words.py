@@ -52,6 +52,14 @@ def test_ranks_fold(ids: list[RankId], expected: str) -> None:
     assert words.fold_ids(ids) == expected
 
 
+def test_numbered_titles_fold_with_their_pids() -> None:
+    workers = [RankId(rank=rank, pid=40 + rank, title=f"VLLM::Worker_TP{rank}") for rank in (0, 1, 3)]
+    assert words.fold_titles(workers) == "VLLM::Worker_TP0-1,3 (pid 40-41,43)"
+    assert words.fold_titles([*workers, RankId(rank=4, title="VLLM::EngineCore_DP4")]) == "0-1,3-4"
+    assert words.fold_titles([*workers, RankId(rank=5, node="b", title="VLLM::Worker_TP5")]) == "0-1,3,5"
+    assert words.fold_titles([RankId(rank=5)]) == words.fold_ids([RankId(rank=5)])
+
+
 @pytest.mark.parametrize(
     ("ids", "expected"),
     [

@@ -27,6 +27,11 @@ LOOP = (
 THREAD = "check what that thread does: it may wait for another rank itself"
 THREADS = "find out which of these threads it waits for, and what that thread does"
 LOCK = "check if it can continue without them: a collective inside a lock that each rank takes never ends"
+SECOND_DUMP = "take a second dump 10 s later and give both: they show if it moves"
+WORKERS = (
+    "dump the processes for which they wait, too: on an inference server, the workers of the GPUs; an idle server has "
+    "such stacks"
+)
 SLOW_CALL = "check if that call returns: its file system or service, and state (D is blocked) and wchan of the rank"
 
 
@@ -48,7 +53,11 @@ def native_frames(finding: Finding) -> str:
 
 def _native_frames(members: Sequence[Member]) -> str:
     pids = [member.id.pid for member in members if member.id.pid is not None]
-    return f"`hangwatch dump --native{f' --pid {pids[0]}' if pids else ''}` shows its call below Python"
+    command = f"`hangwatch dump --native{f' --pid {pids[0]}' if pids else ''}`"
+    if all(member.is_measured for member in members):
+        return f"{command} shows its call below Python"
+    again = f"{SECOND_DUMP}; " if all(member.rounds == 1 for member in members) else ""
+    return f"{again}if it still runs, {command} on its host shows its call below Python"
 
 
 def find_blocking_call(finding: Finding) -> str:

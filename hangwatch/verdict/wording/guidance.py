@@ -12,6 +12,7 @@ from hangwatch.verdict.wording import clauses
 
 _MOST_SENTENCES = 2
 _LINKS = "XIDs, NVLink and network errors"
+ALL_DUMPS = "give the dumps of all ranks of the job"
 _BRANCH = "if there are none, a rank took another branch or process group: compare sequence numbers"
 
 ITS_GPU = (
@@ -87,6 +88,10 @@ def _describe_store(members: Sequence[Member]) -> str | None:
 
 
 def _describe_missing_ranks(grouping: Grouping) -> list[str]:
+    if grouping.is_from_text and grouping.absent:
+        counted = words.count_ranges(grouping.absent)
+        are = "is" if counted == "1 rank" else "are"
+        return [f"{counted} ({words.fold_ranges(grouping.absent)}) {are} not in the input: {ALL_DUMPS}."]
     if grouping.unanswered:
         counted = words.count_ranges(grouping.unanswered)
         silent = f"{counted} ({words.fold_ranges(grouping.unanswered)}"
@@ -99,7 +104,7 @@ def _describe_missing_ranks(grouping: Grouping) -> list[str]:
 
 def _list_general_hints(grouping: Grouping, groups: list[Group]) -> list[str]:
     """Return hints for groups for which neither a measurement nor the table of activities gives one."""
-    if grouping.unanswered:
+    if grouping.unanswered or (grouping.is_from_text and grouping.absent):
         return []
     if any(group.waits_for not in {"ranks", "gpu"} for group in groups):
         return ["`hangwatch dump --native` shows their calls below Python."]

@@ -175,6 +175,15 @@ def mismatch(finding: Finding) -> str:
     )
 
 
+def servers(finding: Finding) -> str:
+    """Return the headline for processes that all wait for other processes, and none in a collective."""
+    groups = finding.others
+    return (
+        f"no rank can be named: none of these {count_ranks(groups):,} processes is in a collective: "
+        f"{'; '.join(describe_each(groups))}."
+    )
+
+
 def at_different_lines(finding: Finding) -> str:
     """Return the headline for ranks in the same functions, at different lines."""
     groups = finding.others

@@ -9,7 +9,7 @@ from hangwatch.model import BLOCKED_STATES, STOPPED_STATES, CallTarget, FileLock
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.user_code import innermost_user_frame
 from hangwatch.verdict.findings import Finding
-from hangwatch.verdict.wording import clauses, sequence_numbers
+from hangwatch.verdict.wording import clauses, guidance, sequence_numbers
 from hangwatch.verdict.wording.next_steps import first_step
 
 _MOST_CHARACTERS = 160
@@ -57,7 +57,11 @@ def next_step(finding: Finding, settle: str) -> str:
         return look
     if settle:
         return settle
+    if not finding.suspects and finding.scene.grouping.is_from_text and finding.scene.grouping.absent:
+        return guidance.ALL_DUMPS
     if group is not None and group.waits and finding.scene.is_one_process:
+        if not group.members[0].is_measured:
+            return f"{guidance.ALL_DUMPS} (a folder is enough): they show which one it waits for"
         return dump_whole_job()
     if group is not None and group.frames and (finding.kind in _BY_LINE or finding.scene.is_one_process):
         return _look_at_line(group, group.members[0])
@@ -96,7 +100,7 @@ def _look_at_line(group: Group, member: Member) -> str:
     if pid is not None and any(stack_frames.is_native(frame.function, frame.file) for frame in group.frames):
         return f"look at the other threads of {words.name_ranks([member.id])}: `hangwatch dump --stacks --pid {pid}`"
     text = f"find out why {_line(group) if busy is None else busy.user_frame} does not return"
-    on = f" on {words.printable(member.id.node)}" if member.id.node else ""
+    on = f" on {words.printable(member.id.node)}" if member.id.node else "" if member.is_measured else " on its host"
     return text if pid is None else f"{text}: `hangwatch dump --native --pid {pid}`{on}"
 
 

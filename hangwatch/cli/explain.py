@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import io
 import os
-import re
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,16 +40,18 @@ MOST_BYTES = 4 << 30  # of one file or of standard input
 MOST_INCIDENTS = 64  # in one folder; all together have at most MAX_INCIDENT_BYTES
 SNIFFED_BYTES = 8 << 10
 _PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh")  # gzip, zstd, xz, bzip2
+_ZIP = b"PK\x03\x04"  # also the beginning of a checkpoint of torch
+_HTML, _OF_REPORT = b"<!doctype html>", b'<meta name="generator" content="hangwatch">'
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _MOST_NAMED_FILES = 8
+_PATTERN = frozenset("*?[")
 
-_DUMPED = re.compile(rb'\s*\{\s*"schema_version":\s*\d+,\s*"node":')  # `hangwatch dump --json`
-_Kind = Literal["recorder", "dumped", "text", "empty", "compressed", "other", "closed"]
+_Kind = Literal["recorder", "dumped", "text", "empty", "compressed", "report", "other", "closed"]
 _File = tuple[Path, Path | None]  # a path, and the folder argument that contains it; None: the path is an argument
 
 
 @click.command(short_help="Name the blocking rank from dumps and logs that you have.")
-@click.argument("paths", nargs=-1, required=True, metavar="FILE|DIR...", type=click.Path(path_type=Path))
+@click.argument("paths", nargs=-1, metavar="FILE|DIR...", type=click.Path(path_type=Path))
 @click.option(
     "--world-size", type=click.IntRange(1, MOST_RANKS), help="Number of ranks of the job, to find absent ranks."
 )
@@ -80,6 +81,8 @@ def explain(
     A folder (such as torchrun's --log-dir) means all these files below it, without links and hidden files.
     "-" is standard input, for text or the output of `hangwatch dump --json`.
     """
+    if not paths:
+        raise click.UsageError('nothing to explain: give FILE or DIR, or "-" for standard input')
     settings, _ = settings_from(config_path)
     with progress_line.shown() as now:
         answer = _answer(paths, world_size, settings, now)
@@ -201,6 +204,7 @@ def _sort(paths: Iterable[Path]) -> tuple[list[_File], list[Incident], list[str]
         else:
             is_url = str(path).startswith(("http:", "https:"))
             hint = "; `hangwatch merge URL` reads incidents of daemons" if is_url else ""
+            hint = hint or ("; give the folder, or the pattern without quotes" if _PATTERN & set(str(path)) else "")
             raise InputError(f"{path}: no such file or folder{hint}")
     if len(files) > MOST_FILES:
         raise InputError(f"{len(files)} files; at most {MOST_FILES}: give fewer files or a smaller folder")
@@ -266,7 +270,9 @@ def _left_out(kinds: Mapping[Path, _Kind]) -> Iterator[str]:
     if others := by_kind.get("other"):
         yield f"skipped, not text: {words.count(len(others), 'file')}"
     if packed := by_kind.get("compressed"):
-        yield f"skipped, compressed: {_and_others(packed, 'file')}; unpack first (tar -xf, gunzip, unzstd, unxz)"
+        yield f"skipped, compressed: {_and_others(packed, 'file')}; unpack first (tar -xf, gunzip, unzstd, unxz, unzip)"
+    if reports := by_kind.get("report"):
+        yield f"skipped, a report: {_and_others(reports, 'file')}; give the incident.json beside it, or stack dumps"
     yield from _closed(by_kind.get("closed", ()), "file")
     folders = {path.parent for path in by_kind.get("recorder", ())}
     if empty := [path for path in by_kind.get("empty", ()) if path.parent in folders]:
@@ -290,7 +296,10 @@ def _kind(path: Path, folder: Path | None) -> _Kind:
     A file given as an argument, a pipe and standard input are text unless their first bytes show another kind.
     """
     if path == Path("-"):
-        return "dumped" if _DUMPED.match(_first_input_bytes()) else "text"
+        head = _first_input_bytes()
+        return (
+            "dumped" if incident_file.is_answer(head) else "compressed" if head.startswith((*_PACKED, _ZIP)) else "text"
+        )
     if folder is None and not path.is_file():
         return "text"
     try:
@@ -302,9 +311,11 @@ def _kind(path: Path, folder: Path | None) -> _Kind:
         return "closed"
     if recorder_dump.begins_so(head):
         return "recorder"
-    if _DUMPED.match(head):
+    if incident_file.is_answer(head):
         return "dumped"
-    if head.startswith(_PACKED):
+    if head.startswith(_HTML) and _OF_REPORT in head:
+        return "report"
+    if head.startswith(_PACKED) or (head.startswith(_ZIP) and (folder is None or path.suffix == ".zip")):
         return "compressed"
     if not head:
         return "empty"

@@ -178,6 +178,8 @@ def _incident(name: Path | None, wanted: str | None, sources: _Sources) -> Incid
         if newest is None:
             raise InputError(f"{name}: has no incident that you may read")
         return incident_file.load(newest)
+    if name == Path("-"):
+        raise InputError("report does not read standard input: for dumps and logs `hangwatch explain -`")
     if name is not None and (path := _file_of(name)) is not None:
         return incident_file.parse(path, incident_file.read_bytes(path))
     try:

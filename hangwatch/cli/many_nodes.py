@@ -162,7 +162,10 @@ def _files(path: Path) -> Iterator[_File]:
         return
     files = files_below(path, lambda file: file.suffix == ".json")
     if not files:
-        raise InputError(f"{path}: has no incident: no file below it is called *.json")
+        raise InputError(
+            f"{path}: has no incident: no file below it is called *.json\n"
+            f"  stack dumps and logs: `hangwatch explain {path}`"
+        )
     yield from ((file, path) for file in files)
 
 

@@ -21,6 +21,8 @@ from hangwatch.formats.pyspy_json import UNHEARD
 
 _TEXTS: tuple[ModuleType, ...] = (faulthandler_text, pystack_text, gdb_text)
 _EXAMPLE_CHARACTERS = 80
+_HEADING_OF_ANSWER = "Groups, largest first"  # in the answers and reports of hangwatch
+_LONE_FRAME = re.compile(r"^\s*[\w.<>]+ \([^()\s]+\.pyx?:[0-9]+\)$")
 _STAMP = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)(?: (?:std(?:out|err) [FP](?: |$))?|$)", re.ASCII
 )
@@ -36,9 +38,10 @@ def begins_dump(line: str) -> bool:
 class Reader:
     """A reader of one stream: it finds stack dumps of any tool, and passes the other lines to `log`.
 
-    `strange` is the number of lines outside of stack dumps. `has_dump` is true if the stream contains the output of a
-    tool other than faulthandler, which prints into a log. `is_log` is true if the name of the stream is that of a log:
-    then "Error: " is not a line of py-spy.
+    `strange` is the number of lines outside of stack dumps, `lone_frames` is the number of frames of py-spy among them.
+    `has_dump` is true if the stream contains the output of a tool other than faulthandler, which prints into a log.
+    `has_answer` is true if it contains an answer or a report of hangwatch. `is_log` is true if the name of the stream
+    is that of a log: then "Error: " is not a line of py-spy.
 
     Lines may begin with a time stamp (`kubectl logs --timestamps`, files in /var/log/pods). After the first dump line
     with a stamp, stamps are removed. In a log they are kept.
@@ -50,6 +53,8 @@ class Reader:
         self.strange = 0
         self.strange_example = ""
         self.has_dump = False
+        self.has_answer = False
+        self.lone_frames = 0
         self.is_log = is_log
         self._interned = interned
         self._pyspy: pyspy_text.Reader | None = None
@@ -127,6 +132,8 @@ class Reader:
                 return
         if line.strip():
             self.strange += 1
+            self.has_answer = self.has_answer or line == _HEADING_OF_ANSWER
+            self.lone_frames += _LONE_FRAME.match(short) is not None
             self.strange_example = self.strange_example or line.strip()[:_EXAMPLE_CHARACTERS]
             self.log.feed(line, self._number)
 

@@ -220,6 +220,7 @@ class _LogCollector:
                     self._unknown[name] = rank, reader.log
         kind = "of no known rank" if of_ranks_here else "not part of a stack dump"
         notes = [f"{name}: {strange} lines are {kind}, for example {example!r}"] if strange else []
+        notes = [f"{name}: {hint}" for hint in _explain_strange_lines([source.reader for source in streams])] or notes
         if not tells and not of_ranks_here:
             notes.append(f"{name}: holds no known stack dump and no log of a known rank")
             self._silent[name] = notes
@@ -268,6 +269,19 @@ class _LogCollector:
         if self.old:
             self._notes.append(f"{words.count(self.old, 'file')} of earlier attempts ignored")
         return merged_logs.join(self._parts, self._told)
+
+
+def _explain_strange_lines(readers: Sequence[line_stream.Reader]) -> Iterator[str]:
+    """Yield what the lines outside of dumps are, if they are an answer of hangwatch or frames without their thread."""
+    has_dump, lone_frames = any(reader.processes for reader in readers), sum(reader.lone_frames for reader in readers)
+    if any(reader.has_answer for reader in readers):
+        if has_dump:
+            yield "only its stacks are read: `hangwatch dump --json` and incident.json also hold sequence numbers"
+        else:
+            yield "is an answer of hangwatch without its stacks: `hangwatch dump --stacks`, --json or -o DIR keeps them"
+    elif lone_frames and not has_dump:
+        frames = words.count(lone_frames, "frame")
+        yield f'{frames} without the line above, `Thread ... "MainThread"`: paste that line, too'
 
 
 class _Rank:

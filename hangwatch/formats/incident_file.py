@@ -45,6 +45,7 @@ _NEW_NAMES = {
     "recorder_faults": "faults",
 }
 """Fields of `Member` of version 2 that have another name in version 3."""
+_ANSWER = re.compile(rb'\s*\{\s*"schema_version":\s*\d+,\s*"node":')
 _ENDING = re.compile(rb'"schema_version":([0-9]{1,4})\}\s*\Z')
 _ENDING_BYTES = 256
 _PIECE_BYTES = 64 << 10
@@ -186,6 +187,9 @@ def load(folder: Path) -> Incident:
 
 def parse(path: Path, content: bytes) -> Incident:
     """Parse the content of an incident file, as `load` does. Raises StoreError, which names `path`."""
+    if is_answer(content):
+        remedy = f"to read it: `hangwatch explain {path}` (with --grouped: `hangwatch merge {path}`)"
+        raise StoreError(f"{path}: is the output of `hangwatch dump --json`\n  {remedy}")
     version = decode(path, content, _Version)
     if version.schema_version > INCIDENT_VERSION:
         raise StoreError(
@@ -203,6 +207,11 @@ def parse(path: Path, content: bytes) -> Incident:
         raise StoreError(f"{error}\n  {written}: read it with that version") from None
     check_rank_numbers(path, _numbers(incident))
     return replace(incident, schema_version=INCIDENT_VERSION)
+
+
+def is_answer(content: bytes) -> bool:
+    """True if this is the output of `hangwatch dump --json`, or its first bytes."""
+    return _ANSWER.match(content) is not None
 
 
 def check_rank_numbers(path: Path, numbers: Iterable[int | None]) -> None:
@@ -395,7 +404,8 @@ def read_bytes(path: Path) -> bytes:
     except bounded_read.FileError as error:
         if error.errno == errno.ENOENT:
             raise StoreError(
-                f"{path}: does not exist\n  `hangwatch incidents` lists the incidents of this node"
+                f"{path}: does not exist\n  `hangwatch incidents` lists the incidents of this node; "
+                f"stack dumps and logs: `hangwatch explain {path.parent}`"
             ) from None
         raise StoreError(f"{error}{READ_REMEDIES.get(error.errno, '')}") from None
 
@@ -415,7 +425,9 @@ def decode(path: Path, content: bytes, kind: type[_T]) -> _T:
         return decoding.decode_json(content, kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         what = f"is truncated or not an incident ({error})" if content else "is empty"
-        raise StoreError(f"{path}: {what}{_dumps_remedy(path)}") from None
+        is_text = content.strip() and not content.lstrip().startswith(b"{") and path.name != INCIDENT_FILE
+        hint = f"\n  stack dumps and logs: hangwatch explain {path}" if is_text else _dumps_remedy(path)
+        raise StoreError(f"{path}: {what}{hint}") from None
 
 
 def _dumps_remedy(path: Path) -> str:

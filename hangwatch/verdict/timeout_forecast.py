@@ -6,6 +6,9 @@ from hangwatch.jobs.collective_timeout import read_timeouts
 from hangwatch.model import Grouping, Incident, JobState, Value
 from hangwatch.verdict.scene import open_operations
 
+RECORDED = "as its ranks recorded"
+"""The source of a timeout that flight recorders show. The rules of Prometheus prefer it to an assumed timeout."""
+
 
 class TimeoutForecast(Value, frozen=True):
     """The time after which torch.distributed ends a waiting job. `source` says where `seconds` comes from.
@@ -29,9 +32,7 @@ def forecast_timeout(incident: Incident) -> TimeoutForecast | None:
     seconds = assumed.collective_seconds if recorded is None else recorded
     if seconds is None:
         return None
-    source = (
-        "as its ranks recorded" if recorded is not None else f"{assumed.source}, unless its code sets another timeout"
-    )
+    source = RECORDED if recorded is not None else f"{assumed.source}, unless its code sets another timeout"
     quiet = [step.unix_seconds for step in incident.timeline if step.state is JobState.QUIET]
     if recorded is not None:
         return TimeoutForecast(seconds=seconds, source=source, at_unix_seconds=_recorded_end(incident.grouping))

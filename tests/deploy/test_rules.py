@@ -14,6 +14,7 @@ import yaml
 from hangwatch.checks.framework import registry
 from hangwatch.model import CheckStatus
 from hangwatch.stacks import activity
+from hangwatch.verdict import timeout_forecast
 from tests.deploy import promql
 from tests.deploy.promql import FROM_THE_SITE, ROOT, RULES, SITE_RULES
 from tests.servers import run
@@ -42,6 +43,11 @@ def test_the_file_of_a_site_records_what_the_rules_ask_of_it() -> None:
     assert {rule["record"]} == FROM_THE_SITE
     assert set(rule["labels"]) | {"namespace"} == asked == {"runbooks", "grafana", "namespace"}
     assert all(f"#   {name} " in SITE_RULES.read_text() for name in asked)
+
+
+def test_rules_prefer_a_timeout_that_the_ranks_recorded() -> None:
+    wanted = f"hangwatch_incident_timeout_timestamp_seconds{{job_key=%q,source='{timeout_forecast.RECORDED}'}} or on ()"
+    assert wanted in RULES.read_text()
 
 
 def test_promtool_takes_the_example_configuration() -> None:

@@ -184,7 +184,7 @@ def test_ranks_that_have_all_ended_show_no_hang(how: str) -> None:
         key="e", activity="unknown", members=members, gone=how == "gone", fault=None if how == "gone" else fault
     )
     verdict = judge(Grouping(groups=(ended,), world_size=2))
-    assert verdict.message == "Both ranks have ended, and none has a stack: no hang is shown."
+    assert verdict.message == "Both ranks have ended: no hang is shown."
     assert verdict.next_step == "read the end of the job's log: it shows if the job ended as planned"
     assert "no rank has a stack" in judge(Grouping(groups=(ended,), world_size=4)).message, "two ranks are unknown"
     here = judge(Grouping(groups=(ended,), world_size=4), ranks_here=2).message

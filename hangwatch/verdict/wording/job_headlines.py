@@ -243,7 +243,7 @@ def cannot_tell(finding: Finding) -> str:
     where = guidance.where_to_look(scene.grouping)
     if scene.have_all_ended:
         ended = f"{all_of(scene.existing)} have" if scene.existing > 1 else "the rank has"
-        return f"{ended} ended, and none has a stack: no hang is shown.{limit_to_node(scene)}"
+        return f"{ended} ended: no hang is shown.{limit_to_node(scene)}"
     if not groups:
         return f"no rank can be named: no rank has a stack.{where}"
     waiting = count_ranks(group for group in groups if group.waits)

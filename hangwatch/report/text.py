@@ -223,7 +223,7 @@ def _grouping_lines(grouping: Grouping, verdict: Verdict, style: _Style, *, tree
     marks = dict.fromkeys(odd, phrases.mark(verdict))
     groups = [line for group in shown for line in _group_lines(group, marks.get(group.key), style)] + more
     lines = _section("Groups, largest first", groups, style)
-    if tree:
+    if tree and len(shown) > 1:  # of one group, the tree would repeat the stack
         where = [*_tree_lines(merge_tree(shown), odd, style), *more]
         lines += _section("Stacks of all ranks, outermost frame first", where, style)
     lines += _section("Evidence", _evidence_lines(verdict, style), style)

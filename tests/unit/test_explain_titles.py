@@ -81,3 +81,11 @@ def test_group_of_titled_processes_lists_titles_and_pids() -> None:
     (case,) = (one for one in CASES if one["name"] == "vLLM, each process in a file of its own")
     _, text = explained(traces.collect(sources(case)))
     assert "\n  3 ranks: VLLM::Worker_TP0-1,3 (pid 4120-4121,4123)  wait in all_reduce\n" in text
+
+
+def test_stack_of_a_single_group_is_printed_once() -> None:
+    (case,) = (one for one in CASES if one["name"] == "vLLM, each process in a file of its own")
+    _, alone = explained(traces.collect([source for source in sources(case) if source[0] == "dumps/4122.txt"]))
+    assert alone.count("read_table (lookup.py:41)\n") == 1
+    _, several = explained(traces.collect(sources(case)))
+    assert several.count("read_table (lookup.py:41)\n") == 2, "the tree shows where the stacks part"

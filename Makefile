@@ -23,9 +23,10 @@ BUILDER ?= $(firstword $(foreach name,podman buildah docker,$(shell command -v $
 
 # The series of `make long`; each takes at most an hour on two cores.
 PART ?=
-PARTS := frameworks verdicts soak fuzz
+PARTS := frameworks verdicts latency soak fuzz
+LATENCY := tests/integration/test_progress_daemon.py
 
-.PHONY: first-hour demo man quick test long long-frameworks long-verdicts long-soak long-fuzz mutations robustness check golden scenarios screenshots fmt dist image chart deb clean
+.PHONY: first-hour demo man quick test long long-frameworks long-verdicts long-latency long-soak long-fuzz mutations robustness check golden scenarios screenshots fmt dist image chart deb clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hangwatch demo
@@ -47,7 +48,12 @@ long: $(VENV)/.test
 	$(MAKE) --no-print-directory long-$(PART)
 
 long-frameworks: $(VENV)/.frameworks
-	$(PYTEST) -m 'series and torch' $(PYTEST_ARGS)
+	$(PYTEST) -m 'series and torch' --ignore $(LATENCY) $(PYTEST_ARGS)
+
+# On a machine that does nothing else: 20 hangs at the defaults, then four by power alone.
+long-latency:
+	$(BIN)/python -m pytest -n0 -m series $(PYTEST_ARGS) $(LATENCY)
+	$(BIN)/python benchmarks/latency.py --runs 4 --without-counters
 
 # `python -m tests.verdicts` prints a line for each verdict: compare two commits with diff.
 long-verdicts:

@@ -52,12 +52,12 @@ def warn_of_idle_worker(
     The job keeps its state.
     """
     warned_at = watch.power.idle_worker_at
-    if watch.state is not JobState.TRAINING or (warned_at is not None and now - warned_at < PAUSE_SECONDS):
+    if warned_at is not None and now - warned_at < PAUSE_SECONDS:
         return watch, ()
-    found = _find_idle_worker(watch.power.gpus, now, settings)
-    if found is None:
+    idle = find_idle_worker(watch, now, settings)
+    if idle is None:
         return watch, ()
-    uuid, since = found
+    uuid, since = idle
     others = words.count(len(watch.power.gpus) - 1, "other GPU")
     message = (
         f"{_name_rank(job, uuid)} may be stuck: its GPU has drawn little power for {words.duration(now - since)}, "
@@ -68,17 +68,18 @@ def warn_of_idle_worker(
     return replace(with_power(watch, idle_worker_at=now), message=message), (warning,)
 
 
-def _find_idle_worker(gpus: Mapping[str, GpuPower], now: float, settings: Detector) -> tuple[str, float] | None:
-    """Return the only GPU that stopped working for the stalled hold, and since when; None if there is no such GPU.
+def find_idle_worker(watch: JobWatch, now: float, settings: Detector) -> tuple[str, float] | None:
+    """Return the only GPU of a training job that stopped working for the stalled hold, and since when.
 
-    Like all others, it must have worked for 30 minutes before. All others must work now.
+    None if there is no such GPU. Like all others, it must have worked for 30 minutes before. All others must work now.
     """
+    gpus = watch.power.gpus
     low = {uuid: gpu.low_since_seconds for uuid, gpu in gpus.items() if gpu.low_since_seconds is not None}
-    if len(low) != 1 or len(gpus) < 2:
+    if watch.state is not JobState.TRAINING or len(low) != 1 or len(gpus) < 2:
         return None
     ((uuid, since),) = low.items()
     began = [gpu.works_since_seconds for gpu in gpus.values()]
-    worked = all(one is not None and since - one >= WORKED_SECONDS for one in began)
+    worked = all(start is not None and since - start >= WORKED_SECONDS for start in began)
     return (uuid, since) if worked and now - since >= settings.stalled_hold_seconds else None
 
 

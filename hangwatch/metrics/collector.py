@@ -36,6 +36,7 @@ def families(snapshot: Snapshot, now: float, settings: Detector, external_url: s
     yield from gpu_metrics.sampler(snapshot, now)
     yield from gpu_metrics.readings(snapshot, settings)
     yield from job_metrics.states(snapshot, now)
+    yield from job_metrics.idle_workers(snapshot, now, settings)
     yield from job_metrics.silences(snapshot)
     yield from progress_metrics.progress(snapshot, now)
     yield from job_metrics.incidents(snapshot, external_url)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from prometheus_client.core import Metric
 
 from hangwatch import words
+from hangwatch.config import Detector
+from hangwatch.detector.idle_workers import find_idle_worker
 from hangwatch.detector.job_watch import quiet_seconds
 from hangwatch.metrics.series import JOB, LABEL_LENGTH, counter, gauge, number_text, ranks_label, sentence_label
 from hangwatch.model import Group, Incident, JobState, Member, Signature
@@ -46,6 +48,20 @@ def states(snapshot: Snapshot, now: float) -> Iterator[Metric]:
                     [*name, index.get(uuid, ""), uuid, number_text(rank.rank), number_text(rank.local_rank)], 1
                 )
     yield from (info, state, ranks, absent, quiet, page, gpus)
+
+
+def idle_workers(snapshot: Snapshot, now: float, settings: Detector) -> Iterator[Metric]:
+    """Yield the time since the GPU of one rank stopped working while all other GPUs of its job work on."""
+    text = "Time since the GPU of this rank stopped working, while all other GPUs of the job work"
+    idle = gauge("job_idle_worker_seconds", text, (*JOB, "rank"))
+    for entry in snapshot.living:
+        worker = find_idle_worker(entry.watch, now, settings)
+        if worker is not None:
+            ranks = [rank.rank for rank in entry.job.ranks if worker[0] in rank.gpu_uuids]
+            idle.add_metric(
+                [*entry.job.name.labels.values(), number_text(ranks[0] if ranks else None)], now - worker[1]
+            )
+    yield idle
 
 
 def silences(snapshot: Snapshot) -> Iterator[Metric]:

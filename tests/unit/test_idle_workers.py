@@ -6,7 +6,9 @@ import pytest
 
 from hangwatch import detector
 from hangwatch.detector.job_watch import JobWatch
+from hangwatch.metrics.job_metrics import idle_workers
 from hangwatch.model import JobState
+from hangwatch.state.board import JobEntry, Snapshot
 from tests.unit.test_detector import DEFAULTS, Series, job
 
 WORKS, IDLE = 600.0, 84.0
@@ -46,6 +48,22 @@ def test_gpu_of_an_idle_worker_is_reported_once_an_hour() -> None:
     )
     assert count_warnings(series.feed(ONE_IDLE, AN_HOUR - 300)) == 1
     assert count_warnings(series.feed(ONE_IDLE, 600)) == 2
+
+
+def test_idle_worker_is_exported_while_it_is_idle() -> None:
+    series = worked(HALF_AN_HOUR + 60)
+
+    def exported() -> list[tuple[str, float]]:
+        board = Snapshot(jobs={"k": JobEntry(job=job(4), watch=series.watch)})
+        (family,) = idle_workers(board, series.now, DEFAULTS)
+        return [(sample.labels["rank"], sample.value) for sample in family.samples]
+
+    assert exported() == []
+    series.feed(ONE_IDLE, int(DEFAULTS.stalled_hold_seconds) + 60)
+    ((rank, seconds),) = exported()
+    assert rank == "3" and DEFAULTS.stalled_hold_seconds <= seconds <= DEFAULTS.stalled_hold_seconds + 60
+    series.feed(WORKS, 60)
+    assert exported() == []
 
 
 @pytest.mark.parametrize(

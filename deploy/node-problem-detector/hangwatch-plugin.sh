@@ -10,7 +10,7 @@ if [ -n "$line" ]; then
     exit 1
 fi
 if [ -z "$report" ]; then
-    echo "hangwatch check gave no answer"
+    echo "hangwatch check did not respond"
     exit 2
 fi
 if printf '%s\n' "$report" | grep -q '^UNKNOWN'; then

@@ -471,4 +471,4 @@ def test_what_a_program_makes_of_its_stacks_fills_no_memory(tmp_path: Path) -> N
     (first, second) = found[1].ranks[0].rounds
     assert stack_limits.size_bytes(first.threads) + stack_limits.size_bytes(second.threads) < 400_000
     assert first.threads == second.threads, "a blocked stack is the same in each round"
-    assert "left out" in (first.threads[-1].name or "")
+    assert "not shown" in (first.threads[-1].name or "")

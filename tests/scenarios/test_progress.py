@@ -6,18 +6,16 @@ from statistics import median
 
 import pytest
 
-from hangwatch.config import Settings
 from tests.scenarios.power import HEALTHY_SCENARIOS, HOUR, PAUSE_SCENARIOS, PowerScenario
 from tests.scenarios.progress import HANGS, LOOK_ALIKES, Hang, Healthy
-from tests.scenarios.simulation import Node, Played, play
+from tests.scenarios.simulation import SETTINGS, Node, Played, play
 from tests.scenarios.test_power import begin_of
 
-DEFAULTS = Settings()
 TRAINED_SECONDS = 1000.0
 
 
 def played(node: Node, seconds: float, begin: float = 0.0) -> Played:
-    return play(node, seconds, DEFAULTS, begin=begin, has_counters=True)["job"]
+    return play(node, seconds, SETTINGS, begin=begin, has_counters=True)["job"]
 
 
 def play_hang(hang: Hang) -> Played:

@@ -14,7 +14,7 @@ from hangwatch.model import Fault
 from hangwatch.model.flight_records import ProgressCounter
 from tests.scenarios.power import LOCKED, TRAINS, WAITS
 from tests.scenarios.progress import BEHIND_FULL_GPU, WAITS_AT_FULL_POWER, after, without_power
-from tests.scenarios.simulation import Doing, Node, Played, play
+from tests.scenarios.simulation import SETTINGS, Doing, Node, Played, play
 
 BEGIN = 600.0
 TWO_JOBS = (("first", range(4)), ("second", range(4, 8)))
@@ -22,7 +22,7 @@ WORKS_ALONE = changed(TRAINS, enqueues=False)
 
 
 def run(node: Node, seconds: float, settings: Settings | None = None) -> dict[str, Played]:
-    return play(node, seconds, settings or Settings(), has_counters=True)
+    return play(node, seconds, settings or SETTINGS, has_counters=True)
 
 
 def pausing(*pauses: tuple[float, float]) -> Node:
@@ -38,13 +38,13 @@ def pausing(*pauses: tuple[float, float]) -> Node:
 
 @pytest.mark.parametrize(("limit", "captures"), [(6, 2), (1, 1), (0, 0)])
 def test_captures_before_the_hold_are_limited(limit: int, captures: int) -> None:
-    settings = replace(Settings(), progress=Progress(captures_per_hour=limit))
+    settings = replace(SETTINGS, progress=Progress(captures_per_hour=limit))
     job = run(pausing((BEGIN, 40), (BEGIN + 300, 80)), BEGIN + 600, settings)["job"]
     assert job.glances == captures and not job.pages
 
 
 def test_hang_is_found_at_the_hold_without_earlier_captures() -> None:
-    settings = replace(Settings(), progress=Progress(captures_per_hour=0))
+    settings = replace(SETTINGS, progress=Progress(captures_per_hour=0))
     job = run(pausing((BEGIN, 1000)), BEGIN + 300, settings)["job"]
     assert (job.glances, job.states[-1], len(job.pages)) == (0, "hung", 1)
     assert job.pages[0] - BEGIN <= 135

@@ -256,7 +256,7 @@ def test_prometheus_knows_the_nodes_of_a_job_also_one_that_is_gone(tmp_path: Pat
             asked = ["merge", "--json", "--prometheus", prometheus.url, "--http-config", str(tmp_path / "http.yml")]
             done = hangwatch(*asked, "--job", incidents[0].job.job_id)
             by_name = hangwatch(*asked, "--job", "llama-70b")
-            unknown = hangwatch(*asked, "--job", "nobody")
+            unknown = hangwatch(*asked, "--job", "no-such-job")
     assert done.returncode == 1, done.stderr
     answer = json.loads(done.stdout)
     assert by_name.returncode == 1, by_name.stderr

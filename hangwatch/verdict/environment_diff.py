@@ -14,7 +14,7 @@ from hangwatch.tables import environment_names
 _MOST_DIFFERENCES = 32
 _MOST_RANKS = 64
 _MOST_VALUES = 4
-_MOST_DIFFERENCES = 8
+_MOST_IN_EVIDENCE = 8
 _VALUE_CHARACTERS = 200
 
 
@@ -69,7 +69,7 @@ def as_evidence(environment: Environment, pointed: Collection[RankId]) -> Iterat
         return bool(minority) and minority <= pids
 
     differences = sorted(environment.differences, key=lambda difference: not is_about_pointed(difference))
-    for difference in differences[:_MOST_DIFFERENCES]:
+    for difference in differences[:_MOST_IN_EVIDENCE]:
         message = f"{describe_difference(difference)}; {difference.why}"
         yield Evidence(kind="environment", message=message, ranks=difference.minority)
 

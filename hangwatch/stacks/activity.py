@@ -281,18 +281,7 @@ class Table:
         return self.classify(thread.frames, thread.installed_frames)
 
     def match(self, frames: Sequence[Frame], installed_frames: int | None = None) -> Match:
-        """Return the activity of a stack and the index of the frame that matched.
-
-        In py-spy's text, a file without a folder (`train.py`) is likely the user's. If it is the innermost one, a name
-        does not show that the rank is busy by itself: the user's `save_checkpoint` may wait for the GPU.
-        """
-        found = self._match(frames, installed_frames)
-        is_busy = found.depth >= 0 and find_activity(found.doing.activity).waits_for == "nothing"
-        if is_busy and installed_frames is None and stack_frames.is_script(frames[0].file):
-            return self._match(frames, 0)
-        return found
-
-    def _match(self, frames: Sequence[Frame], installed_frames: int | None) -> Match:
+        """Return the activity of a stack and the index of the frame that matched."""
         stack = tuple(frame.place for frame in frames)
         found = self._of_stack.get((stack, installed_frames))
         if found is None:

@@ -151,11 +151,6 @@ def is_standard(file: str) -> bool:
     return folder in _STANDARD_PACKAGES if slash else file.removesuffix(".py") in sys.stdlib_module_names
 
 
-def is_script(file: str) -> bool:
-    """True if a path is that of a Python file without a folder, outside of the standard library."""
-    return file.endswith(".py") and "/" not in file and not is_standard(file)
-
-
 def find_owners(files: Sequence[str], installed_frames: int | None) -> tuple[bool | None, ...]:
     """Return for each file true if it belongs to the user's program, false if to a library, None if unknown.
 

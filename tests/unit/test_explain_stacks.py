@@ -20,12 +20,11 @@ from hangwatch.explain.logs import log_evidence
 from hangwatch.explain.stacks import faulthandler_text, gdb_text, pystack_text
 from hangwatch.explain.stacks.parsed_processes import MOST_FRAMES, Interned
 from hangwatch.model import Frame, RankDump, Thread, Verdict
-from hangwatch.report import dump_text, text
+from hangwatch.report import text
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge
 from hangwatch.verdict.supplements import complete
-from tests import hangs
 from tests.conftest import DATA
 
 TABLE = activity.load()
@@ -412,21 +411,3 @@ def test_a_stack_without_an_end_is_cut() -> None:
     assert len(main_thread(rank).frames) == MOST_FRAMES
     (rank,) = collect('Thread 1 (LWP 7 "python"):', *["#0  f (x=1) at a.c:1"] * (MOST_FRAMES + 10)).ranks
     assert len(main_thread(rank).frames) == MOST_FRAMES
-
-
-@pytest.mark.parametrize(
-    "name", ["the user's own checkpoint, copying off the GPU", "the user's own batch, copied to the GPU"]
-)
-def test_name_of_users_function_in_text_does_not_accuse(name: str) -> None:
-    """A text does not show which files are the user's. Without a folder, `train.py` is one."""
-    (case,) = (case for case in hangs.CASES if case["name"] == name)
-    lines = [line for rank in hangs.rank_dumps(case) for line in dump_text.rank_lines(rank, "python train.py")]
-    verdict, _ = explained(traces.collect([("dump.txt", lines)]))
-    assert (verdict.named, [rank.rank for rank in verdict.first_look]) == ((), case["first_look"])
-
-
-def test_name_of_users_function_around_a_library_tells_its_work() -> None:
-    inside = TABLE.classify(hangs.frames(["read (fsspec/spec.py:9)", "get_batch (train.py:122)"]))
-    assert inside.activity == "storage"
-    assert TABLE.classify(hangs.frames(["get_batch (train.py:122)"])).activity == "unknown"
-    assert TABLE.classify(hangs.frames(["get_batch (pile/data.py:122)"])).activity == "data_loading"

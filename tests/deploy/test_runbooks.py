@@ -105,26 +105,42 @@ def test_the_reasons_that_a_runbook_explains_are_those_of_the_check() -> None:
     assert seen >= 10
 
 
-def test_the_keys_of_the_tuning_page_exist_with_these_defaults() -> None:
-    text = (ROOT / "docs/tuning.md").read_text()
-    seen = set()
-    sections = {
-        "[detector]": config.Detector(),
-        "[capture]": config.Capture(),
-        "[crashes]": config.Crashes(),
-        "[hooks]": config.Hooks(),
-        "[socket]": config.Socket(),
-    }
-    for heading, section in sections.items():
-        part = text.split(f"### `{heading}`")[1].split("\n###")[0]
-        for names, values in re.findall(
-            r"^\| (`[^|]+`) \| ([\d., \[\]]+|true|false|\"[^\"]+\") \|", part, re.MULTILINE
-        ):
-            keys = re.findall(r"`(\w+)`", names)
-            defaults = json.loads(msgspec.json.encode([getattr(section, key) for key in keys]))
-            assert defaults == json.loads(f"[{values}]"), names
-            seen.update(keys)
-        assert {field.name for field in msgspec.structs.fields(section)} <= seen, f"{heading}: a key is not explained"
+DEFAULTS_ROW = re.compile(r"^\| (`[^|]+`) \| ([\d., \[\]]+|true|false|\"[^\"]+\") \|", re.MULTILINE)
+SECTIONS = {
+    "[detector]": config.Detector(),
+    "[progress]": config.Progress(),
+    "[capture]": config.Capture(),
+    "[crashes]": config.Crashes(),
+    "[hooks]": config.Hooks(),
+    "[socket]": config.Socket(),
+}
+
+
+@pytest.mark.golden
+def test_tuning_page_explains_each_key_with_its_default() -> None:
+    # `make golden` writes the defaults of config.py into the page.
+    page = ROOT / "docs/tuning.md"
+    renewed = page.read_text()
+    for heading, section in SECTIONS.items():
+        before, _, rest = renewed.partition(f"### `{heading}`")
+        part, end, after = rest.partition("\n###")
+        keys = [key for names, _ in DEFAULTS_ROW.findall(part) for key in re.findall(r"`(\w+)`", names)]
+        assert {field.name for field in msgspec.structs.fields(section)} <= set(keys), f"{heading}: a key is missing"
+        rows = DEFAULTS_ROW.sub(lambda row, section=section: _default_row(row, section), part)
+        renewed = f"{before}### `{heading}`{rows}{end}{after}"
+    if os.environ.get("HANGWATCH_RENEW_GOLDEN"):
+        page.write_text(renewed)
+    assert page.read_text() == renewed, "run `make golden` and read the diff"
+
+
+def _default_row(row: re.Match[str], section: msgspec.Struct) -> str:
+    """Return the first two cells of a row with the present defaults. A cell with equal values stays as it is."""
+    names, cell = row.groups()
+    defaults = json.loads(msgspec.json.encode([getattr(section, key) for key in re.findall(r"`(\w+)`", names)]))
+    if defaults != json.loads(f"[{cell}]"):
+        texts = (f"{value:g}" if isinstance(value, float) else json.dumps(value) for value in defaults)
+        cell = ", ".join(texts)
+    return f"| {names} | {cell} |"
 
 
 @pytest.mark.torch

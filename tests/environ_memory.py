@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import gc
+import time
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tests.recorder_memory import Memory
 
 PAGE_BYTES = 4096
+
+
+@contextlib.contextmanager
+def within_cpu_seconds(limit_seconds: float) -> Iterator[None]:
+    """Fail if the block uses more CPU. No garbage is collected in it: that would visit the whole heap of the tests."""
+    gc.disable()
+    try:
+        began = time.process_time()
+        yield
+        used_seconds = time.process_time() - began
+    finally:
+        gc.enable()
+    assert used_seconds < limit_seconds
 
 
 class EnvironMemory(NamedTuple):

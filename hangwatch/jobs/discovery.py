@@ -176,7 +176,7 @@ def _rank(
         rank=seat.rank if seat else None,
         local_rank=local_rank,
         gpu_uuids=rank_gpus.find_gpus(pids, process.environ, local_rank, samples),
-        workers=tuple(Worker(id=child.id, comm=_title(child) or child.comm) for child in below),
+        workers=tuple(Worker(child.id, _title(child) or child.comm, process_role.is_python(child)) for child in below),
         title=_title(process),
     )
 

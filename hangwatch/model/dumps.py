@@ -220,6 +220,7 @@ class WorkerDump(Value, frozen=True):
     comm: str
     rounds: tuple[ProcessDump, ...]
     waits_for_mount: bool = False
+    is_python: bool = True
 
 
 class LaunchCount(Value, frozen=True):

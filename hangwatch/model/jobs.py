@@ -45,6 +45,7 @@ class Worker(Value, frozen=True):
 
     id: ProcessId
     comm: str
+    is_python: bool = True
 
 
 class Rank(Value, frozen=True):

@@ -1,7 +1,8 @@
 """Choice of the CPU time and bytes that count as motion of a rank. Pure.
 
 During a hang, a side thread that writes metrics still moves bytes. So only a part of the process may count:
-* If the main thread is in a call about one object: the bytes of that object, and of workers and children.
+* If the main thread is in a call about one object: the bytes of that object, and the motion of Python workers and of
+  the process that it waits for. A child such as `wandb-core` works during a hang, too.
 * If the main thread is in a collective, or waits for its GPU: the bytes of all connections to other ranks.
 * In any other wait: everything, because the main thread may wait for any thread of its process.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from hangwatch.model import EnqueuedOperation, RankDump, Waits
+from hangwatch.model import EnqueuedOperation, RankDump, Waits, WorkerDump
 from hangwatch.stacks import activity, rates
 from hangwatch.stacks.process_activity import ProcessPlace
 from hangwatch.stacks.rates import MainRates, Rates
@@ -23,18 +24,14 @@ Awaited = Literal["object", "ranks", "gpu"]
 class AwaitedRates(NamedTuple):
     """The rates of CPU time and bytes that count as motion of a rank.
 
-    `process` are the rates of the rank's process or of a part of it. `others` are those of its workers and children.
-    `awaited` is None if the motion of every thread counts.
+    `process` are the rates of the rank's process or of a part of it. `others` are those of `workers` and children, for
+    which the main thread may be waiting. `awaited` is None if the motion of every thread counts.
     """
 
     awaited: Awaited | None
     process: Rates
-    others: tuple[Rates, ...]
-
-    @property
-    def may_wait_for_workers(self) -> bool:
-        """True if the main thread may be waiting for workers or children of the rank."""
-        return self.awaited in (None, "object")
+    workers: tuple[WorkerDump, ...] = ()
+    others: tuple[Rates, ...] = ()
 
 
 def measure_awaited(rank: RankDump, main: MainRates, awaited: Awaited | None) -> AwaitedRates:
@@ -50,9 +47,10 @@ def measure_awaited(rank: RankDump, main: MainRates, awaited: Awaited | None) ->
         # A main thread that waits for the GPU may in fact wait for torch's threads, which compute.
         process = Rates(process.cpu_ratio if awaited == "gpu" else main.cpu_ratio, carried)
     if awaited in ("ranks", "gpu"):
-        return AwaitedRates(awaited, process, ())
-    workers = (rates.measure_process(worker.rounds) for worker in rank.workers)
-    return AwaitedRates(awaited, process, (*workers, rates.measure_children(rank.rounds)))
+        return AwaitedRates(awaited, process)
+    workers = tuple(worker for worker in rank.workers if awaited is None or worker.is_python)
+    measured = (rates.measure_process(worker.rounds) for worker in workers)
+    return AwaitedRates(awaited, process, workers, (*measured, rates.measure_children(rank.rounds)))
 
 
 def find_awaited(

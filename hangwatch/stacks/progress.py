@@ -103,7 +103,7 @@ def measure(
         main_rates=counted.process,
         worker_rates=counted.others,
         total=rates.sum_rates([counted.process, *counted.others]),
-        workers=rank.workers if counted.may_wait_for_workers else (),
+        workers=counted.workers,
         awaited=counted.awaited,
     )
     signature = _classify(seen, mount_holds_job=mount_holds_job)

@@ -1,6 +1,6 @@
 """Real Ray, JAX, DeepSpeed and notebooks: each job is found in time, and its planted rank is pointed at.
 
-`make long PART=frameworks` installs them (the extra `frameworks` in pyproject.toml).
+The extra `test` in pyproject.toml contains Ray and JAX; `make long PART=frameworks` installs DeepSpeed (`frameworks`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ notebook_launcher(train, (), num_processes=3, use_port="{port}")
 
 def needs(module: str) -> pytest.MarkDecorator:
     is_missing = importlib.util.find_spec(module) is None
-    return pytest.mark.skipif(is_missing, reason=f"needs {module}: make long PART=frameworks")
+    return pytest.mark.skipif(is_missing, reason=f"needs {module}: see pyproject.toml")
 
 
 @contextlib.contextmanager
@@ -132,8 +132,9 @@ def ranks_of_pid(pid: int) -> list[list[int]]:
 
 
 @needs("ray")
-@pytest.mark.series
-@pytest.mark.parametrize("mode", ["train", "verl", "environ"])
+@pytest.mark.parametrize(
+    "mode", ["verl", *(pytest.param(mode, marks=pytest.mark.series) for mode in ("train", "environ"))]
+)
 def test_ray_worker_groups_are_jobs_with_their_ranks(mode: str, tmp_path: Path) -> None:
     temporary = tempfile.mkdtemp(prefix="r")  # its path must be short: Ray's sockets lie below it
     command = [sys.executable, str(PROGRAMS / "ray_groups.py"), mode, str(tmp_path), temporary]
@@ -160,8 +161,7 @@ def test_ray_worker_groups_are_jobs_with_their_ranks(mode: str, tmp_path: Path) 
 
 
 @needs("jax")
-@pytest.mark.series
-@pytest.mark.parametrize("processes", [3, 5])
+@pytest.mark.parametrize("processes", [3, pytest.param(5, marks=pytest.mark.series)])
 def test_jax_processes_with_their_number_as_an_argument_are_a_job(processes: int, tmp_path: Path) -> None:
     port = str(free_port())
     program = [sys.executable, str(PROGRAMS / "jax_arguments.py"), str(tmp_path)]

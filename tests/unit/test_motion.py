@@ -319,6 +319,12 @@ def test_rank_waiting_for_loader_workers_does_not_wait_for_its_gpu(
     assert progress.measure(stack_dump, standings, SETTINGS).signature is expected, name
 
 
+def beside_program(stack_dump: RankDump) -> RankDump:
+    """Return the rank with workers of another program than Python."""
+    workers = (structs.replace(one, comm="wandb-core", is_python=False) for one in stack_dump.workers)
+    return structs.replace(stack_dump, workers=tuple(workers))
+
+
 IN_COLLECTIVE = [["all_reduce (torch/distributed/distributed_c10d.py:2810)", *HERE]] * 3
 RECEIVES = structs.replace(READS, name="recvfrom", object="socket")
 AT_CHILD = SystemCall(number=61, name="wait4", kind="awaits_child", object="child")
@@ -351,6 +357,10 @@ BESIDE = {"io": 1e5, "main_io": 0.0, "rank_bytes": 0.0}  # a side thread writes 
          rank(dumps(STILL, call=AT_CHILD, children_cpu_seconds=1.0, **BESIDE)), Signature.UNKNOWN),
         ("its loader worker computes",
          rank(dumps(STILL, call=READS, **BESIDE), dumps([HERE, THERE, HERE])), Signature.COMPUTES),
+        ("a child that is not Python computes",
+         beside_program(rank(dumps(STILL, call=READS, **BESIDE), dumps([HERE, HERE], cpu=1.0))), Signature.BLOCKED),
+        ("the same, and the main thread may wait for it",
+         beside_program(rank(dumps(STILL), dumps([HERE, HERE], io=1e6))), Signature.TRANSFERS),
         ("sleeps in torch", rank(dumps(STILL, waits_in_torch=True, **BESIDE)), Signature.BLOCKED),
         ("spins while it waits for its GPU",
          rank(dumps(STILL, cpu=1.0, **BESIDE), use=1.0, power=0.1), Signature.BEHIND_GPU),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -55,7 +56,7 @@ class RealDaemon:
         self.config.write_text(_toml(merged))
         self._environ = {**environ, "PYTHONUNBUFFERED": "1"}
         self.log_file = folder / "daemon.log"
-        self.port = 0
+        self.port = self.health_port = 0
         self._host = merged["http"]["listen"]
 
     def __enter__(self) -> RealDaemon:
@@ -69,6 +70,7 @@ class RealDaemon:
             self.process.kill()
             raise
         self.port = int(line.rsplit(":", 1)[1])
+        self.health_port = int(re.findall(r"health on .*:(\d+)", self.log)[0])
         return self
 
     def __exit__(

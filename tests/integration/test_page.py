@@ -144,7 +144,7 @@ def test_a_daemon_killed_twice_in_a_hang_makes_one_page_of_one_incident(
                     tmp_path / f"hw{times}",
                     fake_driver.environ,
                     store=kept,
-                    http={**QUICK["http"], "port": daemon.port},
+                    http={**QUICK["http"], "port": daemon.port, "health_port": daemon.health_port},
                 )
             )
             daemon.wait_for_state(job.run_id, "hung", 60)

@@ -5,7 +5,9 @@ It must find the measured hangs, and must not page healthy jobs that look simila
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings
@@ -158,6 +160,19 @@ def test_measured_hangs_are_suspected_after_the_hold(limit: float, working: floa
     series.captured(frozen=8, moving=0)
     assert series.watch.state is S.HUNG
     assert series.pages
+
+
+@pytest.mark.parametrize(("hung", "is_suspected"), [("context", True), ("spin", True), ("copy", False)])
+def test_states_that_were_read_on_a_real_gpu(hung: str, is_suspected: bool) -> None:
+    """A kernel that spins, as NCCL's do while they wait, draws no more than an idle context."""
+    read = json.loads((Path(__file__).parents[1] / "data/gpus/h100.json").read_text())
+    watts = {name: state["nvml_watts"] for name, state in read["states"].items()}
+    assert all(
+        state["nvidia_smi_watts"] == pytest.approx(watts[name], rel=0.02) for name, state in read["states"].items()
+    )
+    series = Series(ranks=1, limit=read["limit_watts"]).feed(watts["idle"], 10).feed(watts["load"], 300)
+    series.feed(watts[hung], HELD)
+    assert (S.SUSPECTED in series.states) is is_suspected
 
 
 def test_hang_in_first_seconds_is_compared_with_first_work() -> None:

@@ -7,7 +7,6 @@ import shlex
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,11 +16,10 @@ from msgspec.structs import replace
 
 from hangwatch import capture, config, words
 from hangwatch.capture.diagnosis import diagnose_job
-from hangwatch.capture.job_scan import JobScan
 from hangwatch.cli import progress_line, screen
 from hangwatch.cli.completion import complete_running_jobs
 from hangwatch.cli.config_choice import config_option, settings_from
-from hangwatch.cli.job_choice import choose
+from hangwatch.cli.node_jobs import GPU_SECONDS, NO_JOB, Pid, find_jobs, gpus_by_pid, jobs_of_pids, running_sampler
 from hangwatch.cli.node_options import Reach, nodes_options, parse_reach, topology_option
 from hangwatch.cli.progress_line import Step
 from hangwatch.cli.source_lines import read_source_lines
@@ -29,39 +27,19 @@ from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.errors import TemporaryError, UserError
 from hangwatch.jobs import likely_ranks
-from hangwatch.model import GpuSweep, Incident, Job, JobState, RankDump, Verdict
+from hangwatch.model import Incident, Job, JobState, RankDump, Verdict
 from hangwatch.probes.gpu import query
-from hangwatch.probes.gpu.node_sampler import NodeSampler, make_sampler
+from hangwatch.probes.gpu.node_sampler import NodeSampler
 from hangwatch.probes.node import host
-from hangwatch.probes.process import procfs
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.report import text
 from hangwatch.stacks import activity
-from hangwatch.tables.launchers import TABLE
 from hangwatch.verdict import second_round
 from hangwatch.verdict.wording import stuck_on
 
-GPU_SECONDS = 3.0
 MOST_OWNERS = 8
 MOST_LIKELY_RANKS = 64
-_MOST_ANCESTORS = 64
-NO_JOB = (
-    "no training job found on this node: no process was started by one of these launchers\n"
-    f"({', '.join(dict.fromkeys(launcher.name for launcher in TABLE.launchers))}),\n"
-    "and none has a rank in an environment that this user may read (try as root, or --pid)"
-)
-
 _PROGRAM_FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")  # in which sudo looks, see secure_path in sudoers(5)
-
-
-class _Pid(click.IntRange):
-    """A process id. A list of several is refused, with what to type instead."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if isinstance(value, str) and "," in value:
-            pids = filter(None, (part.strip() for part in value.split(",")))
-            self.fail(f"give each pid its own option: {' '.join(f'--pid {pid}' for pid in pids)}", param, ctx)
-        return super().convert(value, param, ctx)
 
 
 class DumpOptions(NamedTuple):
@@ -100,7 +78,7 @@ class DumpOptions(NamedTuple):
 @click.option(
     "--pid",
     "pids",
-    type=_Pid(1, 1 << 22),
+    type=Pid(1, 1 << 22),
     multiple=True,
     help="Dump these processes instead of jobs. The pid of a launcher or an inference server means all "
     "its ranks. Repeatable.",
@@ -187,7 +165,7 @@ def _dump_local(options: DumpOptions) -> int:
     _refuse_conflicts(options)
     settings, _ = settings_from(options.config_path)
     dumped: list[Incident] = []
-    with _running_sampler(settings) as gpus:
+    with running_sampler(settings) as gpus:
         local = _LocalDump(options, settings, gpus)
         try:
             jobs = local.jobs()
@@ -252,9 +230,9 @@ class _LocalDump:
         """Return the jobs that the options select. Raises InputError."""
         options, limits = self._options, self._settings.jobs
         if options.pids:
-            jobs, self._whole_job = _jobs_of_pids(options.pids, self._sweep, limits)
+            jobs, self._whole_job = jobs_of_pids(options.pids, self._sweep, limits)
             return jobs
-        return _jobs(options.wanted, self._sweep, limits, every=options.grouped)
+        return find_jobs(options.wanted, self._sweep, limits, every=options.grouped)
 
     def incident(self, job: Job) -> Incident:
         """Dump one job and return its incident.
@@ -292,7 +270,7 @@ class _LocalDump:
 
     def likely_ranks(self) -> Iterator[str]:
         """Yield a line for each process that holds a GPU or is titled like a worker, and the command that dumps all."""
-        gpus = _gpus_by_pid(self._sweep)
+        gpus = gpus_by_pid(self._sweep)
         processes = likely_ranks.find_likely_ranks(ProcessScan().processes(gpus), gpus)[:MOST_LIKELY_RANKS]
         if not processes:
             return
@@ -460,90 +438,6 @@ def _refuse_bare(arguments: Sequence[str]) -> None:
         are_pids = all(map(str.isdecimal, arguments))
         options = " ".join(f"--pid {pid}" for pid in arguments) if are_pids else f"--job {shlex.quote(arguments[0])}"
         raise click.UsageError(f"pids and jobs need an option: hangwatch dump {options}")
-
-
-def _jobs_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.Jobs) -> tuple[list[Job], Job | None]:
-    """Return a job that consists of these processes, or the jobs of these launchers. Raises InputError.
-
-    With a single rank, also return the job that it is a rank of; else None.
-
-    A process that is not a rank and above all processes of a job is a launcher of that job: for example the shell or
-    the Python program around mp.spawn, or the driver that has started Ray. The pid of a server selects its workers.
-    """
-    missing = [pid for pid in pids if not procfs.read_state(pid)]
-    if missing:
-        raise InputError(f"--pid {missing[0]}: no such process")
-    scan = JobScan(limits=limits)
-    found = scan.find(sweep, host.node_name())
-    all_jobs = (*found.jobs, *found.engines)
-    started = {pid: [job for job in all_jobs if _has_started(pid, job)] for pid in pids}
-    for pid, below in started.items():
-        if len(below) > 1:
-            click.echo(f"pid {pid} is not a rank: these are the {len(below)} jobs below it", err=True)
-    if all(started.values()):
-        return list({job.key: job for jobs in started.values() for job in jobs}.values()), None
-    gpus = _gpus_by_pid(sweep)
-    processes = scan.processes.processes(gpus)
-    expanded = [
-        [process.pid for job in started[pid] for process in job.processes]
-        or likely_ranks.find_ranks_below(pid, processes, gpus)
-        or [pid]
-        for pid in pids
-    ]
-    selected = list(dict.fromkeys(pid for ranks in expanded for pid in ranks))
-    whole = next(
-        (job for job in all_jobs if len(selected) == 1 and selected[0] in {one.pid for one in job.processes}), None
-    )
-    return [capture.job_of_pids(selected, scan.processes)], whole
-
-
-def _has_started(pid: int, job: Job) -> bool:
-    """True if a process is a launcher of the job, or above all its processes."""
-    if any(pid == launcher.pid for launcher in job.launcher_ids):
-        return True
-    return all(pid != process.pid and _is_below(process.pid, pid) for process in job.processes)
-
-
-def _is_below(pid: int | None, ancestor: int) -> bool:
-    for _ in range(_MOST_ANCESTORS):
-        if pid is None or pid == ancestor:
-            break
-        pid = procfs.read_parent(pid)
-    return pid == ancestor
-
-
-def _gpus_by_pid(sweep: GpuSweep | None) -> dict[int, list[int]]:
-    """Return the indexes of the GPUs that each process holds."""
-    gpus: dict[int, list[int]] = {}
-    for gpu in sweep.gpus if sweep is not None else ():
-        for pid in gpu.pids:
-            gpus.setdefault(pid, []).append(gpu.index)
-    return gpus
-
-
-@contextmanager
-def _running_sampler(settings: config.Settings) -> Iterator[NodeSampler]:
-    gpus = make_sampler(sample_seconds=1.0, deadline_seconds=settings.gpu.deadline_seconds)
-    gpus.start()
-    try:
-        yield gpus
-    finally:
-        gpus.stop()
-
-
-def _jobs(wanted: str | None, sweep: GpuSweep | None, limits: config.Jobs, *, every: bool) -> list[Job]:
-    """Return the jobs on this node; with `wanted`, only the job with this id, key or name.
-
-    With `every`, for a dump of many nodes, return all jobs with this id, key or name; there may be none. The job is
-    then selected after all nodes have responded.
-    """
-    scan = JobScan(limits=limits).find(sweep, host.node_name())
-    for left_out in scan.left_out:
-        click.echo(f"not dumped {left_out}: exceeds a limit in [jobs], see `hangwatch config --sample`", err=True)
-    jobs = (*scan.jobs, *scan.engines)
-    if every or wanted is None:
-        return [job for job in jobs if wanted is None or job.is_called(wanted)]
-    return [choose(wanted, jobs)]
 
 
 COMMANDS = (dump,)

@@ -1,0 +1,124 @@
+"""The jobs of this node, found by a command without the daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from hangwatch import capture, config
+from hangwatch.capture.job_scan import JobScan
+from hangwatch.cli.job_choice import choose
+from hangwatch.cli.usage_errors import InputError
+from hangwatch.jobs import likely_ranks
+from hangwatch.model import GpuSweep, Job
+from hangwatch.probes.gpu.node_sampler import NodeSampler, make_sampler
+from hangwatch.probes.node import host
+from hangwatch.probes.process import procfs
+from hangwatch.tables.launchers import TABLE
+
+GPU_SECONDS = 3.0
+_MOST_ANCESTORS = 64
+NO_JOB = (
+    "no training job found on this node: no process was started by one of these launchers\n"
+    f"({', '.join(dict.fromkeys(launcher.name for launcher in TABLE.launchers))}),\n"
+    "and none has a rank in an environment that this user may read (try as root, or --pid)"
+)
+
+
+class Pid(click.IntRange):
+    """A process id. A list of several is refused, with what to type instead."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the pid. Raises click.BadParameter."""
+        if isinstance(value, str) and "," in value:
+            pids = filter(None, (part.strip() for part in value.split(",")))
+            self.fail(f"give each pid its own option: {' '.join(f'--pid {pid}' for pid in pids)}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def jobs_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.Jobs) -> tuple[list[Job], Job | None]:
+    """Return a job that consists of these processes, or the jobs of these launchers. Raises InputError.
+
+    With a single rank, also return the job that it is a rank of; else None.
+
+    A process that is not a rank and above all processes of a job is a launcher of that job: for example the shell or
+    the Python program around mp.spawn, or the driver that has started Ray. The pid of a server selects its workers.
+    """
+    missing = [pid for pid in pids if not procfs.read_state(pid)]
+    if missing:
+        raise InputError(f"--pid {missing[0]}: no such process")
+    scan = JobScan(limits=limits)
+    found = scan.find(sweep, host.node_name())
+    all_jobs = (*found.jobs, *found.engines)
+    started = {pid: [job for job in all_jobs if _has_started(pid, job)] for pid in pids}
+    for pid, below in started.items():
+        if len(below) > 1:
+            click.echo(f"pid {pid} is not a rank: these are the {len(below)} jobs below it", err=True)
+    if all(started.values()):
+        return list({job.key: job for jobs in started.values() for job in jobs}.values()), None
+    gpus = gpus_by_pid(sweep)
+    processes = scan.processes.processes(gpus)
+    expanded = [
+        [process.pid for job in started[pid] for process in job.processes]
+        or likely_ranks.find_ranks_below(pid, processes, gpus)
+        or [pid]
+        for pid in pids
+    ]
+    selected = list(dict.fromkeys(pid for ranks in expanded for pid in ranks))
+    whole = next(
+        (job for job in all_jobs if len(selected) == 1 and selected[0] in {one.pid for one in job.processes}), None
+    )
+    return [capture.job_of_pids(selected, scan.processes)], whole
+
+
+def _has_started(pid: int, job: Job) -> bool:
+    """True if a process is a launcher of the job, or above all its processes."""
+    if any(pid == launcher.pid for launcher in job.launcher_ids):
+        return True
+    return all(pid != process.pid and _is_below(process.pid, pid) for process in job.processes)
+
+
+def _is_below(pid: int | None, ancestor: int) -> bool:
+    for _ in range(_MOST_ANCESTORS):
+        if pid is None or pid == ancestor:
+            break
+        pid = procfs.read_parent(pid)
+    return pid == ancestor
+
+
+def gpus_by_pid(sweep: GpuSweep | None) -> dict[int, list[int]]:
+    """Return the indexes of the GPUs that each process holds."""
+    gpus: dict[int, list[int]] = {}
+    for gpu in sweep.gpus if sweep is not None else ():
+        for pid in gpu.pids:
+            gpus.setdefault(pid, []).append(gpu.index)
+    return gpus
+
+
+@contextmanager
+def running_sampler(settings: config.Settings) -> Iterator[NodeSampler]:
+    """Sample the GPUs of this node until the block ends."""
+    gpus = make_sampler(sample_seconds=1.0, deadline_seconds=settings.gpu.deadline_seconds)
+    gpus.start()
+    try:
+        yield gpus
+    finally:
+        gpus.stop()
+
+
+def find_jobs(wanted: str | None, sweep: GpuSweep | None, limits: config.Jobs, *, every: bool) -> list[Job]:
+    """Return the jobs on this node; with `wanted`, only the job with this id, key or name.
+
+    With `every`, for a dump of many nodes, return all jobs with this id, key or name; there may be none. The job is
+    then selected after all nodes have responded.
+    """
+    scan = JobScan(limits=limits).find(sweep, host.node_name())
+    for left_out in scan.left_out:
+        click.echo(f"not dumped {left_out}: exceeds a limit in [jobs], see `hangwatch config --sample`", err=True)
+    jobs = (*scan.jobs, *scan.engines)
+    if every or wanted is None:
+        return [job for job in jobs if wanted is None or job.is_called(wanted)]
+    return [choose(wanted, jobs)]

@@ -39,7 +39,7 @@ def drop_unneeded(records: RankRecords) -> RankRecords:
     whole = (record for record in records.records if record.id >= records.oldest_id)
     kept = {record.id: record for record in itertools.islice(whole, 1)}
     for of_group in last_used:
-        still_open = [record for record in of_group if record.is_open and not record.is_coalesced_part]
+        still_open = [record for record in of_group if record.counts_as_open]
         for record in (*still_open[:_OPEN_KEPT], *of_group[-NEWEST_KEPT:]):
             kept[record.id] = record
     shown = {record.group_id for record in kept.values()}
@@ -97,7 +97,7 @@ def has_old_open_operation(recorders: Iterable[RankRecords]) -> bool:
         recorder.read_unix_seconds - record.created_unix_ns / 1e9 >= _STANDS_SECONDS
         for recorder in recorders
         for record in recorder.records
-        if _counts_as_open(record)
+        if record.counts_as_open
     )
 
 
@@ -112,7 +112,7 @@ def read_single_round(recorders: Sequence[RankRecords], opened_before_unix_secon
         late = {
             _make_identity(record)
             for record in recorder.records
-            if _counts_as_open(record) and record.created_unix_ns < opened_before_unix_seconds * 1e9
+            if record.counts_as_open and record.created_unix_ns < opened_before_unix_seconds * 1e9
         }
         records = tuple(replace(record, timeout_ms=-1) for record in recorder.records)
         return _mark_open(replace(recorder, records=records), late, None)
@@ -123,7 +123,7 @@ def read_single_round(recorders: Sequence[RankRecords], opened_before_unix_secon
 def _merge_recorders(first: RankRecords, last: RankRecords, main_thread_id: int | None) -> RecorderState | None:
     if first.reset_epoch != last.reset_epoch or last.next_id < first.next_id:
         return None  # it was emptied or replaced between the rounds
-    stays_open = {_make_identity(record) for record in first.records if _counts_as_open(record)}
+    stays_open = {_make_identity(record) for record in first.records if record.counts_as_open}
     return _mark_open(last, stays_open, main_thread_id)
 
 
@@ -198,7 +198,7 @@ def _convert_record(
         order=record.id,
         created_unix_seconds=created,
         open_seconds=max(0.0, read_unix_seconds - created) if record.is_open else 0.0,
-        stays_open=_counts_as_open(record) and _make_identity(record) in stays_open,
+        stays_open=record.counts_as_open and _make_identity(record) in stays_open,
         is_p2p=record.is_p2p,
         dtypes=record.input_dtypes[:_MOST_DIMENSIONS] if are_equal else (),
         sizes=tuple(size[:_MOST_DIMENSIONS] for size in record.input_sizes[:_MOST_DIMENSIONS]) if are_equal else (),
@@ -209,14 +209,6 @@ def _convert_record(
 
 def _make_identity(record: FlightRecord) -> tuple[int, int, int]:
     return record.id, record.group_id, record.collective_seq
-
-
-def _counts_as_open(record: FlightRecord) -> bool:
-    """True if the operation has not completed. The parts of an NCCL batch never complete, so they do not count.
-
-    The record that closes the batch counts instead.
-    """
-    return record.is_open and not record.is_coalesced_part
 
 
 class Progress(NamedTuple):
@@ -242,8 +234,8 @@ def progress(recorders: Iterable[RankRecords], main_thread_id: int | None) -> Pr
         for record in recorder.records
     ]
     mains = [entry for entry in every if main_thread_id is not None and entry[2].thread_id == main_thread_id]
-    opened = [entry for entry in every if _counts_as_open(entry[2])]
-    opened_by_main = [entry for entry in mains if _counts_as_open(entry[2])]
+    opened = [entry for entry in every if entry[2].counts_as_open]
+    opened_by_main = [entry for entry in mains if entry[2].counts_as_open]
     oldest = min(opened_by_main or opened, key=lambda entry: entry[:2], default=None)
     newest = max(mains, key=lambda entry: entry[:2], default=None)
     return Progress(oldest and oldest[1], newest and newest[1], by_main=bool(opened_by_main))

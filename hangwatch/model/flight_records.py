@@ -63,6 +63,14 @@ class FlightRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """True if the operation has not completed."""
         return self.state == "open"
 
+    @property
+    def counts_as_open(self) -> bool:
+        """True if the operation has not completed. The parts of an NCCL batch never complete, so they do not count.
+
+        The record that closes the batch counts instead.
+        """
+        return self.is_open and not self.is_coalesced_part
+
 
 class GroupStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The last operation of a group that was enqueued, started and completed; -1 for none.

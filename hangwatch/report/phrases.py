@@ -84,25 +84,29 @@ def notes(grouping: Grouping) -> tuple[str, ...]:
     return (*grouping.notes, *_explain_unread(grouping.members))
 
 
-def _explain_unread(members: Iterable[Member]) -> Iterator[str]:
-    """Yield the reasons why flight recorders or NCCL's counts could not be read.
+def _explain_unread(members: Sequence[Member]) -> Iterator[str]:
+    """Yield the reasons why flight recorders or NCCL's counts could not be read."""
+    recorders = (
+        (member.id, fault)
+        for member in members
+        for fault in member.recorder.faults
+        if fault.reason not in _NO_RECORDER_EXPECTED
+    )
+    counts = ((member.id, fault) for member in members if (fault := member.recorder.nccl_ras_fault) is not None)
+    yield from explain_faults("sequence numbers", recorders)
+    yield from explain_faults("NCCL operation counts", counts)
 
-    Each reason comes once, with its remedy.
-    """
-    recorders: dict[tuple[str, str], tuple[Fault, list[RankId]]] = {}
-    counts: dict[tuple[str, str], tuple[Fault, list[RankId]]] = {}
-    for member in members:
-        for fault in member.recorder.faults:
-            if fault.reason not in _NO_RECORDER_EXPECTED:
-                library = _LIBRARIES[rank_records.find_library(fault)]
-                recorders.setdefault((fault.reason, library), (fault, []))[1].append(member.id)
-        if (refusal := member.recorder.nccl_ras_fault) is not None:
-            counts.setdefault((refusal.reason, ""), (refusal, []))[1].append(member.id)
-    for kind, faults in (("sequence numbers", recorders), ("NCCL operation counts", counts)):
-        for (reason, library), (fault, ids) in sorted(faults.items())[:_REASONS_LISTED]:
-            ranks = elided(name_ranks(sorted(ids, key=RankId.sort_key)), _FOLDED)
-            remedy = f"; {fault.remedy}" if fault.remedy else ""
-            yield f"no {kind} of {ranks}{library}: {fault.detail} ({reason}){remedy}"
+
+def explain_faults(kind: str, faults: Iterable[tuple[RankId, Fault]]) -> Iterator[str]:
+    """Yield the reasons why ranks have no readings of this kind. Each reason comes once, with its ranks and remedy."""
+    by_reason: dict[tuple[str, str], tuple[Fault, list[RankId]]] = {}
+    for rank_id, fault in faults:
+        library = _LIBRARIES[rank_records.find_library(fault)]
+        by_reason.setdefault((fault.reason, library), (fault, []))[1].append(rank_id)
+    for (reason, library), (fault, ids) in sorted(by_reason.items())[:_REASONS_LISTED]:
+        ranks = elided(name_ranks(sorted(ids, key=RankId.sort_key)), _FOLDED)
+        remedy = f"; {fault.remedy}" if fault.remedy else ""
+        yield f"no {kind} of {ranks}{library}: {fault.detail} ({reason}){remedy}"
 
 
 def nodes(ids: Iterable[RankId]) -> str:

@@ -19,7 +19,7 @@ from hangwatch.verdict.wording.group_text import sentence
 _SHOWN = 4
 _DESCRIPTION_SHOWN = 40
 _MOST_IDS = 64
-_NO_DESCRIPTION = "undefined"  # the description of a group without one, by torch/distributed/distributed_c10d.py
+NO_DESCRIPTION = "undefined"  # the description of a group without one, by torch/distributed/distributed_c10d.py
 
 
 def evidence(answer: Answer) -> tuple[Evidence, ...]:
@@ -65,7 +65,7 @@ def group_words(pending: PendingOperation) -> str:
     """Return the name of a process group: "the default group", or its description and ranks."""
     if pending.is_default:
         return "the default group"
-    description = "" if pending.description == _NO_DESCRIPTION else pending.description
+    description = "" if pending.description == NO_DESCRIPTION else pending.description
     return f"{words.elided(description, _DESCRIPTION_SHOWN) or 'the group'} of {_name_ranks(pending.members)}"
 
 

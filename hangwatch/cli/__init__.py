@@ -39,6 +39,7 @@ _MODULES = {
     "dump": ("dump",),
     "silence": ("silence",),
     "status": ("status",),
+    "timeline": ("timeline",),
     "top": ("top",),
     "daemon_commands": ("config", "demo", "run"),
 }

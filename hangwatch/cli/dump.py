@@ -17,9 +17,17 @@ from msgspec.structs import replace
 from hangwatch import capture, config, words
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.cli import progress_line, screen
-from hangwatch.cli.completion import complete_running_jobs
 from hangwatch.cli.config_choice import config_option, settings_from
-from hangwatch.cli.node_jobs import GPU_SECONDS, NO_JOB, Pid, find_jobs, gpus_by_pid, jobs_of_pids, running_sampler
+from hangwatch.cli.node_jobs import (
+    GPU_SECONDS,
+    NO_JOB,
+    find_jobs,
+    gpus_by_pid,
+    job_option,
+    jobs_of_pids,
+    pid_option,
+    running_sampler,
+)
 from hangwatch.cli.node_options import Reach, nodes_options, parse_reach, topology_option
 from hangwatch.cli.progress_line import Step
 from hangwatch.cli.source_lines import read_source_lines
@@ -69,19 +77,10 @@ class DumpOptions(NamedTuple):
 @click.command(
     context_settings={"allow_extra_args": True}, short_help="Take the stacks of all ranks now; name the blocking rank."
 )
-@click.option(
-    "--job",
-    "wanted",
-    help="Dump only this job, by id, key or name.  [default: every job on this node]",
-    shell_complete=complete_running_jobs,
-)
-@click.option(
-    "--pid",
-    "pids",
-    type=Pid(1, 1 << 22),
-    multiple=True,
-    help="Dump these processes instead of jobs. The pid of a launcher or an inference server means all "
-    "its ranks. Repeatable.",
+@job_option("Dump only this job, by id, key or name.  [default: every job on this node]")
+@pid_option(
+    "Dump these processes instead of jobs. The pid of a launcher or an inference server means all its ranks. "
+    "Repeatable."
 )
 @click.option(
     "--rounds",

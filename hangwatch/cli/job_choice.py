@@ -23,13 +23,19 @@ def choose(wanted: str, jobs: Sequence[Job]) -> Job:
     Raises InputError if no job matches, or several do.
     """
     chosen = find_jobs(wanted, jobs) or _find_more(wanted, jobs)
-    if len(chosen) == 1:
-        return chosen[0]
     if not chosen:
         listed = "".join(f"\n    {_describe(job)}" for job in jobs) or " none"
         raise InputError(f"--job {wanted}: no such job on this node\n  jobs here:{listed}")
-    listed = "".join(f"\n    {job.key}: {_describe(job)}" for job in chosen)
-    raise InputError(f"--job {wanted}: {len(chosen)} jobs on this node match\n  give the key of one:{listed}")
+    return choose_only(chosen, f"--job {wanted}: {len(chosen)} jobs on this node match\n  give the key of one")
+
+
+def choose_only(jobs: Sequence[Job], problem: str = "") -> Job:
+    """Return the only job. Raises InputError with `problem` and the list of jobs if there are several."""
+    if len(jobs) == 1:
+        return jobs[0]
+    problem = problem or f"there are {len(jobs)} jobs\n  give the key of one with --job"
+    listed = "".join(f"\n    {job.key}: {_describe(job)}" for job in jobs)
+    raise InputError(f"{problem}:{listed}")
 
 
 def _find_more(wanted: str, jobs: Sequence[Job]) -> list[Job]:

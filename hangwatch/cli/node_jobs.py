@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
 from hangwatch import capture, config
 from hangwatch.capture.job_scan import JobScan
+from hangwatch.cli.completion import complete_running_jobs
 from hangwatch.cli.job_choice import choose
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.jobs import likely_ranks
@@ -19,6 +20,7 @@ from hangwatch.probes.node import host
 from hangwatch.probes.process import procfs
 from hangwatch.tables.launchers import TABLE
 
+Decorator: TypeAlias = Callable[[Callable[..., int]], Callable[..., int]]
 GPU_SECONDS = 3.0
 _MOST_ANCESTORS = 64
 NO_JOB = (
@@ -28,7 +30,7 @@ NO_JOB = (
 )
 
 
-class Pid(click.IntRange):
+class _Pid(click.IntRange):
     """A process id. A list of several is refused, with what to type instead."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -37,6 +39,16 @@ class Pid(click.IntRange):
             pids = filter(None, (part.strip() for part in value.split(",")))
             self.fail(f"give each pid its own option: {' '.join(f'--pid {pid}' for pid in pids)}", param, ctx)
         return super().convert(value, param, ctx)
+
+
+def job_option(text: str) -> Decorator:
+    """Return the option --job with this help."""
+    return click.option("--job", "wanted", help=text, shell_complete=complete_running_jobs)
+
+
+def pid_option(text: str) -> Decorator:
+    """Return the option --pid with this help."""
+    return click.option("--pid", "pids", type=_Pid(1, 1 << 22), multiple=True, help=text)
 
 
 def jobs_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.Jobs) -> tuple[list[Job], Job | None]:
@@ -117,7 +129,7 @@ def find_jobs(wanted: str | None, sweep: GpuSweep | None, limits: config.Jobs, *
     """
     scan = JobScan(limits=limits).find(sweep, host.node_name())
     for left_out in scan.left_out:
-        click.echo(f"not dumped {left_out}: exceeds a limit in [jobs], see `hangwatch config --sample`", err=True)
+        click.echo(f"not monitored {left_out}: exceeds a limit in [jobs], see `hangwatch config --sample`", err=True)
     jobs = (*scan.jobs, *scan.engines)
     if every or wanted is None:
         return [job for job in jobs if wanted is None or job.is_called(wanted)]

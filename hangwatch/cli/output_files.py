@@ -30,6 +30,17 @@ def write_text(path: Path, content: str) -> None:
         raise InputError(f"{path}: cannot be written: {reason}") from None
 
 
+def write_new(path: Path, content: bytes) -> None:
+    """Write a new file. A link is not followed. Raises InputError, also if the file exists."""
+    try:
+        with path.open("xb") as file:
+            file.write(content)
+    except FileExistsError:
+        raise InputError(f"{path}: exists: give a new file") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+
+
 class NewFolder:
     """A new or empty folder that only this user can read. All files in it are new, and no link is followed.
 

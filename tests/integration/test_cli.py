@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from hangwatch import cli, store
 from hangwatch.cli.dump import print_jobs
-from hangwatch.cli.job_choice import choose
+from hangwatch.cli.job_choice import choose, choose_only
 from hangwatch.cli.node_jobs import NO_JOB
 from hangwatch.cli.status import print_status
 from hangwatch.cli.text_tables import print_table
@@ -477,6 +477,9 @@ def test_job_is_chosen_by_its_program_or_the_beginning_of_its_id() -> None:
     listed = r"2 jobs .* match\n.*\n    fedcba9876543210: .*\n    0123.* torchrun pid 4100, 2 ranks, started .* ago$"
     with pytest.raises(InputError, match=listed):
         choose("train.py", [replace(other, program="train.py"), job])
+    assert choose_only([job]) is job
+    with pytest.raises(InputError, match=r"there are 2 jobs\n.* with --job:\n    fedcba9876543210: .*\n    0123"):
+        choose_only([other, job])
 
 
 def test_where_no_job_runs_every_launcher_of_the_table_is_told() -> None:

@@ -98,6 +98,7 @@ WITH_CONFIGURATION = {
     "incidents": ("incidents", "--config"),
     "report": ("report", "any", "--config"),
     "status": ("status", "--config"),
+    "timeline": ("timeline", "--config"),
 }
 
 

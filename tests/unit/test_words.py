@@ -136,6 +136,7 @@ DAEMON_ONLY = {"tornado", "prometheus_client", "apscheduler"}
         ("cli.check", {"ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
         ("cli.incidents", {"psutil", "ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
         ("cli.daemon_commands", {"psutil", "ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
+        ("cli.timeline", {"ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
         ("cli.status", {"psutil", "ClusterShell", "jinja2", *DAEMON_ONLY}),
     ],
 )

@@ -72,6 +72,7 @@ class Operation(NamedTuple):
     inputs: tuple[tuple[int, ...], ...] = ((4,),)
     outputs: tuple[tuple[int, ...], ...] = ((4,),)
     timeout_ms: int = 600_000
+    completed_unix_ns: int = 0
 
 
 class Group(NamedTuple):
@@ -203,6 +204,7 @@ def _record(
         (layout.p2p_seq, operation.p2p),
         (layout.op_id, operation.op),
         (layout.created, CREATED_UNIX_NS + number),
+        (layout.completed, operation.completed_unix_ns),
         (layout.timeout, operation.timeout_ms),
     ):
         memory.put(entry + offset, "q", value)

@@ -126,7 +126,7 @@ def as_row(record: FlightRecord) -> dict[str, Any]:
         "output_dtypes": list(record.output_dtypes),
         "state": "scheduled",
         "time_discovered_started_ns": 0,
-        "time_discovered_completed_ns": 0,
+        "time_discovered_completed_ns": record.completed_unix_ns,
         "retired": record.is_retired,
         "timeout_ms": record.timeout_ms,
         "is_p2p": record.is_p2p,

@@ -44,8 +44,8 @@ def timeline(wanted: str | None, pids: tuple[int, ...], path: Path | None, confi
     """Write the last collectives of all ranks of a job on this node as a trace (JSON).
 
     Open it in ui.perfetto.dev or chrome://tracing. It has a track for each rank and group, and the power of the GPUs. A
-    bar begins when the rank enqueued the operation. It ends at the next one of the group, because PyTorch's flight
-    recorder holds no end. An open operation ends when it was read.
+    bar begins when the rank enqueued the operation. It ends at the next one of the group, or when NCCL's watchdog
+    saw the completion. An open operation ends when it was read.
 
     No process is stopped. Exits 1 if there is nothing to show.
     """

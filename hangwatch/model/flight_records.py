@@ -27,7 +27,8 @@ class FlightRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `id` counts the records of one `reset_epoch` from 0. `group_id` is a counter of this process. `group_name` is the
     same on all ranks ("" under TORCH_DISTRIBUTED_DEBUG=DETAIL). Several groups may have the same `group_description`.
     `p2p_seq` and `op_id` count in one process: never compare them with those of another process. `created_unix_ns` is
-    the time of enqueueing.
+    the time of enqueueing. `completed_unix_ns` is the time when NCCL's watchdog saw the completion, up to 100 ms late;
+    0 if unknown, and with gloo.
 
     `state` becomes "completed" with NCCL when the watchdog has seen the completion, with gloo when the record is
     retired. With NCCL, `is_retired` does not show that the operation completed, since a timeout retires a record, too.
@@ -50,6 +51,7 @@ class FlightRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     is_retired: bool
     is_coalesced_part: bool = False
     created_unix_ns: int
+    completed_unix_ns: int = 0
     timeout_ms: int
     input_sizes: tuple[tuple[int, ...], ...] = ()
     output_sizes: tuple[tuple[int, ...], ...] = ()

@@ -3,9 +3,9 @@
 chrome://tracing and ui.perfetto.dev open it. Each rank is a process of the trace, and each of its groups a thread.
 Times are microseconds since the first event.
 
-A recorder holds when an operation was enqueued, and not when it ended. So a completed operation ends at the next
-enqueue of its group. The last one has no length. An open operation ends when the recorder was read. Sorted by time,
-these operations are nested, as the format requires.
+A recorder holds when an operation was enqueued. With NCCL it also holds when the watchdog saw the completion. A
+completed operation ends then or at the next enqueue of its group, whichever is first; without both it has no length. An
+open operation ends when the recorder was read. Sorted by time, these operations are nested, as the format requires.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def _operations(records: Sequence[FlightRecord], recorder: RankRecords, first_un
     read_unix_ns = max(round(recorder.read_unix_seconds * _NS_PER_SECOND), records[-1].created_unix_ns)
     for record, following in zip_longest(records, records[1:]):
         enqueued = record.created_unix_ns
-        end = read_unix_ns if record.counts_as_open else following.created_unix_ns if following else enqueued
+        end, reason = _find_end(record, following, read_unix_ns)
         start = _microseconds(enqueued - first_unix_ns)
         number = record.p2p_seq if record.is_p2p else record.collective_seq
         operation = words.elided(record.operation.rpartition(":")[2], _MOST_NAME)
@@ -96,11 +96,21 @@ def _operations(records: Sequence[FlightRecord], recorder: RankRecords, first_un
             "ts": start,
             "dur": _microseconds(end - first_unix_ns) - start,
             "args": {
-                "state": record.state,
+                "end": reason,
                 "enqueued": words.utc(enqueued / _NS_PER_SECOND, "%Y-%m-%d %H:%M:%S.%f UTC"),
                 "sizes": _sizes(record),
             },
         }
+
+
+def _find_end(record: FlightRecord, following: FlightRecord | None, read_unix_ns: int) -> tuple[int, str]:
+    """Return the time at which the bar of an operation ends, and the reason."""
+    if record.counts_as_open:
+        return read_unix_ns, "open when read"
+    ends = [] if following is None else [(following.created_unix_ns, "next enqueue")]
+    if record.completed_unix_ns >= record.created_unix_ns:
+        ends.append((min(record.completed_unix_ns, read_unix_ns), "completion"))
+    return min(ends, default=(record.created_unix_ns, "unknown"))
 
 
 def _sizes(record: FlightRecord) -> str:

@@ -34,7 +34,7 @@ def open_by_rank(events: list[Event], job: RealJob) -> dict[int, list[str]]:
     ranks = {job.pid(rank): rank for rank in range(RANKS)}
     shown: dict[int, list[str]] = {rank: [] for rank in ranks.values()}
     for one in events:
-        if one["ph"] == "X" and one["args"]["state"] == "open":
+        if one["ph"] == "X" and one["args"]["end"] == "open when read":
             shown[ranks[one["pid"]]].append(one["name"])
     return shown
 

@@ -83,6 +83,7 @@ def test_a_pickle_and_the_same_as_json_are_read_alike(protocol: int) -> None:
     found = recorder_dump.parse(as_pickle(value, protocol), NOW)
     (recorder,) = found.recorders
     assert [record.is_open for record in recorder.records] == [False, False, True]
+    assert [record.completed_unix_ns for record in recorder.records] == [CREATED_NS + 5, CREATED_NS + 6, 0]
     assert (recorder.library, recorder.next_id, recorder.oldest_id, recorder.is_wrapped) == ("nccl", 3, 0, False)
     assert (found.world_size, found.possible_ranks) == (4, ((0, 3),))
     texts = {key: str(number) for key, number in value["pg_status"]["0"].items()}  # type: ignore[index]

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.model.flight_records import RankRecords
+from hangwatch.model.flight_records import LATEST_UNIX_NS, RankRecords
 from hangwatch.probes.process.memory_image import UnreadableError
 from hangwatch.probes.torch_recorder import decode, layouts, libraries, rows, search
 from hangwatch.probes.torch_recorder.layouts import Layout
 from tests import fuzz_recorder, torch_layouts
-from tests.recorder_memory import FLOAT, Group, Memory, Operation, recorder
+from tests.recorder_memory import CREATED_UNIX_NS, FLOAT, Group, Memory, Operation, recorder
 
 ALL = layouts.candidates("")
 NEWEST = ALL[-1]
@@ -60,6 +60,16 @@ def test_records_of_every_version_are_read(layout: Layout) -> None:
     assert [(one.group_id, one.last_enqueued, one.last_completed) for one in found.groups] == [(0, 1, 0), (3, 9, 8)]
     assert [(one.name, one.ranks) for one in found.members] == [("0", ((0, 3),)), ("7", ((0, 1), (6, 6)))]
     assert (found.next_id, found.oldest_id, found.is_wrapped, found.capacity) == (3, 0, False, 2000)
+
+
+@pytest.mark.parametrize("layout", ALL, ids=lambda layout: layout.name)
+def test_time_of_completion_is_read_if_it_is_possible(layout: Layout) -> None:
+    second = CREATED_UNIX_NS + 10**9
+    times = ((second, True), (second, False), (CREATED_UNIX_NS - 1, True), (LATEST_UNIX_NS, True), (-1, True))
+    operations = [Operation(op=n, is_completed=flag, completed_unix_ns=time) for n, (time, flag) in enumerate(times)]
+    memory = Memory()
+    found = read(memory, recorder(memory, layout, operations), layout)
+    assert [record.completed_unix_ns for record in found.records] == [second, 0, 0, 0, 0]
 
 
 def test_gloo_records_complete_when_retired_and_have_no_members() -> None:

@@ -59,6 +59,11 @@ def operations(events: list[Event], pid: int = 100) -> list[tuple[int, str, int,
     return [(one["tid"], one["name"], one["ts"] // 10**6, one["dur"] // 10**6) for one in shown]
 
 
+def ends(events: list[Event]) -> list[str]:
+    """Return the reasons for the ends of all operations."""
+    return [one["args"]["end"] for one in events if one["ph"] == "X"]
+
+
 def a_trace(*records: FlightRecord, rank: int | None = 0, **given: object) -> RankTrace:
     identity = ProcessId(pid=100 + (rank or 0), start_ticks=1)
     return RankTrace(Rank(id=identity, rank=rank, local_rank=rank), [recorder(*records, **given)])
@@ -85,7 +90,16 @@ def test_open_operation_ends_when_it_was_read_and_is_marked() -> None:
         (1, "all_reduce #992", 2, 4),
         (1, "all_reduce #996 (open)", 6, 4),
     ]
-    assert [one["args"]["state"] for one in events if one["ph"] == "X"] == ["open", "completed", "open"]
+    assert ends(events) == ["open when read", "next enqueue", "open when read"]
+
+
+def test_operation_ends_when_nccl_saw_its_completion() -> None:
+    """A completion before the enqueue, or after the reading, is not possible."""
+    seen = {1: 1.5, 2: 3.5, 3: 2.5, 4: 9.5}
+    records = (record(number, completed_unix_ns=int(second * 1e9)) for number, second in seen.items())
+    events = check_format(trace_events.render([a_trace(*records, library="nccl", read_unix_seconds=8.0)]))
+    assert [one["dur"] for one in events if one["ph"] == "X"] == [500_000, 1_000_000, 1_000_000, 4_000_000]
+    assert ends(events) == ["completion", "next enqueue", "next enqueue", "completion"]
 
 
 def test_part_of_a_batch_is_not_open() -> None:
@@ -149,6 +163,7 @@ drawn = st.builds(
     group=st.sampled_from(["0", "1"]),
     state=st.sampled_from(["open", "completed"]),
     created_unix_ns=st.integers(1_420_000_000 * 10**9, 1_420_000_001 * 10**9),
+    completed_unix_ns=st.just(0) | st.integers(1_420_000_000 * 10**9, 1_420_000_003 * 10**9),
     is_coalesced_part=st.booleans(),
 )
 

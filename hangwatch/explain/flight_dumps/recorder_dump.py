@@ -204,7 +204,9 @@ def _parse_record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int
     created = _read_time(row.get("time_created_ns"), "time_created_ns")
     if not created:
         raise ValueError("has an entry without a time")
-    seen = (_read_time(row.get(key), key) for key in ("time_discovered_started_ns", "time_discovered_completed_ns"))
+    started, completed = (
+        _read_time(row.get(key), key) for key in ("time_discovered_started_ns", "time_discovered_completed_ns")
+    )
     is_p2p = row.get("is_p2p", operation.partition(":")[2].startswith(("send", "recv")))
     thread_id = row.get("thread_id", "")
     record = FlightRecord(
@@ -222,6 +224,7 @@ def _parse_record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int
         is_started=state != "scheduled",
         is_retired=is_retired,
         created_unix_ns=created,
+        completed_unix_ns=completed,
         timeout_ms=_read_integer(row.get("timeout_ms", -1), "timeout_ms", -1),
         input_sizes=_read_sizes(row.get("input_sizes", ())),
         output_sizes=_read_sizes(row.get("output_sizes", ())),
@@ -230,7 +233,7 @@ def _parse_record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int
         thread_id=int(thread_id) if isinstance(thread_id, str) and re.fullmatch(r"[0-9]{1,20}", thread_id) else 0,
         thread_name=_read_text(row.get("thread_name", ""), "thread_name"),
     )
-    return record, library, max(created, *seen)
+    return record, library, max(created, started, completed)
 
 
 def _library(operation: str) -> Library:

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from hangwatch import words
-from hangwatch.model.flight_records import FlightRecord, Library
+from hangwatch.model.flight_records import LATEST_UNIX_NS, FlightRecord, Library
 from hangwatch.probes.process.memory_image import Part, Place, content, require, small_vector, text, vector
 from hangwatch.probes.torch_recorder import layouts
 from hangwatch.probes.torch_recorder.layouts import Layout
@@ -22,7 +22,7 @@ MOST_NAME = 128  # characters
 MOST_SEQUENCE = 1 << 53
 _STRING, _VECTOR, _SIZES = "QQ16s", "QQQ", "QII64s"
 _WIDTHS = {"Q": 1, "q": 1, "B": 1, _STRING: 3, _VECTOR: 3, _SIZES: 4}
-_NUMBERS = 13  # the members of a row that are one number
+_NUMBERS = 14  # the members of a row that are one number
 _ABSENT = (0, 16, 0, b"")  # a number, and an empty string at address 0
 
 
@@ -36,6 +36,7 @@ class Row(NamedTuple):
     p2p: int
     op: int
     created: int
+    completed: int
     timeout: int
     is_p2p: int
     is_started: int
@@ -87,6 +88,7 @@ class Rows:
             (layout.p2p_seq, "Q"),
             (layout.op_id, "Q"),
             (layout.created, "q"),
+            (layout.completed, "q"),
             (layout.timeout, "q"),
             (layout.is_p2p, "B"),
             (layout.started + 8, "B"),
@@ -209,6 +211,7 @@ def record(row: Row, names: Sequence[str], tensors: Tensors, library: Library) -
         is_started=row.is_started == 1,
         is_retired=row.is_retired == 1,
         created_unix_ns=row.created,
+        completed_unix_ns=row.completed if row.is_completed and row.created <= row.completed < LATEST_UNIX_NS else 0,
         timeout_ms=row.timeout,
         input_sizes=tensors.input_sizes,
         output_sizes=tensors.output_sizes,

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from hangwatch import config
 from hangwatch.model import (
     Capture,
+    CollectiveSeries,
     Confidence,
     Evidence,
     Fault,
@@ -240,6 +241,13 @@ def power(odd_local_ranks: frozenset[int], gpus: int = 8, quiet_at: float = OPEN
         )
         for index in range(gpus)
     )
+
+
+def collectives(quiet_at: float = OPENED - 128.0) -> CollectiveSeries:
+    """Return the collectives of a rank over 15 minutes: 12 a second until `quiet_at`."""
+    seconds = [OPENED - 880.0 + second for second in range(900)]
+    totals = (4000.0 + 12.0 * min(at, quiet_at) - 12.0 * seconds[0] for at in seconds)
+    return CollectiveSeries(unix_seconds=tuple(seconds), totals=tuple(totals))
 
 
 def _watts(at: float, index: int, odd: bool, quiet_at: float) -> float:

@@ -162,6 +162,7 @@ class Daemon:
             capture_seconds=settings.capture.usual_seconds,
             gap_seconds=max(SAMPLE_GAP_SECONDS, 3 * settings.gpu.sample_seconds),
         )
+        self.board.remember_collectives(time.time())
         self._do(wanted)
 
     def _read_counters(self) -> None:

@@ -44,7 +44,8 @@ class ProgressRecord(Value, frozen=True):
     * `ranks`: the ranks with a counter. `read_at`: the time of the last reading.
     * `progressed_at`: the end of the last gap; None while at most half of the ranks have a counter. `lost_rank_at`: the
       time when a rank lost its counter. Increases before both prove nothing.
-    * `per_second`: the collectives of a rank in a second, a mean of the ranks over about half a minute.
+    * `total`: the collectives of a rank since the first reading, a mean of the ranks. `per_second`: the same in a
+      second, over about half a minute.
     * `advances`: number of times that the job progressed. `gaps`: number of gaps that were learned since the counters
       began or fell. `hours`: the gaps of the last 24 hours.
     """
@@ -53,6 +54,7 @@ class ProgressRecord(Value, frozen=True):
     read_at: float | None = None
     progressed_at: float | None = None
     lost_rank_at: float = -math.inf
+    total: float = 0.0
     per_second: float = 0.0
     advances: int = 0
     gaps: int = 0
@@ -114,8 +116,7 @@ def follow_counters(
         process: _follow_rank(before.get(process), counters[process], now) for process in ranks if process in counters
     }
     lost_at = record.lost_rank_at if known.keys() >= before.keys() else now
-    rate = _measure_rate(record, known, now)
-    record = replace(record, ranks=known, read_at=now, lost_rank_at=lost_at, per_second=rate)
+    record = replace(_with_increase(record, known, now), ranks=known, read_at=now, lost_rank_at=lost_at)
     if 2 * len(known) <= len(ranks):
         return replace(record, progressed_at=None)
     if any(
@@ -146,14 +147,15 @@ def _follow_rank(before: RankProgress | None, counter: ProgressCounter, now: flo
     return RankProgress(counter=counter, increased_at=-math.inf if before is None else now)
 
 
-def _measure_rate(record: ProgressRecord, ranks: Mapping[ProcessId, RankProgress], now: float) -> float:
+def _with_increase(record: ProgressRecord, ranks: Mapping[ProcessId, RankProgress], now: float) -> ProgressRecord:
     before = record.ranks
     news = [rank.counter.total - before[process].counter.total for process, rank in ranks.items() if process in before]
     seconds = 0.0 if record.read_at is None else now - record.read_at
     if not news or seconds <= 0:
-        return record.per_second
-    newest = sum(news) / len(news) / seconds
-    return record.per_second + min(1.0, seconds / RATE_SECONDS) * (newest - record.per_second)
+        return record
+    newest = sum(news) / len(news)
+    faster = min(1.0, seconds / RATE_SECONDS) * (newest / seconds - record.per_second)
+    return replace(record, total=record.total + newest, per_second=record.per_second + faster)
 
 
 def _with_gap(record: ProgressRecord, seconds: float, now: float) -> ProgressRecord:

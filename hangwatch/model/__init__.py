@@ -93,7 +93,15 @@ from hangwatch.model.groups import (
     spans,
 )
 from hangwatch.model.verdicts import Confidence, Evidence, CheckFirst, Supplement, Verdict
-from hangwatch.model.incidents import CRASHED, INCIDENT_VERSION, MOST_RANKS, PowerSeries, TimelineEntry, Incident
+from hangwatch.model.incidents import (
+    CRASHED,
+    INCIDENT_VERSION,
+    MOST_RANKS,
+    CollectiveSeries,
+    PowerSeries,
+    TimelineEntry,
+    Incident,
+)
 from hangwatch.model.page_silences import (
     LONGEST_REASON,
     LONGEST_SILENCE_SECONDS,

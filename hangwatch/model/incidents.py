@@ -31,6 +31,16 @@ class PowerSeries(Value, frozen=True):
     local_ranks: tuple[int, ...] = ()
 
 
+class CollectiveSeries(Value, frozen=True):
+    """Collectives that a rank enqueued before and during an incident.
+
+    `totals` are the mean of all ranks, since hangwatch reads the counters of the job.
+    """
+
+    unix_seconds: tuple[float, ...]
+    totals: tuple[float, ...]
+
+
 class TimelineEntry(Value, frozen=True):
     """One line of a job's timeline: the new state, and the sentence that explains it."""
 
@@ -55,6 +65,7 @@ class Incident(Value, frozen=True):
     grouping: Grouping
     captures: tuple[Capture, ...] = ()
     power: tuple[PowerSeries, ...] = ()
+    collectives: CollectiveSeries | None = None
     timeline: tuple[TimelineEntry, ...] = ()
     closed_unix_seconds: float | None = None
     host_facts: tuple[tuple[str, str], ...] = ()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from hangwatch.collectives import rank_records
 from hangwatch.model import (
     CRASHED,
+    CollectiveSeries,
     Confidence,
     Evidence,
     Fault,
@@ -305,3 +306,10 @@ def details(process: ProcessDetails) -> Iterator[str]:
 def variables(common: Iterable[tuple[str, str]]) -> str:
     """Return the variables that are equal on all ranks, written like shell assignments."""
     return " ".join(f"{name}={value or repr(value)}" for name, value in common)
+
+
+def describe_collectives(counted: CollectiveSeries) -> str:
+    """Return a phrase with the collectives of a rank, and for how long it has enqueued none."""
+    times, totals = counted.unix_seconds, counted.totals
+    last = next((at for at, total in zip(times, totals, strict=True) if total >= totals[-1]), times[-1])
+    return f"{totals[-1] - totals[0]:,.0f} collectives of a rank, none in the last {duration(times[-1] - last)}"

@@ -1,4 +1,4 @@
-"""The geometry of the power chart. Its size is bounded for any number of GPUs and samples. Pure."""
+"""The geometry of the chart of power and collectives. Its size is bounded for any number of GPUs and samples. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from itertools import pairwise
 from statistics import median
 
 from hangwatch import words
-from hangwatch.model import Incident, PowerSeries, Value
+from hangwatch.model import CollectiveSeries, Incident, PowerSeries, Value
+from hangwatch.report import phrases
 
 WIDTH, HEIGHT = 960, 330
 LEFT, RIGHT, TOP, BOTTOM = 52, 950, 30, 270  # the plot; below it the clock, then the states
@@ -45,9 +46,14 @@ class Mark(Value, frozen=True):
 
 
 class Chart(Value, frozen=True):
-    """All parts of the chart, in coordinates of the SVG."""
+    """All parts of the chart, in coordinates of the SVG.
+
+    `collectives` is the path of the job's progress counter, which has a scale of its own; "" without one.
+    """
 
     lines: tuple[Line, ...]
+    collectives: str
+    collectives_phrase: str
     band: str
     clock: tuple[Mark, ...]
     levels: tuple[Mark, ...]
@@ -71,14 +77,17 @@ class _Plane(Value, frozen=True):
 
 
 def chart(incident: Incident) -> Chart | None:
-    """Return the chart of an incident; None if there are no power samples.
+    """Return the chart of an incident; None if there are neither power samples nor progress counters.
 
     More than 16 GPUs are drawn as a band and a median line.
     """
     gpus = [gpu for gpu in incident.power if len(gpu.watts) > 1]
-    if not gpus:
+    counted = incident.collectives
+    if counted is not None and len(counted.totals) < 2:
+        counted = None
+    if not gpus and counted is None:
         return None
-    plane = _make_plane(gpus)
+    plane = _make_plane(gpus, counted)
     odd = named_gpus(incident)
     if len(gpus) <= MAX_LINES:
         lines, band = [_draw_line(gpu, number, gpu.uuid in odd, plane) for number, gpu in enumerate(gpus)], ""
@@ -86,13 +95,15 @@ def chart(incident: Incident) -> Chart | None:
         lines, band = _draw_many(gpus, odd, plane)
     return Chart(
         lines=tuple(sorted(lines, key=lambda line: line.odd)),
+        collectives="" if counted is None else _draw_collectives(counted, plane),
+        collectives_phrase="" if counted is None else phrases.describe_collectives(counted),
         band=band,
         clock=tuple(_mark_clock(plane)),
-        levels=tuple(Mark(at=plane.y(watts), label=f"{watts:g}") for watts in _choose_levels(plane.top_watts)),
+        levels=tuple(Mark(at=plane.y(watts), label=f"{watts:g}") for watts in _choose_levels(plane.top_watts) if gpus),
         quiet=_mark_quiet(gpus, plane),
         captures=tuple(_mark_captures(incident, plane)),
         states=tuple(_mark_states(incident, plane)),
-        summary=_describe_chart(gpus, plane),
+        summary=" ".join(_describe_chart(gpus, counted, plane)),
     )
 
 
@@ -106,14 +117,22 @@ def named_gpus(incident: Incident) -> frozenset[str]:
     )
 
 
-def _make_plane(gpus: Sequence[PowerSeries]) -> _Plane:
-    highest = max(max(gpu.watts) for gpu in gpus)
+def _make_plane(gpus: Sequence[PowerSeries], counted: CollectiveSeries | None) -> _Plane:
+    times = [gpu.unix_seconds for gpu in gpus] or ([] if counted is None else [counted.unix_seconds])
+    highest = max((max(gpu.watts) for gpu in gpus), default=0.0)
     quiet = max((gpu.quiet_line_watts or 0.0 for gpu in gpus), default=0.0)
     return _Plane(
-        start=min(gpu.unix_seconds[0] for gpu in gpus),
-        end=max(gpu.unix_seconds[-1] for gpu in gpus),
+        start=min(one[0] for one in times),
+        end=max(one[-1] for one in times),
         top_watts=max(highest, quiet, 1.0) * 1.06,
     )
+
+
+def _draw_collectives(counted: CollectiveSeries, plane: _Plane) -> str:
+    """Return an SVG path of the counter, from its lowest value at the bottom to its highest value at the top."""
+    low, high = min(counted.totals), max(counted.totals)
+    scale = plane.top_watts / (high - low) if high > low else 0.0
+    return _draw_path(counted.unix_seconds, [(total - low) * scale for total in counted.totals], plane)
 
 
 def _draw_line(gpu: PowerSeries, number: int, odd: bool, plane: _Plane) -> Line:
@@ -235,11 +254,14 @@ def _mark_states(incident: Incident, plane: _Plane) -> Iterable[Mark]:
                 yield Mark(at=at, size=size, label=label, kind=step.state.value)
 
 
-def _describe_chart(gpus: Sequence[PowerSeries], plane: _Plane) -> str:
-    """Return a sentence that describes the chart, for screen readers."""
-    first = [gpu.watts[0] for gpu in gpus]
-    last = [gpu.watts[-1] for gpu in gpus]
-    return (
-        f"Power of {words.count(len(gpus), 'GPU')} from {words.utc(plane.start)} to {words.utc(plane.end)}: "
-        f"{min(first):.0f} to {max(first):.0f} W at the beginning, {min(last):.0f} to {max(last):.0f} W at the end."
-    )
+def _describe_chart(gpus: Sequence[PowerSeries], counted: CollectiveSeries | None, plane: _Plane) -> Iterable[str]:
+    """Yield sentences that describe the chart, for screen readers."""
+    if gpus:
+        first = [gpu.watts[0] for gpu in gpus]
+        last = [gpu.watts[-1] for gpu in gpus]
+        yield (
+            f"Power of {words.count(len(gpus), 'GPU')} from {words.utc(plane.start)} to {words.utc(plane.end)}: "
+            f"{min(first):.0f} to {max(first):.0f} W at the beginning, {min(last):.0f} to {max(last):.0f} W at the end."
+        )
+    if counted is not None:
+        yield words.sentence(phrases.describe_collectives(counted))

@@ -364,6 +364,12 @@ def _log_lines(incident: Incident) -> Iterator[str]:
 
 
 def _power_lines(incident: Incident, style: _Style) -> Iterator[str]:
+    if (counted := incident.collectives) is not None and len(counted.totals) > 1:
+        steps = [later - earlier for earlier, later in itertools.pairwise(counted.totals)]
+        said = phrases.describe_collectives(counted)
+        yield from style.wrapped(
+            f"{'progress':<{_NAMED - 1}} {_draw_sparks(steps, max(steps), style.width - _NAMED)}  {said}", " " * _NAMED
+        )
     top = max((max(series.watts, default=0.0) for series in incident.power), default=0.0)
     for series in incident.power[:_MAX_GPUS]:
         if series.watts:
@@ -373,7 +379,7 @@ def _power_lines(incident: Incident, style: _Style) -> Iterator[str]:
             width = style.width - _NAMED - len(now)
             width_with_levels = width - len(levels)
             fits = width_with_levels >= _SPARKS // 2  # else the levels go to the next line
-            sparks = _draw_sparks(series, top, width_with_levels if fits else max(width - 1, 1))
+            sparks = _draw_sparks(series.watts, top, width_with_levels if fits else max(width - 1, 1))
             yield from style.wrapped(f"{named:<{_NAMED - 1}} {sparks}{now}{levels}", " " * _NAMED)
     if len(incident.power) > _MAX_GPUS:
         yield f"and {len(incident.power) - _MAX_GPUS} more GPUs: see report.html"
@@ -384,15 +390,15 @@ def _describe_levels(series: PowerSeries) -> str:
     return "".join(f", {name} {watts:.0f} W" for name, watts in levels if watts is not None)
 
 
-def _draw_sparks(series: PowerSeries, top: float, most: int) -> str:
-    """Return a row of block characters: the mean power in each slice of time.
+def _draw_sparks(values: Sequence[float], top: float, most: int) -> str:
+    """Return a row of block characters: the mean value in each slice of time.
 
-    The lowest block is 0 W, the highest is the highest power of all GPUs.
+    The lowest block is 0, the highest is `top`.
     """
-    size = len(series.watts)
+    size = len(values)
     slices = min(most, _SPARKS, size)
     cuts = [size * number // slices for number in range(slices + 1)]
-    means = [sum(series.watts[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
     return "".join(_BLOCKS[min(int(mean / (top or 1.0) * len(_BLOCKS)), len(_BLOCKS) - 1)] for mean in means)
 
 

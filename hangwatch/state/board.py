@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from msgspec import field
 from msgspec.structs import replace
@@ -21,6 +21,7 @@ from hangwatch.detector import power_level
 from hangwatch.detector.job_watch import JobWatch
 from hangwatch.model import (
     CheckResult,
+    CollectiveSeries,
     Fault,
     FoundJobs,
     GpuSweep,
@@ -44,6 +45,7 @@ T = TypeVar("T")
 DUMP_BUCKETS_SECONDS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 HISTORY_SECONDS = 900.0
 SERIES_POINTS = 450
+_Columns: TypeAlias = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 class JobEntry(Value, frozen=True):
@@ -180,11 +182,13 @@ class Snapshot(Value, frozen=True):
         return replace(self, hook_runs={**self.hook_runs, key: self.hook_runs.get(key, 0) + 1})
 
     def with_power(self, incident: Incident) -> Snapshot:
-        """Return the snapshot with this incident, which has new power series, if its job still has this incident."""
+        """Return the snapshot with the series of this incident, if its job still has this incident."""
         entry = self.jobs.get(incident.job.key)
         if entry is None or entry.incident is None or entry.incident.incident_id != incident.incident_id:
             return self
-        return self.with_job(replace(entry, incident=replace(entry.incident, power=incident.power)))
+        return self.with_job(
+            replace(entry, incident=replace(entry.incident, power=incident.power, collectives=incident.collectives))
+        )
 
     def count(self, name: str, key: str) -> Snapshot:
         """Return the snapshot with a count increased by one: the count for `key` in the field `name`.
@@ -196,7 +200,7 @@ class Snapshot(Value, frozen=True):
 
 
 class Board:
-    """The current snapshot, and the power history of the GPUs."""
+    """The current snapshot, and the last 15 minutes: the power of each GPU, the collectives of each job."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -242,18 +246,32 @@ class Board:
             self.put(Snapshot.without_running, task, began)
 
     def remember_power(self, sweep: GpuSweep) -> None:
-        """Add the power of each GPU in a sweep to the history, and drop what is older than 15 minutes."""
-        oldest = sweep.taken_unix_seconds - HISTORY_SECONDS
+        """Add the power of each GPU in a sweep to the history."""
+        watts = {gpu.uuid: gpu.power_watts for gpu in sweep.gpus if gpu.power_watts is not None}
+        self._remember(sweep.taken_unix_seconds, watts)
+
+    def remember_collectives(self, unix_now: float) -> None:
+        """Add the collectives of each job with progress counters to the history."""
+        living = {entry.job.key: entry.watch.progress for entry in self._snapshot.living}
+        self._remember(unix_now, {key: record.total for key, record in living.items() if record.ranks})
+
+    def _remember(self, unix_now: float, values: Mapping[str, float]) -> None:
+        """Add a value for each key to the history, and drop what is older than 15 minutes."""
         with self._lock:
-            for gpu in sweep.gpus:
-                if gpu.power_watts is not None:
-                    self._history.setdefault(gpu.uuid, deque()).append((sweep.taken_unix_seconds, gpu.power_watts))
-            for uuid in list(self._history):
-                points = self._history[uuid]
-                while points and points[0][0] < oldest:
+            for key, value in values.items():
+                self._history.setdefault(key, deque()).append((unix_now, value))
+            for key in list(self._history):
+                points = self._history[key]
+                while points and points[0][0] < unix_now - HISTORY_SECONDS:
                     points.popleft()
                 if not points:
-                    del self._history[uuid]
+                    del self._history[key]
+
+    def collective_series(self, entry: JobEntry) -> CollectiveSeries | None:
+        """Return the collectives of a job in the last 15 minutes, at most about 450 points; None without counters."""
+        with self._lock:
+            kept = thin(tuple(self._history.get(entry.job.key, ())), SERIES_POINTS)
+        return CollectiveSeries(*_columns(kept)) if kept else None
 
     def power_series(self, entry: JobEntry, settings: Detector) -> tuple[PowerSeries, ...]:
         """Return the power of a job's GPUs in the last 15 minutes, at most about 450 points for each GPU."""
@@ -263,13 +281,13 @@ class Board:
         series: list[PowerSeries] = []
         for uuid, points in history.items():
             gpu = entry.watch.power.gpus.get(uuid)
-            kept = thin(points, SERIES_POINTS)
+            times, watts = _columns(thin(points, SERIES_POINTS))
             series.append(
                 PowerSeries(
                     uuid=uuid,
                     index=index.get(uuid, len(series)),
-                    unix_seconds=tuple(round(at, 1) for at, _ in kept),
-                    watts=tuple(round(watts, 1) for _, watts in kept),
+                    unix_seconds=times,
+                    watts=watts,
                     limit_watts=gpu.limit_watts if gpu else None,
                     busy_watts=gpu.busy_watts if gpu else None,
                     quiet_line_watts=power_level.low_power_threshold_watts(gpu, settings) if gpu else None,
@@ -291,17 +309,36 @@ def thin(points: Iterable[tuple[float, float]], most: int) -> tuple[tuple[float,
     return thinned if not kept or thinned[-1] == kept[-1] else (*thinned, kept[-1])
 
 
+def _columns(points: Iterable[tuple[float, float]]) -> _Columns:
+    """Return the times and the values, rounded to a tenth."""
+    kept = tuple(points)
+    return tuple(round(at, 1) for at, _ in kept), tuple(round(value, 1) for _, value in kept)
+
+
 def extend(old: tuple[PowerSeries, ...], new: tuple[PowerSeries, ...]) -> tuple[PowerSeries, ...]:
     """Return the power series of an incident with the points of `new` that are newer.
 
-    There are at most about 900 points for each GPU: if there are more, every n-th point is kept.
+    Each GPU has at most about 900 points.
     """
     by_uuid = {series.uuid: series for series in new}
     extended = []
     for series in old:
         fresh = by_uuid.pop(series.uuid, None)
-        last = series.unix_seconds[-1] if series.unix_seconds else 0.0
-        later = [] if fresh is None else [p for p in zip(fresh.unix_seconds, fresh.watts, strict=True) if p[0] > last]
-        points = thin((*zip(series.unix_seconds, series.watts, strict=True), *later), 2 * SERIES_POINTS)
-        extended.append(replace(series, unix_seconds=tuple(p[0] for p in points), watts=tuple(p[1] for p in points)))
+        newer = None if fresh is None else (fresh.unix_seconds, fresh.watts)
+        times, watts = _join((series.unix_seconds, series.watts), newer)
+        extended.append(replace(series, unix_seconds=times, watts=watts))
     return (*extended, *by_uuid.values())
+
+
+def extend_collectives(old: CollectiveSeries | None, new: CollectiveSeries | None) -> CollectiveSeries | None:
+    """Return the collectives of an incident with the points of `new` that are newer, at most about 900."""
+    if old is None or new is None:
+        return old or new
+    return CollectiveSeries(*_join((old.unix_seconds, old.totals), (new.unix_seconds, new.totals)))
+
+
+def _join(old: _Columns, new: _Columns | None) -> _Columns:
+    """Return the points of `old` and those of `new` that are newer. If there are too many, every n-th is kept."""
+    last = old[0][-1] if old[0] else 0.0
+    later = [] if new is None else [point for point in zip(*new, strict=True) if point[0] > last]
+    return _columns(thin((*zip(*old, strict=True), *later), 2 * SERIES_POINTS))

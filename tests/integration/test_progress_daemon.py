@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import statistics
@@ -57,6 +58,10 @@ def test_blocked_rank_is_suspected_pages_after_the_hold_and_recovers(tmp_path: P
         daemon.wait_for_state(job.run_id, "hung")
         wait_for(lambda: job_status(daemon, job)["page"], "the page")
         assert job_status(daemon, job)["progress_gap_seconds"] >= 25
+        written = daemon.state / "incidents" / job_status(daemon, job)["incident"] / "incident.json"
+        wait_for(written.exists, "the incident to be written")
+        totals = json.loads(written.read_text())["collectives"]["totals"]
+        assert totals[0] < totals[-1] == totals[-10], "it enqueued collectives, and then no more"
         with (tmp_path / "shard").open("w") as shard:
             shard.write("data")
         wait_for(lambda: daemon.job_state(job.run_id) in ("recovered", "training"), "the job to recover", 60)

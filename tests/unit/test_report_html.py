@@ -219,6 +219,18 @@ def test_more_gpus_than_lines_become_a_band() -> None:
     assert "from the lowest to the highest" in Page(html.render(incident)).text
 
 
+def test_progress_counter_is_drawn_beside_the_power_or_alone() -> None:
+    incident = samples.replaced(samples.loader_hang(), collectives=samples.collectives())
+    said = "9,024 collectives of a rank, none in the last 2 min 27 s"
+    for one, title in ((incident, "GPU power and collectives"), (samples.replaced(incident, power=()), "Collectives")):
+        chart, page = power_chart.chart(one), Page(html.render(one)).text
+        assert chart is not None and said in page and said in chart.summary and title in page
+        heights = [float(y) for y in re.findall(r",([\d.]+)", chart.collectives)]
+        assert (heights[0], heights[-1]) == (power_chart.BOTTOM, power_chart.TOP)
+        assert heights == sorted(heights, reverse=True)
+    assert "quiet below" not in Page(html.render(samples.replaced(incident, power=()))).text
+
+
 def test_a_silence_is_a_gap_and_peaks_survive_thinning() -> None:
     times = tuple(samples.OPENED + second for second in (*range(1000), *range(2000, 3000)))
     watts = tuple(700.0 if number == 333 else 100.0 for number in range(2000))

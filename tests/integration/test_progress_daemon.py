@@ -61,7 +61,7 @@ def test_blocked_rank_is_suspected_pages_after_the_hold_and_recovers(tmp_path: P
         written = daemon.state / "incidents" / job_status(daemon, job)["incident"] / "incident.json"
         wait_for(written.exists, "the incident to be written")
         totals = json.loads(written.read_text())["collectives"]["totals"]
-        assert totals[0] < totals[-1] == totals[-10], "it enqueued collectives, and then no more"
+        assert totals[0] < totals[-1] == totals[-10], "it enqueued collectives, and no longer does"
         with (tmp_path / "shard").open("w") as shard:
             shard.write("data")
         wait_for(lambda: daemon.job_state(job.run_id) in ("recovered", "training"), "the job to recover", 60)

@@ -158,6 +158,16 @@ class Progress(Section, frozen=True):
     captures_per_hour: Annotated[
         int, Meta(ge=0, le=60, description="maximum number of first captures of one job because of its counters")
     ] = 6
+    arrival_seconds: Annotated[
+        float,
+        Meta(
+            ge=1.0, le=3600.0, description="time between two readings of the times at which ranks enqueued collectives"
+        ),
+    ] = 60.0
+    straggler_seconds: Annotated[
+        float,
+        Meta(ge=1.0, le=86400.0, description="a rank is named as late after this time, by at least 300 collectives"),
+    ] = 300.0
 
 
 class Capture(Section, frozen=True):

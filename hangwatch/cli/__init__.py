@@ -38,6 +38,7 @@ _MODULES = {
     "selftest": ("selftest",),
     "dump": ("dump",),
     "silence": ("silence",),
+    "slow": ("slow",),
     "status": ("status",),
     "timeline": ("timeline",),
     "top": ("top",),

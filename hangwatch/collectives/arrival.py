@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import hypot, sqrt
 from statistics import median
@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 from msgspec import field
 
 from hangwatch.model import ProcessId, Value
-from hangwatch.model.flight_records import Library
+from hangwatch.model.flight_records import Library, RankRecords
 
 FEWEST_RECORDS = 300  # at one place
 LATE_RATIO, LATE_IN_HALF_RATIO = 0.03, 0.015  # of the step
@@ -27,6 +27,7 @@ MOST_SHOWN_STANDARD_ERRORS = 1000.0
 MOST_ROWS = 400  # of one place, from one reading
 MOST_PLACES = 64  # of one reading
 MOST_READINGS = 1440
+MOST_SIZES = 8  # of one collective; more do not distinguish places
 _OUTLIERS = 256  # one in so many gaps is an outlier, such as a checkpoint
 
 
@@ -97,6 +98,33 @@ class ArrivalOrder(Value, frozen=True):
         return None if self.reason else self.latest
 
 
+def list_collectives(recorder: RankRecords, uncounted: Collection[int]) -> list[Enqueued]:
+    """Return the collectives of a recorder, without those of the `uncounted` groups (ids).
+
+    Of several groups with the same name, the newest one counts. Groups without a name cannot be distinguished.
+    """
+    counted = [
+        record
+        for record in recorder.records
+        if record.group_name and record.group_id not in uncounted and not record.is_p2p and not record.is_coalesced_part
+    ]
+    newest: dict[str, int] = {}
+    for record in counted:
+        newest[record.group_name] = max(record.group_id, newest.get(record.group_name, 0))
+    return [
+        Enqueued(
+            recorder.library,
+            record.group_name,
+            record.operation.rpartition(":")[2],
+            record.input_sizes[:MOST_SIZES],
+            record.collective_seq,
+            record.created_unix_ns,
+        )
+        for record in counted
+        if record.group_id == newest[record.group_name]
+    ]
+
+
 def add_reading(window: Window, by_rank: Mapping[ProcessId, Iterable[Enqueued]], seconds: float) -> Window:
     """Return the window with the collectives that all ranks of their group have enqueued since the last reading.
 
@@ -107,14 +135,16 @@ def add_reading(window: Window, by_rank: Mapping[ProcessId, Iterable[Enqueued]],
     for rank, collectives in by_rank.items():
         for collective in collectives:
             groups[collective.library, collective.group].setdefault(rank, {})[collective.number] = collective
-    last_used, rows = dict(window.last_used), dict[Place, list[tuple[int, ...]]]()
+    if not groups:
+        return window
+    last_used = {key: window.last_used.get(key, 0) for key in groups}
+    rows: dict[Place, list[tuple[int, ...]]] = {}
     ranks_at: dict[Place, tuple[ProcessId, ...]] = {}
     for key, by_number in groups.items():
         common = sorted(set.intersection(*map(set, by_number.values()))) if len(by_number) > 1 else []
         if not common:
             continue
-        used = last_used.get(key, 0)
-        last_used[key] = common[-1]
+        used, last_used[key] = last_used[key], common[-1]
         middle = [_middle([numbers[number].unix_ns for numbers in by_number.values()]) for number in common]
         for number, position in zip(common, _find_positions(middle), strict=True):
             if position is None or (number <= used <= common[-1]):  # numbers fall if the group is made anew

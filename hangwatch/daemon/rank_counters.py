@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from hangwatch.collectives.arrival import Enqueued, list_collectives
 from hangwatch.config import Settings
 from hangwatch.model import Fault, ProcessId
-from hangwatch.model.flight_records import ProgressCounter
+from hangwatch.model.flight_records import ProgressCounter, RankRecords
 from hangwatch.probes import torch_recorder
 from hangwatch.probes.process import procfs
 from hangwatch.probes.torch_recorder.progress_counters import ProgressCounters
@@ -20,8 +21,8 @@ class RankCounters:
     """The newest progress counters of the ranks of this node. `clock` is CLOCK_MONOTONIC in seconds."""
 
     def __init__(self, settings: Settings, proc_root: Path, clock: Callable[[], float]) -> None:
-        recorders = torch_recorder.SHARED if proc_root == procfs.PROC else torch_recorder.Recorders(proc_root)
-        self._counters = ProgressCounters(recorders, proc_root, clock)
+        self._recorders = torch_recorder.SHARED if proc_root == procfs.PROC else torch_recorder.Recorders(proc_root)
+        self._counters = ProgressCounters(self._recorders, proc_root, clock)
         self._clock = clock
         self._oldest_seconds = max(OLD_SECONDS, 3 * settings.gpu.sample_seconds)
         self._latest: tuple[float, Mapping[ProcessId, ProgressCounter | Fault]] | None = None
@@ -43,3 +44,15 @@ class RankCounters:
         if latest is None:
             return None
         return latest[1] if self._clock() - latest[0] <= self._oldest_seconds else {}
+
+    def read_collectives(self, rank: ProcessId, owner: str) -> list[Enqueued]:
+        """Return the collectives in the recorders of a rank, of the groups that count; empty if it is not readable."""
+        uncounted = self._counters.uncounted_groups(rank)
+        return [
+            collective
+            for recorder in self._recorders.read(rank, owner)
+            if isinstance(recorder, RankRecords)
+            for collective in list_collectives(
+                recorder, [group_id for library, group_id in uncounted if library == recorder.library]
+            )
+        ]

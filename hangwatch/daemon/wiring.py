@@ -19,6 +19,7 @@ from hangwatch import metrics
 from hangwatch.capture.job_scan import JobScan
 from hangwatch.checks.framework.contract import Settings as CheckSettings
 from hangwatch.config import Settings
+from hangwatch.daemon.arrivals import ArrivalReader
 from hangwatch.daemon.captures import CaptureRunner
 from hangwatch.daemon.context import DaemonContext, RunningSteps
 from hangwatch.daemon.dead_ranks import DeadRanks
@@ -110,6 +111,7 @@ class Daemon:
         )
         self._checking = CheckRunner(common, check_settings or {})
         self._keeping = IncidentWriter(common, self.store)
+        self._arrivals = ArrivalReader(common, self._counters)
         self._dead_ranks = DeadRanks(common, self._scan.last_seen)
         self.looking = CaptureRunner(common, self._discover)
         look = self.looking.capture_for_owner
@@ -240,7 +242,7 @@ class Daemon:
 
     def _on_missed(self, task: str) -> None:
         """Report that a task has not ended when it is due again. `find_health_problem` reports late power samples."""
-        if not self._checking.report_overrun(task) and task not in ("sample", "counters", "recorders"):
+        if not self._checking.report_overrun(task) and task not in ("sample", "counters", "recorders", "arrivals"):
             log.warning("%s is still running at its next tick", task)
 
     # --- lifecycle ---------------------------------------------------------------------------------------------
@@ -266,6 +268,7 @@ class Daemon:
         if self.settings.progress.read:
             schedule.run_every(self.settings.gpu.sample_seconds, "counters", "counters", self._read_counters)
             schedule.run_every(self.settings.gpu.sample_seconds, "recorders", "recorders", self._counters.look)
+            schedule.run_every(self.settings.progress.arrival_seconds, "recorders", "arrivals", self._arrivals.read)
         schedule.run_every(self.settings.jobs.discover_seconds, "slow", "discover", self._discover)
         schedule.run_once("slow", self._discover)
         self._checking.schedule_tasks()

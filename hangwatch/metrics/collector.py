@@ -39,6 +39,7 @@ def families(snapshot: Snapshot, now: float, settings: Detector, external_url: s
     yield from job_metrics.idle_workers(snapshot, now, settings)
     yield from job_metrics.silences(snapshot)
     yield from progress_metrics.progress(snapshot, now)
+    yield from progress_metrics.lateness(snapshot)
     yield from job_metrics.incidents(snapshot, external_url)
     yield from job_metrics.crashes(snapshot, now, external_url)
     yield from collective_metrics.numbers(snapshot)

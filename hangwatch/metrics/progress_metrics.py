@@ -1,4 +1,4 @@
-"""Metrics of the progress counters: collectives of ranks, gaps between them, jobs suspected because of a gap."""
+"""Metrics of the flight recorders: collectives of ranks, gaps between them, suspected jobs, and ranks that are late."""
 
 from __future__ import annotations
 
@@ -36,3 +36,21 @@ def progress(snapshot: Snapshot, now: float) -> Iterator[Metric]:
             summary = sentence_label(verdict.message)
             info.add_metric([*name, verdict.kind, verdict.confidence.value, named, first_look, summary], 1)
     yield from (counted, gap, usual, info)
+
+
+def lateness(snapshot: Snapshot) -> Iterator[Metric]:
+    """Yield the lateness of each rank behind the others, and the ranks that are named as late."""
+    labels = (*JOB, "rank", "local_rank")
+    text = "Median time by which the rank enqueues a collective behind the median of the other ranks of the node"
+    late = gauge("rank_lateness_seconds", text, labels)
+    text = "Lateness of the named rank as a ratio of the step; only while a rank is named"
+    named = gauge("job_straggler_lateness_ratio", text, labels)
+    for entry in snapshot.living:
+        order = entry.arrival_order
+        for rank in entry.job.ranks if order is not None else ():
+            values = [*entry.job.name.labels.values(), number_text(rank.rank), number_text(rank.local_rank)]
+            if order is not None and (seconds := order.lateness_seconds.get(rank.id)) is not None:
+                late.add_metric(values, seconds)
+            if order is not None and rank.id == order.named:
+                named.add_metric(values, order.lateness_ratio)
+    yield from (late, named)

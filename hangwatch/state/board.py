@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeAlias, TypeVar
 from msgspec import field
 from msgspec.structs import replace
 
+from hangwatch.collectives.arrival import ArrivalOrder
 from hangwatch.config import Detector
 from hangwatch.detector import power_level
 from hangwatch.detector.job_watch import JobWatch
@@ -53,7 +54,7 @@ class JobEntry(Value, frozen=True):
 
     `held_gpu` is true once the driver has listed one of its ranks on a GPU. `suspected` is the diagnosis of a job that
     is suspected because of its counters; it becomes the first capture of the incident. `counter_fault` is the reason if
-    the job has no counters.
+    the job has no counters. `arrival_order` tells if one of its ranks is late.
     """
 
     job: Job
@@ -64,6 +65,7 @@ class JobEntry(Value, frozen=True):
     timeline: tuple[TimelineEntry, ...] = ()
     suspected: Diagnosis | None = None
     counter_fault: Fault | None = None
+    arrival_order: ArrivalOrder | None = None
 
     @property
     def open_incident(self) -> Incident | None:

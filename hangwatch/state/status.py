@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from hangwatch.config import Detector
 from hangwatch.detector.power_level import low_power_threshold_watts
 from hangwatch.model import GpuSample, Incident, Job, JobName, JobState, NotMonitored, Value, Verdict
+from hangwatch.state.arrival_status import ArrivalStatus, build_arrival_status
 from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.verdict.timeout_forecast import forecast_timeout
 
@@ -23,7 +24,8 @@ class JobStatus(Value, frozen=True):
 
     `collectives_per_second` is the mean of its ranks. `progress_gap_seconds` is the time since they enqueued a
     collective, `usual_gap_seconds` the length that 99 % of these gaps do not exceed. Each is null if unknown;
-    `no_counters` is then the reason, if there is one.
+    `no_counters` is then the reason, if there is one. `arrival` tells if a rank enqueues its collectives late; null
+    before the first reading.
     """
 
     job_id: str
@@ -51,6 +53,7 @@ class JobStatus(Value, frozen=True):
     progress_gap_seconds: float | None = None
     usual_gap_seconds: float | None = None
     no_counters: str = ""
+    arrival: ArrivalStatus | None = None
 
 
 class EngineStatus(Value, frozen=True):
@@ -213,6 +216,7 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
             progress_gap_seconds=progress.gap_seconds(now) if progress.progressed_at is not None else None,
             usual_gap_seconds=progress.usual_seconds,
             no_counters=f"{fault.reason}: {fault.detail}" if (fault := entry.counter_fault) else "",
+            arrival=build_arrival_status(entry.arrival_order, entry.job) if entry.arrival_order else None,
         )
         for entry in snapshot.jobs.values()
         for incident, progress in [(_present_incident(entry), entry.watch.progress)]

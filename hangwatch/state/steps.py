@@ -6,6 +6,7 @@ The daemon carries out the actions. Incidents are opened, changed and closed onl
 from hangwatch.state.actions import Action, ReadCrashArtifacts, SaveIncident
 from hangwatch.state.incident_timeline import record_note
 from hangwatch.state.job_silences import drop_ended_silences, end_silence, record_silence, restore_silences
+from hangwatch.state.on_arrivals import record_arrival_orders
 from hangwatch.state.on_counters import record_counters
 from hangwatch.state.on_crash import count_unread_crash, record_crash
 from hangwatch.state.on_diagnosis import (
@@ -28,6 +29,7 @@ __all__ = [
     "count_unread_crash",
     "drop_ended_silences",
     "end_silence",
+    "record_arrival_orders",
     "record_capture",
     "record_check",
     "record_counters",

@@ -179,6 +179,13 @@ class ProgressCounters:
             return Fault(subject=f"pid {process.pid}", reason="NoCollectives", detail=detail)
         return ProgressCounter(total=rank.total, restarts=rank.restarts)
 
+    def uncounted_groups(self, process: ProcessId) -> frozenset[GroupKey]:
+        """Return the groups of a rank that do not count, because neither its main thread nor autograd uses them."""
+        with self._lock:
+            rank = self._ranks.get(process)
+            counts = {} if rank is None else rank.counts
+            return frozenset(key for key, does_count in counts.items() if not does_count)
+
     def look(self, most_seconds: float = 1.0) -> None:
         """Find recorders and the threads that use their groups, for the ranks for which it is due."""
         end = self._clock() + most_seconds

@@ -1,0 +1,72 @@
+"""`hangwatch slow`: the rank of each job that enqueues its collectives later than the other ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from hangwatch.cli.config_choice import config_option, settings_from
+from hangwatch.cli.incident_sources import http_config_option
+from hangwatch.cli.status_client import decode_status, fetch_status
+from hangwatch.cli.text_tables import print_table
+from hangwatch.cli.usage_errors import InputError
+from hangwatch.state.status import JobStatus
+
+
+@click.command(short_help="Show which rank of a job is late in each step.")
+@config_option
+@click.option("--job", "wanted", metavar="NAME", help="Only this job: a name or key from `hangwatch status`.")
+@click.option("--url", help="URL of the daemon.  [default: this host, at the port in the configuration]")
+@http_config_option("If the daemon requires credentials")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the JSON of /status with only these jobs, see docs/json.md."
+)
+def slow(config_path: Path | None, wanted: str | None, url: str | None, http_config: Path | None, as_json: bool) -> int:
+    """Show which rank of a job is late in each step, by at least 3 % of it, as PyTorch's flight recorders show.
+
+    Exits 0 if a rank is named, else 1.
+    """
+    settings, source = settings_from(config_path)
+    answer = fetch_status(settings, source, url, http_config)
+    jobs = _choose(wanted, decode_status(answer).jobs)
+    keys = {job.job_key for job in jobs}
+    if as_json:
+        shown = [job for job in answer["jobs"] if job["job_key"] in keys]
+        click.echo(json.dumps({**answer, "jobs": shown}, indent=2))
+    else:
+        for job in jobs:
+            click.echo(f"job {job.job_id} ({job.job_key}): {_describe(job)}")
+            if job.arrival is not None and job.arrival.ranks:
+                rows = [
+                    (
+                        "" if rank.rank is None else str(rank.rank),
+                        str(rank.pid),
+                        f"{rank.lateness_seconds * 1e3:.3g} ms",
+                        f"{rank.lateness_seconds / job.arrival.step_seconds:.1%}",
+                    )
+                    for rank in job.arrival.ranks
+                ]
+                print_table(("rank", "pid", "late by", "of the step"), rows, "")
+        if not jobs:
+            click.echo("no jobs")
+    return 0 if any(job.arrival is not None and job.arrival.is_named for job in jobs) else 1
+
+
+def _choose(wanted: str | None, jobs: tuple[JobStatus, ...]) -> list[JobStatus]:
+    """Return the jobs with this key, id or name; all jobs if it is not given. Raises InputError if there is none."""
+    chosen = [job for job in jobs if wanted is None or wanted in (job.job_key, job.job_id, job.job_name)]
+    if wanted is not None and not chosen:
+        listed = "".join(f"\n    {job.job_id} ({job.job_key})" for job in jobs) or " none"
+        raise InputError(f"--job {wanted}: the daemon monitors no such job\n  jobs here:{listed}")
+    return chosen
+
+
+def _describe(job: JobStatus) -> str:
+    if job.arrival is not None:
+        return job.arrival.message
+    return f"not known: {job.no_counters or 'its collectives have not been read yet'}"
+
+
+COMMANDS = (slow,)

@@ -38,6 +38,8 @@ def slow(config_path: Path | None, wanted: str | None, url: str | None, http_con
     else:
         for job in jobs:
             click.echo(f"job {job.job_id} ({job.job_key}): {_describe(job)}")
+            for difference in () if job.arrival is None else job.arrival.differences:
+                click.echo(f"  {difference}")
             if job.arrival is not None and job.arrival.ranks:
                 rows = [
                     (

@@ -78,7 +78,7 @@ class ArrivalOrder(Value, frozen=True):
     `reason` tells why no rank is named; it is empty if `latest` is named. `lateness_seconds` is the median of each
     rank. `lateness_ratio` (of the step), `standard_errors` (above the next rank) and `last_ratio` (of the collectives
     in which it was last) are those of `latest`. `ready_in_seconds`: the time until there are enough records; None if
-    unknown.
+    unknown. `differences`: see `rank_differences`; only of a named rank.
     """
 
     reason: Literal["", "NoRecords", "TooFewRecords", "NoneLate", "LateByRole"]
@@ -91,6 +91,7 @@ class ArrivalOrder(Value, frozen=True):
     standard_errors: float = 0.0
     last_ratio: float = 0.0
     ready_in_seconds: float | None = None
+    differences: tuple[str, ...] = ()
 
     @property
     def named(self) -> ProcessId | None:

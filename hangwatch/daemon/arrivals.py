@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from hangwatch.collectives import arrival
-from hangwatch.collectives.arrival import Window
+from hangwatch.collectives.arrival import ArrivalOrder, Window
+from hangwatch.collectives.rank_differences import RankLoad, find_differences
 from hangwatch.daemon.context import DaemonContext
 from hangwatch.daemon.rank_counters import RankCounters
-from hangwatch.model import ProcessId
+from hangwatch.model import Job, ProcessId, Rank
+from hangwatch.probes.process import cpu_quota, main_thread, procfs
 from hangwatch.state import steps
 
 MOST_RANKS = 256  # of one job on this node
@@ -17,15 +22,17 @@ MOST_SECONDS = 5.0  # of one reading of all jobs; the next reading begins with t
 
 
 class _Samples(NamedTuple):
-    """The samples of one job with these ranks. Both times are CLOCK_MONOTONIC, seconds.
+    """The samples of one job with these ranks, and the load of each rank at the last reading.
 
-    `read_at`: the last reading. `grown_at`: the last reading with new collectives.
+    Both times are CLOCK_MONOTONIC, seconds. `read_at`: the last reading. `grown_at`: the last with new collectives.
     """
 
     ranks: tuple[ProcessId, ...]
     window: Window = Window()
+    order: ArrivalOrder | None = None
     read_at: float = 0.0
     grown_at: float = 0.0
+    loads: Mapping[ProcessId, RankLoad] = {}
 
 
 class ArrivalReader:
@@ -37,35 +44,56 @@ class ArrivalReader:
 
     def read(self) -> None:
         """Read the new collectives of the ranks of every job with counters, and record the arrival orders."""
-        clock, seconds = self._common.clock, self._common.settings.progress.straggler_seconds
-        end, owners, samples = clock() + MOST_SECONDS, dict[str, str](), dict[str, _Samples]()
+        clock = self._common.clock
+        end, jobs, samples = clock() + MOST_SECONDS, dict[str, Job](), dict[str, _Samples]()
         for entry in self._common.board.snapshot.living:
             job, counted = entry.job, entry.watch.progress.ranks
             ranks = tuple(rank.id for rank in job.ranks if rank.id in counted)
             if 1 < len(ranks) <= MOST_RANKS:
                 before = self._samples.get(job.key)
                 samples[job.key] = before if before is not None and before.ranks == ranks else _Samples(ranks)
-                owners[job.key] = job.share or job.owner
+                jobs[job.key] = job
         for key in sorted(samples, key=lambda key: samples[key].read_at):
             if clock() >= end:
                 break
-            samples[key] = self._add_reading(samples[key], owners[key], end)
+            samples[key] = self._add_reading(samples[key], jobs[key], end)
         self._samples = samples
-        orders = {key: arrival.judge(each.window, seconds) for key, each in samples.items() if each.read_at}
+        orders = {key: each.order for key, each in samples.items() if each.order is not None}
         self._common.board.put(steps.record_arrival_orders, orders)
 
-    def _add_reading(self, samples: _Samples, owner: str, end: float) -> _Samples:
+    def _add_reading(self, samples: _Samples, job: Job, end: float) -> _Samples:
         """Return the samples with a reading of all ranks. If a rank cannot be read before `end`, it does not count."""
-        clock, before = self._common.clock, samples.window
-        samples = samples._replace(read_at=clock())
-        if samples.read_at - samples.grown_at > STALE_SECONDS:
-            samples = samples._replace(window=before._replace(readings=()))
+        now, seconds = self._common.clock(), self._common.settings.progress.straggler_seconds
+        window, is_stale = samples.window, now - samples.grown_at > STALE_SECONDS
         by_rank = {}
         for rank in samples.ranks:
-            collectives = self._counters.read_collectives(rank, owner) if clock() < end else []
+            collectives = (
+                self._counters.read_collectives(rank, job.share or job.owner) if self._common.clock() < end else []
+            )
             if not collectives:
-                return samples
+                return samples._replace(read_at=now, order=None if is_stale else samples.order)
             by_rank[rank] = collectives
-        window = arrival.add_reading(samples.window, by_rank, self._common.settings.progress.straggler_seconds)
-        has_grown = window.last_used != before.last_used
-        return samples._replace(window=window, grown_at=samples.read_at if has_grown else samples.grown_at)
+        kept = window._replace(readings=()) if is_stale else window
+        new = arrival.add_reading(kept, by_rank, seconds)
+        loads = {rank.id: self._read_load(rank) for rank in job.ranks if rank.id in by_rank}
+        order = arrival.judge(new, seconds)
+        if order.named is not None:
+            order = replace(order, differences=find_differences(samples.loads, loads, order.named))
+        grown_at = now if new.last_used != window.last_used else samples.grown_at
+        return _Samples(samples.ranks, new, order, now, grown_at, loads)
+
+    def _read_load(self, rank: Rank) -> RankLoad:
+        proc_root, sweep = self._common.proc_root, self._common.board.snapshot.sweep
+        thread = main_thread.read_counters(rank.id.pid, proc_root)
+        clocks = [
+            gpu.sm_clock_hertz
+            for gpu in (sweep.gpus if sweep is not None else ())
+            if gpu.uuid in rank.gpu_uuids and gpu.sm_clock_hertz is not None
+        ]
+        return RankLoad(
+            read_monotonic_seconds=self._common.clock(),
+            delay_seconds=None if thread is None else thread.delay_seconds,
+            throttled_seconds=cpu_quota.read_throttled_seconds(rank.id.pid, proc_root),
+            swap_bytes=procfs.read_swap_bytes(rank.id.pid, proc_root),
+            clock_hertz=min(clocks, default=None),
+        )

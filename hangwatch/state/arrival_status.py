@@ -27,7 +27,8 @@ class ArrivalStatus(Value, frozen=True, kw_only=True):
     `is_named`: the first of `ranks`, which are latest first, is late. Otherwise `reason` tells why no rank is named:
     "NoRecords", "TooFewRecords", "NoneLate" or "LateByRole". `message` says it as a sentence. `lateness_ratio` (of the
     step), `standard_errors` (above the next rank) and `last_ratio` (of the collectives) are those of the latest rank.
-    `ready_in_seconds` is the time until there are enough records, null if unknown.
+    `ready_in_seconds` is the time until there are enough records, null if unknown. `differences` are sentences: how the
+    process or GPU of the named rank differs from those of all other ranks.
     """
 
     is_named: bool
@@ -44,6 +45,7 @@ class ArrivalStatus(Value, frozen=True, kw_only=True):
     standard_errors: float
     last_ratio: float
     ready_in_seconds: float | None
+    differences: tuple[str, ...] = ()
 
 
 def build_arrival_status(order: ArrivalOrder, job: Job) -> ArrivalStatus:
@@ -74,6 +76,7 @@ def build_arrival_status(order: ArrivalOrder, job: Job) -> ArrivalStatus:
         standard_errors=order.standard_errors,
         last_ratio=order.last_ratio,
         ready_in_seconds=order.ready_in_seconds,
+        differences=order.differences,
     )
 
 

@@ -69,6 +69,11 @@ def test_named_rank_is_shown_and_the_job_keeps_its_state() -> None:
     assert snapshot.jobs["k1"].watch == job_watch.begin_watch(JOB, 5.0) and not snapshot.jobs["k1"].page
 
 
+def test_differences_of_the_named_rank_are_shown() -> None:
+    said = ("its main thread waited 25% of the time for a core, those of the others at most 1%",)
+    assert shown(record(make_order(differences=said))).differences == said
+
+
 def test_nccl_is_said_to_show_only_the_cpu() -> None:
     assert "A slow GPU does not show here." in shown(record(make_order("nccl"))).message
     assert "A slow GPU" not in shown(record(make_order("gloo"))).message

@@ -52,14 +52,14 @@ def _find_frozen(mount: Path, path: str, state_file: str, state: str, own_file: 
 
     All groups below a frozen group have the line `state` in `state_file`, too.
     """
-    folders = _upwards(path)
+    folders = folders_upwards(path)
     if not folders or state not in pseudo_files.read_or_empty(mount / folders[0] / state_file).splitlines():
         return None
     frozen = (folder for folder in folders if pseudo_files.read_or_empty(mount / folder / own_file).strip() == "1")
     return f"/{next(frozen, folders[0])}"
 
 
-def _upwards(path: str) -> list[str]:
+def folders_upwards(path: str) -> list[str]:
     """Return the path of the group and of its parents, below the mount; empty if it is outside this namespace."""
     inner = PurePosixPath(path.lstrip("/"))
     if ".." in inner.parts or len(inner.parts) > _DEEPEST:

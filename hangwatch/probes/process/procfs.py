@@ -124,6 +124,12 @@ def read_thread_count(pid: int, proc_root: Path = PROC) -> int:
     return int(counts[0]) if counts else 0
 
 
+def read_swap_bytes(pid: int, proc_root: Path = PROC) -> int | None:
+    """Return the memory of a process that is in swap; None if it has ended."""
+    words_of_row = _read_status(pid, proc_root, b"VmSwap:")
+    return int(words_of_row[0]) * 1024 if words_of_row and words_of_row[0].isdigit() else None
+
+
 def is_stop_pending(pid: int, proc_root: Path = PROC) -> bool:
     """True if a SIGSTOP is pending. It takes effect when the process runs on a core or leaves the kernel."""
     masks = _read_status(pid, proc_root, b"SigPnd:", b"ShdPnd:")

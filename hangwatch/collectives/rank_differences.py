@@ -1,0 +1,87 @@
+"""Differences of a late rank: what its process or GPU shows, and those of the other ranks of the node do not. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from hangwatch.model import ProcessId, Value
+
+_TIMES_OTHERS = 2.0  # the value of the late rank is at least this multiple of the highest of the others
+_SLOW_CLOCK_RATIO = 0.95  # of the lowest clock of the others
+
+
+class RankLoad(Value, frozen=True):
+    """Counters of a rank at one moment (CLOCK_MONOTONIC); None for a value that the node does not have.
+
+    `delay_seconds`: time for which its main thread waited for a core. `throttled_seconds`: time for which the CPU quota
+    of its control groups stopped it. `clock_hertz`: the SM clock of its slowest GPU.
+    """
+
+    read_monotonic_seconds: float
+    delay_seconds: float | None = None
+    throttled_seconds: float | None = None
+    swap_bytes: float | None = None
+    clock_hertz: float | None = None
+
+
+class _Row(NamedTuple):
+    """A value, the least difference from the other ranks that counts, and its sentence."""
+
+    value: Callable[[RankLoad, RankLoad], float | None]
+    least: float
+    text: str
+
+
+def find_differences(
+    before: Mapping[ProcessId, RankLoad], now: Mapping[ProcessId, RankLoad], late: ProcessId
+) -> tuple[str, ...]:
+    """Return a sentence for each value by which the late rank differs from all others. It proves no cause."""
+    ranks = [rank for rank in now if rank in before]
+    if late not in ranks or len(ranks) < 2:
+        return ()
+    sentences = []
+    for row in _ROWS:
+        values = {rank: row.value(before[rank], now[rank]) for rank in ranks}
+        others = [value for rank, value in values.items() if rank != late and value is not None]
+        value = values[late]
+        if value is not None and others:
+            highest = max(others)
+            if value - highest >= row.least and value >= _TIMES_OTHERS * highest:
+                sentences.append(row.text.format(value, highest))
+    clocks = {rank: now[rank].clock_hertz for rank in ranks}
+    other_clocks = [clock for rank, clock in clocks.items() if rank != late and clock is not None]
+    clock, slowest = clocks[late], min(other_clocks, default=0.0)
+    if clock is not None and clock <= _SLOW_CLOCK_RATIO * slowest:
+        sentences.append(f"its GPU runs at {clock / 1e6:,.0f} MHz, the others at {slowest / 1e6:,.0f} MHz or more")
+    return tuple(sentences)
+
+
+def _ratio(name: str) -> Callable[[RankLoad, RankLoad], float | None]:
+    """Return a function for the part of the time by which the counter `name` grew."""
+
+    def ratio_of_time(before: RankLoad, now: RankLoad) -> float | None:
+        first, last = getattr(before, name), getattr(now, name)
+        passed = now.read_monotonic_seconds - before.read_monotonic_seconds
+        return None if first is None or last is None or passed <= 0 else (last - first) / passed
+
+    return ratio_of_time
+
+
+_ROWS = (
+    _Row(
+        _ratio("delay_seconds"),
+        0.02,
+        "its main thread waited {:.0%} of the time for a core, those of the others at most {:.0%}",
+    ),
+    _Row(
+        _ratio("throttled_seconds"),
+        0.02,
+        "its CPU quota stopped it for {:.0%} of the time, that of the others for at most {:.0%}",
+    ),
+    _Row(
+        lambda _, now: None if now.swap_bytes is None else now.swap_bytes / (1 << 20),
+        64.0,
+        "{:,.0f} MiB of its memory is in swap, of that of the others at most {:,.0f} MiB",
+    ),
+)

@@ -107,7 +107,7 @@ def _describe(order: ArrivalOrder, by_id: dict[ProcessId, Rank]) -> str:
 
 def _describe_place(place: Place) -> str:
     operation = words.printable(f"{place.operation} of group {place.group}")
-    return f"{operation}, number {place.position + 1} in the step" if place.position else operation
+    return f"{operation} (number {place.position + 1} in the step)" if place.position else operation
 
 
 def _describe_time(seconds: float) -> str:

@@ -53,3 +53,37 @@ def test_late_rank_of_a_real_job_is_named_and_none_before(tmp_path: Path) -> Non
         assert only["job_id"] == job.run_id and only["arrival"]["ranks"][0]["rank"] == SLOW_RANK
         assert 0.03 <= only["arrival"]["lateness_ratio"] < 1.0
         assert "no such job" in run_slow(daemon, "--job", "other").stderr
+
+
+@pytest.mark.series
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("part", ["loader", "forward", "backward"])
+def test_rank_with_a_slow_part_is_the_first_that_is_named(part: str, tmp_path: Path) -> None:
+    for run in range(5):
+        folder = tmp_path / str(run)
+        folder.mkdir()
+        with (
+            RealDaemon(folder / "hw", os.environ, progress=PROGRESS) as daemon,
+            TorchJob(folder, "slow_part.py", arguments=[part, "0.004"]) as job,
+        ):
+            named = wait_for(lambda: (one := arrival(daemon, job)).get("is_named") and one, "a name", 240)
+            assert named["ranks"][0]["rank"] == SLOW_RANK, (run, named)
+
+
+@pytest.mark.series
+@pytest.mark.timeout(3600)
+def test_balanced_jobs_that_compute_name_nobody(tmp_path: Path) -> None:
+    for run in range(20):
+        folder, reasons = tmp_path / str(run), set[str]()
+        folder.mkdir()
+        with (
+            RealDaemon(folder / "hw", os.environ, progress=PROGRESS) as daemon,
+            TorchJob(folder, "slow_part.py", arguments=["loader", "0"]) as job,
+        ):
+
+            def saw_1000_steps() -> bool:
+                reasons.add(arrival(daemon, job)["reason"])  # noqa: B023
+                return job.steps(0) >= 1000
+
+            wait_for(saw_1000_steps, "1000 steps", 300)
+            assert "NoneLate" in reasons and "" not in reasons, run

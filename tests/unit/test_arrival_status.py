@@ -74,6 +74,13 @@ def test_differences_of_the_named_rank_are_shown() -> None:
     assert shown(record(make_order(differences=said))).differences == said
 
 
+def test_place_within_the_step_is_said() -> None:
+    order = make_order()
+    assert order.place is not None
+    message = shown(record(replace(order, place=replace(order.place, position=2)))).message
+    assert "it enqueues all_reduce of group 0 (number 3 in the step) after the 3 other ranks" in message
+
+
 def test_nccl_is_said_to_show_only_the_cpu() -> None:
     assert "A slow GPU does not show here." in shown(record(make_order("nccl"))).message
     assert "A slow GPU" not in shown(record(make_order("gloo"))).message

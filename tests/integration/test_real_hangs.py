@@ -158,8 +158,8 @@ def test_real_hang_without_a_majority_names_no_rank(
 ) -> None:
     """Name no rank without a majority of waiting ranks.
 
-    In one job half of the ranks write and half wait. Another job has only two ranks. On a busy machine a waiting rank
-    may still be on its way to the collective when the others are pointed at.
+    In one job half of the ranks write and half wait. Another job has only two ranks. On a busy machine
+    the ranks that write may first be at two places, in two groups.
     """
     expected = [f"real_hang.py:{line_of(code)}", *words]
 

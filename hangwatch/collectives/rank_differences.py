@@ -77,11 +77,11 @@ _ROWS = (
     _Row(
         _ratio("throttled_seconds"),
         0.02,
-        "its CPU quota stopped it for {:.0%} of the time, that of the others for at most {:.0%}",
+        "its CPU quota stopped it for {:.0%} of the time, the others for at most {:.0%}",
     ),
     _Row(
         lambda _, now: None if now.swap_bytes is None else now.swap_bytes / (1 << 20),
         64.0,
-        "{:,.0f} MiB of its memory is in swap, of that of the others at most {:,.0f} MiB",
+        "it has {:,.0f} MiB in swap, the others have at most {:,.0f} MiB",
     ),
 )

@@ -125,7 +125,7 @@ class IncidentWriter:
                     self._mark(self._unmarked.popleft().incident)
                 wanted = self._pending[0]
                 try:
-                    (self._write_with_power if wanted.is_watched else self._write)(wanted.incident, wanted.moved_to)
+                    (self._write_with_series if wanted.is_watched else self._write)(wanted.incident, wanted.moved_to)
                 finally:
                     self._pending.popleft()
 
@@ -161,14 +161,14 @@ class IncidentWriter:
         found = procfs.read_state(process.pid, self._common.proc_root)
         return found is not None and found[0] == process and found[1] not in ENDED_STATES
 
-    def _write_with_power(self, incident: Incident, moved_to: JobState | None = None) -> None:
+    def _write_with_series(self, incident: Incident, moved_to: JobState | None = None) -> None:
         """Add the latest power and collectives of its job to an incident, and write it."""
         entry = self._board.snapshot.jobs.get(incident.job.key)
         if entry is not None:
             series = self._board.power_series(entry, self._common.settings.detector)
             collectives = extend_collectives(incident.collectives, self._board.collective_series(entry))
             incident = replace(incident, power=extend(incident.power, series), collectives=collectives)
-            self._board.put(Snapshot.with_power, incident)
+            self._board.put(Snapshot.with_series, incident)
         self._write(incident, moved_to)
 
     def _write(self, incident: Incident, moved_to: JobState | None = None) -> None:

@@ -89,6 +89,7 @@ def render(incident: Incident, *, color: bool = False, width: int = 110) -> str:
     lines = _head_lines(incident, style)
     lines += _grouping_lines(incident.grouping, incident.verdict, style)
     lines += _rank_sections(incident, style)
+    lines += _section("Progress", _progress_lines(incident, style), style)
     lines += _section("Power", _power_lines(incident, style), style)
     lines += _section("Timeline", _timeline_lines(incident, style), style)
     lines += _section("Host", _table(incident.host_facts, style), style)
@@ -363,13 +364,15 @@ def _log_lines(incident: Incident) -> Iterator[str]:
 # --- power, time, host -----------------------------------------------------------------------------------------------
 
 
-def _power_lines(incident: Incident, style: _Style) -> Iterator[str]:
+def _progress_lines(incident: Incident, style: _Style) -> Iterator[str]:
     if (counted := incident.collectives) is not None and len(counted.totals) > 1:
         steps = [later - earlier for earlier, later in itertools.pairwise(counted.totals)]
         said = phrases.describe_collectives(counted)
-        yield from style.wrapped(
-            f"{'progress':<{_NAMED - 1}} {_draw_sparks(steps, max(steps), style.width - _NAMED)}  {said}", " " * _NAMED
-        )
+        sparks = _draw_sparks(steps, max(steps), style.width - _NAMED)
+        yield from style.wrapped(f"{'collectives':<{_NAMED - 1}} {sparks}  {said}", " " * _NAMED)
+
+
+def _power_lines(incident: Incident, style: _Style) -> Iterator[str]:
     top = max((max(series.watts, default=0.0) for series in incident.power), default=0.0)
     for series in incident.power[:_MAX_GPUS]:
         if series.watts:

@@ -183,7 +183,7 @@ class Snapshot(Value, frozen=True):
         key = (event, outcome)
         return replace(self, hook_runs={**self.hook_runs, key: self.hook_runs.get(key, 0) + 1})
 
-    def with_power(self, incident: Incident) -> Snapshot:
+    def with_series(self, incident: Incident) -> Snapshot:
         """Return the snapshot with the series of this incident, if its job still has this incident."""
         entry = self.jobs.get(incident.job.key)
         if entry is None or entry.incident is None or entry.incident.incident_id != incident.incident_id:
@@ -333,10 +333,16 @@ def extend(old: tuple[PowerSeries, ...], new: tuple[PowerSeries, ...]) -> tuple[
 
 
 def extend_collectives(old: CollectiveSeries | None, new: CollectiveSeries | None) -> CollectiveSeries | None:
-    """Return the collectives of an incident with the points of `new` that are newer, at most about 900."""
+    """Return the collectives of an incident with the points of `new` that are newer, at most about 900.
+
+    If `new` has no point of the time of `old`, it counts from another start, for example after a restart.
+    """
     if old is None or new is None:
         return old or new
-    return CollectiveSeries(*_join((old.unix_seconds, old.totals), (new.unix_seconds, new.totals)))
+    began_anew = new.unix_seconds[0] > old.unix_seconds[-1]
+    counted_before = old.totals[-1] - new.totals[0] if began_anew else 0.0
+    totals = tuple(total + counted_before for total in new.totals)
+    return CollectiveSeries(*_join((old.unix_seconds, old.totals), (new.unix_seconds, totals)))
 
 
 def _join(old: _Columns, new: _Columns | None) -> _Columns:

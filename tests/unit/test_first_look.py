@@ -149,8 +149,21 @@ def test_line_is_that_of_the_rank_of_which_it_is_said() -> None:
     assert [rank.rank for rank in verdict.named] == [1]
     told = next(one.message for one in verdict.evidence if one.kind == "activity")
     assert "shards.py:20" in told and "shards.py:10" not in told
-    both = group_text.describe_suspect(replace(alike, members=members))
+    both = group_text.describe_suspects([replace(alike, members=members)])
     assert "shards.py:10 or 20" in both
+
+
+def test_groups_that_do_the_same_are_described_once() -> None:
+    def at(rank: int, line: int) -> Group:
+        return group(
+            range(rank, rank + 1), (Frame(function="save", file="train.py", line=line),), "checkpoint", "nothing"
+        )
+
+    place = "writing or reading a checkpoint at train.py:142"
+    assert group_text.describe_suspects([at(0, 142)]) == f"it is {place}"
+    assert group_text.describe_suspects([at(0, 142), at(1, 142)]) == f"they are {place}"
+    said = group_text.describe_suspects([at(0, 142), at(1, 9)])
+    assert said == f"rank 0 (n1, pid 100) is {place}; rank 1 (n1, pid 101) is {place.replace('142', '9')}"
 
 
 def test_half_of_a_pipeline_draws_less_than_the_half_that_works() -> None:

@@ -34,9 +34,9 @@ def differences(late: dict[str, float | None], others: dict[str, float | None] |
         ({"delay_seconds": 25.0}, "its main thread waited 25% of the time for a core, those of the others at most 1%"),
         (
             {"throttled_seconds": 28.0},
-            "its CPU quota stopped it for 30% of the time, that of the others for at most 0%",
+            "its CPU quota stopped it for 30% of the time, the others for at most 0%",
         ),
-        ({"swap_bytes": 3e9}, "2,861 MiB of its memory is in swap, of that of the others at most 0 MiB"),
+        ({"swap_bytes": 3e9}, "it has 2,861 MiB in swap, the others have at most 0 MiB"),
         ({"clock_hertz": 1.2e9}, "its GPU runs at 1,200 MHz, the others at 1,980 MHz or more"),
     ],
 )

@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from hangwatch import words
 from hangwatch.model import (
     Capture,
+    CollectiveSeries,
     Difference,
     Environment,
     Frame,
@@ -29,6 +31,8 @@ from hangwatch.model import (
     Verdict,
 )
 from hangwatch.report import html, power_chart
+from hangwatch.report.phrases import describe_collectives
+from hangwatch.state.board import extend_collectives
 from tests import samples
 from tests.unit.test_report_text import _hostile, hostile
 
@@ -229,6 +233,25 @@ def test_progress_counter_is_drawn_beside_the_power_or_alone() -> None:
         assert (heights[0], heights[-1]) == (power_chart.BOTTOM, power_chart.TOP)
         assert heights == sorted(heights, reverse=True)
     assert "quiet below" not in Page(html.render(samples.replaced(incident, power=()))).text
+
+
+@given(st.lists(st.integers(0, 50), min_size=2, max_size=40), st.lists(st.integers(0, 50), min_size=2, max_size=40))
+def test_progress_goes_on_after_a_restart_of_the_daemon(before: list[int], after: list[int]) -> None:
+    """The counter of a new daemon begins at 0. It must look neither like a fall nor like progress."""
+
+    def series(steps: list[int], first_second: int) -> CollectiveSeries:
+        totals = [float(sum(steps[: number + 1])) for number in range(len(steps))]
+        return CollectiveSeries(tuple(float(first_second + number) for number in range(len(steps))), tuple(totals))
+
+    whole = series([1000, *before], 0)
+    assert extend_collectives(whole, series([1000, *before], 0)) == whole
+    joined = extend_collectives(whole, series(after, 100))
+    assert joined is not None
+    assert list(joined.totals) == sorted(joined.totals)
+    assert joined.totals[-1] - joined.totals[0] == sum(before) + sum(after[1:])
+    if sum(after[1:]) == 0 and before[-1]:
+        seconds = joined.unix_seconds[-1] - whole.unix_seconds[-1]
+        assert describe_collectives(joined).endswith(f"none in the last {words.duration(seconds)}")
 
 
 def test_a_silence_is_a_gap_and_peaks_survive_thinning() -> None:

@@ -12,7 +12,7 @@ from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.measurements import OddGpu
 from hangwatch.verdict.scene import count_ranks
 from hangwatch.verdict.wording import clauses
-from hangwatch.verdict.wording.group_text import common_line, describe_suspect, name_ranks, others_wait
+from hangwatch.verdict.wording.group_text import common_line, describe_suspects, name_ranks, others_wait
 from hangwatch.verdict.wording.rank_headlines import why_gone
 
 NOT_NAMED = "no rank can be named. "
@@ -64,7 +64,7 @@ def holds_lock(finding: Finding) -> str:
 def differs_from_others(finding: Finding) -> str:
     """Describe the activity of the suspects, and the different activity in which the other ranks wait."""
     ranks, others = finding.suspects, finding.others
-    return f"{'; '.join(map(describe_suspect, ranks))}; {others_wait(others)}{common_line(others)}"
+    return f"{describe_suspects(ranks)}; {others_wait(others)}{common_line(others)}"
 
 
 def other_line(finding: Finding) -> str:
@@ -126,7 +126,7 @@ def low_power(finding: Finding) -> str:
     ranks, others = finding.suspects, finding.others
     own, rest = ([m.gpu.power_watts or 0.0 for g in groups for m in g.members] for groups in (ranks, others))
     works = f"the GPUs of {name_ranks(others)} work ({min(rest):.0f} W or more)"
-    return f"{'; '.join(map(describe_suspect, ranks))}, with {max(own):.0f} W or less on the GPU; {works}"
+    return f"{describe_suspects(ranks)}, with {max(own):.0f} W or less on the GPU; {works}"
 
 
 def odd_gpu(odd: OddGpu) -> str:

@@ -118,16 +118,26 @@ def during(groups: Sequence[Group]) -> str:
     return f" {around}" if around else ""
 
 
-def describe_suspect(group: Group) -> str:
-    """Return a clause on the activity of a group, with its line of the user's code. It begins with "it" or "they"."""
+def describe_suspects(groups: Sequence[Group]) -> str:
+    """Return a clause on the activity of some groups, with their lines of the user's code.
+
+    If all do the same it begins with "it" or "they", else each group has a clause with the names of its ranks.
+    """
+    several = sum(group.size for group in groups) > 1
+    same = {_describe_suspect(group, several=several) for group in groups}
+    if len(same) == 1:
+        return f"{'they' if several else 'it'} {same.pop()}"
+    return "; ".join(f"{name_ranks([group])} {_describe_suspect(group, several=group.size > 1)}" for group in groups)
+
+
+def _describe_suspect(group: Group, *, several: bool) -> str:
     own = innermost_user_frame(group)
-    it, is_ = ("it", "is") if group.size == 1 else ("they", "are")
     if own is not None and is_in_user_code(group) and not group.awaited and group.waits_for in {"unknown", "gpu"}:
         phase = f" {around}" if (around := activity.describe_phase(group.activity, group.phase)) else ""
         lines = innermost_user_frames(group)
         where = own if len(lines) == 1 else f"{own.function} ({clauses.places(lines)})"
-        return f"{it} {is_} in {where}, in the program's own code{phase}"
-    return f"{it} {clauses.describe_activity(group, several=group.size > 1)}{clauses.describe_line(group)}"
+        return f"{'are' if several else 'is'} in {where}, in the program's own code{phase}"
+    return f"{clauses.describe_activity(group, several=several)}{clauses.describe_line(group)}"
 
 
 def common_line(groups: Sequence[Group]) -> str:

@@ -12,7 +12,7 @@ from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import GPU, Check, Metric, Rows, critical, gpu_labels, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point
 from hangwatch.probes.gpu import query
-from hangwatch.probes.gpu.details import GpuHealth, HealthDetails
+from hangwatch.probes.gpu.details import SLOWDOWNS, GpuHealth, HealthDetails
 from hangwatch.probes.node.machine import Node
 
 LOST = Metric(name="gpu_lost", help="GPUs that the driver lists but that do not respond")
@@ -34,14 +34,12 @@ REMAP_FAILED = Metric(
 SLOWED = Metric(name="gpu_clocks_slowed", help="1 for each reason that slows the clocks", labels=(*GPU, "reason"))
 PERSISTENCE = Metric(name="gpu_persistence_mode", help="1 if the driver stays loaded between jobs", labels=GPU)
 
-SLOWDOWNS = {
-    0x08: ("HwSlowdown", "the hardware slows its clocks (heat, power or a brake signal)"),
-    0x20: ("SwThermalSlowdown", "the driver slows its clocks: too hot"),
-    0x40: ("HwThermalSlowdown", "the hardware slows its clocks: too hot"),
-    0x80: ("HwPowerBrakeSlowdown", "the power supply of the server slows its clocks"),
+MEANINGS = {
+    "HwSlowdown": "the hardware slows its clocks (heat, power or a brake signal)",
+    "SwThermalSlowdown": "the driver slows its clocks: too hot",
+    "HwThermalSlowdown": "the hardware slows its clocks: too hot",
+    "HwPowerBrakeSlowdown": "the power supply of the server slows its clocks",
 }
-"""Bits of nvmlClocksEventReason*. The other reasons (idle, power cap, application clocks) are normal."""
-
 SLOWDOWN_REMEDY = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i {index}; check fans, inlet air and power supplies"
 
 DRIVER_TROUBLE = {
@@ -102,7 +100,7 @@ def points(sample: Sample) -> Iterable[Point]:
         yield from REMAPPED.points(gpu.remapped_rows_correctable, cause="correctable", **labels)
         yield from REMAPPED.points(gpu.remapped_rows_uncorrectable, cause="uncorrectable", **labels)
         if gpu.clocks_event_reasons is not None:
-            for bit, (reason, _) in SLOWDOWNS.items():
+            for reason, bit in SLOWDOWNS.items():
                 yield SLOWED.point(bool(gpu.clocks_event_reasons & bit), reason=reason, **labels)
 
 
@@ -172,11 +170,9 @@ def _memory(gpu: GpuHealth) -> Iterable[CheckVerdict]:
 
 
 def _slowdowns(gpu: GpuHealth) -> Iterable[CheckVerdict]:
-    mask = gpu.clocks_event_reasons or 0
-    for bit, (reason, meaning) in SLOWDOWNS.items():
-        if mask & bit and not (reason == "HwSlowdown" and mask & 0xC0):  # 0xC0: a more specific reason is set
-            heat = "" if gpu.temperature_celsius is None else f" ({gpu.temperature_celsius:.0f} C)"
-            yield warning(reason, f"GPU {gpu.index}: {meaning}{heat}", SLOWDOWN_REMEDY.format(index=gpu.index))
+    for reason in gpu.slowdowns:
+        heat = "" if gpu.temperature_celsius is None else f" ({gpu.temperature_celsius:.0f} C)"
+        yield warning(reason, f"GPU {gpu.index}: {MEANINGS[reason]}{heat}", SLOWDOWN_REMEDY.format(index=gpu.index))
 
 
 def _persistence(gpus: Sequence[GpuHealth], settings: Settings) -> Iterable[CheckVerdict]:
@@ -207,8 +203,6 @@ def table(sample: Sample) -> Rows:
 
 
 def _row(gpu: GpuHealth) -> tuple[str, ...]:
-    mask = gpu.clocks_event_reasons
-    slowed = [reason for bit, (reason, _) in SLOWDOWNS.items() if mask is not None and mask & bit]
     remapped = (gpu.remapped_rows_correctable, gpu.remapped_rows_uncorrectable)
     cells = (
         gpu.index,
@@ -219,7 +213,7 @@ def _row(gpu: GpuHealth) -> tuple[str, ...]:
         None if remapped == (None, None) else sum(rows or 0 for rows in remapped),
         gpu.row_remap_pending,
         gpu.row_remap_failed,
-        None if mask is None else ", ".join(slowed) or "free",
+        None if gpu.clocks_event_reasons is None else ", ".join(gpu.slowdowns) or "free",
         gpu.persistence_mode,
     )
     return tuple(_shown(cell) for cell in cells)

@@ -14,6 +14,8 @@ from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.state.status import JobStatus
 
+GPU_CHECK = "gpu_speed"  # a slow GPU does not show in the times of collectives
+
 
 @click.command(short_help="Show which rank of a job is late in each step.")
 @config_option
@@ -30,7 +32,8 @@ def slow(config_path: Path | None, wanted: str | None, url: str | None, http_con
     """
     settings, source = settings_from(config_path)
     answer = fetch_status(settings, source, url, http_config)
-    jobs = _choose(wanted, decode_status(answer).jobs)
+    seen = decode_status(answer)
+    jobs = _choose(wanted, seen.jobs)
     keys = {job.job_key for job in jobs}
     if as_json:
         shown = [job for job in answer["jobs"] if job["job_key"] in keys]
@@ -53,6 +56,9 @@ def slow(config_path: Path | None, wanted: str | None, url: str | None, http_con
                 print_table(("rank", "pid", "late by", "of the step"), rows, "")
         if not jobs:
             click.echo("no jobs")
+        for check in seen.checks:
+            if check.check == GPU_CHECK and check.status != "OK":
+                click.echo(f"check {check.check}: {check.message}")
     return 0 if any(job.arrival is not None and job.arrival.is_named for job in jobs) else 1
 
 

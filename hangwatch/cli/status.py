@@ -99,9 +99,9 @@ def print_status(seen: Status) -> None:
 
 
 def _what(job: JobStatus, unix_now: float) -> str:
-    """Return the verdict on a job, else the detector's message. Add its collective timeout and its silence."""
+    """Return the verdict on a job, else the detector's message. Add its timeout, its late rank and its silence."""
     message = job.verdict or job.message
-    for more in filter(None, (describe_timeout(job, unix_now), describe_silence(job))):
+    for more in filter(None, (describe_timeout(job, unix_now), describe_straggler(job), describe_silence(job))):
         message = f"{message.removesuffix('.')}; {more}"
     return message
 
@@ -118,6 +118,15 @@ def describe_silence(job: JobStatus) -> str:
         return ""
     until = f"silenced until {words.utc(job.silenced_until_unix_seconds)}"
     return f"{until}: {job.silence_reason}" if job.silence_reason else until
+
+
+def describe_straggler(job: JobStatus) -> str:
+    """Return the rank that is late as text: `rank 3 is late by 12% of each step`; "" if no rank is named."""
+    if job.arrival is None or not job.arrival.is_named:
+        return ""
+    latest = job.arrival.ranks[0]
+    rank = f"pid {latest.pid}" if latest.rank is None else f"rank {latest.rank}"
+    return f"{rank} is late by {job.arrival.lateness_ratio:.0%} of each step"
 
 
 def describe_timeout(job: JobStatus, unix_now: float) -> str:

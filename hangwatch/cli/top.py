@@ -25,7 +25,7 @@ from rich.text import Text
 from hangwatch import words
 from hangwatch.cli.config_choice import config_option, settings_from
 from hangwatch.cli.incident_sources import http_config_option
-from hangwatch.cli.status import describe_silence, describe_state
+from hangwatch.cli.status import describe_silence, describe_state, describe_straggler
 from hangwatch.cli.status_client import decode_status, fetch_status
 from hangwatch.cli.text_tables import age_text, engine_text
 from hangwatch.cli.usage_errors import InputError
@@ -248,12 +248,12 @@ def _engines(status: Status) -> Iterator[Text]:
 
 
 def _message(job: JobStatus) -> str:
-    """Return the silence of a job and the verdict on it, else the detector's message.
+    """Return the silence of a job, its late rank and the verdict on it, else the detector's message.
 
     For a stalled job, return the detector's message, because it names the ranks that progress.
     """
     message = job.message if job.state is JobState.STALLED else job.verdict or job.message
-    return "; ".join(filter(None, (describe_silence(job), message)))
+    return "; ".join(filter(None, (describe_silence(job), describe_straggler(job), message)))
 
 
 def _prefix(timeout: str) -> str:

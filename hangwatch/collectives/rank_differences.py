@@ -15,14 +15,21 @@ class RankLoad(Value, frozen=True):
     """Counters of a rank at one moment (CLOCK_MONOTONIC); None for a value that the node does not have.
 
     `delay_seconds`: time for which its main thread waited for a core. `throttled_seconds`: time for which the CPU quota
-    of its control groups stopped it. `clock_hertz`: the SM clock of its slowest GPU.
+    of its control groups stopped it. `io_bytes` and `faulted_bytes`: bytes that system calls of the main thread moved,
+    and that its page faults brought in. `clock_hertz`: the SM clock of its slowest GPU. `workers`: the processes to
+    which the sums `worker_cpu_seconds` and `worker_io_bytes` belong.
     """
 
     read_monotonic_seconds: float
     delay_seconds: float | None = None
     throttled_seconds: float | None = None
+    io_bytes: float | None = None
+    faulted_bytes: float | None = None
     swap_bytes: float | None = None
     clock_hertz: float | None = None
+    workers: tuple[ProcessId, ...] = ()
+    worker_cpu_seconds: float | None = None
+    worker_io_bytes: float | None = None
 
 
 class _Row(NamedTuple):
@@ -57,30 +64,57 @@ def find_differences(
     return tuple(sentences)
 
 
-def _ratio(name: str) -> Callable[[RankLoad, RankLoad], float | None]:
-    """Return a function for the part of the time by which the counter `name` grew."""
+def _rate(name: str, unit: float = 1.0) -> Callable[[RankLoad, RankLoad], float | None]:
+    """Return a function for the growth of the counter `name` in units per second."""
 
-    def ratio_of_time(before: RankLoad, now: RankLoad) -> float | None:
+    def rate(before: RankLoad, now: RankLoad) -> float | None:
         first, last = getattr(before, name), getattr(now, name)
         passed = now.read_monotonic_seconds - before.read_monotonic_seconds
-        return None if first is None or last is None or passed <= 0 else (last - first) / passed
+        return None if first is None or last is None or passed <= 0 else float(last - first) / passed / unit
 
-    return ratio_of_time
+    return rate
 
 
+def _worker_rate(name: str, unit: float = 1.0) -> Callable[[RankLoad, RankLoad], float | None]:
+    """Return a function as `_rate`; its value is None if a worker has started or ended."""
+    rate = _rate(name, unit)
+    return lambda before, now: rate(before, now) if before.workers == now.workers else None
+
+
+_MIB = float(1 << 20)
 _ROWS = (
     _Row(
-        _ratio("delay_seconds"),
+        _rate("delay_seconds"),
         0.02,
         "its main thread waited {:.0%} of the time for a core, those of the others at most {:.0%}",
     ),
     _Row(
-        _ratio("throttled_seconds"),
+        _rate("throttled_seconds"),
         0.02,
         "its CPU quota stopped it for {:.0%} of the time, the others for at most {:.0%}",
     ),
     _Row(
-        lambda _, now: None if now.swap_bytes is None else now.swap_bytes / (1 << 20),
+        _worker_rate("worker_cpu_seconds"),
+        0.1,
+        "its workers used {:.2f} cores, those of the others at most {:.2f}",
+    ),
+    _Row(
+        _worker_rate("worker_io_bytes", _MIB),
+        1.0,
+        "its workers read and wrote {:,.0f} MiB/s, those of the others at most {:,.0f} MiB/s",
+    ),
+    _Row(
+        _rate("io_bytes", _MIB),
+        1.0,
+        "its main thread read and wrote {:,.0f} MiB/s, those of the others at most {:,.0f} MiB/s",
+    ),
+    _Row(
+        _rate("faulted_bytes", _MIB),
+        16.0,
+        "page faults of its main thread brought in {:,.0f} MiB/s, those of the others at most {:,.0f} MiB/s",
+    ),
+    _Row(
+        lambda _, now: None if now.swap_bytes is None else now.swap_bytes / _MIB,
         64.0,
         "it has {:,.0f} MiB in swap, the others have at most {:,.0f} MiB",
     ),

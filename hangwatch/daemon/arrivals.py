@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -17,6 +17,7 @@ from hangwatch.probes.process import cpu_quota, main_thread, procfs
 from hangwatch.state import steps
 
 MOST_RANKS = 256  # of one job on this node
+MOST_WORKERS = 64  # of one rank
 STALE_SECONDS = 600.0  # without a new collective the samples are dropped: the job hangs or rests
 MOST_SECONDS = 5.0  # of one reading of all jobs; the next reading begins with the jobs that it omitted
 
@@ -85,6 +86,8 @@ class ArrivalReader:
     def _read_load(self, rank: Rank) -> RankLoad:
         proc_root, sweep = self._common.proc_root, self._common.board.snapshot.sweep
         thread = main_thread.read_counters(rank.id.pid, proc_root)
+        workers = tuple(worker.id for worker in rank.workers[:MOST_WORKERS])
+        worker_counters = [procfs.read_counters(worker.pid, proc_root) for worker in workers]
         clocks = [
             gpu.sm_clock_hertz
             for gpu in (sweep.gpus if sweep is not None else ())
@@ -94,6 +97,17 @@ class ArrivalReader:
             read_monotonic_seconds=self._common.clock(),
             delay_seconds=None if thread is None else thread.delay_seconds,
             throttled_seconds=cpu_quota.read_throttled_seconds(rank.id.pid, proc_root),
+            io_bytes=None if thread is None else thread.io_bytes,
+            faulted_bytes=None if thread is None else thread.faulted_bytes,
             swap_bytes=procfs.read_swap_bytes(rank.id.pid, proc_root),
             clock_hertz=min(clocks, default=None),
+            workers=workers,
+            worker_cpu_seconds=_sum(counters.cpu_seconds for counters in worker_counters),
+            worker_io_bytes=_sum(counters.io_bytes for counters in worker_counters),
         )
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """Return the sum; None without values, or if one is unknown."""
+    known = list(values)
+    return sum(value for value in known if value is not None) if known and None not in known else None

@@ -8,7 +8,10 @@ from hangwatch.model import Job, ProcessId, Rank, Value
 
 _SHOWS = {
     "gloo": "With gloo this is all that the rank does in a step: loader, forward and backward pass.",
-    "nccl": "With NCCL this is only the CPU: loader, Python, CPU contention. A slow GPU does not show here.",
+    "nccl": (
+        "With NCCL this is only the CPU: loader, Python, CPU contention. A slow GPU does not show here: see"
+        " `hangwatch check gpu_speed`."
+    ),
 }
 
 

@@ -14,7 +14,6 @@ from tests.scenarios.simulation import play
 from tests.scenarios.stage import Crowd, Observed, problems
 
 COLUMNS = ("scenario", "truth", "page", "seconds to the page")
-NO_PAGE = ("healthy", "no", "")
 
 
 def power_rows(scenario: PowerScenario) -> list[tuple[str, ...]]:
@@ -75,9 +74,9 @@ def _number(seconds: str) -> float:
 
 
 def table(virtual: list[tuple[str, ...]], real: list[tuple[str, ...]]) -> str:
-    """Return the Markdown table of both lists. Rows that differ only in their seconds are one row.
+    """Return the Markdown table of both lists. Rows that differ only in their seconds, or in their names, are one row.
 
-    Healthy jobs without a page share the last row. A job that only trains next to a hang counts as healthy.
+    A job that only trains next to a hang counts as healthy.
     """
 
     def count(rows: list[tuple[str, ...]]) -> str:
@@ -85,14 +84,14 @@ def table(virtual: list[tuple[str, ...]], real: list[tuple[str, ...]]) -> str:
         return f"{hangs} hangs and {len(rows) - hangs} healthy jobs"
 
     def fold(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        quiet = dict.fromkeys(row[0] for row in rows if row[1:] == NO_PAGE)
         seconds: dict[tuple[str, ...], list[str]] = {}
-        for row in (*(row for row in rows if row[1:] != NO_PAGE), ("; ".join(quiet), *NO_PAGE)):
+        for row in rows:
             seconds.setdefault(row[:-1], []).append(row[-1])
-        ranges = {
-            row: dict.fromkeys((min(values, key=_number), max(values, key=_number))) for row, values in seconds.items()
-        }
-        return [(*row, " to ".join(ends)) for row, ends in ranges.items()]
+        names: dict[tuple[str, ...], list[str]] = {}
+        for (name, *result), values in seconds.items():
+            ends = dict.fromkeys((min(values, key=_number), max(values, key=_number)))
+            names.setdefault((*result, " to ".join(ends)), []).append(name)
+        return [("; ".join(alike), *result) for result, alike in names.items()]
 
     return (
         f"In virtual time, with the default settings: {count(virtual)}.\n\n"

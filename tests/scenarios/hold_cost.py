@@ -39,7 +39,11 @@ def main() -> None:
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         pages = dict(zip(JOBS, pool.map(count_pages, JOBS), strict=True))
     heads = ("healthy job that pages", *(f"{hold:g} s" for hold in HOLDS_SECONDS))
-    rows = [(name, *map(str, counts)) for name, counts in pages.items() if any(counts)]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, counts in pages.items():
+        if any(counts):
+            alike.setdefault(tuple(map(str, counts)), []).append(name)
+    rows = [("; ".join(names), *counts) for counts, names in alike.items()]
     totals = (f"all {len(pages)}", *(str(sum(counts)) for counts in zip(*pages.values(), strict=True)))
     text = measurements_page.table(heads, [*rows, totals])
     if "--write" in sys.argv[1:]:

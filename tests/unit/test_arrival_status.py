@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 
 from hangwatch import config
+from hangwatch.cli.status import print_status
+from hangwatch.cli.top import LastAnswer, frame
 from hangwatch.collectives.arrival import ArrivalOrder, Place, list_collectives
 from hangwatch.detector import job_watch
 from hangwatch.metrics.collector import families
@@ -74,6 +77,16 @@ def test_differences_of_the_named_rank_are_shown() -> None:
     assert shown(record(make_order(differences=said))).differences == said
 
 
+def test_status_and_top_tell_who_is_late(capsys: pytest.CaptureFixture[str]) -> None:
+    late = "rank 10 is late by 10% of each step"
+    for order, count in ((make_order(), 1), (make_order(reason="NoneLate"), 0)):
+        seen = status.build_status(record(order), "n1", 10.0)
+        print_status(seen)
+        assert capsys.readouterr().out.count(late) == count
+        Console(width=200).print(frame(LastAnswer(seen), 0.0, 0.0))
+        assert capsys.readouterr().out.count(late) == count
+
+
 def test_place_within_the_step_is_said() -> None:
     order = make_order()
     assert order.place is not None
@@ -82,7 +95,9 @@ def test_place_within_the_step_is_said() -> None:
 
 
 def test_nccl_is_said_to_show_only_the_cpu() -> None:
-    assert "A slow GPU does not show here." in shown(record(make_order("nccl"))).message
+    assert (
+        "A slow GPU does not show here: see `hangwatch check gpu_speed`." in shown(record(make_order("nccl"))).message
+    )
     assert "A slow GPU" not in shown(record(make_order("gloo"))).message
 
 

@@ -84,6 +84,15 @@ class TopologyDetails(Value, frozen=True):
     faults: tuple[Fault, ...] = ()
 
 
+SLOWDOWNS = {
+    "HwSlowdown": 0x08,
+    "SwThermalSlowdown": 0x20,
+    "HwThermalSlowdown": 0x40,
+    "HwPowerBrakeSlowdown": 0x80,
+}
+"""Bits of nvmlClocksEventReason* that slow the clocks. The others (idle, power cap, application clocks) are normal."""
+
+
 class GpuHealth(Value, frozen=True):
     """The health of a GPU as the driver reports it.
 
@@ -104,6 +113,13 @@ class GpuHealth(Value, frozen=True):
     clocks_event_reasons: int | None = None
     persistence_mode: bool | None = None
     temperature_celsius: float | None = None
+
+    @property
+    def slowdowns(self) -> tuple[str, ...]:
+        """The reasons in `SLOWDOWNS` that apply, without HwSlowdown if a more specific reason of the hardware does."""
+        reasons = [reason for reason, bit in SLOWDOWNS.items() if (self.clocks_event_reasons or 0) & bit]
+        is_specific = {"HwThermalSlowdown", "HwPowerBrakeSlowdown"}.intersection(reasons)
+        return tuple(reason for reason in reasons if not (is_specific and reason == "HwSlowdown"))
 
 
 class HealthDetails(Value, frozen=True):

@@ -1,0 +1,172 @@
+"""GPUs of a job with a lower clock than the other GPUs of the job: all ranks wait for the slowest GPU.
+
+The clocks of NVML are compared, not the steps of the job: a slow GPU does not show in the times at which ranks enqueue
+their collectives. Only samples in which all GPUs of the job are busy count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import median, median_high
+from typing import Annotated
+
+from msgspec import Meta
+
+from hangwatch import words
+from hangwatch.checks.framework import contract
+from hangwatch.checks.framework.contract import GPU, Check, Metric, Rows, gpu_labels, ok, warning, worst
+from hangwatch.model import CheckVerdict, Fault, GpuSample, Job, Point, Value
+from hangwatch.probes.gpu import query
+from hangwatch.probes.gpu.details import HealthDetails
+from hangwatch.probes.node.machine import Node
+
+CLOCK_RATIO = Metric(
+    name="gpu_clock_ratio",
+    help="SM clock as a ratio of the median over the busy GPUs of the same model and job",
+    labels=(*contract.RANK, *GPU),
+)
+EVERY_SECONDS = 60.0
+LONGEST_SECONDS = 3600.0
+BUSY_RATIO = 0.5  # utilization from which the clock of a GPU counts
+REMEDY = (
+    "`hangwatch check gpu_health pcie`; `nvidia-smi -q -d CLOCK,PERFORMANCE,POWER -i {index}`; compare fans, inlet air "
+    "and application clocks (`nvidia-smi -rac`) with the other GPUs"
+)
+
+
+class Settings(contract.Settings, frozen=True):
+    """The difference and the time from which a slow GPU is a finding."""
+
+    slow_ratio: Annotated[
+        float, Meta(gt=0.0, lt=1.0, description="warning if a clock is below the median by more than this part of it")
+    ] = 0.1
+    slow_seconds: Annotated[
+        float,
+        Meta(ge=EVERY_SECONDS, le=LONGEST_SECONDS, description="warning if all samples of this time show it"),
+    ] = 300.0
+
+
+class GpuSpeed(Value, frozen=True):
+    """The clock of a GPU of a rank. `usual_hertz` is the median over the GPUs of the same model and job."""
+
+    rank: contract.RankName
+    index: int
+    uuid: str
+    clock_hertz: float
+    usual_hertz: float
+    power_watts: float | None = None
+    slowdowns: tuple[str, ...] = ()
+
+    @property
+    def ratio(self) -> float:
+        """The clock as a ratio of the usual clock."""
+        return self.clock_hertz / self.usual_hertz
+
+
+class Sample(contract.Sample, frozen=True):
+    """The GPUs of all jobs with only busy GPUs, at one time (CLOCK_MONOTONIC, seconds)."""
+
+    monotonic_seconds: float
+    gpus: tuple[GpuSpeed, ...] = ()
+
+
+def observe(node: Node, _: Settings) -> Sample | Fault | None:
+    """Read the clocks of the GPUs of each job with at least two GPUs."""
+    jobs = [job for job in node.jobs if sum(len(rank.gpu_uuids) for rank in job.ranks) > 1]
+    sweep = query.sweep(node) if jobs else None
+    if sweep is None or isinstance(sweep, Fault):
+        return sweep
+    details = query.details(node, HealthDetails)
+    health = details.gpus if isinstance(details, HealthDetails) else ()
+    slowdowns = {gpu.uuid: gpu.slowdowns for gpu in health}
+    return Sample(
+        monotonic_seconds=node.clock.monotonic(),
+        gpus=tuple(speed for job in jobs for speed in _compare(job, sweep.gpus, slowdowns)),
+        faults=sweep.faults,
+    )
+
+
+def _compare(job: Job, gpus: Sequence[GpuSample], slowdowns: Mapping[str, tuple[str, ...]]) -> Iterator[GpuSpeed]:
+    """Yield the speed of each GPU of a job if all its GPUs are busy. Of two clocks the higher one is the usual clock."""
+    ranks = {uuid: rank for rank in job.ranks for uuid in rank.gpu_uuids}
+    held = [gpu for gpu in gpus if gpu.uuid in ranks]
+    if any((gpu.utilization_ratio or 0.0) < BUSY_RATIO for gpu in held):
+        return
+    for gpu in held:
+        clocks = [other.sm_clock_hertz for other in held if other.name == gpu.name and other.sm_clock_hertz]
+        if gpu.sm_clock_hertz and len(clocks) > 1:
+            yield GpuSpeed(
+                rank=contract.RankName.of_rank(job, ranks[gpu.uuid]),
+                index=gpu.index,
+                uuid=gpu.uuid,
+                clock_hertz=gpu.sm_clock_hertz,
+                usual_hertz=median_high(clocks),
+                power_watts=gpu.power_watts,
+                slowdowns=slowdowns.get(gpu.uuid, ()),
+            )
+
+
+def points(sample: Sample) -> Iterable[Point]:
+    """Yield the clock of each busy GPU as a ratio of the usual clock of its job."""
+    for gpu in sample.gpus:
+        yield CLOCK_RATIO.point(gpu.ratio, **gpu.rank.labels, **gpu_labels(gpu))
+
+
+def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
+    """Find GPUs that are slow in all samples of `slow_seconds`. A single sample shows the clocks and judges nothing."""
+    gpus = window[-1].gpus
+    if not gpus:
+        return ok("GpusNotBusy", "no job with several GPUs keeps all of them busy")
+    findings = [finding for gpu in gpus for finding in _slow(gpu, window, settings)]
+    clocks = [gpu.clock_hertz / 1e6 for gpu in gpus]
+    lowest = "" if min(clocks) == max(clocks) else f"{min(clocks):,.0f} to "
+    message = f"{words.count(len(gpus), 'busy GPU')} of jobs at {lowest}{max(clocks):,.0f} MHz"
+    return worst(findings, ok("ClocksAlike", message))
+
+
+def _slow(gpu: GpuSpeed, window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
+    slow: list[GpuSpeed] = []
+    seconds = 0.0
+    for sample in reversed(window):
+        then = next((each for each in sample.gpus if (each.rank, each.uuid) == (gpu.rank, gpu.uuid)), None)
+        if then is None or then.ratio >= 1 - settings.slow_ratio:
+            break
+        slow.append(then)
+        seconds = window[-1].monotonic_seconds - sample.monotonic_seconds
+    if slow and seconds >= settings.slow_seconds:
+        clock, usual = (
+            median(values) / 1e6
+            for values in zip(*((each.clock_hertz, each.usual_hertz) for each in slow), strict=True)
+        )
+        reasons = f" ({', '.join(gpu.slowdowns)})" if gpu.slowdowns else ""
+        message = (
+            f"GPU {gpu.index} of {gpu.rank} has run at {clock:,.0f} MHz for {words.duration(seconds)}{reasons}, "
+            f"the other GPUs of the job at {usual:,.0f} MHz"
+        )
+        yield warning("GpuSlow", message, REMEDY.format(index=gpu.index))
+
+
+def table(sample: Sample) -> Rows:
+    """Return one row per busy GPU."""
+    rows = [("GPU", "job", "local rank", "SM clock", "usual", "power", "slowed by")]
+    for gpu in sample.gpus:
+        power = "" if gpu.power_watts is None else f"{gpu.power_watts:.0f} W"
+        clock, usual = (f"{hertz / 1e6:,.0f} MHz" for hertz in (gpu.clock_hertz, gpu.usual_hertz))
+        rows.append(
+            (str(gpu.index), str(gpu.rank.job), gpu.rank.local_rank, clock, usual, power, ", ".join(gpu.slowdowns))
+        )
+    return rows
+
+
+CHECK = Check(
+    name="gpu_speed",
+    every_seconds=EVERY_SECONDS,
+    settings=Settings,
+    observe=observe,
+    points=points,
+    judge=judge,
+    metrics=(CLOCK_RATIO,),
+    table=table,
+    window=int(LONGEST_SECONDS / EVERY_SECONDS) + 2,
+    absent="no job with several GPUs runs on this node",
+)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -56,7 +55,7 @@ class RealDaemon:
         self.config.write_text(_toml(merged))
         self._environ = {**environ, "PYTHONUNBUFFERED": "1"}
         self.log_file = folder / "daemon.log"
-        self.port = self.health_port = 0
+        self.port = 0
         self._host = merged["http"]["listen"]
 
     def __enter__(self) -> RealDaemon:
@@ -70,7 +69,6 @@ class RealDaemon:
             self.process.kill()
             raise
         self.port = int(line.rsplit(":", 1)[1])
-        self.health_port = int(re.findall(r"health on .*:(\d+)", self.log)[0])
         return self
 
     def __exit__(

@@ -9,6 +9,7 @@ import contextlib
 import http.server
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -40,10 +41,16 @@ def program(name: str) -> str:
 
 
 def free_port() -> int:
-    """Return a loopback port on which no process listens at present."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a loopback port on which no process listens at present.
+
+    The kernel gives no such port to a socket that asks for any: see ip_local_port_range in ip(7). So the port is still
+    free when a server of the test starts, or starts again, while other tests open connections.
+    """
+    while True:
+        port = random.randrange(10_000, 29_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 @contextlib.contextmanager

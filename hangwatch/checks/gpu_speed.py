@@ -87,7 +87,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def _compare(job: Job, gpus: Sequence[GpuSample], slowdowns: Mapping[str, tuple[str, ...]]) -> Iterator[GpuSpeed]:
-    """Yield the speed of each GPU of a job if all its GPUs are busy. Of two clocks the higher one is the usual clock."""
+    """Yield the speed of each GPU of a job if all its GPUs are busy. Of two clocks the higher one is usual."""
     ranks = {uuid: rank for rank in job.ranks for uuid in rank.gpu_uuids}
     held = [gpu for gpu in gpus if gpu.uuid in ranks]
     if any((gpu.utilization_ratio or 0.0) < BUSY_RATIO for gpu in held):

@@ -14,7 +14,7 @@ import yaml
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.real_daemon import QUICK, RealDaemon, TorchJob
-from tests.servers import RealAlertmanager, RealPrometheus, WebhookReceiver
+from tests.servers import RealAlertmanager, RealPrometheus, WebhookReceiver, free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
@@ -117,7 +117,8 @@ def test_a_daemon_killed_twice_in_a_hang_makes_one_page_of_one_incident(
         TorchJob(tmp_path, "stuck_on_a_fifo.py") as job,
         contextlib.ExitStack() as served,
     ):
-        daemon = served.enter_context(RealDaemon(tmp_path / "hw0", fake_driver.environ))
+        ports = {"port": free_port(), "health_port": free_port()}  # kept while it is down
+        daemon = served.enter_context(RealDaemon(tmp_path / "hw0", fake_driver.environ, http=ports))
         prometheus = served.enter_context(
             RealPrometheus(
                 tmp_path / "prom",
@@ -140,12 +141,7 @@ def test_a_daemon_killed_twice_in_a_hang_makes_one_page_of_one_incident(
             daemon.process.wait()
             wait_for(lambda: prometheus.query('up{job="hangwatch"} == 0'), "Prometheus to miss it")
             daemon = served.enter_context(
-                RealDaemon(
-                    tmp_path / f"hw{times}",
-                    fake_driver.environ,
-                    store=kept,
-                    http={**QUICK["http"], "port": daemon.port, "health_port": daemon.health_port},
-                )
+                RealDaemon(tmp_path / f"hw{times}", fake_driver.environ, store=kept, http=ports)
             )
             daemon.wait_for_state(job.run_id, "hung", 60)
         wait_for(

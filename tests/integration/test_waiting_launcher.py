@@ -5,7 +5,6 @@ The daemon finds, captures and reports it. Then the second node joins.
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.real_daemon import QUICK, RealDaemon, TorchJob
+from tests.servers import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
@@ -21,7 +21,7 @@ def test_torchrun_that_waits_for_a_node_is_told_and_goes_on_when_that_comes(
     fake_driver: FakeDriver, tmp_path: Path
 ) -> None:
     fake_driver.write(h100(1))
-    endpoint = f"127.0.0.1:{_free_port()}"
+    endpoint = f"127.0.0.1:{free_port()}"
     second = tmp_path / "second"
     second.mkdir()
     detector = {
@@ -62,8 +62,3 @@ def test_torchrun_that_waits_for_a_node_is_told_and_goes_on_when_that_comes(
 def _verdict(daemon: RealDaemon, job: TorchJob) -> str:
     rows = daemon.samples("hangwatch_incident_info", job_id=job.run_id, verdict="NoRanks")
     return rows[0][0]["summary"] if rows else ""
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

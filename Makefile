@@ -23,10 +23,11 @@ BUILDER ?= $(firstword $(foreach name,podman buildah docker,$(shell command -v $
 
 # The series of `make long`; each takes at most an hour on two cores.
 PART ?=
-PARTS := frameworks verdicts latency soak fuzz
+PARTS := frameworks verdicts latency stragglers soak fuzz
 LATENCY := tests/integration/test_progress_daemon.py
+STRAGGLERS := tests/unit/test_arrival.py tests/integration/test_arrivals.py
 
-.PHONY: first-hour demo man quick test long long-frameworks long-verdicts long-latency long-soak long-fuzz mutations robustness check golden scenarios screenshots fmt dist image chart deb clean
+.PHONY: first-hour demo man quick test long long-frameworks long-verdicts long-latency long-stragglers long-soak long-fuzz mutations robustness check golden scenarios screenshots fmt dist image chart deb clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hangwatch demo
@@ -48,16 +49,21 @@ long: $(VENV)/.test
 	$(MAKE) --no-print-directory long-$(PART)
 
 long-frameworks: $(VENV)/.frameworks
-	$(PYTEST) -m 'series and torch' --ignore $(LATENCY) $(PYTEST_ARGS)
+	$(PYTEST) -m 'series and torch' $(foreach file,$(LATENCY) $(STRAGGLERS),--ignore $(file)) $(PYTEST_ARGS)
 
 # On a machine that does nothing else: 20 hangs at the defaults, then four by power alone.
 long-latency:
 	$(BIN)/python -m pytest -n0 -m series $(PYTEST_ARGS) $(LATENCY)
 	$(BIN)/python benchmarks/latency.py --runs 4 --without-counters
 
+# On a machine that does nothing else: real jobs with a late rank and without one, then 3,000 simulated jobs.
+long-stragglers:
+	$(BIN)/python -m pytest -n0 -m series -rP $(PYTEST_ARGS) $(STRAGGLERS)
+	$(BIN)/python benchmarks/arrival.py
+
 # `python -m tests.verdicts` prints a line for each verdict: compare two commits with diff.
 long-verdicts:
-	$(PYTEST) -m 'series and not torch' $(PYTEST_ARGS)
+	$(PYTEST) -m 'series and not torch' $(foreach file,$(STRAGGLERS),--ignore $(file)) $(PYTEST_ARGS)
 	$(BIN)/python -m tests.robustness $(CASES)
 	mkdir -p build
 	$(BIN)/python -m tests.verdicts $(CASES) > build/verdicts.txt

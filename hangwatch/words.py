@@ -100,6 +100,11 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02} min" if hours < 24 else f"{hours // 24} d {hours % 24:02} h"
 
 
+def short_duration(seconds: float) -> str:
+    """Return a duration that may be below a second: `4.2 ms`, else as `duration`."""
+    return duration(seconds) if abs(seconds) >= 1 else f"{seconds * 1e3:.3g} ms"
+
+
 def describe_sleep(sleep: Sleep) -> str:
     """Return the sleep of a rank as text: "sleeps until 15:24:10 UTC".
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.model import (
+    ArrivalStatus,
     Capture,
     CollectiveSeries,
     Confidence,
@@ -35,6 +36,7 @@ from hangwatch.model import (
     Rank,
     RankDump,
     RankId,
+    RankLateness,
     Stack,
     Thread,
     TimelineEntry,
@@ -248,6 +250,29 @@ def collectives(quiet_at: float = OPENED - 128.0) -> CollectiveSeries:
     seconds = [OPENED - 880.0 + second for second in range(900)]
     totals = (4000.0 + 12.0 * min(at, quiet_at) - 12.0 * seconds[0] for at in seconds)
     return CollectiveSeries(unix_seconds=tuple(seconds), totals=tuple(totals))
+
+
+def arrival() -> ArrivalStatus:
+    """Return the arrival order of two ranks: rank 7 is late by 4 ms of 40 ms, rank 6 early."""
+    return ArrivalStatus(
+        is_named=True,
+        reason="",
+        message="Rank 7 (pid 41207) is late by 4 ms (10.0% of a step of 40 ms).",
+        ranks=(
+            RankLateness(rank=7, local_rank=7, pid=41207, lateness_seconds=0.004),
+            RankLateness(rank=6, local_rank=6, pid=41206, lateness_seconds=-0.001),
+        ),
+        library="gloo",
+        group="0",
+        operation="all_reduce",
+        position=0,
+        records=320,
+        step_seconds=0.04,
+        lateness_ratio=0.1,
+        standard_errors=9.0,
+        last_ratio=0.98,
+        ready_in_seconds=None,
+    )
 
 
 def _watts(at: float, index: int, odd: bool, quiet_at: float) -> float:

@@ -10,6 +10,7 @@ import msgspec
 
 from hangwatch.cli.check_nodes import NodesCheck
 from hangwatch.cli.selftest import Answer as SelfTest
+from hangwatch.cli.slow_nodes import SlowNodes
 from hangwatch.fleet.sighting import GroupedDump
 from hangwatch.formats.incident_file import Incidents
 from hangwatch.model import Incident
@@ -20,6 +21,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 FORMS: dict[str, type] = {
     "answer": Answer,
     "check_nodes": NodesCheck,
+    "slow_nodes": SlowNodes,
     "dump": Dump,
     "grouped": GroupedDump,
     "incident": Incident,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
+from hangwatch import words
 from hangwatch.cli.config_choice import config_option, settings_from
 from hangwatch.cli.incident_sources import http_config_option
+from hangwatch.cli.node_options import nodes_options, parse_reach
 from hangwatch.cli.status_client import decode_status, fetch_status
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
@@ -25,12 +28,36 @@ GPU_CHECK = "gpu_speed"  # a slow GPU does not show in the times of collectives
 @click.option(
     "--json", "as_json", is_flag=True, help="Print the JSON of /status with only these jobs, see docs/json.md."
 )
-def slow(config_path: Path | None, wanted: str | None, url: str | None, http_config: Path | None, as_json: bool) -> int:
+@click.option("--records", is_flag=True, hidden=True, help="Print the newest collectives of this node, for --nodes.")
+@nodes_options
+def slow(
+    *,
+    config_path: Path | None,
+    wanted: str | None,
+    url: str | None,
+    http_config: Path | None,
+    as_json: bool,
+    records: bool,
+    **reaching: Any,
+) -> int:
     """Show which rank of a job is late in each step, by at least 3 % of it, as PyTorch's flight recorders show.
 
-    Exits 0 if a rank is named, else 1.
+    --nodes and --jobid find the node with ranks that are all late.
+
+    Exits 0 if a rank or node is named, else 1.
     """
+    if (reach := parse_reach(reaching)) is not None:
+        if config_path or url or http_config or records:
+            raise click.UsageError("--nodes and --jobid need no daemon: give only --job and --json with them")
+        from hangwatch.cli.slow_nodes import slow_nodes
+
+        return slow_nodes(reach, wanted, as_json_form=as_json)
     settings, source = settings_from(config_path)
+    if records:
+        from hangwatch.cli.slow_nodes import print_records
+
+        print_records(wanted, settings.jobs)
+        return 0
     answer = fetch_status(settings, source, url, http_config)
     seen = decode_status(answer)
     jobs = _choose(wanted, seen.jobs)
@@ -48,7 +75,7 @@ def slow(config_path: Path | None, wanted: str | None, url: str | None, http_con
                     (
                         "" if rank.rank is None else str(rank.rank),
                         str(rank.pid),
-                        f"{rank.lateness_seconds * 1e3:.3g} ms",
+                        words.short_duration(rank.lateness_seconds),
                         f"{rank.lateness_seconds / job.arrival.step_seconds:.1%}",
                     )
                     for rank in job.arrival.ranks

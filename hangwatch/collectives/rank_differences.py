@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from hangwatch.model import ProcessId, Value
 
+_SHORTEST_SECONDS = 0.5  # between two readings
 _TIMES_OTHERS = 2.0  # the value of the late rank is at least this multiple of the highest of the others
 _SLOW_CLOCK_RATIO = 0.95  # of the lowest clock of the others
 
@@ -70,7 +71,7 @@ def _rate(name: str, unit: float = 1.0) -> Callable[[RankLoad, RankLoad], float 
     def rate(before: RankLoad, now: RankLoad) -> float | None:
         first, last = getattr(before, name), getattr(now, name)
         passed = now.read_monotonic_seconds - before.read_monotonic_seconds
-        return None if first is None or last is None or passed <= 0 else float(last - first) / passed / unit
+        return None if first is None or last is None or passed < _SHORTEST_SECONDS else (last - first) / passed / unit
 
     return rate
 

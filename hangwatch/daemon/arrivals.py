@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from hangwatch.capture.rank_load import read_load
 from hangwatch.collectives import arrival
 from hangwatch.collectives.arrival import ArrivalOrder, Window
 from hangwatch.collectives.rank_differences import RankLoad, find_differences
 from hangwatch.daemon.context import DaemonContext
 from hangwatch.daemon.rank_counters import RankCounters
-from hangwatch.model import Job, ProcessId, Rank
-from hangwatch.probes.process import cpu_quota, main_thread, procfs
+from hangwatch.model import Job, ProcessId
 from hangwatch.state import steps
 
 MOST_RANKS = 256  # of one job on this node
-MOST_WORKERS = 64  # of one rank
 STALE_SECONDS = 600.0  # without a new collective the samples are dropped: the job hangs or rests
 MOST_SECONDS = 5.0  # of one reading of all jobs; the next reading begins with the jobs that it omitted
 
@@ -76,38 +75,10 @@ class ArrivalReader:
             by_rank[rank] = collectives
         kept = window._replace(readings=()) if is_stale else window
         new = arrival.add_reading(kept, by_rank, seconds)
-        loads = {rank.id: self._read_load(rank) for rank in job.ranks if rank.id in by_rank}
+        sweep, root = self._common.board.snapshot.sweep, self._common.proc_root
+        loads = {rank.id: read_load(rank, sweep, root) for rank in job.ranks if rank.id in by_rank}
         order = arrival.judge(new, seconds)
         if order.named is not None:
             order = replace(order, differences=find_differences(samples.loads, loads, order.named))
         grown_at = now if new.last_used != window.last_used else samples.grown_at
         return _Samples(samples.ranks, new, order, now, grown_at, loads)
-
-    def _read_load(self, rank: Rank) -> RankLoad:
-        proc_root, sweep = self._common.proc_root, self._common.board.snapshot.sweep
-        thread = main_thread.read_counters(rank.id.pid, proc_root)
-        workers = tuple(worker.id for worker in rank.workers[:MOST_WORKERS])
-        worker_counters = [procfs.read_counters(worker.pid, proc_root) for worker in workers]
-        clocks = [
-            gpu.sm_clock_hertz
-            for gpu in (sweep.gpus if sweep is not None else ())
-            if gpu.uuid in rank.gpu_uuids and gpu.sm_clock_hertz is not None
-        ]
-        return RankLoad(
-            read_monotonic_seconds=self._common.clock(),
-            delay_seconds=None if thread is None else thread.delay_seconds,
-            throttled_seconds=cpu_quota.read_throttled_seconds(rank.id.pid, proc_root),
-            io_bytes=None if thread is None else thread.io_bytes,
-            faulted_bytes=None if thread is None else thread.faulted_bytes,
-            swap_bytes=procfs.read_swap_bytes(rank.id.pid, proc_root),
-            clock_hertz=min(clocks, default=None),
-            workers=workers,
-            worker_cpu_seconds=_sum(counters.cpu_seconds for counters in worker_counters),
-            worker_io_bytes=_sum(counters.io_bytes for counters in worker_counters),
-        )
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    """Return the sum; None without values, or if one is unknown."""
-    known = list(values)
-    return sum(value for value in known if value is not None) if known and None not in known else None

@@ -20,6 +20,7 @@ from hangwatch.model import ENDED_STATES, Incident, JobState, ProcessId
 from hangwatch.probes.process import procfs
 from hangwatch.report.folder import render_files
 from hangwatch.state import steps
+from hangwatch.state.arrival_status import build_arrival_status
 from hangwatch.state.board import Snapshot, extend, extend_collectives
 from hangwatch.state.steps import SaveIncident
 from hangwatch.store import Store, StoreTakenError
@@ -162,12 +163,15 @@ class IncidentWriter:
         return found is not None and found[0] == process and found[1] not in ENDED_STATES
 
     def _write_with_series(self, incident: Incident, moved_to: JobState | None = None) -> None:
-        """Add the latest power and collectives of its job to an incident, and write it."""
+        """Add the latest power and collectives of its job to an incident, and its late ranks before it. Write it."""
         entry = self._board.snapshot.jobs.get(incident.job.key)
         if entry is not None:
             series = self._board.power_series(entry, self._common.settings.detector)
             collectives = extend_collectives(incident.collectives, self._board.collective_series(entry))
-            incident = replace(incident, power=extend(incident.power, series), collectives=collectives)
+            order, arrival = entry.arrival_order, incident.arrival
+            if arrival is None and order is not None:
+                arrival = build_arrival_status(order, entry.job)
+            incident = replace(incident, power=extend(incident.power, series), collectives=collectives, arrival=arrival)
             self._board.put(Snapshot.with_series, incident)
         self._write(incident, moved_to)
 

@@ -41,6 +41,42 @@ class CollectiveSeries(Value, frozen=True):
     totals: tuple[float, ...]
 
 
+class RankLateness(Value, frozen=True):
+    """The median time in seconds by which a rank enqueues a collective behind the median of the other ranks."""
+
+    rank: int | None
+    local_rank: int | None
+    pid: int
+    lateness_seconds: float
+
+
+class ArrivalStatus(Value, frozen=True, kw_only=True):
+    """The arrival order of the ranks of one job on this node, at the place where the latest rank is latest.
+
+    `is_named`: the first of `ranks`, which are latest first, is late. Otherwise `reason` tells why no rank is named:
+    "NoRecords", "TooFewRecords", "NoneLate" or "LateByRole". `message` says it as a sentence. `lateness_ratio` (of the
+    step), `standard_errors` (above the next rank) and `last_ratio` (of the collectives) are those of the latest rank.
+    `ready_in_seconds` is the time until there are enough records, null if unknown. `differences` are sentences: how the
+    process or GPU of the named rank differs from those of all other ranks.
+    """
+
+    is_named: bool
+    reason: str
+    message: str
+    ranks: tuple[RankLateness, ...]
+    library: str
+    group: str
+    operation: str
+    position: int
+    records: int
+    step_seconds: float
+    lateness_ratio: float
+    standard_errors: float
+    last_ratio: float
+    ready_in_seconds: float | None
+    differences: tuple[str, ...] = ()
+
+
 class TimelineEntry(Value, frozen=True):
     """One line of a job's timeline: the new state, and the sentence that explains it."""
 
@@ -53,7 +89,8 @@ class Incident(Value, frozen=True):
     """One suspicion of one job on this node, from the first capture to its end. `incident.json` is this value.
 
     `schema_version` rises when a field is removed or changes its meaning. `incident_file.load` reads all versions
-    up to this one. `by_counters`: the progress counters of the job showed the hang, and decide when it is over.
+    up to this one. `arrival`: the ranks that were late before it, None if they were not compared. `by_counters`: the
+    progress counters of the job showed the hang, and decide when it is over.
     """
 
     incident_id: str
@@ -66,6 +103,7 @@ class Incident(Value, frozen=True):
     captures: tuple[Capture, ...] = ()
     power: tuple[PowerSeries, ...] = ()
     collectives: CollectiveSeries | None = None
+    arrival: ArrivalStatus | None = None
     timeline: tuple[TimelineEntry, ...] = ()
     closed_unix_seconds: float | None = None
     host_facts: tuple[tuple[str, str], ...] = ()

@@ -370,6 +370,8 @@ def _progress_lines(incident: Incident, style: _Style) -> Iterator[str]:
         said = phrases.describe_collectives(counted)
         sparks = _draw_sparks(steps, max(steps), style.width - _NAMED)
         yield from style.wrapped(f"{'collectives':<{_NAMED - 1}} {sparks}  {said}", " " * _NAMED)
+    if (arrival := incident.arrival) is not None and arrival.ranks:
+        yield from style.wrapped(f"{'before':<{_NAMED - 1}} {printable(arrival.message)}", " " * _NAMED)
 
 
 def _power_lines(incident: Incident, style: _Style) -> Iterator[str]:

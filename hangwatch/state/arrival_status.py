@@ -1,10 +1,10 @@
-"""The arrival order of a job as /status shows it: which rank is late, by how much, and a sentence about it. Pure."""
+"""The arrival order of a job as /status and incidents show it, with a sentence about the late rank. Pure."""
 
 from __future__ import annotations
 
 from hangwatch import words
 from hangwatch.collectives.arrival import FEWEST_RECORDS, ArrivalOrder, Place
-from hangwatch.model import Job, ProcessId, Rank, Value
+from hangwatch.model import ArrivalStatus, Job, ProcessId, Rank, RankLateness
 
 _SHOWS = {
     "gloo": "With gloo this is all that the rank does in a step: loader, forward and backward pass.",
@@ -15,44 +15,8 @@ _SHOWS = {
 }
 
 
-class RankLateness(Value, frozen=True):
-    """The median time in seconds by which a rank enqueues a collective behind the median of the other ranks."""
-
-    rank: int | None
-    local_rank: int | None
-    pid: int
-    lateness_seconds: float
-
-
-class ArrivalStatus(Value, frozen=True, kw_only=True):
-    """The arrival order of the ranks of one job on this node, at the place where the latest rank is latest.
-
-    `is_named`: the first of `ranks`, which are latest first, is late. Otherwise `reason` tells why no rank is named:
-    "NoRecords", "TooFewRecords", "NoneLate" or "LateByRole". `message` says it as a sentence. `lateness_ratio` (of the
-    step), `standard_errors` (above the next rank) and `last_ratio` (of the collectives) are those of the latest rank.
-    `ready_in_seconds` is the time until there are enough records, null if unknown. `differences` are sentences: how the
-    process or GPU of the named rank differs from those of all other ranks.
-    """
-
-    is_named: bool
-    reason: str
-    message: str
-    ranks: tuple[RankLateness, ...]
-    library: str
-    group: str
-    operation: str
-    position: int
-    records: int
-    step_seconds: float
-    lateness_ratio: float
-    standard_errors: float
-    last_ratio: float
-    ready_in_seconds: float | None
-    differences: tuple[str, ...] = ()
-
-
 def build_arrival_status(order: ArrivalOrder, job: Job) -> ArrivalStatus:
-    """Return the arrival order of a job for /status."""
+    """Return the arrival order of a job for /status and incidents."""
     by_id, place = {rank.id: rank for rank in job.ranks}, order.place
     ordered = sorted(order.lateness_seconds.items(), key=lambda item: -item[1])
     return ArrivalStatus(
@@ -96,7 +60,8 @@ def _describe(order: ArrivalOrder, by_id: dict[ProcessId, Rank]) -> str:
     latest, seconds = by_id.get(order.latest), order.lateness_seconds[order.latest]
     name = f"rank {latest.rank}" if latest is not None and latest.rank is not None else "a rank"
     name = f"{name} (pid {order.latest.pid})"
-    amount = f"{_describe_time(seconds)} ({order.lateness_ratio:.1%} of a step of {_describe_time(order.step_seconds)})"
+    step = words.short_duration(order.step_seconds)
+    amount = f"{words.short_duration(seconds)} ({order.lateness_ratio:.1%} of a step of {step})"
     if order.reason == "NoneLate":
         return f"No rank is late. The latest is {name}, by {amount}."
     if order.reason == "LateByRole":
@@ -111,7 +76,3 @@ def _describe(order: ArrivalOrder, by_id: dict[ProcessId, Rank]) -> str:
 def _describe_place(place: Place) -> str:
     operation = words.printable(f"{place.operation} of group {place.group}")
     return f"{operation} (number {place.position + 1} in the step)" if place.position else operation
-
-
-def _describe_time(seconds: float) -> str:
-    return words.duration(seconds) if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

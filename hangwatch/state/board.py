@@ -188,9 +188,8 @@ class Snapshot(Value, frozen=True):
         entry = self.jobs.get(incident.job.key)
         if entry is None or entry.incident is None or entry.incident.incident_id != incident.incident_id:
             return self
-        return self.with_job(
-            replace(entry, incident=replace(entry.incident, power=incident.power, collectives=incident.collectives))
-        )
+        series = {"power": incident.power, "collectives": incident.collectives, "arrival": incident.arrival}
+        return self.with_job(replace(entry, incident=replace(entry.incident, **series)))
 
     def count(self, name: str, key: str) -> Snapshot:
         """Return the snapshot with a count increased by one: the count for `key` in the field `name`.

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from hangwatch.config import Detector
 from hangwatch.detector.power_level import low_power_threshold_watts
-from hangwatch.model import GpuSample, Incident, Job, JobName, JobState, NotMonitored, Value, Verdict
-from hangwatch.state.arrival_status import ArrivalStatus, build_arrival_status
+from hangwatch.model import ArrivalStatus, GpuSample, Incident, Job, JobName, JobState, NotMonitored, Value, Verdict
+from hangwatch.state.arrival_status import build_arrival_status
 from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.verdict.timeout_forecast import forecast_timeout
 

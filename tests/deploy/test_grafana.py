@@ -18,11 +18,14 @@ from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.registry import Collector
 
 from hangwatch import metrics
+from hangwatch.checks import gpu_speed
+from hangwatch.checks.framework import contract
+from hangwatch.collectives.arrival import ArrivalOrder
 from hangwatch.config import Detector
 from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.detector import job_watch
 from hangwatch.detector.progress_gaps import FEWEST_GAPS, HourOfGaps, ProgressRecord, RankProgress
-from hangwatch.model import Group, Grouping, Incident, Job, JobState
+from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Group, Grouping, Incident, Job, JobState
 from hangwatch.model.flight_records import ProgressCounter
 from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.verdict.diagnosis import Diagnosis
@@ -268,14 +271,28 @@ def test_a_panel_without_data_says_why_there_may_be_none(board: dict[str, Any]) 
 
 
 class Collectives(Collector):
-    """The series of a node from flight recorders, made without torch: the simulated ranks do not have it."""
+    """The series of a node from flight recorders, made without torch: the simulated ranks do not have it.
+
+    And the clock of a GPU: the simulated GPUs have none.
+    """
 
     def __init__(self, entry: JobEntry) -> None:
-        self._snapshot = Snapshot(jobs={entry.job.key: entry})
+        rank = contract.RankName.of_rank(entry.job, entry.job.ranks[0])
+        clock = gpu_speed.CLOCK_RATIO.point(1.0, gpu="0", uuid="GPU-0", **rank.labels)
+        verdict = CheckVerdict(status=CheckStatus.OK, reason="ClocksAlike", message="")
+        result = CheckResult(
+            check="gpu_speed",
+            verdict=verdict,
+            success=True,
+            duration_seconds=0.0,
+            ran_unix_seconds=0.0,
+            points=(clock,),
+        )
+        self._snapshot = Snapshot(jobs={entry.job.key: entry}, checks={"gpu_speed": result})
 
     def collect(self) -> Iterator[Metric]:
         families = metrics.families(self._snapshot, 0.0, Detector())
-        parts = ("_collective", "_gap_seconds", "_suspected_info")
+        parts = ("_collective", "_gap_seconds", "_suspected_info", "_lateness_seconds", "_clock_ratio")
         return (family for family in families if any(part in family.name for part in parts))
 
 
@@ -291,7 +308,8 @@ def suspected(job: Job, incident: Incident) -> JobEntry:
         judged_unix_seconds=0.0,
     )
     watch = replace(job_watch.begin_watch(job, 0.0), state=JobState.SUSPECTED, progress=progress)
-    return JobEntry(job=job, watch=watch, incident=incident, suspected=look)
+    order = ArrivalOrder(reason="NoneLate", lateness_seconds={rank.id: 0.001 for rank in job.ranks})
+    return JobEntry(job=job, watch=watch, incident=incident, suspected=look, arrival_order=order)
 
 
 @contextlib.contextmanager

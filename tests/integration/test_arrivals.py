@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import wait_for
-from tests.jobs.slow_rank import SLOW_RANK
+from tests.jobs.slow_part import SLOW_RANK
 from tests.real_daemon import RealDaemon, TorchJob
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
@@ -38,7 +39,7 @@ def test_late_rank_of_a_real_job_is_named_and_none_before(tmp_path: Path) -> Non
         balanced = wait_for(lambda: (one := arrival(daemon, job))["reason"] == "NoneLate" and one, "300 records", 120)
         assert balanced["records"] >= 300 and balanced["library"] == "gloo" and balanced["step_seconds"] >= 0.02
         assert len(daemon.samples("hangwatch_rank_lateness_seconds", job_id=job.run_id)) == 4
-        (tmp_path / "slow").touch()
+        (tmp_path / f"slow-{SLOW_RANK}").touch()
 
         # On a busy machine other ranks may be late at times, too.
         def shows_slow_rank(*arguments: str) -> str:
@@ -54,36 +55,63 @@ def test_late_rank_of_a_real_job_is_named_and_none_before(tmp_path: Path) -> Non
         assert 0.03 <= only["arrival"]["lateness_ratio"] < 1.0
         assert "no such job" in run_slow(daemon, "--job", "other").stderr
 
+        pid = only["arrival"]["ranks"][0]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            saved = wait_for(lambda: list(daemon.state.glob("incidents/*/incident.json")), "an incident", 120)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        before = json.loads(saved[0].read_text())["arrival"]
+        assert before["is_named"] and before["ranks"][0]["rank"] == SLOW_RANK
+
+
+def first_names(folder: Path, part: str, seconds: float, steps: int) -> tuple[set[int | None], dict[str, Any]]:
+    """Run a job for some steps, or until a rank is named. Return the numbers of named ranks, and the last order."""
+    folder.mkdir()
+    named, last = set[int | None](), dict[str, Any]()
+    with (
+        RealDaemon(folder / "hw", os.environ, progress=PROGRESS) as daemon,
+        TorchJob(folder, "slow_part.py", arguments=[part, str(seconds)]) as job,
+    ):
+
+        def is_over() -> bool:
+            last.update(arrival(daemon, job))
+            if last.get("is_named"):
+                named.add(last["ranks"][0]["rank"])
+            return bool(named) or job.steps(0) >= steps
+
+        wait_for(is_over, f"{steps} steps", 300)
+    return named, last
+
+
+CAUSES = ("loader", "forward", "backward", "contention")
+
+
+@pytest.mark.parametrize("part", CAUSES)
+def test_rank_with_a_slow_part_is_named(part: str, tmp_path: Path) -> None:
+    named, last = first_names(tmp_path / "job", part, 0.008, 10_000)
+    assert named == {SLOW_RANK}, last
+
 
 @pytest.mark.series
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("part", ["loader", "forward", "backward"])
-def test_rank_with_a_slow_part_is_the_first_that_is_named(part: str, tmp_path: Path) -> None:
-    for run in range(5):
-        folder = tmp_path / str(run)
-        folder.mkdir()
-        with (
-            RealDaemon(folder / "hw", os.environ, progress=PROGRESS) as daemon,
-            TorchJob(folder, "slow_part.py", arguments=[part, "0.004"]) as job,
-        ):
-            named = wait_for(lambda: (one := arrival(daemon, job)).get("is_named") and one, "a name", 240)
-            assert named["ranks"][0]["rank"] == SLOW_RANK, (run, named)
-
-
-@pytest.mark.series
-@pytest.mark.timeout(3600)
-def test_balanced_jobs_that_compute_name_nobody(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "seconds", "steps", "expected"),
+    [
+        ("late", 0.002, 450, 20),
+        ("late", 0.001, 1650, 18),
+        ("balanced", 0.0, 1000, 20),
+        ("rotating", 0.004, 1000, 20),
+    ],
+)
+def test_series_of_real_jobs(kind: str, seconds: float, steps: int, expected: int, tmp_path: Path) -> None:
+    """The daemon reads once a second, and the job prepares for some steps: so 150 steps more than the records."""
+    results = []
     for run in range(20):
-        folder, reasons = tmp_path / str(run), set[str]()
-        folder.mkdir()
-        with (
-            RealDaemon(folder / "hw", os.environ, progress=PROGRESS) as daemon,
-            TorchJob(folder, "slow_part.py", arguments=["loader", "0"]) as job,
-        ):
-
-            def saw_1000_steps() -> bool:
-                reasons.add(arrival(daemon, job)["reason"])  # noqa: B023
-                return job.steps(0) >= 1000
-
-            wait_for(saw_1000_steps, "1000 steps", 300)
-            assert "NoneLate" in reasons and "" not in reasons, run
+        part = CAUSES[run % len(CAUSES)] if kind == "late" else "loader" if kind == "balanced" else kind
+        named, last = first_names(tmp_path / str(run), part, seconds, steps)
+        results.append(named == ({SLOW_RANK} if kind == "late" else set()))
+        print(kind, part, "right" if results[-1] else f"wrong: {sorted(named, key=str)}", last.get("message"))
+        assert not named - {SLOW_RANK}, "another rank is never named"
+    print(f"{kind}, {seconds * 1e3:g} ms: {sum(results)} of {len(results)} right")
+    assert sum(results) >= expected

@@ -2,9 +2,14 @@
 
 usage: torchrun ... slow_part.py FOLDER PART SECONDS
 
-PART is loader, forward or backward. Each rank writes its finished steps to FOLDER/steps-<rank>.
+PART is loader, forward, backward, contention or rotating. With contention each rank computes for SECONDS, rank 2 on a
+core that it shares with a process that is always busy. With rotating, the loader of a random rank is slow in each step.
+Each rank writes its finished steps to FOLDER/steps-<rank>.
 """
 
+import os
+import random
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,18 +26,30 @@ def compute(seconds: float) -> None:
         sum(range(200))
 
 
+def share_core(rank: int) -> None:
+    """Move rank 2 to a core with a busy process, and the other ranks to the other cores."""
+    *cores, shared = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {shared} if rank == SLOW_RANK else cores or {shared})
+    if rank == SLOW_RANK:
+        code = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(10_000))"
+        subprocess.Popen([sys.executable, "-c", code])
+
+
 def main() -> None:
     folder, part, seconds, step = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), 0
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    slow = part if dist.get_rank() == SLOW_RANK else ""
+    rank = dist.get_rank()
+    if part == "contention":
+        share_core(rank)
     layers = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
     model = torch.nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=0.3)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    batch = torch.randn(64, 256)
+    batch, turns = torch.randn(64, 256), random.Random(1)
     while True:
-        time.sleep(0.012 + seconds * (slow == "loader"))
-        if slow == "forward":
+        slow = part if rank == (turns.randrange(dist.get_world_size()) if part == "rotating" else SLOW_RANK) else ""
+        time.sleep(0.012 + seconds * (slow in ("loader", "rotating")))
+        if slow == "forward" or part == "contention":
             compute(seconds)
         optimizer.zero_grad()
         loss = model(batch).sum()
@@ -41,7 +58,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         step += 1
-        (folder / f"steps-{dist.get_rank()}").write_text(str(step))
+        (folder / f"steps-{rank}").write_text(str(step))
 
 
 if __name__ == "__main__":

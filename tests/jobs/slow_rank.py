@@ -1,4 +1,4 @@
-"""A real job over gloo with steps of 20 ms. Once FOLDER/slow exists, the loader of rank 2 takes 10 % of a step longer.
+"""A real job over gloo with steps of 20 ms. Once FOLDER/slow-<rank> exists, this rank takes 10 % of a step longer.
 
 usage: torchrun ... slow_rank.py FOLDER
 
@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-SLOW_RANK = 2
 STEP_SECONDS = 0.02
 
 
@@ -20,9 +19,9 @@ def main() -> None:
     folder, step = Path(sys.argv[1]), 0
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    is_slow_rank = dist.get_rank() == SLOW_RANK
+    slow = folder / f"slow-{dist.get_rank()}"
     while True:
-        time.sleep(STEP_SECONDS * (1.1 if is_slow_rank and (folder / "slow").exists() else 1.0))
+        time.sleep(STEP_SECONDS * (1.1 if slow.exists() else 1.0))
         for parameters in (1000, 2000):
             dist.all_reduce(torch.ones(parameters))
         step += 1

@@ -12,10 +12,9 @@ from hangwatch.cli.top import LastAnswer, frame
 from hangwatch.collectives.arrival import ArrivalOrder, Place, list_collectives
 from hangwatch.detector import job_watch
 from hangwatch.metrics.collector import families
-from hangwatch.model import Job, ProcessId, Rank
+from hangwatch.model import ArrivalStatus, Job, ProcessId, Rank
 from hangwatch.model.flight_records import FlightRecord, Library, RankRecords
 from hangwatch.state import status, steps
-from hangwatch.state.arrival_status import ArrivalStatus
 from hangwatch.state.board import JobEntry, Snapshot
 
 RANKS = tuple(Rank(id=ProcessId(pid=100 + rank, start_ticks=1), rank=8 + rank, local_rank=rank) for rank in range(4))

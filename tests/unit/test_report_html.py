@@ -223,6 +223,14 @@ def test_more_gpus_than_lines_become_a_band() -> None:
     assert "from the lowest to the highest" in Page(html.render(incident)).text
 
 
+def test_lateness_of_each_rank_before_the_hang_is_a_bar() -> None:
+    page = html.render(samples.replaced(samples.loader_hang(), arrival=samples.arrival()))
+    section = page.partition('id="lateness"')[2].partition("</section>")[0]
+    assert samples.arrival().message in section and "-1 ms" in section
+    assert re.findall(r'<rect width="(\d+)"', section) == ["100", "0"]
+    assert 'id="lateness"' not in html.render(samples.loader_hang())
+
+
 def test_progress_counter_is_drawn_beside_the_power_or_alone() -> None:
     incident = samples.replaced(samples.loader_hang(), collectives=samples.collectives())
     said = "9,024 collectives of a rank, none in the last 2 min 27 s"

@@ -122,6 +122,12 @@ def test_end_of_progress_is_seen_beside_the_power(width: int) -> None:
     )
 
 
+def test_late_rank_before_the_hang_is_shown() -> None:
+    incident = samples.replaced(samples.loader_hang(), arrival=samples.arrival())
+    section = text.render(incident, width=110).partition("\nProgress\n")[2].partition("\nPower\n")[0]
+    assert "before Rank 7 (pid 41207) is late by 4 ms (10.0% of a step of 40 ms)." in " ".join(section.split())
+
+
 def test_a_verdict_without_an_incident() -> None:
     incident = samples.loader_hang()
     said = text.render_verdict(incident.grouping, incident.verdict)

@@ -1,0 +1,45 @@
+"""Read the counters of a rank that may show why it is late: CPU, quota, I/O, page faults, swap, workers, GPU clock."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from hangwatch.collectives.rank_differences import RankLoad
+from hangwatch.model import GpuSweep, Rank
+from hangwatch.probes.process import cpu_quota, main_thread, procfs
+
+MOST_WORKERS = 64
+
+
+def read_load(
+    rank: Rank, sweep: GpuSweep | None, proc_root: Path = procfs.PROC, sys_root: Path = cpu_quota.SYS
+) -> RankLoad:
+    """Return the counters of a rank now, with those of its first 64 workers, and the clocks in this GPU sample."""
+    thread = main_thread.read_counters(rank.id.pid, proc_root)
+    workers = tuple(worker.id for worker in rank.workers[:MOST_WORKERS])
+    worker_counters = [procfs.read_counters(worker.pid, proc_root) for worker in workers]
+    clocks = [
+        gpu.sm_clock_hertz
+        for gpu in (sweep.gpus if sweep is not None else ())
+        if gpu.uuid in rank.gpu_uuids and gpu.sm_clock_hertz is not None
+    ]
+    return RankLoad(
+        read_monotonic_seconds=time.monotonic(),
+        delay_seconds=None if thread is None else thread.delay_seconds,
+        throttled_seconds=cpu_quota.read_throttled_seconds(rank.id.pid, proc_root, sys_root),
+        io_bytes=None if thread is None else thread.io_bytes,
+        faulted_bytes=None if thread is None else thread.faulted_bytes,
+        swap_bytes=procfs.read_swap_bytes(rank.id.pid, proc_root),
+        clock_hertz=min(clocks, default=None),
+        workers=workers,
+        worker_cpu_seconds=_sum(counters.cpu_seconds for counters in worker_counters),
+        worker_io_bytes=_sum(counters.io_bytes for counters in worker_counters),
+    )
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """Return the sum; None without values, or if one is unknown."""
+    known = list(values)
+    return sum(value for value in known if value is not None) if known and None not in known else None

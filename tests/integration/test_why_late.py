@@ -1,0 +1,132 @@
+"""Differences of a late rank with injected causes: real processes, the fake driver, and files of control groups."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from hangwatch.capture.rank_load import read_load
+from hangwatch.collectives.rank_differences import RankLoad, find_differences
+from hangwatch.model import GpuSweep, ProcessId, Rank
+from hangwatch.probes.gpu.sampler import NvmlSampler
+from tests.conftest import wait_for
+from tests.fake_driver import FakeDriver, h100, uuid_of
+from tests.node_tree import NodeTree, own_start_ticks, rank
+
+BUSY = "while True: sum(range(1000))"
+SLEEPING = "import time; time.sleep(600)"
+READING = """
+while True:
+    with open(__import__("sys").executable, "rb") as file:
+        file.read()
+"""
+FAULTING = """
+import mmap
+while True:
+    memory = mmap.mmap(-1, 64 << 20)
+    for at in range(0, 64 << 20, 4096):
+        memory[at] = 1
+    memory.close()
+"""
+LATE = 2
+
+
+@contextmanager
+def python(code: str, core: int | None = None) -> Iterator[int]:
+    """Run Python code, if `core` is given only on this core. Yield the pid."""
+    process = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        if core is not None:
+            os.sched_setaffinity(process.pid, {core})
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def made(pid: int, number: int, *workers: int) -> Rank:
+    return rank(pid, number, start_ticks=own_start_ticks(pid), workers=workers, gpu_uuids=(uuid_of(number),))
+
+
+def differences(
+    ranks: list[Rank], is_enough: Callable[[tuple[str, ...]], bool], sweep: GpuSweep | None = None
+) -> tuple[str, ...]:
+    """Compare readings of the ranks from now on, until they are enough."""
+    before = {each.id: read_load(each, sweep) for each in ranks}
+
+    def compare() -> tuple[str, ...]:
+        found = find_differences(before, {each.id: read_load(each, sweep) for each in ranks}, ranks[LATE].id)
+        return found if is_enough(found) else ()
+
+    return wait_for(compare, "a difference", 60)
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [(READING, "its main thread read and wrote"), (FAULTING, "page faults of its main thread brought in")],
+)
+def test_what_the_late_rank_does_is_a_difference(code: str, sentence: str) -> None:
+    with ExitStack() as stack:
+        ranks = [made(stack.enter_context(python(code if n == LATE else SLEEPING)), n) for n in range(4)]
+        assert differences(ranks, lambda found: any(each.startswith(sentence) for each in found))
+
+
+def test_another_process_on_its_core_is_a_difference() -> None:
+    core = max(os.sched_getaffinity(0))
+    with ExitStack() as stack:
+        stack.enter_context(python(BUSY, core))
+        late = {LATE: (BUSY, core)}
+        ranks = [made(stack.enter_context(python(*late.get(n, (SLEEPING,)))), n) for n in range(4)]
+        differences(ranks, lambda found: any("of the time for a core" in each for each in found))
+
+
+def test_busy_loader_worker_is_a_difference() -> None:
+    with ExitStack() as stack:
+        workers = [stack.enter_context(python(BUSY if n == LATE else SLEEPING)) for n in range(4)]
+        ranks = [made(stack.enter_context(python(SLEEPING)), n, workers[n]) for n in range(4)]
+        differences(ranks, lambda found: any(each.startswith("its workers used") for each in found))
+
+
+def test_slow_gpu_is_a_difference(fake_nvml_library: Path, tmp_path: Path) -> None:
+    lines = [*h100(4), f"gpu {LATE} sm_clock_hertz 1200e6", f"gpu {LATE} clocks_event_reasons 0x20"]
+    driver = FakeDriver(fake_nvml_library, tmp_path / "gpus.scenario", lines)
+    sampler = NvmlSampler(environ=driver.environ, sample_seconds=1.0, deadline_seconds=10.0)
+    sampler.start()
+    try:
+        sweep = wait_for(sampler.latest, "a first sweep")
+    finally:
+        sampler.stop()
+    with ExitStack() as stack:
+        ranks = [made(stack.enter_context(python(SLEEPING)), n) for n in range(4)]
+        said = "its GPU runs at 1,200 MHz, the others at 1,980 MHz or more"
+        differences(ranks, lambda found: said in found, sweep)
+
+
+def test_quota_and_swap_are_differences(tmp_path: Path) -> None:
+    tree, ranks = NodeTree(tmp_path), [rank(100 + n, n) for n in range(4)]
+
+    def loads(throttled_usec: int, swap_kb: int) -> dict[ProcessId, RankLoad]:
+        for each in ranks:
+            pid, is_late = each.id.pid, each.rank == LATE
+            tree.process(pid)
+            status = tmp_path / f"proc/{pid}/status"
+            status.write_text(f"{status.read_text()}VmSwap:\t{swap_kb * is_late} kB\n")
+            tree.write(f"proc/{pid}/cgroup", f"0::/rank-{each.rank}\n")
+            tree.write(f"sys/fs/cgroup/rank-{each.rank}/cpu.stat", f"throttled_usec {throttled_usec * is_late}\n")
+        return {each.id: read_load(each, None, tree.proc, tree.sys) for each in ranks}
+
+    now = time.monotonic()
+    before = {key: replace(load, read_monotonic_seconds=now - 60.0) for key, load in loads(0, 0).items()}
+    after = {key: replace(load, read_monotonic_seconds=now) for key, load in loads(18_000_000, 2 << 20).items()}
+    assert find_differences(before, after, ranks[LATE].id) == (
+        "its CPU quota stopped it for 30% of the time, the others for at most 0%",
+        "it has 2,048 MiB in swap, the others have at most 0 MiB",
+    )

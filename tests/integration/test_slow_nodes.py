@@ -18,16 +18,15 @@ from tests.namespace_nodes import JobOverNodes, cluster, needs_namespaces, sshd_
 from tests.ssh_nodes import needs_sshd
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400), needs_namespaces, needs_sshd]
-USER = 4001
 
 
 def test_node_with_a_late_rank_is_named_if_the_clocks_prove_it(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
+
     with (
         cluster(tmp_path, ("n0", "n1")) as nodes,
         sshd_on(nodes, tmp_path / "ssh") as ssh_config,
         JobOverNodes(
-            tmp_path / "job", "slow_rank.py", nodes.values(), uid=USER, gpu=0, run_id="pretrain", port=29540
+            tmp_path / "job", "slow_rank.py", nodes.values(), uid=0, gpu=0, run_id="pretrain", port=29540
         ) as job,
     ):
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,11 @@ import pytest
 from hangwatch.checks.framework import registry
 from hangwatch.checks.framework.contract import RANK
 from hangwatch.model import CheckResult, Job, ProcessId, Rank
+from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.torch_recorder import layouts
+from tests.conftest import wait_for
 from tests.dead_mount import tmpfs
+from tests.fake_driver import FakeDriver, h100, uuid_of
 from tests.node_tree import NodeTree, job, rank, run
 from tests.recorder_memory import Memory, Operation, as_process, recorder
 
@@ -49,7 +53,7 @@ def namesake(tree: NodeTree, key: str, *pids: int) -> Job:
         tree.write(f"proc/{pid}/net/dev", "Inter-|\n face |\n")
         tree.write(f"proc/{pid}/net/tcp", TCP)
         _mounts(tree, str(pid), key)
-    ranks = [rank(pid, place, gpu_uuids=("GPU-0",)) for place, pid in enumerate(pids)]
+    ranks = [rank(pid, place, gpu_uuids=(uuid_of(place),)) for place, pid in enumerate(pids)]
     return job(*ranks, job_id="100", job_key=key, local_world_size=len(pids))
 
 
@@ -63,13 +67,23 @@ def series(result: CheckResult) -> list[tuple[str, tuple[tuple[str, str], ...]]]
     return [(point.name, point.labels) for point in result.points]
 
 
+@pytest.fixture
+def gpus(fake_driver: FakeDriver) -> Iterator[NvmlSampler]:
+    fake_driver.write(h100(2))
+    sampler = NvmlSampler(environ=fake_driver.environ, sample_seconds=1.0, deadline_seconds=10.0)
+    sampler.start()
+    wait_for(sampler.latest, "a first sweep")
+    yield sampler
+    sampler.stop()
+
+
 @pytest.mark.parametrize("name", ABOUT_JOBS)
-def test_two_jobs_of_one_name_have_a_series_each(name: str, tree: NodeTree) -> None:
+def test_two_jobs_of_one_name_have_a_series_each(name: str, tree: NodeTree, gpus: NvmlSampler) -> None:
     jobs = (namesake(tree, "a1", 10, 11), namesake(tree, "b2", 20, 21))
     with contextlib.ExitStack() as mounted:
         for pid in (10, 20) if name == "shared_memory" else ():
             mounted.enter_context(tmpfs(tree.proc / str(pid) / "root" / "dev" / "shm", "1m"))
-        found = series(run(name, tree.node(*jobs, dump_after_seconds=135.0)))
+        found = series(run(name, tree.node(*jobs, dump_after_seconds=135.0, gpus=gpus)))
     assert len(set(found)) == len(found)
     assert {"a1", "b2"} <= {dict(labels).get("job_key") for _, labels in found}
 
@@ -81,6 +95,7 @@ def test_every_check_about_jobs_was_tried() -> None:
         "environment",
         "fd_limit",
         "flight_recorder",
+        "gpu_speed",
         "network",
         "shared_memory",
     } == set(ABOUT_JOBS)

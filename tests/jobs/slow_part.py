@@ -2,8 +2,8 @@
 
 usage: torchrun ... slow_part.py FOLDER PART SECONDS
 
-PART is loader, forward, backward, contention or rotating. With contention each rank computes for SECONDS, rank 2 on a
-core that it shares with a process that is always busy. With rotating, the loader of a random rank is slow in each step.
+PART is loader, forward, backward, contention or rotating. With contention, rank 2 computes for SECONDS on a core that it
+shares with a process that is always busy. With rotating, the loader of a random rank is slow in each step.
 Each rank writes its finished steps to FOLDER/steps-<rank>.
 """
 
@@ -12,6 +12,7 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -26,30 +27,36 @@ def compute(seconds: float) -> None:
         sum(range(200))
 
 
-def share_core(rank: int) -> None:
-    """Move rank 2 to a core with a busy process, and the other ranks to the other cores."""
+def share_core(is_slow: bool) -> None:
+    """Move the slow rank to a core with a busy process, and the other ranks to the other cores."""
     *cores, shared = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {shared} if rank == SLOW_RANK else cores or {shared})
-    if rank == SLOW_RANK:
+    os.sched_setaffinity(0, {shared} if is_slow else cores or {shared})
+    if is_slow:
         code = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(10_000))"
         subprocess.Popen([sys.executable, "-c", code])
 
 
-def main() -> None:
-    folder, part, seconds, step = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), 0
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    if part == "contention":
-        share_core(rank)
+def contend(is_slow: bool, seconds: float) -> Iterator[None]:
+    """Do the same work in each step as the other ranks, which sleep for as long as the slow rank computes."""
+    share_core(is_slow)
+    while True:
+        time.sleep(0.012 + seconds * (not is_slow))
+        compute(seconds * is_slow)
+        dist.all_reduce(torch.ones(1000))
+        yield
+
+
+def train(part: str, seconds: float) -> Iterator[None]:
+    """Train a small model by DDP."""
     layers = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
     model = torch.nn.parallel.DistributedDataParallel(layers, bucket_cap_mb=0.3)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
     batch, turns = torch.randn(64, 256), random.Random(1)
     while True:
-        slow = part if rank == (turns.randrange(dist.get_world_size()) if part == "rotating" else SLOW_RANK) else ""
+        slow_rank = turns.randrange(dist.get_world_size()) if part == "rotating" else SLOW_RANK
+        slow = part if dist.get_rank() == slow_rank else ""
         time.sleep(0.012 + seconds * (slow in ("loader", "rotating")))
-        if slow == "forward" or part == "contention":
+        if slow == "forward":
             compute(seconds)
         optimizer.zero_grad()
         loss = model(batch).sum()
@@ -57,7 +64,16 @@ def main() -> None:
             loss.register_hook(lambda _: compute(seconds))
         loss.backward()
         optimizer.step()
-        step += 1
+        yield
+
+
+def main() -> None:
+    folder, part, seconds = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    steps = contend(rank == SLOW_RANK, seconds) if part == "contention" else train(part, seconds)
+    for step, _ in enumerate(steps, 1):
         (folder / f"steps-{rank}").write_text(str(step))
 
 

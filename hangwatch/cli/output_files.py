@@ -31,13 +31,18 @@ def write_text(path: Path, content: str) -> None:
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """Write a new file. A link is not followed. Raises InputError, also if the file exists."""
+    """Write a new file, whole or not at all. A link is not followed. Raises InputError, also if the file exists."""
     try:
-        with path.open("xb") as file:
-            file.write(content)
+        file = path.open("xb")
     except FileExistsError:
         raise InputError(f"{path}: exists: give a new file") from None
     except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+    try:
+        with file:
+            file.write(content)
+    except OSError as error:
+        path.unlink(missing_ok=True)
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
 
 

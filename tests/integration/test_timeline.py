@@ -16,6 +16,7 @@ from hangwatch.cli.usage_errors import InputError
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes import torch_recorder
 from tests.conftest import identity, wait_for
+from tests.dead_mount import tmpfs
 from tests.fake_driver import FakeDriver, h100
 from tests.integration import targets
 from tests.integration.test_torchrun import PROGRAM, RANKS, RealJob, beside_python, launched
@@ -128,3 +129,10 @@ def test_only_new_files_are_written(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"exists: give a new file|cannot be written: No such file"):
         write_new(tmp_path / name, b"trace")
     assert (tmp_path / "file").read_text() == "kept" and not (tmp_path / "target").exists()
+
+
+def test_no_part_of_a_trace_is_left_on_a_full_disk(tmp_path: Path) -> None:
+    with tmpfs(tmp_path / "disk", "64k") as disk:
+        with pytest.raises(InputError, match="cannot be written: No space left on device"):
+            write_new(disk / "trace", bytes(1 << 20))
+        assert not list(disk.iterdir())

@@ -261,8 +261,8 @@ def _name_rank(rank: RankId) -> str:
         if number is not None and not (ending and kind != "pid" and number == int(ending.group()))
     ]
     name, *rest = [*([printable(rank.title)] if rank.title else []), *shown] or ["a rank"]
-    known = [printable(rank.node), *rest] if rank.node else rest
-    return f"{name} ({', '.join(known)})" if known else name
+    parts = [printable(rank.node), *rest] if rank.node else rest
+    return f"{name} ({', '.join(parts)})" if parts else name
 
 
 def _folded(ranks: Sequence[RankId]) -> str:

@@ -217,7 +217,9 @@ def incidents(wanted: str | None, as_json: bool, full: bool, config_path: Path |
     sources = _Sources(config_path)
     summaries = sources.summaries()
     if wanted is not None:
-        summaries = tuple(one for one in summaries if wanted in (one.job_key, one.job_id, one.job_name))
+        summaries = tuple(
+            summary for summary in summaries if wanted in (summary.job_key, summary.job_id, summary.job_name)
+        )
     if as_json:
         sys.stdout.buffer.write(
             msgspec.json.encode(incident_file.Incidents(schema_version=1, incidents=summaries)) + b"\n"

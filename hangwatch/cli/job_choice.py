@@ -46,7 +46,7 @@ def _find_more(wanted: str, jobs: Sequence[Job]) -> list[Job]:
     by_process = [
         job
         for job in jobs
-        if any((one.pid, one.start_ticks) == (pid, ticks) for one in (*job.launcher_ids, *job.processes))
+        if any((process.pid, process.start_ticks) == (pid, ticks) for process in (*job.launcher_ids, *job.processes))
     ]
     by_prefix = [
         job

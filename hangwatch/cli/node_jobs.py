@@ -63,8 +63,8 @@ def jobs_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.J
     if missing:
         raise InputError(f"--pid {missing[0]}: no such process")
     scan = JobScan(limits=limits)
-    found = scan.find(sweep, host.node_name())
-    all_jobs = (*found.jobs, *found.engines)
+    found_jobs = scan.find(sweep, host.node_name())
+    all_jobs = (*found_jobs.jobs, *found_jobs.engines)
     started = {pid: [job for job in all_jobs if _has_started(pid, job)] for pid in pids}
     for pid, below in started.items():
         if len(below) > 1:
@@ -81,7 +81,8 @@ def jobs_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.J
     ]
     selected = list(dict.fromkeys(pid for ranks in expanded for pid in ranks))
     whole = next(
-        (job for job in all_jobs if len(selected) == 1 and selected[0] in {one.pid for one in job.processes}), None
+        (job for job in all_jobs if len(selected) == 1 and selected[0] in {process.pid for process in job.processes}),
+        None,
     )
     return [capture.job_of_pids(selected, scan.processes)], whole
 

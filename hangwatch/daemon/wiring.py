@@ -186,12 +186,12 @@ class Daemon:
                 return
             began = self._clock()
             with self.board.running("scan", began):
-                found = self._scan.find(self.board.snapshot.sweep, self.node)
+                found_jobs = self._scan.find(self.board.snapshot.sweep, self.node)
             now, unix_now = self._clock(), time.time()
-            self.board.put(Snapshot.with_scan, now - began, found)
-            self._log_not_monitored(found.left_out)
+            self.board.put(Snapshot.with_scan, now - began, found_jobs)
+            self._log_not_monitored(found_jobs.left_out)
             before = self.board.snapshot.living_keys
-            self._do(self.board.change(steps.record_scan, found.jobs, now, unix_now, procfs.TICKS_PER_SECOND))
+            self._do(self.board.change(steps.record_scan, found_jobs.jobs, now, unix_now, procfs.TICKS_PER_SECOND))
             if self.board.snapshot.living_keys - before:
                 self._checking.run_absent_soon(self.board.snapshot.checks)
             if self.board.snapshot.unresumed_incidents:

@@ -123,13 +123,13 @@ def capture_before_timeout(watch: JobWatch, now: float, capture_seconds: float) 
     is_taken = watch.suspicion is not None and watch.suspicion.timeout_capture_at is not None
     if not may_end or time_out is None or is_taken or looks.capturing:
         return watch, ()
-    left = time_out - quiet_seconds(watch, now)
+    remaining_seconds = time_out - quiet_seconds(watch, now)
     is_fresh = looks.captured_at is not None and now - looks.captured_at < LAST_LOOK_SECONDS
     is_back = watch.open_incident is not None and watch.open_incident.back_since is not None
-    if is_fresh or is_back or not capture_seconds < left <= capture_seconds + LAST_LOOK_SECONDS:
+    if is_fresh or is_back or not capture_seconds < remaining_seconds <= capture_seconds + LAST_LOOK_SECONDS:
         return watch, ()
     source = "by its environment" if watch.timeout.recorded_seconds is None else "as its ranks recorded"
-    reason = f"captured once more: in {left:.0f} s its collective timeout may end the job ({source})"
+    reason = f"captured once more: in {remaining_seconds:.0f} s its collective timeout may end the job ({source})"
     watch = with_open_incident(with_capture_record(watch, capturing=True), capture_wanted_at=None)
     wanted = TakeCapture(job_key=watch.identity.job_key, reason=reason, is_in_timeline=True)
     return with_suspicion(watch, timeout_capture_at=now), (wanted,)

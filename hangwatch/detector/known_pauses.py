@@ -50,11 +50,13 @@ def find_places(grouping: Grouping, named: Collection[RankId]) -> frozenset[str]
     `NOWHERE` alone if every rank waits, if an awaited rank has no stack, or if there are too many places. It is
     empty if an awaited rank progresses, because the job then works.
     """
-    told = [group for group in grouping.groups if group.waits_for not in {"ranks", "gpu"}]
-    awaited = [group for group in told if any(one.signature is not Signature.BEHIND_GPU for one in group.members)]
+    busy_groups = [group for group in grouping.groups if group.waits_for not in {"ranks", "gpu"}]
+    awaited = [
+        group for group in busy_groups if any(member.signature is not Signature.BEHIND_GPU for member in group.members)
+    ]
     if awaited and named:
         accused = frozenset(named)
-        awaited = [group for group in grouping.groups if any(one.id in accused for one in group.members)]
+        awaited = [group for group in grouping.groups if any(member.id in accused for member in group.members)]
     if any(group.motion is Motion.MOVING for group in awaited):
         return frozenset()
     places = frozenset(f"{group.key} {group.activity}" for group in awaited)

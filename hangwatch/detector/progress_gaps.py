@@ -112,22 +112,22 @@ def follow_counters(
     Without `learns`, a gap that ends now is not kept. If a number fell, the gaps begin anew.
     """
     before = record.ranks
-    known = {
+    by_rank = {
         process: _follow_rank(before.get(process), counters[process], now) for process in ranks if process in counters
     }
-    lost_at = record.lost_rank_at if known.keys() >= before.keys() else now
-    record = replace(_with_increase(record, known, now), ranks=known, read_at=now, lost_rank_at=lost_at)
-    if 2 * len(known) <= len(ranks):
+    lost_at = record.lost_rank_at if by_rank.keys() >= before.keys() else now
+    record = replace(_with_increase(record, by_rank, now), ranks=by_rank, read_at=now, lost_rank_at=lost_at)
+    if 2 * len(by_rank) <= len(ranks):
         return replace(record, progressed_at=None)
     if any(
         process in before and rank.counter.restarts != before[process].counter.restarts
-        for process, rank in known.items()
+        for process, rank in by_rank.items()
     ):
         return replace(record, progressed_at=now, advances=record.advances + 1, gaps=0, hours=())
     last = record.progressed_at
     if last is None:
         return replace(record, progressed_at=now)
-    if 2 * sum(rank.increased_at > max(last, lost_at) for rank in known.values()) <= len(known):
+    if 2 * sum(rank.increased_at > max(last, lost_at) for rank in by_rank.values()) <= len(by_rank):
         return record
     record = replace(record, progressed_at=now, advances=record.advances + 1)
     return _with_gap(record, now - last, now) if learns else record

@@ -146,15 +146,15 @@ def split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, 
     if line.startswith("20") and (stamp := _STAMP.match(line)):
         rank, sure, rest = split(line[stamp.end() :], file_id, labelled=labelled)
         return rank, sure, line if rank is file_id else stamp.group() + rest
-    if line.startswith("(") and (found := _ACTOR.match(line)):
-        return _split_actor(found, line, file_id)
-    if file_id.rank is None and file_id.local_rank is None and (found := _NCCL.match(line)):
-        return replace(file_id, node=found.group(1), pid=int(found.group(2))), True, line
+    if line.startswith("(") and (match := _ACTOR.match(line)):
+        return _split_actor(match, line, file_id)
+    if file_id.rank is None and file_id.local_rank is None and (match := _NCCL.match(line)):
+        return replace(file_id, node=match.group(1), pid=int(match.group(2))), True, line
     if line.startswith("["):
         return _split_bracket(line, file_id)
-    found = _LABEL.match(line) if labelled else None
-    if found and found.group(1) not in {"Process", "Error", "Reason"}:
-        label, rest = found.group(1), line[found.end() :]
+    match = _LABEL.match(line) if labelled else None
+    if match and match.group(1) not in {"Process", "Error", "Reason"}:
+        label, rest = match.group(1), line[match.end() :]
         if label.isascii() and label.isdigit() and len(label) < 8:
             return RankId(rank=int(label)), False, rest
         return RankId(node=label), False, rest
@@ -175,25 +175,25 @@ def _split_actor(prefix: re.Match[str], line: str, file_id: RankId) -> tuple[Ran
 
 
 def _split_bracket(line: str, file_id: RankId) -> tuple[RankId, bool, str]:
-    if found := _OF_RANK.match(line):  # torch's global rank: it stays in the line if the file has a local rank
+    if match := _OF_RANK.match(line):  # torch's global rank: it stays in the line if the file has a local rank
         if file_id.local_rank is not None:
             return file_id, True, line
-        rank = RankId(rank=int(found.group(1)))
-    elif found := _HOST_RANK.match(line):
-        number, is_local = int(found.group(2)), bool(found.group(3))  # a colon after it: torchrun --tee
-        rank = RankId(node=found.group(1), rank=None if is_local else number, local_rank=number if is_local else None)
-    elif found := _MPIRUN.match(line):
-        rank = RankId(rank=int(found.group(1)))
-    elif found := _TORCHRUN.match(line):
-        rank = RankId(node=file_id.node, local_rank=int(found.group(2)))
-    elif found := _KUBECTL.match(line):
-        inner, sure, rest = split(line[found.end() :], RankId(node=found.group(1)), labelled=False)
-        return replace(inner, node=found.group(1)), sure, rest
-    elif found := _SGLANG.match(line):
-        title = process_title.read(f"scheduler{found.group(2).replace(' ', '_')}")
+        rank = RankId(rank=int(match.group(1)))
+    elif match := _HOST_RANK.match(line):
+        number, is_local = int(match.group(2)), bool(match.group(3))  # a colon after it: torchrun --tee
+        rank = RankId(node=match.group(1), rank=None if is_local else number, local_rank=number if is_local else None)
+    elif match := _MPIRUN.match(line):
+        rank = RankId(rank=int(match.group(1)))
+    elif match := _TORCHRUN.match(line):
+        rank = RankId(node=file_id.node, local_rank=int(match.group(2)))
+    elif match := _KUBECTL.match(line):
+        inner, sure, rest = split(line[match.end() :], RankId(node=match.group(1)), labelled=False)
+        return replace(inner, node=match.group(1)), sure, rest
+    elif match := _SGLANG.match(line):
+        title = process_title.read(f"scheduler{match.group(2).replace(' ', '_')}")
         name = title.text if title and title.rank is None else None
         rank = replace(file_id, rank=title.rank if title else None, title=name)
-        return rank, True, f"[{found.group(1)}] {line[found.end() :]}"
+        return rank, True, f"[{match.group(1)}] {line[match.end() :]}"
     else:
         return file_id, True, line
-    return rank, True, line[found.end() :]
+    return rank, True, line[match.end() :]

@@ -202,7 +202,9 @@ def numbers(members: Sequence[Member]) -> tuple[tuple[str, str], ...]:
         ("GPU memory bandwidth", _format_range([_percent(use.dram_ratio) for use in uses], "%")),
         (
             "RDMA ports of the node",
-            _format_range([_megabytes(one.gpu.ports.bytes_per_second) for one in members if one.gpu.ports], "MB/s"),
+            _format_range(
+                [_megabytes(member.gpu.ports.bytes_per_second) for member in members if member.gpu.ports], "MB/s"
+            ),
         ),
     )
     return tuple((name, text) for name, text in rows if text)
@@ -242,17 +244,18 @@ def time_out(incident: Incident) -> str:
     # Imported late, because it imports the rules, which other parts of a report do not need.
     from hangwatch.verdict import timeout_forecast as ending
 
-    found = ending.forecast_timeout(incident)
-    if found is None:
+    forecast = ending.forecast_timeout(incident)
+    if forecast is None:
         return ""
-    if found.at_unix_seconds is None:
-        after = duration(found.seconds)
-        return f"ends the job after {after} in one collective ({found.source})"
+    if forecast.at_unix_seconds is None:
+        after = duration(forecast.seconds)
+        return f"ends the job after {after} in one collective ({forecast.source})"
     looked = incident.captures[-1].started_unix_seconds + incident.captures[-1].duration_seconds
-    left = found.at_unix_seconds - looked
-    if left <= 0:
-        return f"of {duration(found.seconds)} in one collective had passed before this capture ({found.source})"
-    return f"ends the job at {utc(found.at_unix_seconds)}, {duration(left)} after this capture ({found.source})"
+    remaining_seconds = forecast.at_unix_seconds - looked
+    if remaining_seconds <= 0:
+        return f"of {duration(forecast.seconds)} in one collective had passed before this capture ({forecast.source})"
+    after = duration(remaining_seconds)
+    return f"ends the job at {utc(forecast.at_unix_seconds)}, {after} after this capture ({forecast.source})"
 
 
 def _describe_counts(counts: Counter[str], members: int) -> str:

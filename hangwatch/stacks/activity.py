@@ -346,19 +346,19 @@ class Table:
 
         If the rank waits for other ranks, frames of thin wrappers (loggers, context managers) are skipped.
         """
-        last, named, told = index, index, rule
+        last, named, deciding = index, index, rule
         waits = find_activity(rule.activity).waits_for == "ranks"
         while last + 1 < len(stack):
             last += 1
             outer = self._rules_of(stack[last]).get(rule.order)
             same = outer is not None and (waits or outer.activity == rule.activity)
             if outer and same and stack[last].place[1] == stack[named].place[1]:
-                named, told = last, outer
+                named, deciding = last, outer
             elif not (waits and is_marked("wrapper", *stack[last].place)):
                 break
         name = _find_name(stack, _find_leaf(stack) if rule.order in _AROUND else named)
-        operation = told.operation or (name.lstrip("_") if waits else name)
-        return Match(StackActivity(told.activity, operation, waits), named)
+        operation = deciding.operation or (name.lstrip("_") if waits else name)
+        return Match(StackActivity(deciding.activity, operation, waits), named)
 
     def _rules_of(self, owned: _OwnedFrame) -> dict[Order, _CompiledRule]:
         found = self._of_place.get(owned)

@@ -63,12 +63,14 @@ def find_awaited(
     """
     if waits.object is not None:
         return "object"
-    known = [None if stand is None else stand.doing.activity for stand in standings]
-    doing = [None if one is None else activity.find_activity(one) for one in known]
-    if all(one is not None and one.is_collective for one in doing):
+    names = [None if stand is None else stand.doing.activity for stand in standings]
+    doing = [None if name is None else activity.find_activity(name) for name in names]
+    if all(row is not None and row.is_collective for row in doing):
         return "ranks"
-    is_backward = all(one is not None and one.work_is_in == "autograd" for one in doing)
-    if any(one.stays_open and not one.is_p2p and (one.by_main or is_backward) for one in operations):
+    is_backward = all(row is not None and row.work_is_in == "autograd" for row in doing)
+    if any(
+        operation.stays_open and not operation.is_p2p and (operation.by_main or is_backward) for operation in operations
+    ):
         return "ranks"
-    is_sync = all(one == activity.GPU_SYNC for one in known)
+    is_sync = all(name == activity.GPU_SYNC for name in names)
     return "gpu" if is_sync or waits.waits_in_torch else None

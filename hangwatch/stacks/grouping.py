@@ -98,7 +98,7 @@ def group_ranks(
             member = structs.replace(member, waits=structs.replace(member.waits, asks_rank=asks_rank))
         members.setdefault(answer.key, []).append(member)
         shown.setdefault(answer.key, (rank, answer))
-    groups = (_make_group(key, tuple(found), *shown[key], table) for key, found in members.items())
+    groups = (_make_group(key, tuple(alike), *shown[key], table) for key, alike in members.items())
     return merge_groups(groups, world_size, notes)
 
 
@@ -115,13 +115,13 @@ def merge_groups(groups: Iterable[Group], world_size: int | None, notes: Iterabl
     merged = []
     for key in sorted(by_key):
         parts = sorted(by_key[key], key=lambda part: part.members[0].id.sort_key())
-        found: dict[_Identity, Member] = {}
+        by_identity: dict[_Identity, Member] = {}
         for part in parts:
             for member in part.members:
-                found.setdefault(_make_identity(member.id), member)
-        fresh = [member for identity, member in found.items() if identity not in taken]
+                by_identity.setdefault(_make_identity(member.id), member)
+        fresh = [member for identity, member in by_identity.items() if identity not in taken]
         if fresh:
-            taken.update(found)
+            taken.update(by_identity)
             fresh.sort(key=lambda member: member.id.sort_key())
             merged.append(structs.replace(parts[0], members=tuple(fresh)))
     merged.sort(key=lambda group: (-group.size, group.members[0].id.sort_key(), group.key))
@@ -175,17 +175,17 @@ class _PlaceCache:
         stacks = tuple(
             [(thread.is_main, thread.name, thread.installed_frames, thread.frames) for thread in dump.threads]
         )
-        found = self._by_stacks.get(stacks)
-        if found is None:
+        place = self._by_stacks.get(stacks)
+        if place is None:
             places = tuple(
                 (is_main, name, installed_frames, tuple([frame.place for frame in frames]))
                 for is_main, name, installed_frames, frames in stacks
             )
-            found = self._by_places.get(places)
-            if found is None:
-                found = self._by_places[places] = find_standing(dump.threads, self.table)
-            self._by_stacks[stacks] = found
-        return found
+            place = self._by_places.get(places)
+            if place is None:
+                place = self._by_places[places] = find_standing(dump.threads, self.table)
+            self._by_stacks[stacks] = place
+        return place
 
     def user_frames(self, thread: Thread) -> tuple[Frame, ...]:
         """Return the result of `user_code.user_frames` for a thread. It is cached."""
@@ -264,7 +264,7 @@ def _make_member(
     memory: _PlaceCache,
 ) -> Member:
     waits = measured.waits
-    told = answer.standing.telling if answer.standing else None
+    telling = answer.standing.telling if answer.standing else None
     differ = any(standing is not None and len(standing.awaited) > 1 for standing in standings)
     if differ and measured.signature is Signature.BLOCKED:
         measured = measured._replace(signature=Signature.UNKNOWN)
@@ -274,7 +274,7 @@ def _make_member(
         motion=_find_motion(rank.rounds, standings, measured, memory),
         signature=measured.signature,
         stack=StackFacts(
-            user_frames=memory.user_frames(answer.dump.threads[told]) if answer.dump and told is not None else (),
+            user_frames=memory.user_frames(answer.dump.threads[telling]) if answer.dump and telling is not None else (),
             waited_before=any(_is_joining(standing) for standing in standings[:-1] if standing),
             owns_gil=main.owns_gil if main else None,
             stay=measured.stay,
@@ -385,12 +385,12 @@ def _find_motion(
     behaves = measured.signature.motion
     if len(rounds) < 2 or measured.carries_collective or not all(dump.recorders for dump in rounds):
         return behaves
-    told = [
+    telling = [
         dump.threads[stand.telling]
         for dump, stand in zip(rounds, standings, strict=True)
         if stand is not None and stand.telling is not None
     ]
-    if len({memory.user_frames(thread) for thread in told}) > 1:
+    if len({memory.user_frames(thread) for thread in telling}) > 1:
         return behaves
     mains = (stack_frames.main_thread(dump.threads) for dump in rounds)
     ids = [main.pthread_id if main else None for main in mains]

@@ -48,11 +48,16 @@ def find_resting_state(grouping: Grouping) -> JobState | None:
     moving = sum(member.motion is Motion.MOVING for member in members)
     if any(group.fault and not group.gone for group in grouping.groups):
         return None
-    living = [(group, one) for group in grouping.groups for one in group.members if one.signature is not Signature.GONE]
+    living = [
+        (group, member)
+        for group in grouping.groups
+        for member in group.members
+        if member.signature is not Signature.GONE
+    ]
     if any(is_refused(group, member) for group, member in living):
         return None
     doing = [activity.find_activity(group.activity) for group in grouping.groups]
-    if any(one.held_elsewhere or one.meets_at_store for one in doing):
+    if any(row.held_elsewhere or row.meets_at_store for row in doing):
         return None
     is_over = (
         bool(living)

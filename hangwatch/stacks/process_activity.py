@@ -62,7 +62,7 @@ def find_standing(threads: Sequence[Thread], table: activity.Table) -> ProcessPl
     telling_places = stack_frames.key_places(frames) if telling is not main else ()
     if instead:
         doing = table.classify_thread(instead[0])
-    beside = [*instead, *((main, *workers) if main else workers)]
+    other_threads = [*instead, *((main, *workers) if main else workers)]
     places = {id(thread): place for place, thread in enumerate(threads)}
     return ProcessPlace(
         key=_digest(main_places, telling_places, tuple(sorted(shown)), doing),
@@ -70,7 +70,7 @@ def find_standing(threads: Sequence[Thread], table: activity.Table) -> ProcessPl
         waits_for=activity.find_activity(doing.activity).waits_for,
         phase=table.phase(frames) or (table.phase(main.frames) if main else None),
         telling=places[id(telling)] if telling else None,
-        others=tuple(places[id(thread)] for thread in beside if thread is not telling and _python(thread)),
+        others=tuple(places[id(thread)] for thread in other_threads if thread is not telling and _python(thread)),
         awaited=tuple(places[id(thread)] for thread in awaited),
     )
 
@@ -112,23 +112,23 @@ def _find_awaited(main: Thread, workers: Sequence[Thread], table: activity.Table
     thread is in a collective, that one decides.
     """
     calls = [frame for frame in library_frames(main) if not stack_frames.is_native(*frame.place)]
-    known = activity.find_activity(table.classify_thread(main).activity)
-    waits = known.waits_for in ("ranks", "gpu") and not known.idles
+    doing = activity.find_activity(table.classify_thread(main).activity)
+    waits = doing.waits_for in ("ranks", "gpu") and not doing.idles
     if not calls or waits or not activity.is_marked("awaits", *calls[0].place):
         return ()
     looked_at, rows = workers[:_MOST_THREADS], [row for row in activity.awaits_threads() if row.calls(calls)]
     in_program = {id(thread) for thread in looked_at if user_frames(thread)}
-    found: Sequence[Thread] = ()
+    chosen: Sequence[Thread] = ()
     if rows:
         awaited = ([thread for thread in looked_at if row.awaits(thread)] for row in rows)
-        found = next(filter(None, awaited), ())
-        found = [thread for thread in found if id(thread) in in_program] or found
-    elif known.waits_for in ("thread", "lock") and stack_frames.short_path(calls[0].file) in _THREAD_WAITS:
-        found = [thread for thread in looked_at if id(thread) in in_program]
-    if found and any(activity.find_activity(table.classify_thread(thread).activity).in_key for thread in workers):
+        chosen = next(filter(None, awaited), ())
+        chosen = [thread for thread in chosen if id(thread) in in_program] or chosen
+    elif doing.waits_for in ("thread", "lock") and stack_frames.short_path(calls[0].file) in _THREAD_WAITS:
+        chosen = [thread for thread in looked_at if id(thread) in in_program]
+    if chosen and any(activity.find_activity(table.classify_thread(thread).activity).in_key for thread in workers):
         return ()
     by_place: dict[object, Thread] = {}
-    for thread in found:
+    for thread in chosen:
         if id(thread) not in in_program or _waits_for(table.classify_thread(thread)) != "thread":
             by_place.setdefault(stack_frames.key_places(thread.frames), thread)
     return tuple(by_place.values())

@@ -86,16 +86,16 @@ def measure(
     if len(rank.rounds) < 2 and all(len(worker.rounds) < 2 for worker in rank.workers):
         signature = Signature.GONE if _has_ended(rank) else Signature.UNKNOWN
         return Measured(signature, waits=waits)
-    own = rates.measure_process(rank.rounds)
+    process_rates = rates.measure_process(rank.rounds)
     others = [*(rates.measure_process(worker.rounds) for worker in rank.workers), rates.measure_children(rank.rounds)]
-    total = rates.sum_rates([own, *others])
+    total = rates.sum_rates([process_rates, *others])
     main = rates.measure_main_thread(rank.rounds)
     stood = [
         RoundPlace.from_dump(dump, stand)
         for dump, stand in zip(rank.rounds, standings, strict=True)
         if stand is not None
     ]
-    seen = _Measurements(rank, stood, own, others, total, main, waits, settings)
+    seen = _Measurements(rank, stood, process_rates, others, total, main, waits, settings)
     spins_behind_gpu = seen.spins and _is_behind_gpu(seen) and not seen.is_gpu_power_ambiguous
     awaited = awaited_motion.find_awaited(standings, waits, operations) or ("gpu" if spins_behind_gpu else None)
     counted = awaited_motion.measure_awaited(rank, main, awaited)

@@ -44,22 +44,22 @@ def measure_main_thread(rounds: Sequence[ProcessDump]) -> MainRates:
 
     An interval begins after one dump and ends before the next, because a dump itself causes context switches.
     """
-    known = _between_dumps(rounds)
-    seconds = sum(two.read_monotonic_seconds - one.read_monotonic_seconds for one, two in known)
+    intervals = _between_dumps(rounds)
+    seconds = sum(last.read_monotonic_seconds - first.read_monotonic_seconds for first, last in intervals)
     if seconds <= 0:
         return MainRates()
-    cpu = sum(max(0.0, two.cpu_seconds - one.cpu_seconds) for one, two in known)
-    system = sum((two.system_seconds or 0.0) - (one.system_seconds or 0.0) for one, two in known)
-    delay = sum((two.delay_seconds or 0.0) - (one.delay_seconds or 0.0) for one, two in known)
+    cpu = sum(max(0.0, last.cpu_seconds - first.cpu_seconds) for first, last in intervals)
+    system = sum((last.system_seconds or 0.0) - (first.system_seconds or 0.0) for first, last in intervals)
+    delay = sum((last.delay_seconds or 0.0) - (first.delay_seconds or 0.0) for first, last in intervals)
     switches = [
-        two.voluntary_switches - one.voluntary_switches
-        for one, two in known
-        if one.voluntary_switches is not None and two.voluntary_switches is not None
+        last.voluntary_switches - first.voluntary_switches
+        for first, last in intervals
+        if first.voluntary_switches is not None and last.voluntary_switches is not None
     ]
     faulted = [
-        max(0, two.faulted_bytes - one.faulted_bytes)
-        for one, two in known
-        if one.faulted_bytes is not None and two.faulted_bytes is not None
+        max(0, last.faulted_bytes - first.faulted_bytes)
+        for first, last in intervals
+        if first.faulted_bytes is not None and last.faulted_bytes is not None
     ]
     often = sum(switches) >= max(_FEWEST_POLLS, POLLS_PER_SECOND * seconds)
     return MainRates(
@@ -99,12 +99,12 @@ def measure_object(rounds: Sequence[ProcessDump]) -> float | None:
 
     None if the counters of the main thread were not read.
     """
-    seconds, known = _measure_seconds(rounds), _between_dumps(rounds)
-    between = sum(two.read_monotonic_seconds - one.read_monotonic_seconds for one, two in known)
+    seconds, intervals = _measure_seconds(rounds), _between_dumps(rounds)
+    between = sum(last.read_monotonic_seconds - first.read_monotonic_seconds for first, last in intervals)
     read = [
-        max(0, two.io_bytes - one.io_bytes)
-        for one, two in known
-        if one.io_bytes is not None and two.io_bytes is not None
+        max(0, last.io_bytes - first.io_bytes)
+        for first, last in intervals
+        if first.io_bytes is not None and last.io_bytes is not None
     ]
     if seconds is None or between <= 0 or not read:
         return None

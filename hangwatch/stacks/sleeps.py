@@ -24,11 +24,11 @@ def find_sleep(rank: RankDump, standings: Sequence[ProcessPlace | None]) -> Slee
     if not asleep or not all(_is_sleep(dump, standing) for dump, standing in asleep):
         return None
     places = {_hash_place(_find_main_thread(dump), _deciding_thread(dump, standing)) for dump, standing in asleep}
-    left = [dump.call.left_seconds or 0.0 for dump, _ in asleep if dump.call]
+    remaining_seconds = [dump.call.left_seconds or 0.0 for dump, _ in asleep if dump.call]
     last = asleep[-1][0].call
     if len(places) > 1 or last is None or last.until_unix_seconds is None:
         return None
-    return Sleep(until_unix_seconds=last.until_unix_seconds, seconds=max(left), place=places.pop())
+    return Sleep(until_unix_seconds=last.until_unix_seconds, seconds=max(remaining_seconds), place=places.pop())
 
 
 def _is_sleep(dump: ProcessDump, standing: ProcessPlace) -> bool:

@@ -94,17 +94,17 @@ def is_at_earlier_line(group: Group, other: Group) -> bool:
     equal, with equal lines. Such a group may wait for a lock that the other group holds. If a line is unknown, `group`
     counts as being at the earlier line.
     """
-    own, others = python_frames(group)[::-1], python_frames(other)[::-1]
-    for place, (frame, ahead) in enumerate(zip(own, others, strict=False)):
+    frames, others = python_frames(group)[::-1], python_frames(other)[::-1]
+    for place, (frame, ahead) in enumerate(zip(frames, others, strict=False)):
         if frame.place != ahead.place:
             return False
-        within, beyond = own[place + 1 :], others[place + 1 :]
+        within, beyond = frames[place + 1 :], others[place + 1 :]
         if frame.line is None or ahead.line is None:
-            part, is_earlier = [one.place for one in within[:1]] != [one.place for one in beyond[:1]], True
+            part, is_earlier = [inner.place for inner in within[:1]] != [inner.place for inner in beyond[:1]], True
         else:
             part, is_earlier = frame.line != ahead.line, frame.line < ahead.line
         if part:
-            enters = any(stack_frames.plain_name(one.function) in _ENTERS for one in within)
+            enters = any(stack_frames.plain_name(inner.function) in _ENTERS for inner in within)
             return (enters or not within) and is_earlier
     return False
 
@@ -135,16 +135,16 @@ def split_by_line(group: Group) -> tuple[Group, ...]:
     running.
     """
     lines = dict.fromkeys(member.stack.user_frames for member in group.members)
-    are_known = all(frame.line is not None for own in lines for frame in own)
+    are_known = all(frame.line is not None for user_frames in lines for frame in user_frames)
     if not 1 < len(lines) <= _MOST_LINES or not are_known:
         return (group,)
     parts = (
         structs.replace(
             group,
-            members=tuple(member for member in group.members if member.stack.user_frames == own),
-            frames=at_lines(group.frames, own),
+            members=tuple(member for member in group.members if member.stack.user_frames == user_frames),
+            frames=at_lines(group.frames, user_frames),
         )
-        for own in lines
+        for user_frames in lines
     )
     ordered = sorted(parts, key=lambda part: (-part.size, part.members[0].id.sort_key()))
     return tuple(structs.replace(part, key=f"{part.key}-{number}") for number, part in enumerate(ordered))

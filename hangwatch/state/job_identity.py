@@ -31,9 +31,9 @@ def match_jobs(snapshot: Snapshot, jobs: Iterable[Job]) -> list[Match]:
     matches: list[Match] = []
     followed: set[str] = set()
     for job in sorted(jobs, key=lambda job: -sum(process in holders for process in job.processes)):
-        found = {holders[process].job.key: holders[process] for process in job.processes if process in holders}
-        free = [entry for key, entry in found.items() if key not in followed]
-        followed.update(found)
+        entries = {holders[process].job.key: holders[process] for process in job.processes if process in holders}
+        free = [entry for key, entry in entries.items() if key not in followed]
+        followed.update(entries)
         free.sort(key=lambda entry: (_merge_order(entry), entry.job.key != job.key, entry.watch.identity.began))
         matches.append(Match(job, tuple(free)))
     return matches
@@ -63,17 +63,17 @@ def assign_names(matches: Sequence[Match]) -> dict[str, Match]:
     job gets the key. Otherwise a process with a copy of a job's variables could start first and take the job's key
     on all nodes. A key does not change while a capture or an incident refers to it.
     """
-    found: dict[str, Match] = {}
+    by_key: dict[str, Match] = {}
     for match in sorted(matches, key=_precedence):
         named = _preferred_job(match)
-        if named.key in found and match.entries:
+        if named.key in by_key and match.entries:
             named = match.entries[0].job
-        if named.key in found:
+        if named.key in by_key:
             named = match.job
-        while named.key in found:
+        while named.key in by_key:
             named = with_distinct_name(named)
-        found[named.key] = match._replace(job=replace(match.job, job_id=named.job_id, job_key=named.key))
-    return found
+        by_key[named.key] = match._replace(job=replace(match.job, job_id=named.job_id, job_key=named.key))
+    return by_key
 
 
 def _preferred_job(match: Match) -> Job:

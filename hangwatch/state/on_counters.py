@@ -33,14 +33,14 @@ def record_counters(
     """
     actions: list[Action] = []
     for entry in snapshot.living:
-        known = {
+        readable = {
             rank.id: counter
             for rank in entry.job.ranks
             if isinstance(counter := counters.get(rank.id), ProgressCounter)
         }
         watch, wanted = detector.apply_counters(
             entry.watch,
-            known,
+            readable,
             [rank.id for rank in entry.job.ranks],
             now,
             settings,
@@ -48,7 +48,7 @@ def record_counters(
             capture_seconds=capture_seconds,
             gap_seconds=gap_seconds,
         )
-        fault = None if 2 * len(known) > len(entry.job.ranks) else _first_fault(entry.job, counters)
+        fault = None if 2 * len(readable) > len(entry.job.ranks) else _first_fault(entry.job, counters)
         stepped = replace(entry, watch=watch, page=job_watch.should_page(watch, now, settings), counter_fault=fault)
         stepped, more = update_timeline(stepped, wanted, unix_now)
         snapshot = snapshot.with_job(stepped)

@@ -20,20 +20,20 @@ def record_crash(snapshot: Snapshot, incident: Incident, *, now: float) -> tuple
     """
     snapshot = _with_causes(snapshot, incident.job)
     processes = _gone_ranks(incident)
-    kept = [one for one in snapshot.crashes if now - one.found_monotonic_seconds <= CRASH_SHOWN_SECONDS]
-    same = [one for one in kept if one.incident.job.key == incident.job.key]
-    before = next((one for one in same if _gone_ranks(one.incident) & processes), None)
+    kept = [crash for crash in snapshot.crashes if now - crash.found_monotonic_seconds <= CRASH_SHOWN_SECONDS]
+    same = [crash for crash in kept if crash.incident.job.key == incident.job.key]
+    before = next((crash for crash in same if _gone_ranks(crash.incident) & processes), None)
     if before is not None:
         incident = replace(
             incident, incident_id=before.incident.incident_id, opened_unix_seconds=before.incident.opened_unix_seconds
         )
-    if before is None and not incident.verdict.named and any(one.incident.verdict.named for one in same):
+    if before is None and not incident.verdict.named and any(crash.incident.verdict.named for crash in same):
         return replace(snapshot, crash_count=snapshot.crash_count + 1), ()  # later deaths of the job, or its next start
     crash = Crash(incident=incident, found_monotonic_seconds=before.found_monotonic_seconds if before else now)
-    others = [one for one in kept if one not in same]
-    of_share = [one for one in others if one.incident.job.share == incident.job.share]
-    for one in of_share[: max(0, len(of_share) + 1 - CRASHES_SHOWN_PER_SHARE)]:
-        others.remove(one)
+    others = [crash for crash in kept if crash not in same]
+    of_share = [crash for crash in others if crash.incident.job.share == incident.job.share]
+    for oldest in of_share[: max(0, len(of_share) + 1 - CRASHES_SHOWN_PER_SHARE)]:
+        others.remove(oldest)
     snapshot = replace(
         snapshot, crashes=(*others, crash)[-CRASHES_SHOWN:], crash_count=snapshot.crash_count + (before is None)
     )

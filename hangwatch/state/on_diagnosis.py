@@ -147,7 +147,7 @@ def count_motion(grouping: Grouping) -> MotionCount:
     """
     ended = all(group.gone for group in grouping.groups)
     frozen = moving = unknown = 0
-    who = []
+    texts = []
     for group in grouping.groups:
         movers = [member for member in group.members if member.motion is Motion.MOVING]
         for member in group.members:
@@ -159,7 +159,7 @@ def count_motion(grouping: Grouping) -> MotionCount:
                 unknown += 1
         if movers:
             doing = group.activity.replace("_", " ") if group.activity != "unknown" else "its own code"
-            who.append(f"{words.name_ranks([member.id for member in movers])} in {doing}")
+            texts.append(f"{words.name_ranks([member.id for member in movers])} in {doing}")
     stacked = sum(group.size for group in grouping.groups if group.frames)
     return MotionCount(
         frozen=frozen,
@@ -167,7 +167,7 @@ def count_motion(grouping: Grouping) -> MotionCount:
         unknown=unknown,
         with_stack=stacked,
         absent=0 if ended else sum(group.size for group in grouping.groups if group.gone),
-        movers_text="; ".join(who),
+        movers_text="; ".join(texts),
         resting=find_resting_state(grouping),
         traced_text=words.traced_ranks(
             [(each.id, each.waits.tracer) for each in grouping.members if each.waits.tracer]

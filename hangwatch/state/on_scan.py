@@ -33,23 +33,23 @@ def record_scan(
     actions: list[Action] = []
     before = _ranks_of_launchers(snapshot)
     jobs = [job for job in jobs if not _has_just_lost_its_ranks(job, before, now)]
-    found = assign_names(match_jobs(snapshot, jobs))
-    followed = {entry.job.key for match in found.values() for entry in match.entries}
+    matches = assign_names(match_jobs(snapshot, jobs))
+    followed = {entry.job.key for match in matches.values() for entry in match.entries}
     free = {key: entry for key, entry in snapshot.jobs.items() if key not in followed}
-    for key in followed - found.keys():
+    for key in followed - matches.keys():
         snapshot = snapshot.without_job(key)
-    for key, (job, entries) in found.items():
+    for key, (job, entries) in matches.items():
         for other in entries[1:]:
             ended, more = _end(other, f"its ranks now belong to job {job.job_id}", now, unix_now)
             actions += more
-            snapshot = snapshot if other.job.key in found else snapshot.with_job(ended)
+            snapshot = snapshot if other.job.key in matches else snapshot.with_job(ended)
         entry = merge_entries(entries) if entries else free.get(key)
         started = _started_seconds(job, before, ticks_per_second)
         entry, more = _update_entry(entry, job, started, now, unix_now)
         actions += more
         snapshot = snapshot.with_job(entry)
-    led = {launcher for match in found.values() if match.job.ranks for launcher in match.job.launcher_ids}
-    for missing in [entry for key, entry in snapshot.jobs.items() if key not in found]:
+    led = {launcher for match in matches.values() if match.job.ranks for launcher in match.job.launcher_ids}
+    for missing in [entry for key, entry in snapshot.jobs.items() if key not in matches]:
         if missing.watch.state is not JobState.ENDED:
             has_come = missing.job.waiting is not None and missing.job.launcher_id in led
             ended, more = _end_missing(missing, now, unix_now, has_ranks_now=has_come)
@@ -87,10 +87,10 @@ def _update_entry(
         is_same = entry is not None and entry.job.share == job.share
         watch = job_watch.begin_watch(job, now, started, entry.watch if entry is not None and is_same else None)
         return JobEntry(job=job, watch=watch, held_gpu=job.holds_gpu), actions
-    known = with_ended(entry.job, with_known_absent(entry, job), unix_now)
-    actions += ask_for_artifacts(entry, known)
+    updated = with_ended(entry.job, with_known_absent(entry, job), unix_now)
+    actions += ask_for_artifacts(entry, updated)
     held_gpu = entry.held_gpu or job.holds_gpu
-    return replace(entry, job=known, watch=job_watch.update_identity(entry.watch, job), held_gpu=held_gpu), actions
+    return replace(entry, job=updated, watch=job_watch.update_identity(entry.watch, job), held_gpu=held_gpu), actions
 
 
 def _end_missing(

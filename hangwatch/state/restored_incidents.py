@@ -36,7 +36,14 @@ def restore_incidents(
     waiting: list[Incident] = []
     for incident in incidents:
         ranks = job_watch.generation(incident.job)
-        entry = next((one for one in snapshot.living if ranks & {*one.job.processes, *one.job.launcher_ids}), None)
+        entry = next(
+            (
+                candidate
+                for candidate in snapshot.living
+                if ranks & {*candidate.job.processes, *candidate.job.launcher_ids}
+            ),
+            None,
+        )
         reason = _find_closing_reason(entry, ranks, living)
         if reason is not None:
             line = TimelineEntry(unix_seconds=unix_now, state=JobState.ENDED, message=reason)

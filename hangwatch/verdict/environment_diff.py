@@ -40,7 +40,9 @@ def compare(environs: Mapping[RankId, Mapping[str, str]]) -> Environment | None:
             common += [(name, words.elided(value, _VALUE_CHARACTERS)) for value in by_value if value is not None]
         elif not row.differs and len(by_value) <= max(2, len(environs) // 2):
             differences.append(_make_difference(name, row.why, by_value))
-    differences.sort(key=lambda one: (sum(setting.count for setting in one.settings[:-1]), one.name))
+    differences.sort(
+        key=lambda difference: (sum(setting.count for setting in difference.settings[:-1]), difference.name)
+    )
     return Environment(differences=tuple(differences[:_MOST_DIFFERENCES]), common=tuple(common))
 
 

@@ -50,10 +50,10 @@ def gather(finding: Finding, scene: Scene) -> tuple[Evidence, ...]:
         return (*numbers, *open_then)
     evidence: list[Evidence] = []
     if finding.by_numbers:
-        evidence += (structs.replace(one, supports=True if is_named else None) for one in numbers)
+        evidence += (structs.replace(fact, supports=True if is_named else None) for fact in numbers)
     if is_named or finding.rule is not None:
         compared = on_named(finding.suspects, finding.others)
-        evidence += compared if is_named else (structs.replace(one, supports=None) for one in compared)
+        evidence += compared if is_named else (structs.replace(fact, supports=None) for fact in compared)
     is_compared = is_named or finding.contradicted is not None
     evidence += absence(scene.grouping) if is_compared else context(finding.scene.grouping)
     if not finding.by_numbers:
@@ -95,8 +95,8 @@ def on_named(suspects: Sequence[Group], others: Sequence[Group]) -> Iterator[Evi
             yield _evidence("workers", group.members[:1], message, supports=True)
     yield from _waiting([group for group in others if group.waits], len(rest), "other ranks", supports=True)
     behind = [group for group in others if group.waits_for == "gpu"]
-    whom = "their GPUs" if any(map(clauses.has_gpu, behind)) else "their GPUs or for ranks"
-    yield from _waiting(behind, len(rest), whom, supports=False)
+    awaited = "their GPUs" if any(map(clauses.has_gpu, behind)) else "their GPUs or for ranks"
+    yield from _waiting(behind, len(rest), awaited, supports=False)
     yield from _alone(members)
     yield from _compared(members, rest)
 
@@ -116,8 +116,8 @@ def context(grouping: Grouping) -> Iterator[Evidence]:
             yield _evidence("thread", group.members, f"{thread}{clause}: {_frames(stack)}")
     lone = _find_lone_gpu(grouping.members)
     if lone is not None:
-        member, own, rest = lone
-        differs = f"the GPU of {_who([member])} is at {own:.0%}, the others at {median(rest):.0%}"
+        member, own_ratio, rest = lone
+        differs = f"the GPU of {_who([member])} is at {own_ratio:.0%}, the others at {median(rest):.0%}"
         yield _evidence("gpu_utilization", [member], f"{differs} (a hint, not a proof)")
     yield from absence(grouping)
 
@@ -196,9 +196,9 @@ def kernel_log(members: Iterable[Member], named: Collection[RankId]) -> Iterator
         for line in member.kernel.lines:
             by_line.setdefault((member.id.node, line), []).append(member)
     rows = kernel_lines.load()
-    told = [(rows[line.name], line, ranks) for (_, line), ranks in by_line.items() if line.name in rows]
-    told.sort(key=lambda entry: (entry[0].names not in _OF_PROCESSES, -entry[1].unix_seconds))
-    for row, line, ranks in told[:_MOST_KERNEL_LINES]:
+    entries = [(rows[line.name], line, ranks) for (_, line), ranks in by_line.items() if line.name in rows]
+    entries.sort(key=lambda entry: (entry[0].names not in _OF_PROCESSES, -entry[1].unix_seconds))
+    for row, line, ranks in entries[:_MOST_KERNEL_LINES]:
         source = f"kernel log, {words.utc(line.unix_seconds)}, {_who(ranks)}"
         supports = row.names in _OF_PROCESSES and {member.id for member in ranks} <= set(named)
         yield _evidence("kernel_log", ranks, f"{source}: {line.text}: {row.meaning}; {row.remedy}", supports=supports)
@@ -237,8 +237,8 @@ def machine(members: Sequence[Member]) -> Iterator[Evidence]:
     }
     for node, ports in list(by_node.items())[:_MOST_NODES]:
         message = f"errors of InfiniBand or RoCE ports on {node or 'this node'} during the capture"
-        there = (member for member in members if member.id.node == node)
-        yield _evidence("ports", there, f"{message}: {', '.join(ports.worse)}")
+        members_there = (member for member in members if member.id.node == node)
+        yield _evidence("ports", members_there, f"{message}: {', '.join(ports.worse)}")
 
 
 def _evidence(kind: str, members: Iterable[Member], message: str, *, supports: bool = False) -> Evidence:
@@ -332,14 +332,14 @@ def _compared(members: Sequence[Member], rest: Sequence[Member]) -> Iterator[Evi
     """Yield the measurements of the suspects next to those of the other ranks."""
     drawn, used, busy = power(members, rest), utilization(members, rest), cpu(members, rest)
     if drawn.is_measured:
-        own, others = f"{median(drawn.suspects):.0f} W", f"{median(drawn.others):.0f} W"
-        message = f"GPU power {own}, the others {others} ({min(drawn.others):.0f} to {max(drawn.others):.0f})"
+        watts, others = f"{median(drawn.suspects):.0f} W", f"{median(drawn.others):.0f} W"
+        message = f"GPU power {watts}, the others {others} ({min(drawn.others):.0f} to {max(drawn.others):.0f})"
         yield _evidence("gpu_power", members, message, supports=drawn.draws_less)
     if used.is_measured:
         message = f"GPU utilisation {median(used.suspects):.0%}, the others {median(used.others):.0%}"
         yield _evidence("gpu_utilization", members, message, supports=used.is_apart(UTILIZATION_GAP))
     if busy.is_measured:
-        io = values(members, lambda one: one.usage.io_bytes_per_second)
+        io = values(members, lambda member: member.usage.io_bytes_per_second)
         carried = f"; reads and writes {median(io):.0f} bytes per second" if io else ""
         message = f"uses {median(busy.suspects):.2f} of a core, the others {median(busy.others):.2f}{carried}"
         yield _evidence("cpu", members, message, supports=busy.is_apart(CPU_GAP))

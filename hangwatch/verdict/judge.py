@@ -112,7 +112,7 @@ def _by_numbers(scene: Scene, answer: Answer) -> Finding | None:
     members = [member for group in suspects for member in group.members]
     if answer.named or (_is_late(answer, members) and scene.are_settled_by_kernel(members)):
         is_sure = bool(answer.named) and not answer.graph.is_partial
-        is_outside = any(one.signature is Signature.AWAITS_OUTSIDE for one in members)
+        is_outside = any(member.signature is Signature.AWAITS_OUTSIDE for member in members)
         confidence = Confidence.HIGH if is_sure and not is_outside else Confidence.MEDIUM
         return Finding(
             kind="NotCome",

@@ -111,15 +111,17 @@ def find_odd_gpu(members: Sequence[Member]) -> OddGpu | None:
     kernel while all others run one. The number must be known for all ranks, and for at least three.
     """
     odd: dict[object, OddGpu] = {}
-    if (lowest := _find_lowest(members, lambda one: one.gpu.power_watts)) is not None:
+    if (lowest := _find_lowest(members, lambda member: member.gpu.power_watts)) is not None:
         member, value, others = lowest
         if value < _POWER_RATIO * min(others):
             odd[member.id] = OddGpu(member, "power", value, others)
-    if (lowest := _find_lowest(members, lambda one: one.gpu.utilization_ratio)) is not None:
+    if (lowest := _find_lowest(members, lambda member: member.gpu.utilization_ratio)) is not None:
         member, value, others = lowest
         if value <= min(others) - UTILIZATION_GAP:
             odd[member.id] = OddGpu(member, "utilization", value, others)
-    if (lowest := _find_lowest(members, lambda one: one.gpu.use.sm_ratio if one.gpu.use else None)) is not None:
+    if (
+        lowest := _find_lowest(members, lambda member: member.gpu.use.sm_ratio if member.gpu.use else None)
+    ) is not None:
         member, value, others = lowest
         if value < _SM_OF_NO_KERNEL and min(others) >= SM_OF_A_KERNEL:
             odd[member.id] = OddGpu(member, "kernel", value, others)

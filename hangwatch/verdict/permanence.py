@@ -29,9 +29,9 @@ def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
     if not any(_is_in_collective(group, member) for group in grouping.groups for member in group.members):
         return frozenset()
     named = frozenset(verdict.named)
-    found = frozenset(member.id for member in grouping.members if member.id in named and _is_permanent(member))
-    if found:
-        return found
+    permanent = frozenset(member.id for member in grouping.members if member.id in named and _is_permanent(member))
+    if permanent:
+        return permanent
     answer = decide_by_all_counts(grouping.members, stance_of(grouping), grouping.world_size)
     if answer.kind not in _BETWEEN_RANKS or answer.by_counts:
         return frozenset()

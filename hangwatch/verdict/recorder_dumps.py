@@ -44,13 +44,15 @@ def with_records(grouping: Grouping, records: Records, opened_before_unix_second
     """
 
     def recorded(member: Member) -> Member:
-        found = () if member.recorder.libraries or member.id.rank is None else records.get(member.id.rank, ())
+        rank_records = () if member.recorder.libraries or member.id.rank is None else records.get(member.id.rank, ())
         return (
             replace(
                 member,
-                recorder=replace(member.recorder, libraries=read_single_round(found, opened_before_unix_seconds)),
+                recorder=replace(
+                    member.recorder, libraries=read_single_round(rank_records, opened_before_unix_seconds)
+                ),
             )
-            if found
+            if rank_records
             else member
         )
 

@@ -272,7 +272,7 @@ def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str,
         return "waits"
     if member.waits.waits_in_torch and kind in {"nothing", "unknown"}:
         return "waits"
-    if is_in_code and polls_repeatedly(member) and all(one.by_main for one in open_operations(member)):
+    if is_in_code and polls_repeatedly(member) and all(operation.by_main for operation in open_operations(member)):
         return "unclear"
     match kind:
         case "ranks" | "gpu":
@@ -282,7 +282,7 @@ def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str,
         case "lock" if member.waits.shares_lock:
             return "unclear"
         case "lock" | "thread" if group.awaited_differ or any(
-            activity.find_activity(one.activity).waits_for == "ranks" for one in group.threads
+            activity.find_activity(thread.activity).waits_for == "ranks" for thread in group.threads
         ):
             return "unclear"
         case "nothing":

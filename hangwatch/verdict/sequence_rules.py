@@ -56,7 +56,7 @@ def _decide_on_awaited(answer: Answer) -> Answer:
     if graph.cycle:
         return answer._replace(kind="cycle", check_first=_find_lone_waiter(graph))
     if still_open := _find_still_open(graph):
-        others = (one for one in graph.pending if one not in still_open)
+        others = (operation for operation in graph.pending if operation not in still_open)
         return answer._replace(kind="still_open", graph=graph._replace(pending=(*still_open, *others)))
     idle = tuple(rank for rank in stances if rank not in graph.busy)
     if not idle or any(stances[rank] == "waits" for rank in idle):

@@ -147,26 +147,26 @@ def _find_dumps_of_timeout(
     newest: Mapping[int, tuple[DumpFile, ...]], notes: list[str]
 ) -> dict[int, tuple[DumpFile, ...]]:
     """Return the ranks with dumps of the timeout. Their files have a plausible time, close to that of the last dump."""
-    possible = {rank: files for rank, files in newest.items() if files and all(one.is_timed for one in files)}
+    possible = {rank: files for rank, files in newest.items() if files and all(dump.is_timed for dump in files)}
     if untimed := sorted(newest.keys() - possible.keys()):
-        who = words.name_ranks([RankId(rank=rank) for rank in untimed])
+        names = words.name_ranks([RankId(rank=rank) for rank in untimed])
         notes.append(
-            f"flight recorder of {who}: the time of its file is not the time of the dump, so it does"
+            f"flight recorder of {names}: the time of its file is not the time of the dump, so it does"
             " not show late ranks; copy with `cp -p`, `rsync -a`, `scp -p` or tar"
         )
-    last = max((one.written_unix_seconds for files in possible.values() for one in files), default=0.0)
+    last = max((dump.written_unix_seconds for files in possible.values() for dump in files), default=0.0)
     fresh = {
         rank: files
         for rank, files in possible.items()
-        if all(last - one.written_unix_seconds <= _APART_SECONDS for one in files)
+        if all(last - dump.written_unix_seconds <= _APART_SECONDS for dump in files)
     }
     if old := sorted(possible.keys() - fresh.keys()):
-        who = words.name_ranks([RankId(rank=rank) for rank in old])
+        names = words.name_ranks([RankId(rank=rank) for rank in old])
         notes.append(
-            f"flight recorder of {who}: written more than {words.duration(_APART_SECONDS)} before the newest dump, so "
-            "it is ignored"
+            f"flight recorder of {names}: written more than {words.duration(_APART_SECONDS)} before the newest dump, "
+            "so it is ignored"
         )
-    if fresh and not any(one.has_timed_out for files in fresh.values() for one in files):
+    if fresh and not any(dump.has_timed_out for files in fresh.values() for dump in files):
         notes.append(
             "flight recorders: no operation had timed out when the dumps were written, so they do not show that a "
             "rank is late"

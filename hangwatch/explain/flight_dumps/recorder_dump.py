@@ -112,8 +112,8 @@ def parse(content: bytes, written_unix_seconds: float) -> FlightDump:
     described = _DumpParts(
         statuses, members, _read_text(library_version, "comm_lib_version"), version, written_unix_seconds
     )
-    recorders = tuple(described.recorder(library, found) for library, found in sorted(by_library.items()))
-    world = next((one.ranks for one in members if (one.name, one.description) == _DEFAULT_GROUP), ())
+    recorders = tuple(described.recorder(library, entries) for library, entries in sorted(by_library.items()))
+    world = next((group.ranks for group in members if (group.name, group.description) == _DEFAULT_GROUP), ())
     return FlightDump(
         recorders=recorders,
         version=version,
@@ -280,16 +280,16 @@ def _read_members(value: object) -> Iterator[GroupMembers]:
     """Yield the members of named groups. The entry of gloo has no name and is skipped: each new group overwrites it."""
     remaining = _MOST_MEMBERS
     for name, config in _read_mapping(value, "pg_config").items():
-        told = _read_mapping(config, "pg_config")
+        group_config = _read_mapping(config, "pg_config")
         if not name:
             continue
-        ranks = _parse_ranks(told.get("ranks"))
+        ranks = _parse_ranks(group_config.get("ranks"))
         remaining -= len(ranks)
         if remaining < 0:
             raise ValueError(f"lists more than {_MOST_MEMBERS:,} members of groups")
         yield GroupMembers(
             name=_read_text(name, "pg_config"),
-            description=_read_text(told.get("desc", ""), "pg_config"),
+            description=_read_text(group_config.get("desc", ""), "pg_config"),
             ranks=spans(range(rank, rank + 1) for rank in ranks),
         )
 

@@ -89,12 +89,12 @@ def _opcodes(content: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield each opcode up to the last one with its argument. For a text, yield only its length. Raises ValueError."""
     if len(content) > MOST_BYTES:
         raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
-    place, left = 0, MOST_OPCODES
+    place, opcodes_left = 0, MOST_OPCODES
     while place < len(content):
         code = content[place]
         if code not in _WIDTHS:
-            known = _OPCODES.get(code)
-            raise ValueError(f"may do more than contain values: opcode {known.name if known else hex(code)}")
+            opcode = _OPCODES.get(code)
+            raise ValueError(f"may do more than contain values: opcode {opcode.name if opcode else hex(code)}")
         argument = content[place + 1 : place + 1 + _WIDTHS[code]]
         place += 1 + _WIDTHS[code]
         if code in _COUNTED:
@@ -102,8 +102,8 @@ def _opcodes(content: bytes) -> Iterator[tuple[int, bytes]]:
             if code == _LONG1 and size > _LONGEST_INTEGER_BYTES:
                 raise ValueError(f"holds an integer of {size} bytes")
             place += size
-        left -= 1
-        if left < 0:
+        opcodes_left -= 1
+        if opcodes_left < 0:
             raise ValueError(f"has more than {MOST_OPCODES:,} opcodes")
         if code == _STOP:
             return

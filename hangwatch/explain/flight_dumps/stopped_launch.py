@@ -43,10 +43,10 @@ def supplement(timed: Mapping[int, Sequence[RankRecords]]) -> Supplement:
     for ranks in by_operation.values():
         # If a rank is missing here, it has not joined or is in another operation, which explains the hang.
         if len(ranks) == len(timed):
-            for found, hints in _describe(ranks):
-                evidence.append(found)
+            for fact, hints in _describe(ranks):
+                evidence.append(fact)
                 check_first += hints
-    text = " ".join(words.sentence(f"{one.why}.") for one in check_first[:1])
+    text = " ".join(words.sentence(f"{suspect.why}.") for suspect in check_first[:1])
     return Supplement(evidence=tuple(evidence), sentence=text, check_first=tuple(check_first))
 
 

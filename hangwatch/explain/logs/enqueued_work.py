@@ -150,8 +150,8 @@ def _compare_group(
     (number, _), *_ = Counter(standing.timed_out for standing in timed).most_common(1)
     assert number is not None
     at_number = [standing for standing in timed if standing.timed_out == number]
-    told = {operations.by_number.get((standing.id, number), "") for standing in at_number} - {""}
-    operation = f"{min(told)} #{number:,}" if len(told) == 1 else f"#{number:,}"
+    operation_names = {operations.by_number.get((standing.id, number), "") for standing in at_number} - {""}
+    operation = f"{min(operation_names)} #{number:,}" if len(operation_names) == 1 else f"#{number:,}"
     behind = [standing for standing in ranks.values() if standing.enqueued < number]
     ids = [standing.id for standing in at_number]
     text = f"in {words.printable(name)}, {words.name_ranks(ids)} timed out in {operation}"
@@ -166,8 +166,12 @@ def _compare_group(
     has = "has" if len(late) == 1 else "have"
     text += f"; {words.name_ranks(late)} {has} enqueued {counts}"
     doubt = _find_doubt(at_number, behind, len(ranks), waiting, world_size)
-    if not all(map(is_collective, told or {""})) or operations.has_point_to_point:
-        doubt = "point-to-point operations are counted separately" if told else "the operation is not in the logs"
+    if not all(map(is_collective, operation_names or {""})) or operations.has_point_to_point:
+        doubt = (
+            "point-to-point operations are counted separately"
+            if operation_names
+            else "the operation is not in the logs"
+        )
     if doubt:
         return WorkFinding(f"{text}; the numbers show no rank to check first: {doubt}", (*late, *ids))
     why = f"it has not joined {operation} of {words.printable(name)}"

@@ -108,11 +108,11 @@ def _find_first_error(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterat
             )
         return
     rows = nccl_messages.load()
-    said = [(rows[name], log, told) for log in logs for name, told in log.messages.items()]
-    troubles = [(row, log, told) for row, log, told in said if row.about in ("self", "peer")]
+    messages = [(rows[name], log, message) for log in logs for name, message in log.messages.items()]
+    troubles = [(row, log, message) for row, log, message in messages if row.about in ("self", "peer")]
     if len({log.id for _, log, _ in troubles}) == 1 and len(logs) > TIMES_AS_MANY:
-        row, log, told = min(troubles, key=lambda trouble: trouble[2].number)
-        why = f"only its log has an error: {row.meaning} ({words.elided(told.text, _TEXT_CHARACTERS)})"
+        row, log, message = min(troubles, key=lambda trouble: trouble[2].number)
+        why = f"only its log has an error: {row.meaning} ({words.elided(message.text, _TEXT_CHARACTERS)})"
         yield _make_check(log.id, why, row.remedy)
 
 
@@ -202,9 +202,9 @@ def _describe_without_hint(
     """Return a summary of logs that show no rank to check first: their failures and their ends."""
     if not logs:
         return f"{words.count(len(unranked), 'log')} of unknown ranks: see the evidence"
-    own = sum(not kind.failure.of_others for kind in kinds)
-    if own:
-        failures = f"it is unknown which of {words.count(own, 'failure')} was first"
+    own_failures = sum(not kind.failure.of_others for kind in kinds)
+    if own_failures:
+        failures = f"it is unknown which of {words.count(own_failures, 'failure')} was first"
     else:
         failures = "each failure blames other ranks" if kinds else _describe_messages(logs)
     apart = log_ends.seconds_apart(logs)
@@ -236,13 +236,13 @@ def _group_failures(logs: Sequence[RankLog]) -> list[_Kind]:
 
     Failures that do not blame other ranks come first.
     """
-    found: dict[tuple[str, bool], list[tuple[Failure, RankLog]]] = defaultdict(list)
+    by_text: dict[tuple[str, bool], list[tuple[Failure, RankLog]]] = defaultdict(list)
     for log in logs:
         if log.failures:
             failure = log.failures[0]
-            found[log_ends.without_numbers(failure.text), failure.of_others].append((failure, log))
+            by_text[log_ends.without_numbers(failure.text), failure.of_others].append((failure, log))
     kinds = []
-    for alike in found.values():
+    for alike in by_text.values():
         clock = common_clock([failure.moment for failure, _ in alike])
         alike.sort(key=lambda entry: (*time_on(entry[0].moment, clock), entry[1].id.sort_key()))
         kinds.append(_Kind(alike[0][0], tuple(log for _, log in alike)))
@@ -258,16 +258,16 @@ def _find_first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _Fir
 
     None if there is none, or if the order is unknown.
     """
-    own = [kind for kind in kinds if not kind.failure.of_others]
-    if len(own) <= 1:
-        return _FirstFailure(own[0], "") if own else None
-    moments = [kind.failure.moment for kind in own]
+    own_failures = [kind for kind in kinds if not kind.failure.of_others]
+    if len(own_failures) <= 1:
+        return _FirstFailure(own_failures[0], "") if own_failures else None
+    moments = [kind.failure.moment for kind in own_failures]
     clock = common_clock(moments)
     if all(moment is not None and moment.clock == clock for moment in moments):
         earliest, second = sorted(time_on(moment, clock) for moment in moments)[:2]
-        return None if earliest == second else _FirstFailure(own[0], "by the clocks of the logs")
+        return None if earliest == second else _FirstFailure(own_failures[0], "by the clocks of the logs")
     if len({log.source for log in logs}) == 1:
-        return _FirstFailure(min(own, key=lambda kind: kind.failure.number), "by the order of lines")
+        return _FirstFailure(min(own_failures, key=lambda kind: kind.failure.number), "by the order of lines")
     return None
 
 
@@ -319,17 +319,17 @@ def _describe_nccl_lines(logs: Sequence[RankLog]) -> Iterator[Evidence]:
 
     A line about a setting counts only if the setting differs between ranks, or cannot reach another node.
     """
-    said: dict[str, dict[str, list[RankLog]]] = defaultdict(lambda: defaultdict(list))
+    by_name: dict[str, dict[str, list[RankLog]]] = defaultdict(lambda: defaultdict(list))
     for log in logs:
         for name, message in log.messages.items():
-            said[name][message.value].append(log)
+            by_name[name][message.value].append(log)
     for name, row in nccl_messages.load().items():
-        by_value = said.get(name, {})
+        by_value = by_name.get(name, {})
         if row.about == "setup":
             yield from _describe_setup(row, by_value)
         elif by_value:
-            ranks = sorted({log.id for found in by_value.values() for log in found}, key=RankId.sort_key)
-            first = next(log for found in by_value.values() for log in found if log.id == ranks[0])
+            ranks = sorted({log.id for alike in by_value.values() for log in alike}, key=RankId.sort_key)
+            first = next(log for alike in by_value.values() for log in alike if log.id == ranks[0])
             line = words.elided(first.messages[name].text, _TEXT_CHARACTERS)
             yield _make_evidence(
                 "nccl_message", f"{words.name_ranks(ranks)}: {row.meaning} ({line}); {row.remedy}", ranks

@@ -460,10 +460,10 @@ def _find_raising_place(callstack: str, message: str) -> str:
     Lines of the text, and of exceptions that caused it, can look like a traceback and contain anything, so only the
     traceback just before it counts.
     """
-    said = message.removesuffix(": ")
-    before = callstack.removesuffix("\n").removesuffix(said)
-    if not callstack.startswith(f"{before}{said}"):  # notes follow
-        before = callstack[: max(callstack.find(said), 0)]
+    text = message.removesuffix(": ")
+    before = callstack.removesuffix("\n").removesuffix(text)
+    if not callstack.startswith(f"{before}{text}"):  # notes follow
+        before = callstack[: max(callstack.find(text), 0)]
     lines = before[-_CALLSTACK_CHARACTERS:].split("\n")
     if re.fullmatch(r"[\w.<>]{0,1000}", lines.pop()) is None:
         return ""

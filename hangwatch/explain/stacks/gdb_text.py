@@ -81,28 +81,28 @@ class Reader:
 
     def feed(self, line: str) -> bool:
         """Read a line. Return false if it is not part of the output of gdb."""
-        if found := _THREAD.match(line):
-            number = int(found.group(1))
+        if match := _THREAD.match(line):
+            number = int(match.group(1))
             self._close_thread()
             if self._threads and number >= self._last_number:
                 self._close_process()
-            self._header, self._last_number, self._preamble = (number, found.group(2), found.group(3)), number, 0
+            self._header, self._last_number, self._preamble = (number, match.group(2), match.group(3)), number, 0
             return True
-        found = _FRAME.match(line)
-        if found and found.group(1) == "0" and (self._header is None or self._header[1] == _NO_NUMBER):
+        match = _FRAME.match(line)
+        if match and match.group(1) == "0" and (self._header is None or self._header[1] == _NO_NUMBER):
             self._close_thread()
             self._close_process()
             self._header, self._last_number, self._preamble = (1, _NO_NUMBER, None), 1, 0
         if self._header is None:
             self._preamble -= 1
             return self._preamble >= 0
-        if found:
+        if match:
             if len(self._places) < MOST_FRAMES:
-                self._frame(found.group(2))
+                self._frame(match.group(2))
             return True
-        if found := _TRACEBACK.match(line):
+        if match := _TRACEBACK.match(line):
             if len(self._traced) < MOST_FRAMES:
-                self._traced.append(Place(found.group(3), found.group(1), int(found.group(2))))
+                self._traced.append(Place(match.group(3), match.group(1), int(match.group(2))))
             return True
         if line.startswith("[Inferior "):
             self._close_thread()

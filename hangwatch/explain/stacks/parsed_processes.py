@@ -99,8 +99,8 @@ class Interned:
 
         Raises HugeStackError if the text has too many different frames.
         """
-        found = self._frames.get((function, where))
-        if found is None:
+        frame = self._frames.get((function, where))
+        if frame is None:
             if len(self._frames) >= self._most_frames:
                 raise HugeStackError(
                     f"more than {MOST_DIFFERENT_FRAMES:,} different frames: too many for one job; "
@@ -109,9 +109,9 @@ class Interned:
             file, colon, line = where.rpartition(":")
             number = int(line) if colon and line.isascii() and line.isdigit() and len(line) < 10 else None
             name = where if number is None else file
-            found = Frame(function=function, file=name or "?", line=number or None)
-            self._frames[function, where] = found
-        return found
+            frame = Frame(function=function, file=name or "?", line=number or None)
+            self._frames[function, where] = frame
+        return frame
 
     def stack(self, frames: list[Frame]) -> tuple[Frame, ...]:
         """Return the stack with these frames as a tuple. Equal stacks are the same object."""

@@ -77,9 +77,9 @@ class Reader:
             return
         if len(line) > LONGEST_LINE and not line.startswith("["):
             line = line[:LONGEST_LINE]
-        if found := _PROCESS.match(line):
+        if match := _PROCESS.match(line):
             self._finish()
-            self._pid, self._command = int(found.group(1)), found.group(2) or ""
+            self._pid, self._command = int(match.group(1)), match.group(2) or ""
             self._open, self._read = True, self._header
             self._header_line, self._is_python = line, False
         elif _RULE.match(line):

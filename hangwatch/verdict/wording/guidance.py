@@ -32,11 +32,11 @@ def where_to_look(grouping: Grouping) -> str:
     groups = [group for group in grouping.groups if not group.fault and not group.gone]
     failed = sum(group.size for group in grouping.groups if group.fault)
     if failed:
-        them = "it" if failed == 1 else "them"
-        return f" {words.count(failed)} could not be dumped: check {them} first, see the evidence."
-    found = list(dict.fromkeys(filter(None, map(_find_hint, groups))))[:_MOST_SENTENCES]
+        pronoun = "it" if failed == 1 else "them"
+        return f" {words.count(failed)} could not be dumped: check {pronoun} first, see the evidence."
+    specific_hints = list(dict.fromkeys(filter(None, map(_find_hint, groups))))[:_MOST_SENTENCES]
     calls = _blocked_calls(grouping, groups)
-    hints = found or ([] if calls else _list_general_hints(grouping, groups))
+    hints = specific_hints or ([] if calls else _list_general_hints(grouping, groups))
     return "".join(f" {sentence}" for sentence in (*_describe_missing_ranks(grouping), *calls, *hints))
 
 

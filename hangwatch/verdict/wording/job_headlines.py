@@ -146,8 +146,8 @@ def refused(finding: Finding) -> str:
     """Return the headline for ranks that the store refuses."""
     ranks, serving = finding.scene.refused, finding.scene.store_servers
     if serving:
-        who = words.name_ranks([member.id for member in serving])
-        where = f"{sentence(who)} serves that port, so the address belongs to another host: correct MASTER_ADDR."
+        names = words.name_ranks([member.id for member in serving])
+        where = f"{sentence(names)} serves that port, so the address belongs to another host: correct MASTER_ADDR."
     elif any(member.id.rank == 0 for member in ranks):
         where = "Rank 0 is among them: the launcher does not serve that address, or uses another port."
     elif any(member.waits.store is not None and member.waits.store.is_on_loopback for member in ranks):
@@ -157,10 +157,10 @@ def refused(finding: Finding) -> str:
     subject = (
         words.name_ranks([ranks[0].id]) if len(ranks) == 1 else all_of(len(ranks), "other rank" if serving else "rank")
     )
-    them = "it sleeps" if len(ranks) == 1 else "they sleep"
+    sleepers = "it sleeps" if len(ranks) == 1 else "they sleep"
     return (
-        f"{store_endpoint(ranks)} refuses the connections of {subject}: each attempt fails at once, and {them} between "
-        f"attempts. {where}{limit_to_node(finding.scene)}"
+        f"{store_endpoint(ranks)} refuses the connections of {subject}: each attempt fails at once, and {sleepers} "
+        f"between attempts. {where}{limit_to_node(finding.scene)}"
     )
 
 

@@ -34,14 +34,14 @@ def render(finding: Finding, evidence: Sequence[Evidence]) -> Verdict:
 
 def _write_message(finding: Finding, text: str, settle: str) -> str:
     """Return the text of the verdict: its headline, the ranks to check first, other ranks that differ, and hints."""
-    grouping, here = finding.scene.grouping, job_headlines.limit_to_node(finding.scene)
+    grouping, limit = finding.scene.grouping, job_headlines.limit_to_node(finding.scene)
     if finding.contradicted is not None:
         return f"No rank can be named: {text}. According to the stacks: {render(finding.contradicted, ()).message}"
     if finding.by_numbers and finding.is_named:
-        return text + clauses.hint_at_progress(finding.members) + here
+        return text + clauses.hint_at_progress(finding.members) + limit
     if finding.by_numbers:
         look = f" Check {name_ranks(finding.suspects)} first. To decide: {settle}." if finding.suspects else ""
-        return f"{text} No rank can be named.{look}{here}"
+        return f"{text} No rank can be named.{look}{limit}"
     if finding.rule is None and finding.suspects and not finding.is_named:
         why = _explain_check(finding, finding.members[0], text)
         look = check_first_reasons.check_first(finding.suspects, why, settle)
@@ -51,9 +51,9 @@ def _write_message(finding: Finding, text: str, settle: str) -> str:
     if finding.is_named:
         text = rank_headlines.named(finding.suspects, text) if settle else text
         more = rank_headlines.also_differing(finding.apart) + rank_headlines.whole_nodes(finding.members, grouping)
-        return sentence(text) + more + here
+        return sentence(text) + more + limit
     where_to_look = guidance.where_to_look(grouping) if grouping.unanswered else ""
-    return sentence(check_first_reasons.check_first(finding.suspects, text, settle)) + here + where_to_look
+    return sentence(check_first_reasons.check_first(finding.suspects, text, settle)) + limit + where_to_look
 
 
 def _explain_check(finding: Finding, member: Member, text: str) -> str:

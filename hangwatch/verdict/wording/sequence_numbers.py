@@ -187,12 +187,12 @@ def different_operations(answer: Answer) -> str:
     A group that was never used before is known only by the ranks that wait in it. Ranks that use two such groups in
     another order look like two groups of different ranks.
     """
-    pending = [one for one in answer.graph.pending if not one.is_whole]
-    waiting = [rank for one in pending for rank in one.waiting]
-    groups = {(one.library, one.name, one.description) for one in pending}
+    pending = [operation for operation in answer.graph.pending if not operation.is_whole]
+    waiting = [rank for operation in pending for rank in operation.waiting]
+    groups = {(operation.library, operation.name, operation.description) for operation in pending}
     if answer.kind != "unknown" or len(groups) < 2 or len(set(waiting)) < len(waiting):
         return ""
-    each = [f"{_name_ranks(one.waiting)} in {describe_operation(one)}" for one in pending[:_SHOWN]]
+    each = [f"{_name_ranks(operation.waiting)} in {describe_operation(operation)}" for operation in pending[:_SHOWN]]
     return (
         f" By sequence numbers they wait in different groups: {words.join_words(each)}. If these groups have the same "
         "ranks, the ranks use them in another order: compare the calls on both sides."

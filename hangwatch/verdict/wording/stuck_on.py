@@ -38,7 +38,9 @@ def stuck_on(finding: Finding) -> str:
     if finding.scene.is_one_process and finding.others:
         return _place_of_rank(finding.others[0], finding.others[0].members[0])
     is_unsure = finding.kind == "CannotTell"
-    waiting = [one for one in finding.others if one.frames and (one.waits_for in {"ranks", "gpu"} or not is_unsure)]
+    waiting = [
+        group for group in finding.others if group.frames and (group.waits_for in {"ranks", "gpu"} or not is_unsure)
+    ]
     line = clauses.describe_line(waiting[0]) if len(waiting) == 1 else ""
     return f"{clauses.operations(waiting)}{line}" if waiting else ""
 
@@ -50,7 +52,7 @@ def next_step(finding: Finding, settle: str) -> str:
         return first_step("Moving", ())
     if finding.scene.have_all_ended and not finding.suspects:
         return "read the end of the job's log: it shows if the job ended as planned"
-    remedies = [one.fault.remedy if one.fault is not None else "" for one in finding.scene.grouping.groups]
+    remedies = [group.fault.remedy if group.fault is not None else "" for group in finding.scene.grouping.groups]
     if finding.kind == "CannotTell" and remedies and all(remedies):  # no process could be dumped
         return remedies[0]
     if group is not None and finding.kind not in _NOT_STUCK and (look := look_at(group.members[0])):
@@ -137,8 +139,8 @@ def _lock(lock: FileLock) -> str:
 def _place_of_rank(group: Group, member: Member) -> str:
     """Return the innermost known call or line of a rank, and its process: the worker, or the rank itself."""
     worker = member.kernel.worker_call
-    known = structs.replace(member.id, local_rank=None) if member.id.rank is not None else member.id
-    of_rank, rank = f"in {words.name_ranks([known])}", words.name_ranks([structs.replace(known, pid=None)])
+    rank_id = structs.replace(member.id, local_rank=None) if member.id.rank is not None else member.id
+    of_rank, rank = f"in {words.name_ranks([rank_id])}", words.name_ranks([structs.replace(rank_id, pid=None)])
     if group.gone:
         return f"{rank}, which has ended"
     if member.kernel.state in STOPPED_STATES or member.waits.frozen_cgroup is not None:

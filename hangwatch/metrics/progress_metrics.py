@@ -39,18 +39,21 @@ def progress(snapshot: Snapshot, now: float) -> Iterator[Metric]:
 
 
 def lateness(snapshot: Snapshot) -> Iterator[Metric]:
-    """Yield the lateness of each rank behind the others, and the ranks that are named as late."""
+    """Yield the lateness of each rank behind the others, the ranks that are named as late, and the step time."""
     labels = (*JOB, "rank", "local_rank")
     text = "Median time by which the rank enqueues a collective behind the median of the other ranks of the node"
     late = gauge("rank_lateness_seconds", text, labels)
     text = "Lateness of the named rank as a ratio of the step; only while a rank is named"
     named = gauge("job_straggler_lateness_ratio", text, labels)
+    step = gauge("job_step_seconds", "Median time between two collectives at the place where ranks are compared", JOB)
     for entry in snapshot.living:
         order = entry.arrival_order
+        if order is not None and order.step_seconds > 0:
+            step.add_metric(tuple(entry.job.name.labels.values()), order.step_seconds)
         for rank in entry.job.ranks if order is not None else ():
             values = [*entry.job.name.labels.values(), number_text(rank.rank), number_text(rank.local_rank)]
             if order is not None and (seconds := order.lateness_seconds.get(rank.id)) is not None:
                 late.add_metric(values, seconds)
             if order is not None and rank.id == order.named:
                 named.add_metric(values, order.lateness_ratio)
-    yield from (late, named)
+    yield from (late, named, step)

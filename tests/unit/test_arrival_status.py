@@ -53,9 +53,10 @@ def shown(snapshot: Snapshot) -> ArrivalStatus:
 
 
 def series(snapshot: Snapshot, name: str) -> dict[str, float]:
+    """Return the values of a metric by rank, or by "" if it has no label for it."""
     every = families(snapshot, 10.0, config.Detector())
     samples = (one for family in every for one in family.samples if one.name == name)
-    return {one.labels["rank"]: one.value for one in samples}
+    return {one.labels.get("rank", ""): one.value for one in samples}
 
 
 def test_named_rank_is_shown_and_the_job_keeps_its_state() -> None:
@@ -67,6 +68,7 @@ def test_named_rank_is_shown_and_the_job_keeps_its_state() -> None:
         " backward pass."
     )
     assert series(snapshot, "hangwatch_job_straggler_lateness_ratio") == {"10": 0.1}
+    assert series(snapshot, "hangwatch_job_step_seconds") == {"": 0.04}
     assert series(snapshot, "hangwatch_rank_lateness_seconds") == {"8": 0.0001, "9": 0.0001, "10": 0.004, "11": 0.0001}
     assert snapshot.jobs["k1"].watch == job_watch.begin_watch(JOB, 5.0) and not snapshot.jobs["k1"].page
 

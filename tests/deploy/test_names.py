@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import hangwatch
+from hangwatch.checks.framework import registry
 from tests.conftest import wait_for
 from tests.deploy import promql
 from tests.deploy.promql import DASHBOARDS, ROOT, RULES
@@ -31,6 +32,8 @@ sys.stdin.read()
 daemon.stop()
 """
 
+# The metrics of the checks, which this daemon does not run.
+OF_CHECKS = {f"hangwatch_{metric.name}" for check in registry.checks().values() for metric in check.metrics}
 _TYPE = re.compile(r"^# TYPE (\S+) (\w+)$", re.MULTILINE)
 
 
@@ -55,7 +58,7 @@ def exported_by(code: Path, state: Path) -> set[str]:
     names = set()
     for name, kind in _TYPE.findall(text):
         names |= {f"{name}_{part}" for part in ("bucket", "sum", "count")} if kind == "histogram" else {name}
-    return names
+    return names | OF_CHECKS
 
 
 def boards() -> list[dict[str, object]]:

@@ -1,11 +1,12 @@
 """GPUs of a job with a lower clock than the other GPUs of the job: all ranks wait for the slowest GPU.
 
-The clocks of NVML are compared, not the steps of the job: a slow GPU does not show in the times at which ranks enqueue
-their collectives. Only samples in which all GPUs of the job are busy count.
+NVML's clocks are compared, because a slow GPU does not show in the times at which ranks enqueue collectives. Only
+samples in which all GPUs of the job are busy count. A GPU that draws more power than the others works more.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median, median_high
 from typing import Annotated
@@ -28,6 +29,7 @@ CLOCK_RATIO = Metric(
 EVERY_SECONDS = 60.0
 LONGEST_SECONDS = 3600.0
 BUSY_RATIO = 0.5  # utilization from which the clock of a GPU counts
+MORE_POWER_RATIO = 1.05  # of the median
 REMEDY = (
     "`hangwatch check gpu_health pcie`; `nvidia-smi -q -d CLOCK,PERFORMANCE,POWER -i {index}`; compare fans, inlet air "
     "and application clocks (`nvidia-smi -rac`) with the other GPUs"
@@ -47,7 +49,7 @@ class Settings(contract.Settings, frozen=True):
 
 
 class GpuSpeed(Value, frozen=True):
-    """The clock of a GPU of a rank. `usual_hertz` is the median over the GPUs of the same model and job."""
+    """The clock of a GPU of a rank. The `usual` values are the medians over the GPUs of the same model and job."""
 
     rank: contract.RankName
     index: int
@@ -55,12 +57,18 @@ class GpuSpeed(Value, frozen=True):
     clock_hertz: float
     usual_hertz: float
     power_watts: float | None = None
+    usual_watts: float | None = None
     slowdowns: tuple[str, ...] = ()
 
     @property
     def ratio(self) -> float:
         """The clock as a ratio of the usual clock."""
         return self.clock_hertz / self.usual_hertz
+
+    @property
+    def does_more(self) -> bool:
+        """True if it draws more power than usual."""
+        return (self.power_watts or 0.0) > MORE_POWER_RATIO * (self.usual_watts or math.inf)
 
 
 class Sample(contract.Sample, frozen=True):
@@ -93,7 +101,9 @@ def _compare(job: Job, gpus: Sequence[GpuSample], slowdowns: Mapping[str, tuple[
     if any((gpu.utilization_ratio or 0.0) < BUSY_RATIO for gpu in held):
         return
     for gpu in held:
-        clocks = [other.sm_clock_hertz for other in held if other.name == gpu.name and other.sm_clock_hertz]
+        alike = [other for other in held if other.name == gpu.name]
+        clocks = [other.sm_clock_hertz for other in alike if other.sm_clock_hertz]
+        powers = [other.power_watts for other in alike if other.power_watts is not None]
         if gpu.sm_clock_hertz and len(clocks) > 1:
             yield GpuSpeed(
                 rank=contract.RankName.of_rank(job, ranks[gpu.uuid]),
@@ -102,6 +112,7 @@ def _compare(job: Job, gpus: Sequence[GpuSample], slowdowns: Mapping[str, tuple[
                 clock_hertz=gpu.sm_clock_hertz,
                 usual_hertz=median_high(clocks),
                 power_watts=gpu.power_watts,
+                usual_watts=median(powers) if powers else None,
                 slowdowns=slowdowns.get(gpu.uuid, ()),
             )
 
@@ -129,7 +140,7 @@ def _slow(gpu: GpuSpeed, window: Sequence[Sample], settings: Settings) -> Iterat
     seconds = 0.0
     for sample in reversed(window):
         then = next((each for each in sample.gpus if (each.rank, each.uuid) == (gpu.rank, gpu.uuid)), None)
-        if then is None or then.ratio >= 1 - settings.slow_ratio:
+        if then is None or then.ratio >= 1 - settings.slow_ratio or then.does_more:
             break
         slow.append(then)
         seconds = window[-1].monotonic_seconds - sample.monotonic_seconds

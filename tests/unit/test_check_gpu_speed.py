@@ -72,6 +72,7 @@ def test_ratio_of_each_clock_is_exported(gpus: Gpus) -> None:
     [
         (["gpu 3 sm_clock_hertz 1800e6"], 4),  # 9 % lower
         (["gpu 3 sm_clock_hertz 1200e6", "gpu 0 utilization_ratio 0.1"], 4),  # one waits on the CPU: clocks fall
+        (["gpu 3 sm_clock_hertz 1200e6", "gpu 3 power_watts 660"], 4),  # it works more than the others, at 600 W
         (["gpu all sm_clock_hertz 1200e6"], 4),
         (["gpu 3 sm_clock_hertz 1200e6"], 3),  # of no job
     ],

@@ -83,7 +83,7 @@ def first_names(folder: Path, part: str, seconds: float, steps: int) -> tuple[se
                 named.add(last["ranks"][0]["rank"])
             return bool(named) or (last["reason"] in ("NoneLate", "LateByRole") and job.steps(0) >= steps)
 
-        wait_for(is_over, f"{steps} steps", 300)
+        wait_for(is_over, f"{steps} steps", 240)
     return named, last
 
 

@@ -101,6 +101,8 @@ def _choose(wanted: str | None, jobs: tuple[JobStatus, ...]) -> list[JobStatus]:
 def _describe(job: JobStatus) -> str:
     if job.arrival is not None:
         return job.arrival.message
+    if job.ranks < 2:
+        return "it has only one rank here; compare its nodes: hangwatch slow --nodes NODES"
     return f"not known: {job.no_counters or 'its collectives have not been read yet'}"
 
 

@@ -87,6 +87,8 @@ def run_batch(folder: Path, driver: FakeDriver, jobs: int, first: int, sections:
         for number, (job, gpus) in enumerate(started, first):
             fault = FAULTS[number % len(FAULTS)]
             begin_fault(job, fault, driver, gpus)
+            if fault == "stopped":
+                stack.callback(os.kill, pid_of(job, ODD_RANK), signal.SIGCONT)  # else it outlives its launcher
             began[job.run_id] = fault, time.monotonic()
         return measure(daemon, began)
 

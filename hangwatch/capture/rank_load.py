@@ -18,8 +18,7 @@ def read_load(
 ) -> RankLoad:
     """Return the counters of a rank now, with those of its first 64 workers, and the clocks in this GPU sample."""
     thread = main_thread.read_counters(rank.id.pid, proc_root)
-    workers = tuple(worker.id for worker in rank.workers[:MOST_WORKERS])
-    worker_counters = [procfs.read_counters(worker.pid, proc_root) for worker in workers]
+    worker_counters = [procfs.read_counters(worker.id.pid, proc_root) for worker in rank.workers[:MOST_WORKERS]]
     clocks = [
         gpu.sm_clock_hertz
         for gpu in (sweep.gpus if sweep is not None else ())
@@ -33,7 +32,7 @@ def read_load(
         faulted_bytes=None if thread is None else thread.faulted_bytes,
         swap_bytes=procfs.read_swap_bytes(rank.id.pid, proc_root),
         clock_hertz=min(clocks, default=None),
-        workers=workers,
+        workers=tuple(counters.id for counters in worker_counters if counters.id is not None),
         worker_cpu_seconds=_sum(counters.cpu_seconds for counters in worker_counters),
         worker_io_bytes=_sum(counters.io_bytes for counters in worker_counters),
     )

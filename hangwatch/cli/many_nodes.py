@@ -20,6 +20,7 @@ from hangwatch.cli.node_options import (
     MOST_TOLD,
     NODE_DEADLINE_SECONDS,
     Reach,
+    describe_no_job,
     resolve_nodes,
     run_hangwatch,
     topology_option,
@@ -274,14 +275,8 @@ def _conclude(
         form = nodes_dump(replies, replies.without_job, answers)
         click.echo(as_json.render(form), nl=False)
     if not answers:
-        click.echo(_nothing(replies), err=True)
+        click.echo(describe_no_job(replies.without_job), err=True)
     return 0 if answers else BAD if replies.failed and not replies.answered else INCOMPLETE
-
-
-def _nothing(replies: Replies) -> str:
-    if replies.answered:
-        return f"no training job found on {words.fold_nodes(replies.without_job)} that this user may see"
-    return "no node responded"
 
 
 def _head(job: Job, nodes: Collection[str]) -> str:

@@ -14,7 +14,9 @@ from hangwatch.cli.completion import complete_running_jobs
 from hangwatch.cli.job_choice import choose
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.jobs import likely_ranks
-from hangwatch.model import GpuSweep, Job
+from hangwatch.model import Fault, GpuSweep, Job, Rank, RankId
+from hangwatch.model.flight_records import RankRecords
+from hangwatch.probes import torch_recorder
 from hangwatch.probes.gpu.node_sampler import NodeSampler, make_sampler
 from hangwatch.probes.node import host
 from hangwatch.probes.process import procfs
@@ -135,3 +137,12 @@ def find_jobs(wanted: str | None, sweep: GpuSweep | None, limits: config.Jobs, *
     if every or wanted is None:
         return [job for job in jobs if wanted is None or job.is_called(wanted)]
     return [choose(wanted, jobs)]
+
+
+def read_recorders(job: Job) -> Iterator[tuple[Rank, list[RankRecords], list[tuple[RankId, Fault]]]]:
+    """Yield each rank of a job with its flight recorders, and with the faults of those that could not be read."""
+    for rank in job.ranks:
+        contents = torch_recorder.SHARED.read(rank.id, job.share)
+        rank_id = RankId(rank=rank.rank, pid=rank.id.pid, title=rank.title)
+        faults = [(rank_id, each) for each in contents if isinstance(each, Fault)]
+        yield rank, [each for each in contents if not isinstance(each, Fault)], faults

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
 
@@ -120,6 +120,12 @@ def resolve_nodes(reach: Reach) -> list[str]:
     if reach.selector is not None:
         return _nodes_of_pods(reach)
     return nodeset.expand(reach.nodes) if reach.nodes else _nodes_of_slurm_job(reach.jobid)
+
+
+def describe_no_job(answered: Collection[str]) -> str:
+    """Return the message that none of the nodes that responded runs a job."""
+    nodes = words.fold_nodes(answered)
+    return f"no training job found on {nodes} that this user may see" if answered else "no node responded"
 
 
 def run_hangwatch(

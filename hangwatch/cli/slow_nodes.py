@@ -9,21 +9,21 @@ import click
 import msgspec
 
 from hangwatch import config, words
-from hangwatch.cli.node_jobs import find_jobs
+from hangwatch.cli.node_jobs import find_jobs, read_recorders
 from hangwatch.cli.node_options import Reach, resolve_nodes, run_hangwatch
 from hangwatch.cli.text_tables import print_table
-from hangwatch.collectives.arrival import Enqueued, list_collectives
+from hangwatch.collectives.arrival import list_collectives
 from hangwatch.collectives.node_arrivals import NodeOrder, find_median_times
 from hangwatch.fleet.node_records import SCHEMA_VERSION, JobRecords, NodeRecords, Replies
-from hangwatch.model import Fault, Job, ProcessId, Value
-from hangwatch.probes import torch_recorder
+from hangwatch.model import Fault, RankId, Value
 from hangwatch.probes.node import host, timex
 from hangwatch.report import as_json
+from hangwatch.report.phrases import explain_faults
 
 MOST_JOBS = 64  # of one node
 MOST_SHOWN = 16  # nodes in a table
 _NOT_NAMED = {
-    "NoRecords": "no two nodes hold the same collectives: their recorders were read at different times, or are off",
+    "NoRecords": "fewer than two nodes with a synchronized clock hold the same collectives",
     "TooFewRecords": "too few steps are in the recorders of all nodes",
     "LateByRole": "a node is late, but only in a part of the job: this may be its role",
 }
@@ -34,39 +34,30 @@ class SlowNodes(Value, frozen=True):
 
     schema_version: int
     jobs: dict[str, NodeOrder]
+    answered: tuple[str, ...]
     unanswered: tuple[str, ...]
     failed: tuple[as_json.FailedNodes, ...]
 
 
 def print_records(wanted: str | None, limits: config.Jobs) -> None:
-    """Print the newest collectives of the jobs on this node as JSON, for `slow --nodes`."""
-    jobs = tuple(
-        JobRecords(job_id=job.job_id, job_key=job.key, places=places)
-        for job in find_jobs(wanted, None, limits, every=True)[:MOST_JOBS]
-        if (places := find_median_times(_read(job)))
-    )
+    """Print the newest collectives of the jobs on this node as JSON, for `slow --nodes`, and on stderr the faults."""
+    jobs = []
+    for job in find_jobs(wanted, None, limits, every=True)[:MOST_JOBS]:
+        by_rank, faults = {}, list[tuple[RankId, Fault]]()
+        for rank, recorders, rank_faults in read_recorders(job):
+            by_rank[rank.id] = [each for recorder in recorders for each in list_collectives(recorder, ())]
+            faults += rank_faults
+        for line in explain_faults("collectives", faults):
+            click.echo(f"job {words.printable(job.job_id)}: {words.printable(line)}", err=True)
+        jobs.append(JobRecords(job_id=job.job_id, job_key=job.key, places=find_median_times(by_rank)))
     clock = timex.read()
     records = NodeRecords(
         node=host.node_name(),
         printed_unix_seconds=time.time(),
         clock_error_seconds=None if isinstance(clock, Fault) else clock.largest_error_seconds,
-        jobs=jobs,
+        jobs=tuple(jobs),
     )
     click.echo(msgspec.json.encode(records))
-
-
-def _read(job: Job) -> dict[ProcessId, list[Enqueued]]:
-    """Return the collectives in the recorders of the ranks of a job, without ranks that cannot be read."""
-    by_rank = {
-        rank.id: [
-            collective
-            for recorder in torch_recorder.SHARED.read(rank.id, job.share)
-            if not isinstance(recorder, Fault)
-            for collective in list_collectives(recorder, ())
-        ]
-        for rank in job.ranks
-    }
-    return {rank: collectives for rank, collectives in by_rank.items() if collectives}
 
 
 def slow_nodes(reach: Reach, wanted: str | None, *, as_json_form: bool) -> int:
@@ -79,6 +70,7 @@ def slow_nodes(reach: Reach, wanted: str | None, *, as_json_form: bool) -> int:
         form = SlowNodes(
             schema_version=SCHEMA_VERSION,
             jobs=dict(orders),
+            answered=tuple(sorted(replies.answered)),
             unanswered=tuple(sorted(replies.silent)),
             failed=as_json.failed_nodes(replies.failed),
         )
@@ -87,8 +79,10 @@ def slow_nodes(reach: Reach, wanted: str | None, *, as_json_form: bool) -> int:
         for key, order in orders.items():
             click.echo(f"job {words.printable(replies.job_ids[key])} ({key}): {describe(order)}")
             _print_nodes(order)
-        if not orders:
-            click.echo("no job has a flight recorder on these nodes", err=True)
+        if replies.answered and not orders:
+            click.echo(
+                f"no training job found on {words.fold_nodes(replies.answered)} that this user may see", err=True
+            )
     if not replies.answered:
         return 2
     return 0 if any(order.reason == "" for order in orders.values()) else 1

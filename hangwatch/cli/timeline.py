@@ -18,11 +18,11 @@ from hangwatch.cli.node_jobs import (
     job_option,
     jobs_of_pids,
     pid_option,
+    read_recorders,
     running_sampler,
 )
 from hangwatch.cli.output_files import write_new
 from hangwatch.model import Fault, Job, RankId
-from hangwatch.probes import torch_recorder
 from hangwatch.report import trace_events
 from hangwatch.report.phrases import explain_faults
 from hangwatch.report.trace_events import RankTrace
@@ -88,12 +88,9 @@ def _read(job: Job) -> tuple[list[RankTrace], list[tuple[RankId, Fault]]]:
     """Return the flight recorders of the ranks of a job, and the reasons why some could not be read."""
     most = max(1, MOST_RECORDS // max(1, len(job.ranks)))
     traces, faults = [], []
-    for rank in job.ranks:
-        read = torch_recorder.SHARED.read(rank.id, job.share)
-        recorders = [trace_events.keep_newest(each, most) for each in read if not isinstance(each, Fault)]
-        traces.append(RankTrace(rank, recorders))
-        rank_id = RankId(rank=rank.rank, pid=rank.id.pid, title=rank.title)
-        faults += [(rank_id, each) for each in read if isinstance(each, Fault)]
+    for rank, recorders, rank_faults in read_recorders(job):
+        traces.append(RankTrace(rank, [trace_events.keep_newest(each, most) for each in recorders]))
+        faults += rank_faults
     return traces, faults
 
 

@@ -370,7 +370,7 @@ def _progress_lines(incident: Incident, style: _Style) -> Iterator[str]:
         said = phrases.describe_collectives(counted)
         sparks = _draw_sparks(steps, max(steps), style.width - _NAMED)
         yield from style.wrapped(f"{'collectives':<{_NAMED - 1}} {sparks}  {said}", " " * _NAMED)
-    if (arrival := incident.arrival) is not None and arrival.ranks:
+    if (arrival := incident.arrival) is not None and arrival.is_named:
         yield from style.wrapped(f"{'before':<{_NAMED - 1}} {printable(arrival.message)}", " " * _NAMED)
 
 

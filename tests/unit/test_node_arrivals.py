@@ -97,8 +97,10 @@ def test_node_without_a_synchronized_clock_is_not_compared() -> None:
     assert (order.reason, order.latest, order.without_clock) == ("", "gpu-2", ("gpu-1",))
     assert set(order.lateness_seconds) == {"gpu-2", "gpu-3", "gpu-4"}
     assert "Not compared: gpu-1: the clock is not synchronized" in describe(order)
-    alone = order_of(errors=dict.fromkeys(NODES[1:]))
-    assert (alone.reason, alone.latest) == ("NoRecords", None)
+    for alone in (order_of(errors=dict.fromkeys(NODES[1:])), order_of(nodes=NODES[:1])):
+        assert (alone.reason, alone.latest) == ("NoRecords", None)
+        said = "no node is named: fewer than two nodes with a synchronized clock hold the same collectives"
+        assert describe(alone).startswith(said)
 
 
 def test_level_nodes_and_few_steps_name_no_node() -> None:

@@ -228,7 +228,9 @@ def test_lateness_of_each_rank_before_the_hang_is_a_bar() -> None:
     section = page.partition('id="lateness"')[2].partition("</section>")[0]
     assert samples.arrival().message in section and "-1 ms" in section
     assert re.findall(r'<rect width="(\d+)"', section) == ["100", "0"]
-    assert 'id="lateness"' not in html.render(samples.loader_hang())
+    level = structs.replace(samples.arrival(), is_named=False, reason="NoneLate")
+    for other in (None, level):
+        assert 'id="lateness"' not in html.render(samples.replaced(samples.loader_hang(), arrival=other))
 
 
 def test_progress_counter_is_drawn_beside_the_power_or_alone() -> None:

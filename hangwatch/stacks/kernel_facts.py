@@ -13,8 +13,7 @@ from hangwatch.model import BLOCKED_STATES, CallObject, ProcessDump, RankDump, R
 _NOTHING = Waits()
 _OF_ALL_ROUNDS = ("store", "peers", "active_peers", "most_peers", "enclosed_at", "object")
 _SIGNAL_WAITS = frozenset({"pause", "rt_sigsuspend", "rt_sigtimedwait"})
-_FIELDS = tuple(name for name in Waits.__struct_fields__ if name not in _OF_ALL_ROUNDS)
-_MAY_CHANGE = ("frozen_cgroup", "awaited")
+_FIELDS = tuple(name for name in Waits.__struct_fields__ if name not in (*_OF_ALL_ROUNDS, "awaited"))
 _of_round: attrgetter[tuple[Any, ...]] = attrgetter(*_FIELDS)
 
 
@@ -22,19 +21,22 @@ def read_waits(rounds: Sequence[ProcessDump]) -> Waits:
     """Return the waits that all rounds of a process have in common. A value that changed is left at its default.
 
     Exception: `frozen_cgroup` and `awaited` may change between rounds. If every round has a value, the last one is
-    returned.
+    returned. A round in which the connections could not be read says nothing about `awaited`.
     """
     read = [_of_round(dump) for dump in rounds]
-    if all(values == _of_round(_NOTHING) for values in read):
-        return _NOTHING
-    shown = {
-        name: values[-1]
-        for name, *values in zip(_FIELDS, *read, strict=True)
-        if (None not in values if name in _MAY_CHANGE else all(value == values[0] for value in values))
-    }
+    shown: dict[str, Any] = {}
+    if not all(values == _of_round(_NOTHING) for values in read):
+        shown = {
+            name: values[-1]
+            for name, *values in zip(_FIELDS, *read, strict=True)
+            if (None not in values if name == "frozen_cgroup" else all(value == values[0] for value in values))
+        }
+    awaited = [dump.awaited for dump in rounds if dump.awaited or dump.call is None or dump.peers is not None]
+    if awaited and None not in awaited:
+        shown["awaited"] = awaited[-1]
     if len(rounds) < 2:
-        del shown["stuck_on"]
-    return structs.replace(_NOTHING, **shown)
+        shown.pop("stuck_on", None)
+    return structs.replace(_NOTHING, **shown) if shown else _NOTHING
 
 
 def find_object(rounds: Sequence[ProcessDump]) -> CallObject | None:

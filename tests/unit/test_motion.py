@@ -519,6 +519,24 @@ def test_a_fact_of_a_rank_is_what_all_of_its_rounds_show(rounds: list[ProcessDum
     assert facts.stuck_on == (files.pop() if len(files) == 1 and len(rounds) > 1 else None)
 
 
+@pytest.mark.parametrize(
+    ("peers", "expected"),
+    [
+        ((None, None), Signature.AWAITS_OUTSIDE),
+        ((None, 0), Signature.BLOCKED),
+        ((0, None), Signature.BLOCKED),
+    ],
+)
+def test_round_with_unread_connections_says_nothing_about_the_peer(
+    peers: tuple[int | None, int | None], expected: Signature
+) -> None:
+    """The first round shows an HTTP server. The other rounds show no peer: their connections were or were not read."""
+    first, *others = dumps(STILL, call=RECEIVES)
+    later = [structs.replace(dump, peers=count) for dump, count in zip(others, peers, strict=True)]
+    stack_dump = rank((structs.replace(first, awaited=HTTP, peers=0), *later))
+    assert measure(stack_dump).signature is expected
+
+
 def test_workers_seen_in_two_rounds_are_measured_where_their_rank_was_seen_in_one() -> None:
     found = measure(rank(dumps([HERE]), dumps([HERE] * 2, cpu=0.5)))
     assert (found.signature, found.cpu_ratio) == (Signature.UNKNOWN, pytest.approx(0.5))

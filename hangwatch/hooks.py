@@ -38,6 +38,7 @@ _KEY_OF = {
 }
 _PLACEHOLDER = re.compile(r"\{\w*\}")
 _NAMES = ("incident", "name", "job", "job_name", "job_key", "state", "owner", "owner_uid", "slurm_job", "node")
+_RECOMMENDED = ("action", "exclude_nodes", "fingerprint")
 _ENVIRON = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/"}
 
 Outcome: TypeAlias = Literal["ok", "failed", "killed", "timed_out", "not_run", "not_called"]
@@ -91,7 +92,7 @@ def refuse_unusable(settings: Settings, source: str) -> None:
         if not command:
             continue
         for number, argument in enumerate(command):
-            allowed = [f"{{{name}}}" for name in _NAMES]
+            allowed = [f"{{{name}}}" for name in (*_NAMES, *_RECOMMENDED)]
             if _PLACEHOLDER.search(argument) and (number == 0 or argument not in allowed):
                 problems.append(
                     f"{source}: [hooks]: {key}[{number}]: {argument!r}: a placeholder must be a whole argument\n"
@@ -156,6 +157,9 @@ def _values(incident: Incident, state: str, folder: Path | None) -> dict[str, st
         "owner_uid": "" if job.uid is None else str(job.uid),
         "slurm_job": slurm[1] if slurm else "",
         "node": incident.node,
+        "action": incident.verdict.action.kind,
+        "exclude_nodes": ",".join(map(_plain, incident.verdict.action.exclude_nodes)),
+        "fingerprint": incident.verdict.fingerprint,
     }
 
 

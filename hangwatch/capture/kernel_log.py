@@ -1,4 +1,4 @@
-"""Find kernel log lines about the ranks of a job: by pid, by mounted file system, or about their node.
+"""Find kernel log lines about the ranks of a job: by pid, GPU or mounted file system, or about their node.
 
 The kernel logs pids of the initial pid namespace. So lines are matched by pid only if the daemon is in that namespace.
 Lines from before the job began are ignored.
@@ -11,10 +11,11 @@ from pathlib import Path
 
 from hangwatch import words
 from hangwatch.model import BLOCKED_STATES, Job, KernelLine, ProcessId
+from hangwatch.probes.gpu import pci_addresses
 from hangwatch.probes.node import filesystems
 from hangwatch.probes.node.kmsg import LoggedLine
 from hangwatch.probes.process import proc_pid, procfs
-from hangwatch.tables import kernel_lines
+from hangwatch.tables import kernel_lines, xids
 
 LINES_OF_A_RANK = 8
 SLACK_SECONDS = 60.0
@@ -37,7 +38,12 @@ def find_lines(
     began = min(process.start_ticks for process in ids) / procfs.TICKS_PER_SECOND - SLACK_SECONDS
     recent = [line for line in logged if line.boot_seconds >= began]
     lines_by_pid: dict[int, list[LoggedLine]] = {}
-    for pid, line in (*_by_pid(job, recent, now, unix_now, proc_root), *_by_mount(job, recent, proc_root)):
+    lines = (
+        *_by_pid(job, recent, now, unix_now, proc_root),
+        *_by_gpu(job, recent, proc_root),
+        *_by_mount(job, recent, proc_root),
+    )
+    for pid, line in lines:
         lines_by_pid.setdefault(pid, []).append(line)
     return {
         pid: tuple(
@@ -103,13 +109,24 @@ def _is_blocked(pid: int, thread: int, proc_root: Path) -> bool:
     return stat.rpartition(b")")[2][1:2].decode() in BLOCKED_STATES
 
 
+def _by_gpu(job: Job, logged: Sequence[LoggedLine], proc_root: Path) -> Iterator[tuple[int, LoggedLine]]:
+    """Yield (pid of the rank, line) for each line about a GPU of the rank. A rank that has ended counts, too."""
+    rows = kernel_lines.load()
+    lines = [line for line in logged if rows[line.name].names == "gpu"]
+    uuids = pci_addresses.read_uuids(proc_root) if lines else {}
+    gpus = [*((rank.id.pid, rank.gpu_uuids) for rank in job.ranks), *((one.id.pid, one.gpu_uuids) for one in job.ended)]
+    for line in lines:
+        uuid = uuids.get(xids.shorten_address(line.subject))
+        yield from ((pid, line) for pid, uuids_of_rank in gpus if uuid in uuids_of_rank)
+
+
 def _by_mount(job: Job, logged: Sequence[LoggedLine], proc_root: Path) -> Iterator[tuple[int, LoggedLine]]:
     """Yield (pid of the rank, line) for each line about a file system that the rank has mounted.
 
     A line about a device of this node is yielded for all ranks.
     """
     rows = kernel_lines.load()
-    lines = [line for line in logged if rows[line.name].names not in {"process", "task"}]
+    lines = [line for line in logged if rows[line.name].names not in {"process", "task", "gpu"}]
     if not lines:
         return
     mounts: dict[str | None, tuple[filesystems.Mount, ...]] = {}

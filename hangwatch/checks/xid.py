@@ -8,21 +8,20 @@ that only NVML reports counts too: the log line was overwritten, or hangwatch ha
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
-from functools import cache
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import Meta
 
-from hangwatch import tables, words
+from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, Point, Value
+from hangwatch.model import CheckVerdict, Fault, Point
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import XidDetails, XidEvent
 from hangwatch.probes.node.kmsg import KernelEvent, KernelEvents
 from hangwatch.probes.node.machine import Node
+from hangwatch.tables import xids
 
 XIDS = Metric(name="xid_errors_total", help="XIDs in the kernel log", labels=("pci", "xid"), kind="counter")
 NVML_ONLY = Metric(
@@ -35,8 +34,6 @@ MISSED = Metric(
     help="kernel log records that were overwritten before hangwatch read them",
     kind="counter",
 )
-FROM_NVML = ", reported by NVML"
-RECOVERY_ACTION_CHANGED = 154
 SAME_EVENT_SECONDS = 60.0
 """Tolerance between the times of one XID in both sources.
 
@@ -60,43 +57,6 @@ class Settings(contract.Settings, frozen=True):
     ignored_xids: Annotated[
         tuple[int, ...], Meta(description="XIDs that are only counted: they are never a finding")
     ] = ()
-
-
-class Meaning(Value, frozen=True):
-    """One row of xids.toml."""
-
-    meaning: str
-    severity: Literal["critical", "warning", "notice", "as_told"]
-    action: str
-
-
-UNLISTED = Meaning(
-    meaning="not in hangwatch's table",
-    severity="warning",
-    action="look it up in https://docs.nvidia.com/deploy/xid-errors/",
-)
-
-
-@cache
-def meanings() -> dict[int, Meaning]:
-    """Return the rows of xids.toml by XID."""
-    rows = tables.load("hangwatch.checks", "xids.toml", dict[str, Meaning])
-    return {int(number): meaning for numbers, meaning in rows.items() for number in numbers.split(",")}
-
-
-def severity(code: int, text: str) -> Literal["critical", "warning", "notice"]:
-    """Return the severity of XID `code`. If its row has `as_told`, the text of the log line states the severity.
-
-    NVML does not report that text. Then such an XID is a warning.
-    """
-    in_table = meanings().get(code, UNLISTED).severity
-    if in_table != "as_told":
-        return in_table
-    if text.endswith(FROM_NVML):
-        return "warning"
-    if code == RECOVERY_ACTION_CHANGED:
-        return "notice" if re.search(r"to 0x\w+ \(None\)", text) else "critical"
-    return "critical" if re.search(r"\bFatal\b", text) else "warning"
 
 
 class Sample(contract.Sample, frozen=True):
@@ -143,11 +103,11 @@ def _match_events(
     `logged` has only the newest event of each GPU and XID. An older NVML event of the same GPU and XID matches it
     too.
     """
-    newest = {(_gpu_address(event.subject), event.code): event for event in logged if event.kind == "xid"}
+    newest = {(xids.shorten_address(event.subject), event.code): event for event in logged if event.kind == "xid"}
     in_both: dict[KernelEvent, None] = {}
     nvml_only: dict[tuple[str, int], KernelEvent] = {}
     for xid in from_nvml:
-        gpu = _gpu_address(xid.pci_address or "")
+        gpu = xids.shorten_address(xid.pci_address or "")
         since = xid.seen_monotonic_seconds - SAME_EVENT_SECONDS
         same = next(
             (
@@ -165,15 +125,9 @@ def _match_events(
                 subject=gpu or "unknown",
                 code=xid.code,
                 boot_seconds=xid.seen_monotonic_seconds,
-                text=f"XID {xid.code} of GPU {gpu or 'unknown'}{FROM_NVML}",
+                text=f"XID {xid.code} of GPU {gpu or 'unknown'}{xids.FROM_NVML}",
             )
     return tuple(in_both), tuple(nvml_only.values())
-
-
-def _gpu_address(address: str) -> str:
-    """Return a PCI address in the form of the driver's log lines, `0000:3b:00`. NVML writes `00000000:3B:00.0`."""
-    domain, _, rest = address.lower().partition(".")[0].partition(":")
-    return f"{domain[-4:].rjust(4, '0')}:{rest}" if rest else ""
 
 
 def points(sample: Sample) -> Iterable[Point]:
@@ -225,7 +179,7 @@ def _sources(event: KernelEvent, sample: Sample) -> str:
 
 
 def _judge_xid(event: KernelEvent, age_seconds: float, settings: Settings, sources: str) -> CheckVerdict | None:
-    row, level = meanings().get(event.code, UNLISTED), severity(event.code, event.text)
+    row, level = xids.find_meaning(event.code), xids.severity(event.code, event.text)
     limit = settings.critical_recent_seconds if level == "critical" else settings.recent_seconds
     if level == "notice" or event.code in settings.ignored_xids or age_seconds > limit:
         return None

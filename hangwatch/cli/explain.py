@@ -33,6 +33,7 @@ from hangwatch.report import as_json
 from hangwatch.stacks.activity import load as load_activities
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge, recorder_dumps
+from hangwatch.verdict.recommendation import with_action
 from hangwatch.verdict.supplements import complete
 
 LONGEST_LINE_BYTES = 16 << 20  # `py-spy dump --json` may print one line
@@ -133,7 +134,7 @@ def _answer(
     if verdict is None or collected.kernel:
         ids = [member.id for member in grouping.members]
         verdict = complete(verdict, kernel_text.supplement(collected.kernel, ids))
-    return grouping, verdict, job
+    return grouping, with_action(verdict, grouping), job
 
 
 def _ranks_here(incidents: Sequence[Incident]) -> int | None:

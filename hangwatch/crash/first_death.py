@@ -30,6 +30,7 @@ from hangwatch.model import (
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import evidence
+from hangwatch.verdict.recommendation import with_action
 
 _SHOWN = 3
 _MOST_IDS = 64
@@ -268,6 +269,7 @@ def make_incident(
         ranks=ranks,
         world_size=job.world_size,
     )
+    grouping = group_ranks(capture, activities, config.Capture())
     return Incident(
         incident_id=words.incident_name(job, unix_now),
         node=node,
@@ -275,8 +277,8 @@ def make_incident(
         opened_unix_seconds=unix_now,
         closed_unix_seconds=unix_now,
         state=JobState.ENDED,
-        verdict=verdict,
-        grouping=group_ranks(capture, activities, config.Capture()),
+        verdict=with_action(verdict, grouping),
+        grouping=grouping,
         captures=(capture,),
         timeline=(TimelineEntry(unix_seconds=unix_now, state=JobState.ENDED, message=verdict.message),),
         hangwatch_version=__version__,

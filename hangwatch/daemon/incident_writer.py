@@ -219,6 +219,7 @@ class IncidentWriter:
             self._store.make_writable()
             if not self._has_read_back:
                 self.resume(self._store.left_open(self._common.node))
+                self._board.put(steps.restore_hangs, self._store.past_hangs())
                 self._resume_silences()
                 self._has_read_back = True
             elif self._board.snapshot.silences:

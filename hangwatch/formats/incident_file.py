@@ -20,7 +20,19 @@ from msgspec.structs import replace
 from hangwatch import __version__, words
 from hangwatch.errors import UserError
 from hangwatch.formats import bounded_read, decoding
-from hangwatch.model import INCIDENT_VERSION, MOST_RANKS, Grouping, Incident, Job, JobState, RankId, Value, spans
+from hangwatch.model import (
+    INCIDENT_VERSION,
+    MOST_RANKS,
+    ActionKind,
+    Grouping,
+    Incident,
+    Job,
+    JobState,
+    RankId,
+    RecommendedAction,
+    Value,
+    spans,
+)
 
 INCIDENT_FILE = "incident.json"
 MARKER_FILE = "marker.json"
@@ -63,7 +75,8 @@ class Summary(Value, frozen=True):
     """One incident in a list of incidents.
 
     If the folder cannot be read, `problem` is set and the rest is empty. If the folder has only a marker, `problem`
-    says so, `state` is None, and the other fields come from the marker.
+    says so, `state` is None, and the other fields come from the marker. `owner` is the key of the per-user limits.
+    `has_hung`: its job was in the state hung.
     """
 
     folder: str
@@ -78,6 +91,10 @@ class Summary(Value, frozen=True):
     state: JobState | None = None
     verdict: str = ""
     message: str = ""
+    action: ActionKind = "investigate"
+    fingerprint: str = ""
+    owner: str = ""
+    has_hung: bool = False
     problem: str = ""
 
 
@@ -114,11 +131,19 @@ class _JobHead(msgspec.Struct):
     job_id: str
     job_key: str = ""
     job_name: str = ""
+    owner: str = ""
+    share: str = ""
 
 
 class _VerdictHead(msgspec.Struct):
     kind: str
     message: str
+    action: RecommendedAction = RecommendedAction()
+    fingerprint: str = ""
+
+
+class _TimelineHead(msgspec.Struct):
+    state: str
 
 
 class _Head(msgspec.Struct):
@@ -130,6 +155,7 @@ class _Head(msgspec.Struct):
     opened_unix_seconds: float
     state: JobState
     verdict: _VerdictHead
+    timeline: tuple[_TimelineHead, ...] = ()
     closed_unix_seconds: float | None = None
 
 
@@ -343,6 +369,10 @@ def load_summary(folder: Path) -> Summary:
         state=head.state,
         verdict=head.verdict.kind,
         message=head.verdict.message,
+        action=head.verdict.action.kind,
+        fingerprint=head.verdict.fingerprint,
+        owner=head.job.share or head.job.owner,
+        has_hung=any(line.state == JobState.HUNG.value for line in head.timeline),
     )
 
 

@@ -76,8 +76,8 @@ def silences(snapshot: Snapshot) -> Iterator[Metric]:
 def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
     """Yield the open incidents, and the activity of each rank of their jobs."""
     labels = (*JOB, "incident", "verdict", "confidence", "named", "first_look", "summary", "url")
-    labels = (*labels, "stuck_on", "next_step")
-    text = "Open incidents: the verdict as a sentence, the named ranks, the ranks to check first, and the first step"
+    labels = (*labels, "stuck_on", "next_step", "action", "fingerprint")
+    text = "Open incidents: the verdict as a sentence, the named ranks, the ranks to check first, and what to do"
     info = gauge("incident_info", text, labels)
     opened = gauge("incident_opened_timestamp_seconds", "Time at which the incident was opened", (*JOB, "incident"))
     text = "Time at which the collective timeout ends the job, if it is known; `source` says how"
@@ -104,6 +104,8 @@ def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
                 _page(incident, external_url),
                 words.cut_middle(verdict.stuck_on, LABEL_LENGTH),
                 words.cut_middle(next_step(verdict), LABEL_LENGTH),
+                verdict.action.kind,
+                verdict.fingerprint,
             ],
             1,
         )

@@ -92,7 +92,15 @@ from hangwatch.model.groups import (
     gaps,
     spans,
 )
-from hangwatch.model.verdicts import Confidence, Evidence, CheckFirst, Supplement, Verdict
+from hangwatch.model.verdicts import (
+    Confidence,
+    Evidence,
+    CheckFirst,
+    ActionKind,
+    RecommendedAction,
+    Supplement,
+    Verdict,
+)
 from hangwatch.model.incidents import (
     CRASHED,
     INCIDENT_VERSION,
@@ -102,6 +110,7 @@ from hangwatch.model.incidents import (
     RankLateness,
     PowerSeries,
     TimelineEntry,
+    PastHang,
     Incident,
 )
 from hangwatch.model.page_silences import (

@@ -7,7 +7,7 @@ from hangwatch.model.groups import Grouping
 from hangwatch.model.jobs import Job
 from hangwatch.model.states import JobState
 from hangwatch.model.value import Value
-from hangwatch.model.verdicts import Verdict
+from hangwatch.model.verdicts import ActionKind, Verdict
 
 CRASHED = "Crashed"
 """The kind of a verdict on ranks that died. A user can cause any number of such incidents."""
@@ -83,6 +83,20 @@ class TimelineEntry(Value, frozen=True):
     unix_seconds: float
     state: JobState
     message: str
+
+
+class PastHang(Value, frozen=True):
+    """An earlier hang: its node, time, owner and fingerprint, and the kind of action that was recommended.
+
+    `fingerprint` is "" if the verdict had no suspects. `owner` is as in `Job`.
+    """
+
+    incident_id: str
+    node: str
+    opened_unix_seconds: float
+    owner: str
+    fingerprint: str
+    action: ActionKind
 
 
 class Incident(Value, frozen=True):

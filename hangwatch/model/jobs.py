@@ -164,6 +164,7 @@ class EndedProcess(Value, frozen=True):
     gone_unix_seconds: float
     is_worker: bool = False
     died: Died | None = None
+    gpu_uuids: tuple[str, ...] = ()
 
 
 class Job(Value, frozen=True):

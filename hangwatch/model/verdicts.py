@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Literal
 
 from hangwatch.model.dumps import RankId
 from hangwatch.model.value import Value
@@ -33,10 +34,30 @@ class CheckFirst(RankId, frozen=True, kw_only=True):
     settle: str
 
 
+ActionKind = Literal["wait", "restart_elsewhere", "fix_storage", "fix_network", "restart", "fix_program", "investigate"]
+"""The kinds of recommended actions. `verdict/actions.toml` explains them."""
+
+
+class RecommendedAction(Value, frozen=True):
+    """The recommended action after a verdict. hangwatch itself never takes it.
+
+    `reason` is the text for people, `target` the thing it is about (a GPU, a path, a peer), "" if none is known.
+    `exclude_nodes` are the nodes that a new start of the job should not use, only for "restart_elsewhere".
+    """
+
+    kind: ActionKind = "investigate"
+    reason: str = ""
+    target: str = ""
+    exclude_nodes: tuple[str, ...] = ()
+    confidence: Confidence = Confidence.NONE
+
+
 class Verdict(Value, frozen=True):
     """The culprits (`named`, empty if no rank can be named), and ranks to check first (`first_look`, no culprits).
 
     `stuck_on`: the blocked call or line, "" if no rank is blocked. `next_step`: the first step, else that of the kind.
+    `action`: the recommended action, see `verdict.recommendation`. `fingerprint`: equal for hangs in which
+    the stacks of the suspects and of the waiting ranks have the same functions and files.
     """
 
     kind: str
@@ -47,6 +68,8 @@ class Verdict(Value, frozen=True):
     first_look: tuple[CheckFirst, ...] = ()
     stuck_on: str = ""
     next_step: str = ""
+    action: RecommendedAction = RecommendedAction()
+    fingerprint: str = ""
 
 
 class Supplement(Value, frozen=True):

@@ -16,6 +16,7 @@ from hangwatch.report.stack_tree import merge_tree
 from hangwatch.stacks.user_code import split_groups_by_line
 from hangwatch.verdict import environment_diff as variables
 from hangwatch.verdict.wording import group_text
+from hangwatch.verdict.wording.action_text import describe_action
 from hangwatch.verdict.wording.next_steps import next_step
 
 if TYPE_CHECKING:
@@ -183,6 +184,7 @@ def _environment() -> Environment:
         phrases=phrases,
         group_text=group_text,
         next_step=next_step,
+        describe_action=describe_action,
         power=power_chart,
         bar=_format_bar_width,
         max_rows=MAX_ROWS,

@@ -17,6 +17,7 @@ from hangwatch.report.stack_tree import Node, merge_tree
 from hangwatch.stacks.user_code import innermost_user_frame, split_groups_by_line
 from hangwatch.verdict import environment_diff
 from hangwatch.verdict.wording import group_text
+from hangwatch.verdict.wording.action_text import describe_action
 from hangwatch.verdict.wording.next_steps import next_step
 from hangwatch.words import printable
 
@@ -196,7 +197,8 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
 
 def _suspect_rows(verdict: Verdict) -> list[tuple[str, str]]:
     rows = [("Named", "; ".join(phrases.named(verdict))), ("Check first", "; ".join(phrases.first_look(verdict)))]
-    return [*rows, ("Stuck on", verdict.stuck_on), ("Do first", next_step(verdict))]
+    action = describe_action(verdict.action) if verdict.action.reason else ""
+    return [*rows, ("Stuck on", verdict.stuck_on), ("Do first", next_step(verdict)), ("Action", action)]
 
 
 def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:

@@ -31,6 +31,7 @@ from hangwatch.model import (
     JobState,
     NotMonitored,
     PageSilence,
+    PastHang,
     PowerSeries,
     SamplerStatus,
     TimelineEntry,
@@ -105,6 +106,7 @@ class Snapshot(Value, frozen=True):
     `crashes` has the newest crash of each job. `unread_crash_count` counts the jobs with dead ranks that were not
     read, because too many jobs of their owner were queued. `unresumed_incidents` are open incidents of an earlier
     daemon. Their processes live, but no scan has found the job yet. `silences` is by `Job.key`.
+    `past_hangs` are the newest hangs on this node, see `hang_history`.
     """
 
     sweep: GpuSweep | None = None
@@ -127,6 +129,7 @@ class Snapshot(Value, frozen=True):
     unread_crash_count: int = 0
     unresumed_incidents: tuple[Incident, ...] = ()
     silences: dict[str, PageSilence] = field(default_factory=dict)
+    past_hangs: tuple[PastHang, ...] = ()
     store_problem: str | None = "the store is not open yet"
 
     @property

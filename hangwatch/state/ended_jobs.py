@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from hangwatch.model import EndedProcess, Job, ProcessId, gaps, spans
+from hangwatch.model import EndedProcess, Job, gaps, spans
 from hangwatch.state.actions import ReadCrashArtifacts
 from hangwatch.state.board import JobEntry
 
@@ -32,12 +32,8 @@ def with_ended(before: Job, job: Job, unix_now: float) -> Job:
 
     The kernel log is searched for these processes later.
     """
-    present = {process for process, *_ in _processes(job)}
-    gone = [
-        EndedProcess(id=process, rank=rank, local_rank=local, gone_unix_seconds=unix_now, is_worker=is_worker)
-        for process, rank, local, is_worker in _processes(before)
-        if process not in present
-    ]
+    present = set(job.processes)
+    gone = [process for process in _as_ended(before, unix_now) if process.id not in present]
     ranks, workers = ([one for one in (*before.ended, *gone) if one.is_worker is kind] for kind in (False, True))
     ended = (*ranks[-ENDED_RANKS_KEPT:], *workers[-ENDED_WORKERS_KEPT:])
     return job if ended == job.ended else replace(job, ended=ended)
@@ -50,7 +46,15 @@ def ask_for_artifacts(before: JobEntry, after: Job) -> tuple[ReadCrashArtifacts,
     return (ReadCrashArtifacts(job=after, was_open=before.watch.is_open),) if new else ()
 
 
-def _processes(job: Job) -> Iterator[tuple[ProcessId, int | None, int | None, bool]]:
+def _as_ended(job: Job, unix_now: float) -> Iterator[EndedProcess]:
+    """Yield each rank and worker of a job as a process that ended at `unix_now`."""
     for rank in job.ranks:
-        yield rank.id, rank.rank, rank.local_rank, False
-        yield from ((worker.id, rank.rank, rank.local_rank, True) for worker in rank.workers)
+        ended = EndedProcess(
+            id=rank.id,
+            rank=rank.rank,
+            local_rank=rank.local_rank,
+            gone_unix_seconds=unix_now,
+            gpu_uuids=rank.gpu_uuids,
+        )
+        yield ended
+        yield from (replace(ended, id=worker.id, is_worker=True, gpu_uuids=()) for worker in rank.workers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from hangwatch import detector
-from hangwatch.model import Incident, JobState, TimelineEntry
+from hangwatch.model import Incident, JobState, RecommendedAction, TimelineEntry
 from hangwatch.state.actions import Action, SaveIncident
 from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.verdict.diagnosis import Diagnosis
@@ -22,6 +22,7 @@ def update_timeline(
     A capture with `is_in_timeline` is added, too.
     """
     actions: list[Action] = list(wanted)
+    entry = _end_wait(entry)
     if entry.watch.gap is None and entry.suspected is not None:
         entry = replace(entry, suspected=None)
     for move in wanted:
@@ -43,6 +44,15 @@ def update_timeline(
         entry = replace(entry, incident=incident)
         actions.append(SaveIncident(incident=incident, moved_to=move.state))
     return entry, tuple(actions)
+
+
+def _end_wait(entry: JobEntry) -> JobEntry:
+    """Return the entry of a job. If it pages, its incident does not recommend to wait."""
+    incident = entry.open_incident
+    if incident is None or not entry.page or incident.verdict.action.kind != "wait":
+        return entry
+    verdict = replace(incident.verdict, action=RecommendedAction(reason="the job should have continued by now"))
+    return replace(entry, incident=replace(incident, verdict=verdict))
 
 
 def _add_line(entry: JobEntry, message: str, unix_now: float) -> tuple[JobEntry, tuple[Action, ...]]:

@@ -15,11 +15,13 @@ from hangwatch.model import Grouping, Motion
 from hangwatch.stacks.activity import RENDEZVOUS
 from hangwatch.stacks.idle_reasons import find_resting_state, has_no_task, is_serving
 from hangwatch.state.actions import Action, SaveIncident
-from hangwatch.state.board import Snapshot
+from hangwatch.state.board import JobEntry, Snapshot
+from hangwatch.state.hang_history import find_history, remember_hang
 from hangwatch.state.incident_timeline import add_capture, update_timeline
 from hangwatch.verdict import timeout_forecast
 from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.verdict.permanence import find_permanent, find_waiting
+from hangwatch.verdict.recommendation import with_action
 from hangwatch.verdict.remote_wait import waits_for_other_nodes
 
 
@@ -48,6 +50,7 @@ def record_capture(
     )
     watch, wanted = detector.apply_capture(_with_timeout(watch, look), seen, now, settings)
     entry = replace(entry, watch=watch, page=job_watch.should_page(watch, now, settings))
+    look = _recommend(snapshot, entry, look, is_pausing=job_watch.longest_pause_seconds(watch, now) is not None)
     if watch.is_open:
         entry = replace(entry, incident=add_capture(entry, look), suspected=None)
     elif watch.gap is not None:
@@ -55,7 +58,15 @@ def record_capture(
     entry, actions = update_timeline(entry, wanted, look.judged_unix_seconds)
     if watch.is_open and entry.incident is not None and not any(isinstance(action, SaveIncident) for action in actions):
         actions = (*actions, SaveIncident(incident=entry.incident))
+    snapshot = remember_hang(snapshot, entry)
     return snapshot.count("captures", _describe_result(seen)).with_job(entry), actions
+
+
+def _recommend(snapshot: Snapshot, entry: JobEntry, look: Diagnosis, *, is_pausing: bool) -> Diagnosis:
+    """Return the diagnosis with the action that follows from it, from known pauses, and from earlier hangs."""
+    history = find_history(snapshot, entry, look.capture.node, look.judged_unix_seconds)
+    is_known_pause = is_pausing and not entry.page
+    return replace(look, verdict=with_action(look.verdict, look.grouping, history, is_known_pause=is_known_pause))
 
 
 def _follow_sleepers(watch: JobWatch, look: Diagnosis, now: float, settings: Detector) -> tuple[JobWatch, Diagnosis]:

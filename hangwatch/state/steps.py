@@ -4,6 +4,7 @@ The daemon carries out the actions. Incidents are opened, changed and closed onl
 """
 
 from hangwatch.state.actions import Action, ReadCrashArtifacts, SaveIncident
+from hangwatch.state.hang_history import restore_hangs
 from hangwatch.state.incident_timeline import record_note
 from hangwatch.state.job_silences import drop_ended_silences, end_silence, record_silence, restore_silences
 from hangwatch.state.on_arrivals import record_arrival_orders
@@ -43,6 +44,7 @@ __all__ = [
     "record_sample",
     "record_scan",
     "record_silence",
+    "restore_hangs",
     "restore_incidents",
     "restore_silences",
 ]

@@ -38,7 +38,7 @@ from hangwatch.formats.incident_file import (
     folder_size_bytes,
     read_bytes,
 )
-from hangwatch.model import CRASHED, OPEN_STATES, Incident, Job
+from hangwatch.model import CRASHED, OPEN_STATES, Incident, Job, PastHang
 from hangwatch.store import durable, retention
 from hangwatch.store.error_advice import explain_errors
 from hangwatch.store.retention import Stored
@@ -209,6 +209,21 @@ class Store:
         """
         names = (name for name in self._readable() if of_user is None or self.is_listed(name, of_user))
         return tuple(incident_file.load_summary(self.incidents / name) for name in names)
+
+    def past_hangs(self) -> tuple[PastHang, ...]:
+        """Return the hangs in the store, newest first. Raises StoreError."""
+        return tuple(
+            PastHang(
+                incident_id=summary.incident_id,
+                node=summary.node,
+                opened_unix_seconds=summary.opened_unix_seconds,
+                owner=summary.owner,
+                fingerprint=summary.fingerprint,
+                action=summary.action,
+            )
+            for summary in self.summaries()
+            if summary.has_hung
+        )
 
     def find(self, name: str) -> Path:
         """Return the folder of an incident, by its name or a unique part of the name. Raises StoreError."""

@@ -9,9 +9,10 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from hangwatch import tables
+from hangwatch.tables import xids
 
 LONGEST_LINE = 1024
-Names = Literal["process", "task", "nfs", "lustre", "ceph", "device"]
+Names = Literal["process", "task", "nfs", "lustre", "ceph", "gpu", "device"]
 
 
 class Row(tables.LineRow, frozen=True, forbid_unknown_fields=True):
@@ -51,6 +52,16 @@ def find(line: str) -> MatchedLine | None:
         return None
     groups = matched[1].groupdict()
     return MatchedLine(matched[0], groups.get("subject") or "", groups.get("where") or "")
+
+
+def describe(name: str, line: str) -> str:
+    """Return a line that matches the row `name`, with its meaning and remedy."""
+    row, xid = load()[name], xids.read_code(line)
+    meaning, remedy = row.meaning, row.remedy
+    if xid is not None:
+        found = xids.find_meaning(xid)
+        meaning, remedy = found.meaning, found.action
+    return "; ".join(filter(None, (f"{line}: {meaning}", remedy)))
 
 
 @cache

@@ -27,6 +27,7 @@ from hangwatch.model import (
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import environment_diff, judge
+from hangwatch.verdict.recommendation import with_action
 from hangwatch.verdict.scene import open_operations
 from hangwatch.verdict.supplements import complete
 
@@ -147,7 +148,7 @@ def _judge(grouping: Grouping, taken: Capture, ranks_here: int | None, logs: Seq
     if taken.environment is not None:
         differences = environment_diff.as_evidence(taken.environment, (*verdict.named, *verdict.first_look))
         verdict = complete(verdict, Supplement(evidence=tuple(differences)))
-    return verdict
+    return verdict if verdict.named else with_action(verdict, grouping)
 
 
 def _mark_sleep(member: Member, polling: Collection[RankId], asleep: Collection[RankId]) -> Member:

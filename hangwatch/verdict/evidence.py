@@ -201,7 +201,8 @@ def kernel_log(members: Iterable[Member], named: Collection[RankId]) -> Iterator
     for row, line, ranks in entries[:_MOST_KERNEL_LINES]:
         source = f"kernel log, {words.utc(line.unix_seconds)}, {_who(ranks)}"
         supports = row.names in _OF_PROCESSES and {member.id for member in ranks} <= set(named)
-        yield _evidence("kernel_log", ranks, f"{source}: {line.text}: {row.meaning}; {row.remedy}", supports=supports)
+        message = f"{source}: {kernel_lines.describe(line.name, line.text)}"
+        yield _evidence("kernel_log", ranks, message, supports=supports)
 
 
 def launchers(members: Sequence[Member]) -> Evidence:

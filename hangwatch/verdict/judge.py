@@ -11,6 +11,7 @@ from hangwatch.verdict.check_first import CHECK_FIRST
 from hangwatch.verdict.evidence import gather
 from hangwatch.verdict.findings import Finding, Rule, Text
 from hangwatch.verdict.measurements import is_supported, machine_says_the_same
+from hangwatch.verdict.recommendation import with_action
 from hangwatch.verdict.rules import RULES
 from hangwatch.verdict.scene import (
     Scene,
@@ -60,7 +61,7 @@ def judge(
     if dumped_records:
         finding = recorder_dumps.qualify(finding, dumped_records)
     evidence = gather(finding, scene)
-    return render(finding, evidence)
+    return with_action(render(finding, evidence), grouping)
 
 
 def find(scene: Scene) -> Finding:

@@ -3,7 +3,7 @@
 usage: torchrun ... slow_part.py FOLDER PART SECONDS
 
 PART is loader, forward, backward, contention or rotating. With contention, rank 2 computes for SECONDS on a core that it
-shares with a process that is always busy. With rotating, the loader of a random rank is slow in each step.
+shares with a process that takes half of the time. With rotating, the loader of a random rank is slow in each step.
 Each rank writes its finished steps to FOLDER/steps-<rank>.
 """
 
@@ -28,12 +28,20 @@ def compute(seconds: float) -> None:
 
 
 def share_core(is_slow: bool) -> None:
-    """Move the slow rank to a core with a busy process, and the other ranks to the other cores."""
+    """Move the slow rank to a core with another process, and the other ranks to the other cores.
+
+    The other process works half a millisecond and sleeps half a millisecond. It has a higher priority than the ranks, so
+    the scheduler gives it each of its turns at once: a process of equal priority would wait for several milliseconds.
+    """
     *cores, shared = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {shared} if is_slow else cores or {shared})
     if is_slow:
-        code = "import os; parent = os.getppid()\nwhile os.getppid() == parent: sum(range(10_000))"
+        loop = (
+            "while os.getppid() == parent:\n end = time.thread_time() + 0.0005\n while time.thread_time() < end: pass\n"
+        )
+        code = f"import os, time; parent = os.getppid()\n{loop} time.sleep(0.0005)"
         subprocess.Popen([sys.executable, "-c", code])
+    os.nice(10)
 
 
 def contend(is_slow: bool, seconds: float) -> Iterator[None]:

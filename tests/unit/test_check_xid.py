@@ -16,6 +16,7 @@ from hangwatch.checks import xid
 from hangwatch.model import Fault
 from hangwatch.probes.node import kmsg
 from hangwatch.probes.node.machine import Node
+from hangwatch.tables import xids
 from tests.conftest import DATA
 from tests.node_tree import Checked, NodeTree, run, status_and_reason, values
 
@@ -229,7 +230,8 @@ def test_a_real_log_of_a_node_that_lost_a_gpu(tree: NodeTree) -> None:
 
 
 def test_the_table_is_complete_where_it_matters() -> None:
-    table = xid.meanings()
+    unlisted = xids.find_meaning(9999)
+    table = {code: row for code in range(1, 1000) if (row := xids.find_meaning(code)) != unlisted}
     for code in (13, 31, 43, 45, 48, 63, 64, 74, 79, 94, 95, 119, 120, 140, 154):
         assert table[code].meaning
     for code, row in table.items():

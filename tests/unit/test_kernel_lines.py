@@ -88,7 +88,12 @@ LINES = {
         ),
     ),
     "mlx5_cable": (("mlx5_core 0000:5e:00.0: Port module event: module 0, Cable unplugged", "0000:5e:00.0"),),
+    "xid": (
+        ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.", "0000:3b:00"),
+        ("NVRM: Xid (0000:3b:00): 13, Graphics Exception", "0000:3b:00"),
+    ),
 }
+GPU = "GPU-00000000-0000-0000-0000-{:012d}"
 SEGFAULT = LINES["segfault"][0][0].replace("14654", "{}")
 
 
@@ -218,6 +223,25 @@ def test_pids_of_another_namespace_are_not_believed(tmp_path: Path) -> None:
     lines = log(tmp_path, SEGFAULT.format(4711))
     job = own_job(ended=(ended,))
     assert find_lines(job, lines, now=time.monotonic(), unix_now=time.time(), proc_root=tmp_path) == {}
+
+
+def test_xid_is_about_the_ranks_of_its_gpu(tmp_path: Path) -> None:
+    for address, uuid in (("0000:3b:00.0", GPU.format(1)), ("0000:5e:00.0", GPU.format(2))):
+        folder = tmp_path / "proc" / "driver" / "nvidia" / "gpus" / address
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"Model: \t\t NVIDIA H100\nGPU UUID: \t {uuid}\nBus Type: \t PCIe\n")
+    alive = Rank(id=ProcessId(pid=4711, start_ticks=0), rank=0, local_rank=0, gpu_uuids=(GPU.format(1),))
+    dead = EndedProcess(
+        id=ProcessId(pid=4712, start_ticks=0), rank=1, local_rank=1, gone_unix_seconds=0.0, gpu_uuids=(GPU.format(2),)
+    )
+    job = Job(job_id="j", launcher="", launcher_id=None, ranks=(alive,), ended=(dead,))
+    lines = log(tmp_path, *(f"NVRM: Xid (PCI:0000:{bus}:00): 79, lost" for bus in ("3b", "5e", "86")))
+    found = find_lines(job, lines, now=time.monotonic(), unix_now=time.time(), proc_root=tmp_path / "proc")
+    assert {pid: [line.subject for line in said] for pid, said in found.items()} == {
+        4711: ["0000:3b:00"],
+        4712: ["0000:5e:00"],
+    }
+    assert "has fallen off the bus" in kernel_lines.describe("xid", found[4711][0].text)
 
 
 def test_a_file_system_that_a_rank_has_mounted(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def _evidence(heard: Sequence[KernelLogLine], by_pid: dict[str, RankId]) -> Iter
         when = f" at {line.when}" if line.when else ""
         about = f" about {words.name_ranks([rank])}" if rank is not None else ""
         log = "kernel log" if is_kernels else f"log of {line.writer} (not a kernel log)"
-        message = f"{log}{when}{about}: {line.text}: {row.meaning}; {row.remedy}"
+        message = f"{log}{when}{about}: {kernel_lines.describe(line.matched.name, line.text)}"
         kind = "kernel_log" if is_kernels else "log"
         yield Evidence(kind=kind, message=message, ranks=(rank,) if rank is not None else ())
     if len(heard) > _SHOWN:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from hangwatch import tables
 from hangwatch.model import RankId, Value, Verdict
+from hangwatch.verdict.wording.action_text import describe_action
 
 
 class NextStep(Value, frozen=True, forbid_unknown_fields=True):
@@ -23,10 +24,13 @@ def load_steps() -> dict[str, NextStep]:
 
 
 def next_step(verdict: Verdict) -> str:
-    """Return the first step of a verdict, else the check that decides on ranks to check first, else that of the kind.
+    """Return the first step: to restart the job, if that is recommended, else the first step of the verdict.
 
-    "" for an unknown kind.
+    Without one, return the check that decides on ranks to check first, else the step of the kind. "" for an unknown
+    kind.
     """
+    if verdict.action.kind in ("restart", "restart_elsewhere"):
+        return describe_action(verdict.action)
     if verdict.next_step:
         return verdict.next_step
     if not verdict.named and verdict.first_look:

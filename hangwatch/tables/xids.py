@@ -1,0 +1,69 @@
+"""XIDs, the error numbers of the NVIDIA driver: their meaning, severity and remedy (xids.toml)."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import Literal
+
+from hangwatch import tables
+from hangwatch.model import Value
+
+FROM_NVML = ", reported by NVML"
+"""The end of the text of an XID that only NVML reports."""
+
+_RECOVERY_ACTION_CHANGED = 154
+_CODE = re.compile(r"NVRM: Xid \([^)]{1,40}\): (\d{1,4})\b")
+
+
+class Meaning(Value, frozen=True):
+    """One row of xids.toml."""
+
+    meaning: str
+    severity: Literal["critical", "warning", "notice", "as_told"]
+    action: str
+
+
+_UNLISTED = Meaning(
+    meaning="not in hangwatch's table",
+    severity="warning",
+    action="look it up in https://docs.nvidia.com/deploy/xid-errors/",
+)
+
+
+@cache
+def _meanings() -> dict[int, Meaning]:
+    rows = tables.load("hangwatch.tables", "xids.toml", dict[str, Meaning])
+    return {int(number): meaning for numbers, meaning in rows.items() for number in numbers.split(",")}
+
+
+def find_meaning(code: int) -> Meaning:
+    """Return the row of XID `code`. An XID that is not listed is a warning."""
+    return _meanings().get(code, _UNLISTED)
+
+
+def severity(code: int, text: str) -> Literal["critical", "warning", "notice"]:
+    """Return the severity of XID `code`. If its row has `as_told`, the text of the log line states the severity.
+
+    NVML does not report that text. Then such an XID is a warning.
+    """
+    in_table = find_meaning(code).severity
+    if in_table != "as_told":
+        return in_table
+    if text.endswith(FROM_NVML):
+        return "warning"
+    if code == _RECOVERY_ACTION_CHANGED:
+        return "notice" if re.search(r"to 0x\w+ \(None\)", text) else "critical"
+    return "critical" if re.search(r"\bFatal\b", text) else "warning"
+
+
+def read_code(line: str) -> int | None:
+    """Return the XID in a line of the kernel log; None if the line reports none."""
+    found = _CODE.match(line)
+    return int(found[1]) if found else None
+
+
+def shorten_address(address: str) -> str:
+    """Return a PCI address as in the driver's log lines, `0000:3b:00`. NVML writes `00000000:3B:00.0`. "" for none."""
+    domain, _, rest = address.lower().partition(".")[0].partition(":")
+    return f"{domain[-4:].rjust(4, '0')}:{rest}" if rest else ""

@@ -1,0 +1,22 @@
+"""The fingerprint of a hang: equal if the same program hangs at the same place again. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+
+from hangwatch.model import Group
+
+
+def make_fingerprint(suspects: Iterable[Group], groups: Iterable[Group]) -> str:
+    """Return the fingerprint of a hang: 12 hex digits; "" without any stack.
+
+    It is a hash of the keys of the suspects' groups and of the largest other group that waits. A key contains the
+    functions and files of a stack, without lines, pids and addresses. So it is equal on all nodes.
+    """
+    keys = sorted({group.key for group in suspects if group.frames})
+    waiting = (group for group in groups if group.frames and group.waits_for in ("ranks", "gpu"))
+    others = (group for group in waiting if group.key not in keys)
+    largest = max(others, key=lambda group: (group.size, group.key), default=None)
+    parts = [*keys, "", "" if largest is None else largest.key]
+    return blake2b("|".join(parts).encode(), digest_size=6).hexdigest() if any(parts) else ""

@@ -1,0 +1,362 @@
+"""The recommended action after a verdict, by the table `actions.toml`. Pure."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from hangwatch import tables, words
+from hangwatch.model import (
+    BLOCKED_STATES,
+    ActionKind,
+    CallTarget,
+    Confidence,
+    Evidence,
+    Group,
+    Grouping,
+    KernelLine,
+    Member,
+    Motion,
+    PastHang,
+    RecommendedAction,
+    Value,
+    Verdict,
+)
+from hangwatch.tables import kernel_lines, xids
+from hangwatch.verdict.fingerprint import make_fingerprint
+from hangwatch.verdict.scene import stance_of
+from hangwatch.verdict.sequence_rules import decide_by_all_counts
+
+DAY_SECONDS = 86400.0
+
+_IDLE = frozenset({"Serving", "NoRanks"})
+_AT_REST = frozenset({"Suspended", "Over", "NoTask"})
+_ALL_WAIT = frozenset({"EverybodyCame", "AllWaiting", "NotReached"})
+_MOST_NODES = 3
+
+
+class Row(Value, frozen=True, forbid_unknown_fields=True):
+    """One row of actions.toml."""
+
+    action: ActionKind
+    reason: str
+    why: str
+
+
+class History(NamedTuple):
+    """Earlier hangs, and the facts of this one to compare with: its node, owner, fingerprint and time.
+
+    `with_action` sets the fingerprint.
+    """
+
+    hangs: Sequence[PastHang] = ()
+    node: str = ""
+    owner: str = ""
+    fingerprint: str = ""
+    unix_seconds: float = 0.0
+
+    def since(self, seconds: float = DAY_SECONDS) -> Iterator[PastHang]:
+        """Yield the hangs of the last `seconds`."""
+        return (hang for hang in self.hangs if 0.0 <= self.unix_seconds - hang.opened_unix_seconds < seconds)
+
+
+class _Facts(NamedTuple):
+    """The facts that the conditions test. `suspects` are the named ranks, else the ranks to check first."""
+
+    verdict: Verdict
+    grouping: Grouping
+    suspects: Sequence[tuple[Group, Member]]
+    history: History
+    is_known_pause: bool
+
+    @property
+    def looked_at(self) -> Sequence[Member]:
+        """The suspects; all ranks if there is none."""
+        return [member for _, member in self.suspects] or self.grouping.members
+
+
+class _Match(NamedTuple):
+    """A condition that holds: the `target` of the action, and the ranks that it concerns."""
+
+    target: str = ""
+    ranks: Sequence[Member] = ()
+
+
+@functools.cache
+def load() -> dict[str, Row]:
+    """Return the rows of actions.toml by condition, in order."""
+    return tables.load("hangwatch.verdict", "actions.toml", dict[str, Row])
+
+
+def with_action(
+    verdict: Verdict, grouping: Grouping, history: History | None = None, *, is_known_pause: bool = False
+) -> Verdict:
+    """Return the verdict with the recommended action and the fingerprint.
+
+    `is_known_pause`: the job has paused at this place before. Without `history`, no earlier hang is known.
+    """
+    suspects = _find_suspects(verdict, grouping)
+    mark = make_fingerprint((group for group, _ in suspects), grouping.groups)
+    facts = _Facts(verdict, grouping, suspects, (history or History())._replace(fingerprint=mark), is_known_pause)
+    matches = ((row, match) for name, row in load().items() if (match := CONDITIONS[name](facts)) is not None)
+    row, match = next(matches, (None, _Match()))
+    action = RecommendedAction() if row is None else _make_action(row, match, verdict)
+    before = tuple(_describe_earlier_hangs(facts.history))
+    return replace(verdict, action=action, fingerprint=mark, evidence=(*verdict.evidence, *before))
+
+
+def _describe_earlier_hangs(history: History) -> Iterator[Evidence]:
+    """Yield evidence if the job hung at the same place in the last 7 days: how often, and on which nodes."""
+    same = [one for one in history.since(7 * DAY_SECONDS) if one.fingerprint == history.fingerprint != ""]
+    if same:
+        by_node = Counter(hang.node for hang in same).most_common(_MOST_NODES)
+        listed = ", ".join(f"{node} ({words.count(number, 'time')})" for node, number in by_node)
+        message = f"blocked at the same place {words.count(len(same), 'time')} in the last 7 days: {listed}"
+        yield Evidence(kind="history", message=message)
+
+
+def _make_action(row: Row, match: _Match, verdict: Verdict) -> RecommendedAction:
+    nodes = sorted({member.id.node for member in match.ranks if member.id.node})
+    is_elsewhere = row.action == "restart_elsewhere"
+    return RecommendedAction(
+        kind=row.action,
+        reason=row.reason.replace("{target}", match.target),
+        target=match.target.strip(" :()"),
+        exclude_nodes=tuple(nodes) if is_elsewhere else (),
+        confidence=verdict.confidence if verdict.named else Confidence.LOW,
+    )
+
+
+def _find_suspects(verdict: Verdict, grouping: Grouping) -> list[tuple[Group, Member]]:
+    keys = {rank.sort_key() for rank in verdict.named or verdict.first_look}
+    if not keys:
+        return []
+    return [(group, one) for group in grouping.groups for one in group.members if one.id.sort_key() in keys]
+
+
+# --- wait -------------------------------------------------------------------------------------------------------------
+
+
+def _progresses(facts: _Facts) -> _Match | None:
+    is_moving = any(member.motion is Motion.MOVING for _, member in facts.suspects)
+    return _Match() if facts.verdict.kind == "Moving" or is_moving else None
+
+
+def _is_idle(facts: _Facts) -> _Match | None:
+    return _Match() if facts.verdict.kind in _IDLE else None
+
+
+def _sleeps(facts: _Facts) -> _Match | None:
+    members = [member for _, member in facts.suspects]
+    sleeps = [member.stack.sleep for member in members]
+    if not members or not all(sleep is not None and not sleep.is_polling for sleep in sleeps):
+        return None
+    return _Match(words.name_ranks([member.id for member in members]), members)
+
+
+def _is_known_pause(facts: _Facts) -> _Match | None:
+    return _Match() if facts.is_known_pause else None
+
+
+def _is_at_rest(facts: _Facts) -> _Match | None:
+    return _Match() if facts.verdict.kind in _AT_REST else None
+
+
+# --- hardware ---------------------------------------------------------------------------------------------------------
+
+
+def _find_line(members: Sequence[Member], is_wanted: Callable[[KernelLine], bool]) -> tuple[KernelLine, Member] | None:
+    lines = ((line, member) for member in members for line in member.kernel.lines if is_wanted(line))
+    return next(lines, None)
+
+
+def _is_gpu_error(line: KernelLine) -> bool:
+    code = xids.read_code(line.text)
+    return code is not None and xids.severity(code, line.text) == "critical"
+
+
+def _has_gpu_error(facts: _Facts) -> _Match | None:
+    found = _find_line(facts.looked_at, _is_gpu_error)
+    code = None if found is None else xids.read_code(found[0].text)
+    if found is None or code is None:
+        return None
+    line, member = found
+    return _Match(f"XID {code} of GPU {line.subject} ({xids.find_meaning(code).meaning})", [member])
+
+
+def _is_device_error(line: KernelLine) -> bool:
+    row = kernel_lines.load().get(line.name)
+    return row is not None and row.names == "device"
+
+
+def _has_adapter_error(facts: _Facts) -> _Match | None:
+    if facts.verdict.kind not in _ALL_WAIT or facts.verdict.named:
+        return None
+    found = _find_line(facts.grouping.members, _is_device_error)
+    if found is None:
+        return None
+    line, member = found
+    device = f" ({line.subject})" if line.subject else ""
+    return _Match(f"that {kernel_lines.load()[line.name].meaning}{device}", [member])
+
+
+def _find_target(facts: _Facts, is_wanted: Callable[[Member, CallTarget], bool]) -> tuple[CallTarget, Member] | None:
+    """Return a target of the blocked call of a suspect or its worker, if it is wanted.
+
+    Without suspects, the calls of all ranks count.
+    """
+    for member in facts.looked_at:
+        worker = member.kernel.worker_call
+        for call in (member.kernel.call, None if worker is None else worker.call):
+            for target in () if call is None else call.behind:
+                if is_wanted(member, target):
+                    return target, member
+    return None
+
+
+def _waits_for_local_device(facts: _Facts) -> _Match | None:
+    def is_local(member: Member, target: CallTarget) -> bool:
+        is_on_device = target.kind == "file" and bool(target.mount) and not target.is_remote
+        return member.kernel.state in BLOCKED_STATES and is_on_device
+
+    found = _find_target(facts, is_local) if facts.verdict.named else None
+    return None if found is None else _Match(found[0].what, [found[1]])
+
+
+# --- storage and network ----------------------------------------------------------------------------------------------
+
+
+def _is_storage_error(line: KernelLine) -> bool:
+    row = kernel_lines.load().get(line.name)
+    return row is not None and row.names in ("nfs", "lustre", "ceph")
+
+
+def _waits_for_storage(facts: _Facts) -> _Match | None:
+    mounts = sorted({member.kernel.silent_mount for member in facts.looked_at if member.kernel.silent_mount})
+    if mounts:
+        return _Match(words.join_words(mounts), facts.looked_at)
+    found = _find_target(facts, lambda _, target: target.kind == "file" and target.is_remote)
+    if found is not None:
+        return _Match(f"{found[0].what} on {found[0].mount}" if found[0].mount else found[0].what, [found[1]])
+    blocked = [member for member in facts.looked_at if member.kernel.state in BLOCKED_STATES]
+    logged = _find_line(blocked, _is_storage_error)
+    return None if logged is None else _Match(logged[0].subject or "its storage", [logged[1]])
+
+
+def _has_unreachable_rank(facts: _Facts) -> _Match | None:
+    places = sorted({member.waits.enclosed_at for member in facts.grouping.members if member.waits.enclosed_at})
+    if facts.verdict.kind not in ("WrongInterface", "NotReached"):
+        return None
+    return _Match(f" at {places[0]}" if places and facts.verdict.kind == "WrongInterface" else "")
+
+
+def _waits_for_remote_peer(facts: _Facts) -> _Match | None:
+    def is_remote(member: Member, target: CallTarget) -> bool:
+        return member.waits.awaited is not None and target.kind == "connection" and target.other_pid is None
+
+    found = _find_target(facts, is_remote) if facts.suspects else None
+    return None if found is None else _Match(found[0].what, [found[1]])
+
+
+def _has_port_errors(facts: _Facts) -> _Match | None:
+    if facts.verdict.kind not in _ALL_WAIT or facts.verdict.named:
+        return None
+    ports = ((member.gpu.ports, member) for member in facts.grouping.members if member.gpu.ports is not None)
+    return next((_Match(port.worse[0], [member]) for port, member in ports if port.worse), None)
+
+
+# --- earlier hangs ----------------------------------------------------------------------------------------------------
+
+
+def _was_restarted_today(facts: _Facts) -> _Match | None:
+    history = facts.history
+    same = [one for one in history.since() if history.fingerprint and one.fingerprint == history.fingerprint]
+    nodes = sorted({one.node for one in same if one.action == "restart"})
+    return _Match(f" ({words.join_words(nodes[:_MOST_NODES])})") if nodes else None
+
+
+def _hung_for_two_owners(facts: _Facts) -> _Match | None:
+    history = facts.history
+    is_other = any(one.node == history.node and one.owner != history.owner for one in history.since())
+    return _Match(history.node) if is_other else None
+
+
+def _hung_on_other_nodes(facts: _Facts) -> _Match | None:
+    history = facts.history
+    is_alone = bool(facts.suspects) and not any(map(_has_call_target, facts.looked_at))
+    nodes = {one.node for one in history.hangs if history.fingerprint and one.fingerprint == history.fingerprint}
+    others = sorted(nodes - {history.node})[:_MOST_NODES]
+    return _Match(words.join_words(others)) if others and is_alone else None
+
+
+# --- restart or fix the program ---------------------------------------------------------------------------------------
+
+
+def _has_lost_its_store(facts: _Facts) -> _Match | None:
+    if facts.verdict.kind != "MasterRefused" or facts.verdict.named:
+        return None
+    stores = (member.waits.store for member in facts.grouping.members if member.waits.store is not None)
+    store = next(stores, None)
+    return None if store is None else _Match(store.endpoint)
+
+
+def _ran_out_of_node_memory(facts: _Facts) -> _Match | None:
+    found = _find_line(facts.looked_at, lambda line: line.name == "oom_kill" and line.text.startswith("Out of memory"))
+    return None if found is None else _Match(words.name_ranks([found[1].id]), [found[1]])
+
+
+def _has_mismatch(facts: _Facts) -> _Match | None:
+    if facts.verdict.kind not in ("Circle", "Mismatch"):
+        return None
+    grouping = facts.grouping
+    answer = decide_by_all_counts(grouping.members, stance_of(grouping), grouping.world_size)
+    return _Match() if answer.kind in ("cycle", "mismatch") and not answer.by_counts else None
+
+
+def _has_call_target(member: Member) -> bool:
+    """True if a file, mount, peer, device or other process may be behind the blocked call of a rank or its worker."""
+    kernel, waits = member.kernel, member.waits
+    calls = filter(None, (kernel.call, None if kernel.worker_call is None else kernel.worker_call.call))
+    is_call = any(call.behind or call.path or call.child_pid or call.file_lock for call in calls)
+    targets = (kernel.silent_mount, waits.file_lock, waits.awaited, waits.stuck_on, waits.object, waits.tracer)
+    is_in_kernel = not member.is_measured or kernel.state in BLOCKED_STATES
+    return is_call or is_in_kernel or any(target is not None for target in targets)
+
+
+def _waits_for_own_lock(facts: _Facts) -> _Match | None:
+    members = [member for _, member in facts.suspects]
+    is_lock = bool(members) and all(group.waits_for in ("lock", "thread") for group, _ in facts.suspects)
+    if not facts.verdict.named or not is_lock or any(map(_has_call_target, members)):
+        return None
+    return _Match(words.name_ranks([member.id for member in members]), members)
+
+
+CONDITIONS: dict[str, Callable[[_Facts], _Match | None]] = {
+    condition.__name__.removeprefix("_"): condition
+    for condition in (
+        _progresses,
+        _is_idle,
+        _sleeps,
+        _is_known_pause,
+        _is_at_rest,
+        _has_gpu_error,
+        _has_adapter_error,
+        _waits_for_local_device,
+        _waits_for_storage,
+        _has_unreachable_rank,
+        _waits_for_remote_peer,
+        _has_port_errors,
+        _was_restarted_today,
+        _hung_for_two_owners,
+        _has_lost_its_store,
+        _ran_out_of_node_memory,
+        _has_mismatch,
+        _waits_for_own_lock,
+        _hung_on_other_nodes,
+    )
+}
+"""The condition of each row of actions.toml, by the name of the row."""

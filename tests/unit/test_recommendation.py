@@ -1,0 +1,197 @@
+"""The recommended action: the first row of actions.toml with a condition that holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hangwatch.model import (
+    Awaited,
+    CallTarget,
+    Confidence,
+    Frame,
+    Group,
+    Grouping,
+    KernelCall,
+    KernelFacts,
+    KernelLine,
+    Member,
+    Motion,
+    PastHang,
+    RankId,
+    Sleep,
+    StackFacts,
+    Store,
+    Verdict,
+    Waits,
+)
+from hangwatch.verdict import recommendation
+from hangwatch.verdict.recommendation import History, with_action
+from hangwatch.verdict.wording.action_text import describe_action
+
+NOW = 1_800_000_000.0
+IDS = [RankId(node="gpu-07", rank=rank, local_rank=rank, pid=100 + rank) for rank in range(4)]
+ON_NFS = CallTarget(kind="file", what="/mnt/nfs/shard-3", mount="/mnt/nfs (nfs4)", is_remote=True)
+ON_DISK = CallTarget(kind="file", what="/scratch/a", mount="/scratch (ext4)")
+ON_FUSE = CallTarget(kind="file", what="/home/user/mnt/a", mount="/home/user/mnt (fuse)", is_remote=True)
+PEER = CallTarget(kind="connection", what="10.0.0.9 port 443")
+LOCAL_PEER = CallTarget(kind="connection", what="127.0.0.1 port 8080", other_pid=77, other_comm="server")
+
+
+def line(text: str, name: str = "xid", subject: str = "0000:3b:00") -> KernelLine:
+    return KernelLine(name=name, text=text, unix_seconds=NOW, subject=subject)
+
+
+def xid(code: int) -> KernelLine:
+    return line(f"NVRM: Xid (PCI:0000:3b:00): {code}, pid=1234, text")
+
+
+def reads(target: CallTarget) -> KernelCall:
+    return KernelCall(name="read", says="read() from", rounds=3, descriptors=1, behind=(target,))
+
+
+def judge(
+    kind: str = "OutsideCollective",
+    *,
+    named: bool = True,
+    waits_for: str = "unknown",
+    kernel: KernelFacts | None = None,
+    rest: KernelFacts | None = None,
+    history: History | None = None,
+    is_known_pause: bool = False,
+    **odd: Any,
+) -> Verdict:
+    """Recommend an action after a hang in which ranks 1 to 3 wait for rank 0. Without `named`, no rank is a suspect."""
+    suspect = Member(id=IDS[0], kernel=kernel or KernelFacts(state="S"), rounds=3, **odd)
+    others = tuple(Member(id=one, kernel=rest or KernelFacts(state="S"), rounds=3) for one in IDS[1:])
+    groups = (
+        Group("b", "collective_wait", others, waits_for="ranks", frames=(Frame("all_reduce", "c10d.py", 1),)),
+        Group("a", "unknown", (suspect,), waits_for=waits_for, frames=(Frame("step", "train.py", 7),)),
+    )
+    verdict = Verdict(
+        kind=kind,
+        message="m",
+        named=(IDS[0],) if named else (),
+        confidence=Confidence.HIGH if named else Confidence.NONE,
+    )
+    return with_action(verdict, Grouping(groups=groups), history, is_known_pause=is_known_pause)
+
+
+def kernel(
+    state: str = "S", *lines: KernelLine, call: KernelCall | None = None, mount: str | None = None
+) -> KernelFacts:
+    return KernelFacts(state=state, lines=lines, call=call, silent_mount=mount)
+
+
+@pytest.mark.parametrize(
+    ("expected", "facts"),
+    [
+        ("wait", {"kind": "Moving", "named": False}),
+        ("wait", {"motion": Motion.MOVING}),
+        ("wait", {"kind": "Serving", "named": False}),
+        ("wait", {"is_known_pause": True, "kernel": kernel(call=reads(ON_NFS))}),
+        ("wait", {"stack": StackFacts(sleep=Sleep(until_unix_seconds=NOW, seconds=60.0, place="p"))}),
+        ("investigate", {"stack": StackFacts(sleep=Sleep(NOW, 60.0, "p", is_polling=True))}),
+        ("investigate", {"kind": "Suspended", "named": False, "rest": kernel("T", xid(79))}),
+        ("restart_elsewhere", {"kernel": kernel("S", xid(79))}),
+        ("restart_elsewhere", {"kernel": kernel("S", xid(79), call=reads(ON_NFS))}),
+        ("restart_elsewhere", {"kind": "EverybodyCame", "named": False, "rest": kernel("S", xid(48))}),
+        ("investigate", {"rest": kernel("S", xid(79))}),
+        *(("investigate", {"kernel": kernel("S", xid(code))}) for code in (13, 31, 43, 45, 63)),
+        ("restart_elsewhere", {"kernel": kernel("D", call=reads(ON_DISK))}),
+        ("investigate", {"kernel": kernel("S", call=reads(ON_DISK))}),
+        ("fix_storage", {"kernel": kernel("D", call=reads(ON_FUSE))}),
+        ("fix_storage", {"kernel": kernel("S", call=reads(ON_NFS))}),
+        ("fix_storage", {"kind": "MountSilent", "named": False, "rest": kernel("D", mount="/mnt/nfs")}),
+        ("fix_storage", {"kernel": kernel("D", line("nfs: server a not responding", "nfs_server_silent", "a"))}),
+        ("investigate", {"kernel": kernel("S", line("nfs: server a not responding", "nfs_server_silent", "a"))}),
+        ("fix_network", {"kind": "NotReached", "named": False}),
+        ("fix_network", {"kernel": kernel(call=reads(PEER)), "waits": Waits(awaited=Awaited(name="10.0.0.9"))}),
+        ("investigate", {"kernel": kernel(call=reads(LOCAL_PEER)), "waits": Waits(awaited=Awaited(name="a server"))}),
+        ("restart", {"kind": "MasterRefused", "named": False, "waits": Waits(store=Store("10.0.0.1:29500", "none"))}),
+        ("restart", {"kind": "RankGone", "kernel": kernel("S", line("Out of memory: Killed process 1", "oom_kill"))}),
+        (
+            "investigate",
+            {
+                "kind": "RankGone",
+                "kernel": kernel("S", line("Memory cgroup out of memory: Killed process", "oom_kill")),
+            },
+        ),
+        ("fix_program", {"waits_for": "lock"}),
+        ("investigate", {"waits_for": "lock", "named": False}),
+        ("investigate", {"waits_for": "lock", "waits": Waits(object="file")}),
+        ("investigate", {"waits_for": "lock", "kernel": KernelFacts()}),
+        ("investigate", {}),
+    ],
+)
+def test_first_row_that_holds_decides(expected: str, facts: dict[str, Any]) -> None:
+    assert judge(**facts).action.kind == expected, facts
+
+
+def test_adapter_error_counts_only_if_all_ranks_wait() -> None:
+    failed = kernel("S", line("mlx5_core 0000:5e:00.0: device's health compromised", "mlx5_fatal", "0000:5e:00.0"))
+    assert judge("EverybodyCame", named=False, rest=failed).action.kind == "restart_elsewhere"
+    assert judge(rest=failed, kernel=failed).action.kind == "investigate"
+
+
+def test_restart_elsewhere_excludes_only_the_node_of_the_fault() -> None:
+    action = judge(kernel=kernel("S", xid(79))).action
+    assert action.exclude_nodes == ("gpu-07",) and action.confidence is Confidence.HIGH
+    assert describe_action(action).startswith(
+        "restart the job without gpu-07: the kernel reports XID 79 of GPU 0000:3b"
+    )
+    assert judge(kernel=kernel(call=reads(ON_NFS))).action.exclude_nodes == ()
+
+
+def hang(hours: float = 2.0, node: str = "gpu-07", owner: str = "alice", **more: Any) -> PastHang:
+    fields = {"incident_id": "i", "fingerprint": judge().fingerprint, "action": "investigate", **more}
+    return PastHang(node=node, opened_unix_seconds=NOW - hours * 3600, owner=owner, **fields)
+
+
+def after(*hangs: PastHang) -> History:
+    return History(hangs, "gpu-07", "alice", unix_seconds=NOW)
+
+
+STORE_LOST = {"kind": "MasterRefused", "named": False, "waits": Waits(store=Store("10.0.0.1:29500", "none"))}
+
+
+def test_restart_is_recommended_once_a_day_for_a_fingerprint() -> None:
+    mark = judge(**STORE_LOST).fingerprint
+    for hours, action, expected in [(2, "restart", "investigate"), (30, "restart", "restart"), (2, "wait", "restart")]:
+        history = after(hang(hours, fingerprint=mark, action=action))
+        assert judge(**STORE_LOST, history=history).action.kind == expected
+    assert judge(**STORE_LOST, history=after(hang(action="restart"))).action.kind == "restart", "of another hang"
+
+
+def test_hang_of_another_owner_on_the_node_is_to_be_investigated() -> None:
+    action = judge(waits_for="lock", history=after(hang(owner="bob", fingerprint=""))).action
+    assert (action.kind, action.target, action.exclude_nodes) == ("investigate", "gpu-07", ())
+    assert judge(waits_for="lock", history=after(hang(owner="bob", node="gpu-08"))).action.kind == "fix_program"
+    assert judge(waits_for="lock", history=after(hang(30, owner="bob"))).action.kind == "fix_program"
+    assert judge(kernel=kernel("S", xid(79)), history=after(hang(owner="bob"))).action.kind == "restart_elsewhere"
+
+
+def test_same_place_on_other_nodes_points_at_the_program() -> None:
+    assert judge(history=after(hang(node="gpu-11"))).action.kind == "fix_program"
+    assert judge(history=after(hang())).action.kind == "investigate"
+    assert judge(kernel=kernel(call=reads(ON_DISK)), history=after(hang(node="gpu-11"))).action.kind == "investigate"
+
+
+def test_evidence_lists_the_hangs_at_the_same_place() -> None:
+    hangs = (hang(), hang(50), hang(3, node="gpu-11"), hang(8 * 24), hang(fingerprint="other"))
+    said = [one.message for one in judge(history=after(*hangs)).evidence]
+    assert said == ["blocked at the same place 3 times in the last 7 days: gpu-07 (2 times), gpu-11 (1 time)"]
+    assert judge().evidence == ()
+
+
+def test_fingerprint_ignores_lines_and_nodes_and_follows_the_stack() -> None:
+    first = judge()
+    assert len(first.fingerprint) == 12 and first.fingerprint == judge(waits_for="lock").fingerprint
+    assert judge(named=False).fingerprint != first.fingerprint
+
+
+def test_table_and_conditions_are_the_same() -> None:
+    assert list(recommendation.load()) == list(recommendation.CONDITIONS)
+    order = list(dict.fromkeys(row.action for row in recommendation.load().values() if row.action != "investigate"))
+    assert order == ["wait", "restart_elsewhere", "fix_storage", "fix_network", "restart", "fix_program"]

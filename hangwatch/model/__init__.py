@@ -92,15 +92,8 @@ from hangwatch.model.groups import (
     gaps,
     spans,
 )
-from hangwatch.model.verdicts import (
-    Confidence,
-    Evidence,
-    CheckFirst,
-    ActionKind,
-    RecommendedAction,
-    Supplement,
-    Verdict,
-)
+from hangwatch.model.recommended_action import Confidence, ActionKind, RecommendedAction
+from hangwatch.model.verdicts import Evidence, CheckFirst, Supplement, Verdict
 from hangwatch.model.incidents import (
     CRASHED,
     INCIDENT_VERSION,

@@ -6,7 +6,7 @@ The cases are those of tests/data/hangs.toml and servers.toml, and the folders i
 dumps (`trace-*.out`). Each case is judged as it is and in every form of `VARIATIONS` and `TEXTS`: another py-spy,
 another Python, half of the ranks, a text without prefixes and titles. For each form, print three numbers: changed
 verdicts, verdicts with an innocent rank to check first (column `elsewhere`), and named innocent ranks. Exit with 1
-if an innocent rank is named.
+if an innocent rank is named, or if a node is to be excluded: no case is a fault of hardware.
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"NAMES AN INNOCENT RANK  {one}")
         elif options.verbose and one.changed:
             print(f"changed  {one}")
-    return 1 if any(one.innocents for one in judged) else 0
+    return 1 if any(one.innocents or one.after.action.exclude_nodes for one in judged) else 0
 
 
 if __name__ == "__main__":

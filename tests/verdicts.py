@@ -2,7 +2,7 @@
 
 usage: python -m tests.verdicts [FOLDER...]
 
-Each line has: case, form, kind, confidence, named ranks, ranks to check first. The cases are those of
+Each line has: case, form, kind, confidence, named ranks, ranks to check first, action. The cases are those of
 tests/data/hangs.toml and of each FOLDER (see tests/robustness.py), in every form. Then every capture of every
 scenario in virtual time follows. The texts of verdicts are omitted, because a text may change while its verdict
 stays the same.
@@ -35,7 +35,8 @@ def lines(folders: Iterable[Path]) -> Iterator[str]:
 
 def _line(case: str, form: str, verdict: Verdict) -> str:
     named, check_first = (_ranks(ranks) for ranks in (verdict.named, verdict.first_look))
-    return f"{case} | {form} | {verdict.kind} | {verdict.confidence.value} | named {named} | check first {check_first}"
+    answer = f"{verdict.kind} | {verdict.confidence.value} | named {named} | check first {check_first}"
+    return f"{case} | {form} | {answer} | {verdict.action.kind}"
 
 
 def _ranks(ranks: Sequence[RankId]) -> str:

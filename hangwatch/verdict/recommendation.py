@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 from hangwatch import tables, words
 from hangwatch.model import (
     BLOCKED_STATES,
+    CRASHED,
     ActionKind,
     CallTarget,
     Confidence,
@@ -35,8 +37,10 @@ DAY_SECONDS = 86400.0
 
 _IDLE = frozenset({"Serving", "NoRanks"})
 _AT_REST = frozenset({"Suspended", "Over", "NoTask"})
+_PROVEN = frozenset({"RankGone", "MountSilent", CRASHED})
 _ALL_WAIT = frozenset({"EverybodyCame", "AllWaiting", "NotReached"})
 _MOST_NODES = 3
+_LOST_CONNECTION = re.compile(r"\b(Dist(Network|Store)Error|ConnectionResetError|Connection reset by peer)\b")
 
 
 class Row(Value, frozen=True, forbid_unknown_fields=True):
@@ -164,6 +168,14 @@ def _is_known_pause(facts: _Facts) -> _Match | None:
 
 def _is_at_rest(facts: _Facts) -> _Match | None:
     return _Match() if facts.verdict.kind in _AT_REST else None
+
+
+def _may_progress(facts: _Facts) -> _Match | None:
+    """Match if hangwatch measured a rank and cannot say that it is blocked. Ranks known from text do not count."""
+    if facts.verdict.kind in _PROVEN:
+        return None
+    measured = (member for member in facts.grouping.members if member.is_measured)
+    return _Match() if any(member.motion is not Motion.FROZEN for member in measured) else None
 
 
 # --- hardware ---------------------------------------------------------------------------------------------------------
@@ -296,12 +308,13 @@ def _hung_on_other_nodes(facts: _Facts) -> _Match | None:
 # --- restart or fix the program ---------------------------------------------------------------------------------------
 
 
-def _has_lost_its_store(facts: _Facts) -> _Match | None:
-    if facts.verdict.kind != "MasterRefused" or facts.verdict.named:
+def _lost_its_connection(facts: _Facts) -> _Match | None:
+    """Match if the first dead rank reports a lost connection. The rank's user writes this report."""
+    if facts.verdict.kind != CRASHED:
         return None
-    stores = (member.waits.store for member in facts.grouping.members if member.waits.store is not None)
-    store = next(stores, None)
-    return None if store is None else _Match(store.endpoint)
+    dead = ((member, member.died) for member in facts.looked_at if member.died is not None)
+    lost = next((member for member, died in dead if _LOST_CONNECTION.search(died.detail or died.text)), None)
+    return None if lost is None else _Match(words.name_ranks([lost.id]), [lost])
 
 
 def _ran_out_of_node_memory(facts: _Facts) -> _Match | None:
@@ -329,7 +342,9 @@ def _has_call_target(member: Member) -> bool:
 
 def _waits_for_own_lock(facts: _Facts) -> _Match | None:
     members = [member for _, member in facts.suspects]
-    is_lock = bool(members) and all(group.waits_for in ("lock", "thread") for group, _ in facts.suspects)
+    is_lock = bool(members) and all(
+        group.waits_for in ("lock", "thread") and member.kernel.rests == "thread" for group, member in facts.suspects
+    )
     if not facts.verdict.named or not is_lock or any(map(_has_call_target, members)):
         return None
     return _Match(words.name_ranks([member.id for member in members]), members)
@@ -343,6 +358,7 @@ CONDITIONS: dict[str, Callable[[_Facts], _Match | None]] = {
         _sleeps,
         _is_known_pause,
         _is_at_rest,
+        _may_progress,
         _has_gpu_error,
         _has_adapter_error,
         _waits_for_local_device,
@@ -352,7 +368,7 @@ CONDITIONS: dict[str, Callable[[_Facts], _Match | None]] = {
         _has_port_errors,
         _was_restarted_today,
         _hung_for_two_owners,
-        _has_lost_its_store,
+        _lost_its_connection,
         _ran_out_of_node_memory,
         _has_mismatch,
         _waits_for_own_lock,

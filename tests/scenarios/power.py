@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from zlib import crc32
 
 from hangwatch.config import Detector, Settings
-from hangwatch.model import Awaited, Waiting
+from hangwatch.model import ActionKind, Awaited, Waiting
 from tests.scenarios.simulation import SETTINGS, Doing, Node
 
 HOUR = 3600.0
@@ -181,7 +181,7 @@ LIGHTEST_AT_ITEM = replace(ITEM_IN_MAIN, watts=130.0)
 class Expected:
     """The expected result of one job. `named` are the named ranks.
 
-    `within_seconds` is the longest permitted time from the fault to the page. `pages_before` is the number of
+    `action` is the recommended action. `within_seconds` is the longest permitted time from the fault to the page. `pages_before` is the number of
     permitted pages before the fault, for pauses that are not learned yet.
     """
 
@@ -190,6 +190,7 @@ class Expected:
     named: tuple[int, ...] = ()
     within_seconds: float = SETTINGS.detector.hold_seconds + 30.0
     pages_before: int = 0
+    action: ActionKind = "investigate"
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,8 @@ def problems(expected: Expected, got: Observed) -> list[str]:
         found.append(f"paged {got.pages} times")
     if expected.page and got.named != expected.named:
         found.append(f"named {got.named}, expected {expected.named}")
+    if expected.page and got.looks and (action := got.looks[-1].verdict.action).kind != expected.action:
+        found.append(f"recommended {action}, expected {expected.action}")
     if expected.page and got.seconds is not None and got.seconds > expected.within_seconds:
         found.append(f"took {got.seconds:.1f} s, expected at most {expected.within_seconds:g} s")
     if not expected.states and got.is_known:

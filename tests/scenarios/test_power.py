@@ -43,6 +43,7 @@ def test_power_scenario(scenario: PowerScenario) -> None:
         assert len(job.pages) == expected.page, job_id
         if expected.page:
             assert tuple(one.rank for one in job.verdict.named) == expected.named, job.verdict.message
+            assert job.verdict.action.kind == expected.action, job.verdict.action
             assert job.paged_at - scenario.trouble_at <= expected.within_seconds
 
     of_ranks = (look for job in played.values() for look in job.looks if scenario.node.waiting is None)

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from hangwatch.model import (
+    CRASHED,
     Awaited,
     CallTarget,
     Confidence,
+    Died,
     Frame,
     Group,
     Grouping,
@@ -22,7 +24,6 @@ from hangwatch.model import (
     RankId,
     Sleep,
     StackFacts,
-    Store,
     Verdict,
     Waits,
 )
@@ -51,6 +52,13 @@ def reads(target: CallTarget) -> KernelCall:
     return KernelCall(name="read", says="read() from", rounds=3, descriptors=1, behind=(target,))
 
 
+def died(text: str) -> Died:
+    return Died(text="an exception", detail=text, unix_seconds=NOW)
+
+
+IN_LOCK = KernelFacts(state="S", rests="thread")
+
+
 def judge(
     kind: str = "OutsideCollective",
     *,
@@ -63,8 +71,9 @@ def judge(
     **odd: Any,
 ) -> Verdict:
     """Recommend an action after a hang in which ranks 1 to 3 wait for rank 0. Without `named`, no rank is a suspect."""
-    suspect = Member(id=IDS[0], kernel=kernel or KernelFacts(state="S"), rounds=3, **odd)
-    others = tuple(Member(id=one, kernel=rest or KernelFacts(state="S"), rounds=3) for one in IDS[1:])
+    odd = {"motion": Motion.FROZEN, "kernel": kernel or IN_LOCK, "rounds": 3, **odd}
+    suspect = Member(id=IDS[0], **odd)
+    others = tuple(Member(id=one, motion=Motion.FROZEN, kernel=rest or IN_LOCK, rounds=3) for one in IDS[1:])
     groups = (
         Group("b", "collective_wait", others, waits_for="ranks", frames=(Frame("all_reduce", "c10d.py", 1),)),
         Group("a", "unknown", (suspect,), waits_for=waits_for, frames=(Frame("step", "train.py", 7),)),
@@ -109,7 +118,8 @@ def kernel(
         ("fix_network", {"kind": "NotReached", "named": False}),
         ("fix_network", {"kernel": kernel(call=reads(PEER)), "waits": Waits(awaited=Awaited(name="10.0.0.9"))}),
         ("investigate", {"kernel": kernel(call=reads(LOCAL_PEER)), "waits": Waits(awaited=Awaited(name="a server"))}),
-        ("restart", {"kind": "MasterRefused", "named": False, "waits": Waits(store=Store("10.0.0.1:29500", "none"))}),
+        ("restart", {"kind": CRASHED, "died": died("torch.distributed.DistNetworkError: Broken pipe")}),
+        ("investigate", {"kind": CRASHED, "died": died("ValueError: Connection reset")}),
         ("restart", {"kind": "RankGone", "kernel": kernel("S", line("Out of memory: Killed process 1", "oom_kill"))}),
         (
             "investigate",
@@ -122,6 +132,9 @@ def kernel(
         ("investigate", {"waits_for": "lock", "named": False}),
         ("investigate", {"waits_for": "lock", "waits": Waits(object="file")}),
         ("investigate", {"waits_for": "lock", "kernel": KernelFacts()}),
+        ("investigate", {"waits_for": "lock", "kernel": kernel("S")}),
+        ("investigate", {"waits_for": "lock", "motion": Motion.UNKNOWN}),
+        ("investigate", {"motion": Motion.UNKNOWN, "kernel": kernel("S", xid(79))}),
         ("investigate", {}),
     ],
 )
@@ -153,7 +166,7 @@ def after(*hangs: PastHang) -> History:
     return History(hangs, "gpu-07", "alice", unix_seconds=NOW)
 
 
-STORE_LOST = {"kind": "MasterRefused", "named": False, "waits": Waits(store=Store("10.0.0.1:29500", "none"))}
+STORE_LOST = {"kind": CRASHED, "died": died("DistStoreError: timed out")}
 
 
 def test_restart_is_recommended_once_a_day_for_a_fingerprint() -> None:
@@ -161,7 +174,8 @@ def test_restart_is_recommended_once_a_day_for_a_fingerprint() -> None:
     for hours, action, expected in [(2, "restart", "investigate"), (30, "restart", "restart"), (2, "wait", "restart")]:
         history = after(hang(hours, fingerprint=mark, action=action))
         assert judge(**STORE_LOST, history=history).action.kind == expected
-    assert judge(**STORE_LOST, history=after(hang(action="restart"))).action.kind == "restart", "of another hang"
+    other = after(hang(fingerprint="other", action="restart"))
+    assert judge(**STORE_LOST, history=other).action.kind == "restart"
 
 
 def test_hang_of_another_owner_on_the_node_is_to_be_investigated() -> None:

@@ -49,6 +49,7 @@ class Row(Value, frozen=True, forbid_unknown_fields=True):
     action: ActionKind
     reason: str
     why: str
+    noun: str = ""
 
 
 class History(NamedTuple):
@@ -278,7 +279,7 @@ def _has_port_errors(facts: _Facts) -> _Match | None:
     if facts.verdict.kind not in _ALL_WAIT or facts.verdict.named:
         return None
     ports = ((member.gpu.ports, member) for member in facts.grouping.members if member.gpu.ports is not None)
-    return next((_Match(port.worse[0], [member]) for port, member in ports if port.worse), None)
+    return next((_Match(f": {port.worse[0]}", [member]) for port, member in ports if port.worse), None)
 
 
 # --- earlier hangs ----------------------------------------------------------------------------------------------------

@@ -110,9 +110,6 @@ SECTIONS = {
     "[detector]": config.Detector(),
     "[progress]": config.Progress(),
     "[capture]": config.Capture(),
-    "[crashes]": config.Crashes(),
-    "[hooks]": config.Hooks(),
-    "[socket]": config.Socket(),
 }
 
 

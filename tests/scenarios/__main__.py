@@ -91,7 +91,7 @@ def table(virtual: list[tuple[str, ...]], real: list[tuple[str, ...]]) -> str:
         for (name, *result), values in seconds.items():
             ends = dict.fromkeys((min(values, key=_number), max(values, key=_number)))
             names.setdefault((*result, " to ".join(ends)), []).append(name)
-        return [("; ".join(alike), *result) for result, alike in names.items()]
+        return [(_list(alike, result), *result) for result, alike in names.items()]
 
     return (
         f"In virtual time, with the default settings: {count(virtual)}.\n\n"
@@ -99,6 +99,11 @@ def table(virtual: list[tuple[str, ...]], real: list[tuple[str, ...]]) -> str:
         f"With real processes, hold 3 s: {count(real)}.\n\n"
         f"{measurements_page.table(COLUMNS, fold(real))}"
     )
+
+
+def _list(names: list[str], result: tuple[str, ...]) -> str:
+    """Return the names of a row. Healthy jobs that did not page are only counted."""
+    return f"{len(names)} others" if result[:2] == ("healthy", "no") else "; ".join(names)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch.stacks import activity
-from hangwatch.verdict import check_first, rules
+from hangwatch.verdict import check_first, recommendation, rules
 from hangwatch.verdict.wording.next_steps import load_steps
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -65,8 +65,15 @@ def activities() -> Iterable[str]:
         yield f"| `{kind}` | {', '.join(names)} |"
 
 
+def actions() -> Iterable[str]:
+    yield "| action | if | why |"
+    yield "|---|---|---|"
+    for row in recommendation.load().values():
+        yield f"| `{row.action}` | {row.reason.format(target=row.noun)} | {row.why} |"
+
+
 @pytest.mark.golden
-@pytest.mark.parametrize("table", [accusing_rules, first_looks, activities])
+@pytest.mark.parametrize("table", [accusing_rules, first_looks, activities, actions])
 def test_the_page_prints_what_the_rules_are(
     table: Callable[[], Iterable[str]], golden_part: Callable[[Path, str, Iterable[str]], None]
 ) -> None:

@@ -41,6 +41,7 @@ TOGETHER = (
     "integration/test_nodes_in_namespaces.py",
     "integration/test_nodes_over_slurm.py",
     "integration/test_nodes_over_ssh.py",
+    "integration/test_requeue_over_slurm.py",
     "integration/test_torchrun.py",
     "test_contract.py",
 )

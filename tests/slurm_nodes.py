@@ -1,4 +1,7 @@
-"""A real Slurm on loopback with its own munge. It has a controller, and three nodes with one slurmd each."""
+"""A real Slurm on loopback with its own munge. It has a controller, and three nodes with one slurmd each.
+
+SLURM_CONF is set inside `with`.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +26,36 @@ needs_slurm = pytest.mark.skipif(
     reason="needs root, and Slurm: apt install slurmctld slurmd slurm-client munge",
 )
 NODES = ("n0", "n1", "n2")
+_FREEZER = Path("/sys/fs/cgroup/freezer")
 
 
 @contextlib.contextmanager
 def slurm(folder: Path) -> Iterator[str]:
-    """Start three nodes and a job that uses them all. Yield the job's number.
+    """Start three nodes and a job that uses them all. Yield the job's number."""
+    with idle_slurm(folder):
+        job = ask("sbatch", "--parsable", "-N3", "-n3", "--output=/dev/null", "--wrap", "sleep 600")
+        try:
+            wait_for(lambda: steps(job), "the job")
+            yield job
+        finally:
+            _end(job)
 
-    SLURM_CONF is set inside `with`.
+
+@contextlib.contextmanager
+def idle_slurm(folder: Path, *, with_cgroups: bool = False) -> Iterator[Path]:
+    """Start three nodes without a job. Yield the path of the configuration.
+
+    `with_cgroups`: the control group of a process shows its job, as hangwatch needs it. Control groups v1 only.
     """
     conf = _configuration(folder)
+    if with_cgroups:
+        conf.write_text(conf.read_text().replace("proctrack/linuxproc", "proctrack/cgroup"))
+        with (folder / "cgroup.conf").open("a") as cgroup_conf:
+            cgroup_conf.write(f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={_FREEZER.parent}\n")
     with contextlib.ExitStack() as stack:
         log = stack.enter_context((folder / "log").open("w"))
+        if with_cgroups:
+            stack.callback(_remove_groups)
         _munge(folder, stack, log)
         _start(stack, log, "slurmctld", "-D", "-f", str(conf))
         for node in NODES:
@@ -41,16 +63,13 @@ def slurm(folder: Path) -> Iterator[str]:
         before = os.environ.get("SLURM_CONF")
         os.environ["SLURM_CONF"] = str(conf)
         stack.callback(_restore, before)
-        wait_for(lambda: _asked("sinfo", "--noheader", "--states=idle", "--format=%D") == "3", "three idle nodes")
-        job = _asked("sbatch", "--parsable", "-N3", "-n3", "--output=/dev/null", "--wrap", "sleep 600")
-        stack.callback(_end, job)
-        wait_for(lambda: steps(job), "the job")
-        yield job
+        wait_for(lambda: ask("sinfo", "--noheader", "--states=idle", "--format=%D") == "3", "three idle nodes")
+        yield conf
 
 
 def steps(job: str) -> str:
     """Return Slurm's list of the running steps of a job."""
-    return _asked("squeue", "--steps", "--noheader", f"--jobs={job}", "--format=%i")
+    return ask("squeue", "--steps", "--noheader", f"--jobs={job}", "--format=%i")
 
 
 def _configuration(folder: Path) -> Path:
@@ -98,13 +117,23 @@ def _start(stack: contextlib.ExitStack, log: IO[str], name: str, *arguments: str
     stack.callback(process.terminate)
 
 
-def _asked(*command: str) -> str:
+def ask(*command: str) -> str:
+    """Return the output of a command of Slurm; "" if it fails."""
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30).stdout.strip()
 
 
 def _end(job: str) -> None:
     subprocess.run(["scancel", job], check=True, timeout=30)
     wait_for(lambda: not steps(job), "an end of the job")
+
+
+def _remove_groups() -> None:
+    """Remove the control groups that slurmd makes and leaves."""
+    for node in NODES:
+        for folder, _, _ in os.walk(_FREEZER / f"slurm_{node}", topdown=False):
+            group = Path(folder)
+            wait_for(lambda group=group: not (group / "cgroup.procs").read_text(), f"no process in {group}")
+            group.rmdir()
 
 
 def _restore(before: str | None) -> None:

@@ -17,6 +17,7 @@ from hangwatch import config, hooks
 from hangwatch.formats import incident_file
 from hangwatch.hooks import due_hook
 from hangwatch.model import JobState
+from hangwatch.model.recommended_action import RecommendedAction
 from tests import samples
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +50,8 @@ class Site:
         Fail unless its exit status is `status`.
         """
         found = samples.mismatch()
-        found = replace(found, job=replace(found.job, **job))
+        verdict = replace(found.verdict, action=RecommendedAction(kind="restart"))
+        found = replace(found, job=replace(found.job, **job), verdict=verdict)
         incident = self.folder / "incidents" / "20260314T031500Z-42"
         incident.mkdir(parents=True, exist_ok=True)
         (incident / "incident.json").write_bytes(incident_file.encode(found))
@@ -67,35 +69,42 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
+def squeue_prints(state: str, start: str = "2026-03-14T02:00:00") -> str:
+    return f"4711|4711|{state}|{start}|gpu|1||"
+
+
 def test_of_many_nodes_one_requeues(site: Site) -> None:
     claims = site.folder / "requeued"
     claims.mkdir()
     site.program("scontrol")
-    site.program("squeue", "RUNNING             0")
+    site.program("squeue", squeue_prints("RUNNING"))
     printed = [site.call("requeue-slurm.sh", str(claims), owner="Slurm job 4711") for _ in range(3)]
     assert [call for call in site.calls if call.startswith("scontrol")] == ["scontrol requeue 4711"]
-    assert printed[1:] == ["another node has requeued job 4711\n"] * 2
-    site.program("squeue", "RUNNING             1")
-    site.call("requeue-slurm.sh", str(claims), owner="Slurm job 4711")
-    assert site.calls[-1] == "scontrol requeue 4711", "it hangs again after it was requeued"
+    assert printed == ["requeued job 4711\n"] + ["another node has requeued job 4711\n"] * 2
+    site.program("squeue", squeue_prints("RUNNING", "2026-03-14T09:00:00"))
+    printed = [site.call("requeue-slurm.sh", str(claims), owner="Slurm job 4711")]
+    assert printed == ["job 4711 is not requeued again: limit 1\n"], "it hangs again after it was requeued"
+    site.call("requeue-slurm.sh", str(claims), "recommended", "2", owner="Slurm job 4711")
+    assert site.calls[-1] == "scontrol requeue 4711", "a site may allow more"
 
 
-def test_requeue_refused_by_slurm_releases_the_claim(site: Site) -> None:
-    """Release the claim if Slurm refuses the requeue.
+def test_requeue_refused_by_slurm_releases_the_claims(site: Site) -> None:
+    """Release the claims if Slurm refuses the requeue.
 
     Else the next node would report that another node has requeued the job, and a later permitted requeue would be
     blocked.
     """
     claims = site.folder / "requeued"
     claims.mkdir()
-    site.program("squeue", "RUNNING             0")
+    site.program("squeue", squeue_prints("RUNNING"))
     site.program("scontrol", "Access/permission denied", status=1)
     for _ in range(2):
         said = site.call("requeue-slurm.sh", str(claims), status=1, owner="Slurm job 4711")
         assert "another node" not in said and "denied" in said
+        assert list(claims.iterdir()) == []
     site.program("scontrol")
     site.call("requeue-slurm.sh", str(claims), owner="Slurm job 4711")
-    assert [path.name for path in claims.iterdir()] == ["4711.0"]
+    assert len(list(claims.iterdir())) == 2
 
 
 def test_where_squeue_fails_the_job_is_not_said_to_be_gone(site: Site) -> None:
@@ -107,11 +116,11 @@ def test_where_squeue_fails_the_job_is_not_said_to_be_gone(site: Site) -> None:
 
 @pytest.mark.parametrize(
     ("owner", "state", "says"),
-    [("Slurm job 4711", "COMPLETING 0", "job 4711 is COMPLETING"), ("uid 1004", "RUNNING 0", "not a Slurm job")],
+    [("Slurm job 4711", "COMPLETING", "job 4711 is COMPLETING"), ("uid 1004", "RUNNING", "not a Slurm job")],
 )
 def test_nothing_else_is_requeued(site: Site, owner: str, state: str, says: str) -> None:
     site.program("scontrol")
-    site.program("squeue", state)
+    site.program("squeue", squeue_prints(state))
     assert says in site.call("requeue-slurm.sh", str(site.folder), owner=owner, job_id="4711")
     assert not any(call.startswith("scontrol") for call in site.calls)
 

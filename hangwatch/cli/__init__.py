@@ -35,6 +35,7 @@ _MODULES = {
     "check": ("check",),
     "incidents": ("incidents", "report"),
     "many_nodes": ("merge",),
+    "mcp_server": ("mcp",),
     "selftest": ("selftest",),
     "dump": ("dump",),
     "silence": ("silence",),

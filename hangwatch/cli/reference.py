@@ -41,9 +41,12 @@ def markdown() -> str:
 
 
 def _drop_described(text: str, described: set[str]) -> str:
-    """Return a help text without --help and the options in `described`. Its other options are added to `described`."""
+    """Return a help text without --help, list of commands and the options in `described`.
+
+    Its other options are added to `described`.
+    """
     before, heading, options = text.partition("\nOptions:\n")
-    rest, commands = (*options.split("\n\nCommands:\n", 1), "")[:2]
+    rest = options.partition("\n\nCommands:\n")[0]
     shown, repeated = [], []
     for option in re.split(r"\n(?=  -)", rest):
         key = " ".join(option.split())
@@ -55,7 +58,7 @@ def _drop_described(text: str, described: set[str]) -> str:
             shown.append(_narrow(option))
             described.add(key)
     shown += [f"  as above: {', '.join(repeated)}"] if repeated else []
-    return before + heading + "\n".join(shown) + (f"\n\nCommands:\n{commands}" if commands else "")
+    return before + heading + "\n".join(shown)
 
 
 def _narrow(option: str) -> str:

@@ -337,8 +337,9 @@ class Runner:
         stop: threading.Event | None = None,
         question: bytes | None = None,
         pass_fds: Sequence[int] = (),
+        environ: Mapping[str, str] | None = None,
     ) -> Printed | Fault:
-        """Run `command` once for process `target`, with `question` on its stdin.
+        """Run `command` once for process `target`, with `question` on its stdin. `environ` is as in `Child`.
 
         `share` is the user or pod that the child counts for. The child is killed at the deadline, or once `stop` is
         set. Its end is awaited for at most 1 s.
@@ -354,6 +355,7 @@ class Runner:
         try:
             child = Child(
                 command,
+                environ=environ,
                 has_input=question is not None,
                 errors=subprocess.STDOUT if self._keeps_part else subprocess.PIPE,
                 own_session=self._keeps_part,

@@ -40,6 +40,13 @@ def program(name: str) -> str:
     return found
 
 
+def chromium(folder: Path, *arguments: str) -> list[str]:
+    """Return the command of a headless Chromium with its profile in `folder`."""
+    sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
+    profile = f"--user-data-dir={folder / 'chromium'}"
+    return [program("chromium"), "--headless", "--disable-gpu", "--hide-scrollbars", *sandbox, profile, *arguments]
+
+
 def free_port() -> int:
     """Return a loopback port on which no process listens at present.
 
@@ -257,7 +264,7 @@ class RealAlertmanager(_Process):
         return list(json.loads(get(f"{self.url}/api/v2/alerts")[1]))
 
 
-class _Server:
+class Server:
     """A small HTTP server in a thread of this process, on a free loopback port."""
 
     def __init__(self) -> None:
@@ -305,7 +312,7 @@ class _Server:
         self._thread.join(STOP_SECONDS)
 
 
-class WebhookReceiver(_Server):
+class WebhookReceiver(Server):
     """A receiver of Alertmanager's webhook notifications. It keeps them in order, with their unix time of arrival.
 
     The request path is the receiver's name: `received("/page")` returns the notifications posted to /page.
@@ -335,7 +342,7 @@ class WebhookReceiver(_Server):
         )
 
 
-class TextExporter(_Server):
+class TextExporter(Server):
     """A server of `text` as /metrics, for metrics that a test cannot cause in a real hangwatch."""
 
     def __init__(self, text: str) -> None:

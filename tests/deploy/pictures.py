@@ -7,7 +7,6 @@ one rank hangs. drawing.py (not Grafana) draws the dashboards, and headless Chro
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from tests.deploy import promql
 from tests.deploy.daemon_on_simulated_node import hangwatch_on
 from tests.deploy.drawing import WIDTH, Source, draw
 from tests.deploy.promql import DASHBOARDS, ROOT, RULES
-from tests.servers import RealPrometheus, program
+from tests.servers import RealPrometheus, chromium
 
 IMAGES = ROOT / "docs/img"
 TRAINING_SECONDS = 75.0
@@ -60,17 +59,7 @@ def photograph(page: Path, picture: Path, height: int) -> None:
     """Save a PNG picture of a page, `height` pixels high, with headless Chromium."""
     picture.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(
-        [
-            program("chromium"),
-            "--headless=new",
-            "--disable-gpu",
-            "--hide-scrollbars",
-            *(["--no-sandbox"] if os.geteuid() == 0 else []),
-            f"--user-data-dir={page.parent / 'chromium'}",
-            f"--window-size={WIDTH},{height}",
-            f"--screenshot={picture}",
-            page.as_uri(),
-        ],
+        chromium(page.parent, f"--window-size={WIDTH},{height}", f"--screenshot={picture}", page.as_uri()),
         check=True,
         timeout=120,
         capture_output=True,

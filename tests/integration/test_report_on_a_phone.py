@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import html as escaping
 import json
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -18,7 +17,7 @@ from msgspec.structs import replace
 from hangwatch.model import JobState, PowerSeries, TimelineEntry
 from hangwatch.report import html
 from tests import samples
-from tests.servers import program
+from tests.servers import chromium
 
 PHONE_PIXELS = 375
 FOLD_PIXELS = 667
@@ -60,11 +59,8 @@ def seen(tmp_path: Path, hung_seconds: int) -> dict[str, list[list[float]]]:
     shown = samples.replaced(incident, power=power, timeline=timeline, verdict=stuck)
     (tmp_path / "page.html").write_text(html.render(shown))
     (tmp_path / "around.html").write_text(AROUND % PHONE_PIXELS)
-    command = [
-        program("chromium"), "--headless", "--disable-gpu", "--hide-scrollbars", "--allow-file-access-from-files",
-        *(["--no-sandbox"] if os.geteuid() == 0 else []), f"--user-data-dir={tmp_path / 'chromium'}",
-        "--dump-dom", (tmp_path / "around.html").as_uri(),
-    ]  # fmt: skip
+    page = (tmp_path / "around.html").as_uri()
+    command = chromium(tmp_path, "--allow-file-access-from-files", "--dump-dom", page)
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     found = re.search(r"\{.*\}", done.stdout, re.DOTALL)
     assert found, done.stdout

@@ -13,7 +13,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias, get_args
@@ -37,8 +37,10 @@ _KEY_OF = {
     JobState.ENDED: "on_ended",
 }
 _PLACEHOLDER = re.compile(r"\{\w*\}")
-_NAMES = ("incident", "name", "job", "job_name", "job_key", "state", "owner", "owner_uid", "slurm_job", "node")
-_RECOMMENDED = ("action", "exclude_nodes", "fingerprint")
+_NAMES = ("incident", "name", "job", "job_name", "job_key", "state", "owner", "owner_uid", "slurm_job", "pods", "node")
+_OF_VERDICT = ("kind", "message", "action", "exclude_nodes", "fingerprint")
+_API_SERVER = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")  # kubectl needs them in a pod
+_MOST_MESSAGE_CHARACTERS = 500
 _ENVIRON = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/"}
 
 Outcome: TypeAlias = Literal["ok", "failed", "killed", "timed_out", "not_run", "not_called"]
@@ -92,7 +94,7 @@ def refuse_unusable(settings: Settings, source: str) -> None:
         if not command:
             continue
         for number, argument in enumerate(command):
-            allowed = [f"{{{name}}}" for name in (*_NAMES, *_RECOMMENDED)]
+            allowed = [f"{{{name}}}" for name in (*_NAMES, *_OF_VERDICT)]
             if _PLACEHOLDER.search(argument) and (number == 0 or argument not in allowed):
                 problems.append(
                     f"{source}: [hooks]: {key}[{number}]: {argument!r}: a placeholder must be a whole argument\n"
@@ -138,13 +140,14 @@ def due_hook(settings: Settings, incident: Incident, moved_to: JobState | None, 
         return None
     values = _values(incident, key.removeprefix("on_"), folder)
     arguments = tuple(values.get(argument[1:-1], argument) if argument[:1] == "{" else argument for argument in command)
-    environ = {**_ENVIRON, **{f"HANGWATCH_{name.upper()}": value for name, value in values.items() if value}}
+    api_server = {name: os.environ[name] for name in _API_SERVER if name in os.environ}
+    environ = _ENVIRON | api_server | {f"HANGWATCH_{name.upper()}": value for name, value in values.items() if value}
     return HookCall(key, arguments, environ, incident, folder)
 
 
 def _values(incident: Incident, state: str, folder: Path | None) -> dict[str, str]:
     """Return the value of each placeholder of a hook's command, by name."""
-    job = incident.job
+    job, verdict = incident.job, incident.verdict
     slurm = re.fullmatch(r"Slurm job (\d+)", job.owner)
     return {
         "incident": "" if folder is None else str(folder),
@@ -156,11 +159,21 @@ def _values(incident: Incident, state: str, folder: Path | None) -> dict[str, st
         "owner": job.owner,
         "owner_uid": "" if job.uid is None else str(job.uid),
         "slurm_job": slurm[1] if slurm else "",
+        "pods": ",".join(_pods(incident)),
         "node": incident.node,
-        "action": incident.verdict.action.kind,
-        "exclude_nodes": ",".join(map(_plain, incident.verdict.action.exclude_nodes)),
-        "fingerprint": incident.verdict.fingerprint,
+        "kind": verdict.kind,
+        "message": re.sub(r"[^A-Za-z0-9 .,:;()/#+-]", "_", verdict.message[:_MOST_MESSAGE_CHARACTERS]),
+        "action": verdict.action.kind,
+        "exclude_nodes": ",".join(map(_plain, verdict.action.exclude_nodes)),
+        "fingerprint": verdict.fingerprint,
     }
+
+
+def _pods(incident: Incident) -> Sequence[str]:
+    """Return the uids of the pods of the named ranks on this node; if none is known, those of all its ranks."""
+    named = {rank.pid for rank in incident.verdict.named if rank.node == incident.node}
+    pods = {rank.id.pid: rank.pod for rank in incident.job.ranks if rank.pod}
+    return sorted({pods[pid] for pid in pods.keys() & named} or set(pods.values()))
 
 
 def _plain(text: str) -> str:

@@ -178,6 +178,7 @@ def _rank(
         gpu_uuids=rank_gpus.find_gpus(pids, process.environ, local_rank, samples),
         workers=tuple(Worker(child.id, _title(child) or child.comm, process_role.is_python(child)) for child in below),
         title=_title(process),
+        pod=owners.pod_of(process),
     )
 
 
@@ -260,7 +261,7 @@ def _job_name(crew: Membership, node: str) -> str:
     "" without a name. Workers that Ray started before its job do not have the name of that job.
     """
     told = (
-        process_role.job_name(one.environ, in_pod=owners.is_in_pod(one), node=node)
+        process_role.job_name(one.environ, in_pod=bool(owners.pod_of(one)), node=node)
         for one in filter(None, (*crew.processes, crew.launcher_process))
     )
     return next(filter(None, told), "")

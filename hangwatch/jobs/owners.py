@@ -40,12 +40,11 @@ def owner_of(process: Process) -> Owner:
         if job := cgroups.slurm_job(path):
             return Owner(f"Slurm job {job}")
     user = "an unknown user" if process.uid is None else f"uid {process.uid}"
-    for path in process.cgroups:
-        if pod := cgroups.pod(path):
-            return Owner(user, pod)
+    if pod := pod_of(process):
+        return Owner(user, pod)
     return Owner(user, " ".join(process.cgroups) if process.uid == 0 else "")
 
 
-def is_in_pod(process: Process) -> bool:
-    """True if the control group of the process is in a Kubernetes pod."""
-    return any(cgroups.pod(path) is not None for path in process.cgroups)
+def pod_of(process: Process) -> str:
+    """Return the uid of the Kubernetes pod of a process, from its control group; "" outside of pods."""
+    return next(filter(None, map(cgroups.pod, process.cgroups)), "")

@@ -53,7 +53,8 @@ class Rank(Value, frozen=True):
 
     `gpu_uuids` are the GPUs that it holds according to NVML, else the GPUs that its environment names. `title` is as in
     `RankId`. For an actor of Ray it lacks the method that runs at the moment. `most_peers` is the highest number of
-    connections to other ranks or the store of its job that a scan has seen.
+    connections to other ranks or the store of its job that a scan has seen. `pod` is the uid of its Kubernetes pod, as
+    the kernel reports it; "" outside of pods.
     """
 
     id: ProcessId
@@ -63,6 +64,7 @@ class Rank(Value, frozen=True):
     workers: tuple[Worker, ...] = ()
     title: str | None = None
     most_peers: int = 0
+    pod: str = ""
 
 
 INTERFACES_OF_ONE_NODE = frozenset({"lo", "docker0"})

@@ -17,7 +17,7 @@ from hangwatch.config import ConfigError
 from hangwatch.formats.incident_file import StoreError
 from hangwatch.hook_process import MOST_OUTPUT_BYTES
 from hangwatch.hooks import HookResult, Hooks, due_hook
-from hangwatch.model import CRASHED, Incident, JobState
+from hangwatch.model import CRASHED, Incident, JobState, ProcessId, Rank, RankId
 from hangwatch.schedule import RateLimit
 from hangwatch.store import Store
 from tests import samples
@@ -154,6 +154,48 @@ def test_text_of_a_job_owner_is_neither_option_nor_shell_code(script: Script) ->
     assert {f"HANGWATCH_{name.upper()}" for name in names} <= call.environ.keys()
     claims = due_hook(config.Hooks(on_hung=command), incident(owner="uid 4711", job_id="4711"), JobState.HUNG, None)
     assert claims is not None and "HANGWATCH_SLURM_JOB" not in claims.environ, "a name is not the kernel's word"
+
+
+def test_pods_are_those_of_the_named_ranks() -> None:
+    def pods(named: tuple[int, ...]) -> str | None:
+        ranks = [Rank(id=ProcessId(pid, 1), rank=pid, local_rank=pid, pod=f"0a1b2c3{pid}") for pid in (1, 2, 3)]
+        found = incident(ranks=tuple(ranks))
+        ids = tuple(RankId(node=samples.NODE, rank=pid, pid=pid) for pid in named)
+        call = due_hook(
+            config.Hooks(on_hung=("/usr/bin/true",)),
+            replace(found, verdict=replace(found.verdict, named=ids)),
+            JobState.HUNG,
+            None,
+        )
+        assert call is not None
+        return call.environ.get("HANGWATCH_PODS")
+
+    assert pods((2,)) == "0a1b2c32"
+    assert pods(()) == "0a1b2c31,0a1b2c32,0a1b2c33"
+    assert pods((9,)) == "0a1b2c31,0a1b2c32,0a1b2c33", "the pod of a rank that is gone is unknown"
+
+
+def test_verdict_has_no_character_that_ends_a_string() -> None:
+    found = incident()
+    text = "Rank 3 is blocked in \"$(x)\\`y`\n' at a.py:7. " + "x" * 600
+    hostile = replace(found, verdict=replace(found.verdict, message=text))
+    call = due_hook(config.Hooks(on_hung=("/usr/bin/true", "{message}", "{kind}")), hostile, JobState.HUNG, None)
+    assert call is not None
+    message, kind = call.command[1:]
+    assert message.startswith("Rank 3 is blocked in __(x)__y___ at a.py:7. xxx") and len(message) == 500
+    assert (call.environ["HANGWATCH_MESSAGE"], kind) == (message, found.verdict.kind)
+
+
+def test_hook_gets_the_address_of_the_api_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """kubectl in a pod reads it from the environment."""
+    command = config.Hooks(on_hung=("/usr/bin/true",))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    outside = due_hook(command, incident(), JobState.HUNG, None)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    inside = due_hook(command, incident(), JobState.HUNG, None)
+    assert outside is not None and "KUBERNETES_SERVICE_HOST" not in outside.environ
+    assert inside is not None and inside.environ["KUBERNETES_SERVICE_HOST"] == "10.96.0.1"
 
 
 # --- execution -------------------------------------------------------------------------------------------------------

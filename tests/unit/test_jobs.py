@@ -397,6 +397,7 @@ def test_a_job_has_the_uid_of_all_its_ranks_as_the_node_knows_it(
     ]
     (job,) = discovery.find_jobs(processes).jobs
     assert (len(job.ranks), job.uid) == (2, reader)
+    assert {rank.pod for rank in job.ranks} == {"8c1f0a52-6d1e" if "kubepods" in paths[0] else ""}
 
 
 def test_second_claimant_of_a_live_rank_is_a_separate_job(tmp_path: Path) -> None:

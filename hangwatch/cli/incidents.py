@@ -8,7 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 import msgspec
@@ -17,6 +17,7 @@ from hangwatch import store, words
 from hangwatch.cli import screen
 from hangwatch.cli.completion import complete_incidents, complete_jobs_of_incidents
 from hangwatch.cli.config_choice import config_option, settings_from
+from hangwatch.cli.node_options import Reach, nodes_options, parse_reach
 from hangwatch.cli.output_files import write_text
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
@@ -208,13 +209,27 @@ def _file_of(path: Path) -> Path | None:
 @click.argument("wanted", metavar="[JOB]", required=False, shell_complete=complete_jobs_of_incidents)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, see docs/json.md.")
 @click.option("-l", "--full", is_flag=True, help="On a terminal, show each verdict in full instead of one line.")
+@click.option(
+    "--like",
+    metavar="INCIDENT",
+    help="Only incidents at the same place as this one: equal functions and files in the stacks.",
+    shell_complete=complete_incidents,
+)
 @config_option
-def incidents(wanted: str | None, as_json: bool, full: bool, config_path: Path | None) -> None:
+@nodes_options
+def incidents(
+    *, wanted: str | None, as_json: bool, full: bool, like: str | None, config_path: Path | None, **reaching: Any
+) -> None:
     """List the incidents that this node keeps, newest first.
 
-    With JOB, the id, key or name of a job, list only its incidents.
+    With JOB, the id, key or name of a job, list only its incidents. With --like, --nodes also asks other nodes.
     """
-    sources = _Sources(config_path)
+    sources, reach = _Sources(config_path), parse_reach(reaching)
+    if reach is not None and like is None:
+        raise click.UsageError("--nodes and --jobid need --like INCIDENT")
+    if like is not None:
+        _list_similar(like, sources, reach, as_json=as_json)
+        return
     summaries = sources.summaries()
     if wanted is not None:
         summaries = tuple(
@@ -243,6 +258,18 @@ def incidents(wanted: str | None, as_json: bool, full: bool, config_path: Path |
             else f"{wanted}: no incident of such a job; `hangwatch incidents` lists all"
         )
         print_table(("incident", "job", "state", "verdict"), rows, "" if rows else none)
+
+
+def _list_similar(like: str, sources: _Sources, reach: Reach | None, *, as_json: bool) -> None:
+    """List the incidents with the fingerprint of the incident `like`. Raises StoreError, BusyError and InputError."""
+    from hangwatch.cli import similar_incidents
+
+    incident = _incident(Path(like), None, sources)
+    if incident is None:
+        raise InputError(sources.none_found())
+    summaries = sources.summaries() if reach is None else similar_incidents.read_nodes(reach)
+    similar = similar_incidents.find_similar(incident, summaries)
+    similar_incidents.print_similar(incident, similar, as_json=as_json)
 
 
 def _verdict(summary: Summary) -> str:

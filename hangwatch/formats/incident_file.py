@@ -28,6 +28,7 @@ from hangwatch.model import (
     Incident,
     Job,
     JobState,
+    PastHang,
     RankId,
     RecommendedAction,
     Value,
@@ -373,6 +374,18 @@ def load_summary(folder: Path) -> Summary:
         fingerprint=head.verdict.fingerprint,
         owner=head.job.share or head.job.owner,
         has_hung=any(line.state == JobState.HUNG.value for line in head.timeline),
+    )
+
+
+def as_past_hang(summary: Summary) -> PastHang:
+    """Return an incident of a list as an earlier hang."""
+    return PastHang(
+        incident_id=summary.incident_id,
+        node=summary.node,
+        opened_unix_seconds=summary.opened_unix_seconds,
+        owner=summary.owner,
+        fingerprint=summary.fingerprint,
+        action=summary.action,
     )
 
 

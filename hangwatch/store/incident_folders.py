@@ -212,18 +212,7 @@ class Store:
 
     def past_hangs(self) -> tuple[PastHang, ...]:
         """Return the hangs in the store, newest first. Raises StoreError."""
-        return tuple(
-            PastHang(
-                incident_id=summary.incident_id,
-                node=summary.node,
-                opened_unix_seconds=summary.opened_unix_seconds,
-                owner=summary.owner,
-                fingerprint=summary.fingerprint,
-                action=summary.action,
-            )
-            for summary in self.summaries()
-            if summary.has_hung
-        )
+        return tuple(incident_file.as_past_hang(summary) for summary in self.summaries() if summary.has_hung)
 
     def find(self, name: str) -> Path:
         """Return the folder of an incident, by its name or a unique part of the name. Raises StoreError."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -118,10 +118,15 @@ def _describe_earlier_hangs(history: History) -> Iterator[Evidence]:
     """Yield evidence if the job hung at the same place in the last 7 days: how often, and on which nodes."""
     same = [one for one in history.since(7 * DAY_SECONDS) if one.fingerprint == history.fingerprint != ""]
     if same:
-        by_node = Counter(hang.node for hang in same).most_common(_MOST_NODES)
-        listed = ", ".join(f"{node} ({words.count(number, 'time')})" for node, number in by_node)
-        message = f"blocked at the same place {words.count(len(same), 'time')} in the last 7 days: {listed}"
+        times = words.count(len(same), "time")
+        message = f"blocked at the same place {times} in the last 7 days: {describe_hangs(same)}"
         yield Evidence(kind="history", message=message)
+
+
+def describe_hangs(hangs: Iterable[PastHang]) -> str:
+    """Return the nodes of some hangs as text: "gpu-07 (2 times), gpu-11 (1 time)"."""
+    by_node = Counter(hang.node for hang in hangs).most_common(_MOST_NODES)
+    return ", ".join(f"{node} ({words.count(number, 'time')})" for node, number in by_node)
 
 
 def _make_action(row: Row, match: _Match, verdict: Verdict) -> RecommendedAction:

@@ -1,0 +1,62 @@
+"""`hangwatch incidents --like`: the incidents with the fingerprint of one incident, on this node or on many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import click
+import msgspec
+
+from hangwatch import words
+from hangwatch.cli.node_options import Reach, resolve_nodes, run_hangwatch
+from hangwatch.cli.text_tables import print_table
+from hangwatch.cli.usage_errors import InputError
+from hangwatch.formats import incident_file
+from hangwatch.formats.incident_file import Summary
+from hangwatch.model import Incident
+from hangwatch.verdict.recommendation import History, describe_hangs, with_action
+from hangwatch.verdict.wording.action_text import describe_action
+
+
+def find_similar(incident: Incident, summaries: Iterable[Summary]) -> list[Summary]:
+    """Return the incidents with the fingerprint of `incident`, newest first. Raises InputError if it has none."""
+    mark = incident.verdict.fingerprint
+    if not mark:
+        raise InputError(
+            f"{incident.incident_id}: has no fingerprint: it has no stack, or an older hangwatch wrote it\n"
+            "  `hangwatch incidents JOB` lists the incidents of a job"
+        )
+    alike = {(one.node, one.folder): one for one in summaries if one.fingerprint == mark and not one.problem}
+    return sorted(alike.values(), key=lambda one: -one.opened_unix_seconds)
+
+
+def read_nodes(reach: Reach) -> list[Summary]:
+    """Return the incidents of all nodes. Raises InputError if no node responds."""
+    from hangwatch.fleet.node_incidents import Replies
+
+    replies = Replies()
+    run_hangwatch(reach, resolve_nodes(reach), "incidents --json", replies, replies.add)
+    if not replies.answered:
+        raise InputError("no node responded")
+    return replies.summaries
+
+
+def print_similar(incident: Incident, similar: Sequence[Summary], *, as_json: bool) -> None:
+    """Print the similar incidents, and the recommended action with the knowledge of all of them."""
+    if as_json:
+        answer = incident_file.Incidents(schema_version=1, incidents=tuple(similar))
+        click.echo(msgspec.json.encode(answer))
+        return
+    rows = [
+        (words.utc(one.opened_unix_seconds), one.node, one.folder, one.job_id, f"{one.verdict}: {one.message}")
+        for one in similar
+    ]
+    print_table(("opened", "node", "incident", "job", "verdict"), rows, "no other incident has its fingerprint")
+    opened = incident.opened_unix_seconds
+    earlier = [incident_file.as_past_hang(one) for one in similar if one.has_hung and one.opened_unix_seconds < opened]
+    if earlier:
+        click.echo(f"\nit hung at this place before: {describe_hangs(earlier)}")
+        owner = incident.job.share or incident.job.owner
+        history = History(earlier, incident.node, owner, unix_seconds=opened)
+        verdict = with_action(incident.verdict, incident.grouping, history)
+        click.echo(f"recommended action: {describe_action(verdict.action)}")

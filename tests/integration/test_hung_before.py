@@ -1,0 +1,117 @@
+"""Two hangs at one line on two nodes: the second page, report and list of incidents tell of the first."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import wait_for
+from tests.fake_driver import FakeDriver, h100
+from tests.integration.test_page import DEPLOY, HUNG_POWER, alertmanager_config
+from tests.namespace_nodes import cluster, needs_namespaces, sshd_on
+from tests.real_daemon import QUICK, RealDaemon, TorchJob
+from tests.servers import RealAlertmanager, RealPrometheus, WebhookReceiver
+from tests.ssh_nodes import needs_sshd
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(500), needs_namespaces, needs_sshd]
+
+NAMES = ("n0", "n1")
+
+
+def page_of(webhook: WebhookReceiver, job: TorchJob) -> str:
+    """Return the description of the page about a job."""
+
+    def find() -> list[str]:
+        received = webhook.received("/on-call")
+        alerts = [alert for one in received if one["status"] == "firing" for alert in one["alerts"]]
+        return [alert["annotations"]["description"] for alert in alerts if alert["labels"]["job_id"] == job.run_id]
+
+    return wait_for(find, f"the page of {job.run_id}", 120)[0]
+
+
+@contextlib.contextmanager
+def hung_job(folder: Path, daemon: RealDaemon, driver: FakeDriver, prefix: list[str]) -> Iterator[TorchJob]:
+    """Yield a job of four ranks on one node; rank 2 does not return from `read_shard`."""
+    folder.mkdir()
+    os.mkfifo(folder / "shard")
+    driver.write(h100(4))
+    run_id = f"pretrain-{folder.name}"
+    with TorchJob(
+        folder, "stuck_on_a_fifo.py", prefix=prefix, run_id=run_id, node_rank=0, endpoint="127.0.0.1:29511"
+    ) as job:
+        job.wait_for_step(3)
+        daemon.wait_for_state(job.run_id, "training")
+        (folder / "stop-at-shard").touch()
+        wait_for(lambda: not (folder / "stop-at-shard").exists(), "rank 2 to reach the shard")
+        driver.add(*HUNG_POWER)
+        yield job
+
+
+def test_second_page_shows_that_it_happened_before_and_where(tmp_path: Path, fake_nvml_library: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        nodes = stack.enter_context(cluster(tmp_path, NAMES))
+        drivers = {name: FakeDriver(fake_nvml_library, tmp_path / f"{name}.scenario", h100(4)) for name in NAMES}
+        daemons = {
+            name: stack.enter_context(
+                RealDaemon(
+                    tmp_path / f"hw-{name}",
+                    drivers[name].environ,
+                    prefix=node.inside,
+                    http={**QUICK["http"], "listen": node.address},
+                )
+            )
+            for name, node in nodes.items()
+        }
+        ssh_config = stack.enter_context(sshd_on(nodes, tmp_path / "ssh"))
+        webhook = stack.enter_context(WebhookReceiver())
+        alertmanager = stack.enter_context(RealAlertmanager(tmp_path / "am", alertmanager_config(webhook.url)))
+        addresses = {name: daemon.address for name, daemon in daemons.items()}
+        rules = [DEPLOY / "hangwatch.rules.yaml"]
+        stack.enter_context(
+            RealPrometheus(tmp_path / "prom", addresses, rules=rules, alertmanager=alertmanager.address)
+        )
+
+        with hung_job(tmp_path / "first", daemons["n0"], drivers["n0"], nodes["n0"].inside) as job:
+            assert "Before: " not in page_of(webhook, job)
+        daemons["n0"].wait_for_state(job.run_id, "ended")
+        with hung_job(tmp_path / "second", daemons["n1"], drivers["n1"], nodes["n1"].inside) as job:
+            page = page_of(webhook, job)
+            assert "\nBefore: at the same place in the last 7 days: n0\n" in page, page
+            there = tmp_path / "hangwatch-there"
+            there.write_text(
+                f'exec {sys.executable} -m hangwatch "$@" --config {tmp_path}/hw-$(hostname)/hangwatch.toml\n'
+            )
+            over_nodes = ["--nodes", "n[0-1]", "--via-options", f"-F {ssh_config}", "--remote-command", f"sh {there}"]
+            (name,) = [one["folder"] for one in incidents(daemons["n1"], "--json")["incidents"]]
+            alike = incidents(daemons["n1"], "--like", name, *over_nodes, "--json")["incidents"]
+            assert [one["node"] for one in alike] == ["n1", "n0"]
+            text = listed(daemons["n1"], "--like", name, *over_nodes)
+            assert "it hung at this place before: n0 (1 time)" in text, text
+            assert listed(daemons["n1"], "--like", name).count(name) == 1
+        daemons["n1"].wait_for_state(job.run_id, "ended")
+
+        with hung_job(tmp_path / "third", daemons["n1"], drivers["n1"], nodes["n1"].inside) as job:
+            assert "Before: at the same place in the last 7 days: n0, n1\n" in page_of(webhook, job)
+            newest = incidents(daemons["n1"], "--json")["incidents"][0]["folder"]
+            report = (daemons["n1"].state / "incidents" / newest / "report.txt").read_text()
+            assert "blocked at the same place 1 time in the last 7 days: n1 (1 time)" in report, report
+
+
+def listed(daemon: RealDaemon, *arguments: str) -> str:
+    command = [sys.executable, "-m", "hangwatch", "incidents", *arguments, "--config", str(daemon.config)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def incidents(daemon: RealDaemon, *arguments: str) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(listed(daemon, *arguments))
+    return answer

@@ -11,8 +11,9 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_MAX_INSTANCES, JobExecutionEvent
 from apscheduler.executors.pool import ThreadPoolExecutor
@@ -40,7 +41,8 @@ _THREADS: dict[Pool, int] = {
 }
 
 
-class QueuedItem(NamedTuple, Generic[T]):
+@dataclass(frozen=True)
+class QueuedItem(Generic[T]):
     """A queued item and its owner."""
 
     owner: str

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -167,13 +169,15 @@ class TorchJob:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # In its own session: its process group id is the started pid.
-        for sign in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(self.process.pid, sign)
-                self.process.wait(10)
-            except (subprocess.TimeoutExpired, ProcessLookupError):
-                continue
+        # In its own session: its process group id is the started pid. A launcher behind a `prefix` ends later than it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+            end = time.monotonic() + 10
+            while time.monotonic() < end:
+                self.process.poll()
+                os.killpg(self.process.pid, 0)
+                time.sleep(0.05)
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def wait_for_step(self, step: int, deadline_seconds: float = 150.0) -> None:

@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -54,16 +54,6 @@ class Problem(NamedTuple):
     line: int | None = None
 
 
-class Decoded(NamedTuple, Generic[T]):
-    """The decoded value of a table, and its problems. Keys with problems are left out of the value.
-
-    `value` is None if even the other keys cannot be decoded.
-    """
-
-    value: T | None
-    problems: tuple[Problem, ...]
-
-
 def parse(text: str, source: str) -> dict[str, Any]:
     """Parse a TOML text to a table. Errors name the file `source`. Raises TomlError."""
     if long_key := _LONG_KEY.search(text):
@@ -101,33 +91,31 @@ def _is_deeper(value: object, depth: int) -> bool:
     return any(isinstance(value, dict | list) for value in level)
 
 
-def decode(table: object, kind: type[T], source: str, path: tuple[str, ...] = (), text: str = "") -> Decoded[T]:
-    """Decode a table to a value of this type.
+def decode(
+    table: object, kind: type[T], source: str, path: tuple[str, ...] = (), text: str = ""
+) -> tuple[T | None, tuple[Problem, ...]]:
+    """Decode a table to a value of this type. Return the value and the problems of the keys that it lacks.
 
-    `path` is the list of keys from the top of the file to the table. `text` is the text of the file, needed to find
-    lines. After `MOST_PROBLEMS` problems, one more says that there are others.
+    The value is None if even the other keys cannot be decoded. `path` is the list of keys from the top of the file to
+    the table. `text` is the text of the file, needed to find lines. After `MOST_PROBLEMS` problems, one more says that
+    there are others.
     """
     problems: list[Problem] = []
     rest = table
     while True:
         try:
-            return Decoded(decoding.convert(rest, kind), _in_order(problems))
+            return decoding.convert(rest, kind), _in_order(problems)
         except msgspec.ValidationError as error:
             steps, what = _explain(str(error), rest, kind, path)
         keys = (*path, *steps)
         if len(problems) == MOST_PROBLEMS:
-            return Decoded(
-                None,
-                (
-                    *_in_order(problems),
-                    Problem((), f"{source}: more errors follow: fix these {MOST_PROBLEMS} first"),
-                ),
-            )
+            more = Problem((), f"{source}: more errors follow: fix these {MOST_PROBLEMS} first")
+            return None, (*_in_order(problems), more)
         line = line_of(text, keys)
         problems.append(Problem(keys, f"{source}{f':{line}' if line else ''}: {what}", line))
         shorter = _without(rest, steps)
         if shorter is rest:
-            return Decoded(None, _in_order(problems))
+            return None, _in_order(problems)
         rest = shorter
 
 

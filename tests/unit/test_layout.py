@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
 from pathlib import Path
 
@@ -47,3 +48,11 @@ def test_base_name_repeats_only_for_two_halves_of_a_subject() -> None:
 def test_every_package_says_what_it_holds() -> None:
     for package in PACKAGES:
         assert (PACKAGE / package / "__init__.py").read_text().startswith('"""'), package
+
+
+def test_named_tuple_has_no_other_base_class() -> None:
+    """Python 3.10 refuses NamedTuple together with Generic."""
+    for path in MODULES:
+        for node in ast.walk(ast.parse((PACKAGE / path).read_text())):
+            if isinstance(node, ast.ClassDef) and len(node.bases) > 1:
+                assert "NamedTuple" not in map(ast.unparse, node.bases), f"{path}: {node.name}"

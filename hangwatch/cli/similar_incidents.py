@@ -48,12 +48,14 @@ def print_similar(incident: Incident, similar: Sequence[Summary], *, as_json: bo
         click.echo(msgspec.json.encode(answer))
         return
     rows = [
-        (words.utc(one.opened_unix_seconds), one.node, one.folder, one.job_id, f"{one.verdict}: {one.message}")
-        for one in similar
+        (words.utc(each.opened_unix_seconds), each.node, each.folder, each.job_id, f"{each.verdict}: {each.message}")
+        for each in similar
     ]
     print_table(("opened", "node", "incident", "job", "verdict"), rows, "no other incident has its fingerprint")
     opened = incident.opened_unix_seconds
-    earlier = [incident_file.as_past_hang(one) for one in similar if one.has_hung and one.opened_unix_seconds < opened]
+    earlier = [
+        incident_file.as_past_hang(each) for each in similar if each.has_hung and each.opened_unix_seconds < opened
+    ]
     if earlier:
         click.echo(f"\nit hung at this place before: {describe_hangs(earlier)}")
         owner = incident.job.share or incident.job.owner

@@ -14,6 +14,7 @@ from tests.scenarios.simulation import play
 from tests.scenarios.stage import Crowd, Observed, problems
 
 COLUMNS = ("scenario", "truth", "page", "seconds to the page")
+MOST_NAMES = 3
 
 
 def power_rows(scenario: PowerScenario) -> list[tuple[str, ...]]:
@@ -102,8 +103,9 @@ def table(virtual: list[tuple[str, ...]], real: list[tuple[str, ...]]) -> str:
 
 
 def _list(names: list[str], result: tuple[str, ...]) -> str:
-    """Return the names of a row. Healthy jobs that did not page are only counted."""
-    return f"{len(names)} others" if result[:2] == ("healthy", "no") else "; ".join(names)
+    """Return the first names of a row, and the number of its others. Healthy jobs that did not page are only counted."""
+    shown = names[: 0 if result[:2] == ("healthy", "no") else MOST_NAMES]
+    return "; ".join((*shown, *((f"{len(names) - len(shown)} more",) if len(names) > len(shown) else ())))
 
 
 def main() -> None:

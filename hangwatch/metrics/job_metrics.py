@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 from prometheus_client.core import Metric
@@ -17,6 +18,8 @@ from hangwatch.state.on_crash import CRASH_SHOWN_SECONDS
 from hangwatch.verdict.timeout_forecast import forecast_timeout
 from hangwatch.verdict.wording import group_text
 from hangwatch.verdict.wording.next_steps import next_step
+
+MOST_FINGERPRINTS = 20
 
 
 def states(snapshot: Snapshot, now: float) -> Iterator[Metric]:
@@ -87,6 +90,7 @@ def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
         "Activity of each rank of a job with an open incident",
         (*JOB, "rank", "local_rank", "activity", "waits_for", "motion", "frame", "stack", "does"),
     )
+    fingerprints = _list_fingerprints(snapshot)
     for entry in snapshot.jobs.values():
         incident = entry.open_incident
         if incident is None:
@@ -105,7 +109,7 @@ def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
                 words.cut_middle(verdict.stuck_on, LABEL_LENGTH),
                 words.cut_middle(next_step(verdict), LABEL_LENGTH),
                 verdict.action.kind,
-                verdict.fingerprint,
+                verdict.fingerprint if verdict.fingerprint in fingerprints else "",
             ],
             1,
         )
@@ -130,6 +134,13 @@ def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
                     1,
                 )
     yield from (info, opened, ends, activity)
+
+
+def _list_fingerprints(snapshot: Snapshot) -> frozenset[str]:
+    """Return the fingerprints of the open incidents, at most `MOST_FINGERPRINTS`: a user can make many."""
+    open_incidents = (entry.open_incident for entry in snapshot.jobs.values())
+    fingerprints = dict.fromkeys(one.verdict.fingerprint for one in open_incidents if one is not None)
+    return frozenset(itertools.islice(fingerprints, MOST_FINGERPRINTS))
 
 
 def _page(incident: Incident, external_url: str) -> str:

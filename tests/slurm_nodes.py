@@ -49,7 +49,10 @@ def idle_slurm(folder: Path, *, with_cgroups: bool = False) -> Iterator[Path]:
     """
     conf = _configuration(folder)
     if with_cgroups:
-        conf.write_text(conf.read_text().replace("proctrack/linuxproc", "proctrack/cgroup"))
+        if not _FREEZER.is_dir():
+            pytest.skip("needs control groups v1")
+        first_job = f"FirstJobId={os.getpid()}\n"  # another Slurm on this machine has other groups
+        conf.write_text(conf.read_text().replace("proctrack/linuxproc", "proctrack/cgroup") + first_job)
         with (folder / "cgroup.conf").open("a") as cgroup_conf:
             cgroup_conf.write(f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={_FREEZER.parent}\n")
     with contextlib.ExitStack() as stack:
@@ -128,12 +131,11 @@ def _end(job: str) -> None:
 
 
 def _remove_groups() -> None:
-    """Remove the control groups that slurmd makes and leaves."""
+    """Remove the control groups that slurmd leaves, unless another Slurm on this machine uses them."""
     for node in NODES:
         for folder, _, _ in os.walk(_FREEZER / f"slurm_{node}", topdown=False):
-            group = Path(folder)
-            wait_for(lambda group=group: not (group / "cgroup.procs").read_text(), f"no process in {group}")
-            group.rmdir()
+            with contextlib.suppress(OSError):
+                Path(folder).rmdir()
 
 
 def _restore(before: str | None) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import ssl
+import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,8 +21,10 @@ from hangwatch import config, hooks
 from hangwatch.model import JobState, Rank
 from hangwatch.model.recommended_action import RecommendedAction
 from tests import samples
+from tests.certificates import make_authority, make_certificate
 from tests.deploy.test_helm import objects
 from tests.kubernetes_api import VERSION, KubernetesApi, Object
+from tests.other_users import needs_root
 
 HOOKS = Path(__file__).parents[2] / "deploy" / "hooks"
 MANIFESTS = HOOKS / "kubernetes"
@@ -37,7 +41,11 @@ class Cluster:
     """A cluster of one node and two pods of the same name in different namespaces. `pods` are their objects."""
 
     def __init__(self, api: KubernetesApi, kubeconfig: Path) -> None:
-        self.api, self._kubeconfig = api, kubeconfig
+        self.api = api
+        self._environ = {
+            "KUBECONFIG": str(kubeconfig),
+            "HOME": str(kubeconfig.parent),
+        }  # kubectl writes a cache to HOME
         api.add("nodes", NODE)
         self.pods = [api.add("pods", "train-worker-0", team, spec=POD_SPEC) for team in ("team-a", "team-b")]
 
@@ -68,7 +76,7 @@ class Cluster:
         incident = replace(sample, job=replace(sample.job, **{"ranks": tuple(ranks), **job}), verdict=verdict)
         call = hooks.due_hook(config.Hooks(on_hung=(str(HOOKS / name), *arguments)), incident, JobState.HUNG, None)
         assert call is not None
-        return hooks.run(call._replace(environ={**call.environ, "KUBECONFIG": str(self._kubeconfig)}), 60.0)
+        return hooks.run(call._replace(environ={**call.environ, **self._environ}), 60.0)
 
 
 @pytest.fixture
@@ -175,6 +183,38 @@ def test_taint_has_a_limit_of_nodes(cluster: Cluster) -> None:
     refused = output_of(cluster.call("taint-node.sh", "on", "2", action="restart_elsewhere"), "failed")
     assert refused == f"{NODE} is not tainted: 2 other nodes are (limit: 2)\n"
     output_of(cluster.call("taint-node.sh", "on", "3", action="restart_elsewhere"))
+
+
+IN_A_POD = """
+mount -t tmpfs tmpfs /run
+mkdir -p /run/secrets/kubernetes.io/serviceaccount
+cp "$1/token" "$1/ca.crt" /run/secrets/kubernetes.io/serviceaccount
+shift
+exec "$@"
+"""
+
+
+@needs_kubectl
+@needs_root
+def test_hook_in_a_pod_uses_the_token_of_its_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = make_authority(tmp_path, "ca")
+    served = make_certificate(authority, tmp_path, "api", "IP:127.0.0.1")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(served.certificate, served.key)
+    authority.certificate.rename(tmp_path / "ca.crt")
+    (tmp_path / "token").write_text("xyzzy")
+    with KubernetesApi(MANIFESTS / "rights.yaml", tls, "xyzzy") as api:
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(api.port))
+        settings = config.Hooks(on_hung=(str(HOOKS / "kubernetes-event.sh"),))
+        call = hooks.due_hook(settings, samples.loader_hang(), JobState.HUNG, None)
+        assert call is not None
+        command = ("unshare", "--mount", "sh", "-ec", IN_A_POD, "sh", str(tmp_path), *call.command)
+        done = subprocess.run(
+            command, env={**call.environ, "HOME": str(tmp_path)}, capture_output=True, text=True, timeout=60
+        )
+        assert (done.stdout, done.stderr) == (f"event of Node {NODE}\n", "")
+        assert len(api.find("events")) == 1
 
 
 # --- manifests -------------------------------------------------------------------------------------------------------

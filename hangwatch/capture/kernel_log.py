@@ -21,6 +21,7 @@ LINES_OF_A_RANK = 8
 SLACK_SECONDS = 60.0
 """Tolerance in time: the clock of the log drifts against that of processes. No pid is reused within this time."""
 
+RECENT_SECONDS = 3600.0
 _TEXT_CHARACTERS = 300
 
 
@@ -53,6 +54,7 @@ def find_lines(
                 unix_seconds=unix_now - (now - line.boot_seconds),
                 subject=words.printable(line.subject),
                 where=words.printable(line.where),
+                is_recent=now - line.boot_seconds <= RECENT_SECONDS,
             )
             for line in sorted(lines, key=lambda line: line.boot_seconds)[-LINES_OF_A_RANK:]
         )

@@ -142,7 +142,7 @@ class KernelLine(Value, frozen=True):
 
     `name` is the row of kernel_lines.toml that matched, `subject` the process or device in the line, `where` the
     library in which a crash happened. A process may choose the text of `subject` and `where`. `text` is the line,
-    bounded and printable.
+    bounded and printable. `is_recent`: it was logged in the hour before the capture.
     """
 
     name: str
@@ -150,6 +150,7 @@ class KernelLine(Value, frozen=True):
     unix_seconds: float
     subject: str = ""
     where: str = ""
+    is_recent: bool = False
 
 
 class OutputEnd(Value, frozen=True):

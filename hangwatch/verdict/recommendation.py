@@ -188,8 +188,9 @@ def _may_progress(facts: _Facts) -> _Match | None:
 
 
 def _find_line(members: Sequence[Member], is_wanted: Callable[[KernelLine], bool]) -> tuple[KernelLine, Member] | None:
-    lines = ((line, member) for member in members for line in member.kernel.lines if is_wanted(line))
-    return next(lines, None)
+    """Return a recent line and its rank. The job has survived an older line."""
+    lines = ((line, member) for member in members for line in member.kernel.lines)
+    return next(((line, member) for line, member in lines if line.is_recent and is_wanted(line)), None)
 
 
 def _is_gpu_error(line: KernelLine) -> bool:

@@ -241,6 +241,7 @@ def test_xid_is_about_the_ranks_of_its_gpu(tmp_path: Path) -> None:
         4711: ["0000:3b:00"],
         4712: ["0000:5e:00"],
     }
+    assert all(line.is_recent for said in found.values() for line in said)
     assert "has fallen off the bus" in kernel_lines.describe("xid", found[4711][0].text)
 
 

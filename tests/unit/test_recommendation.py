@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from hangwatch.model import (
     CRASHED,
@@ -41,7 +42,7 @@ LOCAL_PEER = CallTarget(kind="connection", what="127.0.0.1 port 8080", other_pid
 
 
 def line(text: str, name: str = "xid", subject: str = "0000:3b:00") -> KernelLine:
-    return KernelLine(name=name, text=text, unix_seconds=NOW, subject=subject)
+    return KernelLine(name=name, text=text, unix_seconds=NOW, subject=subject, is_recent=True)
 
 
 def xid(code: int) -> KernelLine:
@@ -107,6 +108,7 @@ def kernel(
         ("restart_elsewhere", {"kernel": kernel("S", xid(79), call=reads(ON_NFS))}),
         ("restart_elsewhere", {"kind": "EverybodyCame", "named": False, "rest": kernel("S", xid(48))}),
         ("investigate", {"rest": kernel("S", xid(79))}),
+        ("investigate", {"kernel": kernel("S", replace(xid(79), is_recent=False))}),
         *(("investigate", {"kernel": kernel("S", xid(code))}) for code in (13, 31, 43, 45, 63)),
         ("restart_elsewhere", {"kernel": kernel("D", call=reads(ON_DISK))}),
         ("investigate", {"kernel": kernel("S", call=reads(ON_DISK))}),

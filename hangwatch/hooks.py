@@ -39,7 +39,7 @@ _KEY_OF = {
 _PLACEHOLDER = re.compile(r"\{\w*\}")
 _NAMES = ("incident", "name", "job", "job_name", "job_key", "state", "owner", "owner_uid", "slurm_job", "pods", "node")
 _OF_VERDICT = ("kind", "message", "action", "exclude_nodes", "fingerprint")
-_API_SERVER = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT")  # kubectl needs them in a pod
+_KUBERNETES = ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "NODE_NAME")  # for kubectl in the daemon's pod
 _MOST_MESSAGE_CHARACTERS = 500
 _ENVIRON = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HOME": "/"}
 
@@ -140,8 +140,8 @@ def due_hook(settings: Settings, incident: Incident, moved_to: JobState | None, 
         return None
     values = _values(incident, key.removeprefix("on_"), folder)
     arguments = tuple(values.get(argument[1:-1], argument) if argument[:1] == "{" else argument for argument in command)
-    api_server = {name: os.environ[name] for name in _API_SERVER if name in os.environ}
-    environ = _ENVIRON | api_server | {f"HANGWATCH_{name.upper()}": value for name, value in values.items() if value}
+    kubernetes = {name: os.environ[name] for name in _KUBERNETES if name in os.environ}
+    environ = _ENVIRON | kubernetes | {f"HANGWATCH_{name.upper()}": value for name, value in values.items() if value}
     return HookCall(key, arguments, environ, incident, folder)
 
 

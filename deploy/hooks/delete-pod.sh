@@ -7,7 +7,7 @@
 # Needs kubectl in the image, and the rights of kubernetes/rights.yaml.
 set -eu
 memory=$1 per_day=${2:-10}
-action=${HANGWATCH_ACTION:-investigate} pods=${HANGWATCH_PODS:-}
+action=${HANGWATCH_ACTION:-investigate} pods=${HANGWATCH_PODS:-} node=${NODE_NAME:-$HANGWATCH_NODE}
 stop() { # STATUS MESSAGE
   echo "$2"
   exit "$1"
@@ -25,9 +25,9 @@ esac
 [ -n "$pods" ] || stop 0 "not in a pod by its control group: nothing to delete"
 
 # By the uid of the control group. The owner of a job chooses all names.
-found=$(kubectl get pods --all-namespaces --field-selector "spec.nodeName=$HANGWATCH_NODE" \
+found=$(kubectl get pods --all-namespaces --field-selector "spec.nodeName=$node" \
   --output 'jsonpath={range .items[*]}{.metadata.uid} {.metadata.namespace} {.metadata.name}{"\n"}{end}')
-found=$(echo "$found" | grep -E "^($(echo "$pods" | tr , '|')) ") || stop 1 "no pod $pods on node $HANGWATCH_NODE"
+found=$(echo "$found" | grep -E "^($(echo "$pods" | tr , '|')) ") || stop 1 "no pod $pods on node $node"
 
 job=hangwatch-restart-$HANGWATCH_JOB_KEY
 day=hangwatch-day-$(date -u +%Y-%m-%d) number=1

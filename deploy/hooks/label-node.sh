@@ -5,7 +5,7 @@
 #     on_ended     = ["/hooks/label-node.sh", "{node}", "{job_key}", "{state}"]
 # Needs kubectl in the image, and a ClusterRole that may get and patch nodes.
 set -eu
-node=$1 job_key=$2 state=$3
+node=${NODE_NAME:-$1} job_key=$2 state=$3
 if [ "$state" = hung ]; then
   exec kubectl label node "$node" --overwrite "hangwatch/hung=$job_key"
 fi

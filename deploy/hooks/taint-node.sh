@@ -6,16 +6,16 @@
 # elsewhere. After the repair: kubectl taint node NODE hangwatch/fault-
 # Needs kubectl in the image, and the rights of kubernetes/rights.yaml.
 set -eu
-switch=${1:-off} most=${2:-3}
+switch=${1:-off} most=${2:-3} node=${NODE_NAME:-$HANGWATCH_NODE}
 case $switch:,${HANGWATCH_EXCLUDE_NODES:-}, in
   on:*",$HANGWATCH_NODE,"*) ;;
   on:*) echo "no hardware fault of $HANGWATCH_NODE is known: not tainted" && exit ;;
   *) echo "taint-node.sh is off: $HANGWATCH_NODE is not tainted" && exit ;;
 esac
 tainted=$(kubectl get nodes --output 'jsonpath={range .items[*]}{.metadata.name}:{.spec.taints[*].key}{"\n"}{end}')
-number=$(echo "$tainted" | grep -v "^$HANGWATCH_NODE:" | grep -cw hangwatch/fault) || true
+number=$(echo "$tainted" | grep -v "^$node:" | grep -cw hangwatch/fault) || true
 if [ "$number" -ge "$most" ]; then
-  echo "$HANGWATCH_NODE is not tainted: $number other nodes are (limit: $most)"
+  echo "$node is not tainted: $number other nodes are (limit: $most)"
   exit 1
 fi
-exec kubectl taint node "$HANGWATCH_NODE" --overwrite "hangwatch/fault=$HANGWATCH_KIND:NoSchedule"
+exec kubectl taint node "$node" --overwrite "hangwatch/fault=$HANGWATCH_KIND:NoSchedule"

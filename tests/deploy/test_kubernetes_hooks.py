@@ -166,6 +166,26 @@ def test_label_is_set_and_removed(cluster: Cluster) -> None:
 
 
 @needs_kubectl
+def test_node_may_have_a_longer_name_in_kubernetes(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = f"{NODE}.example.com"
+    monkeypatch.setenv("NODE_NAME", long)
+    cluster.api.add("nodes", long)
+    for pod in cluster.pods:
+        pod["spec"] = POD_SPEC | {"nodeName": long}
+    output_of(cluster.call("kubernetes-event.sh"))
+    output_of(cluster.call("label-node.sh", "{node}", "{job_key}", "{state}"))
+    output_of(cluster.call("taint-node.sh", "on", action="restart_elsewhere"))
+    output_of(cluster.call("delete-pod.sh", "hangwatch"))
+    assert cluster.remaining == ["team-b"]
+    short, found = cluster.api.find("nodes")
+    assert ("labels" in short["metadata"], "labels" in found["metadata"], len(found["spec"]["taints"])) == (
+        False,
+        True,
+        1,
+    )
+
+
+@needs_kubectl
 def test_taint_is_off_until_it_is_switched_on(cluster: Cluster) -> None:
     for arguments, action in (((), "restart_elsewhere"), (("off",), "restart_elsewhere"), (("on",), "restart")):
         assert "not tainted" in output_of(cluster.call("taint-node.sh", *arguments, action=action))

@@ -146,6 +146,8 @@ def test_a_line_of_the_list_says_what_the_incident_says(tmp_path: Path) -> None:
         state=JobState.RECOVERED,
         verdict=incident.verdict.kind,
         message=incident.verdict.message,
+        owner=incident.job.owner,
+        has_hung=True,
     )
     assert (incident.job.job_key, incident.verdict.message) != ("", "")
     assert (folder / "dumps/r1/rank0.bin").read_bytes() == b"\xff"

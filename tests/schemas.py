@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from hangwatch.cli.check_nodes import NodesCheck
+from hangwatch.cli.feedback import FeedbackStatistics
 from hangwatch.cli.selftest import Answer as SelfTest
 from hangwatch.cli.slow_nodes import SlowNodes
 from hangwatch.fleet.sighting import GroupedDump
@@ -23,6 +24,7 @@ FORMS: dict[str, type] = {
     "check_nodes": NodesCheck,
     "slow_nodes": SlowNodes,
     "dump": Dump,
+    "feedback_statistics": FeedbackStatistics,
     "grouped": GroupedDump,
     "incident": Incident,
     "incidents": Incidents,

@@ -32,6 +32,7 @@ TRY_AGAIN = 75  # EX_TEMPFAIL
 
 _MODULES = {
     "explain": ("explain",),
+    "feedback": ("verdict",),
     "check": ("check",),
     "incidents": ("incidents", "report"),
     "many_nodes": ("merge",),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
@@ -32,7 +31,7 @@ from hangwatch.cli.node_options import Reach, nodes_options, parse_reach, topolo
 from hangwatch.cli.progress_line import Step
 from hangwatch.cli.source_lines import read_source_lines
 from hangwatch.cli.text_tables import print_table
-from hangwatch.cli.usage_errors import InputError
+from hangwatch.cli.usage_errors import InputError, with_sudo
 from hangwatch.errors import TemporaryError, UserError
 from hangwatch.jobs import likely_ranks
 from hangwatch.model import Incident, Job, JobState, RankDump, Verdict
@@ -47,7 +46,6 @@ from hangwatch.verdict.wording import stuck_on
 
 MOST_OWNERS = 8
 MOST_LIKELY_RANKS = 64
-_PROGRAM_FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")  # in which sudo looks, see secure_path in sudoers(5)
 
 
 class DumpOptions(NamedTuple):
@@ -330,16 +328,10 @@ class _LocalDump:
 
 
 def _see_all(options: DumpOptions) -> str:
-    """Return what to type to dump the same jobs with all rights.
-
-    sudo does not find a program in a virtual environment by its name.
-    """
-    program = Path(sys.argv[0]).absolute()
-    is_found = program.name != "hangwatch" or str(program.parent) in _PROGRAM_FOLDERS
-    name = "hangwatch" if is_found else shlex.quote(str(program))
-    wanted = [f"--job {shlex.quote(options.wanted)}"] if options.wanted else []
-    selected = " ".join(["dump", *wanted, *(f"--pid {pid}" for pid in options.pids)])
-    return f"`sudo {name} {selected}`, or install the daemon (docs/install-systemd.md)"
+    """Return what to type to dump the same jobs with all rights."""
+    arguments = ["dump", *(["--job", options.wanted] if options.wanted else [])]
+    arguments += [word for pid in options.pids for word in ("--pid", str(pid))]
+    return f"`{with_sudo(arguments)}`, or install the daemon (docs/install-systemd.md)"
 
 
 def print_jobs(dumped: Sequence[Incident], *, with_message: bool) -> None:

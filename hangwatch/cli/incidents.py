@@ -6,7 +6,7 @@ import os
 import pwd
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.formats import incident_file
 from hangwatch.formats.incident_file import StoreError, Summary
-from hangwatch.model import Incident
+from hangwatch.model import Feedback, Incident
 from hangwatch.report import html, text
 
 _INDENT = "    "
@@ -60,17 +60,17 @@ def report(
     if name is not None and wanted is not None:
         raise click.UsageError("give either an incident or --job")
     sources = _Sources(config_path)
-    incident = _incident(name, wanted, sources)
+    incident, feedback = _incident(name, wanted, sources) or (None, None)
     if incident is None:
         click.echo(sources.none_found(), err=True)
         return 1
     if html_path is not None:
-        write_text(html_path, html.render(incident))
+        write_text(html_path, html.render(incident, feedback))
         click.echo(f"wrote {html_path}", err=True)
     elif as_json:
         sys.stdout.buffer.write(incident_file.encode(incident) + b"\n")
     else:
-        screen.show(text.render(incident, color=screen.is_colored(), width=screen.width()))
+        screen.show(text.render(incident, feedback, color=screen.is_colored(), width=screen.width()))
     return 0
 
 
@@ -169,29 +169,31 @@ def _user(uid: int) -> str:
         return f"uid {uid}"
 
 
-def _incident(name: Path | None, wanted: str | None, sources: _Sources) -> Incident | None:
-    """Load an incident by its path, name or job; None if there is none. Raises StoreError, BusyError and InputError.
+def _incident(name: Path | None, wanted: str | None, sources: _Sources) -> tuple[Incident, Feedback | None] | None:
+    """Load an incident and its feedback by path, name or job. None if there is none.
 
-    A folder with several incidents means the newest one. If this user cannot read it on disk, the daemon sends it.
+    A folder with several incidents means the newest one. If this user cannot read it on disk, the daemon sends it,
+    without feedback. Raises StoreError, BusyError and InputError.
     """
     if name is not None and not (name / incident_file.INCIDENT_FILE).exists() and (name / "incidents").is_dir():
         newest = store.Store(name).newest()
         if newest is None:
             raise InputError(f"{name}: has no incident that you may read")
-        return incident_file.load(newest)
+        return incident_file.load(newest), incident_file.load_feedback(newest)
     if name == Path("-"):
         raise InputError("report does not read standard input: for dumps and logs `hangwatch explain -`")
     if name is not None and (path := _file_of(name)) is not None:
-        return incident_file.parse(path, incident_file.read_bytes(path))
+        return incident_file.parse(path, incident_file.read_bytes(path)), incident_file.load_feedback(path.parent)
     try:
         folder = sources.store.find(str(name)) if name is not None else sources.store.newest(wanted)
         if folder is not None:
-            return incident_file.load(folder)
+            return incident_file.load(folder), incident_file.load_feedback(folder)
     except StoreError:
         if (incident := sources.from_daemon(name, wanted)) is not None:
-            return incident
+            return incident, None
         raise
-    return sources.from_daemon(name, wanted)
+    incident = sources.from_daemon(name, wanted)
+    return None if incident is None else (incident, None)
 
 
 def _file_of(path: Path) -> Path | None:
@@ -215,19 +217,49 @@ def _file_of(path: Path) -> Path | None:
     help="Only incidents at the same place as this one: equal functions and files in the stacks.",
     shell_complete=complete_incidents,
 )
+@click.option("--stats", "with_statistics", is_flag=True, help="Print how often verdicts of each kind were right.")
+@click.option(
+    "--export",
+    "exported",
+    metavar="INCIDENT",
+    help="Write the stacks of this incident as an anonymous test case to -o.",
+    shell_complete=complete_incidents,
+)
+@click.option("-o", "folder", type=click.Path(path_type=Path, file_okay=False), help="With --export: a new folder.")
 @config_option
 @nodes_options
 def incidents(
-    *, wanted: str | None, as_json: bool, full: bool, like: str | None, config_path: Path | None, **reaching: Any
+    *,
+    wanted: str | None,
+    as_json: bool,
+    full: bool,
+    like: str | None,
+    with_statistics: bool,
+    exported: str | None,
+    folder: Path | None,
+    config_path: Path | None,
+    **reaching: Any,
 ) -> None:
     """List the incidents that this node keeps, newest first.
 
-    With JOB, the id, key or name of a job, list only its incidents. With --like, --nodes also asks other nodes.
+    With JOB, the id, key or name of a job, list only its incidents. With --like, --nodes also asks other nodes. --stats
+    and --export use the feedback that `hangwatch verdict` has recorded.
     """
     sources, reach = _Sources(config_path), parse_reach(reaching)
     if reach is not None and like is None:
         raise click.UsageError("--nodes and --jobid need --like INCIDENT")
+    if (exported is None) != (folder is None):
+        raise click.UsageError("give --export INCIDENT and -o FOLDER together")
+    if exported is not None and (wanted is not None or like is not None or with_statistics or as_json or full):
+        raise click.UsageError("--export needs only -o FOLDER")
+    if exported is not None and folder is not None:
+        from hangwatch.cli import feedback
+
+        feedback.export_case(sources.store.find(exported), folder)
+        return
     if like is not None:
+        if with_statistics:
+            raise click.UsageError("give either --like or --stats")
         _list_similar(like, sources, reach, as_json=as_json)
         return
     summaries = sources.summaries()
@@ -235,11 +267,21 @@ def incidents(
         summaries = tuple(
             summary for summary in summaries if wanted in (summary.job_key, summary.job_id, summary.job_name)
         )
+    if with_statistics:
+        from hangwatch.cli import feedback
+
+        feedback.print_statistics(summaries, as_json=as_json)
+        return
     if as_json:
         sys.stdout.buffer.write(
             msgspec.json.encode(incident_file.Incidents(schema_version=1, incidents=summaries)) + b"\n"
         )
         return
+    _print_list(summaries, sources, wanted, full=full)
+
+
+def _print_list(summaries: Sequence[Summary], sources: _Sources, wanted: str | None, *, full: bool) -> None:
+    """Print a row for each incident. If there is none, print the reason; `wanted` is the selected job."""
     from hangwatch.probes.node import host
 
     node = host.node_name()
@@ -264,7 +306,7 @@ def _list_similar(like: str, sources: _Sources, reach: Reach | None, *, as_json:
     """List the incidents with the fingerprint of the incident `like`. Raises StoreError, BusyError and InputError."""
     from hangwatch.cli import similar_incidents
 
-    incident = _incident(Path(like), None, sources)
+    incident, _ = _incident(Path(like), None, sources) or (None, None)
     if incident is None:
         raise InputError(sources.none_found())
     summaries = sources.summaries() if reach is None else similar_incidents.read_nodes(reach)

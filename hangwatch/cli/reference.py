@@ -33,7 +33,8 @@ def markdown() -> str:
     lines += [""]
     described: set[str] = set()
     for context in _contexts():
-        lines += [f"## {context.info_name}", "", "```", _drop_described(context.get_help(), described), "```", ""]
+        text = _drop_described(context.get_help(), described).replace(" [OPTIONS]", "", 1)
+        lines += [f"## {context.info_name}", "", "```", re.sub("(?m)^(Usage: |  )", "", text), "```", ""]
     lines += ["## Completion", "", "Add this line to the file of your shell to complete commands and options:", ""]
     lines += ["| shell | file | line |", "|---|---|---|"]
     lines += [f"| {shell} | `{file}` | `{line.replace('|', chr(92) + '|')}` |" for shell, file, line in COMPLETION]

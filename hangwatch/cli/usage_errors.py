@@ -1,8 +1,15 @@
-"""Exceptions of the command line."""
+"""Exceptions of the command line, and lines to type in their messages."""
 
 from __future__ import annotations
 
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
 from hangwatch.errors import TemporaryError, UserError
+
+_PROGRAM_FOLDERS = ("/usr/local/bin", "/usr/bin", "/bin")  # in which sudo looks, see secure_path in sudoers(5)
 
 
 class InputError(UserError):
@@ -11,3 +18,14 @@ class InputError(UserError):
 
 class MachineError(TemporaryError):
     """A temporary failure of the machine. The same command may succeed later."""
+
+
+def with_sudo(arguments: Sequence[str], uid: int = 0) -> str:
+    """Return the line to type to run hangwatch with these arguments as another user.
+
+    sudo does not find a program in a virtual environment by its name.
+    """
+    program = Path(sys.argv[0]).absolute()
+    is_found = program.name != "hangwatch" or str(program.parent) in _PROGRAM_FOLDERS
+    user = ["-u", f"#{uid}"] if uid else []
+    return shlex.join(["sudo", *user, "hangwatch" if is_found else str(program), *arguments])

@@ -24,6 +24,7 @@ from hangwatch.model import (
     INCIDENT_VERSION,
     MOST_RANKS,
     ActionKind,
+    Feedback,
     Grouping,
     Incident,
     Job,
@@ -37,6 +38,7 @@ from hangwatch.model import (
 
 INCIDENT_FILE = "incident.json"
 MARKER_FILE = "marker.json"
+FEEDBACK_FILE = "feedback.json"
 MAX_INCIDENT_BYTES = 512 << 20  # 100,000 ranks take a fifth of this
 NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK  # NONBLOCK: opening a FIFO must not block hangwatch
 _CAPTURES = b',"captures":['
@@ -64,6 +66,7 @@ _ENDING_BYTES = 256
 _PIECE_BYTES = 64 << 10
 _LISTED = 8  # jobs in a message
 _MARKER_BYTES = 64 << 10
+_FEEDBACK_BYTES = 4 << 20  # it contains the named ranks
 _MARKER_MESSAGE = 1024  # characters
 _MARKER_RANKS = 64
 
@@ -77,7 +80,7 @@ class Summary(Value, frozen=True):
 
     If the folder cannot be read, `problem` is set and the rest is empty. If the folder has only a marker, `problem`
     says so, `state` is None, and the other fields come from the marker. `owner` is the key of the per-user limits.
-    `has_hung`: its job was in the state hung.
+    `has_hung`: its job was in the state hung. `is_named`: the verdict names a rank.
     """
 
     folder: str
@@ -96,6 +99,8 @@ class Summary(Value, frozen=True):
     fingerprint: str = ""
     owner: str = ""
     has_hung: bool = False
+    is_named: bool = False
+    feedback: Feedback | None = None
     problem: str = ""
 
 
@@ -139,6 +144,7 @@ class _JobHead(msgspec.Struct):
 class _VerdictHead(msgspec.Struct):
     kind: str
     message: str
+    named: tuple[object, ...] = ()
     action: RecommendedAction = RecommendedAction()
     fingerprint: str = ""
 
@@ -165,7 +171,7 @@ class _Version(msgspec.Struct):
     hangwatch_version: str = "of unknown version"
 
 
-def encode(incident: Incident | Marker) -> bytes:
+def encode(incident: Incident | Marker | Feedback) -> bytes:
     """Return an incident as JSON. Text that is not Unicode is escaped, because a command line may contain any byte."""
     try:
         return msgspec.json.encode(incident)
@@ -197,6 +203,15 @@ def load_marker(folder: Path) -> Marker | None:
     try:
         content = bounded_read.read(folder / MARKER_FILE, _MARKER_BYTES, flags=NO_LINK)
         return decode(folder / MARKER_FILE, content, Marker)
+    except (bounded_read.FileError, StoreError):
+        return None
+
+
+def load_feedback(folder: Path) -> Feedback | None:
+    """Return the feedback on the incident in a folder; None if there is no readable feedback."""
+    try:
+        content = bounded_read.read(folder / FEEDBACK_FILE, _FEEDBACK_BYTES, flags=NO_LINK)
+        return decode(folder / FEEDBACK_FILE, content, Feedback)
     except (bounded_read.FileError, StoreError):
         return None
 
@@ -374,6 +389,8 @@ def load_summary(folder: Path) -> Summary:
         fingerprint=head.verdict.fingerprint,
         owner=head.job.share or head.job.owner,
         has_hung=any(line.state == JobState.HUNG.value for line in head.timeline),
+        is_named=bool(head.verdict.named),
+        feedback=load_feedback(folder),
     )
 
 

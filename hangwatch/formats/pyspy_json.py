@@ -81,6 +81,13 @@ def fault_of_message(subject: str, message: str) -> Fault:
     return Fault(subject=subject, reason=UNHEARD, detail=detail)
 
 
+def find_words_about_target(message: str) -> str:
+    """Return the words of an error message that are evidence about the dumped process; "" if there are none."""
+    matches = ((complaint.about, complaint.words.search(message)) for complaint in _COMPLAINTS)
+    about, found = next((match for match in matches if match[1]), ("tool", None))
+    return found[0] if found and about == "target" else ""
+
+
 class DumpError(Exception):
     """A dump that cannot be parsed. The message gives the expected and the actual content."""
 

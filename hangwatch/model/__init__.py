@@ -97,12 +97,14 @@ from hangwatch.model.verdicts import Evidence, CheckFirst, Supplement, Verdict
 from hangwatch.model.incidents import (
     CRASHED,
     INCIDENT_VERSION,
+    LONGEST_CAUSE,
     MOST_RANKS,
     ArrivalStatus,
     CollectiveSeries,
     RankLateness,
     PowerSeries,
     TimelineEntry,
+    Feedback,
     PastHang,
     Incident,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hangwatch.model.dumps import Capture
+from hangwatch.model.dumps import Capture, RankId
 from hangwatch.model.groups import Grouping
 from hangwatch.model.jobs import Job
 from hangwatch.model.recommended_action import ActionKind
@@ -14,6 +14,9 @@ CRASHED = "Crashed"
 """The kind of a verdict on ranks that died. A user can cause any number of such incidents."""
 
 INCIDENT_VERSION = 3  # 2: Job.absent_local_ranks are ranges; 3: Member has parts
+
+LONGEST_CAUSE = 500
+"""Characters of the cause in a feedback."""
 
 MOST_RANKS = 1 << 24
 """The largest world size that is accepted, from any source."""
@@ -84,6 +87,22 @@ class TimelineEntry(Value, frozen=True):
     unix_seconds: float
     state: JobState
     message: str
+
+
+class Feedback(Value, frozen=True):
+    """The answer of a person whether a verdict was right: the kind of that verdict, and the ranks that it named.
+
+    `culprit` is the rank that blocked the job if the verdict was wrong, None if unknown. `cause` is printable and has
+    at most `LONGEST_CAUSE` characters.
+    """
+
+    is_right: bool
+    verdict: str
+    named: tuple[RankId, ...]
+    given_unix_seconds: float
+    by_uid: int
+    culprit: RankId | None = None
+    cause: str = ""
 
 
 class PastHang(Value, frozen=True):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hangwatch import words
-from hangwatch.model import Group, Grouping, Incident, RankDump, Value, Verdict
+from hangwatch.model import Feedback, Group, Grouping, Incident, RankDump, Value, Verdict
 from hangwatch.report import phrases, power_chart
 from hangwatch.report.dump_text import rank_lines, shown_round
 from hangwatch.report.stack_tree import merge_tree
@@ -61,9 +61,10 @@ class Section(Value, frozen=True):
     more: int
 
 
-def render(incident: Incident) -> str:
+def render(incident: Incident, feedback: Feedback | None = None) -> str:
     """Return the HTML page of an incident. It is smaller than 2 MB for any number of ranks."""
-    return _render_page(incident.grouping, incident.verdict, incident)
+    about = "" if feedback is None else phrases.describe_feedback(feedback, incident.verdict)
+    return _render_page(incident.grouping, incident.verdict, incident, about)
 
 
 def render_grouping(grouping: Grouping, verdict: Verdict) -> str:
@@ -71,15 +72,17 @@ def render_grouping(grouping: Grouping, verdict: Verdict) -> str:
     return _render_page(grouping, verdict, None)
 
 
-def _render_page(grouping: Grouping, verdict: Verdict, incident: Incident | None) -> str:
+def _render_page(grouping: Grouping, verdict: Verdict, incident: Incident | None, feedback: str = "") -> str:
     for bounds in _BOUNDS:
-        page = _render_bounded_page(grouping, verdict, incident, bounds)
+        page = _render_bounded_page(grouping, verdict, incident, bounds, feedback)
         if len(page.encode()) < MAX_BYTES:
             break
     return page
 
 
-def _render_bounded_page(grouping: Grouping, verdict: Verdict, incident: Incident | None, bounds: Bounds) -> str:
+def _render_bounded_page(
+    grouping: Grouping, verdict: Verdict, incident: Incident | None, bounds: Bounds, feedback: str
+) -> str:
     parts = split_groups_by_line(grouping).groups
     odd = phrases.odd_groups(parts, verdict)
     shown, rest = phrases.shown_groups(parts, odd, bounds.groups)
@@ -90,6 +93,7 @@ def _render_bounded_page(grouping: Grouping, verdict: Verdict, incident: Inciden
         incident=incident,
         grouping=grouping,
         verdict=verdict,
+        feedback=feedback,
         odd=odd,
         own=phrases.own_places(shown),
         seen=sum(len(group.members) for group in grouping.groups),

@@ -12,6 +12,7 @@ from hangwatch.model import (
     Confidence,
     Evidence,
     Fault,
+    Feedback,
     Group,
     Grouping,
     Incident,
@@ -66,6 +67,20 @@ def judgement(verdict: Verdict) -> str:
     means = f": {step.means}" if step is not None else ""
     confidence = "" if verdict.confidence is Confidence.NONE else f"; {verdict.confidence.value} confidence"
     return f"{verdict.kind}{means}{confidence}"
+
+
+def describe_feedback(feedback: Feedback, verdict: Verdict) -> str:
+    """Return the feedback on a verdict as text, and the verdict that it is about if `verdict` is a later one."""
+    culprit = f", the culprit is {name_ranks([feedback.culprit])}" if feedback.culprit else ""
+    parts = [
+        "the verdict was right" if feedback.is_right else f"the verdict was wrong{culprit}",
+        f"cause: {feedback.cause}" if feedback.cause else "",
+        f"given {utc(feedback.given_unix_seconds)} by uid {feedback.by_uid}",
+    ]
+    if (feedback.verdict, feedback.named) != (verdict.kind, verdict.named):
+        names = name_ranks(feedback.named) if feedback.named else "no rank"
+        parts.append(f"about an earlier verdict: {feedback.verdict}, which named {names}")
+    return "; ".join(filter(None, parts))
 
 
 def first_look(verdict: Verdict) -> list[str]:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from msgspec import structs
 
 from hangwatch import words
-from hangwatch.model import Capture, Frame, Group, Grouping, Incident, PowerSeries, Value, Verdict
+from hangwatch.model import Capture, Feedback, Frame, Group, Grouping, Incident, PowerSeries, Value, Verdict
 from hangwatch.report import phrases
 from hangwatch.report.dump_text import raw_lines
 from hangwatch.report.stack_tree import Node, merge_tree
@@ -80,14 +80,14 @@ class _Style(Value, frozen=True):
         return textwrap.wrap(printable(text), width, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
 
-def render(incident: Incident, *, color: bool = False, width: int = 110) -> str:
+def render(incident: Incident, feedback: Feedback | None = None, *, color: bool = False, width: int = 110) -> str:
     """Return the whole report: verdict, groups, tree, evidence, power, timeline, host, and all raw stacks.
 
     `color` adds ANSI escapes. All lines wrap at `width`, except frames. Only the stacks at the end are in py-spy's text
     format, with the prefix `[host:rank]`, so `hangwatch explain report.txt` can read them.
     """
     style = _style(incident.grouping, color, width)
-    lines = _head_lines(incident, style)
+    lines = _head_lines(incident, feedback, style)
     lines += _grouping_lines(incident.grouping, incident.verdict, style)
     lines += _rank_sections(incident, style)
     lines += _section("Progress", _progress_lines(incident, style), style)
@@ -174,8 +174,9 @@ def _verdict_lines(verdict: Verdict, style: _Style) -> list[str]:
     return [*_message_lines(verdict, style), "=" * min(longest, style.width), ""]
 
 
-def _head_lines(incident: Incident, style: _Style) -> list[str]:
-    return _verdict_lines(incident.verdict, style) + _table(_heading(incident), style)
+def _head_lines(incident: Incident, feedback: Feedback | None, style: _Style) -> list[str]:
+    about = "" if feedback is None else phrases.describe_feedback(feedback, incident.verdict)
+    return _verdict_lines(incident.verdict, style) + _table([("Feedback", about), *_heading(incident)], style)
 
 
 def _heading(incident: Incident) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
     <root>/incidents/20260314T031500Z-2180718/incident.json  the incident, from which all reports can be made again
                                               marker.json    one line, until incident.json exists, see `Store.mark`
+                                              feedback.json  only if a person has said whether the verdict was right
                                               order          a counter: removal must not depend on the clock
                                               owner          the owner of the job, for the limits of each owner
                                               crash          only of a crash: its owner, for the limits on crashes
@@ -25,12 +26,14 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 from hangwatch import config, words
 from hangwatch.formats import bounded_read, incident_file
 from hangwatch.formats.incident_file import (
+    FEEDBACK_FILE,
     INCIDENT_FILE,
     MARKER_FILE,
     StoreError,
@@ -38,8 +41,8 @@ from hangwatch.formats.incident_file import (
     folder_size_bytes,
     read_bytes,
 )
-from hangwatch.model import CRASHED, OPEN_STATES, Incident, Job, PastHang
-from hangwatch.store import durable, retention
+from hangwatch.model import CRASHED, OPEN_STATES, Feedback, Incident, Job, PastHang
+from hangwatch.store import access_lists, durable, retention
 from hangwatch.store.error_advice import explain_errors
 from hangwatch.store.retention import Stored
 from hangwatch.store.sharing import Sharing, reader_uid
@@ -197,6 +200,21 @@ class Store:
         with explain_errors(self.incidents), self.opened() as incidents, durable.folder(name, incidents) as folder:
             durable.refuse_unsafe(self.incidents / name, folder)
             durable.add(folder, "hooks", {file_name: content}, allow)
+
+    def save_feedback(self, name: str, feedback: Feedback) -> None:
+        """Write or replace the feedback on the incident of this folder name. It has the same readers.
+
+        Raises StoreError.
+        """
+        with explain_errors(self.incidents), self.opened() as incidents, durable.folder(name, incidents) as folder:
+            durable.refuse_unsafe(self.incidents / name, folder)
+            incident = os.open(INCIDENT_FILE, os.O_RDONLY | os.O_CLOEXEC | incident_file.NO_LINK, dir_fd=folder)
+            try:
+                content = incident_file.encode(feedback)
+                durable.replace_file(folder, FEEDBACK_FILE, content, partial(access_lists.copy_readers, incident))
+            finally:
+                os.close(incident)
+            os.fsync(folder)
 
     def is_listed(self, name: str, uid: int) -> bool:
         """True if the list of this user has the incident, so that the user may read it as the owner of its job."""

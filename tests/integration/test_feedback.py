@@ -1,0 +1,192 @@
+"""Feedback on verdicts: `hangwatch verdict`, `incidents --stats` and `incidents --export`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from hangwatch import store
+from hangwatch.formats.incident_file import FEEDBACK_FILE, INCIDENT_FILE
+from hangwatch.model import Feedback
+from hangwatch.store import Store
+from tests import robustness, samples, schemas
+from tests.other_users import as_user, needs_root
+
+NOBODY, OWNER = 65534, 4242
+
+
+class Node:
+    """A state directory with the incidents of samples. `folders` are their folder names, by the name of the sample."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.config = root, root / "hangwatch.toml"
+        self.config.write_text(f'[store]\ndirectory = "{root}"\n')
+        writable = store.open_writable(root)
+        self.folders = {
+            name: writable.save(samples.replaced(made(), opened_unix_seconds=samples.OPENED + 60 * number), {}).name
+            for number, (name, made) in enumerate(samples.SAMPLES.items())
+        }
+
+    def folder(self, name: str) -> Path:
+        return self.root / "incidents" / self.folders[name]
+
+    def run(self, *arguments: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+        command = [*before, sys.executable, "-m", "hangwatch", *arguments, "--config", str(self.config)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    def judge(self, name: str, *arguments: str) -> None:
+        done = self.run("verdict", self.folders[name], *arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.fixture
+def node(folder_for_all: Path) -> Iterator[Node]:
+    yield Node(folder_for_all)
+
+
+def test_feedback_is_kept_beside_the_incident_and_shown(node: Node) -> None:
+    node.judge("loader", "--right", "--cause", "an NFS server\x1b rebooted")
+    folder = node.folder("loader")
+    assert stat.S_IMODE((folder / FEEDBACK_FILE).stat().st_mode) == 0o600
+    store.open_writable(node.root).save(samples.loader_hang(), {})
+    report = " ".join(node.run("report", str(folder)).stdout.split())
+    assert "Feedback the verdict was right; cause: an NFS server\\x1b rebooted; given 20" in report
+    page = node.root / "page.html"
+    node.run("report", node.folders["loader"], "--html", str(page))
+    assert "an NFS server" in page.read_text() and "<dt>Feedback</dt>" in page.read_text()
+    listed = json.loads(node.run("incidents", "--json").stdout)
+    jsonschema.Draft202012Validator(json.loads(schemas.path("incidents").read_text())).validate(listed)
+    given = {row["folder"]: row["feedback"] for row in listed["incidents"]}
+    assert given[folder.name]["is_right"] and given[node.folders["blocked"]] is None
+
+    node.judge("loader", "--wrong", "--culprit", "2")
+    report = " ".join(node.run("report", node.folders["loader"]).stdout.split())
+    assert "the verdict was wrong, the culprit is rank 2 (gpu-a12" in report and "NFS" not in report
+
+
+def test_contradictory_feedback_is_refused_and_changes_nothing(node: Node) -> None:
+    node.judge("loader", "--right")
+    before = (node.folder("loader") / FEEDBACK_FILE).read_bytes()
+    for arguments, answer in (
+        ([], "give either --right or --wrong"),
+        (["--right", "--wrong"], "give either --right or --wrong"),
+        (["--right", "--culprit", "2"], "--culprit needs --wrong"),
+        (["--wrong", "--culprit", "7"], "is the rank that the verdict names\n  type --right"),
+        (["--wrong", "--culprit", "8"], "the incident has no such rank\n  its ranks: 0-7"),
+        (["--right", "--cause", "x" * 501], "must be at most 500"),
+    ):
+        done = node.run("verdict", node.folders["loader"], *arguments)
+        assert (done.returncode, done.stdout) == (2, "") and answer in done.stderr
+        assert (node.folder("loader") / FEEDBACK_FILE).read_bytes() == before
+
+
+def test_feedback_needs_an_incident_that_can_be_read(node: Node, tmp_path: Path) -> None:
+    assert "matches no incident" in node.run("verdict", "nonsense", "--right").stderr
+    (node.folder("blocked") / INCIDENT_FILE).write_text("{")
+    broken = node.run("verdict", node.folders["blocked"], "--right")
+    assert (broken.returncode, "is truncated or not an incident" in broken.stderr) == (2, True)
+    node.folder("exited").rename(tmp_path / "elsewhere")
+    node.folder("exited").symlink_to(tmp_path / "elsewhere")
+    linked = node.run("verdict", node.folders["exited"], "--right")
+    assert (linked.returncode, "does not follow links" in linked.stderr) == (2, True)
+    assert not (tmp_path / "elsewhere" / FEEDBACK_FILE).exists()
+    target = tmp_path / "target"
+    target.write_text("mine")
+    (node.folder("loader") / FEEDBACK_FILE).symlink_to(target)
+    assert "Feedback" not in node.run("report", node.folders["loader"]).stdout
+    node.judge("loader", "--right")
+    assert target.read_text() == "mine" and not (node.folder("loader") / FEEDBACK_FILE).is_symlink()
+
+
+@needs_root
+def test_only_the_owner_of_the_store_gives_feedback(node: Node) -> None:
+    refused = node.run("verdict", node.folders["loader"], "--right", before=tuple(as_user(NOBODY)))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    line = shlex.join(["sudo", "hangwatch", "verdict", node.folders["loader"], "--right", "--config", str(node.config)])
+    assert f"only its owner may give feedback\n  type: {line}\n" in refused.stderr
+
+
+@needs_root
+def test_readers_of_an_incident_read_its_feedback(folder_for_all: Path) -> None:
+    shared = Store(folder_for_all, shared=True)
+    shared.make_writable()
+    loader = samples.loader_hang()
+    folder = shared.save(samples.replaced(loader, job=samples.replaced(loader.job, uid=OWNER)), {})
+    given = Feedback(is_right=True, verdict="OutsideCollective", named=(), given_unix_seconds=0.0, by_uid=0)
+    Store(folder_for_all).save_feedback(folder.name, given)
+    for uid, can_read in ((OWNER, True), (OWNER + 1, False)):
+        read = subprocess.run([*as_user(uid), "cat", str(folder / FEEDBACK_FILE)], capture_output=True, check=False)
+        assert (read.returncode == 0, b"OutsideCollective" in read.stdout) == (can_read, can_read)
+
+
+def test_statistics_count_right_verdicts_of_each_kind(node: Node) -> None:
+    none = node.run("incidents", "--stats")
+    assert none.returncode == 0 and none.stdout.startswith("no feedback on 8 incidents\n  to give feedback: `hangwatch")
+    node.judge("loader", "--right")
+    node.judge("parallel", "--wrong")
+    node.judge("all-waiting", "--right")
+    rows = [line.split("\t") for line in node.run("incidents", "--stats").stdout.splitlines()]
+    assert rows == [
+        ["verdict", "names a rank", "incidents", "right", "wrong", "precision"],
+        ["AllWaiting", "no", "1", "1", "0", "100%"],
+        ["CannotTell", "no", "1", "0", "0", "-"],
+        ["Mismatch", "no", "2", "0", "0", "-"],
+        ["OutsideCollective", "yes", "2", "1", "1", "50%"],
+        ["RankBlocked", "yes", "1", "0", "0", "-"],
+        ["RankGone", "yes", "1", "0", "0", "-"],
+        ["all", "yes", "4", "1", "1", "50%"],
+        ["all", "no", "4", "1", "0", "100%"],
+    ]
+    statistics = json.loads(node.run("incidents", "--stats", "--json").stdout)
+    jsonschema.Draft202012Validator(json.loads(schemas.path("feedback_statistics").read_text())).validate(statistics)
+    assert statistics["kinds"][3]["precision_ratio"] == 0.5
+
+
+def test_feedback_stays_with_the_verdict_that_it_is_about(node: Node) -> None:
+    node.judge("loader", "--wrong", "--culprit", "2")
+    later = samples.replaced(samples.loader_hang(), verdict=samples.mismatch().verdict)
+    store.open_writable(node.root).save(later, {})
+    rows = [line.split("\t") for line in node.run("incidents", "--stats").stdout.splitlines()]
+    assert ["OutsideCollective", "yes", "2", "0", "1", "0%"] in rows
+    report = " ".join(node.run("report", node.folders["loader"]).stdout.split())
+    assert "about an earlier verdict: OutsideCollective, which named rank 7 (gpu-a12" in report
+
+
+def test_export_writes_a_case_with_the_expected_verdict(node: Node, tmp_path: Path) -> None:
+    cases = tmp_path / "cases"
+    cases.mkdir()
+    refused = node.run("incidents", "--export", node.folders["loader"], "-o", str(cases / "one"))
+    assert (refused.returncode, "has no feedback" in refused.stderr) == (2, True)
+    assert not (cases / "one").exists()
+    node.judge("loader", "--right")
+    done = node.run("incidents", "--export", node.folders["loader"], "-o", str(cases / "one"))
+    assert (done.returncode, done.stdout) == (0, "")
+    assert f"hangwatch explain {cases}/one" in done.stderr
+    assert {path.name for path in (cases / "one").iterdir()} == {"expect.json", "trace-node-0.out"}
+    (case,) = robustness.cases_of(cases)
+    explained = json.loads(node.run("explain", "--json", str(cases / "one")).stdout)["verdict"]
+    assert {(None, rank["rank"]) for rank in explained["named"]} == case.guilty == {(None, 7)}
+    again = node.run("incidents", "--export", node.folders["loader"], "-o", str(cases / "one"))
+    assert (again.returncode, "is not empty" in again.stderr) == (2, True)
+
+    node.judge("mismatch", "--wrong")
+    unknown = node.run("incidents", "--export", node.folders["mismatch"], "-o", str(cases / "two"))
+    assert unknown.returncode == 2
+    assert f"type: hangwatch verdict {node.folders['mismatch']} --wrong --culprit RANK" in unknown.stderr
+    node.judge("parallel", "--right")
+    without_stacks = node.run("incidents", "--export", node.folders["parallel"], "-o", str(cases / "two"))
+    assert (without_stacks.returncode, "has no stacks" in without_stacks.stderr) == (2, True)
+
+
+def test_options_of_incidents_that_exclude_each_other_are_refused(node: Node) -> None:
+    for arguments in ("--export x", "-o x", "--export x -o y --stats", "--export x -o y job"):
+        done = node.run("incidents", *arguments.split())
+        assert (done.returncode, "--export" in done.stderr) == (2, True)

@@ -111,7 +111,10 @@ def _find_rank(number: int, incident: Incident) -> RankId:
 
 
 def print_statistics(summaries: Iterable[Summary], *, as_json: bool) -> None:
-    """Print a row for each kind of verdict: incidents, right and wrong verdicts, and precision."""
+    """Print a row for each kind of verdict: incidents, right and wrong verdicts, and precision.
+
+    An incident counts for the verdict that its feedback is about, else for its present verdict.
+    """
     by_kind: dict[tuple[str, bool], list[bool | None]] = {}
     for summary in summaries:
         given = summary.feedback

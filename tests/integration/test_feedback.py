@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import stat
 import subprocess
@@ -14,7 +15,8 @@ import jsonschema
 import pytest
 
 from hangwatch import store
-from hangwatch.formats.incident_file import FEEDBACK_FILE, INCIDENT_FILE
+from hangwatch.formats import incident_file
+from hangwatch.formats.incident_file import FEEDBACK_FILE, INCIDENT_FILE, MARKER_FILE
 from hangwatch.model import Feedback
 from hangwatch.store import Store
 from tests import robustness, samples, schemas
@@ -93,6 +95,10 @@ def test_feedback_needs_an_incident_that_can_be_read(node: Node, tmp_path: Path)
     (node.folder("blocked") / INCIDENT_FILE).write_text("{")
     broken = node.run("verdict", node.folders["blocked"], "--right")
     assert (broken.returncode, "is truncated or not an incident" in broken.stderr) == (2, True)
+    (node.folder("blocked") / INCIDENT_FILE).unlink()
+    (node.folder("blocked") / MARKER_FILE).write_bytes(incident_file.encode_marker(samples.blocked_in_kernel()))
+    marked = node.run("verdict", node.folders["blocked"], "--right")
+    assert (marked.returncode, "ended before it could write more" in marked.stderr) == (2, True)
     node.folder("exited").rename(tmp_path / "elsewhere")
     node.folder("exited").symlink_to(tmp_path / "elsewhere")
     linked = node.run("verdict", node.folders["exited"], "--right")
@@ -112,6 +118,9 @@ def test_only_the_owner_of_the_store_gives_feedback(node: Node) -> None:
     assert (refused.returncode, refused.stdout) == (2, "")
     line = shlex.join(["sudo", "hangwatch", "verdict", node.folders["loader"], "--right", "--config", str(node.config)])
     assert f"only its owner may give feedback\n  type: {line}\n" in refused.stderr
+    os.chown(node.root / "incidents", NOBODY, NOBODY)
+    assert f"type: sudo -u '#{NOBODY}' hangwatch" in node.run("verdict", node.folders["loader"], "--right").stderr
+    assert not (node.folder("loader") / FEEDBACK_FILE).exists()
 
 
 @needs_root

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PAGE = Path(__file__).parents[1] / "docs" / "measurements.md"
+MOST_NAMES = 3
 
 
 def table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -22,6 +23,13 @@ def table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 def part(name: str) -> str:
     """Return the generated text of the table `name` on the page."""
     return re.findall(rf"<!-- {name}: begin -->\n(.*?)<!-- {name}: end -->", PAGE.read_text(), re.DOTALL)[0]
+
+
+def list_names(names: list[str], *, are_counted: bool = False) -> str:
+    """Return the first names of a row, and the number of all others. With `are_counted`, return only their number."""
+    shown = names[: 0 if are_counted else MOST_NAMES]
+    more = [f"{len(names) - len(shown)} more"] if len(names) > len(shown) else []
+    return "; ".join((*shown, *more))
 
 
 def write(name: str, command: str, text: str) -> None:

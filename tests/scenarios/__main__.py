@@ -14,7 +14,6 @@ from tests.scenarios.simulation import play
 from tests.scenarios.stage import Crowd, Observed, problems
 
 COLUMNS = ("scenario", "truth", "page", "seconds to the page")
-MOST_NAMES = 3
 
 
 def power_rows(scenario: PowerScenario) -> list[tuple[str, ...]]:
@@ -92,7 +91,7 @@ def table(virtual: list[tuple[str, ...]], real: list[tuple[str, ...]]) -> str:
         for (name, *result), values in seconds.items():
             ends = dict.fromkeys((min(values, key=_number), max(values, key=_number)))
             names.setdefault((*result, " to ".join(ends)), []).append(name)
-        return [(_list(alike, result), *result) for result, alike in names.items()]
+        return [(measurements_page.list_names(alike, are_counted=result[:2] == ("healthy", "no")), *result) for result, alike in names.items()]
 
     return (
         f"In virtual time, with the default settings: {count(virtual)}.\n\n"
@@ -100,12 +99,6 @@ def table(virtual: list[tuple[str, ...]], real: list[tuple[str, ...]]) -> str:
         f"With real processes, hold 3 s: {count(real)}.\n\n"
         f"{measurements_page.table(COLUMNS, fold(real))}"
     )
-
-
-def _list(names: list[str], result: tuple[str, ...]) -> str:
-    """Return the first names of a row, and the number of its others. Healthy jobs that did not page are only counted."""
-    shown = names[: 0 if result[:2] == ("healthy", "no") else MOST_NAMES]
-    return "; ".join((*shown, *((f"{len(names) - len(shown)} more",) if len(names) > len(shown) else ())))
 
 
 def main() -> None:

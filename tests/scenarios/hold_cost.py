@@ -43,7 +43,7 @@ def main() -> None:
     for name, counts in pages.items():
         if any(counts):
             alike.setdefault(tuple(map(str, counts)), []).append(name)
-    rows = [("; ".join(names), *counts) for counts, names in alike.items()]
+    rows = [(measurements_page.list_names(names), *counts) for counts, names in alike.items()]
     totals = (f"all {len(pages)}", *(str(sum(counts)) for counts in zip(*pages.values(), strict=True)))
     text = measurements_page.table(heads, [*rows, totals])
     if "--write" in sys.argv[1:]:

@@ -40,6 +40,7 @@ _AT_REST = frozenset({"Suspended", "Over", "NoTask"})
 _PROVEN = frozenset({"RankGone", "MountSilent", CRASHED})
 _ALL_WAIT = frozenset({"EverybodyCame", "AllWaiting", "NotReached"})
 _MOST_NODES = 3
+_CAPTURE_SECONDS = 15.0
 _LOST_CONNECTION = re.compile(r"\b(Dist(Network|Store)Error|ConnectionResetError|Connection reset by peer)\b")
 
 
@@ -135,7 +136,7 @@ def _make_action(row: Row, match: _Match, verdict: Verdict) -> RecommendedAction
     return RecommendedAction(
         kind=row.action,
         reason=row.reason.replace("{target}", match.target),
-        target=match.target.strip(" :()"),
+        target=match.target,
         exclude_nodes=tuple(nodes) if is_elsewhere else (),
         confidence=verdict.confidence if verdict.named else Confidence.LOW,
     )
@@ -161,11 +162,11 @@ def _is_idle(facts: _Facts) -> _Match | None:
 
 
 def _sleeps(facts: _Facts) -> _Match | None:
+    """Match if all suspects are in a sleep that is longer than a capture. A loop of short sleeps may never end."""
     members = [member for _, member in facts.suspects]
     sleeps = [member.stack.sleep for member in members]
-    if not members or not all(sleep is not None and not sleep.is_polling for sleep in sleeps):
-        return None
-    return _Match(words.name_ranks([member.id for member in members]), members)
+    ends = (sleep is not None and not sleep.is_polling and sleep.seconds > _CAPTURE_SECONDS for sleep in sleeps)
+    return _Match(words.name_ranks([member.id for member in members]), members) if members and all(ends) else None
 
 
 def _is_known_pause(facts: _Facts) -> _Match | None:
@@ -267,10 +268,14 @@ def _waits_for_storage(facts: _Facts) -> _Match | None:
 
 
 def _has_unreachable_rank(facts: _Facts) -> _Match | None:
-    places = sorted({member.waits.enclosed_at for member in facts.grouping.members if member.waits.enclosed_at})
-    if facts.verdict.kind not in ("WrongInterface", "NotReached"):
-        return None
-    return _Match(f" at {places[0]}" if places and facts.verdict.kind == "WrongInterface" else "")
+    match facts.verdict.kind:
+        case "WrongInterface":
+            places = {member.waits.enclosed_at for member in facts.grouping.members}
+            return _Match(", ".join(sorted(filter(None, places))[:1]) or "their address")
+        case "NotReached":
+            ranks = [member.id for _, member in facts.suspects]
+            return _Match(f"NCCL lost {words.name_ranks(ranks) if ranks else 'a rank'}")
+    return None
 
 
 def _waits_for_remote_peer(facts: _Facts) -> _Match | None:
@@ -285,7 +290,7 @@ def _has_port_errors(facts: _Facts) -> _Match | None:
     if facts.verdict.kind not in _ALL_WAIT or facts.verdict.named:
         return None
     ports = ((member.gpu.ports, member) for member in facts.grouping.members if member.gpu.ports is not None)
-    return next((_Match(f": {port.worse[0]}", [member]) for port, member in ports if port.worse), None)
+    return next((_Match(port.worse[0], [member]) for port, member in ports if port.worse), None)
 
 
 # --- earlier hangs ----------------------------------------------------------------------------------------------------
@@ -295,7 +300,7 @@ def _was_restarted_today(facts: _Facts) -> _Match | None:
     history = facts.history
     same = [one for one in history.since() if history.fingerprint and one.fingerprint == history.fingerprint]
     nodes = sorted({one.node for one in same if one.action == "restart"})
-    return _Match(f" ({words.join_words(nodes[:_MOST_NODES])})") if nodes else None
+    return _Match(words.join_words(nodes[:_MOST_NODES])) if nodes else None
 
 
 def _hung_for_two_owners(facts: _Facts) -> _Match | None:

@@ -103,6 +103,7 @@ def kernel(
         ("wait", {"is_known_pause": True, "kernel": kernel(call=reads(ON_NFS))}),
         ("wait", {"stack": StackFacts(sleep=Sleep(until_unix_seconds=NOW, seconds=60.0, place="p"))}),
         ("investigate", {"stack": StackFacts(sleep=Sleep(NOW, 60.0, "p", is_polling=True))}),
+        ("investigate", {"stack": StackFacts(sleep=Sleep(NOW, 1.0, "p"))}),
         ("investigate", {"kind": "Suspended", "named": False, "rest": kernel("T", xid(79))}),
         ("restart_elsewhere", {"kernel": kernel("S", xid(79))}),
         ("restart_elsewhere", {"kernel": kernel("S", xid(79), call=reads(ON_NFS))}),

@@ -164,13 +164,13 @@ def serve(config_path: Path | None) -> None:
     The tools jobs, incidents, incident, dump, explain and check have the rights of the user who starts this command.
     They mark text from processes of users as untrusted data. The raw stacks of incidents and dumps are left out.
 
-    Needs the MCP SDK: pip install 'hangwatch[mcp]'
+    Needs the MCP SDK: pip install 'mcp>=2.3,<3'
     """
     try:
         from mcp.server.mcpserver import MCPServer
         from mcp.types import ToolAnnotations
     except ImportError as error:
-        raise InputError(f"the MCP SDK cannot be imported: {error}\n  pip install 'hangwatch[mcp]'") from None
+        raise InputError(f"the MCP SDK cannot be imported: {error}\n  pip install 'mcp>=2.3,<3'") from None
     server = MCPServer("hangwatch", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING")
     tools = _Tools(config_path)
     is_read_only = ToolAnnotations(read_only_hint=True, destructive_hint=False, open_world_hint=False)

@@ -243,7 +243,7 @@ def test_without_the_sdk_it_exits_2_and_says_what_to_install(tmp_path: Path) -> 
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert "pip install 'hangwatch[mcp]'" in done.stderr
+    assert "pip install 'mcp>=2.3,<3'" in done.stderr
 
 
 def test_other_commands_do_not_import_the_sdk() -> None:

@@ -91,7 +91,10 @@ def table(virtual: list[tuple[str, ...]], real: list[tuple[str, ...]]) -> str:
         for (name, *result), values in seconds.items():
             ends = dict.fromkeys((min(values, key=_number), max(values, key=_number)))
             names.setdefault((*result, " to ".join(ends)), []).append(name)
-        return [(measurements_page.list_names(alike, are_counted=result[:2] == ("healthy", "no")), *result) for result, alike in names.items()]
+        return [
+            (measurements_page.list_names(alike, are_counted=result[:2] == ("healthy", "no")), *result)
+            for result, alike in names.items()
+        ]
 
     return (
         f"In virtual time, with the default settings: {count(virtual)}.\n\n"

@@ -58,7 +58,9 @@ def test_late_rank_of_a_real_job_is_named_and_none_before(tmp_path: Path) -> Non
         pid = only["arrival"]["ranks"][0]["pid"]
         os.kill(pid, signal.SIGSTOP)
         try:
-            saved = wait_for(lambda: list(daemon.state.glob("incidents/*/incident.json")), "an incident", 120)
+            saved = wait_for(
+                lambda: list(daemon.state.glob(f"incidents/*-{job.run_id}-*/incident.json")), "an incident", 120
+            )
         finally:
             os.kill(pid, signal.SIGCONT)
         before = json.loads(saved[0].read_text())["arrival"]

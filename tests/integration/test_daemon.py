@@ -106,7 +106,7 @@ def test_job_without_gpu_readings_is_unknown_and_does_not_page(tmp_path: Path) -
     with SimulatedNode(2) as node, RealDaemon(tmp_path / "hw", NO_DRIVER, detector={"hold_seconds": 1.0}) as daemon:
         daemon.wait_for_state(node.run_id, "unknown")
         assert [value for _, value in daemon.samples("hangwatch_job_page", job_id=node.run_id)] == [0.0]
-        (job,) = json.loads(daemon.get("/status"))["jobs"]
+        (job,) = [one for one in daemon.status()["jobs"] if one["job_id"] == node.run_id]
         assert (job["state"], job["page"]) == ("unknown", False)
         assert "does not detect a hang of this job" in job["message"]
 

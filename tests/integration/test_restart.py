@@ -80,7 +80,8 @@ def test_silence_outlives_a_killed_daemon_and_its_end_lets_the_job_page(
             fake_driver.add("gpu all power_watts 100")
             daemon.wait_for_state(node.run_id, "hung")
             assert is_silenced_and_hung(daemon)
-            wait_for(lambda: list(Path(kept["directory"]).glob("incidents/*/incident.json")), "the incident")
+            folders = f"incidents/*-{node.run_id}-*/incident.json"
+            wait_for(lambda: list(Path(kept["directory"]).glob(folders)), "the incident")
             daemon.process.kill()
         Path(path["path"]).unlink()
         with RealDaemon(tmp_path / "hw1", fake_driver.environ, store=kept, socket=path) as daemon:

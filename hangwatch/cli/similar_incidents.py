@@ -58,7 +58,6 @@ def print_similar(incident: Incident, similar: Sequence[Summary], *, as_json: bo
     ]
     if earlier:
         click.echo(f"\nit hung at this place before: {describe_hangs(earlier)}")
-        owner = incident.job.share or incident.job.owner
-        history = History(earlier, incident.node, owner, unix_seconds=opened)
+        history = History(earlier, incident.node, incident.job.uid, unix_seconds=opened)
         verdict = with_action(incident.verdict, incident.grouping, history)
         click.echo(f"recommended action: {describe_action(verdict.action)}")

@@ -21,6 +21,7 @@ from hangwatch import __version__, words
 from hangwatch.errors import UserError
 from hangwatch.formats import bounded_read, decoding
 from hangwatch.model import (
+    CRASHED,
     INCIDENT_VERSION,
     MOST_RANKS,
     ActionKind,
@@ -79,7 +80,7 @@ class Summary(Value, frozen=True):
     """One incident in a list of incidents.
 
     If the folder cannot be read, `problem` is set and the rest is empty. If the folder has only a marker, `problem`
-    says so, `state` is None, and the other fields come from the marker. `owner` is the key of the per-user limits.
+    says so, `state` is None, and the other fields come from the marker. `uid` is the user id of its job.
     `has_hung`: its job was in the state hung. `is_named`: the verdict names a rank.
     """
 
@@ -97,7 +98,7 @@ class Summary(Value, frozen=True):
     message: str = ""
     action: ActionKind = "investigate"
     fingerprint: str = ""
-    owner: str = ""
+    uid: int | None = None
     has_hung: bool = False
     is_named: bool = False
     feedback: Feedback | None = None
@@ -137,8 +138,7 @@ class _JobHead(msgspec.Struct):
     job_id: str
     job_key: str = ""
     job_name: str = ""
-    owner: str = ""
-    share: str = ""
+    uid: int | None = None
 
 
 class _VerdictHead(msgspec.Struct):
@@ -387,8 +387,8 @@ def load_summary(folder: Path) -> Summary:
         message=head.verdict.message,
         action=head.verdict.action.kind,
         fingerprint=head.verdict.fingerprint,
-        owner=head.job.share or head.job.owner,
-        has_hung=any(line.state == JobState.HUNG.value for line in head.timeline),
+        uid=head.job.uid,
+        has_hung=any(line.state == JobState.HUNG.value for line in head.timeline) or head.verdict.kind == CRASHED,
         is_named=bool(head.verdict.named),
         feedback=load_feedback(folder),
     )
@@ -400,7 +400,7 @@ def as_past_hang(summary: Summary) -> PastHang:
         incident_id=summary.incident_id,
         node=summary.node,
         opened_unix_seconds=summary.opened_unix_seconds,
-        owner=summary.owner,
+        uid=summary.uid,
         fingerprint=summary.fingerprint,
         action=summary.action,
     )

@@ -106,15 +106,15 @@ class Feedback(Value, frozen=True):
 
 
 class PastHang(Value, frozen=True):
-    """An earlier hang: its node, time, owner and fingerprint, and the kind of action that was recommended.
+    """An earlier hang or crash: its node, time and fingerprint, and the kind of action that was recommended.
 
-    `fingerprint` is "" if the verdict had no suspects. `owner` is as in `Job`.
+    `fingerprint` is "" if the verdict had no suspects. `uid` is the job's user id, None if unknown.
     """
 
     incident_id: str
     node: str
     opened_unix_seconds: float
-    owner: str
+    uid: int | None
     fingerprint: str
     action: ActionKind
 

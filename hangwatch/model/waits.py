@@ -82,7 +82,8 @@ class CallTarget(Value, frozen=True):
     """The target of one descriptor of a system call. All texts are bounded and printable.
 
     `what` is the path of a file, the address of a peer, or the kernel's name of the target. `mount` is the file system
-    of a file. `is_remote`: another machine or a process serves that file system. `other_pid`, `other_comm` and
+    of a file. `is_remote`: another machine or a process serves that file system.
+    `is_local_device`: it is on a disk in this machine. `other_pid`, `other_comm` and
     `other_state` identify a process of this node that has the other end of a pipe, Unix socket or connection. This may
     be the rank itself. `other_pid` is None if no such process was seen. `is_lost`: by the kernel, the other end is
     closed.
@@ -92,6 +93,7 @@ class CallTarget(Value, frozen=True):
     what: str
     mount: str = ""
     is_remote: bool = False
+    is_local_device: bool = False
     other_pid: int | None = None
     other_comm: str = ""
     is_lost: bool = False

@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from hangwatch.model import Incident, JobState, PastHang
-from hangwatch.state.board import JobEntry, Snapshot
+from hangwatch.model import Incident, Job, PastHang
+from hangwatch.state.board import Snapshot
 from hangwatch.verdict.recommendation import History
 
 MOST_HANGS = 256
+MOST_HANGS_OF_USER = 32
 
 
 def restore_hangs(snapshot: Snapshot, hangs: Iterable[PastHang]) -> Snapshot:
-    """Return the snapshot with the hangs that an earlier daemon saw. The newest are kept."""
+    """Return the snapshot with these hangs, too. The newest are kept, of each user at most `MOST_HANGS_OF_USER`."""
     known = {hang.incident_id: hang for hang in (*hangs, *snapshot.past_hangs)}
-    newest = sorted(known.values(), key=lambda hang: hang.opened_unix_seconds)[-MOST_HANGS:]
-    return replace(snapshot, past_hangs=tuple(newest))
+    kept: list[PastHang] = []
+    counts = Counter[int | None]()
+    for hang in sorted(known.values(), key=lambda hang: -hang.opened_unix_seconds):
+        counts[hang.uid] += 1
+        if counts[hang.uid] <= MOST_HANGS_OF_USER:
+            kept.append(hang)
+    return replace(snapshot, past_hangs=tuple(kept[:MOST_HANGS][::-1]))
 
 
-def remember_hang(snapshot: Snapshot, entry: JobEntry) -> Snapshot:
-    """Return the snapshot with the incident of a job, if the job is hung."""
-    if entry.watch.state is not JobState.HUNG or entry.open_incident is None:
-        return snapshot
-    return restore_hangs(
-        replace(snapshot, past_hangs=_without(snapshot, entry.open_incident)), (_as_hang(entry.open_incident),)
-    )
+def remember_hang(snapshot: Snapshot, incident: Incident) -> Snapshot:
+    """Return the snapshot with an incident of a job that is hung or has crashed."""
+    return restore_hangs(replace(snapshot, past_hangs=_without(snapshot, incident)), (_as_hang(incident),))
 
 
-def find_history(snapshot: Snapshot, entry: JobEntry, node: str, unix_now: float) -> History:
-    """Return the hangs before the open incident of a job, for `verdict.recommendation`."""
-    hangs = snapshot.past_hangs if entry.open_incident is None else _without(snapshot, entry.open_incident)
-    return History(hangs, node, entry.job.share or entry.job.owner, unix_seconds=unix_now)
+def find_history(snapshot: Snapshot, job: Job, incident: Incident | None, node: str, unix_now: float) -> History:
+    """Return the hangs before the `incident` of a job, for `verdict.recommendation`."""
+    hangs = snapshot.past_hangs if incident is None else _without(snapshot, incident)
+    return History(hangs, node, job.uid, unix_seconds=unix_now)
 
 
 def _without(snapshot: Snapshot, incident: Incident) -> tuple[PastHang, ...]:
@@ -44,7 +47,7 @@ def _as_hang(incident: Incident) -> PastHang:
         incident_id=incident.incident_id,
         node=incident.node,
         opened_unix_seconds=incident.opened_unix_seconds,
-        owner=incident.job.share or incident.job.owner,
+        uid=incident.job.uid,
         fingerprint=incident.verdict.fingerprint,
         action=incident.verdict.action.kind,
     )

@@ -7,6 +7,8 @@ from msgspec.structs import replace
 from hangwatch.model import Incident, Job, JobState, ProcessId
 from hangwatch.state.actions import Action, SaveIncident
 from hangwatch.state.board import Crash, Snapshot
+from hangwatch.state.hang_history import find_history, remember_hang
+from hangwatch.verdict.recommendation import with_action
 
 CRASH_SHOWN_SECONDS = 900.0
 CRASHES_SHOWN = 64
@@ -27,6 +29,8 @@ def record_crash(snapshot: Snapshot, incident: Incident, *, now: float) -> tuple
         incident = replace(
             incident, incident_id=before.incident.incident_id, opened_unix_seconds=before.incident.opened_unix_seconds
         )
+    history = find_history(snapshot, incident.job, incident, incident.node, incident.opened_unix_seconds)
+    incident = replace(incident, verdict=with_action(incident.verdict, incident.grouping, history))
     if before is None and not incident.verdict.named and any(crash.incident.verdict.named for crash in same):
         return replace(snapshot, crash_count=snapshot.crash_count + 1), ()  # later deaths of the job, or its next start
     crash = Crash(incident=incident, found_monotonic_seconds=before.found_monotonic_seconds if before else now)
@@ -34,6 +38,7 @@ def record_crash(snapshot: Snapshot, incident: Incident, *, now: float) -> tuple
     of_share = [crash for crash in others if crash.incident.job.share == incident.job.share]
     for oldest in of_share[: max(0, len(of_share) + 1 - CRASHES_SHOWN_PER_SHARE)]:
         others.remove(oldest)
+    snapshot = remember_hang(snapshot, incident)
     snapshot = replace(
         snapshot, crashes=(*others, crash)[-CRASHES_SHOWN:], crash_count=snapshot.crash_count + (before is None)
     )

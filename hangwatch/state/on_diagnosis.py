@@ -11,7 +11,7 @@ from hangwatch.config import Detector
 from hangwatch.detector import job_watch, sleepers, standstill
 from hangwatch.detector.job_watch import JobWatch, MotionCount
 from hangwatch.detector.known_pauses import find_places
-from hangwatch.model import Grouping, Motion
+from hangwatch.model import Grouping, JobState, Motion
 from hangwatch.stacks.activity import RENDEZVOUS
 from hangwatch.stacks.idle_reasons import find_resting_state, has_no_task, is_serving
 from hangwatch.state.actions import Action, SaveIncident
@@ -58,13 +58,14 @@ def record_capture(
     entry, actions = update_timeline(entry, wanted, look.judged_unix_seconds)
     if watch.is_open and entry.incident is not None and not any(isinstance(action, SaveIncident) for action in actions):
         actions = (*actions, SaveIncident(incident=entry.incident))
-    snapshot = remember_hang(snapshot, entry)
+    if entry.watch.state is JobState.HUNG and entry.open_incident is not None:
+        snapshot = remember_hang(snapshot, entry.open_incident)
     return snapshot.count("captures", _describe_result(seen)).with_job(entry), actions
 
 
 def _recommend(snapshot: Snapshot, entry: JobEntry, look: Diagnosis, *, is_pausing: bool) -> Diagnosis:
     """Return the diagnosis with the action that follows from it, from known pauses, and from earlier hangs."""
-    history = find_history(snapshot, entry, look.capture.node, look.judged_unix_seconds)
+    history = find_history(snapshot, entry.job, entry.open_incident, look.capture.node, look.judged_unix_seconds)
     is_known_pause = is_pausing and not entry.page
     return replace(look, verdict=with_action(look.verdict, look.grouping, history, is_known_pause=is_known_pause))
 

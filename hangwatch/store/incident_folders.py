@@ -54,6 +54,7 @@ log = logging.getLogger(__package__)
 ORDER_FILE = "order"
 OWNER_FILE = "owner"
 CRASH_FILE = "crash"
+FINGERPRINT = 12  # hex digits
 MOST_LEFT_OPEN = 256
 MOST_LEFT_OPEN_BYTES = 16 << 20  # eight ranks need about 0.5 MiB
 _USUAL = config.Store()
@@ -230,7 +231,8 @@ class Store:
 
     def past_hangs(self) -> tuple[PastHang, ...]:
         """Return the hangs in the store, newest first. Raises StoreError."""
-        return tuple(incident_file.as_past_hang(summary) for summary in self.summaries() if summary.has_hung)
+        hung = (summary for summary in self.summaries() if summary.has_hung and not summary.problem)
+        return tuple(incident_file.as_past_hang(summary) for summary in hung if len(summary.fingerprint) <= FINGERPRINT)
 
     def find(self, name: str) -> Path:
         """Return the folder of an incident, by its name or a unique part of the name. Raises StoreError."""

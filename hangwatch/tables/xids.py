@@ -13,6 +13,7 @@ FROM_NVML = ", reported by NVML"
 """The end of the text of an XID that only NVML reports."""
 
 _RECOVERY_ACTION_CHANGED = 154
+_PROCESS_NAME = re.compile(r"name=.{0,15}")  # a process chooses its name; the kernel keeps 15 bytes
 _CODE = re.compile(r"NVRM: Xid \([^)]{1,40}\): (\d{1,4})\b")
 
 
@@ -50,6 +51,7 @@ def severity(code: int, text: str) -> Literal["critical", "warning", "notice"]:
     in_table = find_meaning(code).severity
     if in_table != "as_told":
         return in_table
+    text = _PROCESS_NAME.sub("", text)
     if text.endswith(FROM_NVML):
         return "warning"
     if code == _RECOVERY_ACTION_CHANGED:

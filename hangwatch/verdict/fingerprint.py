@@ -19,4 +19,9 @@ def make_fingerprint(suspects: Iterable[Group], groups: Iterable[Group]) -> str:
     others = (group for group in waiting if group.key not in keys)
     largest = max(others, key=lambda group: (group.size, group.key), default=None)
     parts = [*keys, "", "" if largest is None else largest.key]
-    return blake2b("|".join(parts).encode(), digest_size=6).hexdigest() if any(parts) else ""
+    return hash_parts(parts) if any(parts) else ""
+
+
+def hash_parts(parts: Iterable[str]) -> str:
+    """Return 12 hex digits that are equal for equal parts."""
+    return blake2b("|".join(parts).encode("utf-8", "replace"), digest_size=6).hexdigest()

@@ -29,7 +29,7 @@ from hangwatch.model import (
     Verdict,
 )
 from hangwatch.tables import kernel_lines, xids
-from hangwatch.verdict.fingerprint import make_fingerprint
+from hangwatch.verdict.fingerprint import hash_parts, make_fingerprint
 from hangwatch.verdict.scene import stance_of
 from hangwatch.verdict.sequence_rules import decide_by_all_counts
 
@@ -54,20 +54,20 @@ class Row(Value, frozen=True, forbid_unknown_fields=True):
 
 
 class History(NamedTuple):
-    """Earlier hangs, and the facts of this one to compare with: its node, owner, fingerprint and time.
+    """Earlier hangs, and the facts of this one to compare with: its node, user id, fingerprint and time.
 
-    `with_action` sets the fingerprint.
+    `uid` is None if the user id is not known. `with_action` sets the fingerprint.
     """
 
     hangs: Sequence[PastHang] = ()
     node: str = ""
-    owner: str = ""
+    uid: int | None = None
     fingerprint: str = ""
     unix_seconds: float = 0.0
 
     def since(self, seconds: float = DAY_SECONDS) -> Iterator[PastHang]:
-        """Yield the hangs of the last `seconds`."""
-        return (hang for hang in self.hangs if 0.0 <= self.unix_seconds - hang.opened_unix_seconds < seconds)
+        """Yield the hangs of the last `seconds`. The clock may have been set back by as much."""
+        return (hang for hang in self.hangs if abs(self.unix_seconds - hang.opened_unix_seconds) < seconds)
 
 
 class _Facts(NamedTuple):
@@ -107,6 +107,7 @@ def with_action(
     """
     suspects = _find_suspects(verdict, grouping)
     mark = make_fingerprint((group for group, _ in suspects), grouping.groups)
+    mark = mark or _mark_crash(verdict, [member for _, member in suspects] or grouping.members)
     facts = _Facts(verdict, grouping, suspects, (history or History())._replace(fingerprint=mark), is_known_pause)
     matches = ((row, match) for name, row in load().items() if (match := CONDITIONS[name](facts)) is not None)
     row, match = next(matches, (None, _Match()))
@@ -127,7 +128,13 @@ def _describe_earlier_hangs(history: History) -> Iterator[Evidence]:
 def describe_hangs(hangs: Iterable[PastHang]) -> str:
     """Return the nodes of some hangs as text: "gpu-07 (2 times), gpu-11 (1 time)"."""
     by_node = Counter(hang.node for hang in hangs).most_common(_MOST_NODES)
-    return ", ".join(f"{node} ({words.count(number, 'time')})" for node, number in by_node)
+    return ", ".join(f"{words.printable(node)} ({words.count(number, 'time')})" for node, number in by_node)
+
+
+def _mark_crash(verdict: Verdict, members: Iterable[Member]) -> str:
+    """Return the fingerprint of a crash, from the exception and its place: a dead rank has no stack. "" without one."""
+    died = next((member.died for member in members if member.died is not None), None)
+    return "" if died is None or verdict.kind != CRASHED else hash_parts((CRASHED, died.text))
 
 
 def _make_action(row: Row, match: _Match, verdict: Verdict) -> RecommendedAction:
@@ -208,20 +215,11 @@ def _has_gpu_error(facts: _Facts) -> _Match | None:
     return _Match(f"XID {code} of GPU {line.subject} ({xids.find_meaning(code).meaning})", [member])
 
 
-def _is_device_error(line: KernelLine) -> bool:
-    row = kernel_lines.load().get(line.name)
-    return row is not None and row.names == "device"
-
-
 def _has_adapter_error(facts: _Facts) -> _Match | None:
     if facts.verdict.kind not in _ALL_WAIT or facts.verdict.named:
         return None
-    found = _find_line(facts.grouping.members, _is_device_error)
-    if found is None:
-        return None
-    line, member = found
-    device = f" ({line.subject})" if line.subject else ""
-    return _Match(f"that {kernel_lines.load()[line.name].meaning}{device}", [member])
+    found = _find_line(facts.grouping.members, lambda line: line.name == "mlx5_fatal")
+    return None if found is None else _Match(f"the network adapter {found[0].subject}", [found[1]])
 
 
 def _find_target(facts: _Facts, is_wanted: Callable[[Member, CallTarget], bool]) -> tuple[CallTarget, Member] | None:
@@ -239,12 +237,15 @@ def _find_target(facts: _Facts, is_wanted: Callable[[Member, CallTarget], bool])
 
 
 def _waits_for_local_device(facts: _Facts) -> _Match | None:
-    def is_local(member: Member, target: CallTarget) -> bool:
-        is_on_device = target.kind == "file" and bool(target.mount) and not target.is_remote
-        return member.kernel.state in BLOCKED_STATES and is_on_device
-
-    found = _find_target(facts, is_local) if facts.verdict.named else None
-    return None if found is None else _Match(found[0].what, [found[1]])
+    """Match if a named rank is in state D in a call on one file, which is on a disk or a GPU of its node."""
+    for _, member in facts.suspects:
+        call, is_blocked = member.kernel.call, member.kernel.state in BLOCKED_STATES
+        targets = call.behind if call is not None and call.descriptors == 1 else ()
+        is_silent = member.kernel.silent_mount is not None or any(map(_is_storage_error, member.kernel.lines))
+        local = next((one for one in targets if one.is_local_device or one.what.startswith("/dev/nvidia")), None)
+        if facts.verdict.named and is_blocked and local is not None and not is_silent:
+            return _Match(local.what, [member])
+    return None
 
 
 # --- storage and network ----------------------------------------------------------------------------------------------
@@ -299,14 +300,14 @@ def _has_port_errors(facts: _Facts) -> _Match | None:
 def _was_restarted_today(facts: _Facts) -> _Match | None:
     history = facts.history
     same = [one for one in history.since() if history.fingerprint and one.fingerprint == history.fingerprint]
-    nodes = sorted({one.node for one in same if one.action == "restart"})
+    nodes = sorted({one.node for one in same if one.action == "restart" and one.uid == history.uid})
     return _Match(words.join_words(nodes[:_MOST_NODES])) if nodes else None
 
 
 def _hung_for_two_owners(facts: _Facts) -> _Match | None:
     history = facts.history
-    is_other = any(one.node == history.node and one.owner != history.owner for one in history.since())
-    return _Match(history.node) if is_other else None
+    others = {one.uid for one in history.since() if one.node == history.node} - {None, history.uid}
+    return _Match(history.node) if others and history.uid is not None else None
 
 
 def _hung_on_other_nodes(facts: _Facts) -> _Match | None:

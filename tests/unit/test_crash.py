@@ -6,6 +6,7 @@ import json
 import traceback
 
 import pytest
+from msgspec.structs import replace
 
 from hangwatch import crash
 from hangwatch.crash import CrashArtifacts, collection
@@ -16,6 +17,8 @@ from hangwatch.model import Confidence, EndedProcess, Job, KernelLine, ProcessId
 from hangwatch.probes.process import crash_artifacts
 from hangwatch.report import html, text
 from hangwatch.stacks import activity
+from hangwatch.state import steps
+from hangwatch.state.board import Snapshot
 from hangwatch.tables import kernel_lines
 from tests import secret_texts
 
@@ -275,6 +278,21 @@ def test_crash_report_lists_dead_ranks_and_causes_in_all_forms() -> None:
         assert "crashed; found 2027-01-15 08:00:00 UTC" in form
         assert "has ended: segfault in libnccl.so.2" in form
     assert "> 1 rank: 1  has ended: segfault" in report and "2 ranks: 0,2  have ended: the cause is unknown" in report
+
+
+def test_lost_connection_recommends_a_restart_once_a_day() -> None:
+    found = [crashed_by("torch.distributed.DistNetworkError: The server socket has closed", 0), make_artifacts(1)]
+    snapshot, actions = Snapshot(), []
+    for number, hours in enumerate((0.0, 2.0, 40.0)):
+        ended = [one._replace(id=replace(one.id, pid=100 * number + (one.id.rank or 0) + 1)) for one in found]
+        whole = job(*ended)
+        verdict = crash.judge(whole, ended)
+        assert verdict is not None
+        at = NOW + hours * 3600
+        incident = crash.make_incident(whole, "n1", ended, verdict, activity.load(), unix_now=at)
+        snapshot, _ = steps.record_crash(snapshot, incident, now=hours * 3600)
+        actions.append(snapshot.past_hangs[-1].action)
+    assert actions == ["restart", "investigate", "restart"]
 
 
 def test_the_thread_that_died_is_gdbs_first() -> None:

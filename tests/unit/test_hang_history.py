@@ -12,7 +12,7 @@ from hangwatch import store
 from hangwatch.detector import job_watch
 from hangwatch.model import Incident, JobState, PastHang, RecommendedAction, TimelineEntry
 from hangwatch.state.board import JobEntry, Snapshot
-from hangwatch.state.hang_history import MOST_HANGS, find_history, remember_hang, restore_hangs
+from hangwatch.state.hang_history import MOST_HANGS, MOST_HANGS_OF_USER, find_history, remember_hang, restore_hangs
 from hangwatch.state.incident_timeline import update_timeline
 from tests import samples
 
@@ -32,25 +32,29 @@ def entry(state: JobState = JobState.HUNG, *, page: bool = False, of: Incident |
 
 def hang(number: int, opened: float = samples.OPENED - 60) -> PastHang:
     return PastHang(
-        incident_id=f"i{number}", node="n", opened_unix_seconds=opened, owner="o", fingerprint="aa", action="restart"
+        incident_id=f"i{number}",
+        node="n",
+        opened_unix_seconds=opened,
+        uid=number % 20,
+        fingerprint="aa",
+        action="restart",
     )
 
 
 def test_hung_job_is_remembered_once_with_its_last_verdict() -> None:
     snapshot = Snapshot()
     for kind in ("investigate", "restart"):
-        snapshot = remember_hang(snapshot, entry(of=incident(action=RecommendedAction(kind=kind))))
+        snapshot = remember_hang(snapshot, incident(action=RecommendedAction(kind=kind)))
     (only,) = snapshot.past_hangs
     assert (only.incident_id, only.action, only.fingerprint) == (samples.loader_hang().incident_id, "restart", "aa")
-    assert remember_hang(Snapshot(), entry(JobState.STALLED)).past_hangs == ()
 
 
 def test_history_of_a_job_excludes_its_open_incident() -> None:
-    snapshot = restore_hangs(remember_hang(Snapshot(), entry()), [hang(1)])
+    snapshot = restore_hangs(remember_hang(Snapshot(), incident()), [hang(1)])
     assert len(snapshot.past_hangs) == 2
-    history = find_history(snapshot, entry(), "n", NOW)
+    history = find_history(snapshot, incident().job, incident(), "n", NOW)
     assert [one.incident_id for one in history.hangs] == ["i1"]
-    assert len(find_history(snapshot, replace(entry(), incident=None), "n", NOW).hangs) == 2
+    assert len(find_history(snapshot, incident().job, None, "n", NOW).hangs) == 2
 
 
 @given(st.lists(st.floats(0, 1e9), max_size=2 * MOST_HANGS, unique=True))
@@ -58,6 +62,12 @@ def test_board_keeps_the_newest_hangs(times: list[float]) -> None:
     hangs = [hang(number, at) for number, at in enumerate(times)]
     kept = restore_hangs(restore_hangs(Snapshot(), hangs[::2]), hangs[1::2]).past_hangs
     assert [one.opened_unix_seconds for one in kept] == sorted(times)[-MOST_HANGS:]
+
+
+def test_one_user_cannot_displace_the_hangs_of_others() -> None:
+    others = restore_hangs(Snapshot(), [replace(hang(0), uid=7)])
+    flooded = restore_hangs(others, [replace(hang(number, 1e300), uid=8) for number in range(1, 1000)])
+    assert [one.uid for one in flooded.past_hangs] == [7] + [8] * MOST_HANGS_OF_USER
 
 
 def test_store_returns_the_incidents_that_were_hung(tmp_path: Path) -> None:
@@ -69,7 +79,7 @@ def test_store_returns_the_incidents_that_were_hung(tmp_path: Path) -> None:
     for one in (hung, other):
         kept.save(one, {})
     (only,) = kept.past_hangs()
-    assert only == remember_hang(Snapshot(), entry(of=hung)).past_hangs[0]
+    assert only == remember_hang(Snapshot(), hung).past_hangs[0]
 
 
 def test_incident_that_pages_does_not_recommend_to_wait() -> None:

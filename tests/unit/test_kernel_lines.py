@@ -245,6 +245,41 @@ def test_xid_is_about_the_ranks_of_its_gpu(tmp_path: Path) -> None:
     assert "has fallen off the bus" in kernel_lines.describe("xid", found[4711][0].text)
 
 
+def test_records_of_programs_are_ignored_and_each_xid_of_a_gpu_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "kmsg"
+    xid = "NVRM: Xid (PCI:0000:3b:00): {}, pid=7, name=python"
+    fatal = "mlx5_core 0000:5e:00.0 ib0: device's health compromised - reached miss count"
+    records = [(12, xid.format(79)), (4, xid.format(48)), (4, xid.format(45)), (4, fatal)]
+    path.write_text("".join(f"{priority},{n},1000,-;{text}\n" for n, (priority, text) in enumerate(records)))
+    events = kmsg.KernelLog().read(path)
+    assert isinstance(events, kmsg.KernelEvents) and events.missed == 0
+    assert {line.text for line in events.lines} == {text for _, text in records[1:]}
+    with path.open("a") as file:
+        file.write("4,4,1000,-;mlx5_core 0000:5e:00.0: mlx5_health_try_recover:9:(pid 7): health recovery succeeded\n")
+    cleared = kmsg.KernelLog().read(path)
+    assert isinstance(cleared, kmsg.KernelEvents) and {line.name for line in cleared.lines} == {"xid"}
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        ("pci0000:00/0000:00:01.0/0000:01:00.0/nvme/nvme0/nvme0n1", True),
+        ("pci0000:00/0000:00:17.0/ata1/host0/target0:0:0/0:0:0:0/block/sda", True),
+        ("pci0000:00/0000:00:02.0/virtio1/block/vda", False),
+        ("platform/host3/session1/target3:0:0/3:0:0:1/block/sdb", False),
+        ("virtual/nvme-fabrics/ctl/nvme1/nvme1n1", False),
+        ("virtual/block/loop0", False),
+    ],
+)
+def test_only_nvme_and_sata_disks_of_this_machine_are_local(tmp_path: Path, device: str, expected: bool) -> None:
+    (tmp_path / "devices" / device).mkdir(parents=True)
+    (tmp_path / "dev" / "block").mkdir(parents=True)
+    (tmp_path / "dev" / "block" / "8:0").symlink_to(tmp_path / "devices" / device)
+    mount = filesystems.Mount(path="/scratch", type="ext4", source="/dev/x", device="8:0")
+    assert filesystems.is_on_local_disk(mount, tmp_path) is expected
+    assert not filesystems.is_on_local_disk(mount, tmp_path / "other")
+
+
 def test_a_file_system_that_a_rank_has_mounted(tmp_path: Path) -> None:
     """Ignore lines about a file server if no process of the job has mounted a file system of this server."""
     pid = 4711

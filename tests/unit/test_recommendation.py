@@ -35,7 +35,9 @@ from hangwatch.verdict.wording.action_text import describe_action
 NOW = 1_800_000_000.0
 IDS = [RankId(node="gpu-07", rank=rank, local_rank=rank, pid=100 + rank) for rank in range(4)]
 ON_NFS = CallTarget(kind="file", what="/mnt/nfs/shard-3", mount="/mnt/nfs (nfs4)", is_remote=True)
-ON_DISK = CallTarget(kind="file", what="/scratch/a", mount="/scratch (ext4)")
+ON_DISK = CallTarget(kind="file", what="/scratch/a", mount="/scratch (ext4)", is_local_device=True)
+ON_PROC = CallTarget(kind="file", what="/proc/7/maps", mount="/proc (proc)")
+GPU_FILE = CallTarget(kind="file", what="/dev/nvidia3")
 ON_FUSE = CallTarget(kind="file", what="/home/user/mnt/a", mount="/home/user/mnt (fuse)", is_remote=True)
 PEER = CallTarget(kind="connection", what="10.0.0.9 port 443")
 LOCAL_PEER = CallTarget(kind="connection", what="127.0.0.1 port 8080", other_pid=77, other_comm="server")
@@ -112,6 +114,10 @@ def kernel(
         ("investigate", {"kernel": kernel("S", replace(xid(79), is_recent=False))}),
         *(("investigate", {"kernel": kernel("S", xid(code))}) for code in (13, 31, 43, 45, 63)),
         ("restart_elsewhere", {"kernel": kernel("D", call=reads(ON_DISK))}),
+        ("restart_elsewhere", {"kernel": kernel("D", call=reads(GPU_FILE))}),
+        ("investigate", {"kernel": kernel("D", call=reads(ON_PROC))}),
+        ("investigate", {"kernel": kernel("D", call=replace(reads(ON_DISK), descriptors=4))}),
+        ("fix_storage", {"kernel": kernel("D", call=reads(ON_DISK), mount="/mnt/nfs")}),
         ("investigate", {"kernel": kernel("S", call=reads(ON_DISK))}),
         ("fix_storage", {"kernel": kernel("D", call=reads(ON_FUSE))}),
         ("fix_storage", {"kernel": kernel("S", call=reads(ON_NFS))}),
@@ -148,6 +154,8 @@ def test_first_row_that_holds_decides(expected: str, facts: dict[str, Any]) -> N
 def test_adapter_error_counts_only_if_all_ranks_wait() -> None:
     failed = kernel("S", line("mlx5_core 0000:5e:00.0: device's health compromised", "mlx5_fatal", "0000:5e:00.0"))
     assert judge("EverybodyCame", named=False, rest=failed).action.kind == "restart_elsewhere"
+    cable = kernel("S", line("mlx5_core 0000:5e:00.0: Port module event: module 0, Cable unplugged", "mlx5_cable"))
+    assert judge("EverybodyCame", named=False, rest=cable).action.kind == "investigate"
     assert judge(rest=failed, kernel=failed).action.kind == "investigate"
 
 
@@ -160,13 +168,13 @@ def test_restart_elsewhere_excludes_only_the_node_of_the_fault() -> None:
     assert judge(kernel=kernel(call=reads(ON_NFS))).action.exclude_nodes == ()
 
 
-def hang(hours: float = 2.0, node: str = "gpu-07", owner: str = "alice", **more: Any) -> PastHang:
+def hang(hours: float = 2.0, node: str = "gpu-07", uid: int | None = 1000, **more: Any) -> PastHang:
     fields = {"incident_id": "i", "fingerprint": judge().fingerprint, "action": "investigate", **more}
-    return PastHang(node=node, opened_unix_seconds=NOW - hours * 3600, owner=owner, **fields)
+    return PastHang(node=node, opened_unix_seconds=NOW - hours * 3600, uid=uid, **fields)
 
 
 def after(*hangs: PastHang) -> History:
-    return History(hangs, "gpu-07", "alice", unix_seconds=NOW)
+    return History(hangs, "gpu-07", 1000, unix_seconds=NOW)
 
 
 STORE_LOST = {"kind": CRASHED, "died": died("DistStoreError: timed out")}
@@ -174,7 +182,12 @@ STORE_LOST = {"kind": CRASHED, "died": died("DistStoreError: timed out")}
 
 def test_restart_is_recommended_once_a_day_for_a_fingerprint() -> None:
     mark = judge(**STORE_LOST).fingerprint
-    for hours, action, expected in [(2, "restart", "investigate"), (30, "restart", "restart"), (2, "wait", "restart")]:
+    for hours, action, expected in [
+        (-1, "restart", "investigate"),
+        (2, "restart", "investigate"),
+        (30, "restart", "restart"),
+        (2, "wait", "restart"),
+    ]:
         history = after(hang(hours, fingerprint=mark, action=action))
         assert judge(**STORE_LOST, history=history).action.kind == expected
     other = after(hang(fingerprint="other", action="restart"))
@@ -182,11 +195,12 @@ def test_restart_is_recommended_once_a_day_for_a_fingerprint() -> None:
 
 
 def test_hang_of_another_owner_on_the_node_is_to_be_investigated() -> None:
-    action = judge(waits_for="lock", history=after(hang(owner="bob", fingerprint=""))).action
+    action = judge(waits_for="lock", history=after(hang(uid=1001, fingerprint=""))).action
     assert (action.kind, action.target, action.exclude_nodes) == ("investigate", "gpu-07", ())
-    assert judge(waits_for="lock", history=after(hang(owner="bob", node="gpu-08"))).action.kind == "fix_program"
-    assert judge(waits_for="lock", history=after(hang(30, owner="bob"))).action.kind == "fix_program"
-    assert judge(kernel=kernel("S", xid(79)), history=after(hang(owner="bob"))).action.kind == "restart_elsewhere"
+    assert judge(waits_for="lock", history=after(hang(uid=1001, node="gpu-08"))).action.kind == "fix_program"
+    assert judge(waits_for="lock", history=after(hang(30, uid=1001))).action.kind == "fix_program"
+    assert judge(waits_for="lock", history=after(hang(uid=None), hang(uid=1000))).action.kind == "fix_program"
+    assert judge(kernel=kernel("S", xid(79)), history=after(hang(uid=1001))).action.kind == "restart_elsewhere"
 
 
 def test_same_place_on_other_nodes_points_at_the_program() -> None:

@@ -146,7 +146,7 @@ def test_a_line_of_the_list_says_what_the_incident_says(tmp_path: Path) -> None:
         state=JobState.RECOVERED,
         verdict=incident.verdict.kind,
         message=incident.verdict.message,
-        owner=incident.job.owner,
+        uid=incident.job.uid,
         has_hung=True,
     )
     assert (incident.job.job_key, incident.verdict.message) != ("", "")

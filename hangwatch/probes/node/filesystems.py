@@ -152,6 +152,16 @@ def is_network(mount: Mount, also: Iterable[str] = ()) -> bool:
     return named or (mount.type.startswith("fuse.") and mount.type not in _LOCAL_FUSE)
 
 
+def is_on_local_disk(mount: Mount, sys_root: Path = Path("/sys")) -> bool:
+    """True if a file system is on an NVMe or SATA disk in this machine.
+
+    False for disks over a network (iSCSI, RBD, NVMe over fabrics), of a virtual machine, and behind a mapper, and for
+    file systems without a disk. Source: the device's path in sysfs.
+    """
+    device = os.path.realpath(sys_root / "dev" / "block" / mount.device)
+    return device.startswith(f"{sys_root}/devices/pci") and any(f"/{bus}" in device for bus in ("nvme/", "ata"))
+
+
 class FilesystemReader:
     """A reader of file systems through child processes. It keeps the children that it abandoned."""
 

@@ -19,10 +19,11 @@ from typing import TypeVar
 from hangwatch.model import Fault, Value
 from hangwatch.probes.node import oom_kills
 from hangwatch.probes.node.oom_kills import OomKills
-from hangwatch.tables import kernel_lines
+from hangwatch.tables import kernel_lines, xids
 
 # The buffer must hold a whole record, else read fails with EINVAL: 8 KiB since Linux 3.5 (CONSOLE_EXT_LOG_MAX).
 RECORD_BYTES = 8192
+_FACILITY_BITS = 3  # the lower bits of the priority are the level, see syslog(2)
 MAX_RECORDS_PER_READ = 200_000
 EVENTS_KEPT = 128  # of each kind, so that many events of one kind do not displace those of another
 KEYS_KEPT = 512
@@ -94,13 +95,14 @@ class KernelEvents(Value, frozen=True):
 def parse_record(raw: str) -> KernelRecord | None:
     """Parse a record of /dev/kmsg; None for anything else, such as a continuation line.
 
-    The text is cut to the length that patterns search. It is not trusted: processes choose names in it, and some
-    processes may write records.
+    The text is cut to the length that patterns search. It is "" if a program wrote the record. It is not trusted,
+    because processes choose names in it.
     """
     found = _RECORD.match(raw)
     if found is None:
         return None
-    text = _ESCAPES.sub("", found.group(4).partition("\n")[0][: kernel_lines.LONGEST_LINE]).strip()
+    is_kernels = int(found.group(1)) >> _FACILITY_BITS == 0  # programs may write records, but not as facility 0
+    text = _ESCAPES.sub("", found.group(4).partition("\n")[0][: kernel_lines.LONGEST_LINE]).strip() * is_kernels
     return KernelRecord(sequence=int(found.group(2)), boot_seconds=int(found.group(3)) / 1e6, text=text)
 
 
@@ -181,11 +183,13 @@ class _Follower:
 
     def _keep_line(self, record: KernelRecord) -> None:
         for name, subject in kernel_lines.find_ended(record.text):
-            self._lines_by_row[name].pop(subject, None)
+            self._lines_by_row[name].pop(subject.partition(" ")[0].rstrip(":"), None)
         match = kernel_lines.find(record.text)
         if match is not None:
             line = LoggedLine(**match._asdict(), boot_seconds=record.boot_seconds, text=record.text[:512])
-            _keep_newest(self._lines_by_row[match.name], match.subject, line, LINES_KEPT)
+            code = xids.read_code(record.text)  # a harmless XID does not replace another one of the same GPU
+            key = match.subject if code is None else f"{match.subject} {code}"
+            _keep_newest(self._lines_by_row[match.name], key, line, LINES_KEPT)
 
     def _keep_event(self, event: KernelEvent) -> None:
         _keep_newest(self._events[event.kind], (event.subject, event.code), event, EVENTS_KEPT)

@@ -150,7 +150,8 @@ def _behind(pid: int, descriptor: int, search: _Search, proc_root: Path) -> Call
         mount = None if link.startswith("/dev/") else filesystems.mount_of(proc_root, pid, descriptor)
         is_remote = mount is not None and filesystems.is_network(mount)
         mounted = "" if mount is None else words.elided(str(mount), _MOST_CHARACTERS)
-        return CallTarget(kind="file", what=shown, mount=mounted, is_remote=is_remote)
+        is_local = mount is not None and not is_remote and filesystems.is_on_local_disk(mount)
+        return CallTarget(kind="file", what=shown, mount=mounted, is_remote=is_remote, is_local_device=is_local)
     if link.startswith("pipe:"):
         other, comm = search.holder_of(link, _WRITE if mode & _READ else _READ)
         return CallTarget(kind="pipe", what=shown, other_pid=other, other_comm=comm)

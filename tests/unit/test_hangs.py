@@ -9,6 +9,7 @@ from msgspec import structs
 
 from hangwatch.verdict import judge
 from hangwatch.words import name_ranks
+from tests import robustness
 from tests.hangs import CASES, judged
 
 
@@ -53,6 +54,14 @@ def test_rank_at_a_possible_lock_is_named_if_the_kernel_was_read(name: str) -> N
         ),
     )
     assert [rank.rank for rank in judge.judge(asked).named] == [1]
+
+
+def test_server_is_to_be_investigated() -> None:
+    servers = [case for case in robustness.known_cases() if case.processes]
+    assert len(servers) >= 5
+    for case in servers:
+        first = next(robustness.vary(case))
+        assert first.after.action.kind == "investigate", case.name
 
 
 def test_there_are_enough_cases() -> None:

@@ -27,6 +27,7 @@ from hangwatch.model import (
     RecommendedAction,
     Value,
     Verdict,
+    is_loopback,
 )
 from hangwatch.tables import kernel_lines, xids
 from hangwatch.verdict.fingerprint import hash_parts, make_fingerprint
@@ -281,7 +282,8 @@ def _has_unreachable_rank(facts: _Facts) -> _Match | None:
 
 def _waits_for_remote_peer(facts: _Facts) -> _Match | None:
     def is_remote(member: Member, target: CallTarget) -> bool:
-        return member.waits.awaited is not None and target.kind == "connection" and target.other_pid is None
+        is_here = target.other_pid is not None or is_loopback(target.what.partition(" port ")[0])
+        return member.waits.awaited is not None and target.kind == "connection" and not is_here
 
     found = _find_target(facts, is_remote) if facts.suspects else None
     return None if found is None else _Match(found[0].what, [found[1]])

@@ -40,6 +40,7 @@ ON_PROC = CallTarget(kind="file", what="/proc/7/maps", mount="/proc (proc)")
 GPU_FILE = CallTarget(kind="file", what="/dev/nvidia3")
 ON_FUSE = CallTarget(kind="file", what="/home/user/mnt/a", mount="/home/user/mnt (fuse)", is_remote=True)
 PEER = CallTarget(kind="connection", what="10.0.0.9 port 443")
+GONE_HERE = CallTarget(kind="connection", what="127.0.0.2 port 443", is_lost=True)
 LOCAL_PEER = CallTarget(kind="connection", what="127.0.0.1 port 8080", other_pid=77, other_comm="server")
 
 
@@ -126,6 +127,7 @@ def kernel(
         ("investigate", {"kernel": kernel("S", line("nfs: server a not responding", "nfs_server_silent", "a"))}),
         ("fix_network", {"kind": "NotReached", "named": False}),
         ("fix_network", {"kernel": kernel(call=reads(PEER)), "waits": Waits(awaited=Awaited(name="10.0.0.9"))}),
+        ("investigate", {"kernel": kernel(call=reads(GONE_HERE)), "waits": Waits(awaited=Awaited(name="a server"))}),
         ("investigate", {"kernel": kernel(call=reads(LOCAL_PEER)), "waits": Waits(awaited=Awaited(name="a server"))}),
         ("restart", {"kind": CRASHED, "died": died("torch.distributed.DistNetworkError: Broken pipe")}),
         ("investigate", {"kind": CRASHED, "died": died("ValueError: Connection reset")}),

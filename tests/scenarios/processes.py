@@ -63,11 +63,13 @@ def demo(name: str) -> Callable[[Path], tuple[Observed, ...]]:
             return daemons[-1]
 
         outcome = playback.play(name, ranks=8, seed=1, directory=directory, new_daemon=new_daemon)
-        named = tuple(one.rank for one in outcome.verdict.named) if outcome.verdict and outcome.paged else ()
+        paged = outcome.verdict if outcome.paged else None
+        named = tuple(one.rank for one in paged.named) if paged else ()
         seconds = outcome.seconds if outcome.paged else None
         states = tuple(state.value for state in outcome.states)
         looks = tuple(look for daemon in daemons for look in daemon.looks)
-        return (Observed(states, int(outcome.paged), named, seconds, is_known=name != "idle", looks=looks),)
+        action = paged.action if paged else None
+        return (Observed(states, int(outcome.paged), named, action, seconds, is_known=name != "idle", looks=looks),)
 
     return run
 

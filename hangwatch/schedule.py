@@ -24,6 +24,7 @@ T = TypeVar("T")
 CAPTURES_PER_OWNER = 4
 MINUTE_SECONDS = 60.0
 _SERVED_KEPT = 256
+_LATE = timedelta(seconds=60)  # a job that is later than this and its interval: the clock was set forward
 
 log = logging.getLogger(__name__)
 
@@ -139,6 +140,20 @@ class _Scheduler(BackgroundScheduler):  # type: ignore[misc]  # APScheduler has 
         """Remove a job. A job that no longer exists is not an error: a stopped scheduler has no jobs."""
         with contextlib.suppress(JobLookupError):
             super().remove_job(job_id, jobstore)
+
+    def _process_jobs(self) -> float | None:
+        """Run the due jobs. Return the seconds until the next one is due; None if there is none.
+
+        APScheduler compares wall clock times. After a step back of the clock by a day, no job would run for a day.
+        After a step forward, it would count every run in between.
+        """
+        now = datetime.now(timezone.utc)
+        for job in self.get_jobs():
+            interval = getattr(job.trigger, "interval", timedelta(0))
+            if not now - interval - _LATE <= job.next_run_time <= now + interval:
+                with contextlib.suppress(JobLookupError):
+                    job.modify(next_run_time=min(max(job.next_run_time, now), now + interval))
+        return super()._process_jobs()  # type: ignore[no-any-return]
 
 
 class Schedule:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
+from datetime import datetime, timedelta, tzinfo
 
+import apscheduler.schedulers.base
+import apscheduler.triggers.date
+import apscheduler.triggers.interval
 import pytest
 
+from hangwatch import schedule as schedule_module
 from hangwatch.schedule import Schedule
 from tests.conftest import wait_for
 
@@ -47,5 +52,34 @@ def test_a_beat_can_be_made_to_come_sooner_and_never_later() -> None:
         before = turns.count("often")
         wait_for(lambda: turns.count("often") >= before + 2, "the other one to go on at its pace")
         assert turns.count("rare") == 1
+    finally:
+        schedule.stop()
+
+
+class SteppedClock(datetime):
+    """The wall clock, plus a step."""
+
+    step = timedelta(0)
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+        return datetime.now(tz) + cls.step
+
+
+def test_clock_steps_of_a_day_and_of_decades_delay_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    triggers = (apscheduler.triggers.date, apscheduler.triggers.interval)
+    for module in (apscheduler.schedulers.base, *triggers, schedule_module):
+        monkeypatch.setattr(module, "datetime", SteppedClock)
+    turns: list[str] = []
+    schedule = Schedule(lambda name: None)
+    schedule.run_every(0.05, "checks", "often", turns.append, "often")
+    schedule.start()
+    try:
+        for days in (-1, 1, 20_000):
+            monkeypatch.setattr(SteppedClock, "step", timedelta(days=days))
+            before = turns.count("often")
+            wait_for(lambda: turns.count("often") >= before + 3, f"turns after a step by {days} days", 5)  # noqa: B023
+            schedule.run_once("checks", turns.append, str(days))
+            wait_for(lambda: str(days) in turns, "a task that runs once", 5)  # noqa: B023
     finally:
         schedule.stop()

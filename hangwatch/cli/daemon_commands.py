@@ -117,7 +117,7 @@ def _leave() -> NoReturn:
 def _log_to_stderr(level: str) -> None:
     from hangwatch.probes.node import journal
 
-    handler = logging.StreamHandler(sys.stderr)
+    handler = journal.NonBlockingHandler(sys.stderr)
     if journal.is_journal(os.environ, sys.stderr.fileno()):
         handler.setFormatter(journal.JournalFormatter())
     else:

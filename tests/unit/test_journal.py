@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 
 import pytest
 
-from hangwatch.probes.node.journal import JournalFormatter, is_journal
+from hangwatch.probes.node.journal import JournalFormatter, NonBlockingHandler, is_journal
 
 
 def formatted(level: int, message: str, exc_info: object = None) -> list[str]:
@@ -38,6 +39,22 @@ def test_every_line_of_a_traceback_has_the_priority() -> None:
     assert len(lines) > 3
     assert all(line.startswith("<3>") for line in lines)
     assert lines[-1] == "<3>ValueError: a bug"
+
+
+def test_a_log_that_nothing_reads_blocks_no_thread_and_counts_lost_lines() -> None:
+    read_end, write_end = os.pipe()
+    log = logging.Logger("hangwatch.daemon")
+    with os.fdopen(read_end) as lines, os.fdopen(write_end, "w") as stream:
+        log.addHandler(NonBlockingHandler(stream))
+        writing = threading.Thread(target=lambda: [log.info("x" * 10_000) for _ in range(20)], daemon=True)
+        writing.start()
+        writing.join(10)
+        assert not writing.is_alive(), "it waits for a reader"
+        os.set_blocking(read_end, False)
+        written = lines.read().count("x\n")
+        log.info("again")
+        assert lines.read() == f"\n{20 - written} log lines lost: nothing read the log\nagain\n"
+    assert 0 < written < 20
 
 
 def test_the_journal_is_known_by_device_and_inode() -> None:

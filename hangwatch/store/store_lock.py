@@ -36,13 +36,26 @@ class Lock:
     def take(self) -> None:
         """Lock the directory until `give_back` or the end of the process. If the lock is held already, do nothing.
 
+        If the directory was removed meanwhile, lock the new one.
+
         The lock is an flock(2), which the kernel releases when the process dies. This function does not wait.
         Raises StoreTakenError if another process has the lock, and StoreError if the lock file cannot be made (disk
         full, read-only).
         """
         with self._taking:
+            if self._descriptor is not None and self._is_removed(self._descriptor):
+                self.give_back()
             if self._descriptor is None:
                 self._descriptor = self._locked()
+
+    def _is_removed(self, descriptor: int) -> bool:
+        """True if the locked file is no longer in the directory. A second daemon could lock another file there."""
+        try:
+            return not os.path.samestat(os.fstat(descriptor), (self._root / LOCK_FILE).lstat())
+        except FileNotFoundError:
+            return True
+        except OSError:  # the file system does not respond or is broken: keep the lock
+            return False
 
     def _locked(self) -> int:
         """Lock the file and return its descriptor, which holds the lock."""

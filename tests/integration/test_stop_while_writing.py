@@ -6,6 +6,7 @@ Nothing of the incident is lost, and the log lists each abandoned task.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from hangwatch.schedule import Schedule
 from hangwatch.stacks import activity
 from hangwatch.state.board import Board
 from hangwatch.state.steps import SaveIncident
-from hangwatch.store import Store
+from hangwatch.store import Store, StoreTakenError
 from tests import samples
 from tests.conftest import wait_for
 from tests.dead_mount import dead_mount
@@ -80,6 +81,24 @@ def test_incident_that_waits_for_its_turn_is_written_at_the_end(tmp_path: Path) 
         keeping.finish()
     (folder,) = Store(tmp_path).incidents.iterdir()
     assert incident_file.load(folder).incident_id == samples.loader_hang().incident_id
+
+
+def test_state_directory_that_is_removed_is_made_and_locked_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    with keeping_in(state) as (common, keeping):
+        keeping.refuse_second_daemon()
+        shutil.rmtree(state)
+        keeping.save(SaveIncident(incident=samples.loader_hang(), is_watched=False))
+        keeping.finish()
+        assert any("incidents are not stored" in message and str(state) in message for message in caplog.messages)
+        keeping._tend_store()
+        assert common.board.snapshot.store_problem is None
+        with pytest.raises(StoreTakenError):
+            Store(state).lock()
+        assert (state / "incidents").is_dir()
 
 
 def test_hang_that_is_handed_over_late_is_written_or_given_up_by_name(

@@ -360,8 +360,10 @@ def test_a_driver_replaced_under_us_is_opened_anew(fake_driver: FakeDriver, star
 
 def test_a_driver_that_blocks_while_it_opens_is_given_up(fake_driver: FakeDriver, start: Start) -> None:
     fake_driver.add("fault nvmlInitWithFlags sleep")
+    began = time.monotonic()
     sampler = start(start_deadline_seconds=1.0)
     status = status_where(sampler, lambda status: status.stalled, "the stall")
+    assert time.monotonic() - began < 6.0
     assert status.fault is not None
     assert "persistence mode" in status.fault.remedy
     assert sampler.latest() is None
@@ -484,6 +486,32 @@ def test_a_driver_that_answers_for_no_gpu_any_more_is_opened_anew(fake_driver: F
     program = [sys.executable, "-c", REOPEN, str(fake_driver.scenario)]
     done = subprocess.run(program, env=fake_driver.environ, capture_output=True, text=True, timeout=60)
     assert done.stdout.splitlines() == ["8 0", "answers, so it is not opened anew", "0 8", "opened anew"], done.stderr
+
+
+FIND = """
+import sys
+from pathlib import Path
+import pynvml
+from hangwatch.probes.gpu.driver_process.driver import STATIC_EVERY_SECONDS, Driver
+from hangwatch.probes.gpu.messages import Begin
+
+scenario = Path(sys.argv[1])
+healthy = scenario.read_text()
+scenario.write_text(healthy + "gpu 5 fault all 15\\n")
+pynvml.nvmlInit()
+driver = Driver(Begin(sample_seconds=1.0, parent_pid=0), lambda gpu, purpose: None)
+print(len(driver.sweep().gpus), len(driver.sweep().faults))
+scenario.write_text(healthy)
+print(len(driver.sweep().gpus), len(driver.sweep().faults))
+driver.static_at -= STATIC_EVERY_SECONDS
+print(len(driver.sweep().gpus), len(driver.sweep().faults))
+"""
+
+
+def test_gpu_that_was_lost_at_the_start_is_found_in_half_a_minute(fake_driver: FakeDriver) -> None:
+    program = [sys.executable, "-c", FIND, str(fake_driver.scenario)]
+    done = subprocess.run(program, env=fake_driver.environ, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["7 1", "7 1", "8 0"], done.stderr
 
 
 def test_wait_for_first_sweep_ends_with_sweep_or_reason(fake_driver: FakeDriver, start: Start) -> None:

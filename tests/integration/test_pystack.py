@@ -15,9 +15,10 @@ from hangwatch.formats.pyspy_json import parse_json
 from hangwatch.model import Fault, Job, ProcessDump, Rank
 from hangwatch.probes.process import pyspy, pystack
 from hangwatch.probes.process.pyspy import PyspyAnswer
-from tests.conftest import identity
+from tests.conftest import identity, wait_for
 from tests.fake_pyspy import fake_pyspy
 from tests.integration import targets
+from tests.other_users import needs_root
 
 FOREIGN = "echo 'Error: Failed to find a python interpreter in the .data section' >&2; exit 1"
 UNREAD = PyspyAnswer(
@@ -59,6 +60,21 @@ def test_a_process_that_py_spy_does_not_understand_has_its_stacks_all_the_same(t
         ("beside", "<string>"),
         ("run", "threading.py"),
     ]
+
+
+@needs_root
+def test_a_rank_in_a_chroot_has_its_stack(tmp_path: Path) -> None:
+    """py-spy does not find the files of the process below its root. pystack does not need them."""
+    (tmp_path / "empty").mkdir()
+    code = f"import os, time\nos.chdir({str(tmp_path)!r})\nos.chroot('empty')\nos.mkdir('/inside')\ntime.sleep(600)"
+    with targets.python(f"ready()\n{code}", tmp_path) as pid:
+        wait_for((tmp_path / "empty" / "inside").exists, "the process to be in its chroot")
+        targets.wait_for_state(pid, "S")
+        before = pyspy.dump(pid, deadline_seconds=60.0)
+        answer = pystack.dump(pid, before, deadline_seconds=60.0)
+    assert before.fault is not None and answer.json is not None, answer.fault
+    (thread,) = parse_json(answer.json, pid)
+    assert [frame.function for frame in thread.frames] == ["<module>"]
 
 
 def test_disabled_pystack_leaves_only_the_fault_of_py_spy(tmp_path: Path) -> None:

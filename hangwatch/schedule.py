@@ -11,6 +11,7 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
+from concurrent import futures
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any, Generic, Literal, TypeVar
@@ -135,6 +136,30 @@ class RateLimit:
         return None
 
 
+class _Threads(futures.ThreadPoolExecutor):
+    """Threads of a pool. If the kernel lets no further thread start, the existing threads do the work later."""
+
+    def _adjust_thread_count(self) -> None:
+        try:
+            super()._adjust_thread_count()  # the work is queued already
+        except RuntimeError:
+            if not self._threads:
+                raise
+
+
+class _Executor(ThreadPoolExecutor):  # type: ignore[misc]
+    """The executor of a pool. Its first thread starts at once, while the kernel lets threads start."""
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        self._pool = _Threads(threads)
+
+    def start(self, scheduler: BackgroundScheduler, alias: str) -> None:
+        """Start the executor. The scheduler calls this method."""
+        super().start(scheduler, alias)
+        self._pool.submit(int)
+
+
 class _Scheduler(BackgroundScheduler):  # type: ignore[misc]  # APScheduler has no types
     def remove_job(self, job_id: str, jobstore: str | None = None) -> None:
         """Remove a job. A job that no longer exists is not an error: a stopped scheduler has no jobs."""
@@ -163,7 +188,7 @@ class Schedule:
         self._missed = missed
         logging.getLogger("apscheduler").setLevel(logging.ERROR)  # below this level it logs each run
         self._scheduler = _Scheduler(
-            executors={pool: ThreadPoolExecutor(threads) for pool, threads in _THREADS.items()},
+            executors={pool: _Executor(threads) for pool, threads in _THREADS.items()},
             job_defaults={"max_instances": 1, "coalesce": True, "misfire_grace_time": None},
             timezone="UTC",
         )

@@ -154,7 +154,7 @@ def test_one_lost_gpu_is_seven_samples_and_one_fault(fake_driver: FakeDriver, st
     assert (fault.subject, fault.reason) == ("gpu 5", "GpuIsLost")
     assert "GPU is lost" in fault.detail
     assert "power-cycle" in fault.remedy
-    assert sampler.status().alive
+    assert (sampler.status().alive, sampler.status().restarts) == (True, 0)
 
 
 def test_a_gpu_lost_before_the_start_is_one_fault_too(fake_driver: FakeDriver, start: Start) -> None:

@@ -1,0 +1,364 @@
+"""Which hangs page, how fast, and which healthy jobs page: hangwatch beside the rules that operators use today.
+
+    .venv/bin/python benchmarks/detection.py [--hung 600] [--healthy 600] [--seed 1] [--runs FILE] [--write]
+
+The runs are synthetic traces in virtual time. Each run draws a kind of hang or of healthy pause, a GPU model (power
+levels measured in public reports), the noise of its power, the number of ranks, the length of its steps, and whether
+its collectives can be counted. hangwatch's detector, grouping and verdict are the real ones, with the default
+settings. The rules of operators see the same traces.
+
+The seconds of a hang run from the last progress of the job. A rule has 45 minutes to find it. Two kinds of pauses
+page by design, and are counted apart: those that show no progress at all for longer than `hold_seconds`, and those
+in which all ranks wait for one for longer than `stalled_hold_seconds`. The command ends with 1 if another healthy job
+pages, or if less than 99 of 100 hangs page. `--runs` writes one line for each run. `--write` renews
+docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import random
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import results  # noqa: E402
+from hangwatch.config import Settings  # noqa: E402
+from tests.scenarios import power, progress  # noqa: E402
+from tests.scenarios.power import TRAINS, WAITS, WAITS_AT_BARRIER  # noqa: E402
+from tests.scenarios.simulation import Doing, Node, play  # noqa: E402
+
+TRAINED_SECONDS = 1000.0
+RULES_SECONDS = 2700.0
+PAGE_SECONDS = 1800.0
+RECALL = 0.99
+HUNG, HEALTHY, LONG = "hung", "healthy", "longer than a hold"
+
+
+class GpuModel(NamedTuple):
+    """Power levels of a GPU in watts: its limit, at work, while it waits for other ranks, and idle."""
+
+    name: str
+    limit: float
+    working: float
+    waiting: float
+    idle: float
+
+    def scale(self, doing: Doing) -> Doing:
+        """Return the activity with this model's power. The activities of the scenarios are those of an H100."""
+        levels = ((0.0, 0.0), (70.0, self.idle), (120.0, self.waiting), (600.0, self.working), (700.0, self.limit))
+        for (low, low_here), (high, high_here) in zip(levels, levels[1:], strict=False):
+            if doing.watts <= high:
+                ratio = (doing.watts - low) / (high - low)
+                return replace(doing, watts=low_here + ratio * (high_here - low_here))
+        return replace(doing, watts=self.limit)
+
+
+GPU_MODELS = (
+    GpuModel("H100", 700.0, 600.0, 115.0, 70.0),
+    GpuModel("A100", 400.0, 330.0, 86.0, 56.0),
+    GpuModel("H20", 400.0, 380.0, 118.0, 75.0),
+    GpuModel("GB200", 1200.0, 984.0, 255.0, 180.0),
+    GpuModel("V100", 300.0, 270.0, 70.0, 45.0),
+)
+
+
+class Hang(NamedTuple):
+    """A kind of hang: what its rank does (None: its process is gone), and what the others do.
+
+    `is_hidden`: the GPUs draw as much power as at work, so only the counters show this hang.
+    """
+
+    stuck: Doing | None
+    others: Doing = WAITS
+    is_hidden: bool = False
+
+
+HANGS = {
+    "lock": Hang(power.LOCKED),
+    "file lock": Hang(progress.FLOCK),
+    "blocked write, D state": Hang(power.STUCK_SYNCING),
+    "blocked in the driver": Hang(power.IN_DRIVER),
+    "data loader": Hang(power.STUCK_LOADING),
+    "stopped process": Hang(power.STOPPED),
+    "dead process": Hang(None),
+    "endless loop": Hang(power.SPINS),
+    "request without an answer": Hang(power.AWAITS_SERVER),
+    "peer gone": Hang(power.PEER_GONE),
+    "all ranks wait": Hang(WAITS),
+    "others wait for their GPU": Hang(power.LOCKED, power.ITEM_IN_MODULE),
+    "others poll the host": Hang(power.LOCKED, power.POLLS_THE_HOST),
+    "all at full power": Hang(progress.LOCKED_AT_FULL_POWER, progress.WAITS_AT_FULL_POWER, is_hidden=True),
+}
+
+
+class Pause(NamedTuple):
+    """A kind of healthy pause: what rank 0 does, what the others do, and its shortest and longest seconds."""
+
+    odd: Doing
+    others: Doing
+    shortest: float
+    longest: float
+    begins_job: bool = False
+
+
+_FREEZES = {
+    "fsync": power.IN_FSYNC,
+    "file lock": progress.FLOCK,
+    "read in D state": power.STUCK_READING,
+    "HTTP request": power.AWAITS_SERVER,
+    "wait at 100 % GPU": progress.BEHIND_FULL_GPU,
+}
+_ALL_FULL = replace(TRAINS, enqueues=False)
+
+PAUSES = {
+    **{f"frozen in {name}": Pause(doing, WAITS, 20, 110) for name, doing in _FREEZES.items()},
+    "checkpoint": Pause(power.SAVES, WAITS_AT_BARRIER, 60, 840),
+    "fsync, the device writes": Pause(power.SYNCS, WAITS_AT_BARRIER, 60, 840),
+    "evaluation on rank 0": Pause(power.EVALUATES, WAITS_AT_BARRIER, 60, 840),
+    "evaluation on all ranks": Pause(power.EVALUATES, power.EVALUATES, 60, 1800),
+    "evaluation at full power": Pause(_ALL_FULL, _ALL_FULL, 60, 1800),
+    "evaluation elsewhere": Pause(power.AWAITS_SSH, WAITS_AT_BARRIER, 60, 840),
+    "shards into memory": Pause(power.RECEIVES, WAITS_AT_BARRIER, 60, 840),
+    "upload": Pause(power.UPLOADS_PARTS, WAITS_AT_BARRIER, 60, 840),
+    "polls for a file": Pause(power.ASKS_AGAIN, WAITS_AT_BARRIER, 60, 840),
+    "a person in a debugger": Pause(power.DEBUGGED, WAITS_AT_BARRIER, 60, 840),
+    "suspended": Pause(power.STOPPED, power.STOPPED, 60, 3600),
+    "starved loader": Pause(power.LOADS, power.LOADS, 60, 1200),
+    "first compile on rank 0": Pause(power.COMPILES, WAITS_AT_BARRIER, 60, 1500, begins_job=True),
+    "first compile on all ranks": Pause(power.COMPILES, power.COMPILES, 60, 1500, begins_job=True),
+    "download before the first step": Pause(power.STARTS, WAITS_AT_BARRIER, 60, 1500, begins_job=True),
+}
+_WORK_OF_ONE = ("checkpoint", "fsync, the device writes", "evaluation on rank 0", "shards into memory", "upload")
+_NOTHING_VISIBLE, _ONE_WORKS = "no visible progress, 150 to 600 s", "one rank works, 16 to 60 min"
+_LONG_PAUSES = (
+    *((_NOTHING_VISIBLE, Pause(doing, WAITS, 150, 600)) for doing in _FREEZES.values()),
+    *((_ONE_WORKS, PAUSES[name]._replace(shortest=960, longest=3600)) for name in _WORK_OF_ONE),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run. `trouble_at` is the second of the hang or pause, `end` the last second of a healthy run."""
+
+    kind: str
+    truth: str
+    gpu_model: GpuModel
+    node: Node
+    has_counters: bool
+    trouble_at: float
+    end: float
+    ranks: int
+
+
+class Outcome(NamedTuple):
+    """Results of one run, in seconds after `trouble_at`; None if it did not happen. `alarms` are those of `RULES`."""
+
+    kind: str
+    truth: str
+    gpu_model: str
+    has_counters: bool
+    ranks: int
+    suspected: float | None
+    paged: float | None
+    alarms: tuple[float | None, ...]
+
+
+def draw(truth: str, number: int, seed: int) -> Run:
+    """Return run `number` of this truth. The kinds take turns, the rest is drawn."""
+    dice = random.Random(f"{seed} {truth} {number}")
+    gpu_model = dice.choice(GPU_MODELS)
+    ranks = dice.choice((2, 4, 8))
+    gap = dice.choice((1, 1, 2, 5, 15))
+    has_counters = dice.random() < 0.75
+    noise_ratio = dice.choice((0.01, 0.03, 0.06))
+    scale = functools.cache(gpu_model.scale)
+    begin = float(int(TRAINED_SECONDS))
+
+    def works(t: float) -> Doing:
+        return TRAINS if t % gap < 1 else _ALL_FULL
+
+    if truth == HUNG:
+        kinds = HANGS if has_counters else {name: hang for name, hang in HANGS.items() if not hang.is_hidden}
+        kind = list(kinds)[number % len(kinds)]
+        hang, odd = kinds[kind], dice.randrange(ranks)
+
+        def doing(gpu: int, t: float) -> Doing | None:
+            now = works(t) if t < begin else hang.stuck if gpu == odd else hang.others
+            return None if now is None else scale(now)
+
+        end = begin + PAGE_SECONDS
+    else:
+        pauses = tuple(PAUSES.items()) if truth == HEALTHY else _LONG_PAUSES
+        kind, pause = pauses[number % len(pauses)]
+        begin = 0.0 if pause.begins_job else begin
+        over = begin + float(dice.randint(int(pause.shortest), int(pause.longest)))
+
+        def doing(gpu: int, t: float) -> Doing | None:
+            if begin <= t < over:
+                return scale(pause.others if gpu else pause.odd)
+            return scale(works(t))
+
+        end = over + 400.0
+    node = Node(
+        doing,
+        jobs=(("job", range(ranks)),),
+        limit_watts=lambda _t: gpu_model.limit,
+        idle_watts=gpu_model.idle,
+        noise_ratio=noise_ratio,
+    )
+    return Run(kind, truth, gpu_model, node, has_counters, begin, end, ranks)
+
+
+# --- the rules of operators -------------------------------------------------------------------------------------------
+
+_WAITS_FOR_RANKS = {one.stacks for one in (WAITS, WAITS_AT_BARRIER, power.ITEM_IN_MODULE, power.POLLS_THE_HOST)}
+_TWO_MINUTES, _TEN_MINUTES, _TWENTY_MINUTES, _HALF_HOUR = 120, 600, 1200, 1800
+
+
+class Rule(NamedTuple):
+    """A rule of operators: it raises an alarm when `holds` was true for `seconds` without a break."""
+
+    name: str
+    holds: Callable[[Sequence[Doing], GpuModel], bool]
+    seconds: int
+
+
+def _any(holds: Callable[[Doing, GpuModel], bool]) -> Callable[[Sequence[Doing], GpuModel], bool]:
+    return lambda doings, gpu_model: any(holds(doing, gpu_model) for doing in doings)
+
+
+def _is_waiting(doing: Doing, _gpu_model: GpuModel) -> bool:
+    return doing.stacks in _WAITS_FOR_RANKS
+
+
+RULES = (
+    Rule("GPU utilisation < 5 % for 30 min", _any(lambda doing, _: doing.utilization_ratio < 0.05), _HALF_HOUR),
+    Rule("power < 10 % of the limit for 2 min", _any(lambda doing, gpu: doing.watts < 0.1 * gpu.limit), _TWO_MINUTES),
+    Rule("power < 150 W for 20 min", _any(lambda doing, _: doing.watts < 150.0), _TWENTY_MINUTES),
+    Rule("no log line for 10 min", lambda doings, _: not any(doing.enqueues for doing in doings), _TEN_MINUTES),
+    Rule("collective timeout of 10 min", _any(_is_waiting), _TEN_MINUTES),
+    Rule("collective timeout of 30 min", _any(_is_waiting), _HALF_HOUR),
+)
+
+
+def find_alarm(rule: Rule, run: Run, begin: int, end: int) -> float | None:
+    """Return the second of the rule's first alarm between `begin` and `end`."""
+    held = 0
+    for t in range(begin, end):
+        doings = [doing for gpu in range(run.ranks) if (doing := run.node.doing(gpu, float(t))) is not None]
+        held = held + 1 if rule.holds(doings, run.gpu_model) else 0
+        if held >= rule.seconds:
+            return float(t)
+    return None
+
+
+# --- runs and results -------------------------------------------------------------------------------------------------
+
+
+def measure(truth: str, number: int, seed: int) -> Outcome:
+    """Play one run."""
+    run = draw(truth, number, seed)
+    job = play(run.node, run.end, Settings(), seed=number, has_counters=run.has_counters)["job"]
+    is_hung = truth == HUNG
+    begin, end = (run.trouble_at, run.trouble_at + RULES_SECONDS) if is_hung else (0.0, run.end)
+    alarms = [find_alarm(rule, run, int(begin), int(end)) for rule in RULES]
+
+    def after(seconds: Iterable[float]) -> float | None:
+        return next((at - run.trouble_at for at in seconds if at >= begin), None)
+
+    return Outcome(
+        kind=run.kind,
+        truth=truth,
+        gpu_model=run.gpu_model.name,
+        has_counters=run.has_counters,
+        ranks=run.ranks,
+        suspected=after(job.suspected_at),
+        paged=after(job.pages),
+        alarms=tuple(None if at is None else at - run.trouble_at for at in alarms),
+    )
+
+
+def _median(seconds: Iterable[float | None]) -> str:
+    values = [value for value in seconds if value is not None]
+    return f"{statistics.median(values):.0f}" if values else "none"
+
+
+def _comparison(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for hangwatch and for each rule: recall, false alarms, precision, median seconds."""
+    columns = [("hangwatch: page", [one.paged for one in outcomes])]
+    columns += [(rule.name, [one.alarms[index] for one in outcomes]) for index, rule in enumerate(RULES)]
+    for name, alarms in columns:
+        pairs = list(zip(outcomes, alarms, strict=True))
+        found = [alarm for one, alarm in pairs if one.truth == HUNG and alarm is not None]
+        hung = sum(one.truth == HUNG for one in outcomes)
+        false = sum(one.truth == HEALTHY and alarm is not None for one, alarm in pairs)
+        precision = len(found) / (len(found) + false) if found or false else 0.0
+        yield name, f"{len(found)} of {hung}", str(false), f"{precision:.3f}", _median(found)
+
+
+def _by_kind(outcomes: Sequence[Outcome], truth: str) -> Iterator[tuple[str, ...]]:
+    kinds = dict.fromkeys(one.kind for one in outcomes if one.truth == truth)
+    for kind in kinds:
+        same = [one for one in outcomes if one.kind == kind and one.truth == truth]
+        paged = [one.paged for one in same if one.paged is not None]
+        counted = [one for one in same if one.has_counters]
+        verdict = _median(one.suspected for one in counted)
+        yield kind, f"{len(paged)} of {len(same)}", verdict, _median(paged), f"{max(paged, default=0.0):.0f}"
+
+
+def _report(outcomes: Sequence[Outcome]) -> tuple[results.Table, ...]:
+    healthy = [one for one in outcomes if one.truth == HEALTHY]
+    rules = ("rule", "hangs found", f"false alarms, {len(healthy)} healthy runs", "precision", "median seconds")
+    kinds = ("kind of hang", "paged", "seconds to the verdict (counter readable)", "seconds to the page", "longest")
+    by_design = ("healthy pause that may page by design", *(column for column in kinds[1:] if "verdict" not in column))
+    return (
+        results.Table(rules, tuple(_comparison(outcomes))),
+        results.Table(kinds, tuple(_by_kind(outcomes, HUNG))),
+        results.Table(by_design, tuple((row[0], row[1], *row[3:]) for row in _by_kind(outcomes, LONG))),
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--hung", type=int, default=600)
+    parser.add_argument("--healthy", type=int, default=600)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--runs", type=Path, default=None)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    wanted = [(HUNG, number) for number in range(options.hung)]
+    wanted += [(HEALTHY, number) for number in range(options.healthy)]
+    wanted += [(LONG, number) for number in range(options.healthy // 5)]
+    truths, numbers = zip(*wanted, strict=True)
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        outcomes = list(pool.map(measure, truths, numbers, [options.seed] * len(wanted), chunksize=8))
+    if options.runs is not None:
+        options.runs.write_text("".join(f"{outcome}\n" for outcome in outcomes))
+    hung = [one for one in outcomes if one.truth == HUNG]
+    recall = sum(one.paged is not None for one in hung) / len(hung)
+    false = sum(one.truth == HEALTHY and one.paged is not None for one in outcomes)
+    verdicts = [one.suspected for one in hung if one.has_counters and one.suspected is not None]
+    figures = {
+        "hung runs": len(hung),
+        "healthy runs": options.healthy,
+        "recall": round(recall, 4),
+        "false pages": false,
+        "median seconds to the verdict, counter readable": statistics.median(verdicts),
+        "median seconds to the page": statistics.median([one.paged for one in hung if one.paged is not None]),
+    }
+    results.report("detection", _report(outcomes), figures, is_kept=options.write)
+    return int(recall < RECALL or false > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

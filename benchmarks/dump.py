@@ -1,0 +1,141 @@
+"""Cost of all stacks of a job: `hangwatch dump` beside the tools that a user would call for each process.
+
+    .venv/bin/python benchmarks/dump.py [--ranks 8] [--workers 8] [--rounds 3] [--write]
+
+All tools read the same processes: ranks and their loader workers. They run in turn, so that other load on the machine
+affects all. "pause" is the longest time in which one rank was seen stopped (state t or T in /proc/PID/stat, read some
+thousand times a second). A tool that is not installed has no row. gdb prints C frames only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import results  # noqa: E402
+from benchmarks.cli import Cost, children_of, cost_of, job, quietly  # noqa: E402
+from hangwatch.probes.process import pyspy  # noqa: E402
+
+_IN_BIN = Path(sys.executable).with_name
+
+
+class Tool(NamedTuple):
+    """A way to dump all processes: a name, and a function of the ranks and of all processes."""
+
+    name: str
+    run: Callable[[Sequence[int], Sequence[int]], object]
+
+
+class PauseMeter:
+    """Measures how long a process is stopped."""
+
+    def __init__(self, pid: int) -> None:
+        self._stat = Path(f"/proc/{pid}/stat")
+        self._is_over = threading.Event()
+        self.longest_seconds = 0.0
+
+    @contextmanager
+    def measuring(self) -> Iterator[PauseMeter]:
+        thread = threading.Thread(target=self._measure)
+        thread.start()
+        try:
+            yield self
+        finally:
+            self._is_over.set()
+            thread.join()
+
+    def _measure(self) -> None:
+        stopped_at = None
+        while not self._is_over.is_set():
+            state, now = self._stat.read_text().rpartition(")")[2].split()[0], time.monotonic()
+            if state not in "tT":
+                stopped_at = None
+            else:
+                stopped_at = now if stopped_at is None else stopped_at
+                self.longest_seconds = max(self.longest_seconds, now - stopped_at)
+            time.sleep(1e-4)
+
+
+def _for_each(*command: object) -> Callable[[Sequence[int], Sequence[int]], None]:
+    """Return a function that calls a command once for each process; the pid is the last argument."""
+
+    def run(_ranks: Sequence[int], processes: Sequence[int]) -> None:
+        for pid in processes:
+            quietly(*command, pid)()
+
+    return run
+
+
+def _dump(ranks: Sequence[int], _processes: Sequence[int]) -> None:
+    quietly(_IN_BIN("hangwatch"), "dump", *(word for pid in ranks for word in ("--pid", pid)))()
+
+
+def tools() -> Iterator[Tool]:
+    """Yield the tools that are installed."""
+    py_spy = pyspy.find()
+    yield Tool("hangwatch dump", _dump)
+    yield Tool("py-spy dump --nonblocking", _for_each(py_spy, "dump", "--nonblocking", "--json", "--pid"))
+    yield Tool("py-spy dump", _for_each(py_spy, "dump", "--json", "--pid"))
+    yield Tool("py-spy dump --native", _for_each(py_spy, "dump", "--native", "--json", "--pid"))
+    if (pystack := _IN_BIN("pystack")).exists():
+        yield Tool("pystack remote", _for_each(pystack, "remote"))
+    if gdb := shutil.which("gdb"):
+        yield Tool("gdb, thread apply all bt", _for_each(gdb, "-batch", "-ex", "thread apply all bt", "-p"))
+
+
+def measure(tool: Tool, ranks: Sequence[int], processes: Sequence[int]) -> tuple[Cost, float]:
+    """Return the cost of one dump, and the longest pause of the first rank in seconds."""
+    with PauseMeter(ranks[0]).measuring() as meter:
+        cost = cost_of(lambda: tool.run(ranks, processes))
+    return cost, meter.longest_seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--workers", type=int, default=8, help="loader workers of each rank")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    with ExitStack() as stack:
+        processes = job(stack, options.ranks, options.workers)
+        ranks = [pid for pid in processes if list(children_of(pid))] or processes
+        kinds = list(tools())
+        turns = [[measure(tool, ranks, processes) for tool in kinds] for _ in range(options.rounds)]
+    rows, cpu_seconds, wall_seconds = [], {}, {}
+    for tool, measured in zip(kinds, zip(*turns, strict=True), strict=True):
+        cpu_seconds[tool.name] = statistics.median(cost.cpu_seconds for cost, _ in measured)
+        wall_seconds[tool.name] = statistics.median(cost.wall_seconds for cost, _ in measured)
+        pause = max(longest for _, longest in measured)
+        ratio = cpu_seconds[tool.name] / cpu_seconds["hangwatch dump"]
+        rows.append(
+            (
+                tool.name,
+                f"{cpu_seconds[tool.name]:.2f}",
+                f"{ratio:.2f}",
+                f"{wall_seconds[tool.name]:.2f}",
+                f"{1e3 * pause:.1f}",
+            )
+        )
+    columns = (f"{len(processes)} processes", "CPU seconds", "hangwatch = 1", "wall seconds", "pause of a rank, ms")
+    figures = {
+        "CPU, py-spy --nonblocking = 1": cpu_seconds["hangwatch dump"] / cpu_seconds["py-spy dump --nonblocking"],
+        "CPU, py-spy = 1": cpu_seconds["hangwatch dump"] / cpu_seconds["py-spy dump"],
+        "seconds": wall_seconds["hangwatch dump"],
+    }
+    results.report("dump", (results.Table(columns, tuple(rows)),), figures, is_kept=options.write)
+
+
+if __name__ == "__main__":
+    main()

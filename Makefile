@@ -27,7 +27,7 @@ PARTS := frameworks verdicts latency stragglers soak fuzz
 LATENCY := tests/integration/test_progress_daemon.py
 STRAGGLERS := tests/unit/test_arrival.py tests/integration/test_arrivals.py
 
-.PHONY: first-hour demo man quick test long long-frameworks long-verdicts long-latency long-stragglers long-soak long-fuzz mutations robustness check golden scenarios screenshots fmt dist image chart deb clean
+.PHONY: first-hour demo man quick test long long-frameworks long-verdicts long-latency long-stragglers long-soak long-fuzz bench mutations robustness check golden scenarios screenshots fmt dist image chart deb clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hangwatch demo
@@ -81,6 +81,12 @@ long-fuzz:
 	$(BIN)/python -m tests.fuzz_recorder --count 100000
 	$(BIN)/python -m tests.fuzz_environ --count 100000
 
+# Renews docs/benchmarks.md and the figures of the README, in a quarter of an hour on two cores that do nothing else.
+bench: $(VENV)/.test
+	$(BIN)/python benchmarks/detection.py --write
+	$(BIN)/python benchmarks/culprit.py --write
+	git diff --stat -- docs README.md
+
 mutations: $(VENV)/.test
 	$(BIN)/python -m tests.mutations $(MUTATIONS_ARGS)
 
@@ -103,7 +109,7 @@ scenarios: $(VENV)/.test
 	git diff --stat -- docs
 
 # Boots a Debian machine: needs root and what its script names.
-first-hour:
+first-hour: $(VENV)/.installed
 	tests/first_hour/make.sh $(FOLDER)
 	git diff --stat -- docs
 

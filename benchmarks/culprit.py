@@ -89,14 +89,14 @@ def _row(name: str, counts: Counter[str]) -> tuple[str, ...]:
 
 
 def leave_out(cases: Sequence[Case]) -> Iterator[tuple[str, ...]]:
-    """Yield a row for each rule: what changes without it."""
+    """Yield a row for each rule, in the order of docs/verdicts.md: what changes without it."""
     with_all = count(cases, ask_hangwatch)
     for index, rule in enumerate(RULES):
         judge.RULES = (*RULES[:index], *RULES[index + 1 :])
         without = count(cases, ask_hangwatch)
         judge.RULES = RULES
         changes = (f"{without[outcome] - with_all[outcome]:+d}".replace("+0", "0") for outcome in OUTCOMES)
-        yield (f"{rule.kind}: {rule.description}", *changes)
+        yield (f"{index + 1}. `{rule.kind}`", *changes)
 
 
 def _methods(cases: Sequence[Case]) -> Iterable[tuple[str, ...]]:
@@ -118,7 +118,7 @@ def main() -> int:
         "culprit",
         (
             results.Table((f"{len(cases)} cases", *OUTCOMES), tuple(_methods(cases))),
-            results.Table(("without the rule: ranks that", *OUTCOMES), tuple(leave_out(cases))),
+            results.Table(("without the rule", *OUTCOMES), tuple(leave_out(cases))),
         ),
         {"cases": len(cases), **{outcome: counts[outcome] for outcome in OUTCOMES}},
         is_kept=options.write,

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import os
 import random
 import statistics
@@ -31,6 +32,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+
 from benchmarks import results  # noqa: E402
 from hangwatch.config import Settings  # noqa: E402
 from tests.scenarios import power, progress  # noqa: E402
@@ -41,6 +43,7 @@ TRAINED_SECONDS = 1000.0
 RULES_SECONDS = 2700.0
 PAGE_SECONDS = 1800.0
 RECALL = 0.99
+SHOWN_MINUTES = range(46)
 HUNG, HEALTHY, LONG = "hung", "healthy", "longer than a hold"
 
 
@@ -56,7 +59,7 @@ class GpuModel(NamedTuple):
     def scale(self, doing: Doing) -> Doing:
         """Return the activity with this model's power. The activities of the scenarios are those of an H100."""
         levels = ((0.0, 0.0), (70.0, self.idle), (120.0, self.waiting), (600.0, self.working), (700.0, self.limit))
-        for (low, low_here), (high, high_here) in zip(levels, levels[1:], strict=False):
+        for (low, low_here), (high, high_here) in itertools.pairwise(levels):
             if doing.watts <= high:
                 ratio = (doing.watts - low) / (high - low)
                 return replace(doing, watts=low_here + ratio * (high_here - low_here))
@@ -293,11 +296,24 @@ def _median(seconds: Iterable[float | None]) -> str:
     return f"{statistics.median(values):.0f}" if values else "none"
 
 
+def _alarms(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[float | None]]]:
+    """Yield the alarms of hangwatch and of each rule, one for each outcome."""
+    yield "hangwatch: page", [one.paged for one in outcomes]
+    for index, rule in enumerate(RULES):
+        yield rule.name, [one.alarms[index] for one in outcomes]
+
+
+def _found_by(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for hangwatch and for each rule: the share of all hangs that it has found after each minute."""
+    hung = [one for one in outcomes if one.truth == HUNG]
+    for name, alarms in _alarms(hung):
+        shares = (sum(at is not None and at <= 60 * minutes for at in alarms) / len(hung) for minutes in SHOWN_MINUTES)
+        yield name, *(f"{share:.3f}" for share in shares)
+
+
 def _comparison(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, ...]]:
     """Yield a row for hangwatch and for each rule: recall, false alarms, precision, median seconds."""
-    columns = [("hangwatch: page", [one.paged for one in outcomes])]
-    columns += [(rule.name, [one.alarms[index] for one in outcomes]) for index, rule in enumerate(RULES)]
-    for name, alarms in columns:
+    for name, alarms in _alarms(outcomes):
         pairs = list(zip(outcomes, alarms, strict=True))
         found = [alarm for one, alarm in pairs if one.truth == HUNG and alarm is not None]
         hung = sum(one.truth == HUNG for one in outcomes)
@@ -356,7 +372,8 @@ def main() -> int:
         "median seconds to the verdict, counter readable": statistics.median(verdicts),
         "median seconds to the page": statistics.median([one.paged for one in hung if one.paged is not None]),
     }
-    results.report("detection", _report(outcomes), figures, is_kept=options.write)
+    found_by = results.Table(("hangs found after minutes", *map(str, SHOWN_MINUTES)), tuple(_found_by(outcomes)))
+    results.report("detection", _report(outcomes), figures, details=[found_by], is_kept=options.write)
     return int(recall < RECALL or false > 0)
 
 

@@ -1,6 +1,7 @@
 """Results of benchmarks: one data file each in `benchmarks/results/`, from which docs/benchmarks.md is made.
 
-`python -m benchmarks.results NAME COMMAND < TABLE` keeps the rows of a Markdown table as the result NAME.
+`python -m benchmarks.results NAME COMMAND < TABLE` keeps a Markdown table as the result NAME. `python -m
+benchmarks.results` renews the page and the figures of the README from the data files.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ import msgspec
 ROOT = Path(__file__).parents[1]
 FOLDER = Path(__file__).parent / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
+README = ROOT / "README.md"
 _PACKAGES = ("hangwatch", "py-spy", "msgspec", "nvidia-ml-py")
+FIGURES = {
+    "detection": "{false pages:g} of {healthy runs:g} healthy runs page, and {recall:.1%} of {hung runs:g} hangs, "
+    "after {median seconds to the page:g} s (median)",
+    "culprit": "{right:g} of {cases:g} cases right, {check first:g} point at the rank, {wrong:g} name an innocent rank",
+    "dump": "`hangwatch dump` of 72 processes: {CPU, py-spy = 1:.1f} times the CPU of `py-spy dump`, no pause",
+}
+"""The figures of the README: a sentence for each result."""
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -34,21 +43,27 @@ class Table(msgspec.Struct, frozen=True):
         return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-class Result(msgspec.Struct, frozen=True):
-    """One result: the command that made it, when, where and of what, its tables, and figures by name."""
+class Result(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One result: the command that made it, when, where and of what.
+
+    `summary` are lines of text. Only the data file has `details`.
+    """
 
     command: str
     date: str
     commit: str
     machine: str
     versions: dict[str, str]
-    tables: tuple[Table, ...]
-    figures: dict[str, float]
+    summary: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    details: tuple[Table, ...] = ()
+    figures: dict[str, float] = {}
 
     def markdown(self) -> str:
-        """Return the text of the page: command and date, then the tables."""
-        head = f"`{self.command}`, {self.date}, {self.commit}.\n\n"
-        return head + "\n".join(table.markdown() for table in self.tables)
+        """Return the text of the page: command, date and commit, the summary, then the tables."""
+        head = f"`{self.command}`, {', '.join(filter(None, (self.date, self.commit)))}.\n"
+        lines = "".join(f"* {line}\n" for line in self.summary)
+        return "\n".join((head, *filter(None, (lines,)), *(table.markdown() for table in self.tables)))
 
 
 def load(name: str) -> Result:
@@ -57,16 +72,28 @@ def load(name: str) -> Result:
 
 
 def report(
-    name: str, tables: Sequence[Table], figures: Mapping[str, float] | None = None, *, is_kept: bool = False
+    name: str,
+    tables: Sequence[Table] = (),
+    figures: Mapping[str, float] | None = None,
+    *,
+    summary: Sequence[str] = (),
+    details: Sequence[Table] = (),
+    command: str | None = None,
+    is_kept: bool = False,
 ) -> None:
-    """Print a result. With `is_kept`, write its data file and its part of docs/benchmarks.md, too."""
+    """Print a result. With `is_kept`, write its data file and renew the page, too.
+
+    `command` is the command that makes the result; without it, this program with its arguments.
+    """
     result = Result(
-        command=_command(),
+        command=command or _command(),
         date=datetime.date.today().isoformat(),
         commit=_commit(),
         machine=_machine(),
         versions={package: metadata.version(package) for package in _PACKAGES} | {"python": platform.python_version()},
+        summary=tuple(summary),
         tables=tuple(tables),
+        details=tuple(details),
         figures=dict(figures or {}),
     )
     print(result.markdown())
@@ -82,6 +109,26 @@ def keep(name: str, result: Result) -> None:
     encoded = msgspec.json.format(msgspec.json.encode(result), indent=1)
     (FOLDER / f"{name}.json").write_bytes(encoded + b"\n")
     PAGE.write_text(renew(PAGE.read_text(), name, result.markdown()))
+    README.write_text(make_readme(README.read_text()))
+
+
+def names() -> list[str]:
+    """Return the names of all kept results."""
+    return sorted(path.stem for path in FOLDER.glob("*.json"))
+
+
+def make_page(page: str) -> str:
+    """Return docs/benchmarks.md with all its parts made from the data files."""
+    for name in names():
+        page = renew(page, name, load(name).markdown())
+    return page
+
+
+def make_readme(text: str) -> str:
+    """Return the README with its figures made from the data files."""
+    kept = [(sentence, load(name)) for name, sentence in FIGURES.items() if (FOLDER / f"{name}.json").exists()]
+    rows = ((sentence.format_map(result.figures), f"`{result.command}`") for sentence, result in kept)
+    return renew(text, "figures", Table(("measured", "by"), tuple(rows)).markdown())
 
 
 def renew(page: str, name: str, text: str) -> str:
@@ -93,7 +140,7 @@ def renew(page: str, name: str, text: str) -> str:
     before, found, rest = page.partition(begin)
     _, closed, after = rest.partition(end)
     if not found or not closed:
-        raise ValueError(f"{PAGE.name} has no marks of the part {name!r}: add {begin.strip()} and {end}")
+        raise ValueError(f"no marks of the part {name!r}: add {begin.strip()} and {end}")
     return before + begin + text + end + after
 
 
@@ -114,3 +161,17 @@ def _machine() -> str:
     cpu_info = Path("/proc/cpuinfo").read_text()
     models = re.findall(r"^model name\s*: (.*)$", cpu_info, re.MULTILINE) or [platform.machine()]
     return f"{os.cpu_count()} x {models[0]}, Linux {platform.release()}"
+
+
+def _read_table(lines: Iterable[str]) -> Table:
+    """Return the table of Markdown lines."""
+    columns, _, *rows = (tuple(line.strip().strip("|").split("|")) for line in lines if line.startswith("|"))
+    return Table(tuple(cell.strip() for cell in columns), tuple(tuple(cell.strip() for cell in row) for row in rows))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        report(sys.argv[1], [_read_table(sys.stdin)], command=sys.argv[2], is_kept=True)
+    else:
+        PAGE.write_text(make_page(PAGE.read_text()))
+        README.write_text(make_readme(README.read_text()))

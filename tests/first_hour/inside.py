@@ -50,7 +50,7 @@ class Transcript:
             print(paragraph, flush=True)
 
     def result(self, step: str, result: str) -> None:
-        """Add a row to the table in docs/measurements.md."""
+        """Add a row to the table in docs/benchmarks.md."""
         self.results += f"| {clock(self)} | {step} | {result} |\n"
 
     def type(self, command: str, user: str = "root", statuses: tuple[int, ...] = (0,)) -> str:

@@ -1,12 +1,12 @@
 #!/bin/sh
 # Boots a Debian machine and plays the first hour with hangwatch in it. The transcript is FOLDER/first-hour.md, the results are
-# a table of docs/measurements.md.
+# a table of docs/benchmarks.md.
 #
 #   apt-get install debootstrap systemd-container gcc python3-venv
 #   tests/first_hour/make.sh [FOLDER]
 #
 # FOLDER (default: a temporary one) keeps the Debian tree and the wheels of torch for the next run. What happens inside is
-# inside.py. Nothing outside FOLDER but docs/measurements.md is changed, and the machine has no network.
+# inside.py. Nothing outside FOLDER but docs/benchmarks.md is changed, and the machine has no network.
 set -eu
 . "$(dirname "$0")/../../deploy/debian-machine.sh"
 
@@ -24,4 +24,4 @@ ln "$work"/torch/*.whl "$work/given/torch/"
 run_machine debian-prometheus 1200 tests/first_hour/inside.py --hostname=gpu-07
 mv "$work/out/first-hour.md" "$work/first-hour.md"
 echo "==> $work/first-hour.md"
-(cd "$checkout" && python3 -m tests.measurements_page first-hour "make first-hour" < "$work/out/first-hour.table")
+(cd "$checkout" && .venv/bin/python -m benchmarks.results first-hour "make first-hour" < "$work/out/first-hour.table")

@@ -1,1 +1,1 @@
-"""Hangs and healthy look-alikes, each with its expected result. `make scenarios` writes docs/measurements.md."""
+"""Hangs and healthy look-alikes, each with its expected result. `make scenarios` writes docs/benchmarks.md."""

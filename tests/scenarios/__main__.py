@@ -1,4 +1,4 @@
-"""Run every scenario and write the table of docs/measurements.md. `make scenarios` runs this."""
+"""Run every scenario, and keep the results as benchmarks/results/scenarios.json. `make scenarios` runs this."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests import measurements_page
+from benchmarks import results
 from tests.scenarios.crowds import CROWDS
 from tests.scenarios.power import HANG_SCENARIOS, HEALTHY_SCENARIOS, PAUSE_SCENARIOS, Expected, PowerScenario
 from tests.scenarios.processes import DEMO_SCENARIOS, PROCESS_SCENARIOS, ProcessScenario
@@ -69,39 +69,10 @@ def _page(paged: bool, named: tuple[int | None, ...], seconds: float | None) -> 
     return named_ranks, "" if seconds is None else f"{seconds:.0f}"
 
 
-def _number(seconds: str) -> float:
-    return float(seconds or 0)
-
-
-def table(virtual: list[tuple[str, ...]], real: list[tuple[str, ...]]) -> str:
-    """Return the Markdown table of both lists. Rows that differ only in their seconds, or in their names, are one row.
-
-    A job that only trains next to a hang counts as healthy.
-    """
-
-    def count(rows: list[tuple[str, ...]]) -> str:
-        hangs = sum(row[1] == "hang" and row[2] != "no" for row in rows)
-        return f"{hangs} hangs and {len(rows) - hangs} healthy jobs"
-
-    def fold(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-        seconds: dict[tuple[str, ...], list[str]] = {}
-        for row in rows:
-            seconds.setdefault(row[:-1], []).append(row[-1])
-        names: dict[tuple[str, ...], list[str]] = {}
-        for (name, *result), values in seconds.items():
-            ends = dict.fromkeys((min(values, key=_number), max(values, key=_number)))
-            names.setdefault((*result, " to ".join(ends)), []).append(name)
-        return [
-            (measurements_page.list_names(alike, are_counted=result[:2] == ("healthy", "no")), *result)
-            for result, alike in names.items()
-        ]
-
-    return (
-        f"In virtual time, with the default settings: {count(virtual)}.\n\n"
-        f"{measurements_page.table(COLUMNS, fold(virtual))}\n"
-        f"With real processes, hold 3 s: {count(real)}.\n\n"
-        f"{measurements_page.table(COLUMNS, fold(real))}"
-    )
+def describe(where: str, rows: list[tuple[str, ...]]) -> str:
+    """Return the numbers of hangs and healthy jobs as text. A job that only trains next to a hang counts as healthy."""
+    hangs = sum(row[1] == "hang" and row[2] != "no" for row in rows)
+    return f"{where}: {hangs} hangs and {len(rows) - hangs} healthy jobs, each with the expected result."
 
 
 def main() -> None:
@@ -114,7 +85,12 @@ def main() -> None:
     for crowd in CROWDS:
         print(f"--- {crowd.name}", file=sys.stderr)
         real += crowd_rows(crowd)
-    measurements_page.write("scenarios", "make scenarios", table(virtual, real))
+    summary = (
+        describe("In virtual time, with the default settings", virtual),
+        describe("With real processes, hold 3 s", real),
+    )
+    details = [results.Table(COLUMNS, tuple(rows)) for rows in (virtual, real)]
+    results.report("scenarios", summary=summary, details=details, command="make scenarios", is_kept=True)
 
 
 if __name__ == "__main__":

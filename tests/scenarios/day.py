@@ -1,18 +1,19 @@
 """Run a day of all scenarios in virtual time, with the default settings: `python -m tests.scenarios.day [--write]`.
 
 Every healthy look-alike runs for 24 simulated hours, every hang until it pages. Exit with 1 if a healthy job paged,
-or if a hang did not page in time. A job with pauses that must be learned may page once. `--write` renews the table
-of docs/measurements.md.
+or if a hang did not page in time. A job with pauses that must be learned may page once. `--write` renews its part
+of docs/benchmarks.md.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 
-from tests import measurements_page
+from benchmarks import results
 from tests.scenarios.power import (
     DAY,
     HANG_SCENARIOS,
@@ -22,7 +23,6 @@ from tests.scenarios.power import (
 )
 from tests.scenarios.simulation import SETTINGS, play
 
-SHOWN_CAPTURES = 10  # healthy jobs with fewer captures in a day share one line
 SOON_SECONDS = SETTINGS.detector.hold_seconds + 15.0
 SCENARIOS = {scenario.name: scenario for scenario in (*HANG_SCENARIOS, *HEALTHY_SCENARIOS, *PAUSE_SCENARIOS)}
 
@@ -81,32 +81,28 @@ def outcome(name: str, seconds: float | None = None) -> Outcome:
     )
 
 
-def page(outcomes: list[Outcome]) -> str:
-    """Return the results as the table of docs/measurements.md."""
+def summarize(outcomes: list[Outcome]) -> Iterator[str]:
+    """Yield the results as lines of text."""
     healthy = [one for one in outcomes if one.scenario.truth == "healthy"]
     hangs = [one for one in outcomes if one.scenario.truth == "hang"]
     pausing = [one for one in healthy if one.scenario in PAUSE_SCENARIOS]
     late = [one for one in hangs if one.is_late]
-    wrong = [one for one in outcomes if one.is_wrong]
-    left = sorted(
-        {name for name, scenario in SCENARIOS.items() if not scenario.weakness} - {one.name for one in outcomes}
-    )
+    wrong = [one.name for one in outcomes if one.is_wrong]
+    names = {name for name, scenario in SCENARIOS.items() if not scenario.weakness}
+    omitted = sorted(names - {one.name for one in outcomes})
     once = sum(one.pages for one in pausing)
-    shown = [one for one in healthy if one.pages or one.looks >= SHOWN_CAPTURES]
-    healthy_rows = ((one.name, str(one.pages), str(one.looks), str(one.glances)) for one in shown)
-    most_light = max((one.glances for one in healthy if one not in shown), default=0)
-    return "".join(
-        (
-            f"* {len(healthy) - len(pausing)} healthy scenarios: {sum(one.pages for one in healthy) - once} pages.\n",
-            f"* {len(pausing)} scenarios with pauses to learn: {once} pages; one each is allowed.\n",
-            f"* {len(hangs)} hangs: {len(hangs) - len(late)} paged within {SOON_SECONDS:g} s, "
-            f"{len(late)} later (seconds: table above).\n",
-            f"* {len(wrong)} wrong{': ' if wrong else ''}{', '.join(one.name for one in wrong)}.\n",
-            f"* {len(left)} not played{': ' if left else ''}{', '.join(left)}.\n\n",
-            measurements_page.table(("healthy job, 24 hours", "pages", "captures", "light captures"), healthy_rows),
-            f"\nEach other healthy job: less than {SHOWN_CAPTURES} captures, at most {most_light} light captures.\n",
-        )
-    )
+    yield f"{len(healthy) - len(pausing)} healthy scenarios: {sum(one.pages for one in healthy) - once} pages."
+    yield f"{len(pausing)} scenarios with pauses to learn: {once} pages; one each is allowed."
+    yield f"{len(hangs)} hangs: {len(hangs) - len(late)} paged within {SOON_SECONDS:g} s, {len(late)} later."
+    yield f"{len(wrong)} wrong{': ' if wrong else ''}{', '.join(wrong)}."
+    yield f"{len(omitted)} not played{': ' if omitted else ''}{', '.join(omitted)}."
+
+
+def captures(outcomes: list[Outcome]) -> results.Table:
+    """Return a table of the captures of each healthy job."""
+    healthy = (one for one in outcomes if one.scenario.truth == "healthy")
+    rows = ((one.name, str(one.pages), str(one.looks), str(one.glances)) for one in healthy)
+    return results.Table(("healthy job, 24 hours", "pages", "captures", "light captures"), tuple(rows))
 
 
 def main() -> int:
@@ -124,11 +120,14 @@ def main() -> int:
                 file=sys.stderr,
                 flush=True,
             )
-    text = page([done[name] for name in names])
-    if "--write" in sys.argv[1:]:
-        measurements_page.write("day", "python -m tests.scenarios.day --write", text)
-    else:
-        print(text)
+    outcomes = [done[name] for name in names]
+    results.report(
+        "day",
+        summary=tuple(summarize(outcomes)),
+        details=[captures(outcomes)],
+        command="python -m tests.scenarios.day",
+        is_kept="--write" in sys.argv[1:],
+    )
     return int(any(one.is_wrong for one in done.values()))
 
 

@@ -1,7 +1,7 @@
 """Print what a shorter hold costs: `python -m tests.scenarios.hold_cost [--write]`.
 
 Every healthy look-alike with progress counters is played with several holds. The pages are counted. `--write` renews
-the table of docs/measurements.md.
+the table of docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from concurrent.futures import ProcessPoolExecutor
 
 from msgspec.structs import replace
 
+from benchmarks import results
 from hangwatch.config import Detector, Settings
-from tests import measurements_page
 from tests.scenarios.progress import LOOK_ALIKES
 from tests.scenarios.simulation import play
 
 HOLDS_SECONDS = (20.0, 45.0, 60.0, 120.0)
+MOST_NAMES = 3
 JOBS = {one.name: one for one in LOOK_ALIKES}
 
 
@@ -28,6 +29,12 @@ def count_pages(name: str) -> tuple[int, ...]:
         len(play(job.node, job.seconds, _settings(hold), begin=job.begin, has_counters=True)["job"].pages)
         for hold in HOLDS_SECONDS
     )
+
+
+def _list_names(names: list[str]) -> str:
+    """Return the first names, and the number of the others."""
+    more = [f"{len(names) - MOST_NAMES} more"] if len(names) > MOST_NAMES else []
+    return "; ".join((*names[:MOST_NAMES], *more))
 
 
 def _settings(hold_seconds: float) -> Settings:
@@ -43,13 +50,11 @@ def main() -> None:
     for name, counts in pages.items():
         if any(counts):
             alike.setdefault(tuple(map(str, counts)), []).append(name)
-    rows = [(measurements_page.list_names(names), *counts) for counts, names in alike.items()]
+    rows = [(_list_names(names), *counts) for counts, names in alike.items()]
     totals = (f"all {len(pages)}", *(str(sum(counts)) for counts in zip(*pages.values(), strict=True)))
-    text = measurements_page.table(heads, [*rows, totals])
-    if "--write" in sys.argv[1:]:
-        measurements_page.write("hold", "python -m tests.scenarios.hold_cost --write", text)
-    else:
-        print(text)
+    table = results.Table(heads, (*rows, totals))
+    command = "python -m tests.scenarios.hold_cost"
+    results.report("hold", [table], command=command, is_kept="--write" in sys.argv[1:])
 
 
 if __name__ == "__main__":

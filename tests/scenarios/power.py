@@ -195,7 +195,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class PowerScenario:
-    """A scenario, which is a row of the table in docs/measurements.md.
+    """A scenario, which is a row of the table in docs/benchmarks.md.
 
     `truth` is `hang` or `healthy`. `trouble_at` is at or after the last progress of the last rank. `weakness`
     describes a known defect. The test of such a row is expected to fail.

@@ -226,7 +226,7 @@ def play(
 
     `activities` replace the table of the settings. With `has_counters` the daemon reads progress counters.
     """
-    daemon = _Daemon(node, settings, seed, has_counters=has_counters)
+    daemon = Simulation(node, settings, seed, has_counters=has_counters)
     if activities is not None:
         daemon.activities = activities
     for t in range(int(begin), int(seconds)):
@@ -234,14 +234,14 @@ def play(
     return daemon.played
 
 
-class _Daemon:
+class Simulation:
     """The scheduled tasks of the daemon, without its threads."""
 
     def __init__(self, node: Node, settings: Settings, seed: int, *, has_counters: bool = False) -> None:
         self.node = node
         self.settings = settings
         self.played = {job_id: Played() for job_id, _ in node.jobs}
-        self._snapshot = Snapshot()
+        self.snapshot = Snapshot()
         self._noise = random.Random(seed)
         self.activities = activity.load(settings.activities.rules)
         self._wanted: list[TakeCapture] = []
@@ -266,8 +266,8 @@ class _Daemon:
         if self._has_counters:
             self._read_counters(t)
         if not self.node.silent(t):
-            self._snapshot, actions = steps.record_sample(
-                self._snapshot,
+            self.snapshot, actions = steps.record_sample(
+                self.snapshot,
                 self.node.sweep(t, self._noise),
                 SamplerStatus(alive=True),
                 now=t,
@@ -275,8 +275,8 @@ class _Daemon:
                 gap_seconds=10.0,
             )
         else:
-            self._snapshot, actions = steps.record_missing_sample(
-                self._snapshot,
+            self.snapshot, actions = steps.record_missing_sample(
+                self.snapshot,
                 SamplerStatus(alive=False),
                 now=t,
                 unix_now=UNIX_START + t,
@@ -291,8 +291,8 @@ class _Daemon:
             for gpu in self.node.gpus
             if self.node.doing(gpu, t) is not None
         }
-        self._snapshot, actions = steps.record_counters(
-            self._snapshot,
+        self.snapshot, actions = steps.record_counters(
+            self.snapshot,
             counters,
             now=t,
             unix_now=UNIX_START + t,
@@ -317,17 +317,17 @@ class _Daemon:
                 self._faulted_bytes[gpu] += doing.faulted_bytes_per_second
 
     def _discover(self, t: float) -> None:
-        self._snapshot, actions = steps.record_scan(self._snapshot, self.node.found_jobs(t), t, UNIX_START + t)
+        self.snapshot, actions = steps.record_scan(self.snapshot, self.node.found_jobs(t), t, UNIX_START + t)
         self._note(actions, t)
 
     def _start_again(self, t: float) -> None:
         """Restart the daemon. The new one has only the saved incidents that are still open."""
-        incidents = [entry.incident for entry in self._snapshot.jobs.values() if entry.incident is not None]
+        incidents = [entry.incident for entry in self.snapshot.jobs.values() if entry.incident is not None]
         self._wanted, self._under_way = [], []
-        self._snapshot, _ = steps.record_scan(Snapshot(), self.node.found_jobs(t), t, UNIX_START + t)
-        living = frozenset(process for entry in self._snapshot.jobs.values() for process in entry.job.processes)
-        self._snapshot, actions = steps.restore_incidents(
-            self._snapshot,
+        self.snapshot, _ = steps.record_scan(Snapshot(), self.node.found_jobs(t), t, UNIX_START + t)
+        living = frozenset(process for entry in self.snapshot.jobs.values() for process in entry.job.processes)
+        self.snapshot, actions = steps.restore_incidents(
+            self.snapshot,
             [incident for incident in incidents if incident.closed_unix_seconds is None],
             living,
             now=t,
@@ -335,7 +335,7 @@ class _Daemon:
             settings=self.settings.detector,
         )
         self._note(actions, t)
-        for job_id, entry in self._snapshot.jobs.items():
+        for job_id, entry in self.snapshot.jobs.items():
             if self.played[job_id].states[-1:] != [entry.watch.state.value]:
                 self.played[job_id].states.append(entry.watch.state.value)
 
@@ -360,16 +360,16 @@ class _Daemon:
         if taking.result != "state":
             self.played[taking.job_id].glances += 1
         if taking.result == "gap":
-            self._snapshot, actions = steps.record_gap_capture(
-                self._snapshot, look, now=t, unix_now=UNIX_START + t, settings=settings
+            self.snapshot, actions = steps.record_gap_capture(
+                self.snapshot, look, now=t, unix_now=UNIX_START + t, settings=settings
             )
         elif taking.result == "low_power":
             seen = steps.count_motion(look.grouping)
-            self._snapshot, actions = steps.record_light_capture(
-                self._snapshot, taking.job_id, seen, now=t, unix_now=UNIX_START + t, settings=settings
+            self.snapshot, actions = steps.record_light_capture(
+                self.snapshot, taking.job_id, seen, now=t, unix_now=UNIX_START + t, settings=settings
             )
         else:
-            self._snapshot, actions = steps.record_capture(self._snapshot, look, now=t, settings=settings)
+            self.snapshot, actions = steps.record_capture(self.snapshot, look, now=t, settings=settings)
         self._note(actions, t)
 
     def _dump(self, gpu: int, t: float, round_number: int) -> ProcessDump:
@@ -434,7 +434,7 @@ class _Daemon:
             return RankDump(id=RankId(node=NODE, rank=rank, local_rank=rank), gone=True)
         doing = self.node.doing(gpu, t)
         lost = doing is None or self.node.lost(gpu, t)
-        watched = self._snapshot.jobs.get(taking.job_id)
+        watched = self.snapshot.jobs.get(taking.job_id)
         levels = gpu_levels(watched.watch.power.gpus, self.settings.detector) if watched else {}
         level = levels.get(f"GPU-{gpu}")
         return RankDump(
@@ -457,7 +457,7 @@ class _Daemon:
                 self._wanted.append(action)
             elif isinstance(action, Transition):
                 self.played[action.job.job_id].states.append(action.state.value)
-        for job_id, entry in self._snapshot.jobs.items():
+        for job_id, entry in self.snapshot.jobs.items():
             played = self.played[job_id]
             if entry.watch.state is JobState.STARTING and played.states[-1:] != ["starting"]:
                 played.states.append("starting")

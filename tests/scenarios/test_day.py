@@ -43,12 +43,13 @@ def outcome(name: str, pages: int, seconds: float | None = None) -> Outcome:
 )
 def test_what_is_wrong(play_outcome: Outcome, is_wrong: bool) -> None:
     assert play_outcome.is_wrong is is_wrong
-    assert (f"1 wrong: {play_outcome.name}." in day.page([play_outcome])) is is_wrong
+    assert (f"1 wrong: {play_outcome.name}." in "\n".join(day.summarize([play_outcome]))) is is_wrong
 
 
-def test_table_of_the_day_counts_late_pages() -> None:
+def test_summary_of_the_day_counts_late_pages() -> None:
     soon, late = outcome("lock", 1, 132.0), outcome("endless loop", 1, 1032.0)
-    assert "* 2 hangs: 1 paged within 135 s, 1 later" in day.page([soon, late])
+    lines = list(day.summarize([soon, late]))
+    assert "2 hangs: 1 paged within 135 s, 1 later." in lines
     others = sum(not scenario.weakness for scenario in day.SCENARIOS.values()) - 2
-    assert f"* {others} not played: " in day.page([soon, late])
-    assert "* 1 wrong: lock." in day.page([replace(soon, seconds=None)])
+    assert lines[-1].startswith(f"{others} not played: ")
+    assert "1 wrong: lock." in day.summarize([replace(soon, seconds=None)])

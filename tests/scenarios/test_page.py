@@ -1,10 +1,12 @@
-"""docs/measurements.md has every scenario that exists, and no other."""
+"""The data files of the benchmarks have every scenario that exists, and the page shows what they hold."""
 
 from __future__ import annotations
 
 import re
 
-from tests import measurements_page
+import pytest
+
+from benchmarks import results
 from tests.scenarios.crowds import CROWDS
 from tests.scenarios.power import HANG_SCENARIOS, HEALTHY_SCENARIOS, PAUSE_SCENARIOS
 from tests.scenarios.processes import DEMO_SCENARIOS, PROCESS_SCENARIOS
@@ -12,12 +14,10 @@ from tests.scenarios.processes import DEMO_SCENARIOS, PROCESS_SCENARIOS
 MORE = re.compile(r"(\d+) more")
 
 
-def test_the_page_counts_every_scenario() -> None:
-    """A row lists three names and the number of its others. A scenario of several jobs may be in several rows."""
-    lines = measurements_page.part("scenarios").splitlines()
-    rows = [line.removeprefix("| ").split(" | ") for line in lines if line.startswith("| ")]
+def test_the_results_have_every_scenario() -> None:
+    """A row lists the names of scenarios with the same result. A scenario of several jobs may be in several rows."""
+    rows = [row for table in results.load("scenarios").details for row in table.rows]
     jobs = [(name.partition(" (")[0], row[1]) for row in rows for name in row[0].split("; ")]
-    jobs = [job for job in jobs if job not in (("scenario", "truth"), ("---", "---"))]
     neighbours = [one for crowd in CROWDS for one in crowd.neighbours]
     virtual = (*HANG_SCENARIOS, *HEALTHY_SCENARIOS, *PAUSE_SCENARIOS)
     real = (*DEMO_SCENARIOS, *PROCESS_SCENARIOS, *neighbours)
@@ -27,3 +27,18 @@ def test_the_page_counts_every_scenario() -> None:
         numbers = [int(match[1]) if (match := MORE.fullmatch(name)) else 1 for name, of in jobs if of == truth]
         fewest = sum(len({one.name for one in table if one.truth == truth}) for table in (virtual, real))
         assert fewest <= sum(numbers) <= fewest + 10, f"{truth}: run `make scenarios`"
+
+
+def test_the_pages_show_the_data_files() -> None:
+    page, readme = results.PAGE.read_text(), results.README.read_text()
+    assert results.make_readme(readme) == readme, "run `python -m benchmarks.results`"
+    assert results.make_page(page) == page, "run `python -m benchmarks.results`"
+    parts = re.findall(r"<!-- ([\w-]+): begin -->", page)
+    assert sorted(parts) == results.names()
+
+
+def test_a_part_of_the_page_is_renewed_alone() -> None:
+    page = "a\n<!-- x: begin -->\nold\n<!-- x: end -->\nb\n"
+    assert results.renew(page, "x", "new\n") == page.replace("old", "new")
+    with pytest.raises(ValueError, match="no marks of the part 'y'"):
+        results.renew(page, "y", "")

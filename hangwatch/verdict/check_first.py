@@ -138,12 +138,10 @@ def _awaits_process_or_events(scene: Scene, group: Group) -> bool:
     In a healthy inference engine, a rank may wait for its next request while other ranks are in a collective. But no
     rank begins a step on the GPU alone.
     """
-    others = [other for other in scene.stacked if other is not group]
-    moves = any(member.motion is Motion.MOVING for member in group.members)
     return (
         (_awaits_another_process(group) or _idles_in_loop(group))
-        and not moves
-        and all(other.waits_for == "gpu" for other in others)
+        and not any(member.motion is Motion.MOVING for member in group.members)
+        and all(other.waits_for == "gpu" for other in scene.stacked if other is not group)
     )
 
 
@@ -163,7 +161,7 @@ def _find_groups_outside_collectives(scene: Scene, wanted: Callable[[Group], boo
     Else return an empty list.
     """
     idle = [group for group in scene.stacked if wanted(group)]
-    inside = [group for group in scene.stacked if group not in idle]
+    inside = [group for group in scene.stacked if not wanted(group)]
     return idle if inside and all(map(is_collective, inside)) else []
 
 
@@ -226,7 +224,7 @@ def _other_of_two(scene: Scene) -> Sequence[Group]:
 def _find_busy_half(scene: Scene) -> Sequence[Group]:
     """Return the busy ranks, if all are in one activity and all other ranks are in one call of one collective."""
     busy = [group for group in scene.stacked if group.waits_for == "nothing"]
-    others = [group for group in scene.stacked if group not in busy]
+    others = [group for group in scene.stacked if group.waits_for != "nothing"]
     is_one = len({group.activity for group in busy}) == len(others) == 1
     return busy if is_one and is_collective(others[0]) else []
 

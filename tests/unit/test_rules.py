@@ -5,7 +5,9 @@ Groups are made by hand, so that only the rule decides.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import sys
+from types import FrameType
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -474,3 +476,34 @@ def test_suspect_next_to_another_possible_suspect_has_lower_confidence() -> None
     assert (moving.confidence, "too" in moving.message) == (HIGH, False)
     many = verdict(Ranks(6, "ranks"), Ranks(1, "nothing"), Ranks(2, "unknown"))
     assert "Check these, too" not in many.message, "the larger group is rather the victims"
+
+
+def steps_of(groups: int, what: str) -> int:
+    """Return the number of opcodes that a verdict on this number of groups of one rank executes."""
+    grouping = Grouping(groups=tuple(alone(number, what) for number in range(groups)))
+    steps = 0
+
+    def count(frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal steps
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        steps += event == "opcode"
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        judge(grouping)
+    finally:
+        sys.settrace(before)
+    return steps
+
+
+def alone(number: int, what: str) -> Group:
+    one = Member(id=RankId(node="n1", rank=number, pid=1000 + number))
+    return Group(key=f"key{number}", activity=ACTIVITIES[what], waits_for=what, members=(one,))
+
+
+@pytest.mark.parametrize("what", ["ranks", "gpu", "lock", "thread", "nothing", "unknown"])
+def test_cost_of_a_verdict_grows_linearly_with_its_groups(what: str) -> None:
+    steps_of(2, what)  # fills the caches
+    assert 0 < steps_of(800, what) < 12 * steps_of(100, what)

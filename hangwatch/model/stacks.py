@@ -5,7 +5,7 @@ from __future__ import annotations
 from hangwatch.model.value import Value
 
 
-class Frame(Value, frozen=True):
+class Frame(Value, frozen=True, cache_hash=True):  # ranks share frames, so a frame is hashed many times
     """One frame of a stack. `file` is the short path; `line` is None if it is not known."""
 
     function: str

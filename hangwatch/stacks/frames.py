@@ -234,4 +234,7 @@ def is_import(file: str) -> bool:
 
 def main_thread(threads: Iterable[Thread]) -> Thread | None:
     """Return the thread that runs the program; None if the dump does not show it."""
-    return next((thread for thread in threads if thread.is_main), None)
+    for thread in threads:
+        if thread.is_main:
+            return thread
+    return None

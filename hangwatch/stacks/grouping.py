@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence, Set
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from msgspec import structs
 
@@ -13,7 +13,6 @@ from hangwatch.collectives import rank_records
 from hangwatch.formats import process_title
 from hangwatch.model import (
     BLOCKED_STATES,
-    ENDED_STATES,
     AsksRank,
     Capture,
     EnqueuedOperation,
@@ -33,7 +32,7 @@ from hangwatch.model import (
     Stack,
     StackFacts,
     Thread,
-    Usage,
+    Value,
     Waits,
     WorkerDump,
 )
@@ -115,13 +114,14 @@ def merge_groups(groups: Iterable[Group], world_size: int | None, notes: Iterabl
     merged = []
     for key in sorted(by_key):
         parts = sorted(by_key[key], key=lambda part: part.members[0].id.sort_key())
-        by_identity: dict[_Identity, Member] = {}
+        fresh = []
         for part in parts:
             for member in part.members:
-                by_identity.setdefault(_make_identity(member.id), member)
-        fresh = [member for identity, member in by_identity.items() if identity not in taken]
+                identity = _make_identity(member.id)
+                if identity not in taken:
+                    taken.add(identity)
+                    fresh.append(member)
         if fresh:
-            taken.update(by_identity)
             fresh.sort(key=lambda member: member.id.sort_key())
             merged.append(structs.replace(parts[0], members=tuple(fresh)))
     merged.sort(key=lambda group: (-group.size, group.members[0].id.sort_key(), group.key))
@@ -137,14 +137,14 @@ _Stacks = tuple[tuple[bool, str | None, int | None, tuple[Frame, ...]], ...]
 _Places = tuple[tuple[bool, str | None, int | None, tuple[stack_frames.Place, ...]], ...]
 
 
-class _LastState(NamedTuple):
+class _LastState(Value, frozen=True):
     """The last state of a rank: the place of its process and the dump that shows it, or the fault, or `gone`."""
 
     key: str
-    standing: ProcessPlace | None
-    dump: ProcessDump | None
-    fault: Fault | None
-    gone: bool
+    standing: ProcessPlace | None = None
+    dump: ProcessDump | None = None
+    fault: Fault | None = None
+    gone: bool = False
 
 
 def _make_identity(rank: RankId) -> _Identity:
@@ -204,15 +204,15 @@ def _find_last_state(
     rank: RankDump, standings: Sequence[ProcessPlace | None], measured: progress.Measured, in_torch: Set[str]
 ) -> _LastState:
     last = rank.rounds[-1] if rank.rounds else None
-    if rank.gone or (last is not None and last.state in ENDED_STATES):
+    if measured.signature is Signature.GONE:
         is_first = rank.died is not None and rank.died.is_first
-        return _LastState("gone-first" if is_first else "gone", None, last, None, gone=True)
+        return _LastState(key="gone-first" if is_first else "gone", dump=last, gone=True)
     for dump, standing in zip(reversed(rank.rounds), reversed(standings), strict=True):
         if standing is not None:
             judged = _correct_by_measurement(standing, measured, rank, in_torch)
-            return _LastState(judged.key, judged, dump, None, gone=False)
+            return _LastState(key=judged.key, standing=judged, dump=dump)
     fault = (last.fault if last else None) or Fault(subject="rank", reason="NoStack", detail="no thread in the dump")
-    return _LastState(f"undumpable:{fault.reason}:{fault.about}", None, last, fault, gone=False)
+    return _LastState(key=f"undumpable:{fault.reason}:{fault.about}", dump=last, fault=fault)
 
 
 def _correct_by_measurement(
@@ -267,7 +267,7 @@ def _make_member(
     telling = answer.standing.telling if answer.standing else None
     differ = any(standing is not None and len(standing.awaited) > 1 for standing in standings)
     if differ and measured.signature is Signature.BLOCKED:
-        measured = measured._replace(signature=Signature.UNKNOWN)
+        measured = structs.replace(measured, signature=Signature.UNKNOWN)
     main = stack_frames.main_thread(answer.dump.threads) if answer.dump else None
     return Member(
         id=rank.id,
@@ -294,12 +294,7 @@ def _make_member(
             worker_call=rank.worker_call,
             lines=rank.kernel_lines,
         ),
-        usage=Usage(
-            cpu_ratio=measured.cpu_ratio,
-            io_bytes_per_second=measured.io_bytes_per_second,
-            main_cpu_ratio=measured.main.cpu_ratio,
-            switches_per_second=measured.main.switches,
-        ),
+        usage=measured.usage,
         waits=_complete_waits(waits, rank, answer.standing),
         gpu=_gpu_readings(rank),
         waiting=rank.waiting,
@@ -309,14 +304,19 @@ def _make_member(
 
 
 def _merge_recorders(rank: RankDump) -> RecorderFacts:
-    main = stack_frames.main_thread(next((dump.threads for dump in reversed(rank.rounds) if dump.threads), ()))
-    found = rank_records.merge_rounds([dump.recorders for dump in rank.rounds], main.pthread_id if main else None)
+    read = [dump.recorders for dump in rank.rounds]
+    found = rank_records.merge_rounds(read, _find_main_thread_id(rank)) if any(read) else ()
     return RecorderFacts(
         libraries=found,
         faults=rank_records.faults([dump.recorder_faults for dump in rank.rounds], found),
         nccl_ras=rank.nccl_ras,
         nccl_ras_fault=rank.nccl_ras_fault,
     )
+
+
+def _find_main_thread_id(rank: RankDump) -> int | None:
+    main = stack_frames.main_thread(next((dump.threads for dump in reversed(rank.rounds) if dump.threads), ()))
+    return main.pthread_id if main else None
 
 
 def _list_operations(recorder: RecorderFacts) -> list[EnqueuedOperation]:

@@ -15,17 +15,19 @@ _OF_ALL_ROUNDS = ("store", "peers", "active_peers", "most_peers", "enclosed_at",
 _SIGNAL_WAITS = frozenset({"pause", "rt_sigsuspend", "rt_sigtimedwait"})
 _FIELDS = tuple(name for name in Waits.__struct_fields__ if name not in (*_OF_ALL_ROUNDS, "awaited"))
 _of_round: attrgetter[tuple[Any, ...]] = attrgetter(*_FIELDS)
+_DEFAULTS = _of_round(_NOTHING)
 
 
 def read_waits(rounds: Sequence[ProcessDump]) -> Waits:
     """Return the waits that all rounds of a process have in common. A value that changed is left at its default.
 
     Exception: `frozen_cgroup` and `awaited` may change between rounds. If every round has a value, the last one is
-    returned. A round in which the connections could not be read says nothing about `awaited`.
+    returned. A round in which the connections could not be read says nothing about `awaited`. `object` is set if the
+    call of the main thread did not change. Facts that do not come from all rounds are left at their defaults.
     """
     read = [_of_round(dump) for dump in rounds]
     shown: dict[str, Any] = {}
-    if not all(values == _of_round(_NOTHING) for values in read):
+    if read.count(_DEFAULTS) < len(read):
         shown = {
             name: values[-1]
             for name, *values in zip(_FIELDS, *read, strict=True)
@@ -36,17 +38,19 @@ def read_waits(rounds: Sequence[ProcessDump]) -> Waits:
         shown["awaited"] = awaited[-1]
     if len(rounds) < 2:
         shown.pop("stuck_on", None)
+    elif (call_object := _find_object(rounds)) is not None:
+        shown["object"] = call_object
     return structs.replace(_NOTHING, **shown) if shown else _NOTHING
 
 
-def find_object(rounds: Sequence[ProcessDump]) -> CallObject | None:
+def _find_object(rounds: Sequence[ProcessDump]) -> CallObject | None:
     """Return the kind of object (file, pipe, child) that the main thread's call is about. None if unknown.
 
-    None also if the call changed between the rounds, or if there is only one round.
+    None also if the call changed between the rounds.
     """
     calls = [dump.call for dump in rounds]
     known = {(call.number, call.descriptors[:1], call.child, call.object) for call in calls if call is not None}
-    return known.pop()[-1] if len(rounds) > 1 and None not in calls and len(known) == 1 else None
+    return known.pop()[-1] if None not in calls and len(known) == 1 else None
 
 
 def awaits_object(waits: Waits) -> bool:
@@ -59,10 +63,10 @@ def count_peers(rank: RankDump) -> int | None:
 
     None if a number is unknown.
     """
-    rounds = [*rank.rounds, *(dump for worker in rank.workers for dump in worker.rounds)]
-    found = [dump.peers for dump in rounds]
-    known = [count for count in found if count is not None]
-    return max(known) if known and len(known) == len(found) else None
+    counts = [dump.peers for dump in rank.rounds]
+    for worker in rank.workers:
+        counts += [dump.peers for dump in worker.rounds]
+    return _find_highest(counts)
 
 
 def count_active_peers(rank: RankDump) -> int | None:
@@ -70,9 +74,15 @@ def count_active_peers(rank: RankDump) -> int | None:
 
     Only the last round counts. None if a number is unknown.
     """
-    last = [rounds[-1].active_peers for rounds in (rank.rounds, *(worker.rounds for worker in rank.workers)) if rounds]
-    known = [count for count in last if count is not None]
-    return max(known) if known and len(known) == len(last) else None
+    processes = (rank.rounds, *[worker.rounds for worker in rank.workers])
+    return _find_highest([rounds[-1].active_peers for rounds in processes if rounds])
+
+
+def _find_highest(counts: Sequence[int | None]) -> int | None:
+    """Return the highest of these counts. None if there are none, or if one is unknown."""
+    if None in counts:
+        return None
+    return max((count for count in counts if count is not None), default=None)
 
 
 def find_rest(rounds: Sequence[ProcessDump]) -> Rests | None:
@@ -108,7 +118,7 @@ def is_held_outside(rank: RankDump, waits: Waits) -> bool:
 
     One of these is true:
     * The process is in state `D`.
-    * It waits for one object (see `find_object`), or for a child that receives from no other rank.
+    * It waits for one object (see `_find_object`), or for a child that receives from no other rank.
     * It waits for a file or pipe that no other process of its job has open.
     * It waits for a lock that another process holds, or for a peer outside the job.
 

@@ -24,6 +24,8 @@ from hangwatch.model import (
     ProcessDump,
     RankDump,
     Signature,
+    Usage,
+    Value,
     Waits,
     WorkerDump,
 )
@@ -42,17 +44,14 @@ _ROUNDS_OF_SLEEP = 3
 _ASLEEP = frozenset("S") | BLOCKED_STATES | STOPPED_STATES
 
 
-class Measured(NamedTuple):
+class Measured(Value, frozen=True):
     """The signature of a rank, and the measurements from which it follows.
 
-    `cpu_ratio` (of one core) and `io_bytes_per_second` include workers. Both are None after a single round.
     `carries_collective` is true if the main thread waits for ranks, and bytes on connections to them show progress.
     """
 
     signature: Signature
-    cpu_ratio: float | None = None
-    io_bytes_per_second: float | None = None
-    main: MainRates = MainRates()
+    usage: Usage = Usage()
     stay: CodeRegion | None = None
     waits: Waits = Waits()
     carries_collective: bool = False
@@ -82,10 +81,10 @@ def measure(
 
     A single round shows only if a process has ended.
     """
-    waits = replace(kernel_facts.read_waits(rank.rounds), object=kernel_facts.find_object(rank.rounds))
+    waits = kernel_facts.read_waits(rank.rounds)
     if len(rank.rounds) < 2 and all(len(worker.rounds) < 2 for worker in rank.workers):
         signature = Signature.GONE if _has_ended(rank) else Signature.UNKNOWN
-        return Measured(signature, waits=waits)
+        return Measured(signature=signature, waits=waits)
     process_rates = rates.measure_process(rank.rounds)
     others = [*(rates.measure_process(worker.rounds) for worker in rank.workers), rates.measure_children(rank.rounds)]
     total = rates.sum_rates([process_rates, *others])
@@ -107,9 +106,22 @@ def measure(
         awaited=counted.awaited,
     )
     signature = _classify(seen, mount_holds_job=mount_holds_job)
-    region = _find_code_region(seen, signature)
-    carries_collective = is_whole and signature is Signature.TRANSFERS and counted.awaited in ("ranks", "gpu")
-    return Measured(signature, total.cpu_ratio, total.io_bytes, main, region, waits, carries_collective)
+    return Measured(
+        signature=signature,
+        usage=_make_usage(total, main),
+        stay=_find_code_region(seen, signature),
+        waits=waits,
+        carries_collective=is_whole and signature is Signature.TRANSFERS and counted.awaited in ("ranks", "gpu"),
+    )
+
+
+def _make_usage(total: Rates, main: MainRates) -> Usage:
+    return Usage(
+        cpu_ratio=total.cpu_ratio,
+        io_bytes_per_second=total.io_bytes,
+        main_cpu_ratio=main.cpu_ratio,
+        switches_per_second=main.switches,
+    )
 
 
 def polls_repeatedly(member: Member) -> bool:

@@ -460,13 +460,13 @@ def test_a_rank_that_a_silent_mount_hides(
 def test_rates_count_the_workers_and_sockets() -> None:
     found = rank(dumps(STILL, cpu=0.25, io=1000.0, socket_bytes=500), dumps(STILL, cpu=0.5, io=2000.0))
     measured = measure(found)
-    assert measured.cpu_ratio == pytest.approx(0.75)
-    assert measured.io_bytes_per_second == pytest.approx(3500.0)
+    assert measured.usage.cpu_ratio == pytest.approx(0.75)
+    assert measured.usage.io_bytes_per_second == pytest.approx(3500.0)
 
 
 def test_without_any_counter_a_line_that_stays_is_blocked() -> None:
     rounds = tuple(ProcessDump(taken_monotonic_seconds=float(n), threads=dumps([HERE])[0].threads) for n in range(2))
-    assert measure(rank(rounds)) == progress.Measured(Signature.BLOCKED)
+    assert measure(rank(rounds)) == progress.Measured(signature=Signature.BLOCKED)
 
 
 def test_without_counters_of_threads_those_of_the_process_tell() -> None:
@@ -539,7 +539,7 @@ def test_round_with_unread_connections_says_nothing_about_the_peer(
 
 def test_workers_seen_in_two_rounds_are_measured_where_their_rank_was_seen_in_one() -> None:
     found = measure(rank(dumps([HERE]), dumps([HERE] * 2, cpu=0.5)))
-    assert (found.signature, found.cpu_ratio) == (Signature.UNKNOWN, pytest.approx(0.5))
+    assert (found.signature, found.usage.cpu_ratio) == (Signature.UNKNOWN, pytest.approx(0.5))
 
 
 FURTHER = ["step (mine.py:9)", HERE[1]]

@@ -91,6 +91,9 @@ def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
 
     The graph is empty if two members have the same rank number. Members without a rank number are ignored.
     """
+    members = list(members)
+    if not any(member.recorder.libraries for member in members):
+        return WaitGraph()
     by_rank = _key_by_rank(members)
     groups = find_groups(by_rank, world_size)
     if not groups:

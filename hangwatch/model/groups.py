@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 from hangwatch.model.dumps import KernelLine, NcclRas, RankId
 from hangwatch.model.flight_records import Library
@@ -299,18 +300,14 @@ class Grouping(Value, frozen=True):
         return sorted({member.id.rank for member in self.members if member.id.rank is not None})
 
     def _is_one_node(self) -> bool:
-        return len({member.id.node for member in self.members}) == 1
+        members = self.members
+        return bool(members) and all(member.id.node == members[0].id.node for member in members)
 
 
 def gaps(sorted_numbers: Iterable[int], end: int, start: int = 0) -> tuple[range, ...]:
     """Return, as ranges, the numbers from `start` up to `end` - 1 that are not in `sorted_numbers`."""
-    found = []
-    for number in (*sorted_numbers, end):
-        before = min(number, end)
-        if before > start:
-            found.append(range(start, before))
-        start = max(start, number + 1)
-    return tuple(found)
+    within = (start - 1, *(number for number in sorted_numbers if start <= number < end), max(start, end))
+    return tuple(range(before + 1, after) for before, after in pairwise(within) if after - before > 1)
 
 
 def spans(ranges: Iterable[range]) -> tuple[tuple[int, int], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 from hangwatch.model import BLOCKED_STATES, Group, Grouping, JobState, Member, Motion, Signature
 from hangwatch.stacks import activity
@@ -45,27 +46,25 @@ def find_resting_state(grouping: Grouping) -> JobState | None:
         return JobState.SUSPENDED
     if any(member.waits.tracer is not None for member in members):
         return JobState.SUSPENDED
-    moving = sum(member.motion is Motion.MOVING for member in members)
     if any(group.fault and not group.gone for group in grouping.groups):
-        return None
-    living = [
-        (group, member)
-        for group in grouping.groups
-        for member in group.members
-        if member.signature is not Signature.GONE
-    ]
-    if any(is_refused(group, member) for group, member in living):
         return None
     doing = [activity.find_activity(group.activity) for group in grouping.groups]
     if any(row.held_elsewhere or row.meets_at_store for row in doing):
         return None
+    living = ((group, member) for group in grouping.groups for member in group.members if not _is_gone(member))
     is_over = (
-        bool(living)
-        and (grouping.world_size or 0) > 1
-        and moving * 2 <= len(members)
+        (grouping.world_size or 0) > 1
+        and not all(map(_is_gone, members))
+        and all(_needs_no_rank(group, member) for group, member in living)
+        and sum(member.motion is Motion.MOVING for member in members) * 2 <= len(members)
+        and all(map(_is_gone, chain.from_iterable(map(find_refused, grouping.groups))))
         and _have_worked_together(members)
     )
-    return JobState.OVER if is_over and all(_needs_no_rank(group, member) for group, member in living) else None
+    return JobState.OVER if is_over else None
+
+
+def _is_gone(member: Member) -> bool:
+    return member.signature is Signature.GONE
 
 
 def _have_worked_together(members: Sequence[Member]) -> bool:
@@ -79,7 +78,7 @@ def _have_worked_together(members: Sequence[Member]) -> bool:
         has_communicated = any(library.groups for library in member.recorder.libraries)
         return bool(member.waits.most_peers or member.waits.peers) or has_communicated
 
-    return any(member.signature is Signature.GONE or has_met(member) for member in members)
+    return any(_is_gone(member) or has_met(member) for member in members)
 
 
 def is_serving(grouping: Grouping) -> bool:
@@ -91,7 +90,7 @@ def is_serving(grouping: Grouping) -> bool:
     * A process of the job waits for clients, and every rank waits for that process, waits at a shared lock, or polls.
     """
     members = grouping.members
-    waits = any(_awaits_clients(member) and member.waits.server == member.id.pid for member in members)
+    waits = any(member.waits.server == member.id.pid and _awaits_clients(member) for member in members)
     behind = waits and all(_awaits_clients(one) or one.signature is Signature.BEHIND_GPU for one in members)
     every = [(group, member) for group in grouping.groups for member in group.members]
     return behind or (bool(every) and all(_awaits_clients(one) or _waits_for_turn(group, one) for group, one in every))
@@ -122,11 +121,11 @@ def _rests(member: Member) -> bool:
     return member.signature in _WAITS_FOR_CLIENTS and _is_idle(member) and not works
 
 
-def is_refused(group: Group, member: Member) -> bool:
-    """True if a rank tries to connect to the store at MASTER_ADDR, and each attempt fails immediately."""
-    if member.waits.store is None or member.waits.store.socket != "retries":
-        return False
-    return any(activity.is_marked("at_master", frame.function, frame.file) for frame in group.frames)
+def find_refused(group: Group) -> list[Member]:
+    """Return the ranks that try to connect to the store at MASTER_ADDR while each attempt fails immediately."""
+    if not any(activity.is_marked("at_master", frame.function, frame.file) for frame in group.frames):
+        return []
+    return [member for member in group.members if member.waits.store and member.waits.store.socket == "retries"]
 
 
 def _awaits_clients(member: Member) -> bool:

@@ -67,7 +67,8 @@ def _of_all(finding: Finding, scene: Scene) -> Iterator[Evidence]:
     """Yield the evidence that every kind of finding gets: from the kernel, NCCL, and counters of the nodes."""
     suspects, members = {member.id for member in finding.members}, scene.grouping.members
     named = suspects if finding.is_named else set()
-    yield from in_kernel([member for member in members if member.id in suspects or not suspects], members)
+    looked_at = (member for member in members if member.id in suspects or not suspects)
+    yield from in_kernel(list(islice(looked_at, _MOST_CALLS)), members)
     yield from nccl_counts.evidence(members)
     yield from died(members, named)
     yield from kernel_log(members, named)
@@ -156,15 +157,16 @@ def absence(grouping: Grouping) -> Iterator[Evidence]:
 
 
 def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> Iterator[Evidence]:
-    """Yield the system calls of `members` that were read, each with its file, pipe or peer.
+    """Yield the system calls of some ranks that were read, each with its file, pipe or peer.
 
     `everybody` are all ranks of the job. A peer among them is shown by its rank.
     """
     by_node: dict[str | None, dict[int, RankId]] = {}
+    nodes = {member.id.node for member in members}
     for member in everybody:
-        if member.id.pid is not None:
+        if member.id.node in nodes and member.id.pid is not None:
             by_node.setdefault(member.id.node, {})[member.id.pid] = member.id
-    for member in members[:_MOST_CALLS]:
+    for member in members:
         ranks = by_node.get(member.id.node, {})
         if call := clauses.describe_call(member, ranks):
             wchan = f"wchan {member.kernel.wchan}" if member.kernel.wchan else None

@@ -109,7 +109,7 @@ def _by_numbers(scene: Scene, answer: Answer) -> Finding | None:
     """Return the finding by sequence numbers. None if they show nothing; then the rules on stacks decide."""
     odd = scene.odd_gpu if answer.kind == "all_joined" else None
     ranks = {odd.member.id.rank} - {None} if odd is not None else set(answer.named or answer.check_first)
-    suspects = tuple(keep_groups(scene.grouping.groups, lambda member: member.id.rank in ranks))
+    suspects = tuple(keep_groups(scene.grouping.groups, lambda member: member.id.rank in ranks) if ranks else ())
     members = [member for group in suspects for member in group.members]
     if answer.named or (_is_late(answer, members) and scene.are_settled_by_kernel(members)):
         is_sure = bool(answer.named) and not answer.graph.is_partial

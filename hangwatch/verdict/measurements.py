@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from statistics import median
 from typing import Literal, NamedTuple
 
@@ -17,6 +18,10 @@ _SM_OF_NO_KERNEL = 0.001
 SM_OF_A_KERNEL = 0.005
 
 Read = Callable[[Member], float | None]
+
+_POWER: Read = attrgetter("gpu.power_watts")
+_UTILIZATION: Read = attrgetter("gpu.utilization_ratio")
+_CPU: Read = attrgetter("usage.cpu_ratio")
 
 
 class Compared(NamedTuple):
@@ -54,17 +59,17 @@ def compare(members: Iterable[Member], others: Iterable[Member], read: Read) -> 
 
 def power(members: Iterable[Member], others: Iterable[Member]) -> Compared:
     """Return the GPU power of `members` and of `others`, in watts."""
-    return compare(members, others, lambda one: one.gpu.power_watts)
+    return compare(members, others, _POWER)
 
 
 def utilization(members: Iterable[Member], others: Iterable[Member]) -> Compared:
     """Return the GPU utilization of `members` and of `others`, as ratios."""
-    return compare(members, others, lambda one: one.gpu.utilization_ratio)
+    return compare(members, others, _UTILIZATION)
 
 
 def cpu(members: Iterable[Member], others: Iterable[Member]) -> Compared:
     """Return the CPU use of the processes of `members` and of `others`, as ratios of a core."""
-    return compare(members, others, lambda one: one.usage.cpu_ratio)
+    return compare(members, others, _CPU)
 
 
 def is_supported(members: Sequence[Member], others: Sequence[Group]) -> bool:
@@ -111,11 +116,11 @@ def find_odd_gpu(members: Sequence[Member]) -> OddGpu | None:
     kernel while all others run one. The number must be known for all ranks, and for at least three.
     """
     odd: dict[object, OddGpu] = {}
-    if (lowest := _find_lowest(members, lambda member: member.gpu.power_watts)) is not None:
+    if (lowest := _find_lowest(members, _POWER)) is not None:
         member, value, others = lowest
         if value < _POWER_RATIO * min(others):
             odd[member.id] = OddGpu(member, "power", value, others)
-    if (lowest := _find_lowest(members, lambda member: member.gpu.utilization_ratio)) is not None:
+    if (lowest := _find_lowest(members, _UTILIZATION)) is not None:
         member, value, others = lowest
         if value <= min(others) - UTILIZATION_GAP:
             odd[member.id] = OddGpu(member, "utilization", value, others)

@@ -151,10 +151,12 @@ def _make_action(row: Row, match: _Match, verdict: Verdict) -> RecommendedAction
 
 
 def _find_suspects(verdict: Verdict, grouping: Grouping) -> list[tuple[Group, Member]]:
-    keys = {rank.sort_key() for rank in verdict.named or verdict.first_look}
-    if not keys:
+    ranks = verdict.named or verdict.first_look
+    if not ranks:
         return []
-    return [(group, one) for group in grouping.groups for one in group.members if one.id.sort_key() in keys]
+    keys, numbers = {rank.sort_key() for rank in ranks}, {rank.rank for rank in ranks}
+    every = ((group, member) for group in grouping.groups for member in group.members)
+    return [(group, member) for group, member in every if member.id.rank in numbers and member.id.sort_key() in keys]
 
 
 # --- wait -------------------------------------------------------------------------------------------------------------

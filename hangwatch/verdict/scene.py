@@ -14,7 +14,7 @@ from hangwatch.collectives.wait_graph import Stance
 from hangwatch.model import STOPPED_STATES, EnqueuedOperation, Group, Grouping, Member, Motion, Signature
 from hangwatch.stacks import activity, user_code
 from hangwatch.stacks import frames as stack_frames
-from hangwatch.stacks.idle_reasons import find_idle_kind, is_refused
+from hangwatch.stacks.idle_reasons import find_idle_kind, find_refused
 from hangwatch.stacks.progress import polls_repeatedly
 from hangwatch.stacks.user_code import find_caller, is_in_user_code, python_frames
 from hangwatch.tables import kernel_lines
@@ -37,9 +37,8 @@ class Scene:
     process. `without_stack` could not be dumped because a file system did not respond; `waiting_for_mount` are the
     groups that wait for it in the kernel. `existing` is the number of ranks known to exist: on this node if `is_part`,
     else in the whole job. `moving` is the number of ranks that progress. `health` is set if the job progresses or is
-    idle. Ranks in `at_unreachable_address` wait at an address that no other node can reach. The store refuses the
-    connections of the ranks in `refused`. Ranks in `store_servers` serve a store. `is_blocked_outside` is true if a
-    rank is blocked, but not in a wait for ranks or GPUs.
+    idle. The store refuses the connections of the ranks in `refused`. `is_blocked_outside` is true if a rank is
+    blocked, but not in a wait for ranks or GPUs.
     """
 
     grouping: Grouping
@@ -51,11 +50,8 @@ class Scene:
     waiting_for_mount: tuple[Group, ...]
     existing: int
     is_part: bool
-    processes: frozenset[Process]
     stacks_by_node: Mapping[str | None, int]
-    at_unreachable_address: tuple[Member, ...]
     refused: tuple[Member, ...]
-    store_servers: tuple[Member, ...]
     moving: int
     health: str | None
     is_blocked_outside: bool
@@ -81,13 +77,33 @@ class Scene:
         return sum(self.stacks_by_node.values())
 
     @cached_property
+    def processes(self) -> frozenset[Process]:
+        """The processes of all ranks."""
+        return frozenset(map(process_of, self.grouping.members))
+
+    @cached_property
+    def at_unreachable_address(self) -> list[Member]:
+        """The ranks with a stack that wait for others at an address that no other node can reach."""
+        members = (member for group in self.stacked for member in group.members)
+        return [member for member in members if member.waits.enclosed_at is not None]
+
+    @cached_property
+    def store_servers(self) -> list[Member]:
+        """The ranks with a stack that serve a store."""
+        members = (member for group in self.stacked for member in group.members)
+        return [member for member in members if member.waits.store and member.waits.store.socket == "serving"]
+
+    @cached_property
     def have_all_ended(self) -> bool:
         """True if every rank known to exist has ended."""
         return 0 < self.existing <= count_ranks(self.gone)
 
+    def stance(self, member: Member) -> Stance:
+        """Return the kind of wait of a rank, by its stack and the kernel: see `Stance`."""
+        return self._stance_of(member)
+
     @cached_property
-    def stance(self) -> Callable[[Member], Stance]:
-        """A function that returns the kind of wait of a rank, by its stack and the kernel: see `Stance`."""
+    def _stance_of(self) -> Callable[[Member], Stance]:
         return stance_of(self.grouping)
 
     @cached_property
@@ -163,7 +179,9 @@ class Scene:
         """
         if member.stack.waited_before or member.signature is Signature.BEHIND_GPU:
             return False
-        if member.waits.shares_lock or lock_holder(member) in self.processes or member.waits.awaits_store is not None:
+        if member.waits.shares_lock or member.waits.awaits_store is not None:
+            return False
+        if member.waits.file_lock is not None and lock_holder(member) in self.processes:
             return False
         spins = member.signature is Signature.SPINS and member.stack.owns_gil is not True
         return not (self.is_blocked_outside and spins)
@@ -199,7 +217,6 @@ def build_scene(grouping: Grouping, ranks_here: int | None) -> Scene:
     is_part = ranks_here is not None and ranks_here < grouping.expected_rank_count
     members = [member for group in stacked for member in group.members]
     moving = sum(member.motion is Motion.MOVING for member in members)
-    refused = tuple(member for group in stacked for member in group.members if is_refused(group, member))
     is_moving = moving * 2 > len(members)
     health = "Moving" if is_moving else find_idle_kind(grouping)
     return Scene(
@@ -212,13 +229,8 @@ def build_scene(grouping: Grouping, ranks_here: int | None) -> Scene:
         waiting_for_mount=held,
         existing=max(ranks_here or 0, len(grouping.members)) if is_part else grouping.expected_rank_count,
         is_part=is_part,
-        processes=frozenset(map(process_of, grouping.members)),
         stacks_by_node=by_node,
-        at_unreachable_address=tuple(member for member in members if member.waits.enclosed_at is not None),
-        refused=refused,
-        store_servers=tuple(
-            member for member in members if member.waits.store and member.waits.store.socket == "serving"
-        ),
+        refused=tuple(member for group in stacked for member in find_refused(group)),
         moving=moving,
         health=health,
         is_blocked_outside=any(map(_is_blocked_outside, stacked)),

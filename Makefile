@@ -76,10 +76,13 @@ long-soak:
 	$(BIN)/python -m tests.soak.sigterms_at_writes
 	$(BIN)/python -m tests.soak.socket_floods
 	$(BIN)/python -m tests.soak.hostile_neighbour --minutes 10
+	$(BIN)/python -m tests.soak.virtual_ticks
+	$(BIN)/python -m tests.soak.captures
 
 long-fuzz:
 	$(BIN)/python -m tests.fuzz_recorder --count 100000
 	$(BIN)/python -m tests.fuzz_environ --count 100000
+	$(BIN)/python -m tests.fuzz_parsers
 
 # Renews docs/benchmarks.md and the figures of the README, in a quarter of an hour on two cores that do nothing else.
 bench: $(VENV)/.test

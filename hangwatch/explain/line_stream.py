@@ -75,10 +75,8 @@ class Reader:
         if "\x1b" in line:
             line = without_colours(line)
         line = self._remove_stamp(line)
-        if self._text is not None:
-            if self._text.feed(line[:LONGEST_LINE]):
-                return
-            self._close_text()
+        if self._continue_text(line[:LONGEST_LINE]):
+            return
         if self._pyspy is None and not self.is_log and pyspy_text.begins(line):
             self._pyspy = pyspy_text.Reader(self._interned, self._add_process, self._read_other_line)
         if self._pyspy is None:
@@ -96,9 +94,9 @@ class Reader:
 
     def end(self) -> None:
         """Close the dump or log entry that is still open at the end of the stream."""
-        self._close_text()
         if self._pyspy is not None:
-            self._pyspy.end()
+            self._pyspy.end()  # its lines may be the stack of another tool
+        self._close_text()
         self.log.end()
         if not self.strange:
             self.processes += self._unclear
@@ -119,8 +117,19 @@ class Reader:
         check_processes(len(self.processes))
         self.processes.append(process)
 
+    def _continue_text(self, short: str) -> bool:
+        """Read a line of the stack that is open. False if none is open, or if the line does not belong to it."""
+        if self._text is None:
+            return False
+        is_read = self._text.feed(short)
+        if not is_read:
+            self._close_text()
+        return is_read
+
     def _read_other_line(self, line: str) -> None:
         short = line[:LONGEST_LINE]
+        if self._continue_text(short):
+            return
         for kind in _TEXTS:
             if kind.begins(short):
                 if self._pyspy is not None:

@@ -405,6 +405,11 @@ def test_mixed_tools_never_crash_and_name_each_rank_once(lines: list[tuple[str, 
     assert set(verdict.named) <= set(placed)
 
 
+def test_stack_of_gdb_after_log_lines_that_look_like_a_process_is_read() -> None:
+    (rank,) = collect("Process 7: starts", 'Thread 1 (LWP 7 "python"):', "#0  f () at a.c:1", "#1  g () at a.c:2").ranks
+    assert [frame.function for frame in main_thread(rank).frames] == ["f", "g"]
+
+
 def test_a_stack_without_an_end_is_cut() -> None:
     endless = ['  File "/srv/a.py", line 3 in f'] * (MOST_FRAMES + 10)
     (rank,) = collect("Current thread 0x01 (most recent call first):", *endless, name="rank0.log").ranks

@@ -198,19 +198,22 @@ class Reader:
     def _finish(self) -> None:
         self._close_thread()
         if not (self._is_python or self._threads or self._errors):  # "Process 3: starts" in a log
-            for line in (self._header_line, *self._command.split("\n")[1:]):
+            lines = (self._header_line, *self._command.split("\n")[1:])
+            self._clear()  # an odd line may begin a stack of another tool, which ends this dump again
+            for line in lines:
                 self._odd(line)
         elif self._open:
-            self._add_process(
-                ParsedProcess(
-                    pid=self._pid,
-                    command=self._command,
-                    parent_pid=self._parent,
-                    threads=mark_main_thread(self._threads, self._pid),
-                    fault=None if any(thread.frames for thread in self._threads) else self._fault(),
-                )
+            process = ParsedProcess(
+                pid=self._pid,
+                command=self._command,
+                parent_pid=self._parent,
+                threads=mark_main_thread(self._threads, self._pid),
+                fault=None if any(thread.frames for thread in self._threads) else self._fault(),
             )
-        self._clear()
+            self._clear()
+            self._add_process(process)
+        else:
+            self._clear()
 
     def _fault(self) -> Fault:
         subject = "process" if self._pid is None else f"pid {self._pid}"

@@ -26,7 +26,7 @@ HARDWARE_COUNTERS = ("local_ack_timeout_err", "packet_seq_err", "out_of_sequence
 TRAFFIC_COUNTERS = ("port_xmit_data", "port_rcv_data")
 TRAFFIC_DEADLINE_SECONDS = 2.0
 
-_RATE = re.compile(r"([\d.]+)\s*Gb/sec\s*(?:\((\d+)X)?")
+_RATE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*Gb/sec\s*(?:\((\d{1,3})X)?")
 
 
 class Port(Value, frozen=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import re
 import socket
 import struct
 from pathlib import Path
@@ -12,6 +13,9 @@ from hangwatch.model import INTERFACES_OF_ONE_NODE, Fault, Value
 from hangwatch.probes import pseudo_files
 
 TABLE_LIMIT_BYTES = 32 << 20
+_COUNTER = re.compile(r"[0-9]{1,20}")
+_HEX = "[0-9A-F]{8}"
+_ROUTE = re.compile(rf"^(\S+)\t({_HEX})\t{_HEX}\t([0-9A-F]{{4}})\t\d+\t\d+\t(-?\d{{1,10}})\t({_HEX})\b", re.M)
 _RTF_UP = 0x1
 _RTF_REJECT = 0x200
 
@@ -102,7 +106,7 @@ def parse_dev(text: str) -> dict[str, list[int]]:
     for line in text.splitlines():
         name, colon, counters = line.rpartition(":")
         words = counters.split()
-        if colon and len(words) >= 16 and all(word.isdecimal() for word in words):
+        if colon and len(words) >= 16 and all(_COUNTER.fullmatch(word) for word in words):
             found[name.strip()] = [int(word) for word in words]
     return found
 
@@ -118,12 +122,10 @@ def parse_routes(text: str) -> tuple[Route, ...]:
     The columns are interface, destination, gateway, flags, ..., metric, mask.
     """
     found = []
-    for line in text.splitlines()[1:]:
-        words = line.split()
-        if len(words) >= 8 and int(words[3], 16) & _RTF_UP:
-            prefix = bin(int(words[7], 16)).count("1")
-            network = ipaddress.IPv4Network((int(_v4(words[1])), prefix), strict=False)
-            found.append(Route(interface=words[0], network=network, metric=int(words[6])))
+    for interface, destination, flags, metric, mask in _ROUTE.findall(text):
+        if int(flags, 16) & _RTF_UP:
+            network = ipaddress.IPv4Network((int(_v4(destination)), int(mask, 16).bit_count()), strict=False)
+            found.append(Route(interface=interface, network=network, metric=int(metric)))
     return tuple(found)
 
 

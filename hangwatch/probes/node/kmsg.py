@@ -33,7 +33,7 @@ MAY_READ = "run as root, or grant CAP_SYSLOG; in a container, mount /dev/kmsg an
 K = TypeVar("K")
 V = TypeVar("V")
 
-_RECORD = re.compile(r"(\d+),(\d+),(\d+),[^;]*;(.*)", re.DOTALL)
+_RECORD = re.compile(r"(\d{1,9}),(\d{1,20}),(\d{1,20}),[^;]*;(.*)", re.DOTALL)
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\\x1b\[[0-9;]*[A-Za-z]")  # kmsg writes an escape character as \x1b
 _PATTERNS = (
     ("xid", re.compile(r"^NVRM: Xid \((?:PCI:)?(?P<subject>[0-9A-Fa-f:.]+)\): (?P<code>\d+)")),

@@ -23,11 +23,11 @@ BUILDER ?= $(firstword $(foreach name,podman buildah docker,$(shell command -v $
 
 # The series of `make long`; each takes at most an hour on two cores.
 PART ?=
-PARTS := frameworks verdicts latency stragglers soak fuzz
+PARTS := frameworks verdicts latency stragglers soak fuzz faults
 LATENCY := tests/integration/test_progress_daemon.py
 STRAGGLERS := tests/unit/test_arrival.py tests/integration/test_arrivals.py
 
-.PHONY: first-hour demo man quick test long long-frameworks long-verdicts long-latency long-stragglers long-soak long-fuzz bench mutations robustness check golden scenarios screenshots fmt dist image chart deb clean
+.PHONY: first-hour demo man quick test long long-frameworks long-verdicts long-latency long-stragglers long-soak long-fuzz long-faults bench mutations robustness check golden scenarios screenshots fmt dist image chart deb clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hangwatch demo
@@ -89,6 +89,10 @@ bench: $(VENV)/.test
 	$(BIN)/python benchmarks/detection.py --write
 	$(BIN)/python benchmarks/culprit.py --write
 	git diff --stat -- docs README.md
+
+# Removes the guard of each row of tests/faults/faults.toml in turn, in a copy of the tree: its test must fail.
+long-faults:
+	$(BIN)/python -m tests.faults
 
 mutations: $(VENV)/.test
 	$(BIN)/python -m tests.mutations $(MUTATIONS_ARGS)

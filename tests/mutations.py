@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,7 +36,8 @@ else:
 
 ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
-RUN_SECONDS = 900.0  # a test that hangs is stopped after 150 s
+RUN_SECONDS = 900.0
+TEST_SECONDS = 150.0  # a test that hangs is stopped
 UNCHANGED_SECONDS = 1800.0  # for all tests of all modules, on the unchanged code
 MOST_SURVIVORS = 0.10
 
@@ -411,19 +413,28 @@ class Copy:
         )
 
     def failing(self, mutant: Mutant) -> str:
-        """Return the first test that fails with this mutant, and its error.
+        """Return the line of pytest about the first test that fails with this mutant.
 
         The result is empty if the mutant survives.
         """
-        path = self.folder / "hangwatch" / mutant.module
-        path.write_text(mutant.changed)
-        try:
+        with self.changed(f"hangwatch/{mutant.module}", mutant.changed):
             return self.first_failure(mutant.tests)
-        finally:
-            path.write_text(mutant.source)
 
-    def first_failure(self, tests: Sequence[str], run_seconds: float = RUN_SECONDS) -> str:
-        """Run these tests until one fails. Return the failed test and its error, or an empty text if all pass."""
+    @contextmanager
+    def changed(self, name: str, text: str) -> Iterator[None]:
+        """Replace the text of a file of the copy, until the block ends."""
+        path = self.folder / name
+        source = path.read_text()
+        path.write_text(text)
+        try:
+            yield
+        finally:
+            path.write_text(source)
+
+    def first_failure(
+        self, tests: Sequence[str], run_seconds: float = RUN_SECONDS, test_seconds: float = TEST_SECONDS
+    ) -> str:
+        """Run these tests until one fails. Return the line of pytest about it, or an empty text if all pass."""
         command = [
             ROOT / "tests" / "worker",
             sys.executable,
@@ -435,19 +446,19 @@ class Copy:
             "-p",
             "no:cacheprovider",
         ]
-        environ = {**os.environ, "PYTHONPATH": str(self.folder)}
+        environ = {**os.environ, "PYTHONPATH": str(self.folder), "COLUMNS": "400"}
         environ.pop("PYTHONDONTWRITEBYTECODE", None)  # pytest then rewrites the tests once, not for each mutant
         try:
             done = subprocess.run(
-                [*command, "--timeout=150", *(f"tests/{test}" for test in tests)],
+                [*command, f"--timeout={test_seconds:g}", *(f"tests/{test}" for test in tests)],
                 cwd=self.folder, env=environ, capture_output=True, text=True, timeout=run_seconds, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return f"no end after {run_seconds:g} s"
         if done.returncode == 0:
             return ""
-        failed = re.search(r"^(?:FAILED|ERROR) (tests/.*)", done.stdout, re.MULTILINE)
-        return failed[1] if failed else f"pytest ended with {done.returncode}"
+        failed = re.search(r"^(?:FAILED|ERROR) tests/.*", done.stdout, re.MULTILINE)
+        return failed[0] if failed else f"pytest ended with {done.returncode}"
 
 
 def run(tried: Sequence[Mutant], copies: Sequence[Copy]) -> list[Mutant]:

@@ -105,18 +105,21 @@ def test_an_environment_that_may_not_be_read_is_a_fault_with_the_remedy(tmp_path
 def _scan_as_nobody() -> tuple[Process, ...]:
     """Scan as user `nobody`, in a fork.
 
-    That user could not execute a Python below a private folder.
+    That user could not execute a Python below a private folder, nor import a module from there.
     """
+    ProcessScan().processes()  # imports all modules
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        os.close(reader)
-        os.setgroups([])
-        os.setresgid(65534, 65534, 65534)
-        os.setresuid(65534, 65534, 65534)
-        with os.fdopen(writer, "wb") as pipe:
-            pipe.write(msgspec.json.encode(ProcessScan().processes()))
-        os._exit(0)
+        try:
+            os.close(reader)
+            os.setgroups([])
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+            with os.fdopen(writer, "wb") as pipe:
+                pipe.write(msgspec.json.encode(ProcessScan().processes()))
+        finally:
+            os._exit(0)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         text = pipe.read()

@@ -1,0 +1,68 @@
+"""The fault table: each row is a fault, its consequences, a test, and the change that removes its guard.
+
+`python -m tests.faults` proves the rows. `make golden` prints them into docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+import msgspec
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+TABLE = Path(__file__).with_name("faults.toml")
+PAGE = ROOT / "docs" / "reliability.md"
+
+
+class Guard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The change that removes a guard. `text` occurs once in `file`, a path in the repository."""
+
+    file: str
+    text: str
+    replacement: str
+
+    def removed_from(self, source: str) -> str:
+        """Return the source of the file without the guard. Raises ValueError if its text does not occur once."""
+        if source.count(self.text) != 1:
+            raise ValueError(f"{source.count(self.text)} places in {self.file}, not 1, have the text {self.text!r}")
+        return source.replace(self.text, self.replacement)
+
+
+class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A fault. `noticed` is the time until hangwatch notices it, and how.
+
+    `test` is the pytest node that fails without the guard. `fails_with` is a part of the line of pytest about it.
+    """
+
+    name: str
+    group: str
+    broken: str
+    works: str
+    noticed: str
+    lost: str
+    test: str
+    fails_with: str
+    guard: Guard
+
+
+def load_rows() -> tuple[Row, ...]:
+    """Return the rows of the table. Raises msgspec.ValidationError if a field is missing or unknown."""
+    return msgspec.convert(tomllib.loads(TABLE.read_text())["fault"], tuple[Row, ...])
+
+
+def page_lines(rows: tuple[Row, ...]) -> Iterator[str]:
+    """Yield the lines of the table in docs/reliability.md."""
+    yield "| broken | still works | noticed after | lost |"
+    yield "|---|---|---|---|"
+    for group, members in groupby(rows, lambda row: row.group):
+        yield f"| **{group}** | | | |"
+        for row in members:
+            yield f"| {row.broken} | {row.works} | {row.noticed} | {row.lost} |"

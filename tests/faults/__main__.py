@@ -1,0 +1,68 @@
+"""Prove the fault table: the test of each row passes, and fails for the stated reason without the guard of the row.
+
+usage: python -m tests.faults [ROW...]
+
+Work on a copy of the tree. Without names, prove all rows. Exit with 1 if a row is not proved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.faults import Row, load_rows
+from tests.mutations import Copy
+
+TEST_SECONDS = 60.0  # without its guard, a test may wait for what never happens
+
+
+def find_flaw(copy: Copy, row: Row) -> str:
+    """Run the test of the row with its guard and without it. Return why the row is not proved, or an empty text."""
+    tests = [row.test.removeprefix("tests/")]
+    if failure := copy.first_failure(tests):
+        return f"fails with its guard: {failure}"
+    changed = row.guard.removed_from((copy.folder / row.guard.file).read_text())
+    with copy.changed(row.guard.file, changed):
+        if row.guard.file.endswith(".py"):  # an undefined name or a syntax error is no proof
+            command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "E9,F82", row.guard.file]
+            checked = subprocess.run(command, cwd=copy.folder, capture_output=True, text=True, check=False)
+            if checked.returncode:
+                return f"its change is not valid: {checked.stdout}"
+        failure = copy.first_failure(tests, test_seconds=TEST_SECONDS)
+    if not failure:
+        return "passes without its guard"
+    is_meant = failure.startswith(f"FAILED {row.test}") and row.fails_with in failure
+    return "" if is_meant else f"fails for another reason: {failure}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="proves that each row of the fault table has a test and a guard")
+    parser.add_argument("names", nargs="*", metavar="ROW", help="the rows to prove (default: all)")
+    names = parser.parse_args().names
+    rows = [row for row in load_rows() if not names or row.name in names]
+    if unknown := set(names) - {row.name for row in rows}:
+        sys.exit(f"no row has the name {', '.join(sorted(unknown))}")
+    os.environ.setdefault("HANGWATCH_NOTHING_MAY_SKIP", "1")  # a test that is skipped proves nothing
+    began, unproved = time.monotonic(), []
+    with tempfile.TemporaryDirectory(prefix="hangwatch-faults-") as folder:
+        Path(folder).chmod(0o755)  # some tests import the copy as another user
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = folder  # pytest else deletes folders of earlier runs, which takes long
+        copy = Copy(Path(folder))
+        for row in rows:
+            flaw = find_flaw(copy, row)
+            if flaw:
+                unproved.append(row.name)
+            print(f"{time.monotonic() - began:6.0f} s  {row.name}: {flaw or 'proved'}", flush=True)
+    print(f"\n{len(rows)} rows: the tests of {len(rows) - len(unproved)} pass with their guard and fail without it")
+    if unproved:
+        print(f"not proved: {' '.join(unproved)}")
+    return int(bool(unproved))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

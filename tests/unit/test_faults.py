@@ -1,0 +1,34 @@
+"""The fault table is whole: its tests and guards exist. `python -m tests.faults` proves that each test needs its guard."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from tests.faults import ROOT, Row, load_rows
+
+FEWEST = 50
+
+
+def function_names(path: Path) -> set[str]:
+    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
+
+
+def test_the_table_has_at_least_fifty_rows_each_with_its_own_name_and_cells() -> None:
+    rows = load_rows()
+    assert len({row.name for row in rows}) == len(rows) >= FEWEST
+    for row in rows:
+        assert all((row.broken, row.works, row.noticed, row.lost, row.fails_with)), row.name
+        assert "|" not in row.broken + row.works + row.noticed + row.lost, row.name
+        assert row.guard.replacement != row.guard.text, row.name
+
+
+@pytest.mark.parametrize("row", load_rows(), ids=lambda row: row.name)
+def test_row_of_the_table_names_a_test_and_a_guard_that_exist(row: Row) -> None:
+    path, _, test = row.test.partition("::")
+    assert test.partition("[")[0] in function_names(ROOT / path)
+    changed = row.guard.removed_from((ROOT / row.guard.file).read_text())
+    if row.guard.file.endswith(".py"):
+        ast.parse(changed)

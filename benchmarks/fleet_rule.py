@@ -1,17 +1,24 @@
 """Cost of the alert rules on jobs, in a Prometheus, while one large job hangs, for several versions of the rules.
 
-    .venv/bin/python benchmarks/fleet_rule.py [--ranks 16384] [--nodes-of 8] RULES...
+    .venv/bin/python benchmarks/fleet_rule.py [--ranks 1024 4096 16384] [--nodes-of 8] [--json] RULES...
 
 The series are those of an incident: one rank has not joined a collective of the default group, and every rank has
 used two more groups. One server on loopback serves the series of all nodes. A real Prometheus scrapes it and
 evaluates one file of rules after the other. The result is Prometheus' CPU time between two evaluations of the group
-`hangwatch-jobs`, without the scrape. Wall time would depend on other load on the machine.
+`hangwatch-jobs`, without the scrape. It includes the groups that are evaluated less often. Wall time would depend on
+other load on the machine; CPU time does a little, so the cheapest of several windows counts.
+
+With several numbers of ranks, the slope is that of CPU time over ranks, both as logarithms, by least squares from
+1,024 ranks on. `--json` prints one object for each measurement.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
 import re
+import statistics
 import sys
 import tempfile
 import threading
@@ -39,8 +46,10 @@ from tests.unit.test_waitfor import WORLD, standing  # noqa: E402
 WAIT = Frame(function="all_reduce", file="torch/distributed/distributed_c10d.py", line=9)
 OWN = Frame(function="step", file="train.py", line=7)
 GROUP = "hangwatch-jobs"
-SCRAPE_SECONDS = 120.0
-MOST_SECONDS = 300.0
+SCRAPE_SECONDS = 280.0  # a sample is valid for 300 s
+MOST_SECONDS = 270.0
+WINDOW = 3  # evaluations; one of the groups at 15 s falls into each window
+SLOPE_FROM_RANKS = 1024
 
 
 def rank(number: int, odd: int) -> Member:
@@ -72,7 +81,7 @@ def lines(ranks: int, ranks_of_node: int) -> Iterator[str]:
             members=tuple(one for one in here if one.id.rank == odd),
         )
         grouping = Grouping(groups=tuple(one for one in (waits, apart) if one.members), world_size=ranks)
-        job = structs.replace(samples.job(range(len(here)), ranks), job_key="k1")
+        job = structs.replace(samples.job(range(first, first + len(here)), ranks), job_key="k1")
         incident = samples.replaced(samples.all_waiting(), job=job, grouping=grouping, state=JobState.HUNG)
         watch = structs.replace(job_watch.begin_watch(job, 0.0), state=JobState.HUNG)
         entry = JobEntry(job=job, watch=watch, page=True, incident=incident)
@@ -121,8 +130,8 @@ class Cost(NamedTuple):
     odd: float
 
 
-def measure(port: int, rules: Path, rounds: int) -> Cost:
-    """Measure `rounds` evaluations after the rules have found a suspect rank. Return the cost of one evaluation."""
+def measure(port: int, rules: Path, windows: int) -> Cost:
+    """Measure evaluations after the rules have found a suspect rank. Return the cost of one in the cheapest window."""
     with (
         tempfile.TemporaryDirectory() as folder,
         Fleet(Path(folder), {"all": f"127.0.0.1:{port}"}, rules=[rules], scrape_seconds=SCRAPE_SECONDS) as prometheus,
@@ -130,16 +139,22 @@ def measure(port: int, rules: Path, rounds: int) -> Cost:
         end = time.monotonic() + MOST_SECONDS
         while not prometheus.query("count(hangwatch:odd_rank:held)") and time.monotonic() < end:
             time.sleep(0.5)
-        seen, before = _spent(prometheus)
-        while (began := _spent(prometheus))[0] == seen and time.monotonic() < end:
-            time.sleep(0.2)
-        (seen, before), count, spent = began, 0, began[1]
-        while count < rounds and time.monotonic() < end:
-            time.sleep(0.2)
-            now, spent = _spent(prometheus)
-            count = now - seen
+        costs, began = [], _wait_for_evaluations(prometheus, _spent(prometheus), 1, end)
+        while len(costs) < windows and time.monotonic() < end:
+            done = _wait_for_evaluations(prometheus, began, WINDOW, end)
+            costs += [(done[1] - began[1]) / (done[0] - began[0])] if done[0] > began[0] else []
+            began = done
         odd = prometheus.query("count(hangwatch:odd_rank:held)")
-        return Cost((spent - before) / max(count, 1), count, float(odd[0]["value"][1]) if odd else 0.0)
+        return Cost(min(costs, default=math.inf), len(costs) * WINDOW, float(odd[0]["value"][1]) if odd else 0.0)
+
+
+def _wait_for_evaluations(
+    prometheus: RealPrometheus, began: tuple[int, float], count: int, end: float
+) -> tuple[int, float]:
+    """Return evaluations and CPU seconds when `count` more evaluations are done, at the latest at the time `end`."""
+    while (now := _spent(prometheus))[0] < began[0] + count and time.monotonic() < end:
+        time.sleep(0.2)
+    return now
 
 
 def _spent(prometheus: RealPrometheus) -> tuple[int, float]:
@@ -154,24 +169,45 @@ def _spent(prometheus: RealPrometheus) -> tuple[int, float]:
     return int(float(iterations) - float(missed)), float(cpu)
 
 
+def find_slope(cost_of: dict[int, float]) -> float | None:
+    """Return the exponent with which CPU seconds grow with ranks; None for fewer than two numbers of ranks."""
+    points = [(math.log(ranks), math.log(cost)) for ranks, cost in cost_of.items() if ranks >= SLOPE_FROM_RANKS]
+    return statistics.linear_regression(*zip(*points, strict=True)).slope if len(points) > 1 else None
+
+
 def main() -> None:
-    """Measure each file of rules and print a table."""
+    """Measure each file of rules with each number of ranks, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rules", type=Path, nargs="+")
-    parser.add_argument("--ranks", type=int, default=16384)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[16384])
     parser.add_argument("--nodes-of", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--windows", type=int, default=4, help=f"of {WINDOW} evaluations each")
+    parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    body = "".join(lines(asked.ranks, asked.nodes_of)).encode()
-    print(f"{body.count(10):,} series, {len(body) / 1e6:.1f} MB")
-    server = serve(body)
-    try:
-        for path in asked.rules:
-            found = measure(server.server_port, path.resolve(), asked.rounds)
-            print(f"{path}: {found.cpu_seconds:.2f} s of CPU ({found.evaluations} evaluations), {found.odd:.0f} odd")
-    finally:
-        server.shutdown()
-        server.server_close()
+    costs: dict[Path, dict[int, float]] = {path: {} for path in asked.rules}
+    for ranks in asked.ranks:
+        body = "".join(lines(ranks, asked.nodes_of)).encode()
+        print(f"{ranks:,} ranks: {body.count(10):,} series, {len(body) / 1e6:.1f} MB", file=sys.stderr)
+        server = serve(body)
+        try:
+            for path in asked.rules:
+                cost = measure(server.server_port, path.resolve(), asked.windows)
+                costs[path][ranks] = cost.cpu_seconds
+                text = f"{cost.cpu_seconds:.2f} s of CPU ({cost.evaluations} evaluations), {cost.odd:.0f} odd"
+                print(f"{path}: {text}", file=sys.stderr)
+        finally:
+            server.shutdown()
+            server.server_close()
+    rows = [
+        {"ranks": ranks, "step": str(path), "cpu_seconds": round(seconds, 3), "slope": find_slope(costs[path])}
+        for path in asked.rules
+        for ranks, seconds in costs[path].items()
+    ]
+    if asked.json:
+        print(json.dumps(rows, indent=1))
+    for path in () if asked.json else asked.rules:
+        slope = find_slope(costs[path])
+        print(f"{path}: slope {'not known' if slope is None else f'{slope:.2f}'}")
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def _ranks(built: builders.Dashboard) -> None:  # long: the panels in their orde
         ),
         rows(
             "Groups",
-            f"count by (activity, motion, frame, stack) (hangwatch:rank_activity:held{{{OF}}})",
+            f"sum by (activity, motion, frame, stack) (hangwatch:job_activity_ranks:held{{{OF}}})",
             {
                 "Value": "Ranks",
                 "activity": "Activity",

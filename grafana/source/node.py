@@ -170,7 +170,7 @@ def _jobs(built: builders.Dashboard) -> None:  # long: the panels in their order
         lines(
             "Ranks by activity",
             "none",
-            [(f"count by (activity, motion) (hangwatch_rank_activity{{{OF}}})", "{{activity}}, {{motion}}")],
+            [(f"sum by (activity, motion) (hangwatch_job_activity_ranks{{{OF}}})", "{{activity}}, {{motion}}")],
             "During the incident, from capture to capture.",
             stacked=True,
             empty="no incident was open in this time",

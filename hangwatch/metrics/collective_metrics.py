@@ -36,6 +36,16 @@ def numbers(snapshot: Snapshot) -> Iterator[Metric]:
         "Ranks on this node that wait in this collective, or have it as their newest collective",
         (*JOB, "group", "description", "number", "operation", "waits"),
     )
+    together = gauge(
+        "job_collective_number",
+        "Number of the newest collective of `rank`, and of up to seven `more_ranks` on this node with the same labels",
+        (*of_rank, *stance, "generation", "more_ranks"),
+    )
+    used = gauge("job_collective_used_ranks", "Ranks on this node that have used the default group", (*JOB, "group"))
+    highest = gauge(
+        "job_collective_waited_number", "Highest number in which a rank on this node waits, by group", (*JOB, "group")
+    )
+    waiting = gauge("job_collective_waiting_ranks", "Ranks on this node that wait in a collective of any group", JOB)
     since = gauge(
         "job_collective_waited_since_timestamp_seconds",
         "Time at which the first waiting rank on this node enqueued its collective, by group",
@@ -45,20 +55,30 @@ def numbers(snapshot: Snapshot) -> Iterator[Metric]:
     for entry, progress in _progress(snapshot):
         name = tuple(entry.job.name.labels.values())
         for reached in progress.reached:
-            rank = (*name, str(reached.place.rank), reached.group)
-            number.add_metric([*rank, *_place(reached.place), str(reached.generation)], reached.number)
+            number.add_metric(_labels(name, reached), reached.number)
             if reached.waits_in is not None:
-                waited.add_metric(rank, reached.waits_in.number)
+                waited.add_metric([*name, str(reached.place.rank), reached.group], reached.waits_in.number)
         for other in progress.unseen:
             labels = [*name, str(other.place.rank), other.group, *_place(other.place)]
             unseen.add_metric(labels, other.since_unix_seconds)
         for key, count in collective_progress.count_collectives(progress.reached).items():
             labels = [*name, key.group, key.description, str(key.number), key.operation, yes_or_no(key.waits)]
             collective.add_metric(labels, count)
+        for reached, more_ranks in collective_progress.merge_ranks(progress.reached):
+            together.add_metric([*_labels(name, reached), " ".join(map(str, more_ranks))], reached.number)
+        for group, count in collective_progress.count_used(progress.reached).items():
+            used.add_metric([*name, group], count)
+        for group, highest_number in collective_progress.waited_numbers(progress.reached).items():
+            highest.add_metric([*name, group], highest_number)
+        waiting.add_metric(name, collective_progress.count_waiting(progress.reached))
         for group, unix_seconds in collective_progress.waited_since(progress.reached).items():
             since.add_metric([*name, group], unix_seconds)
         left_out.add_metric(name, progress.left_out)
-    yield from (number, waited, unseen, collective, since, left_out)
+    yield from (number, waited, unseen, collective, together, used, highest, waiting, since, left_out)
+
+
+def _labels(name: tuple[str, ...], reached: collective_progress.GroupProgress) -> tuple[str, ...]:
+    return (*name, str(reached.place.rank), reached.group, *_place(reached.place), str(reached.generation))
 
 
 def _place(place: collective_progress.RankStance) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from hangwatch import words
@@ -21,6 +21,7 @@ from hangwatch.model.flight_records import Library
 from hangwatch.verdict.scene import stance_of
 
 MOST_GROUPS_OF_A_RANK = 8
+RANKS_OF_A_SERIES = 8  # hangwatch.rules.yaml has a line for each
 _TEXT_LENGTH = 40
 _PLAIN = re.compile(rf"[\w.:-]{{1,{_TEXT_LENGTH}}}", re.ASCII)
 
@@ -134,6 +135,37 @@ def count_collectives(ranks: Sequence[GroupProgress]) -> Counter[Collective]:
 
 def _collective(group: str, description: str, enqueued: EnqueuedOperation, *, waits: bool) -> Collective:
     return Collective(group, description, enqueued.number, words.elided(enqueued.operation, _TEXT_LENGTH), waits)
+
+
+def merge_ranks(ranks: Iterable[GroupProgress]) -> Iterator[tuple[GroupProgress, list[int]]]:
+    """Yield sets of at most `RANKS_OF_A_SERIES` ranks with the same labels and number: the first, and the others."""
+    alike: dict[tuple[object, ...], list[GroupProgress]] = {}
+    for rank in ranks:
+        key = (rank.group, rank.place.stance, rank.place.has_open, rank.generation, rank.number)
+        alike.setdefault(key, []).append(rank)
+    for members in alike.values():
+        for start in range(0, len(members), RANKS_OF_A_SERIES):
+            first, *others = members[start : start + RANKS_OF_A_SERIES]
+            yield first, [other.place.rank for other in others]
+
+
+def count_used(ranks: Iterable[GroupProgress]) -> Counter[str]:
+    """Count the ranks that have used the default group of each library."""
+    return Counter(rank.group for rank in ranks if rank.is_default)
+
+
+def count_waiting(ranks: Iterable[GroupProgress]) -> int:
+    """Count the ranks that wait in a collective of any group."""
+    return len({rank.place.rank for rank in ranks if rank.waits_in is not None})
+
+
+def waited_numbers(ranks: Iterable[GroupProgress]) -> dict[str, int]:
+    """Return for each group the highest number of a collective in which a rank waits."""
+    highest: dict[str, int] = {}
+    for rank in ranks:
+        if rank.waits_in is not None:
+            highest[rank.group] = max(highest.get(rank.group, 0), rank.waits_in.number)
+    return highest
 
 
 def waited_since(ranks: Iterable[GroupProgress]) -> dict[str, float]:

@@ -41,6 +41,7 @@ def families(snapshot: Snapshot, now: float, settings: Detector, external_url: s
     yield from progress_metrics.progress(snapshot, now)
     yield from progress_metrics.lateness(snapshot)
     yield from job_metrics.incidents(snapshot, external_url)
+    yield from job_metrics.activities(snapshot)
     yield from job_metrics.crashes(snapshot, now, external_url)
     yield from collective_metrics.numbers(snapshot)
     yield from self_metrics.captures(snapshot)

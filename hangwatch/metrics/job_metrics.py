@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 
 from prometheus_client.core import Metric
@@ -12,7 +13,7 @@ from hangwatch.config import Detector
 from hangwatch.detector.idle_workers import find_idle_worker
 from hangwatch.detector.job_watch import quiet_seconds
 from hangwatch.metrics.series import JOB, LABEL_LENGTH, counter, gauge, number_text, ranks_label, sentence_label
-from hangwatch.model import Group, Incident, JobState, Member, Signature
+from hangwatch.model import STOPPED_STATES, Group, Incident, JobState, Member, Signature
 from hangwatch.state.board import Snapshot
 from hangwatch.state.on_crash import CRASH_SHOWN_SECONDS
 from hangwatch.verdict.timeout_forecast import forecast_timeout
@@ -27,6 +28,7 @@ def states(snapshot: Snapshot, now: float) -> Iterator[Metric]:
     identity = ("launcher", "user", "owner", "world_size", "name", "program", "title")
     info = gauge("job_info", "Jobs on this node; `title` is the name of the job in a page", (*JOB, *identity))
     state = gauge("job_state", "1 for the current state of the job, 0 for the other states", (*JOB, "state"))
+    current = gauge("job_current_state", "1 for the current state of the job, and no other series", (*JOB, "state"))
     ranks = gauge("job_ranks", "Ranks of the job that run on this node", JOB)
     absent = gauge("job_absent_ranks", "Ranks of the job that should run on this node but do not", JOB)
     quiet = gauge("job_quiet_seconds", "Time since the job became quiet", JOB)
@@ -40,6 +42,7 @@ def states(snapshot: Snapshot, now: float) -> Iterator[Metric]:
         info.add_metric([*name, *labels, words.describe_job(job)], 1)
         for possible in JobState:
             state.add_metric([*name, possible.value], float(possible is entry.watch.state))
+        current.add_metric([*name, entry.watch.state.value], 1)
         alive = 0 if entry.watch.state is JobState.ENDED else len(job.ranks)
         ranks.add_metric(name, alive)
         absent.add_metric(name, sum(map(len, job.absent)))
@@ -50,7 +53,7 @@ def states(snapshot: Snapshot, now: float) -> Iterator[Metric]:
                 gpus.add_metric(
                     [*name, index.get(uuid, ""), uuid, number_text(rank.rank), number_text(rank.local_rank)], 1
                 )
-    yield from (info, state, ranks, absent, quiet, page, gpus)
+    yield from (info, state, current, ranks, absent, quiet, page, gpus)
 
 
 def idle_workers(snapshot: Snapshot, now: float, settings: Detector) -> Iterator[Metric]:
@@ -77,7 +80,7 @@ def silences(snapshot: Snapshot) -> Iterator[Metric]:
 
 
 def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
-    """Yield the open incidents, and the activity of each rank of their jobs."""
+    """Yield the open incidents, and the times at which collective timeouts end their jobs."""
     labels = (*JOB, "incident", "verdict", "confidence", "named", "first_look", "summary", "url")
     labels = (*labels, "stuck_on", "next_step", "action", "fingerprint")
     text = "Open incidents: the verdict as a sentence, the named ranks, the ranks to check first, and what to do"
@@ -85,11 +88,6 @@ def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
     opened = gauge("incident_opened_timestamp_seconds", "Time at which the incident was opened", (*JOB, "incident"))
     text = "Time at which the collective timeout ends the job, if it is known; `source` says how"
     ends = gauge("incident_timeout_timestamp_seconds", text, (*JOB, "incident", "source"))
-    activity = gauge(
-        "rank_activity",
-        "Activity of each rank of a job with an open incident",
-        (*JOB, "rank", "local_rank", "activity", "waits_for", "motion", "frame", "stack", "does"),
-    )
     fingerprints = _list_fingerprints(snapshot)
     for entry in snapshot.jobs.values():
         incident = entry.open_incident
@@ -117,23 +115,31 @@ def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
         forecast = forecast_timeout(incident)
         if forecast is not None and forecast.at_unix_seconds is not None:
             ends.add_metric([*name, incident.incident_id, forecast.source], forecast.at_unix_seconds)
+    yield from (info, opened, ends)
+
+
+def activities(snapshot: Snapshot) -> Iterator[Metric]:
+    """Yield the activity of each rank of a job with an open incident, and for each activity the number of ranks."""
+    place = ("activity", "waits_for", "motion", "frame", "stack")
+    text = "Activity of each rank of a job with an open incident"
+    activity = gauge("rank_activity", text, (*JOB, "rank", "local_rank", *place, "does"))
+    text = "Ranks on this node with this activity, of a job with an open incident"
+    ranks = gauge("job_activity_ranks", text, (*JOB, *place))
+    for entry in snapshot.jobs.values():
+        incident = entry.open_incident
+        if incident is None:
+            continue
+        name, counts = tuple(entry.job.name.labels.values()), Counter[tuple[str, ...]]()
         for group in incident.grouping.groups:
             does = words.elided(group_text.describe_rank(group), LABEL_LENGTH) if group.frames else ""
             for member in (member for member in group.members if not member.waiting):
-                activity.add_metric(
-                    [
-                        *name,
-                        number_text(member.id.rank),
-                        number_text(member.id.local_rank),
-                        *_activity(group, member, incident),
-                        member.motion.value,
-                        _frame(group),
-                        group.key,
-                        does,
-                    ],
-                    1,
-                )
-    yield from (info, opened, ends, activity)
+                numbers = (number_text(member.id.rank), number_text(member.id.local_rank))
+                labels = (*_activity(group, member, incident), member.motion.value, _frame(group), group.key)
+                activity.add_metric([*name, *numbers, *labels, does], 1)
+                counts[labels] += 1
+        for key, count in counts.items():
+            ranks.add_metric([*name, *key], count)
+    yield from (activity, ranks)
 
 
 def _list_fingerprints(snapshot: Snapshot) -> frozenset[str]:
@@ -178,7 +184,7 @@ def _activity(group: Group, member: Member, incident: Incident) -> tuple[str, st
     """
     if group.gone:
         return "gone", "unknown" if _ended_later(member, incident) else "nothing"
-    if member.signature is Signature.STOPPED:
+    if member.signature is Signature.STOPPED or member.kernel.state in STOPPED_STATES:
         return "stopped", "nothing"
     if incident.state is JobState.OVER:
         return "over", "nothing"

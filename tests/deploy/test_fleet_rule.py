@@ -42,7 +42,13 @@ STEP = Frame(function="step", file="train.py", line=7)
 DONE_AND_AWAY: tuple[Stance, ...] = ("waits", "elsewhere", "elsewhere")
 JOBS = 160
 JOBS_AT_ONCE = 40  # promtool takes 10,000 samples per query; no setting raises the limit
-ASKED_FOR = ("hangwatch_rank_", "hangwatch_job_collective_", "hangwatch_job_info", "hangwatch_job_ranks")
+ASKED_FOR = (
+    "hangwatch_rank_",
+    "hangwatch_job_collective_",
+    "hangwatch_job_activity_ranks",
+    "hangwatch_job_info",
+    "hangwatch_job_ranks",
+)
 
 
 class Case(NamedTuple):
@@ -256,6 +262,14 @@ def test_rank_on_another_node_that_has_not_joined_is_named(tmp_path: Path) -> No
     assert odd_ranks(cases, {"k1": (3,), "k2": (3,), "k3": (3,)}, tmp_path) == ""
 
 
+def test_all_ranks_of_a_series_are_named(tmp_path: Path) -> None:
+    """Nodes merge up to eight ranks into one series. The second node has two such series of ranks that have not joined."""
+    members = [standing(rank, waits(6) if rank < 10 else done(5)) for rank in range(20)]
+    case = Case("k1", tuple(members), ("waits",) * 10 + ("elsewhere",) * 10, 20)
+    assert answer_of(case).named == tuple(range(10, 20))
+    assert complaints([case], tmp_path) == ""
+
+
 def test_edges_that_are_seldom_drawn(tmp_path: Path) -> None:
     waiting: tuple[Stance, ...] = ("waits", "waits", "waits")
     three = tuple(standing(rank, waits(6)) for rank in range(3))
@@ -441,7 +455,7 @@ def test_page_names_the_rank_that_has_not_joined(case: Case, summary: str, missi
         labels = f'job="hangwatch",instance="{node}",job_id="k1",job_key="k1"'
         series += [
             {"series": f'up{{job="hangwatch",instance="{node}"}}', "values": "1x2"},
-            {"series": f'hangwatch_job_state{{{labels},state="hung"}}', "values": "1x2"},
+            {"series": f'hangwatch_job_current_state{{{labels},state="hung"}}', "values": "1x2"},
             {"series": f"hangwatch_job_page{{{labels}}}", "values": "1x2"},
         ]
     description = f"{missing_ranks}\nWhere the ranks are:\n  4 \N{MULTIPLICATION SIGN} unknown in step (train.py)\nReported: 4 of 4 ranks on {len(NODES)} monitored nodes."

@@ -73,10 +73,10 @@ def test_all_names_are_exported_or_recorded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "metric", "where"),
     [
-        ("job_metrics", "rank_activity", ("rule hangwatch:rank_activity:held", "hangwatch-node")),
+        ("job_metrics", "job_activity_ranks", ("rule hangwatch:job_activity_ranks:held", "hangwatch-node")),
         (
             "job_metrics",
-            "job_state",
+            "job_current_state",
             ("rule hangwatch:job_state:code", "hangwatch-fleet", "rule HangwatchTrainingStalled"),
         ),
         ("check_metrics", "check_status", ("rule HangwatchNodeUnhealthy", "hangwatch-fleet", "hangwatch-node")),

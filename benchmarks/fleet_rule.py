@@ -46,8 +46,9 @@ from tests.unit.test_waitfor import WORLD, standing  # noqa: E402
 WAIT = Frame(function="all_reduce", file="torch/distributed/distributed_c10d.py", line=9)
 OWN = Frame(function="step", file="train.py", line=7)
 GROUP = "hangwatch-jobs"
-SCRAPE_SECONDS = 280.0  # a sample is valid for 300 s
-MOST_SECONDS = 270.0
+SCRAPE_SECONDS = 120.0
+START_SECONDS = 300.0
+MOST_SECONDS = 180.0  # the second scrape ends without samples 240 s after the begin of the first
 WINDOW = 3  # evaluations; one of the groups at 15 s falls into each window
 SLOPE_FROM_RANKS = 1024
 
@@ -95,10 +96,15 @@ def lines(ranks: int, ranks_of_node: int) -> Iterator[str]:
 
 
 def serve(body: bytes) -> ThreadingHTTPServer:
-    """Start an HTTP server on loopback that responds with `body`."""
+    """Start an HTTP server on loopback that responds with `body`, and to further requests not before it is closed."""
+    bodies, is_closed = [body], threading.Event()
 
     class Exporter(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if not bodies:
+                is_closed.wait()
+                return
+            body = bodies.pop()
             self.send_response(200)
             self.send_header("Content-Type", "text/plain; version=0.0.4")
             self.send_header("Content-Length", str(len(body)))
@@ -108,7 +114,14 @@ def serve(body: bytes) -> ThreadingHTTPServer:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Exporter)
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def server_close(self) -> None:
+            is_closed.set()
+            super().server_close()
+
+    server = Server(("127.0.0.1", 0), Exporter)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return server
 
@@ -136,9 +149,10 @@ def measure(port: int, rules: Path, windows: int) -> Cost:
         tempfile.TemporaryDirectory() as folder,
         Fleet(Path(folder), {"all": f"127.0.0.1:{port}"}, rules=[rules], scrape_seconds=SCRAPE_SECONDS) as prometheus,
     ):
-        end = time.monotonic() + MOST_SECONDS
+        end = time.monotonic() + START_SECONDS
         while not prometheus.query("count(hangwatch:odd_rank:held)") and time.monotonic() < end:
             time.sleep(0.5)
+        end = time.monotonic() + MOST_SECONDS
         costs, began = [], _wait_for_evaluations(prometheus, _spent(prometheus), 1, end)
         while len(costs) < windows and time.monotonic() < end:
             done = _wait_for_evaluations(prometheus, began, WINDOW, end)
@@ -188,16 +202,16 @@ def main() -> None:
     for ranks in asked.ranks:
         body = "".join(lines(ranks, asked.nodes_of)).encode()
         print(f"{ranks:,} ranks: {body.count(10):,} series, {len(body) / 1e6:.1f} MB", file=sys.stderr)
-        server = serve(body)
-        try:
-            for path in asked.rules:
+        for path in asked.rules:
+            server = serve(body)
+            try:
                 cost = measure(server.server_port, path.resolve(), asked.windows)
-                costs[path][ranks] = cost.cpu_seconds
-                text = f"{cost.cpu_seconds:.2f} s of CPU ({cost.evaluations} evaluations), {cost.odd:.0f} odd"
-                print(f"{path}: {text}", file=sys.stderr)
-        finally:
-            server.shutdown()
-            server.server_close()
+            finally:
+                server.shutdown()
+                server.server_close()
+            costs[path][ranks] = cost.cpu_seconds
+            text = f"{cost.cpu_seconds:.2f} s of CPU ({cost.evaluations} evaluations), {cost.odd:.0f} odd"
+            print(f"{path}: {text}", file=sys.stderr)
     rows = [
         {"ranks": ranks, "step": str(path), "cpu_seconds": round(seconds, 3), "slope": find_slope(costs[path])}
         for path in asked.rules

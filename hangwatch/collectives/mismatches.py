@@ -17,6 +17,10 @@ Sides: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 """The different operations that ranks of one group enqueued, as text, each with its ranks; most ranks first."""
 
 
+_Form: TypeAlias = tuple[str, tuple[str, ...], tuple[tuple[int, ...], ...]]
+"""The name, data types and sizes of an operation."""
+
+
 def find_other_operation(groups: Sequence[ProcessGroup]) -> Sides:
     """Return the different operations that members enqueued under the same number while a rank waits in it.
 
@@ -32,25 +36,28 @@ def find_other_operation(groups: Sequence[ProcessGroup]) -> Sides:
                 if operation.number in numbers and not operation.is_p2p and operation.operation != "coalesced":
                     enqueued[operation.number][rank] = operation
         for number in sorted(enqueued):
-            for key_of, say in _COMPARED:
+            alike: dict[_Form, list[int]] = defaultdict(list)
+            for rank, operation in enqueued[number].items():
+                alike[operation.operation, operation.dtypes, operation.sizes].append(rank)
+            for key_of, say in _COMPARED if len(alike) > 1 else ():
                 sides: dict[Any, list[int]] = defaultdict(list)
-                for rank, operation in enqueued[number].items():
-                    if any(key := key_of(operation)):
-                        sides[key].append(rank)
+                for form, ranks in alike.items():
+                    if any(key := key_of(*form)):
+                        sides[key] += ranks
                 if len(sides) > 1:
                     return _sorted({say(*key): ranks for key, ranks in sides.items()})
     return ()
 
 
 # The values of an operation that must be equal on all ranks, and their text.
-_COMPARED: tuple[tuple[Callable[[EnqueuedOperation], tuple[Any, ...]], Callable[..., str]], ...] = (
-    (lambda one: (one.operation,), lambda operation: operation),
+_COMPARED: tuple[tuple[Callable[..., tuple[Any, ...]], Callable[..., str]], ...] = (
+    (lambda operation, _dtypes, _sizes: (operation,), lambda operation: operation),
     (
-        lambda one: (one.operation, one.dtypes) if one.dtypes else (),
+        lambda operation, dtypes, _sizes: (operation, dtypes) if dtypes else (),
         lambda operation, dtypes: f"{operation} of {', '.join(dtypes)}",
     ),
     (
-        lambda one: (one.operation, one.sizes) if one.sizes else (),
+        lambda operation, _dtypes, sizes: (operation, sizes) if sizes else (),
         lambda operation, sizes: f"{operation} of {' '.join(map(str, sizes))}",
     ),
 )

@@ -50,8 +50,8 @@ class ProcessGroup(NamedTuple):
 
 def waits_in(records: GroupRecords) -> EnqueuedOperation | None:
     """Return the collective in which a rank waits: the oldest one of a group that stays open. None if there is none."""
-    stay_open = (one for one in records.operations if one.stays_open and not one.is_p2p)
-    return min(stay_open, key=lambda one: one.number, default=None)
+    stay_open = [one for one in records.operations if one.stays_open and not one.is_p2p]
+    return min(stay_open, key=lambda one: one.number) if stay_open else None
 
 
 def find_groups(by_rank: Mapping[int, Member], world_size: int | None) -> list[ProcessGroup]:

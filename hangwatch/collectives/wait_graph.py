@@ -101,14 +101,15 @@ def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
     pending = tuple(operation for group in groups for operation in _make_pending_operations(group))
     awaited = {rank for operation in pending for rank in operation.missing}
     unknown = frozenset[int]().union(*(group.unknown for group in groups))
+    waiting = frozenset(rank for group in groups for rank in group.waits)
     is_complete = not awaited and not unknown and all(group.is_whole for group in groups)
     return WaitGraph(
         pending=pending,
-        waiting=frozenset(rank for group in groups for rank in group.waits),
+        waiting=waiting,
         awaited={rank: stance(by_rank[rank]) for rank in sorted(awaited)},
         busy=frozenset(rank for rank in awaited if is_busy(by_rank[rank])),
         joined=frozenset(rank for group in groups for rank in _find_joined(group)) - awaited - unknown,
-        cycle=_find_cycle(groups) if awaited else (),
+        cycle=_find_cycle(groups, waiting & awaited),
         is_complete=is_complete,
         is_partial=_is_partial(by_rank, groups, world_size),
         mismatch=find_other_operation(groups) or (find_other_order(groups) if is_complete else ()),
@@ -184,22 +185,24 @@ def _make_pending_operations(group: ProcessGroup) -> Iterator[PendingOperation]:
         )
 
 
-def _find_cycle(groups: Sequence[ProcessGroup]) -> tuple[int, ...]:
+def _find_cycle(groups: Sequence[ProcessGroup], ranks: frozenset[int]) -> tuple[int, ...]:
     """Return the ranks that wait for each other; () if there are none.
 
-    Of several cycles, return the one with the lowest rank. A rank waits for all members of a group that have a lower
-    number. The members are sorted by number. Each position in that order is a node of the graph, with an edge to the
-    position before it. So the size of the graph stays linear.
+    Only `ranks` can be in a cycle: those that wait and are awaited. Of several cycles, return the one with the lowest
+    rank. A rank waits for all members of a group that have a lower number. The members are sorted by number. Each
+    position in that order is a node of the graph, with an edge to the position before it. So the size of the graph
+    stays linear.
     """
     edges: dict[_Node, list[_Node]] = defaultdict(list)
     for index, group in enumerate(groups):
-        ordered = sorted(group.newest, key=lambda rank: (group.newest[rank], rank))
+        members = (rank for rank in group.newest if rank in ranks)
+        ordered = sorted(members, key=lambda rank: (group.newest[rank], rank))
         for place, rank in enumerate(ordered):
             edges[index, place] += [(_RANK, rank), *([(index, place - 1)] if place else [])]
         numbers = [group.newest[rank] for rank in ordered]
-        for rank, wait in sorted(group.waits.items()):
-            behind = bisect_left(numbers, wait.number)
-            if rank in group.newest and behind:
+        for rank in sorted(ordered):
+            behind = bisect_left(numbers, group.waits[rank].number) if rank in group.waits else 0
+            if behind:
                 edges[_RANK, rank].append((index, behind - 1))
     components = (sorted(rank for kind, rank in part if kind == _RANK) for part in strongly_connected(edges))
     return min((tuple(ranks) for ranks in components if len(ranks) > 1), default=())

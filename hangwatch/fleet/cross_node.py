@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import exp, lgamma
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
@@ -104,13 +104,13 @@ def _shared(verdict: Verdict, grouping: Grouping, leaves: Mapping[str, Leaf]) ->
         return ()
     everybody = len(grouping.members)
     holding = []
-    for parts in (_nodes(grouping), _rails(grouping), _switches(grouping, leaves), _groups(grouping)):
-        unique_parts = set(parts)
-        holding += [
-            part
-            for part in unique_parts
-            if odd <= part.ranks and _chance(part, odd, everybody, len(unique_parts)) <= _CHANCE
-        ]
+    for parts, count in (
+        _nodes(grouping, odd),
+        _rails(grouping, odd),
+        _switches(grouping, odd, leaves),
+        _process_groups(grouping, odd),
+    ):
+        holding += [part for part in parts if _chance(part, odd, everybody, count) <= _CHANCE]
     smallest_parts = [
         part for part in holding if part.kind != "node" and not any(_says_more(other, part) for other in holding)
     ]
@@ -158,44 +158,49 @@ def _evidence(part: _Part, odd: frozenset[int], everybody: int) -> Evidence:
     return Evidence(kind=f"shared_{part.kind}", message=message + (f"; {others}" if others else ""))
 
 
-def _nodes(grouping: Grouping) -> Iterator[_Part]:
-    yield from _by("node", "are on ", ((place, one.id.node) for place, one in enumerate(grouping.members)))
+_Parts: TypeAlias = tuple[list[_Part], int]
+"""The parts of one kind that contain all suspects, and the number of all parts of this kind."""
 
 
-def _rails(grouping: Grouping) -> Iterator[_Part]:
-    """Yield the rails. A rail has the ranks with the same local rank on all nodes, which often share a network rail."""
-    places = enumerate(grouping.members)
-    numbers = ((place, None if one.id.local_rank is None else str(one.id.local_rank)) for place, one in places)
-    yield from _by("rail", "are on one rail, local rank ", numbers)
+def _nodes(grouping: Grouping, odd: frozenset[int]) -> _Parts:
+    return _by_name("node", "are on ", [member.id.node for member in grouping.members], odd)
 
 
-def _switches(grouping: Grouping, leaves: Mapping[str, Leaf]) -> Iterator[_Part]:
-    found = ((place, leaves.get(one.id.node or "")) for place, one in enumerate(grouping.members))
-    named = ((place, None if leaf is None else f"{leaf.switch} (by {leaf.source})") for place, leaf in found)
-    yield from _by("leaf_switch", "are on leaf switch ", named)
+def _rails(grouping: Grouping, odd: frozenset[int]) -> _Parts:
+    """Return the rails: the ranks with the same local rank on all nodes, which often share a network rail."""
+    return _by_name("rail", "are on one rail, local rank ", [one.id.local_rank for one in grouping.members], odd)
 
 
-def _by(kind: str, prefix: str, names: Iterator[tuple[int, str | None]]) -> Iterator[_Part]:
-    ranks: dict[str, set[int]] = defaultdict(set)
-    for place, name in names:
-        if name is not None:
-            ranks[name].add(place)
-    for name, places in ranks.items():
-        yield _Part(kind, prefix + words.printable(name), frozenset(places))
+def _switches(grouping: Grouping, odd: frozenset[int], leaves: Mapping[str, Leaf]) -> _Parts:
+    names = {node: f"{leaf.switch} (by {leaf.source})" for node, leaf in leaves.items()}
+    switches = [names.get(member.id.node or "") for member in grouping.members]
+    return _by_name("leaf_switch", "are on leaf switch ", switches, odd)
 
 
-def _groups(grouping: Grouping) -> Iterator[_Part]:
-    """Yield the process groups in the flight recorders. A rank with a record of a group is in this group."""
+def _by_name(kind: str, prefix: str, names: Sequence[str | int | None], odd: frozenset[int]) -> _Parts:
+    """Return the parts of one kind. `names` has the name of the part of each rank, None if it is unknown."""
+    count = len(set(names) - {None})
+    name, *others = {names[place] for place in odd}
+    if others or name is None:
+        return [], count
+    ranks = frozenset(place for place, its_name in enumerate(names) if its_name == name)
+    return [_Part(kind, prefix + words.printable(str(name)), ranks)], count
+
+
+def _process_groups(grouping: Grouping, odd: frozenset[int]) -> _Parts:
+    """Return the process groups in the flight recorders. A rank with a record of a group is in this group."""
     ranks: dict[tuple[str, str, str], set[int]] = defaultdict(set)
     for place, member in enumerate(grouping.members):
         for recorder in member.recorder.libraries:
             for one in recorder.groups:
-                key = (f"{one.library}", one.name, one.description)
+                key = (one.library, one.name, one.description)
                 if key in ranks or len(ranks) < _MOST_GROUPS:
                     ranks[key].add(place)
+    parts = set()
     for (_, name, description), places in ranks.items():
         called = words.elided(words.printable(f"{description} {name}".strip()), _NAME_SHOWN)
-        yield _Part("process_group", f"are in process group {called}", frozenset(places))
+        parts.add(_Part("process_group", f"are in process group {called}", frozenset(places)))
+    return [part for part in parts if odd <= part.ranks], len(parts)
 
 
 def _clocks(clocks: Sequence[ClockOffset]) -> tuple[Evidence, ...]:

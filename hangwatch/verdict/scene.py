@@ -255,7 +255,7 @@ def _is_blocked_outside(group: Group) -> bool:
 def stance_of(grouping: Grouping) -> Callable[[Member], Stance]:
     """Return a function that returns the kind of wait of a member of `grouping`: see `Stance`."""
     described = [(group, waits_for(group), is_in_user_code(group)) for group in grouping.groups if group.members]
-    groups = {member.id.rank: (group, kind, in_code) for group, kind, in_code in described for member in group.members}
+    groups = {member.id.rank: facts for facts in described for member in facts[0].members}
     processes = frozenset(map(process_of, grouping.members))
 
     def stance(member: Member) -> Stance:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import get_args, get_type_hints
@@ -35,6 +36,7 @@ Every check can have these reasons:
 On a terminal, checks with nothing to check share one line, and so do equal findings. `--verbose` shows each.
 The exit code is that of the most severe check: 2 CRITICAL, 1 WARNING, 3 UNKNOWN, 0 OK.
 With `--fail-on critical`, any other status exits 0. [check.schema.json](check.schema.json) describes `--json`.
+A metric that ends in `_total` is a counter, any other a gauge.
 """
 LEVELS = {"ok": "OK", "unknown": "UNKNOWN", "warning": "WARNING", "critical": "CRITICAL", "level": "WARNING, CRITICAL"}
 
@@ -54,17 +56,16 @@ def _section(check: AnyCheck) -> Iterator[str]:
         yield f"{detail}\n"
     if check.absent != AnyCheck.absent:
         yield f"Nothing to check: {check.absent}.\n"
-    yield from ["| status | reasons |", "|---|---|"]
-    for status, reasons in reasons_of(inspect.getsource(_module(check))).items():
-        yield f"| {status} | {', '.join(f'`{reason}`' for reason in reasons)} |"
+    statuses = reasons_of(inspect.getsource(_module(check))).items()
+    line = "; ".join(f"{status}: {', '.join(f'`{reason}`' for reason in reasons)}" for status, reasons in statuses)
+    yield textwrap.fill(line, 120)
     if settings := list(_settings(check.settings)):
-        yield from ["", f"Settings, `[checks.{check.name}]`:", "", "| key | default | meaning |", "|---|---|---|"]
-        yield from settings
+        yield from ["", "| key | default | meaning |", "|---|---|---|", *settings]
     if check.metrics:
-        yield from ["", "| metric | kind | meaning |", "|---|---|---|"]
+        yield from ["", "| metric | meaning |", "|---|---|"]
     for metric in check.metrics:
         labels = f"{{{', '.join(metric.labels)}}}" if metric.labels else ""
-        yield f"| `hangwatch_{metric.name}{labels}` | {metric.kind} | {metric.help} |"
+        yield f"| `hangwatch_{metric.name}{labels}` | {metric.help} |"
     yield ""
 
 

@@ -20,6 +20,8 @@ else:
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_name("faults.toml")
 PAGE = ROOT / "docs" / "reliability.md"
+USUAL = ("everything else", "at once", "nothing")
+"""Consequences that the page leaves out: what works, when it is noticed, and what is lost."""
 
 
 class Guard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,10 +61,11 @@ def load_rows() -> tuple[Row, ...]:
 
 
 def page_lines(rows: tuple[Row, ...]) -> Iterator[str]:
-    """Yield the lines of the table in docs/reliability.md."""
-    yield "| broken | still works | noticed after | lost |"
+    """Yield the lines of the table in docs/reliability.md. Rows with the same consequences share a line."""
+    yield "| broken | still works | noticed | lost |"
     yield "|---|---|---|---|"
     for group, members in groupby(rows, lambda row: row.group):
         yield f"| **{group}** | | | |"
-        for row in members:
-            yield f"| {row.broken} | {row.works} | {row.noticed} | {row.lost} |"
+        for consequences, alike in groupby(members, lambda row: (row.works, row.noticed, row.lost)):
+            cells = ("" if cell == usual else f"{cell} " for cell, usual in zip(consequences, USUAL, strict=True))
+            yield f"| {'; '.join(row.broken for row in alike)} | {'| '.join(cells)}|"

@@ -1,13 +1,17 @@
-"""The fault table is whole: its tests and guards exist. `python -m tests.faults` proves that each test needs its guard."""
+"""The fault table is whole: its tests and guards exist. `python -m tests.faults` proves that each test needs its guard.
+
+`make golden` prints the table into docs/reliability.md.
+"""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
-from tests.faults import ROOT, Row, load_rows
+from tests.faults import PAGE, ROOT, Row, load_rows, page_lines
 
 FEWEST = 50
 
@@ -32,3 +36,8 @@ def test_row_of_the_table_names_a_test_and_a_guard_that_exist(row: Row) -> None:
     changed = row.guard.removed_from((ROOT / row.guard.file).read_text())
     if row.guard.file.endswith(".py"):
         ast.parse(changed)
+
+
+@pytest.mark.golden
+def test_the_page_prints_the_table(golden_part: Callable[[Path, str, Iterable[str]], None]) -> None:
+    golden_part(PAGE, "faults", page_lines(load_rows()))

@@ -21,10 +21,11 @@ sys.path.insert(0, str(ROOT))
 from msgspec.structs import replace  # noqa: E402
 
 from benchmarks.checks_cost import cpu_seconds, real_job  # noqa: E402
-from hangwatch.capture import CaptureRequest, DumpMode  # noqa: E402
 from hangwatch.capture.diagnosis import diagnose_job  # noqa: E402
+from hangwatch.capture.request import CaptureRequest  # noqa: E402
 from hangwatch.config import Settings  # noqa: E402
 from hangwatch.probes.process import main_thread, procfs  # noqa: E402
+from hangwatch.probes.process.pyspy import DumpMode  # noqa: E402
 from hangwatch.stacks import activity  # noqa: E402
 
 

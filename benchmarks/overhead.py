@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from hangwatch.capture import job_of_pids  # noqa: E402
+from hangwatch.capture.rounds import job_of_pids  # noqa: E402
 from hangwatch.config import Detector, Progress  # noqa: E402
 from hangwatch.model import Fault, ProcessId  # noqa: E402
 from hangwatch.model.flight_records import ProgressCounter  # noqa: E402

@@ -65,7 +65,9 @@ def diagnose_once(pids: Sequence[int]) -> tuple[float, float, list[int | None]]:
 
     from benchmarks.recorder import cpu_seconds
     from hangwatch import config
-    from hangwatch.capture import CaptureRequest, diagnosis, job_of_pids
+    from hangwatch.capture import diagnosis
+    from hangwatch.capture.request import CaptureRequest
+    from hangwatch.capture.rounds import job_of_pids
     from hangwatch.stacks import activity
 
     found = job_of_pids(pids)

@@ -14,7 +14,8 @@ import tempfile
 from pathlib import Path
 
 from hangwatch import config
-from hangwatch.capture import CaptureRequest, capture, job_of_pids
+from hangwatch.capture.request import CaptureRequest
+from hangwatch.capture.rounds import capture, job_of_pids
 from tests.conftest import wait_for
 
 PROGRAM = """

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from hangwatch.capture import capture
 from hangwatch.capture.kernel_log import find_lines as kernel_lines_of
 from hangwatch.capture.request import CaptureRequest, NodePaths
+from hangwatch.capture.rounds import capture
 from hangwatch.model import (
     Capture,
     Job,

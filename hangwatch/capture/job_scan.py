@@ -87,10 +87,10 @@ class JobScan:
         endpoints = {process: self._endpoints[process] for process in ports if process in self._endpoints}
         self._asked = {process: scan for process, scan in self._asked.items() if process in ports}
         new = [process for process in processes if process.id in ports and process.id not in endpoints]
-        established = sockets.EstablishedCache(self._proc_root)
+        tables = sockets.PortTables(self._proc_root)
         for process in self._in_turn(new)[:ENDPOINTS_PER_SCAN]:
             self._asked[process] = self._scans
-            endpoint = sockets.store_endpoint(process.pid, ports[process], self._proc_root, established)
+            endpoint = sockets.store_endpoint(process.pid, ports[process], self._proc_root, tables)
             if endpoint is not None:
                 endpoints[process] = endpoint
             if time.monotonic() > ends:

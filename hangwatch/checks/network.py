@@ -186,14 +186,18 @@ def _job(
     is_deaf = bool(addresses) and local.issuperset(addresses) and not sockets.is_listened_to(port, net_root)
     may_connect = is_same_namespace and settings.connect
     state, detail = _master_state(addresses, port, net_root, is_deaf=is_deaf, may_connect=may_connect)
-    retrying = sum(_retries(node, rank.id.pid, port) for rank in job.ranks[:_MOST_RANKS]) if state == "refused" else 0
+    tables = sockets.PortTables(node.proc_root)
+    ranks = job.ranks[:_MOST_RANKS] if state == "refused" else ()
+    retrying = sum(_retries(node, rank.id.pid, port, tables) for rank in ranks)
     return _JobNetwork(uses, replace(master, state=state, detail=detail, retrying=retrying), enclosed)
 
 
-def _retries(node: Node, pid: int, port: int) -> bool:
+def _retries(node: Node, pid: int, port: int, tables: sockets.PortTables) -> bool:
     """True if a rank seems to retry a refused connection: it has no socket of `port`, and its main thread sleeps."""
     call = main_thread.read_call(pid, node.proc_root)
-    return call is not None and call.kind == "sleeps" and sockets.sockets_at_port(port, pid, node.proc_root) == []
+    if call is None or call.kind != "sleeps":
+        return False
+    return sockets.sockets_at_port(port, pid, node.proc_root, tables) == []
 
 
 def _enclosed(node: Node, job: Job, interfaces: tuple[Interface, ...], port: int | None) -> list[Enclosed]:

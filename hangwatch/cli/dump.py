@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import click
 from msgspec.structs import replace
 
-from hangwatch import capture, config, words
+from hangwatch import config, words
 from hangwatch.capture.diagnosis import diagnose_job
+from hangwatch.capture.request import CaptureRequest, GpuSources
 from hangwatch.cli import progress_line, screen
 from hangwatch.cli.config_choice import config_option, settings_from
 from hangwatch.cli.node_jobs import (
@@ -39,6 +40,7 @@ from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.node_sampler import NodeSampler
 from hangwatch.probes.node import host
 from hangwatch.probes.process.process_scan import ProcessScan
+from hangwatch.probes.process.pyspy import DumpMode
 from hangwatch.report import text
 from hangwatch.stacks import activity
 from hangwatch.verdict import second_round
@@ -207,10 +209,10 @@ def _refuse_conflicts(options: DumpOptions) -> None:
 
 def dump_request(
     node: str, settings: config.Capture, activities: activity.Table, *, rounds: int | None = None
-) -> capture.CaptureRequest:
+) -> CaptureRequest:
     """Return a request for exactly `rounds` rounds; None: one round, and a second one if the first may mislead."""
     is_needed = partial(second_round.is_needed, table=activities) if rounds is None else None
-    return capture.CaptureRequest(node=node, settings=settings, rounds=rounds or 1, needs_second_round=is_needed)
+    return CaptureRequest(node=node, settings=settings, rounds=rounds or 1, needs_second_round=is_needed)
 
 
 class _LocalDump:
@@ -247,7 +249,7 @@ class _LocalDump:
             return incident
         return replace(incident, verdict=replace(verdict, next_step=stuck_on.dump_whole_job(self._whole_job.key)))
 
-    def _request(self, step: Step) -> capture.CaptureRequest:
+    def _request(self, step: Step) -> CaptureRequest:
         """Return the request for one job. The progress line shows why a second round follows."""
         options, settings = self._options, self._settings.capture
         request = dump_request(self._node, settings, self._activities, rounds=options.rounds)
@@ -260,9 +262,9 @@ class _LocalDump:
         return replace(
             request,
             needs_second_round=request.needs_second_round and is_second_round_needed,
-            mode=capture.DumpMode(native=options.native, include_locals=options.include_locals),
+            mode=DumpMode(native=options.native, include_locals=options.include_locals),
             ask_nccl=not options.grouped,  # a dump of many nodes must not wait for NCCL
-            gpus=capture.GpuSources(read_sweep=lambda: self._sweep, read_traffic=partial(query.traffic, self._gpus)),
+            gpus=GpuSources(read_sweep=lambda: self._sweep, read_traffic=partial(query.traffic, self._gpus)),
         )
 
     def likely_ranks(self) -> Iterator[str]:

@@ -8,8 +8,9 @@ from typing import Any, TypeAlias
 
 import click
 
-from hangwatch import capture, config
+from hangwatch import config
 from hangwatch.capture.job_scan import JobScan
+from hangwatch.capture.rounds import job_of_pids
 from hangwatch.cli.completion import complete_running_jobs
 from hangwatch.cli.job_choice import choose
 from hangwatch.cli.usage_errors import InputError
@@ -86,7 +87,7 @@ def jobs_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.J
         (job for job in all_jobs if len(selected) == 1 and selected[0] in {process.pid for process in job.processes}),
         None,
     )
-    return [capture.job_of_pids(selected, scan.processes)], whole
+    return [job_of_pids(selected, scan.processes)], whole
 
 
 def _has_started(pid: int, job: Job) -> bool:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from hangwatch import words
 from hangwatch.cli import screen
-from hangwatch.state.status import EngineStatus
+
+if TYPE_CHECKING:
+    from hangwatch.state.status import EngineStatus
 
 _COLORS = {"OK": "green", "UNKNOWN": "magenta", "WARNING": "yellow", "CRITICAL": "red"}
 

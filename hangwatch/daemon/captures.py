@@ -10,8 +10,9 @@ from functools import partial
 from typing import NamedTuple
 
 from hangwatch import words
-from hangwatch.capture import CaptureRequest, DumpMode, GpuSources, NodePaths, stack_limits
+from hangwatch.capture import stack_limits
 from hangwatch.capture.diagnosis import diagnose_job
+from hangwatch.capture.request import CaptureRequest, GpuSources, NodePaths
 from hangwatch.daemon.context import DaemonContext
 from hangwatch.detector import TakeCapture
 from hangwatch.detector.job_watch import MotionCount
@@ -20,6 +21,7 @@ from hangwatch.model import Fault, Job
 from hangwatch.probes.gpu import query
 from hangwatch.probes.node import daemon_heap
 from hangwatch.probes.process import pyspy
+from hangwatch.probes.process.pyspy import DumpMode
 from hangwatch.schedule import CAPTURES_PER_OWNER, FairQueue
 from hangwatch.state import steps
 from hangwatch.state.board import Snapshot

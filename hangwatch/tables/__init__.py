@@ -5,6 +5,7 @@ from __future__ import annotations
 import pkgutil
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import TypeVar
 
 from hangwatch.formats import decoding
@@ -23,17 +24,18 @@ class LineRow(Value, frozen=True, forbid_unknown_fields=True):
 class LineRows:
     """The rows of a table by name. The first row that matches a line counts.
 
-    With `whole`, a pattern must match from the start of the line.
+    With `whole`, a pattern must match from the start of the line. A pattern is compiled when a line first needs it.
     """
 
     def __init__(self, rows: Mapping[str, LineRow], *, whole: bool) -> None:
-        self._rows = tuple((name, row.holds, re.compile(row.pattern)) for name, row in rows.items())
+        self._rows = tuple((name, row.holds, row.pattern) for name, row in rows.items())
+        self._compile = cache(re.compile)
         self._fits = re.Pattern.match if whole else re.Pattern.search
 
     def first(self, line: str) -> tuple[str, re.Match[str]] | None:
         """Return the name of the first row that matches a line, and the match; None if no row matches."""
         for name, holds, pattern in self._rows:
-            if holds in line and (match := self._fits(pattern, line)):
+            if holds in line and (match := self._fits(self._compile(pattern), line)):
                 return name, match
         return None
 

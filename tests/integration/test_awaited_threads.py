@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.capture import CaptureRequest, GpuSources
 from hangwatch.capture.diagnosis import diagnose_job
+from hangwatch.capture.request import CaptureRequest, GpuSources
 from hangwatch.detector.power_level import GpuLevels
 from hangwatch.model import GpuSample, GpuSweep, Job, Rank, Signature, SystemCall
 from hangwatch.probes.process import blocked_call, main_thread, procfs

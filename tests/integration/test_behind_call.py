@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.capture import CaptureRequest
 from hangwatch.capture.diagnosis import diagnose_job
+from hangwatch.capture.request import CaptureRequest
 from hangwatch.model import CallTarget, Job, KernelCall, Rank, Worker
 from hangwatch.probes.process import blocked_call, main_thread, procfs
 from hangwatch.stacks import activity

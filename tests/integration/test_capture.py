@@ -18,9 +18,11 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch.capture import CaptureRequest, GpuSources, NodePaths, capture, job_of_pids, stack_limits
+from hangwatch.capture import stack_limits
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.capture.rank_dumps import ABSENT_LISTED
+from hangwatch.capture.request import CaptureRequest, GpuSources, NodePaths
+from hangwatch.capture.rounds import capture, job_of_pids
 from hangwatch.jobs import discovery
 from hangwatch.model import Capture, Fault, GpuSample, GpuSweep, Job, ProcessDump, ProcessId, Rank, RankDump, Worker
 from hangwatch.probes.process import procfs

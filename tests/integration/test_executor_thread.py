@@ -10,8 +10,8 @@ import socket
 from pathlib import Path
 
 from hangwatch import config
-from hangwatch.capture import CaptureRequest
 from hangwatch.capture.diagnosis import diagnose_job
+from hangwatch.capture.request import CaptureRequest
 from hangwatch.model import Job, Rank
 from hangwatch.stacks import activity
 from tests.conftest import identity

@@ -16,8 +16,9 @@ import pytest
 from msgspec import structs
 
 from hangwatch import config
-from hangwatch.capture import CaptureRequest, capture, job_of_pids
 from hangwatch.capture.diagnosis import diagnose_job
+from hangwatch.capture.request import CaptureRequest
+from hangwatch.capture.rounds import capture, job_of_pids
 from hangwatch.model import FileLock, Group
 from hangwatch.probes.process import main_thread, procfs
 from hangwatch.stacks import activity

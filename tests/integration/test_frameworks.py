@@ -23,8 +23,9 @@ import pytest
 from click.testing import CliRunner
 
 from hangwatch import config
-from hangwatch.capture import CaptureRequest, capture
 from hangwatch.capture.job_scan import JobScan
+from hangwatch.capture.request import CaptureRequest
+from hangwatch.capture.rounds import capture
 from hangwatch.cli.dump import dump
 from hangwatch.jobs.collective_timeout import read_timeouts
 from hangwatch.model import Job, Verdict

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.capture import CaptureRequest, capture, job_of_pids
+from hangwatch.capture.request import CaptureRequest
+from hangwatch.capture.rounds import capture, job_of_pids
 from hangwatch.model import Signature
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis, diagnose

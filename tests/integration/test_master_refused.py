@@ -15,7 +15,8 @@ from collections.abc import Iterator
 import pytest
 
 from hangwatch import config
-from hangwatch.capture import CaptureRequest, capture
+from hangwatch.capture.request import CaptureRequest
+from hangwatch.capture.rounds import capture
 from hangwatch.jobs import discovery
 from hangwatch.model import Grouping, Verdict
 from hangwatch.probes.network import sockets

@@ -13,8 +13,9 @@ import pytest
 from msgspec import structs
 
 from hangwatch import config
-from hangwatch.capture import CaptureRequest, job_of_pids
 from hangwatch.capture.diagnosis import diagnose_job
+from hangwatch.capture.request import CaptureRequest
+from hangwatch.capture.rounds import job_of_pids
 from hangwatch.model import Fault
 from hangwatch.probes.network import nccl_ras
 from hangwatch.probes.process import procfs

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from hangwatch import config
-from hangwatch.capture import CaptureRequest, GpuSources
 from hangwatch.capture.diagnosis import diagnose_job
+from hangwatch.capture.request import CaptureRequest, GpuSources
 from hangwatch.model import Job, Rank
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.sampler import NvmlSampler

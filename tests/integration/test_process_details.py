@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.capture import CaptureRequest
 from hangwatch.capture.diagnosis import diagnose_job
+from hangwatch.capture.request import CaptureRequest
 from hangwatch.model import Job, JobState, ProcessId, Rank
 from hangwatch.probes.process import process_details
 from hangwatch.report import html, text

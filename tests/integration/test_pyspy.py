@@ -18,7 +18,8 @@ import pytest
 from msgspec import structs
 
 from hangwatch import config
-from hangwatch.capture import CaptureRequest, capture
+from hangwatch.capture.request import CaptureRequest
+from hangwatch.capture.rounds import capture
 from hangwatch.formats.pyspy_json import parse_json
 from hangwatch.model import Job, ProcessId, Rank
 from hangwatch.probes.child import MOST_ABANDONED_OF_SHARE, AbandonedChildren, Child

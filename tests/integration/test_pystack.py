@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.capture import CaptureRequest, NodePaths, capture
+from hangwatch.capture.request import CaptureRequest, NodePaths
+from hangwatch.capture.rounds import capture
 from hangwatch.formats.pyspy_json import parse_json
 from hangwatch.model import Fault, Job, ProcessDump, Rank
 from hangwatch.probes.process import pyspy, pystack

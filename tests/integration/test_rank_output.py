@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.capture import CaptureRequest
 from hangwatch.capture.diagnosis import diagnose_job
+from hangwatch.capture.request import CaptureRequest
 from hangwatch.model import Job, JobState, OutputEnd, ProcessId, Rank
 from hangwatch.probes.process import procfs, rank_output
 from hangwatch.report import html, text

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.capture import CaptureRequest, capture, job_of_pids
+from hangwatch.capture.request import CaptureRequest
+from hangwatch.capture.rounds import capture, job_of_pids
 from hangwatch.model import Group
 from hangwatch.probes.process import procfs, shared_locks
 from hangwatch.stacks.activity import Table

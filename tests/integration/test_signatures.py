@@ -20,7 +20,8 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch.capture import CaptureRequest, GpuSources, capture, job_of_pids
+from hangwatch.capture.request import CaptureRequest, GpuSources
+from hangwatch.capture.rounds import capture, job_of_pids
 from hangwatch.model import GpuSample, GpuSweep, Job, Member, Motion, Rank, Signature, Store, Worker
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.sampler import NvmlSampler

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import pytest
 
 from hangwatch import config, detector
-from hangwatch.capture import CaptureRequest, capture
+from hangwatch.capture.request import CaptureRequest
+from hangwatch.capture.rounds import capture
 from hangwatch.detector import job_watch
 from hangwatch.detector.watch_parts import JobIdentity, Silence, Suspicion
 from hangwatch.model import Job, JobState, Rank

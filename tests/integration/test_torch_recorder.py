@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.capture import CaptureRequest, diagnosis, job_of_pids
+from hangwatch.capture import diagnosis
+from hangwatch.capture.request import CaptureRequest
+from hangwatch.capture.rounds import job_of_pids
 from hangwatch.model import Fault, ProcessId
 from hangwatch.probes import torch_recorder
 from hangwatch.probes.torch_recorder import layouts, libraries, search, symbols, symbols_child

@@ -16,7 +16,9 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch.capture import CaptureRequest, diagnosis, job_of_pids
+from hangwatch.capture import diagnosis
+from hangwatch.capture.request import CaptureRequest
+from hangwatch.capture.rounds import job_of_pids
 from hangwatch.model import Job
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes import torch_recorder

@@ -19,8 +19,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from msgspec.structs import replace
 
-from hangwatch.capture import GpuSources, NodePaths
 from hangwatch.capture.diagnosis import diagnose_job
+from hangwatch.capture.request import GpuSources, NodePaths
 from hangwatch.cli.dump import dump_request
 from hangwatch.config import Settings
 from hangwatch.daemon import Daemon

@@ -21,8 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hangwatch.capture import CaptureRequest, job_of_pids
 from hangwatch.capture.diagnosis import diagnose_job
+from hangwatch.capture.request import CaptureRequest
+from hangwatch.capture.rounds import job_of_pids
 from hangwatch.config import Capture
 from hangwatch.stacks import activity
 

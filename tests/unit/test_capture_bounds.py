@@ -15,7 +15,8 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch.capture import CaptureRequest, DumpMode, GpuSources, NodePaths, capture
+from hangwatch.capture.request import CaptureRequest, GpuSources, NodePaths
+from hangwatch.capture.rounds import capture
 from hangwatch.detector.power_level import GpuLevels
 from hangwatch.model import (
     Capture,
@@ -31,6 +32,7 @@ from hangwatch.model import (
     TrafficSweep,
     Worker,
 )
+from hangwatch.probes.process.pyspy import DumpMode
 from tests.fake_pyspy import fake_pyspy
 from tests.proc_tree import lay_out
 

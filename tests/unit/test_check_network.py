@@ -574,11 +574,13 @@ def test_of_one_network_namespace_the_connections_are_read_once_in_a_scan() -> N
     me, proc = os.getpid(), Path("/proc")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        before, established = sockets.EstablishedCache(proc), sockets.EstablishedCache(proc)
-        assert not before.remote_ends(port, me)
+        before, now = sockets.PortTables(proc), sockets.PortTables(proc)
+        assert not any(row.remote[1] == port for row in before.read(port, me))
         with socket.create_connection(("127.0.0.1", port)) as client:
             inode = os.fstat(client.fileno()).st_ino
-            assert established.remote_ends(port, me)[inode] == (bytes((127, 0, 0, 1)), port)
-            assert established.remote_ends(port, 1) == established.remote_ends(port, me), "of whatever process in it"
+            assert (bytes((127, 0, 0, 1)), port) in {row.remote for row in now.read(port, me) if row.inode == inode}
+            assert now.read(port, 1) == now.read(port, me), "of whatever process in it"
+            own = {row.inode for row in sockets.sockets_at_port(port, me, proc, now) or ()}
+            assert inode in own and sockets.sockets_at_port(port, me, proc, before) != own
             assert sockets.store_endpoint(me, port, proc, before) is None, "this scan has read it before"
-            assert sockets.store_endpoint(me, port, proc, established) is not None
+            assert sockets.store_endpoint(me, port, proc, now) is not None

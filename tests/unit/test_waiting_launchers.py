@@ -15,7 +15,8 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch import config, detector
-from hangwatch.capture import CaptureRequest, NodePaths, capture
+from hangwatch.capture.request import CaptureRequest, NodePaths
+from hangwatch.capture.rounds import capture
 from hangwatch.config import Detector
 from hangwatch.detector import TakeCapture, job_watch
 from hangwatch.detector.job_watch import MotionCount

@@ -213,15 +213,16 @@ def is_listened_to(port: int, net_root: Path) -> bool:
     return any(connection.listens and connection.local[1] == port for connection in list_connections(net_root, port))
 
 
-def sockets_at_port(port: int, pid: int, proc_root: Path) -> list[Connection] | None:
-    """Return the TCP sockets of a process with `port` at one end; None if not permitted or too many."""
+def sockets_at_port(port: int, pid: int, proc_root: Path, tables: PortTables | None = None) -> list[Connection] | None:
+    """Return the TCP sockets of a process with `port` at one end; None if not permitted or too many.
+
+    `tables` has the connections of processes in the same network namespace that were read before.
+    """
     held = sockets_of_process(pid, proc_root)
     if held is None:
         return None
-    inodes = set(held.values())
-    return [
-        connection for connection in list_connections(proc_root / str(pid) / "net", port) if connection.inode in inodes
-    ]
+    inodes, at_port = set(held.values()), (tables or PortTables(proc_root)).read(port, pid)
+    return [connection for connection in at_port if connection.inode in inodes]
 
 
 def classify_port_use(port: int, held: Iterable[Connection]) -> PortUse:
@@ -257,36 +258,33 @@ def _is_within(end: End, addresses: Collection[str]) -> bool:
     return ipaddress.ip_address(end[0]).is_loopback or format_address(end) in addresses
 
 
-class EstablishedCache:
-    """A cache of the established connections to a port, per network namespace, for the duration of one scan."""
+class PortTables:
+    """The connections at ports, per network namespace. Each table is read once: for the duration of one scan."""
 
     def __init__(self, proc_root: Path) -> None:
         self._root = proc_root
-        self._by_namespace: dict[tuple[str, int], dict[int, End]] = {}
+        self._by_namespace: dict[tuple[str, int], list[Connection]] = {}
 
-    def remote_ends(self, port: int, pid: int) -> dict[int, End]:
-        """Return the remote ends of the connections to `port`, by inode, in the network namespace of process `pid`."""
+    def read(self, port: int, pid: int) -> list[Connection]:
+        """Return the connections with `port` at one end in the network namespace of process `pid`."""
         space = proc_pid.namespace(self._root, pid, "net")
         if space is None:
-            return self._read(port, pid)
+            return list(list_connections(self._root / str(pid) / "net", port))
         if (space, port) not in self._by_namespace:
-            self._by_namespace[space, port] = self._read(port, pid)
+            self._by_namespace[space, port] = list(list_connections(self._root / str(pid) / "net", port))
         return self._by_namespace[space, port]
 
-    def _read(self, port: int, pid: int) -> dict[int, End]:
-        rows = list_connections(self._root / str(pid) / "net", port)
-        return {row.inode: row.remote for row in rows if row.remote[1] == port and row.state == ESTABLISHED}
 
-
-def store_endpoint(pid: int, port: int, proc_root: Path, established: EstablishedCache | None = None) -> str | None:
+def store_endpoint(pid: int, port: int, proc_root: Path, tables: PortTables | None = None) -> str | None:
     """Return the other end of this process's TCP connection to `port`; None without a connection.
 
     An address in the environment can be forged; a connection comes from the kernel. A loopback address is returned with
     its network namespace, since every namespace has its own. The same holds for any address if the process is not in
     the initial user namespace. In another one a user may create a network with the addresses of other nodes
-    (user_namespaces(7)). `established` is the cache of the current scan.
+    (user_namespaces(7)). `tables` are those of the current scan.
     """
-    ends = (established or EstablishedCache(proc_root)).remote_ends(port, pid)
+    rows = (tables or PortTables(proc_root)).read(port, pid)
+    ends = {row.inode: row.remote for row in rows if row.remote[1] == port and row.state == ESTABLISHED}
     if not ends:
         return None
     try:

@@ -1,0 +1,106 @@
+"""Run a real daemon for half an hour while jobs come, hang and end. What it uses must stay flat.
+
+usage: python -m tests.soak.half_hour [--minutes 30]
+
+One job after the other starts, trains, hangs at a lock until the daemon pages, and ends. After each job the command
+reads the daemon: memory (Pss of all its processes), threads, descriptors, and series of a scrape. The first third of
+the time fills the bounded tables. The median of the last third must be within 5 % of that of the middle third, or
+one higher. The command exits with 1 if not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from hangwatch.demo.simulated_node import SimulatedNode
+from tests.conftest import wait_for
+from tests.fake_driver import FakeDriver, compile_library, h100
+from tests.real_daemon import RealDaemon
+
+RANKS, STUCK = 4, 2
+HUNG = ("gpu all power_watts 118", f"gpu {STUCK} power_watts 86", f"gpu {STUCK} utilization_ratio 0")
+QUICK = {
+    "detector": {"hold_seconds": 1.0, "recover_seconds": 0.4, "cooldown_seconds": 0.0},
+    "capture": {"pause_seconds": 0.2},
+    "jobs": {"discover_seconds": 1.0},
+}
+GROWTH_RATIO = 1.05
+
+
+class Usage(NamedTuple):
+    """Resources that the daemon and its children use at one moment."""
+
+    memory_mib: float
+    threads: int
+    descriptors: int
+    series: int
+
+
+def measure(daemon: RealDaemon) -> Usage:
+    """Return the resources in use now."""
+    parent = psutil.Process(daemon.process.pid)
+    memory_bytes = threads = descriptors = 0
+    for process in (parent, *parent.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            memory_bytes += process.memory_full_info().pss
+            threads += process.num_threads()
+            descriptors += process.num_fds()
+    series = sum(not line.startswith("#") for line in daemon.get("/metrics").splitlines())
+    return Usage(memory_bytes / 2**20, threads, descriptors, series)
+
+
+def live(daemon: RealDaemon, driver: FakeDriver) -> Usage:
+    """Run one job until it pages. Return the resources in use at the page."""
+    with SimulatedNode(RANKS) as node:
+        healthy = [*h100(RANKS), *(f"gpu {index} pids {pid}" for index, pid in enumerate(node.pids))]
+        driver.write(healthy)
+        daemon.wait_for_state(node.run_id, "training")
+        node.order(STUCK, "lock")
+        driver.write([*healthy, *HUNG])
+        wait_for(lambda: daemon.job_state(node.run_id) in ("hung", "stalled"), "an incident", 120)
+        wait_for(lambda: not list(daemon.state.glob("**/*.tmp")), "the incident to be saved", 60)
+        return measure(daemon)
+
+
+def find_growth(usages: list[Usage]) -> list[str]:
+    """Return a line for each resource that grows from the middle third to the last third."""
+    third = len(usages) // 3
+    middle = Usage(*map(statistics.median, zip(*usages[third : 2 * third], strict=True)))
+    last = Usage(*map(statistics.median, zip(*usages[-third:], strict=True)))
+    growing = []
+    for name, before, after in zip(Usage._fields, middle, last, strict=True):
+        print(f"{name}: {before:.1f} in the middle third, {after:.1f} in the last")
+        if after > max(before * GROWTH_RATIO, before + 1):
+            growing.append(f"{name} grows from {before:.1f} to {after:.1f}")
+    return growing
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=30.0)
+    end = time.monotonic() + 60 * parser.parse_args().minutes
+    usages: list[Usage] = []
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        driver = FakeDriver(compile_library(folder), folder / "gpus", h100(RANKS))
+        daemon = stack.enter_context(RealDaemon(folder / "hw", driver.environ, **QUICK))
+        while time.monotonic() < end or len(usages) < 3:
+            usages.append(live(daemon, driver))
+            if len(usages) % 10 == 1:
+                print(f"job {len(usages)}: {usages[-1]}", flush=True)
+    growing = find_growth(usages)
+    print("\n".join(growing) or f"{len(usages)} jobs: flat")
+    return int(bool(growing))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

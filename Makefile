@@ -19,6 +19,7 @@ export SOURCE_DATE_EPOCH ?= $(shell git log -1 --format=%ct 2>/dev/null || stat 
 # Where the image is going to be pushed: make image IMAGE=REGISTRY/hangwatch
 IMAGE ?= localhost/hangwatch
 IMAGE_ARGS ?=
+RELEASE_CHECK_ARGS ?=
 BUILDER ?= $(firstword $(foreach name,podman buildah docker,$(shell command -v $(name))))
 
 # The series of `make long`; each takes at most an hour on two cores.
@@ -27,7 +28,7 @@ PARTS := frameworks verdicts latency stragglers soak fuzz faults
 LATENCY := tests/integration/test_progress_daemon.py
 STRAGGLERS := tests/unit/test_arrival.py tests/integration/test_arrivals.py
 
-.PHONY: first-hour demo man quick test long long-frameworks long-verdicts long-latency long-stragglers long-soak long-fuzz long-faults bench mutations robustness check golden scenarios screenshots fmt dist image chart deb clean
+.PHONY: first-hour demo man quick test long long-frameworks long-verdicts long-latency long-stragglers long-soak long-fuzz long-faults bench mutations robustness check golden scenarios screenshots fmt dist image chart deb release-check clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hangwatch demo
@@ -145,6 +146,13 @@ chart: $(VENV)/.release
 # For the release of Debian or Ubuntu that this is typed on.
 deb: dist
 	deploy/deb/build.sh --output dist dist/hangwatch-$(VERSION)-py3-none-any.whl
+
+# Builds all that a release has, and checks it. The package and the image only where a tool that builds them runs.
+release-check:
+	$(MAKE) --no-print-directory $(if $(shell command -v dpkg-deb),deb,dist)
+	$(MAKE) --no-print-directory chart
+	$(if $(shell $(BUILDER) info >/dev/null 2>&1 && echo yes),$(MAKE) --no-print-directory image)
+	$(BIN)/python deploy/release_check.py $(RELEASE_CHECK_ARGS)
 
 man: $(VENV)/.installed
 	mkdir -p build/man

@@ -1,0 +1,147 @@
+"""Check the files of a release in dist/: what they contain, their versions, and that each can be installed.
+
+usage: make release-check (builds first), or .venv/bin/python deploy/release_check.py [--tag v0.1.0]
+
+The contents of the wheel, the source distribution, the Debian package and the chart are compared with the files that
+git tracks. The wheel, the source distribution and the Debian package are installed in new folders, and each runs
+`hangwatch --version`. A tag must be the version of the package, and the changelog must have a heading for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DIST = ROOT / "dist"
+VERSION = re.findall(r'^__version__ = "(.*)"', (ROOT / "hangwatch/__init__.py").read_text(), re.MULTILINE)[0]
+NOT_IN_CHART = "deploy/helm/hangwatch/files/"  # links to folders: the package has the files behind them
+
+
+class ReleaseError(Exception):
+    """A file of the release is missing or wrong."""
+
+
+def run(*command: object, cwd: Path | None = None) -> str:
+    """Return the output of a command. Raises ReleaseError if it fails."""
+    done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ReleaseError(f"{' '.join(map(str, command))}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def tracked(*under: str) -> set[str]:
+    """Return the files that git tracks below these folders."""
+    return set(run("git", "ls-files", *under, cwd=ROOT).splitlines())
+
+
+def find(pattern: str) -> Path:
+    """Return the only file of this version in dist/. Raises ReleaseError."""
+    files = sorted(DIST.glob(pattern))
+    if len(files) != 1:
+        raise ReleaseError(f"dist/{pattern}: {len(files)} files instead of one; remove old ones: make clean")
+    return files[0]
+
+
+def compare(name: str, wanted: Iterable[str], contained: Iterable[str]) -> None:
+    """Raise ReleaseError if the two lists of files differ."""
+    missing, unknown = sorted(set(wanted) - set(contained)), sorted(set(contained) - set(wanted))
+    if missing or unknown:
+        raise ReleaseError(f"{name}: missing {missing[:5]}, not tracked {unknown[:5]}")
+    print(f"{name}: {len(set(contained))} files, as git tracks them")
+
+
+def check_contents(wheel: Path, source: Path, chart: Path) -> None:
+    """Compare wheel, source distribution and chart with the tracked files."""
+    with zipfile.ZipFile(wheel) as archive:
+        compare(wheel.name, tracked("hangwatch"), (name for name in archive.namelist() if ".dist-info/" not in name))
+    with tarfile.open(source) as archive:
+        names = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
+    folders = ("hangwatch", "deploy", "docs", "grafana")
+    packed = {name for name in names if name.startswith(folders) and not name.startswith(NOT_IN_CHART)}
+    wanted = {name for name in tracked(*folders) if not name.startswith(NOT_IN_CHART)}
+    compare(source.name, wanted, (name for name in packed if ".egg-info/" not in name))
+    with tarfile.open(chart) as archive:
+        names = {member.name.removeprefix("hangwatch/") for member in archive.getmembers() if member.isfile()}
+    folder = "deploy/helm/hangwatch/"
+    wanted = {name.removeprefix(folder) for name in tracked(folder)} - {".helmignore"}
+    compare(
+        chart.name,
+        (name for name in wanted if not name.startswith("files/")),
+        (name for name in names if not name.startswith("files/")),
+    )
+
+
+def check_deb(package: Path) -> None:
+    """Compare the modules in the Debian package with the tracked files, and run its program from another folder."""
+    content = subprocess.run(["dpkg-deb", "--fsys-tarfile", package], capture_output=True, check=True).stdout  # noqa: S607 - from PATH, as in build.sh
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive, tempfile.TemporaryDirectory() as folder:
+        names = (member.name for member in archive.getmembers() if member.isfile())
+        modules = (re.search(r"site-packages/(hangwatch/.*)", name) for name in names if "__pycache__" not in name)
+        compare(package.name, tracked("hangwatch"), (found[1] for found in modules if found))
+        archive.extractall(folder, filter="data")
+        (packages,) = Path(folder).glob("opt/hangwatch/lib/python3*/site-packages")
+        check_version(
+            "Debian package",
+            run("/usr/bin/env", f"PYTHONPATH={packages}", "/usr/bin/python3", "-m", "hangwatch", "--version"),
+        )
+
+
+def check_install(distribution: Path) -> None:
+    """Install a distribution into a new environment, and run it."""
+    with tempfile.TemporaryDirectory() as folder:
+        run(sys.executable, "-m", "venv", folder)
+        run(Path(folder, "bin/python"), "-m", "pip", "--disable-pip-version-check", "--quiet", "install", distribution)
+        check_version(distribution.name, run(Path(folder, "bin/hangwatch"), "--version"))
+
+
+def check_version(name: str, text: str) -> None:
+    """Raise ReleaseError if the output of --version is not this version."""
+    if VERSION not in text.split():
+        raise ReleaseError(f"{name}: --version prints {text.strip()!r}, expected {VERSION}")
+    print(f"{name}: installed, {text.strip()}")
+
+
+def check_tag(tag: str | None) -> None:
+    """Raise ReleaseError if version, chart and changelog do not agree with the tag."""
+    chart = (ROOT / "deploy/helm/hangwatch/Chart.yaml").read_text()
+    if re.findall(r"^(?:version|appVersion): (.*)$", chart, re.MULTILINE) != [VERSION, VERSION]:
+        raise ReleaseError(f"Chart.yaml: version and appVersion must be {VERSION}")
+    if tag is None:
+        return
+    if tag != f"v{VERSION}":
+        raise ReleaseError(f"tag {tag}: hangwatch/__init__.py has {VERSION}")
+    if f"## [{VERSION}]" not in (ROOT / "CHANGELOG.md").read_text():
+        raise ReleaseError(f"CHANGELOG.md has no heading [{VERSION}]: rename [Unreleased]")
+
+
+def main() -> int:
+    """Check all files. Return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--tag", default=None)
+    try:
+        check_tag(parser.parse_args().tag)
+        wheel, source = find(f"hangwatch-{VERSION}-*.whl"), find(f"hangwatch-{VERSION}.tar.gz")
+        check_contents(wheel, source, find(f"hangwatch-{VERSION}.tgz"))
+        check_install(wheel)
+        check_install(source)
+        if debs := sorted(DIST.glob(f"hangwatch_{VERSION}*.deb")):
+            check_deb(debs[-1])
+        else:
+            print("no Debian package in dist/: `make deb` makes it on Debian and Ubuntu")
+    except ReleaseError as error:
+        print(f"release-check: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -28,7 +28,7 @@ PARTS := frameworks verdicts latency stragglers soak fuzz faults
 LATENCY := tests/integration/test_progress_daemon.py
 STRAGGLERS := tests/unit/test_arrival.py tests/integration/test_arrivals.py
 
-.PHONY: first-hour demo man quick test long long-frameworks long-verdicts long-latency long-stragglers long-soak long-fuzz long-faults bench mutations robustness check golden scenarios screenshots fmt dist image chart deb release-check clean
+.PHONY: first-hour demo man quick test long long-frameworks long-verdicts long-latency long-stragglers long-soak long-fuzz long-faults bench mutations robustness check golden scenarios screenshots fmt dist image chart deb release-check docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hangwatch demo
@@ -154,6 +154,10 @@ release-check:
 	$(if $(shell $(BUILDER) info >/dev/null 2>&1 && echo yes),$(MAKE) --no-print-directory image)
 	$(BIN)/python deploy/release_check.py $(RELEASE_CHECK_ARGS)
 
+# The site of the documentation, in build/site. A link that leads nowhere is an error.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build --strict --config-file deploy/docs-site/mkdocs.yml
+
 man: $(VENV)/.installed
 	mkdir -p build/man
 	$(BIN)/python -m hangwatch.cli.reference man > build/man/hangwatch.1
@@ -178,6 +182,14 @@ $(VENV)/.frameworks: $(VENV)/.test
 
 $(VENV)/.dev: $(VENV)/.installed
 	$(PIP) install --editable '.[dev,test]'
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.installed
+	$(PIP) install --editable '.[docs]'
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.test
+	$(PIP) install --editable '.[bench]'
 	touch $@
 
 $(VENV)/.release: $(VENV)/.installed

@@ -10,7 +10,6 @@ git tracks. The wheel, the source distribution and the Debian package are instal
 from __future__ import annotations
 
 import argparse
-import io
 import re
 import subprocess
 import sys
@@ -53,10 +52,11 @@ def find(pattern: str) -> Path:
 
 def compare(name: str, wanted: Iterable[str], contained: Iterable[str]) -> None:
     """Raise ReleaseError if the two lists of files differ."""
-    missing, unknown = sorted(set(wanted) - set(contained)), sorted(set(contained) - set(wanted))
-    if missing or unknown:
-        raise ReleaseError(f"{name}: missing {missing[:5]}, not tracked {unknown[:5]}")
-    print(f"{name}: {len(set(contained))} files, as git tracks them")
+    files, expected = set(contained), set(wanted)
+    missing, unknown = sorted(expected - files), sorted(files - expected)
+    if missing or unknown or not files:
+        raise ReleaseError(f"{name}: {len(files)} files; missing {missing[:5]}, not tracked {unknown[:5]}")
+    print(f"{name}: {len(files)} files, as git tracks them")
 
 
 def check_contents(wheel: Path, source: Path, chart: Path) -> None:
@@ -72,7 +72,7 @@ def check_contents(wheel: Path, source: Path, chart: Path) -> None:
     with tarfile.open(chart) as archive:
         names = {member.name.removeprefix("hangwatch/") for member in archive.getmembers() if member.isfile()}
     folder = "deploy/helm/hangwatch/"
-    wanted = {name.removeprefix(folder) for name in tracked(folder)} - {".helmignore"}
+    wanted = {name.removeprefix(folder) for name in tracked(folder)}
     compare(
         chart.name,
         (name for name in wanted if not name.startswith("files/")),
@@ -82,17 +82,13 @@ def check_contents(wheel: Path, source: Path, chart: Path) -> None:
 
 def check_deb(package: Path) -> None:
     """Compare the modules in the Debian package with the tracked files, and run its program from another folder."""
-    content = subprocess.run(["dpkg-deb", "--fsys-tarfile", package], capture_output=True, check=True).stdout  # noqa: S607 - from PATH, as in build.sh
-    with tarfile.open(fileobj=io.BytesIO(content)) as archive, tempfile.TemporaryDirectory() as folder:
-        names = (member.name for member in archive.getmembers() if member.isfile())
-        modules = (re.search(r"site-packages/(hangwatch/.*)", name) for name in names if "__pycache__" not in name)
-        compare(package.name, tracked("hangwatch"), (found[1] for found in modules if found))
-        archive.extractall(folder, filter="data")
+    with tempfile.TemporaryDirectory() as folder:
+        run("dpkg-deb", "--extract", package, folder)
         (packages,) = Path(folder).glob("opt/hangwatch/lib/python3*/site-packages")
-        check_version(
-            "Debian package",
-            run("/usr/bin/env", f"PYTHONPATH={packages}", "/usr/bin/python3", "-m", "hangwatch", "--version"),
-        )
+        modules = (path for path in (packages / "hangwatch").rglob("*") if path.is_file() and path.suffix != ".pyc")
+        compare(package.name, tracked("hangwatch"), (str(path.relative_to(packages)) for path in modules))
+        program = run("/usr/bin/env", f"PYTHONPATH={packages}", "/usr/bin/python3", "-m", "hangwatch", "--version")
+        check_version(package.name, program)
 
 
 def check_install(distribution: Path) -> None:

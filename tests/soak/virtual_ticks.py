@@ -65,9 +65,8 @@ def _doing(gpu: int, t: float) -> Doing | None:
 
 
 def _measure(simulation: Simulation, t: float) -> Size:
-    for played in simulation.played.values():
-        played.looks.clear()
-        played.verdict = None
+    for job_id in [job_id for job_id in simulation.played if int(job_id.partition("-")[2]) < t // LIFE_SECONDS - 4]:
+        del simulation.played[job_id]  # the results of jobs that the board no longer shows
     gc.collect()
     families = collector.families(simulation.snapshot, t, SETTINGS.detector)
     return Size(

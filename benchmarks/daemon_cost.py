@@ -1,12 +1,16 @@
 """Cost of hangwatch while all jobs are healthy: memory and CPU of the daemon and its GPU child.
 
     .venv/bin/python benchmarks/daemon_cost.py [--seconds 60] [--processes 600] [--without-checks] [--python PATH]
+        [--workers 64] [--beside PROGRAM] [--json]
 
 A real `hangwatch run` runs with its defaults (1 Hz, 8 GPUs of the fake driver, all checks on). Next to it are idle
-processes and a healthy torchrun-like job of 8 ranks. CPU seconds come from /proc/PID/stat of the daemon, its child
-and the children that both have reaped. Memory is Rss, and Pss, which counts only a part of each page that other
-processes share. The benchmark also watches TracerPid of every rank and counts py-spy processes: both must stay 0
-without a suspicion.
+processes and a healthy torchrun-like job of 8 ranks; with `--workers`, its ranks have so many loader workers and make
+no steps. CPU seconds come from /proc/PID/stat of the daemon, its children and the children that they have reaped.
+Memory is Rss, and Pss, which counts only a part of each page that other processes share. The benchmark also watches
+TracerPid of every rank and counts py-spy processes: both must stay 0 without a suspicion.
+
+`--beside` runs another exporter at the same time, on the same fake driver: nvitop-exporter, or a program with the
+same options `--port` and `--interval`. Both are scraped every five seconds.
 
 PATH is the Python of an installation as on nodes (`pip install .` into a separate environment). Such an
 installation lacks the modules that only the tests need. The daemon could load them here: msgspec imports
@@ -17,20 +21,28 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from urllib.request import urlopen
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.cli import children_of, job  # noqa: E402
 from hangwatch.demo.simulated_node import SimulatedNode  # noqa: E402
 from tests.fake_driver import FakeDriver, compile_library, h100  # noqa: E402
 from tests.real_daemon import RealDaemon  # noqa: E402
+from tests.servers import free_port  # noqa: E402
 
+RANKS = 8
+SCRAPE_SECONDS = 5.0
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -41,6 +53,65 @@ def children(pid: int) -> list[int]:
             if folder.name.isdigit() and int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
                 found.append(int(folder.name))
     return found
+
+
+def tree(pid: int) -> list[int]:
+    """Return a process and all its descendants."""
+    return [pid, *(further for child in children(pid) for further in tree(child))]
+
+
+class Meter:
+    """Measures the CPU time of a process and all its descendants, from its construction on."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._before = {member: cpu_seconds(member) for member in tree(pid)}
+
+    def cpu_seconds(self) -> float:
+        return sum(cpu_seconds(member) - self._before.get(member, 0.0) for member in tree(self._pid))
+
+    def memory_mib(self) -> dict[int, tuple[float, float]]:
+        return {member: memory_mib(member) for member in tree(self._pid)}
+
+
+@contextlib.contextmanager
+def scraped(*urls: str) -> Iterator[None]:
+    """Read each of these pages every `SCRAPE_SECONDS`."""
+    is_over = threading.Event()
+
+    def scrape() -> None:
+        while not is_over.wait(SCRAPE_SECONDS):
+            for url in urls:
+                with contextlib.suppress(OSError), urlopen(url, timeout=10) as answer:
+                    answer.read()
+
+    thread = threading.Thread(target=scrape)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def start_beside(program: str, environ: Mapping[str, str], log: Path, stack: contextlib.ExitStack) -> tuple[int, str]:
+    """Start another exporter. Return its pid and the URL of its metrics."""
+    port = free_port()
+    command = [program, "--port", str(port), "--interval", "1.0"]
+    with log.open("wb") as stream:
+        beside = subprocess.Popen(command, env={**os.environ, **environ}, stdout=stream, stderr=stream)
+    stack.callback(beside.wait)
+    stack.callback(beside.kill)
+    return beside.pid, f"http://127.0.0.1:{port}/metrics"
+
+
+def start_job(workers: int, stack: contextlib.ExitStack) -> tuple[str, tuple[int, ...]]:
+    """Start a job of `RANKS` ranks with `workers` loader workers. Return its run id and the pids of its ranks."""
+    if not workers:
+        node = stack.enter_context(SimulatedNode(RANKS))
+        return node.run_id, node.pids
+    pids = job(stack, RANKS, workers // RANKS)
+    return "bench", tuple(pid for pid in pids if list(children_of(pid)))
 
 
 def cpu_seconds(pid: int) -> float:
@@ -63,49 +134,77 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--seconds", type=int, default=60)
     options.add_argument("--processes", type=int, default=600)
+    options.add_argument("--workers", type=int, default=0, help="loader workers of the job, a multiple of 8")
     options.add_argument("--without-checks", action="store_true")
     options.add_argument("--python", default=sys.executable)
+    options.add_argument("--beside", metavar="PROGRAM", help="another exporter, for example nvitop-exporter")
+    options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
     python = os.path.abspath(chosen.python)  # noqa: PTH100 - do not resolve the environment's links
+    beside = chosen.beside and os.path.abspath(chosen.beside)  # noqa: PTH100
     os.chdir("/")  # a folder without another hangwatch that is not an installation
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         crowd = [subprocess.Popen(["sleep", "1000"]) for _ in range(chosen.processes)]
         stack.callback(lambda: [one.kill() for one in crowd] and [one.wait() for one in crowd])
-        node = stack.enter_context(SimulatedNode(8))
+        run_id, ranks = start_job(chosen.workers, stack)
         driver = FakeDriver(compile_library(folder), folder / "gpus", h100())
-        driver.add(*(f"gpu {i} pids {pid}" for i, pid in enumerate(node.pids)))
-        sections: dict[str, dict[str, object]] = {
-            "gpu": {"sample_seconds": 1.0},
-            "jobs": {"discover_seconds": 10.0},
-            "detector": {"hold_seconds": 120.0, "recover_seconds": 10.0},
-            "capture": {"pause_seconds": 5.0},
-        }
-        if chosen.without_checks:
-            from hangwatch.checks.framework import registry
-
-            sections |= {f"checks.{name}": {"enabled": False} for name in registry.checks()}
-        daemon = stack.enter_context(RealDaemon(folder / "hw", driver.environ, python=python, **sections))
+        driver.add(*(f"gpu {i} pids {pid}" for i, pid in enumerate(ranks)))
+        settings = _settings(with_checks=not chosen.without_checks)
+        daemon = stack.enter_context(RealDaemon(folder / "hw", driver.environ, python=python, **settings))
+        other = start_beside(beside, driver.environ, folder / "beside.log", stack) if beside else None
         time.sleep(15)  # the start is not measured
-        assert daemon.job_state(node.run_id) == "training", daemon.log
-        measured = [daemon.process.pid, *children(daemon.process.pid)]
-        before = {pid: cpu_seconds(pid) for pid in measured}
-        began, traced, dumpers = time.monotonic(), 0, 0
-        while time.monotonic() - began < chosen.seconds:
-            traced += tracers(list(node.pids))
-            dumpers += sum("py-spy" in _comm(pid) for pid in children(daemon.process.pid))
-            time.sleep(0.05)
+        assert daemon.job_state(run_id) == "training", daemon.log
+        meters = {"hangwatch": Meter(daemon.process.pid)} | ({"beside": Meter(other[0])} if other else {})
+        with scraped(f"http://{daemon.address}/metrics", *(other[1:] if other else ())):
+            began, traced, dumpers = time.monotonic(), 0, 0
+            while time.monotonic() - began < chosen.seconds:
+                traced += tracers(list(ranks))
+                dumpers += sum("py-spy" in _comm(pid) for pid in children(daemon.process.pid))
+                time.sleep(0.5)
         wall = time.monotonic() - began
-        used = sum(cpu_seconds(pid) - before[pid] for pid in measured)
-        memory = {pid: memory_mib(pid) for pid in measured}
+        used = {name: meter.cpu_seconds() for name, meter in meters.items()}
+        memory = {name: meter.memory_mib() for name, meter in meters.items()}
         dumps = sum(value for _, value in daemon.samples("hangwatch_dump_seconds_count"))
-    print(f"{'process':22} {'Pss MiB':>8} {'Rss MiB':>8}")
-    for pid, (pss, rss) in memory.items():
-        print(f"{'daemon' if pid == measured[0] else 'GPU child':22} {pss:8.1f} {rss:8.1f}")
-    total = [sum(column) for column in zip(*memory.values(), strict=True)]
-    print(f"{'together':22} {total[0]:8.1f} {total[1]:8.1f}")
-    print(f"CPU: {used * 60 / wall:.2f} s per minute = {100 * used / wall:.2f} % of one core, over {wall:.0f} s")
-    print(f"beside {chosen.processes} processes; dumps {dumps:.0f}, py-spy processes {dumpers}, traced ranks {traced}")
+    rows = [
+        {
+            "name": name,
+            "processes": chosen.processes,
+            "workers": chosen.workers,
+            "cpu_seconds_per_minute": round(used[name] * 60 / wall, 3),
+            "pss_mib": round(sum(pss for pss, _ in memory[name].values()), 1),
+            "rss_mib": round(sum(rss for _, rss in memory[name].values()), 1),
+            "rss_mib_of_each": [round(rss, 1) for _, rss in memory[name].values()],
+            "cpu_ratio": round(used["hangwatch"] / used[name], 3),
+        }
+        for name in meters
+    ]
+    print(json.dumps(rows, indent=1) if chosen.json else "\n".join(map(_line, rows)))
+    note = f"over {wall:.0f} s; dumps {dumps:.0f}, py-spy processes {dumpers}, traced ranks {traced}"
+    print(note, file=sys.stderr if chosen.json else sys.stdout)
+
+
+def _settings(*, with_checks: bool) -> dict[str, dict[str, object]]:
+    sections: dict[str, dict[str, object]] = {
+        "gpu": {"sample_seconds": 1.0},
+        "jobs": {"discover_seconds": 10.0},
+        "detector": {"hold_seconds": 120.0, "recover_seconds": 10.0},
+        "capture": {"pause_seconds": 5.0},
+    }
+    if not with_checks:
+        from hangwatch.checks.framework import registry
+
+        sections |= {f"checks.{name}": {"enabled": False} for name in registry.checks()}
+    return sections
+
+
+def _line(row: Mapping[str, object]) -> str:
+    each = " + ".join(map(str, row["rss_mib_of_each"]))  # type: ignore[call-overload]
+    seconds = float(row["cpu_seconds_per_minute"])  # type: ignore[arg-type]
+    return (
+        f"{row['name']:10} {seconds:6.2f} s of CPU per minute = {seconds / 0.6:5.2f} % of one core; "
+        f"Pss {row['pss_mib']} MiB, Rss {row['rss_mib']} MiB ({each}); hangwatch is {row['cpu_ratio']} times of it"
+    )
 
 
 def _comm(pid: int) -> str:

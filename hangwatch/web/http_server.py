@@ -26,6 +26,7 @@ from prometheus_client.exposition import choose_encoder
 from hangwatch.config import Http
 from hangwatch.errors import TemporaryError, UserError
 from hangwatch.formats import bounded_read
+from hangwatch.metrics import text_format
 from hangwatch.web.auth import Admission, Rules
 from hangwatch.web.cached_page import Gzipped, Page
 from hangwatch.web.incident_pages import IncidentPages, Incidents
@@ -151,7 +152,7 @@ def _metrics(wanted: str, registry: CollectorRegistry, pool: ThreadPoolExecutor)
     Other parameters in the Accept header are ignored, because each combination would need its own page.
     """
     encoder, kind = choose_encoder(f"{wanted}; version=1.0.0" if wanted else "")
-    return Page(kind, lambda: encoder(registry), pool)
+    return Page(kind, (lambda: encoder(registry)) if wanted else (lambda: text_format.render(registry)), pool)
 
 
 class Prepared(NamedTuple):

@@ -5,20 +5,29 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from hangwatch import metrics
 from hangwatch.config import Detector
 from hangwatch.detector import job_watch
 from hangwatch.detector.power_level import GpuPower
 from hangwatch.detector.watch_parts import Silence
+from hangwatch.metrics import text_format
 from hangwatch.metrics.series import LABEL_LENGTH, sentence_label
 from hangwatch.model import (
     CheckResult,
@@ -83,7 +92,7 @@ def board(**changes: object) -> Board:
 def scrape(board: Board) -> str:
     own = CollectorRegistry()
     own.register(metrics.BoardCollector(board, lambda: NOW, Detector(), lambda: UNIX_NOW))
-    return generate_latest(own).decode()
+    return text_format.render(own).decode()
 
 
 def test_closed_incident_is_no_longer_exported() -> None:
@@ -132,6 +141,27 @@ def test_what_a_rank_does_is_told_with_the_line_of_the_users_code() -> None:
     rows = scrape(board(jobs={job_id: replace(entry, incident=changed)})).splitlines()
     (row,) = (line for line in rows if line.startswith("hangwatch_rank_activity{") and 'rank="7"' in line)
     assert 'does="waits for its loader worker (pid 52001, in read_shard (train.py:18))"' in row
+
+
+@pytest.mark.parametrize("value", [0.0, -1.5, 1e21, float("inf"), float("nan")])
+@pytest.mark.parametrize("label", ["plain", 'a "quoted" \\ path', "two\nlines", "\N{SNOWMAN}"])
+def test_text_of_a_scrape_equals_that_of_the_client_library(value: float, label: str) -> None:
+    families = [CounterMetricFamily("c", label, labels=["b", "a"]), GaugeMetricFamily("g", "text", labels=["b", "a"])]
+    for family in families:
+        family.add_metric([label, "x"], value)
+        family.add_metric(["x", label], 1)
+    info = InfoMetricFamily("i", "text")
+    info.add_metric([], {"b": label, "a": "x"})
+    histogram = HistogramMetricFamily("h", "text", buckets=[("1", 1.0), ("+Inf", value)], sum_value=value)
+    gauge = GaugeMetricFamily("without_labels", "text", value=value)
+
+    class Families(Collector):
+        def collect(self) -> Iterable[Metric]:
+            return [*families, info, histogram, gauge]
+
+    registry = CollectorRegistry()
+    registry.register(Families())
+    assert text_format.render(registry) == generate_latest(registry)
 
 
 @pytest.mark.golden

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence, Set
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from msgspec import structs
 
@@ -133,6 +133,7 @@ def merge_groups(groups: Iterable[Group], world_size: int | None, notes: Iterabl
 
 
 _Identity = tuple[str | None, int | None, int | None, int | None]
+_PartT = TypeVar("_PartT", bound=Value)
 _Stacks = tuple[tuple[bool, str | None, int | None, tuple[Frame, ...]], ...]
 _Places = tuple[tuple[bool, str | None, int | None, tuple[stack_frames.Place, ...]], ...]
 
@@ -160,10 +161,14 @@ def _make_identity(rank: RankId) -> _Identity:
 
 
 class _PlaceCache:
-    """A cache of the places of processes. Most ranks have the same stacks, so each stack is classified only once."""
+    """A cache of the places of processes. Most ranks have the same stacks, so each stack is classified only once.
+
+    It also stores equal parts of ranks once. The verdict then reads less memory.
+    """
 
     def __init__(self, table: activity.Table) -> None:
         self.table = table
+        self._parts: dict[Any, Any] = {}
         self._by_stacks: dict[_Stacks, ProcessPlace] = {}
         self._by_places: dict[_Places, ProcessPlace] = {}
         self._user_frames: dict[tuple[tuple[Frame, ...], int | None], tuple[Frame, ...]] = {}
@@ -186,6 +191,11 @@ class _PlaceCache:
                 place = self._by_places[places] = find_standing(dump.threads, self.table)
             self._by_stacks[stacks] = place
         return place
+
+    def share(self, part: _PartT) -> _PartT:
+        """Return an equal part of an earlier rank; `part` if there is none."""
+        shared: _PartT = self._parts.setdefault(part, part)
+        return shared
 
     def user_frames(self, thread: Thread) -> tuple[Frame, ...]:
         """Return the result of `user_code.user_frames` for a thread. It is cached."""
@@ -273,32 +283,38 @@ def _make_member(
         id=rank.id,
         motion=_find_motion(rank.rounds, standings, measured, memory),
         signature=measured.signature,
-        stack=StackFacts(
-            user_frames=memory.user_frames(answer.dump.threads[telling]) if answer.dump and telling is not None else (),
-            waited_before=any(_is_joining(standing) for standing in standings[:-1] if standing),
-            owns_gil=main.owns_gil if main else None,
-            stay=measured.stay,
-            task=_find_stuck_task(rank.rounds, memory.table),
-            sleep=sleeps.find_sleep(rank, standings),
+        stack=memory.share(
+            StackFacts(
+                user_frames=memory.user_frames(answer.dump.threads[telling])
+                if answer.dump and telling is not None
+                else (),
+                waited_before=any(_is_joining(standing) for standing in standings[:-1] if standing),
+                owns_gil=main.owns_gil if main else None,
+                stay=measured.stay,
+                task=_find_stuck_task(rank.rounds, memory.table),
+                sleep=sleeps.find_sleep(rank, standings),
+            )
         ),
         rounds=len(rank.rounds),
-        kernel=KernelFacts(
-            state=_merge_states(rank.rounds),
-            wchan=answer.dump.wchan if answer.dump else None,
-            silent_mount=rank.silent_mount,
-            waits_for_mount=rank.waits_for_mount,
-            receives=_is_receiving(rank.rounds),
-            rests=kernel_facts.find_rest(rank.rounds),
-            is_held_outside=kernel_facts.is_held_outside(rank, waits),
-            call=rank.kernel_call,
-            worker_call=rank.worker_call,
-            lines=rank.kernel_lines,
+        kernel=memory.share(
+            KernelFacts(
+                state=_merge_states(rank.rounds),
+                wchan=answer.dump.wchan if answer.dump else None,
+                silent_mount=rank.silent_mount,
+                waits_for_mount=rank.waits_for_mount,
+                receives=_is_receiving(rank.rounds),
+                rests=kernel_facts.find_rest(rank.rounds),
+                is_held_outside=kernel_facts.is_held_outside(rank, waits),
+                call=rank.kernel_call,
+                worker_call=rank.worker_call,
+                lines=rank.kernel_lines,
+            )
         ),
         usage=measured.usage,
         waits=_complete_waits(waits, rank, answer.standing),
-        gpu=_gpu_readings(rank),
+        gpu=memory.share(_gpu_readings(rank)),
         waiting=rank.waiting,
-        recorder=recorder,
+        recorder=recorder if recorder.libraries else memory.share(recorder),
         died=rank.died,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from hangwatch.model.dumps import KernelLine, NcclRas, RankId
 from hangwatch.model.flight_records import Library
@@ -257,7 +257,7 @@ class Grouping(Value, frozen=True):
     @property
     def members(self) -> list[Member]:
         """All ranks of all groups."""
-        return [member for group in self.groups for member in group.members]
+        return list(chain.from_iterable(group.members for group in self.groups))
 
     @property
     def is_from_text(self) -> bool:
@@ -277,7 +277,8 @@ class Grouping(Value, frozen=True):
     @property
     def expected_rank_count(self) -> int:
         """Number of ranks that should exist: the world size, or members plus absent ranks if that is larger."""
-        return max(self.world_size or 0, len(self.members) + sum(ranks.stop - ranks.start for ranks in self.absent))
+        members = sum(group.size for group in self.groups)
+        return max(self.world_size or 0, members + sum(ranks.stop - ranks.start for ranks in self.absent))
 
     @property
     def unanswered(self) -> tuple[range, ...]:
@@ -297,7 +298,7 @@ class Grouping(Value, frozen=True):
         return tuple(ranks for ranks in outside if ranks)
 
     def _known(self) -> list[int]:
-        return sorted({member.id.rank for member in self.members if member.id.rank is not None})
+        return sorted(member.id.rank for member in self.members if member.id.rank is not None)
 
     def _is_one_node(self) -> bool:
         members = self.members

@@ -92,8 +92,10 @@ def is_serving(grouping: Grouping) -> bool:
     members = grouping.members
     waits = any(member.waits.server == member.id.pid and _awaits_clients(member) for member in members)
     behind = waits and all(_awaits_clients(one) or one.signature is Signature.BEHIND_GPU for one in members)
-    every = [(group, member) for group in grouping.groups for member in group.members]
-    return behind or (bool(every) and all(_awaits_clients(one) or _waits_for_turn(group, one) for group, one in every))
+    every = ((group, member) for group in grouping.groups for member in group.members)
+    return behind or (
+        bool(members) and all(_awaits_clients(one) or _waits_for_turn(group, one) for group, one in every)
+    )
 
 
 def has_no_task(grouping: Grouping) -> bool:
@@ -103,8 +105,8 @@ def has_no_task(grouping: Grouping) -> bool:
     tasks, and no other thread is in a task. Measured too: it waits, its GPU and CPU are idle, and it uses no connection
     to another rank.
     """
-    every = [(group, member) for group in grouping.groups for member in group.members]
-    return bool(every) and all(_rests(member) and _takes_tasks(group) for group, member in every)
+    every = ((group, member) for group in grouping.groups for member in group.members)
+    return bool(grouping.members) and all(_rests(member) and _takes_tasks(group) for group, member in every)
 
 
 def _takes_tasks(group: Group) -> bool:

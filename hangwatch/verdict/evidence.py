@@ -162,11 +162,12 @@ def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> Iterato
     `everybody` are all ranks of the job. A peer among them is shown by its rank.
     """
     by_node: dict[str | None, dict[int, RankId]] = {}
-    nodes = {member.id.node for member in members}
-    for member in everybody:
+    in_call = [member for member in members if member.kernel.call is not None]
+    nodes = {member.id.node for member in in_call}
+    for member in everybody if in_call else ():
         if member.id.node in nodes and member.id.pid is not None:
             by_node.setdefault(member.id.node, {})[member.id.pid] = member.id
-    for member in members:
+    for member in in_call:
         ranks = by_node.get(member.id.node, {})
         if call := clauses.describe_call(member, ranks):
             wchan = f"wchan {member.kernel.wchan}" if member.kernel.wchan else None

@@ -155,8 +155,12 @@ def _find_suspects(verdict: Verdict, grouping: Grouping) -> list[tuple[Group, Me
     if not ranks:
         return []
     keys, numbers = {rank.sort_key() for rank in ranks}, {rank.rank for rank in ranks}
-    every = ((group, member) for group in grouping.groups for member in group.members)
-    return [(group, member) for group, member in every if member.id.rank in numbers and member.id.sort_key() in keys]
+    return [
+        (group, member)
+        for group in grouping.groups
+        for member in group.members
+        if member.id.rank in numbers and member.id.sort_key() in keys
+    ]
 
 
 # --- wait -------------------------------------------------------------------------------------------------------------

@@ -216,7 +216,7 @@ def build_scene(grouping: Grouping, ranks_here: int | None) -> Scene:
     held = tuple(keep_groups(shut, lambda member: member.kernel.waits_for_mount))
     is_part = ranks_here is not None and ranks_here < grouping.expected_rank_count
     members = [member for group in stacked for member in group.members]
-    moving = sum(member.motion is Motion.MOVING for member in members)
+    moving = [member.motion for member in members].count(Motion.MOVING)
     is_moving = moving * 2 > len(members)
     health = "Moving" if is_moving else find_idle_kind(grouping)
     return Scene(
@@ -427,7 +427,7 @@ def keep_members(group: Group, wanted: Callable[[Member], bool]) -> Group | None
 
     The frames of the returned group have the line numbers of its first member.
     """
-    members = tuple(member for member in group.members if wanted(member))
+    members = tuple(filter(wanted, group.members))
     if not members:
         return None
     is_same = members[0] is group.members[0]
@@ -444,4 +444,5 @@ def keep_groups(groups: Iterable[Group], wanted: Callable[[Member], bool]) -> li
 def remove_suspects(suspects: Sequence[Group], groups: Sequence[Group]) -> tuple[Group, ...]:
     """Return the groups without the ranks in `suspects`."""
     suspected = {member.id for group in suspects for member in group.members}
-    return tuple(keep_groups(groups, lambda member: member.id not in suspected))
+    numbers = {rank.rank for rank in suspected}
+    return tuple(keep_groups(groups, lambda one: one.id.rank not in numbers or one.id not in suspected))

@@ -124,9 +124,11 @@ def whole_nodes(named: Sequence[Member], grouping: Grouping) -> str:
     A node with a single rank gives no hint.
     """
     odd = Counter(member.id.node for member in named)
+    if None in odd or min(odd.values(), default=0) < 2:
+        return ""
     ranks = Counter(member.id.node for member in grouping.members)
     nodes = sorted(words.printable(node) for node in odd if node is not None)
-    if len(nodes) < len(odd) or len(odd) == len(ranks) or any(odd[node] < max(2, ranks[node]) for node in odd):
+    if len(odd) == len(ranks) or any(odd[node] < ranks[node] for node in odd):
         return ""
     if len(nodes) > _SHOWN:
         return f" These are all ranks of {words.count(len(nodes), 'node')}: check the nodes."

@@ -1,14 +1,21 @@
-"""Time and memory of grouping, merging and judging, for 8 to 100,000 ranks.
+"""CPU time and memory of grouping, merging, judging and reporting, for 8 to 100,000 ranks.
 
-usage: python benchmarks/grouping.py [--ranks N ...]
+usage: python benchmarks/grouping.py [--json] [--ranks N ...]
 
 Each size runs in separate processes. A rank has a main thread of 16 frames and two other threads. One rank in 1024
 is in its data loader, the others wait in four collectives. Equal frames are one object, as from the parsers of
 text; threads, dumps and ranks are separate objects.
 
-"group" groups all ranks at once. "merge" merges the groups of nodes of 8 ranks. "judge" is the verdict. "peak" is
-the memory of the whole process with all dumps. "explain" reads the same stacks as py-spy text with prefixes (35
-lines per rank), then groups and judges them; its "peak" is the memory of a separate process.
+"group" groups all ranks at once. "judge" is the verdict, with the recommended action and the fingerprint. "merge"
+decodes and merges the groups of nodes of 8 ranks, as `hangwatch dump --nodes` does. "text" and "html" are the
+reports. "peak" is the memory of the whole process with all dumps. "explain" reads the same stacks as py-spy text with
+prefixes (35 lines per rank), then groups and judges them; its "peak" is the memory of a separate process. Times are
+CPU seconds, the best of three turns; "explain" has one turn. Each step runs once on 8 ranks first: rules are compiled
+then.
+
+The last row has the slopes in the log-log plot of time over ranks, by least squares over all sizes from 1,024 ranks:
+1 is linear, 2 quadratic. With --json, the rows are a list of objects: of each step and size the "cpu_seconds", and of
+each step the "slope".
 """
 
 from __future__ import annotations
@@ -20,18 +27,41 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
+from math import log
+from pathlib import Path
+from statistics import linear_regression
+from typing import TypeVar
 
-from hangwatch import config
+import msgspec
+
+from hangwatch import __version__, config
 from hangwatch.explain import traces
-from hangwatch.fleet import merge
-from hangwatch.model import Frame, ProcessDump, RankDump, RankId, Thread
+from hangwatch.fleet import sighting
+from hangwatch.fleet.merge import SightingCollector
+from hangwatch.model import (
+    INCIDENT_VERSION,
+    Frame,
+    Grouping,
+    Job,
+    ProcessDump,
+    ProcessId,
+    Rank,
+    RankDump,
+    RankId,
+    Thread,
+)
+from hangwatch.report import html
+from hangwatch.report import text as report_text
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge
 
-SIZES = (8, 512, 16_384, 100_000)
+SIZES = (8, 512, 1_024, 4_096, 16_384, 100_000)
+FEWEST_OF_SLOPE = 1_024
+TURNS = 3
+STEPS = ("group", "judge", "merge", "text", "html", "explain")
 RANKS_PER_NODE = 8
 OUTER = [f"layer_{number} (mine/model_{number % 3}.py:{100 + number})" for number in range(10)]
 C10D = "torch/distributed/distributed_c10d.py"
@@ -89,32 +119,82 @@ def text(ranks: int) -> Iterator[str]:
                 yield f"{prefix}    {line}\n"
 
 
+T = TypeVar("T")
+
+
+def best_of(turns: int, step: Callable[[], T]) -> tuple[T, float]:
+    """Return the result of a step, and the CPU seconds of its fastest turn."""
+    seconds = []
+    for _ in range(turns):
+        gc.collect()
+        began = time.process_time()
+        result = step()
+        seconds.append(time.process_time() - began)
+    return result, min(seconds)
+
+
 def measure(size: int) -> dict[str, float]:
     dumps = [rank_dump(rank) for rank in range(size)]
-    table = activity.load()
-    gc.collect()
-    began = time.perf_counter()
-    grouping = group_ranks(dumps, table, config.Capture(), size)
-    grouped = time.perf_counter()
-    verdict = judge.judge(grouping)
-    judged = time.perf_counter()
-    peak = peak_megabytes()
+    table, took = activity.load(), {}
+    grouping, took["group"] = best_of(TURNS, lambda: group_ranks(dumps, table, config.Capture(), size))
+    verdict, took["judge"] = best_of(TURNS, lambda: judge.judge(grouping))
+    took["peak"] = peak_megabytes()
     assert [rank.rank for rank in verdict.named] == late(size), verdict.message
     firsts = range(0, size, RANKS_PER_NODE)
-    nodes = [group_ranks(dumps[first : first + RANKS_PER_NODE], table, config.Capture()) for first in firsts]
-    merging = time.perf_counter()
-    merged = merge.merge_all(nodes)
-    merge_seconds = time.perf_counter() - merging
+    replies = [reply(dumps[first : first + RANKS_PER_NODE], table, size) for first in firsts]
+    merged, took["merge"] = best_of(TURNS, lambda: merge_replies(replies))
     assert merged.groups == grouping.groups
-    return {"group": grouped - began, "judge": judged - grouped, "peak": peak, "merge": merge_seconds}
+    _, took["text"] = best_of(TURNS, lambda: report_text.render_verdict(grouping, verdict))
+    _, took["html"] = best_of(TURNS, lambda: html.render_grouping(grouping, verdict))
+    return took
+
+
+def reply(dumps: Sequence[RankDump], table: activity.Table, world_size: int) -> bytes:
+    """Return the reply of one node to `hangwatch dump --nodes`."""
+    node = dumps[0].id.node or ""
+    job = Job(
+        job_id="big",
+        job_key="0123456789abcdef",
+        owner="uid 1000",
+        launcher="torchrun",
+        launcher_id=ProcessId(pid=999, start_ticks=1),
+        ranks=tuple(
+            Rank(id=ProcessId(pid=dump.id.pid or 0, start_ticks=2), rank=dump.id.rank, local_rank=dump.id.local_rank)
+            for dump in dumps
+        ),
+        world_size=world_size,
+        command="python train.py",
+    )
+    grouping = group_ranks(dumps, table, config.Capture(), world_size)
+    found = sighting.Sighting(node=node, job=job, opened_unix_seconds=0.0, grouping=grouping)
+    return msgspec.json.encode(
+        sighting.GroupedDump(
+            schema_version=INCIDENT_VERSION,
+            hangwatch_version=__version__,
+            node=node,
+            printed_unix_seconds=0.0,
+            jobs=(found,),
+        )
+    )
+
+
+def merge_replies(replies: Iterable[bytes]) -> Grouping:
+    collector = SightingCollector()
+    for content in replies:
+        for job in sighting.parse(Path("reply"), content).jobs:
+            collector.add(job)
+    return collector.merge_jobs(collector.jobs)
 
 
 def explain(size: int) -> dict[str, float]:
-    began = time.perf_counter()
-    found = traces.collect([("stdin", text(size))])
-    grouping = group_ranks(found.ranks, activity.load(), config.Capture(), found.world_size)
-    assert [rank.rank for rank in judge.judge(grouping).named] == late(size)
-    return {"explain": time.perf_counter() - began, "explain_peak": peak_megabytes()}
+    def group_and_judge() -> list[int | None]:
+        found = traces.collect([("stdin", text(size))])
+        grouping = group_ranks(found.ranks, activity.load(), config.Capture(), found.world_size)
+        return [rank.rank for rank in judge.judge(grouping).named]
+
+    named, seconds = best_of(1, group_and_judge)
+    assert named == late(size)
+    return {"explain": seconds, "explain_peak": peak_megabytes()}
 
 
 def late(size: int) -> list[int]:
@@ -128,22 +208,45 @@ def peak_megabytes() -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=list(SIZES))
+    parser.add_argument("--json", action="store_true", help="print a JSON list instead of a table")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         work = {"measure": measure, "explain": explain}[options.one[0]]
+        work(RANKS_PER_NODE)
         print(json.dumps(work(int(options.one[1]))))
         return
-    print("| ranks | group s | judge s | both, µs per rank | peak MB | merge s | explain s | peak MB |")
-    print("|---:|---:|---:|---:|---:|---:|---:|---:|")
-    for size in options.ranks:
-        one = {**run_separately("measure", size), **run_separately("explain", size)}
-        each = 1e6 * (one["group"] + one["judge"]) / size
-        print(
-            f"| {size:,} | {one['group']:.3f} | {one['judge']:.3f} | {each:.0f} | {one['peak']:.0f} "
-            f"| {one['merge']:.3f} | {one['explain']:.2f} | {one['explain_peak']:.0f} |",
-            flush=True,
-        )
+    took = {size: {**run_separately("measure", size), **run_separately("explain", size)} for size in options.ranks}
+    slopes = {step: slope([(size, seconds[step]) for size, seconds in took.items()]) for step in STEPS}
+    if options.json:
+        rows = [
+            {"step": step, "ranks": size, "cpu_seconds": round(seconds[step], 6)}
+            for size, seconds in took.items()
+            for step in STEPS
+        ]
+        known = ({"step": step, "slope": round(value, 3)} for step, value in slopes.items() if value is not None)
+        print(json.dumps([*rows, *known], indent=1))
+    else:
+        print(table(took, slopes))
+
+
+def slope(points: Sequence[tuple[int, float]]) -> float | None:
+    """Return the slope of seconds over ranks in the log-log plot. None with fewer than two large sizes."""
+    large = [(log(size), log(seconds)) for size, seconds in points if size >= FEWEST_OF_SLOPE]
+    return linear_regression(*zip(*large, strict=True)).slope if len(large) > 1 else None
+
+
+def table(took: dict[int, dict[str, float]], slopes: dict[str, float | None]) -> str:
+    lines = [
+        f"| ranks | {' | '.join(f'{step} s' for step in STEPS)} | group + judge, µs per rank | peak MB | explain MB |",
+        f"|---:|{'---:|' * (len(STEPS) + 3)}",
+    ]
+    for size, seconds in took.items():
+        each = 1e6 * (seconds["group"] + seconds["judge"]) / size
+        times = " | ".join(f"{seconds[step]:.4f}" for step in STEPS)
+        lines.append(f"| {size:,} | {times} | {each:.0f} | {seconds['peak']:.0f} | {seconds['explain_peak']:.0f} |")
+    shown = ("-" if slopes[step] is None else f"{slopes[step]:.2f}" for step in STEPS)
+    return "\n".join((*lines, f"| slope | {' | '.join(shown)} | | | |"))
 
 
 def run_separately(work: str, size: int) -> dict[str, float]:

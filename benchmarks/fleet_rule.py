@@ -49,7 +49,7 @@ GROUP = "hangwatch-jobs"
 SCRAPE_SECONDS = 120.0
 START_SECONDS = 300.0
 MOST_SECONDS = 180.0  # the second scrape ends without samples 240 s after the begin of the first
-WINDOW = 3  # evaluations; one of the groups at 15 s falls into each window
+WINDOW = 6  # evaluations: all groups are evaluated in 30 s
 SLOPE_FROM_RANKS = 1024
 
 
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("rules", type=Path, nargs="+")
     parser.add_argument("--ranks", type=int, nargs="+", default=[16384])
     parser.add_argument("--nodes-of", type=int, default=8)
-    parser.add_argument("--windows", type=int, default=4, help=f"of {WINDOW} evaluations each")
+    parser.add_argument("--windows", type=int, default=3, help=f"of {WINDOW} evaluations each")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     costs: dict[Path, dict[int, float]] = {path: {} for path in asked.rules}

@@ -8,6 +8,7 @@ import logging
 import os
 import shlex
 import signal
+import socket
 import sys
 import threading
 import time
@@ -25,7 +26,6 @@ from hangwatch.cli.usage_errors import InputError, MachineError
 if TYPE_CHECKING:
     from hangwatch.checks.framework.contract import Settings as CheckSettings
 
-SIGNAL_SECONDS = 0.2  # longest time until a signal is handled
 STOP_SECONDS = 8.0  # longest time for an orderly stop; up to 5 s of it are for writing incidents
 
 log = logging.getLogger("hangwatch")
@@ -77,6 +77,10 @@ def run(config_path: Path | None) -> None:
     gpus = make_sampler(sample_seconds=settings.gpu.sample_seconds, deadline_seconds=settings.gpu.deadline_seconds)
     notifier = Notifier.from_environ(os.environ)
     daemon = Daemon(settings, gpus, notifier=notifier, check_settings=check_settings)
+    # The kernel may deliver a signal to another thread. That does not wake this thread, which runs the handler.
+    signals, wakeup = socket.socketpair()
+    wakeup.setblocking(False)
+    signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: daemon.ask_to_stop())
     log.info("started with the configuration %s", source)
@@ -85,9 +89,8 @@ def run(config_path: Path | None) -> None:
     try:
         daemon.start()
         daemon_heap.trim()  # return the memory that the imports needed
-        # The kernel may deliver a signal to another thread. That does not wake this thread, which runs the handler.
-        while not daemon.wait(SIGNAL_SECONDS):
-            pass
+        while not daemon.wait(0.0):
+            signals.recv(1)
     except OSError as error:
         daemon.stop()
         raise MachineError(f"the daemon cannot run now: {error}") from error

@@ -137,13 +137,14 @@ class Child:
         StoppedError once `stop` is set.
         """
         polls, asleep = 0, 0
+        longest_pause = math.inf if stop is None else _STOP_POLL_SECONDS
         while self._open:
             if stop is not None and stop.is_set():
                 raise StoppedError
             remaining = end - time.monotonic()
             if remaining < -starvation.seconds - KILL_SECONDS:  # a child that keeps printing single bytes
                 raise TimeoutError
-            pause = min(remaining, _STOP_POLL_SECONDS) if remaining > 0 else _STARVED_POLL_SECONDS * (polls > 0)
+            pause = min(remaining, longest_pause) if remaining > 0 else _STARVED_POLL_SECONDS * (polls > 0)
             ready = [descriptor for descriptor, _ in self._poll.poll(pause * 1000)]
             parts = self._take(ready)
             if any(parts):

@@ -6,8 +6,10 @@ Each command and its counterpart run in turn, so that other load on the machine 
 ratio of their median CPU times (user and system, with children) and the ratio of their median wall clock times. All
 modules are compiled first, as pip does. `--python` runs the Python of another installation, as on a node.
 
-The start of a command is compared with an empty Python. `hangwatch dump` of a job of real processes is compared
-with one `py-spy dump --nonblocking --json` for each of these processes, one after the other. A dump of one process
+The start of a command is compared with an empty Python. `hangwatch dump --rounds 1` of a job of real processes is
+compared with one `py-spy dump --nonblocking --json` for each of these processes, one after the other; without
+`--rounds`, hangwatch dumps these ranks twice, since none waits for others. `hangwatch check` runs beside the same job,
+and has no counterpart. A dump of one process
 shows the fixed cost, which does not depend on the number of processes.
 """
 
@@ -151,9 +153,15 @@ def measure(python: Path, ranks: int, workers: int, rounds: int) -> None:
                 for pid in processes:
                     quietly(pyspy.find(), "dump", "--nonblocking", "--json", "--pid", pid)()
 
-            return quietly(hangwatch, "dump", *(word for pid in ranks for word in ("--pid", pid))), plain
+            return quietly(
+                hangwatch, "dump", "--rounds", "1", *(word for pid in ranks for word in ("--pid", pid))
+            ), plain
 
-        one, plain_one, every, plain_every = run_in_turns((*both(alone, alone), *both(seats, pids)), rounds)
+        one, plain_one, every, plain_every, checks = run_in_turns(
+            (*both(alone, alone), *both(seats, pids), quietly(hangwatch, "check")), rounds
+        )
+        seconds = statistics.median(cost.cpu_seconds for cost in checks)
+        print(f"{f'hangwatch check, beside {len(pids)} processes':54} {seconds:7.3f} s")
         show("hangwatch dump, py-spy on the same process", one, plain_one)
         show(f"hangwatch dump, py-spy on the same {len(pids)} processes", every, plain_every)
         more = len(pids) - len(alone)

@@ -79,7 +79,7 @@ long-soak:
 	$(BIN)/python -m tests.soak.hostile_neighbour --minutes 10
 	$(BIN)/python -m tests.soak.virtual_ticks
 	$(BIN)/python -m tests.soak.captures
-	$(BIN)/python -m tests.soak.half_hour
+	unshare --pid --fork --kill-child --mount-proc $(BIN)/python -m tests.soak.half_hour
 
 long-fuzz:
 	$(BIN)/python -m tests.fuzz_recorder --count 100000

@@ -5,7 +5,8 @@ usage: python -m tests.soak.half_hour [--minutes 30]
 One job after the other starts, trains, hangs at a lock until the daemon pages, and ends. After each job the command
 reads the daemon: memory (Pss of all its processes), threads, descriptors, and series of a scrape. The first third of
 the time fills the bounded tables. The median of the last third must be within 5 % of that of the middle third, or
-one higher. The command exits with 1 if not.
+one higher. The command exits with 1 if not. The daemon monitors all jobs that it sees, so other jobs on the machine
+would count: run it in a pid namespace of its own, as `make long PART=soak` does.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ PARTS := frameworks verdicts latency stragglers soak fuzz faults
 LATENCY := tests/integration/test_progress_daemon.py
 STRAGGLERS := tests/unit/test_arrival.py tests/integration/test_arrivals.py
 
-.PHONY: first-hour demo man quick test long long-frameworks long-verdicts long-latency long-stragglers long-soak long-fuzz long-faults bench mutations robustness check golden scenarios screenshots fmt dist image chart deb release-check docs clean
+.PHONY: first-hour demo man quick test long long-frameworks long-verdicts long-latency long-stragglers long-soak long-fuzz long-faults bench hangbench mutations robustness check golden scenarios screenshots fmt dist image chart deb release-check docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hangwatch demo
@@ -95,6 +95,13 @@ bench: $(VENV)/.test
 # Removes the guard of each row of tests/faults/faults.toml in turn, in a copy of the tree: its test must fail.
 long-faults:
 	$(BIN)/python -m tests.faults
+
+# Cases of hangs that any tool can be scored with, and the scores of some tools. See benchmarks/hangbench/README.md.
+hangbench: $(VENV)/.test
+	rm -rf build/hangbench
+	$(BIN)/python benchmarks/hangbench/write_cases.py build/hangbench
+	for tool in hangwatch smallest-group lowest-number torchfrtrace utilisation power; do echo "$$tool"; \
+	  $(BIN)/python benchmarks/hangbench/score.py build/hangbench $(BIN)/python benchmarks/hangbench/baselines.py $$tool || exit; done
 
 mutations: $(VENV)/.test
 	$(BIN)/python -m tests.mutations $(MUTATIONS_ARGS)

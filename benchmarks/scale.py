@@ -1,0 +1,87 @@
+"""CPU time over the number of ranks: grouping, verdict, merge, report and the rules of Prometheus, with their slopes.
+
+    .venv/bin/python benchmarks/scale.py [--without-rules] [--write]
+
+Runs `benchmarks/grouping.py` and `benchmarks/fleet_rule.py`. The slope is that of CPU time over ranks, both as
+logarithms, by least squares from 1,024 ranks on: 1 is linear, 2 is quadratic. The command ends with 1 if a slope is
+above 1.1, or if grouping and verdict or the rules take longer than their goals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import results  # noqa: E402
+
+RULES = "deploy/prometheus/hangwatch.rules.yaml"
+SLOPE = 1.1
+GOALS_SECONDS = {("group and verdict", 16_384): 0.35, ("group and verdict", 100_000): 2.5, ("rules", 16_384): 1.5}
+NAMES = {RULES: "rules", "judge": "verdict"}
+
+Row = dict[str, Any]
+
+
+def measure(*command: str) -> list[Row]:
+    """Return the rows that a benchmark prints as JSON."""
+    done = subprocess.run([sys.executable, *command], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    rows: list[Row] = json.loads(done.stdout)
+    return rows
+
+
+def find_failures(seconds: Mapping[str, Mapping[int, float]], slopes: Mapping[str, float]) -> Iterable[str]:
+    """Yield a line for each goal that is missed."""
+    for (step, ranks), goal in GOALS_SECONDS.items():
+        taken = seconds.get(step, {}).get(ranks)
+        if taken is not None and taken > goal:
+            yield f"{step}, {ranks:,} ranks: {taken:.2f} s of CPU, the goal is {goal:g} s"
+    for step, slope in slopes.items():
+        if slope > SLOPE:
+            yield f"{step}: slope {slope:.2f}, the goal is {SLOPE:g}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--without-rules", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    rows = measure("benchmarks/grouping.py", "--json")
+    if not options.without_rules:
+        rows += measure("benchmarks/fleet_rule.py", "--json", "--ranks", "1024", "16384", "--", RULES)
+    seconds: dict[str, dict[int, float]] = {}
+    slopes: dict[str, float] = {}
+    for row in rows:
+        step = NAMES.get(row["step"], row["step"])
+        if "cpu_seconds" in row:
+            seconds.setdefault(step, {})[row["ranks"]] = row["cpu_seconds"]
+        if row.get("slope") is not None:
+            slopes[step] = row["slope"]
+    both = zip(seconds["group"].items(), seconds["verdict"].values(), strict=True)
+    seconds = {"group and verdict": {size: group + verdict for (size, group), verdict in both}} | seconds
+    ranks = sorted({size for by_size in seconds.values() for size in by_size})
+    cells = (
+        (
+            step,
+            *(f"{by_size[size]:.3g}" if size in by_size else "" for size in ranks),
+            f"{slopes[step]:.2f}" if step in slopes else "",
+        )
+        for step, by_size in seconds.items()
+    )
+    table = results.Table(("CPU seconds", *(f"{size:,} ranks" for size in ranks), "slope"), tuple(cells))
+    figures = {f"{step}, {size}": seconds[step][size] for step, size in GOALS_SECONDS if size in seconds.get(step, {})}
+    results.report("scale", [table], figures, is_kept=options.write)
+    failures = list(find_failures(seconds, slopes))
+    print("\n".join(failures), file=sys.stderr)
+    return int(bool(failures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

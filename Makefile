@@ -87,9 +87,13 @@ long-fuzz:
 	$(BIN)/python -m tests.fuzz_parsers
 
 # Renews docs/benchmarks.md and the figures of the README, in a quarter of an hour on two cores that do nothing else.
-bench: $(VENV)/.test
+bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/detection.py --write
 	$(BIN)/python benchmarks/culprit.py --write
+	$(BIN)/python benchmarks/dump.py --write
+	$(BIN)/python benchmarks/node_cost.py --beside $(VENV)/nvitop/bin/nvitop-exporter --write
+	$(BIN)/python benchmarks/scale.py --write
+	$(BIN)/python -m benchmarks.plots
 	git diff --stat -- docs README.md
 
 # Removes the guard of each row of tests/faults/faults.toml in turn, in a copy of the tree: its test must fail.
@@ -197,6 +201,8 @@ $(VENV)/.docs: $(VENV)/.installed
 
 $(VENV)/.bench: $(VENV)/.test
 	$(PIP) install --editable '.[bench]'
+	$(PYTHON) -m venv $(VENV)/nvitop
+	$(VENV)/nvitop/bin/python -m pip --disable-pip-version-check --quiet install 'nvitop-exporter>=1.7,<2'
 	touch $@
 
 $(VENV)/.release: $(VENV)/.installed

@@ -323,13 +323,17 @@ def _comparison(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, ...]]:
 
 
 def _by_kind(outcomes: Sequence[Outcome], truth: str) -> Iterator[tuple[str, ...]]:
-    kinds = dict.fromkeys(one.kind for one in outcomes if one.truth == truth)
-    for kind in kinds:
+    """Yield a row for the kinds with the same seconds: kinds, pages, seconds to verdict and page, longest."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for kind in dict.fromkeys(one.kind for one in outcomes if one.truth == truth):
         same = [one for one in outcomes if one.kind == kind and one.truth == truth]
         paged = [one.paged for one in same if one.paged is not None]
-        counted = [one for one in same if one.has_counters]
-        verdict = _median(one.suspected for one in counted)
-        yield kind, f"{len(paged)} of {len(same)}", verdict, _median(paged), f"{max(paged, default=0.0):.0f}"
+        verdict = _median(one.suspected for one in same if one.has_counters)
+        alike.setdefault((verdict, _median(paged), f"{max(paged, default=0.0):.0f}"), []).append(kind)
+    for seconds, kinds in alike.items():
+        same = [one for one in outcomes if one.kind in kinds and one.truth == truth]
+        paged_count = sum(one.paged is not None for one in same)
+        yield ", ".join(kinds), f"{paged_count} of {len(same)}", *seconds
 
 
 def _report(outcomes: Sequence[Outcome]) -> tuple[results.Table, ...]:

@@ -1,6 +1,6 @@
 """Cost of the progress counters: CPU of the daemon's readers, and steps of a job per second, with and without them.
 
-    .venv/bin/python benchmarks/overhead.py [--ranks 8 64] [--turns 6] [--seconds 20]
+    .venv/bin/python benchmarks/overhead.py [--ranks 8 64] [--turns 6] [--seconds 20] [--json]
 
 Real processes enqueue collectives over gloo in eight groups, each in a world of its own. In turns of equal length the
 counters are read once a second, as the daemon does, or not at all. CPU seconds are those of the reading process and of
@@ -10,6 +10,7 @@ its child. Resolution: the spread of the steps per second between turns of the s
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import statistics
@@ -76,7 +77,7 @@ def record(snapshot: Snapshot, counters: Mapping[ProcessId, ProgressCounter | Fa
     )[0]
 
 
-def measure(ranks: list[ProcessId], turns: int, seconds: float) -> None:
+def measure(ranks: list[ProcessId], turns: int, seconds: float) -> dict[str, float]:
     counters, pids = ProgressCounters(), [rank.pid for rank in ranks]
     counters.follow(dict.fromkeys(ranks, "uid 0"))
     for _ in range(20):
@@ -102,10 +103,14 @@ def measure(ranks: list[ProcessId], turns: int, seconds: float) -> None:
         per_second[is_on].append((after - before) / (time.monotonic() - began) / len(ranks) / GROUPS)
     on, off = (statistics.mean(per_second[is_on]) for is_on in (True, False))
     spread = max(statistics.stdev(values) for values in per_second.values()) / off
-    print(
-        f"{len(ranks):3} ranks: {100 * statistics.mean(cpu):.3f} % of a core; steps per second and rank: {on:.2f} with,"
-        f" {off:.2f} without ({100 * (on / off - 1):+.2f} %; resolution {100 * spread:.2f} %)"
-    )
+    return {
+        "ranks": len(ranks),
+        "core_percent": round(100 * statistics.mean(cpu), 3),
+        "steps_with": round(on, 2),
+        "steps_without": round(off, 2),
+        "change_percent": round(100 * (on / off - 1), 2),
+        "resolution_percent": round(100 * spread, 2),
+    }
 
 
 def main() -> None:
@@ -114,7 +119,9 @@ def main() -> None:
     options.add_argument("--turns", type=int, default=6)
     options.add_argument("--seconds", type=float, default=20.0)
     options.add_argument("--pause", type=float, default=0.5, help="seconds between two steps of a rank")
+    options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
+    rows = []
     for count in chosen.ranks:
         command = [sys.executable, "-c", JOB, str(chosen.pause)]
         environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
@@ -123,11 +130,17 @@ def main() -> None:
             for process in started:
                 assert process.stdout is not None and process.stdout.readline() == b"ready\n"
             states = [procfs.read_state(process.pid) for process in started]
-            measure([state[0] for state in states if state is not None], chosen.turns, chosen.seconds)
+            rows.append(measure([state[0] for state in states if state is not None], chosen.turns, chosen.seconds))
         finally:
             for process in started:
                 process.kill()
                 process.wait()
+    if chosen.json:
+        print(json.dumps(rows))
+    for row in () if chosen.json else rows:
+        print(f"{row['ranks']:3} ranks: {row['core_percent']} % of a core", end="; ")
+        print(f"steps per second and rank: {row['steps_with']} with, {row['steps_without']} without", end=" ")
+        print(f"({row['change_percent']:+} %; resolution {row['resolution_percent']} %)")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,74 @@
+"""Cost of hangwatch on a node with healthy jobs, beside nvitop-exporter, and its effect on a training loop.
+
+    .venv/bin/python benchmarks/node_cost.py --beside PATH/nvitop-exporter [--seconds 60] [--write]
+
+Runs `benchmarks/daemon_cost.py` for both exporters at once, on the same fake driver, with a job of 8 ranks and 64
+loader workers, and among 2,000 processes. Then `benchmarks/overhead.py` runs a training loop with and without hangwatch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import results  # noqa: E402
+from benchmarks.scale import Row, measure  # noqa: E402
+
+NODES = (
+    ("8 ranks, 64 loader workers", ("--workers", "64", "--processes", "0")),
+    ("8 ranks, 2,000 processes", ("--processes", "2000")),
+)
+COLUMNS = ("node", "CPU seconds a minute", "nvitop-exporter", "ratio", "Rss MiB", "nvitop-exporter")
+LOOP = ("ranks in a training loop", "steps per second with", "without", "change", "resolution", "% of a core")
+
+
+def describe(name: str, rows: list[Row]) -> tuple[str, ...]:
+    """Return a row of the table: hangwatch and the other exporter on one node."""
+    ours, other = rows
+    return (
+        name,
+        f"{ours['cpu_seconds_per_minute']:.2f}",
+        f"{other['cpu_seconds_per_minute']:.2f}",
+        f"{other['cpu_ratio']:.2f}",
+        f"{ours['rss_mib']:.0f}",
+        f"{other['rss_mib']:.0f}",
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--beside", required=True, help="path of nvitop-exporter, in an environment of its own")
+    parser.add_argument("--seconds", default="60")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    command = ("benchmarks/daemon_cost.py", "--json", "--seconds", options.seconds, "--beside", options.beside)
+    nodes = {name: measure(*command, *arguments) for name, arguments in NODES}
+    loops = measure("benchmarks/overhead.py", "--json", "--ranks", "8", "--turns", "3", "--seconds", "10")
+    figures = {f"CPU ratio, {name}": rows[1]["cpu_ratio"] for name, rows in nodes.items()}
+    figures |= {f"Rss MiB, {name}": rows[0]["rss_mib"] for name, rows in nodes.items()}
+    loop_rows = (
+        (
+            str(row["ranks"]),
+            f"{row['steps_with']:.2f}",
+            f"{row['steps_without']:.2f}",
+            f"{row['change_percent']:+.2f} %",
+            f"{row['resolution_percent']:.2f} %",
+            f"{row['core_percent']:.3f}",
+        )
+        for row in loops
+    )
+    tables = (
+        results.Table(COLUMNS, tuple(describe(name, rows) for name, rows in nodes.items())),
+        results.Table(LOOP, tuple(loop_rows)),
+    )
+    results.report(
+        "overhead", tables, figures, command="benchmarks/node_cost.py --beside nvitop-exporter", is_kept=options.write
+    )
+
+
+if __name__ == "__main__":
+    main()

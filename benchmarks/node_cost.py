@@ -3,7 +3,8 @@
     .venv/bin/python benchmarks/node_cost.py --beside PATH/nvitop-exporter [--seconds 60] [--write]
 
 Runs `benchmarks/daemon_cost.py` for both exporters at once, on the same fake driver, with a job of 8 ranks and 64
-loader workers, and among 2,000 processes. Then `benchmarks/overhead.py` runs a training loop with and without hangwatch.
+loader workers, and among 2,000 processes. Then `benchmarks/overhead.py` runs a training loop with hangwatch and
+without it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Write the cases of hangbench: write_cases.py FOLDER.
 
 The stacks are those of tests/data/hangs.toml. Some of these cases have measurements, too, for example the state of a
-process or the use of a GPU. Text has none of them, so these cases are a kind of their own: `stacks-alone`. The recorder
-dumps are drawn: jobs in which one rank or two are in their own code, skip a collective, or in which all have joined.
-The traces are runs of benchmarks/detection.py.
+process, the use of a GPU, or which frames are of libraries. Text has none of them, so these cases are a kind of their
+own: `stacks-alone`. The recorder dumps are drawn: jobs in which one rank or two are in their own code, skip a
+collective, or in which all have joined. The traces are runs of benchmarks/detection.py.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.unit.test_flight_dump_analysis import OWN, TIME_OUT_SECONDS, WORLD, r
 
 RECORDER_CASES, TRACES = 60, 40
 RECORDER_RANKS = 4
-IN_TEXT = {"ranks", "frames", "threads", "gil", "installed", "workers", "node"}
+IN_TEXT = {"ranks", "frames", "threads", "gil", "workers", "node"}
 """The keys of hangs.toml that a text of py-spy has, too."""
 
 

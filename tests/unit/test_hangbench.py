@@ -34,10 +34,10 @@ def test_wrong_name_costs_more_than_silence(guilty: list[int], answer: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("hung", "said", "outcome"), [(True, True, "right"), (False, True, "wrong"), (True, None, "silent")]
+    ("hung", "answered", "outcome"), [(True, True, "right"), (False, True, "wrong"), (True, None, "silent")]
 )
-def test_page_for_a_healthy_job_is_wrong(hung: bool, said: bool | None, outcome: str) -> None:
-    assert score.judge({"hung": hung}, {"hung": said}) == outcome
+def test_page_for_a_healthy_job_is_wrong(hung: bool, answered: bool | None, outcome: str) -> None:
+    assert score.judge({"hung": hung}, {"hung": answered}) == outcome
 
 
 def test_tool_is_scored_by_kind_of_case(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ FIGURES = {
     "detection": "{false pages:g} of {healthy runs:g} healthy runs page, and {recall:.1%} of {hung runs:g} hangs, "
     "after {median seconds to the page:g} s (median)",
     "culprit": "{right:g} of {cases:g} cases right, {check first:g} point at the rank, {wrong:g} name an innocent rank",
-    "dump": "`hangwatch dump` of 72 processes: {CPU, py-spy = 1:.1f} times the CPU of `py-spy dump` for each",
+    "dump": "`hangwatch dump --rounds 1`, 72 processes: {CPU, py-spy = 1:.1f} times the CPU of `py-spy dump` for each",
     "overhead": "daemon, 8 ranks with 64 workers: {CPU ratio, 8 ranks, 64 loader workers:.2f} times the CPU of "
     "nvitop-exporter, {Rss MiB, 8 ranks, 64 loader workers:.0f} MiB",
 }

@@ -1,6 +1,6 @@
 """CPU time over the number of ranks: grouping, verdict, merge, report and the rules of Prometheus, with their slopes.
 
-    .venv/bin/python benchmarks/scale.py [--without-rules] [--write]
+    .venv/bin/python benchmarks/scale.py [--rules-ranks 1024 16384] [--write]
 
 Runs `benchmarks/grouping.py` and `benchmarks/fleet_rule.py`. The slope is that of CPU time over ranks, both as
 logarithms, by least squares from 1,024 ranks on: 1 is linear, 2 is quadratic. The command ends with 1 if a slope is
@@ -24,6 +24,7 @@ from benchmarks import results  # noqa: E402
 
 RULES = "deploy/prometheus/hangwatch.rules.yaml"
 SLOPE = 1.1
+FEWEST_RANKS = 1_024
 GOALS_SECONDS = {("group and verdict", 16_384): 0.35, ("group and verdict", 100_000): 2.5, ("rules", 16_384): 1.5}
 NAMES = {RULES: "rules", "judge": "verdict"}
 
@@ -50,12 +51,12 @@ def find_failures(seconds: Mapping[str, Mapping[int, float]], slopes: Mapping[st
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--without-rules", action="store_true")
+    parser.add_argument("--rules-ranks", nargs="*", default=["1024", "16384"], help="none: without the rules")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     rows = measure("benchmarks/grouping.py", "--json")
-    if not options.without_rules:
-        rows += measure("benchmarks/fleet_rule.py", "--json", "--ranks", "1024", "16384", "--", RULES)
+    if options.rules_ranks:
+        rows += measure("benchmarks/fleet_rule.py", "--json", "--ranks", *options.rules_ranks, "--", RULES)
     seconds: dict[str, dict[int, float]] = {}
     slopes: dict[str, float] = {}
     for row in rows:
@@ -66,7 +67,7 @@ def main() -> int:
             slopes[step] = row["slope"]
     both = zip(seconds["group"].items(), seconds["verdict"].values(), strict=True)
     seconds = {"group and verdict": {size: group + verdict for (size, group), verdict in both}} | seconds
-    ranks = sorted({size for by_size in seconds.values() for size in by_size})
+    ranks = sorted({size for by_size in seconds.values() for size in by_size if size >= FEWEST_RANKS})
     cells = (
         (
             step,

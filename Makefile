@@ -90,8 +90,8 @@ long-fuzz:
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/detection.py --write
 	$(BIN)/python benchmarks/culprit.py --write
-	$(BIN)/python benchmarks/dump.py --write
-	$(BIN)/python benchmarks/node_cost.py --beside $(VENV)/nvitop/bin/nvitop-exporter --write
+	$(BIN)/python benchmarks/dump.py --rounds 2 --write
+	$(BIN)/python benchmarks/node_cost.py --beside $(VENV)/nvitop/bin/nvitop-exporter --seconds 45 --write
 	$(BIN)/python benchmarks/scale.py --write
 	$(BIN)/python -m benchmarks.plots
 	git diff --stat -- docs README.md

@@ -56,7 +56,9 @@ def main() -> int:
     options = parser.parse_args()
     rows = measure("benchmarks/grouping.py", "--json")
     if options.rules_ranks:
-        rows += measure("benchmarks/fleet_rule.py", "--json", "--ranks", *options.rules_ranks, "--", RULES)
+        rows += measure(
+            "benchmarks/fleet_rule.py", "--json", "--windows", "3", "--ranks", *options.rules_ranks, "--", RULES
+        )
     seconds: dict[str, dict[int, float]] = {}
     slopes: dict[str, float] = {}
     for row in rows:

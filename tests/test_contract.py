@@ -170,9 +170,9 @@ def test_it_is_in_the_page_of_checks(tree: Tree) -> None:
     )
     assert "## tea" in page
     assert "Whether there is tea." in page
-    assert "| CRITICAL | `TeaLow` |" in page
+    assert "CRITICAL: `TeaLow`" in page
     assert "| `minimum_bytes` | `1` | less tea than this is critical |" in page
-    assert "| `hangwatch_tea_left_bytes` | gauge | tea that is left |" in page
+    assert "| `hangwatch_tea_left_bytes` | tea that is left |" in page
 
 
 @contextmanager

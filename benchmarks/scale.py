@@ -57,7 +57,7 @@ def main() -> int:
     rows = measure("benchmarks/grouping.py", "--json")
     if options.rules_ranks:
         rows += measure(
-            "benchmarks/fleet_rule.py", "--json", "--windows", "3", "--ranks", *options.rules_ranks, "--", RULES
+            "benchmarks/fleet_rule.py", "--json", "--windows", "2", "--ranks", *options.rules_ranks, "--", RULES
         )
     seconds: dict[str, dict[int, float]] = {}
     slopes: dict[str, float] = {}

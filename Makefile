@@ -88,6 +88,7 @@ long-fuzz:
 
 # Renews docs/benchmarks.md and the figures of the README, in a quarter of an hour on two cores that do nothing else.
 bench: $(VENV)/.bench
+	$(BIN)/python -m compileall -q hangwatch
 	$(BIN)/python benchmarks/detection.py --write
 	$(BIN)/python benchmarks/culprit.py --write
 	$(BIN)/python benchmarks/dump.py --rounds 2 --write
@@ -141,7 +142,7 @@ fmt: $(VENV)/.dev
 	$(BIN)/ruff format .
 
 dist: $(VENV)/.release
-	rm -rf build dist/hangwatch-$(VERSION)*
+	rm -rf build dist/hangwatch-$(VERSION)* dist/hangwatch_*.deb
 	$(BIN)/python -m build --outdir dist
 	rm -rf build *.egg-info
 

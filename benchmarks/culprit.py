@@ -3,8 +3,9 @@
     .venv/bin/python benchmarks/culprit.py [--write]
 
 The cases are hangs and look-alikes of tests/data/hangs.toml and servers.toml, with their guilty ranks. "right" names
-exactly the guilty ranks. "check first" names no rank, and points only at guilty ranks. "silent" points at no rank;
-this is the right answer if no rank is guilty. "wrong" names an innocent rank.
+exactly the guilty ranks, "nobody" names no rank where none is guilty. "check first" points only at guilty ranks,
+"silent" names no rank though one is guilty. "wrong" names an innocent rank. "misleads" counts answers without a name
+that point at an innocent rank; they are in the other columns, too.
 
 The simpler methods take the same stacks. "smallest group" groups ranks with equal stacks and names the smallest
 group; "the only odd rank" names a rank only if all others have equal stacks.
@@ -30,7 +31,8 @@ from tests import robustness  # noqa: E402
 from tests.hangs import SETTINGS, TABLE  # noqa: E402
 from tests.robustness import Case, Place  # noqa: E402
 
-RIGHT, CHECK_FIRST, SILENT, WRONG = OUTCOMES = ("right", "check first", "silent", "wrong")
+RIGHT, NOBODY, CHECK_FIRST, SILENT, WRONG = OUTCOMES = ("right", "nobody", "check first", "silent", "wrong")
+MISLEADS = "misleads"
 Answer = tuple[frozenset[Place], frozenset[Place]]
 """The named ranks, and the ranks to check first."""
 
@@ -42,7 +44,7 @@ def score(case: Case, answer: Answer) -> str:
         return RIGHT if named == case.guilty else WRONG if named - case.guilty else CHECK_FIRST
     if first and first <= case.guilty:
         return CHECK_FIRST
-    return SILENT if case.guilty else RIGHT
+    return SILENT if case.guilty else NOBODY
 
 
 def ask_hangwatch(case: Case) -> Answer:
@@ -81,11 +83,13 @@ def name_only_odd_rank(case: Case) -> Answer:
 
 def count(cases: Sequence[Case], method: Callable[[Case], Answer]) -> Counter[str]:
     """Return how often each outcome occurs."""
-    return Counter(score(case, method(case)) for case in cases)
+    answers = [(case, method(case)) for case in cases]
+    misleading = sum(not named and not first <= case.guilty for case, (named, first) in answers)
+    return Counter(score(case, answer) for case, answer in answers) + Counter({MISLEADS: misleading})
 
 
 def _row(name: str, counts: Counter[str]) -> tuple[str, ...]:
-    return (name, *(str(counts[outcome]) for outcome in OUTCOMES))
+    return (name, *(str(counts[outcome]) for outcome in (*OUTCOMES, MISLEADS)))
 
 
 def leave_out(cases: Sequence[Case]) -> Iterator[tuple[str, ...]]:
@@ -104,6 +108,7 @@ def _methods(cases: Sequence[Case]) -> Iterable[tuple[str, ...]]:
         ("hangwatch", ask_hangwatch),
         ("smallest group of equal stacks", name_smallest_group),
         ("the only odd rank", name_only_odd_rank),
+        ("no answer", lambda _case: (frozenset(), frozenset())),
     ):
         yield _row(name, count(cases, method))
 
@@ -121,8 +126,8 @@ def main() -> int:
     )
     results.report(
         "culprit",
-        [results.Table((f"{len(cases)} cases", *OUTCOMES), tuple(_methods(cases)))],
-        {"cases": len(cases), **{outcome: counts[outcome] for outcome in OUTCOMES}},
+        [results.Table((f"{len(cases)} cases", *OUTCOMES, MISLEADS), tuple(_methods(cases)))],
+        {"guilty": len(cases) - counts[NOBODY], **{outcome: counts[outcome] for outcome in OUTCOMES}},
         summary=summary,
         details=[results.Table(("without the rule", *OUTCOMES), tuple(without))],
         is_kept=options.write,

@@ -67,7 +67,11 @@ def main() -> None:
         results.Table(LOOP, tuple(loop_rows)),
     )
     results.report(
-        "overhead", tables, figures, command="benchmarks/node_cost.py --beside nvitop-exporter", is_kept=options.write
+        "overhead",
+        tables,
+        figures,
+        command="benchmarks/node_cost.py --beside .venv/nvitop/bin/nvitop-exporter",
+        is_kept=options.write,
     )
 
 

@@ -24,9 +24,11 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
 _PACKAGES = ("hangwatch", "py-spy", "msgspec", "nvidia-ml-py")
 FIGURES = {
-    "detection": "{false pages:g} of {healthy runs:g} healthy runs page, and {recall:.1%} of {hung runs:g} hangs, "
-    "after {median seconds to the page:g} s (median)",
-    "culprit": "{right:g} of {cases:g} cases right, {check first:g} point at the rank, {wrong:g} name an innocent rank",
+    "detection": "{false pages:g} of {healthy runs:g} healthy runs page, and {pages of long pauses:g} of "
+    "{long pauses:g} with a pause longer than a hold; {recall:.1%} of {hung runs:g} hangs, "
+    "{found in 3 minutes:.0%} in 3 minutes",
+    "culprit": "{right:g} of {guilty:g} guilty ranks named, {check first:g} to check first, {silent:g} not, "
+    "{wrong:g} innocent named",
     "dump": "`hangwatch dump --rounds 1`, 72 processes: {CPU, py-spy = 1:.1f} times the CPU of `py-spy dump` for each",
     "overhead": "daemon, 8 ranks with 64 workers: {CPU ratio, 8 ranks, 64 loader workers:.2f} times the CPU of "
     "nvitop-exporter, {Rss MiB, 8 ranks, 64 loader workers:.0f} MiB",

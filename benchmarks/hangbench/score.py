@@ -3,9 +3,9 @@
 usage: score.py FOLDER COMMAND...
 
 The command gets the folder of a case as its last argument, and prints an object: `named` and `first_look` are lists
-of ranks, `hung` is true or false for a power trace. Output that is no object is silence. A right answer is 1 point. If
-no rank is guilty, silence is right. A guilty rank to check first is 0.5, silence 0, an innocent named rank or a page
-for a healthy job -3. Prints the points of each kind of case.
+of ranks, `hung` is true or false for a power trace. A command that fails, or prints something else, gets 0 points. A
+right answer is 1 point. If no rank is guilty, silence is right. A guilty rank to check first is 0.5, silence 0, an
+innocent named rank or a page for a healthy job -3. Prints the points of each kind of case.
 """
 
 import json
@@ -16,18 +16,22 @@ from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-RIGHT, CHECK_FIRST, SILENT, WRONG = "right", "check first", "silent", "wrong"
-POINTS = {RIGHT: 1.0, CHECK_FIRST: 0.5, SILENT: 0.0, WRONG: -3.0}
+RIGHT, CHECK_FIRST, SILENT, FAILED, WRONG = "right", "check first", "silent", "failed", "wrong"
+POINTS = {RIGHT: 1.0, CHECK_FIRST: 0.5, SILENT: 0.0, FAILED: 0.0, WRONG: -3.0}
 
 
-def judge(expected: dict, answer: dict) -> str:
+def judge(expected: dict, answer: object) -> str:
     """Return the outcome of one answer."""
+    if not isinstance(answer, dict):
+        return FAILED
     if "hung" in expected:
         said = answer.get("hung")
         return RIGHT if said is expected["hung"] else WRONG if said else SILENT
-    guilty, named, first = (
-        set(numbers or ()) for numbers in (expected["guilty"], answer.get("named"), answer.get("first_look"))
-    )
+    try:
+        guilty = set(expected["guilty"])
+        named, first = (set(answer.get(field) or ()) for field in ("named", "first_look"))
+    except TypeError:
+        return FAILED
     if named:
         return RIGHT if named == guilty else WRONG if named - guilty else CHECK_FIRST
     if first and first <= guilty:
@@ -35,14 +39,13 @@ def judge(expected: dict, answer: dict) -> str:
     return SILENT if guilty else RIGHT
 
 
-def ask(command: list[str], case: Path) -> dict:
-    """Return the answer of the tool; {} if it gives none."""
-    done = subprocess.run([*command, str(case)], capture_output=True, text=True, timeout=120, check=False)
+def ask(command: list[str], case: Path) -> object:
+    """Return the answer of the tool; None if it fails."""
     try:
-        answer = json.loads(done.stdout)
-    except ValueError:
-        return {}
-    return answer if isinstance(answer, dict) else {}
+        done = subprocess.run([*command, str(case)], capture_output=True, text=True, timeout=120, check=True)
+        return json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
 
 
 def score(folder: Path, command: list[str]) -> dict[str, Counter]:
@@ -64,8 +67,11 @@ def points(counts: Counter) -> float:
 def main() -> None:
     if len(sys.argv) < 3:
         sys.exit(__doc__)
+    outcomes = score(Path(sys.argv[1]), sys.argv[2:])
+    if not outcomes:
+        sys.exit(f"{sys.argv[1]}: no cases; write them with: make hangbench")
     print(f"{'kind':12}" + "".join(f"{outcome:>13}" for outcome in POINTS) + f"{'points':>9}")
-    for kind, counts in score(Path(sys.argv[1]), sys.argv[2:]).items():
+    for kind, counts in outcomes.items():
         print(f"{kind:12}" + "".join(f"{counts[outcome]:13}" for outcome in POINTS) + f"{points(counts):9.1f}")
 
 

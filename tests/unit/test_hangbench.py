@@ -26,9 +26,12 @@ import score  # noqa: E402
         ([2], {"first_look": [1]}, "silent"),
         ([], {"named": [1]}, "wrong"),
         ([], {}, "right"),
+        ([], None, "failed"),
+        ([2], {"named": 2}, "failed"),
+        ([2], {"named": [[2]]}, "failed"),
     ],
 )
-def test_wrong_name_costs_more_than_silence(guilty: list[int], answer: dict[str, object], outcome: str) -> None:
+def test_wrong_name_costs_more_than_silence(guilty: list[int], answer: dict[str, object] | None, outcome: str) -> None:
     assert score.judge({"guilty": guilty}, answer) == outcome
     assert score.POINTS["wrong"] < score.POINTS["silent"] < score.POINTS["check first"] < score.POINTS["right"]
 
@@ -49,4 +52,4 @@ def test_tool_is_scored_by_kind_of_case(tmp_path: Path) -> None:
     assert baselines.name_smallest_group(case) == {"named": [2]}
     tool = [sys.executable, baselines.__file__, "smallest-group"]
     assert score.score(tmp_path, tool) == {"stacks": {"right": 1}}
-    assert score.score(tmp_path, ["false"]) == {"stacks": {"silent": 1}}
+    assert score.score(tmp_path, ["false"]) == score.score(tmp_path, ["/no/such"]) == {"stacks": {"failed": 1}}

@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/culprit.py [--write]
 
 The cases are hangs and look-alikes of tests/data/hangs.toml and servers.toml, with their guilty ranks. "right" names
-exactly the guilty ranks, "nobody" names no rank where none is guilty. "check first" points only at guilty ranks,
+exactly the guilty ranks, "none guilty" names no rank where none is guilty. "check first" points only at guilty ranks,
 "silent" names no rank though one is guilty. "wrong" names an innocent rank. "misleads" counts answers without a name
 that point at an innocent rank; they are in the other columns, too.
 
@@ -31,7 +31,7 @@ from tests import robustness  # noqa: E402
 from tests.hangs import SETTINGS, TABLE  # noqa: E402
 from tests.robustness import Case, Place  # noqa: E402
 
-RIGHT, NOBODY, CHECK_FIRST, SILENT, WRONG = OUTCOMES = ("right", "nobody", "check first", "silent", "wrong")
+RIGHT, NONE_GUILTY, CHECK_FIRST, SILENT, WRONG = OUTCOMES = ("right", "none guilty", "check first", "silent", "wrong")
 MISLEADS = "misleads"
 Answer = tuple[frozenset[Place], frozenset[Place]]
 """The named ranks, and the ranks to check first."""
@@ -44,7 +44,7 @@ def score(case: Case, answer: Answer) -> str:
         return RIGHT if named == case.guilty else WRONG if named - case.guilty else CHECK_FIRST
     if first and first <= case.guilty:
         return CHECK_FIRST
-    return SILENT if case.guilty else NOBODY
+    return SILENT if case.guilty else NONE_GUILTY
 
 
 def ask_hangwatch(case: Case) -> Answer:
@@ -127,7 +127,7 @@ def main() -> int:
     results.report(
         "culprit",
         [results.Table((f"{len(cases)} cases", *OUTCOMES, MISLEADS), tuple(_methods(cases)))],
-        {"guilty": len(cases) - counts[NOBODY], **{outcome: counts[outcome] for outcome in OUTCOMES}},
+        {"guilty": len(cases) - counts[NONE_GUILTY], **{outcome: counts[outcome] for outcome in OUTCOMES}},
         summary=summary,
         details=[results.Table(("without the rule", *OUTCOMES), tuple(without))],
         is_kept=options.write,

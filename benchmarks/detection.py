@@ -370,10 +370,16 @@ def _report(outcomes: Sequence[Outcome]) -> tuple[results.Table, ...]:
     )
 
 
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: must be a number of runs, at least 1")
+    return int(text)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--hung", type=int, default=600)
-    parser.add_argument("--healthy", type=int, default=600)
+    parser.add_argument("--hung", type=_positive, default=600)
+    parser.add_argument("--healthy", type=_positive, default=600)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--runs", type=Path, default=None)
     parser.add_argument("--write", action="store_true")

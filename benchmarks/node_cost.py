@@ -10,6 +10,7 @@ without it.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from pathlib import Path
 
@@ -46,7 +47,9 @@ def main() -> None:
     parser.add_argument("--seconds", default="60")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    command = ("benchmarks/daemon_cost.py", "--json", "--seconds", options.seconds, "--beside", options.beside)
+    if (beside := shutil.which(options.beside)) is None:
+        parser.error(f"{options.beside}: no such program; `make bench` installs it as .venv/nvitop/bin/nvitop-exporter")
+    command = ("benchmarks/daemon_cost.py", "--json", "--seconds", options.seconds, "--beside", beside)
     nodes = {name: measure(*command, *arguments) for name, arguments in NODES}
     loops = measure("benchmarks/overhead.py", "--json", "--ranks", "8", "--turns", "3", "--seconds", "10")
     figures = {f"CPU ratio, {name}": rows[1]["cpu_ratio"] for name, rows in nodes.items()}

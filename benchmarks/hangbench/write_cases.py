@@ -94,6 +94,8 @@ def write_traces(folder: Path) -> None:
 
 
 def main() -> None:
+    if len(sys.argv) != 2 or Path(sys.argv[1]).exists():
+        sys.exit("usage: write_cases.py FOLDER, a folder that does not exist yet")
     folder = Path(sys.argv[1])
     write_stacks(folder)
     write_recorders(folder)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import statistics
 import sys
 import tempfile
 import time
@@ -26,6 +25,7 @@ from hangwatch.demo.simulated_node import SimulatedNode
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, compile_library, h100
 from tests.real_daemon import RealDaemon
+from tests.soak.growth import find_growth
 
 RANKS, STUCK = 4, 2
 HUNG = ("gpu all power_watts 118", f"gpu {STUCK} power_watts 86", f"gpu {STUCK} utilization_ratio 0")
@@ -34,7 +34,6 @@ QUICK = {
     "capture": {"pause_seconds": 0.2},
     "jobs": {"discover_seconds": 1.0},
 }
-GROWTH_RATIO = 1.05
 
 
 class Usage(NamedTuple):
@@ -71,19 +70,6 @@ def live(daemon: RealDaemon, driver: FakeDriver) -> Usage:
         return measure(daemon)
 
 
-def find_growth(usages: list[Usage]) -> list[str]:
-    """Return a line for each resource that grows from the middle third to the last third."""
-    third = len(usages) // 3
-    middle = Usage(*map(statistics.median, zip(*usages[third : 2 * third], strict=True)))
-    last = Usage(*map(statistics.median, zip(*usages[-third:], strict=True)))
-    growing = []
-    for name, before, after in zip(Usage._fields, middle, last, strict=True):
-        print(f"{name}: {before:.1f} in the middle third, {after:.1f} in the last")
-        if after > max(before * GROWTH_RATIO, before + 1):
-            growing.append(f"{name} grows from {before:.1f} to {after:.1f}")
-    return growing
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=30.0)
@@ -97,7 +83,7 @@ def main() -> int:
             usages.append(live(daemon, driver))
             if len(usages) % 10 == 1:
                 print(f"job {len(usages)}: {usages[-1]}", flush=True)
-    growing = find_growth(usages)
+    growing = find_growth(usages, 3)
     print("\n".join(growing) or f"{len(usages)} jobs: flat")
     return int(bool(growing))
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import statistics
 import sys
 import tracemalloc
 from collections.abc import Iterator
@@ -25,12 +24,12 @@ from hangwatch.metrics import collector
 from hangwatch.model import Job, ProcessId
 from tests.scenarios.power import LOCKED, TRAINS, WAITS
 from tests.scenarios.simulation import SETTINGS, Doing, Node, Simulation
+from tests.soak.growth import find_growth
 
 RANKS = 2
 JOB_SECONDS, GAP_SECONDS, HANG_SECONDS = 540, 60, 300
 LIFE_SECONDS = JOB_SECONDS + GAP_SECONDS
 ROUND_LIVES = 4
-GROWTH_RATIO = 1.05
 
 
 class Size(NamedTuple):
@@ -91,24 +90,11 @@ def play(ticks: int) -> list[Size]:
     return sizes
 
 
-def find_growth(sizes: list[Size]) -> list[str]:
-    """Return a line for each number that grows from the second quarter to the last quarter."""
-    quarter = len(sizes) // 4
-    early = Size(*map(statistics.median, zip(*sizes[quarter : 2 * quarter], strict=True)))
-    late = Size(*map(statistics.median, zip(*sizes[-quarter:], strict=True)))
-    lines = []
-    for name, before, after in zip(Size._fields, early, late, strict=True):
-        print(f"{name}: {before:g} in the second quarter, {after:g} in the last")
-        if after > before * GROWTH_RATIO:
-            lines.append(f"{name} grows from {before:g} to {after:g}")
-    return lines
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ticks", type=int, default=200_000)
     sizes = play(parser.parse_args().ticks)
-    growing = find_growth(sizes)
+    growing = find_growth(sizes, 4)
     print("\n".join(growing) or f"{len(sizes)} rounds of jobs: nothing grows")
     return int(bool(growing))
 

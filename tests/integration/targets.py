@@ -97,6 +97,22 @@ def wait_for_state(pid: int, letter: str) -> None:
     wait_for(lambda: state(pid) == letter, f"state {letter} of {pid}")
 
 
+def wait_until_blocked(pid: int) -> None:
+    """Wait until all threads of a process sleep, and none of them runs between two looks."""
+
+    def threads() -> dict[str, str]:
+        return {task.name: (task / "schedstat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()}
+
+    def are_blocked() -> bool:
+        before = threads()
+        states = [
+            (Path(f"/proc/{pid}/task") / thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in before
+        ]
+        return set(states) == {"S"} and threads() == before
+
+    wait_for(are_blocked, f"all threads of {pid} to sleep")
+
+
 def wait_for_call(pid: int, kind: str) -> None:
     """Wait until the main thread is in a system call of `kind`. The program must call `ready()` before it."""
 

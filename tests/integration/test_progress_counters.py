@@ -98,11 +98,9 @@ def test_stopped_rank_stops_the_counters_of_all_ranks(tmp_path: Path) -> None:
         followed = Followed(*ranks)
         for rank in ranks:
             followed.until_more(rank)
-        os.kill(ranks[1].pid, signal.SIGSTOP)
-        wait_for(lambda: targets.state(ranks[1].pid) == "T", "the rank to stop")
-        stopped = wait_for(
-            lambda: (before := followed.read(ranks[0])) and before == followed.read(ranks[0]) and before, "rank 0", 60
-        )
+        targets.stop(ranks[1].pid)
+        targets.wait_until_blocked(ranks[0].pid)
+        stopped = followed.until_known(ranks[0])
         assert [followed.read(ranks[0]) for _ in range(20)] == [stopped] * 20
         os.kill(ranks[1].pid, signal.SIGCONT)
         assert followed.until_more(ranks[0]).restarts == stopped.restarts

@@ -5,7 +5,7 @@
 All tools read the same processes: ranks and their loader workers. They run in turn, so that other load on the machine
 affects all. By default hangwatch dumps these ranks twice, because none waits for others. "pause" is the longest time in
 which one rank was seen stopped (state t or T in /proc/PID/stat, read some thousand times a second). A tool that is not
-installed has no row. gdb prints C frames only.
+installed has no row. gdb prints C frames only. `hangwatch check` runs beside the same job; it dumps nothing.
 """
 
 from __future__ import annotations
@@ -114,10 +114,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
+    check = Tool("hangwatch check", lambda _ranks, _processes: quietly(_IN_BIN("hangwatch"), "check")())
     with ExitStack() as stack:
         processes = job(stack, options.ranks, options.workers)
         ranks = [pid for pid in processes if list(children_of(pid))] or processes
-        kinds = list(tools())
+        kinds = [*tools(), check]
         turns = [[measure(tool, ranks, processes) for tool in kinds] for _ in range(options.rounds)]
     rows, cpu_seconds, wall_seconds = [], {}, {}
     for tool, measured in zip(kinds, zip(*turns, strict=True), strict=True):
@@ -140,7 +141,8 @@ def main() -> None:
         "CPU, py-spy = 1": cpu_seconds[OURS] / cpu_seconds["py-spy dump"],
         "seconds": wall_seconds[OURS],
     }
-    results.report("dump", (results.Table(columns, tuple(rows)),), figures, is_kept=options.write)
+    table = results.Table(columns, tuple(rows))
+    results.report("dump", (table,), figures, programs=[_IN_BIN("pystack"), "gdb"], is_kept=options.write)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import argparse
 import json
 import math
 import re
-import statistics
 import sys
 import tempfile
 import threading
@@ -34,6 +33,7 @@ from msgspec import structs
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.grouping import find_slope  # noqa: E402
 from hangwatch import metrics  # noqa: E402
 from hangwatch.config import Detector  # noqa: E402
 from hangwatch.detector import job_watch  # noqa: E402
@@ -50,7 +50,6 @@ SCRAPE_SECONDS = 120.0
 START_SECONDS = 300.0
 MOST_SECONDS = 180.0  # the second scrape ends without samples 240 s after the begin of the first
 WINDOW = 6  # evaluations: all groups are evaluated in 30 s
-SLOPE_FROM_RANKS = 1024
 
 
 def rank(number: int, odd: int) -> Member:
@@ -183,12 +182,6 @@ def _spent(prometheus: RealPrometheus) -> tuple[int, float]:
     return int(float(iterations) - float(missed)), float(cpu)
 
 
-def find_slope(cost_of: dict[int, float]) -> float | None:
-    """Return the exponent with which CPU seconds grow with ranks; None for fewer than two numbers of ranks."""
-    points = [(math.log(ranks), math.log(cost)) for ranks, cost in cost_of.items() if ranks >= SLOPE_FROM_RANKS]
-    return statistics.linear_regression(*zip(*points, strict=True)).slope if len(points) > 1 else None
-
-
 def main() -> None:
     """Measure each file of rules with each number of ranks, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -213,7 +206,7 @@ def main() -> None:
             text = f"{cost.cpu_seconds:.2f} s of CPU ({cost.evaluations} evaluations), {cost.odd:.0f} odd"
             print(f"{path}: {text}", file=sys.stderr)
     rows = [
-        {"ranks": ranks, "step": str(path), "cpu_seconds": round(seconds, 3), "slope": find_slope(costs[path])}
+        {"ranks": ranks, "step": str(path), "cpu_seconds": round(seconds, 3)}
         for path in asked.rules
         for ranks, seconds in costs[path].items()
     ]

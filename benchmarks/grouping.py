@@ -14,8 +14,7 @@ CPU seconds, the best of three turns; "explain" has one turn. Each step runs onc
 then.
 
 The last row has the slopes in the log-log plot of time over ranks, by least squares over all sizes from 1,024 ranks:
-1 is linear, 2 quadratic. With --json, the rows are a list of objects: of each step and size the "cpu_seconds", and of
-each step the "slope".
+1 is linear, 2 quadratic. With --json, the rows are a list of objects: of each step and size the "cpu_seconds".
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from math import log
 from pathlib import Path
@@ -217,26 +216,25 @@ def main() -> None:
         print(json.dumps(work(int(options.one[1]))))
         return
     took = {size: {**run_separately("measure", size), **run_separately("explain", size)} for size in options.ranks}
-    slopes = {step: slope([(size, seconds[step]) for size, seconds in took.items()]) for step in STEPS}
     if options.json:
         rows = [
             {"step": step, "ranks": size, "cpu_seconds": round(seconds[step], 6)}
             for size, seconds in took.items()
             for step in STEPS
         ]
-        known = ({"step": step, "slope": round(value, 3)} for step, value in slopes.items() if value is not None)
-        print(json.dumps([*rows, *known], indent=1))
+        print(json.dumps(rows, indent=1))
     else:
-        print(table(took, slopes))
+        print(table(took))
 
 
-def slope(points: Sequence[tuple[int, float]]) -> float | None:
+def find_slope(seconds_of: Mapping[int, float]) -> float | None:
     """Return the slope of seconds over ranks in the log-log plot. None with fewer than two large sizes."""
-    large = [(log(size), log(seconds)) for size, seconds in points if size >= FEWEST_OF_SLOPE]
+    large = [(log(size), log(seconds)) for size, seconds in seconds_of.items() if size >= FEWEST_OF_SLOPE]
     return linear_regression(*zip(*large, strict=True)).slope if len(large) > 1 else None
 
 
-def table(took: dict[int, dict[str, float]], slopes: dict[str, float | None]) -> str:
+def table(took: dict[int, dict[str, float]]) -> str:
+    slopes = {step: find_slope({size: seconds[step] for size, seconds in took.items()}) for step in STEPS}
     lines = [
         f"| ranks | {' | '.join(f'{step} s' for step in STEPS)} | group + judge, µs per rank | peak MB | explain MB |",
         f"|---:|{'---:|' * (len(STEPS) + 3)}",

@@ -74,6 +74,7 @@ def main() -> None:
         tables,
         figures,
         command="benchmarks/node_cost.py --beside .venv/nvitop/bin/nvitop-exporter",
+        programs=[beside],
         is_kept=options.write,
     )
 

@@ -10,6 +10,7 @@ import datetime
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -83,18 +84,20 @@ def report(
     summary: Sequence[str] = (),
     details: Sequence[Table] = (),
     command: str | None = None,
+    programs: Sequence[str | Path] = (),
     is_kept: bool = False,
 ) -> None:
     """Print a result. With `is_kept`, write its data file and renew the page, too.
 
-    `command` is the command that makes the result; without it, this program with its arguments.
+    `command` is the command that makes the result; without it, this program with its arguments. The data file has the
+    versions of the measured `programs`.
     """
     result = Result(
         command=command or _command(),
         date=datetime.date.today().isoformat(),
         commit=_commit(),
         machine=_machine(),
-        versions={package: metadata.version(package) for package in _PACKAGES} | {"python": platform.python_version()},
+        versions=_versions(programs),
         summary=tuple(summary),
         tables=tuple(tables),
         details=tuple(details),
@@ -157,8 +160,17 @@ def _commit() -> str:
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", "hangwatch")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "*.py", "*.toml", "deploy")
     return (git("rev-parse", "--short", "HEAD") or "unknown") + ("-changed" if changed else "")
+
+
+def _versions(programs: Iterable[str | Path]) -> dict[str, str]:
+    found = {package: metadata.version(package) for package in _PACKAGES} | {"python": platform.python_version()}
+    for program in filter(shutil.which, programs):
+        done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+        numbers = re.findall(r"\d+(?:\.\d+)+", done.stdout + done.stderr)
+        found[Path(program).name] = numbers[0] if numbers else "unknown"
+    return found
 
 
 def _machine() -> str:

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import results  # noqa: E402
+from benchmarks.grouping import find_slope  # noqa: E402
 
 RULES = "deploy/prometheus/hangwatch.rules.yaml"
 SLOPE = 1.1
@@ -60,15 +61,12 @@ def main() -> int:
             "benchmarks/fleet_rule.py", "--json", "--windows", "2", "--ranks", *options.rules_ranks, "--", RULES
         )
     seconds: dict[str, dict[int, float]] = {}
-    slopes: dict[str, float] = {}
     for row in rows:
-        step = NAMES.get(row["step"], row["step"])
-        if "cpu_seconds" in row:
-            seconds.setdefault(step, {})[row["ranks"]] = row["cpu_seconds"]
-        if row.get("slope") is not None:
-            slopes[step] = row["slope"]
+        seconds.setdefault(NAMES.get(row["step"], row["step"]), {})[row["ranks"]] = row["cpu_seconds"]
     both = zip(seconds["group"].items(), seconds["verdict"].values(), strict=True)
     seconds = {"group and verdict": {size: group + verdict for (size, group), verdict in both}} | seconds
+    found = {step: find_slope(by_size) for step, by_size in seconds.items()}
+    slopes = {step: slope for step, slope in found.items() if slope is not None}
     ranks = sorted({size for by_size in seconds.values() for size in by_size if size >= FEWEST_RANKS})
     cells = (
         (
@@ -80,7 +78,7 @@ def main() -> int:
     )
     table = results.Table(("CPU seconds", *(f"{size:,} ranks" for size in ranks), "slope"), tuple(cells))
     figures = {f"{step}, {size}": seconds[step][size] for step, size in GOALS_SECONDS if size in seconds.get(step, {})}
-    results.report("scale", [table], figures, is_kept=options.write)
+    results.report("scale", [table], figures, programs=["prometheus"], is_kept=options.write)
     failures = list(find_failures(seconds, slopes))
     print("\n".join(failures), file=sys.stderr)
     return int(bool(failures))

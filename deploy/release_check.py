@@ -3,13 +3,15 @@
 usage: make release-check (builds first), or .venv/bin/python deploy/release_check.py [--tag v0.1.0]
 
 The contents of the wheel, the source distribution, the Debian package and the chart are compared with the files that
-git tracks. The wheel, the source distribution and the Debian package are installed in new folders, and each runs
-`hangwatch --version`. A tag must be the version of the package, and the changelog must have a heading for it.
+git tracks. Wheel and source distribution are installed in new environments. The Debian package is extracted and seen
+at /opt/hangwatch, in a mount namespace. Each runs `hangwatch --version`. The chart is rendered. A tag must be the
+version of the package, and the changelog must have a heading for it.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -19,9 +21,15 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from helm_python import HelmError
+from helm_python import chart as helm_chart
+
 ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 VERSION = re.findall(r'^__version__ = "(.*)"', (ROOT / "hangwatch/__init__.py").read_text(), re.MULTILINE)[0]
+IN_NAMESPACE = ("unshare", *(() if os.geteuid() == 0 else ("--map-root-user",)), "--mount", "sh", "-euc")
+IN_OPT = """mount -t tmpfs none /opt; mkdir /opt/hangwatch; mount --bind "$1" /opt/hangwatch
+exec /opt/hangwatch/bin/hangwatch --version"""
 NOT_IN_CHART = "deploy/helm/hangwatch/files/"  # links to folders: the package has the files behind them
 
 
@@ -60,7 +68,7 @@ def compare(name: str, wanted: Iterable[str], contained: Iterable[str]) -> None:
 
 
 def check_contents(wheel: Path, source: Path, chart: Path) -> None:
-    """Compare wheel, source distribution and chart with the tracked files."""
+    """Compare wheel, source distribution and chart with the tracked files, and render the chart."""
     with zipfile.ZipFile(wheel) as archive:
         compare(wheel.name, tracked("hangwatch"), (name for name in archive.namelist() if ".dist-info/" not in name))
     with tarfile.open(source) as archive:
@@ -78,17 +86,23 @@ def check_contents(wheel: Path, source: Path, chart: Path) -> None:
         (name for name in wanted if not name.startswith("files/")),
         (name for name in names if not name.startswith("files/")),
     )
+    try:
+        manifests = helm_chart.Chart.load(chart).render({"image": {"repository": "localhost/hangwatch"}})
+    except HelmError as error:
+        raise ReleaseError(f"{chart.name}: cannot be rendered: {error}") from error
+    if "kind: DaemonSet" not in manifests["hangwatch/templates/daemonset.yaml"]:
+        raise ReleaseError(f"{chart.name}: renders no DaemonSet")
+    print(f"{chart.name}: renders {sum(bool(text.strip()) for text in manifests.values())} files")
 
 
 def check_deb(package: Path) -> None:
     """Compare the modules in the Debian package with the tracked files, and run its program from another folder."""
     with tempfile.TemporaryDirectory() as folder:
         run("dpkg-deb", "--extract", package, folder)
+        check_version(package.name, run(*IN_NAMESPACE, IN_OPT, "sh", Path(folder, "opt/hangwatch")))
         (packages,) = Path(folder).glob("opt/hangwatch/lib/python3*/site-packages")
         modules = (path for path in (packages / "hangwatch").rglob("*") if path.is_file() and path.suffix != ".pyc")
         compare(package.name, tracked("hangwatch"), (str(path.relative_to(packages)) for path in modules))
-        program = run("/usr/bin/env", f"PYTHONPATH={packages}", "/usr/bin/python3", "-m", "hangwatch", "--version")
-        check_version(package.name, program)
 
 
 def check_install(distribution: Path) -> None:

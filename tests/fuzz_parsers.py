@@ -4,7 +4,7 @@ usage: python -m tests.fuzz_parsers [--count 1000000] [--seed 1] [--processes 2]
 
 The inputs are shared out among the parsers by their cost. Each input is an intact one with some bytes, words or lines
 changed, removed, repeated or taken from another input. A parser may raise only the errors that its docstring names,
-and may take at most `MOST_SECONDS`. The first bad input of each parser is printed, and the exit code is 1.
+and may take at most `MOST_SECONDS`; a parser that does not return is interrupted. The first bad input of each parser is printed, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ import os
 import pickle
 import random
 import re
+import signal
 import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
 import msgspec
@@ -46,9 +48,14 @@ from tests.unit.test_flight_dump import dumped, entry
 
 DATA = Path(__file__).parent / "data"
 MOST_SECONDS = 2.0
+INTERRUPT_SECONDS = 10.0
 WORDS = (b"0", b"-1", b"18446744073709551616", b"1e999", b"NaN", b"\x00", b"\xff\xfe", "\u2028".encode(), b"\x1b[2J")
 WORDS = (*WORDS, b'"', b"{", b"[" * 50, b"(deleted)", b" " * 300, b"9" * 4400, b"/" * 200, b"%", b"$(id)", b"null")
 _WORD = re.compile(rb"[\w.-]+|[^\w\s]")
+
+
+class EndlessError(BaseException):
+    """A parser did not return. No parser catches it."""
 
 
 class Parser(NamedTuple):
@@ -177,19 +184,27 @@ def change(raw: bytes, others: Sequence[bytes], dice: random.Random) -> bytes:
 def fuzz(name: str, count: int, seed: int) -> tuple[int, str | None]:
     """Try `count` inputs. Return the number of inputs that were refused, and the first bad result as text."""
     parser, dice, refused = PARSERS[name], random.Random(f"{seed} {name}"), 0
+    signal.signal(signal.SIGVTALRM, _interrupt)
     for number in range(count):
         raw = dice.choice(parser.seeds)
         given = raw if number == 0 else change(raw, parser.seeds, dice)
         began = time.process_time()
+        signal.setitimer(signal.ITIMER_VIRTUAL, INTERRUPT_SECONDS)
         try:
             parser.parse(given)
         except parser.errors:
             refused += 1
-        except Exception as error:
+        except (Exception, EndlessError) as error:
             return refused, f"{name}: {type(error).__name__}: {error}: {given[:2000]!r}"
+        finally:
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         if (seconds := time.process_time() - began) > MOST_SECONDS:
             return refused, f"{name}: {seconds:.1f} s of CPU for {len(given)} bytes: {given[:2000]!r}"
     return refused, None
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise EndlessError(f"no return after {INTERRUPT_SECONDS:g} s of CPU")
 
 
 def share_out(count: int, names: Sequence[str]) -> dict[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from tests import fuzz_parsers
@@ -22,3 +24,10 @@ def test_other_error_of_a_parser_is_reported(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(fuzz_parsers.PARSERS, "broken", broken)
     refused, bad = fuzz_parsers.fuzz("broken", 10, seed=0)
     assert refused == 0 and bad is not None and bad.startswith("broken: IndexError")
+
+
+def test_parser_that_does_not_return_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = fuzz_parsers.Parser(lambda raw: [byte for byte in itertools.cycle(raw) if byte == 0], (), [b"abc"])
+    monkeypatch.setitem(fuzz_parsers.PARSERS, "endless", endless)
+    monkeypatch.setattr(fuzz_parsers, "INTERRUPT_SECONDS", 0.2)
+    assert fuzz_parsers.fuzz("endless", 1, seed=0)[1] == "endless: EndlessError: no return after 0.2 s of CPU: b'abc'"

@@ -87,10 +87,14 @@ long-fuzz:
 	$(BIN)/python -m tests.fuzz_parsers
 
 # Renews docs/benchmarks.md and the figures of the README, in a quarter of an hour on two cores that do nothing else.
+# $(VENV)/node has hangwatch as nodes have it, without the packages of the tests.
 bench: $(VENV)/.bench
 	$(BIN)/python -m compileall -q hangwatch
-	failed=; for part in detection.py culprit.py 'dump.py --rounds 2' \
-	  'node_cost.py --seconds 45 --beside $(VENV)/nvitop/bin/nvitop-exporter' scale.py; \
+	rm -rf build/lib
+	$(VENV)/node/bin/python -m pip --disable-pip-version-check --quiet install .
+	failed=; for part in detection.py culprit.py 'dump.py --rounds 2 --python $(VENV)/node/bin/python' \
+	  'node_cost.py --seconds 45 --beside $(VENV)/nvitop/bin/nvitop-exporter --python $(VENV)/node/bin/python' \
+	  scale.py; \
 	  do $(BIN)/python benchmarks/$$part --write || failed="$$failed $$part"; done; \
 	  $(BIN)/python -m benchmarks.plots && git diff --stat -- docs README.md; \
 	  test -z "$$failed" || { echo "missed a goal:$$failed"; exit 1; }
@@ -202,6 +206,7 @@ $(VENV)/.bench: $(VENV)/.test
 	$(PIP) install --editable '.[bench]'
 	$(PYTHON) -m venv $(VENV)/nvitop
 	$(VENV)/nvitop/bin/python -m pip --disable-pip-version-check --quiet install 'nvitop-exporter>=1.7,<2'
+	$(PYTHON) -m venv $(VENV)/node
 	touch $@
 
 $(VENV)/.release: $(VENV)/.installed

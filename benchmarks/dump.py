@@ -1,11 +1,12 @@
 """Cost of all stacks of a job: `hangwatch dump` beside the tools that a user would call for each process.
 
-    .venv/bin/python benchmarks/dump.py [--ranks 8] [--workers 8] [--rounds 3] [--write]
+    .venv/bin/python benchmarks/dump.py [--ranks 8] [--workers 8] [--rounds 3] [--python PATH] [--write]
 
 All tools read the same processes: ranks and their loader workers. They run in turn, so that other load on the machine
 affects all. By default hangwatch dumps these ranks twice, because none waits for others. "pause" is the longest time in
 which one rank was seen stopped (state t or T in /proc/PID/stat, read some thousand times a second). A tool that is not
-installed has no row. gdb prints C frames only. `hangwatch check` runs beside the same job; it dumps nothing.
+installed has no row. gdb prints C frames only. `hangwatch check` runs beside the same job; it dumps nothing. PATH
+is the Python of an installation as on nodes, without the packages of the tests.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from benchmarks import results  # noqa: E402
 from benchmarks.cli import Cost, children_of, cost_of, job, quietly  # noqa: E402
 from hangwatch.probes.process import pyspy  # noqa: E402
 
+PYSTACK = Path(sys.executable).with_name("pystack")
 OURS = "hangwatch dump --rounds 1"
-_IN_BIN = Path(sys.executable).with_name
 
 
 class Tool(NamedTuple):
@@ -79,25 +80,26 @@ def _for_each(*command: object) -> Callable[[Sequence[int], Sequence[int]], None
     return run
 
 
-def _dump(*options: str) -> Callable[[Sequence[int], Sequence[int]], None]:
+def _dump(hangwatch: Path, rounds: str) -> Callable[[Sequence[int], Sequence[int]], None]:
     def run(ranks: Sequence[int], _processes: Sequence[int]) -> None:
-        quietly(_IN_BIN("hangwatch"), "dump", *options, *(word for pid in ranks for word in ("--pid", pid)))()
+        quietly(hangwatch, "dump", "--rounds", rounds, *(word for pid in ranks for word in ("--pid", pid)))()
 
     return run
 
 
-def tools() -> Iterator[Tool]:
+def tools(hangwatch: Path) -> Iterator[Tool]:
     """Yield the tools that are installed."""
     py_spy = pyspy.find()
-    yield Tool(OURS, _dump("--rounds", "1"))
-    yield Tool("hangwatch dump, two rounds", _dump("--rounds", "2"))
+    yield Tool(OURS, _dump(hangwatch, "1"))
+    yield Tool("hangwatch dump, two rounds", _dump(hangwatch, "2"))
     yield Tool("py-spy dump --nonblocking", _for_each(py_spy, "dump", "--nonblocking", "--json", "--pid"))
     yield Tool("py-spy dump", _for_each(py_spy, "dump", "--json", "--pid"))
     yield Tool("py-spy dump --native", _for_each(py_spy, "dump", "--native", "--json", "--pid"))
-    if (pystack := _IN_BIN("pystack")).exists():
-        yield Tool("pystack remote", _for_each(pystack, "remote"))
+    if PYSTACK.exists():
+        yield Tool("pystack remote", _for_each(PYSTACK, "remote"))
     if gdb := shutil.which("gdb"):
         yield Tool("gdb, thread apply all bt", _for_each(gdb, "-batch", "-ex", "thread apply all bt", "-p"))
+    yield Tool("hangwatch check", lambda _ranks, _processes: quietly(hangwatch, "check")())
 
 
 def measure(tool: Tool, ranks: Sequence[int], processes: Sequence[int]) -> tuple[Cost, float]:
@@ -112,13 +114,13 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--workers", type=int, default=8, help="loader workers of each rank")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--python", type=Path, default=Path(sys.executable))
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    check = Tool("hangwatch check", lambda _ranks, _processes: quietly(_IN_BIN("hangwatch"), "check")())
     with ExitStack() as stack:
         processes = job(stack, options.ranks, options.workers)
         ranks = [pid for pid in processes if list(children_of(pid))] or processes
-        kinds = [*tools(), check]
+        kinds = list(tools(options.python.with_name("hangwatch")))
         turns = [[measure(tool, ranks, processes) for tool in kinds] for _ in range(options.rounds)]
     rows, cpu_seconds, wall_seconds = [], {}, {}
     for tool, measured in zip(kinds, zip(*turns, strict=True), strict=True):
@@ -142,7 +144,7 @@ def main() -> None:
         "seconds": wall_seconds[OURS],
     }
     table = results.Table(columns, tuple(rows))
-    results.report("dump", (table,), figures, programs=[_IN_BIN("pystack"), "gdb"], is_kept=options.write)
+    results.report("dump", (table,), figures, programs=[PYSTACK, "gdb"], is_kept=options.write)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Cost of hangwatch while all jobs are healthy: memory and CPU of the daemon and its GPU child.
 
     .venv/bin/python benchmarks/daemon_cost.py [--seconds 60] [--processes 600] [--without-checks] [--python PATH]
-        [--workers 64] [--beside PROGRAM] [--json]
+        [--workers 64] [--beside PROGRAM] [--real-driver] [--json]
 
 A real `hangwatch run` runs with its defaults (1 Hz, 8 GPUs of the fake driver, all checks on). Next to it are idle
 processes and a healthy torchrun-like job of 8 ranks; with `--workers`, its ranks have so many loader workers and make
@@ -10,7 +10,8 @@ Memory is Rss, and Pss, which counts only a part of each page that other process
 TracerPid of every rank and counts py-spy processes: both must stay 0 without a suspicion.
 
 `--beside` runs another exporter at the same time, on the same fake driver: nvitop-exporter, or a program with the
-same options `--port` and `--interval`. Both are scraped every five seconds.
+same options `--port` and `--interval`. Both are scraped every five seconds. `--real-driver` reads the node's own GPUs,
+which the job does not use.
 
 PATH is the Python of an installation as on nodes (`pip install .` into a separate environment). Such an
 installation lacks the modules that only the tests need. The daemon could load them here: msgspec imports
@@ -28,7 +29,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -138,6 +139,7 @@ def main() -> None:
     options.add_argument("--without-checks", action="store_true")
     options.add_argument("--python", default=sys.executable)
     options.add_argument("--beside", metavar="PROGRAM", help="another exporter, for example nvitop-exporter")
+    options.add_argument("--real-driver", action="store_true")
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
     python = os.path.abspath(chosen.python)  # noqa: PTH100 - do not resolve the environment's links
@@ -148,13 +150,12 @@ def main() -> None:
         crowd = [subprocess.Popen(["sleep", "1000"]) for _ in range(chosen.processes)]
         stack.callback(lambda: [one.kill() for one in crowd] and [one.wait() for one in crowd])
         run_id, ranks = start_job(chosen.workers, stack)
-        driver = FakeDriver(compile_library(folder), folder / "gpus", h100())
-        driver.add(*(f"gpu {i} pids {pid}" for i, pid in enumerate(ranks)))
+        environ = {} if chosen.real_driver else _fake_driver(folder, ranks)
         settings = _settings(with_checks=not chosen.without_checks)
-        daemon = stack.enter_context(RealDaemon(folder / "hw", driver.environ, python=python, **settings))
-        other = start_beside(beside, driver.environ, folder / "beside.log", stack) if beside else None
+        daemon = stack.enter_context(RealDaemon(folder / "hw", {**os.environ, **environ}, python=python, **settings))
+        other = start_beside(beside, environ, folder / "beside.log", stack) if beside else None
         time.sleep(15)  # the start is not measured
-        assert daemon.job_state(run_id) == "training", daemon.log
+        assert chosen.real_driver or daemon.job_state(run_id) == "training", daemon.log
         meters = {"hangwatch": Meter(daemon.process.pid)} | ({"beside": Meter(other[0])} if other else {})
         with scraped(f"http://{daemon.address}/metrics", *(other[1:] if other else ())):
             began, traced, dumpers = time.monotonic(), 0, 0
@@ -182,6 +183,12 @@ def main() -> None:
     print(json.dumps(rows, indent=1) if chosen.json else "\n".join(map(_line, rows)))
     note = f"over {wall:.0f} s; dumps {dumps:.0f}, py-spy processes {dumpers}, traced ranks {traced}"
     print(note, file=sys.stderr if chosen.json else sys.stdout)
+
+
+def _fake_driver(folder: Path, ranks: Iterable[int]) -> Mapping[str, str]:
+    driver = FakeDriver(compile_library(folder), folder / "gpus", h100())
+    driver.add(*(f"gpu {i} pids {pid}" for i, pid in enumerate(ranks)))
+    return driver.environ
 
 
 def _settings(*, with_checks: bool) -> dict[str, dict[str, object]]:

@@ -62,7 +62,7 @@ def live(daemon: RealDaemon, driver: FakeDriver) -> Usage:
     """Run one job until it pages. Return the resources in use at the page."""
     with SimulatedNode(RANKS) as node:
         healthy = [*h100(RANKS), *(f"gpu {index} pids {pid}" for index, pid in enumerate(node.pids))]
-        # A GPU whose rank is found after the job is at work never works here, and a job of such GPUs pages later.
+        # If the daemon found a rank only after the hang began, it would never see the rank's GPU work, and page later.
         wait_for(
             lambda: [ranks for _, ranks in daemon.samples("hangwatch_job_ranks", job_id=node.run_id)] == [RANKS],
             "all ranks",

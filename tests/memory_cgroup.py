@@ -17,7 +17,7 @@ from tests.conftest import wait_for
 
 
 class MemoryCgroup:
-    """A control group with a memory limit in bytes. See cgroup-v2.rst and cgroup-v1/memory.rst."""
+    """A control group with a memory limit in bytes and no swap. See cgroup-v2.rst and cgroup-v1/memory.rst."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -25,6 +25,9 @@ class MemoryCgroup:
 
     def limit(self, limit_bytes: int) -> None:
         (self.folder / ("memory.max" if self._is_v2 else "memory.limit_in_bytes")).write_text(str(limit_bytes))
+        for name, swap in (("memory.swap.max", 0), ("memory.memsw.limit_in_bytes", limit_bytes)):
+            if (self.folder / name).exists():  # the kernel counts swap
+                (self.folder / name).write_text(str(swap))
 
     @property
     def peak_bytes(self) -> int:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import signal
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -50,3 +53,20 @@ def test_memory_limits_exceed_usage_under_hostile_users(fake_driver: FakeDriver)
             peak_bytes, oom_kills = group.peak_bytes, group.oom_kills
     print(f"{peak_bytes / MEBIBYTE:.0f} of {limit_bytes / MEBIBYTE:.0f} MiB at most, {oom_kills} OOM kills")
     assert (oom_kills, peak_bytes < limit_bytes / 2) == (0, True), f"{peak_bytes / MEBIBYTE:.0f} MiB"
+
+
+RANK = "import sys; held = []\nwhile len(held) < int(sys.argv[1]): held.append(bytes([1]) * (1 << 20))"
+
+
+def test_out_of_memory_the_kernel_kills_hangwatch_and_not_the_rank(fake_driver: FakeDriver) -> None:
+    """Start the daemon with the OOM score of its unit. A larger process then needs the memory that the daemon holds."""
+    unit = (ROOT / "deploy/systemd/hangwatch.service").read_text()
+    (score,) = re.findall(r"^OOMScoreAdjust=(\d+)$", unit, re.MULTILINE)
+    fake_driver.write(h100(1))
+    with memory_cgroup(256 * MEBIBYTE) as group:
+        prefix = group.joining("choom", f"--adjust={score}", "--")
+        with RealDaemon(fake_driver.scenario.parent / "hw", fake_driver.environ, prefix=prefix) as daemon:
+            rank = subprocess.run(group.joining(sys.executable, "-c", RANK, "232"), check=False, timeout=120)
+            assert rank.returncode == 0, "the kernel killed the rank"
+            assert daemon.process.wait(60) == -signal.SIGKILL
+        assert group.oom_kills > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -29,7 +30,6 @@ from hangwatch.store import incident_folders as folders
 from hangwatch.store.store_lock import LOCK_FILE
 from hangwatch.words import incident_name
 from tests import samples
-from tests.conftest import wait_for
 
 FILES = {"report.txt": "text", "report.html": "<p>", "dumps/20260314T031501Z-round1/rank0.txt": "Process 1: x"}
 DAY = 86400.0
@@ -651,51 +651,52 @@ def test_leftover_of_an_earlier_version_is_removed_under_the_lock(tmp_path: Path
     assert not list(kept.incidents.iterdir())
 
 
-WRITER = """
-    import sys
-    from pathlib import Path
-    from hangwatch import store
-    from hangwatch.model import JobState
-    from tests import samples
-    kept = store.open_writable(Path(sys.argv[1]))
-    files = {"report.txt": "t" * 200_000, "report.html": "h" * 200_000}
-    files |= {f"dumps/r{n}/rank{m}.txt": "d" * 20_000 for n in range(3) for m in range(8)}
-    for number in range(10_000):
-        incident = samples.replaced(samples.loader_hang(), incident_id=f"i{number // 4}", opened_unix_seconds=1e9 + number // 4)
-        kept.save(incident, files)
-        print(number, flush=True)
-"""
+CHANGES = frozenset({"mkdir", "open", "write", "flush", "fsync", "rename", "unlink"})
 
 
-@pytest.mark.parametrize("saves", [1, 2, 3, 5, 6, 9])
-def test_kill_9_in_the_middle_of_saving_leaves_a_loadable_store(tmp_path: Path, saves: int) -> None:
-    """Kill the writer while it saves a new folder or updates an old one."""
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as writer:
-        assert writer.stdout is not None
-        for _ in range(saves):
-            assert writer.stdout.readline()
-        incidents = tmp_path / "incidents"
+def is_killed_while_saving(calls: int, save: Callable[[], object]) -> bool:
+    """Run `save` in a fork that sends itself SIGKILL after so many calls of `CHANGES`. False if it needs fewer calls."""
+    writer = os.fork()
+    if writer == 0:
+        left = iter(range(calls - 1, -1, -1))
 
-        def under_way() -> bool:
-            found = (name for _, folders, files in os.walk(incidents) for name in (*folders, *files))
-            return any(name.startswith(".tmp-") for name in found)
+        def count(_frame: object, event: str, function: object) -> None:
+            if event == "c_return" and getattr(function, "__name__", "") in CHANGES and next(left) == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
 
-        wait_for(under_way, "a save under way", 20)
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-    finished = (saves + 3) // 4
-    kept = open_writable(tmp_path)
-    assert not list(incidents.rglob(".tmp-*"))
-    found = kept.summaries()
-    assert len(found) >= finished
-    for summary in found:
-        assert not summary.problem
-        folder = kept.find(summary.folder)
-        incident_file.load(folder)
-        assert {"incident.json", "report.txt", "report.html"} <= set(tree(folder))
-        assert {len(content) for name, content in tree(folder).items() if name.startswith("dumps/")} == {20_000}
+        try:
+            sys.setprofile(count)
+            save()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    status = os.waitpid(writer, 0)[1]
+    assert status in (0, signal.SIGKILL), "the save failed"
+    return status == signal.SIGKILL
+
+
+@pytest.mark.parametrize("is_update", [False, True], ids=["new", "update"])
+def test_sigkill_at_any_call_of_a_save_leaves_each_file_old_or_new(tmp_path: Path, is_update: bool) -> None:
+    later = replace(at(1e9), state=JobState.ENDED)
+    new_files = {"report.txt": "newer", "report.html": "<b>", "dumps/20260314T031502Z-round2/rank0.txt": "Process 2: x"}
+    complete = open_writable(tmp_path / "complete")
+    if is_update:
+        complete.save(at(1e9), FILES)
+    complete.save(later, new_files)
+    new = tree(complete.incidents)
+    for calls in itertools.count(1):
+        kept = open_writable(tmp_path / str(calls))
+        if is_update:
+            kept.save(at(1e9), FILES)
+        before = tree(kept.incidents)
+        was_killed = is_killed_while_saving(calls, lambda kept=kept: kept.save(later, new_files))  # type: ignore[misc]
+        after = tree(open_writable(kept.root).incidents)
+        if not was_killed:
+            break
+        torn = [name for name in {**before, **after} if after.get(name) not in (before.get(name), new.get(name))]
+        assert not torn, f"neither old nor new after {calls} calls: {torn}"
+        assert is_update or after in ({}, new), f"half a folder after {calls} calls"
+    assert calls > 2 * len(new_files)
 
 
 @pytest.fixture

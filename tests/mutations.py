@@ -435,6 +435,15 @@ class Copy:
         self, tests: Sequence[str], run_seconds: float = RUN_SECONDS, test_seconds: float = TEST_SECONDS
     ) -> str:
         """Run these tests until one fails. Return the line of pytest about it, or an empty text if all pass."""
+        report = self.report(tests, run_seconds, test_seconds)
+        failed = re.search(r"^(?:FAILED|ERROR) tests/.*", report, re.MULTILINE)
+        return failed[0] if failed else report.strip().rpartition("\n")[2]
+
+    def report(self, tests: Sequence[str], run_seconds: float = RUN_SECONDS, test_seconds: float = TEST_SECONDS) -> str:
+        """Run these tests until one fails. Return the output of pytest, or an empty text if all pass.
+
+        For each call that led to the failure the output has a line of the source.
+        """
         command = [
             ROOT / "tests" / "worker",
             sys.executable,
@@ -443,6 +452,8 @@ class Copy:
             "-x",
             "-q",
             "--no-header",
+            "--tb=short",
+            "--show-capture=no",
             "-p",
             "no:cacheprovider",
         ]
@@ -455,10 +466,7 @@ class Copy:
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return f"no end after {run_seconds:g} s"
-        if done.returncode == 0:
-            return ""
-        failed = re.search(r"^(?:FAILED|ERROR) tests/.*", done.stdout, re.MULTILINE)
-        return failed[0] if failed else f"pytest ended with {done.returncode}"
+        return f"{done.stdout}\npytest ended with {done.returncode}" if done.returncode else ""
 
 
 def run(tried: Sequence[Mutant], copies: Sequence[Copy]) -> list[Mutant]:

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import re
 import sys
 from collections.abc import Iterator
 from itertools import groupby
@@ -41,7 +44,9 @@ class Guard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A fault. `noticed` is the time until hangwatch notices it, and how.
 
-    `test` is the pytest node that fails without the guard. `fails_with` is a part of the line of pytest about it.
+    The cells name settings and limits of the code: "{config:Gpu.sample_seconds + probes.child:KILL_SECONDS} s".
+    `test` is the pytest node that fails without the guard. `fails_with` is a part of its traceback in pytest's short
+    form: of an assertion, of another line of source, or of the exception.
     """
 
     name: str
@@ -60,6 +65,20 @@ def load_rows() -> tuple[Row, ...]:
     return msgspec.convert(tomllib.loads(TABLE.read_text())["fault"], tuple[Row, ...])
 
 
+def _limit(reference: str) -> float:
+    """Return a constant of the code, a field of an object, or the default of a parameter: "MODULE:NAME.NAME"."""
+    module, _, path = reference.partition(":")
+    value = importlib.import_module(f"hangwatch.{module}")
+    for name in path.split("."):
+        value = inspect.signature(value).parameters[name].default if callable(value) else getattr(value, name)
+    return float(value)  # type: ignore[arg-type]
+
+
+def filled(cell: str) -> str:
+    """Replace each sum of limits in braces by its value."""
+    return re.sub(r"\{(.+?)\}", lambda match: f"{sum(map(_limit, match[1].split(' + '))):g}", cell)
+
+
 def page_lines(rows: tuple[Row, ...]) -> Iterator[str]:
     """Yield the lines of the table in docs/reliability.md. Rows with the same consequences share a line."""
     yield "| broken | still works | noticed | lost |"
@@ -68,4 +87,4 @@ def page_lines(rows: tuple[Row, ...]) -> Iterator[str]:
         yield f"| **{group}** | | | |"
         for consequences, alike in groupby(members, lambda row: (row.works, row.noticed, row.lost)):
             cells = ("" if cell == usual else f"{cell} " for cell, usual in zip(consequences, USUAL, strict=True))
-            yield f"| {'; '.join(row.broken for row in alike)} | {'| '.join(cells)}|"
+            yield filled(f"| {'; '.join(row.broken for row in alike)} | {'| '.join(cells)}|")

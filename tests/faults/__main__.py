@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,13 +20,14 @@ from tests.faults import Row, load_rows
 from tests.mutations import Copy
 
 TEST_SECONDS = 60.0  # without its guard, a test may wait for what never happens
+BROKEN_CODE = re.compile(r"^E +(?:NameError|UnboundLocalError|AttributeError|TypeError|ImportError)\b", re.MULTILINE)
 
 
 def find_flaw(copy: Copy, row: Row) -> str:
     """Run the test of the row with its guard and without it. Return why the row is not proved, or an empty text."""
     tests = [row.test.removeprefix("tests/")]
-    if failure := copy.first_failure(tests):
-        return f"fails with its guard: {failure}"
+    if report := copy.report(tests, test_seconds=TEST_SECONDS):
+        return f"fails with its guard: {traceback(report)}"
     changed = row.guard.removed_from((copy.folder / row.guard.file).read_text())
     with copy.changed(row.guard.file, changed):
         if row.guard.file.endswith(".py"):  # an undefined name or a syntax error is no proof
@@ -33,11 +35,18 @@ def find_flaw(copy: Copy, row: Row) -> str:
             checked = subprocess.run(command, cwd=copy.folder, capture_output=True, text=True, check=False)
             if checked.returncode:
                 return f"its change is not valid: {checked.stdout}"
-        failure = copy.first_failure(tests, test_seconds=TEST_SECONDS)
-    if not failure:
+        report = copy.report(tests, test_seconds=TEST_SECONDS)
+    if not report:
         return "passes without its guard"
-    is_meant = failure.startswith(f"FAILED {row.test}") and row.fails_with in failure
-    return "" if is_meant else f"fails for another reason: {failure}"
+    is_meant = f"\nFAILED {row.test}" in report and row.fails_with in traceback(report)
+    is_broken = BROKEN_CODE.search(report) is not None and not BROKEN_CODE.search(row.fails_with)
+    return "" if is_meant and not is_broken else f"fails for another reason: {traceback(report)}"
+
+
+def traceback(report: str) -> str:
+    """Return the part of pytest's output about the failure; the whole output if it has no such part."""
+    found = re.search(r"^=+ (?:FAILURES|ERRORS) =+\n.*\n(.*?)^=+ short test summary", report, re.MULTILINE | re.DOTALL)
+    return found[1] if found else report
 
 
 def main() -> int:

@@ -96,9 +96,12 @@ def test_only_what_may_belong_to_a_job_is_read(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: becomes another user")
 def test_an_environment_that_may_not_be_read_is_a_fault_with_the_remedy(tmp_path: Path) -> None:
     with targets.python(targets.SLEEPING, tmp_path, RANK="3") as pid:
+        permitted = look(ProcessScan(), pid)
         (found,) = (one for one in _scan_as_nobody() if one.id.pid == pid)
+    assert (permitted.environ["RANK"], permitted.faults) == ("3", ())
+    assert [fault.reason for fault in found.faults] == ["PermissionDenied"]
     (fault,) = found.faults
-    assert (found.environ, fault.subject, fault.reason) == ({}, f"pid {pid}", "PermissionDenied")
+    assert (found.environ, found.cmdline, fault.subject) == ({}, permitted.cmdline, f"pid {pid}")
     assert "CAP_SYS_PTRACE" in fault.remedy and "environ" in fault.detail
 
 

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -99,6 +99,31 @@ def test_state_directory_that_is_removed_is_made_and_locked_again(
         with pytest.raises(StoreTakenError):
             Store(state).lock()
         assert (state / "incidents").is_dir()
+
+
+@needs_root
+@pytest.mark.parametrize("is_full", [True, False], ids=["full", "read-only"])
+def test_store_that_cannot_be_written_is_a_problem_until_it_can(small_disk: Path, is_full: bool) -> None:
+    filler, words = small_disk / "filler", "the disk is full" if is_full else "read-only"
+    with keeping_in(small_disk / "state") as (common, keeping):
+        if is_full:
+            with suppress(OSError):
+                filler.write_bytes(bytes(4 << 20))
+        else:
+            subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+        for write in (keeping._write_pending, keeping._tend_store):
+            keeping.save(SaveIncident(incident=samples.loader_hang(), is_watched=False))
+            write()
+            assert words in (common.board.snapshot.store_problem or "no problem")
+        if is_full:
+            filler.unlink()
+        else:
+            subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+        keeping._tend_store()
+        assert common.board.snapshot.store_problem is None
+        keeping._write_pending()
+    (folder,) = Store(small_disk / "state").incidents.iterdir()
+    assert incident_file.load(folder).incident_id == samples.loader_hang().incident_id
 
 
 def test_hang_that_is_handed_over_late_is_written_or_given_up_by_name(

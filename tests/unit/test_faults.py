@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from tests.faults import PAGE, ROOT, Row, load_rows, page_lines
 
 FEWEST = 50
+SHORTEST_REASON = 15  # an "AssertionError" can have any cause
 
 
 def function_names(path: Path) -> set[str]:
@@ -25,7 +27,10 @@ def test_the_table_has_at_least_fifty_rows_each_with_its_own_name_and_cells() ->
     assert len({row.name for row in rows}) == len(rows) >= FEWEST
     for row in rows:
         assert all((row.broken, row.works, row.noticed, row.lost, row.fails_with)), row.name
-        assert "|" not in row.broken + row.works + row.noticed + row.lost, row.name
+        cells = row.broken + row.works + row.noticed + row.lost
+        assert "|" not in cells, row.name
+        assert not re.search(r"\d (?:s|min|h)\b", cells), f"{row.name}: name the setting or limit in braces"
+        assert len(row.fails_with) >= SHORTEST_REASON and "Timeout (" not in row.fails_with, row.name
         assert row.guard.replacement != row.guard.text, row.name
 
 

@@ -157,12 +157,12 @@ def test_pyspy_beside_the_interpreter_is_preferred(tmp_path: Path, monkeypatch: 
 def test_missing_pyspy_has_the_install_command_as_remedy(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", str(target.folder / "python"))
     monkeypatch.setenv("PATH", str(target.folder / "bin"))
-    assert pyspy.find() is None
     answer = pyspy.dump(TARGET, deadline_seconds=5.0, proc_root=target.proc)
     fault = fault_of(answer)
     assert (fault.reason, fault.about, fault.detail) == ("NoPyspy", "tool", "py-spy was not found")
     assert "pip install 'py-spy>=0.4.1'" in fault.remedy
     assert (answer.duration_seconds, answer.paused, answer.state_after) == (0.0, False, "S")
+    assert pyspy.find() is None
 
 
 @pytest.mark.parametrize(

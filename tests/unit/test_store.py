@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -697,20 +697,6 @@ def test_sigkill_at_any_call_of_a_save_leaves_each_file_old_or_new(tmp_path: Pat
         assert not torn, f"neither old nor new after {calls} calls: {torn}"
         assert is_update or after in ({}, new), f"half a folder after {calls} calls"
     assert calls > 2 * len(new_files)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system of 2 MiB and return its path."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m,mode=0755", "tmpfs", str(place)], capture_output=True, text=True
-    )
-    if done.returncode:
-        pytest.skip(f"cannot mount a small tmpfs: {done.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
 
 
 @needs_root

@@ -126,6 +126,11 @@ def test_a_slow_server_is_nothing_to_unmount() -> None:
     assert "umount" not in found.remedy and "nfsstat" in found.remedy
 
 
+def test_slow_state_directory_is_a_warning(tree: NodeTree) -> None:
+    result = run("storage", tree.node(state_directory=tree.root), slow_seconds=0.0)
+    assert status_and_reason(result) == ("WARNING", "StorageSlow")
+
+
 def test_a_child_that_cannot_be_started_is_unknown(tree: NodeTree, monkeypatch: pytest.MonkeyPatch) -> None:
     mounted(tree, ("data", "nfs4"))
     monkeypatch.setattr(filesystems.sys, "executable", str(tree.write("python", "not executable")))

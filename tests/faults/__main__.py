@@ -45,7 +45,9 @@ def find_flaw(copy: Copy, row: Row) -> str:
 
 def traceback(report: str) -> str:
     """Return the part of pytest's output about the failure; the whole output if it has no such part."""
-    found = re.search(r"^=+ (?:FAILURES|ERRORS) =+\n[^\n]*\n(.*?)^=+ short test summary", report, re.MULTILINE | re.DOTALL)
+    found = re.search(
+        r"^=+ (?:FAILURES|ERRORS) =+\n[^\n]*\n(.*?)^=+ short test summary", report, re.MULTILINE | re.DOTALL
+    )
     return found[1] if found else report
 
 

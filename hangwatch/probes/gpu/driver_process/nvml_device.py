@@ -68,6 +68,7 @@ class Gpu:
         self.power_limit_watts = scaled(self.ask(pynvml.nvmlDeviceGetEnforcedPowerLimit), 1e-3)
         self.static_faults = tuple(self.faults)
         self.pids: tuple[int, ...] = ()
+        self.energy_joules: float | None = None
         self.gpm: Any = None
         """The last reading of module `gpm`."""
 

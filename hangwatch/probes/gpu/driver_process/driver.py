@@ -22,7 +22,7 @@ SAMPLE = "sample"
 """The purpose of driver calls for a sample."""
 
 FULL_EVERY_SECONDS = 10.0
-"""Period of full samples: also the compute processes, and the energy, whose call takes 4.5 ms of CPU on an H200."""
+"""Period of full samples: also the compute processes, and the energy. Its call takes 4.5 ms of CPU on an H200."""
 
 
 class Driver:

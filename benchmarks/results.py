@@ -31,8 +31,8 @@ FIGURES = {
     "culprit": "{right:g} of {guilty:g} guilty ranks named, {check first:g} to check first, {silent:g} not, "
     "{wrong:g} innocent named",
     "dump": "`hangwatch dump --rounds 1`, 72 processes: {CPU, py-spy = 1:.1f} times the CPU of `py-spy dump` for each",
-    "overhead": "daemon, 8 ranks with 64 workers: {CPU ratio, 8 ranks, 64 loader workers:.2f} times the CPU of "
-    "nvitop-exporter, {Rss MiB, 8 ranks, 64 loader workers:.0f} MiB",
+    "overhead": "daemon, 8 fake GPUs, 64 loader workers: {CPU ratio, 8 ranks, 64 loader workers:.2f} times the CPU of "
+    "nvitop-exporter, {Rss MiB, 8 ranks, 64 loader workers:.0f} MiB; more than it on one real GPU",
 }
 """The figures of the README: a sentence for each result."""
 

@@ -118,6 +118,8 @@ class JobConnections:
         self._of_one_node: frozenset[str] = frozenset()
         self._is_partial = False
         self._others: dict[tuple[int, str], tuple[str, int] | None] = {}
+        in_job = dict.fromkeys((*self._rank_of, *self._launchers))
+        self._holders = blocked_call.JobHolders(in_job, self._links_of, {})
 
     def begin_round(self) -> None:
         """Read the connections of every network namespace of the job, and the processes that hold them."""
@@ -575,9 +577,8 @@ class JobConnections:
         if not link.startswith(("pipe:", "socket:")) or call.descriptors[0] in (self._held(pid) or {}):
             return [], False
         if (pid, link) not in self._others:
-            inside = (*self._rank_of, *self._launchers)
             end = time.monotonic() + _SEARCH_SECONDS
-            other_end = blocked_call.find_other_process(pid, call.descriptors[0], inside, end, self._root)
+            other_end = blocked_call.find_other_process(pid, call.descriptors[0], self._holders, end, self._root)
             self._others[pid, link] = None if other_end is None or self._is_of_job(other_end[1]) else other_end
         other_end = self._others[pid, link]
         if other_end is None or other_end[1] in self._rank_of:

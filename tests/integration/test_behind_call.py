@@ -20,6 +20,7 @@ from hangwatch import config
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.capture.request import CaptureRequest
 from hangwatch.model import CallTarget, Job, KernelCall, Rank, Worker
+from hangwatch.probes.network import sockets
 from hangwatch.probes.process import blocked_call, main_thread, procfs
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
@@ -144,6 +145,31 @@ def test_a_path_on_a_dead_file_system_is_told_and_not_followed(tmp_path: Path) -
     code = f"ready()\nopen({str(tmp_path / 'mnt/shard-3')!r})"
     with dead_mount(tmp_path / "mnt"), targets.python(code, tmp_path) as pid:
         assert read_call(pid, "openat").path == f"{tmp_path}/mnt/shard-3"
+
+
+def test_searches_of_a_job_find_its_own_processes_before_those_outside() -> None:
+    read_end, write_end = os.pipe()
+    with contextlib.ExitStack() as stack:
+
+        def start(stdin: int, stdout: int) -> int:
+            process = stack.enter_context(subprocess.Popen(["sleep", "600"], stdin=stdin, stdout=stdout))
+            stack.callback(process.kill)
+            return process.pid
+
+        outside = start(subprocess.DEVNULL, write_end)
+        readers = [start(read_end, subprocess.DEVNULL) for _ in range(2)]
+        sibling = start(read_end, write_end)
+        os.close(read_end)
+        os.close(write_end)
+
+        def found_by(pids: list[int]) -> list[tuple[str, int] | None]:
+            links = {pid: frozenset(sockets.descriptors(pid, procfs.PROC).values()) for pid in pids}
+            job = blocked_call.JobHolders(dict.fromkeys(pids), links.__getitem__, {})
+            end = time.monotonic() + 60
+            return [blocked_call.find_other_process(pid, 0, job, end, procfs.PROC) for pid in pids]
+
+        assert found_by(readers) == [("pipe", outside)] * 2
+        assert found_by([*readers, sibling]) == [*[("pipe", sibling)] * 2, ("pipe", outside)]
 
 
 def test_process_that_has_continued_has_no_blocked_call() -> None:

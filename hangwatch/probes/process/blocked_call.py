@@ -9,9 +9,10 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -85,14 +86,26 @@ def read_thread(
     )
 
 
+class JobHolders(NamedTuple):
+    """A memory shared by the searches of a job's processes: no process is read again for each of them.
+
+    `links_of` returns the links of one of `pids`, the processes of the job. `strangers` has the process outside the
+    job that holds a link, by link and mode; None: no process does.
+    """
+
+    pids: Mapping[int, None]
+    links_of: Callable[[int], Container[str]]
+    strangers: dict[tuple[str, int], int | None]
+
+
 def find_other_process(
-    pid: int, descriptor: int, related_pids: Iterable[int], end: float, proc_root: Path
+    pid: int, descriptor: int, job: JobHolders, end: float, proc_root: Path
 ) -> tuple[str, int] | None:
     """Return the kind and the process at the other end of a pipe ("pipe") or Unix socket ("unix").
 
-    None if the descriptor is something else, or if no other process was found. The arguments are those of `read`.
+    None if the descriptor is something else, or if no other process was found. `end` is that of `read`.
     """
-    found = _behind(pid, descriptor, _Search(pid, related_pids, end, proc_root), proc_root)
+    found = _behind(pid, descriptor, _Search(pid, job.pids, end, proc_root, job), proc_root)
     if found is None or found.kind not in ("pipe", "unix") or found.other_pid in (None, pid):
         return None
     return found.kind, found.other_pid
@@ -192,11 +205,14 @@ def _socket(inode: int, search: _Search) -> CallTarget | None:
 class _Search:
     """A search for the process that holds a pipe or socket: among children and `kin`, then on the node until `end`.
 
-    `end` is CLOCK_MONOTONIC in seconds.
+    `end` is CLOCK_MONOTONIC in seconds. `job` is shared by the searches of the job's processes.
     """
 
-    def __init__(self, pid: int, kin: Iterable[int], end: float, proc_root: Path) -> None:
+    def __init__(
+        self, pid: int, kin: Iterable[int], end: float, proc_root: Path, job: JobHolders | None = None
+    ) -> None:
         self._pid, self._end, self._root = pid, end, proc_root
+        self._job = job or JobHolders({}, lambda _: (), {})
         children = procfs.read_children(pid, proc_root, _MOST_CHILDREN)
         self._near = dict.fromkeys(other for other in (*children, *kin) if other != pid)
 
@@ -215,12 +231,27 @@ class _Search:
 
         (None, "") if none was found. The process itself is tried last.
         """
-        for pid in itertools.chain(self._near, self._others(), [self._pid]):
-            if _has(pid, link, mode, self._root):
-                return pid, _comm(pid, self._root)
+        holder = self._first_of(self._near, link, mode) or self._find_stranger(link, mode)
+        holder = holder or self._first_of([self._pid], link, mode)
+        return (None, "") if holder is None else (holder, _comm(holder, self._root))
+
+    def _find_stranger(self, link: str, mode: int) -> int | None:
+        known = self._job.strangers
+        if (link, mode) in known:
+            return known[link, mode]
+        holder = self._first_of(self._others(), link, mode)
+        if holder is not None or time.monotonic() <= self._end:
+            known[link, mode] = holder
+        return holder
+
+    def _first_of(self, pids: Iterable[int], link: str, mode: int) -> int | None:
+        for pid in pids:
+            may_have = pid not in self._job.pids or link in self._job.links_of(pid)
+            if may_have and _has(pid, link, mode, self._root):
+                return pid
             if time.monotonic() > self._end:
                 break
-        return None, ""
+        return None
 
     def _others(self) -> Iterator[int]:
         with os.scandir(self._root) as entries:

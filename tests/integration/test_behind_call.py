@@ -54,7 +54,7 @@ def read_call(pid: int, name: str, kin: tuple[int, ...] = ()) -> KernelCall:
     """
     wait_for(lambda: (call := main_thread.read_call(pid, procfs.PROC)) and call.name == name, f"{pid} to be in {name}")
     seen = [main_thread.read_call(pid, procfs.PROC)] * 2
-    found = blocked_call.read(pid, seen, kin, time.monotonic() + 2, procfs.PROC)
+    found = blocked_call.read(pid, seen, kin, time.monotonic() + 60, procfs.PROC)
     assert found is not None
     return found
 
@@ -204,7 +204,8 @@ def looked_at(pids: list[int], workers: Mapping[int, int] = {}, table: activity.
         for number, pid in enumerate(pids)
     )
     job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=ranks, world_size=len(ranks), job_key="x")
-    return diagnose_job(job, CaptureRequest(settings=config.Capture(rounds=2, pause_seconds=0.2), node="here"), table)
+    limits = config.Capture(rounds=2, pause_seconds=0.2, dump_deadline_seconds=60.0)
+    return diagnose_job(job, CaptureRequest(settings=limits, node="here"), table)
 
 
 def test_verdict_has_the_blocked_call_of_the_named_rank_only(tmp_path: Path) -> None:

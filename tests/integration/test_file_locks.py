@@ -28,7 +28,7 @@ from hangwatch.verdict.wording import clauses
 from tests.conftest import wait_for
 from tests.integration import targets
 
-SETTINGS = config.Capture(rounds=2, pause_seconds=0.1)
+SETTINGS = config.Capture(rounds=2, pause_seconds=0.1, dump_deadline_seconds=60.0)
 WAITS = "import fcntl\nlock = open(folder + '/the.lock', 'r+')\nready()\n{how}"
 HOLDS = """
 import fcntl, os, sys
@@ -151,8 +151,8 @@ def test_holder_of_lock_file_is_known_if_the_pollers_have_it_open(tries: str, is
             (tmp_path / str(number)).mkdir()
             pids.append(stack.enter_context(targets.python(code, tmp_path / str(number), LOCK=str(lock))))
         job = structs.replace(job_of_pids(pids), world_size=4)
-        request = CaptureRequest(settings=config.Capture(rounds=3, pause_seconds=0.5), node="here")
-        look = diagnose_job(job, request, TABLE)
+        settings = structs.replace(SETTINGS, rounds=3, pause_seconds=0.5)
+        look = diagnose_job(job, CaptureRequest(settings=settings, node="here"), TABLE)
     held = {member.id.pid: member.waits.file_lock for member in look.grouping.members}
     holders = [lock and lock.holder_pid for lock in map(held.get, pids[1:])]
     assert holders == ([pids[0]] * 3 if is_open else [None] * 3)

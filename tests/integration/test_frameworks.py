@@ -38,7 +38,7 @@ from tests.servers import free_port
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
 
 PROGRAMS = Path(__file__).parents[1] / "jobs"
-QUICK = config.Capture(rounds=3, pause_seconds=1.0)
+QUICK = config.Capture(rounds=3, pause_seconds=1.0, dump_deadline_seconds=60.0)
 FOUND_SECONDS = 30
 NOTEBOOK = """
 import os, time

@@ -20,7 +20,7 @@ from hangwatch.verdict.diagnosis import Diagnosis, diagnose
 from tests.conftest import wait_for
 from tests.integration import targets
 
-QUICK = config.Capture(rounds=2, pause_seconds=0.2)
+QUICK = config.Capture(rounds=2, pause_seconds=0.2, dump_deadline_seconds=60.0)
 V1 = Path("/sys/fs/cgroup/freezer")
 V2 = next((root for root in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
            if (root / "cgroup.controllers").exists()), Path("/sys/fs/cgroup"))  # fmt: skip

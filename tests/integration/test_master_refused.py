@@ -29,7 +29,7 @@ from tests.conftest import wait_for
 
 pytestmark = pytest.mark.timeout(400)
 
-QUICK = config.Capture(rounds=3, pause_seconds=0.2)
+QUICK = config.Capture(rounds=3, pause_seconds=0.2, dump_deadline_seconds=60.0)
 JOINS = """
 import datetime, torch.distributed
 torch.distributed.init_process_group("gloo", timeout=datetime.timedelta(minutes=10))

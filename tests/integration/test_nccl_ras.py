@@ -29,6 +29,7 @@ SETTINGS = config.Capture(
     nccl_ras=True,
     rounds=2,
     pause_seconds=0.1,
+    dump_deadline_seconds=60.0,
     nccl_ras_pause_seconds=0.1,
     nccl_ras_deadline_seconds=120.0,
     nccl_ras_min_age_seconds=0.0,
@@ -254,7 +255,7 @@ def test_reason_of_missing_nccl_counts_is_in_the_notes(how: str, reason: str, tm
 @needs_networks
 def test_nccl_by_default_is_not_asked(tmp_path: Path) -> None:
     """Do not query RAS by default: some versions of NCCL crash when queried, and no default may harm a job."""
-    settings = config.Capture(rounds=2, pause_seconds=0.1, nccl_ras_min_age_seconds=0.0)
+    settings = structs.replace(SETTINGS, nccl_ras=config.Capture().nccl_ras)
     (tmp_path / "answer").write_text(FOUR)
     with process(tmp_path) as pid:
         look = diagnose_job(

@@ -20,7 +20,7 @@ from tests.integration import targets
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 
-SETTINGS = config.Capture(rounds=3, pause_seconds=1.0)
+SETTINGS = config.Capture(rounds=3, pause_seconds=1.0, dump_deadline_seconds=60.0)
 # TCP as between nodes: over shared memory TensorPipe always polls in its own thread.
 RANK = """
 import hashlib, os, threading

@@ -24,7 +24,7 @@ from hangwatch.verdict.wording import clauses
 from tests.conftest import wait_for
 from tests.integration import targets
 
-SETTINGS = config.Capture(rounds=2, pause_seconds=0.1)
+SETTINGS = config.Capture(rounds=2, pause_seconds=0.1, dump_deadline_seconds=60.0)
 # Each rank opens the semaphore by its name, as ranks of a torchrun job must.
 OPENS = """
 import _multiprocessing, os, sys

@@ -35,7 +35,7 @@ from tests.conftest import identity, wait_for
 from tests.fake_driver import FakeDriver, uuid_of
 from tests.integration import targets
 
-SETTINGS = config.Capture(rounds=3, pause_seconds=1.0)
+SETTINGS = config.Capture(rounds=3, pause_seconds=1.0, dump_deadline_seconds=60.0)
 CONNECT = "import os, socket, select, selectors\npeer = socket.create_connection(('127.0.0.1', {port}))\n"
 SPINS = (
     "import hashlib\nready()\nhashlib.pbkdf2_hmac('sha256', b'a', b'b', (1 << 31) - 1)"  # one C call, without the GIL
@@ -455,7 +455,7 @@ def test_rank_in_a_debugger_waits_for_a_person() -> None:
         while b"(Pdb)" not in said:
             said += os.read(ours, 4096)
         wait_for(lambda: main_thread.read_call(child.pid, procfs.PROC) is not None, "the prompt to wait")
-        settings = config.Capture(rounds=2, pause_seconds=0.2)
+        settings = replace(SETTINGS, rounds=2, pause_seconds=0.2)
         taken = capture(job_of_pids([child.pid]), CaptureRequest(settings=settings, node="here"))
         (group,) = group_ranks(taken, activity.load(), settings).groups
     finally:

@@ -87,7 +87,7 @@ def test_a_recorder_that_is_off_says_what_to_set(tmp_path: Path, variable: str) 
 
 
 def test_a_capture_keeps_why_a_recorder_could_not_be_read(tmp_path: Path) -> None:
-    settings = config.Capture(pause_seconds=0.0)
+    settings = config.Capture(pause_seconds=0.0, dump_deadline_seconds=60.0)
     with targets.python(ALONE.format(more=""), tmp_path, TORCH_FR_BUFFER_SIZE="0") as pid:
         taken = diagnosis.diagnose_job(
             job_of_pids([pid]), CaptureRequest(settings=settings, node="here", rounds=2), activity.load()

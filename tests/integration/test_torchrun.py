@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
 RANKS = 4
 PROGRAM = Path(__file__).parents[1] / "jobs" / "odd_rank.py"
-QUICK = config.Capture(rounds=3, pause_seconds=0.5)
+QUICK = config.Capture(rounds=3, pause_seconds=0.5, dump_deadline_seconds=60.0)
 
 
 class RealJob:

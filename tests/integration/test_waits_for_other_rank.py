@@ -24,7 +24,7 @@ from hangwatch.verdict.wording import clauses
 from tests.conftest import wait_for
 from tests.integration import targets
 
-SETTINGS = config.Capture(rounds=2, pause_seconds=0.1)
+SETTINGS = config.Capture(rounds=2, pause_seconds=0.1, dump_deadline_seconds=60.0)
 FLOCK = "import fcntl, sys\nlock = open(sys.argv[1] + '/the.lock', 'w')\nfcntl.flock(lock, fcntl.LOCK_EX)"
 FIFO = "import os, sys\nos.read(os.open(sys.argv[1] + '/the.fifo', os.O_RDONLY), 1)"
 CONNECTION = "import socket, sys\nport = int(open(sys.argv[1] + '/port').read())\nsocket.create_connection(('127.0.0.1', port)).recv(1)"

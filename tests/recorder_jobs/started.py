@@ -56,7 +56,7 @@ class Started(NamedTuple):
 
     def look(self, pause_seconds: float = 0.5) -> Diagnosis:
         """Capture the ranks in `read` in two rounds, `pause_seconds` apart. Return the diagnosis."""
-        settings = config.Capture(pause_seconds=pause_seconds)
+        settings = config.Capture(pause_seconds=pause_seconds, dump_deadline_seconds=60.0)
         return diagnosis.diagnose_job(self.job(), CaptureRequest(settings=settings, node="here", rounds=2), TABLE)
 
     def dumps(self, ask: str) -> Path:

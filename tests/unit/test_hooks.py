@@ -238,8 +238,11 @@ def test_hook_without_cap_setpcap_has_no_capabilities() -> None:
     assert {int(after[name], 16) for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {0}
 
 
-def test_background_process_of_a_hook_is_killed_when_it_ends(script: Script) -> None:
-    ended = ran(script("setsid sh -c 'sleep 1000 & echo $!; wait' & sleep 0.2; echo done"))
+def test_background_process_of_a_hook_is_killed_when_it_ends(script: Script, tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    ended = ran(
+        script(f"mkfifo {fifo}; setsid sh -c 'sleep 1000 & echo $!; echo >{fifo}; wait' & read _ <{fifo}; echo done")
+    )
     assert ended.is_ok and ended.output is not None
     pid, word = ended.output.split()
     assert word == b"done"

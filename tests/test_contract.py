@@ -189,7 +189,7 @@ def daemon(tree: Tree, folder: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         running.terminate()
-        running.wait(20)
+        running.wait(60)
 
 
 def fetch(url: str) -> str:

@@ -72,7 +72,7 @@ def test_pipe_is_reported_with_the_process_at_its_other_end(tmp_path: Path) -> N
         found = read_call(child.pid, "read")
     finally:
         child.kill()
-        child.wait(20)
+        child.wait(60)
         os.close(read_end)
         os.close(write_end)
     (pipe,) = found.behind

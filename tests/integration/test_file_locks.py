@@ -54,7 +54,7 @@ def held(path: Path, how: str, *, is_left: bool = False) -> Iterator[subprocess.
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline().strip().isdecimal()
         if is_left:
-            holder.wait(10)
+            holder.wait(60)
         try:
             yield holder
         finally:

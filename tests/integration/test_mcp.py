@@ -215,7 +215,7 @@ def test_only_the_protocol_is_on_stdout_and_no_process_outlives_the_client(kept:
         (child,) = wait_for(lambda: children_of(server.pid), "the child")
         wait_for(lambda: waits_for_mount(child), "the child to wait")
         assert children_of(server.pid) == [child], "one command runs at a time"
-        rest, _ = server.communicate(timeout=30)
+        rest, _ = server.communicate(timeout=60)
         assert server.returncode == 0
         assert not Path(f"/proc/{child}").exists()
     assert all("jsonrpc" in json.loads(line) for line in rest.splitlines())

@@ -27,6 +27,7 @@ from hangwatch.probes.node import chrony, timex
 from hangwatch.probes.node.machine import Node
 from tests.conftest import wait_for
 from tests.node_tree import Checked, FakeClock, values
+from tests.servers import free_port
 
 KEPT = timex.Timex(synchronized=True, offset_seconds=1e-5, estimated_error_seconds=1e-4, maximum_error_seconds=0.02)
 UNKEPT = timex.Timex(synchronized=False, offset_seconds=0.0, estimated_error_seconds=16.0, maximum_error_seconds=16.0)
@@ -168,24 +169,18 @@ def test_chronyc_that_cannot_be_ended_is_not_waited_for(monkeypatch: pytest.Monk
     # The fake chronyc ignores SIGKILL until the test ends, as a process that is blocked in the kernel does.
     kept: list[subprocess.Popen[bytes]] = []
     program = tmp_path / "chronyc"
-    program.write_text("#!/bin/sh\nexec sleep 20\n")
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(chrony, "DEADLINE_SECONDS", 0.3)
     monkeypatch.setattr(subprocess.Popen, "kill", lambda child: kept.append(child))
     began = time.monotonic()
     answers = [chrony.read_tracking(), chrony.read_tracking()]
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 100
     assert [isinstance(answer, Fault) and answer.reason for answer in answers] == ["ChronyNoAnswer"] * 2
     (child,) = kept  # no second chronyc is started
     os.kill(child.pid, signal.SIGKILL)
     wait_for(lambda: child.poll() is not None, "its end")
-
-
-def free_port() -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @contextmanager
@@ -210,7 +205,7 @@ def real_chronyd(folder: Path) -> Iterator[tuple[int, int]]:
         yield ntp, command
     finally:
         daemon.terminate()
-        daemon.wait(10)
+        daemon.wait(60)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: chronyd starts as root only")
@@ -327,7 +322,7 @@ def test_a_peer_that_does_not_answer_makes_the_check_unknown(monkeypatch: pytest
 def test_peer_with_clock_ahead_has_its_offset_measured() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
         server.bind(("127.0.0.1", 0))
-        server.settimeout(10)
+        server.settimeout(60)
 
         def serve() -> None:
             request, address = server.recvfrom(512)
@@ -339,10 +334,11 @@ def test_peer_with_clock_ahead_has_its_offset_measured() -> None:
         thread = threading.Thread(target=serve)
         thread.start()
         place = f"127.0.0.1:{server.getsockname()[1]}"
-        answer = sntp.query([place])[place]
+        answer = sntp.query([place], deadline_seconds=60.0)[place]
         thread.join()
     assert isinstance(answer, sntp.PeerOffset)
-    assert answer.offset_seconds == pytest.approx(5.0, abs=0.05)
+    # The server sends the time of the request, so its answer seems to be older by the round trip.
+    assert answer.offset_seconds == pytest.approx(5.0 - answer.delay_seconds / 2, abs=0.001)
 
 
 def test_the_table_shows_every_source() -> None:

@@ -367,7 +367,7 @@ def sleeping_rank(program: str = "import sys; sys.stdin.read()", **environ: str)
     finally:
         child.stdin.close()  # type: ignore[union-attr]
         child.kill()
-        child.wait(10)
+        child.wait(60)
 
 
 def test_silent_master_without_connections_becomes_critical() -> None:
@@ -474,7 +474,7 @@ def test_a_master_on_a_network_that_drops_packets(tmp_path: Path) -> None:  # lo
             ip("link", "delete", "ib0")
             print("gone", check.run(node).verdict.reason, flush=True)
             child.stdin.close()
-            child.wait(10)
+            child.wait(60)
             """
         )
     )

@@ -141,11 +141,11 @@ def test_one_blocked_check_holds_up_neither_the_others_nor_the_process(monkeypat
     }
     monkeypatch.setattr(registry, "checks", lambda: together)
     started = time.monotonic()
-    results = runner.run_all(Node(), {}, deadline_seconds=0.5)
+    results = runner.run_all(Node(), {}, deadline_seconds=3.0)
     took = time.monotonic() - started
     released.set()
     assert [(result.check, result.verdict.reason) for result in results] == [("blocked", "Stalled"), ("quick", "Read")]
-    assert 0.4 < took < 30.0
+    assert 2.9 < took < 50.0
 
 
 def test_run_all_of_names_runs_these_only() -> None:

@@ -94,7 +94,7 @@ def test_program_by_a_relative_path_is_found(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_partial_answer_is_kept_if_the_runner_keeps_parts() -> None:
     prints = ["sh", "-c", "echo part; exec sleep 600"]
-    assert printed(Runner("child", keeps_part=True).run(prints, US, share="", deadline_seconds=2.0)) == b"part\n"
+    assert printed(Runner("child", keeps_part=True).run(prints, US, share="", deadline_seconds=4.0)) == b"part\n"
     assert printed(run(Runner("child", keeps_part=True, most_bytes=1000), FLOODS)) == b"x" * 1000
 
 

@@ -629,7 +629,7 @@ def test_server_stops_at_once_despite_open_connections(pair: dict[str, str], cap
 def test_wildcard_address_accepts_ipv4_and_ipv6() -> None:
     with server(listen="::") as port:
         for host in ("127.0.0.1", "::1"):
-            with socket.create_connection((host, port), timeout=10) as one:
+            with socket.create_connection((host, port), timeout=60) as one:
                 one.sendall(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
                 assert rest(one).endswith(b"ok\n")
 

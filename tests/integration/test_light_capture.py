@@ -12,6 +12,7 @@ from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.probes.process import main_thread, procfs, pyspy
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
+from tests.integration import targets
 from tests.real_daemon import RealDaemon
 
 RANKS, STUCK = 4, 2
@@ -28,6 +29,7 @@ def test_light_job_that_hangs_gets_a_light_capture_and_is_then_suspected(
         node.order(STUCK, "lock")
         stuck = node.pids[STUCK]
         wait_for(lambda: _is_in(stuck, "log_metrics"), "a rank that waits for its lock")
+        wait_for(lambda: targets.futex_call(stuck), "it to wait")
         waiting = [pid for pid in node.pids if pid != stuck]
         wait_for(lambda: _stand_in(waiting, "all_reduce"), "the other ranks to wait for it")
         before = _switches(stuck)
@@ -58,7 +60,7 @@ def _dumps(daemon: RealDaemon) -> float:
 
 
 def _is_in(pid: int, function: str) -> bool:
-    answer = pyspy.dump(pid, deadline_seconds=5.0, mode=pyspy.DumpMode(may_pause=False))
+    answer = pyspy.dump(pid, deadline_seconds=60.0, mode=pyspy.DumpMode(may_pause=False))
     return answer.json is not None and f'"{function}"'.encode() in answer.json
 
 

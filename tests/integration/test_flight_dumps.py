@@ -14,12 +14,14 @@ from click.testing import CliRunner
 
 from hangwatch.cli.explain import explain
 from hangwatch.probes.process import pyspy
+from tests.conftest import wait_for
 from tests.recorder_jobs.started import KEY, Started, started
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
 AS_AT_A_TIME_OUT_SECONDS = 610.0  # the timeout in program.py, plus a margin
 TIME_OUT_OF_GROUPS_SECONDS = 1810.0  # new_group has 1,800 s, whatever timeout init_process_group has
+THREADS_THAT_LOOK = {"gloo_tcp_loop", "dump_when_asked"}  # again and again, also if nothing happens
 OTHER_CLOCKS = "wrapped_reaches_back"  # a dump names no node: clocks may differ, its buffer must reach back a minute
 KINDS = {"not_joined": "NotCome", "cycle": "Circle", "all_joined": "EverybodyCame", "mismatch": "Mismatch"}
 
@@ -44,15 +46,26 @@ def aged(folder: Path, seconds: float = AS_AT_A_TIME_OUT_SECONDS) -> Path:
 
 
 def settled(job: Started) -> Path:
-    """Return the folder of a job's dumps after the job has stopped: two consecutive dumps are equal."""
-    before: list[bytes] = []
-    for number in range(200):
-        folder = job.dumps(str(number))
-        now = [path.read_bytes() for path in sorted(folder.iterdir())]
-        if now == before:
-            return folder
-        before = now
-    raise AssertionError("it goes on")
+    """Return the folder of a job's dumps after the job has stopped.
+
+    It has stopped if all threads sleep while those that look for events look twice. On a busy machine a thread that
+    does not run may only wait for a core.
+    """
+    before: dict[Path, int] = {}
+
+    def has_stopped() -> bool:
+        nonlocal before
+        tasks = [task for rank in job.read for task in Path(f"/proc/{job.pids[rank]}/task").iterdir()]
+        looking = {task for task in tasks if (task / "comm").read_text().strip() in THREADS_THAT_LOOK}
+        states = [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks if task not in looking]
+        runs = {task: int((task / "schedstat").read_text().split()[2]) for task in tasks}
+        if set(states) != {"S"} or any(runs[task] != before.get(task) for task in runs.keys() - looking):
+            before = runs
+            return False
+        return all(runs[task] >= before.get(task, runs[task]) + 2 for task in looking)
+
+    wait_for(has_stopped, "the job to stop")
+    return job.dumps("settled")
 
 
 @pytest.mark.parametrize(

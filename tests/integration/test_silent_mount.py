@@ -29,7 +29,7 @@ from tests.conftest import wait_for
 from tests.dead_mount import dying_mount
 from tests.integration import targets
 
-QUICK = config.Capture(rounds=3, pause_seconds=0.3, dump_deadline_seconds=0.5)
+QUICK = config.Capture(rounds=3, pause_seconds=0.3, dump_deadline_seconds=2.0)
 ASLEEP = "while True: time.sleep(600)"
 SPINNING = "while True: pass"
 READING = "wait('silent'); open(mount + '/data').read()"
@@ -114,7 +114,7 @@ def dumpers() -> int:
 
 def test_while_the_mount_answers_there_are_stacks(tmp_path: Path) -> None:
     with ranks(tmp_path, ASLEEP, ASLEEP) as (job, _):
-        seen = look(job, config.Capture())
+        seen = look(job, config.Capture(dump_deadline_seconds=60.0))
     assert [group.fault for group in seen.grouping.groups] == [None]
     assert not any(member.kernel.silent_mount for member in seen.grouping.members)
 
@@ -123,7 +123,7 @@ def test_a_process_on_which_a_py_spy_hangs_is_not_dumped_again(tmp_path: Path) -
     with ranks(tmp_path, ASLEEP) as (job, fall_silent):
         fall_silent()
         target = job.ranks[0].id.pid
-        first, second = (pyspy.dump(target, deadline_seconds=0.5) for _ in range(2))
+        first, second = (pyspy.dump(target, deadline_seconds=2.0) for _ in range(2))
         assert first.fault is not None and second.fault is not None
         assert (first.fault.reason, first.fault.about) == ("DumperStuck", "tool")
         assert first.fault == second.fault

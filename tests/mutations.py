@@ -21,11 +21,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -34,6 +34,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+T = TypeVar("T")
 ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 RUN_SECONDS = 900.0
@@ -469,27 +470,34 @@ class Copy:
         return f"{done.stdout}\npytest ended with {done.returncode}" if done.returncode else ""
 
 
-def run(tried: Sequence[Mutant], copies: Sequence[Copy]) -> list[Mutant]:
-    """Run the tests of all mutants, in parallel in the copies. Return the mutants that survive."""
+def run_in_copies(
+    copies: Sequence[Copy], task: Callable[[Copy, T], str], items: Sequence[T]
+) -> Iterator[tuple[T, str]]:
+    """Run `task` for each item, in parallel in the copies. Yield each item and its result, in order."""
     free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
     for copy in copies:
         free.put(copy)
-    began = time.monotonic()
 
-    def survives(mutant: Mutant) -> bool:
+    def run_one(item: T) -> str:
         copy = free.get()
         try:
-            noticed = copy.failing(mutant)
+            return task(copy, item)
         finally:
             free.put(copy)
-        print(
-            f"{time.monotonic() - began:6.0f} s  hangwatch/{mutant.module}:{mutant.line}  {noticed or 'SURVIVES'}",
-            flush=True,
-        )
-        return not noticed
 
     with ThreadPoolExecutor(len(copies)) as pool:
-        return [mutant for mutant, alive in zip(tried, pool.map(survives, tried), strict=True) if alive]
+        yield from zip(items, pool.map(run_one, items), strict=True)
+
+
+def run(tried: Sequence[Mutant], copies: Sequence[Copy]) -> list[Mutant]:
+    """Run the tests of all mutants, in parallel in the copies. Return the mutants that survive."""
+    began, survivors = time.monotonic(), []
+    for mutant, noticed in run_in_copies(copies, Copy.failing, tried):
+        place = f"hangwatch/{mutant.module}:{mutant.line}"
+        print(f"{time.monotonic() - began:6.0f} s  {place}  {noticed or 'SURVIVES'}", flush=True)
+        if not noticed:
+            survivors.append(mutant)
+    return survivors
 
 
 def source_of(module: str) -> str:

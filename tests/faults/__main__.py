@@ -1,8 +1,8 @@
 """Prove the fault table: the test of each row passes, and fails for the stated reason without the guard of the row.
 
-usage: python -m tests.faults [ROW...]
+usage: python -m tests.faults [--workers 2] [ROW...]
 
-Work on a copy of the tree. Without names, prove all rows. Exit with 1 if a row is not proved.
+Work on copies of the tree. Without names, prove all rows. Exit with 1 if a row is not proved.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from tests.faults import Row, load_rows
-from tests.mutations import Copy
+from tests.mutations import Copy, run_in_copies
 
 TEST_SECONDS = 60.0  # without its guard, a test may wait for what never happens
 BROKEN_CODE = re.compile(r"^E +(?:NameError|UnboundLocalError|AttributeError|TypeError|ImportError)\b", re.MULTILINE)
@@ -54,7 +54,9 @@ def traceback(report: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description="proves that each row of the fault table has a test and a guard")
     parser.add_argument("names", nargs="*", metavar="ROW", help="the rows to prove (default: all)")
-    names = parser.parse_args().names
+    parser.add_argument("--workers", type=int, default=2, help="number of parallel workers (default: %(default)s)")
+    chosen = parser.parse_args()
+    names = chosen.names
     rows = [row for row in load_rows() if not names or row.name in names]
     if unknown := set(names) - {row.name for row in rows}:
         sys.exit(f"no row has the name {', '.join(sorted(unknown))}")
@@ -63,9 +65,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="hangwatch-faults-") as folder:
         Path(folder).chmod(0o755)  # some tests import the copy as another user
         os.environ["PYTEST_DEBUG_TEMPROOT"] = folder  # pytest else deletes folders of earlier runs, which takes long
-        copy = Copy(Path(folder))
-        for row in rows:
-            flaw = find_flaw(copy, row)
+        copies = [Copy(Path(folder, str(number))) for number in range(chosen.workers)]
+        for row, flaw in run_in_copies(copies, find_flaw, rows):
             if flaw:
                 unproved.append(row.name)
             print(f"{time.monotonic() - began:6.0f} s  {row.name}: {flaw or 'proved'}", flush=True)

@@ -141,9 +141,11 @@ def needs_endpoint(process: Process) -> int | None:
     connection to one store. A process that copies their variables has none.
     """
     port = process_role.rendezvous(process.environ)[1]
+    if not (port.isdecimal() and 0 < int(port) < 1 << 16):
+        return None
     if not owner_of(process).place or process_role.is_loader_worker(process) or not process_role.is_python(process):
         return None
-    return int(port) if port.isdecimal() and 0 < int(port) < 1 << 16 else None
+    return int(port)
 
 
 def claim_order(crew: Membership, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> tuple[int, ...]:
@@ -260,7 +262,8 @@ def _find_slot_holders(tree: Tree) -> Iterator[_SlotHolder]:
     started: list[tuple[Process, RankSlot]] = []
     for process in tree:
         if (
-            process.id.pid in kinds
+            not process.environ  # then it has no slot: true of most processes of a node, at each scan
+            or process.id.pid in kinds
             or process_role.is_loader_worker(process)
             or process_role.is_resource_tracker(process)
             or process_role.is_idle(process)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import json
+import marshal
 import os
 import struct
 import sys
@@ -121,8 +121,8 @@ class MemoryReader:
             self._end_child(0.0)
             command = [sys.executable, "-I", "-S", str(CHILD)]
             self._child = Child(command, environ=os.environ, has_input=True, errors=None, own_session=True)
-        question = [(str(path), places, start_ticks) for path, places, start_ticks in files]
-        self._child.write(json.dumps(question).encode() + b"\n", end)
+        question = marshal.dumps([(str(path), places, start_ticks) for path, places, start_ticks in files])
+        self._child.write(len(question).to_bytes(4, sys.byteorder) + question, end)
         answer = bytearray()
         for file in files:
             head = struct.Struct(f"=i{len(file.places)}I")

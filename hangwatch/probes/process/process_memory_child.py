@@ -1,14 +1,14 @@
 """Read the memory of other processes for a parent that must never wait for it. A script.
 
-Started as `python -I -S process_memory_child.py`. A question is a line of JSON, with one row for each file:
-[path of a file of /proc/PID, [[address, bytes]...], start ticks of the process]. The answer for each file is an errno,
-the length of each piece (4 bytes each), and the pieces. A file with start ticks stays open until it is not read for a
-minute. The process ends when its parent is gone, or after 30 s without a question.
+Started as `python -I -S process_memory_child.py`. A question is its length (4 bytes) and a list in the format of
+marshal, with one row for each file: [path of a file of /proc/PID, [[address, bytes]...], start ticks of the process].
+The answer for each file is an errno, the length of each piece (4 bytes each), and the pieces. A file with start ticks
+stays open until it is not read for a minute. The process ends when its parent is gone, or after 30 s without a
+question. It does without json and contextlib, which would double the CPU of its start.
 """
 
-import contextlib
 import errno
-import json
+import marshal
 import os
 import resource
 import select
@@ -73,14 +73,17 @@ def piece(descriptor: int, address: int, count: int) -> bytes:
 
 def serve() -> None:
     """Answer questions in order, until the parent is gone or idle."""
-    with contextlib.suppress(OSError, ValueError):
+    try:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    except (OSError, ValueError):
+        pass
     while select.select([0], [], [], IDLE_SECONDS)[0]:
-        line = sys.stdin.buffer.readline()
-        if not line.endswith(b"\n"):  # the parent has ended, perhaps in the middle of a question
+        length = int.from_bytes(sys.stdin.buffer.read(4), sys.byteorder)
+        question = sys.stdin.buffer.read(length)
+        if not question or len(question) < length:  # the parent has ended, perhaps in the middle of a question
             return
-        files = json.loads(line)
+        files = marshal.loads(question)  # noqa: S302 - from our own parent, which runs the same Python
         close_unused()
         try:
             for file in files:

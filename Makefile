@@ -103,12 +103,12 @@ bench: $(VENV)/.bench
 long-faults:
 	$(BIN)/python -m tests.faults
 
-# Cases of hangs that any tool can be scored with, and the scores of some tools. See benchmarks/hangbench/README.md.
+# Cases of hangs that any tool can be scored with, and the scores of some tools: renews docs/benchmarks.md. See
+# benchmarks/hangbench/README.md.
 hangbench: $(VENV)/.test
 	rm -rf build/hangbench
 	$(BIN)/python benchmarks/hangbench/write_cases.py build/hangbench
-	for tool in hangwatch smallest-group lowest-number torchfrtrace utilisation power; do echo "$$tool"; \
-	  $(BIN)/python benchmarks/hangbench/score.py build/hangbench $(BIN)/python benchmarks/hangbench/baselines.py $$tool || exit; done
+	$(BIN)/python benchmarks/hangbench/compare.py build/hangbench --write
 
 mutations: $(VENV)/.test
 	$(BIN)/python -m tests.mutations $(MUTATIONS_ARGS)

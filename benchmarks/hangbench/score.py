@@ -3,21 +3,35 @@
 usage: score.py FOLDER COMMAND...
 
 The command gets the folder of a case as its last argument, and prints an object: `named` and `first_look` are lists
-of ranks, `hung` is true or false for a power trace. A command that fails, or prints something else, gets 0 points. A
-right answer is 1 point. If no rank is guilty, silence is right. A guilty rank to check first is 0.5, silence 0, an
-innocent named rank or a page for a healthy job -3. Prints the points of each kind of case.
+of ranks, `hung` is true or false for a power trace. The folder is a fresh copy: its name and the times of its files
+tell nothing. A command that ends with an error, takes two minutes, prints more than a MiB or anything else fails.
+
+A right answer is 1 point. If no rank is guilty, an answer without ranks is right. If some guilty ranks are named, or
+only guilty ranks are to be checked first, that is 0.5. Silence, a failure, and an innocent rank to check first are 0.
+An innocent named rank, one that does not exist, and a page for a healthy job are -3. Prints the points by kind.
 """
 
+from __future__ import annotations
+
+import contextlib
 import json
 import os
+import select
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-RIGHT, CHECK_FIRST, SILENT, FAILED, WRONG = "right", "check first", "silent", "failed", "wrong"
-POINTS = {RIGHT: 1.0, CHECK_FIRST: 0.5, SILENT: 0.0, FAILED: 0.0, WRONG: -3.0}
+RIGHT, CHECK_FIRST, SILENT, MISLEADS, WRONG, FAILED = "right", "check first", "silent", "misleads", "wrong", "failed"
+POINTS = {RIGHT: 1.0, CHECK_FIRST: 0.5, SILENT: 0.0, MISLEADS: 0.0, WRONG: -3.0, FAILED: 0.0}
+LONGEST_SECONDS = 120.0
+MOST_BYTES = 1 << 20
 
 
 def judge(expected: dict, answer: object) -> str:
@@ -25,38 +39,85 @@ def judge(expected: dict, answer: object) -> str:
     if not isinstance(answer, dict):
         return FAILED
     if "hung" in expected:
-        said = answer.get("hung")
-        return RIGHT if said is expected["hung"] else WRONG if said else SILENT
-    try:
-        guilty = set(expected["guilty"])
-        named, first = (set(answer.get(field) or ()) for field in ("named", "first_look"))
-    except TypeError:
+        hung = answer.get("hung")
+        if hung not in (True, False, None):
+            return FAILED
+        return SILENT if hung is None else RIGHT if hung == expected["hung"] else WRONG if hung else SILENT
+    named, first = (_read_ranks(answer.get(field)) for field in ("named", "first_look"))
+    if named is None or first is None:
         return FAILED
+    guilty = set(expected["guilty"])
     if named:
         return RIGHT if named == guilty else WRONG if named - guilty else CHECK_FIRST
-    if first and first <= guilty:
-        return CHECK_FIRST
+    if first:
+        return CHECK_FIRST if first <= guilty else MISLEADS
     return SILENT if guilty else RIGHT
 
 
-def ask(command: list[str], case: Path) -> object:
-    """Return the answer of the tool; None if it fails."""
-    try:
-        done = subprocess.run([*command, str(case)], capture_output=True, text=True, timeout=120, check=True)
-        return json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return None
+def _read_ranks(ranks: object) -> set[int] | None:
+    """Return the ranks of a list; None if it is not a list of numbers."""
+    if ranks is None:
+        return set()
+    return set(ranks) if isinstance(ranks, list) and all(type(rank) is int for rank in ranks) else None
 
 
-def score(folder: Path, command: list[str]) -> dict[str, Counter]:
+def ask(command: list[str], case: Path, longest_seconds: float = LONGEST_SECONDS) -> object:
+    """Return the answer of the tool on a copy of the case; None if it fails."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        copy = shutil.copytree(case, Path(folder) / "case", copy_function=shutil.copyfile)
+        try:
+            return json.loads(_run([*command, str(copy)], time.monotonic() + longest_seconds))
+        except (OSError, ValueError, RecursionError, subprocess.SubprocessError):
+            return None
+
+
+def _run(command: list[str], deadline: float) -> bytes:
+    """Return the output of a command. Its process group is killed at the end, so that it leaves no process behind.
+
+    Raises OSError, ValueError or SubprocessError if it fails, takes too long or prints too much.
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    output = bytearray()
+    with process, process.stdout:
+        try:
+            while len(output) <= MOST_BYTES:
+                if not select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                    raise TimeoutError
+                if not (piece := os.read(process.stdout.fileno(), 1 << 16)):
+                    break
+                output += piece
+            else:
+                raise ValueError(f"more than {MOST_BYTES} bytes")
+            process.wait(max(0.0, deadline - time.monotonic()))
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return bytes(output)
+
+
+def load_answers(folder: Path) -> dict[str, dict]:
+    """Return the right answers by the number of the case: its kind, its name, and `guilty` or `hung`."""
+    return json.loads((folder / "answers.json").read_text())
+
+
+def score(folder: Path, command: list[str], kinds: Collection[str] | None = None) -> dict[str, Counter]:
     """Return how often each outcome occurs, by kind of case."""
     outcomes: dict[str, Counter] = defaultdict(Counter)
-    files = sorted(folder.glob("*/*/expect.json"))
+    expected = {number: one for number, one in load_answers(folder).items() if kinds is None or one["kind"] in kinds}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        answers = pool.map(lambda file: ask(command, file.parent), files)
-        for file, answer in zip(files, answers, strict=True):
-            outcomes[file.parents[1].name][judge(json.loads(file.read_text()), answer)] += 1
-    return outcomes
+        answers = pool.map(lambda number: ask(command, folder / "cases" / number), expected)
+        for one, answer in zip(expected.values(), answers, strict=True):
+            outcomes[one["kind"]][judge(one, answer)] += 1
+    return dict(sorted(outcomes.items()))
 
 
 def points(counts: Counter) -> float:
@@ -67,11 +128,11 @@ def points(counts: Counter) -> float:
 def main() -> None:
     if len(sys.argv) < 3:
         sys.exit(__doc__)
-    outcomes = score(Path(sys.argv[1]), sys.argv[2:])
-    if not outcomes:
-        sys.exit(f"{sys.argv[1]}: no cases; write them with: make hangbench")
+    folder = Path(sys.argv[1])
+    if not (folder / "answers.json").exists():
+        sys.exit(f"{folder}: no cases; write them with: make hangbench")
     print(f"{'kind':12}" + "".join(f"{outcome:>13}" for outcome in POINTS) + f"{'points':>9}")
-    for kind, counts in outcomes.items():
+    for kind, counts in score(folder, sys.argv[2:]).items():
         print(f"{kind:12}" + "".join(f"{counts[outcome]:13}" for outcome in POINTS) + f"{points(counts):9.1f}")
 
 

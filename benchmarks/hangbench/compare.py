@@ -1,0 +1,64 @@
+"""Score hangwatch and the baselines on hangbench: compare.py FOLDER [--write].
+
+A tool is scored on the kinds of cases with evidence that it reads. `--write` renews docs/benchmarks.md. The command
+ends with 1 if a tool fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+import baselines  # noqa: E402
+import score  # noqa: E402
+
+from benchmarks import results  # noqa: E402
+
+SHOWN = (*baselines.RECORDERS, *baselines.STACKS)
+"""The kinds of cases on the page. Of traces, the page shows the runs of benchmarks/detection.py."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    cases = Counter(one["kind"] for one in score.load_answers(options.folder).values())
+    outcomes = [outcome for outcome in score.POINTS if outcome != score.FAILED]
+    rows, details, failed = [], [], 0
+    for name, tool in baselines.TOOLS.items():
+        by_kind = score.score(options.folder, [sys.executable, baselines.__file__, name], tool.kinds)
+        points = {kind: f"{score.points(counts):g}" for kind, counts in by_kind.items()}
+        details += [
+            (name, kind, points[kind], *(str(counts[outcome]) for outcome in outcomes))
+            for kind, counts in by_kind.items()
+        ]
+        failed += sum(counts[score.FAILED] for counts in by_kind.values())
+        counts = sum((by_kind.get(kind, Counter()) for kind in SHOWN), Counter[str]())
+        if counts:
+            shown = "/".join(str(counts[outcome]) for outcome in outcomes)
+            rows.append((name, *(points.get(kind, "") for kind in SHOWN), shown))
+    columns = (f"{cases[kind]} {kind}" for kind in SHOWN)
+    results.report(
+        "hangbench",
+        [results.Table(("points", *columns, "/".join(outcomes)), tuple(rows))],
+        details=[
+            results.Table(("tool", "kind", "points", *outcomes), tuple(details)),
+            results.Table(("torchfrtrace of torch",), ((metadata.version("torch"),),)),
+        ],
+        command="make hangbench",
+        is_kept=options.write,
+    )
+    if failed:
+        print(f"{failed} answers failed", file=sys.stderr)
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -6,8 +6,8 @@ order that is always the same, and all files have the same time, so neither name
 The stacks are those of tests/data/hangs.toml. The recorder dumps are drawn: jobs in which one rank or two are in their
 own code, skip a collective, or in which all have joined; in a kind of their own, jobs in which a rank that waits has
 enqueued as few collectives of the default group as the rank for which it waits. All files of such a case have the same
-size. The traces are runs of benchmarks/detection.py, all of the same length. A hang ends a trace; so do half of the
-healthy pauses, because a trace that goes on shows its answer.
+size. The traces are runs of benchmarks/detection.py, all of the same length. A hang or a healthy pause ends them,
+because a trace that goes on shows its answer. Exception: after a pause that begins the job, the job trains.
 """
 
 from __future__ import annotations
@@ -108,20 +108,18 @@ def make_subgroups() -> Iterator[Case]:
         yield Case(SUBGROUPS, "own code, awaited in a subgroup", {"guilty": [guilty]}, _dump(programs))
 
 
-def _find_end(run: detection.Run, number: int) -> float:
-    """Return the last second of a trace: in the hang; in a healthy pause, or after it."""
+def _find_end(run: detection.Run) -> float:
+    """Return the last second of a trace: in the hang, or in a healthy pause that does not begin the job."""
     if run.truth == detection.HUNG:
         return run.trouble_at + detection.RULES_SECONDS
-    if run.trouble_at == 0:  # the pause begins the job
-        return TRACE_SECONDS
-    return run.end if number % 2 else run.end - AFTER_PAUSE_SECONDS
+    return TRACE_SECONDS if run.trouble_at == 0 else run.end - AFTER_PAUSE_SECONDS
 
 
 def make_traces() -> Iterator[Case]:
     for truth in (detection.HUNG, detection.HEALTHY):
         for number in range(TRACES // 2):
             run = detection.draw(truth, number, seed=2)
-            begin = _find_end(run, number) - TRACE_SECONDS
+            begin = _find_end(run) - TRACE_SECONDS
             noise = random.Random(number)
             text = io.StringIO(newline="")
             table = csv.writer(text, lineterminator="\n")

@@ -214,7 +214,7 @@ def test_dead_mount_is_hung_and_blocks_no_other_reader(tree: NodeTree) -> None:
         node = tree.node(filesystems=onlookers)
         started = time.monotonic()
         result = run("storage", node, deadline_seconds=0.5)
-        assert time.monotonic() - started < 60
+        assert time.monotonic() - started < 30
         assert status_and_reason(result) == ("CRITICAL", "StorageHung")
         assert str(dead) in result.verdict.message
         assert values(result, "storage_answers")[str(dead), "fuse.deadfs"] == 0

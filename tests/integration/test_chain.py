@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,8 +39,7 @@ def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_pat
         (tmp_path / "stop-at-shard").touch()
         wait_for(lambda: not (tmp_path / "stop-at-shard").exists(), "rank 2 to reach the shard")
         fake_driver.add(*HUNG_POWER)
-        seen = _states_until(daemon, job.run_id, "hung")
-        assert [state for state in seen if state != "training"] == ["quiet", "suspected", "hung"]
+        assert _states_until_hung(daemon, job.run_id) == ["quiet", "suspected", "hung"]
 
         activities = {row["rank"]: row for row, _ in daemon.samples("hangwatch_rank_activity", job_id=job.run_id)}
         assert sorted(activities) == ["0", "1", "2", "3"]
@@ -58,7 +58,7 @@ def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_pat
         assert len(incident.captures[0].ranks) == 4
         assert all(series.quiet_line_watts for series in incident.power)
         links = [(one.gpu.nvlink_bytes_per_second, one.gpu.pcie_bytes_per_second) for one in incident.grouping.members]
-        assert all(nvlink == 0.0 and pcie == pytest.approx(5e6, rel=0.2) for nvlink, pcie in links), links
+        assert all(nvlink == 0.0 and pcie == pytest.approx(5e6, rel=0.5) for nvlink, pcie in links), links
 
         steps = job.steps(0)
         fake_driver.write(h100(4))
@@ -78,7 +78,7 @@ def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_pat
 
         (tmp_path / "finish").touch()
         daemon.wait_for_state(job.run_id, "ended")
-        assert job.process.wait(30) == 0
+        assert job.process.wait(120) == 0
 
 
 def test_ranks_that_stand_alike_are_told_apart_by_their_numbers(fake_driver: FakeDriver, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_ranks_that_stand_alike_are_told_apart_by_their_numbers(fake_driver: Fak
         daemon.wait_for_state(job.run_id, "training")
         (tmp_path / "part").touch()
         fake_driver.add("gpu all power_watts 118")
-        _states_until(daemon, job.run_id, "hung")
+        daemon.wait_for_state(job.run_id, "hung")
         (info, _) = daemon.samples("hangwatch_incident_info", job_id=job.run_id)[0]
         assert len(daemon.samples("hangwatch_job_page", job_id=job.run_id)) == 1
         folder = daemon.state / "incidents" / info["incident"]
@@ -133,17 +133,18 @@ def test_dump_shows_every_rank_of_every_launcher(fake_driver: FakeDriver, tmp_pa
         job.wait_for_step(steps + 3)
 
 
-def _states_until(daemon: RealDaemon, job_id: str, last: str) -> list[str]:
-    seen: list[str] = []
+def _states_until_hung(daemon: RealDaemon, job_id: str) -> list[str]:
+    """Return the states since the job trained last, from the log: a poll may miss a short one."""
 
-    def look() -> bool:
-        state = daemon.job_state(job_id)
-        if state is not None and (not seen or seen[-1] != state):
-            seen.append(state)
-        return state == last
+    def look() -> list[str]:
+        lines = [line for line in daemon.log.splitlines() if job_id in line]
+        states = [state for line in lines for state in re.findall(r": [a-z]+ -> ([a-z]+): ", line)]
+        return states[: states.index("hung") + 1] if "hung" in states else []
 
-    wait_for(look, f"job {job_id} to be {last}", 60)
-    return seen
+    daemon.wait_for_state(job_id, "hung")
+    states = wait_for(look, "the log to say so")
+    began = max((index for index, state in enumerate(states) if state == "training"), default=-1)
+    return states[began + 1 :]
 
 
 def _hangwatch(*arguments: str) -> subprocess.CompletedProcess[str]:

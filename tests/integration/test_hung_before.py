@@ -76,7 +76,13 @@ def test_second_page_shows_that_it_happened_before_and_where(tmp_path: Path, fak
         addresses = {name: daemon.address for name, daemon in daemons.items()}
         rules = [DEPLOY / "hangwatch.rules.yaml"]
         stack.enter_context(
-            RealPrometheus(tmp_path / "prom", addresses, rules=rules, alertmanager=alertmanager.address)
+            RealPrometheus(
+                tmp_path / "prom",
+                addresses,
+                rules=rules,
+                alertmanager=alertmanager.address,
+                scrape_seconds=4.0,  # also the scrape timeout: a node may get no core for a second
+            )
         )
 
         with hung_job(tmp_path / "first", daemons["n0"], drivers["n0"], nodes["n0"].inside) as job:

@@ -183,7 +183,7 @@ def test_nodes_that_are_silent_strange_or_hostile_cost_themselves_alone(tmp_path
         running.callback(endless.set)
         closed = free_port()
         urls = [f"http://127.0.0.1:{number}" for number in (*map(port, servers), *ports.values(), slow, closed)]
-        done = hangwatch("merge", "--json", "--http-config", str(tmp_path / "http.yml"), "--deadline", "12", *urls)
+        done = hangwatch("merge", "--json", "--http-config", str(tmp_path / "http.yml"), "--deadline", "25", *urls)
     assert done.returncode == 1, done.stderr
     answer = json.loads(done.stdout)
     assert [rank["rank"] for rank in answer["verdict"]["named"]] == [19]

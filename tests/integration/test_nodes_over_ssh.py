@@ -56,7 +56,7 @@ VIA = {
 
 @pytest.mark.parametrize("via", ["ssh", pytest.param("pdsh", marks=needs_pdsh)])
 def test_nodes_behind_a_real_sshd(via: str, nodes: Path, config: Path) -> None:
-    command = ("--deadline", "12", "--remote-command", f"sh {nodes}/answer", "--json")
+    command = ("--deadline", "25", "--remote-command", f"sh {nodes}/answer", "--json")
     done = hangwatch("dump", "--nodes", "n[0-4],unreached", *VIA[via](config), *command)
     told = answer(done)
     assert told["answered"] == ["n0", "n1", "n2"], done.stderr

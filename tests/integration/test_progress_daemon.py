@@ -46,18 +46,18 @@ def rank_pid(job: TorchJob, rank: int) -> int:
 
 def test_blocked_rank_is_suspected_pages_after_the_hold_and_recovers(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "shard")
-    sections = {**SECTIONS, "detector": {"hold_seconds": 25.0}}
+    sections = {**SECTIONS, "detector": {"hold_seconds": 40.0}}
     with RealDaemon(tmp_path / "hw", os.environ, **sections) as daemon, TorchJob(tmp_path, "stuck_on_a_fifo.py") as job:
         wait_for_usual_gap(daemon, job)
         assert job_status(daemon, job)["collectives_per_second"] > 1
         (tmp_path / "stop-at-shard").touch()
         daemon.wait_for_state(job.run_id, "suspected")
         status = wait_for(lambda: (one := job_status(daemon, job))["verdict"] and one, "its verdict")
-        assert f"Rank {ODD_RANK}" in status["verdict"] and not status["page"] and status["progress_gap_seconds"] < 20
+        assert f"Rank {ODD_RANK}" in status["verdict"] and not status["page"] and status["progress_gap_seconds"] < 40
         assert daemon.samples("hangwatch_job_suspected_info", job_id=job.run_id)
         daemon.wait_for_state(job.run_id, "hung")
         wait_for(lambda: job_status(daemon, job)["page"], "the page")
-        assert job_status(daemon, job)["progress_gap_seconds"] >= 25
+        assert job_status(daemon, job)["progress_gap_seconds"] >= 40
         written = daemon.state / "incidents" / job_status(daemon, job)["incident"] / "incident.json"
         wait_for(written.exists, "the incident to be written")
         totals = json.loads(written.read_text())["collectives"]["totals"]
@@ -77,7 +77,7 @@ def test_stopped_rank_pages_before_the_hold(tmp_path: Path) -> None:
         try:
             wait_for(lambda: job_status(daemon, job)["page"], "the page", 90)
             assert job_status(daemon, job)["state"] == "hung"
-            assert 20 <= job_status(daemon, job)["progress_gap_seconds"] < 60
+            assert 20 <= job_status(daemon, job)["progress_gap_seconds"] < 300
         finally:
             os.kill(odd, signal.SIGCONT)
         wait_for(lambda: daemon.job_state(job.run_id) in ("recovered", "training"), "the job to recover", 60)

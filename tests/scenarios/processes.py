@@ -42,7 +42,8 @@ from tests.scenarios.stage import (
 class ProcessScenario:
     """A row of the table.
 
-    The expected states are a regular expression, because a slow machine may capture more often.
+    The expected states are a regular expression, because a slow machine may capture more often. It also pages later:
+    the permitted times are long.
     """
 
     name: str
@@ -335,7 +336,7 @@ DEMO_SCENARIOS = tuple(
                 states,
                 page=scenario.right_answer in (Answer.NAMES_PLANTED, Answer.NAMES_NOBODY),
                 named=(scenario.planted_rank(8, 1),) if scenario.right_answer is Answer.NAMES_PLANTED else (),
-                within_seconds=20.0,
+                within_seconds=100.0,
             ),
         ),
     )
@@ -357,42 +358,42 @@ PROCESS_SCENARIOS = (
         "a rank of one job waits for a lock; the other job trains",
         "hang",
         two_jobs,
-        (Expected(HANG, True, (1,), 20.0), Expected("training")),
+        (Expected(HANG, True, (1,), 100.0), Expected("training")),
     ),
     ProcessScenario(
         "hang at start",
         "rank 3 waits for a lock before the first step",
         "hang",
         hang_at_start,
-        (Expected("suspected → hung", True, (3,), 40.0),),
+        (Expected("suspected → hung", True, (3,), 100.0),),
     ),
     ProcessScenario(
         "GPU lost, and the job hangs on it",
         "GPU 2 can no longer be read, and its rank gets stuck",
         "hang",
         lost_gpu_hangs,
-        (Expected(HANG, True, (2,), 20.0),),
+        (Expected(HANG, True, (2,), 100.0),),
     ),
     ProcessScenario(
         "victims in a function of any name",
         "rank 3 waits for a lock; the others spin in one C call without the GIL, their GPUs at 100 %",
         "hang",
         victims_in_any_function,
-        (Expected(HANG, True, (3,), 20.0),),
+        (Expected(HANG, True, (3,), 100.0),),
     ),
     ProcessScenario(
         "a GPU hangs, and another rank asks for its result",
         "rank 1 waits for its GPU, rank 2 asks every half second, the others wait in a barrier",
         "hang",
         gpu_hangs,
-        (Expected("training → quiet → suspected → stalled", True, (2,), 20.0),),
+        (Expected("training → quiet → suspected → stalled", True, (2,), 100.0),),
     ),
     ProcessScenario(
         "a victim that logs",
         "rank 0 waits for its GPU in add_scalar; rank 3 asks a server that does not answer",
         "hang",
         victim_that_logs,
-        (Expected("training → quiet → suspected → stalled", True, (3,), 20.0),),
+        (Expected("training → quiet → suspected → stalled", True, (3,), 100.0),),
     ),
     ProcessScenario(
         "generation over HTTP",
@@ -407,7 +408,7 @@ PROCESS_SCENARIOS = (
             "a thread of rank 3 opens a FIFO without a writer, and rank 3 waits for it; the others wait for their GPUs",
             "hang",
             blocked_in_thread(way),
-            (Expected(HANG, True, (3,), 20.0),),
+            (Expected(HANG, True, (3,), 100.0),),
         )
         for way in AWAITS
     ),
@@ -454,14 +455,14 @@ PROCESS_SCENARIOS = (
         "rank 0 sleeps for 1 s again and again, the others wait for it",
         "hang",
         polls_for_file,
-        (Expected("training → quiet → suspected → stalled → hung", True, (0,), 40.0),),
+        (Expected("training → quiet → suspected → stalled → hung", True, (0,), 100.0),),
     ),
     ProcessScenario(
         "a hang beside threads that write metrics",
         "rank 3 opens a FIFO without a writer, the others wait for it; in each rank a thread writes 200 kB/s",
         "hang",
         opens_beside_metrics,
-        (Expected(HANG, True, (3,), 20.0),),
+        (Expected(HANG, True, (3,), 100.0),),
     ),
     ProcessScenario(
         "a thread reads for its rank",
@@ -503,14 +504,14 @@ PROCESS_SCENARIOS = (
         "ranks without a connection to each other all open a file that does not respond",
         "hang",
         dead_file("read-dead-file {}"),
-        (Expected(HANG, True, (), 20.0),),
+        (Expected(HANG, True, (), 100.0),),
     ),
     ProcessScenario(
         "the last worker reads a dead file",
         "three ranks have ended; rank 2 opens a file that does not respond",
         "hang",
         dead_file("end-but-read {} 2"),
-        (Expected("training → quiet( → training → quiet)? → suspected → hung", True, (), 20.0),),
+        (Expected("training → quiet( → training → quiet)? → suspected → hung", True, (), 100.0),),
     ),
     ProcessScenario(
         "starved but moving loader",

@@ -4,7 +4,6 @@ key.
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 from collections.abc import Iterator
@@ -225,6 +224,8 @@ def _known(unknown: str, owner: type[Any] | None, root: type[Any]) -> str:
     other_sections = [f"[{name}]" for name, section in _sections(root) if unknown in _fields(section)]
     if other_sections:
         return f"{unknown} is a key of {' and '.join(other_sections)}; allowed: {', '.join(known)}"
+    import difflib  # only for a wrong name
+
     near = difflib.get_close_matches(unknown, known, n=1)
     near = near or [key for key in known if len(unknown) > 2 and _shares_words(key, unknown)][:1]
     hint = f"did you mean {near[0]!r}? " if near else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import re
 import sys
@@ -509,6 +508,8 @@ def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
                 f"[activities] rules[{number}]: activity {rule.activity!r} is not a valid name\n"
                 f"  allowed: {', '.join(built_in.activities)}, or a new name in lower_case"
             )
+        import difflib  # only for rules of the site
+
         near = difflib.get_close_matches(rule.activity, built_in.activities, n=1, cutoff=0.8)
         if near and rule.activity not in built_in.activities:  # a new activity waits for nothing
             raise config.ConfigError(

@@ -18,8 +18,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 
-import bcrypt
-
 MOST_WAITING = 8
 LONGEST_WAIT_SECONDS = 4.0  # if the wait were longer, the answer is BUSY, because an answer has ten seconds in total
 SHARE_OF_A_CORE = 0.1
@@ -46,6 +44,9 @@ class Passwords:
 
         `before` holds the users of the previous configuration.
         """
+        import bcrypt  # only a daemon with users needs it
+
+        self._check_hash = bcrypt.checkpw
         self._hashes = {user: hashed.encode() for user, hashed in hashes.items()}
         cost = max((cost_of(hashed) or 0 for hashed in hashes.values()), default=0)
         self._unknown_user = f"$2b${max(cost, 4):02d}${_NO_PASSWORD}".encode()
@@ -110,7 +111,7 @@ class Passwords:
         """Check a password. The password of an unknown user is hashed too, so that the time reveals nothing."""
         hashed = self._hashes.get(user)
         try:
-            is_match = bcrypt.checkpw(password[:MOST_BYTES], hashed or self._unknown_user)
+            is_match = self._check_hash(password[:MOST_BYTES], hashed or self._unknown_user)
         except ValueError:
             return False
         return is_match and hashed is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator
@@ -89,5 +88,7 @@ def settings_for(settings: config.Settings, source: str, text: str = "") -> dict
 
 
 def _hint(name: str, existing: Iterable[str]) -> str:
+    import difflib  # only for a wrong name
+
     near = difflib.get_close_matches(name, list(existing), n=1)
     return (f"did you mean {near[0]!r}? " if near else "") + f"checks: {', '.join(existing)}"

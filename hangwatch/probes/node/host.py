@@ -9,8 +9,6 @@ import platform
 import socket
 import time
 
-import psutil
-
 
 def node_name() -> str:
     """Return the host name up to its first dot, as torchrun and Slurm log it."""
@@ -24,6 +22,8 @@ def kernel_release() -> str:
 
 def facts(driver_version: str | None) -> tuple[tuple[str, str], ...]:
     """Return names and values that help to compare incidents; `driver_version` is the version of the NVIDIA driver."""
+    import psutil  # only a diagnosis needs it
+
     memory, gibibyte = psutil.virtual_memory(), 1 << 30
     hours_up = (time.time() - psutil.boot_time()) / 3600
     pairs = [

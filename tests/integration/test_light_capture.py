@@ -6,6 +6,7 @@ A job hangs at a power that does not count as low, so only a light capture can f
 from __future__ import annotations
 
 import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 from hangwatch.demo.simulated_node import SimulatedNode
@@ -21,9 +22,10 @@ RANKS, STUCK = 4, 2
 def test_light_job_that_hangs_gets_a_light_capture_and_is_then_suspected(
     fake_driver: FakeDriver, tmp_path: Path
 ) -> None:
-    with SimulatedNode(RANKS) as node, RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon:
+    with SimulatedNode(RANKS) as node, ExitStack() as stack:
         lines = [*h100(RANKS), *(f"gpu {i} pids {pid}" for i, pid in enumerate(node.pids))]
-        fake_driver.write([*lines, "gpu all power_watts 250"])
+        fake_driver.write([*lines, "gpu all power_watts 250"])  # before the daemon: else it sees the power fall
+        daemon = stack.enter_context(RealDaemon(tmp_path / "hw", fake_driver.environ))
         daemon.wait_for_state(node.run_id, "training")
         assert _dumps(daemon) == 0
         node.order(STUCK, "lock")

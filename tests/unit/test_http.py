@@ -85,9 +85,9 @@ def get(
     port: int, path: str, method: str = "GET", context: ssl.SSLContext | None = None, **headers: str
 ) -> tuple[int, bytes, dict[str, str]]:
     connection = (
-        http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=context)
+        http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=context)
         if context is not None
-        else http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        else http.client.HTTPConnection("127.0.0.1", port, timeout=30)
     )
     connection.request(method, path, headers=headers)
     answer = connection.getresponse()

@@ -37,11 +37,13 @@ def test_timeout_of_pytorch_is_that_of_jobs_with_pytorch(
     with targets.python(f"library = {file!r}{LATE_IMPORT}", tmp_path, **RANK) as pid:
         scan = JobScan()
 
-        def find() -> Job:
-            return next(job for job in scan.find(None, "here").jobs if job.ranks and job.ranks[0].id.pid == pid)
+        def find() -> Job | None:
+            found = scan.find(None, "here").jobs
+            return next((job for job in found if job.ranks and job.ranks[0].id.pid == pid), None)
 
-        assert find().libraries == ()
+        first = wait_for(find, "the job")
+        assert first is not None and first.libraries == ()
         (tmp_path / "fifo").write_text("go")
-        job = wait_for(lambda: found if (found := find()).libraries else None, "the libraries")
+        job = wait_for(lambda: found if (found := find()) and found.libraries else None, "the libraries")
     assert job is not None and job.libraries == (library,)
     assert read_timeouts(job, job.environ).collective_seconds == seconds

@@ -78,7 +78,7 @@ def test_clock_steps_of_a_day_and_of_decades_delay_no_task(monkeypatch: pytest.M
         for days in (-1, 1, 20_000):
             monkeypatch.setattr(SteppedClock, "step", timedelta(days=days))
             before = turns.count("often")
-            wait_for(lambda: turns.count("often") >= before + 3, f"turns after a step by {days} days")  # noqa: B023
+            wait_for(lambda: turns.count("often") >= before + 3, f"turns after a step by {days} days", 20)  # noqa: B023
             schedule.run_once("checks", turns.append, str(days))
             wait_for(lambda: str(days) in turns, "a task that runs once")  # noqa: B023
     finally:

@@ -48,7 +48,7 @@ def test_a_log_that_nothing_reads_blocks_no_thread_and_counts_lost_lines() -> No
         log.addHandler(NonBlockingHandler(stream))
         writing = threading.Thread(target=lambda: [log.info("x" * 10_000) for _ in range(20)], daemon=True)
         writing.start()
-        writing.join(60)
+        writing.join(30)
         assert not writing.is_alive(), "it waits for a reader"
         os.set_blocking(read_end, False)
         written = lines.read().count("x\n")

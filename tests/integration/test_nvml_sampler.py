@@ -419,7 +419,7 @@ def test_the_child_dies_with_its_parent_even_while_the_driver_blocks(fake_driver
         except (FileNotFoundError, ProcessLookupError):
             return True
 
-    wait_for(gone, "the child to die with its parent")
+    wait_for(gone, "the child to die with its parent", 20)
 
 
 def test_stop_leaves_no_process(start: Start) -> None:

@@ -240,11 +240,12 @@ def build_scene(grouping: Grouping, ranks_here: int | None) -> Scene:
 def _is_about_rank(group: Group, stacks_by_node: Mapping[str | None, int]) -> bool:
     """True if the rank itself is the cause of its failed dump.
 
-    A dump that was refused counts only if another rank on the same node could be dumped.
+    A dump that was refused counts only if another rank on the same node could be dumped. Text often lacks the nodes.
     """
     if group.fault is None or group.fault.about != "target":
         return False
-    return group.fault.reason not in _REFUSALS or all(stacks_by_node.get(m.id.node) for m in group.members)
+    nodes = [member.id.node for member in group.members]
+    return group.fault.reason not in _REFUSALS or all(node and stacks_by_node.get(node) for node in nodes)
 
 
 def _is_blocked_outside(group: Group) -> bool:

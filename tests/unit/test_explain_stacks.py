@@ -416,3 +416,18 @@ def test_a_stack_without_an_end_is_cut() -> None:
     assert len(main_thread(rank).frames) == MOST_FRAMES
     (rank,) = collect('Thread 1 (LWP 7 "python"):', *["#0  f (x=1) at a.c:1"] * (MOST_FRAMES + 10)).ranks
     assert len(main_thread(rank).frames) == MOST_FRAMES
+
+
+@pytest.mark.parametrize(("node", "named"), [("rank", []), ("gpu-07:", [4])])
+def test_refused_dump_names_a_rank_only_beside_others_of_its_node(node: str, named: list[int]) -> None:
+    waits = ['Thread 1 (idle): "MainThread"', "    barrier (torch/distributed/distributed_c10d.py:3683)"]
+    lines = [
+        f"[{node}{rank}]: {line}"
+        for rank in range(5)
+        for line in (
+            f"Process {1000 + rank}: python train.py",
+            *(waits if rank < 4 else ["Error: Permission Denied: Try running again with elevated permissions"]),
+        )
+    ]
+    verdict, _ = explained(collect(*lines))
+    assert [rank.rank for rank in verdict.named] == named

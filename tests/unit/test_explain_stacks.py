@@ -418,7 +418,7 @@ def test_a_stack_without_an_end_is_cut() -> None:
     assert len(main_thread(rank).frames) == MOST_FRAMES
 
 
-@pytest.mark.parametrize(("node", "named"), [("rank", []), ("gpu-07:", [4])])
+@pytest.mark.parametrize(("node", "named"), [("rank", []), ("gpu-07:", [1004])])
 def test_refused_dump_names_a_rank_only_beside_others_of_its_node(node: str, named: list[int]) -> None:
     waits = ['Thread 1 (idle): "MainThread"', "    barrier (torch/distributed/distributed_c10d.py:3683)"]
     lines = [
@@ -430,4 +430,4 @@ def test_refused_dump_names_a_rank_only_beside_others_of_its_node(node: str, nam
         )
     ]
     verdict, _ = explained(collect(*lines))
-    assert [rank.rank for rank in verdict.named] == named
+    assert [rank.pid for rank in verdict.named] == named

@@ -353,7 +353,8 @@ def test_version_that_never_comes_costs_no_stack_and_pauses_nothing(
 def test_endless_output_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyspy.DUMPER, "most_bytes", 1 << 20)
     with targets.python(targets.SLEEPING, tmp_path) as pid:
-        answer = dump(pid, pyspy_path=fake_pyspy(tmp_path, "exec yes"), deadline_seconds=30.0)
+        program = fake_pyspy(tmp_path, "head -c 64M /dev/zero; exec sleep 600")
+        answer = dump(pid, pyspy_path=program, deadline_seconds=30.0)
     assert answer.fault is not None and answer.fault.reason == "TooLarge"
 
 

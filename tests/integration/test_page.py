@@ -50,6 +50,7 @@ def test_one_page_names_the_job_and_the_rank_and_resolves(
             {"gpu-node-1": f"127.0.0.1:{daemon.port}"},
             rules=[DEPLOY / "hangwatch.rules.yaml"],
             alertmanager=alertmanager.address,
+            scrape_seconds=3.0,  # also the limit of a scrape
         ) as prometheus,
         TorchJob(tmp_path, "stuck_on_a_fifo.py") as job,
     ):
@@ -125,6 +126,7 @@ def test_a_daemon_killed_twice_in_a_hang_makes_one_page_of_one_incident(
                 {"gpu-node-1": f"127.0.0.1:{daemon.port}"},
                 rules=[DEPLOY / "hangwatch.rules.yaml"],
                 alertmanager=alertmanager.address,
+                scrape_seconds=3.0,  # also the limit of a scrape
             )
         )
         job.wait_for_step(3)

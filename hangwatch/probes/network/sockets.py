@@ -6,7 +6,6 @@ connection, in tcp_info. One request returns all connections of a network namesp
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import ipaddress
 import itertools
@@ -184,8 +183,10 @@ def descriptors(pid: int, proc_root: Path) -> dict[int, str]:
     found = {}
     with os.scandir(f"{proc_root}/{pid}/fd") as entries:
         for entry in itertools.islice(entries, MOST_DESCRIPTORS):
-            with contextlib.suppress(OSError, ValueError):  # closed meanwhile
+            try:  # contextlib.suppress costs a fifth of the time
                 found[int(entry.name)] = os.readlink(entry.path)  # noqa: PTH115 - a magic link, not a path
+            except (OSError, ValueError):  # closed meanwhile
+                continue
     return found
 
 

@@ -156,6 +156,7 @@ def test_a_driver_that_never_answers_costs_a_look_its_deadline_and_no_sample(fak
         assert time.monotonic() - began < 5.0, "the process that samples hangs longer"
         wait_for(lambda: sampler.status().restarts, "the process that hangs to be replaced")
         asked = time.monotonic()
+        wait_for(lambda: sampler.status().alive, "a new process")
         assert query.traffic(sampler) is None, "not asked again for a while"
         wait_for(lambda: _is_whole(sampler.latest(), asked), "all GPUs to be sampled again")
     finally:

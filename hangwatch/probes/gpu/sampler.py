@@ -161,10 +161,8 @@ class NvmlSampler:
             child.order(Question(number=number, kind=name))
         try:
             answer = future.result(max(0.0, end - time.monotonic()))
-        except FutureTimeoutError:
+        except FutureTimeoutError:  # the question stays open: if the child hangs in it, its kind is suspended
             return _stalled(name, f"the driver did not respond within {deadline_seconds:g} s")
-        finally:
-            self._pending.pop(number, None)
         return answer.fault or decoding.decode_json(answer.details, kind)
 
     # --- the reading thread ----------------------------------------------------------------------------------------

@@ -93,8 +93,7 @@ bench: $(VENV)/.bench
 	rm -rf build/lib
 	$(VENV)/node/bin/python -m pip --disable-pip-version-check --quiet install .
 	failed=; for part in detection.py culprit.py 'dump.py --rounds 2 --python $(VENV)/node/bin/python' \
-	  'node_cost.py --seconds 45 --beside $(VENV)/nvitop/bin/nvitop-exporter --python $(VENV)/node/bin/python' \
-	  scale.py; \
+	  'node_cost.py --seconds 45' scale.py; \
 	  do $(BIN)/python benchmarks/$$part --write || failed="$$failed $$part"; done; \
 	  $(BIN)/python -m benchmarks.plots && git diff --stat -- docs README.md; \
 	  test -z "$$failed" || { echo "missed a goal:$$failed"; exit 1; }

@@ -1,10 +1,11 @@
 """Cost of hangwatch on a node with healthy jobs, beside nvitop-exporter, and its effect on a training loop.
 
-    .venv/bin/python benchmarks/node_cost.py --beside PATH/nvitop-exporter [--python PATH] [--seconds 60] [--write]
+    .venv/bin/python benchmarks/node_cost.py [--beside PATH/nvitop-exporter] [--python PATH] [--seconds 60] [--write]
 
 Runs `benchmarks/daemon_cost.py` for both exporters at once, on the same fake driver, with a job of 8 ranks and 64
 loader workers, and among 2,000 processes. Then `benchmarks/overhead.py` runs a training loop with hangwatch and
-without it. `--python` is the Python of an installation as on nodes, without the packages of the tests.
+without it. `--python` is the Python of an installation as on nodes, without the packages of the tests. By default,
+both are those that `make bench` installs.
 """
 
 from __future__ import annotations
@@ -43,14 +44,15 @@ def describe(name: str, rows: list[Row]) -> tuple[str, ...]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--beside", required=True, help="path of nvitop-exporter, in an environment of its own")
-    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--beside", default=".venv/nvitop/bin/nvitop-exporter", help="in an environment of its own")
+    parser.add_argument("--python", default=".venv/node/bin/python")
     parser.add_argument("--seconds", default="60")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    if (beside := shutil.which(options.beside)) is None:
-        parser.error(f"{options.beside}: no such program; `make bench` installs it as .venv/nvitop/bin/nvitop-exporter")
-    given = ("--python", options.python, "--seconds", options.seconds, "--beside", beside)
+    for program in (options.beside, options.python):
+        if shutil.which(program) is None:
+            parser.error(f"{program}: no such program; `make bench` installs it")
+    given = ("--python", options.python, "--seconds", options.seconds, "--beside", options.beside)
     command = ("benchmarks/daemon_cost.py", "--json", *given)
     nodes = {name: measure(*command, *arguments) for name, arguments in NODES}
     loops = measure("benchmarks/overhead.py", "--json", "--ranks", "8", "--turns", "3", "--seconds", "10")
@@ -75,8 +77,7 @@ def main() -> None:
         "overhead",
         tables,
         figures,
-        command="benchmarks/node_cost.py --beside .venv/nvitop/bin/nvitop-exporter --python .venv/node/bin/python",
-        programs=[beside],
+        programs=[options.beside],
         is_kept=options.write,
     )
 

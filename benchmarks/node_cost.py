@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/node_cost.py [--beside PATH/nvitop-exporter] [--python PATH] [--seconds 60] [--write]
 
 Runs `benchmarks/daemon_cost.py` for both exporters at once, on the same fake driver, with a job of 8 ranks and 64
-loader workers, and among 2,000 processes. Then `benchmarks/overhead.py` runs a training loop with hangwatch and
-without it. `--python` is the Python of an installation as on nodes, without the packages of the tests. By default,
-both are those that `make bench` installs.
+loader workers, and among 2,000 processes. Then `benchmarks/overhead.py` runs a training loop with the progress
+counters of the daemon and without them. `--python` is the Python of an installation as on nodes, without the packages
+of the tests. By default, both are those that `make bench` installs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ NODES = (
     ("8 ranks, 2,000 processes", ("--processes", "2000")),
 )
 COLUMNS = ("node", "CPU seconds a minute", "nvitop-exporter", "ratio", "Rss MiB", "nvitop-exporter")
-LOOP = ("ranks in a training loop", "steps per second with", "without", "change", "resolution", "% of a core")
+LOOP = (
+    "ranks of 0.5 s steps, progress counters alone",
+    "steps per second with",
+    "without",
+    "change",
+    "resolution",
+    "% of a core",
+)
 
 
 def describe(name: str, rows: list[Row]) -> tuple[str, ...]:

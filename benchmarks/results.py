@@ -28,11 +28,12 @@ FIGURES = {
     "detection": "{false pages:g} of {healthy runs:g} healthy runs page, and {pages of long pauses:g} of "
     "{long pauses:g} with a pause longer than a hold; {recall:.1%} of {hung runs:g} hangs, "
     "{found in 3 minutes:.0%} in 3 minutes",
-    "culprit": "{right:g} of {guilty:g} guilty ranks named, {check first:g} to check first, {silent:g} not, "
-    "{wrong:g} innocent named",
-    "dump": "`hangwatch dump --rounds 1`, 72 processes: {CPU, py-spy = 1:.1f} times the CPU of `py-spy dump` for each",
-    "overhead": "daemon, 8 fake GPUs, 64 loader workers: {CPU ratio, 8 ranks, 64 loader workers:.2f} times the CPU of "
-    "nvitop-exporter, {Rss MiB, 8 ranks, 64 loader workers:.0f} MiB; more than it on one real GPU",
+    "culprit": "{guilty:g} of our own cases with a guilty rank: named in {right:g}, to check first in {check first:g}; "
+    "an innocent named in {wrong:g} of all, to check first in {misleads:g}",
+    "dump": "`hangwatch dump --rounds 1`, 72 processes: {CPU, py-spy = 1:.1f} times the CPU of `py-spy dump` for each; "
+    "with the usual rounds {CPU of all rounds, py-spy = 1:.1f} times",
+    "overhead": "daemon, 8 fake GPUs, 64 loader workers without torch: {CPU ratio, 8 ranks, 64 loader workers:.2f} "
+    "times the CPU of nvitop-exporter, {Rss MiB, 8 ranks, 64 loader workers:.0f} MiB; more than it on one real GPU",
 }
 """The figures of the README: a sentence for each result."""
 

@@ -39,13 +39,14 @@ def _name(ranks: list[int], everybody: int) -> Answer:
 
 
 def name_smallest_group(case: Path) -> Answer:
-    """Name the smallest group of ranks with equal dumps."""
+    """Name the smallest group of ranks with equal dumps; none if two groups are the smallest."""
     groups: dict[str, list[int]] = {}
     for path in case.glob("rank-*.txt"):
         text = re.sub(r"^(Process|Python|Parent).*|0x[0-9A-F]+|Thread \S+", "", path.read_text(), flags=re.MULTILINE)
         groups.setdefault(text, []).append(_rank(path))
-    smallest = sorted(groups.values(), key=len)[:1]
-    return _name(smallest[0] if smallest else [], sum(map(len, groups.values())))
+    smallest = sorted(groups.values(), key=len)[:2]
+    is_tie = len({len(group) for group in smallest}) < len(smallest)
+    return _name(smallest[0] if smallest and not is_tie else [], sum(map(len, groups.values())))
 
 
 def _dumps(case: Path) -> dict[int, dict]:

@@ -108,10 +108,10 @@ def make_subgroups() -> Iterator[Case]:
         yield Case(SUBGROUPS, "own code, awaited in a subgroup", {"guilty": [guilty]}, _dump(programs))
 
 
-def _find_end(run: detection.Run) -> float:
+def _find_end(run: detection.Run, number: int) -> float:
     """Return the last second of a trace: in the hang, or in a healthy pause that does not begin the job."""
     if run.truth == detection.HUNG:
-        return run.trouble_at + detection.RULES_SECONDS
+        return run.trouble_at + random.Random(f"hang {number}").uniform(detection.RULES_SECONDS, TRACE_SECONDS - 100)
     return TRACE_SECONDS if run.trouble_at == 0 else run.end - AFTER_PAUSE_SECONDS
 
 
@@ -119,7 +119,7 @@ def make_traces() -> Iterator[Case]:
     for truth in (detection.HUNG, detection.HEALTHY):
         for number in range(TRACES // 2):
             run = detection.draw(truth, number, seed=2)
-            begin = _find_end(run) - TRACE_SECONDS
+            begin = _find_end(run, number) - TRACE_SECONDS
             noise = random.Random(number)
             text = io.StringIO(newline="")
             table = csv.writer(text, lineterminator="\n")

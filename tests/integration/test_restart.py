@@ -136,3 +136,11 @@ def _hangwatch(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "hangwatch", *arguments], capture_output=True, text=True, timeout=60, check=False
     )
+
+
+def test_corrupted_silences_do_not_stop_the_daemon(fake_driver: FakeDriver, tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "silences.json").write_bytes(b"{")
+    with RealDaemon(tmp_path, fake_driver.environ) as daemon:
+        assert daemon.get("/healthz") == "ok\n"
+        assert "silences.json" in daemon.log

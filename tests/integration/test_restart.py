@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -142,5 +143,6 @@ def test_corrupted_silences_do_not_stop_the_daemon(fake_driver: FakeDriver, tmp_
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "silences.json").write_bytes(b"{")
     with RealDaemon(tmp_path, fake_driver.environ) as daemon:
-        assert daemon.get("/healthz") == "ok\n"
+        wait_for(lambda: re.search("silences.json|Traceback", daemon.log), "the file to be read")
         assert "silences.json" in daemon.log
+        assert daemon.get("/healthz") == "ok\n"

@@ -172,6 +172,15 @@ def test_searches_of_a_job_find_its_own_processes_before_those_outside() -> None
         assert found_by([*readers, sibling]) == [*[("pipe", sibling)] * 2, ("pipe", outside)]
 
 
+def test_own_pipe_is_told_only_after_a_whole_search(tmp_path: Path) -> None:
+    with targets.python("import os\nback, forth = os.pipe()\nready()\nos.read(back, 1)", tmp_path) as pid:
+        assert [target.other_pid for target in read_call(pid, "read").behind] == [pid]
+        seen = [main_thread.read_call(pid, procfs.PROC)] * 2
+        found = blocked_call.read(pid, seen, (), time.monotonic(), procfs.PROC)
+    assert found is not None
+    assert [target.other_pid for target in found.behind] == [None]
+
+
 def test_process_that_has_continued_has_no_blocked_call() -> None:
     calls = [main_thread.read_call(1, procfs.PROC)]
     assert blocked_call.read(os.getpid(), calls, (), time.monotonic() + 2, procfs.PROC) is None

@@ -232,7 +232,8 @@ class _Search:
         (None, "") if none was found. The process itself is tried last.
         """
         holder = self._first_of(self._near, link, mode) or self._find_stranger(link, mode)
-        holder = holder or self._first_of([self._pid], link, mode)
+        if holder is None and time.monotonic() <= self._end:  # after an incomplete search, another may hold it, too
+            holder = self._first_of([self._pid], link, mode)
         return (None, "") if holder is None else (holder, _comm(holder, self._root))
 
     def _find_stranger(self, link: str, mode: int) -> int | None:

@@ -118,10 +118,12 @@ def main() -> None:
     parser.add_argument("--python", type=Path, default=Path(sys.executable))
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
+    if not (hangwatch := options.python.with_name("hangwatch")).exists():
+        parser.error(f"{hangwatch}: no such program; `make bench` installs .venv/node/bin/hangwatch")
     with ExitStack() as stack:
         processes = job(stack, options.ranks, options.workers)
         ranks = [pid for pid in processes if list(children_of(pid))] or processes
-        kinds = list(tools(options.python.with_name("hangwatch")))
+        kinds = list(tools(hangwatch))
         turns = [[measure(tool, ranks, processes) for tool in kinds] for _ in range(options.rounds)]
     rows, cpu_seconds, wall_seconds = [], {}, {}
     for tool, measured in zip(kinds, zip(*turns, strict=True), strict=True):

@@ -29,6 +29,8 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
+    if not (options.folder / "answers.json").exists():
+        parser.error(f"{options.folder}: no cases; write them with: make hangbench")
     cases = Counter(one["kind"] for one in score.load_answers(options.folder).values())
     outcomes = [outcome for outcome in score.POINTS if outcome != score.FAILED]
     rows, details, failed = [], [], 0

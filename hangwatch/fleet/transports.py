@@ -14,10 +14,12 @@ from hangwatch.formats import decoding
 Via: TypeAlias = Literal["ssh", "pdsh", "srun", "kubectl", "local"]
 
 # Ends the command at the deadline, and when the local end of its standard input closes: that happens however the local
-# process ends. It is one line without quotation marks, because the user's login shell may be csh.
+# process ends. timeout(1) leads the process group of its command, and may end at a signal without its command (until
+# coreutils 9.6, if it has just forked), so the group is killed. It is one line without quotation marks, because the
+# user's login shell may be csh.
 _WATCHED = (
     "exec 3<&0; timeout -k 2 {seconds:.0f} {command} </dev/null & p=$!; "
-    "(read x <&3; kill $p) >/dev/null 2>&1 & w=$!; "
+    "(read x <&3; kill -s TERM -- -$p || kill $p) >/dev/null 2>&1 & w=$!; "
     "wait $p; s=$?; kill $w 2>/dev/null; {ending}"
 )
 _ENDED = ("Succeeded", "Failed")

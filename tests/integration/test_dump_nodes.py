@@ -278,17 +278,20 @@ def test_when_we_are_ended_so_is_what_runs_on_the_nodes(nodes: Path, ending: sig
     assert asking.returncode == {signal.SIGINT: 130}.get(ending, -ending)
 
 
-def test_command_in_a_slow_shell_ends_with_hangwatch(nodes: Path, tmp_path: Path) -> None:
-    """Slow down the shell: one second passes between two of its commands, as on a busy machine."""
+@pytest.mark.parametrize(("program", "ending"), [("sh", signal.SIGINT), ("timeout", signal.SIGTERM)])
+def test_command_below_a_slow_program_ends_with_hangwatch(
+    nodes: Path, tmp_path: Path, program: str, ending: signal.Signals
+) -> None:
+    """Slow down a program: one second passes after each process that it starts, as on a busy machine."""
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("needs strace")
-    slow = tmp_path / "bin" / "sh"
+    slow = tmp_path / "bin" / program
     slow.parent.mkdir()
     slowly = f"{strace} -D -qq -o /dev/null --inject=clone,clone3,fork,vfork:delay_exit=1000000"
-    slow.write_text(f'#!/bin/sh\nexec {slowly} /bin/sh "$@"\n')
+    slow.write_text(f'#!/bin/sh\nexec {slowly} {shutil.which(program)} "$@"\n')
     slow.chmod(0o755)
-    remote(nodes, 'echo up >"$folder/up-$node"; exec sleep 600')
+    remote(nodes, 'echo up >"$folder/up-$node"; exec sh -c "sleep 600; true" "$folder"')
     command = [sys.executable, "-m", "hangwatch", "dump", "--nodes", "n[0-3]", "--via", "local", "--deadline", "600"]
     with subprocess.Popen(
         [*command, "--remote-command", f"sh {nodes}/answer %h"],
@@ -297,7 +300,7 @@ def test_command_in_a_slow_shell_ends_with_hangwatch(nodes: Path, tmp_path: Path
         preexec_fn=obeys_ctrl_c,
     ) as asking:
         wait_for(lambda: len(list(nodes.glob("up-*"))) == 4, "four nodes that run")
-        asking.send_signal(signal.SIGINT)
+        asking.send_signal(ending)
         asking.wait(60)
     wait_for(lambda: not running(nodes), "an end of what was started")
 

@@ -125,7 +125,7 @@ def main() -> int:
         f"Without one of the {len(RULES)} rules, from {-min(earned)} more to {max(earned)} fewer cases are right.",
     )
     hangwatch, smallest, *simpler = _methods(cases)
-    results.report(
+    return results.report(
         "culprit",
         [results.Table((f"{len(cases)} cases", *OUTCOMES, MISLEADS), (hangwatch, smallest))],
         {"guilty": len(cases) - counts[NONE_GUILTY], **{name: counts[name] for name in (*OUTCOMES, MISLEADS)}},
@@ -136,7 +136,6 @@ def main() -> int:
         ],
         is_kept=options.write,
     )
-    return int(counts[WRONG] > 0)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ settings. The rules of operators see the same traces.
 The seconds of a hang run from the last progress of the job. A rule has 45 minutes to find it. The rules see the
 driver's readings of the GPUs. A job logs a line for each step. Two kinds of healthy pauses may page by design, and are
 counted apart: those that show no progress at all until `hold_seconds` after the last collective, and those in which all
-ranks wait for one until `stalled_hold_seconds`. The command ends with 1 if another healthy job pages, or if less than
-99 of 100 hangs page. `--runs` writes one line for each run. `--write` renews docs/benchmarks.md.
+ranks wait for one until `stalled_hold_seconds`. `--runs` writes one line for each run. `--write` renews
+docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ TRAINED_SECONDS = 1000
 FROZEN_SECONDS = 100  # with the 15 s since the last collective of the longest step, still below the hold of 120 s
 RULES_SECONDS = 2700.0
 PAGE_SECONDS = 1800.0
-RECALL = 0.99
 SHOWN_MINUTES = range(46)
 HUNG, HEALTHY, LONG = "hung", "healthy", "longer than a hold"
 
@@ -400,6 +399,7 @@ def main() -> int:
         "hung runs": len(hung),
         "healthy runs": options.healthy,
         "recall": round(recall, 4),
+        "hangs without a page, ratio": round(1 - recall, 4),
         "false pages": false,
         "long pauses": sum(one.truth == LONG for one in outcomes),
         "pages of long pauses": sum(one.truth == LONG and one.paged is not None for one in outcomes),
@@ -408,8 +408,7 @@ def main() -> int:
         "median seconds to the page": statistics.median([one.paged for one in hung if one.paged is not None]),
     }
     found_by = results.Table(("hangs found after minutes", *map(str, SHOWN_MINUTES)), tuple(_found_by(outcomes)))
-    results.report("detection", _report(outcomes), figures, details=[found_by], is_kept=options.write)
-    return int(recall < RECALL or false > 0)
+    return results.report("detection", _report(outcomes), figures, details=[found_by], is_kept=options.write)
 
 
 if __name__ == "__main__":

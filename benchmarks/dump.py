@@ -1,12 +1,12 @@
 """Cost of all stacks of a job: `hangwatch dump` beside the tools that a user would call for each process.
 
-    .venv/bin/python benchmarks/dump.py [--ranks 8] [--workers 8] [--rounds 3] [--python PATH] [--write]
+    .venv/bin/python benchmarks/dump.py [--ranks 8] [--workers 8] [--rounds 2] [--python PATH] [--write]
 
 All tools read the same processes: ranks and their loader workers. They run in turn, so that other load on the machine
 affects all. By default hangwatch dumps these ranks twice, because none waits for others. "pause" is the longest time in
 which one rank was seen stopped (state t or T in /proc/PID/stat, read some thousand times a second). A tool that is not
 installed has no row. gdb prints C frames only. `hangwatch check` runs beside the same job; it dumps nothing. PATH
-is the Python of an installation as on nodes, without the packages of the tests.
+is the Python of an installation as on nodes, without the packages of the tests; by default that of `make bench`.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from hangwatch.probes.process import pyspy  # noqa: E402
 PYSTACK = Path(sys.executable).with_name("pystack")
 OURS = "hangwatch dump --rounds 1"
 ALL_ROUNDS = "hangwatch dump, two rounds"
+CHECK = "hangwatch check"
 
 
 class Tool(NamedTuple):
@@ -100,7 +101,7 @@ def tools(hangwatch: Path) -> Iterator[Tool]:
         yield Tool("pystack remote", _for_each(PYSTACK, "remote"))
     if gdb := shutil.which("gdb"):
         yield Tool("gdb, thread apply all bt", _for_each(gdb, "-batch", "-ex", "thread apply all bt", "-p"))
-    yield Tool("hangwatch check", lambda _ranks, _processes: quietly(hangwatch, "check")())
+    yield Tool(CHECK, lambda _ranks, _processes: quietly(hangwatch, "check")())
 
 
 def measure(tool: Tool, ranks: Sequence[int], processes: Sequence[int]) -> tuple[Cost, float]:
@@ -110,12 +111,12 @@ def measure(tool: Tool, ranks: Sequence[int], processes: Sequence[int]) -> tuple
     return cost, meter.longest_seconds
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--workers", type=int, default=8, help="loader workers of each rank")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--python", type=Path, default=Path(sys.executable))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--python", type=Path, default=Path(".venv/node/bin/python"))
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     if not (hangwatch := options.python.with_name("hangwatch")).exists():
@@ -146,10 +147,12 @@ def main() -> None:
         "CPU, py-spy = 1": cpu_seconds[OURS] / cpu_seconds["py-spy dump"],
         "CPU of all rounds, py-spy = 1": cpu_seconds[ALL_ROUNDS] / cpu_seconds["py-spy dump"],
         "seconds": wall_seconds[OURS],
+        "wall seconds of check": wall_seconds[CHECK],
     }
     table = results.Table(columns, tuple(rows))
-    results.report("dump", (table,), figures, programs=[PYSTACK, "gdb"], is_kept=options.write)
+    versions = results.find_versions([PYSTACK, "gdb"], options.python)
+    return results.report("dump", (table,), figures, versions=versions, is_kept=options.write)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,6 +1,6 @@
 """Cost of hangwatch on a node with healthy jobs, beside nvitop-exporter, and its effect on a training loop.
 
-    .venv/bin/python benchmarks/node_cost.py [--beside PATH/nvitop-exporter] [--python PATH] [--seconds 60] [--write]
+    .venv/bin/python benchmarks/node_cost.py [--beside PATH/nvitop-exporter] [--python PATH] [--seconds 45] [--write]
 
 Runs `benchmarks/daemon_cost.py` for both exporters at once, on the same fake driver, with a job of 8 ranks and 64
 loader workers, and among 2,000 processes. Then `benchmarks/overhead.py` runs a training loop with the progress
@@ -49,11 +49,11 @@ def describe(name: str, rows: list[Row]) -> tuple[str, ...]:
     )
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--beside", default=".venv/nvitop/bin/nvitop-exporter", help="in an environment of its own")
     parser.add_argument("--python", default=".venv/node/bin/python")
-    parser.add_argument("--seconds", default="60")
+    parser.add_argument("--seconds", default="45")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     for program in (options.beside, options.python):
@@ -80,14 +80,9 @@ def main() -> None:
         results.Table(COLUMNS, tuple(describe(name, rows) for name, rows in nodes.items())),
         results.Table(LOOP, tuple(loop_rows)),
     )
-    results.report(
-        "overhead",
-        tables,
-        figures,
-        programs=[options.beside],
-        is_kept=options.write,
-    )
+    versions = results.find_versions([options.beside], options.python)
+    return results.report("overhead", tables, figures, versions=versions, is_kept=options.write)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -7,6 +7,8 @@ benchmarks.results` renews the page and the figures of the README from the data 
 from __future__ import annotations
 
 import datetime
+import json
+import math
 import os
 import platform
 import re
@@ -14,7 +16,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -23,7 +24,11 @@ ROOT = Path(__file__).parents[1]
 FOLDER = Path(__file__).parent / "results"
 PAGE = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
-_PACKAGES = ("hangwatch", "py-spy", "msgspec", "nvidia-ml-py")
+_PACKAGES = ("hangwatch", "py-spy", "msgspec", "nvidia-ml-py", "torch")
+_LIST_PACKAGES = """import json, platform
+from importlib import metadata
+found = {one.metadata["Name"]: one.version for one in metadata.distributions()}
+print(json.dumps(found | {"python": platform.python_version()}))"""
 FIGURES = {
     "detection": "{false pages:g} of {healthy runs:g} healthy runs page, and {pages of long pauses:g} of "
     "{long pauses:g} with a pause longer than a hold; {recall:.1%} of {hung runs:g} hangs, "
@@ -36,6 +41,30 @@ FIGURES = {
     "times the CPU of nvitop-exporter, {Rss MiB, 8 ranks, 64 loader workers:.0f} MiB; more than it on one real GPU",
 }
 """The figures of the README: a sentence for each result."""
+GOALS = {
+    "detection": {
+        "false pages": 0.0,
+        "hangs without a page, ratio": 0.01,
+        "median seconds to the verdict, counter readable": 30.0,
+    },
+    "culprit": {"wrong": 0.0},
+    "hangbench": {"failed answers": 0.0},
+    "dump": {"CPU, py-spy = 1": 1.5, "wall seconds of check": 0.3},
+    "overhead": {
+        "CPU ratio, 8 ranks, 64 loader workers": 0.35,
+        "CPU ratio, 8 ranks, 2,000 processes": 0.5,
+        "Rss MiB, 8 ranks, 64 loader workers": 64.0,
+        "Rss MiB, 8 ranks, 2,000 processes": 64.0,
+    },
+    "scale": {
+        "group and verdict, 16384": 0.35,
+        "group and verdict, 100000": 2.5,
+        "rules, 16384": 1.5,
+        "largest slope": 1.1,
+    },
+    "day": {"wrong": 0.0},
+}
+"""The goals of each result: the most that a figure may be. A figure that was not measured misses its goal."""
 
 
 class Table(msgspec.Struct, frozen=True):
@@ -45,14 +74,14 @@ class Table(msgspec.Struct, frozen=True):
     rows: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
-        lines = (self.columns, tuple("---" for _ in self.columns), *self.rows)
-        return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+        head, *rows = (f"| {' | '.join(line)} |\n" for line in (self.columns, *self.rows))
+        return "".join((head, f"|{'---|' * len(self.columns)}\n", *rows))
 
 
 class Result(msgspec.Struct, frozen=True, omit_defaults=True):
     """One result: the command that made it, when, where and of what.
 
-    `summary` are lines of text. Only the data file has `details`.
+    `summary` are lines of text. Only the data file has `details`. `goals` are those of the figures.
     """
 
     command: str
@@ -64,11 +93,22 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True):
     tables: tuple[Table, ...] = ()
     details: tuple[Table, ...] = ()
     figures: dict[str, float] = {}
+    goals: dict[str, float] = {}
+
+    @property
+    def missed(self) -> tuple[str, ...]:
+        """The figures that miss their goal, as text."""
+        return tuple(
+            f"{name}: {f'{self.figures[name]:.3g}' if name in self.figures else 'not measured'} (at most {goal:g})"
+            for name, goal in self.goals.items()
+            if not self.figures.get(name, math.inf) <= goal
+        )
 
     def markdown(self) -> str:
-        """Return the text of the page: command, date and commit, the summary, then the tables."""
+        """Return the text of the page: command, date and commit, the missed goals, the summary, then the tables."""
         head = f"`{self.command}`, {', '.join(filter(None, (self.date, self.commit)))}.\n"
-        lines = "".join(f"* {line}\n" for line in self.summary)
+        missed = (f"Goal missed: {line}." for line in self.missed)
+        lines = "".join(f"* {line}\n" for line in (*missed, *self.summary))
         return "\n".join((head, *filter(None, (lines,)), *(table.markdown() for table in self.tables)))
 
 
@@ -85,30 +125,34 @@ def report(
     summary: Sequence[str] = (),
     details: Sequence[Table] = (),
     command: str | None = None,
-    programs: Sequence[str | Path] = (),
+    versions: Mapping[str, str] | None = None,
     is_kept: bool = False,
-) -> None:
-    """Print a result. With `is_kept`, write its data file and renew the page, too.
+) -> int:
+    """Print a result. With `is_kept`, write its data file and renew the page, too. Return 1 if it misses a goal, or 0.
 
-    `command` is the command that makes the result; without it, this program with its arguments. The data file has the
-    versions of the measured `programs`.
+    `command` is the command that makes the result; without it, this program with its arguments. `versions` are those
+    of what was measured; without them, those of this Python.
     """
     result = Result(
         command=command or _command(),
         date=datetime.date.today().isoformat(),
         commit=_commit(),
         machine=_machine(),
-        versions=_versions(programs),
+        versions=dict(versions or find_versions()),
         summary=tuple(summary),
         tables=tuple(tables),
         details=tuple(details),
-        figures=dict(figures or {}),
+        figures={figure: value for figure, value in (figures or {}).items() if math.isfinite(value)},
+        goals=GOALS.get(name, {}),
     )
     print(result.markdown())
     for figure, value in result.figures.items():
         print(f"{figure}: {value:g}")
     if is_kept:
         keep(name, result)
+    for line in result.missed:
+        print(f"{name}: goal missed: {line}", file=sys.stderr)
+    return int(bool(result.missed))
 
 
 def keep(name: str, result: Result) -> None:
@@ -165,8 +209,11 @@ def _commit() -> str:
     return (git("rev-parse", "--short", "HEAD") or "unknown") + ("-changed" if changed else "")
 
 
-def _versions(programs: Iterable[str | Path]) -> dict[str, str]:
-    found = {package: metadata.version(package) for package in _PACKAGES} | {"python": platform.python_version()}
+def find_versions(programs: Iterable[str | Path] = (), python: str | Path = sys.executable) -> dict[str, str]:
+    """Return the versions of the measured programs, of the measured Python, and of the packages that it has."""
+    done = subprocess.run([python, "-I", "-c", _LIST_PACKAGES], capture_output=True, text=True, check=True)
+    listed: dict[str, str] = json.loads(done.stdout)
+    found = {name: listed[name] for name in ("python", *_PACKAGES) if name in listed}
     for program in filter(shutil.which, programs):
         done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
         numbers = re.findall(r"\d+(?:\.\d+)+", done.stdout + done.stderr)

@@ -98,6 +98,13 @@ def summarize(outcomes: list[Outcome]) -> Iterator[str]:
     yield f"{len(omitted)} not played{': ' if omitted else ''}{', '.join(omitted)}."
 
 
+def count(outcomes: list[Outcome]) -> dict[str, int]:
+    """Return the numbers of scenarios, and of wrong results."""
+    tables = {"healthy": HEALTHY_SCENARIOS, "with pauses": PAUSE_SCENARIOS, "hangs": HANG_SCENARIOS}
+    played = {kind: sum(one.scenario in table for one in outcomes) for kind, table in tables.items()}
+    return {**played, "wrong": sum(one.is_wrong for one in outcomes)}
+
+
 def captures(outcomes: list[Outcome]) -> results.Table:
     """Return a table of the captures of each healthy job."""
     healthy = (one for one in outcomes if one.scenario.truth == "healthy")
@@ -121,14 +128,14 @@ def main() -> int:
                 flush=True,
             )
     outcomes = [done[name] for name in names]
-    results.report(
+    return results.report(
         "day",
+        figures=count(outcomes),
         summary=tuple(summarize(outcomes)),
         details=[captures(outcomes)],
         command="python -m tests.scenarios.day",
         is_kept="--write" in sys.argv[1:],
     )
-    return int(any(one.is_wrong for one in done.values()))
 
 
 if __name__ == "__main__":

@@ -37,6 +37,29 @@ def test_the_pages_show_the_data_files() -> None:
     assert sorted(parts) == results.names()
 
 
+def test_the_data_files_have_the_goals_of_today() -> None:
+    for name in results.names():
+        assert results.load(name).goals == results.GOALS.get(name, {}), name
+
+
+@pytest.mark.parametrize(
+    ("seconds", "missed"),
+    [
+        ({"seconds": 1.0}, ""),
+        ({"seconds": 1.25}, "seconds: 1.25 (at most 1)"),
+        ({}, "seconds: not measured (at most 1)"),
+    ],
+)
+def test_missed_goal_is_on_the_page_and_in_the_exit_code(
+    seconds: dict[str, float], missed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(results.GOALS, "x", {"seconds": 1.0})
+    assert results.report("x", figures=seconds) == bool(missed)
+    page, errors = capsys.readouterr()
+    assert ("Goal missed" in page, missed in page) == (bool(missed), True)
+    assert errors == (f"x: goal missed: {missed}\n" if missed else "")
+
+
 def test_a_part_of_the_page_is_renewed_alone() -> None:
     page = "a\n<!-- x: begin -->\nold\n<!-- x: end -->\nb\n"
     assert results.renew(page, "x", "new\n") == page.replace("old", "new")

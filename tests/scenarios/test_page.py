@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
 
@@ -27,6 +28,13 @@ def test_the_results_have_every_scenario() -> None:
         numbers = [int(match[1]) if (match := MORE.fullmatch(name)) else 1 for name, of in jobs if of == truth]
         fewest = sum(len({one.name for one in table if one.truth == truth}) for table in (virtual, real))
         assert fewest <= sum(numbers) <= fewest + 10, f"{truth}: run `make scenarios`"
+
+
+def test_the_day_has_every_scenario() -> None:
+    scenarios = {one.name: one for one in (*HANG_SCENARIOS, *HEALTHY_SCENARIOS, *PAUSE_SCENARIOS)}
+    expected = Counter(one.truth for one in scenarios.values() if not one.weakness)
+    figures = results.load("day").figures
+    assert {truth: figures[truth] for truth in expected} == expected, "run `python -m tests.scenarios.day --write`"
 
 
 def test_the_pages_show_the_data_files() -> None:

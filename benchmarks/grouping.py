@@ -7,11 +7,11 @@ is in its data loader, the others wait in four collectives. Equal frames are one
 text; threads, dumps and ranks are separate objects.
 
 "group" groups all ranks at once. "judge" is the verdict, with the recommended action and the fingerprint. "merge"
-decodes and merges the groups of nodes of 8 ranks, as `hangwatch dump --nodes` does. "text" and "html" are the
-reports. "peak" is the memory of the whole process with all dumps. "explain" reads the same stacks as py-spy text with
-prefixes (35 lines per rank), then groups and judges them; its "peak" is the memory of a separate process. Times are
-CPU seconds, the best of three turns; "explain" has one turn. Each step runs once on 8 ranks first: rules are compiled
-then.
+decodes and merges the groups of nodes of 8 ranks, as `hangwatch dump --nodes` does; "merge, lines differ" those of
+nodes with equal groups in which a line number is different on each node. "text" and "html" are the reports. "peak" is
+the memory of the whole process with all dumps. "explain" reads the same stacks as py-spy text with prefixes (35 lines
+per rank), then groups and judges them; its "peak" is the memory of a separate process. Times are CPU seconds, the best
+of three turns; "explain" has one turn. Each step runs once on 8 ranks first: rules are compiled then.
 
 The last row has the slopes in the log-log plot of time over ranks, by least squares over all sizes from 1,024 ranks:
 1 is linear, 2 quadratic. With --json, the rows are a list of objects: of each step and size the "cpu_seconds".
@@ -60,7 +60,7 @@ from hangwatch.verdict import judge
 SIZES = (8, 512, 1_024, 4_096, 16_384, 100_000)
 FEWEST_OF_SLOPE = 1_024
 TURNS = 3
-STEPS = ("group", "judge", "merge", "text", "html", "explain")
+STEPS = ("group", "judge", "merge", "merge, lines differ", "text", "html", "explain")
 RANKS_PER_NODE = 8
 OUTER = [f"layer_{number} (mine/model_{number % 3}.py:{100 + number})" for number in range(10)]
 C10D = "torch/distributed/distributed_c10d.py"
@@ -143,6 +143,10 @@ def measure(size: int) -> dict[str, float]:
     replies = [reply(dumps[first : first + RANKS_PER_NODE], table, size) for first in firsts]
     merged, took["merge"] = best_of(TURNS, lambda: merge_replies(replies))
     assert merged.groups == grouping.groups
+    line = b'"trainer.py","line":%d'
+    replies = [content.replace(line % 90, line % (100 + node)) for node, content in enumerate(replies)]
+    merged, took["merge, lines differ"] = best_of(TURNS, lambda: merge_replies(replies))
+    assert [group.key for group in merged.groups] == [group.key for group in grouping.groups]
     _, took["text"] = best_of(TURNS, lambda: report_text.render_verdict(grouping, verdict))
     _, took["html"] = best_of(TURNS, lambda: html.render_grouping(grouping, verdict))
     return took

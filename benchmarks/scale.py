@@ -1,6 +1,6 @@
 """CPU time over the number of ranks: grouping, verdict, merge, report and the rules of Prometheus, with their slopes.
 
-    .venv/bin/python benchmarks/scale.py [--rules-ranks 1024 16384] [--write]
+    .venv/bin/python benchmarks/scale.py [--rules-ranks 1024 4096 16384] [--write]
 
 Runs `benchmarks/grouping.py` and `benchmarks/fleet_rule.py`. The slope is that of CPU time over ranks, both as
 logarithms, by least squares from 1,024 ranks on: 1 is linear, 2 is quadratic.
@@ -12,6 +12,7 @@ import argparse
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,16 +36,19 @@ def measure(*command: str) -> list[Row]:
     return rows
 
 
+def measure_rules(ranks: str) -> list[Row]:
+    return measure("benchmarks/fleet_rule.py", "--json", "--windows", "2", "--ranks", ranks, "--", RULES)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rules-ranks", nargs="*", default=["1024", "16384"], help="none: without the rules")
+    parser.add_argument("--rules-ranks", nargs="*", default=["1024", "4096", "16384"], help="none: without the rules")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     rows = measure("benchmarks/grouping.py", "--json")
-    if options.rules_ranks:
-        rows += measure(
-            "benchmarks/fleet_rule.py", "--json", "--windows", "2", "--ranks", *options.rules_ranks, "--", RULES
-        )
+    with ThreadPoolExecutor() as pool:  # a Prometheus waits most of the time, and CPU time is measured
+        for measured in pool.map(measure_rules, options.rules_ranks):
+            rows += measured
     seconds: dict[str, dict[int, float]] = {}
     for row in rows:
         seconds.setdefault(NAMES.get(row["step"], row["step"]), {})[row["ranks"]] = row["cpu_seconds"]

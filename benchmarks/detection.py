@@ -7,11 +7,11 @@ levels measured in public reports), the noise of its power, the number of ranks,
 its collectives can be counted. hangwatch's detector, grouping and verdict are the real ones, with the default
 settings. The rules of operators see the same traces.
 
-The seconds of a hang run from the last progress of the job. A rule has 45 minutes to find it. The rules see the
-driver's readings of the GPUs. A job logs a line for each step. Two kinds of healthy pauses may page by design, and are
-counted apart: those that show no progress at all until `hold_seconds` after the last collective, and those in which all
-ranks wait for one until `stalled_hold_seconds`. `--runs` writes one line for each run. `--write` renews
-docs/benchmarks.md.
+The seconds of a hang run from the last progress of the job. A suspicion is the request of a capture, which is not yet a
+verdict. A rule has 45 minutes to find it. The rules see the driver's readings of the GPUs. A job logs a line for each
+step. Two kinds of healthy pauses may page by design, and are counted apart: those that show no progress at all until
+`hold_seconds` after the last collective, and those in which all ranks wait for one until `stalled_hold_seconds`.
+`--runs` writes one line for each run. `--write` renews docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -176,6 +176,7 @@ class Outcome(NamedTuple):
     has_counters: bool
     ranks: int
     suspected: float | None
+    judged: float | None
     paged: float | None
     alarms: tuple[float | None, ...]
 
@@ -302,7 +303,8 @@ def measure(truth: str, number: int, seed: int) -> Outcome:
         gpu_model=run.gpu_model.name,
         has_counters=run.has_counters,
         ranks=run.ranks,
-        suspected=after(job.suspected_at),
+        suspected=after(job.requested_at),
+        judged=after(job.suspected_at),
         paged=after(job.pages),
         alarms=find_alarms(run, int(begin), int(end)),
     )
@@ -342,12 +344,13 @@ def _comparison(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, ...]]:
 
 
 def _by_kind(outcomes: Sequence[Outcome], truth: str) -> Iterator[tuple[str, ...]]:
-    """Yield a row for the kinds with the same seconds: kinds, pages, seconds to verdict and page, longest."""
+    """Yield a row for the kinds with the same seconds: kinds, pages, to suspicion and verdict, to the page, longest."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for kind in dict.fromkeys(one.kind for one in outcomes if one.truth == truth):
         same = [one for one in outcomes if one.kind == kind and one.truth == truth]
         paged = [one.paged for one in same if one.paged is not None]
-        verdict = _median(one.suspected for one in same if one.has_counters)
+        seen = [one for one in same if one.has_counters]
+        verdict = f"{_median(one.suspected for one in seen)}, {_median(one.judged for one in seen)}"
         alike.setdefault((verdict, _median(paged), f"{max(paged, default=0.0):.0f}"), []).append(kind)
     for seconds, kinds in alike.items():
         same = [one for one in outcomes if one.kind in kinds and one.truth == truth]
@@ -360,7 +363,13 @@ def _report(outcomes: Sequence[Outcome]) -> tuple[results.Table, ...]:
     long = len([one for one in outcomes if one.truth == LONG])
     alarms = f"false alarms, {len(healthy)} healthy runs", f"of {long} with a long pause"
     rules = ("rule", "hangs found", *alarms, "precision of all", "median seconds")
-    kinds = ("kind of hang", "paged", "seconds to the verdict (counter readable)", "seconds to the page", "longest")
+    kinds = (
+        "kind of hang",
+        "paged",
+        "seconds to suspicion, verdict (counter readable)",
+        "seconds to the page",
+        "longest",
+    )
     by_design = ("healthy pause that may page by design", *(column for column in kinds[1:] if "verdict" not in column))
     return (
         results.Table(rules, tuple(_comparison(outcomes))),
@@ -394,7 +403,8 @@ def main() -> int:
     hung = [one for one in outcomes if one.truth == HUNG]
     recall = sum(one.paged is not None for one in hung) / len(hung)
     false = sum(one.truth == HEALTHY and one.paged is not None for one in outcomes)
-    verdicts = [one.suspected for one in hung if one.has_counters and one.suspected is not None]
+    suspicions = [one.suspected for one in hung if one.has_counters and one.suspected is not None]
+    verdicts = [one.judged for one in hung if one.has_counters and one.judged is not None]
     figures = {
         "hung runs": len(hung),
         "healthy runs": options.healthy,
@@ -404,6 +414,7 @@ def main() -> int:
         "long pauses": sum(one.truth == LONG for one in outcomes),
         "pages of long pauses": sum(one.truth == LONG and one.paged is not None for one in outcomes),
         "found in 3 minutes": sum(one.paged is not None and one.paged <= 180 for one in hung) / len(hung),
+        "median seconds to the suspicion, counter readable": statistics.median(suspicions),
         "median seconds to the verdict, counter readable": statistics.median(verdicts),
         "median seconds to the page": statistics.median([one.paged for one in hung if one.paged is not None]),
     }

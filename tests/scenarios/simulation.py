@@ -194,7 +194,8 @@ class Played:
     """The result of one job: its states in order, the seconds of its pages, and a verdict.
 
     The verdict is that of the first page, or of the last capture if no page was sent. `glances` is the number of
-    light captures. `suspected_at` are the seconds at which a verdict was first shown.
+    light captures. `requested_at` are the seconds at which a capture was requested because of a gap or of low power,
+    `suspected_at` those at which a verdict was first shown.
     """
 
     states: list[str] = field(default_factory=list)
@@ -203,6 +204,7 @@ class Played:
     verdict: Verdict | None = None
     looks: list[Diagnosis] = field(default_factory=list)
     glances: int = 0
+    requested_at: list[float] = field(default_factory=list)
     suspected_at: list[float] = field(default_factory=list)
     is_suspected: bool = False
 
@@ -455,6 +457,8 @@ class Simulation:
         for action in actions:
             if isinstance(action, TakeCapture):
                 self._wanted.append(action)
+                if action.result != "low_power":
+                    self.played[action.job_key].requested_at.append(t)
             elif isinstance(action, Transition):
                 self.played[action.job.job_id].states.append(action.state.value)
         for job_id, entry in self.snapshot.jobs.items():

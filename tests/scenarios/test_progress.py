@@ -27,6 +27,7 @@ def play_hang(hang: Hang) -> Played:
 def test_hang_is_suspected_in_seconds_and_pages_in_time(hang: Hang) -> None:
     job = play_hang(hang)
     assert job.suspected_at and 0 < job.suspected_at[-1] - HOUR <= hang.suspected_within
+    assert any(HOUR < at < job.suspected_at[-1] for at in job.requested_at)
     assert len(job.pages) == 1 and job.pages[0] - HOUR <= hang.page_within
     assert job.states[-1] == hang.state
     assert job.verdict is not None and tuple(rank.rank for rank in job.verdict.named) == hang.named

@@ -89,14 +89,11 @@ def summarize(outcomes: list[Outcome]) -> Iterator[str]:
     pausing = [one for one in healthy if one.scenario in PAUSE_SCENARIOS]
     late = [one for one in hangs if one.is_late]
     wrong = [one.name for one in outcomes if one.is_wrong]
-    names = {name for name, scenario in SCENARIOS.items() if not scenario.weakness}
-    omitted = sorted(names - {one.name for one in outcomes})
     once = sum(one.pages for one in pausing)
     yield f"{len(healthy) - len(pausing)} healthy scenarios: {sum(one.pages for one in healthy) - once} pages."
     yield f"{len(pausing)} scenarios with pauses to learn: {once} pages; one each is allowed."
     yield f"{len(hangs)} hangs: {len(hangs) - len(late)} paged within {SOON_SECONDS:g} s, {len(late)} later."
     yield f"{len(wrong)} wrong{': ' if wrong else ''}{', '.join(wrong)}."
-    yield f"{len(omitted)} not played{': ' if omitted else ''}{', '.join(omitted)}."
 
 
 def count(outcomes: list[Outcome]) -> dict[str, float]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from hangwatch import words
 from hangwatch.model import Fault, GpuSweep, TrafficSweep
 from hangwatch.probes.gpu.source import NO_DETAILS, NO_DRIVER, DetailsT, GpuSource
-from hangwatch.probes.node.machine import Node
 from hangwatch.probes.node.pci import nvidia_gpus
+
+if TYPE_CHECKING:
+    from hangwatch.probes.node.machine import Node
 
 DEADLINE_SECONDS = 5.0
 """Deadline of a query. It must be far below the 10 s that `hangwatch check` may take."""

@@ -17,7 +17,7 @@ import msgspec
 from hangwatch.formats import decoding
 from hangwatch.model import Fault, GpuSweep, SamplerStatus
 from hangwatch.probes.child import Child
-from hangwatch.probes.gpu import blocked_gpus
+from hangwatch.probes.gpu import NO_LIBRARY_STATUS, blocked_gpus
 from hangwatch.probes.gpu.blocked_gpus import NO_ANSWER, BlockedGpus
 from hangwatch.probes.gpu.messages import (
     AdmitOrder,
@@ -31,7 +31,7 @@ from hangwatch.probes.gpu.messages import (
     Question,
     SweepMessage,
 )
-from hangwatch.probes.gpu.source import NO_DRIVER, DetailsT
+from hangwatch.probes.gpu.source import INSTALL_DRIVER, NO_DRIVER, DetailsT
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
@@ -406,6 +406,9 @@ class _Child(Child):
     def end_fault(self) -> Fault:
         """Return a fault with the exit code or signal that ended the process."""
         code = self.wait(REAP_SECONDS)
+        if code == NO_LIBRARY_STATUS:
+            detail = "libnvidia-ml.so.1 cannot be loaded"
+            return Fault(subject="driver", reason="DriverNotFound", detail=detail, remedy=INSTALL_DRIVER)
         ending = f"exit code {code}" if code is None or code >= 0 else f"{signal.Signals(-code).name} (signal {-code})"
         return Fault(
             subject="driver",

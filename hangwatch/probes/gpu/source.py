@@ -9,6 +9,8 @@ from hangwatch.model import Fault, GpuSweep, SamplerStatus, Value
 NO_DRIVER = ("DriverNotFound", "DriverNotLoaded")
 """Reasons of faults for a node that has no driver, or has not loaded it."""
 
+INSTALL_DRIVER = "install the NVIDIA driver; in a container, also set NVIDIA_DRIVER_CAPABILITIES=utility"
+
 NO_DETAILS = "NotSimulated"
 """Reason of faults for a source that has readings of its GPUs and no further details."""
 

@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 import pynvml
 
 from hangwatch.model import Fault
+from hangwatch.probes.gpu.source import INSTALL_DRIVER
 
 T = TypeVar("T")
 
 DRIVER_REMEDIES = {
-    "DriverNotFound": "install the NVIDIA driver; in a container, also set NVIDIA_DRIVER_CAPABILITIES=utility",
+    "DriverNotFound": INSTALL_DRIVER,
     "DriverNotLoaded": "run `modprobe nvidia`, then `dmesg | grep -i nvrm`",
     "LibRmVersionMismatch": "the driver was upgraded while programs used it: reboot, or reload its kernel modules",
     "NoPermission": "run as root, or allow this user to open /dev/nvidia*",

@@ -1,13 +1,20 @@
-"""Read facts of this host for reports: names, sizes and load; nothing secret.
-
-No other module of this package imports psutil.
-"""
+"""Read facts of this host for reports: names, sizes and load; nothing secret."""
 
 from __future__ import annotations
 
+import os
 import platform
 import socket
 import time
+from pathlib import Path
+
+from hangwatch.probes import pseudo_files
+from hangwatch.probes.node import memory_pressure
+from hangwatch.probes.node.memory_pressure import Memory
+from hangwatch.probes.process import procfs
+
+_CPUS = Path("/sys/devices/system/cpu")
+_GIBIBYTE = 1 << 30
 
 
 def node_name() -> str:
@@ -22,19 +29,31 @@ def kernel_release() -> str:
 
 def facts(driver_version: str | None) -> tuple[tuple[str, str], ...]:
     """Return names and values that help to compare incidents; `driver_version` is the version of the NVIDIA driver."""
-    import psutil  # only a diagnosis needs it
-
-    memory, gibibyte = psutil.virtual_memory(), 1 << 30
-    hours_up = (time.time() - psutil.boot_time()) / 3600
+    hours_up = time.clock_gettime(time.CLOCK_BOOTTIME) / 3600
     pairs = [
         ("host", socket.gethostname()),
         ("kernel", platform.release()),
-        ("cpus", f"{psutil.cpu_count() or 'unknown'} ({psutil.cpu_count(logical=False) or 'unknown'} cores)"),
-        ("load average", "{:.1f} {:.1f} {:.1f}".format(*psutil.getloadavg())),
-        ("memory", f"{memory.available / gibibyte:.0f} of {memory.total / gibibyte:.0f} GiB available"),
-        ("processes", str(len(psutil.pids()))),
+        ("cpus", f"{os.cpu_count() or 'unknown'} ({_count_cores() or 'unknown'} cores)"),
+        ("load average", "{:.1f} {:.1f} {:.1f}".format(*os.getloadavg())),
+        ("memory", _describe_memory()),
+        ("processes", str(len(procfs.list_pids(str(procfs.PROC))))),
         ("up for", f"{hours_up:.0f} h"),
     ]
     if driver_version:
         pairs.append(("NVIDIA driver", driver_version))
     return tuple(pairs)
+
+
+def _count_cores() -> int:
+    """Return the number of physical cores, 0 if unknown. The CPUs of one core have the same siblings."""
+    names = pseudo_files.names(_CPUS, "CPUs")
+    cpus = [name for name in names if name[3:].isdecimal()] if isinstance(names, tuple) else []
+    siblings = {pseudo_files.read_or_empty(_CPUS / cpu / "topology/thread_siblings_list") for cpu in cpus}
+    return len(siblings - {""})
+
+
+def _describe_memory() -> str:
+    memory = memory_pressure.read(procfs.PROC)
+    if not isinstance(memory, Memory):
+        return "unknown"
+    return f"{memory.available_bytes / _GIBIBYTE:.0f} of {memory.total_bytes / _GIBIBYTE:.0f} GiB available"

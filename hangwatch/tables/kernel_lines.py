@@ -45,6 +45,11 @@ def _rows() -> tables.LineRows:
     return tables.LineRows(load(), whole=True)
 
 
+def literals() -> tuple[str, ...]:
+    """Return strings; every line that `find` or `find_ended` matches contains one of them."""
+    return (*(row.holds for row in load().values()), *(before for _, before, _ in _over()))
+
+
 def find(line: str) -> MatchedLine | None:
     """Match a line of the kernel log, given without its time. Return None if no row matches."""
     matched = _rows().first(line[:LONGEST_LINE])

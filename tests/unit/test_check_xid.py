@@ -150,7 +150,7 @@ def test_a_process_cannot_name_itself_an_xid(tree: NodeTree, line: str) -> None:
 
 def test_terminal_escapes_continuations_and_garbage(tree: NodeTree) -> None:
     (tree.dev / "kmsg").write_bytes(
-        b"4,1,5,-;\\x1b[31mNVRM: Xid (PCI:0000:3b:00): 79, red\\x1b[0m\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3b:00.0\n"
+        b"4,1,5,-;NVRM: X\\x1b[31mid (PCI:0000:3b:00): 79, red\\x1b[0m\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3b:00.0\n"
         b"no record at all\n4,2,zz,-;bad\n\xff\xfe\n6,3,7,c;" + HUNG.encode() + b"\n"
     )
     events = kmsg.KernelLog().read(tree.dev / "kmsg")

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -33,6 +34,7 @@ MAY_READ = "run as root, or grant CAP_SYSLOG; in a container, mount /dev/kmsg an
 K = TypeVar("K")
 V = TypeVar("V")
 
+_HEAD = re.compile(rb"\d{1,9},(\d{1,20}),\d{1,20},[^;]*;")
 _RECORD = re.compile(r"(\d{1,9}),(\d{1,20}),(\d{1,20}),[^;]*;(.*)", re.DOTALL)
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\\x1b\[[0-9;]*[A-Za-z]")  # kmsg writes an escape character as \x1b
 _PATTERNS = (
@@ -40,6 +42,7 @@ _PATTERNS = (
     ("sxid", re.compile(r"^nvidia-nvswitch\d*: SXid \((?:PCI:)?(?P<subject>[0-9A-Fa-f:.]+)\): (?P<code>\d+)")),
     ("hung_task", re.compile(r"task (?P<subject>.{1,64}?):(?P<code>\d+) blocked for more than \d+ seconds")),
 )
+_LITERALS = ("Xid (", " blocked for more than ", "\x1b", "\\x1b")  # of `_PATTERNS`; an escape may split any literal
 
 
 class KernelRecord(Value, frozen=True):
@@ -121,6 +124,13 @@ def parse_event(record: KernelRecord) -> KernelEvent | None:
     return None
 
 
+@cache
+def _candidates() -> re.Pattern[bytes]:
+    """Return a pattern that every record with an event, a known line or an OOM kill contains. Few others do."""
+    literals = (*_LITERALS, *kernel_lines.literals(), *oom_kills.LITERALS)
+    return re.compile("|".join(map(re.escape, literals)).encode())
+
+
 class KernelLog:
     """A reader of kernel logs that continues where the last read ended.
 
@@ -168,18 +178,24 @@ class _Follower:
         }
 
     def catch_up(self) -> None:
+        may_count = _candidates().search
         for raw in self._lines():
-            record = parse_record(raw)
-            if record is None:
+            head = _HEAD.match(raw)
+            if head is None:
                 continue
-            if self._last_sequence is not None and record.sequence > self._last_sequence + 1:
-                self._missed += record.sequence - self._last_sequence - 1
-            self._last_sequence = record.sequence
-            event = parse_event(record)
-            if event is not None:
-                self._keep_event(event)
-            self._keep_line(record)
-            self._oom.read_line(record.text, record.boot_seconds)
+            sequence = int(head.group(1))
+            if self._last_sequence is not None and sequence > self._last_sequence + 1:
+                self._missed += sequence - self._last_sequence - 1
+            self._last_sequence = sequence
+            if may_count(raw) and (record := parse_record(raw.decode("utf-8", "replace"))) is not None:
+                self._keep(record)
+
+    def _keep(self, record: KernelRecord) -> None:
+        event = parse_event(record)
+        if event is not None:
+            self._keep_event(event)
+        self._keep_line(record)
+        self._oom.read_line(record.text, record.boot_seconds)
 
     def _keep_line(self, record: KernelRecord) -> None:
         for name, subject in kernel_lines.find_ended(record.text):
@@ -197,7 +213,7 @@ class _Follower:
         if key in self._counts or len(self._counts) < KEYS_KEPT:
             self._counts[key] += 1
 
-    def _lines(self) -> Iterator[str]:
+    def _lines(self) -> Iterator[bytes]:
         """Yield whole lines.
 
         A read of the device returns one record; a read of a regular file may end inside a line.
@@ -214,7 +230,7 @@ class _Follower:
             if not piece:
                 return
             *lines, self._partial = (self._partial + piece).split(b"\n")
-            yield from (line.decode("utf-8", "replace") for line in lines)
+            yield from lines
 
     def events(self) -> KernelEvents:
         events = [event for kept in self._events.values() for event in kept.values()]

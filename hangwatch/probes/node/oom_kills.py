@@ -45,6 +45,9 @@ _KILLED = re.compile(
 )
 _GROUP = re.compile(r"Tasks in (?P<cgroup>/.*) are going to be killed due to memory\.oom\.group set")
 
+LITERALS = ("oom-kill:", "Tasks in ", "ut of memory")
+"""Every line that `OomLog` uses contains one of these."""
+
 
 class OomKill(Value, frozen=True):
     """A killed process.

@@ -119,7 +119,7 @@ class JobConnections:
         self._is_partial = False
         self._others: dict[tuple[int, str], tuple[str, int] | None] = {}
         in_job = dict.fromkeys((*self._rank_of, *self._launchers))
-        self._holders = blocked_call.JobHolders(in_job, self._links_of, {})
+        self._holders = blocked_call.JobHolders(in_job, self._links_of, self._written_by, {})
 
     def begin_round(self) -> None:
         """Read the connections of every network namespace of the job, and the processes that hold them."""
@@ -621,7 +621,8 @@ class JobConnections:
         return Awaited(name=name, is_lost=all(one.is_lost for one in held))
 
     def _named(self, pid: int) -> str:
-        return f"{pid} ({words.printable(procfs.read_counters(pid, self._root).comm)})"
+        stat = procfs.read_stat(f"{self._root}/{pid}")
+        return f"{pid} ({'' if stat is None else stat.comm})"
 
     def _living(self, children: Sequence[int], relation: str) -> Awaited | None:
         """Return the first child as the awaited peer.

@@ -182,8 +182,8 @@ class ProcessDumper(NamedTuple):
 
         The owner can read incidents, and must not see the stacks of other users.
         """
-        ids = procfs.read_user_ids(target.pid, self.request.paths.proc_root)
-        if not self.reader_uid or not ids or set(ids) == {self.reader_uid}:
+        ids = procfs.read_user_ids(target.pid, self.request.paths.proc_root) if self.reader_uid else ()
+        if not ids or set(ids) == {self.reader_uid}:
             return None
         detail = "it runs as another user than its job, whose owner reads the incident"
         remedy = f"as root: py-spy dump --pid {target.pid}"

@@ -164,7 +164,8 @@ def test_searches_of_a_job_find_its_own_processes_before_those_outside() -> None
 
         def found_by(pids: list[int]) -> list[tuple[str, int] | None]:
             links = {pid: frozenset(sockets.descriptors(pid, procfs.PROC).values()) for pid in pids}
-            job = blocked_call.JobHolders(dict.fromkeys(pids), links.__getitem__, {})
+            written = {pid: blocked_call.writable_files(pid, procfs.PROC) for pid in pids}
+            job = blocked_call.JobHolders(dict.fromkeys(pids), links.__getitem__, written.__getitem__, {})
             end = time.monotonic() + 60
             return [blocked_call.find_other_process(pid, 0, job, end, procfs.PROC) for pid in pids]
 

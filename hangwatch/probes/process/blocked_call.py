@@ -89,12 +89,13 @@ def read_thread(
 class JobHolders(NamedTuple):
     """A memory shared by the searches of a job's processes: no process is read again for each of them.
 
-    `links_of` returns the links of one of `pids`, the processes of the job. `strangers` has the process outside the
-    job that holds a link, by link and mode; None: no process does.
+    `links_of` returns the links of one of `pids`, the processes of the job, and `written_by` its `writable_files`.
+    `strangers` has the process outside the job that holds a link, by link and mode; None: no process does.
     """
 
     pids: Mapping[int, None]
     links_of: Callable[[int], Container[str]]
+    written_by: Callable[[int], Container[str]]
     strangers: dict[tuple[str, int], int | None]
 
 
@@ -140,7 +141,8 @@ def _child(pid: int, inner_pid: int | None, proc_root: Path) -> int | None:
 
 
 def _comm(pid: int, proc_root: Path) -> str:
-    return words.printable(procfs.read_counters(pid, proc_root).comm)
+    stat = procfs.read_stat(f"{proc_root}/{pid}")
+    return "" if stat is None else stat.comm
 
 
 def _state(pid: int | None, proc_root: Path) -> str:
@@ -212,7 +214,7 @@ class _Search:
         self, pid: int, kin: Iterable[int], end: float, proc_root: Path, job: JobHolders | None = None
     ) -> None:
         self._pid, self._end, self._root = pid, end, proc_root
-        self._job = job or JobHolders({}, lambda _: (), {})
+        self._job = job or JobHolders({}, lambda _: (), lambda _: (), {})
         children = procfs.read_children(pid, proc_root, _MOST_CHILDREN)
         self._near = dict.fromkeys(other for other in (*children, *kin) if other != pid)
 
@@ -247,12 +249,18 @@ class _Search:
 
     def _first_of(self, pids: Iterable[int], link: str, mode: int) -> int | None:
         for pid in pids:
-            may_have = pid not in self._job.pids or link in self._job.links_of(pid)
-            if may_have and _has(pid, link, mode, self._root):
+            if self._may_have(pid, link, mode) and _has(pid, link, mode, self._root):
                 return pid
             if time.monotonic() > self._end:
                 break
         return None
+
+    def _may_have(self, pid: int, link: str, mode: int) -> bool:
+        """False if it is known without another read that a process of the job does not hold the link."""
+        if pid not in self._job.pids:
+            return True
+        is_written_pipe = mode == _WRITE and link.startswith("pipe:")
+        return link in (self._job.written_by if is_written_pipe else self._job.links_of)(pid)
 
     def _others(self) -> Iterator[int]:
         with os.scandir(self._root) as entries:

@@ -6,7 +6,8 @@ one: its state is `S` in version 2, `D` in version 1.
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+import os
+from pathlib import Path
 
 from hangwatch import words
 from hangwatch.probes import pseudo_files
@@ -30,16 +31,15 @@ def frozen_cgroup(pid: int, state: str | None, wchan: str | None, proc_root: Pat
     """
     if state not in _ASLEEP:
         return None
-    own_path = ""
-    unified = sys_root / "fs/cgroup/unified"
-    mount = unified if unified.is_dir() else unified.parent
-    for line in pseudo_files.read_or_empty(proc_root / str(pid) / "cgroup").splitlines():
+    own_path, mount = "", f"{sys_root}/fs/cgroup"
+    unified = f"{mount}/unified" if os.path.isdir(f"{mount}/unified") else mount  # noqa: PTH112 - for each process
+    for line in pseudo_files.read_or_empty(f"{proc_root}/{pid}/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "":
-            frozen_path, own_path = _find_frozen(mount, path, *_V2), own_path or path
+            frozen_path, own_path = _find_frozen(unified, path, *_V2), own_path or path
         elif "freezer" in controllers.split(","):
-            frozen_path, own_path = _find_frozen(sys_root / "fs/cgroup/freezer", path, *_V1), path
+            frozen_path, own_path = _find_frozen(f"{mount}/freezer", path, *_V1), path
         else:
             continue
         if frozen_path is not None:
@@ -47,21 +47,21 @@ def frozen_cgroup(pid: int, state: str | None, wchan: str | None, proc_root: Pat
     return words.elided(own_path, _SHOWN) if own_path and (state, wchan) in _HELD else None
 
 
-def _find_frozen(mount: Path, path: str, state_file: str, state: str, own_file: str) -> str | None:
+def _find_frozen(mount: str, path: str, state_file: str, state: str, own_file: str) -> str | None:
     """Return the nearest group, from `path` upwards, that was frozen itself; None if the process is not frozen.
 
     All groups below a frozen group have the line `state` in `state_file`, too.
     """
     folders = folders_upwards(path)
-    if not folders or state not in pseudo_files.read_or_empty(mount / folders[0] / state_file).splitlines():
+    if not folders or state not in pseudo_files.read_or_empty(f"{mount}/{folders[0]}/{state_file}").splitlines():
         return None
-    frozen = (folder for folder in folders if pseudo_files.read_or_empty(mount / folder / own_file).strip() == "1")
+    frozen = (folder for folder in folders if pseudo_files.read_or_empty(f"{mount}/{folder}/{own_file}").strip() == "1")
     return f"/{next(frozen, folders[0])}"
 
 
 def folders_upwards(path: str) -> list[str]:
     """Return the path of the group and of its parents, below the mount; empty if it is outside this namespace."""
-    inner = PurePosixPath(path.lstrip("/"))
-    if ".." in inner.parts or len(inner.parts) > _DEEPEST:
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts or len(parts) > _DEEPEST:
         return []
-    return [str(folder) for folder in (inner, *inner.parents) if str(folder) != "."]
+    return ["/".join(parts[:count]) for count in range(len(parts), 0, -1)]

@@ -31,11 +31,9 @@ _POLLFD = struct.Struct("=ihh")
 def read_counters(pid: int, proc_root: Path, thread: int | None = None) -> ThreadCounters | None:
     """Return the counters of the main thread (or `thread`) since its start; None if ended or not readable."""
     folder = f"{proc_root}/{pid}/task/{thread or pid}"
-    stat, status, sched = (pseudo_files.read_or_empty(f"{folder}/{name}") for name in ("stat", "status", "schedstat"))
-    called, stored = (
-        procfs.parse_io(pseudo_files.read_or_empty(f"{folder}/io"), *names)
-        for names in (("rchar", "wchar"), ("read_bytes", "write_bytes"))
-    )
+    names = ("stat", "status", "schedstat", "io")
+    stat, status, sched, moved = (pseudo_files.read_or_empty(f"{folder}/{name}") for name in names)
+    called, stored = (procfs.parse_io(moved, *names) for names in (("rchar", "wchar"), ("read_bytes", "write_bytes")))
     fields = stat.rpartition(")")[2].split()
     if len(fields) < 13 or not status:
         return None

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hangwatch.capture import silent_mounts
-from hangwatch.detector.power_level import GpuLevels
 from hangwatch.model import (
     ENDED_STATES,
+    GpuLevels,
     GpuSweep,
     GpuUse,
     Job,

@@ -11,8 +11,7 @@ from msgspec import field
 
 from hangwatch import config
 from hangwatch.capture import stack_limits
-from hangwatch.detector.power_level import GpuLevels
-from hangwatch.model import Fault, GpuSweep, RankDump, TrafficSweep, Value
+from hangwatch.model import Fault, GpuLevels, GpuSweep, RankDump, TrafficSweep, Value
 from hangwatch.probes.process import procfs
 from hangwatch.probes.process.pyspy import DumpMode
 from hangwatch.stacks.activity import Table

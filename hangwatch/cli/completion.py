@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from hangwatch.cli.config_choice import settings_from
 from hangwatch.errors import TemporaryError, UserError
 
-Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+Complete = Callable[[click.Context, click.Parameter, str], "list[CompletionItem]"]
 
 
 def _completer(find: Callable[[Path | None], Iterable[str]], *, files: bool = False) -> Complete:
     """Return a function for click's `shell_complete`. `find` gets the path of the configuration file."""
 
     def complete(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem  # only a shell needs it
+
         config_path: Any = context.params.get("config_path")
         try:
             names = dict.fromkeys(name for name in find(config_path) if name.startswith(incomplete))

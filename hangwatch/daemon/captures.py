@@ -16,8 +16,8 @@ from hangwatch.capture.request import CaptureRequest, GpuSources, NodePaths
 from hangwatch.daemon.context import DaemonContext
 from hangwatch.detector import TakeCapture
 from hangwatch.detector.job_watch import MotionCount
-from hangwatch.detector.power_level import GpuLevels, gpu_levels
-from hangwatch.model import Fault, Job
+from hangwatch.detector.power_level import gpu_levels
+from hangwatch.model import Fault, GpuLevels, Job
 from hangwatch.probes.gpu import query
 from hangwatch.probes.node import daemon_heap
 from hangwatch.probes.process import pyspy

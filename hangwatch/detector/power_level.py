@@ -15,12 +15,11 @@ from statistics import median
 from msgspec.structs import replace
 
 from hangwatch.config import Detector
-from hangwatch.model import GpuSample, Value
+from hangwatch.model import GpuLevels, GpuSample, Value
 
 SMOOTHING_SAMPLES = 5  # a median of five: a single outlier neither starts nor ends a quiet time
 BUCKETS = 60  # the busy window has 60 buckets; the oldest bucket is dropped as a whole
 BUSY_QUANTILE = 0.9
-NARROWEST_WATTS = 20.0  # a smaller difference between idle and work is noise
 FLAT_SPREAD = 0.03  # a run is flat while the smoothed power stays within this ratio of its mean
 FALL_SECONDS = 10.0  # power far below the working level that is flat for this long is not counted as work
 FALLEN_RATIO = 0.75  # of the working level; flat power below it proves nothing, so a light capture is due
@@ -246,22 +245,6 @@ def update_idle_levels(
         old = levels.get(sample.uuid, watts)
         levels[sample.uuid] = old + 0.1 * (watts - old)
     return levels
-
-
-class GpuLevels(Value, frozen=True):
-    """Two power levels of a GPU in watts: when idle (floor), and when this job works (busy level).
-
-    `is_light`: the busy level is not above the power of GPUs in measured hangs, so it proves nothing.
-    """
-
-    floor_watts: float
-    busy_watts: float
-    is_light: bool = False
-
-    def ratio(self, watts: float) -> float | None:
-        """Return `watts` as a ratio: 0 at the floor, 1 at the busy level; None if these differ by less than 20 W."""
-        width = self.busy_watts - self.floor_watts
-        return (watts - self.floor_watts) / width if width >= NARROWEST_WATTS else None
 
 
 def gpu_levels(gpus: Mapping[str, GpuPower], settings: Detector) -> dict[str, GpuLevels]:

@@ -12,6 +12,7 @@ it.
 
 from hangwatch.model.value import Value, Fault
 from hangwatch.model.gpus import (
+    GpuLevels,
     GpuSample,
     GpuSweep,
     GpuUse,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from hangwatch.model.value import Fault, Value
 
+_NARROWEST_WATTS = 20.0  # a smaller difference between idle and work is noise
+
 
 class GpuSample(Value, frozen=True):
     """One reading of one GPU. A field is None if this GPU does not have it, or if `faults` contains the reason."""
@@ -129,3 +131,19 @@ class SamplerStatus(Value, frozen=True):
     restarts: int = 0
     abandoned: int = 0
     fault: Fault | None = None
+
+
+class GpuLevels(Value, frozen=True):
+    """Two power levels of a GPU in watts: when idle (floor), and when this job works (busy level).
+
+    `is_light`: the busy level is not above the power of GPUs in measured hangs, so it proves nothing.
+    """
+
+    floor_watts: float
+    busy_watts: float
+    is_light: bool = False
+
+    def ratio(self, watts: float) -> float | None:
+        """Return `watts` as a ratio: 0 at the floor, 1 at the busy level; None if these differ by less than 20 W."""
+        width = self.busy_watts - self.floor_watts
+        return (watts - self.floor_watts) / width if width >= _NARROWEST_WATTS else None

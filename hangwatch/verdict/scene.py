@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeAlias
 
 from msgspec import structs
 
 from hangwatch.collectives.wait_graph import Stance
-from hangwatch.model import STOPPED_STATES, EnqueuedOperation, Group, Grouping, Member, Motion, Signature
+from hangwatch.model import STOPPED_STATES, EnqueuedOperation, Group, Grouping, Member, Motion, Signature, Value
 from hangwatch.stacks import activity, user_code
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.idle_reasons import find_idle_kind, find_refused
@@ -29,8 +28,7 @@ Process: TypeAlias = tuple[str | None, int | None]
 """A process: the name of its node, and its pid."""
 
 
-@dataclass(frozen=True, eq=False)
-class Scene:
+class Scene(Value, frozen=True, dict=True, eq=False, gc=True):
     """The facts of a job for the rules. Launchers are left out unless the job has no ranks yet.
 
     `stacked` are the groups with a stack. `failed` could not be dumped because of the rank itself. `gone` have no
@@ -116,7 +114,7 @@ class Scene:
         """The same facts, with the groups split by the lines of the user's code."""
         fine = user_code.split_groups_by_line(self.grouping)
         stacked = tuple(group for group in fine.groups if group.fault is None and not group.gone)
-        return replace(self, grouping=fine, stacked=stacked)
+        return structs.replace(self, grouping=fine, stacked=stacked)
 
     @cached_property
     def are_at_different_lines(self) -> bool:

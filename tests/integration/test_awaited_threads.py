@@ -16,8 +16,7 @@ import pytest
 from hangwatch import config
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.capture.request import CaptureRequest, GpuSources
-from hangwatch.detector.power_level import GpuLevels
-from hangwatch.model import GpuSample, GpuSweep, Job, Rank, Signature, SystemCall
+from hangwatch.model import GpuLevels, GpuSample, GpuSweep, Job, Rank, Signature, SystemCall
 from hangwatch.probes.process import blocked_call, main_thread, procfs
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis

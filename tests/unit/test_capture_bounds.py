@@ -17,12 +17,12 @@ from msgspec.structs import replace
 from hangwatch import config
 from hangwatch.capture.request import CaptureRequest, GpuSources, NodePaths
 from hangwatch.capture.rounds import capture
-from hangwatch.detector.power_level import GpuLevels
 from hangwatch.model import (
     Capture,
     Died,
     EndedProcess,
     Fault,
+    GpuLevels,
     GpuSample,
     GpuSweep,
     GpuTraffic,

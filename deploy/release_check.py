@@ -3,14 +3,16 @@
 usage: make release-check (builds first), or .venv/bin/python deploy/release_check.py [--tag v0.1.0]
 
 The contents of the wheel, the source distribution, the Debian package and the chart are compared with the files that
-git tracks. Wheel and source distribution are installed in new environments. The Debian package is extracted and seen
-at /opt/hangwatch, in a mount namespace. Each runs `hangwatch --version`. The chart is rendered. A tag must be the
-version of the package, and the changelog must have a heading for it.
+git tracks, those in the Debian package's environment with the lists of the installed distributions. Wheel and source
+distribution are installed in new environments. The Debian package is extracted and seen at /opt/hangwatch, in a mount
+namespace. Each runs `hangwatch --version`. The chart is rendered. A tag must be the version of the package, and the
+changelog must have a heading for it.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import os
 import re
 import subprocess
@@ -30,7 +32,24 @@ VERSION = re.findall(r'^__version__ = "(.*)"', (ROOT / "hangwatch/__init__.py").
 IN_NAMESPACE = ("unshare", *(() if os.geteuid() == 0 else ("--map-root-user",)), "--mount", "sh", "-euc")
 IN_OPT = """mount -t tmpfs none /opt; mkdir /opt/hangwatch; mount --bind "$1" /opt/hangwatch
 exec /opt/hangwatch/bin/hangwatch --version"""
-NOT_IN_CHART = "deploy/helm/hangwatch/files/"  # links to folders: the package has the files behind them
+CHART = "deploy/helm/hangwatch/"
+NOT_IN_SOURCE = ("benchmarks/", "tests/", ".ci/", ".github/", ".gitignore")
+MADE_IN_SOURCE = ("PKG-INFO", "setup.cfg")
+COPIED_IN_DEB = {
+    "etc/hangwatch/hangwatch.toml": "deploy/deb/hangwatch.toml",
+    "usr/lib/systemd/system/hangwatch.service": "deploy/systemd/hangwatch.service",
+    "usr/lib/sysusers.d/hangwatch.conf": "deploy/systemd/hangwatch.sysusers",
+    "usr/share/doc/hangwatch/README.md": "README.md",
+    "usr/share/doc/hangwatch/copyright": "deploy/deb/copyright",
+    "usr/share/doc/hangwatch/examples/kernel-stack.conf": "deploy/systemd/kernel-stack.conf",
+    **{f"DEBIAN/{name}": f"deploy/deb/{name}" for name in ("preinst", "postinst", "prerm", "postrm")},
+}
+MADE_IN_DEB = (
+    *("DEBIAN/conffiles", "DEBIAN/control", "etc/hangwatch/hangwatch.sample.toml", "usr/bin/hangwatch"),
+    *("usr/share/bash-completion/completions/hangwatch", "usr/share/zsh/vendor-completions/_hangwatch"),
+    *("usr/share/fish/vendor_completions.d/hangwatch.fish", "usr/share/man/man1/hangwatch.1.gz"),
+)
+MADE_IN_VENV = ("bin/python", "bin/python3", "lib64", "pyvenv.cfg")
 
 
 class ReleaseError(Exception):
@@ -50,6 +69,21 @@ def tracked(*under: str) -> set[str]:
     return set(run("git", "ls-files", *under, cwd=ROOT).splitlines())
 
 
+def tracked_in_folder(folder: str) -> set[str]:
+    """Return the files that git tracks below a folder; in place of a link, the files behind it."""
+    names = set()
+    for name in tracked(folder):
+        target = (ROOT / name).resolve().relative_to(ROOT).as_posix()
+        names |= {name + behind.removeprefix(target) for behind in tracked(target)}
+    return names
+
+
+def files_below(folder: Path) -> set[str]:
+    """Return the files and links below a folder, without compiled modules."""
+    paths = (path for path in folder.rglob("*") if path.suffix != ".pyc" and (path.is_file() or path.is_symlink()))
+    return {path.relative_to(folder).as_posix() for path in paths}
+
+
 def find(pattern: str) -> Path:
     """Return the only file of this version in dist/. Raises ReleaseError."""
     files = sorted(DIST.glob(pattern))
@@ -63,8 +97,8 @@ def compare(name: str, wanted: Iterable[str], contained: Iterable[str]) -> None:
     files, expected = set(contained), set(wanted)
     missing, unknown = sorted(expected - files), sorted(files - expected)
     if missing or unknown or not files:
-        raise ReleaseError(f"{name}: {len(files)} files; missing {missing[:5]}, not tracked {unknown[:5]}")
-    print(f"{name}: {len(files)} files, as git tracks them")
+        raise ReleaseError(f"{name}: {len(files)} files; missing {missing[:5]}, unexpected {unknown[:5]}")
+    print(f"{name}: {len(files)} files, as expected")
 
 
 def check_contents(wheel: Path, source: Path, chart: Path) -> None:
@@ -73,19 +107,13 @@ def check_contents(wheel: Path, source: Path, chart: Path) -> None:
         compare(wheel.name, tracked("hangwatch"), (name for name in archive.namelist() if ".dist-info/" not in name))
     with tarfile.open(source) as archive:
         names = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
-    folders = ("hangwatch", "deploy", "docs", "grafana")
-    packed = {name for name in names if name.startswith(folders) and not name.startswith(NOT_IN_CHART)}
-    wanted = {name for name in tracked(*folders) if not name.startswith(NOT_IN_CHART)}
-    compare(source.name, wanted, (name for name in packed if ".egg-info/" not in name))
+    wanted = {name for name in tracked_in_folder(".") if not name.startswith(NOT_IN_SOURCE)}
+    compare(source.name, wanted | set(MADE_IN_SOURCE), (name for name in names if ".egg-info/" not in name))
     with tarfile.open(chart) as archive:
         names = {member.name.removeprefix("hangwatch/") for member in archive.getmembers() if member.isfile()}
-    folder = "deploy/helm/hangwatch/"
-    wanted = {name.removeprefix(folder) for name in tracked(folder)}
-    compare(
-        chart.name,
-        (name for name in wanted if not name.startswith("files/")),
-        (name for name in names if not name.startswith("files/")),
-    )
+    wanted = {name.removeprefix(CHART) for name in tracked_in_folder(CHART)}
+    dashboards = re.compile("files/dashboards/(?![^/]*[.]json$)")  # .helmignore
+    compare(chart.name, (name for name in wanted if not dashboards.match(name)), names)
     try:
         manifests = helm_chart.Chart.load(chart).render({"image": {"repository": "localhost/hangwatch"}})
     except HelmError as error:
@@ -96,13 +124,35 @@ def check_contents(wheel: Path, source: Path, chart: Path) -> None:
 
 
 def check_deb(package: Path) -> None:
-    """Compare the modules in the Debian package with the tracked files, and run its program from another folder."""
+    """Compare all files of the Debian package, and run its program from another folder."""
     with tempfile.TemporaryDirectory() as folder:
-        run("dpkg-deb", "--extract", package, folder)
-        check_version(package.name, run(*IN_NAMESPACE, IN_OPT, "sh", Path(folder, "opt/hangwatch")))
-        (packages,) = Path(folder).glob("opt/hangwatch/lib/python3*/site-packages")
-        modules = (path for path in (packages / "hangwatch").rglob("*") if path.is_file() and path.suffix != ".pyc")
-        compare(package.name, tracked("hangwatch"), (str(path.relative_to(packages)) for path in modules))
+        root = Path(folder)
+        run("dpkg-deb", "--raw-extract", package, root)
+        venv = root / "opt/hangwatch"
+        check_version(package.name, run(*IN_NAMESPACE, IN_OPT, "sh", venv))
+        check_environment(package.name, venv)
+        examples = {
+            f"usr/share/doc/hangwatch/examples/{Path(name).name}": name for name in tracked("deploy/prometheus")
+        }
+        copied = COPIED_IN_DEB | examples
+        others = {name for name in files_below(root) if not name.startswith("opt/hangwatch/")}
+        compare(f"{package.name}, outside /opt", {*copied, *MADE_IN_DEB}, others)
+        changed = [name for name in copied if (root / name).read_bytes() != (ROOT / copied[name]).read_bytes()]
+    if changed:
+        raise ReleaseError(f"{package.name}: these differ from the files that git tracks: {changed}")
+
+
+def check_environment(name: str, venv: Path) -> None:
+    """Compare the virtual environment of the Debian package with the tracked modules and with the lists of pip."""
+    (packages,) = venv.glob("lib/python3*/site-packages")
+    modules = files_below(packages / "hangwatch")
+    compare(f"{name}, hangwatch", tracked("hangwatch"), (f"hangwatch/{module}" for module in modules))
+    installed = {*MADE_IN_VENV, f"bin/{packages.parent.name}"}
+    for record in packages.glob("*.dist-info/RECORD"):
+        with record.open(newline="") as rows:
+            installed |= {os.path.normpath(packages.relative_to(venv) / row[0]) for row in csv.reader(rows)}
+    removed = f"{packages.relative_to(venv)}/hangwatch-{VERSION}.dist-info/direct_url.json"
+    compare(f"{name}, /opt", installed - {removed}, files_below(venv))
 
 
 def check_install(distribution: Path) -> None:

@@ -58,7 +58,7 @@ install -d "$root/usr/bin" "$root/etc/hangwatch" "$root/usr/share/doc/hangwatch/
 ln -s /opt/hangwatch/bin/hangwatch "$root/usr/bin/hangwatch"
 install -D -m 0644 "$checkout/deploy/systemd/hangwatch.service" "$root/usr/lib/systemd/system/hangwatch.service"
 install -D -m 0644 "$checkout/deploy/systemd/hangwatch.sysusers" "$root/usr/lib/sysusers.d/hangwatch.conf"
-install -m 0644 "$checkout/deploy/systemd/kernel-stack.conf" "$checkout"/deploy/prometheus/*.yaml "$root/usr/share/doc/hangwatch/examples"
+install -m 0644 "$checkout/deploy/systemd/kernel-stack.conf" "$checkout"/deploy/prometheus/* "$root/usr/share/doc/hangwatch/examples"
 install -m 0644 "$here/copyright" "$checkout/README.md" "$root/usr/share/doc/hangwatch"
 install -m 0644 "$here/hangwatch.toml" "$root/etc/hangwatch/hangwatch.toml"
 $run config --sample >"$root/etc/hangwatch/hangwatch.sample.toml"

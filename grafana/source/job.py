@@ -169,7 +169,7 @@ def _ranks(built: builders.Dashboard) -> None:  # long: the panels in their orde
         ),
         rows(
             "All ranks",
-            f"hangwatch:rank_activity:held{{{OF}}}",
+            f"hangwatch_rank_activity{{{OF}}} or hangwatch:rank_activity:kept{{{OF}}}",
             {**where, "stack": "Stack"},
             "The activity of every rank when its stack was taken.",
             width=14,

@@ -149,7 +149,7 @@ def _jobs(built: builders.Dashboard) -> None:  # long: the panels in their order
         ),
         rows(
             "Ranks in an incident",
-            f"hangwatch:rank_activity:held{{{OF}}}",
+            f"hangwatch_rank_activity{{{OF}}} or hangwatch:rank_activity:kept{{{OF}}}",
             {
                 "job_id": "Job",
                 "job_key": "Key",

@@ -11,7 +11,7 @@ from hangwatch.metrics import collective_progress
 from hangwatch.metrics.series import JOB, gauge, yes_or_no
 from hangwatch.state.board import JobEntry, Snapshot
 
-COLLECTIVES_OF_A_JOB = 2048  # ranks times groups, with at most two series each
+COLLECTIVES_OF_A_JOB = 2048  # ranks times groups, with at most three series each
 COLLECTIVES_OF_AN_OWNER = 4096
 COLLECTIVES_OF_A_NODE = 16384
 
@@ -22,8 +22,8 @@ def numbers(snapshot: Snapshot) -> Iterator[Metric]:
     stance = ("stance", "has_open")
     number = gauge(
         "rank_collective_number",
-        "Number of the newest collective that the rank has enqueued in the group; only for jobs with an open incident",
-        (*of_rank, *stance, "generation"),
+        "Number of the newest collective in the default group, of a rank that does not wait in a collective",
+        of_rank,
     )
     waited = gauge("rank_collective_waited_number", "Number of the collective in which the rank waits", of_rank)
     unseen = gauge(
@@ -55,7 +55,8 @@ def numbers(snapshot: Snapshot) -> Iterator[Metric]:
     for entry, progress in _progress(snapshot):
         name = tuple(entry.job.name.labels.values())
         for reached in progress.reached:
-            number.add_metric(_labels(name, reached), reached.number)
+            if reached.is_default and reached.place.stance != "waits":
+                number.add_metric([*name, str(reached.place.rank), reached.group], reached.number)
             if reached.waits_in is not None:
                 waited.add_metric([*name, str(reached.place.rank), reached.group], reached.waits_in.number)
         for other in progress.unseen:
@@ -65,7 +66,8 @@ def numbers(snapshot: Snapshot) -> Iterator[Metric]:
             labels = [*name, key.group, key.description, str(key.number), key.operation, yes_or_no(key.waits)]
             collective.add_metric(labels, count)
         for reached, more_ranks in collective_progress.merge_ranks(progress.reached):
-            together.add_metric([*_labels(name, reached), " ".join(map(str, more_ranks))], reached.number)
+            labels = [*name, str(reached.place.rank), reached.group, *_place(reached.place), str(reached.generation)]
+            together.add_metric([*labels, " ".join(map(str, more_ranks))], reached.number)
         for group, count in collective_progress.count_used(progress.reached).items():
             used.add_metric([*name, group], count)
         for group, highest_number in collective_progress.waited_numbers(progress.reached).items():
@@ -75,10 +77,6 @@ def numbers(snapshot: Snapshot) -> Iterator[Metric]:
             since.add_metric([*name, group], unix_seconds)
         left_out.add_metric(name, progress.left_out)
     yield from (number, waited, unseen, collective, together, used, highest, waiting, since, left_out)
-
-
-def _labels(name: tuple[str, ...], reached: collective_progress.GroupProgress) -> tuple[str, ...]:
-    return (*name, str(reached.place.rank), reached.group, *_place(reached.place), str(reached.generation))
 
 
 def _place(place: collective_progress.RankStance) -> tuple[str, str]:

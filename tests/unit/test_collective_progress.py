@@ -156,8 +156,8 @@ def test_owners_share_what_a_node_shows() -> None:
     theirs = [hung(f"j{place}", *(busy(rank, 8) for rank in range(64))) for place in range(12)]
     families = scraped([*theirs, hung("mine", busy(0, 3), busy(1, 3), share="uid 2")])
     shown: dict[str, int] = {}
-    for labels, _ in families["hangwatch_rank_collective_number"]:
-        shown[labels["job_key"]] = shown.get(labels["job_key"], 0) + 1
+    for labels, _ in families["hangwatch_job_collective_number"]:
+        shown[labels["job_key"]] = shown.get(labels["job_key"], 0) + 1 + len(labels["more_ranks"].split())
     assert shown.pop("mine") == 8
     assert set(shown.values()) == {COLLECTIVES_OF_AN_OWNER // 12}
     left_out = {labels["job_key"]: value for labels, value in families["hangwatch_job_collective_left_out"]}

@@ -150,9 +150,9 @@ def main() -> None:
         crowd = [subprocess.Popen(["sleep", "1000"]) for _ in range(chosen.processes)]
         stack.callback(lambda: [one.kill() for one in crowd] and [one.wait() for one in crowd])
         run_id, ranks = start_job(chosen.workers, stack)
-        environ = {} if chosen.real_driver else _fake_driver(folder, ranks)
-        settings = _settings(with_checks=not chosen.without_checks)
-        daemon = stack.enter_context(RealDaemon(folder / "hw", {**os.environ, **environ}, python=python, **settings))
+        environ = {} if chosen.real_driver else fake_driver(folder, ranks)
+        sections = settings(with_checks=not chosen.without_checks)
+        daemon = stack.enter_context(RealDaemon(folder / "hw", {**os.environ, **environ}, python=python, **sections))
         other = start_beside(beside, environ, folder / "beside.log", stack) if beside else None
         time.sleep(15)  # the start is not measured
         assert chosen.real_driver or daemon.job_state(run_id) == "training", daemon.log
@@ -185,13 +185,13 @@ def main() -> None:
     print(note, file=sys.stderr if chosen.json else sys.stdout)
 
 
-def _fake_driver(folder: Path, ranks: Iterable[int]) -> Mapping[str, str]:
+def fake_driver(folder: Path, ranks: Iterable[int]) -> Mapping[str, str]:
     driver = FakeDriver(compile_library(folder), folder / "gpus", h100())
     driver.add(*(f"gpu {i} pids {pid}" for i, pid in enumerate(ranks)))
     return driver.environ
 
 
-def _settings(*, with_checks: bool) -> dict[str, dict[str, object]]:
+def settings(*, with_checks: bool) -> dict[str, dict[str, object]]:
     sections: dict[str, dict[str, object]] = {
         "gpu": {"sample_seconds": 1.0},
         "jobs": {"discover_seconds": 10.0},

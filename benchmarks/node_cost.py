@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/node_cost.py [--beside PATH/nvitop-exporter] [--python PATH] [--seconds 45] [--write]
 
 Runs `benchmarks/daemon_cost.py` for both exporters at once, on the same fake driver, with a job of 8 ranks and 64
-loader workers, and among 2,000 processes. Then `benchmarks/overhead.py` runs a training loop with the progress
-counters of the daemon and without them. `--python` is the Python of an installation as on nodes, without the packages
+loader workers, and among 2,000 processes. Then `benchmarks/overhead.py` runs a training loop of torch with the daemon
+and without it. `--python` is the Python of an installation as on nodes, without the packages
 of the tests. By default, both are those that `make bench` installs.
 """
 
@@ -26,14 +26,7 @@ NODES = (
     ("8 ranks, 2,000 processes", ("--processes", "2000")),
 )
 COLUMNS = ("node", "CPU seconds a minute", "nvitop-exporter", "ratio", "Rss MiB", "nvitop-exporter")
-LOOP = (
-    "ranks of 0.5 s steps, progress counters alone",
-    "steps per second with",
-    "without",
-    "change",
-    "resolution",
-    "% of a core",
-)
+LOOP = ("ranks with torch", "steps per second with", "without", "change", "resolution", COLUMNS[1], COLUMNS[4])
 
 
 def describe(name: str, rows: list[Row]) -> tuple[str, ...]:
@@ -62,7 +55,7 @@ def main() -> int:
     given = ("--python", options.python, "--seconds", options.seconds, "--beside", options.beside)
     command = ("benchmarks/daemon_cost.py", "--json", *given)
     nodes = {name: measure(*command, *arguments) for name, arguments in NODES}
-    loops = measure("benchmarks/overhead.py", "--json", "--ranks", "8", "--turns", "3", "--seconds", "10")
+    loops = measure("benchmarks/overhead.py", "--json", "--python", options.python)
     figures = {f"CPU ratio, {name}": rows[1]["cpu_ratio"] for name, rows in nodes.items()}
     figures |= {f"Rss MiB, {name}": rows[0]["rss_mib"] for name, rows in nodes.items()}
     loop_rows = (
@@ -72,7 +65,8 @@ def main() -> int:
             f"{row['steps_without']:.2f}",
             f"{row['change_percent']:+.2f} %",
             f"{row['resolution_percent']:.2f} %",
-            f"{row['core_percent']:.3f}",
+            f"{row['cpu_seconds_per_minute']:.2f}",
+            f"{row['rss_mib']:.0f}",
         )
         for row in loops
     )

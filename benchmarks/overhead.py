@@ -1,10 +1,12 @@
-"""Cost of the progress counters: CPU of the daemon's readers, and steps of a job per second, with and without them.
+"""Effect of the daemon on a training loop of torch: steps per second with it and without it, and its CPU and memory.
 
-    .venv/bin/python benchmarks/overhead.py [--ranks 8 64] [--turns 6] [--seconds 20] [--json]
+    .venv/bin/python benchmarks/overhead.py [--ranks 8] [--turns 3] [--seconds 20] [--pause 0.5] [--python PATH]
 
-Real processes enqueue collectives over gloo in eight groups, each in a world of its own. In turns of equal length the
-counters are read once a second, as the daemon does, or not at all. CPU seconds are those of the reading process and of
-its child. Resolution: the spread of the steps per second between turns of the same kind.
+A real torchrun job over gloo trains a small model. In turns of equal length a real `hangwatch run` with its defaults
+monitors it, or none runs. The daemon's progress counters, checks and GPU child are on, the GPUs are those of the fake
+driver, its metrics are scraped every five seconds. A turn begins when the daemon follows the counters of all ranks. The
+ranks sleep most of a step, so that they and the daemon do not wait for the same core. Resolution: the spread of the
+steps per second between turns of the same kind. PATH is the Python of an installation as on nodes.
 """
 
 from __future__ import annotations
@@ -12,135 +14,103 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
-import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from hangwatch.capture.rounds import job_of_pids  # noqa: E402
-from hangwatch.config import Detector, Progress  # noqa: E402
-from hangwatch.model import Fault, ProcessId  # noqa: E402
-from hangwatch.model.flight_records import ProgressCounter  # noqa: E402
-from hangwatch.probes.process import procfs  # noqa: E402
-from hangwatch.probes.torch_recorder.progress_counters import ProgressCounters  # noqa: E402
-from hangwatch.state.board import Snapshot  # noqa: E402
-from hangwatch.state.steps import record_counters, record_scan  # noqa: E402
-
-GROUPS = 8
-JOB = f"""
-import sys, time
-import torch, torch.distributed as dist
-torch.set_num_threads(1)
-dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-groups = [dist.group.WORLD, *(dist.new_group([0]) for _ in range({GROUPS} - 1))]
-for group in groups:
-    dist.all_reduce(torch.ones(1), group=group)
-print("ready", flush=True)
-x = torch.ones(1)
-while True:
-    for group in groups:
-        dist.all_reduce(x, group=group)
-    time.sleep(float(sys.argv[1]))
-"""
+from benchmarks.daemon_cost import Meter, children, fake_driver, scraped, settings  # noqa: E402
+from tests.conftest import wait_for  # noqa: E402
+from tests.jobs.training_loop import NEWEST_STEP  # noqa: E402
+from tests.real_daemon import RealDaemon, TorchJob  # noqa: E402
 
 
-def cpu_seconds(ranks: Collection[int]) -> float:
-    """Return the CPU seconds of this process and of its children, except the ranks. A child may have ended."""
-    reaped = resource.getrusage(resource.RUSAGE_CHILDREN)
-    total = time.process_time() + reaped.ru_utime + reaped.ru_stime
-    readers = set(procfs.read_children(os.getpid(), most=4096)).difference(ranks)
-    return total + sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9 for pid in readers)
+class Turn(NamedTuple):
+    """The results of one turn; CPU and memory are those of the daemon."""
+
+    steps_per_second: float
+    cpu_seconds_per_minute: float = 0.0
+    rss_mib: float = 0.0
 
 
-def steps(counters: ProgressCounters) -> int:
-    found = counters.read().values()
-    return sum(one.total for one in found if isinstance(one, ProgressCounter))
+def run_without(job: TorchJob, seconds: float) -> Turn:
+    began = read_newest_step(job)
+    time.sleep(seconds)
+    return Turn(find_rate(began, read_newest_step(job)))
 
 
-def record(snapshot: Snapshot, counters: Mapping[ProcessId, ProgressCounter | Fault]) -> Snapshot:
-    """Let the detector follow the counters, as the daemon does."""
-    return record_counters(
-        snapshot,
-        counters,
-        now=time.monotonic(),
-        unix_now=time.time(),
-        settings=Detector(),
-        progress=Progress(),
-        capture_seconds=15.0,
-        gap_seconds=10.0,
-    )[0]
+def run_with_daemon(job: TorchJob, seconds: float, folder: Path, python: str, pids: Collection[int]) -> Turn:
+    environ = {**os.environ, **fake_driver(folder, pids)}
+    with RealDaemon(folder, environ, python=python, **settings(with_checks=True)) as daemon:
+        followed = "hangwatch_rank_collectives_total"
+        wait_for(lambda: len(daemon.samples(followed, job_id=job.run_id)) == len(pids), "counters of all ranks", 120)
+        with scraped(f"http://{daemon.address}/metrics"):
+            meter, began, began_at = Meter(daemon.process.pid), read_newest_step(job), time.monotonic()
+            time.sleep(seconds)
+            cpu_seconds, wall_seconds = meter.cpu_seconds(), time.monotonic() - began_at
+            rate = find_rate(began, read_newest_step(job))
+        assert daemon.job_state(job.run_id) == "training", daemon.log
+        return Turn(rate, 60 * cpu_seconds / wall_seconds, sum(rss for _, rss in meter.memory_mib().values()))
 
 
-def measure(ranks: list[ProcessId], turns: int, seconds: float) -> dict[str, float]:
-    counters, pids = ProgressCounters(), [rank.pid for rank in ranks]
-    counters.follow(dict.fromkeys(ranks, "uid 0"))
-    for _ in range(20):
-        counters.look(60.0)
-        if sum(isinstance(one, ProgressCounter) for one in counters.read().values()) == len(ranks):
-            break
-        time.sleep(1.0)
-    snapshot, _ = record_scan(Snapshot(), [job_of_pids(pids)], time.monotonic(), time.time())
-    per_second: dict[bool, list[float]] = {True: [], False: []}
-    cpu: list[float] = []
-    for turn in range(2 * turns):
-        is_on = turn % 2 == 0
-        before, began = steps(counters), time.monotonic()
-        used = cpu_seconds(pids)
-        while time.monotonic() - began < seconds:
-            time.sleep(1.0)
-            if is_on:
-                snapshot = record(snapshot, counters.read())
-                counters.look()
-        if is_on:
-            cpu.append((cpu_seconds(pids) - used) / (time.monotonic() - began))
-        after = steps(counters)
-        per_second[is_on].append((after - before) / (time.monotonic() - began) / len(ranks) / GROUPS)
-    on, off = (statistics.mean(per_second[is_on]) for is_on in (True, False))
-    spread = max(statistics.stdev(values) for values in per_second.values()) / off
+def read_newest_step(job: TorchJob) -> tuple[int, float]:
+    """Return the number of the newest step of rank 0, and the time of its end."""
+    number, seconds = NEWEST_STEP.unpack((job.folder / "newest-step").read_bytes())
+    return number, seconds
+
+
+def find_rate(began: tuple[int, float], ended: tuple[int, float]) -> float:
+    return (ended[0] - began[0]) / (ended[1] - began[1])
+
+
+def measure(ranks: int, turns: int, seconds: float, pause: float, python: str) -> dict[str, float]:
+    """Return the results of `turns` turns of each kind."""
+    with_daemon, without = [], []
+    with tempfile.TemporaryDirectory() as name, TorchJob(Path(name), "training_loop.py", ranks, [str(pause)]) as job:
+        job.wait_for_step(10)
+        pids = children(job.process.pid)
+        for turn in range(turns):
+            folder = Path(name, f"turn-{turn}")
+            folder.mkdir()
+            with_daemon.append(run_with_daemon(job, seconds, folder, python, pids))
+            without.append(run_without(job, seconds))
+    on, off = ([turn.steps_per_second for turn in kind] for kind in (with_daemon, without))
+    mean_on, mean_off = statistics.mean(on), statistics.mean(off)
     return {
-        "ranks": len(ranks),
-        "core_percent": round(100 * statistics.mean(cpu), 3),
-        "steps_with": round(on, 2),
-        "steps_without": round(off, 2),
-        "change_percent": round(100 * (on / off - 1), 2),
-        "resolution_percent": round(100 * spread, 2),
+        "ranks": ranks,
+        "steps_with": round(mean_on, 4),
+        "steps_without": round(mean_off, 4),
+        "change_percent": round(100 * (mean_on / mean_off - 1), 3),
+        "resolution_percent": round(100 * max(map(statistics.stdev, (on, off))) / mean_off, 3),
+        "cpu_seconds_per_minute": round(statistics.mean(turn.cpu_seconds_per_minute for turn in with_daemon), 3),
+        "rss_mib": round(max(turn.rss_mib for turn in with_daemon), 1),
     }
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--ranks", type=int, nargs="+", default=[8, 64])
-    options.add_argument("--turns", type=int, default=6)
+    options.add_argument("--ranks", type=int, default=8)
+    options.add_argument("--turns", type=int, default=3, help="of each kind, at least 2")
     options.add_argument("--seconds", type=float, default=20.0)
-    options.add_argument("--pause", type=float, default=0.5, help="seconds between two steps of a rank")
+    options.add_argument("--pause", type=float, default=0.5, help="seconds that a rank sleeps in a step")
+    options.add_argument("--python", default=sys.executable)
     options.add_argument("--json", action="store_true")
     chosen = options.parse_args()
-    rows = []
-    for count in chosen.ranks:
-        command = [sys.executable, "-c", JOB, str(chosen.pause)]
-        environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
-        started = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environ) for _ in range(count)]
-        try:
-            for process in started:
-                assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-            states = [procfs.read_state(process.pid) for process in started]
-            rows.append(measure([state[0] for state in states if state is not None], chosen.turns, chosen.seconds))
-        finally:
-            for process in started:
-                process.kill()
-                process.wait()
+    python = os.path.abspath(chosen.python)  # noqa: PTH100 - do not resolve the environment's links
+    os.chdir("/")  # a folder without another hangwatch that is not an installation
+    row = measure(chosen.ranks, chosen.turns, chosen.seconds, chosen.pause, python)
     if chosen.json:
-        print(json.dumps(rows))
-    for row in () if chosen.json else rows:
-        print(f"{row['ranks']:3} ranks: {row['core_percent']} % of a core", end="; ")
-        print(f"steps per second and rank: {row['steps_with']} with, {row['steps_without']} without", end=" ")
-        print(f"({row['change_percent']:+} %; resolution {row['resolution_percent']} %)")
+        print(json.dumps([row]))
+        return
+    print(f"{row['ranks']} ranks: steps per second: {row['steps_with']} with, {row['steps_without']} without", end=" ")
+    print(f"({row['change_percent']:+} %; resolution {row['resolution_percent']} %)", end="; ")
+    print(f"daemon: {row['cpu_seconds_per_minute']} s of CPU per minute, {row['rss_mib']} MiB")
 
 
 if __name__ == "__main__":

@@ -144,7 +144,7 @@ def main() -> int:
     columns = (f"{len(processes)} processes", "CPU seconds", "hangwatch = 1", "wall seconds", "pause of a rank, ms")
     figures = {
         "CPU, py-spy --nonblocking = 1": cpu_seconds[OURS] / cpu_seconds["py-spy dump --nonblocking"],
-        "CPU, py-spy = 1": cpu_seconds[OURS] / cpu_seconds["py-spy dump"],
+        "CPU ratio of dump to py-spy": cpu_seconds[OURS] / cpu_seconds["py-spy dump"],
         "CPU of all rounds, py-spy = 1": cpu_seconds[ALL_ROUNDS] / cpu_seconds["py-spy dump"],
         "seconds": wall_seconds[OURS],
         "wall seconds of check": wall_seconds[CHECK],

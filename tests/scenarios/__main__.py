@@ -72,7 +72,7 @@ def _page(paged: bool, named: tuple[int | None, ...], seconds: float | None) -> 
 def describe(where: str, rows: list[tuple[str, ...]]) -> str:
     """Return the numbers of hangs and healthy jobs as text. A job that only trains next to a hang counts as healthy."""
     hangs = sum(row[1] == "hang" and row[2] != "no" for row in rows)
-    return f"{where}: {hangs} hangs and {len(rows) - hangs} healthy jobs, each with the expected result."
+    return f"{where}: {hangs} hangs and {len(rows) - hangs} healthy jobs, all as expected."
 
 
 def main() -> None:
@@ -86,7 +86,7 @@ def main() -> None:
         print(f"--- {crowd.name}", file=sys.stderr)
         real += crowd_rows(crowd)
     summary = (
-        describe("In virtual time, with the default settings", virtual),
+        describe("In virtual time, default settings", virtual),
         describe("With real processes, hold 3 s", real),
     )
     details = [results.Table(COLUMNS, tuple(rows)) for rows in (virtual, real)]

@@ -11,7 +11,8 @@ decodes and merges the groups of nodes of 8 ranks, as `hangwatch dump --nodes` d
 nodes with equal groups in which a line number is different on each node. "text" and "html" are the reports. "peak" is
 the memory of the whole process with all dumps. "explain" reads the same stacks as py-spy text with prefixes (35 lines
 per rank), then groups and judges them; its "peak" is the memory of a separate process. Times are CPU seconds, the best
-of three turns; "explain" has one turn. Each step runs once on 8 ranks first: rules are compiled then.
+of three turns; "explain" has one turn. Garbage is collected, except where the commands switch that off: merge and
+explain. Each step runs once on 8 ranks first: rules are compiled then.
 
 The last row has the slopes in the log-log plot of time over ranks, by least squares over all sizes from 1,024 ranks:
 1 is linear, 2 quadratic. With --json, the rows are a list of objects: of each step and size the "cpu_seconds".
@@ -121,14 +122,17 @@ def text(ranks: int) -> Iterator[str]:
 T = TypeVar("T")
 
 
-def best_of(turns: int, step: Callable[[], T]) -> tuple[T, float]:
+def best_of(turns: int, step: Callable[[], T], *, collects_garbage: bool = True) -> tuple[T, float]:
     """Return the result of a step, and the CPU seconds of its fastest turn."""
     seconds = []
     for _ in range(turns):
         gc.collect()
+        if not collects_garbage:
+            gc.disable()
         began = time.process_time()
         result = step()
         seconds.append(time.process_time() - began)
+        gc.enable()
     return result, min(seconds)
 
 
@@ -141,11 +145,11 @@ def measure(size: int) -> dict[str, float]:
     assert [rank.rank for rank in verdict.named] == late(size), verdict.message
     firsts = range(0, size, RANKS_PER_NODE)
     replies = [reply(dumps[first : first + RANKS_PER_NODE], table, size) for first in firsts]
-    merged, took["merge"] = best_of(TURNS, lambda: merge_replies(replies))
+    merged, took["merge"] = best_of(TURNS, lambda: merge_replies(replies), collects_garbage=False)
     assert merged.groups == grouping.groups
     line = b'"trainer.py","line":%d'
     replies = [content.replace(line % 90, line % (100 + node)) for node, content in enumerate(replies)]
-    merged, took["merge, lines differ"] = best_of(TURNS, lambda: merge_replies(replies))
+    merged, took["merge, lines differ"] = best_of(TURNS, lambda: merge_replies(replies), collects_garbage=False)
     assert [group.key for group in merged.groups] == [group.key for group in grouping.groups]
     _, took["text"] = best_of(TURNS, lambda: report_text.render_verdict(grouping, verdict))
     _, took["html"] = best_of(TURNS, lambda: html.render_grouping(grouping, verdict))
@@ -195,7 +199,7 @@ def explain(size: int) -> dict[str, float]:
         grouping = group_ranks(found.ranks, activity.load(), config.Capture(), found.world_size)
         return [rank.rank for rank in judge.judge(grouping).named]
 
-    named, seconds = best_of(1, group_and_judge)
+    named, seconds = best_of(1, group_and_judge, collects_garbage=False)
     assert named == late(size)
     return {"explain": seconds, "explain_peak": peak_megabytes()}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import gc
 import io
 import os
 import stat
@@ -97,6 +98,7 @@ def _answer(
 
     The job is None unless a file is an incident.
     """
+    gc.disable()  # stacks have no reference cycles, and garbage collection takes a third of the time for many ranks
     now.say("looking for files")
     files, incidents, about_incidents = _sort(paths)
     looked_at = now.each([path for path, _ in files], len(files), "looking at")

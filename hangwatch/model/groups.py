@@ -272,7 +272,8 @@ class Grouping(Value, frozen=True):
         long.
         """
         known = self._known()
-        return gaps(known, max(known[-1] + 1, self.world_size or 0)) if known else ()
+        end = max((*known, (self.world_size or 0) - 1)) + 1 if known else 0
+        return gaps(sorted(known), end) if len(known) < end else ()
 
     @property
     def expected_rank_count(self) -> int:
@@ -285,7 +286,7 @@ class Grouping(Value, frozen=True):
         """Absent ranks that were queried. In a grouping of one node: between its lowest and its highest rank."""
         if not self._is_one_node():
             return self.absent
-        known = self._known()
+        known = sorted(self._known())
         return gaps(known, known[-1] + 1, known[0]) if known else ()
 
     @property
@@ -294,11 +295,11 @@ class Grouping(Value, frozen=True):
         if not self._is_one_node():
             return ()
         known = self._known()
-        outside = (range(known[0]), range(known[-1] + 1, self.world_size or 0)) if known else ()
+        outside = (range(min(known)), range(max(known) + 1, self.world_size or 0)) if known else ()
         return tuple(ranks for ranks in outside if ranks)
 
-    def _known(self) -> list[int]:
-        return sorted(member.id.rank for member in self.members if member.id.rank is not None)
+    def _known(self) -> set[int]:
+        return {member.id.rank for member in self.members if member.id.rank is not None}
 
     def _is_one_node(self) -> bool:
         members = self.members

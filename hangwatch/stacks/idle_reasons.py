@@ -90,7 +90,8 @@ def is_serving(grouping: Grouping) -> bool:
     * A process of the job waits for clients, and every rank waits for that process, waits at a shared lock, or polls.
     """
     members = grouping.members
-    waits = any(member.waits.server == member.id.pid and _awaits_clients(member) for member in members)
+    servers = (member for member in members if member.waits.server is not None)
+    waits = any(member.waits.server == member.id.pid and _awaits_clients(member) for member in servers)
     behind = waits and all(_awaits_clients(one) or one.signature is Signature.BEHIND_GPU for one in members)
     every = ((group, member) for group in grouping.groups for member in group.members)
     return behind or (

@@ -67,8 +67,7 @@ def _of_all(finding: Finding, scene: Scene) -> Iterator[Evidence]:
     """Yield the evidence that every kind of finding gets: from the kernel, NCCL, and counters of the nodes."""
     suspects, members = {member.id for member in finding.members}, scene.grouping.members
     named = suspects if finding.is_named else set()
-    looked_at = (member for member in members if member.id in suspects or not suspects)
-    yield from in_kernel(list(islice(looked_at, _MOST_CALLS)), members)
+    yield from in_kernel((finding.members or members)[:_MOST_CALLS], members)
     yield from nccl_counts.evidence(members)
     yield from died(members, named)
     yield from kernel_log(members, named)

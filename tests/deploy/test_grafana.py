@@ -360,7 +360,8 @@ def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 
 
 def _hung(folder: Path, node: SimulatedNode, targets: dict[str, str]) -> Iterator[Watched]:
-    with RealPrometheus(folder / "prometheus", targets, rules=[RULES]) as prometheus:
+    # scrape_seconds is also the limit of a scrape
+    with RealPrometheus(folder / "prometheus", targets, rules=[RULES], scrape_seconds=3.0) as prometheus:
         wait_for(
             lambda: prometheus.query('hangwatch_job_current_state{state="training"} == 1'), "a job that trains", 60
         )

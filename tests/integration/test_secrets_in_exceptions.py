@@ -68,7 +68,9 @@ def test_secrets_of_26_forms_are_in_no_metric_alert_or_log(tmp_path: Path) -> No
     forms, told = iter(FORMS.items()), {}
     with (
         RealDaemon(tmp_path / "hw", {**os.environ, "LD_LIBRARY_PATH": str(tmp_path)}) as daemon,
-        RealPrometheus(tmp_path / "prom", {INSTANCE: daemon.address}, rules=[RULES]) as prometheus,
+        RealPrometheus(  # scrape_seconds is also the limit of a scrape
+            tmp_path / "prom", {INSTANCE: daemon.address}, rules=[RULES], scrape_seconds=3.0
+        ) as prometheus,
     ):
         while wave := dict(islice(forms, AT_ONCE)):
             told |= die_side_by_side(wave, tmp_path, daemon, prometheus)

@@ -374,9 +374,10 @@ def read(transcript: Transcript) -> None:
     transcript.say("Other users are refused:")
     subprocess.run(["useradd", "--create-home", "--shell", "/bin/bash", "stranger"], check=True)
     transcript.type("hangwatch incidents", user="stranger", statuses=(0, 1, 2))
-    transcript.result(
-        "root and the job's owner read the report, another user cannot", " ".join(printed.split("=====")[0].split())
-    )
+    verdict = " ".join(printed.split("=====")[0].split())
+    assert verdict.startswith("Rank 3 ") and "its worker" in verdict and "data/shard-3" in verdict, verdict
+    named = "rank 3 is named, with its worker and the file data/shard-3"
+    transcript.result("root and the job's owner read the report, another user cannot", named)
 
 
 def mend(transcript: Transcript) -> None:

@@ -37,9 +37,11 @@ def test_the_pages_show_the_data_files() -> None:
     assert sorted(parts) == results.names()
 
 
-def test_the_data_files_have_the_goals_of_today() -> None:
-    for name in results.names():
-        assert results.load(name).goals == results.GOALS.get(name, {}), name
+@pytest.mark.parametrize("name", results.names())
+def test_a_data_file_has_commit_versions_and_the_goals_of_today(name: str) -> None:
+    result = results.load(name)
+    assert result.commit and result.machine and result.versions["hangwatch"]
+    assert result.goals == results.GOALS.get(name, {})
 
 
 @pytest.mark.parametrize(

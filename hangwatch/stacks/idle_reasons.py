@@ -92,10 +92,10 @@ def is_serving(grouping: Grouping) -> bool:
     members = grouping.members
     servers = (member for member in members if member.waits.server is not None)
     waits = any(member.waits.server == member.id.pid and _awaits_clients(member) for member in servers)
-    behind = waits and all(_awaits_clients(one) or one.signature is Signature.BEHIND_GPU for one in members)
+    behind = waits and all(_awaits_clients(member) or member.signature is Signature.BEHIND_GPU for member in members)
     every = ((group, member) for group in grouping.groups for member in group.members)
     return behind or (
-        bool(members) and all(_awaits_clients(one) or _waits_for_turn(group, one) for group, one in every)
+        bool(members) and all(_awaits_clients(member) or _waits_for_turn(group, member) for group, member in every)
     )
 
 

@@ -5,8 +5,7 @@ A file system may not respond, so one child per file system reads them. See proc
 
 from __future__ import annotations
 
-import base64
-import json
+import io
 import os
 import sys
 import threading
@@ -15,10 +14,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import msgspec
-
 from hangwatch import words
-from hangwatch.formats import decoding
 from hangwatch.model import Fault, OutputEnd, ProcessId
 from hangwatch.probes import child
 from hangwatch.probes.node import filesystems
@@ -33,7 +29,6 @@ _MOST_MOUNTS = 8
 _PARALLEL = 4
 _DELETED = " (deleted)"
 _RUNNER = child.Runner("reader of logs")
-_ANSWER = decoding.decoder(tuple[int, int, str, int, str])
 
 
 def abandoned_children() -> int:
@@ -65,9 +60,9 @@ def read(
     end = time.monotonic() + deadline_seconds
 
     def read_mount(files: Mapping[ProcessId, Mapping[int, str]]) -> child.Printed | Fault:
-        question = [most_bytes, [[target.pid, targets[target], list(paths)] for target, paths in files.items()]]
+        arguments = [f"{target.pid}:{targets[target]}:{','.join(map(str, paths))}" for target, paths in files.items()]
         return _RUNNER.run(
-            [sys.executable, "-I", "-S", str(CHILD), json.dumps(question)],
+            [sys.executable, "-I", "-S", str(CHILD), str(most_bytes), *arguments],
             next(iter(files)),
             share=share,
             deadline_seconds=max(0.0, end - time.monotonic()),
@@ -101,20 +96,21 @@ def _files(target: ProcessId, proc_root: Path) -> dict[int, tuple[str, str]]:
 
 def _ends(raw: bytes, files: Mapping[ProcessId, Mapping[int, str]]) -> Iterator[tuple[ProcessId, OutputEnd]]:
     by_pid = {target.pid: target for target in files}
-    for line in raw.splitlines():
+    answer = io.BytesIO(raw)
+    for line in answer:
         try:
-            pid, descriptor, identity, size, text = _ANSWER.decode(line)
-            path = files[by_pid[pid]][descriptor]
-            end = base64.b64decode(text)
-        except (msgspec.DecodeError, KeyError, ValueError):
-            continue
+            pid, descriptor, identity, size, count = line.split()
+            target, end = by_pid[int(pid)], answer.read(int(count))
+            path = files[target][int(descriptor)]
+        except (KeyError, ValueError):  # the child was killed while it printed
+            return
         yield (
-            by_pid[pid],
+            target,
             OutputEnd(
-                file=identity,
+                file=identity.decode(),
                 path=words.elided(path.removesuffix(_DELETED), _MOST_PATH_CHARACTERS),
                 is_deleted=path.endswith(_DELETED),
-                size_bytes=size,
+                size_bytes=int(size),
                 text=end,
             ),
         )

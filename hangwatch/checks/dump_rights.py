@@ -13,10 +13,9 @@ from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, JobName, Point, Value
 from hangwatch.probes.node.machine import Node
-from hangwatch.probes.process import dump_permissions
+from hangwatch.probes.process import dump_permissions, pyspy
 
 DUMPABLE = Metric(name="dump_permitted", help="1 if hangwatch may take the stack of the rank", labels=contract.RANK)
-OLDEST_PYSPY = (0, 4)
 MOST_JOBS = 4  # in one message
 YAMA_FORBIDS_ALL = 3
 ALLOW_PTRACE = "set kernel.yama.ptrace_scope = 1 in /etc/sysctl.d, then reboot"
@@ -76,7 +75,7 @@ def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
     sample = window[-1]
     ranks = words.count(len(sample.ranks), "rank")
     permitted = f"permitted for {ranks}" if sample.ranks else "permitted for ranks of every user"
-    summary = f"stack dumps {permitted}; py-spy {sample.rights.pyspy_version}"
+    summary = f"stack dumps {permitted}; py-spy {_show_version(sample.rights)}"
     return worst([*_pyspy(sample.rights), *_refused(sample), *_in_general(sample)], ok("DumpsPermitted", summary))
 
 
@@ -84,11 +83,14 @@ def _pyspy(rights: dump_permissions.Rights) -> Iterator[CheckVerdict]:
     install = "pip install --upgrade 'py-spy>=0.4.1' into hangwatch's environment"
     if rights.pyspy_version is None or rights.pyspy_path is None:
         yield warning("PySpyMissing", "py-spy is not installed: no stack can be taken", install)
-    elif tuple(int(part) for part in rights.pyspy_version.split(".")[:2] if part.isdecimal()) < OLDEST_PYSPY:
-        message = (
-            f"py-spy {rights.pyspy_version} is too old (minimum 0.4): a rank in D state may stay stopped after a dump"
-        )
+    elif rights.pyspy_version and rights.pyspy_version < pyspy.OLDEST_VERSION:
+        version = _show_version(rights)
+        message = f"py-spy {version} is too old (minimum 0.4): a rank in D state may stay stopped after a dump"
         yield warning("PySpyOld", message, install)
+
+
+def _show_version(rights: dump_permissions.Rights) -> str:
+    return ".".join(map(str, rights.pyspy_version or ())) or "of unknown version"
 
 
 def _refused(sample: Sample) -> Iterator[CheckVerdict]:
@@ -144,7 +146,7 @@ def table(sample: Sample) -> contract.Rows:
         ("capabilities", " ".join(rights.capabilities) or "none of the required ones"),
         ("yama ptrace_scope", scope),
         ("seccomp filter", "yes" if rights.seccomp_filter else "no"),
-        ("py-spy", f"{rights.pyspy_version} at {rights.pyspy_path}"),
+        ("py-spy", f"{_show_version(rights)} at {rights.pyspy_path}"),
     ]
     for rank in sample.ranks:
         name = f"{rank.rank} (pid {rank.pid})"

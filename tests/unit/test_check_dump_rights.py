@@ -13,7 +13,7 @@ import pytest
 from hangwatch.checks.dump_rights import RankRight, Sample, Settings, judge
 from hangwatch.checks.framework.contract import RankName
 from hangwatch.probes.node.machine import Node
-from hangwatch.probes.process import dump_permissions
+from hangwatch.probes.process import dump_permissions, pyspy
 from tests.node_tree import NodeTree, job, rank, real_rank, run, status_and_reason, values
 
 ROOT = dump_permissions.Rights(
@@ -21,7 +21,7 @@ ROOT = dump_permissions.Rights(
     capabilities=tuple(dump_permissions.CAPABILITIES),
     ptrace_scope=1,
     seccomp_filter=False,
-    pyspy_version="0.4.3",
+    pyspy_version=(0, 4, 3),
     pyspy_path="/usr/bin/py-spy",
 )
 
@@ -107,9 +107,10 @@ def test_many_refusals_are_one_sentence() -> None:
     [
         ({"pyspy_version": None}, "PySpyMissing"),
         ({"pyspy_path": None}, "PySpyMissing"),
-        ({"pyspy_version": "0.3.14"}, "PySpyOld"),
-        ({"pyspy_version": "0.4.0"}, "DumpsPermitted"),
-        ({"pyspy_version": "1.0.0rc1"}, "DumpsPermitted"),
+        ({"pyspy_version": (0, 3, 14)}, "PySpyOld"),
+        ({"pyspy_version": (0, 4, 0)}, "DumpsPermitted"),
+        ({"pyspy_version": (1, 0, 0)}, "DumpsPermitted"),
+        ({"pyspy_version": pyspy.SILENT}, "DumpsPermitted"),
     ],
 )
 def test_py_spy_itself(changes: dict[str, Any], reason: str) -> None:

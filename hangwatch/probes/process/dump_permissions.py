@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
-import sys
-from importlib import metadata
 from pathlib import Path
 
 from hangwatch.model import Fault, Value
 from hangwatch.probes import pseudo_files
-from hangwatch.probes.process import proc_pid
+from hangwatch.probes.process import proc_pid, pyspy
 
 # Bits of CapEff, <linux/capability.h>, for the capabilities that hangwatch uses.
 CAPABILITIES = {"CAP_DAC_READ_SEARCH": 2, "CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21, "CAP_SYSLOG": 34}
@@ -19,15 +16,15 @@ CAPABILITIES = {"CAP_DAC_READ_SEARCH": 2, "CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN":
 class Rights(Value, frozen=True):
     """The rights of this process.
 
-    `ptrace_scope` is yama's value 0 to 3; None without yama. `pyspy_version` is None if py-spy is not installed.
-    `pyspy_path` is None if its program was not found.
+    `ptrace_scope` is yama's value 0 to 3; None without yama. `pyspy_path` is None if py-spy was not found, and
+    `pyspy_version` (`pyspy.version`) if it cannot be started.
     """
 
     user_id: int
     capabilities: tuple[str, ...]
     ptrace_scope: int | None
     seccomp_filter: bool
-    pyspy_version: str | None
+    pyspy_version: tuple[int, ...] | None
     pyspy_path: str | None
 
 
@@ -39,21 +36,15 @@ def read_rights(proc_root: Path) -> Rights | Fault | None:
     effective = int(rows.get("CapEff", "0"), 16)
     words = rows.get("Uid", "").split()
     scope = pseudo_files.read(proc_root / "sys" / "kernel" / "yama" / "ptrace_scope", "yama")
+    program = pyspy.find()
     return Rights(
         user_id=int(words[1]) if len(words) > 1 else os.geteuid(),
         capabilities=tuple(name for name, bit in CAPABILITIES.items() if effective >> bit & 1),
         ptrace_scope=pseudo_files.number(scope),
         seccomp_filter=rows.get("Seccomp") == "2",
-        pyspy_version=_pyspy_version(),
-        pyspy_path=shutil.which("py-spy", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"),
+        pyspy_version=None if program is None else pyspy.version(program),
+        pyspy_path=None if program is None else str(program),
     )
-
-
-def _pyspy_version() -> str | None:
-    try:
-        return metadata.version("py-spy")
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def may_attach(proc_root: Path, pid: int) -> bool | None:

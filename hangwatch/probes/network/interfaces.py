@@ -171,7 +171,8 @@ def parse_default_v6(text: str) -> str | None:
 def resolve(host: str) -> tuple[str, ...] | Fault:
     """Return the addresses of a host name, IPv4 first."""
     try:
-        answers = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        name = host.encode() if host.isascii() else host  # text would load the codec for international names
+        answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         return Fault(
             subject=host,

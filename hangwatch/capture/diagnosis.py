@@ -62,7 +62,7 @@ def diagnose_job(job: Job, request: CaptureRequest, activities: Table) -> Diagno
     compared = environment_diff.compare(_environs(owner_ranks, job, proc_root)) if settings.environment else None
     taken = replace(taken, notes=(*taken.notes, *notes), environment=compared)
     inner_pids = {rank: procfs.read_inner_pid(rank.pid, proc_root) for rank in ends if rank.pid is not None}
-    logs, last_lines = _logs(ends, inner_pids)
+    logs = _logs(ends, inner_pids)
 
     def judged(taken: Capture) -> Diagnosis:
         ranks_here = job.ranks_here or None
@@ -76,7 +76,7 @@ def diagnose_job(job: Job, request: CaptureRequest, activities: Table) -> Diagno
         taken = _with_calls(taken, look, pids, job, proc_root)
         details = _details(owner_ranks, job, pointed, stop) if settings.details else {}
         ranks = tuple(
-            replace(rank, last_lines=last_lines.get(rank.id, ()), details=details.get(rank.id))
+            replace(rank, last_lines=_last_lines(ends.get(rank.id, ())), details=details.get(rank.id))
             if rank.id.pid in pointed
             else rank
             for rank in taken.ranks
@@ -167,17 +167,22 @@ def _outputs(
     return ends, tuple(sorted({f"the logs of some ranks were not read: {fault.reason}" for fault in faults}))
 
 
-def _logs(
-    ends: Mapping[RankId, Sequence[OutputEnd]], inner_pids: Mapping[RankId, int]
-) -> tuple[tuple[RankLog, ...], dict[RankId, tuple[LastLines, ...]]]:
-    """Return the parsed log of each rank, and the last lines of each rank's output."""
+def _logs(ends: Mapping[RankId, Sequence[OutputEnd]], inner_pids: Mapping[RankId, int]) -> tuple[RankLog, ...]:
+    """Return the parsed log of each rank."""
     if not ends:
-        return (), {}
+        return ()
     from hangwatch.explain.logs import live_output  # only a diagnosis needs it
 
-    return live_output.read_logs(ends, inner_pids), {
-        rank: live_output.last_lines(found) for rank, found in ends.items()
-    }
+    return live_output.read_logs(ends, inner_pids)
+
+
+def _last_lines(ends: Sequence[OutputEnd]) -> tuple[LastLines, ...]:
+    """Return the last lines of a rank's output files."""
+    if not ends:
+        return ()
+    from hangwatch.explain.logs import live_output
+
+    return live_output.last_lines(ends)
 
 
 def _details(

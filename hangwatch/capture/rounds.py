@@ -180,9 +180,9 @@ def _notes(
     return tuple(notes)
 
 
-def job_of_pids(pids: Sequence[int], scan: ProcessScan | None = None) -> Job:
+def job_of_pids(pids: Sequence[int]) -> Job:
     """Return a job with these processes as ranks, and with their workers, for a capture that a person requests.
 
-    A pid that does not exist becomes a rank that is gone. With an earlier `scan`, only new processes are read.
+    A pid that does not exist becomes a rank that is gone.
     """
-    return discovery.job_of_pids((scan or ProcessScan()).processes(pids), pids)
+    return discovery.job_of_pids(ProcessScan().processes(pids), pids)

@@ -10,11 +10,10 @@ import click
 
 from hangwatch import config
 from hangwatch.capture.job_scan import JobScan
-from hangwatch.capture.rounds import job_of_pids
 from hangwatch.cli.completion import complete_running_jobs
 from hangwatch.cli.job_choice import choose
 from hangwatch.cli.usage_errors import InputError
-from hangwatch.jobs import likely_ranks
+from hangwatch.jobs import discovery, likely_ranks
 from hangwatch.model import Fault, GpuSweep, Job, Rank, RankId
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes import torch_recorder
@@ -75,7 +74,7 @@ def jobs_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.J
     if all(started.values()):
         return list({job.key: job for jobs in started.values() for job in jobs}.values()), None
     gpus = gpus_by_pid(sweep)
-    processes = scan.processes.processes(gpus)
+    processes = scan.processes.processes({*gpus, *pids})
     expanded = [
         [process.pid for job in started[pid] for process in job.processes]
         or likely_ranks.find_ranks_below(pid, processes, gpus)
@@ -87,7 +86,7 @@ def jobs_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.J
         (job for job in all_jobs if len(selected) == 1 and selected[0] in {process.pid for process in job.processes}),
         None,
     )
-    return [job_of_pids(selected, scan.processes)], whole
+    return [discovery.job_of_pids(processes, selected)], whole
 
 
 def _has_started(pid: int, job: Job) -> bool:

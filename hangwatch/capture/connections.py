@@ -119,7 +119,8 @@ class JobConnections:
         self._is_partial = False
         self._others: dict[tuple[int, str], tuple[str, int] | None] = {}
         in_job = dict.fromkeys((*self._rank_of, *self._launchers))
-        self._holders = blocked_call.JobHolders(in_job, self._links_of, self._written_by, {})
+        strangers = blocked_call.Strangers(in_job, proc_root)
+        self._holders = blocked_call.JobHolders(in_job, self._links_of, self._written_by, strangers)
 
     def begin_round(self) -> None:
         """Read the connections of every network namespace of the job, and the processes that hold them."""

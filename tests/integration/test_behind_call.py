@@ -162,14 +162,18 @@ def test_searches_of_a_job_find_its_own_processes_before_those_outside() -> None
         os.close(read_end)
         os.close(write_end)
 
-        def found_by(pids: list[int]) -> list[tuple[str, int] | None]:
+        def found_by(pids: list[int], seconds: tuple[float, ...] = (60.0, 60.0, 60.0)) -> list[tuple[str, int] | None]:
             links = {pid: frozenset(sockets.descriptors(pid, procfs.PROC).values()) for pid in pids}
             written = {pid: blocked_call.writable_files(pid, procfs.PROC) for pid in pids}
-            job = blocked_call.JobHolders(dict.fromkeys(pids), links.__getitem__, written.__getitem__, {})
-            end = time.monotonic() + 60
-            return [blocked_call.find_other_process(pid, 0, job, end, procfs.PROC) for pid in pids]
+            strangers = blocked_call.Strangers(pids, procfs.PROC)
+            job = blocked_call.JobHolders(dict.fromkeys(pids), links.__getitem__, written.__getitem__, strangers)
+            return [
+                blocked_call.find_other_process(pid, 0, job, time.monotonic() + limit, procfs.PROC)
+                for pid, limit in zip(pids, seconds, strict=False)
+            ]
 
         assert found_by(readers) == [("pipe", outside)] * 2
+        assert found_by(readers, (-1.0, 60.0)) == [None, ("pipe", outside)], "the next search goes on"
         assert found_by([*readers, sibling]) == [*[("pipe", sibling)] * 2, ("pipe", outside)]
 
 

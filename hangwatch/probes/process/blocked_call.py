@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -86,17 +88,52 @@ def read_thread(
     )
 
 
+class Strangers:
+    """The pipes and sockets of the processes outside a job. Each process is read once, when a search first needs it."""
+
+    def __init__(self, job_pids: Container[int], proc_root: Path) -> None:
+        self._job_pids, self._root = job_pids, proc_root
+        self._lock = threading.Lock()
+        self._unread: deque[int] | None = None
+        self._links: dict[int, frozenset[str]] = {}
+        self._found: dict[tuple[str, int], int | None] = {}
+
+    def find_holder(self, pid: int, link: str, mode: int, end: float) -> int | None:
+        """Return a process other than `pid` that has `link` open as `mode` allows; None if none was read until `end`.
+
+        Searches take turns, because the next one needs what this one reads.
+        """
+        with self._lock:
+            if (link, mode) not in self._found:
+                others = (other for other, links in self._every(end) if link in links and other != pid)
+                holder = next((other for other in others if _has(other, link, mode, self._root)), None)
+                if holder is None and self._unread:
+                    return None
+                self._found[link, mode] = holder
+            return self._found[link, mode]
+
+    def _every(self, end: float) -> Iterator[tuple[int, frozenset[str]]]:
+        """Yield the processes that were read, with their links. Then read and yield further ones, until `end`."""
+        if self._unread is None:
+            every = map(int, procfs.list_pids(str(self._root)))
+            self._unread = deque(pid for pid in every if pid not in self._job_pids)
+        yield from self._links.items()
+        while self._unread and time.monotonic() <= end:
+            pid = self._unread.popleft()
+            self._links[pid] = _links(pid, self._root)
+            yield pid, self._links[pid]
+
+
 class JobHolders(NamedTuple):
     """A memory shared by the searches of a job's processes: no process is read again for each of them.
 
     `links_of` returns the links of one of `pids`, the processes of the job, and `written_by` its `writable_files`.
-    `strangers` has the process outside the job that holds a link, by link and mode; None: no process does.
     """
 
     pids: Mapping[int, None]
     links_of: Callable[[int], Container[str]]
     written_by: Callable[[int], Container[str]]
-    strangers: dict[tuple[str, int], int | None]
+    strangers: Strangers
 
 
 def find_other_process(
@@ -214,7 +251,7 @@ class _Search:
         self, pid: int, kin: Iterable[int], end: float, proc_root: Path, job: JobHolders | None = None
     ) -> None:
         self._pid, self._end, self._root = pid, end, proc_root
-        self._job = job or JobHolders({}, lambda _: (), lambda _: (), {})
+        self._job = job or JobHolders({}, lambda _: (), lambda _: (), Strangers((), proc_root))
         children = procfs.read_children(pid, proc_root, _MOST_CHILDREN)
         self._near = dict.fromkeys(other for other in (*children, *kin) if other != pid)
 
@@ -233,19 +270,11 @@ class _Search:
 
         (None, "") if none was found. The process itself is tried last.
         """
-        holder = self._first_of(self._near, link, mode) or self._find_stranger(link, mode)
+        strangers = self._job.strangers
+        holder = self._first_of(self._near, link, mode) or strangers.find_holder(self._pid, link, mode, self._end)
         if holder is None and time.monotonic() <= self._end:  # after an incomplete search, another may hold it, too
             holder = self._first_of([self._pid], link, mode)
         return (None, "") if holder is None else (holder, _comm(holder, self._root))
-
-    def _find_stranger(self, link: str, mode: int) -> int | None:
-        known = self._job.strangers
-        if (link, mode) in known:
-            return known[link, mode]
-        holder = self._first_of(self._others(), link, mode)
-        if holder is not None or time.monotonic() <= self._end:
-            known[link, mode] = holder
-        return holder
 
     def _first_of(self, pids: Iterable[int], link: str, mode: int) -> int | None:
         for pid in pids:
@@ -261,11 +290,6 @@ class _Search:
             return True
         is_written_pipe = mode == _WRITE and link.startswith("pipe:")
         return link in (self._job.written_by if is_written_pipe else self._job.links_of)(pid)
-
-    def _others(self) -> Iterator[int]:
-        with os.scandir(self._root) as entries:
-            numbers = (int(entry.name) for entry in entries if entry.name.isdecimal())
-            yield from (pid for pid in numbers if pid != self._pid and pid not in self._near)
 
 
 def writable_files(pid: int, proc_root: Path) -> frozenset[str]:
@@ -289,6 +313,15 @@ def link_of(pid: int, descriptor: int, proc_root: Path) -> str:
 def is_pipe_or_path(link: str) -> bool:
     """True if the link of a descriptor is a pipe or a path, but not a device."""
     return link.startswith(("pipe:", "/")) and not link.startswith("/dev/")
+
+
+def _links(pid: int, proc_root: Path) -> frozenset[str]:
+    """Return the pipes and sockets that a process has open; empty if they may not be read."""
+    try:
+        links = sockets.descriptors(pid, proc_root).values()
+    except OSError:
+        return frozenset()
+    return frozenset(link for link in links if link.startswith(("pipe:", "socket:")))
 
 
 def _has(pid: int, link: str, mode: int, proc_root: Path) -> bool:

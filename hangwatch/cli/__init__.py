@@ -66,6 +66,7 @@ class Commands(click.Group):
             return None
         gc.disable()  # imports make many objects and no garbage: collections would take a tenth of their time
         module = importlib.import_module(f"hangwatch.cli.{_MODULE_OF[cmd_name]}")
+        gc.freeze()  # nor does a later collection look at them
         gc.enable()
         commands: dict[str | None, click.Command] = {command.name: command for command in module.COMMANDS}
         return commands[cmd_name]

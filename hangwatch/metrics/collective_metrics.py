@@ -18,8 +18,7 @@ COLLECTIVES_OF_A_NODE = 16384
 
 def numbers(snapshot: Snapshot) -> Iterator[Metric]:
     """Yield the sequence numbers of the ranks of open incidents."""
-    of_rank = (*JOB, "rank", "group")
-    stance = ("stance", "has_open")
+    of_rank, stance = (*JOB, "rank", "group"), ("stance", "has_open")
     number = gauge(
         "rank_collective_number",
         "Number of the newest collective in the default group, of a rank that does not wait in a collective",

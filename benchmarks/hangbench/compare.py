@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -50,10 +49,7 @@ def main() -> int:
         "hangbench",
         [results.Table(("points", *columns, "/".join(outcomes)), tuple(rows))],
         {"failed answers": failed},
-        details=[
-            results.Table(("tool", "kind", "points", *outcomes), tuple(details)),
-            results.Table(("torchfrtrace of torch",), ((metadata.version("torch"),),)),
-        ],
+        details=[results.Table(("tool", "kind", "points", *outcomes), tuple(details))],
         command="make hangbench",
         is_kept=options.write,
     )

@@ -6,9 +6,10 @@ A dead mount (a real FUSE mount without a server) blocks no other check.
 from __future__ import annotations
 
 import errno
-import json
+import marshal
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -88,11 +89,17 @@ def test_a_mount_that_is_gone_from_under_its_path(tree: NodeTree) -> None:
     assert "No such file" in result.verdict.message
 
 
+def error_answer(number: int) -> bytes:
+    """Return what the child writes if the first path cannot be read."""
+    answer = marshal.dumps((0, {"errno": number}))
+    return len(answer).to_bytes(4, sys.byteorder) + answer
+
+
 def test_mount_taken_away_while_it_is_asked_is_not_broken(tree: NodeTree, monkeypatch: pytest.MonkeyPatch) -> None:
     mounted(tree, ("data", "nfs4"))
     mounts = str(tree.proc / "self" / "mountinfo")
-    answer = json.dumps([0, {"errno": errno.ENOTCONN}])
-    child = tree.write("child.py", f"open({mounts!r}, 'w').write({PLAIN!r})\nprint({answer!r})\n")
+    gives_answer = f"import os\nos.write(1, {error_answer(errno.ENOTCONN)!r})\n"
+    child = tree.write("child.py", f"open({mounts!r}, 'w').write({PLAIN!r})\n{gives_answer}")
     monkeypatch.setattr(filesystems, "CHILD", child)
     assert status_and_reason(run("storage", tree.node())) == ("OK", "NotPresent")
 
@@ -255,13 +262,16 @@ def test_a_child_that_the_kernel_holds_is_left_behind_once(tmp_path: Path, monke
     assert isinstance(onlookers.read_space(["/"], 5.0)["/"], Space)
 
 
-def test_a_child_that_prints_nonsense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_that_ends_within_an_answer_has_given_those_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     child = tmp_path / "child.py"
-    child.write_text("print('no json'); print('[1]'); print('[0, {\"errno\": 116}]')\n")
+    whole = error_answer(errno.ESTALE)
+    child.write_text(f"import os\nos.write(1, {whole + whole[:-1]!r})\n")
     monkeypatch.setattr(filesystems, "CHILD", child)
-    answer = FilesystemReader().read_space(["/data"], 1.0)["/data"]
-    assert isinstance(answer, Fault)
-    assert (answer.reason, answer.detail) == ("CannotRead", "/data: Stale file handle")
+    answers = FilesystemReader().read_space(["/data", "/more"], 1.0)
+    reasons = [(fault.reason, fault.detail) for fault in answers.values() if isinstance(fault, Fault)]
+    assert reasons == [("CannotRead", "/data: Stale file handle"), ("NoAnswer", "/more does not respond")]
 
 
 # --- parsing -------------------------------------------------------------------------------------------------------

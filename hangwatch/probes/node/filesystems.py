@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
+import itertools
+import marshal
 import os
 import re
 import sys
@@ -233,13 +234,12 @@ class FilesystemReader:
         if not new_questions:
             return answers
         try:
-            child = Child([sys.executable, "-I", "-S", str(CHILD), str(deadline_seconds), json.dumps(new_questions)])
+            words_of_questions = itertools.chain.from_iterable(new_questions)
+            child = Child([sys.executable, "-I", "-S", str(CHILD), str(deadline_seconds), *words_of_questions])
         except OSError as error:
             return dict.fromkeys(questions, _not_started(error))
-        for line in _lines(child, time.monotonic() + deadline_seconds + STARTUP_SECONDS):
-            with contextlib.suppress(ValueError):
-                index, answer = json.loads(line)
-                answers[new_questions[index]] = answer
+        for number, answer in _answers(child, time.monotonic() + deadline_seconds + STARTUP_SECONDS):
+            answers[new_questions[number]] = answer
         unanswered = frozenset(path for kind, path in new_questions if answers[kind, path] is None)
         if not child.end(_STUCK_SECONDS if unanswered else KILL_SECONDS):
             self._abandoned.add(child, unanswered)
@@ -254,13 +254,15 @@ def _by_device(mounts_seen: tuple[Mount, ...] | Fault | None) -> dict[str, Mount
     return {mount.device: mount for mount in reversed(mounts_seen)} if isinstance(mounts_seen, tuple) else {}
 
 
-def _lines(child: Child, end: float) -> Iterator[bytes]:
-    """Yield the lines of the child until it closes its output, at the latest until `end` (monotonic clock)."""
+def _answers(child: Child, end: float) -> Iterator[tuple[int, object]]:
+    """Yield the answers of the child until it closes its output, at the latest until `end` (monotonic clock)."""
     rest = b""
     with contextlib.suppress(TimeoutError):
         while piece := child.read(end)[0]:
-            *lines, rest = (rest + piece).split(b"\n")
-            yield from lines
+            rest += piece
+            while len(rest) >= 4 and len(rest) >= (after := 4 + int.from_bytes(rest[:4], sys.byteorder)):
+                yield marshal.loads(rest[4:after])  # noqa: S302 - from our own child, which runs the same Python
+                rest = rest[after:]
 
 
 def _space(path: str, answer: object) -> Space | Fault:

@@ -1,13 +1,14 @@
-"""Read file systems for the parent, and print each answer at once. A script, with one thread per path.
+"""Read file systems for the parent, and write each answer at once. A script, with one thread per path.
 
-Started as `python -I -S filesystems_child.py DEADLINE_SECONDS JSON`; JSON is a list of [kind, path]. After its start it
-touches no other path, so that the parent can tell which path blocks.
+Started as `python -I -S filesystems_child.py DEADLINE_SECONDS KIND PATH [KIND PATH]...`. An answer is its length (4
+bytes) and `(number of the question, answer)` in the format of marshal. After its start it touches no other path, so
+that the parent can tell which path blocks. It does without json and threading, which would double the CPU of its start.
 """
 
-import json
+import _thread
+import marshal
 import os
 import sys
-import threading
 import time
 
 NAMES_LIMIT = 20_000
@@ -44,26 +45,26 @@ def mapped_devices(path: str) -> list[str]:
     return [f"{int(major, 16)}:{int(minor, 16)}" for major, minor in numbers]
 
 
-def ask_all(deadline_seconds: float, questions: list[tuple[str, str]]) -> None:
-    """Print `[index, answer]` for each question. Return when all are answered, or at the deadline."""
-    answered = threading.Semaphore(0)
-    lock = threading.Lock()
+def answer_all(deadline_seconds: float, questions: list[tuple[str, str]]) -> None:
+    """Write `(number, answer)` for each question. Return when all are answered, or at the deadline."""
+    lock, done = _thread.allocate_lock(), _thread.allocate_lock()
+    open_questions = set(range(len(questions)))
 
-    def ask(index: int, kind: str, path: str) -> None:
-        line = json.dumps([index, answer(kind, path)]) + "\n"
+    def write(number: int, kind: str, path: str) -> None:
+        message = marshal.dumps((number, answer(kind, path)))
         with lock:
-            os.write(1, line.encode())
-        answered.release()
+            os.write(1, len(message).to_bytes(4, sys.byteorder) + message)
+            open_questions.discard(number)
+            if not open_questions:
+                done.release()
 
-    for index, (kind, path) in enumerate(questions):
-        threading.Thread(target=ask, args=(index, kind, path), daemon=True).start()
-    end = time.monotonic() + deadline_seconds
-    for _ in questions:
-        if not answered.acquire(timeout=max(0.0, end - time.monotonic())):
-            break
+    done.acquire()
+    for number, (kind, path) in enumerate(questions):
+        _thread.start_new_thread(write, (number, kind, path))
+    done.acquire(timeout=deadline_seconds)
 
 
 if __name__ == "__main__":
-    ask_all(float(sys.argv[1]), json.loads(sys.argv[2]))
+    answer_all(float(sys.argv[1]), list(zip(sys.argv[2::2], sys.argv[3::2], strict=True)))
     os.close(1)  # the parent reads the end of the output, even while a blocked thread keeps this process alive
     os._exit(0)

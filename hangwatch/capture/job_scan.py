@@ -49,6 +49,7 @@ class JobScan:
             share_of=lambda process: owners.owner_of(process).share,
             max_per_owner=self._limits.max_processes_per_owner,
             budget_seconds=self._limits.scan_budget_seconds,
+            related_only=True,
         )
         processes = self._store_addresses.add_to(scanned)
         self._endpoints = self._connected(processes)

@@ -95,6 +95,32 @@ def test_only_launcher_variables_are_kept(tmp_path: Path) -> None:
     assert job.environ["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "2000"
 
 
+@pytest.mark.parametrize("name", TREES)
+def test_processes_related_to_jobs_are_enough_to_find_all_jobs(name: str, tmp_path: Path) -> None:
+    root = lay_out(f"{TREES[name]}\n90001 (sleep) S parent=1 start=5\n", tmp_path)
+    whole, related = ProcessScan(root).processes(), ProcessScan(root).processes(related_only=True)
+    assert discovery.find_jobs(related) == discovery.find_jobs(whole)
+    assert {process.id.pid for process in whole} - {process.id.pid for process in related} >= {90001}
+
+
+def test_rank_that_takes_a_title_stays_related_to_its_job(tmp_path: Path) -> None:
+    tree = "1 (init) S parent=0 start=1\n7 (python) S parent=1 start=9\n + RANK=3\n"
+    scan = ProcessScan(lay_out(tree, tmp_path))
+    scan.processes(related_only=True)
+    lay_out(tree.replace("python", "trainer"), tmp_path)
+    for _ in range(2):
+        init, rank = scan.processes(related_only=True)
+        assert (init.comm, rank.comm, rank.environ) == ("init", "trainer", {"RANK": "3"})
+
+
+def test_process_that_becomes_python_is_read_by_the_next_scan(tmp_path: Path) -> None:
+    tree = "1 (init) S parent=0 start=1\n7 (bash) S parent=1 start=9\n + RANK=3\n"
+    scan = ProcessScan(lay_out(tree, tmp_path))
+    assert scan.processes(related_only=True) == ()
+    lay_out(tree.replace("bash", "python"), tmp_path)
+    assert [process.environ for process in scan.processes(related_only=True)] == [{}, {"RANK": "3"}]
+
+
 def test_kernel_threads_are_no_processes(tmp_path: Path) -> None:
     jobs_in("torchrun", tmp_path)
     assert 77 not in {process.id.pid for process in ProcessScan(tmp_path).processes()}

@@ -5,6 +5,7 @@ A scan must be cheap on a node with thousands of processes. `procfs` reads them,
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections import Counter
@@ -20,10 +21,12 @@ from hangwatch.probes.process.environment import Environment
 from hangwatch.probes.process.locked_memory import Target
 from hangwatch.probes.process.procfs import (
     COMM_CHARACTERS,
+    PAGE_BYTES,
     PROC,
     Stat,
     denied,
     list_pids,
+    parse_stat,
     paths_of_cgroups,
     printable,
     read_start,
@@ -66,11 +69,13 @@ class ProcessScan:
         share_of: Callable[[Process], str] = _user,
         max_per_owner: int = 4096,
         budget_seconds: float = 2.0,
+        related_only: bool = False,
     ) -> tuple[Process, ...]:
         """Return every process except kernel threads, sorted by pid.
 
         Command line and launcher variables are read only of processes that may belong to a job. These are Python and
-        launchers (by comm), `gpu_pids` (which hold a GPU), and all their descendants.
+        launchers (by comm), `gpu_pids` (which hold a GPU), and all their descendants. With `related_only`, only these
+        and their ancestors are returned.
 
         GPU holders and their ancestors are always read. Of other processes at most `max_per_owner` per owner
         (`share_of`) are read. New processes are read for about `budget_seconds`, owners in turn; the next scan
@@ -80,11 +85,11 @@ class ProcessScan:
         Variables that a process has set after its start are added, see `late_environ`.
         """
         began = time.monotonic()
-        stats = {stat.pid: stat for stat in _read_stats(self._root)}
+        stats = dict(self._read_stats())
         candidates = _candidates(stats, gpu_pids)
-        self._entries = {pid: self._update(stat) for pid, stat in sorted(stats.items())}
+        self._update_entries(stats, candidates if related_only else stats)
         new = [pid for pid in candidates if not self._entries[pid].complete]
-        new.sort(key=lambda pid: stats[pid].start_ticks)
+        new.sort(key=lambda pid: self._entries[pid].process.id.start_ticks)
         with_gpu = _with_ancestors(stats, gpu_pids)
         for pid in sorted(new, key=lambda pid: pid not in with_gpu):
             if pid in with_gpu or time.monotonic() < began + budget_seconds / 2:
@@ -113,11 +118,31 @@ class ProcessScan:
             return tuple(entry.process for entry in self._entries.values())
         return tuple(late.get(pid, entry.process) for pid, entry in self._entries.items())
 
-    def _read(self, targets: Sequence[Target], stats: Mapping[int, Stat], seconds: float | None) -> set[str]:
+    def _read_stats(self) -> Iterator[tuple[int, Stat | Process]]:
+        """Yield the pid and `stat` of every process except kernel threads; the known value if `stat` is unchanged."""
+        for name in list_pids(self._root):
+            raw = read_start(f"{self._root}/{name}/stat", PAGE_BYTES)
+            if not isinstance(raw, bytes):
+                continue
+            entry = self._entries.get(int(name))
+            if entry is not None and entry.complete and entry.stat_hash == hash(raw):
+                yield int(name), entry.process
+            elif (stat := parse_stat(raw)) is not None and not stat.is_kernel_thread:
+                yield stat.pid, stat
+
+    def _update_entries(self, stats: Mapping[int, Stat | Process], wanted: Iterable[int]) -> None:
+        """Keep the entries of the processes in `wanted`, of all that were read, and of their ancestors."""
+        read = (pid for pid, entry in self._entries.items() if entry.complete)  # its comm may have become a title
+        pids = sorted(_with_ancestors(stats, (*wanted, *read)))
+        self._entries = {pid: self._update(pid, stats[pid]) for pid in pids}
+
+    def _read(self, targets: Sequence[Target], stats: Mapping[int, Stat | Process], seconds: float | None) -> set[str]:
         """Read these processes. Return the owners of those that did not respond."""
 
         def read(target: ProcessId) -> _Entry:
-            return _read_process(self._root, stats[target.pid], self._entries[target.pid])
+            stat = stats[target.pid]
+            assert isinstance(stat, Stat), "a process that was not read has no entry that is complete"
+            return _read_process(self._root, stat, self._entries[target.pid])
 
         late_owners = set()
         answers = locked_memory.SHARED.read(targets, read, seconds)
@@ -133,8 +158,11 @@ class ProcessScan:
                 self._entries[pid] = entry._replace(process=replace(entry.process, faults=(answer,)))
         return late_owners
 
-    def _update(self, stat: Stat) -> _Entry:
-        before = self._entries.get(stat.pid)
+    def _update(self, pid: int, stat: Stat | Process) -> _Entry:
+        before = self._entries.get(pid)
+        if before is not None and before.process is stat:
+            return before
+        assert isinstance(stat, Stat)
         if before is None or not before.is_same_program(stat):
             bare = Process(
                 id=ProcessId(pid=stat.pid, start_ticks=stat.start_ticks),
@@ -142,10 +170,10 @@ class ProcessScan:
                 comm=stat.comm,
                 state=stat.state,
             )
-            return _Entry(bare, _program(stat), False)
+            return _Entry(bare, _program(stat), stat.content_hash)
         process = before.process
         if (process.comm, process.state, process.parent_pid) == (stat.comm, stat.state, stat.parent_pid):
-            return before
+            return before._replace(stat_hash=stat.content_hash)
         # msgspec.structs.replace takes three times as long, and states change at every scan.
         process = Process(
             id=process.id,
@@ -160,7 +188,7 @@ class ProcessScan:
             cgroups=process.cgroups,
             faults=process.faults,
         )
-        return _Entry(process, before.program, before.complete, before.may_set_rank)
+        return _Entry(process, before.program, stat.content_hash, before.complete, before.may_set_rank)
 
 
 class _Entry(NamedTuple):
@@ -172,7 +200,8 @@ class _Entry(NamedTuple):
 
     process: Process
     program: int | str
-    complete: bool
+    stat_hash: int
+    complete: bool = False
     may_set_rank: bool = False
 
     def is_same_program(self, stat: Stat) -> bool:
@@ -190,12 +219,12 @@ def _program(stat: Stat) -> int | str:
     return stat.env_start or stat.comm
 
 
-def _candidates(stats: dict[int, Stat], gpu_pids: Collection[int]) -> set[int]:
+def _candidates(stats: Mapping[int, Stat | Process], gpu_pids: Collection[int]) -> set[int]:
     children: dict[int, list[int]] = {}
-    for stat in stats.values():
-        children.setdefault(stat.parent_pid, []).append(stat.pid)
+    for pid, stat in stats.items():
+        children.setdefault(stat.parent_pid, []).append(pid)
     found: set[int] = set()
-    queue = [stat.pid for stat in stats.values() if stat.pid in gpu_pids or _is_candidate_comm(stat.comm)]
+    queue = [pid for pid, stat in stats.items() if pid in gpu_pids or _is_candidate_comm(stat.comm)]
     while queue:
         pid = queue.pop()
         if pid not in found:
@@ -208,7 +237,7 @@ def _is_candidate_comm(comm: str) -> bool:
     return comm.startswith(_CANDIDATE_COMMS) or comm.endswith(".py")
 
 
-def _with_ancestors(stats: Mapping[int, Stat], pids: Collection[int]) -> set[int]:
+def _with_ancestors(stats: Mapping[int, Stat | Process], pids: Iterable[int]) -> set[int]:
     found: set[int] = set()
     for pid in pids:
         while pid in stats and pid not in found:
@@ -232,12 +261,16 @@ def _in_turn(
     return [(owner, pid) for *_, owner, pid in turns]
 
 
+_parse_cgroups = functools.lru_cache(maxsize=64)(paths_of_cgroups)  # most processes share a few
+
+
 def _with_owner(root: str, entry: _Entry) -> _Entry:
     """Return the entry with the owner that the kernel reports. Keep an owner that was already read."""
     if entry.process.uid is not None:
         return entry
     pid = entry.process.id.pid
-    cgroups = paths_of_cgroups(read_start(f"{root}/{pid}/cgroup", _CGROUP_LIMIT_BYTES))
+    raw = read_start(f"{root}/{pid}/cgroup", _CGROUP_LIMIT_BYTES)
+    cgroups = _parse_cgroups(raw) if isinstance(raw, bytes) else ()
     ids = read_user_ids(pid, root)
     uid, is_setuid = ids[0] if ids else None, len(set(ids)) > 1
     return entry._replace(process=replace(entry.process, uid=uid, is_setuid=is_setuid, cgroups=cgroups))
@@ -281,7 +314,8 @@ def _read_once(root: str, stat: Stat, entry: _Entry) -> _Entry:
     )
     # An empty environment usually means that execve has not set it up yet.
     complete = bool(faults) or (isinstance(answer, Environment) and not answer.is_empty)
-    return _Entry(process, _program(stat), complete, complete and late_environ.may_set_rank(process, root))
+    may_set_rank = complete and late_environ.may_set_rank(process, root)
+    return _Entry(process, _program(stat), stat.content_hash, complete, may_set_rank)
 
 
 def _read_environment(root: str, pid: int) -> Environment | OSError:
@@ -310,13 +344,6 @@ def _faults(pid: int, answer: Environment | OSError) -> tuple[Fault, ...]:
             subject=f"pid {pid}", reason="TooLarge", detail=detail, remedy="unset variables that the job does not need"
         ),
     )
-
-
-def _read_stats(root: str) -> Iterator[Stat]:
-    for pid in list_pids(root):
-        stat = read_stat(f"{root}/{pid}")
-        if stat is not None and not stat.is_kernel_thread:
-            yield stat
 
 
 def _parse_cmdline(raw: bytes) -> tuple[str, ...]:

@@ -178,7 +178,10 @@ def is_running(program: str, proc_root: Path = PROC) -> bool:
 
 
 class Stat(NamedTuple):
-    """The fields of a `stat` file that hangwatch uses. `env_start` is 0 if it may not be read."""
+    """The fields of a `stat` file that hangwatch uses. `env_start` is 0 if it may not be read.
+
+    `content_hash` is the hash of the whole file, 64 bits with a random key: an idle process keeps it.
+    """
 
     pid: int
     comm: str
@@ -188,6 +191,7 @@ class Stat(NamedTuple):
     cpu_ticks: int
     is_kernel_thread: bool
     env_start: int
+    content_hash: int
 
 
 def denied(pid: int, path: str, remedy: str) -> Fault:
@@ -246,10 +250,10 @@ def read_start(path: str, limit_bytes: int) -> bytes | OSError:
 def read_stat(folder: str) -> Stat | None:
     """Return the `stat` of the process or thread with this folder; None if it has ended."""
     raw = read_start(f"{folder}/stat", PAGE_BYTES)
-    return _parse_stat(raw) if isinstance(raw, bytes) else None
+    return parse_stat(raw) if isinstance(raw, bytes) else None
 
 
-def _parse_stat(raw: bytes) -> Stat | None:
+def parse_stat(raw: bytes) -> Stat | None:
     """Parse fields by their number in proc_pid_stat(5). The comm may contain any byte, also closing brackets."""
     comm_start, comm_end = raw.find(b"("), raw.rfind(b")")
     fields = raw[comm_end + 2 :].split()
@@ -265,6 +269,7 @@ def _parse_stat(raw: bytes) -> Stat | None:
             cpu_ticks=int(fields[11]) + int(fields[12]),
             is_kernel_thread=bool(int(fields[6]) & _KERNEL_THREAD),
             env_start=int(fields[47]) if len(fields) > 47 else 0,
+            content_hash=hash(raw),
         )
     except ValueError:
         return None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import platform
 import re
+import venv
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from benchmarks import results
+from hangwatch import __version__
 from tests.scenarios.crowds import CROWDS
 from tests.scenarios.power import HANG_SCENARIOS, HEALTHY_SCENARIOS, PAUSE_SCENARIOS
 from tests.scenarios.processes import DEMO_SCENARIOS, PROCESS_SCENARIOS
@@ -60,6 +64,12 @@ def test_missed_goal_is_on_the_page_and_in_the_exit_code(
     page, errors = capsys.readouterr()
     assert ("Goal missed" in page, missed in page) == (bool(missed), True)
     assert errors == (f"x: goal missed: {missed}\n" if missed else "")
+
+
+def test_versions_are_those_of_the_measured_python(tmp_path: Path) -> None:
+    venv.create(tmp_path)
+    assert results.find_versions(["/no/such"], tmp_path / "bin/python") == {"python": platform.python_version()}
+    assert results.find_versions()["hangwatch"] == __version__
 
 
 def test_a_part_of_the_page_is_renewed_alone() -> None:

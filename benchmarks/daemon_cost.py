@@ -6,8 +6,9 @@
 A real `hangwatch run` runs with its defaults (1 Hz, 8 GPUs of the fake driver, all checks on). Next to it are idle
 processes and a healthy torchrun-like job of 8 ranks; with `--workers`, its ranks have so many loader workers and make
 no steps. CPU seconds come from /proc/PID/stat of the daemon, its children and the children that they have reaped.
-Memory is Rss, and Pss, which counts only a part of each page that other processes share. The benchmark also watches
-TracerPid of every rank and counts py-spy processes: both must stay 0 without a suspicion.
+Memory is Rss, and Pss, which counts only a part of each page that other processes share: the median of readings every
+five seconds, and the most, since some children live for seconds. The benchmark also watches TracerPid of every rank
+and counts py-spy processes: both must stay 0 without a suspicion.
 
 `--beside` runs another exporter at the same time, on the same fake driver: nvitop-exporter, or a program with the
 same options `--port` and `--interval`. Both are scraped every five seconds. `--real-driver` reads the node's own GPUs,
@@ -71,8 +72,13 @@ class Meter:
     def cpu_seconds(self) -> float:
         return sum(cpu_seconds(member) - self._before.get(member, 0.0) for member in tree(self._pid))
 
-    def memory_mib(self) -> dict[int, tuple[float, float]]:
-        return {member: memory_mib(member) for member in tree(self._pid)}
+    def memory_mib(self) -> list[tuple[float, float]]:
+        """Return Pss and Rss of each process. A process that has just ended is left out."""
+        found = []
+        for member in tree(self._pid):
+            with contextlib.suppress(OSError):
+                found.append(memory_mib(member))
+        return found
 
 
 @contextlib.contextmanager
@@ -157,25 +163,31 @@ def main() -> None:
         time.sleep(15)  # the start is not measured
         assert chosen.real_driver or daemon.job_state(run_id) == "training", daemon.log
         meters = {"hangwatch": Meter(daemon.process.pid)} | ({"beside": Meter(other[0])} if other else {})
+        memory: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in meters}
         with scraped(f"http://{daemon.address}/metrics", *(other[1:] if other else ())):
             began, traced, dumpers = time.monotonic(), 0, 0
             while time.monotonic() - began < chosen.seconds:
+                if time.monotonic() - began > SCRAPE_SECONDS * len(memory["hangwatch"]):
+                    for name, meter in meters.items():
+                        memory[name].append(sorted(meter.memory_mib(), reverse=True))
                 traced += tracers(list(ranks))
                 dumpers += sum("py-spy" in _comm(pid) for pid in children(daemon.process.pid))
                 time.sleep(0.5)
         wall = time.monotonic() - began
         used = {name: meter.cpu_seconds() for name, meter in meters.items()}
-        memory = {name: meter.memory_mib() for name, meter in meters.items()}
         dumps = sum(value for _, value in daemon.samples("hangwatch_dump_seconds_count"))
+    by_rss = {name: sorted(memory[name], key=_rss_mib) for name in meters}
+    usual = {name: readings[len(readings) // 2] for name, readings in by_rss.items()}
     rows = [
         {
             "name": name,
             "processes": chosen.processes,
             "workers": chosen.workers,
             "cpu_seconds_per_minute": round(used[name] * 60 / wall, 3),
-            "pss_mib": round(sum(pss for pss, _ in memory[name].values()), 1),
-            "rss_mib": round(sum(rss for _, rss in memory[name].values()), 1),
-            "rss_mib_of_each": [round(rss, 1) for _, rss in memory[name].values()],
+            "pss_mib": round(sum(pss for pss, _ in usual[name]), 1),
+            "rss_mib": round(_rss_mib(usual[name]), 1),
+            "most_rss_mib": round(_rss_mib(by_rss[name][-1]), 1),
+            "rss_mib_of_each": [round(rss, 1) for _, rss in usual[name]],
             "cpu_ratio": round(used["hangwatch"] / used[name], 3),
         }
         for name in meters
@@ -183,6 +195,10 @@ def main() -> None:
     print(json.dumps(rows, indent=1) if chosen.json else "\n".join(map(_line, rows)))
     note = f"over {wall:.0f} s; dumps {dumps:.0f}, py-spy processes {dumpers}, traced ranks {traced}"
     print(note, file=sys.stderr if chosen.json else sys.stdout)
+
+
+def _rss_mib(reading: list[tuple[float, float]]) -> float:
+    return sum(rss for _, rss in reading)
 
 
 def fake_driver(folder: Path, ranks: Iterable[int]) -> Mapping[str, str]:
@@ -210,7 +226,8 @@ def _line(row: Mapping[str, object]) -> str:
     seconds = float(row["cpu_seconds_per_minute"])  # type: ignore[arg-type]
     return (
         f"{row['name']:10} {seconds:6.2f} s of CPU per minute = {seconds / 0.6:5.2f} % of one core; "
-        f"Pss {row['pss_mib']} MiB, Rss {row['rss_mib']} MiB ({each}); hangwatch is {row['cpu_ratio']} times of it"
+        f"Pss {row['pss_mib']} MiB, Rss {row['rss_mib']} MiB ({each}), at most "
+        f"{row['most_rss_mib']}; hangwatch is {row['cpu_ratio']} times of it"
     )
 
 

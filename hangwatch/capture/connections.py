@@ -111,6 +111,7 @@ class JobConnections:
         self._job_server: int | None = None
         self._open: dict[int, frozenset[str]] = {}
         self._writable: dict[int, frozenset[str]] = {}
+        self._in_job: dict[tuple[str, bool], tuple[int, ...]] = {}
         self._shared: dict[int, shared_locks.Regions] = {}
         self._bytes_at_first: dict[int, int | None] = {}
         self._used: set[int] = set()
@@ -120,13 +121,13 @@ class JobConnections:
         self._others: dict[tuple[int, str], tuple[str, int] | None] = {}
         in_job = dict.fromkeys((*self._rank_of, *self._launchers))
         strangers = blocked_call.Strangers(in_job, proc_root)
-        self._holders = blocked_call.JobHolders(in_job, self._links_of, self._written_by, strangers)
+        self._holders = blocked_call.JobHolders(in_job, self._holding, strangers)
 
     def begin_round(self) -> None:
         """Read the connections of every network namespace of the job, and the processes that hold them."""
         end = time.monotonic() + _DEADLINE_SECONDS
         self._sockets, self._tables, self._inside, self._ends, self._open = {}, {}, set(), {}, {}
-        self._writable, self._shared, self._shared_seconds = {}, {}, 0.0
+        self._writable, self._in_job, self._shared, self._shared_seconds = {}, {}, {}, 0.0
         self._rank_at, self._listens_at = {}, {}
         spaces: dict[str | None, Connections | None] = {}
         for pid in (*self._pids, *self._launchers):
@@ -314,12 +315,21 @@ class JobConnections:
 
         The other processes are those of the job, and the ancestors, children and grandchildren of this process.
         """
-        if list(self._all_links(pid)).count(link) > 1:
+        in_job = any(other != pid for other in self._holding(link, False))
+        if in_job or list(self._all_links(pid)).count(link) > 1:
             return True
         children = procfs.read_children(pid, self._root, _MOST_CHILDREN)
         below = (one for child in children for one in procfs.read_children(child, self._root, _MOST_CHILDREN))
-        others = dict.fromkeys((*children, *below, *self._rank_of, *self._launchers, *self._ancestors(pid)))
+        others = dict.fromkeys((*children, *below, *self._ancestors(pid)))
         return any(link in self._links_of(other) for other in others if other != pid)
+
+    def _holding(self, link: str, is_written: bool) -> tuple[int, ...]:
+        """Return the processes of the job that have a link open, or open for writing, searched once a round."""
+        if (link, is_written) not in self._in_job:
+            files_of = self._written_by if is_written else self._links_of
+            every = dict.fromkeys((*self._rank_of, *self._launchers))
+            self._in_job[link, is_written] = tuple(pid for pid in every if link in files_of(pid))
+        return self._in_job[link, is_written]
 
     def _links_of(self, pid: int) -> frozenset[str]:
         """Return the open files of a process, read once a round."""

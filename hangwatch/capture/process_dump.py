@@ -54,11 +54,12 @@ _LATE = ("RoundDeadline", "the round was over before its turn came")
 class ProcessDumper(NamedTuple):
     """The function that dumps one process, with the settings and the state that all dumps of a capture share.
 
-    `reader_uid` is the user that may read the incident; None or 0: only root. `unreadable` collects the processes
-    that neither py-spy nor pystack can read.
+    `reader_uid` is the user that may read the incident; None or 0: only root. `pyspy_path` is None if there is no
+    py-spy. `unreadable` collects the processes that neither py-spy nor pystack can read.
     """
 
     request: CaptureRequest
+    pyspy_path: Path | None
     connections: JobConnections
     share: str
     reader_uid: int | None
@@ -220,7 +221,7 @@ class ProcessDumper(NamedTuple):
             target.pid,
             deadline_seconds=self._deadline_seconds(left_seconds),
             mode=self.request.mode,
-            pyspy_path=self.request.paths.pyspy_path,
+            pyspy_path=self.pyspy_path,
             stop=self.request.stop,
             proc_root=self.request.paths.proc_root,
             share=self.share,

@@ -17,6 +17,7 @@ from hangwatch.capture.request import CaptureRequest
 from hangwatch.jobs import discovery
 from hangwatch.model import STOPPED_STATES, Capture, GpuSweep, Job, PortTraffic, ProcessDump, ProcessId, Rank, RankDump
 from hangwatch.probes.node.filesystems import Mount
+from hangwatch.probes.process import pyspy
 from hangwatch.probes.process.process_scan import ProcessScan
 
 
@@ -75,6 +76,7 @@ class _Rounds:
         workers = len(self.targets) - len(self.ranks)
         self._taker = ProcessDumper(
             request,
+            paths.pyspy_path or pyspy.find(),
             self._around,
             share=job.share,
             reader_uid=job.uid,

@@ -163,10 +163,10 @@ def test_searches_of_a_job_find_its_own_processes_before_those_outside() -> None
         os.close(write_end)
 
         def found_by(pids: list[int], seconds: tuple[float, ...] = (60.0, 60.0, 60.0)) -> list[tuple[str, int] | None]:
-            links = {pid: frozenset(sockets.descriptors(pid, procfs.PROC).values()) for pid in pids}
-            written = {pid: blocked_call.writable_files(pid, procfs.PROC) for pid in pids}
-            strangers = blocked_call.Strangers(pids, procfs.PROC)
-            job = blocked_call.JobHolders(dict.fromkeys(pids), links.__getitem__, written.__getitem__, strangers)
+            def holding(link: str, _is_written: bool) -> list[int]:
+                return [pid for pid in pids if link in sockets.descriptors(pid, procfs.PROC).values()]
+
+            job = blocked_call.JobHolders(pids, holding, blocked_call.Strangers(pids, procfs.PROC))
             return [
                 blocked_call.find_other_process(pid, 0, job, time.monotonic() + limit, procfs.PROC)
                 for pid, limit in zip(pids, seconds, strict=False)

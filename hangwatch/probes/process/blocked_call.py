@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -127,12 +127,12 @@ class Strangers:
 class JobHolders(NamedTuple):
     """A memory shared by the searches of a job's processes: no process is read again for each of them.
 
-    `links_of` returns the links of one of `pids`, the processes of the job, and `written_by` its `writable_files`.
+    `holding` returns those of `pids`, the processes of the job, that have a link open; with True, open for writing, as
+    `writable_files` reports.
     """
 
-    pids: Mapping[int, None]
-    links_of: Callable[[int], Container[str]]
-    written_by: Callable[[int], Container[str]]
+    pids: Container[int]
+    holding: Callable[[str, bool], Sequence[int]]
     strangers: Strangers
 
 
@@ -143,7 +143,7 @@ def find_other_process(
 
     None if the descriptor is something else, or if no other process was found. `end` is that of `read`.
     """
-    found = _behind(pid, descriptor, _Search(pid, job.pids, end, proc_root, job), proc_root)
+    found = _behind(pid, descriptor, _Search(pid, (), end, proc_root, job), proc_root)
     if found is None or found.kind not in ("pipe", "unix") or found.other_pid in (None, pid):
         return None
     return found.kind, found.other_pid
@@ -251,9 +251,8 @@ class _Search:
         self, pid: int, kin: Iterable[int], end: float, proc_root: Path, job: JobHolders | None = None
     ) -> None:
         self._pid, self._end, self._root = pid, end, proc_root
-        self._job = job or JobHolders({}, lambda _: (), lambda _: (), Strangers((), proc_root))
-        children = procfs.read_children(pid, proc_root, _MOST_CHILDREN)
-        self._near = dict.fromkeys(other for other in (*children, *kin) if other != pid)
+        self._job = job or JobHolders((), lambda *_: (), Strangers((), proc_root))
+        self._children, self._kin = procfs.read_children(pid, proc_root, _MOST_CHILDREN), tuple(kin)
 
     @cached_property
     def connections(self) -> sockets.Connections:
@@ -270,26 +269,25 @@ class _Search:
 
         (None, "") if none was found. The process itself is tried last.
         """
-        strangers = self._job.strangers
-        holder = self._first_of(self._near, link, mode) or strangers.find_holder(self._pid, link, mode, self._end)
+        near, strangers = self._find_near(link, mode), self._job.strangers
+        holder = self._first_of(near, link, mode) or strangers.find_holder(self._pid, link, mode, self._end)
         if holder is None and time.monotonic() <= self._end:  # after an incomplete search, another may hold it, too
             holder = self._first_of([self._pid], link, mode)
         return (None, "") if holder is None else (holder, _comm(holder, self._root))
 
     def _first_of(self, pids: Iterable[int], link: str, mode: int) -> int | None:
         for pid in pids:
-            if self._may_have(pid, link, mode) and _has(pid, link, mode, self._root):
+            if _has(pid, link, mode, self._root):
                 return pid
             if time.monotonic() > self._end:
                 break
         return None
 
-    def _may_have(self, pid: int, link: str, mode: int) -> bool:
-        """False if it is known without another read that a process of the job does not hold the link."""
-        if pid not in self._job.pids:
-            return True
-        is_written_pipe = mode == _WRITE and link.startswith("pipe:")
-        return link in (self._job.written_by if is_written_pipe else self._job.links_of)(pid)
+    def _find_near(self, link: str, mode: int) -> list[int]:
+        """Return the children and the related processes, but of those of the job only those that may hold the link."""
+        in_job = self._job.holding(link, mode == _WRITE and link.startswith("pipe:"))
+        children = (child for child in self._children if child in in_job or child not in self._job.pids)
+        return [pid for pid in dict.fromkeys((*children, *in_job, *self._kin)) if pid != self._pid]
 
 
 def writable_files(pid: int, proc_root: Path) -> frozenset[str]:

@@ -99,11 +99,12 @@ def dump(
     began = time.monotonic()
     program = pyspy_path or find()
     before = procfs.read_state(pid, proc_root)
-    fault = _refusal(pid, before, program)
+    known_version = None if program is None else version(program)
+    fault = _refusal(pid, before, program, known_version)
     if fault is not None or program is None or before is None:
         return PyspyAnswer(json=None, fault=fault, duration_seconds=0.0, state_after=before and before[1])
     may_pause = mode.may_pause
-    if version(program) == SILENT:  # an old version could leave the target stopped; reading alone does no harm
+    if known_version == SILENT:  # an old version could leave the target stopped; reading alone does no harm
         may_pause = False
     options = ("--locals",) if mode.include_locals else ()
     call = _Call(program, before[0], share or f"uid {procfs.read_user_id(pid, proc_root)}", options, stop, proc_root)
@@ -195,7 +196,9 @@ class _Call(NamedTuple):
         return f"pid {self.target.pid}"
 
 
-def _refusal(pid: int, before: tuple[ProcessId, str] | None, program: Path | None) -> Fault | None:
+def _refusal(
+    pid: int, before: tuple[ProcessId, str] | None, program: Path | None, known_version: tuple[int, ...] | None
+) -> Fault | None:
     """Return the reason why no dump is attempted; None if a dump may start."""
     subject = f"pid {pid}"
     if before is None or before[1] in ENDED_STATES:
@@ -203,7 +206,6 @@ def _refusal(pid: int, before: tuple[ProcessId, str] | None, program: Path | Non
     install = "install it in the environment of hangwatch: pip install 'py-spy>=0.4.1'"
     if program is None:
         return Fault(subject=subject, reason="NoPyspy", detail="py-spy was not found", remedy=install)
-    known_version = version(program)
     if known_version is None or (known_version != SILENT and known_version < OLDEST_VERSION):
         words = ".".join(str(part) for part in known_version) if known_version else "unknown"
         detail = f"{program} has version {words}; versions before 0.4 can leave a rank stopped for ever"

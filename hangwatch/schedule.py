@@ -1,4 +1,4 @@
-"""Scheduled tasks of the daemon, and fair queues between job owners.
+"""Scheduled tasks of the daemon, and fair queues between job owners. The only importer of APScheduler.
 
 Tasks that can block run in separate thread pools: power samples, slow tasks, captures, checks. A tick that is late
 runs late instead of being skipped. A task never runs twice at the same time.
@@ -6,20 +6,26 @@ runs late instead of being skipped. A task never runs twice at the same time.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-import time
 from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures.thread import ThreadPoolExecutor
+from concurrent import futures
 from dataclasses import dataclass
-from functools import partial
-from typing import Generic, Literal, TypeVar
+from datetime import datetime, timedelta, timezone
+from typing import Any, Generic, Literal, TypeVar
+
+from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_MAX_INSTANCES, JobExecutionEvent
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.jobstores.base import JobLookupError
+from apscheduler.schedulers.background import BackgroundScheduler
 
 T = TypeVar("T")
 CAPTURES_PER_OWNER = 4
 MINUTE_SECONDS = 60.0
 _SERVED_KEPT = 256
+_LATE = timedelta(seconds=60)  # a job that is later than this and its interval: the clock was set forward
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +136,7 @@ class RateLimit:
         return None
 
 
-class _Threads(ThreadPoolExecutor):
+class _Threads(futures.ThreadPoolExecutor):
     """Threads of a pool. If the kernel lets no further thread start, the existing threads do the work later."""
 
     def _adjust_thread_count(self) -> None:
@@ -141,21 +147,38 @@ class _Threads(ThreadPoolExecutor):
                 raise
 
 
-@dataclass
-class _Task:
-    """A task that runs every `seconds`; `due_at` is its next run. See `_now`."""
+class _Executor(ThreadPoolExecutor):  # type: ignore[misc]
+    """The executor of a pool. Its first thread starts at once, while the kernel lets threads start."""
 
-    name: str
-    pool: Pool
-    run: Callable[[], None]
-    seconds: float
-    due_at: float
-    is_running: bool = False
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        self._pool = _Threads(threads)
+
+    def start(self, scheduler: BackgroundScheduler, alias: str) -> None:
+        """Start the executor. The scheduler calls this method."""
+        super().start(scheduler, alias)
+        self._pool.submit(int)
 
 
-def _now() -> float:
-    """Return the time in seconds. A step of the wall clock must neither delay a task nor repeat it."""
-    return time.monotonic()
+class _Scheduler(BackgroundScheduler):  # type: ignore[misc]  # APScheduler has no types
+    def remove_job(self, job_id: str, jobstore: str | None = None) -> None:
+        """Remove a job. A job that no longer exists is not an error: a stopped scheduler has no jobs."""
+        with contextlib.suppress(JobLookupError):
+            super().remove_job(job_id, jobstore)
+
+    def _process_jobs(self) -> float | None:
+        """Run the due jobs. Return the seconds until the next one is due; None if there is none.
+
+        APScheduler compares wall clock times. After a step back of the clock by a day, no job would run for a day.
+        After a step forward, it would count every run in between.
+        """
+        now = datetime.now(timezone.utc)
+        for job in self.get_jobs():
+            interval = getattr(job.trigger, "interval", timedelta(0))
+            if not now - interval - _LATE <= job.next_run_time <= now + interval:
+                with contextlib.suppress(JobLookupError):
+                    job.modify(next_run_time=min(max(job.next_run_time, now), now + interval))
+        return super()._process_jobs()  # type: ignore[no-any-return]
 
 
 class Schedule:
@@ -163,82 +186,42 @@ class Schedule:
 
     def __init__(self, missed: Callable[[str], None]) -> None:
         self._missed = missed
-        self._changed = threading.Condition()
-        self._tasks: dict[str, _Task] = {}
-        self._first: list[tuple[Pool, Callable[[], None]]] = []  # what to run once at the start
-        self._threads: dict[Pool, _Threads] = {}  # empty while the schedule does not run
+        logging.getLogger("apscheduler").setLevel(logging.ERROR)  # below this level it logs each run
+        self._scheduler = _Scheduler(
+            executors={pool: _Executor(threads) for pool, threads in _THREADS.items()},
+            job_defaults={"max_instances": 1, "coalesce": True, "misfire_grace_time": None},
+            timezone="UTC",
+        )
+        self._scheduler.add_listener(self._on_trouble, EVENT_JOB_MAX_INSTANCES | EVENT_JOB_ERROR)
 
     def run_every(self, seconds: float, pool: Pool, name: str, call: Callable[..., None], *arguments: object) -> None:
         """Call a function every `seconds` in a thread of `pool`. The first call is after `seconds`."""
-        with self._changed:
-            self._tasks[name] = _Task(name, pool, partial(call, *arguments), seconds, _now() + seconds)
-            self._changed.notify()
+        self._scheduler.add_job(call, "interval", args=arguments, seconds=seconds, id=name, executor=pool)
 
     def run_once(self, pool: Pool, call: Callable[..., None], *arguments: object) -> None:
-        """Call a function as soon as a thread of the pool is free. Do nothing if the schedule was stopped."""
-        run = partial(self._run, getattr(call, "__name__", pool), partial(call, *arguments))
-        with self._changed:
-            if self._threads:
-                self._threads[pool].submit(run)
-            else:
-                self._first.append((pool, run))
+        """Call a function as soon as a thread of the pool is free."""
+        self._scheduler.add_job(call, args=arguments, executor=pool)
 
     def run_within(self, seconds: float, name: str) -> None:
         """Run a task at most `seconds` from now, unless it is due earlier. The interval of the task does not change."""
-        with self._changed:
-            if self._threads and name in self._tasks:
-                task = self._tasks[name]
-                task.due_at = min(task.due_at, _now() + seconds)
-                self._changed.notify()
+        task = self._scheduler.get_job(name)
+        latest = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+        due = getattr(task, "next_run_time", None)  # None before `start`
+        if task is not None and due is not None and due > latest:
+            with contextlib.suppress(JobLookupError):
+                task.modify(next_run_time=latest)
 
     def start(self) -> None:
-        """Start the schedule. The first thread of each pool starts at once, while the kernel lets threads start."""
-        with self._changed:
-            for pool, threads in _THREADS.items():
-                self._threads[pool] = _Threads(threads, pool)
-                self._threads[pool].submit(int)
-            for pool, run in self._first:
-                self._threads[pool].submit(run)
-        threading.Thread(target=self._start_tasks, name="schedule", daemon=True).start()
+        """Start the schedule."""
+        self._scheduler.start()
 
     def stop(self) -> None:
         """Stop the schedule without waiting for running tasks."""
-        with self._changed:
-            for pool in self._threads.values():
-                pool.shutdown(wait=False)
-            self._threads = {}
-            self._changed.notify()
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=False)
 
-    def _start_tasks(self) -> None:
-        """Start each task when it is due, until the schedule is stopped."""
-        while (missed := self._start_due_tasks()) is not None:
-            for name in missed:
-                self._run(name, partial(self._missed, name))
-
-    def _start_due_tasks(self) -> list[str] | None:
-        """Wait until tasks are due, and start them. Return the names of those that still run; None after `stop`."""
-        with self._changed:
-            while self._threads:
-                now = _now()
-                due = [task for task in self._tasks.values() if task.due_at <= now]
-                missed = [task.name for task in due if task.is_running]
-                for task in due:
-                    task.due_at += task.seconds * ((now - task.due_at) // task.seconds + 1)
-                    if not task.is_running:
-                        task.is_running = True
-                        self._threads[task.pool].submit(self._run_task, task)
-                if missed:
-                    return missed
-                next_at = min((task.due_at for task in self._tasks.values()), default=now + MINUTE_SECONDS)
-                self._changed.wait(next_at - now)
-        return None
-
-    def _run_task(self, task: _Task) -> None:
-        self._run(task.name, task.run)
-        task.is_running = False
-
-    def _run(self, name: str, run: Callable[[], None]) -> None:
-        try:
-            run()
-        except BaseException:
-            log.exception("%s failed; please report this", name)
+    def _on_trouble(self, event: Any) -> None:
+        if isinstance(event, JobExecutionEvent) and event.exception is not None:
+            log.error("%s failed; please report this: %s\n%s", event.job_id, event.exception, event.traceback)
+        else:
+            self._missed(str(event.job_id))

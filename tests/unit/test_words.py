@@ -122,7 +122,7 @@ def test_durations_have_two_units_at_most(seconds: float) -> None:
     assert re.fullmatch(r"[\d.e-]+ s|\d+ (min \d\d s|h \d\d min|d \d\d h)", words.duration(seconds))
 
 
-DAEMON_ONLY = {"tornado", "prometheus_client"}
+DAEMON_ONLY = {"tornado", "prometheus_client", "apscheduler"}
 
 
 @pytest.mark.parametrize(

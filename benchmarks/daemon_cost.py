@@ -122,8 +122,11 @@ def start_job(workers: int, stack: contextlib.ExitStack) -> tuple[str, tuple[int
 
 
 def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / TICKS
+    """Return the CPU time of a process and of its reaped children; 0 if it has just been reaped."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / TICKS
+    return 0.0
 
 
 def memory_mib(pid: int) -> tuple[float, float]:

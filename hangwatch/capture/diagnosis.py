@@ -256,13 +256,15 @@ def _kernel_calls(rounds: Mapping[int, Sequence[ProcessDump]], job: Job, proc_ro
     end = time.monotonic() + _CALLS_DEADLINE_SECONDS
     ids = {process.pid: process for process in job.processes}
     ids |= {worker.id.pid: worker.id for rank in job.ranks for worker in rank.workers}
-    found: dict[int, KernelCall] = {}
+    pids = sorted(job.pids)
+    strangers = blocked_call.Strangers(pids, proc_root)
+    calls: dict[int, KernelCall] = {}
     for target, dumps in ((ids[pid], dumps) for pid, dumps in rounds.items() if pid in ids):
         if time.monotonic() > end:
             break
-        call = blocked_call.read_awaited(target.pid, dumps, sorted(job.pids), end, proc_root)
+        call = blocked_call.read_awaited(target.pid, dumps, pids, strangers, end)
         state, users = procfs.read_state(target.pid, proc_root), set(procfs.read_user_ids(target.pid, proc_root))
         is_same = state is not None and state[0] == target and (not job.uid or users == {job.uid})
         if call is not None and is_same:
-            found[target.pid] = call
-    return found
+            calls[target.pid] = call
+    return calls

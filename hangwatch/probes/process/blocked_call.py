@@ -45,14 +45,14 @@ def read(
 
 
 def read_awaited(
-    pid: int, dumps: Sequence[ProcessDump], related_pids: Iterable[int], end: float, proc_root: Path
+    pid: int, dumps: Sequence[ProcessDump], job_pids: Iterable[int], strangers: Strangers, end: float
 ) -> KernelCall | None:
     """Return the same of the thread that its main thread waits for, else of the main thread, by its dumps."""
+    job = JobHolders((), lambda *_: (), strangers)
+    search = _Search(pid, job_pids, end, strangers.proc_root, job)
     thread = dumps[-1].awaited_thread if dumps else None
     calls = [dump.call if dump.awaited_thread == thread else None for dump in dumps]
-    call = read_thread(
-        pid, None if thread is None else thread.id, calls, _Search(pid, related_pids, end, proc_root), proc_root
-    )
+    call = read_thread(pid, None if thread is None else thread.id, calls, search, strangers.proc_root)
     return (
         call if call is None or thread is None else structs.replace(call, thread=thread.name or f"thread {thread.id}")
     )
@@ -92,11 +92,10 @@ class Strangers:
     """The pipes and sockets of the processes outside a job. Each process is read once, when a search first needs it."""
 
     def __init__(self, job_pids: Container[int], proc_root: Path) -> None:
-        self._job_pids, self._root = job_pids, proc_root
+        self.proc_root, self._job_pids = proc_root, job_pids
         self._lock = threading.Lock()
         self._unread: deque[int] | None = None
         self._links: dict[int, frozenset[str]] = {}
-        self._found: dict[tuple[str, int], int | None] = {}
 
     def find_holder(self, pid: int, link: str, mode: int, end: float) -> int | None:
         """Return a process other than `pid` that has `link` open as `mode` allows; None if none was read until `end`.
@@ -104,23 +103,18 @@ class Strangers:
         Searches take turns, because the next one needs what this one reads.
         """
         with self._lock:
-            if (link, mode) not in self._found:
-                others = (other for other, links in self._every(end) if link in links and other != pid)
-                holder = next((other for other in others if _has(other, link, mode, self._root)), None)
-                if holder is None and self._unread:
-                    return None
-                self._found[link, mode] = holder
-            return self._found[link, mode]
+            others = (other for other, links in self._every(end) if link in links and other != pid)
+            return next((other for other in others if _has(other, link, mode, self.proc_root)), None)
 
     def _every(self, end: float) -> Iterator[tuple[int, frozenset[str]]]:
         """Yield the processes that were read, with their links. Then read and yield further ones, until `end`."""
         if self._unread is None:
-            every = map(int, procfs.list_pids(str(self._root)))
+            every = map(int, procfs.list_pids(str(self.proc_root)))
             self._unread = deque(pid for pid in every if pid not in self._job_pids)
         yield from self._links.items()
         while self._unread and time.monotonic() <= end:
             pid = self._unread.popleft()
-            self._links[pid] = _links(pid, self._root)
+            self._links[pid] = _links(pid, self.proc_root)
             yield pid, self._links[pid]
 
 

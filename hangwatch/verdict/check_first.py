@@ -23,6 +23,7 @@ from hangwatch.verdict.scene import (
     is_rooted,
     keep_groups,
     lock_holder,
+    may_copy_tensor,
     process_of,
     waits_for,
 )
@@ -50,7 +51,8 @@ def _find_only_group(wanted: Callable[[Scene, Group], bool]) -> Callable[[Scene]
 def _is_in_own_code(scene: Scene, group: Group) -> bool:
     """True if the group is in the program's own code, does not move, and is not known to be waiting there.
 
-    A group that waits for its GPU counts only if no other group waits for its GPU in the program's own code.
+    A group that waits for its GPU counts only if no other group waits for its GPU in the program's own code. One that
+    is busy counts if it may wait for its GPU, see `may_copy_tensor`.
     """
     moves = any(member.motion is Motion.MOVING for member in group.members)
     may_be = all(map(scene.may_be_late, group.members))
@@ -58,7 +60,8 @@ def _is_in_own_code(scene: Scene, group: Group) -> bool:
         return False
     alike = (other for other in scene.stacked if other is not group and is_in_user_code(other))
     kind = waits_for(group)
-    return kind == "unknown" or (kind == "gpu" and all(other.waits_for != "gpu" for other in alike))
+    may_copy = all(may_copy_tensor(group, member) for member in group.members)
+    return kind == "unknown" or may_copy or (kind == "gpu" and all(other.waits_for != "gpu" for other in alike))
 
 
 def _find_group_outside_jax_program(scene: Scene) -> Sequence[Group]:

@@ -17,6 +17,7 @@ from hangwatch.verdict.scene import (
     keep_groups,
     keep_members,
     may_be_behind_gpu,
+    may_copy_tensor,
     waits_for,
     waits_in_program,
     wants_gil,
@@ -33,19 +34,22 @@ def _make_stack_finder(
 
     A rank may be a victim in these cases:
     * It was seen waiting for ranks in an earlier round. So it joins its collectives.
-    * It waits for its GPU, or may do so, see `may_be_behind_gpu`.
+    * It waits for its GPU, or may do so, see `may_be_behind_gpu` and `may_copy_tensor`.
     * It spins without the GIL while another rank is blocked outside every wait. Its GPU may wait for that rank.
     * Its system call waits for a lock that another rank holds or may hold, for a key of the store, or for data of
       another rank.
     """
 
     def suspects(scene: Scene) -> Sequence[Group]:
+        are_behind_gpus = not any(group.waits_for == "ranks" for group in scene.stacked)
+
         def suspected(group: Group) -> Group | None:
             return keep_members(
                 group,
                 lambda member: (
                     scene.may_be_late(member)
                     and not may_be_behind_gpu(member)
+                    and not (are_behind_gpus and may_copy_tensor(group, member))
                     and member.waits.asks_rank is None
                     and also(group, member)
                     and not _sleeps_in_torch(group, member)

@@ -365,6 +365,16 @@ def may_be_behind_gpu(member: Member) -> bool:
     return member.rounds < 2 and (member.gpu.utilization_ratio or 0.0) >= GPU_IN_KERNEL_RATIO
 
 
+def may_copy_tensor(group: Group, member: Member) -> bool:
+    """True if a rank known only from text is busy in the user's own code, without the GIL.
+
+    A copy of a tensor from the GPU has no Python frame, and waits for the kernels before it as the other ranks do.
+    """
+    is_measured = member.is_measured or member.gpu.utilization_ratio is not None
+    is_busy = group.waits_for == "nothing" and is_in_user_code(group)
+    return is_busy and not is_measured and not group.holds_gil
+
+
 def waits_in_program(group: Group) -> bool:
     """True if all ranks of the group wait for a lock, or if all poll or rest in the program's own code.
 

@@ -8,29 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import types
 
 from hangwatch.probes.gpu import NO_LIBRARY_STATUS
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 SIGKILL = 9  # importing `signal` would take a fifth of the time of a process without the library
-
-
-def replace_ctypes_util() -> None:
-    """Put a module in place of ctypes.util that loads it when it is called.
-
-    pynvml imports `find_library` from it, and does not call it. ctypes.util loads subprocess and tempfile: 1.8 MiB.
-    """
-
-    def find_library(name: str) -> str | None:
-        del sys.modules["ctypes.util"]
-        from ctypes import util
-
-        return util.find_library(name)
-
-    module = types.ModuleType("ctypes.util")
-    module.find_library = find_library  # type: ignore[attr-defined]
-    sys.modules["ctypes.util"] = module
 
 
 def main() -> None:
@@ -40,7 +22,6 @@ def main() -> None:
         ctypes.CDLL("libnvidia-ml.so.1")  # pynvml loads the same name
     except OSError:
         sys.exit(NO_LIBRARY_STATUS)
-    replace_ctypes_util()
     from hangwatch.probes.gpu.driver_process import service
 
     service.main()

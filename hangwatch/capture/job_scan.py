@@ -64,10 +64,8 @@ class JobScan:
         )
         jobs = self._seen.add_counts(found_jobs.jobs, self._limits.scan_budget_seconds)
         found_jobs = replace(found_jobs, jobs=self._libraries.add_to(jobs, self._limits.scan_budget_seconds / 4))
-        by_id = {process.id: process for process in processes}
-        self.last_seen.note(
-            (by_id[rank.id], job.share) for job in found_jobs.jobs for rank in job.ranks if rank.id in by_id
-        )
+        shares = {rank.id: job.share for job in found_jobs.jobs for rank in job.ranks}
+        self.last_seen.note((process, shares[process.id]) for process in processes if process.id in shares)
         unread = [NotMonitored(owner=owner, processes=count) for owner, count in self.processes.unread.items()]
         return (
             replace(found_jobs, left_out=user_limits.fold_by_owner([*found_jobs.left_out, *unread]))

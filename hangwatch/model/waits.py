@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Literal
 
 from hangwatch.model.jobs import PortUse
@@ -131,6 +130,8 @@ class WorkerCall(Value, frozen=True):
 
 def is_loopback(host: str) -> bool:
     """True if a host, as a user wrote it, is `localhost` or a loopback address. A name of a node is not resolved."""
+    import ipaddress  # not at the start: 0.3 MiB in the process that owns the driver
+
     name = host.strip("[]")
     try:
         return ipaddress.ip_address(name).is_loopback

@@ -21,7 +21,7 @@ from hangwatch.probes import pseudo_files
 from hangwatch.probes.node import file_limits
 from hangwatch.probes.node.file_limits import NewProcess
 from hangwatch.probes.node.machine import Node
-from hangwatch.probes.process import proc_pid
+from hangwatch.probes.process import proc_pid, procfs
 
 NODE_OPEN = Metric(name="fd_open_files", help="files open on the node (fs.file-nr)")
 NODE_MAX = Metric(name="fd_max_files", help="maximum of open files on the node (fs.file-max)")
@@ -133,15 +133,10 @@ def _holder(proc_root: Path, pid: int, rank: contract.RankName, role: str) -> Ho
 
 def _launchers(proc_root: Path, comms: tuple[str, ...]) -> Iterator[Holder]:
     """Yield the processes that start jobs. Jobs inherit their limits."""
-    listed = pseudo_files.names(proc_root, "processes") if comms else ()
-    for name in listed if isinstance(listed, tuple) else ():
-        comm = pseudo_files.read(proc_root / name / "comm", name) if name.isdecimal() else None
-        if isinstance(comm, str) and comm.strip() in comms:
-            limit = proc_pid.file_limit(proc_root, int(name))
-            if isinstance(limit, proc_pid.FileLimit):
-                yield Holder(
-                    rank=None, role="launcher", pid=int(name), comm=comm.strip(), soft=limit.soft, hard=limit.hard,
-                )  # fmt: skip
+    for pid, comm in procfs.find_by_name(comms, proc_root) if comms else ():
+        limit = proc_pid.file_limit(proc_root, pid)
+        if isinstance(limit, proc_pid.FileLimit):
+            yield Holder(rank=None, role="launcher", pid=pid, comm=comm, soft=limit.soft, hard=limit.hard)
 
 
 def points(sample: Sample) -> Iterable[Point]:

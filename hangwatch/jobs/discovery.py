@@ -193,7 +193,8 @@ def _samples(gpus: GpuSweep | None, tree: Tree, ticks_per_second: int) -> list[G
     if gpus is None:
         return []
     last_ticks = gpus.taken_monotonic_seconds * ticks_per_second
-    alive = {process.id.pid for process in tree if process.id.start_ticks <= last_ticks}
+    listed = {pid: tree.get(pid) for gpu in gpus.gpus for pid in gpu.pids}
+    alive = {pid for pid, process in listed.items() if process is not None and process.id.start_ticks <= last_ticks}
     return [
         GpuSample(index=gpu.index, uuid=gpu.uuid, pids=tuple(pid for pid in gpu.pids if pid in alive))
         for gpu in gpus.gpus

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -172,10 +172,18 @@ def read_inner_pid(pid: int, proc_root: Path = PROC) -> int:
     return int(numbers[-1]) if numbers else pid
 
 
+def find_by_name(programs: Collection[str], proc_root: Path = PROC) -> Iterator[tuple[int, str]]:
+    """Yield the pid and the comm of each process of these programs. The kernel keeps only the first 15 characters."""
+    comms = {program[:COMM_CHARACTERS].encode() for program in programs}
+    for name in list_pids(str(proc_root)):
+        raw = read_start(f"{proc_root}/{name}/comm", PAGE_BYTES)
+        if isinstance(raw, bytes) and raw.rstrip(b"\n") in comms:
+            yield int(name), printable(raw.rstrip(b"\n"))
+
+
 def is_running(program: str, proc_root: Path = PROC) -> bool:
-    """True if a process has the name of this program. The kernel keeps only the first 15 characters."""
-    comm = program[:COMM_CHARACTERS].encode() + b"\n"
-    return any(read_start(f"{proc_root}/{pid}/comm", PAGE_BYTES) == comm for pid in list_pids(str(proc_root)))
+    """True if a process has the name of this program."""
+    return next(find_by_name((program,), proc_root), None) is not None
 
 
 class Stat(NamedTuple):

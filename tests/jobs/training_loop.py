@@ -1,10 +1,11 @@
-"""A real job over gloo that trains a small model until it is ended.
+"""A real job that trains a model until it is ended.
 
-usage: torchrun ... training_loop.py FOLDER PAUSE_SECONDS
+usage: torchrun ... training_loop.py FOLDER PAUSE_SECONDS [DEVICE]
 
-A step is a forward and backward pass, an all_reduce of the gradients in each of four groups, and a pause that replaces
-work on the GPU. Rank 0 writes its finished steps to FOLDER/steps-0, and the number and time of the newest one to
-FOLDER/newest-step.
+A step is a forward and backward pass, an all_reduce of the gradients in each of four groups, and a pause. On "cpu", the
+default, the model is small, the groups use gloo, and the pause replaces work on the GPU. On "cuda", the model keeps the
+GPU of the local rank busy, and the groups use NCCL. Rank 0 writes its finished steps to FOLDER/steps-0, and the number
+and time of the newest one to FOLDER/newest-step.
 """
 
 import os
@@ -21,17 +22,23 @@ NEWEST_STEP = struct.Struct("=qd")
 
 
 def main() -> None:
-    folder, pause_seconds = Path(sys.argv[1]), float(sys.argv[2])
+    folder, pause_seconds, kind = Path(sys.argv[1]), float(sys.argv[2]), "".join(sys.argv[3:]) or "cpu"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    is_gpu = kind == "cuda"
+    device = torch.device(kind, int(os.environ["LOCAL_RANK"]) if is_gpu else 0)
+    dist.init_process_group("nccl" if is_gpu else "gloo", device_id=device if is_gpu else None)
     groups = [dist.group.WORLD, *(dist.new_group() for _ in range(3))]
-    model = torch.nn.Linear(128, 128)
-    batch = torch.ones(32, 128)
+    size = 8192 if is_gpu else 128
+    model = torch.nn.Linear(size, size, device=device, dtype=torch.bfloat16 if is_gpu else torch.float32)
+    batch = torch.randn(size, size, device=device, dtype=model.weight.dtype)
     newest = os.open(folder / "newest-step", os.O_CREAT | os.O_WRONLY)
     for step in range(1, sys.maxsize):
         model(batch).sum().backward()
         for group in groups:
             dist.all_reduce(model.weight.grad, group=group)
+        model.zero_grad(set_to_none=False)
+        if is_gpu:
+            torch.cuda.synchronize()
         time.sleep(pause_seconds)
         if dist.get_rank() == 0:
             os.pwrite(newest, NEWEST_STEP.pack(step, time.monotonic()), 0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -294,8 +293,5 @@ def parse_io(text: str, *names: str) -> int | None:
 
 
 def printable(raw: bytes) -> str:
-    """Return text of another process with escapes for control characters, so that it is safe to show.
-
-    Processes with the same name or argument share it.
-    """
-    return sys.intern(words.printable(raw.decode("utf-8", "replace")))
+    """Return text of another process with escapes for control characters, so that it is safe to show."""
+    return words.printable(raw.decode("utf-8", "replace"))

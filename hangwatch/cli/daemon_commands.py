@@ -12,7 +12,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -67,8 +66,7 @@ def run(config_path: Path | None) -> None:
     from hangwatch.probes.node import daemon_heap
 
     daemon_heap.share_heap()  # before the first thread starts
-    with _without("curses"):  # tornado would load it for the colours of a log format that hangwatch does not use
-        from hangwatch.daemon import Daemon
+    from hangwatch.daemon import Daemon
     from hangwatch.probes.gpu.node_sampler import make_sampler
     from hangwatch.probes.node.sdnotify import Notifier
     from hangwatch.web import http_server
@@ -103,16 +101,6 @@ def run(config_path: Path | None) -> None:
     threading.Thread(target=_leave_after, args=(STOP_SECONDS,), daemon=True).start()
     daemon.stop()
     _leave()
-
-
-@contextlib.contextmanager
-def _without(module: str) -> Iterator[None]:
-    """Make optional imports of a module fail. It would occupy memory as long as the daemon lives."""
-    sys.modules[module] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        del sys.modules[module]
 
 
 def _leave_after(seconds: float) -> NoReturn:

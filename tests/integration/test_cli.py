@@ -337,16 +337,6 @@ def test_incidents_say_how_long_ago_a_job_ended(tmp_path: Path) -> None:
 LEAN = ("hangwatch.daemon", "hangwatch.capture", "apscheduler", "prometheus_client", "tornado", "psutil", "rich")
 
 
-def test_daemon_loads_no_curses() -> None:
-    program = (
-        "import sys; from hangwatch.cli import main\n"
-        "try: main(['run', '--config', '/no/such/file'])\n"
-        "except SystemExit: print(*(name for name in ('tornado', 'curses', '_curses') if name in sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "tornado\n"
-
-
 @pytest.mark.parametrize("arguments", [("--version",), ("explain", "-"), ("report", "--help"), ("run", "--help")])
 def test_commands_that_need_no_daemon_load_none(arguments: tuple[str, ...]) -> None:
     program = (

@@ -174,10 +174,11 @@ class _Scheduler(BackgroundScheduler):  # type: ignore[misc]  # APScheduler has 
         """
         now = datetime.now(timezone.utc)
         for job in self.get_jobs():
+            due = getattr(job, "next_run_time", None)  # None: added after the scheduler was stopped
             interval = getattr(job.trigger, "interval", timedelta(0))
-            if not now - interval - _LATE <= job.next_run_time <= now + interval:
+            if due is not None and not now - interval - _LATE <= due <= now + interval:
                 with contextlib.suppress(JobLookupError):
-                    job.modify(next_run_time=min(max(job.next_run_time, now), now + interval))
+                    job.modify(next_run_time=min(max(due, now), now + interval))
         return super()._process_jobs()  # type: ignore[no-any-return]
 
 

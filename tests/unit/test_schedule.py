@@ -17,7 +17,7 @@ from tests.conftest import wait_for
 
 
 def test_it_can_be_stopped_while_it_starts_what_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stop the schedule while its thread starts due tasks.
+    """Stop the schedule while its thread starts due tasks, and another thread adds tasks.
 
     The thread must not fail: users would see its traceback after Ctrl-C.
     """
@@ -29,9 +29,12 @@ def test_it_can_be_stopped_while_it_starts_what_is_due(monkeypatch: pytest.Monke
         for _ in range(200):
             schedule.run_once("slow", lambda: calls.__setitem__(0, calls[0] + 1))
         before, some = calls[0], chance.randrange(150)
+        adds = threading.Thread(target=lambda: [schedule.run_once("slow", int) for _ in range(200)])  # noqa: B023 - joined
         schedule.start()
+        adds.start()
         wait_for(lambda: calls[0] >= before + some, "some of the calls")  # noqa: B023 - asked at once
         schedule.stop()
+        adds.join()
     assert not died, died[0].exc_value
 
 

@@ -16,6 +16,11 @@ from hangwatch.schedule import Schedule
 from tests.conftest import wait_for
 
 
+def add_tasks(schedule: Schedule) -> None:
+    for _ in range(200):
+        schedule.run_once("slow", lambda: None)
+
+
 def test_it_can_be_stopped_while_it_starts_what_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop the schedule while its thread starts due tasks, and another thread adds tasks.
 
@@ -29,7 +34,7 @@ def test_it_can_be_stopped_while_it_starts_what_is_due(monkeypatch: pytest.Monke
         for _ in range(200):
             schedule.run_once("slow", lambda: calls.__setitem__(0, calls[0] + 1))
         before, some = calls[0], chance.randrange(150)
-        adds = threading.Thread(target=lambda: [schedule.run_once("slow", int) for _ in range(200)])  # noqa: B023 - joined
+        adds = threading.Thread(target=add_tasks, args=(schedule,))
         schedule.start()
         adds.start()
         wait_for(lambda: calls[0] >= before + some, "some of the calls")  # noqa: B023 - asked at once

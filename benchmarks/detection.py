@@ -7,10 +7,12 @@ levels measured in public reports), the noise of its power, the number of ranks,
 its collectives can be counted. hangwatch's detector, grouping and verdict are the real ones, with the default
 settings. The rules of operators see the same traces.
 
-The seconds of a hang run from the last progress of the job. A suspicion is the request of a capture, which is not yet a
-verdict. A rule has 45 minutes to find it. The rules see the driver's readings of the GPUs. A job logs a line for each
-step. Two kinds of healthy pauses may page by design, and are counted apart: those that show no progress at all until
-`hold_seconds` after the last collective, and those in which all ranks wait for one until `stalled_hold_seconds`.
+The seconds of a hang run from its begin, up to 15 s after the last collective. A suspicion is the request of a capture,
+which is not yet a verdict. A hung job has not paused before, except in the runs that are shown apart: there it has
+saved one checkpoint. A rule has 45 minutes to find a hang. The rules see the driver's readings of the GPUs. A job logs
+a line for each step. Two kinds of healthy pauses may page by design, and are counted apart: those that show no progress
+at all until `hold_seconds` after the last collective, and those in which all ranks wait for one until
+`stalled_hold_seconds`.
 `--runs` writes one line for each run. `--write` renews docs/benchmarks.md.
 """
 
@@ -44,8 +46,10 @@ TRAINED_SECONDS = 1000
 FROZEN_SECONDS = 100  # with the 15 s since the last collective of the longest step, still below the hold of 120 s
 RULES_SECONDS = 2700.0
 PAGE_SECONDS = 1800.0
+PAUSED_AT = 400
+EARLIER_SECONDS = (30, 60, 180)
 SHOWN_MINUTES = range(46)
-HUNG, HEALTHY, LONG = "hung", "healthy", "longer than a hold"
+HUNG, HEALTHY, LONG, PAUSED = "hung", "healthy", "longer than a hold", "hung after a pause"
 
 
 class GpuModel(NamedTuple):
@@ -187,7 +191,7 @@ def draw(truth: str, number: int, seed: int) -> Run:
     gpu_model = dice.choice(GPU_MODELS)
     ranks = dice.choice((2, 4, 8))
     gap = dice.choice((1, 1, 2, 5, 15))
-    has_counters = dice.random() < 0.75
+    has_counters = dice.random() < 0.75 or truth == PAUSED
     noise_ratio = dice.choice((0.01, 0.03, 0.06))
     scale = functools.cache(gpu_model.scale)
     begin = float(TRAINED_SECONDS + dice.randrange(15))
@@ -195,12 +199,16 @@ def draw(truth: str, number: int, seed: int) -> Run:
     def works(t: float) -> Doing:
         return TRAINS if t % gap < 1 else _ALL_FULL
 
-    if truth == HUNG:
+    if truth in (HUNG, PAUSED):
         kinds = HANGS if has_counters else {name: hang for name, hang in HANGS.items() if not hang.is_hidden}
         kind = list(kinds)[number % len(kinds)]
         hang, odd = kinds[kind], dice.randrange(ranks)
+        paused_seconds = EARLIER_SECONDS[number % len(EARLIER_SECONDS)] if truth == PAUSED else 0
+        kind = f"{paused_seconds} s" if paused_seconds else kind
 
         def doing(gpu: int, t: float) -> Doing | None:
+            if PAUSED_AT <= t < PAUSED_AT + paused_seconds:
+                return scale(WAITS_AT_BARRIER if gpu else power.SAVES)
             now = works(t) if t < begin else hang.stuck if gpu == odd else hang.others
             return None if now is None else scale(now)
 
@@ -291,7 +299,7 @@ def measure(truth: str, number: int, seed: int) -> Outcome:
     """Play one run."""
     run = draw(truth, number, seed)
     job = play(run.node, run.end, Settings(), seed=number, has_counters=run.has_counters)["job"]
-    is_hung = truth == HUNG
+    is_hung = truth in (HUNG, PAUSED)
     begin, end = (run.trouble_at, run.trouble_at + RULES_SECONDS) if is_hung else (0.0, run.end)
 
     def after(seconds: Iterable[float]) -> float | None:
@@ -358,6 +366,16 @@ def _by_kind(outcomes: Sequence[Outcome], truth: str) -> Iterator[tuple[str, ...
         yield ", ".join(kinds), f"{paged_count} of {len(same)}", *seconds
 
 
+def _after_pause(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each length of an earlier pause: seconds to the suspicion, the verdict and the page."""
+    for seconds in EARLIER_SECONDS:
+        same = [one for one in outcomes if one.truth == PAUSED and one.kind == f"{seconds} s"]
+        medians = (
+            _median(column) for column in zip(*((one.suspected, one.judged, one.paged) for one in same), strict=True)
+        )
+        yield str(seconds), str(len(same)), *medians
+
+
 def _report(outcomes: Sequence[Outcome]) -> tuple[results.Table, ...]:
     healthy = [one for one in outcomes if one.truth == HEALTHY]
     long = len([one for one in outcomes if one.truth == LONG])
@@ -395,6 +413,7 @@ def main() -> int:
     wanted = [(HUNG, number) for number in range(options.hung)]
     wanted += [(HEALTHY, number) for number in range(options.healthy)]
     wanted += [(LONG, number) for number in range(options.healthy // 5)]
+    wanted += [(PAUSED, number) for number in range(options.hung // 5)]
     truths, numbers = zip(*wanted, strict=True)
     with ProcessPoolExecutor(os.cpu_count()) as pool:
         outcomes = list(pool.map(measure, truths, numbers, [options.seed] * len(wanted), chunksize=8))
@@ -419,7 +438,16 @@ def main() -> int:
         "median seconds to the page": statistics.median([one.paged for one in hung if one.paged is not None]),
     }
     found_by = results.Table(("hangs found after minutes", *map(str, SHOWN_MINUTES)), tuple(_found_by(outcomes)))
-    return results.report("detection", _report(outcomes), figures, details=[found_by], is_kept=options.write)
+    after_pause = tuple(_after_pause(outcomes))
+    pauses, verdict_seconds = (", ".join(row[column] for row in after_pause) for column in (0, 3))
+    return results.report(
+        "detection",
+        _report(outcomes),
+        figures,
+        summary=[f"After a checkpoint of {pauses} s, the verdict takes {verdict_seconds} s."],
+        details=[found_by, results.Table(("checkpoint, s", "runs", "suspicion", "verdict", "page"), after_pause)],
+        is_kept=options.write,
+    )
 
 
 if __name__ == "__main__":

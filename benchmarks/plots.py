@@ -11,14 +11,14 @@ IMAGES = results.ROOT / "docs" / "img"
 
 
 def draw_detection() -> None:
-    """Draw the share of hangs that hangwatch and each rule have found, over the minutes since the last progress."""
+    """Draw the share of hangs that hangwatch and each rule have found, over the minutes since the hang began."""
     found = results.load("detection").details[0]
     minutes = [float(minute) for minute in found.columns[1:]]
     figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
     for name, *shares in found.rows:
         is_ours = name.startswith("hangwatch")
         axes.step(minutes, [100 * float(share) for share in shares], where="post", label=name, lw=3 if is_ours else 1.2)
-    axes.set(xlabel="minutes since the last progress", ylabel="hangs found (%)", ylim=(-2, 103))
+    axes.set(xlabel="minutes since the hang began", ylabel="hangs found (%)", ylim=(-2, 103))
     axes.legend(fontsize=8, loc="center right")
     figure.savefig(IMAGES / "bench-detection.png", dpi=100, metadata={"Software": None})
 

@@ -31,7 +31,7 @@ found = {one.metadata["Name"]: one.version for one in metadata.distributions()}
 print(json.dumps(found | {"python": platform.python_version()}))"""
 FIGURES = {
     "detection": "{false pages:g} of {healthy runs:g} healthy runs page, and {pages of long pauses:g} of "
-    "{long pauses:g} with a pause longer than a hold; {recall:.1%} of {hung runs:g} hangs, "
+    "{long pauses:g} with a pause of 100 s to an hour; {recall:.1%} of {hung runs:g} hangs, "
     "{found in 3 minutes:.0%} in 3 minutes",
     "culprit": "{guilty:g} of our own cases with a guilty rank: named in {right:g}, to check first in {check first:g}; "
     "an innocent named in {wrong:g} of all, to check first in {misleads:g}",

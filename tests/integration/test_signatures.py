@@ -264,7 +264,7 @@ def test_rank_blocked_on_a_file_or_pipe_outside_its_job_is_stuck_on_it(
     code: str, where: str | None, tmp_path: Path
 ) -> None:
     with targets.python(code, tmp_path) as pid:
-        wait_for(lambda: main_thread.read_call(pid, procfs.PROC), "it to be in a call")
+        targets.wait_until_blocked(pid)
         member = measured(job_of(pid))
     assert member.waits.stuck_on == (where and where.format(folder=tmp_path))
     assert where is None or member.signature is Signature.BLOCKED, "it pages as before"
@@ -394,7 +394,7 @@ def test_which_thread_waits_for_an_answer_of_the_store(tmp_path: Path) -> None:
     with server() as port:
         for code, which, store in (RECEIVES, "main", port), (joins, "thread", port), (RECEIVES, None, 1):
             with targets.python(code.replace("{port}", str(port)), tmp_path) as pid:
-                wait_for(partial(main_thread.read_call, pid, procfs.PROC), "the call")
+                targets.wait_until_blocked(pid)
                 job = job_of(pid, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store))
                 taken = capture(job, CaptureRequest(settings=SETTINGS, node="here"))
             assert {dump.awaits_store for dump in taken.ranks[0].rounds} == {which}

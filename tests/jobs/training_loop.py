@@ -22,7 +22,8 @@ NEWEST_STEP = struct.Struct("=qd")
 
 
 def main() -> None:
-    folder, pause_seconds, kind = Path(sys.argv[1]), float(sys.argv[2]), "".join(sys.argv[3:]) or "cpu"
+    folder, pause_seconds = Path(sys.argv[1]), float(sys.argv[2])
+    kind = sys.argv[3] if len(sys.argv) > 3 else "cpu"
     torch.set_num_threads(1)
     is_gpu = kind == "cuda"
     device = torch.device(kind, int(os.environ["LOCAL_RANK"]) if is_gpu else 0)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from hangwatch.model import Fault, Job, ProcessId
-from hangwatch.probes.process import late_environ
+from hangwatch.probes.process import late_environ, procfs
 from hangwatch.probes.process.live_environ import LiveEnvironments
 
 
@@ -47,7 +47,7 @@ class JobLibraries:
         )
 
     def _read(self, process: ProcessId) -> tuple[str, ...]:
-        if late_environ.read_mapped_bytes(self._root, process.pid) < late_environ.MAPPED_BYTES:
+        if procfs.read_mapped_bytes(process.pid, self._root) < procfs.FRAMEWORK_MAPPED_BYTES:
             return ()
         modules = self._live.find_modules(process)
         return () if isinstance(modules, Fault) else modules.libraries

@@ -21,6 +21,7 @@ from hangwatch.capture.request import CaptureRequest
 from hangwatch.capture.rounds import job_of_pids
 from hangwatch.model import Fault, ProcessId
 from hangwatch.probes import torch_recorder
+from hangwatch.probes.process import procfs
 from hangwatch.probes.torch_recorder import layouts, libraries, search, symbols, symbols_child
 from hangwatch.report import as_json
 from hangwatch.stacks import activity
@@ -197,6 +198,7 @@ threading.Thread(target=wait, daemon=True).start()
 
 MAPS_A_FILE = """
 import mmap
+more = mmap.mmap(-1, {mapped_bytes})
 file = open(folder + "/{name}", "r+b")
 kept = mmap.mmap(file.fileno(), 1 << 16, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 kept[:8]
@@ -205,6 +207,7 @@ ready()
 import time
 time.sleep(600)
 """
+AS_MUCH_AS_TORCH = procfs.FRAMEWORK_MAPPED_BYTES
 HEADER_OF_AN_ELF = bytes.fromhex("7f454c4602010100000000000000000003003e0001000000") + b"\xff" * 40
 
 
@@ -228,8 +231,15 @@ HEADER_OF_AN_ELF = bytes.fromhex("7f454c4602010100000000000000000003003e00010000
 )
 def test_a_file_that_only_has_the_name_of_the_library_is_a_fault(tmp_path: Path, raw: bytes, more: str) -> None:
     (tmp_path / "libtorch_cpu.so").write_bytes(raw)
-    with targets.python(MAPS_A_FILE.format(name="libtorch_cpu.so", more=more), tmp_path) as pid:
+    code = MAPS_A_FILE.format(name="libtorch_cpu.so", more=more, mapped_bytes=AS_MUCH_AS_TORCH)
+    with targets.python(code, tmp_path) as pid:
         assert fault(identity(pid)).reason in ("NoRecorder", "UnknownLayout")
+
+
+def test_the_mappings_of_a_process_that_maps_less_than_torch_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "libtorch_cpu.so").write_bytes(bytes(1 << 16))
+    with targets.python(MAPS_A_FILE.format(name="libtorch_cpu.so", more="", mapped_bytes=1), tmp_path) as pid:
+        assert fault(identity(pid)).reason == "NoTorch"
 
 
 def test_a_library_below_a_link_is_not_opened(tmp_path: Path) -> None:
@@ -258,7 +268,9 @@ def test_a_child_that_has_had_no_core_yet_is_waited_for(tmp_path: Path, monkeypa
 def test_a_library_that_gives_no_answer_costs_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(symbols, "SHARED", tables := symbols.SymbolTables(deadline_seconds=1.0))
     (tmp_path / "library").write_bytes(b"no library " * 8192)
-    maps = MAPS_A_FILE.replace("r+b", "rb").format(name="mount/libtorch_cpu.so", more="mmap.mmap.find(kept, b'!')")
+    maps = MAPS_A_FILE.replace("r+b", "rb").format(
+        name="mount/libtorch_cpu.so", more="mmap.mmap.find(kept, b'!')", mapped_bytes=AS_MUCH_AS_TORCH
+    )
     with contextlib.ExitStack() as mounted:
         die = mounted.enter_context(dying_mount(tmp_path / "mount", {"libtorch_cpu.so": tmp_path / "library"}))
         with targets.python(maps, tmp_path) as pid:

@@ -220,8 +220,8 @@ def sockets_at_port(port: int, pid: int, proc_root: Path, tables: PortTables | N
     `tables` has the connections of processes in the same network namespace that were read before.
     """
     held = sockets_of_process(pid, proc_root)
-    if held is None:
-        return None
+    if not held:
+        return None if held is None else []
     inodes, at_port = set(held.values()), (tables or PortTables(proc_root)).read(port, pid)
     return [connection for connection in at_port if connection.inode in inodes]
 
@@ -284,14 +284,14 @@ def store_endpoint(pid: int, port: int, proc_root: Path, tables: PortTables | No
     the initial user namespace. In another one a user may create a network with the addresses of other nodes
     (user_namespaces(7)). `tables` are those of the current scan.
     """
-    rows = (tables or PortTables(proc_root)).read(port, pid)
-    ends = {row.inode: row.remote for row in rows if row.remote[1] == port and row.state == ESTABLISHED}
-    if not ends:
-        return None
     try:
         inodes = _sockets_among(descriptors(pid, proc_root)).values()
     except OSError:
         return None
+    if not inodes:  # the kernel takes milliseconds for each table
+        return None
+    rows = (tables or PortTables(proc_root)).read(port, pid)
+    ends = {row.inode: row.remote for row in rows if row.remote[1] == port and row.state == ESTABLISHED}
     end = next((ends[inode] for inode in inodes if inode in ends), None)
     if end is None:
         return None

@@ -16,10 +16,9 @@ from msgspec.structs import replace
 
 from hangwatch.model import Fault, Process
 from hangwatch.probes.process.live_environ import LiveEnvironments, Modules, Place
-from hangwatch.probes.process.procfs import PAGE_BYTES, PROC, read_start
+from hangwatch.probes.process.procfs import FRAMEWORK_MAPPED_BYTES, PROC, read_mapped_bytes
 from hangwatch.tables import launchers
 
-MAPPED_BYTES = 300 << 20  # importing torch or jax maps gigabytes, a plain Python less than this
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, PAUSE_GROWTH = 5.0, 15.0, 1.5
 _HELPER_COMM = "pt_data_worker"
 
@@ -91,8 +90,8 @@ class LateEnvironments:
         is_worker = holds_gpu or process.comm.startswith(launchers.TABLE.worker_titles)
         if candidate.modules is not None and candidate.modules.libraries:
             return True
-        mapped_bytes = read_mapped_bytes(self._root, process.id.pid)
-        if not is_worker and mapped_bytes < MAPPED_BYTES:
+        mapped_bytes = read_mapped_bytes(process.id.pid, self._root)
+        if not is_worker and mapped_bytes < FRAMEWORK_MAPPED_BYTES:
             return False
         if candidate.modules is None or mapped_bytes > candidate.mapped_bytes:
             modules = self._live.find_modules(process.id)
@@ -154,13 +153,6 @@ class _Candidate:
             environ = {**self.source.environ, **self._variables}
             self._merged = self.source, replace(self.source, environ=environ, libraries=libraries)
         return self._merged[1]
-
-
-def read_mapped_bytes(root: Path, pid: int) -> int:
-    """Return the size of the address space, see proc_pid_statm(5). Unlike `maps` it takes no lock."""
-    raw = read_start(f"{root}/{pid}/statm", PAGE_BYTES)
-    fields = raw.split() if isinstance(raw, bytes) else []
-    return int(fields[0]) * PAGE_BYTES if fields else 0
 
 
 def _in_turn(

@@ -346,6 +346,7 @@ def _faults(pid: int, answer: Environment | OSError) -> tuple[Fault, ...]:
     )
 
 
+@functools.lru_cache(maxsize=64)  # the workers of a rank have the same
 def _parse_cmdline(raw: bytes) -> tuple[str, ...]:
     return (
         tuple(printable(part) for part in raw.rstrip(b"\0").split(b"\0", _ARGUMENTS_KEPT)[:_ARGUMENTS_KEPT])

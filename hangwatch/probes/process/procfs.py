@@ -6,6 +6,7 @@ is normal, and no error is raised. `process_scan` reads all processes of the nod
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 from collections.abc import Collection, Iterator
@@ -21,6 +22,7 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD, field 9 of stat
 PAGE_BYTES = 4096
 _THREADS_ASKED = 64
+FRAMEWORK_MAPPED_BYTES = 300 << 20  # importing torch or jax maps at least twice this, a plain Python less
 COMM_CHARACTERS = 15  # TASK_COMM_LEN without the final NUL
 
 
@@ -261,6 +263,13 @@ def read_stat(folder: str) -> Stat | None:
     return parse_stat(raw) if isinstance(raw, bytes) else None
 
 
+def read_mapped_bytes(pid: int, proc_root: Path | str) -> int:
+    """Return the size of the address space, see proc_pid_statm(5); 0 if unknown. Unlike `maps` it takes no lock."""
+    raw = read_start(f"{proc_root}/{pid}/statm", PAGE_BYTES)
+    fields = raw.split() if isinstance(raw, bytes) else []
+    return int(fields[0]) * PAGE_BYTES if fields else 0
+
+
 def parse_stat(raw: bytes) -> Stat | None:
     """Parse fields by their number in proc_pid_stat(5). The comm may contain any byte, also closing brackets."""
     comm_start, comm_end = raw.find(b"("), raw.rfind(b")")
@@ -270,7 +279,7 @@ def parse_stat(raw: bytes) -> Stat | None:
     try:
         return Stat(
             pid=int(raw[:comm_start]),
-            comm=printable(raw[comm_start + 1 : comm_end]),
+            comm=_printable_comm(raw[comm_start + 1 : comm_end]),
             state=fields[0].decode("ascii"),
             parent_pid=int(fields[1]),
             start_ticks=int(fields[19]),
@@ -295,3 +304,6 @@ def parse_io(text: str, *names: str) -> int | None:
 def printable(raw: bytes) -> str:
     """Return text of another process with escapes for control characters, so that it is safe to show."""
     return words.printable(raw.decode("utf-8", "replace"))
+
+
+_printable_comm = functools.lru_cache(maxsize=256)(printable)  # at most 64 bytes each; many processes share a few

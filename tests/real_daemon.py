@@ -109,17 +109,26 @@ class RealDaemon:
         return json.loads(self.get("/status"))
 
     def samples(self, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
-        """Return the labels and value of all samples of a metric that have at least these labels."""
-        try:
-            text = self.get("/metrics")
-        except (URLError, ConnectionError, TimeoutError):
-            return []
+        """Return the labels and value of all samples of a metric that have at least these labels.
+
+        Empty if a daemon that stops or has ended does not answer.
+        """
+        text = self._scrape()
         return [
             (sample.labels, sample.value)
             for family in text_string_to_metric_families(text)
             for sample in family.samples
             if sample.name == name and labels.items() <= sample.labels.items()
         ]
+
+    def _scrape(self) -> str:
+        """Return the metrics, in at most ten seconds; "" if there is no answer."""
+        end = time.monotonic() + 10.0
+        while self.process.poll() is None and time.monotonic() < end:
+            with contextlib.suppress(URLError, ConnectionError, TimeoutError):
+                return self.get("/metrics")
+            time.sleep(0.1)
+        return ""
 
     def job_state(self, job_id: str) -> str | None:
         lit = [row["state"] for row, value in self.samples("hangwatch_job_state", job_id=job_id) if value == 1]

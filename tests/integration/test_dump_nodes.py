@@ -306,10 +306,10 @@ def test_command_below_a_slow_program_ends_with_hangwatch(
 
 
 @contextlib.contextmanager
-def job_of_four() -> Iterator[set[int]]:
+def job_of_four(run_id: str, name: str) -> Iterator[set[int]]:
     """Start a job of four sleeping ranks. Yield the pids of the ranks."""
-    environ = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "nodes"}
-    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512", "SLURM_JOB_NAME": "llama-70b"}
+    environ = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": run_id}
+    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512", "SLURM_JOB_NAME": name}
     program = "import time; print('up', flush=True); time.sleep(600)"
     with contextlib.ExitStack() as stack:
         pids = set()
@@ -325,11 +325,12 @@ def job_of_four() -> Iterator[set[int]]:
         yield pids
 
 
-@pytest.mark.parametrize("wanted", ["nodes", "llama-70b"], ids=["its id", "the name that a page prints"])
-def test_the_real_command_is_what_answers(tmp_path: Path, wanted: str) -> None:
-    with job_of_four() as pids:
+@pytest.mark.parametrize("wanted", [0, 1], ids=["its id", "the name that a page prints"])
+def test_the_real_command_is_what_answers(tmp_path: Path, wanted: int) -> None:
+    names = f"id-{wanted}-{os.getpid()}", f"llama-{wanted}-{os.getpid()}"  # both cases may run at once
+    with job_of_four(*names) as pids:
         done = hangwatch(
-            "dump", "--nodes", "one", "--via", "local", "--rounds", "1", "--job", wanted, "--json",
+            "dump", "--nodes", "one", "--via", "local", "--rounds", "1", "--job", names[wanted], "--json",
             "--remote-command", f"{sys.executable} -m hangwatch", "--deadline", "150", "--raw", str(tmp_path / "raw"),
         )  # fmt: skip
     told = answer(done)

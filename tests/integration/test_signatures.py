@@ -25,7 +25,7 @@ from hangwatch.capture.rounds import capture, job_of_pids
 from hangwatch.model import GpuSample, GpuSweep, Job, Member, Motion, Rank, Signature, Store, Worker
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.sampler import NvmlSampler
-from hangwatch.probes.process import main_thread, procfs
+from hangwatch.probes.process import procfs
 from hangwatch.stacks import activity
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
@@ -453,7 +453,7 @@ def test_rank_in_a_debugger_waits_for_a_person() -> None:
         said = b""
         while b"(Pdb)" not in said:
             said += os.read(ours, 4096)
-        wait_for(lambda: main_thread.read_call(child.pid, procfs.PROC) is not None, "the prompt to wait")
+        targets.wait_until_blocked(child.pid)
         settings = replace(SETTINGS, rounds=2, pause_seconds=0.2)
         taken = capture(job_of_pids([child.pid]), CaptureRequest(settings=settings, node="here"))
         (group,) = group_ranks(taken, activity.load(), settings).groups

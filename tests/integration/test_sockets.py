@@ -130,8 +130,7 @@ ready()
 both.poll()
 """
     with targets.python(code, tmp_path) as pid:
-        targets.wait_for_state(pid, "S")
-        wait_for(lambda: main_thread.read_call(pid, procfs.PROC), "the call")
+        targets.wait_for_call(pid, "receives")
         call = main_thread.read_call(pid, procfs.PROC)
     assert (call.kind, len(call.descriptors)) == ("receives", 2)
     assert 0 in call.descriptors
@@ -148,8 +147,7 @@ ready()
 listening.accept()
 """
     with targets.python(code, tmp_path) as pid:
-        targets.wait_for_state(pid, "S")
-        wait_for(lambda: main_thread.read_call(pid, procfs.PROC), "the call")
+        targets.wait_for_call(pid, "receives")
         call = main_thread.read_call(pid, procfs.PROC)
         table, held = sockets.read(pid, procfs.PROC), sockets.sockets_of_process(pid, procfs.PROC)
     assert call.kind == "receives"

@@ -306,7 +306,7 @@ def test_command_below_a_slow_program_ends_with_hangwatch(
 
 
 @contextlib.contextmanager
-def job_of_four(run_id: str, name: str) -> Iterator[set[int]]:
+def job_of_four(run_id: str = "nodes", name: str = "llama-70b") -> Iterator[set[int]]:
     """Start a job of four sleeping ranks. Yield the pids of the ranks."""
     environ = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": run_id}
     environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512", "SLURM_JOB_NAME": name}

@@ -19,7 +19,7 @@ import pytest
 from hangwatch.fleet import agentless
 from hangwatch.fleet.remote_run import Reply
 from tests.conftest import wait_for
-from tests.integration.test_dump_nodes import VIA_HERE, job_of_four
+from tests.integration.test_dump_nodes import RUN_ID, VIA_HERE, job_of_four
 from tests.integration.test_hostile_input import hangwatch
 from tests.other_users import as_user, needs_root
 from tests.ssh_nodes import needs_pdsh, needs_sshd, sshd
@@ -63,7 +63,7 @@ def members(job: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_ranks_are_found_and_dumped_and_their_stacks_kept(tmp_path: Path) -> None:
     with job_of_four() as pids:
-        done = ask(*VIA_HERE, "--json", "--job", "nodes", "--raw", str(tmp_path / "raw"))
+        done = ask(*VIA_HERE, "--json", "--job", RUN_ID, "--raw", str(tmp_path / "raw"))
         (job,) = jobs(done)
     assert {member["pid"] for member in members(job)} == pids
     assert sorted((member["node"], member["rank"]) for member in members(job)) == [("one", rank) for rank in range(4)]
@@ -135,7 +135,7 @@ def test_what_py_spy_complains_of_is_that_ranks_fault(tmp_path: Path) -> None:
     refusing.write_text("#!/bin/sh\n[ $1 = --version ] || { echo 'Error: Failed to open process' >&2; exit 1; }\n")
     refusing.chmod(0o755)
     with job_of_four() as pids:
-        (job,) = jobs(ask(*VIA_HERE, "--json", "--job", "nodes", py_spy=str(refusing)))
+        (job,) = jobs(ask(*VIA_HERE, "--json", "--job", RUN_ID, py_spy=str(refusing)))
     (group,) = job["groups"]
     assert ({member["pid"] for member in group["members"]}, group["ranks"]) == (pids, [0, 1, 2, 3])
     assert "Failed to open process" in group["fault"]["detail"]
@@ -226,7 +226,7 @@ def test_over_a_real_sshd(via: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with sshd(tmp_path / "d", ["n0", "n1"]) as config, job_of_four() as pids:
         monkeypatch.setenv("PDSH_SSH_ARGS", f"-2 -a -x -F {config} %h")
         how = ("--via", via, "--via-options", VIAS[via].format(config=config))
-        (job,) = jobs(ask("--nodes", "n[0-1],unreached", *how, "--json", "--job", "nodes", "--rounds", "1"))
+        (job,) = jobs(ask("--nodes", "n[0-1],unreached", *how, "--json", "--job", RUN_ID, "--rounds", "1"))
     assert {member["pid"] for member in members(job)} <= pids
     assert {member["rank"] for member in members(job)} == {0, 1, 2, 3}
     assert {member["node"] for member in members(job)} == {"n0", "n1"}

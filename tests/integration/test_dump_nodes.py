@@ -305,11 +305,14 @@ def test_command_below_a_slow_program_ends_with_hangwatch(
     wait_for(lambda: not running(nodes), "an end of what was started")
 
 
+RUN_ID, NAME = f"nodes-{os.getpid()}", f"llama-{os.getpid()}"  # other workers run such jobs, too
+
+
 @contextlib.contextmanager
-def job_of_four(run_id: str = "nodes", name: str = "llama-70b") -> Iterator[set[int]]:
+def job_of_four() -> Iterator[set[int]]:
     """Start a job of four sleeping ranks. Yield the pids of the ranks."""
-    environ = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": run_id}
-    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512", "SLURM_JOB_NAME": name}
+    environ = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": RUN_ID}
+    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512", "SLURM_JOB_NAME": NAME}
     program = "import time; print('up', flush=True); time.sleep(600)"
     with contextlib.ExitStack() as stack:
         pids = set()
@@ -325,12 +328,12 @@ def job_of_four(run_id: str = "nodes", name: str = "llama-70b") -> Iterator[set[
         yield pids
 
 
-@pytest.mark.parametrize("wanted", [0, 1], ids=["its id", "the name that a page prints"])
-def test_the_real_command_is_what_answers(tmp_path: Path, wanted: int) -> None:
-    names = f"id-{wanted}-{os.getpid()}", f"llama-{wanted}-{os.getpid()}"  # both cases may run at once
-    with job_of_four(*names) as pids:
+@pytest.mark.parametrize("wanted", ["id", "name"], ids=["its id", "the name that a page prints"])
+def test_the_real_command_is_what_answers(tmp_path: Path, wanted: str) -> None:
+    with job_of_four() as pids:
         done = hangwatch(
-            "dump", "--nodes", "one", "--via", "local", "--rounds", "1", "--job", names[wanted], "--json",
+            "dump", "--nodes", "one", "--via", "local", "--rounds", "1", "--json",
+            "--job", RUN_ID if wanted == "id" else NAME,
             "--remote-command", f"{sys.executable} -m hangwatch", "--deadline", "150", "--raw", str(tmp_path / "raw"),
         )  # fmt: skip
     told = answer(done)

@@ -16,7 +16,7 @@ from tests.integration.test_agentless import PY_SPY
 from tests.integration.test_check_nodes import answer_of
 from tests.integration.test_check_nodes import keep as keep_check
 from tests.integration.test_check_nodes import remote as remote_check
-from tests.integration.test_dump_nodes import answer, incident_of, job_of_four, keep, remote, running
+from tests.integration.test_dump_nodes import RUN_ID, answer, incident_of, job_of_four, keep, remote, running
 from tests.integration.test_hostile_input import hangwatch, refused
 from tests.slurm_nodes import needs_slurm, slurm, steps
 
@@ -76,7 +76,7 @@ def test_checks_and_py_spy_beside_the_job(tmp_path: Path, job: str) -> None:
     done = hangwatch("check", *how, "--remote-command", f"sh {tmp_path}/answer")
     assert "n2: Differs: driver 550.54 on n[0-1], 535.1 on n2" in done.stdout, done.stderr
     with job_of_four():
-        dumped = hangwatch("dump", "--agentless", *how, "--remote-command", PY_SPY, "--json", "--job", "nodes")
+        dumped = hangwatch("dump", "--agentless", *how, "--remote-command", PY_SPY, "--json", "--job", RUN_ID)
     (found,) = answer(dumped)["jobs"]  # type: ignore[misc]
     members = [member for group in found["groups"] for member in group["members"]]
     assert ({member["rank"] for member in members}, {member["node"] for member in members}) == (

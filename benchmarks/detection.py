@@ -7,7 +7,7 @@ levels measured in public reports), the noise of its power, the number of ranks,
 its collectives can be counted. hangwatch's detector, grouping and verdict are the real ones, with the default
 settings. The rules of operators see the same traces.
 
-The seconds of a hang run from its begin, up to 15 s after the last collective. A suspicion is the request of a capture,
+The seconds of a hang run from its start, up to 15 s after the last collective. A suspicion is the request of a capture,
 which is not yet a verdict. A hung job has not paused before, except in the runs that are shown apart: there it has
 saved one checkpoint. A rule has 45 minutes to find a hang. The rules see the driver's readings of the GPUs. A job logs
 a line for each step. Two kinds of healthy pauses may page by design, and are counted apart: those that show no progress

@@ -111,7 +111,7 @@ class RealDaemon:
     def samples(self, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
         """Return the labels and value of all samples of a metric that have at least these labels.
 
-        Empty if a daemon that stops or has ended does not answer.
+        Empty if the daemon has ended, or does not answer.
         """
         text = self._scrape()
         return [
@@ -122,7 +122,7 @@ class RealDaemon:
         ]
 
     def _scrape(self) -> str:
-        """Return the metrics, in at most ten seconds; "" if there is no answer."""
+        """Return the metrics; "" if the daemon has ended, or refuses each attempt for ten seconds."""
         end = time.monotonic() + 10.0
         while self.process.poll() is None and time.monotonic() < end:
             with contextlib.suppress(URLError, ConnectionError, TimeoutError):

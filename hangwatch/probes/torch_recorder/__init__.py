@@ -84,7 +84,7 @@ class Recorders:
         subject = f"pid {process.pid}"
         try:
             mappings = self._mappings(process)
-            if mappings is None or not mappings.libraries:
+            if not mappings.libraries:
                 raise UnreadableError("NoTorch", "it has not loaded torch")
             if platform.machine() not in MACHINES:
                 raise UnreadableError("UnknownLayout", f"the layout on {platform.machine()} has not been measured")
@@ -103,12 +103,12 @@ class Recorders:
         ]
         return tuple(with_recorder or contents)
 
-    def _mappings(self, process: ProcessId) -> Mappings | None:
-        """Return the mappings of a process; None without reading them if it maps too little to have loaded torch."""
+    def _mappings(self, process: ProcessId) -> Mappings:
+        """Return the mappings of a process; empty, without reading them, if it maps too little to have loaded torch."""
         if not procfs.is_alive(process, self._proc_root):
             raise UnreadableError("ProcessGone", "the process has ended")
         if 0 < procfs.read_mapped_bytes(process.pid, self._proc_root) < procfs.FRAMEWORK_MAPPED_BYTES:
-            return None
+            return Mappings((), ())
         (maps,) = self._reader(process, "maps")([(0, MOST_MAPS_BYTES)])
         found = libraries.parse_maps(maps)
         if not found.libraries and len(maps) >= MOST_MAPS_BYTES:

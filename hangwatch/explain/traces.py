@@ -219,7 +219,8 @@ class _LogCollector:
                 if is_log and len(streams) == 1 and not reader.processes:
                     self._unknown[name] = rank, reader.log
         kind = "of no known rank" if of_ranks_here else "not part of a stack dump"
-        notes = [f"{name}: {strange} lines are {kind}, for example {example!r}"] if strange else []
+        are = "is" if strange == 1 else "are"
+        notes = [f"{name}: {words.count(strange, 'line')} {are} {kind}, for example {example!r}"] if strange else []
         notes = [f"{name}: {hint}" for hint in _explain_strange_lines([source.reader for source in streams])] or notes
         if not tells and not of_ranks_here:
             notes.append(f"{name}: holds no known stack dump and no log of a known rank")

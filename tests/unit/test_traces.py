@@ -577,6 +577,8 @@ def test_lines_that_are_no_dump_are_counted_and_told() -> None:
     )
     assert found.notes == ("x.out: 3 lines are not part of a stack dump, for example 'hello'",)
     assert len(found.ranks) == 1
+    one = collect("hello", *process(9, *WAITS), name="x.out")
+    assert one.notes == ("x.out: 1 line is not part of a stack dump, for example 'hello'",)
 
 
 def test_a_source_without_any_dump_is_told() -> None:

@@ -22,8 +22,7 @@ from hangwatch.formats import decoding, incident_file
 from hangwatch.model import Incident, JobName, JobState, SilenceAnswer
 from hangwatch.probes.process import dump_permissions, procfs
 from hangwatch.state.status import Status
-from hangwatch.web.listener import AGAIN_SECONDS, peer_of
-from hangwatch.web.user_socket import MOST_ROUNDS
+from hangwatch.web.protocol import AGAIN_SECONDS, MOST_ROUNDS, peer_of
 
 MOST_BYTES = 64 << 20
 SERVICE_USER = "hangwatch"

@@ -15,7 +15,6 @@ import logging
 import resource
 import socket
 import ssl
-import struct
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -36,6 +35,7 @@ from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
 
 from hangwatch.probes.network.local_client import LocalClients
 from hangwatch.web.connection_limits import Caller, ConnectionLimits, Rate, caller_at
+from hangwatch.web.protocol import AGAIN_SECONDS, Peer, peer_of
 
 REQUEST_SECONDS = 5.0  # from accept to the end of the header
 ANSWER_SECONDS = 10.0  # from the end of the header to the last byte of the answer; Prometheus' default timeout
@@ -48,7 +48,6 @@ ACCEPT_BATCH = 32  # connections accepted before open connections are served; at
 REFUSED_BATCH = 32
 ACCEPTS_PER_SECOND = 4000  # including refused connections
 ACCEPTS_SECONDS = 0.05  # period in which accepts are counted
-AGAIN_SECONDS = 10
 RATE_OF_ADDRESS = Rate(at_once=500.0, per_second=50.0)
 ACCEPT_PAUSE_SECONDS = 0.5  # if no descriptor is available
 SHARE_OF_FDS = 4  # a listener uses at most 1/4 of the process's descriptors
@@ -60,14 +59,6 @@ _REFUSED = (
 log = logging.getLogger(__name__)
 # Do not log invalid requests: a flood of them would fill the disk.
 logging.getLogger("tornado.general").setLevel(logging.ERROR)
-
-
-class Peer(NamedTuple):
-    """The process that connected to a unix socket, as the kernel reports it: SO_PEERCRED of unix(7)."""
-
-    pid: int
-    uid: int
-    gid: int
 
 
 class Request(NamedTuple):
@@ -119,16 +110,6 @@ def resolve_address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[A
     """Return the family and address to bind. Raises socket.gaierror, UnicodeError or OverflowError."""
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     return family, address
-
-
-def peer_of(connection: socket.socket) -> Peer | None:
-    """Return the client of a unix socket; None for another kind of socket, or if the client is gone."""
-    if connection.family != socket.AF_UNIX:
-        return None
-    try:
-        return Peer(*struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)))
-    except OSError:
-        return None
 
 
 def _has_ended(connection: socket.socket) -> bool:

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from hangwatch import config
 from hangwatch.formats import incident_file
 from hangwatch.model import Job, JobState
-from hangwatch.schedule import MINUTE_SECONDS, FairQueue, RateLimit
+from hangwatch.owner_limits import MINUTE_SECONDS, FairQueue, RateLimit
 from hangwatch.state import status
 from hangwatch.state.board import Board, Snapshot
 from hangwatch.store import Store, overflow_uid
@@ -36,6 +36,7 @@ from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.web.connection_limits import Rate
 from hangwatch.web.incident_pages import JSON, IncidentPages
 from hangwatch.web.listener import Answer, Listener, Request, text
+from hangwatch.web.protocol import MOST_ROUNDS
 from hangwatch.web.silence_requests import answer_silence
 
 MAX_CONNECTIONS = 128  # connections are cheap; [socket] per_minute limits the cost of answers
@@ -45,7 +46,6 @@ DUMP_THREADS = 2
 MOST_WAITING_DUMPS = 64  # running and queued dumps; a dump takes some seconds
 AGAIN_SECONDS = 30  # for a user whose dump could not start
 MOST_DUMP_BYTES = 16 << 20
-MOST_ROUNDS = 3
 SENDING_SECONDS = 2.0  # time to send the reason before the listener closes the connection
 MARGIN_SECONDS = 30.0  # time for scans and for the wait for a thread, in addition to the deadlines of a capture
 UNKNOWN = text(

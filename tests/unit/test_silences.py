@@ -18,7 +18,8 @@ from hangwatch.state import status, steps
 from hangwatch.state.board import Board, JobEntry
 from hangwatch.state.job_silences import MOST_SILENCES_OF_USER
 from hangwatch.store import Store
-from hangwatch.web.listener import Answer, Peer, Request
+from hangwatch.web.listener import Answer, Request
+from hangwatch.web.protocol import Peer
 from hangwatch.web.user_socket import UserSocket
 
 OWNER, OTHER, ROOT = 1004, 1005, 0

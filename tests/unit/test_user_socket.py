@@ -25,7 +25,8 @@ from hangwatch.store import Store
 from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.web import listener, user_socket
 from hangwatch.web.incident_pages import JSON
-from hangwatch.web.listener import Answer, Listener, Peer, Request, peer_of, text
+from hangwatch.web.listener import Answer, Listener, Request, text
+from hangwatch.web.protocol import Peer, peer_of
 from hangwatch.web.user_socket import MAX_CONNECTIONS_OF_USER, UserSocket
 from tests import samples
 from tests.conftest import wait_for

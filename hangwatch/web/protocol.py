@@ -1,0 +1,28 @@
+"""What a server and its client share. A command that asks the daemon does not import the server."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import NamedTuple
+
+AGAIN_SECONDS = 10  # for a client that was refused, or that got no answer
+MOST_ROUNDS = 3  # of a dump over the user socket
+
+
+class Peer(NamedTuple):
+    """The process that connected to a unix socket, as the kernel reports it: SO_PEERCRED of unix(7)."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+def peer_of(connection: socket.socket) -> Peer | None:
+    """Return the client of a unix socket; None for another kind of socket, or if the client is gone."""
+    if connection.family != socket.AF_UNIX:
+        return None
+    try:
+        return Peer(*struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)))
+    except OSError:
+        return None

@@ -23,7 +23,7 @@ from hangwatch.config import ConfigError
 from hangwatch.config import Hooks as Settings
 from hangwatch.hook_process import CANNOT_RUN, SIGNALLED, TIMED_OUT
 from hangwatch.model import CRASHED, Incident, JobState
-from hangwatch.owner_limits import FairQueue, RateLimit
+from hangwatch.schedule.owner_limits import FairQueue, RateLimit
 
 MOST_WAITING_OF_OWNER = 8
 _CHILD = Path(__file__).with_name("hook_process.py")

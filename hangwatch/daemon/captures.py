@@ -18,11 +18,11 @@ from hangwatch.detector import TakeCapture
 from hangwatch.detector.job_watch import MotionCount
 from hangwatch.detector.power_level import gpu_levels
 from hangwatch.model import Fault, GpuLevels, Job
-from hangwatch.owner_limits import CAPTURES_PER_OWNER, FairQueue
 from hangwatch.probes.gpu import query
 from hangwatch.probes.node import daemon_heap
 from hangwatch.probes.process import pyspy
 from hangwatch.probes.process.pyspy import DumpMode
+from hangwatch.schedule.owner_limits import CAPTURES_PER_OWNER, FairQueue
 from hangwatch.state import steps
 from hangwatch.state.board import Snapshot
 from hangwatch.state.incident_timeline import CAPTURES_KEPT

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from hangwatch.config import Settings
 from hangwatch.probes.gpu.source import GpuSource
-from hangwatch.schedule import Schedule
+from hangwatch.schedule.scheduler import Schedule
 from hangwatch.stacks.activity import Table
 from hangwatch.state.board import Board
 from hangwatch.state.steps import Action

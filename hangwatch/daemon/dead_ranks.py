@@ -9,8 +9,8 @@ import time
 from hangwatch import crash, words
 from hangwatch.daemon.context import DaemonContext
 from hangwatch.model import Job
-from hangwatch.owner_limits import FairQueue
 from hangwatch.probes.process.crash_artifacts import RankSnapshots
+from hangwatch.schedule.owner_limits import FairQueue
 from hangwatch.state import steps
 from hangwatch.state.actions import ReadCrashArtifacts
 

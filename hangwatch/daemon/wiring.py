@@ -33,7 +33,7 @@ from hangwatch.probes.gpu.source import GpuSource
 from hangwatch.probes.node import host
 from hangwatch.probes.node.sdnotify import Notifier
 from hangwatch.probes.process import procfs, pyspy
-from hangwatch.schedule import Schedule
+from hangwatch.schedule.scheduler import Schedule
 from hangwatch.stacks import activity
 from hangwatch.state import status, steps
 from hangwatch.state.board import Board, Snapshot

@@ -1,4 +1,4 @@
-"""What a server and its client share. A command that asks the daemon does not import the server."""
+"""Names that a server and its client share. A command that asks the daemon does not import the server."""
 
 from __future__ import annotations
 

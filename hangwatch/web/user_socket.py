@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from hangwatch import config
 from hangwatch.formats import incident_file
 from hangwatch.model import Job, JobState
-from hangwatch.owner_limits import MINUTE_SECONDS, FairQueue, RateLimit
+from hangwatch.schedule.owner_limits import MINUTE_SECONDS, FairQueue, RateLimit
 from hangwatch.state import status
 from hangwatch.state.board import Board, Snapshot
 from hangwatch.store import Store, overflow_uid

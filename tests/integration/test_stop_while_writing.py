@@ -24,7 +24,7 @@ from hangwatch.daemon.incident_writer import IncidentWriter
 from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.formats import incident_file
 from hangwatch.probes.gpu.sampler import NvmlSampler
-from hangwatch.schedule import Schedule
+from hangwatch.schedule.scheduler import Schedule
 from hangwatch.stacks import activity
 from hangwatch.state.board import Board
 from hangwatch.state.steps import SaveIncident

@@ -18,7 +18,7 @@ from hangwatch.formats.incident_file import StoreError
 from hangwatch.hook_process import MOST_OUTPUT_BYTES
 from hangwatch.hooks import HookResult, Hooks, due_hook
 from hangwatch.model import CRASHED, Incident, JobState, ProcessId, Rank, RankId
-from hangwatch.owner_limits import RateLimit
+from hangwatch.schedule.owner_limits import RateLimit
 from hangwatch.store import Store
 from tests import samples
 from tests.conftest import wait_for

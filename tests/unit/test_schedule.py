@@ -11,8 +11,8 @@ import apscheduler.triggers.date
 import apscheduler.triggers.interval
 import pytest
 
-from hangwatch import schedule as schedule_module
-from hangwatch.schedule import Schedule
+from hangwatch.schedule import scheduler as schedule_module
+from hangwatch.schedule.scheduler import Schedule
 from tests.conftest import wait_for
 
 

@@ -21,11 +21,11 @@ from hangwatch.jobs import discovery as jobs
 from hangwatch.jobs import owners
 from hangwatch.jobs.discovery import find_jobs
 from hangwatch.model import FoundJobs, GpuSweep, Job, JobState, NotMonitored, Process, ProcessId, Rank
-from hangwatch.owner_limits import FairQueue
 from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.network import sockets
 from hangwatch.probes.process import process_scan
 from hangwatch.probes.process.process_scan import ProcessScan
+from hangwatch.schedule.owner_limits import FairQueue
 from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.state.on_scan import ENDED_SHOWN_PER_SHARE
 from hangwatch.state.steps import ReadCrashArtifacts, record_scan

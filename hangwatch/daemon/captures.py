@@ -29,6 +29,10 @@ from hangwatch.state.incident_timeline import CAPTURES_KEPT
 from hangwatch.verdict import second_round
 from hangwatch.verdict.diagnosis import Diagnosis
 
+NO_THREAD = (
+    "job %s: its stacks could not be taken, because the kernel lets this daemon start no thread: look for a program on"
+    " this node that starts processes without end, and compare pids.current with pids.max in the daemon's control group"
+)
 log = logging.getLogger(__package__)  # one logger for the whole package: users filter by its name
 
 
@@ -96,8 +100,11 @@ class CaptureRunner:
                     common.board.change(steps.record_capture, look, now=common.clock(), settings=settings)
                 )
             log.info("%s: %s", job.name.in_log, look.verdict.message)
-        except Exception:  # after any error, the suspicion must not be lost
-            log.exception("job %s: its stacks could not be taken or judged; please report this", wanted.job_key)
+        except Exception as error:  # after any error, the suspicion must not be lost
+            if str(error) == "can't start new thread":
+                log.error(NO_THREAD, wanted.job_key)
+            else:
+                log.exception("job %s: its stacks could not be taken or judged; please report this", wanted.job_key)
             if wanted.result == "low_power":
                 self._record_light_capture(wanted.job_key, MotionCount(frozen=0, moving=0))
                 return

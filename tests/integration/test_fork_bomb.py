@@ -48,3 +48,5 @@ def test_daemon_that_can_start_no_process_lives_and_pages_afterwards(fake_driver
             assert daemon.samples("hangwatch_job_page", job_id=node.run_id)[0][1] == 0, "no stack was taken"
             (group / "pids.max").write_text("max")
             wait_for(lambda: daemon.samples("hangwatch_job_page", job_id=node.run_id)[0][1] == 1, "the page")
+            log = daemon.log
+            assert "lets this daemon start no thread" in log and "please report this" not in log, log

@@ -149,8 +149,8 @@ NAMED = (
         "a capture that raises does not lose the hang",
         "integration/test_daemon.py::test_a_look_that_fails_as_a_whole_loses_no_hang",
         "daemon/captures.py",
-        r"except Exception:  # after any error.*",
-        "except ZeroDivisionError:",
+        r"except Exception as error:  # after any error.*",
+        "except ZeroDivisionError as error:",
     ),
     Named(
         "the scan again after a capture",

@@ -558,6 +558,8 @@ def main() -> int:
     known = equivalents()
     first = [mutant for mutant in named_mutants() if chosen.only in mutant.module]
     others = draw_mutants(chosen.count, chosen.seed, chosen.only)
+    if not first and not others:
+        parser.error(f"--only {chosen.only}: no mutant is in a module with these words in its path")
     with tempfile.TemporaryDirectory(prefix="hangwatch-mutations-") as folder:
         copies = [Copy(Path(folder) / str(number)) for number in range(chosen.workers)]
         needed = {test for mutant in (*first, *others) for test in mutant.tests}

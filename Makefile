@@ -28,7 +28,7 @@ PARTS := frameworks verdicts latency stragglers soak fuzz faults
 LATENCY := tests/integration/test_progress_daemon.py
 STRAGGLERS := tests/unit/test_arrival.py tests/integration/test_arrivals.py
 
-.PHONY: first-hour demo man quick test long long-frameworks long-verdicts long-latency long-stragglers long-soak long-fuzz long-faults bench hangbench mutations robustness check golden scenarios screenshots fmt dist image chart deb release-check docs clean
+.PHONY: findings first-hour demo man quick test long long-frameworks long-verdicts long-latency long-stragglers long-soak long-fuzz long-faults bench hangbench mutations robustness check golden scenarios screenshots fmt dist image chart deb release-check docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hangwatch demo
@@ -134,6 +134,10 @@ scenarios: $(VENV)/.test
 first-hour: $(VENV)/.installed
 	tests/first_hour/make.sh $(FOLDER)
 	git diff --stat -- docs
+
+# What outside tools do that surprised us; each script installs what it runs. Outside CI.
+findings:
+	$(PYTHON) findings/run_all.py
 
 screenshots: $(VENV)/.installed
 	$(BIN)/python docs/make_report_images.py

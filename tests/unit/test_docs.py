@@ -1,4 +1,4 @@
-"""Length limits of the pages: in total, per decision, and of the architecture's reading list."""
+"""Length limits of the pages: written by hand in total, per decision, and of the architecture's reading list."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     page for page in ROOT.rglob("*.md") if not any(part.startswith(".") for part in page.relative_to(ROOT).parts)
 )
-MOST_BYTES = 256_000
+GENERATED = {ROOT / name for name in ("docs/checks.md", "docs/commands.md", "findings/README.md")}
+MOST_BYTES = 245_000
 
 
-def test_all_pages_together_are_short() -> None:
-    assert sum(page.stat().st_size for page in PAGES) <= MOST_BYTES
+def test_all_pages_written_by_hand_are_short_together() -> None:
+    assert sum(page.stat().st_size for page in PAGES if page not in GENERATED) <= MOST_BYTES
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs/adr").glob("*.md")), ids=lambda page: page.stem)

@@ -9,7 +9,9 @@ MUTATIONS_ARGS ?=
 CASES ?=
 # The suite waits more than it works: twice as many workers as a small machine has cores.
 WORKERS ?= 4
-PYTEST := $(BIN)/python -m pytest --dist load --tx '$(WORKERS)*popen//python=tests/worker $(BIN)/python'
+PYTEST = $(BIN)/python -m pytest --dist load --tx '$(WORKERS)*popen//python=tests/worker $(BIN)/python'
+# Compiled once: each worker and each of a thousand starts of hangwatch would do it again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # What is built lands in dist/, but for the image, which the builder keeps.
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' hangwatch/__init__.py)
@@ -22,32 +24,37 @@ IMAGE_ARGS ?=
 RELEASE_CHECK_ARGS ?=
 BUILDER ?= $(firstword $(foreach name,podman buildah docker,$(shell command -v $(name))))
 
-# The series of `make long`; each takes at most an hour on two cores.
+# The parts of `make long`; each takes at most an hour on two cores.
 PART ?=
-PARTS := frameworks verdicts latency stragglers soak fuzz faults
+PARTS := machines frameworks verdicts latency stragglers soak fuzz faults
 LATENCY := tests/integration/test_progress_daemon.py
 STRAGGLERS := tests/unit/test_arrival.py tests/integration/test_arrivals.py
 
-.PHONY: findings first-hour demo man quick test long long-frameworks long-verdicts long-latency long-stragglers long-soak long-fuzz long-faults bench hangbench mutations robustness check golden scenarios screenshots fmt dist image chart deb release-check docs clean
+.PHONY: findings first-hour demo man quick test long long-machines long-frameworks long-verdicts long-latency long-stragglers long-soak long-fuzz long-faults bench hangbench mutations robustness check golden scenarios screenshots fmt dist image chart deb release-check docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/hangwatch demo
 
 # For every change: lint, types, contracts and unit tests; no torch, no root, under three minutes on two cores.
+quick: WORKERS = $(shell nproc)
 quick: check
 	$(BIN)/python -m compileall -q hangwatch
 	$(PYTEST) -q -m 'not torch' $(PYTEST_ARGS) tests/unit
 
-# Everything once, one run of each kind, in a quarter of an hour on two cores. Tests marked `series` run in `make long`.
-# Compiled once: where PYTHONDONTWRITEBYTECODE is set, each of a thousand starts of hangwatch would do it again.
+# Everything once that needs no special machine, in eight minutes on two cores. The rest runs in `make long`.
 test: $(VENV)/.test
 	$(BIN)/python -m compileall -q hangwatch
-	$(PYTEST) -m 'not series' $(PYTEST_ARGS)
+	$(PYTEST) -m 'not series and not machines' $(PYTEST_ARGS)
 
 # What takes long: series with real frameworks, series of verdicts, soak, fuzzing. Run the parts that a change touches.
 long: $(VENV)/.test
 	$(if $(filter $(PART),$(PARTS)),,$(error make long PART=NAME, where NAME is one of: $(PARTS)))
 	$(MAKE) --no-print-directory long-$(PART)
+
+# Once, with systemd, Slurm, ssh, containers, a browser, Prometheus and real launchers, in a quarter of an hour.
+long-machines: $(VENV)/.test
+	$(BIN)/python -m compileall -q hangwatch
+	$(PYTEST) -m 'machines and not series' $(PYTEST_ARGS)
 
 long-frameworks: $(VENV)/.frameworks
 	$(PYTEST) -m 'series and torch' $(foreach file,$(LATENCY) $(STRAGGLERS),--ignore $(file)) $(PYTEST_ARGS)

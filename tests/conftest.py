@@ -48,6 +48,48 @@ TOGETHER = (
 )
 
 
+# Files of the lane `machines`: real systemd, Slurm, ssh, containers, browsers, Prometheus, launchers of frameworks, and
+# floods. A marker on a test of another file puts this test there, too.
+MACHINES = (
+    *(f"deploy/test_{name}.py" for name in ("container", "fleet_rule", "page_texts", "rules", "runbooks", "systemd")),
+    "deploy/test_alertmanager.py",
+    *(f"integration/test_nodes_{name}.py" for name in ("in_namespaces", "over_slurm", "over_ssh")),
+    *(f"integration/test_requeue_{name}.py" for name in ("of_hung_job", "over_slurm")),
+    "integration/test_agentless.py",
+    "integration/test_chain.py",
+    "integration/test_demo_node.py",
+    "integration/test_engines.py",
+    "integration/test_fork_bomb.py",
+    "integration/test_frameworks.py",
+    "integration/test_hostile_environ.py",
+    "integration/test_hung_before.py",
+    "integration/test_memory_limit.py",
+    "integration/test_page.py",
+    "integration/test_perfetto.py",
+    "integration/test_plain_rule.py",
+    "integration/test_progress_daemon.py",
+    "integration/test_report_on_a_phone.py",
+    "integration/test_secrets_in_exceptions.py",
+    "integration/test_silent_mount.py",
+    "integration/test_slow_nodes.py",
+    "integration/test_socket_floods.py",
+    "integration/test_titles.py",
+    "scenarios/test_crowds.py",
+)
+
+
+def file_of(nodeid: str) -> str:
+    """Return the path below tests/ of the file of a test."""
+    return nodeid.partition("::")[0].removeprefix("tests/")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if file_of(item.nodeid) in MACHINES:
+            item.add_marker("machines")
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Give each test to the next free worker.
@@ -58,7 +100,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0].removeprefix("tests/")
+            file = file_of(nodeid)
             return file if file in TOGETHER else nodeid
 
     return Scheduling(config, log)

@@ -16,10 +16,14 @@ from tests.scenarios.simulation import SETTINGS, UNIX_START, fold, play
 SCENARIOS = (*HANG_SCENARIOS, *HEALTHY_SCENARIOS)
 ALL_SCENARIOS = (*SCENARIOS, *PAUSE_SCENARIOS)
 WORKED_SECONDS = 2 * SETTINGS.detector.busy_window_seconds
+# `make test` plays the first of the scenarios with the same states, `make long PART=verdicts` all.
+FIRST = {tuple((one.states, one.page) for one in scenario.expected): scenario for scenario in reversed(SCENARIOS)}
+FIRST_NAMES = frozenset(scenario.name for scenario in (*FIRST.values(), *PAUSE_SCENARIOS))
 
 
 def row(scenario: PowerScenario) -> object:
     marks = [pytest.mark.xfail(reason=scenario.weakness, raises=AssertionError)] if scenario.weakness else []
+    marks += [] if scenario.name in FIRST_NAMES else [pytest.mark.series]
     return pytest.param(scenario, id=scenario.name, marks=marks)
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.scenarios.power import HEALTHY_SCENARIOS, HOUR, PAUSE_SCENARIOS, PowerScenario
 from tests.scenarios.progress import HANGS, LOOK_ALIKES, Hang, Healthy
 from tests.scenarios.simulation import SETTINGS, Node, Played, play
-from tests.scenarios.test_power import begin_of
+from tests.scenarios.test_power import begin_of, row
 
 TRAINED_SECONDS = 1000.0
 
@@ -45,7 +45,7 @@ def test_look_alike_does_not_page(healthy: Healthy) -> None:
     assert job.states[-1] in ("training", "starting"), job.states
 
 
-@pytest.mark.parametrize("scenario", HEALTHY_SCENARIOS, ids=lambda scenario: scenario.name)
+@pytest.mark.parametrize("scenario", [row(scenario) for scenario in HEALTHY_SCENARIOS])
 def test_healthy_job_with_counters_does_not_page(scenario: PowerScenario) -> None:
     result = play(scenario.node, scenario.seconds, scenario.settings, begin=begin_of(scenario), has_counters=True)
     assert [job.pages for job in result.values()] == [[] for _ in result]

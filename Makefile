@@ -194,9 +194,10 @@ $(VENV)/.installed: pyproject.toml
 	$(PIP) install --editable .
 	touch $@
 
-# Exactly this torch, before anything that asks for "torch": a bare requirement would draw gigabytes of CUDA.
+# Exactly this torch, before anything that asks for "torch": a bare requirement would draw gigabytes of CUDA. Where this
+# one does, too: make test TORCH_INDEX=URL, with the index of CPU builds that PyTorch's page of installation names.
 $(VENV)/.test: $(VENV)/.installed
-	$(PIP) install torch==2.13.0
+	$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
 	$(PIP) install --editable '.[test,torch]'
 	touch $@
 

@@ -25,7 +25,7 @@ from hangwatch.model import ProcessId
 from hangwatch.probes.process import procfs
 from tests.node_tree import NodeTree
 
-pytest_plugins = ["tests.fake_driver"]
+pytest_plugins = ["tests.cpu_budget", "tests.fake_driver"]
 
 settings.register_profile("hangwatch", deadline=None)  # a test that is slow on a loaded CI machine is not a finding
 settings.load_profile("hangwatch")
@@ -56,6 +56,7 @@ MACHINES = (
     *(f"integration/test_nodes_{name}.py" for name in ("in_namespaces", "over_slurm", "over_ssh")),
     *(f"integration/test_requeue_{name}.py" for name in ("of_hung_job", "over_slurm")),
     "integration/test_agentless.py",
+    "integration/test_arrivals.py",
     "integration/test_chain.py",
     "integration/test_demo_node.py",
     "integration/test_engines.py",
@@ -74,6 +75,7 @@ MACHINES = (
     "integration/test_slow_nodes.py",
     "integration/test_socket_floods.py",
     "integration/test_titles.py",
+    "integration/test_waiting_launcher.py",
     "scenarios/test_crowds.py",
 )
 
@@ -119,6 +121,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  
     if report.skipped and not hasattr(report, "wasxfail") and os.environ.get("HANGWATCH_NOTHING_MAY_SKIP"):
         report.outcome = "failed"
         report.longrepr = f"skipped where nothing may be: {report.longrepr}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    reasons = {
+        str(report.longrepr[2]).removeprefix("Skipped: ") for report in terminalreporter.stats.get("skipped", ())
+    }
+    if reasons:
+        terminalreporter.write_line(f"not tested here: {'; '.join(sorted(reasons))}")
 
 
 def wait_for(probe: Callable[[], T], what: str, deadline_seconds: float = 60.0) -> T:

@@ -38,7 +38,7 @@ MAX_PEM_BYTES = 1 << 20
 MAX_TOKEN_BYTES = 64 << 10
 INCIDENT_THREADS = 2  # a store on a dead mount blocks only these threads
 OPENMETRICS = "application/openmetrics-text"
-TEMPORARY = (errno.EADDRINUSE, errno.EADDRNOTAVAIL, socket.EAI_AGAIN)
+TEMPORARY = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 
 INDEX = (
     b"<!doctype html><title>hangwatch</title><h1>hangwatch</h1>"
@@ -51,7 +51,7 @@ class ServeError(UserError):
 
 
 class PortTakenError(TemporaryError):
-    """A temporary failure to listen: the port is in use, or this node does not have the address yet."""
+    """A temporary failure to listen: the port is in use, or the address cannot be used yet."""
 
 
 class Server:
@@ -253,14 +253,15 @@ def _explained(host: str, port: int, key: str) -> Iterator[None]:
     try:
         yield
     except (UnicodeError, OverflowError, OSError) as error:
+        if isinstance(error, socket.gaierror | UnicodeError):
+            kind = PortTakenError if getattr(error, "errno", None) == socket.EAI_AGAIN else ServeError
+            raise kind(f"[http] listen = {host!r}: not a valid address: {error}") from None
         if isinstance(error, OSError) and error.errno in TEMPORARY:
             raise PortTakenError(
                 f"cannot listen on {where}: {error}\n"
                 "  another hangwatch or another program may use the port (`ss -ltnp` shows it):\n"
                 f"  stop it, or choose another port: [http] {key} = ... in the configuration"
             ) from None
-        if isinstance(error, socket.gaierror | UnicodeError):
-            raise ServeError(f"[http] listen = {host!r}: not a valid address: {error}") from None
         raise ServeError(f"cannot listen on {where}: {error}\n  change [http] listen or {key}") from None
 
 

@@ -92,7 +92,6 @@ def first_names(folder: Path, part: str, seconds: float, steps: int) -> tuple[se
 CAUSES = ("loader", "forward", "backward", "contention")
 
 
-@pytest.mark.machines
 @pytest.mark.parametrize("part", CAUSES)
 def test_rank_with_a_slow_part_is_named(part: str, tmp_path: Path) -> None:
     named, last = first_names(tmp_path / "job", part, 0.008, 10_000)

@@ -46,7 +46,7 @@ def played(name: str, tmp_path: Path, seed: int) -> tuple[Outcome, list[str]]:
         return daemons[-1]
 
     outcome = playback.play(
-        name, ranks=8, seed=seed, say=lines.append, directory=tmp_path / "state", new_daemon=new_daemon
+        name, ranks=4, seed=seed, say=lines.append, directory=tmp_path / "state", new_daemon=new_daemon
     )
     print("\n".join(lines))
     for look in (look for daemon in daemons for look in daemon.looks):

@@ -136,6 +136,7 @@ def test_a_stopped_rank_is_named_and_nothing_is_left_behind(tmp_path: Path) -> N
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
+@pytest.mark.machines
 def test_rank_under_a_launcher_reports_the_missing_ranks(tmp_path: Path) -> None:
     """Run the script of a rank without a launcher, as torchrun would start it.
 
@@ -173,6 +174,7 @@ def test_ranks_of_two_nodes_meet_and_pass() -> None:
     assert {one["rank"] for one in answer["bandwidths"]} == {0, 1}
 
 
+@pytest.mark.machines
 def test_over_nodes_the_one_that_hangs_is_found_by_halves(tmp_path: Path) -> None:
     """Test each node alone if both nodes join and neither returns. The first passes, so the second is the culprit."""
     where = 'os.environ.get("HANGWATCH_TESTED") == "127.0.0.3" and "--events" in sys.orig_argv'

@@ -634,7 +634,18 @@ def test_wildcard_address_accepts_ipv4_and_ipv6() -> None:
                 assert rest(one).endswith(b"ok\n")
 
 
-def test_a_listen_address_that_is_none_is_told() -> None:
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [(socket.EAI_NONAME, ServeError), (socket.EAI_AGAIN, PortTakenError)],
+    ids=["none", "no resolver"],
+)
+def test_a_listen_address_that_is_none_is_told(
+    answer: int, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise socket.gaierror(answer, "no address")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
     told = r"listen = 'no\.such\.host\.invalid': not a valid address"
-    with pytest.raises(ServeError, match=told), server(listen="no.such.host.invalid"):
+    with pytest.raises(error, match=told), server(listen="no.such.host.invalid"):
         pass

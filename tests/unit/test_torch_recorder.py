@@ -292,6 +292,7 @@ def test_mutated_memories_give_records_or_a_fault() -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, to ask the headers of torch")
 @pytest.mark.torch
+@pytest.mark.machines
 @pytest.mark.timeout(600)
 def test_layout_table_matches_the_headers_of_the_installed_torch() -> None:
     import torch

@@ -1,6 +1,6 @@
 """The rank in the prefix of a line (torchrun, mpirun, srun --label, pdsh, kubectl, Ray, vLLM and others). Pure.
 
-This module also extracts lines from JSON logs, from quotes in mails and from HTML.
+This module also extracts lines from the output of terminals, from JSON logs and from HTML.
 """
 
 from __future__ import annotations
@@ -8,10 +8,12 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from hangwatch.explain.logs.rank_log import last_written, without_colours
 from hangwatch.formats import decoding, process_title
 from hangwatch.model import RankId
 
@@ -29,37 +31,53 @@ _ACTOR = re.compile(r"^\(([A-Za-z_][\w.:-]{0,63}) pid=(\d{1,10})(?:, ip=([\w.:-]
 _SGLANG = re.compile(r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)((?: [A-Z]{2,5}\d{1,7}){1,5})\] ?", re.ASCII)
 _NCCL = re.compile(r"^(?:\[[\d :.TZ-]{8,40}\] )?([\w.-]{1,64}):(\d{1,10}):\d{1,10} \[\d{1,3}\] (?:\S{1,80} ){0,3}NCCL ")
 _STAMP = re.compile(
-    r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d) (?:std(?:out|err) [FP] )?", re.ASCII
+    r"\[?20\d\d[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?"
+    r"(?: std(?:out|err) [FP])?(?: [A-Z]{4,8})? ",
+    re.ASCII,
 )
+_COMPOSE = re.compile(r"^([a-z0-9][\w.-]{0,63}[-_]\d{1,5}) +\| ?", re.ASCII)
+_SKYPILOT = re.compile(r"^\(([\w.-]{1,64})(?:, rank=\d{1,7})?, pid=\d{1,10}(?:, ip=[\w.:-]{1,64})?\) ?", re.ASCII)
+_SAGEMAKER = re.compile(r"^\[\d+,mpirank:(\d{1,7}),([\w.-]{1,64})\]<std\w+>: ?", re.ASCII)
+_MARK = re.compile(r"\[(?:rank|Rank|RANK)[ =:_-]?(\d{1,7})\](:?) ?")
+_MARK_WITHIN = 200
+_ENDS_IN_PROSE = re.compile(r"(?<![\w.])[a-z]{2,}[ ,]*$")
 _ENTITY = re.compile("&(?:lt|gt|quot|amp|apos|nbsp|#39|#x27);")
 _HEADING = re.compile(
     r"^[\s#=*_>|-]{0,40}(?:<\w{1,10}>\s?){0,3}(?:(?:global|world) )?rank[ _#:=-]{0,2}(\d{1,7})"
     r"[ :,]{0,3}(?:\(?pid[ :=]{0,2}\d{1,10}\)?)?[\s#=*_:|-]{0,40}(?:</\w{1,10}>\s?){0,3}\s*$",
     re.IGNORECASE | re.ASCII,
 )
-_QUOTE = re.compile(r"^(?:> ?){1,8}")
-_QUOTED_DUMP = re.compile(r"^(?:> ?){1,8}(?:Process \d|Thread |Current thread |Traceback for thread |#0 )")
+_TEXT_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "text", "line", "content", "@message", "_msg")
+_STEP_KEYS = frozenset({"step", "global_step", "iteration", "iter", "epoch"})
 
 
-class _Entry(msgspec.Struct):
-    """A line of Docker's json-file log (`log`), or of journalctl -o json (`MESSAGE`)."""
-
-    log: str = ""
-    MESSAGE: str = ""
+def show_as_terminal(line: str) -> str:
+    """Return a line without line end and escape sequences. Of a progress bar, the text after it that has a prefix."""
+    line = line.rstrip("\r\n")
+    line = without_colours(line) if "\x1b" in line else line
+    if "\r" not in line:
+        return line
+    last, nobody = last_written(line), RankId()
+    has_prefix = split(last, nobody, labelled=False)[0] is not nobody
+    return last if has_prefix or split(line, nobody, labelled=False)[0] is nobody else line
 
 
 def unwrap_json(line: str) -> list[str]:
-    """Return the text lines in a line of JSON (Docker's json-file log, journalctl -o json).
+    """Return the text lines in a JSON object: Docker's json-file, journalctl -o json, Cloud Logging, Python loggers.
 
-    Return any other line unchanged.
+    Return any other line unchanged. A record with a step is progress of the program, so it stays whole.
     """
     if not line.startswith("{"):
         return [line]
     try:
-        entry = decoding.decode_json(line, _Entry)
+        record = decoding.decode_json(line, dict[str, Any])
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return [line]
-    return (entry.log or entry.MESSAGE or line).rstrip("\r\n").split("\n")
+    payload = record.get("jsonPayload")
+    record |= payload if isinstance(payload, dict) else {}
+    texts = (record[key] for key in _TEXT_KEYS if isinstance(record.get(key), str))
+    text = next(filter(None, texts), "") if _STEP_KEYS.isdisjoint(record) else ""
+    return [show_as_terminal(part) for part in (text or line).rstrip("\r\n").split("\n")]
 
 
 def are_labelled(head: Sequence[str]) -> bool:
@@ -73,34 +91,6 @@ def are_labelled(head: Sequence[str]) -> bool:
     written = [line for line in head if line.strip()]
     labels = [found.group(1) for found in map(_LABEL_OF_TASK.match, written) if found]
     return len(labels) > 1 and len(labels) * 10 >= len(written) * 9 and len(set(labels)) * 2 <= len(labels)
-
-
-def find_quote_prefix(head: Sequence[str]) -> str:
-    """Return the prefix that all lines of an indented or quoted text have: spaces or `> `. "" if there is none."""
-    written = [line for line in head if line.strip("> \t")]
-    first = next(iter(written), "")
-    before = first[: len(first) - len(first.lstrip("> \t"))]
-    while not all(line.startswith(before) for line in written):
-        before = before[:-1]
-    return before
-
-
-def remove_quote_prefix(pasted: str, line: str) -> str:
-    """Return a line without the prefix `pasted`.
-
-    On an empty line, mail programs cut the trailing space of the prefix.
-    """
-    return "" if line.rstrip() == pasted.rstrip() else line.removeprefix(pasted)
-
-
-def is_partly_quoted(head: Sequence[str]) -> bool:
-    """True if a line of a stack dump is quoted with `>`. Other lines of the mail may have no quote mark."""
-    return any(map(_QUOTED_DUMP.match, head))
-
-
-def remove_quote(line: str) -> str:
-    """Return a line without the quote marks (`>`) at its beginning."""
-    return _QUOTE.sub("", line) if line.startswith(">") else line
 
 
 def unescape_html(line: str) -> str:
@@ -140,18 +130,46 @@ class Headings:
 def split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, str]:
     """Return the rank in the prefix of a line, true if it is certainly a rank, and the rest of the line.
 
-    If there is no prefix, the rank is `file_id`. A time stamp before the prefix stays in the rest. So do the host and
-    pid at the beginning of NCCL's lines. `labelled` is the result of `are_labelled`.
+    If there is no prefix, the rank is `file_id`. The first mark `[rankN]:` among the first 200 characters is the rank
+    of the line; a later number is a peer. The host and pid at the beginning of NCCL's lines stay in the rest, and so
+    does a mark that is part of a message. `labelled` is the result of `are_labelled`.
     """
-    if line.startswith("20") and (stamp := _STAMP.match(line)):
-        rank, sure, rest = split(line[stamp.end() :], file_id, labelled=labelled)
-        return rank, sure, line if rank is file_id else stamp.group() + rest
-    if line.startswith("(") and (match := _ACTOR.match(line)):
-        return _split_actor(match, line, file_id)
-    if file_id.rank is None and file_id.local_rank is None and (match := _NCCL.match(line)):
+    rank, sure, rest = _split_start(line, file_id, labelled=labelled)
+    if rank is file_id and (stamp := _STAMP.match(line)):
+        rank, sure, rest = _split_start(line[stamp.end() :], file_id, labelled=False)
+        rest = line if rank is file_id else rest
+    if is_numbered(rank) and rank is not file_id and (sure or not rest.startswith("[rank")):
+        return rank, sure, rest  # a number that is not sure may be that of a node
+    mark = _MARK.search(rest, 0, _MARK_WITHIN)
+    if mark is None or '"' in rest[: mark.start()] or "'" in rest[: mark.start()]:
+        return rank, sure, rest
+    if mark.group(2) and mark.group().startswith("[rank"):
+        if rank.local_rank is not None:
+            return rank, sure, rest[mark.start() :]
+        return replace(rank, rank=int(mark.group(1))), True, rest[mark.end(2) :]
+    if is_numbered(rank) or _ENDS_IN_PROSE.search(rest[: mark.start()]):
+        return rank, sure, rest
+    return replace(rank, rank=int(mark.group(1))), True, rest
+
+
+def is_numbered(rank: RankId) -> bool:
+    """True if the rank has a number within the job or its node."""
+    return rank.rank is not None or rank.local_rank is not None
+
+
+def _split_start(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, str]:
+    """Split a line at a prefix that begins it, see `split`."""
+    if line.startswith("("):
+        if match := _ACTOR.match(line):
+            return _split_actor(match, line, file_id)
+        match = _SKYPILOT.match(line)
+        return (replace(file_id, node=match.group(1)), True, line[match.end() :]) if match else (file_id, True, line)
+    if not is_numbered(file_id) and (match := _NCCL.match(line)):
         return replace(file_id, node=match.group(1), pid=int(match.group(2))), True, line
     if line.startswith("["):
         return _split_bracket(line, file_id)
+    if match := _COMPOSE.match(line):
+        return replace(file_id, node=match.group(1)), True, line[match.end() :]
     match = _LABEL.match(line) if labelled else None
     if match and match.group(1) not in {"Process", "Error", "Reason"}:
         label, rest = match.group(1), line[match.end() :]
@@ -182,6 +200,8 @@ def _split_bracket(line: str, file_id: RankId) -> tuple[RankId, bool, str]:
     elif match := _HOST_RANK.match(line):
         number, is_local = int(match.group(2)), bool(match.group(3))  # a colon after it: torchrun --tee
         rank = RankId(node=match.group(1), rank=None if is_local else number, local_rank=number if is_local else None)
+    elif match := _SAGEMAKER.match(line):
+        return RankId(node=match.group(2), rank=int(match.group(1))), False, line[match.end() :]
     elif match := _MPIRUN.match(line):
         rank = RankId(rank=int(match.group(1)))
     elif match := _TORCHRUN.match(line):
@@ -193,7 +213,7 @@ def _split_bracket(line: str, file_id: RankId) -> tuple[RankId, bool, str]:
         title = process_title.read(f"scheduler{match.group(2).replace(' ', '_')}")
         name = title.text if title and title.rank is None else None
         rank = replace(file_id, rank=title.rank if title else None, title=name)
-        return rank, True, f"[{match.group(1)}] {line[match.end() :]}"
+        return rank, True, line[match.end() :]
     else:
         return file_id, True, line
     return rank, True, line[match.end() :]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from types import ModuleType
 
-from hangwatch.explain.logs.rank_log import Log, last_written, without_colours
+from hangwatch.explain.logs.rank_log import Log, last_written
 from hangwatch.explain.stacks import faulthandler_text, gdb_text, pyspy_text, pystack_text
 from hangwatch.explain.stacks.parsed_processes import (
     LONGEST_LINE,
@@ -23,9 +23,15 @@ _TEXTS: tuple[ModuleType, ...] = (faulthandler_text, pystack_text, gdb_text)
 _EXAMPLE_CHARACTERS = 80
 _HEADING_OF_ANSWER = "Groups, largest first"  # in the answers and reports of hangwatch
 _LONE_FRAME = re.compile(r"^\s*[\w.<>]+ \([^()\s]+\.pyx?:[0-9]+\)$")
-_STAMP = re.compile(
-    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)(?: (?:std(?:out|err) [FP](?: |$))?|$)", re.ASCII
+_ANCHOR = re.compile(
+    r"(?<!\w)(?:(?<!Parent )Process \d{1,10}: \S*(?:python|/|::)|Thread (?:0x[0-9A-Fa-f]+|\d+)\S* "
+    r"(?:\((?:idle|active|LWP|Thread 0x|most recent)|\[|stack trace:)|Current thread 0x|Traceback for thread \d"
+    r"|Fatal Python error: |Timeout \(\d+:|#0  ?(?:0x|\S+ \()"
+    r"|(?:\[rank\d{1,7}\]: ?)?Traceback \(most recent call last\):$)"
 )
+_LONGEST_DECORATION = 200
+_PART_OF_DECORATION = re.compile(r"(std(?:out|err) [FP]\b|[A-Z]{4,}|[0-9a-f]{8,}|\d+| +)")
+_NO_DECORATION = re.compile(r"[\"']|traceback *: *$|Exception Group $")
 
 
 def begins_dump(line: str) -> bool:
@@ -43,8 +49,8 @@ class Reader:
     `has_answer` is true if it contains an answer or a report of hangwatch. `is_log` is true if the name of the stream
     is that of a log: then "Error: " is not a line of py-spy.
 
-    Lines may begin with a time stamp (`kubectl logs --timestamps`, files in /var/log/pods). After the first dump line
-    with a stamp, stamps are removed. In a log they are kept.
+    Lines may have a decoration: a time, the name of a container, a quote mark, spaces. The text before the first
+    line of a dump or traceback shows its shape. From then on it is removed, and its time remains the time of the line.
     """
 
     def __init__(self, interned: Interned, *, is_log: bool = False) -> None:
@@ -62,19 +68,18 @@ class Reader:
         self._kind: ModuleType | None = None
         self._unclear: list[ParsedProcess] = []
         self._number = 0
-        self._is_stamped = False
+        self._decoration: re.Pattern[str] | None = None
+        self._before = ""
 
-    def feed(self, line: str, number: int) -> None:
-        """Read a line, without its prefix and line end. `number` is its line number in the file.
+    def feed(self, line: str, number: int, before: str = "") -> None:
+        """Read a line, without its prefix `before` and line end. `number` is its line number in the file.
 
         Raises HugeStackError if a dump exceeds the limits.
         """
-        self._number = number
+        self._number, self._before = number, before
         if "\r" in line:
             line = last_written(line)
-        if "\x1b" in line:
-            line = without_colours(line)
-        line = self._remove_stamp(line)
+        line = self._remove_decoration(line)
         if self._continue_text(line[:LONGEST_LINE]):
             return
         if self._pyspy is None and not self.is_log and pyspy_text.begins(line):
@@ -84,13 +89,22 @@ class Reader:
         else:
             self._pyspy.feed(line)
 
-    def _remove_stamp(self, line: str) -> str:
-        if self.is_log or not (stamp := _STAMP.match(line)):
+    def _remove_decoration(self, line: str) -> str:
+        found = _ANCHOR.search(line, 0, LONGEST_LINE)
+        if found and 1 < found.start() < _LONGEST_DECORATION and (line[0] in " \t>" or not self._is_known(line)):
+            before = line[: found.start()]
+            is_traceback = found.group().endswith(":") and "Traceback (" in found.group()
+            is_inner = before.isspace() and (is_traceback or self._pyspy is not None)  # children, chained exceptions
+            if not _NO_DECORATION.search(before) and not is_inner:
+                self._decoration = _generalise(before)
+        decoration = self._decoration.match(line) if self._decoration else None
+        if decoration is None:
             return line
-        rest = line[stamp.end() :]
-        begins = pyspy_text.begins(rest) or any(kind.begins(rest[:LONGEST_LINE]) for kind in _TEXTS)
-        self._is_stamped = self._is_stamped or begins
-        return rest if self._is_stamped else line
+        self._before += decoration.group()
+        return line[decoration.end() :]
+
+    def _is_known(self, line: str) -> bool:
+        return self._decoration is not None and self._decoration.match(line) is not None
 
     def end(self) -> None:
         """Close the dump or log entry that is still open at the end of the stream."""
@@ -111,7 +125,7 @@ class Reader:
         if not process.threads and process.fault is not None and process.fault.reason == UNHEARD:
             check_processes(len(self._unclear))
             self._unclear.append(process)
-            self.log.feed(f"Error: {process.fault.detail}", self._number)
+            self.log.feed(f"Error: {process.fault.detail}", self._number, self._before)
             return
         self.has_dump = True
         check_processes(len(self.processes))
@@ -137,14 +151,14 @@ class Reader:
                 self._kind, self._text = kind, kind.Reader(self._interned)
                 self._text.feed(short)
                 if short.startswith("Fatal Python error: "):
-                    self.log.feed(short, self._number)
+                    self.log.feed(short, self._number, self._before)
                 return
         if line.strip():
             self.strange += 1
             self.has_answer = self.has_answer or line == _HEADING_OF_ANSWER
             self.lone_frames += _LONE_FRAME.match(short) is not None
             self.strange_example = self.strange_example or line.strip()[:_EXAMPLE_CHARACTERS]
-            self.log.feed(line, self._number)
+            self.log.feed(line, self._number, self._before)
 
     def _close_text(self) -> None:
         if self._text is None:
@@ -154,3 +168,19 @@ class Reader:
         self.processes += found
         self.has_dump = self.has_dump or (bool(found) and self._kind is not faulthandler_text)
         self._text = self._kind = None
+
+
+def _generalise(before: str) -> re.Pattern[str]:
+    """Return the pattern of a decoration: its numbers and levels differ between lines. Its last spaces may be cut."""
+    text = before.rstrip(" ")
+    parts = _PART_OF_DECORATION.split(text)
+    shapes = [
+        re.escape(part) if not number % 2
+        else r"std\w+ [FP]" if part.startswith("std")
+        else " +" if part[0] == " "
+        else "[A-Z]{4,}" if part.isupper()
+        else "[0-9a-f]+"
+        for number, part in enumerate(parts)
+    ]  # fmt: skip
+    spaces = len(before) - len(text)
+    return re.compile("".join(shapes) + (f"(?: {{{spaces}}}|$)" if spaces else ""))

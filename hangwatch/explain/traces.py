@@ -363,22 +363,16 @@ def _read_source(
 
     Raises HugeStackError if a dump exceeds the limits.
     """
-    iterator = iter(lines)
-    head = [line.rstrip("\r\n") for line in islice(iterator, _SNIFFED_LINES)]
+    iterator = map(line_prefixes.show_as_terminal, lines)
+    head = list(islice(iterator, _SNIFFED_LINES))
     if rank_log.is_error_file("".join(head[:2])[:_SNIFFED_CHARACTERS]):
         hearsay.error_file(name, named.id, "\n".join(islice(chain(head, iterator), _SNIFFED_LINES)))
         return []
-    if pasted := line_prefixes.find_quote_prefix(head):
-        iterator = (line_prefixes.remove_quote_prefix(pasted, line) for line in chain(head, iterator))
-        head = list(islice(iterator, len(head)))
-    elif line_prefixes.is_partly_quoted(head):
-        iterator = (line_prefixes.remove_quote(line.rstrip("\r\n")) for line in chain(head, iterator))
-        head = list(islice(iterator, len(head)))
     labelled = line_prefixes.are_labelled([part for line in head for part in line_prefixes.unwrap_json(line)])
     sources: dict[tuple[RankId, bool], _Source] = {}
     headings = line_prefixes.Headings(line_stream.begins_dump)
     by_prefix: dict[str, _Source] = {}  # by `[node:rank]` as in the text, a cache: most lines repeat a prefix
-    whole = enumerate(chain(head, (line.rstrip("\r\n") for line in iterator)), 1)
+    whole = enumerate(chain(head, iterator), 1)
     for number, line in ((number, part) for number, kept in whole for part in line_prefixes.unwrap_json(kept)):
         line = line_prefixes.unescape_html(line)  # noqa: PLW2901 - the line as it was before it became HTML
         prefix = line[: line.find("]") + 1] if line.startswith("[") else ""
@@ -399,10 +393,9 @@ def _read_source(
                 rank, sure, rest = named.id, True, line
             reader = line_stream.Reader(interned, is_log=named.is_log)
             source = sources.setdefault((rank, sure), _Source(name, rank, sure, reader))
-        is_numbered = rank.rank is not None or rank.local_rank is not None
-        if prefix and is_numbered and len(rest) == len(line) - len(prefix):
+        if prefix and line_prefixes.is_numbered(rank) and len(rest) == len(line) - len(prefix):
             by_prefix[prefix] = source
-        source.reader.feed(rest, number)
+        source.reader.feed(rest, number, line[: len(line) - len(rest)])
     for source in sources.values():
         source.reader.end()
     return list(sources.values())

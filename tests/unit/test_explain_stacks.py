@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hangwatch import config
-from hangwatch.explain import line_prefixes, traces
+from hangwatch.explain import traces
 from hangwatch.explain.logs import log_evidence
 from hangwatch.explain.stacks import faulthandler_text, gdb_text, pystack_text
 from hangwatch.explain.stacks.parsed_processes import MOST_FRAMES, Interned
@@ -153,16 +153,6 @@ def test_threads_without_a_number_are_read() -> None:
 def test_stacks_of_which_only_the_threads_were_copied_are_of_several_processes() -> None:
     threads = [line for line in PLAIN if not line.startswith(("Process", "Python"))]
     assert [shown(rank) for rank in collect(*threads).ranks] == [shown(rank) for rank in collect(*PLAIN).ranks]
-
-
-@given(st.lists(st.text("> \tab", max_size=6), max_size=6))
-def test_only_a_prefix_of_every_line_is_removed(lines: list[str]) -> None:
-    before = line_prefixes.find_quote_prefix(lines)
-    written = [line for line in lines if line.strip("> \t")]
-    assert not before.strip("> \t")
-    assert all(line.startswith(before) for line in written)
-    following = {line[len(before)] for line in written}
-    assert not written or len(following) > 1 or not following & set("> \t"), "no longer prefix is before all of them"
 
 
 def test_the_pid_is_that_of_the_main_thread() -> None:

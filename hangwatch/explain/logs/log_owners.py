@@ -32,7 +32,8 @@ def find_owners(writers: Sequence[RankId], dumped: Collection[RankId]) -> dict[R
     for rank in writers:
         title = titles.get(rank)
         if rank.pid is None or rank.pid in of_dumps or (rank.node, rank.pid) in by_pid:
-            owners[rank] = of_dumps.get(rank.pid) or by_pid.get((rank.node, rank.pid), rank)
+            of_pid = rank if _is_numbered(rank) else by_pid.get((rank.node, rank.pid), rank)
+            owners[rank] = of_dumps.get(rank.pid) or of_pid
         elif title is None:
             owners[rank] = None if are_numbered or titles else rank
         elif has_workers:

@@ -195,11 +195,13 @@ class Log:
         self._indent = 0
         self._where = ""
         self._began: Moment | None = None
-        self._ordinary_line = (0, 0, "")  # its count, its number in the file, its text
+        self._before = ""
+        self._ordinary_line = (0, 0, "", "")  # its count, its number in the file, its text, its prefix
         self._summary: dict[str, str] = {}
 
-    def feed(self, line: str, number: int) -> None:
-        """Read a line, without its prefix and line end. `number` is its line number in the file."""
+    def feed(self, line: str, number: int, before: str = "") -> None:
+        """Read a line, without its prefix `before` and line end. `number` is its line number in the file."""
+        self._before = before
         text = clean(line)
         if match := _TOLD_RANK.match(text):
             text, self.told_rank = text[match.end() :], int(match.group(1))
@@ -212,7 +214,7 @@ class Log:
             key = work.kind, work.group, work.ranks, work.timed_out, work.is_answer
             if key in self.works or len(self.works) < MOST_WORKS:
                 self.works.pop(key, None)
-                self.works[key] = Work(work, read_moment(text), number)
+                self.works[key] = Work(work, self._read_moment(text), number)
         self._read_kernel_line(text)
         if not (self._read_summary(text, number) or self._read_traceback(text, number)):
             self._read_ordinary(text, number)
@@ -230,24 +232,30 @@ class Log:
     def end(self) -> None:
         """Close a summary that is still open, and set `last`. To save time, only the time of the last line is read."""
         self._end_summary(0)
-        _, number, text = self._ordinary_line
+        _, number, text, self._before = self._ordinary_line
         if text:
-            moment = read_moment(text)
+            moment = self._read_moment(text)
             if _LAST_EXCEPTION.match(_remove_time(text, moment)):
                 self._fail(text, "", moment, number)
             self.last = Line(number, secret_forms.mask(_remove_time(text, moment)), moment)
 
+    def _read_moment(self, text: str) -> Moment | None:
+        """Return the time in a line, or else in its prefix."""
+        return read_moment(text) or read_moment(self._before)
+
     def _read_ordinary(self, text: str, number: int) -> None:
         if text.endswith(_TRACEBACK):
-            count, _, before = self._ordinary_line  # logging.exception prints a message line first
+            count, _, before, prefix = self._ordinary_line  # logging.exception prints a message line first
             is_message = count == self.lines - 1 and _OF_ERROR.search(before[:_STAMP_WITHIN])
-            self._began = read_moment(text) or (read_moment(before) if is_message else None)
+            self._began = self._read_moment(text) or (
+                read_moment(before) or read_moment(prefix) if is_message else None
+            )
             self._in_traceback, self._where = True, ""
             self._indent = len(text) - len(text.lstrip())
         elif _FATAL.search(text):
-            self._fail(text, "", read_moment(text), number)
+            self._fail(text, "", self._read_moment(text), number)
         else:
-            self._ordinary_line = self.lines, number, text
+            self._ordinary_line = self.lines, number, text, self._before
 
     def _read_traceback(self, text: str, number: int) -> bool:
         if not self._in_traceback:

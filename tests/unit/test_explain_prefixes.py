@@ -1,0 +1,149 @@
+"""Logs and stack dumps behind the prefixes of launchers, containers, log collectors and schedulers.
+
+The verdict must be that of the bare text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from hangwatch import config
+from hangwatch.explain import traces
+from hangwatch.explain.logs import log_evidence
+from hangwatch.model import RankId
+from hangwatch.stacks.grouping import group_ranks
+from hangwatch.verdict import judge
+from hangwatch.verdict.supplements import complete
+from tests.hangs import TABLE
+
+CYAN, PLAIN = "\x1b[36m", "\x1b[0m"
+
+
+def in_json(key: str) -> Callable[[str], str]:
+    return lambda line: json.dumps({"severity": "ERROR", "time": "2026-09-18T19:29:24Z", key: line + "\n"})
+
+
+def before(text: str) -> Callable[[str], str]:
+    return lambda line: text + line
+
+
+PREFIXES: dict[str, Callable[[str], str]] = {
+    "date": before("2026-09-18 19:29:24 "),
+    "milliseconds": before("2026-09-18 19:29:24,123 "),
+    "zone": before("2026-09-18T19:29:24.123456789Z "),
+    "brackets": before("[2026-09-18 19:29:24] "),
+    "slashes": before("2026/09/18 19:29:24 "),
+    "level": before("2026-09-18 19:29:24,123 ERROR "),
+    "logger": before("2026-09-18 19:29:24,123 - trainer - ERROR - "),
+    "ray": before("(WorkerDict pid=402) "),
+    "coloured ray": before(f"{CYAN}(WorkerDict pid=402){PLAIN} "),
+    "ray with address": before("(TrainWorker pid=402, ip=10.0.0.3) "),
+    "docker": in_json("log"),
+    "journal": in_json("MESSAGE"),
+    "message": in_json("message"),
+    "msg": in_json("msg"),
+    "cloud logging": in_json("textPayload"),
+    "compose": before("trainer-1  | "),
+    "coloured compose": before(f"{CYAN}trainer-1  | {PLAIN}"),
+    "syslog": before("Sep 18 19:29:24 gpu-07 train[4711]: "),
+    "cri": before("2026-09-18T19:29:24.123456789+02:00 stderr F "),
+    "sagemaker": before("[1,mpirank:7,algo-1]<stderr>:"),
+    "skypilot": before("(worker1, rank=1, pid=1234, ip=10.0.0.7) "),
+    "determined": before("[2026-09-18T19:29:24.123Z] 3f2a9b1c || ERROR: "),
+    "tqdm": before("  5%|#   | 10/200 [00:10<03:10,  1.00s/it]\r"),
+    "tqdm in the same line": before("  5%|#   | 10/200 [00:10<03:10,  1.00s/it]"),
+    "kubectl": before("[pod/trainer-0/pytorch] "),
+    "quote": before("> "),
+    "spaces": before("    "),
+    "cloudwatch": before("2026-09-18T19:29:24.123Z algo-1-xyz "),
+    "template": before("[trainer/node-a] "),
+}
+WITHOUT_STACKS = {"tqdm", "tqdm in the same line"}
+WATCHDOG = (
+    "[rank{0}]:[E918 19:29:24.43695{0}737 ProcessGroupNCCL.cpp:689] [Rank {0}] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum=50, OpType=ALLREDUCE, NumelIn=64, NumelOut=64, Timeout(ms)=600000) ran for 600097 "
+    "milliseconds before timing out."
+)
+FAILED = [
+    "[rank2]: Traceback (most recent call last):",
+    '[rank2]:   File "/app/train.py", line 88, in step',
+    "[rank2]:     loss.backward()",
+    "[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    *(WATCHDOG.format(rank) for rank in (0, 1, 3)),
+]
+BLAMED = [
+    f"[rank{rank}]: RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 30000 ms" for rank in (0, 2, 3)
+]
+
+
+def pyspy(pid: int, *frames: str) -> list[str]:
+    return [
+        f"Process {pid}: /usr/bin/python3 -u train.py",
+        "Python v3.11.9 (/usr/bin/python3.11)",
+        "",
+        f'Thread {pid} (idle): "MainThread"',
+        *(f"    {frame}" for frame in frames),
+        "",
+    ]
+
+
+REDUCE = ("all_reduce (torch/distributed/distributed_c10d.py:2936)", "main (train.py:20)")
+LOADS = ("read (video.py:9)", "__getitem__ (dataset.py:14)", "main (train.py:18)")
+ONE_LOADS = [line for rank in range(4) for line in pyspy(41000 + rank, *(LOADS if rank == 2 else REDUCE))]
+ALL_WAIT = [line for rank in range(4) for line in pyspy(41000 + rank, *REDUCE)]
+GDB = [
+    line
+    for rank in range(3)
+    for line in (
+        f'Thread 1 (Thread 0x7f0000000740 (LWP {4100 + rank}) "python3"):',
+        "#0  0x00007f1 in poll () from /lib64/libc.so.6" if rank else "#0  0x00007f1 in read () from /lib64/libc.so.6",
+        "#1  0x00007f2 in ncclCommInit (comm=0x1) at init.cc:20" if rank else "#1  0x00007f2 in load (x=1) at load.c:9",
+    )
+]
+
+
+def judge_lines(lines: Sequence[str]) -> tuple[object, ...]:
+    """Return the kind of the verdict, the named ranks, the ranks to check first, and the ranks with a stack."""
+    found = traces.collect([("job.txt", [line + "\n" for line in lines])])
+    grouping = group_ranks(found.ranks, TABLE, config.Capture())
+    verdict = judge.judge(grouping) if found.ranks else None
+    verdict = complete(verdict, log_evidence.supplement(found.logs, found.works, None, found.unranked))
+    named, first = (sorted(map(number_of, ranks)) for ranks in (verdict.named, verdict.first_look))
+    return verdict.kind, named, first, sorted(number_of(rank.id) for rank in found.ranks)
+
+
+def number_of(rank: RankId) -> int:
+    return rank.rank if rank.rank is not None else rank.pid or -1
+
+
+@pytest.mark.parametrize("lines", [FAILED, BLAMED], ids=["failed", "blamed"])
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_log_behind_a_prefix_has_the_verdict_of_the_bare_log(prefix: str, lines: Sequence[str]) -> None:
+    bare = judge_lines(lines)
+    decorated = [PREFIXES[prefix](line) for line in lines]
+    assert bare[2] == ([2] if lines is FAILED else [])
+    assert judge_lines(decorated) == bare
+    assert judge_lines([f"{line}\r" for line in decorated]) == bare
+    assert (
+        judge_lines([f"\x1b[31m{line}\x1b[0m" for line in decorated if not line.startswith("{")] or decorated) == bare
+    )
+
+
+@pytest.mark.parametrize("lines", [ONE_LOADS, ALL_WAIT, GDB], ids=["one loads", "all wait", "gdb"])
+@pytest.mark.parametrize("prefix", [name for name in PREFIXES if name not in WITHOUT_STACKS])
+def test_stacks_behind_a_prefix_have_the_verdict_of_the_bare_text(prefix: str, lines: Sequence[str]) -> None:
+    bare = judge_lines(lines)
+    decorated = [PREFIXES[prefix](line) for line in lines]
+    assert len(bare[3]) > 2
+    assert judge_lines(decorated) == bare
+    assert judge_lines([line.rstrip(" ") + "\r" for line in decorated]) == bare
+
+
+@pytest.mark.parametrize("lines", [ONE_LOADS, ALL_WAIT], ids=["one loads", "all wait"])
+def test_cut_stack_names_no_rank_that_the_whole_text_does_not_name(lines: Sequence[str]) -> None:
+    whole = judge_lines(lines)
+    for cut in range(1, 6):
+        assert set(judge_lines(lines[:-cut])[1]) <= set(whole[1])

@@ -146,7 +146,7 @@ def measure(python: Path, ranks: int, workers: int, rounds: int) -> None:
     with ExitStack() as stack:
         pids = job(stack, ranks, workers)
         alone = job(stack, 1, 0)
-        seats = [pid for pid in pids if list(children_of(pid))]
+        slots = [pid for pid in pids if list(children_of(pid))]
 
         def both(ranks: list[int], processes: list[int]) -> tuple[Callable[[], object], Callable[[], object]]:
             def plain() -> None:
@@ -158,7 +158,7 @@ def measure(python: Path, ranks: int, workers: int, rounds: int) -> None:
             ), plain
 
         one, plain_one, every, plain_every, checks = run_in_turns(
-            (*both(alone, alone), *both(seats, pids), quietly(hangwatch, "check")), rounds
+            (*both(alone, alone), *both(slots, pids), quietly(hangwatch, "check")), rounds
         )
         seconds = statistics.median(cost.cpu_seconds for cost in checks)
         print(f"{f'hangwatch check, beside {len(pids)} processes':54} {seconds:7.3f} s")

@@ -50,7 +50,7 @@ def score(case: Case, answer: Answer) -> str:
 def ask_hangwatch(case: Case) -> Answer:
     """Return the answer of hangwatch."""
     verdict = judge.judge(group_ranks(case.ranks, TABLE, SETTINGS, case.world_size))
-    return case.named_places(verdict), frozenset(map(case.place, verdict.first_look))
+    return case.named_places(verdict), frozenset(map(case.place, verdict.check_first))
 
 
 def _stack(dump: RankDump) -> Hashable:

@@ -109,7 +109,7 @@ class Detector(Section, frozen=True):
     quiet_fraction: Annotated[
         float, Meta(ge=0.0, le=0.9, description="a GPU is quiet at or below floor + this fraction of (busy - floor)")
     ] = 0.35
-    quiet_watts_ratio_of_limit: Annotated[
+    low_power_ratio_of_limit: Annotated[
         float, Meta(ge=0.0, le=0.5, description="a GPU is also quiet at or below this ratio of its power limit; 0: off")
     ] = 0.0
     quorum: Annotated[float, Meta(gt=0.0, le=1.0, description="ratio of the job's GPUs that must be quiet")] = 0.5

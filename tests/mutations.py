@@ -45,7 +45,7 @@ MOST_SURVIVORS = 0.10
 VERDICT_TESTS = (
     "unit/test_rules.py",
     "unit/test_by_number.py",
-    "unit/test_first_look.py",
+    "unit/test_check_first.py",
     "unit/test_waiting_launchers.py",
     "unit/test_resting_job.py",
     "unit/test_hangs.py",

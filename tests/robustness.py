@@ -279,7 +279,7 @@ class Judged(NamedTuple):
     @property
     def checks_innocent_first(self) -> bool:
         """True if a rank to check first is not guilty. The verdict does not blame such a rank."""
-        return not {self.case.place(rank) for rank in self.after.first_look} <= self.case.guilty
+        return not {self.case.place(rank) for rank in self.after.check_first} <= self.case.guilty
 
     def __str__(self) -> str:
         return f"{self.case.name}, {self.variation}: {self.before.kind} -> {self.after.kind}: {self.after.message}"

@@ -238,7 +238,7 @@ def power(odd_local_ranks: frozenset[int], gpus: int = 8, quiet_at: float = OPEN
             watts=tuple(_watts(at, index, index in odd_local_ranks, quiet_at) for at in seconds),
             limit_watts=700.0,
             busy_watts=618.0,
-            quiet_line_watts=262.0,
+            low_power_threshold_watts=262.0,
             local_ranks=(index,),
         )
         for index in range(gpus)

@@ -34,7 +34,7 @@ def lines(folders: Iterable[Path]) -> Iterator[str]:
 
 
 def _line(case: str, form: str, verdict: Verdict) -> str:
-    named, check_first = (_ranks(ranks) for ranks in (verdict.named, verdict.first_look))
+    named, check_first = (_ranks(ranks) for ranks in (verdict.named, verdict.check_first))
     answer = f"{verdict.kind} | {verdict.confidence.value} | named {named} | check first {check_first}"
     return f"{case} | {form} | {answer} | {verdict.action.kind}"
 

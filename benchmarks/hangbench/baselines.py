@@ -118,7 +118,7 @@ def ask_hangwatch(case: Path) -> Answer:
     files = (str(path) for path in (*sorted(case.glob("rank-*.txt")), *dumps))
     command = [str(Path(sys.executable).with_name("hangwatch")), "explain", "--json", *files]
     verdict = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)["verdict"]
-    return {field: [rank["rank"] for rank in verdict[field]] for field in ("named", "first_look")}
+    return {field: [rank["rank"] for rank in verdict[field]] for field in ("named", "check_first")}
 
 
 class Tool(NamedTuple):

@@ -2,7 +2,7 @@
 
 usage: score.py FOLDER COMMAND...
 
-The command gets the folder of a case as its last argument, and prints an object: `named` and `first_look` are lists
+The command gets the folder of a case as its last argument, and prints an object: `named` and `check_first` are lists
 of ranks, `hung` is true or false for a power trace. The folder is a fresh copy: its name and the times of its files
 tell nothing. A command that ends with an error, takes two minutes, prints more than a MiB or anything else fails.
 
@@ -43,7 +43,7 @@ def judge(expected: dict, answer: object) -> str:
         if hung not in (True, False, None):
             return FAILED
         return SILENT if hung is None else RIGHT if hung == expected["hung"] else WRONG if hung else SILENT
-    named, first = (_read_ranks(answer.get(field)) for field in ("named", "first_look"))
+    named, first = (_read_ranks(answer.get(field)) for field in ("named", "check_first"))
     if named is None or first is None:
         return FAILED
     guilty = set(expected["guilty"])

@@ -150,7 +150,7 @@ def dashboard() -> builders.Dashboard:  # long: the panels in their order on the
                 (
                     f"""avg by (job_id, job_key) (
                       {gpus_of_jobs(OF)} * on (job, instance, uuid) group_left ()
-                      (hangwatch_gpu_power_watts <= bool hangwatch_gpu_quiet_line_watts)
+                      (hangwatch_gpu_power_watts <= bool hangwatch_gpu_low_power_threshold_watts)
                     ) {OWNER}""",
                     NAME,
                 )

@@ -271,7 +271,7 @@ def _power(built: builders.Dashboard) -> None:
             [
                 (f"sum({GPUS} hangwatch_gpu_power_watts)", "power"),
                 (f"sum({GPUS} hangwatch_gpu_busy_power_watts)", "busy level"),
-                (f"sum({GPUS} hangwatch_gpu_quiet_line_watts)", "low-power threshold"),
+                (f"sum({GPUS} hangwatch_gpu_low_power_threshold_watts)", "low-power threshold"),
             ],
             "Sum over its GPUs.",
             empty=NO_GPU_OF_JOB,
@@ -282,7 +282,8 @@ def _power(built: builders.Dashboard) -> None:
             "percentunit",
             [
                 (
-                    f"avg by (instance) ({GPUS} (hangwatch_gpu_power_watts <= bool hangwatch_gpu_quiet_line_watts))",
+                    f"avg by (instance) ({GPUS} "
+                    "(hangwatch_gpu_power_watts <= bool hangwatch_gpu_low_power_threshold_watts))",
                     "{{instance}}",
                 )
             ],

@@ -53,7 +53,7 @@ def dashboard() -> builders.Dashboard:
                 (f"hangwatch_gpu_power_watts{{{GPU}}}", "power of GPU {{gpu}}"),
                 (f"max(hangwatch_gpu_power_limit_watts{{{GPU}}})", "limit"),
                 (f"max(hangwatch_gpu_busy_power_watts{{{GPU}}})", "busy level"),
-                (f"max(hangwatch_gpu_quiet_line_watts{{{GPU}}})", "low-power threshold"),
+                (f"max(hangwatch_gpu_low_power_threshold_watts{{{GPU}}})", "low-power threshold"),
             ],
             "Quiet: at or below the low-power threshold. Busy level: the power in the last 10 minutes of work.",
             width=6,

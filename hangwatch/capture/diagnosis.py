@@ -211,7 +211,7 @@ def _pointed_at(look: Diagnosis) -> list[int]:
     """
     stays = [member.id for member in look.grouping.members if member.stack.stay is not None]
     verdicts = (look.verdict, look.without_motion_of(stays).verdict)
-    ranks = (rank for verdict in verdicts for rank in (*verdict.named, *verdict.first_look))
+    ranks = (rank for verdict in verdicts for rank in (*verdict.named, *verdict.check_first))
     return list(dict.fromkeys(rank.pid for rank in ranks if rank.pid is not None))[:_MOST_CALLS]
 
 

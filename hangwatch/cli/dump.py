@@ -349,7 +349,7 @@ def print_jobs(dumped: Sequence[Incident], *, with_message: bool) -> None:
 def _named(verdict: Verdict) -> str:
     if verdict.named:
         return words.name_ranks(verdict.named)
-    return f"none; check first: {words.name_ranks(verdict.first_look)}" if verdict.first_look else "none"
+    return f"none; check first: {words.name_ranks(verdict.check_first)}" if verdict.check_first else "none"
 
 
 def _as_json(node: str, dumped: Sequence[Incident], *, grouped: bool, with_stacks: bool) -> str:

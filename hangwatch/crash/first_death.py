@@ -162,7 +162,7 @@ def judge(job: Job, dead: Sequence[CrashArtifacts], *, was_open: bool = False) -
     return Verdict(
         kind=CRASHED,
         message=message[:1].upper() + message[1:],
-        first_look=looks,
+        check_first=looks,
         named=tuple(named),
         confidence=Confidence.LOW if len(named) > 1 else confidence,
         evidence=(*(_evidence(cause, named) for cause in causes[: 2 * _SHOWN]), *_list_more_evidence(dead, named)),

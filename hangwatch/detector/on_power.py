@@ -140,7 +140,7 @@ def _starting(
     before = watch.phase if isinstance(watch.phase, Starting) else Starting()
     start = replace(before, over_since=over_since)
     if over_since is not None and now - over_since >= settings.hold_seconds:
-        ratio = settings.quiet_watts_ratio_of_limit
+        ratio = settings.low_power_ratio_of_limit
         return enter_state(watch, JobState.TRAINING, f"the GPUs draw more than {ratio:.0%} of their limit", now)
     if _is_start_over(watch, start, now, settings) and watch.progress.is_known:
         return enter_state(watch, JobState.TRAINING, "its ranks enqueue collectives", now)

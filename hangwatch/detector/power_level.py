@@ -103,9 +103,9 @@ def low_power_threshold_watts(gpu: GpuPower, settings: Detector) -> float | None
 
 def fixed_threshold_watts(gpu: GpuPower, settings: Detector) -> float | None:
     """Return the fixed threshold in watts; None if it is not configured or the power limit is unknown."""
-    if not settings.quiet_watts_ratio_of_limit or gpu.limit_watts is None:
+    if not settings.low_power_ratio_of_limit or gpu.limit_watts is None:
         return None
-    return settings.quiet_watts_ratio_of_limit * gpu.limit_watts
+    return settings.low_power_ratio_of_limit * gpu.limit_watts
 
 
 def _usual_threshold(gpu: GpuPower, settings: Detector) -> float | None:

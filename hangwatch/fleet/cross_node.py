@@ -64,7 +64,7 @@ def _silent(nodes: Sequence[str]) -> tuple[Evidence, ...]:
 
 def _shared_node(verdict: Verdict, grouping: Grouping) -> tuple[Evidence, ...]:
     """Return evidence if all suspects are on one node. Its text has the number of other ranks on that node."""
-    ranks: Sequence[RankId] = verdict.named or verdict.first_look
+    ranks: Sequence[RankId] = verdict.named or verdict.check_first
     nodes = {rank.node for rank in ranks}
     node = next(iter(nodes), None)
     on_nodes = Counter(member.id.node for member in grouping.members)
@@ -98,7 +98,7 @@ def _shared(verdict: Verdict, grouping: Grouping, leaves: Mapping[str, Leaf]) ->
     If one of these parts contains another, only the smaller one is evidence: ranks on one node are also on one
     switch. `_shared_node` returns the evidence for a node.
     """
-    odd_ids = {_key(rank) for rank in verdict.named or verdict.first_look}
+    odd_ids = {_key(rank) for rank in verdict.named or verdict.check_first}
     odd = frozenset(place for place, member in enumerate(grouping.members) if _key(member.id) in odd_ids)
     if len(odd) < 2:
         return ()
@@ -129,7 +129,7 @@ def _says_more(other_part: _Part, part: _Part) -> bool:
 
 
 def _key(rank: RankId) -> tuple[object, ...]:
-    """Return the identity of a rank, to compare ranks: those in `first_look` have more fields than a RankId."""
+    """Return the identity of a rank, to compare ranks: those in `check_first` have more fields than a RankId."""
     return rank.node, rank.rank, rank.local_rank, rank.pid
 
 

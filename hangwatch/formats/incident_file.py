@@ -273,7 +273,7 @@ def _numbers(incident: Incident) -> Iterator[int | None]:
     for rank_id in chain(
         (dump.id for capture in incident.captures for dump in capture.ranks),
         incident.verdict.named,
-        incident.verdict.first_look,
+        incident.verdict.check_first,
     ):
         yield from (rank_id.rank, rank_id.local_rank)
 

@@ -46,10 +46,12 @@ def find_jobs(
     """
     tree = Tree(processes)
     samples = _samples(gpus, tree, ticks_per_second)
-    crews, left_out = user_limits.apply_limits(find_memberships(tree, samples, endpoints, hosts), tree, samples, limits)
-    ranks = {process.id.pid for crew in crews for process, _ in crew.members}
-    names = _names(crews, tree, node, lambda crew: claim_order(crew, samples, endpoints))
-    jobs = [_job(name, crew, tree, samples, ranks) for crew, name in zip(crews, names, strict=True)]
+    memberships, left_out = user_limits.apply_limits(
+        find_memberships(tree, samples, endpoints, hosts), tree, samples, limits
+    )
+    ranks = {process.id.pid for membership in memberships for process, _ in membership.members}
+    names = _names(memberships, tree, node, lambda membership: claim_order(membership, samples, endpoints))
+    jobs = [_job(name, membership, tree, samples, ranks) for membership, name in zip(memberships, names, strict=True)]
     jobs.sort(key=lambda job: (job.job_id, job.processes[0]))
     return FoundJobs(
         jobs=tuple(job for job in jobs if not job.is_engine),
@@ -74,10 +76,10 @@ def job_of_pids(processes: Sequence[Process], pids: Sequence[int]) -> Job:
         if process is None:
             ranks.append(Rank(id=ProcessId(pid=pid, start_ticks=-1), rank=None, local_rank=None))
         else:
-            seat = process_role.find_rank_slot(process, None)
-            if seat is not None and seat.variables.led_by_first and process_role.node_number(process.environ, seat):
-                seat = None  # after the first node, the rank depends on the unknown number of ranks on each node
-            ranks.append(_rank(process, seat, place=None, tree=tree, samples=(), ranks=set(chosen)))
+            slot = process_role.find_rank_slot(process, None)
+            if slot is not None and slot.variables.started_by_first and process_role.node_number(process.environ, slot):
+                slot = None  # after the first node, the rank depends on the unknown number of ranks on each node
+            ranks.append(_rank(process, slot, place=None, tree=tree, samples=(), ranks=set(chosen)))
     return Job(
         job_id=_safe("pids-" + "-".join(map(str, chosen))), launcher="pids", launcher_id=None, ranks=tuple(ranks)
     )
@@ -86,47 +88,48 @@ def job_of_pids(processes: Sequence[Process], pids: Sequence[int]) -> Job:
 # --- one job --------------------------------------------------------------------------------------------------------
 
 
-def _job(name: _Name, crew: Membership, tree: Tree, samples: Sequence[GpuSample], ranks: set[int]) -> Job:
-    first, first_seat = _first(crew)
+def _job(name: _Name, membership: Membership, tree: Tree, samples: Sequence[GpuSample], ranks: set[int]) -> Job:
+    first, first_slot = _first(membership)
     # Arguments are not read: they may contain keys of trackers and hubs.
     program = process_role.program_name(
-        (first if first_seat and not process_role.is_spawned(first) else crew.launcher_process or first).cmdline
+        (first if first_slot and not process_role.is_spawned(first) else membership.launcher_process or first).cmdline
     )
-    local_world_size = first_seat.local_world_size if first_seat else None
+    local_world_size = first_slot.local_world_size if first_slot else None
     job_ranks = [
-        _rank(process, seat, place=place if crew.has_places else None, tree=tree, samples=samples, ranks=ranks)
-        for place, (process, seat) in enumerate(crew.members)
+        _rank(process, slot, place=place if membership.has_places else None, tree=tree, samples=samples, ranks=ranks)
+        for place, (process, slot) in enumerate(membership.members)
     ]
     job_ranks, notes = _without_other_users(job_ranks, tree)
     present = sorted({rank.local_rank for rank in job_ranks if rank.local_rank is not None})
     return Job(
         job_id=name.job_id,
-        launcher=crew.launcher,
-        launcher_id=crew.launcher_process.id if crew.launcher_process else None,
+        launcher=membership.launcher,
+        launcher_id=membership.launcher_process.id if membership.launcher_process else None,
         ranks=tuple(job_ranks),
-        world_size=first_seat.world_size if first_seat else None,
+        world_size=first_slot.world_size if first_slot else None,
         local_world_size=local_world_size,
         absent_local_ranks=spans(gaps(present, local_world_size or 0)),
         command=program,
         user=first.user or (None if first.uid is None else f"uid {first.uid}"),
         environ=first.environ,
         job_key=name.job_key,
-        owner=crew.owner.name,
-        uid=_uid(crew),
-        share=crew.owner.share,
-        holds_gpu=holds_gpu(crew, samples),
-        notes=(*crew.notes, *(first_seat.doubts if first_seat else ()), *notes),
-        waiting=crew.waiting,
-        more_launcher_ids=tuple(head.id for head in crew.more_launcher_processes),
+        owner=membership.owner.name,
+        uid=_uid(membership),
+        share=membership.owner.share,
+        holds_gpu=holds_gpu(membership, samples),
+        notes=(*membership.notes, *(first_slot.doubts if first_slot else ()), *notes),
+        waiting=membership.waiting,
+        more_launcher_ids=tuple(head.id for head in membership.more_launcher_processes),
         job_name=name.job_name,
-        libraries=tuple(sorted({library for process, _ in crew.members for library in process.libraries})),
-        program=crew.engine or ("" if program == "-c" or crew.waiting is not None else words.plain_word(program)),
+        libraries=tuple(sorted({library for process, _ in membership.members for library in process.libraries})),
+        program=membership.engine
+        or ("" if program == "-c" or membership.waiting is not None else words.plain_word(program)),
     )
 
 
-def _first(crew: Membership) -> tuple[Process, RankSlot | None]:
+def _first(membership: Membership) -> tuple[Process, RankSlot | None]:
     """Return the first rank and its rank slot; for a job without ranks, its launcher and None."""
-    return crew.members[0] if crew.members else (crew.processes[0], None)
+    return membership.members[0] if membership.members else (membership.processes[0], None)
 
 
 def _without_other_users(ranks: list[Rank], tree: Tree) -> tuple[list[Rank], tuple[str, ...]]:
@@ -148,22 +151,22 @@ def _is_own(worker: Worker, rank: Rank, tree: Tree) -> bool:
     return process is not None and above is not None and process.uid == above.uid and not process.is_setuid
 
 
-def _uid(crew: Membership) -> int | None:
+def _uid(membership: Membership) -> int | None:
     """Return the user id of all ranks; None if they differ, or in a pod, which may have its own user ids."""
-    uids = {None if process.is_setuid else process.uid for process in crew.processes}
-    return uids.pop() if len(uids) == 1 and not crew.owner.place else None
+    uids = {None if process.is_setuid else process.uid for process in membership.processes}
+    return uids.pop() if len(uids) == 1 and not membership.owner.place else None
 
 
 def _rank(
     process: Process,
-    seat: RankSlot | None,
+    slot: RankSlot | None,
     *,
     place: int | None,
     tree: Tree,
     samples: Sequence[GpuSample],
     ranks: set[int],
 ) -> Rank:
-    local_rank = seat.local_rank if seat else place
+    local_rank = slot.local_rank if slot else place
     others = ranks - {process.id.pid}
     below = [child for child in tree.descendants(process, others) if not process_role.is_resource_tracker(child)]
     # Loader workers first, then other Python: if the number of dumps is limited, these explain a rank best.
@@ -173,7 +176,7 @@ def _rank(
     pids = {process.id.pid, *(child.id.pid for child in below)}
     return Rank(
         id=process.id,
-        rank=seat.rank if seat else None,
+        rank=slot.rank if slot else None,
         local_rank=local_rank,
         gpu_uuids=rank_gpus.find_gpus(pids, process.environ, local_rank, samples),
         workers=tuple(Worker(child.id, _title(child) or child.comm, process_role.is_python(child)) for child in below),
@@ -213,20 +216,20 @@ class _Name(NamedTuple):
 
 
 def _names(
-    crews: list[Membership], tree: Tree, node: str, order: Callable[[Membership], tuple[int, ...]]
+    memberships: list[Membership], tree: Tree, node: str, order: Callable[[Membership], tuple[int, ...]]
 ) -> list[_Name]:
     """Return the name of each job. If the job's variables allow that, it is the same on all nodes of the job.
 
     If several jobs have the same key, the job with the best claim keeps it. The names of the others get a pid,
     because a copy of a job's variables must not change the name of that job.
     """
-    names = [_name(crew, tree, node) for crew in crews]
+    names = [_name(membership, tree, node) for membership in memberships]
     best: dict[str, Membership] = {}
-    for name, crew in sorted(zip(names, crews, strict=True), key=lambda named: order(named[1])):
-        best.setdefault(name.job_key, crew)
+    for name, membership in sorted(zip(names, memberships, strict=True), key=lambda named: order(named[1])):
+        best.setdefault(name.job_key, membership)
     return [
-        name if best[name.job_key] is crew else _make_distinct(name, crew.processes[0].id.pid)
-        for name, crew in zip(names, crews, strict=True)
+        name if best[name.job_key] is membership else _make_distinct(name, membership.processes[0].id.pid)
+        for name, membership in zip(names, memberships, strict=True)
     ]
 
 
@@ -234,47 +237,47 @@ def _make_distinct(name: _Name, pid: int) -> _Name:
     return _Name(f"{name.job_id}-p{pid}", _key(name.job_key, str(pid)), name.job_name)
 
 
-def _name(crew: Membership, tree: Tree, node: str) -> _Name:
-    process, seat = _first(crew)
+def _name(membership: Membership, tree: Tree, node: str) -> _Name:
+    process, slot = _first(membership)
     environ = process.environ
-    address, port = _meeting_place(crew)
+    address, port = _meeting_place(membership)
     is_here = address.startswith(_LOOPBACK) or (
-        seat is not None and seat.world_size in (seat.local_world_size, len(crew.members))
+        slot is not None and slot.world_size in (slot.local_world_size, len(membership.members))
     )
-    name = process_role.scheduler_job_id(environ) or (process_role.run_id(environ, seat) if seat else "")
-    if crew.waiting is not None:
-        name, is_here = name or crew.waiting.run_id, is_here or not crew.waiting.needs_several_nodes
-    if not name and (seat or crew.waiting) and address and not is_here:
+    name = process_role.scheduler_job_id(environ) or (process_role.run_id(environ, slot) if slot else "")
+    if membership.waiting is not None:
+        name, is_here = name or membership.waiting.run_id, is_here or not membership.waiting.needs_several_nodes
+    if not name and (slot or membership.waiting) and address and not is_here:
         name = "-".join(filter(None, (address, port)))
     if not name:
         is_here = True
-        origin = _origin(crew, tree)
+        origin = _origin(membership, tree)
         # One shell may have started several jobs without a launcher. They have different ports.
-        is_told_by_port = port and crew.launcher_process is None
+        is_told_by_port = port and membership.launcher_process is None
         name = f"pid{origin.pid}-{origin.start_ticks}" + (f"-{port}" if is_told_by_port else "")
-    key = _key(name, crew.owner.name, address, port, node if is_here else "")
-    return _Name(_safe(name), key, _job_name(crew, node))
+    key = _key(name, membership.owner.name, address, port, node if is_here else "")
+    return _Name(_safe(name), key, _job_name(membership, node))
 
 
-def _job_name(crew: Membership, node: str) -> str:
+def _job_name(membership: Membership, node: str) -> str:
     """Return the name that the user chose for the job, from its first rank that has one, else from its launcher.
 
     "" without a name. Workers that Ray started before its job do not have the name of that job.
     """
     told = (
         process_role.job_name(one.environ, in_pod=bool(owners.pod_of(one)), node=node)
-        for one in filter(None, (*crew.processes, crew.launcher_process))
+        for one in filter(None, (*membership.processes, membership.launcher_process))
     )
     return next(filter(None, told), "")
 
 
-def _meeting_place(crew: Membership) -> tuple[str, str]:
+def _meeting_place(membership: Membership) -> tuple[str, str]:
     """Return address and port at which the ranks, or the launchers of all nodes, meet; "" for what is unknown."""
-    if crew.waiting is None:
-        return process_role.rendezvous(crew.processes[0].environ)
-    if crew.waiting.port is None:
-        return crew.waiting.endpoint, ""
-    address, _, port = crew.waiting.endpoint.rpartition(":")
+    if membership.waiting is None:
+        return process_role.rendezvous(membership.processes[0].environ)
+    if membership.waiting.port is None:
+        return membership.waiting.endpoint, ""
+    address, _, port = membership.waiting.endpoint.rpartition(":")
     return address, port
 
 
@@ -283,18 +286,18 @@ def _key(*parts: str) -> str:
     return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
 
-def _origin(crew: Membership, tree: Tree) -> ProcessId:
+def _origin(membership: Membership, tree: Tree) -> ProcessId:
     """Return the process that identifies the job: its launcher, else the common parent of its ranks.
 
     Without both, return the rank that began first.
     """
-    if crew.launcher_process is not None:
-        return crew.launcher_process.id
-    parents = {parent.id if (parent := tree.parent(process)) else None for process, _ in crew.members}
+    if membership.launcher_process is not None:
+        return membership.launcher_process.id
+    parents = {parent.id if (parent := tree.parent(process)) else None for process, _ in membership.members}
     parent_id = parents.pop() if len(parents) == 1 else None
     if parent_id is not None and parent_id.pid != INIT_PID:
         return parent_id
-    return min((process for process, _ in crew.members), key=start_order).id
+    return min((process for process, _ in membership.members), key=start_order).id
 
 
 def _safe(text: str) -> str:

@@ -37,12 +37,12 @@ def find_siblings(
             continue
         if not is_within(process, ranks, tree):
             siblings[parent.id.pid, owner_of(process)].append(process)
-    crews = []
+    families = []
     for (parent_pid, _), group in siblings.items():
         parent, gpus = tree.get(parent_pid), [held[process.id.pid] for process in group]
         if parent is not None and len(group) > 1 and sum(map(len, gpus)) == len(set().union(*gpus)):
-            crews.append((parent, tuple(sorted(group, key=start_order))))
-    return crews
+            families.append((parent, tuple(sorted(group, key=start_order))))
+    return families
 
 
 def _is_forked(process: Process, parent: Process) -> bool:

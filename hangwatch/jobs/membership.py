@@ -13,8 +13,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hangwatch import words
-from hangwatch.jobs import engine_workers, forked_ranks, process_role
-from hangwatch.jobs import program_launched as led
+from hangwatch.jobs import engine_workers, forked_ranks, process_role, program_launched
 from hangwatch.jobs.owners import Owner, owner_of
 from hangwatch.jobs.process_role import RankSlot
 from hangwatch.jobs.process_tree import INIT_PID, Tree, is_within, start_order
@@ -71,17 +70,19 @@ def find_memberships(
     `samples` list the processes on each GPU. `endpoints` are the stores to which processes are connected. `hosts` are
     the processes that host the stores of ranks without variables.
     """
-    crews = _memberships_by_slot(tree, samples, endpoints)
-    crews += _connected_memberships(tree, hosts, {process.id.pid for crew in crews for process, _ in crew.members})
-    seated = {process.id.pid for crew in crews for process, _ in crew.members}
-    crews += _spawned_memberships(tree, samples, seated)
-    ranks = {process.id.pid for crew in crews for process, _ in crew.members}
-    crews += [_of_siblings("fork", *siblings) for siblings in forked_ranks.find_siblings(tree, samples, ranks)]
-    crews += _hidden_memberships(tree, crews)
-    ranks |= {process.id.pid for crew in crews for process, _ in crew.members}
-    crews += [_engine_membership(engine) for engine in engine_workers.find_engines(tree, ranks)]
-    crews += _waiting_memberships(tree, crews)
-    return crews
+    memberships = _memberships_by_slot(tree, samples, endpoints)
+    memberships += _connected_memberships(
+        tree, hosts, {process.id.pid for membership in memberships for process, _ in membership.members}
+    )
+    ranks = {process.id.pid for membership in memberships for process, _ in membership.members}
+    memberships += _spawned_memberships(tree, samples, ranks)
+    ranks = {process.id.pid for membership in memberships for process, _ in membership.members}
+    memberships += [_of_siblings("fork", *siblings) for siblings in forked_ranks.find_siblings(tree, samples, ranks)]
+    memberships += _hidden_memberships(tree, memberships)
+    ranks |= {process.id.pid for membership in memberships for process, _ in membership.members}
+    memberships += [_engine_membership(engine) for engine in engine_workers.find_engines(tree, ranks)]
+    memberships += _waiting_memberships(tree, memberships)
+    return memberships
 
 
 # --- ranks with a rank slot in their environment --------------------------------------------------------------------
@@ -91,13 +92,15 @@ def _memberships_by_slot(
     tree: Tree, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]
 ) -> list[Membership]:
     groups: dict[tuple[object, ...], list[_SlotHolder]] = {}
-    for seated in _find_slot_holders(tree):
-        groups.setdefault(_membership_key(seated), []).append(seated)
-    led = {_owned_run(seated) for group in groups.values() for seated in group if seated.launcher_process is not None}
-    crews = []
+    for holder in _find_slot_holders(tree):
+        groups.setdefault(_membership_key(holder), []).append(holder)
+    launched_runs = {
+        _owned_run(holder) for group in groups.values() for holder in group if holder.launcher_process is not None
+    }
+    memberships = []
     for group in groups.values():
         # The remaining processes of a dead launcher are not a separate job if the run continues.
-        if group[0].launcher_process is None and _owned_run(group[0]) in led:
+        if group[0].launcher_process is None and _owned_run(group[0]) in launched_runs:
             continue
         for part in _without_doubles(group, tree):
             members = _ranks_of(part, tree, samples)
@@ -105,8 +108,8 @@ def _memberships_by_slot(
                 launcher, head = part[0].launcher, part[0].launcher_process
                 if head is None and launcher == "plain":
                     launcher, head = _find_starter([process for process, _ in members], tree)
-                crews.append(Membership(launcher, head, list(members), part[0].owner))
-    return _join_parts(crews, samples, endpoints)
+                memberships.append(Membership(launcher, head, list(members), part[0].owner))
+    return _join_parts(memberships, samples, endpoints)
 
 
 def _is_of_server(process: Process, tree: Tree) -> bool:
@@ -148,23 +151,25 @@ def needs_endpoint(process: Process) -> int | None:
     return int(port)
 
 
-def claim_order(crew: Membership, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]) -> tuple[int, ...]:
+def claim_order(
+    membership: Membership, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]
+) -> tuple[int, ...]:
     """Return the sort key of a job among jobs that claim the same name or rank slot. The best claim comes first.
 
     A job that the driver lists on a GPU has the best claim, then a job that is connected to a store, then the
     oldest.
     """
-    connected = any(process.id in endpoints for process, _ in crew.members)
-    return not holds_gpu(crew, samples), not connected, crew.began_ticks, crew.processes[0].id.pid
+    connected = any(process.id in endpoints for process, _ in membership.members)
+    return not holds_gpu(membership, samples), not connected, membership.began_ticks, membership.processes[0].id.pid
 
 
-def holds_gpu(crew: Membership, samples: Sequence[GpuSample]) -> bool:
+def holds_gpu(membership: Membership, samples: Sequence[GpuSample]) -> bool:
     """True if the driver lists one of the job's ranks on a GPU."""
-    return any(process.id.pid in gpu.pids for gpu in samples for process, _ in crew.members)
+    return any(process.id.pid in gpu.pids for gpu in samples for process, _ in membership.members)
 
 
 def _join_parts(
-    crews: list[Membership], samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]
+    memberships: list[Membership], samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]
 ) -> list[Membership]:
     """Join jobs of one run and size that have different ranks: the parts of a job in several pods or containers.
 
@@ -176,11 +181,13 @@ def _join_parts(
     the processes of the first live.
     """
     runs: dict[tuple[object, ...], _Run] = {}
-    for crew in sorted(crews, key=lambda crew: claim_order(crew, samples, endpoints)):
-        process, seat = crew.members[0]
-        assert seat is not None
-        run = (*_run(process, seat), *process_role.rendezvous(process.environ))
-        runs.setdefault((crew.owner.name, *run, seat.world_size), _Run()).place(crew, _stores(crew, endpoints))
+    for membership in sorted(memberships, key=lambda membership: claim_order(membership, samples, endpoints)):
+        process, slot = membership.members[0]
+        assert slot is not None
+        run = (*_run(process, slot), *process_role.rendezvous(process.environ))
+        runs.setdefault((membership.owner.name, *run, slot.world_size), _Run()).place(
+            membership, _stores(membership, endpoints)
+        )
     return [part.as_membership() for run in runs.values() for part in run.parts]
 
 
@@ -196,64 +203,68 @@ class _Run:
         self.parts: list[_Part] = []
         self._having: defaultdict[Hashable, int] = defaultdict(int)
 
-    def place(self, crew: Membership, stores: frozenset[str]) -> None:
+    def place(self, membership: Membership, stores: frozenset[str]) -> None:
         """Add a part to the first job that has none of its ranks and shares its owner or its stores.
 
         If there is no such job, the part becomes a new job.
         """
-        ranks = {_rank_number(member) for member in crew.members}
+        ranks = {_rank_number(member) for member in membership.members}
         taken = functools.reduce(operator.or_, (self._having[rank] for rank in ranks))
-        of_it = self._having[crew.owner] | (self._having[stores] if stores else 0)
+        of_it = self._having[membership.owner] | (self._having[stores] if stores else 0)
         fitting = of_it & ~taken
         if fitting:
             number = (fitting & -fitting).bit_length() - 1
             self._having[self.parts[number].stores] &= ~(1 << number)
-            self.parts[number].add(crew, ranks, stores)
+            self.parts[number].add(membership, ranks, stores)
         else:
             number, first = len(self.parts), self.parts[0] if self.parts else None
-            self.parts.append(_Part(_second_claimant(crew, ranks, first) if first else crew, ranks, stores))
-        for key in (*ranks, crew.owner, self.parts[number].stores):
+            self.parts.append(_Part(_second_claimant(membership, ranks, first) if first else membership, ranks, stores))
+        for key in (*ranks, membership.owner, self.parts[number].stores):
             self._having[key] |= 1 << number
 
 
 class _Part:
     """A job that is joined from parts. The first part has the best claim."""
 
-    def __init__(self, crew: Membership, ranks: set[int], stores: frozenset[str]) -> None:
-        self.crews, self.ranks, self.stores = [crew], ranks, stores
+    def __init__(self, membership: Membership, ranks: set[int], stores: frozenset[str]) -> None:
+        self.memberships, self.ranks, self.stores = [membership], ranks, stores
 
-    def add(self, crew: Membership, ranks: set[int], stores: frozenset[str]) -> None:
+    def add(self, membership: Membership, ranks: set[int], stores: frozenset[str]) -> None:
         """Add a part with these ranks and stores to the job."""
-        self.crews.append(crew)
+        self.memberships.append(membership)
         self.ranks |= ranks
         self.stores |= stores
 
     def as_membership(self) -> Membership:
         """Return the processes of all parts as one membership."""
-        first = self.crews[0]
-        members = sorted((member for crew in self.crews for member in crew.members), key=_rank_number)
-        heads = tuple(crew.launcher_process for crew in self.crews[1:] if crew.launcher_process is not None)
-        return first._replace(members=members, more_launcher_processes=heads) if len(self.crews) > 1 else first
+        first = self.memberships[0]
+        members = sorted((member for membership in self.memberships for member in membership.members), key=_rank_number)
+        heads = tuple(
+            membership.launcher_process
+            for membership in self.memberships[1:]
+            if membership.launcher_process is not None
+        )
+        return first._replace(members=members, more_launcher_processes=heads) if len(self.memberships) > 1 else first
 
 
-def _stores(crew: Membership, endpoints: Mapping[ProcessId, str]) -> frozenset[str]:
-    return frozenset(endpoints[process.id] for process, _ in crew.members if process.id in endpoints)
+def _stores(membership: Membership, endpoints: Mapping[ProcessId, str]) -> frozenset[str]:
+    return frozenset(endpoints[process.id] for process, _ in membership.members if process.id in endpoints)
 
 
 def _rank_number(member: tuple[Process, RankSlot | None]) -> int:
-    _, seat = member
-    return -1 if seat is None else seat.rank
+    _, slot = member
+    return -1 if slot is None else slot.rank
 
 
-def _second_claimant(crew: Membership, ranks: set[int], first: _Part) -> Membership:
-    shared, pid = words.fold(sorted(first.ranks & ranks)), first.crews[0].members[0][0].id.pid
+def _second_claimant(membership: Membership, ranks: set[int], first: _Part) -> Membership:
+    shared, pid = words.fold(sorted(first.ranks & ranks)), first.memberships[0].members[0][0].id.pid
     if not shared:
         note = (
             f"a separate job: it has the run name of pid {pid}, but hangwatch saw no store to which both are connected"
         )
     else:
         note = f"a separate job: another run of the same name already has ranks {shared} (pid {pid})"
-    return crew._replace(notes=(note,))
+    return membership._replace(notes=(note,))
 
 
 def _find_slot_holders(tree: Tree) -> Iterator[_SlotHolder]:
@@ -271,22 +282,22 @@ def _find_slot_holders(tree: Tree) -> Iterator[_SlotHolder]:
             continue
         head = next((up for up in tree.ancestors(process) if up.id.pid in kinds), None)
         kind = kinds[head.id.pid] if head else None
-        seat = process_role.find_rank_slot(process, kind)
+        slot = process_role.find_rank_slot(process, kind)
         # A process above a launcher has the number of its node (Kubernetes, srun), not of a rank. Exception: a rank
         # that starts a job within the job. It has a local rank.
-        if seat is None:
+        if slot is None:
             continue
-        if seat.variables.led_by_first:
-            started += [(process, seat)] if not process_role.starts_only_ranks(kind) else []
+        if slot.variables.started_by_first:
+            started += [(process, slot)] if not process_role.starts_only_ranks(kind) else []
             continue
-        is_ranks = seat.variables.read_by_torch and seat.local_rank is not None
+        is_ranks = slot.variables.read_by_torch and slot.local_rank is not None
         if is_ranks or process.id.pid not in above:
-            launcher = kind or process_role.guess_launcher(process.environ, seat)
+            launcher = kind or process_role.guess_launcher(process.environ, slot)
             only_head = None if process_role.is_shared(kind) else head
-            yield _SlotHolder(process, seat, only_head, owner_of(process), launcher)
-    for process, seat in led.find_ranks(tree, started):
-        launcher = process_role.guess_launcher(process.environ, seat)
-        yield _SlotHolder(process, seat, None, owner_of(process), launcher)
+            yield _SlotHolder(process, slot, only_head, owner_of(process), launcher)
+    for process, slot in program_launched.find_ranks(tree, started):
+        launcher = process_role.guess_launcher(process.environ, slot)
+        yield _SlotHolder(process, slot, None, owner_of(process), launcher)
 
 
 def _get_process(tree: Tree, pid: int) -> Process:
@@ -295,20 +306,20 @@ def _get_process(tree: Tree, pid: int) -> Process:
     return process
 
 
-def _membership_key(seated: _SlotHolder) -> tuple[object, ...]:
+def _membership_key(holder: _SlotHolder) -> tuple[object, ...]:
     """Return a key that is equal for the processes of one job: owner and launcher, else owner, run and world size."""
-    if seated.launcher_process is not None:
-        return seated.owner, seated.launcher_process.id
-    return seated.owner, None, *_run(seated.process, seated.slot), seated.slot.world_size
+    if holder.launcher_process is not None:
+        return holder.owner, holder.launcher_process.id
+    return holder.owner, None, *_run(holder.process, holder.slot), holder.slot.world_size
 
 
-def _owned_run(seated: _SlotHolder) -> tuple[object, ...]:
-    return seated.owner, *_run(seated.process, seated.slot)
+def _owned_run(holder: _SlotHolder) -> tuple[object, ...]:
+    return holder.owner, *_run(holder.process, holder.slot)
 
 
-def _run(process: Process, seat: RankSlot) -> tuple[str, ...]:
+def _run(process: Process, slot: RankSlot) -> tuple[str, ...]:
     """Return a key that distinguishes the runs of one owner without a launcher: the run id, else the rendezvous."""
-    run_id = process_role.run_id(process.environ, seat)
+    run_id = process_role.run_id(process.environ, slot)
     return (run_id,) if run_id else process_role.rendezvous(process.environ)
 
 
@@ -318,19 +329,19 @@ def _without_doubles(group: list[_SlotHolder], tree: Tree) -> list[list[_SlotHol
     Containers may share addresses and ports, so the group may be several jobs. An attempt number counts only
     between processes of one parent, because any process can write such a number.
     """
-    is_one = len({seated.slot.attempt for seated in group}) == 1 and not _has_doubles(group, tree)
+    is_one = len({holder.slot.attempt for holder in group}) == 1 and not _has_doubles(group, tree)
     if group[0].launcher_process is not None or is_one:
         return [group]
     by_parent: dict[ProcessId | None, list[_SlotHolder]] = {}
-    pids = {seated.process.id.pid for seated in group}
-    for seated in group:
-        outside = next((up for up in tree.ancestors(seated.process) if up.id.pid not in pids), None)
-        by_parent.setdefault(outside.id if outside else None, []).append(seated)
+    pids = {holder.process.id.pid for holder in group}
+    for holder in group:
+        outside = next((up for up in tree.ancestors(holder.process) if up.id.pid not in pids), None)
+        by_parent.setdefault(outside.id if outside else None, []).append(holder)
     return list(by_parent.values())
 
 
 def _has_doubles(group: list[_SlotHolder], tree: Tree) -> bool:
-    tops = [seated.slot.rank for seated in _topmost(group, tree)]
+    tops = [holder.slot.rank for holder in _topmost(group, tree)]
     return len(tops) > len(set(tops))
 
 
@@ -341,32 +352,32 @@ def _ranks_of(
 
     Only Python processes and processes that the driver lists on a GPU count.
     """
-    group = [seated for seated in group if seated.slot.variables.read_by_torch] or group
-    attempt = max(seated.slot.attempt for seated in group)
+    group = [holder for holder in group if holder.slot.variables.read_by_torch] or group
+    attempt = max(holder.slot.attempt for holder in group)
     on_gpu = {pid for gpu in samples for pid in gpu.pids}
     group = [
-        seated
-        for seated in group
-        if seated.slot.attempt == attempt
-        and (process_role.is_python(seated.process) or seated.process.id.pid in on_gpu)
+        holder
+        for holder in group
+        if holder.slot.attempt == attempt
+        and (process_role.is_python(holder.process) or holder.process.id.pid in on_gpu)
     ]
     chosen: dict[int, _SlotHolder] = {}
     # A helper that outlived its parent is a child of init, and younger. It must not take the rank slot.
-    for seated in sorted(_topmost(group, tree), key=_orphans_last_youngest_first):
-        chosen.setdefault(seated.slot.rank, seated)
+    for holder in sorted(_topmost(group, tree), key=_orphans_last_youngest_first):
+        chosen.setdefault(holder.slot.rank, holder)
     return [(chosen[rank].process, chosen[rank].slot) for rank in sorted(chosen)]
 
 
-def _orphans_last_youngest_first(seated: _SlotHolder) -> tuple[bool, int]:
-    return seated.process.parent_pid == INIT_PID, -seated.process.id.start_ticks
+def _orphans_last_youngest_first(holder: _SlotHolder) -> tuple[bool, int]:
+    return holder.process.parent_pid == INIT_PID, -holder.process.id.start_ticks
 
 
 def _topmost(group: list[_SlotHolder], tree: Tree) -> list[_SlotHolder]:
-    seats = {seated.process.id.pid: seated.slot.rank for seated in group}
+    slots = {holder.process.id.pid: holder.slot.rank for holder in group}
     return [
-        seated
-        for seated in group
-        if not any(seats.get(up.id.pid) == seated.slot.rank for up in tree.ancestors(seated.process))
+        holder
+        for holder in group
+        if not any(slots.get(up.id.pid) == holder.slot.rank for up in tree.ancestors(holder.process))
     ]
 
 
@@ -405,14 +416,14 @@ def _spawned_memberships(tree: Tree, samples: Sequence[GpuSample], ranks: set[in
         if process_role.is_spawned(process) and not is_within(process, ranks, tree):
             siblings.setdefault(process.parent_pid, []).append(process)
     holders = tree.with_ancestors(pid for gpu in samples for pid in gpu.pids)
-    crews = []
+    memberships = []
     for parent_pid, group in siblings.items():
         head = tree.get(parent_pid) if parent_pid != INIT_PID else None
         members = _spawned_ranks(group, holders)
         if len(members) < 2 or (head and process_role.is_server(head)) or _is_of_server(members[0], tree):
             continue
-        crews.append(_of_siblings("spawn", head, members))
-    return crews
+        memberships.append(_of_siblings("spawn", head, members))
+    return memberships
 
 
 def _of_siblings(launcher: str, head: Process | None, members: Sequence[Process]) -> Membership:
@@ -439,11 +450,11 @@ def _hidden_memberships(tree: Tree, memberships: Sequence[Membership]) -> list[M
     """
     heads = {
         head.id
-        for crew in memberships
-        for head in (crew.launcher_process, *crew.more_launcher_processes)
+        for membership in memberships
+        for head in (membership.launcher_process, *membership.more_launcher_processes)
         if head is not None
     }
-    crews = []
+    hidden = []
     for process in tree:
         kind = process_role.launcher_kind(process)
         if kind is None or not process_role.starts_only_ranks(kind) or process.id in heads:
@@ -451,8 +462,8 @@ def _hidden_memberships(tree: Tree, memberships: Sequence[Membership]) -> list[M
         ranks = [child for child in tree.children(process) if child.faults and _may_be_rank(child)]
         if ranks:
             ranks.sort(key=start_order)
-            crews.append(Membership(kind, process, [(rank, None) for rank in ranks], owner_of(ranks[0])))
-    return crews
+            hidden.append(Membership(kind, process, [(rank, None) for rank in ranks], owner_of(ranks[0])))
+    return hidden
 
 
 def _may_be_rank(process: Process) -> bool:
@@ -480,15 +491,15 @@ def _waiting_memberships(tree: Tree, memberships: Sequence[Membership]) -> list[
     has only ssh as a child, and srun starts shells. Of nested launchers, only the innermost is returned. Processes
     below a rank belong to that rank's job.
     """
-    ranks = {process.id.pid for crew in memberships for process, _ in crew.members}
-    crews = []
+    ranks = {process.id.pid for membership in memberships for process, _ in membership.members}
+    waiting_launchers = []
     for process in tree:
         waiting = process_role.find_waiting(process)
         if waiting is None or is_within(process, ranks, tree) or _is_fork(process, tree.parent(process)):
             continue
         if all(_is_fork(child, process) for child in tree.children(process)):
-            crews.append(Membership(waiting.launcher, process, [], owner_of(process), waiting=waiting))
-    return crews
+            waiting_launchers.append(Membership(waiting.launcher, process, [], owner_of(process), waiting=waiting))
+    return waiting_launchers
 
 
 def _is_fork(process: Process, parent: Process | None) -> bool:

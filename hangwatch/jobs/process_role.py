@@ -191,26 +191,26 @@ def job_name(environ: Mapping[str, str], *, in_pod: bool, node: str) -> str:
     return ""
 
 
-def node_number(environ: Mapping[str, str], seat: RankSlot) -> int | None:
+def node_number(environ: Mapping[str, str], slot: RankSlot) -> int | None:
     """Return the number of this node in the job from the launcher's variable.
 
     None if it is not set or not plausible.
     """
-    return _number(environ, seat.variables.node_id)
+    return _number(environ, slot.variables.node_id)
 
 
-def run_id(environ: Mapping[str, str], seat: RankSlot) -> str:
+def run_id(environ: Mapping[str, str], slot: RankSlot) -> str:
     """Return the launcher's name of the run, which is the same on all nodes; "" if the run has no name."""
-    name = environ.get(seat.variables.job_id, "")
-    return "" if name == seat.variables.no_job_id else name
+    name = environ.get(slot.variables.job_id, "")
+    return "" if name == slot.variables.no_job_id else name
 
 
-def guess_launcher(environ: Mapping[str, str], seat: RankSlot) -> str:
+def guess_launcher(environ: Mapping[str, str], slot: RankSlot) -> str:
     """Return the launcher of a rank from a variable that only this launcher sets; else "plain".
 
     It is used if no process of this node is the launcher of the rank.
     """
-    return seat.launcher if seat.variables.led_by_first or seat.variables.job_id in environ else "plain"
+    return slot.launcher if slot.variables.started_by_first or slot.variables.job_id in environ else "plain"
 
 
 def rendezvous(environ: Mapping[str, str]) -> tuple[str, str]:

@@ -40,13 +40,13 @@ def find_ranks(tree: Tree, started: Iterable[tuple[Process, RankSlot]]) -> Itera
     after the first, the global ranks follow from that number; if it cannot be right, the processes are not a job.
     """
     families: defaultdict[_Family, list[tuple[Process, RankSlot]]] = defaultdict(list)
-    for process, seat in started:
-        family = _family(process, seat, tree)
+    for process, slot in started:
+        family = _family(process, slot, tree)
         if family is not None:
-            families[family].append((process, seat))
+            families[family].append((process, slot))
     for family, others in families.items():
         first = tree.get(family.parent_pid)
-        local_size = 1 + max(seat.rank for _, seat in others)
+        local_size = 1 + max(slot.rank for _, slot in others)
         is_whole = family.world_size % local_size == 0 and (family.node + 1) * local_size <= family.world_size
         if (family.node and not is_whole) or (
             first is not None and process_role.find_rank_slot(first, None) is not None
@@ -55,23 +55,23 @@ def find_ranks(tree: Tree, started: Iterable[tuple[Process, RankSlot]]) -> Itera
         members = others
         if first is not None and owner_of(first) == family.owner and _may_lead(first):
             rendezvous = {TABLE.rendezvous.address: family.address, TABLE.rendezvous.port: family.port}
-            seat = others[0][1]._replace(rank=0, local_rank=0)
-            members = [(replace(first, environ=rendezvous | dict(first.environ)), seat), *others]
-        for process, seat in members:
+            slot = others[0][1]._replace(rank=0, local_rank=0)
+            members = [(replace(first, environ=rendezvous | dict(first.environ)), slot), *others]
+        for process, slot in members:
             size = local_size if is_whole else None
-            yield process, seat._replace(rank=family.node * local_size + seat.rank, local_world_size=size)
+            yield process, slot._replace(rank=family.node * local_size + slot.rank, local_world_size=size)
 
 
-def _family(process: Process, seat: RankSlot, tree: Tree) -> _Family | None:
+def _family(process: Process, slot: RankSlot, tree: Tree) -> _Family | None:
     address, port = process_role.rendezvous(process.environ)
-    node = process_role.node_number(process.environ, seat)
-    if not address or not port or node is None or seat.world_size is None:
+    node = process_role.node_number(process.environ, slot)
+    if not address or not port or node is None or slot.world_size is None:
         return None
-    if not seat.local_rank or not process_role.is_python(process) or process_role.is_loader_worker(process):
+    if not slot.local_rank or not process_role.is_python(process) or process_role.is_loader_worker(process):
         return None
     parent = tree.parent(process)
     parent_pid = INIT_PID if parent is None else parent.id.pid
-    return _Family(parent_pid, owner_of(process), address, port, node, seat.world_size)
+    return _Family(parent_pid, owner_of(process), address, port, node, slot.world_size)
 
 
 def _may_lead(process: Process) -> bool:

@@ -20,22 +20,22 @@ OTHERS = "others"
 
 
 def apply_limits(
-    crews: Sequence[Membership], tree: Tree, samples: Sequence[GpuSample], limits: config.Jobs
+    memberships: Sequence[Membership], tree: Tree, samples: Sequence[GpuSample], limits: config.Jobs
 ) -> tuple[list[Membership], tuple[NotMonitored, ...]]:
     """Return the jobs to monitor, with at most `max_ranks_per_job` ranks each, and the counts of the rest by owner."""
     holders = _holders(tree, samples)
-    trimmed = [_trimmed(crew, holders, limits.max_ranks_per_job) for crew in crews]
+    trimmed = [_trimmed(membership, holders, limits.max_ranks_per_job) for membership in memberships]
     jobs, ranks = Counter[str](), Counter[str]()
-    for crew, kept in zip(crews, trimmed, strict=True):
-        ranks[crew.owner.share] += len(crew.members) - len(kept.members)
+    for membership, kept in zip(memberships, trimmed, strict=True):
+        ranks[membership.owner.share] += len(membership.members) - len(kept.members)
     chosen = _chosen(trimmed, holders, limits)
-    for place, crew in enumerate(trimmed):
+    for place, membership in enumerate(trimmed):
         if place not in chosen:
-            jobs[crew.owner.share] += 1
-            ranks[crew.owner.share] += len(crew.members)
+            jobs[membership.owner.share] += 1
+            ranks[membership.owner.share] += len(membership.members)
     owners = [owner for owner in ranks if ranks[owner] or jobs[owner]]
     left_out = [NotMonitored(owner=owner, jobs=jobs[owner], ranks=ranks[owner]) for owner in owners]
-    return [crew for place, crew in enumerate(trimmed) if place in chosen], fold_by_owner(left_out)
+    return [membership for place, membership in enumerate(trimmed) if place in chosen], fold_by_owner(left_out)
 
 
 def fold_by_owner(left_out: Sequence[NotMonitored]) -> tuple[NotMonitored, ...]:
@@ -60,30 +60,35 @@ def fold_by_owner(left_out: Sequence[NotMonitored]) -> tuple[NotMonitored, ...]:
     return tuple(named)
 
 
-def _chosen(crews: Sequence[Membership], holders: set[int], limits: config.Jobs) -> set[int]:
+def _chosen(memberships: Sequence[Membership], holders: set[int], limits: config.Jobs) -> set[int]:
     """Return the indexes of the jobs to monitor.
 
     Owners take turns, so each owner's first job comes before any second one.
     """
-    order = sorted(range(len(crews)), key=lambda place: _precedence(crews[place], holders))
+    order = sorted(range(len(memberships)), key=lambda place: _precedence(memberships[place], holders))
     jobs, ranks = Counter[object](), Counter[object]()
     turns = []
     for place in order:
-        crew = crews[place]
-        is_within = jobs[crew.owner] < limits.max_jobs_per_owner
-        if is_within and ranks[crew.owner] + len(crew.members) <= limits.max_ranks_per_owner:
-            turns.append((not _holds(crew, holders), jobs[crew.owner], place))
-            jobs[crew.owner] += 1
-            ranks[crew.owner] += len(crew.members)
+        membership = memberships[place]
+        is_within = jobs[membership.owner] < limits.max_jobs_per_owner
+        if is_within and ranks[membership.owner] + len(membership.members) <= limits.max_ranks_per_owner:
+            turns.append((not _holds(membership, holders), jobs[membership.owner], place))
+            jobs[membership.owner] += 1
+            ranks[membership.owner] += len(membership.members)
     return {place for _, _, place in sorted(turns)[: limits.max_jobs]}
 
 
-def _precedence(crew: Membership, holders: set[int]) -> tuple[bool, bool, int, int]:
-    return not _holds(crew, holders), not crew.members, crew.began_ticks, crew.processes[0].id.pid
+def _precedence(membership: Membership, holders: set[int]) -> tuple[bool, bool, int, int]:
+    return (
+        not _holds(membership, holders),
+        not membership.members,
+        membership.began_ticks,
+        membership.processes[0].id.pid,
+    )
 
 
-def _holds(crew: Membership, holders: set[int]) -> bool:
-    return any(process.id.pid in holders for process, _ in crew.members)
+def _holds(membership: Membership, holders: set[int]) -> bool:
+    return any(process.id.pid in holders for process, _ in membership.members)
 
 
 def _holders(tree: Tree, samples: Sequence[GpuSample]) -> set[int]:
@@ -91,9 +96,13 @@ def _holders(tree: Tree, samples: Sequence[GpuSample]) -> set[int]:
     return tree.with_ancestors(pid for gpu in samples for pid in gpu.pids)
 
 
-def _trimmed(crew: Membership, holders: set[int], most: int) -> Membership:
-    if len(crew.members) <= most:
-        return crew
-    first = sorted(range(len(crew.members)), key=lambda at: (crew.members[at][0].id.pid not in holders, at))[:most]
-    note = f"{most} of {len(crew.members):,} ranks on this node are monitored: max_ranks_per_job is {most}"
-    return crew._replace(members=[crew.members[at] for at in sorted(first)], notes=(*crew.notes, note))
+def _trimmed(membership: Membership, holders: set[int], most: int) -> Membership:
+    if len(membership.members) <= most:
+        return membership
+    first = sorted(
+        range(len(membership.members)), key=lambda at: (membership.members[at][0].id.pid not in holders, at)
+    )[:most]
+    note = f"{most} of {len(membership.members):,} ranks on this node are monitored: max_ranks_per_job is {most}"
+    return membership._replace(
+        members=[membership.members[at] for at in sorted(first)], notes=(*membership.notes, note)
+    )

@@ -69,14 +69,14 @@ def readings(snapshot: Snapshot, settings: Detector) -> Iterator[Metric]:
 def _levels(snapshot: Snapshot, settings: Detector) -> Iterator[Metric]:
     labels = ("gpu", "uuid")
     busy = gauge("gpu_busy_power_watts", "Busy level: power of this GPU while its job works", labels)
-    line = gauge("gpu_quiet_line_watts", "Power at or below which the GPU is quiet", labels)
+    line = gauge("gpu_low_power_threshold_watts", "Power at or below which the GPU is quiet", labels)
     index = {gpu.uuid: str(gpu.index) for gpu in (snapshot.sweep.gpus if snapshot.sweep else ())}
     for uuid, gpu in _hardest_working(snapshot).items():
         if uuid in index and gpu.busy_watts is not None:
             busy.add_metric([index[uuid], uuid], gpu.busy_watts)
-            quiet_line = power_level.low_power_threshold_watts(gpu, settings)
-            if quiet_line is not None:
-                line.add_metric([index[uuid], uuid], quiet_line)
+            threshold_watts = power_level.low_power_threshold_watts(gpu, settings)
+            if threshold_watts is not None:
+                line.add_metric([index[uuid], uuid], threshold_watts)
     yield busy
     yield line
 

@@ -81,7 +81,7 @@ def silences(snapshot: Snapshot) -> Iterator[Metric]:
 
 def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
     """Yield the open incidents, and the times at which collective timeouts end their jobs."""
-    labels = (*JOB, "incident", "verdict", "confidence", "named", "first_look", "summary", "url")
+    labels = (*JOB, "incident", "verdict", "confidence", "named", "check_first", "summary", "url")
     labels = (*labels, "stuck_on", "next_step", "action", "fingerprint")
     text = "Open incidents: the verdict as a sentence, the named ranks, the ranks to check first, and what to do"
     info = gauge("incident_info", text, labels)
@@ -101,7 +101,7 @@ def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
                 verdict.kind,
                 verdict.confidence.value,
                 ranks_label(verdict.named, incident.node),
-                ranks_label(verdict.first_look, incident.node),
+                ranks_label(verdict.check_first, incident.node),
                 sentence_label(verdict.message),
                 _page(incident, external_url),
                 words.cut_middle(verdict.stuck_on, LABEL_LENGTH),

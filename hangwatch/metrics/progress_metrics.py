@@ -17,7 +17,7 @@ def progress(snapshot: Snapshot, now: float) -> Iterator[Metric]:
     counted = CounterMetricFamily("hangwatch_rank_collectives", text, labels=[*JOB, "rank", "local_rank"])
     gap = gauge("job_progress_gap_seconds", "Time since the ranks of the job enqueued a collective", JOB)
     usual = gauge("job_usual_gap_seconds", "Length that 99 % of the job's gaps between collectives do not exceed", JOB)
-    labels = (*JOB, "verdict", "confidence", "named", "first_look", "summary")
+    labels = (*JOB, "verdict", "confidence", "named", "check_first", "summary")
     info = gauge("job_suspected_info", "The verdict on a job that is suspected and does not page yet", labels)
     for entry in snapshot.living:
         name, record = tuple(entry.job.name.labels.values()), entry.watch.progress
@@ -32,9 +32,9 @@ def progress(snapshot: Snapshot, now: float) -> Iterator[Metric]:
             usual.add_metric(name, usual_seconds)
         if entry.suspected is not None and entry.watch.state is JobState.SUSPECTED:
             verdict, node = entry.suspected.verdict, entry.suspected.capture.node
-            named, first_look = ranks_label(verdict.named, node), ranks_label(verdict.first_look, node)
+            named, check_first = ranks_label(verdict.named, node), ranks_label(verdict.check_first, node)
             summary = sentence_label(verdict.message)
-            info.add_metric([*name, verdict.kind, verdict.confidence.value, named, first_look, summary], 1)
+            info.add_metric([*name, verdict.kind, verdict.confidence.value, named, check_first, summary], 1)
     yield from (counted, gap, usual, info)
 
 

@@ -23,7 +23,7 @@ MOST_RANKS = 1 << 24
 
 
 class PowerSeries(Value, frozen=True):
-    """Power of one GPU before and during an incident; `quiet_line_watts` is None while the GPU has no busy level."""
+    """Power of one GPU before and during an incident. `low_power_threshold_watts`: None without a busy level."""
 
     uuid: str
     index: int
@@ -31,7 +31,7 @@ class PowerSeries(Value, frozen=True):
     watts: tuple[float, ...]
     limit_watts: float | None = None
     busy_watts: float | None = None
-    quiet_line_watts: float | None = None
+    low_power_threshold_watts: float | None = None
     local_ranks: tuple[int, ...] = ()
 
 

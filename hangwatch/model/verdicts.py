@@ -24,7 +24,7 @@ class CheckFirst(RankId, frozen=True, kw_only=True):
 
 
 class Verdict(Value, frozen=True):
-    """The culprits (`named`, empty if no rank can be named), and ranks to check first (`first_look`, no culprits).
+    """The culprits (`named`, empty if no rank can be named), and ranks to check first (`check_first`, no culprits).
 
     `stuck_on`: the blocked call or line, "" if no rank is blocked. `next_step`: the first step, else that of the kind.
     `action`: the recommended action, see `verdict.recommendation`. `fingerprint`: equal for hangs in which
@@ -36,7 +36,7 @@ class Verdict(Value, frozen=True):
     named: tuple[RankId, ...] = ()
     confidence: Confidence = Confidence.NONE
     evidence: tuple[Evidence, ...] = ()
-    first_look: tuple[CheckFirst, ...] = ()
+    check_first: tuple[CheckFirst, ...] = ()
     stuck_on: str = ""
     next_step: str = ""
     action: RecommendedAction = RecommendedAction()

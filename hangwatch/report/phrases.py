@@ -83,9 +83,9 @@ def describe_feedback(feedback: Feedback, verdict: Verdict) -> str:
     return "; ".join(filter(None, parts))
 
 
-def first_look(verdict: Verdict) -> list[str]:
+def check_first(verdict: Verdict) -> list[str]:
     """Return the ranks to check first, in the same form as `named`. Empty if there are none."""
-    return _list_ranks(verdict.first_look)
+    return _list_ranks(verdict.check_first)
 
 
 def _list_ranks(ids: Sequence[RankId]) -> list[str]:
@@ -138,7 +138,7 @@ def group_ids(group: Group) -> list[RankId]:
 
 def odd_groups(groups: Sequence[Group], verdict: Verdict) -> frozenset[str]:
     """Return the keys of the groups with a named rank. If no rank is named, return those with a rank to check first."""
-    ranks = verdict.named or verdict.first_look
+    ranks = verdict.named or verdict.check_first
     ids = {RankId(**{name: getattr(rank, name) for name in RankId.__struct_fields__}) for rank in ranks}
     return frozenset(group.key for group in groups if any(member.id in ids for member in group.members))
 

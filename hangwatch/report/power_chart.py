@@ -31,7 +31,7 @@ class Line(Value, frozen=True):
     odd: bool = False
     now_watts: float | None = None
     busy_watts: float | None = None
-    quiet_line_watts: float | None = None
+    low_power_threshold_watts: float | None = None
     limit_watts: float | None = None
     label_y: float = 0.0
 
@@ -120,7 +120,7 @@ def named_gpus(incident: Incident) -> frozenset[str]:
 def _make_plane(gpus: Sequence[PowerSeries], counted: CollectiveSeries | None) -> _Plane:
     times = [gpu.unix_seconds for gpu in gpus] or ([] if counted is None else [counted.unix_seconds])
     highest = max((max(gpu.watts) for gpu in gpus), default=0.0)
-    quiet = max((gpu.quiet_line_watts or 0.0 for gpu in gpus), default=0.0)
+    quiet = max((gpu.low_power_threshold_watts or 0.0 for gpu in gpus), default=0.0)
     return _Plane(
         start=min(one[0] for one in times),
         end=max(one[-1] for one in times),
@@ -145,7 +145,7 @@ def _draw_line(gpu: PowerSeries, number: int, odd: bool, plane: _Plane) -> Line:
         odd=odd,
         now_watts=gpu.watts[-1],
         busy_watts=gpu.busy_watts,
-        quiet_line_watts=gpu.quiet_line_watts,
+        low_power_threshold_watts=gpu.low_power_threshold_watts,
         limit_watts=gpu.limit_watts,
         label_y=end + 17 if end < BOTTOM - 20 else end - 24,
     )
@@ -223,7 +223,7 @@ def _choose_levels(top_watts: float) -> list[float]:
 
 
 def _mark_quiet(gpus: Sequence[PowerSeries], plane: _Plane) -> Mark | None:
-    lines = [gpu.quiet_line_watts for gpu in gpus if gpu.quiet_line_watts is not None]
+    lines = [gpu.low_power_threshold_watts for gpu in gpus if gpu.low_power_threshold_watts is not None]
     if not lines:
         return None
     low, high = min(lines), max(lines)

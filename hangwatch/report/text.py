@@ -165,7 +165,7 @@ def _stack_section(incident: Incident, style: _Style) -> list[str]:
 
 def _message_lines(verdict: Verdict, style: _Style) -> list[str]:
     """Return the message: red if a rank is named, green if nothing is stuck, else yellow, as in `hangwatch check`."""
-    paint = style.bad if verdict.named else style.doubtful if verdict.stuck_on or verdict.first_look else style.good
+    paint = style.bad if verdict.named else style.doubtful if verdict.stuck_on or verdict.check_first else style.good
     return [paint(line) for line in style.wrapped(verdict.message, "  ")]
 
 
@@ -197,7 +197,7 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
 
 
 def _suspect_rows(verdict: Verdict) -> list[tuple[str, str]]:
-    rows = [("Named", "; ".join(phrases.named(verdict))), ("Check first", "; ".join(phrases.first_look(verdict)))]
+    rows = [("Named", "; ".join(phrases.named(verdict))), ("Check first", "; ".join(phrases.check_first(verdict)))]
     action = describe_action(verdict.action) if verdict.action.reason else ""
     return [*rows, ("Stuck on", verdict.stuck_on), ("Do first", next_step(verdict)), ("Action", action)]
 
@@ -394,7 +394,11 @@ def _power_lines(incident: Incident, style: _Style) -> Iterator[str]:
 
 
 def _describe_levels(series: PowerSeries) -> str:
-    levels = (("busy", series.busy_watts), ("quiet below", series.quiet_line_watts), ("limit", series.limit_watts))
+    levels = (
+        ("busy", series.busy_watts),
+        ("quiet below", series.low_power_threshold_watts),
+        ("limit", series.limit_watts),
+    )
     return "".join(f", {name} {watts:.0f} W" for name, watts in levels if watts is not None)
 
 

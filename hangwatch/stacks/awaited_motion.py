@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 from hangwatch.model import EnqueuedOperation, RankDump, Waits, WorkerDump
 from hangwatch.stacks import activity, rates
-from hangwatch.stacks.process_activity import ProcessPlace
+from hangwatch.stacks.process_activity import ProcessActivity
 from hangwatch.stacks.rates import MainRates, Rates
 
 Awaited = Literal["object", "ranks", "gpu"]
@@ -54,7 +54,7 @@ def measure_awaited(rank: RankDump, main: MainRates, awaited: Awaited | None) ->
 
 
 def find_awaited(
-    standings: Sequence[ProcessPlace | None], waits: Waits, operations: Sequence[EnqueuedOperation]
+    activities: Sequence[ProcessActivity | None], waits: Waits, operations: Sequence[EnqueuedOperation]
 ) -> Awaited | None:
     """Return the thing for which the main thread waits in every round; None if unknown.
 
@@ -63,7 +63,7 @@ def find_awaited(
     """
     if waits.object is not None:
         return "object"
-    names = [None if stand is None else stand.doing.activity for stand in standings]
+    names = [None if stand is None else stand.doing.activity for stand in activities]
     doing = [None if name is None else activity.find_activity(name) for name in names]
     if all(row is not None and row.is_collective for row in doing):
         return "ranks"

@@ -38,7 +38,7 @@ from hangwatch.model import (
 )
 from hangwatch.stacks import activity, kernel_facts, progress, sleeps
 from hangwatch.stacks import frames as stack_frames
-from hangwatch.stacks.process_activity import ProcessPlace, find_standing
+from hangwatch.stacks.process_activity import ProcessActivity, find_process_activity
 from hangwatch.stacks.user_code import user_frames
 
 _STARTS = ("threading.py", "concurrent/futures/thread.py")
@@ -69,31 +69,31 @@ def group_ranks(
         rank.waits_for_mount or any(worker.waits_for_mount for worker in rank.workers) for rank in ranks
     )
     memory = _PlaceCache(table)
-    stood = [[memory.standing(dump) for dump in rank.rounds] for rank in ranks]
+    stood = [[memory.classify(dump) for dump in rank.rounds] for rank in ranks]
     recorders = [_merge_recorders(rank) for rank in ranks]
     every = [
         progress.measure(
             rank,
-            standings,
+            activities,
             settings,
             operations=_list_operations(recorder),
             is_whole=world_size is None or world_size <= len(ranks),
             mount_holds_job=mount_holds_job,
         )
-        for rank, standings, recorder in zip(ranks, stood, recorders, strict=True)
+        for rank, activities, recorder in zip(ranks, stood, recorders, strict=True)
     ]
     in_torch = {
-        standing.key
-        for standings, measured in zip(stood, every, strict=True)
-        if measured.waits.waits_in_torch and (standing := _find_last(standings)) is not None
+        process_activity.key
+        for activities, measured in zip(stood, every, strict=True)
+        if measured.waits.waits_in_torch and (process_activity := _find_last(activities)) is not None
     }
     processes = {(rank.id.node, rank.id.pid) for rank in ranks if rank.id.pid is not None}
     shown: dict[str, tuple[RankDump, _LastState]] = {}
     members: dict[str, list[Member]] = {}
-    for rank, standings, measured, recorder in zip(ranks, stood, every, recorders, strict=True):
-        answer = _find_last_state(rank, standings, measured, in_torch)
-        member = _make_member(rank, answer, standings, measured, recorder, memory)
-        if (asks_rank := _find_asking_part(rank, answer.standing, measured.waits, processes)) is not None:
+    for rank, activities, measured, recorder in zip(ranks, stood, every, recorders, strict=True):
+        answer = _find_last_state(rank, activities, measured, in_torch)
+        member = _make_member(rank, answer, activities, measured, recorder, memory)
+        if (asks_rank := _find_asking_part(rank, answer.process_activity, measured.waits, processes)) is not None:
             member = structs.replace(member, waits=structs.replace(member.waits, asks_rank=asks_rank))
         members.setdefault(answer.key, []).append(member)
         shown.setdefault(answer.key, (rank, answer))
@@ -142,7 +142,7 @@ class _LastState(Value, frozen=True):
     """The last state of a rank: the place of its process and the dump that shows it, or the fault, or `gone`."""
 
     key: str
-    standing: ProcessPlace | None = None
+    process_activity: ProcessActivity | None = None
     dump: ProcessDump | None = None
     fault: Fault | None = None
     gone: bool = False
@@ -169,11 +169,11 @@ class _PlaceCache:
     def __init__(self, table: activity.Table) -> None:
         self.table = table
         self._parts: dict[Any, Any] = {}
-        self._by_stacks: dict[_Stacks, ProcessPlace] = {}
-        self._by_places: dict[_Places, ProcessPlace] = {}
+        self._by_stacks: dict[_Stacks, ProcessActivity] = {}
+        self._by_places: dict[_Places, ProcessActivity] = {}
         self._user_frames: dict[tuple[tuple[Frame, ...], int | None], tuple[Frame, ...]] = {}
 
-    def standing(self, dump: ProcessDump) -> ProcessPlace | None:
+    def classify(self, dump: ProcessDump) -> ProcessActivity | None:
         """Return the place of a process in one round; None if the dump has no stack."""
         if not any(thread.frames for thread in dump.threads):
             return None
@@ -188,7 +188,7 @@ class _PlaceCache:
             )
             place = self._by_places.get(places)
             if place is None:
-                place = self._by_places[places] = find_standing(dump.threads, self.table)
+                place = self._by_places[places] = find_process_activity(dump.threads, self.table)
             self._by_stacks[stacks] = place
         return place
 
@@ -206,28 +206,28 @@ class _PlaceCache:
         return found
 
 
-def _find_last(standings: Sequence[ProcessPlace | None]) -> ProcessPlace | None:
-    return next((standing for standing in reversed(standings) if standing is not None), None)
+def _find_last(activities: Sequence[ProcessActivity | None]) -> ProcessActivity | None:
+    return next((process_activity for process_activity in reversed(activities) if process_activity is not None), None)
 
 
 def _find_last_state(
-    rank: RankDump, standings: Sequence[ProcessPlace | None], measured: progress.Measured, in_torch: Set[str]
+    rank: RankDump, activities: Sequence[ProcessActivity | None], measured: progress.Measured, in_torch: Set[str]
 ) -> _LastState:
     last = rank.rounds[-1] if rank.rounds else None
     if measured.signature is Signature.GONE:
         is_first = rank.died is not None and rank.died.is_first
         return _LastState(key="gone-first" if is_first else "gone", dump=last, gone=True)
-    for dump, standing in zip(reversed(rank.rounds), reversed(standings), strict=True):
-        if standing is not None:
-            judged = _correct_by_measurement(standing, measured, rank, in_torch)
-            return _LastState(key=judged.key, standing=judged, dump=dump)
+    for dump, process_activity in zip(reversed(rank.rounds), reversed(activities), strict=True):
+        if process_activity is not None:
+            judged = _correct_by_measurement(process_activity, measured, rank, in_torch)
+            return _LastState(key=judged.key, process_activity=judged, dump=dump)
     fault = (last.fault if last else None) or Fault(subject="rank", reason="NoStack", detail="no thread in the dump")
     return _LastState(key=f"undumpable:{fault.reason}:{fault.about}", dump=last, fault=fault)
 
 
 def _correct_by_measurement(
-    standing: ProcessPlace, measured: progress.Measured, rank: RankDump, in_torch: Set[str]
-) -> ProcessPlace:
+    process_activity: ProcessActivity, measured: progress.Measured, rank: RankDump, in_torch: Set[str]
+) -> ProcessActivity:
     """Return the place of a rank, corrected by its measurements. The names of its functions do not matter.
 
     * A main thread that waits for a child in an event loop, or through another thread, waits for that child.
@@ -241,58 +241,60 @@ def _correct_by_measurement(
     `in_torch`.
     """
     waits = measured.waits
-    may_await_child = bool(standing.awaited) or activity.find_activity(standing.doing.activity).idles
+    may_await_child = bool(process_activity.awaited) or activity.find_activity(process_activity.doing.activity).idles
     if may_await_child and all(dump.call is not None and dump.call.kind == "awaits_child" for dump in rank.rounds):
-        awaits = standing.doing._replace(activity=activity.AWAITS_CHILD, waits=False)
-        return standing._replace(key=f"{standing.key}-child", doing=awaits, waits_for="nothing")
-    if waits.file_lock is not None and standing.waits_for not in ("ranks", "gpu"):
-        return standing._replace(key=f"{standing.key}-lock", waits_for="lock")
-    if waits.shares_lock and standing.waits_for not in ("ranks", "gpu"):
-        return standing._replace(key=f"{standing.key}-shared-lock", waits_for="lock")
-    if rank.id.pid is not None and waits.server == rank.id.pid and standing.waits_for in ("unknown", "thread"):
-        serves = standing.doing._replace(activity=activity.SERVING, waits=True)
-        return standing._replace(key=f"{standing.key}-serves", doing=serves, waits_for="ranks")
-    if measured.signature is Signature.BEHIND_GPU and standing.waits_for not in ("ranks", "gpu"):
-        return standing._replace(key=f"{standing.key}-gpu", waits_for="gpu")
-    if standing.waits_for == "gpu" and kernel_facts.awaits_object(waits) and waits.object != "socket":
-        return standing._replace(key=f"{standing.key}-call", waits_for="lock")
-    if waits.awaits_store == "main" and standing.waits_for == "unknown":
-        asks = standing.doing._replace(operation="the store", waits=True)
-        return standing._replace(key=f"{standing.key}-store", doing=asks, waits_for="ranks")
-    may_be_in_torch = standing.key in in_torch and waits.waits_in_torch is not False
-    if may_be_in_torch and standing.waits_for == "unknown":
-        return standing._replace(key=f"{standing.key}-torch", waits_for="gpu")
-    return standing
+        awaits = process_activity.doing._replace(activity=activity.AWAITS_CHILD, waits=False)
+        return process_activity._replace(key=f"{process_activity.key}-child", doing=awaits, waits_for="nothing")
+    if waits.file_lock is not None and process_activity.waits_for not in ("ranks", "gpu"):
+        return process_activity._replace(key=f"{process_activity.key}-lock", waits_for="lock")
+    if waits.shares_lock and process_activity.waits_for not in ("ranks", "gpu"):
+        return process_activity._replace(key=f"{process_activity.key}-shared-lock", waits_for="lock")
+    if rank.id.pid is not None and waits.server == rank.id.pid and process_activity.waits_for in ("unknown", "thread"):
+        serves = process_activity.doing._replace(activity=activity.SERVING, waits=True)
+        return process_activity._replace(key=f"{process_activity.key}-serves", doing=serves, waits_for="ranks")
+    if measured.signature is Signature.BEHIND_GPU and process_activity.waits_for not in ("ranks", "gpu"):
+        return process_activity._replace(key=f"{process_activity.key}-gpu", waits_for="gpu")
+    if process_activity.waits_for == "gpu" and kernel_facts.awaits_object(waits) and waits.object != "socket":
+        return process_activity._replace(key=f"{process_activity.key}-call", waits_for="lock")
+    if waits.awaits_store == "main" and process_activity.waits_for == "unknown":
+        asks = process_activity.doing._replace(operation="the store", waits=True)
+        return process_activity._replace(key=f"{process_activity.key}-store", doing=asks, waits_for="ranks")
+    may_be_in_torch = process_activity.key in in_torch and waits.waits_in_torch is not False
+    if may_be_in_torch and process_activity.waits_for == "unknown":
+        return process_activity._replace(key=f"{process_activity.key}-torch", waits_for="gpu")
+    return process_activity
 
 
 def _make_member(
     rank: RankDump,
     answer: _LastState,
-    standings: Sequence[ProcessPlace | None],
+    activities: Sequence[ProcessActivity | None],
     measured: progress.Measured,
     recorder: RecorderFacts,
     memory: _PlaceCache,
 ) -> Member:
     waits = measured.waits
-    telling = answer.standing.telling if answer.standing else None
-    differ = any(standing is not None and len(standing.awaited) > 1 for standing in standings)
+    telling = answer.process_activity.telling if answer.process_activity else None
+    differ = any(process_activity is not None and len(process_activity.awaited) > 1 for process_activity in activities)
     if differ and measured.signature is Signature.BLOCKED:
         measured = structs.replace(measured, signature=Signature.UNKNOWN)
     main = stack_frames.main_thread(answer.dump.threads) if answer.dump else None
     return Member(
         id=rank.id,
-        motion=_find_motion(rank.rounds, standings, measured, memory),
+        motion=_find_motion(rank.rounds, activities, measured, memory),
         signature=measured.signature,
         stack=memory.share(
             StackFacts(
                 user_frames=memory.user_frames(answer.dump.threads[telling])
                 if answer.dump and telling is not None
                 else (),
-                waited_before=any(_is_joining(standing) for standing in standings[:-1] if standing),
+                waited_before=any(
+                    _is_joining(process_activity) for process_activity in activities[:-1] if process_activity
+                ),
                 owns_gil=main.owns_gil if main else None,
                 stay=measured.stay,
                 task=_find_stuck_task(rank.rounds, memory.table),
-                sleep=sleeps.find_sleep(rank, standings),
+                sleep=sleeps.find_sleep(rank, activities),
             )
         ),
         rounds=len(rank.rounds),
@@ -311,7 +313,7 @@ def _make_member(
             )
         ),
         usage=measured.usage,
-        waits=_complete_waits(waits, rank, answer.standing),
+        waits=_complete_waits(waits, rank, answer.process_activity),
         gpu=memory.share(_gpu_readings(rank)),
         waiting=rank.waiting,
         recorder=recorder if recorder.libraries else memory.share(recorder),
@@ -339,10 +341,10 @@ def _list_operations(recorder: RecorderFacts) -> list[EnqueuedOperation]:
     return [one for library in recorder.libraries for records in library.groups for one in records.operations]
 
 
-def _complete_waits(waits: Waits, rank: RankDump, standing: ProcessPlace | None) -> Waits:
+def _complete_waits(waits: Waits, rank: RankDump, process_activity: ProcessActivity | None) -> Waits:
     return structs.replace(
         waits,
-        awaits_store=_find_store_wait(waits, standing),
+        awaits_store=_find_store_wait(waits, process_activity),
         store=kernel_facts.merge_store(rank),
         peers=kernel_facts.count_peers(rank),
         active_peers=kernel_facts.count_active_peers(rank),
@@ -364,31 +366,39 @@ def _gpu_readings(rank: RankDump) -> GpuReadings:
 
 
 def _find_asking_part(
-    rank: RankDump, standing: ProcessPlace | None, waits: Waits, processes: Set[tuple[str | None, int]]
+    rank: RankDump, process_activity: ProcessActivity | None, waits: Waits, processes: Set[tuple[str | None, int]]
 ) -> AsksRank | None:
     """Return the part of a rank that waits for another rank: its main thread, a thread or a child.
 
     None if no part does. A worker counts as a child if the rank waits for its workers. `processes` are the (node, pid)
     of all ranks.
     """
-    own = waits.asks_rank
-    if own is not None or standing is None or activity.find_activity(standing.doing.activity).work_is_in != "workers":
-        return own
+    asked_by_rank = waits.asks_rank
+    if (
+        asked_by_rank is not None
+        or process_activity is None
+        or activity.find_activity(process_activity.doing.activity).work_is_in != "workers"
+    ):
+        return asked_by_rank
     of_workers = [kernel_facts.read_waits(worker.rounds) for worker in rank.workers]
-    holders = {(rank.id.node, one.file_lock.holder_pid) for one in of_workers if one.file_lock is not None}
+    holders = {
+        (rank.id.node, worker_waits.file_lock.holder_pid)
+        for worker_waits in of_workers
+        if worker_waits.file_lock is not None
+    }
     is_locked = not processes.isdisjoint(holders - {(rank.id.node, rank.id.pid)})
-    return "child" if is_locked or any(one.asks_rank is not None for one in of_workers) else None
+    return "child" if is_locked or any(worker_waits.asks_rank is not None for worker_waits in of_workers) else None
 
 
-def _find_store_wait(waits: Waits, standing: ProcessPlace | None) -> Literal["main", "thread"] | None:
+def _find_store_wait(waits: Waits, process_activity: ProcessActivity | None) -> Literal["main", "thread"] | None:
     found = waits.awaits_store
-    is_asked = found == "main" or (standing is not None and standing.waits_for == "thread")
+    is_asked = found == "main" or (process_activity is not None and process_activity.waits_for == "thread")
     return found if is_asked else None
 
 
 def _find_motion(
     rounds: Sequence[ProcessDump],
-    standings: Sequence[ProcessPlace | None],
+    activities: Sequence[ProcessActivity | None],
     measured: progress.Measured,
     memory: _PlaceCache,
 ) -> Motion:
@@ -403,7 +413,7 @@ def _find_motion(
         return behaves
     telling = [
         dump.threads[stand.telling]
-        for dump, stand in zip(rounds, standings, strict=True)
+        for dump, stand in zip(rounds, activities, strict=True)
         if stand is not None and stand.telling is not None
     ]
     if len({memory.user_frames(thread) for thread in telling}) > 1:
@@ -447,10 +457,10 @@ def _is_receiving(rounds: Sequence[ProcessDump]) -> bool:
     return call is not None and call.kind == "receives"
 
 
-def _is_joining(standing: ProcessPlace) -> bool:
+def _is_joining(process_activity: ProcessActivity) -> bool:
     """True if a rank waits for other ranks to join a call. False if it shuts down or waits for clients."""
-    known = activity.find_activity(standing.doing.activity)
-    return standing.waits_for == "ranks" and not known.leaves_the_job and not known.idles
+    known = activity.find_activity(process_activity.doing.activity)
+    return process_activity.waits_for == "ranks" and not known.leaves_the_job and not known.idles
 
 
 def _merge_states(rounds: Sequence[ProcessDump]) -> str | None:
@@ -469,21 +479,21 @@ def _make_group(
     key: str, members: tuple[Member, ...], rank: RankDump, answer: _LastState, table: activity.Table
 ) -> Group:
     workers = _merge_workers(rank, table)
-    if answer.standing is None or answer.dump is None:
+    if answer.process_activity is None or answer.dump is None:
         return Group(
             key=key, activity="unknown", members=members, workers=workers, fault=answer.fault, gone=answer.gone
         )
-    standing, threads = answer.standing, answer.dump.threads
+    process_activity, threads = answer.process_activity, answer.dump.threads
     return Group(
         key=key,
-        activity=standing.doing.activity,
-        operation=standing.doing.operation,
-        waits_for=standing.waits_for,
-        phase=standing.phase,
+        activity=process_activity.doing.activity,
+        operation=process_activity.doing.operation,
+        waits_for=process_activity.waits_for,
+        phase=process_activity.phase,
         members=members,
-        frames=() if standing.telling is None else threads[standing.telling].frames,
-        threads=tuple(_make_thread_stack(threads[index], table) for index in standing.others[:_SHOWN]),
-        awaited=tuple(_make_awaited_stack(threads[index], table) for index in standing.awaited[:_SHOWN]),
+        frames=() if process_activity.telling is None else threads[process_activity.telling].frames,
+        threads=tuple(_make_thread_stack(threads[index], table) for index in process_activity.others[:_SHOWN]),
+        awaited=tuple(_make_awaited_stack(threads[index], table) for index in process_activity.awaited[:_SHOWN]),
         workers=workers,
     )
 

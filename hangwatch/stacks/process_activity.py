@@ -15,7 +15,7 @@ _MOST_THREADS = 64
 _THREAD_WAITS = ("threading.py", "queue.py")  # where the standard library waits for another thread, in Python
 
 
-class ProcessPlace(NamedTuple):
+class ProcessActivity(NamedTuple):
     """The place of a process: its activity, and a key that is equal for all processes in the same place.
 
     `telling` is the thread that decides, `others` are those of the threads to show in addition. `awaited` are the
@@ -32,7 +32,7 @@ class ProcessPlace(NamedTuple):
     awaited: tuple[int, ...] = ()
 
 
-def find_standing(threads: Sequence[Thread], table: activity.Table) -> ProcessPlace:
+def find_process_activity(threads: Sequence[Thread], table: activity.Table) -> ProcessActivity:
     """Return the place of a process with these threads.
 
     MainThread decides. Another thread decides in three cases: MainThread waits for that thread, MainThread is in the
@@ -64,7 +64,7 @@ def find_standing(threads: Sequence[Thread], table: activity.Table) -> ProcessPl
         doing = table.classify_thread(instead[0])
     other_threads = [*instead, *((main, *workers) if main else workers)]
     places = {id(thread): place for place, thread in enumerate(threads)}
-    return ProcessPlace(
+    return ProcessActivity(
         key=_digest(main_places, telling_places, tuple(sorted(shown)), doing),
         doing=doing,
         waits_for=activity.find_activity(doing.activity).waits_for,

@@ -31,7 +31,7 @@ from hangwatch.model import (
 )
 from hangwatch.stacks import awaited_motion, kernel_facts, rates
 from hangwatch.stacks import frames as stack_frames
-from hangwatch.stacks.process_activity import ProcessPlace
+from hangwatch.stacks.process_activity import ProcessActivity
 from hangwatch.stacks.rates import POLLS_PER_SECOND, MainRates, Rates, exceeds
 from hangwatch.stacks.round_places import RoundPlace, find_region
 
@@ -59,7 +59,7 @@ class Measured(Value, frozen=True):
 
 def measure(
     rank: RankDump,
-    standings: Sequence[ProcessPlace | None],
+    activities: Sequence[ProcessActivity | None],
     settings: config.Capture,
     *,
     operations: Sequence[EnqueuedOperation] = (),
@@ -68,7 +68,7 @@ def measure(
 ) -> Measured:
     """Return the signature of one rank and its measurements.
 
-    `standings` has its place in each round, None without a stack. `operations` are those in its flight recorders.
+    `activities` has its place in each round, None without a stack. `operations` are those in its flight recorders.
     `is_whole` is true if all ranks were captured: then each counted connection leads to a rank. `mount_holds_job` is
     true if a rank of the job, or a worker, waits for a file system that does not respond.
 
@@ -91,12 +91,12 @@ def measure(
     main = rates.measure_main_thread(rank.rounds)
     stood = [
         RoundPlace.from_dump(dump, stand)
-        for dump, stand in zip(rank.rounds, standings, strict=True)
+        for dump, stand in zip(rank.rounds, activities, strict=True)
         if stand is not None
     ]
     seen = _Measurements(rank, stood, process_rates, others, total, main, waits, settings)
     spins_behind_gpu = seen.spins and _is_behind_gpu(seen) and not seen.is_gpu_power_ambiguous
-    awaited = awaited_motion.find_awaited(standings, waits, operations) or ("gpu" if spins_behind_gpu else None)
+    awaited = awaited_motion.find_awaited(activities, waits, operations) or ("gpu" if spins_behind_gpu else None)
     counted = awaited_motion.measure_awaited(rank, main, awaited)
     seen = seen._replace(
         main_rates=counted.process,

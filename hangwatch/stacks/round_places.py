@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hangwatch.model import CodeRegion, ProcessDump, Thread
 from hangwatch.stacks import activity
 from hangwatch.stacks import frames as stack_frames
-from hangwatch.stacks.process_activity import ProcessPlace
+from hangwatch.stacks.process_activity import ProcessActivity
 
 MOST_PLACES_OF_A_STAY = 3  # a polling loop has its condition, its pause, and maybe a counter
 Line = tuple[str, str, int | None]
@@ -30,7 +30,7 @@ class RoundPlace(NamedTuple):
     at_loader: bool = False
 
     @classmethod
-    def from_dump(cls, dump: ProcessDump, stand: ProcessPlace) -> RoundPlace:
+    def from_dump(cls, dump: ProcessDump, stand: ProcessActivity) -> RoundPlace:
         """Return the place of the thread that decides the activity of the process."""
         stood = cls.from_thread(None if stand.telling is None else dump.threads[stand.telling])
         at_loader = activity.find_activity(stand.doing.activity).work_is_in == "workers"

@@ -7,23 +7,26 @@ from hashlib import blake2b
 
 from hangwatch.model import ProcessDump, RankDump, Sleep, Thread
 from hangwatch.stacks import frames as stack_frames
-from hangwatch.stacks.process_activity import ProcessPlace
+from hangwatch.stacks.process_activity import ProcessActivity
 
 
-def find_sleep(rank: RankDump, standings: Sequence[ProcessPlace | None]) -> Sleep | None:
+def find_sleep(rank: RankDump, activities: Sequence[ProcessActivity | None]) -> Sleep | None:
     """Return the sleep of a rank, if its main thread was asleep in the same place in every round; else None.
 
     A sleep of the thread that the main thread waits for counts, too. A timed wait that a library calls is not a sleep:
     the library polls in a loop. Nor is a wait for ranks, the GPU, the store, or a peer outside of the job.
     """
     asleep = [
-        (dump, standing)
-        for dump, standing in zip(rank.rounds, standings, strict=True)
-        if dump.call is not None and standing is not None
+        (dump, process_activity)
+        for dump, process_activity in zip(rank.rounds, activities, strict=True)
+        if dump.call is not None and process_activity is not None
     ]
-    if not asleep or not all(_is_sleep(dump, standing) for dump, standing in asleep):
+    if not asleep or not all(_is_sleep(dump, process_activity) for dump, process_activity in asleep):
         return None
-    places = {_hash_place(_find_main_thread(dump), _deciding_thread(dump, standing)) for dump, standing in asleep}
+    places = {
+        _hash_place(_find_main_thread(dump), _deciding_thread(dump, process_activity))
+        for dump, process_activity in asleep
+    }
     remaining_seconds = [dump.call.left_seconds or 0.0 for dump, _ in asleep if dump.call]
     last = asleep[-1][0].call
     if len(places) > 1 or last is None or last.until_unix_seconds is None:
@@ -31,12 +34,14 @@ def find_sleep(rank: RankDump, standings: Sequence[ProcessPlace | None]) -> Slee
     return Sleep(until_unix_seconds=last.until_unix_seconds, seconds=max(remaining_seconds), place=places.pop())
 
 
-def _is_sleep(dump: ProcessDump, standing: ProcessPlace) -> bool:
+def _is_sleep(dump: ProcessDump, process_activity: ProcessActivity) -> bool:
     main, call = _find_main_thread(dump), dump.call
     if main is None or call is None or call.left_seconds is None or dump.waits_in_torch:
         return False
-    deciding = _deciding_thread(dump, standing)
-    if standing.waits_for == "ranks" or (deciding is not main and standing.telling not in standing.awaited):
+    deciding = _deciding_thread(dump, process_activity)
+    if process_activity.waits_for == "ranks" or (
+        deciding is not main and process_activity.telling not in process_activity.awaited
+    ):
         return False
     if dump.awaited is not None or dump.asks_rank is not None or dump.awaits_store is not None:
         return False
@@ -47,8 +52,8 @@ def _find_main_thread(dump: ProcessDump) -> Thread | None:
     return stack_frames.main_thread(dump.threads)
 
 
-def _deciding_thread(dump: ProcessDump, standing: ProcessPlace) -> Thread | None:
-    return None if standing.telling is None else dump.threads[standing.telling]
+def _deciding_thread(dump: ProcessDump, process_activity: ProcessActivity) -> Thread | None:
+    return None if process_activity.telling is None else dump.threads[process_activity.telling]
 
 
 def _is_called_by_program(thread: Thread) -> bool:

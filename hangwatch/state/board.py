@@ -294,7 +294,7 @@ class Board:
                     watts=watts,
                     limit_watts=gpu.limit_watts if gpu else None,
                     busy_watts=gpu.busy_watts if gpu else None,
-                    quiet_line_watts=power_level.low_power_threshold_watts(gpu, settings) if gpu else None,
+                    low_power_threshold_watts=power_level.low_power_threshold_watts(gpu, settings) if gpu else None,
                     local_ranks=tuple(
                         rank.local_rank
                         for rank in entry.job.ranks

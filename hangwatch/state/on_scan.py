@@ -48,14 +48,16 @@ def record_scan(
         entry, more = _update_entry(entry, job, started, now, unix_now)
         actions += more
         snapshot = snapshot.with_job(entry)
-    led = {launcher for match in matches.values() if match.job.ranks for launcher in match.job.launcher_ids}
+    launchers_with_ranks = {
+        launcher for match in matches.values() if match.job.ranks for launcher in match.job.launcher_ids
+    }
     for missing in [entry for key, entry in snapshot.jobs.items() if key not in matches]:
         if missing.watch.state is not JobState.ENDED:
-            has_come = missing.job.waiting is not None and missing.job.launcher_id in led
-            ended, more = _end_missing(missing, now, unix_now, has_ranks_now=has_come)
+            has_ranks = missing.job.waiting is not None and missing.job.launcher_id in launchers_with_ranks
+            ended, more = _end_missing(missing, now, unix_now, has_ranks_now=has_ranks)
             actions += more
             # The job continues with its ranks, possibly under another name: it must not be shown twice.
-            snapshot = snapshot.without_job(missing.job.key) if has_come else snapshot.with_job(ended)
+            snapshot = snapshot.without_job(missing.job.key) if has_ranks else snapshot.with_job(ended)
         elif now - missing.watch.since > ENDED_SHOWN_SECONDS:
             snapshot = snapshot.without_job(missing.job.key)
     return _without_old_ends(snapshot), tuple(actions)

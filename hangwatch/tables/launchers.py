@@ -27,7 +27,7 @@ class RankVariables(Value, frozen=True, forbid_unknown_fields=True):
     no_job_id: str = ""
     only_below: bool = False
     read_by_torch: bool = False
-    led_by_first: bool = False
+    started_by_first: bool = False
 
 
 class RendezvousOptions(Value, frozen=True, forbid_unknown_fields=True):
@@ -142,7 +142,7 @@ VARIABLES = _variables(TABLE)
 SHOWN = frozenset(TABLE.shown)
 """Variables that are only shown in incidents: settings of NCCL and PyTorch."""
 
-RANKS = frozenset(row.ranks.rank for row in TABLE.launchers if row.ranks is not None and not row.ranks.led_by_first)
+RANKS = frozenset(row.ranks.rank for row in TABLE.launchers if row.ranks is not None and not row.ranks.started_by_first)
 """Variables that show the number of a rank without any other variable."""
 
 _SIZES = frozenset(name for row in TABLE.launchers if row.ranks is not None for name in row.ranks.size)

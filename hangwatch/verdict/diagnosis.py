@@ -146,7 +146,7 @@ def _judge(grouping: Grouping, taken: Capture, ranks_here: int | None, logs: Seq
 
         verdict = complete(verdict, log_evidence.supplement_of_live_job(logs, here))
     if taken.environment is not None:
-        differences = environment_diff.as_evidence(taken.environment, (*verdict.named, *verdict.first_look))
+        differences = environment_diff.as_evidence(taken.environment, (*verdict.named, *verdict.check_first))
         verdict = complete(verdict, Supplement(evidence=tuple(differences)))
     return verdict if verdict.named else with_action(verdict, grouping)
 

@@ -38,10 +38,10 @@ _HEALTH: dict[str, Text] = {
     "Over": job_headlines.over,
 }
 _BY_ANSWER: dict[str, tuple[str, Text, str]] = {
-    "not_joined": ("NotCome", sequence_numbers.may_not_join, sequence_numbers.OWN_CODE),
-    "all_joined": ("EverybodyCame", sequence_numbers.all_joined, guidance.ITS_GPU),
-    "cycle": ("Circle", sequence_numbers.cycle, sequence_numbers.BRANCH),
-    "still_open": ("EverybodyCame", sequence_numbers.still_open, ""),
+    "not_joined": ("NotJoined", sequence_numbers.may_not_join, sequence_numbers.OWN_CODE),
+    "all_joined": ("AllJoined", sequence_numbers.all_joined, guidance.ITS_GPU),
+    "cycle": ("Cycle", sequence_numbers.cycle, sequence_numbers.BRANCH),
+    "still_open": ("AllJoined", sequence_numbers.still_open, ""),
     "not_reached": ("NotReached", sequence_numbers.not_reached, sequence_numbers.ITS_NETWORK),
     "mismatch": ("Mismatch", sequence_numbers.mismatch, sequence_numbers.BRANCH),
 }
@@ -116,7 +116,7 @@ def _by_numbers(scene: Scene, answer: Answer) -> Finding | None:
         is_outside = any(member.signature is Signature.AWAITS_OUTSIDE for member in members)
         confidence = Confidence.HIGH if is_sure and not is_outside else Confidence.MEDIUM
         return Finding(
-            kind="NotCome",
+            kind="NotJoined",
             scene=scene,
             says=sequence_numbers.not_joined,
             suspects=suspects,
@@ -285,7 +285,7 @@ def _waits_by_use_alone(group: Group) -> bool:
 def _without_name(named: Finding) -> Finding:
     """Return the finding with its suspects as ranks to check first. They are not named."""
     return named._replace(
-        kind=_find_standing(named.scene, named.scene.by_line).kind,
+        kind=_find_unnamed(named.scene, named.scene.by_line).kind,
         says=check_first_reasons.differs_from_others,
         settle=deciding_steps.find_blocking_call,
         confidence=Confidence.NONE,
@@ -332,17 +332,17 @@ def _find_check_first(scene: Scene, *, is_without_suspicion: bool) -> Finding:
     no rule on stacks would name a rank, even if more ranks had responded.
     """
     fine = scene.by_line
-    standing = _find_standing(scene, fine)
+    unnamed = _find_unnamed(scene, fine)
     lead = next(_passing(CHECK_FIRST, fine), None)
     if lead is None or not _is_supported_by_half(lead):
-        return _with_odd_gpu(standing) or _with_stuck_task(standing) or standing
+        return _with_odd_gpu(unnamed) or _with_stuck_task(unnamed) or unnamed
     may_be_victims = any(member.waits.asks_rank is not None or may_be_behind_gpu(member) for member in lead.members)
     may_name = is_without_suspicion and lead.rule is not None and lead.rule.may_name and not may_be_victims
     if may_name and machine_says_the_same(lead.members, lead.others):
         return _name(lead)
     if is_without_suspicion and not may_be_victims and (named := _name_by_kernel(lead)) is not None:
         return named
-    return lead._replace(kind=standing.kind)
+    return lead._replace(kind=unnamed.kind)
 
 
 def _name_by_kernel(lead: Finding) -> Finding | None:
@@ -359,38 +359,38 @@ def _name_by_kernel(lead: Finding) -> Finding | None:
     return _name(lead) if _is_supported_by_half(lead) else None
 
 
-def _with_odd_gpu(standing: Finding) -> Finding | None:
+def _with_odd_gpu(unnamed: Finding) -> Finding | None:
     """Return a finding if all ranks wait in one place and one GPU differs; else None.
 
     The kernel of that GPU may never have begun.
     """
-    members = standing.scene.grouping.members
-    odd = standing.scene.odd_gpu
-    if standing.kind != "AllWaiting" or odd is None or len(members) < standing.scene.grouping.expected_rank_count:
+    members = unnamed.scene.grouping.members
+    odd = unnamed.scene.odd_gpu
+    if unnamed.kind != "AllWaiting" or odd is None or len(members) < unnamed.scene.grouping.expected_rank_count:
         return None
-    suspects = keep_groups(standing.scene.grouping.groups, lambda member: member is odd.member)
-    return standing._replace(suspects=tuple(suspects), settle=guidance.ITS_GPU, odd_gpu=odd)
+    suspects = keep_groups(unnamed.scene.grouping.groups, lambda member: member is odd.member)
+    return unnamed._replace(suspects=tuple(suspects), settle=guidance.ITS_GPU, odd_gpu=odd)
 
 
-def _with_stuck_task(standing: Finding) -> Finding | None:
+def _with_stuck_task(unnamed: Finding) -> Finding | None:
     """Return a finding if all ranks are in one place, but a quarter of them or fewer have a stuck task; else None.
 
     It is a task of a `ThreadPoolExecutor` in the user's code.
     """
-    scene = standing.scene
+    scene = unnamed.scene
     group = scene.stacked[0] if len(scene.stacked) == 1 and not scene.failed else None
     suspects = keep_groups((group,) if group is not None else (), _has_task)
     odd = count_ranks(suspects)
     if group is None or not odd or 4 * odd > group.size or group.motion is Motion.MOVING:
         return None
-    return standing._replace(suspects=tuple(suspects), settle=deciding_steps.native_frames)
+    return unnamed._replace(suspects=tuple(suspects), settle=deciding_steps.native_frames)
 
 
 def _has_task(member: Member) -> bool:
     return member.stack.task is not None
 
 
-def _find_standing(scene: Scene, fine: Scene) -> Finding:
+def _find_unnamed(scene: Scene, fine: Scene) -> Finding:
     """Return the finding on where the ranks are, if no rank is named.
 
     The groups of `fine` are split by lines of code.

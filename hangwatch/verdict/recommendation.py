@@ -39,7 +39,7 @@ DAY_SECONDS = 86400.0
 _IDLE = frozenset({"Serving", "NoRanks"})
 _AT_REST = frozenset({"Suspended", "Over", "NoTask"})
 _PROVEN = frozenset({"RankGone", "MountSilent", CRASHED})
-_ALL_WAIT = frozenset({"EverybodyCame", "AllWaiting", "NotReached"})
+_ALL_WAIT = frozenset({"AllJoined", "AllWaiting", "NotReached"})
 _MOST_NODES = 3
 _CAPTURE_SECONDS = 15.0
 _LOST_CONNECTION = re.compile(r"\b(Dist(Network|Store)Error|ConnectionResetError|Connection reset by peer)\b")
@@ -151,7 +151,7 @@ def _make_action(row: Row, match: _Match, verdict: Verdict) -> RecommendedAction
 
 
 def _find_suspects(verdict: Verdict, grouping: Grouping) -> list[tuple[Group, Member]]:
-    ranks = verdict.named or verdict.first_look
+    ranks = verdict.named or verdict.check_first
     if not ranks:
         return []
     keys, numbers = {rank.sort_key() for rank in ranks}, {rank.rank for rank in ranks}
@@ -344,7 +344,7 @@ def _ran_out_of_node_memory(facts: _Facts) -> _Match | None:
 
 
 def _has_mismatch(facts: _Facts) -> _Match | None:
-    if facts.verdict.kind not in ("Circle", "Mismatch"):
+    if facts.verdict.kind not in ("Cycle", "Mismatch"):
         return None
     grouping = facts.grouping
     answer = decide_by_all_counts(grouping.members, stance_of(grouping), grouping.world_size)

@@ -22,7 +22,7 @@ Records = Mapping[int, Sequence[RankRecords]]
 """The flight recorders of each rank, keyed by global rank."""
 
 _NO_STACK = Fault(subject="rank", reason="NoStack", detail="it has a dump of its flight recorder but no stack")
-_BY_NUMBER = frozenset({"NotCome", "Circle", "EverybodyCame", "Mismatch", "Contradiction"})
+_BY_NUMBER = frozenset({"NotJoined", "Cycle", "AllJoined", "Mismatch", "Contradiction"})
 
 
 def without_stacks(ranks: Iterable[int], stacked: Iterable[RankDump]) -> Iterator[RankDump]:
@@ -69,7 +69,7 @@ def qualify(finding: Finding, records: Records) -> Finding:
     groups, is_by_number = finding.scene.grouping.groups, bool(finding.answer.graph.pending)
     if finding.kind in _BY_NUMBER and is_by_number:
         confidence = Confidence.MEDIUM if finding.confidence is Confidence.HIGH else finding.confidence
-        is_unseen = finding.kind == "Circle" and any(group.fault == _NO_STACK for group in groups)
+        is_unseen = finding.kind == "Cycle" and any(group.fault == _NO_STACK for group in groups)
         caveat = sequence_numbers.ASYNCHRONOUS if is_unseen else sequence_numbers.ONE_MOMENT
         return finding._replace(confidence=confidence, caveat=caveat)
     if not is_by_number:

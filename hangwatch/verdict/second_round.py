@@ -8,7 +8,7 @@ from hangwatch import words
 from hangwatch.collectives import rank_records
 from hangwatch.model import RankDump
 from hangwatch.stacks import activity
-from hangwatch.stacks.process_activity import find_standing
+from hangwatch.stacks.process_activity import find_process_activity
 
 
 def is_needed(ranks: Iterable[RankDump], table: activity.Table) -> bool:
@@ -32,5 +32,5 @@ def _may_mislead(rank: RankDump, table: activity.Table) -> str:
     if rank_records.has_old_open_operation(last.recorders):
         return f"a collective of {words.name_ranks([rank.id])} is open for more than 10 s"
     has_stack = any(thread.frames for thread in last.threads)
-    is_apart = has_stack and find_standing(last.threads, table).waits_for != "ranks"
+    is_apart = has_stack and find_process_activity(last.threads, table).waits_for != "ranks"
     return f"{words.name_ranks([rank.id])} does not wait for other ranks" if is_apart else ""

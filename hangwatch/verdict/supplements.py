@@ -19,13 +19,13 @@ def complete(verdict: Verdict | None, supplement: Supplement) -> Verdict:
             kind="LogsOnly",
             message=supplement.headline,
             evidence=supplement.evidence,
-            first_look=supplement.check_first,
+            check_first=supplement.check_first,
         )
     verdict = replace(verdict, evidence=(*verdict.evidence, *supplement.evidence))
-    is_settled = bool(verdict.first_look) or verdict.kind in _NOT_STUCK
+    is_settled = bool(verdict.check_first) or verdict.kind in _NOT_STUCK
     if verdict.named or (supplement.only_if_stuck and is_settled):
         return verdict
     message = f"{verdict.message} {supplement.sentence}".rstrip()
-    if supplement.check_first and not verdict.first_look:
-        verdict = replace(verdict, first_look=supplement.check_first, next_step="")
+    if supplement.check_first and not verdict.check_first:
+        verdict = replace(verdict, check_first=supplement.check_first, next_step="")
     return replace(verdict, message=message)

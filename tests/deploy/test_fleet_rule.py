@@ -143,17 +143,17 @@ def promtool(tests: Sequence[dict[str, Any]], folder: Path) -> str:
 
 def expected_series(cases: Sequence[Case]) -> dict[str, list[dict[str, Any]]]:
     """Return the results that the rule must give, by PromQL expression."""
-    named, first_look, kinds = [], [], []
+    named, check_first, kinds = [], [], []
     for case in cases:
         answer = answer_of(case)
         kind = kind_of(case, answer)
         named += [promql.sample("", job_key=case.key, rank=str(rank)) for rank in answer.named]
         looks = () if kind in ("", "Mismatch") else answer.check_first
-        first_look += [promql.sample("", job_key=case.key, rank=str(rank)) for rank in looks]
+        check_first += [promql.sample("", job_key=case.key, rank=str(rank)) for rank in looks]
         kinds += [promql.sample("", job_key=case.key, kind=kind)] if kind else []
     return {
-        "group by (job_key, rank) (hangwatch:not_come_rank:number)": named,
-        "group by (job_key, rank) (hangwatch:first_look_rank:number)": first_look,
+        "group by (job_key, rank) (hangwatch:not_joined_rank:number)": named,
+        "group by (job_key, rank) (hangwatch:check_first_rank:number)": check_first,
         "group by (job_key, kind) (hangwatch:job_sequence:count)": kinds,
     }
 
@@ -167,17 +167,17 @@ def kind_of(case: Case, answer: Answer) -> str:
     """Return the kind of the result that the rule must give, or "" if the rule cannot decide."""
     missing = {rank for pending in answer.graph.pending for rank in pending.missing}
     if answer.named:
-        return "NotCome"
+        return "NotJoined"
     if answer.kind == "mismatch":
         return "Mismatch"
     if answer.kind == "cycle":
         behind = {rank for pending in answer.graph.pending if pending.missing for rank in pending.waiting}
-        return "Circle" if missing <= behind else ""
+        return "Cycle" if missing <= behind else ""
     if answer.kind == "not_joined" and answer.check_first:
         (*_, stance) = [case.stances[rank] for rank in answer.check_first]
-        return "FirstLook" if stance != "unclear" or len(missing) == 1 else ""
+        return "CheckFirst" if stance != "unclear" or len(missing) == 1 else ""
     if answer.kind == "all_joined":
-        return "EverybodyCame" if len({one.name for one in answer.graph.pending}) == 1 else ""
+        return "AllJoined" if len({one.name for one in answer.graph.pending}) == 1 else ""
     return ""
 
 
@@ -191,12 +191,12 @@ def drawn(seed: int) -> Case:
     numbers: list[dict[str, tuple[int, int]]] = [{WORLD: (6, 6)} for _ in range(size)]
     stances: list[Stance] = ["waits"] * size
     odd = chance.randrange(size)
-    match chance.choice(["late", "late", "circle", "all", "alone", "anything"]):
+    match chance.choice(["late", "late", "cycle", "all", "alone", "anything"]):
         case "late":
             for rank in {odd, chance.randrange(size)}:
                 numbers[rank] = chance.choice([{WORLD: (5, 6)}, {WORLD: (4, 5)}, {}, {WORLD: (5, 5)}])
                 stances[rank] = chance.choice(["elsewhere", "elsewhere", "held", "unclear", "waits"])
-        case "circle":
+        case "cycle":
             numbers[odd] = {WORLD: (5, 6), str(1 + odd // 2): (3, 3)}
             numbers[odd ^ 1] = {WORLD: (6, 6), str(1 + odd // 2): (2, 3)}
         case "alone":
@@ -227,7 +227,7 @@ def drawn(seed: int) -> Case:
 def test_fleet_rule_names_the_ranks_that_the_daemon_names(tmp_path: Path) -> None:
     cases = [drawn(seed) for seed in range(JOBS)]
     drawn_kinds = Counter(kind_of(case, answer_of(case)) for case in cases)
-    assert min(drawn_kinds[kind] for kind in ("NotCome", "FirstLook", "Circle", "Mismatch", "EverybodyCame", "")) >= 3
+    assert min(drawn_kinds[kind] for kind in ("NotJoined", "CheckFirst", "Cycle", "Mismatch", "AllJoined", "")) >= 3
     assert complaints(cases, tmp_path) == ""
 
 
@@ -291,8 +291,8 @@ def test_edges_that_are_seldom_drawn(tmp_path: Path) -> None:
     kinds = {case.key: kind_of(case, answer_of(case)) for case in cases}
     assert kinds == {
         "differs": "Mismatch",
-        "elsewhere": "FirstLook",
-        "company": "Circle",
+        "elsewhere": "CheckFirst",
+        "company": "Cycle",
         "both": "",
         "outnumbered": "",
         "twice": "",
@@ -364,22 +364,22 @@ def wrong_group() -> Case:
     return Case("k1", members, ("waits",) * 4, 4)
 
 
-NOT_COME = """\
+NOT_JOINED = """\
 Stuck on: rank 3 on node-b, which is in step (train.py:7)
 Do first: `sudo hangwatch dump --job k1 --full` on node-b
 Since: 1970-01-01 00:00:00 UTC; 3 of 4 ranks wait
 Named:
   rank 3 on node-b: is in step (train.py:7)
-By sequence numbers: NotCome
+By sequence numbers: NotJoined
   in all_reduce #6 of the default group: 3
   rank 3 on node-b has reached #5 in gloo:default_pg"""
-CIRCLE = """\
+CYCLE = """\
 Stuck on: perhaps rank 1 on node-a
 Do first: `sudo hangwatch dump --job k1 --full` on node-a
 Since: 1970-01-01 00:00:00 UTC; 4 of 4 ranks wait
 Named:
   no rank; check first: rank 1 on node-a
-By sequence numbers: Circle
+By sequence numbers: Cycle
   in all_reduce #11 of tp (gloo:1): 1
   in all_reduce #10 of the default group: 3
   rank 0 on node-a has reached #10 in gloo:1
@@ -390,16 +390,16 @@ Do first: `sudo hangwatch dump --job k1 --full` on node-b
 Since: 1970-01-01 00:00:00 UTC; 3 of 4 ranks wait
 Named:
   no rank; check first: rank 3 on node-b
-By sequence numbers: FirstLook
+By sequence numbers: CheckFirst
   in all_reduce #6 of the default group: 3
   rank 3 on node-b has reached #5 in gloo:default_pg"""
-EVERYBODY = """\
+ALL_JOINED = """\
 Stuck on: all_reduce #6 of the default group, which all ranks have joined
 Do first: `sudo hangwatch check xid nvlink_status infiniband network` on all its nodes
 Since: 1970-01-01 00:00:00 UTC; 4 of 4 ranks wait
 Named:
   no rank; there is no suspect on any node
-By sequence numbers: EverybodyCame
+By sequence numbers: AllJoined
   in all_reduce #6 of the default group: 4"""
 OTHER = """\
 Stuck on: not known
@@ -424,12 +424,12 @@ def other_operation() -> Case:
         (
             four(done(5)),
             "rank 3 on node-b",
-            NOT_COME,
+            NOT_JOINED,
         ),
         (
             wrong_group(),
             "no rank named; check rank 1 on node-a",
-            CIRCLE,
+            CYCLE,
         ),
         (
             four({WORLD: (5, 6), "2": (3, 3)}),
@@ -439,7 +439,7 @@ def other_operation() -> Case:
         (
             four(waits(6), "waits"),
             "no rank is late: check GPUs, network",
-            EVERYBODY,
+            ALL_JOINED,
         ),
         (
             other_operation(),
@@ -447,7 +447,7 @@ def other_operation() -> Case:
             OTHER,
         ),
     ],
-    ids=["not_come", "circle", "first_look", "everybody", "mismatch"],
+    ids=["not_come", "cycle", "check_first", "everybody", "mismatch"],
 )
 def test_page_names_the_rank_that_has_not_joined(case: Case, summary: str, missing_ranks: str, tmp_path: Path) -> None:
     series = list(exported(case))
@@ -476,9 +476,9 @@ def test_page_names_the_rank_that_has_not_joined(case: Case, summary: str, missi
 # --- real jobs ---------------------------------------------------------------------------------------------------------
 
 REAL = {
-    "own_code": "NotCome",
-    "open_and_stuck": "FirstLook",
-    "wrong_group": "Circle",
+    "own_code": "NotJoined",
+    "open_and_stuck": "CheckFirst",
+    "wrong_group": "Cycle",
     "wrapped_over_a_rare_one": "",
 }
 

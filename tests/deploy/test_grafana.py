@@ -211,8 +211,8 @@ SERIES = {
     f'hangwatch_job_gpu_info{{{OF_JOB},instance="node-1",rank="1",uuid="GPU-1"}}': "1x60",
     'hangwatch_gpu_power_watts{job="hangwatch",instance="node-1",uuid="GPU-0"}': "100x60",
     'hangwatch_gpu_power_watts{job="hangwatch",instance="node-1",uuid="GPU-1"}': "300x60",
-    'hangwatch_gpu_quiet_line_watts{job="hangwatch",instance="node-1",uuid="GPU-0"}': "150x60",
-    'hangwatch_gpu_quiet_line_watts{job="hangwatch",instance="node-1",uuid="GPU-1"}': "150x60",
+    'hangwatch_gpu_low_power_threshold_watts{job="hangwatch",instance="node-1",uuid="GPU-0"}': "150x60",
+    'hangwatch_gpu_low_power_threshold_watts{job="hangwatch",instance="node-1",uuid="GPU-1"}': "150x60",
     # On node-2, a launcher waits for others and has no program yet. The node does not respond after 50 s.
     f'hangwatch_job_info{{{OF_JOB},instance="node-1",owner="uid 7",title="llama (uid 7, train.py)"}}': "1x60",
     f'hangwatch_job_info{{{OF_JOB},instance="node-2",owner="uid 7",title="llama (uid 7)"}}': "1x10 stale",
@@ -365,7 +365,7 @@ def _hung(folder: Path, node: SimulatedNode, targets: dict[str, str]) -> Iterato
         wait_for(
             lambda: prometheus.query('hangwatch_job_current_state{state="training"} == 1'), "a job that trains", 60
         )
-        wait_for(lambda: prometheus.query("hangwatch_gpu_quiet_line_watts"), "a low-power threshold", 30)
+        wait_for(lambda: prometheus.query("hangwatch_gpu_low_power_threshold_watts"), "a low-power threshold", 30)
         node.order(1, "loader")
         page = 'ALERTS{alertname="HangwatchTrainingHung",alertstate="firing"}'
         wait_for(lambda: prometheus.query(page), "the page", 60)

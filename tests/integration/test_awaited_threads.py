@@ -279,7 +279,7 @@ def test_bytes_of_a_native_thread_are_motion(shard: str, expected: Signature, li
     by_rank = {member.id.rank: member.signature for member in look.grouping.members}
     assert by_rank == {0: expected, 1: Signature.BLOCKED, 2: Signature.BLOCKED, 3: Signature.BLOCKED}
     assert "still progresses" in look.verdict.message or expected is Signature.BLOCKED
-    assert [rank.rank for rank in (*look.verdict.named, *look.verdict.first_look)] == [0], look.verdict.message
+    assert [rank.rank for rank in (*look.verdict.named, *look.verdict.check_first)] == [0], look.verdict.message
 
 
 BUILTIN = POOL.replace("submit(read_shard)", 'submit(os.open, folder + "/fifo", os.O_RDONLY)')
@@ -325,7 +325,7 @@ def test_rank_with_thread_at_a_pipe_of_a_rank_is_only_checked_first(tmp_path: Pa
             wait_for(lambda: in_call(started.ranks[0].id.pid, "read"), "the thread to read")
             look = looked_at(started)
         assert look.verdict.named == (), look.verdict.message
-        assert [rank.rank for rank in look.verdict.first_look] == [0], look.verdict.message
+        assert [rank.rank for rank in look.verdict.check_first] == [0], look.verdict.message
 
 
 def test_threads_that_differ_are_both_reported_and_no_rank_is_named(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_threads_that_differ_are_both_reported_and_no_rank_is_named(tmp_path: Pa
     by_rank = {member.id.rank: member for member in look.grouping.members}
     assert by_rank[0].signature is Signature.UNKNOWN
     assert look.verdict.named == ()
-    assert [rank.rank for rank in look.verdict.first_look] == [0]
+    assert [rank.rank for rank in look.verdict.check_first] == [0]
     assert "read_shard" in look.verdict.message and "report" in look.verdict.message
 
 

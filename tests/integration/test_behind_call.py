@@ -341,7 +341,7 @@ def test_call_of_one_rank_is_reported_if_all_ranks_are_blocked_alike(is_stopped:
         if is_stopped:
             targets.stop(reader.pid)
         verdict = looked_at(pids).verdict
-    assert (verdict.named, verdict.first_look) == ((), ())
+    assert (verdict.named, verdict.check_first) == ((), ())
     state = ", stopped" if is_stopped else ""
     assert f"is blocked in write() to a pipe that pid {reader.pid} (sleep{state}) reads." in verdict.message
     assert "--native" not in verdict.message

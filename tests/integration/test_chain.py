@@ -56,7 +56,7 @@ def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_pat
         incident = incident_file.load(folder)
         assert [who.rank for who in incident.verdict.named] == [2]
         assert len(incident.captures[0].ranks) == 4
-        assert all(series.quiet_line_watts for series in incident.power)
+        assert all(series.low_power_threshold_watts for series in incident.power)
         links = [(one.gpu.nvlink_bytes_per_second, one.gpu.pcie_bytes_per_second) for one in incident.grouping.members]
         assert all(nvlink == 0.0 and pcie == pytest.approx(5e6, rel=0.5) for nvlink, pcie in links), links
 
@@ -95,12 +95,12 @@ def test_ranks_that_stand_alike_are_told_apart_by_their_numbers(fake_driver: Fak
         folder = daemon.state / "incidents" / info["incident"]
         wait_for((folder / "incident.json").exists, "the incident folder")
         verdict = incident_file.load(folder).verdict
-        assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("Circle", (), [1])
+        assert (verdict.kind, verdict.named, [one.rank for one in verdict.check_first]) == ("Cycle", (), [1])
         assert "Ranks 0-1 wait for each other" in verdict.message
         (recorder,) = incident_file.load(folder).captures[-1].ranks[1].rounds[-1].recorders
         assert [one.group_description for one in recorder.records if one.is_open] == ["tp"]
         again = json.loads(_hangwatch("explain", str(folder), "--json").stdout)["verdict"]
-        assert (again["kind"], [one["rank"] for one in again["first_look"]]) == ("Circle", [1])
+        assert (again["kind"], [one["rank"] for one in again["check_first"]]) == ("Cycle", [1])
         assert again["message"] == verdict.message
 
 

@@ -445,7 +445,7 @@ def test_a_name_that_two_jobs_share_is_refused_and_their_keys_are_told(tmp_path:
 
 def test_table_of_jobs_begins_with_jobs_that_have_a_named_rank(capsys: pytest.CaptureFixture[str]) -> None:
     nobody, accused = samples.mismatch(), samples.loader_hang()
-    looked_at = replace(nobody, verdict=replace(nobody.verdict, first_look=(CheckFirst(rank=3, why="w", settle="s"),)))
+    looked_at = replace(nobody, verdict=replace(nobody.verdict, check_first=(CheckFirst(rank=3, why="w", settle="s"),)))
     print_jobs([nobody, looked_at, accused], with_message=False)
     header, *rows = (line.split("\t") for line in capsys.readouterr().out.splitlines())
     assert header == ["job", "owner", "verdict", "named"]

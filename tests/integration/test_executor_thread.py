@@ -55,6 +55,6 @@ def test_rank_with_executor_thread_stuck_in_user_code_is_checked_first(tmp_path:
         look = diagnose_job(job, CaptureRequest(settings=limits, node="n"), activity.load(MEETS))
     verdict = look.verdict
     assert verdict.named == ()
-    assert [look.rank for look in verdict.first_look] == [2]
-    assert "write_shard" in verdict.first_look[0].why
+    assert [look.rank for look in verdict.check_first] == [2]
+    assert "write_shard" in verdict.check_first[0].why
     assert "all 4 ranks" in verdict.message and "Check rank 2" in verdict.message

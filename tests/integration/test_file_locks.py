@@ -158,6 +158,6 @@ def test_holder_of_lock_file_is_known_if_the_pollers_have_it_open(tries: str, is
     assert holders == ([pids[0]] * 3 if is_open else [None] * 3)
     assert held[pids[0]] is None
     if is_open:
-        pointed = [rank.pid for rank in (*look.verdict.named, *look.verdict.first_look)]
+        pointed = [rank.pid for rank in (*look.verdict.named, *look.verdict.check_first)]
         assert pointed == [pids[0]], look.verdict.message
         assert str(lock) in look.verdict.message

@@ -23,7 +23,7 @@ AS_AT_A_TIME_OUT_SECONDS = 610.0  # the timeout in program.py, plus a margin
 TIME_OUT_OF_GROUPS_SECONDS = 1810.0  # new_group has 1,800 s, whatever timeout init_process_group has
 THREADS_THAT_LOOK = {"gloo_tcp_loop", "dump_when_asked"}  # again and again, also if nothing happens
 OTHER_CLOCKS = "wrapped_reaches_back"  # a dump names no node: clocks may differ, its buffer must reach back a minute
-KINDS = {"not_joined": "NotCome", "cycle": "Circle", "all_joined": "EverybodyCame", "mismatch": "Mismatch"}
+KINDS = {"not_joined": "NotJoined", "cycle": "Cycle", "all_joined": "AllJoined", "mismatch": "Mismatch"}
 
 
 def verdict(folder: Path) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def settled(job: Started) -> Path:
 @pytest.mark.parametrize(
     "name",
     [
-        *("own_code", "two_do_not_come", "enqueued_ahead", "again", "chain_of_groups"),
+        *("own_code", "two_do_not_join", "enqueued_ahead", "again", "chain_of_groups"),
         *("open_and_stuck", "wrong_group", "skipped", "other_operation"),
         *("wrapped_over_the_open", "detail", "pipeline", OTHER_CLOCKS),
     ],
@@ -83,17 +83,17 @@ def test_a_hang_by_its_dumps_alone(name: str, tmp_path: Path) -> None:
         folder = settled(job)
     for seconds in (0.0, 300.0):
         soon = verdict(aged(folder, seconds))
-        assert (soon["kind"], soon["named"], soon["first_look"]) == ("RecordsOnly", [], []), "nothing had timed out"
+        assert (soon["kind"], soon["named"], soon["check_first"]) == ("RecordsOnly", [], []), "nothing had timed out"
     late = TIME_OUT_OF_GROUPS_SECONDS if name == "chain_of_groups" else AS_AT_A_TIME_OUT_SECONDS
     found = verdict(aged(folder, late - 300.0))
-    first = row.get("first_look") or (row["named"] if len(row.get("named", ())) == 1 else [])
+    first = row.get("check_first") or (row["named"] if len(row.get("named", ())) == 1 else [])
     first = [] if name == OTHER_CLOCKS else list(first)
-    assert (found["named"], ranks(found["first_look"])) == ([], first), found["message"]
+    assert (found["named"], ranks(found["check_first"])) == ([], first), found["message"]
     kind = "cycle" if name == "open_and_stuck" else row["kind"]  # only a stack shows that it does not wait
-    assert found["kind"] == (KINDS.get(kind, "RecordsOnly") if first or "circle" in row else "RecordsOnly")
+    assert found["kind"] == (KINDS.get(kind, "RecordsOnly") if first or "cycle" in row else "RecordsOnly")
     assert "the moment when torch wrote its dumps" in found["message"]
-    assert ("only stacks show that" in found["message"]) == (found["kind"] == "Circle")
-    if name == "two_do_not_come":
+    assert ("only stacks show that" in found["message"]) == (found["kind"] == "Cycle")
+    if name == "two_do_not_join":
         assert "ranks 1,4 have not joined" in found["message"]
 
 
@@ -105,7 +105,7 @@ def test_with_their_stacks_the_rank_is_named(tmp_path: Path) -> None:
             stack = subprocess.run(command, capture_output=True, check=True, timeout=60)
             (folder / f"stack-rank{rank}.txt").write_bytes(stack.stdout)
     found = verdict(folder)
-    assert (found["kind"], ranks(found["named"]), found["confidence"]) == ("NotCome", [2], "medium")
+    assert (found["kind"], ranks(found["named"]), found["confidence"]) == ("NotJoined", [2], "medium")
     assert "prepare_batch" in found["message"] and "the moment when torch wrote its dumps" in found["message"]
     told = [one["message"].rpartition(":")[0] for one in found["evidence"] if one["kind"] == "last_enqueued"]
     assert "rank 2 enqueued last: all_reduce 5 of default_pg, in reduce (program.py" in told
@@ -123,7 +123,7 @@ def test_dumps_of_a_healthy_job_at_different_moments_name_no_rank(name: str, tmp
     for folder in cuts:
         for seconds in (0.0, 100.0, 3000.0):
             found = verdict(aged(folder, seconds))
-            assert (found["named"], found["first_look"]) == ([], []), found["message"]
+            assert (found["named"], found["check_first"]) == ([], []), found["message"]
             assert found["kind"] == "RecordsOnly"
             open_then += any(one["kind"] == "sequence" for one in found["evidence"])
     print(f"{open_then} of 120 had something open")

@@ -119,7 +119,7 @@ def judged(job: Job) -> Verdict:
 def pointed_at(job: Job) -> list[int | None]:
     """Return the pids that the verdict names, or else those that it says to check first."""
     verdict = judged(job)
-    return [rank.pid for rank in verdict.named or verdict.first_look]
+    return [rank.pid for rank in verdict.named or verdict.check_first]
 
 
 def wait_until_pointed_at(job: Job, pid: int) -> None:

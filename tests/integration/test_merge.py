@@ -75,7 +75,7 @@ def test_a_folder_of_nodes_gives_one_verdict_by_their_recorders(tmp_path: Path) 
     done = hangwatch("merge", "--json", str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     answer = json.loads(done.stdout)
-    assert answer["verdict"]["kind"] == "NotCome"
+    assert answer["verdict"]["kind"] == "NotJoined"
     assert [rank["rank"] for rank in answer["verdict"]["named"]] == [19]
     assert (answer["world_size"], answer["absent"]) == (WORLD, [])
     alone = json.loads(hangwatch("merge", "--json", str(tmp_path / "gpu-0")).stdout)

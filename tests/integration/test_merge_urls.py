@@ -131,7 +131,7 @@ def test_merge_over_tls_gives_a_verdict_only_with_valid_credentials(tmp_path: Pa
         done = hangwatch("merge", "--json", "--http-config", write_credentials(pki), *urls)
         assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout)
-        assert (answer["verdict"]["kind"], answer["absent"]) == ("NotCome", [])
+        assert (answer["verdict"]["kind"], answer["absent"]) == ("NotJoined", [])
         (named,) = answer["verdict"]["named"]
         assert (named["rank"], named["node"]) == (19, f"127.0.0.1:{port(servers[2])}")
         assert SECRET not in done.stderr + done.stdout

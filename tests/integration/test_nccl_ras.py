@@ -220,7 +220,7 @@ def test_rank_with_lower_nccl_count_among_equal_stacks_is_checked_first(tmp_path
         look = looked(stack, tmp_path, [6650, 6650, 6649, 6650])
     assert len(look.grouping.groups) == 1, "by their stacks they are alike"
     verdict = look.verdict
-    assert [one.rank for one in verdict.first_look] == [2]
+    assert [one.rank for one in verdict.check_first] == [2]
     assert "It has not joined AllReduce #6650" in verdict.message
     quoted = [vote.message for vote in verdict.evidence if vote.kind == "nccl_ras"]
     assert len(quoted) == 1
@@ -234,7 +234,7 @@ def test_rising_nccl_counts_point_at_no_rank(ask_nccl: bool, tmp_path: Path) -> 
     """Let the counts increase, as between two steps of a healthy job. A light capture does not query RAS."""
     with contextlib.ExitStack() as stack:
         look = looked(stack, tmp_path, [9, 9, 8, 9], [9, 9, 9, 9], [10, 10, 9, 10], ask_nccl=ask_nccl)
-    assert look.verdict.first_look == look.verdict.named == ()
+    assert look.verdict.check_first == look.verdict.named == ()
     assert "nccl_ras" not in {vote.kind for vote in look.verdict.evidence}
     assert ("STATUS" in read_requests(tmp_path / "0")) is ask_nccl
 

@@ -242,7 +242,7 @@ def test_equal_stacks_on_all_nodes_are_judged_by_sequence_numbers(fleet: Fleet) 
     assert re.match(HUNG.format(uid=BOB) + "no rank named; check rank 1 on n1$", summary), summary
     wait_for(lambda: job.seconds_since_step > STANDS_SECONDS, "a dump to report it as possibly blocked")
     _, dumped = fleet.dump_of_one(BOB)
-    assert (dumped["verdict"]["kind"], rank_and_node(dumped["verdict"]["first_look"])) == ("Circle", [(1, "n1")])
+    assert (dumped["verdict"]["kind"], rank_and_node(dumped["verdict"]["check_first"])) == ("Cycle", [(1, "n1")])
     assert len(dumped["groups"]) == 1, "all stacks are equal"
 
 

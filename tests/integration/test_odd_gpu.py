@@ -73,6 +73,6 @@ def test_rank_without_a_kernel_on_its_gpu_is_checked_first(fake_driver: FakeDriv
     for one in (alike, odd, unread):
         assert (one.verdict.kind, one.verdict.named) == ("AllWaiting", ()), one.verdict.message
     assert [one.kind for one in alike.verdict.evidence if one.kind == "gpu_use"] == ["gpu_use"]
-    assert alike.verdict.first_look == unread.verdict.first_look == ()
-    assert [one.rank for one in odd.verdict.first_look] == [2]
+    assert alike.verdict.check_first == unread.verdict.check_first == ()
+    assert [one.rank for one in odd.verdict.check_first] == [2]
     assert "its GPU runs no kernel, the others run kernels on 12.5% of their SMs" in odd.verdict.message

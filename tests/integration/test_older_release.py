@@ -3,7 +3,8 @@
 Commit fa48916 made tests/data/fa48916. `hangwatch.toml` has every key of that release with a non-default value, and
 a rule for each of its activities; its `config --check` accepts the file. `state.tar.gz` is its state folder after
 three hangs of real torchrun jobs: one job recovered, one ended, and one was still hung when the daemon was killed.
-Paths and the node's name were replaced. `hangwatch.rules.yaml.gz` contains its alert rules.
+Paths and the node's name were replaced, and so were the words that were renamed before the first publication.
+`hangwatch.rules.yaml.gz` contains its alert rules.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def test_incident_of_old_release_is_shown_and_explained(state: Path) -> None:
         assert old["verdict"]["message"][:40] in " ".join(hangwatch("report", folder).split())
         verdict = json.loads(hangwatch("explain", folder, "--json"))["verdict"]
         assert verdict["named"] == [rank | {"title": None} for rank in old["verdict"]["named"]]
-        assert len(verdict["first_look"]) == len(old["verdict"]["first_look"])
+        assert len(verdict["check_first"]) == len(old["verdict"]["check_first"])
 
 
 def leaves(value: object) -> Iterator[object]:
@@ -161,8 +162,8 @@ def test_no_value_of_old_incident_is_lost(state: Path) -> None:
 def test_learned_baselines_of_old_release_are_kept(state: Path) -> None:
     for folder in sorted((state / "incidents").iterdir()):
         old = json.loads((folder / "incident.json").read_text())
-        lines = [series.quiet_line_watts for series in incident_file.load(folder).power]
-        assert lines == [series["quiet_line_watts"] for series in old["power"]]
+        lines = [series.low_power_threshold_watts for series in incident_file.load(folder).power]
+        assert lines == [series["low_power_threshold_watts"] for series in old["power"]]
         assert all(lines)
 
 

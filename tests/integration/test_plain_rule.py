@@ -15,7 +15,7 @@ from tests.real_daemon import QUICK, RealDaemon, TorchJob
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
-PLAIN = {"quiet_fraction": 0.0, "quiet_watts_ratio_of_limit": 0.12}
+PLAIN = {"quiet_fraction": 0.0, "low_power_ratio_of_limit": 0.12}
 HOLD_SECONDS = QUICK["detector"]["hold_seconds"]
 
 
@@ -64,7 +64,7 @@ def _suspected(daemon: RealDaemon, times: int) -> None:
 
 
 def _line_watts(daemon: RealDaemon) -> list[float]:
-    return [round(watts, 3) for _, watts in daemon.samples("hangwatch_gpu_quiet_line_watts")]
+    return [round(watts, 3) for _, watts in daemon.samples("hangwatch_gpu_low_power_threshold_watts")]
 
 
 def _dumps(daemon: RealDaemon) -> float:

@@ -117,7 +117,7 @@ def test_incident_has_process_details_of_suspects_only(tmp_path: Path, reads_det
             limits = config.Capture(rounds=2, pause_seconds=0.1, dump_deadline_seconds=60.0, details=reads_details)
             look = diagnose_job(job, CaptureRequest(settings=limits, node="n"), activity.load(rules))
     told = {rank.id.rank: rank.details is not None for rank in look.capture.ranks}
-    pointed = {rank.rank for rank in (*look.verdict.named, *look.verdict.first_look)}
+    pointed = {rank.rank for rank in (*look.verdict.named, *look.verdict.check_first)}
     assert pointed == {0}
     assert told == {0: reads_details, 1: False, 2: False, 3: False}
     incident = look.incident(job, JobState.HUNG)

@@ -183,7 +183,7 @@ def test_rank_with_only_error_in_log_among_equal_stacks_is_checked_first(
         wait_for(lambda: all("step" in path.read_text() for path in tmp_path.glob("*.log")), "their words")
         found = look(ranks)
         without = look(ranks, logs=False)
-    (first,) = found.verdict.first_look
+    (first,) = found.verdict.check_first
     assert (first.rank, found.verdict.named) == (2, ())
     assert NCCL in first.why and "an InfiniBand or RoCE peer did not respond" in first.why
     (vote,) = (vote for vote in found.verdict.evidence if vote.kind == "nccl_message")
@@ -194,7 +194,7 @@ def test_rank_with_only_error_in_log_among_equal_stacks_is_checked_first(
     assert all(rank.last_lines == () for rank in found.capture.ranks if rank.id.rank != 2)
     incident = found.incident(job_of(ranks), JobState.STALLED)
     assert f"    | {NCCL}\n" in text.render(incident) and NCCL in html.render(incident)
-    assert without.verdict.first_look == () and without.verdict.kind == found.verdict.kind
+    assert without.verdict.check_first == () and without.verdict.kind == found.verdict.kind
 
 
 def test_a_variable_of_one_rank_alone_is_evidence_and_in_the_report(tmp_path: Path) -> None:

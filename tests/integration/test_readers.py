@@ -284,8 +284,8 @@ def read_as(uid: int, folder: Path) -> dict[str, str]:
 def test_incident_of_real_daemon_is_readable_by_its_owner_only(
     place: Path, tmp_path: Path, fake_driver: FakeDriver
 ) -> None:
-    seat = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "his"}
-    with targets.python(RANK.format(uid=OWNER), tmp_path, **seat) as pid:
+    slot = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "his"}
+    with targets.python(RANK.format(uid=OWNER), tmp_path, **slot) as pid:
         wait_for(lambda: procfs.read_user_ids(pid) == (OWNER, OWNER, OWNER), "the user")
         fake_driver.write([*h100(1), f"gpu 0 pids {pid}"])
         with RealDaemon(place, fake_driver.environ) as daemon:

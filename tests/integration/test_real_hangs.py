@@ -124,11 +124,11 @@ def line_of(code: str) -> int:
 def test_real_hang_has_its_rank_to_check_first(folder: Path, kind: str, rank: int, code: str) -> None:
     def settled() -> Verdict | None:
         verdict = explained(folder)
-        return verdict if (verdict.kind, [one.rank for one in verdict.first_look]) == (kind, [rank]) else None
+        return verdict if (verdict.kind, [one.rank for one in verdict.check_first]) == (kind, [rank]) else None
 
     verdict = wait_for(settled, f"the verdict {kind} that points at {rank}", 60)
     assert verdict.named == ()
-    assert f"real_hang.py:{line_of(code)}" in verdict.first_look[0].why
+    assert f"real_hang.py:{line_of(code)}" in verdict.check_first[0].why
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_real_hang_without_a_majority_names_no_rank(
         verdict = explained(folder)
         print(verdict.message)
         assert verdict.named == ()
-        return [one.rank for one in verdict.first_look] == ranks and all(said in verdict.message for said in expected)
+        return [one.rank for one in verdict.check_first] == ranks and all(said in verdict.message for said in expected)
 
     wait_for(settled, f"the verdict that points at {ranks} and says {expected}", 60)
 

@@ -37,7 +37,7 @@ HANGS = sorted(KEY.keys() - set(GOES_ON) - SLOW.keys())
 def traits(name: str) -> tuple[object, ...]:
     """Return the kind of the expected result `name`, and for each optional part if it has the part."""
     row = KEY[name]
-    return row["kind"], *(part in row for part in ("named", "first_look", "circle", "stacks", "environ", "read"))
+    return row["kind"], *(part in row for part in ("named", "check_first", "cycle", "stacks", "environ", "read"))
 
 
 FIRST_OF_A_KIND = {traits(name): name for name in reversed(HANGS)}.values()
@@ -49,7 +49,7 @@ def hang(name: str) -> object:
 
 def expected(name: str) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     row = KEY[name]
-    return row["kind"], tuple(row.get("named", ())), tuple(row.get("first_look", ())), tuple(row.get("circle", ()))
+    return row["kind"], tuple(row.get("named", ())), tuple(row.get("check_first", ())), tuple(row.get("cycle", ()))
 
 
 def summarise(answer: Answer) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -210,8 +210,8 @@ def test_bytes_of_a_collective_are_motion(tmp_path: Path) -> None:
 
 def test_equal_stacks_in_a_cycle_are_found_by_sequence_numbers(tmp_path: Path) -> None:
     with started("wrong_group", tmp_path) as job:
-        verdict = wait_for(lambda: settled if (settled := job.look().verdict).kind == "Circle" else None, "the cycle")
-        assert (verdict.named, [rank.rank for rank in verdict.first_look]) == ((), [1])
+        verdict = wait_for(lambda: settled if (settled := job.look().verdict).kind == "Cycle" else None, "the cycle")
+        assert (verdict.named, [rank.rank for rank in verdict.check_first]) == ((), [1])
         assert "rank 1 for rank 0 in all_reduce #11 of tp of ranks 0-1" in verdict.message
 
 

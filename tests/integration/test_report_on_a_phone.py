@@ -49,7 +49,7 @@ def seen(tmp_path: Path, hung_seconds: int) -> dict[str, list[list[float]]]:
     power = tuple(
         PowerSeries(
             uuid=uuid, index=number, unix_seconds=times, watts=tuple(640.0 if at < FELL else 118.0 for at in times),
-            limit_watts=700.0, busy_watts=650.0, quiet_line_watts=300.0, local_ranks=(number,),
+            limit_watts=700.0, busy_watts=650.0, low_power_threshold_watts=300.0, local_ranks=(number,),
         )
         for number, uuid in enumerate(incident.job.gpu_uuids)
     )  # fmt: skip

@@ -115,7 +115,7 @@ subprocess.run([sys.executable, {str(program)!r}, folder, {method!r}, {servers!r
         )
     assert len(found.ranks) == 4, found.notes
     verdict, _ = explained(found)
-    (rank,) = verdict.named or verdict.first_look
+    (rank,) = verdict.named or verdict.check_first
     name = titles[2].partition(".")[0]
     assert words.name_ranks([rank]).startswith(titles[2])
     assert "read_table" in verdict.message
@@ -123,7 +123,7 @@ subprocess.run([sys.executable, {str(program)!r}, folder, {method!r}, {servers!r
     (answer,) = json.loads(of_parent.stdout)["jobs"]
     pids = [found["id"]["pid"] for found in answer["capture"]["ranks"]]
     assert sorted(pids) == sorted(rank.id.pid for rank in found.ranks)
-    (pointed,) = answer["verdict"]["named"] or answer["verdict"]["first_look"]
+    (pointed,) = answer["verdict"]["named"] or answer["verdict"]["check_first"]
     assert pointed["pid"] == rank.pid
     if without_pid.returncode == 1:  # no job of another test runs
         assert all(f"--pid {pid}" in without_pid.stderr for pid in pids), without_pid.stderr

@@ -201,9 +201,9 @@ def dumped(job: RealJob) -> dict[str, Any]:
 def test_dump_takes_a_second_round_and_names_by_sequence_number(job: RealJob) -> None:
     assert dumped(job)["verdict"]["named"] == []
     job.order(2, "sleep")
-    wait_for(lambda: dumped(job)["verdict"]["kind"] == "NotCome", "all_reduce to be open for ten seconds", 60)
+    wait_for(lambda: dumped(job)["verdict"]["kind"] == "NotJoined", "all_reduce to be open for ten seconds", 60)
     verdict = dumped(job)["verdict"]
-    assert (verdict["kind"], [one["rank"] for one in verdict["named"]]) == ("NotCome", [2]), verdict["message"]
+    assert (verdict["kind"], [one["rank"] for one in verdict["named"]]) == ("NotJoined", [2]), verdict["message"]
     assert verdict["message"].startswith("Rank 2 ") and "It has not joined all_reduce" in verdict["message"]
     os.kill(job.pid(2), signal.SIGUSR1)
     job.wait_until_it_trains()
@@ -221,7 +221,7 @@ def test_the_line_of_the_page_of_questions_gives_stacks_that_explain_reads(job: 
     subprocess.run(["bash", "stacks.sh"], cwd=tmp_path, check=False, timeout=120)  # fails for other processes
     told = CliRunner().invoke(explain, ["--json", str(tmp_path / "stacks.txt")])
     verdict = json.loads(told.stdout)["verdict"]
-    assert [one["pid"] for one in (*verdict["named"], *verdict["first_look"])] == [job.pid(2)], verdict["message"]
+    assert [one["pid"] for one in (*verdict["named"], *verdict["check_first"])] == [job.pid(2)], verdict["message"]
     assert f"Pid {job.pid(2)} is " in verdict["message"], "on no node: stacks.txt names none"
     os.kill(job.pid(2), signal.SIGUSR1)
     job.wait_until_it_trains()

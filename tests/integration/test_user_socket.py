@@ -98,8 +98,8 @@ def node() -> Iterator[Node]:
         for uid in (OWNER, OTHER):
             own = folder / str(uid)
             own.mkdir()
-            seat = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-            rank = targets.python(RANK.format(uid=uid), own, **seat, TORCHELASTIC_RUN_ID=f"job-of-{uid}")
+            slot = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+            rank = targets.python(RANK.format(uid=uid), own, **slot, TORCHELASTIC_RUN_ID=f"job-of-{uid}")
             pids[uid] = stack.enter_context(rank)
         wait_for(lambda: all(procfs.read_user_ids(pid) == (uid,) * 3 for uid, pid in pids.items()), "the users")
         environ = {**os.environ, "LD_LIBRARY_PATH": ""}
@@ -145,9 +145,9 @@ def test_what_may_be_found_and_not_read_is_asked_of_the_daemon(node: Node) -> No
     folder.mkdir()
     os.chown(folder, OWNER, OWNER)
     os.mkfifo(folder / "fifo")
-    seat = ["RANK=0", "WORLD_SIZE=1", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1", "TORCHELASTIC_RUN_ID=open"]
+    slot = ["RANK=0", "WORLD_SIZE=1", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1", "TORCHELASTIC_RUN_ID=open"]
     program = targets._READY.format(folder=str(folder)) + code
-    rank = subprocess.Popen([*as_user(OWNER), "env", *seat, sys.executable, "-c", program])
+    rank = subprocess.Popen([*as_user(OWNER), "env", *slot, sys.executable, "-c", program])
     try:
         wait_for(lambda: (folder / "ready").exists(), "the rank")
         prefix = (

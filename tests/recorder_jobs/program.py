@@ -361,7 +361,7 @@ def chain_of_groups() -> None:
     reduce(dp)
 
 
-def two_do_not_come() -> None:
+def two_do_not_join() -> None:
     steps(4)
     if rank() in (1, 4):
         prepare_batch()

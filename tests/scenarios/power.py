@@ -308,7 +308,7 @@ def _gpu_lost(then: Doing, others: Doing) -> Node:
     return replace(node, lost=lambda gpu, t: gpu == 3 and t >= HOUR)
 
 
-PLAIN_RULE = Settings(detector=Detector(confirming_captures=1, quiet_fraction=0.0, quiet_watts_ratio_of_limit=0.12))
+PLAIN_RULE = Settings(detector=Detector(confirming_captures=1, quiet_fraction=0.0, low_power_ratio_of_limit=0.12))
 
 
 def _plain(watts: float, how: str, states: str) -> PowerScenario:
@@ -317,7 +317,7 @@ def _plain(watts: float, how: str, states: str) -> PowerScenario:
     node = replace(_after(HOUR, 5, stuck, replace(WAITS, watts=watts)), idle_watts=68.0, noise_ratio=0.0)
     return PowerScenario(
         f"plain rule, {watts:g} W",
-        f"quiet_watts_ratio_of_limit = 0.12 of 700 W and quiet_fraction = 0; a hang at {watts:g} W{how}",
+        f"low_power_ratio_of_limit = 0.12 of 700 W and quiet_fraction = 0; a hang at {watts:g} W{how}",
         "hang",
         node,
         (Expected(states, True, (5,)),),

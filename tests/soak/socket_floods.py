@@ -81,8 +81,8 @@ def node_with_jobs(uids: list[int]) -> Iterator[Node]:
         for uid in uids:
             own = folder / str(uid)
             own.mkdir()
-            seat = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-            rank = targets.python(RANK.format(uid=uid), own, **seat, TORCHELASTIC_RUN_ID=f"job-of-{uid}")
+            slot = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+            rank = targets.python(RANK.format(uid=uid), own, **slot, TORCHELASTIC_RUN_ID=f"job-of-{uid}")
             pids[uid] = stack.enter_context(rank)
         wide = {"path": str(path), "per_minute": 60, "per_minute_of_owner": 40}
         daemon = stack.enter_context(RealDaemon(folder / "hw", {**os.environ, "LD_LIBRARY_PATH": ""}, socket=wide))

@@ -59,7 +59,7 @@ THREE = tuple(standing(rank, waits(6)) for rank in range(3))
 
 def test_numbers_name_and_stacks_say_what_it_does() -> None:
     verdict = judged(waiting(*THREE), outside(standing(3, done(5))))
-    assert (verdict.kind, [one.rank for one in verdict.named]) == ("NotCome", [3])
+    assert (verdict.kind, [one.rank for one in verdict.named]) == ("NotJoined", [3])
     assert verdict.confidence is Confidence.HIGH
     assert "It has not joined all_reduce #6 of the default group, where ranks 0-2 have waited for" in verdict.message
     assert "metrics.py:31" in verdict.message
@@ -91,8 +91,8 @@ def test_advice_omits_numbers_that_the_evidence_has() -> None:
         waiting(standing(3, {WORLD: (5, 5), **pair})), operation="barrier", frames=(barrier,), key="b"
     )
     verdict = judged(waiting(*others), lone)
-    assert [one.rank for one in verdict.first_look] == [3]
-    assert "in the evidence" in verdict.first_look[0].settle
+    assert [one.rank for one in verdict.check_first] == [3]
+    assert "in the evidence" in verdict.check_first[0].settle
     assert any(vote.kind == "sequence" for vote in verdict.evidence)
 
 
@@ -115,7 +115,7 @@ def test_rank_waiting_for_a_shared_lock_is_checked_first_and_not_named(waits_for
     ]
     shared = structs.replace(held, waits=structs.replace(held.waits, shares_lock=True))
     verdict = judged(waiting(*THREE), outside(shared, activity="lock", waits_for="lock"))
-    assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("NotCome", (), [3])
+    assert (verdict.kind, verdict.named, [one.rank for one in verdict.check_first]) == ("NotJoined", (), [3])
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_waiter_in_own_code_is_low_while_another_rank_is_outside(
 def test_polling_rank_is_checked_first_and_not_named() -> None:
     asks = structs.replace(standing(3, done(5)), signature=Signature.POLLS)
     verdict = judged(waiting(*THREE), outside(asks, activity="unknown", waits_for="unknown"))
-    assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("NotCome", (), [3])
+    assert (verdict.kind, verdict.named, [one.rank for one in verdict.check_first]) == ("NotJoined", (), [3])
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_lines_of_a_loop_that_sleeps_are_no_work(
     goes_on = structs.replace(standing(3, done(5)), signature=Signature.COMPUTES, motion=Motion.MOVING, usage=usage)
     verdict = judged(waiting(*THREE), outside(goes_on, activity="unknown", waits_for="unknown"))
     assert [one.rank for one in verdict.named] == named
-    assert [one.rank for one in (*verdict.named, *verdict.first_look)] == [3]
+    assert [one.rank for one in (*verdict.named, *verdict.check_first)] == [3]
 
 
 def test_verdict_says_that_a_rank_that_works_may_still_join() -> None:
@@ -168,7 +168,7 @@ def test_stack_that_contradicts_the_numbers_names_no_rank() -> None:
     """Name no rank: a process group has two more members that were not captured, and these may not have joined."""
     pair = {WORLD: (5, 6), "1": (4, 4)}
     verdict = judged(waiting(*(standing(rank, pair) for rank in range(3))), outside(standing(3, pair)))
-    assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("Contradiction", (), [3])
+    assert (verdict.kind, verdict.named, [one.rank for one in verdict.check_first]) == ("Contradiction", (), [3])
     assert "the stacks point at rank 3" in verdict.message and "have" not in verdict.message.split("joined")[0]
     without = [structs.replace(member, recorder=structs.replace(member.recorder, libraries=())) for member in THREE]
     alone = judged(waiting(*without), outside(standing(3, pair)))
@@ -179,7 +179,7 @@ def test_stopped_rank_is_named_although_all_have_joined() -> None:
     stopped = structs.replace(standing(3, waits(6)), kernel=KernelFacts(state="T"), signature=Signature.STOPPED)
     verdict = judged(waiting(*THREE, stopped))
     assert (verdict.kind, [one.rank for one in verdict.named]) == ("RankStopped", [3])
-    assert judged(waiting(*THREE, standing(3, waits(6)))).kind == "EverybodyCame"
+    assert judged(waiting(*THREE, standing(3, waits(6)))).kind == "AllJoined"
 
 
 def test_rank_waiting_for_a_lock_waits_for_the_rank_that_holds_it() -> None:
@@ -187,9 +187,9 @@ def test_rank_waiting_for_a_lock_waits_for_the_rank_that_holds_it() -> None:
     held = structs.replace(standing(3, done(5)), waits=Waits(file_lock=lock))
     holder = structs.replace(THREE[0], id=structs.replace(THREE[0].id, pid=700))
     verdict = judged(waiting(holder, *THREE[1:]), outside(held, activity="lock", waits_for="lock"), world_size=4)
-    assert verdict.kind != "NotCome"
+    assert verdict.kind != "NotJoined"
     stranger = structs.replace(held, waits=structs.replace(held.waits, file_lock=structs.replace(lock, holder_pid=701)))
-    assert judged(waiting(holder, *THREE[1:]), outside(stranger, activity="lock", waits_for="lock")).kind == "NotCome"
+    assert judged(waiting(holder, *THREE[1:]), outside(stranger, activity="lock", waits_for="lock")).kind == "NotJoined"
 
 
 def test_ranks_in_joined_collective_are_not_blocked_by_rank_ahead() -> None:
@@ -198,7 +198,7 @@ def test_ranks_in_joined_collective_are_not_blocked_by_rank_ahead() -> None:
     ahead = structs.replace(waiting(standing(2, waits(8))), operation="barrier", key="ahead")
     behind = waiting(standing(0, waits(7)), standing(1, waits(6)), standing(3, waits(6)))
     verdict = judged(behind, ahead)
-    assert (verdict.kind, verdict.named, verdict.first_look) == ("EverybodyCame", (), ())
+    assert (verdict.kind, verdict.named, verdict.check_first) == ("AllJoined", (), ())
     assert verdict.message.startswith("All ranks have joined all_reduce #6 of the default group, and ranks 1,3 are")
     assert "root" not in verdict.message
     without = [
@@ -210,7 +210,7 @@ def test_ranks_in_joined_collective_are_not_blocked_by_rank_ahead() -> None:
         )
         for group in (behind, ahead)
     ]
-    assert [one.rank for one in judged(*without).first_look] == [2]
+    assert [one.rank for one in judged(*without).check_first] == [2]
 
 
 def test_open_operation_does_not_clear_a_rank_suspected_by_its_stack() -> None:
@@ -239,7 +239,7 @@ def test_rank_waiting_for_another_rank_is_checked_first_and_not_named(
     assert [one.rank for one in judged(waiting(*THREE), outside(own, activity=activity)).named] == [3]
     asks = structs.replace(own, waits=structs.replace(own.waits, asks_rank=waiting_part))
     verdict = judged(waiting(*THREE), outside(asks, activity=activity))
-    assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("NotCome", (), [3])
+    assert (verdict.kind, verdict.named, [one.rank for one in verdict.check_first]) == ("NotJoined", (), [3])
     assert words in verdict.message
 
 
@@ -253,7 +253,7 @@ def test_socket_to_another_rank_is_reported_as_possible_wait_for_it() -> None:
         holder = structs.replace(THREE[0], id=structs.replace(THREE[0].id, pid=700))
         unknown = outside(own, activity="unknown", waits_for="unknown")
         verdict = judged(waiting(holder, *THREE[1:]), unknown)
-        assert [one.rank for one in verdict.first_look] == [3]
+        assert [one.rank for one in verdict.check_first] == [3]
         return verdict.message
 
     assert "It waits in the kernel for something that another rank of the job may provide" in describe(700)
@@ -278,7 +278,7 @@ def test_rank_waiting_for_another_rank_is_not_named_by_stacks(activity: str, wai
 def test_rank_receiving_in_its_main_thread_waits_like_the_others() -> None:
     # A rank that receives in its main thread, as with MPI, waits like the ranks in the collective.
     asks = structs.replace(standing(3, done(5)), waits=Waits(asks_rank="main"))
-    assert judged(waiting(*THREE), outside(asks, activity="point_to_point", waits_for="ranks")).first_look == ()
+    assert judged(waiting(*THREE), outside(asks, activity="point_to_point", waits_for="ranks")).check_first == ()
 
 
 def test_nodes_are_judged_together_as_one() -> None:
@@ -302,7 +302,7 @@ def with_gpus(*numbers: tuple[float | None, float | None]) -> Verdict:
         for rank, (watts, ratio) in enumerate(numbers)
     )
     verdict = judged(waiting(*members), world_size=len(numbers))
-    assert (verdict.kind, verdict.named) == ("EverybodyCame", ())
+    assert (verdict.kind, verdict.named) == ("AllJoined", ())
     return verdict
 
 
@@ -323,11 +323,11 @@ def test_rank_with_different_gpu_is_checked_first_without_numbers() -> None:
     members[2] = structs.replace(members[2], gpu=structs.replace(members[2].gpu, utilization_ratio=0.0))
     alike = structs.replace(waiting(*members), activity="gpu_sync", waits_for="gpu")
     verdict = judged(alike, world_size=4)
-    assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("AllWaiting", (), [2])
+    assert (verdict.kind, verdict.named, [one.rank for one in verdict.check_first]) == ("AllWaiting", (), [2])
     assert "its GPU is at 0%, the others are at 100%" in verdict.message
     assert "No rank can be named:" in verdict.message
-    assert judged(alike, world_size=8).first_look == ()
-    assert judged(waiting(*members[:2], *members[3:]), world_size=3).first_look == ()
+    assert judged(alike, world_size=8).check_first == ()
+    assert judged(waiting(*members[:2], *members[3:]), world_size=3).check_first == ()
 
 
 def with_kernels(*sm_ratios: float | None, tensor_ratio: float = 0.0, dram_ratio: float = 0.0) -> Verdict:
@@ -345,7 +345,7 @@ def with_kernels(*sm_ratios: float | None, tensor_ratio: float = 0.0, dram_ratio
         for rank, ratio in enumerate(sm_ratios)
     ]
     verdict = judged(waiting(*members), world_size=len(members))
-    assert (verdict.kind, verdict.named) == ("EverybodyCame", ())
+    assert (verdict.kind, verdict.named) == ("AllJoined", ())
     return verdict
 
 
@@ -355,10 +355,10 @@ def only_waits(verdict: Verdict) -> list[str]:
 
 def test_a_gpu_without_a_kernel_is_looked_at_first_where_all_others_have_one() -> None:
     odd = with_kernels(0.12, 0.12, 0.0, 0.13)
-    assert [one.rank for one in odd.first_look] == [2]
+    assert [one.rank for one in odd.check_first] == [2]
     assert "its GPU runs no kernel, the others run kernels on 12.0% to 13.0% of their SMs" in odd.message
     for all_alike in (with_kernels(0.12, 0.12, 0.0, 0.0), with_kernels(*[0.12] * 4), with_kernels(0.1, None, 0.0, 0.1)):
-        assert all_alike.first_look == ()
+        assert all_alike.check_first == ()
 
 
 def test_kernels_that_run_and_neither_compute_nor_move_data_only_wait() -> None:
@@ -402,7 +402,7 @@ def test_rank_with_different_gpu_is_checked_first_after_all_have_joined(
     numbers: tuple[tuple[float | None, float | None], ...], first: list[int], phrase: str
 ) -> None:
     verdict = with_gpus(*numbers)
-    assert [one.rank for one in verdict.first_look] == first
+    assert [one.rank for one in verdict.check_first] == first
     assert phrase in verdict.message
-    assert all("XID" in one.settle for one in verdict.first_look)
+    assert all("XID" in one.settle for one in verdict.check_first)
     assert ("Check rank" in verdict.message) == bool(first)

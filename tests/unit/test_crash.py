@@ -127,7 +127,7 @@ def test_first_dead_rank_is_named_by_its_artifacts(
     assert [rank.rank for rank in verdict.named] == named, verdict.message
     assert verdict.confidence is confidence
     assert words in verdict.message
-    assert [rank.rank for rank in verdict.first_look] == ([] if named else [1])
+    assert [rank.rank for rank in verdict.check_first] == ([] if named else [1])
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_an_end_in_order_is_no_crash() -> None:
 def test_rank_without_error_is_not_suspected_if_other_nodes_exist() -> None:
     found = [make_artifacts(0, error=RESET), make_artifacts(1), make_artifacts(2, error=RESET)]
     verdict = crash.judge(job(*found, world_size=8), found)
-    assert verdict is not None and not verdict.named and not verdict.first_look
+    assert verdict is not None and not verdict.named and not verdict.check_first
 
 
 def test_a_worker_that_was_killed_is_told_and_is_not_the_end_of_its_rank() -> None:
@@ -320,7 +320,7 @@ def test_equal_errors_in_one_second_name_no_rank(error: str) -> None:
     found = [make_artifacts(rank, error=error, at=1) for rank in range(3)]
     verdict = crash.judge(job(*found), found)
     assert verdict is not None
-    assert (verdict.named, verdict.first_look, verdict.confidence) == ((), (), Confidence.NONE)
+    assert (verdict.named, verdict.check_first, verdict.confidence) == ((), (), Confidence.NONE)
     assert "No rank can be named: 3 ranks ended in the same second (" in verdict.message
     assert f": {error.partition(':')[0]}, according to its error file" in verdict.message
 

@@ -245,7 +245,7 @@ def test_moving_ranks_teach_and_the_job_is_left_alone() -> None:
     assert len(series.captures) == 2, "after real work the old line counts again"
 
 
-PLAIN = Detector(confirming_captures=1, quiet_fraction=0.0, quiet_watts_ratio_of_limit=0.12)
+PLAIN = Detector(confirming_captures=1, quiet_fraction=0.0, low_power_ratio_of_limit=0.12)
 
 
 @pytest.mark.parametrize("working", [600, 150])
@@ -287,7 +287,7 @@ def test_plain_rule_learned_level_above_limit_changes_nothing_below() -> None:
 
 
 def test_plain_rule_and_learned_threshold_both_apply() -> None:
-    both = Detector(confirming_captures=1, quiet_watts_ratio_of_limit=0.12)
+    both = Detector(confirming_captures=1, low_power_ratio_of_limit=0.12)
     assert Series(rules=both).feed(600, 300).feed(110, HELD).states == [S.TRAINING, S.QUIET, S.SUSPECTED]
     light = GpuPower(limit_watts=700.0, idle_watts=68.0, busy_watts=100.0)
     assert power_level.low_power_threshold_watts(light, both) == pytest.approx(84), "the learned threshold is 79.2 W"

@@ -49,9 +49,9 @@ def explained(case: dict[str, Any]) -> Verdict:
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
 def test_case_of_logs_toml_is_explained(case: dict[str, Any]) -> None:
     verdict = explained(case)
-    assert [named(rank) for rank in verdict.first_look] == case.get("check", []), verdict
+    assert [named(rank) for rank in verdict.check_first] == case.get("check", []), verdict
     assert verdict.named == ()
-    texts = [verdict.message, *(one.message for one in verdict.evidence), *(rank.why for rank in verdict.first_look)]
+    texts = [verdict.message, *(one.message for one in verdict.evidence), *(rank.why for rank in verdict.check_first)]
     for text in case.get("mentions", ()):
         assert any(text.casefold() in shown.casefold() for shown in texts), texts
 

@@ -70,7 +70,7 @@ def test_the_last_lines_are_folded_and_the_rank_behind_is_looked_at_first(prefix
     assert end.endswith(f"{kind} 7{place} at 'INFO backward 811 loss 3.7' (2026-11-22 12:00:31,007)")
     assert stopped.startswith(f"stopped first: {kind} 7{place} at 2026-11-22 12:00:31,007")
     assert verdict.message.startswith(f"The log of {kind} 7{place} ends before the other logs")
-    (look,) = verdict.first_look
+    (look,) = verdict.check_first
     assert RankId(node=look.node, rank=look.rank, local_rank=look.local_rank) == of
     assert "PYTHONUNBUFFERED" in look.settle
     assert (verdict.kind, verdict.named, verdict.confidence) == ("LogsOnly", (), Confidence.NONE)
@@ -80,7 +80,7 @@ def test_one_file_for_each_rank_without_times() -> None:
     files = [(f"logs/rank_{rank}.log", [f"step {10 if rank == 2 else 11}"]) for rank in range(8)]
     verdict = complete(None, log_evidence.supplement(traces.collect(files).logs))
     assert messages_of(verdict, "log_end") == ["7 ranks end at 'step 11', rank 2 at 'step 10'"]
-    assert [look.rank for look in verdict.first_look] == [2]
+    assert [look.rank for look in verdict.check_first] == [2]
 
 
 def test_names_that_differ_in_one_number_tell_the_ranks() -> None:
@@ -94,12 +94,12 @@ def test_names_that_differ_in_one_number_tell_the_ranks() -> None:
 def test_rank_ahead_in_its_log_is_not_checked_first() -> None:
     verdict = judged(*(f"[rank{rank}]: step {12 if rank == 3 else 11}" for rank in range(8)))
     assert messages_of(verdict, "log_end") == ["7 ranks end at 'step 11', rank 3 at 'step 12'"]
-    assert verdict.first_look == ()
+    assert verdict.check_first == ()
 
 
 def test_logs_split_in_half_point_at_no_rank() -> None:
     verdict = judged(*(f"[rank{rank}]: step {10 + rank // 4}" for rank in range(8)))
-    assert verdict.first_look == ()
+    assert verdict.check_first == ()
     assert verdict.message.startswith("Logs of 8 ranks: none reports a failure; 4 ranks end at 'step 10'")
 
 
@@ -115,7 +115,7 @@ def test_logs_split_in_half_point_at_no_rank() -> None:
 def test_numbers_that_differ_are_shown(steps: tuple[int, ...], told_ends: list[str]) -> None:
     verdict = judged(*(f"[rank{rank}]: step {step} of epoch 3" for rank, step in enumerate(steps)))
     assert messages_of(verdict, "log_end") == told_ends
-    assert verdict.first_look == ()
+    assert verdict.check_first == ()
 
 
 def test_a_number_of_thousands_of_digits_is_no_step() -> None:
@@ -127,7 +127,7 @@ def test_a_step_counts_before_a_loss_that_agrees_by_chance() -> None:
     lines = [f"[rank{rank}]: loss {0.5 if rank else 0.4} step {299 if rank == 7 else 300}" for rank in range(8)]
     verdict = judged(*lines)
     assert "rank 7 at 'loss 0.5 step 299'" in messages_of(verdict, "log_end")[0]
-    assert [look.rank for look in verdict.first_look] == [7]
+    assert [look.rank for look in verdict.check_first] == [7]
 
 
 CUT = "the log of rank 7 may lack lines that were still in a buffer (its last line is cut)"
@@ -143,11 +143,11 @@ def test_a_log_that_may_lie_in_a_buffer_points_with_a_caveat(minute: int, behind
     verdict = judged(*ends, f"[rank7]: 2026-11-22 12:0{minute}:00 {behind}")
     assert caveat in verdict.message
     assert ("buffer" in verdict.message) == bool(caveat)
-    assert [look.rank for look in verdict.first_look] == ([] if caveat == CUT else [7])
-    assert all(caveat in look.why for look in verdict.first_look)
+    assert [look.rank for look in verdict.check_first] == ([] if caveat == CUT else [7])
+    assert all(caveat in look.why for look in verdict.check_first)
     fails = judged(*ends, f"[rank7]: 2026-11-22 12:0{minute}:00 {behind}", *failing(3, "ValueError: x"))
-    assert [look.rank for look in fails.first_look] == [3]
-    assert caveat in fails.first_look[0].why
+    assert [look.rank for look in fails.check_first] == [3]
+    assert caveat in fails.check_first[0].why
     assert caveat in fails.message
 
 
@@ -205,7 +205,7 @@ def test_rank_with_its_own_error_is_first_in_any_order_of_lines() -> None:
     ]
     verdict = judged(*lines)
     assert verdict.message.startswith("First to fail: rank 5: ValueError: shard 17 is empty, in step (train.py:32). ")
-    assert [look.rank for look in verdict.first_look] == [5]
+    assert [look.rank for look in verdict.check_first] == [5]
     assert messages_of(verdict, "log_failure") == [
         "rank 5: ValueError: shard 17 is empty, in step (train.py:32)",
         f"ranks 0-4,6-7, rank 0 first: {LOST}, in step (train.py:32), which blames other ranks",
@@ -239,7 +239,7 @@ def test_logs_without_an_order_name_no_first_failure() -> None:
     for found in (collect(*same), traces.collect(files)):
         verdict = complete(None, log_evidence.supplement(found.logs))
         assert "irst to fail" not in verdict.message
-        assert verdict.first_look == ()
+        assert verdict.check_first == ()
     assert "by the order of lines" in judged(*other_clocks).message
 
 
@@ -258,7 +258,7 @@ def test_logs_without_an_order_name_no_first_failure() -> None:
 def test_log_that_blames_another_rank_is_no_own_failure(rank: int, text: str, points: bool) -> None:
     verdict = judged(*failing(rank, text), *(f"[rank{other}]: step 1" for other in range(8) if other != rank))
     assert ("irst to fail" in verdict.message) == points
-    assert [look.rank for look in verdict.first_look] == ([rank] if points else [])
+    assert [look.rank for look in verdict.check_first] == ([rank] if points else [])
 
 
 @pytest.mark.parametrize(
@@ -271,14 +271,14 @@ def test_log_that_blames_another_rank_is_no_own_failure(rank: int, text: str, po
 def test_complaint_at_monitored_barrier_points_at_no_rank(text: str) -> None:
     verdict = judged(*failing(3, f"RuntimeError: {text}"), *(f"[rank{rank}]: step 1" for rank in range(3)))
     assert "irst to fail" not in verdict.message
-    assert verdict.first_look == ()
+    assert verdict.check_first == ()
 
 
-def test_all_that_fail_alike_are_no_first_look() -> None:
+def test_all_that_fail_alike_are_not_checked_first() -> None:
     lines = [line for rank in range(8) for line in failing(rank, f"RuntimeError: cannot open /data/{rank}")]
     verdict = judged(*lines)
     assert "8 ranks alike" in verdict.message
-    assert verdict.first_look == ()
+    assert verdict.check_first == ()
 
 
 def test_rank_without_a_timeout_in_its_log_is_reported() -> None:
@@ -287,7 +287,7 @@ def test_rank_without_a_timeout_in_its_log_is_reported() -> None:
     verdict = judged(*lines)
     assert "irst to fail" not in verdict.message
     assert messages_of(verdict, "log_failure")[1:] == ["no failure of rank 6; all others blame other ranks"]
-    assert verdict.first_look == ()
+    assert verdict.check_first == ()
 
 
 def test_the_first_exception_of_a_chain_counts_and_their_number_is_bounded() -> None:
@@ -332,7 +332,7 @@ def test_lines_that_are_kept_as_json_are_read_as_the_text_in_them() -> None:
     together = [json.dumps({"log": "\n".join(text)})]
     for lines in (docker, journal, together):
         verdict = judged(*lines)
-        assert [rank.rank for rank in verdict.first_look] == [3], verdict
+        assert [rank.rank for rank in verdict.check_first] == [3], verdict
         assert "ValueError: bad shard" in verdict.message
     assert "none reports a failure" in judged('{"log": 3}', '[rank3]: {"log": "x', "[rank3]: {}").message
 
@@ -352,7 +352,7 @@ def error_file(message: str, timestamp: object = "1795315891") -> str:
 
 def test_rank_of_an_error_file_is_read_from_its_folder() -> None:
     verdict, _ = explained(read("failed"))
-    assert [(look.rank, look.local_rank) for look in verdict.first_look] == [(1, 1)]
+    assert [(look.rank, look.local_rank) for look in verdict.check_first] == [(1, 1)]
     alone = [(f"run/attempt_0/{rank}/error.json", [error_file("ValueError: x", 100 - rank)]) for rank in range(3)]
     found = traces.collect(alone)
     assert [log.id for log in found.logs] == [RankId(local_rank=rank) for rank in range(3)]
@@ -438,7 +438,7 @@ def test_headline_adds_the_first_failure_if_no_rank_is_named() -> None:
     beside, _ = explained(traces.collect([("trace.out", stacks), ("rank3.log", [*TRACE, "ValueError: x"])]))
     assert beside.message.startswith(f"{alone.message} By the logs, ")
     assert beside.message.endswith("By the logs, first to fail: rank 3: ValueError: x, in step (train.py:32).")
-    assert [look.rank for look in beside.first_look] == [3]
+    assert [look.rank for look in beside.check_first] == [3]
     assert beside.named == ()
 
 
@@ -532,7 +532,7 @@ def test_lines_of_dmesg_are_evidence(prefix: str, when: str) -> None:
     (heard,) = found.kernel
     assert (heard.matched.name, heard.matched.subject, heard.when) == ("segfault", "4711", when)
     verdict = complete(None, kernel_text.supplement(found.kernel, []))
-    assert verdict.kind == "LogsOnly" and not verdict.named and not verdict.first_look
+    assert verdict.kind == "LogsOnly" and not verdict.named and not verdict.check_first
     assert "segfault at 0" in verdict.message and "accessed memory that is not its own" in verdict.message
 
 

@@ -111,7 +111,7 @@ def judge_lines(lines: Sequence[str]) -> tuple[object, ...]:
     grouping = group_ranks(found.ranks, TABLE, config.Capture())
     verdict = judge.judge(grouping) if found.ranks else None
     verdict = complete(verdict, log_evidence.supplement(found.logs, found.works, None, found.unranked))
-    named, first = (sorted(map(number_of, ranks)) for ranks in (verdict.named, verdict.first_look))
+    named, first = (sorted(map(number_of, ranks)) for ranks in (verdict.named, verdict.check_first))
     return verdict.kind, named, first, sorted(number_of(rank.id) for rank in found.ranks)
 
 

@@ -17,9 +17,9 @@ def test_case_of_servers_toml_is_explained(case: dict[str, Any]) -> None:
     found = traces.collect(sources(case))
     verdict, _ = explained(found)
     assert [rank.pid for rank in verdict.named] == case.get("named", []), verdict.message
-    assert [rank.pid for rank in verdict.first_look] == case.get("check", []), verdict.message
+    assert [rank.pid for rank in verdict.check_first] == case.get("check", []), verdict.message
     titles = {process["pid"]: process["title"] for process in case["processes"]}
-    for rank in (*verdict.named, *verdict.first_look):
+    for rank in (*verdict.named, *verdict.check_first):
         if "--" not in titles[rank.pid]:
             name = f"{titles[rank.pid]} (pid {rank.pid})"
             assert words.name_ranks([rank]) == name
@@ -55,7 +55,7 @@ def test_rank_to_check_first_in_text_is_not_settled_by_one_dump() -> None:
     assert "second dump" in once.next_step
     assert "or a rank is late" in text
     twice, _ = explained(traces.collect([*sources(case), *((f"later/{name}", text) for name, text in sources(case))]))
-    assert [rank.pid for rank in twice.first_look] == [4122]
+    assert [rank.pid for rank in twice.check_first] == [4122]
     assert "second dump" not in twice.next_step
 
 

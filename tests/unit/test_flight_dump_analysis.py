@@ -98,7 +98,7 @@ def test_torch_finds_the_same_rank_missing() -> None:
     answer, verdict = judged(dumps)
     assert referee(dumps) == {("0", 5): ({2}, set())}
     assert [(one.name, one.number, one.missing) for one in answer.graph.pending] == [("0", 5, (2,))]
-    assert [one.rank for one in verdict.first_look] == [2]
+    assert [one.rank for one in verdict.check_first] == [2]
 
 
 @pytest.mark.torch
@@ -118,7 +118,7 @@ def test_torch_finds_the_same_skipped_collectives() -> None:
     answer, verdict = judged(dumps)
     ours = {(one.name, one.number): (set(one.missing), set[int]()) for one in answer.graph.pending}
     assert referee(dumps) == ours == {("0", 3): ({2}, set()), ("2", 3): ({3}, set())}
-    assert (verdict.kind, [one.rank for one in verdict.first_look]) == ("Circle", [2])
+    assert (verdict.kind, [one.rank for one in verdict.check_first]) == ("Cycle", [2])
 
 
 @pytest.mark.torch
@@ -149,7 +149,7 @@ def stopped_at(rank: int, counted: int | None, others: int = 8) -> Verdict:
 def test_rank_that_enqueued_nothing_more_is_shown_and_not_checked_first() -> None:
     """Do not check rank 0 first: a healthy rank 0 that reads a result has the same dump."""
     verdict = stopped_at(0, counted=5)
-    assert (verdict.kind, verdict.named, verdict.first_look) == ("EverybodyCame", (), ())
+    assert (verdict.kind, verdict.named, verdict.check_first) == ("AllJoined", (), ())
     assert "no rank's CPU is behind" not in verdict.message
     shown = [one.message for one in verdict.evidence if "stopped right after" in one.message]
     assert shown == [
@@ -160,19 +160,19 @@ def test_rank_that_enqueued_nothing_more_is_shown_and_not_checked_first() -> Non
 
 def test_rank_inside_a_launch_is_checked_first() -> None:
     verdict = stopped_at(2, counted=4)
-    assert [one.rank for one in verdict.first_look] == [2]
+    assert [one.rank for one in verdict.check_first] == [2]
     assert "inside its launch, which torch has not counted yet" in verdict.message
 
 
 @pytest.mark.parametrize("counted", [None, 5])
 def test_count_that_is_not_lower_shows_no_launch(counted: int | None) -> None:
-    assert stopped_at(2, counted).first_look == ()
+    assert stopped_at(2, counted).check_first == ()
 
 
 def test_ranks_that_all_enqueued_the_same_are_not_behind() -> None:
     verdict = stopped_at(2, counted=4, others=5)
     assert "no rank's CPU is behind" in verdict.message
-    assert verdict.first_look == ()
+    assert verdict.check_first == ()
 
 
 def test_dump_without_completed_operations_proves_no_missing_join() -> None:
@@ -199,7 +199,7 @@ UNDUMPED = Group(key="x", activity="unknown", fault=DENIED, members=(Member(id=R
 
 def test_stacks_that_answer_let_a_rank_be_named_with_medium_confidence() -> None:
     answer, verdict = judged({rank: recorder(rank, [WORLD] * (1 if rank == 2 else 2), 1) for rank in range(4)})
-    named = recorder_dumps.qualify(finding("NotCome", UNDUMPED, answer), {})
+    named = recorder_dumps.qualify(finding("NotJoined", UNDUMPED, answer), {})
     assert (named.confidence, verdict.confidence) == (Confidence.MEDIUM, Confidence.NONE)
     assert verdict.message.endswith("This is the state at the moment when torch wrote its dumps.")
 
@@ -225,7 +225,7 @@ PROGRAMS = st.lists(st.sampled_from([WORLD, ("1", "all_reduce"), ("2", "barrier"
 def test_no_dump_that_is_not_of_a_time_out_points_at_anybody(drawn: list[tuple[Program, int]], seconds: float) -> None:
     dumps = {rank: recorder(rank, program, first) for rank, (program, first) in enumerate(drawn)}
     _, verdict = judged(dumps, seconds)
-    assert (verdict.kind, verdict.named, verdict.first_look) == ("RecordsOnly", (), ())
+    assert (verdict.kind, verdict.named, verdict.check_first) == ("RecordsOnly", (), ())
 
 
 @settings(max_examples=200)

@@ -261,7 +261,7 @@ def test_rank_waiting_for_clients_has_not_joined(server: int | None, expected: t
     loop = dump("turn", "loop.py", server)
     ranks.append(RankDump(id=RankId(rank=3, pid=103), rounds=(loop, loop)))
     verdict = judge.judge(group_ranks(ranks, TABLE, SETTINGS))
-    assert ([one.rank for one in verdict.named], [one.rank for one in verdict.first_look]) == expected
+    assert ([one.rank for one in verdict.named], [one.rank for one in verdict.check_first]) == expected
 
 
 @pytest.mark.parametrize(

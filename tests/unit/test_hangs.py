@@ -19,7 +19,7 @@ def test_known_hang_gets_its_verdict(case: dict[str, Any]) -> None:
     said = "\n".join([verdict.message, *(f"  {vote.kind}: {vote.message}" for vote in verdict.evidence)])
     print(said)
     assert (verdict.kind, [rank.rank for rank in verdict.named]) == (case["kind"], case.get("named", [])), said
-    assert [rank.rank for rank in verdict.first_look] == case.get("first_look", []), said
+    assert [rank.rank for rank in verdict.check_first] == case.get("check_first", []), said
     assert verdict.confidence.value == case.get("confidence", verdict.confidence.value), said
     assert verdict.action.kind == case.get("action", "investigate"), verdict.action
     for words in case.get("mentions", ()):

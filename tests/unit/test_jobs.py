@@ -22,7 +22,7 @@ from tests.proc_tree import FOLDER, describe, expected_jobs, jobs_in, lay_out, s
 EIGHT = sweep(dict.fromkeys(range(8), ()))
 
 
-def seats(job: Job) -> list[tuple[int | None, int | None, int]]:
+def slots(job: Job) -> list[tuple[int | None, int | None, int]]:
     return [(rank.rank, rank.local_rank, rank.id.pid) for rank in job.ranks]
 
 
@@ -72,7 +72,7 @@ def test_torchrun(tmp_path: Path) -> None:
         "torchrun",
         ProcessId(pid=1000, start_ticks=1000),
     )
-    assert seats(job) == [(2, 0, 1010), (3, 1, 1011)]
+    assert slots(job) == [(2, 0, 1010), (3, 1, 1011)]
     assert (job.world_size, job.local_world_size, job.absent_local_ranks) == (4, 2, ())
     assert job.gpu_uuids == ("GPU-a4", "GPU-a5")
     assert (job.command, job.user) == ("train.py", "ada")
@@ -129,42 +129,42 @@ def test_kernel_threads_are_no_processes(tmp_path: Path) -> None:
 def test_accelerate_with_a_rank_that_ended(tmp_path: Path) -> None:
     (job,) = jobs_in("accelerate", tmp_path)
     assert (job.job_id, job.launcher, job.absent_local_ranks) == ("pid1000-1000", "accelerate", ((1, 1),))
-    assert seats(job) == [(0, 0, 1010)]
+    assert slots(job) == [(0, 0, 1010)]
 
 
 def test_deepspeed_and_a_service_that_outlived_its_rank(tmp_path: Path) -> None:
     (job,) = jobs_in("deepspeed", tmp_path)
     assert (job.job_id, job.launcher, job.local_world_size) == ("pid1000-1000", "deepspeed", 2)
-    assert seats(job) == [(0, 0, 1010), (1, 1, 1011)]
+    assert slots(job) == [(0, 0, 1010), (1, 1, 1011)]
 
 
 def test_slurm_steps_are_jobs_and_a_batch_script_and_a_notebook_are_not(tmp_path: Path) -> None:
     step, elastic = jobs_in("slurm", tmp_path, EIGHT)
     assert (step.job_id, step.launcher, step.user) == ("1", "srun", "ada")
-    assert seats(step) == [(0, 0, 6086), (1, 1, 6087)]
+    assert slots(step) == [(0, 0, 6086), (1, 1, 6087)]
     assert (step.world_size, step.local_world_size, step.absent_local_ranks) == (2, 2, ())
     assert (elastic.job_id, elastic.launcher) == ("1.2", "torchrun")
-    assert seats(elastic) == [(0, 0, 6327), (1, 1, 6328)]
+    assert slots(elastic) == [(0, 0, 6327), (1, 1, 6328)]
     assert (elastic.world_size, elastic.local_world_size) == (4, 2)
 
 
 def test_srun_with_a_shell_around_each_rank(tmp_path: Path) -> None:
     (job,) = jobs_in("srun_wrapper", tmp_path)
     assert (job.job_id, job.launcher) == ("77", "srun")
-    assert seats(job) == [(8, 0, 511), (9, 1, 521)]
+    assert slots(job) == [(8, 0, 511), (9, 1, 521)]
 
 
 def test_absent_ranks_of_a_slurm_step_are_told_by_its_layout(tmp_path: Path) -> None:
     text = (FOLDER / "srun_wrapper.proc").read_text().replace(" RANK=8 LOCAL_RANK=0", "").replace("8,2", "8,3")
     root = lay_out(text.replace(" RANK=9 LOCAL_RANK=1", ""), tmp_path)
     (job,) = discovery.find_jobs(ProcessScan(root).processes()).jobs
-    assert (seats(job), job.local_world_size, job.absent_local_ranks) == ([(8, 0, 511), (9, 1, 521)], 3, ((2, 2),))
+    assert (slots(job), job.local_world_size, job.absent_local_ranks) == ([(8, 0, 511), (9, 1, 521)], 3, ((2, 2),))
 
 
 def test_a_loader_that_outlived_its_rank_is_not_the_rank(tmp_path: Path) -> None:
     text = (FOLDER / "slurm.proc").read_text().replace("6087 (python3)", "6087 (pt_data_worker)")
     step, _ = discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes()).jobs
-    assert (seats(step), step.absent_local_ranks) == ([(0, 0, 6086)], ((1, 1),))
+    assert (slots(step), step.absent_local_ranks) == ([(0, 0, 6086)], ((1, 1),))
 
 
 def test_ranks_of_a_killed_mpirun_keep_the_job_name(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_spawned_processes_that_hold_gpus_are_ranks_by_their_order(tmp_path: Pat
     on_gpus = sweep({0: (912,), 1: (913,)})
     (job,) = jobs_in("spawn", tmp_path, on_gpus)
     assert (job.job_id, job.launcher, job.command) == ("pid900-900", "spawn", "train.py")
-    assert seats(job) == [(None, 0, 912), (None, 1, 913)]
+    assert slots(job) == [(None, 0, 912), (None, 1, 913)]
     assert [worker.id.pid for worker in job.ranks[1].workers] == [920]
     assert job.gpu_uuids == ("GPU-a0", "GPU-a1")
 
@@ -189,7 +189,7 @@ def test_spawned_processes_without_gpu_and_address_are_no_job(tmp_path: Path) ->
 def test_spawned_processes_without_their_parent_are_one_job(tmp_path: Path) -> None:
     (job,) = jobs_in("spawn_orphans", tmp_path, sweep({0: (912,), 1: (913,)}))
     assert (job.job_id, job.launcher_id) == ("pid912-912", None)
-    assert seats(job) == [(None, 0, 912), (None, 1, 913)]
+    assert slots(job) == [(None, 0, 912), (None, 1, 913)]
 
 
 def on_two_gpus(tree: str, root: Path) -> tuple[Job, ...]:
@@ -200,7 +200,7 @@ def on_two_gpus(tree: str, root: Path) -> tuple[Job, ...]:
 def test_forks_of_one_process_that_each_hold_a_gpu_are_ranks_by_their_order(tmp_path: Path) -> None:
     (job,) = jobs_in("forks", tmp_path, sweep({0: (912,), 1: (913,)}))
     assert (job.job_id, job.launcher, job.command, job.user) == ("pid900-900", "fork", "finetune.py", "ada")
-    assert seats(job) == [(None, 0, 912), (None, 1, 913)]
+    assert slots(job) == [(None, 0, 912), (None, 1, 913)]
     assert [worker.id.pid for worker in job.ranks[1].workers] == [920]
     assert job.gpu_uuids == ("GPU-a0", "GPU-a1")
 
@@ -240,7 +240,7 @@ def test_process_of_another_program_or_user_is_no_forked_rank(tmp_path: Path) ->
 def test_forks_within_a_rank_are_its_workers(tmp_path: Path) -> None:
     tree = (FOLDER / "forks.proc").read_text().replace("  + USER=ada", "  + USER=ada RANK=0 WORLD_SIZE=2 LOCAL_RANK=0")
     (job,) = on_two_gpus(tree, tmp_path)
-    assert seats(job) == [(0, 0, 900)]
+    assert slots(job) == [(0, 0, 900)]
 
 
 LIGHTNING = TREES["lightning"]
@@ -248,7 +248,7 @@ LIGHTNING = TREES["lightning"]
 
 def find_rank_slots(tree: str, root: Path) -> list[tuple[int | None, list[tuple[int | None, int | None, int]]]]:
     """Return the world size and the rank slots of each job of this tree."""
-    return [(job.world_size, seats(job)) for job in JobScan(lay_out(tree, root)).find(None, node="").jobs]
+    return [(job.world_size, slots(job)) for job in JobScan(lay_out(tree, root)).find(None, node="").jobs]
 
 
 def test_a_script_that_starts_the_other_ranks_itself_is_their_first(tmp_path: Path) -> None:
@@ -263,13 +263,13 @@ def test_it_is_named_after_its_first_process_where_it_is_alone_on_its_node(tmp_p
     tree = tree.replace("MASTER_ADDR=10.0.0.1", "MASTER_ADDR=127.0.0.1").replace("NODE_RANK=1", "NODE_RANK=0")
     (job,) = JobScan(lay_out(tree.replace("SIZE=8", "SIZE=4"), tmp_path)).find(None, node="").jobs
     assert (job.job_id, job.launcher, job.world_size) == ("pid900-900-29500", "lightning", 4)
-    assert seats(job) == [(0, 0, 900), (1, 1, 911), (2, 2, 912), (3, 3, 913)]
+    assert slots(job) == [(0, 0, 900), (1, 1, 911), (2, 2, 912), (3, 3, 913)]
 
 
 def test_dead_first_rank_is_absent_from_its_job(tmp_path: Path) -> None:
     text = re.sub(r"900 \(python\).*\n.*\n.*\n", "", LIGHTNING, count=1).replace("parent=900", "parent=1")
     (job,) = JobScan(lay_out(text, tmp_path)).find(None, node="").jobs
-    assert (seats(job), job.absent_local_ranks) == ([(5, 1, 911), (6, 2, 912), (7, 3, 913)], ((0, 0),))
+    assert (slots(job), job.absent_local_ranks) == ([(5, 1, 911), (6, 2, 912), (7, 3, 913)], ((0, 0),))
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_it_is_found_below_an_srun_of_one_task(tmp_path: Path) -> None:
     tree = LIGHTNING.replace("800 (bash)", "800 (slurmstepd)").replace("$ -bash", "$ slurmstepd: [7.0]")
     (job,) = JobScan(lay_out(tree.replace("USER=ada", f"USER=ada {told}"), tmp_path)).find(None, node="").jobs
     assert (job.job_id, job.launcher, job.world_size) == ("7", "lightning", 8)
-    assert seats(job) == [(4, 0, 900), (5, 1, 911), (6, 2, 912), (7, 3, 913)]
+    assert slots(job) == [(4, 0, 900), (5, 1, 911), (6, 2, 912), (7, 3, 913)]
 
 
 def test_what_a_first_rank_of_another_launcher_starts_is_no_rank_of_its_own(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_what_a_first_rank_of_another_launcher_starts_is_no_rank_of_its_own(tmp_
 
 def test_actors_of_ray_that_were_started_with_a_rank_and_hold_gpus_are_ranks(tmp_path: Path) -> None:
     (job,) = jobs_in("ray", tmp_path, sweep({0: (300,), 1: (301,), 2: (302,)}))
-    assert (job.launcher, job.world_size, seats(job)) == ("ray", 2, [(0, None, 300), (1, None, 301)])
+    assert (job.launcher, job.world_size, slots(job)) == ("ray", 2, [(0, None, 300), (1, None, 301)])
     assert job.gpu_uuids == ("GPU-a0", "GPU-a1")
     assert (job.program, job.job_name) == ("Worker", "01000000")
 
@@ -334,7 +334,7 @@ def test_servers_and_notebooks_are_no_jobs(tmp_path: Path) -> None:
 
 def test_several_jobs_on_one_node(tmp_path: Path) -> None:
     found = {job.command: job for job in jobs_in("two_jobs", tmp_path, EIGHT)}
-    assert {name: seats(job) for name, job in found.items()} == {
+    assert {name: slots(job) for name, job in found.items()} == {
         "a.py": [(0, 0, 110), (1, 1, 111)],
         "b.py": [(0, 0, 120), (1, 1, 121)],
         "trainer.main": [(4, None, 132), (5, None, 141)],
@@ -347,7 +347,7 @@ def test_several_jobs_on_one_node(tmp_path: Path) -> None:
 
 
 def test_containers_that_share_loopback_and_port_are_two_jobs(tmp_path: Path) -> None:
-    found = {job.command: (job.job_id, seats(job)) for job in jobs_in("containers", tmp_path)}
+    found = {job.command: (job.job_id, slots(job)) for job in jobs_in("containers", tmp_path)}
     assert found == {
         "a.py": ("pid130-130-29500", [(0, None, 132), (1, None, 133)]),
         "b.py": ("pid140-130-29500", [(0, None, 142), (1, None, 143)]),
@@ -357,28 +357,28 @@ def test_containers_that_share_loopback_and_port_are_two_jobs(tmp_path: Path) ->
 def test_the_rank_of_a_pod_is_not_the_rank_of_a_process(tmp_path: Path) -> None:
     (job,) = jobs_in("kubeflow", tmp_path)
     assert (job.job_id, job.launcher) == ("10.1.2.3-29400", "torchrun")
-    assert seats(job) == [(2, 0, 150), (3, 1, 151)]
+    assert slots(job) == [(2, 0, 150), (3, 1, 151)]
 
 
 def test_after_an_elastic_restart_the_last_attempt_counts(tmp_path: Path) -> None:
     (job,) = jobs_in("elastic_restart", tmp_path)
-    assert (job.job_id, seats(job)) == ("run-7", [(0, 0, 1030), (1, 1, 1031)])
+    assert (job.job_id, slots(job)) == ("run-7", [(0, 0, 1030), (1, 1, 1031)])
 
 
 def test_ranks_of_a_killed_agent_are_one_job(tmp_path: Path) -> None:
     (job,) = jobs_in("torchrun_orphans", tmp_path)
     assert (job.job_id, job.launcher, job.launcher_id) == ("run-7", "torchrun", None)
-    assert seats(job) == [(0, 0, 1010), (1, 1, 1011)]
+    assert slots(job) == [(0, 0, 1010), (1, 1, 1011)]
 
 
 def test_what_a_dead_agent_left_behind_is_no_second_job(tmp_path: Path) -> None:
     (job,) = jobs_in("remnants", tmp_path)
-    assert (job.job_id, seats(job)) == ("run-7", [(0, 0, 2030), (1, 1, 2031)])
+    assert (job.job_id, slots(job)) == ("run-7", [(0, 0, 2030), (1, 1, 2031)])
 
 
 def test_a_run_inside_a_rank_is_a_job_of_its_own(tmp_path: Path) -> None:
     found = {job.job_id: job for job in jobs_in("nested", tmp_path)}
-    assert {name: seats(job) for name, job in found.items()} == {"outer": [(0, 0, 1010)], "inner": [(0, 0, 1030)]}
+    assert {name: slots(job) for name, job in found.items()} == {"outer": [(0, 0, 1010)], "inner": [(0, 0, 1030)]}
 
 
 def test_what_a_neighbour_copies_changes_nothing_of_a_job_in_either_order_of_start(tmp_path: Path) -> None:
@@ -387,7 +387,7 @@ def test_what_a_neighbour_copies_changes_nothing_of_a_job_in_either_order_of_sta
     text = (FOLDER / "hostile_neighbour.proc").read_text()
     alone = "\n".join(line for part in text.split("# ")[:2] for line in part.splitlines()[1:])
     (mine,) = discovery.find_jobs(ProcessScan(lay_out(alone, tmp_path)).processes(), node="n").jobs
-    assert (mine.owner, seats(mine)) == ("uid 1004", [(0, 0, 310), (1, 1, 311)])
+    assert (mine.owner, slots(mine)) == ("uid 1004", [(0, 0, 310), (1, 1, 311)])
     for start in ("start=1", "start=9"):
         hostile = re.sub(r"\b(3[234]\d) \(python3\) S parent=(\d+) start=3", rf"\1 (python3) S parent=\2 {start}", text)
         found = discovery.find_jobs(ProcessScan(lay_out(hostile, tmp_path)).processes(), node="n").jobs
@@ -431,8 +431,8 @@ def test_second_claimant_of_a_live_rank_is_a_separate_job(tmp_path: Path) -> Non
     text = (FOLDER / "two_containers.proc").read_text()
     intruder = text.replace("RANK=1", "RANK=0")
     first, second = discovery.find_jobs(ProcessScan(lay_out(intruder, tmp_path)).processes(), node="n").jobs
-    assert (seats(first), first.notes) == ([(0, None, 132)], ())
-    assert seats(second) == [(0, None, 142)]
+    assert (slots(first), first.notes) == ([(0, None, 132)], ())
+    assert slots(second) == [(0, None, 142)]
     assert second.notes == ("a separate job: another run of the same name already has ranks 0 (pid 132)",)
 
 
@@ -448,15 +448,15 @@ def test_a_pod_that_is_not_connected_to_the_store_is_no_part_of_the_job(tmp_path
     assert [membership.needs_endpoint(process) for process in processes if process.environ] == [23456, 23456, 23456]
     store = dict.fromkeys((process.id for process in processes if process.id.pid in (132, 142)), "10.0.0.5 port 23456")
     mine, other = discovery.find_jobs(processes, endpoints=store).jobs
-    assert seats(mine) == [(2, None, 132), (3, None, 142)]
-    assert seats(other) == [(1, None, 152)]
+    assert slots(mine) == [(2, None, 132), (3, None, 142)]
+    assert slots(other) == [(1, None, 152)]
     assert other.notes == (
         "a separate job: it has the run name of pid 132, but hangwatch saw no store to which both are connected",
     )
     elsewhere = store | {process.id: "10.0.0.9 port 23456" for process in processes if process.id.pid == 152}
     assert len(discovery.find_jobs(processes, endpoints=elsewhere).jobs) == 2
     (joined,) = discovery.find_jobs(processes, endpoints=dict.fromkeys(elsewhere, "10.0.0.5 port 23456")).jobs
-    assert [number for number, _, _ in seats(joined)] == [1, 2, 3]
+    assert [number for number, _, _ in slots(joined)] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("name", ["pytorchjob_pods", "torchrun_pods", "two_containers"])
@@ -559,7 +559,7 @@ def test_a_parent_that_is_younger_than_its_child_is_another_process(tmp_path: Pa
     job, other = sorted(
         discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes()).jobs, key=lambda job: not job.ranks
     )
-    assert (job.launcher_id, seats(job)) == (None, [(2, 0, 1010), (3, 1, 1011)])
+    assert (job.launcher_id, slots(job)) == (None, [(2, 0, 1010), (3, 1, 1011)])
     assert other.waiting is not None and [one.pid for one in other.processes] == [1000]
 
 
@@ -602,7 +602,7 @@ def test_gpus_of_the_driver_win_over_the_environment(tmp_path: Path) -> None:
 def test_pids_as_ranks_with_what_is_known_of_them(tmp_path: Path) -> None:
     jobs_in("torchrun", tmp_path)
     job = discovery.job_of_pids(ProcessScan(tmp_path).processes({900}), [1011, 900, 4242])
-    assert seats(job) == [(3, 1, 1011), (None, None, 900), (None, None, 4242)]
+    assert slots(job) == [(3, 1, 1011), (None, None, 900), (None, None, 4242)]
     assert [worker.id.pid for worker in job.ranks[0].workers] == [1021]
     assert job.job_id == "pids-1011-900-4242"
 
@@ -670,8 +670,8 @@ def test_job_of_ranks_with_titles_is_told_without_their_arguments(tmp_path: Path
 )
 def test_rank_slot_needs_plausible_numbers(environ: dict[str, str], expected: tuple[int, ...] | None) -> None:
     process = Process(id=ProcessId(pid=7, start_ticks=1), parent_pid=1, comm="python", state="S", environ=environ)
-    seat = process_role.find_rank_slot(process, None)
-    assert (seat and (seat.rank, seat.local_rank, seat.local_world_size)) == expected
+    slot = process_role.find_rank_slot(process, None)
+    assert (slot and (slot.rank, slot.local_rank, slot.local_world_size)) == expected
 
 
 @pytest.mark.parametrize(
@@ -681,8 +681,8 @@ def test_rank_slot_needs_plausible_numbers(environ: dict[str, str], expected: tu
 def test_slurm_tasks_per_node(layout: str, node: str, tasks: int | None) -> None:
     environ = {"SLURM_PROCID": "0", "SLURM_NTASKS": "20", "SLURM_NODEID": node, "SLURM_STEP_TASKS_PER_NODE": layout}
     process = Process(id=ProcessId(pid=7, start_ticks=1), parent_pid=1, comm="python", state="S", environ=environ)
-    seat = process_role.find_rank_slot(process, "srun")
-    assert seat is not None and seat.local_world_size == tasks
+    slot = process_role.find_rank_slot(process, "srun")
+    assert slot is not None and slot.local_world_size == tasks
 
 
 @pytest.mark.parametrize(
@@ -806,23 +806,23 @@ def joined_by_comparing_each_with_each(
     """
     every: list[list[membership.Membership]] = []
 
-    def ranks(crew: membership.Membership) -> set[int]:
-        return {seat.rank for _, seat in crew.members if seat}
+    def ranks(part: membership.Membership) -> set[int]:
+        return {slot.rank for _, slot in part.members if slot}
 
-    def stores(crew: membership.Membership) -> set[str]:
-        return {endpoints[process.id] for process in crew.processes if process.id in endpoints}
+    def stores(part: membership.Membership) -> set[str]:
+        return {endpoints[process.id] for process in part.processes if process.id in endpoints}
 
-    for crew in sorted(claimants, key=lambda crew: membership.claim_order(crew, (), endpoints)):
+    for part in sorted(claimants, key=lambda part: membership.claim_order(part, (), endpoints)):
         for job in every:
-            of_it = crew.owner in {other.owner for other in job}
-            at_its_stores = stores(crew) and stores(crew) == set().union(*map(stores, job))
-            is_free = not any(ranks(other) & ranks(crew) for other in job)
-            if job[0].owner.name == crew.owner.name and is_free and (of_it or at_its_stores):
-                job.append(crew)
+            of_it = part.owner in {other.owner for other in job}
+            at_its_stores = stores(part) and stores(part) == set().union(*map(stores, job))
+            is_free = not any(ranks(other) & ranks(part) for other in job)
+            if job[0].owner.name == part.owner.name and is_free and (of_it or at_its_stores):
+                job.append(part)
                 break
         else:
-            every.append([crew])
-    members = ([member for crew in job for member in crew.members] for job in every)
+            every.append([part])
+    members = ([member for part in job for member in part.members] for job in every)
     return sorted([process.id for process, _ in sorted(job, key=membership._rank_number)] for job in members)
 
 
@@ -842,10 +842,10 @@ def test_claimants_are_joined_as_if_each_were_compared_with_each(
 ) -> None:
     found = [claimant(pid, uid, place, ranks) for pid, (uid, place, ranks, _) in enumerate(drawn, 1)]
     endpoints = {
-        process.id: store for crew, (*_, store) in zip(found, drawn, strict=True) for process in crew.processes if store
+        process.id: store for part, (*_, store) in zip(found, drawn, strict=True) for process in part.processes if store
     }
     jobs_of = membership._join_parts(found, (), endpoints)
-    by_members = sorted([process.id for process, _ in crew.members] for crew in jobs_of)
+    by_members = sorted([process.id for process, _ in part.members] for part in jobs_of)
     assert by_members == joined_by_comparing_each_with_each(found, endpoints)
 
 

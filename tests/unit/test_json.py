@@ -58,7 +58,7 @@ def test_answers_meet_their_schema(name: str) -> None:
 def test_an_answer_without_one_of_its_fields_does_not_meet_the_schema() -> None:
     incident = samples.loader_hang()
     answer = json.loads(as_json.render(as_json.answer(incident.grouping, incident.verdict)))
-    for field in ("first_look", "named"):
+    for field in ("check_first", "named"):
         bare = {**answer, "verdict": {key: value for key, value in answer["verdict"].items() if key != field}}
         with pytest.raises(jsonschema.ValidationError, match=field):
             validate("answer", bare)
@@ -69,10 +69,10 @@ def test_an_answer_without_one_of_its_fields_does_not_meet_the_schema() -> None:
 def test_ranks_to_look_at_first_stand_beside_the_named() -> None:
     incident = samples.all_waiting()
     first = CheckFirst(node="gpu-a12", rank=3, why="it is a call behind", settle="the sequence numbers of all ranks")
-    verdict = replace(incident.verdict, first_look=(first,))
+    verdict = replace(incident.verdict, check_first=(first,))
     answer = json.loads(as_json.render(as_json.answer(incident.grouping, verdict)))
     validate("answer", answer)
-    (shown,) = answer["verdict"]["first_look"]
+    (shown,) = answer["verdict"]["check_first"]
     assert shown == {
         "node": "gpu-a12",
         "rank": 3,
@@ -83,7 +83,7 @@ def test_ranks_to_look_at_first_stand_beside_the_named() -> None:
         "settle": "the sequence numbers of all ranks",
     }
     again = msgspec.json.decode(incident_file.encode(replace(incident, verdict=verdict)), type=Incident)
-    assert again.verdict.first_look == (first,)
+    assert again.verdict.check_first == (first,)
 
 
 @pytest.mark.parametrize("name", samples.SAMPLES)

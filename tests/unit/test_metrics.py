@@ -346,4 +346,4 @@ def test_two_jobs_that_share_a_gpu_give_no_series_twice() -> None:
     (entry,) = board().snapshot.jobs.values()
     text = scrape(board(jobs={"a": entry, "b": entry}))
     assert text.count("hangwatch_gpu_busy_power_watts{") == 1
-    assert text.count("hangwatch_gpu_quiet_line_watts{") == 1
+    assert text.count("hangwatch_gpu_low_power_threshold_watts{") == 1

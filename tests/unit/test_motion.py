@@ -28,7 +28,7 @@ from hangwatch.model import (
 from hangwatch.stacks import activity, kernel_facts, progress
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
-from hangwatch.stacks.process_activity import find_standing
+from hangwatch.stacks.process_activity import find_process_activity
 from tests.unit.test_waitfor import record, recorder
 
 NO_NAMES = Table(())
@@ -56,11 +56,11 @@ def frames(lines: list[str]) -> tuple[Frame, ...]:
 
 
 def measure(stack_dump: RankDump, settings: config.Capture = SETTINGS) -> progress.Measured:
-    standings = [
-        find_standing(dump.threads, NO_NAMES) if any(thread.frames for thread in dump.threads) else None
+    activities = [
+        find_process_activity(dump.threads, NO_NAMES) if any(thread.frames for thread in dump.threads) else None
         for dump in stack_dump.rounds
     ]
-    return progress.measure(stack_dump, standings, settings)
+    return progress.measure(stack_dump, activities, settings)
 
 
 def in_calls(*calls: SystemCall | None) -> tuple[ProcessDump, ...]:
@@ -315,8 +315,8 @@ def test_rank_waiting_for_loader_workers_does_not_wait_for_its_gpu(
     name: str, stack_dump: RankDump, expected: Signature
 ) -> None:
     table = activity.load()
-    standings = [find_standing(dump.threads, table) for dump in stack_dump.rounds]
-    assert progress.measure(stack_dump, standings, SETTINGS).signature is expected, name
+    activities = [find_process_activity(dump.threads, table) for dump in stack_dump.rounds]
+    assert progress.measure(stack_dump, activities, SETTINGS).signature is expected, name
 
 
 def beside_program(stack_dump: RankDump) -> RankDump:
@@ -373,8 +373,8 @@ def test_only_motion_of_what_the_main_thread_waits_for_counts(
     name: str, stack_dump: RankDump, expected: Signature
 ) -> None:
     table = activity.load()
-    standings = [find_standing(dump.threads, table) for dump in stack_dump.rounds]
-    assert progress.measure(stack_dump, standings, SETTINGS).signature is expected, name
+    activities = [find_process_activity(dump.threads, table) for dump in stack_dump.rounds]
+    assert progress.measure(stack_dump, activities, SETTINGS).signature is expected, name
 
 
 BACKWARD = [["_engine_run_backward (torch/autograd/graph.py:850)", *HERE]] * 3
@@ -396,8 +396,8 @@ def test_rank_with_an_open_operation_moves_by_bytes_to_other_ranks_alone(
 ) -> None:
     """Compiled code that calls a collective shows no Python frame of it."""
     table, stack_dump = activity.load(), rank(dumps(stacks, **BESIDE))
-    standings = [find_standing(dump.threads, table) for dump in stack_dump.rounds]
-    measured = progress.measure(stack_dump, standings, SETTINGS, operations=(operation,))
+    activities = [find_process_activity(dump.threads, table) for dump in stack_dump.rounds]
+    measured = progress.measure(stack_dump, activities, SETTINGS, operations=(operation,))
     assert measured.signature is expected, name
 
 

@@ -77,7 +77,7 @@ def quoted(verdict: Verdict) -> list[str]:
 def test_rank_behind_in_counts_and_outside_the_collective_is_named() -> None:
     first, *rest, last = members(*[status([7, 7, 7, 6])] * 3)
     verdict = judged(waiting(first, *rest), outside(last))
-    assert (verdict.kind, [one.rank for one in verdict.named]) == ("NotCome", [3])
+    assert (verdict.kind, [one.rank for one in verdict.named]) == ("NotJoined", [3])
     assert verdict.confidence is Confidence.HIGH
     assert "It has not joined AllReduce #7 of communicator 0x27a079b828ff1a75 of ranks 0-3" in verdict.message
     assert "metrics.py:31" in verdict.message
@@ -90,13 +90,13 @@ def test_rank_behind_in_counts_and_outside_the_collective_is_named() -> None:
             waiting(first, *rest),
             outside(structs.replace(last, recorder=structs.replace(last.recorder, nccl_ras=None))),
         ).kind
-        != "NotCome"
+        != "NotJoined"
     )
 
 
 def test_rank_behind_in_counts_with_equal_stack_is_checked_first() -> None:
     verdict = judged(waiting(*members(*[status([7, 6, 7, 7])] * 3)))
-    assert (verdict.named, [one.rank for one in verdict.first_look]) == ((), [1])
+    assert (verdict.named, [one.rank for one in verdict.check_first]) == ((), [1])
     assert "Its stack shows a wait, too" in verdict.message
 
 
@@ -112,12 +112,12 @@ def test_rank_behind_in_counts_with_equal_stack_is_checked_first() -> None:
 )
 def test_ambiguous_nccl_counts_point_at_no_rank(statuses: list[RasStatus]) -> None:
     verdict = judged(waiting(*members(*statuses)))
-    assert (verdict.named, verdict.first_look) == ((), ())
+    assert (verdict.named, verdict.check_first) == ((), ())
 
 
 def test_equal_nccl_counts_mean_that_all_ranks_joined() -> None:
     verdict = judged(waiting(*members(*[status([7, 7, 7, 7])] * 3)))
-    assert (verdict.kind, verdict.named, verdict.first_look) == ("EverybodyCame", (), ())
+    assert (verdict.kind, verdict.named, verdict.check_first) == ("AllJoined", (), ())
     assert (
         "According to NCCL's own counts, all ranks have launched the same number of operations in each communicator"
         in verdict.message
@@ -138,7 +138,7 @@ def test_equal_nccl_counts_do_not_clear_a_rank_suspected_by_its_stack() -> None:
 
 def test_rank_that_nccl_does_not_reach_is_checked_first() -> None:
     verdict = judged(waiting(*members(*[status([7, 7, 7, 7], lost=[2])] * 3)))
-    assert (verdict.kind, verdict.named, [one.rank for one in verdict.first_look]) == ("NotReached", (), [2])
+    assert (verdict.kind, verdict.named, [one.rank for one in verdict.check_first]) == ("NotReached", (), [2])
     assert "rank 2 does not respond" in quoted(verdict)[0]
 
 
@@ -156,7 +156,7 @@ def test_rank_behind_on_another_node_is_in_the_evidence() -> None:
     far = rank(4, 4711, "10.0.0.2", AllReduce=6)
     answer = parse(as_json(communicator([*ranks, far])).encode())
     verdict = judged(waiting(*members(answer, answer, world_size=5)), world_size=5)
-    assert (verdict.named, verdict.first_look) == ((), ())
+    assert (verdict.named, verdict.check_first) == ((), ())
     assert "others 6: its rank 4 (process 4711 at 10.0.0.2)" in quoted(verdict)[0]
 
 

@@ -40,8 +40,8 @@ def shared(text: str) -> dict[int | None, RankLog]:
 
 def test_rank_with_the_only_failure_in_its_log_is_checked_first() -> None:
     verdict = complete_with_logs(WAITS, logs("step 3\n", FAILS, "step 3\n", "step 3\n"), 4)
-    assert [look.rank for look in verdict.first_look] == [1]
-    assert "ValueError: bad shard 7" in verdict.first_look[0].why
+    assert [look.rank for look in verdict.check_first] == [1]
+    assert "ValueError: bad shard 7" in verdict.check_first[0].why
     assert "shard" not in verdict.message and verdict.message.startswith("All wait. By the logs rank 1")
     assert not verdict.named and all(vote.supports is None for vote in verdict.evidence)
 
@@ -49,25 +49,25 @@ def test_rank_with_the_only_failure_in_its_log_is_checked_first() -> None:
 def test_log_failure_does_not_change_a_named_rank() -> None:
     named = Verdict(kind="RankGone", message="Gone.", named=(RANKS[3],))
     verdict = complete_with_logs(named, logs("step\n", FAILS, "step\n", "step\n"), 4)
-    assert (verdict.named, verdict.first_look, verdict.message) == ((RANKS[3],), (), "Gone.")
+    assert (verdict.named, verdict.check_first, verdict.message) == ((RANKS[3],), (), "Gone.")
     assert any("ValueError" in vote.message for vote in verdict.evidence)
 
 
 def test_moving_ranks_or_missing_logs_point_at_no_rank() -> None:
     four = logs("step\n", FAILS, "step\n", "step\n")
-    assert complete_with_logs(Verdict(kind="Moving", message="x"), four, 4).first_look == ()
-    assert complete_with_logs(WAITS, four, 9).first_look == ()
-    assert [look.rank for look in complete_with_logs(WAITS, four, 8).first_look] == [1]
+    assert complete_with_logs(Verdict(kind="Moving", message="x"), four, 4).check_first == ()
+    assert complete_with_logs(WAITS, four, 9).check_first == ()
+    assert [look.rank for look in complete_with_logs(WAITS, four, 8).check_first] == [1]
 
 
 def test_failure_in_two_of_eight_logs_points_at_no_rank() -> None:
-    assert complete_with_logs(WAITS, logs(PEER, PEER, *["step\n"] * 6), 8).first_look == ()
-    assert [look.rank for look in complete_with_logs(WAITS, logs(PEER, *["step\n"] * 7), 8).first_look] == [0]
+    assert complete_with_logs(WAITS, logs(PEER, PEER, *["step\n"] * 6), 8).check_first == ()
+    assert [look.rank for look in complete_with_logs(WAITS, logs(PEER, *["step\n"] * 7), 8).check_first] == [0]
 
 
 def test_what_nccl_merely_chose_is_no_trouble() -> None:
     chose = "NCCL INFO Bootstrap : Using docker0:172.17.0.1<0>"
-    assert complete_with_logs(WAITS, logs(chose, *["step\n"] * 7), 8).first_look == ()
+    assert complete_with_logs(WAITS, logs(chose, *["step\n"] * 7), 8).check_first == ()
 
 
 def test_line_in_a_shared_log_belongs_to_the_rank_in_its_prefix() -> None:

@@ -73,5 +73,5 @@ def test_cycle_by_sequence_numbers_is_permanent() -> None:
         groups=(Group(key="w", activity="collective_wait", waits_for="ranks", members=(first, second)),), world_size=2
     )
     verdict = judge.judge(grouping)
-    assert verdict.kind == "Circle", verdict
+    assert verdict.kind == "Cycle", verdict
     assert {rank.rank for rank in find_permanent(grouping, verdict)} == {0, 1}

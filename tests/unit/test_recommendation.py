@@ -110,7 +110,7 @@ def kernel(
         ("investigate", {"kind": "Suspended", "named": False, "rest": kernel("T", xid(79))}),
         ("restart_elsewhere", {"kernel": kernel("S", xid(79))}),
         ("restart_elsewhere", {"kernel": kernel("S", xid(79), call=reads(ON_NFS))}),
-        ("restart_elsewhere", {"kind": "EverybodyCame", "named": False, "rest": kernel("S", xid(48))}),
+        ("restart_elsewhere", {"kind": "AllJoined", "named": False, "rest": kernel("S", xid(48))}),
         ("investigate", {"rest": kernel("S", xid(79))}),
         ("investigate", {"kernel": kernel("S", replace(xid(79), is_recent=False))}),
         *(("investigate", {"kernel": kernel("S", xid(code))}) for code in (13, 31, 43, 45, 63)),
@@ -155,9 +155,9 @@ def test_first_row_that_holds_decides(expected: str, facts: dict[str, Any]) -> N
 
 def test_adapter_error_counts_only_if_all_ranks_wait() -> None:
     failed = kernel("S", line("mlx5_core 0000:5e:00.0: device's health compromised", "mlx5_fatal", "0000:5e:00.0"))
-    assert judge("EverybodyCame", named=False, rest=failed).action.kind == "restart_elsewhere"
+    assert judge("AllJoined", named=False, rest=failed).action.kind == "restart_elsewhere"
     cable = kernel("S", line("mlx5_core 0000:5e:00.0: Port module event: module 0, Cable unplugged", "mlx5_cable"))
-    assert judge("EverybodyCame", named=False, rest=cable).action.kind == "investigate"
+    assert judge("AllJoined", named=False, rest=cable).action.kind == "investigate"
     assert judge(rest=failed, kernel=failed).action.kind == "investigate"
 
 

@@ -62,7 +62,7 @@ def test_without_recorders_the_size_of_the_world_tells(waits_for: str) -> None:
     "verdict",
     [
         Verdict(kind="AllWaiting", message="m", named=(RankId(rank=1),)),
-        Verdict(kind="AllWaiting", message="m", first_look=(CheckFirst(rank=1, why="w", settle="s"),)),
+        Verdict(kind="AllWaiting", message="m", check_first=(CheckFirst(rank=1, why="w", settle="s"),)),
         Verdict(kind="Mismatch", message="two collectives: the program took two paths"),
         Verdict(kind="AllAlike", message="all in one place that is not a wait"),
     ],
@@ -120,8 +120,8 @@ def test_local_rank_that_waits_for_another_node_is_a_remote_wait() -> None:
 
 
 def test_cycle_or_mismatch_on_this_node_is_no_remote_wait() -> None:
-    circle = grouping(standing(0, {WORLD: (10, 10), "1": (10, 11)}), standing(1, {WORLD: (9, 10), "1": (11, 11)}))
-    assert not judge_remote_wait(circle)
+    cycle = grouping(standing(0, {WORLD: (10, 10), "1": (10, 11)}), standing(1, {WORLD: (9, 10), "1": (11, 11)}))
+    assert not judge_remote_wait(cycle)
     other = member(1, recorder(record(6, operation="gloo:all_gather", state="open")))
     assert not judge_remote_wait(grouping(standing(0, waits(6)), other))
 

@@ -290,7 +290,7 @@ def test_every_point_lies_in_the_plot(watts: list[tuple[float, ...]], every: flo
             index=index,
             watts=values,
             unix_seconds=tuple(samples.OPENED + every * number for number in range(len(values))),
-            quiet_line_watts=None if index % 2 else 200.0 + index,
+            low_power_threshold_watts=None if index % 2 else 200.0 + index,
         )
         for index, values in enumerate(watts)
     )

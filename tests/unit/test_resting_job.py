@@ -56,7 +56,7 @@ def with_operation(facts: RecorderFacts) -> RecorderFacts:
     return replace(facts, libraries=(replace(library, groups=(replace(group, operations=(OPEN,)),)),))
 
 
-def seated(*members: Member, world_size: int | None = 2) -> Grouping:
+def group_ranks(*members: Member, world_size: int | None = 2) -> Grouping:
     group = tuple(
         replace(one, id=RankId(node="n1", rank=rank, pid=100 + rank), motion=one.signature.motion)
         for rank, one in enumerate(members)
@@ -65,7 +65,7 @@ def seated(*members: Member, world_size: int | None = 2) -> Grouping:
 
 
 def resting(*members: Member, world_size: int | None = 2) -> JobState | None:
-    return find_resting_state(seated(*members, world_size=world_size))
+    return find_resting_state(group_ranks(*members, world_size=world_size))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_resting_members_are_recognized(name: str, members: tuple[Member, ...], 
 def test_thread_that_is_joined_rests_and_lock_of_program_does_not(
     name: str, doing: str, function: str, expected: JobState | None
 ) -> None:
-    (group,) = seated(AT_A_THREAD, GONE).groups
+    (group,) = group_ranks(AT_A_THREAD, GONE).groups
     frame = Frame(function=function, file="/usr/lib/python3.12/threading.py", line=1)
     group = replace(group, activity=doing, frames=(frame,))
     assert find_resting_state(Grouping(groups=(group,), world_size=2)) is expected, name
@@ -146,7 +146,7 @@ def test_job_of_one_or_unknown_size_is_never_over(
 def test_ranks_waiting_for_a_stale_lock_file_are_not_over() -> None:
     """Recognize the wait for a lock file by the stack: torch's FileBaton polls for the file and uses no kernel lock."""
     asking = replace(LINGERS, signature=Signature.POLLS)
-    (group,) = seated(asking, asking).groups
+    (group,) = group_ranks(asking, asking).groups
     assert find_resting_state(Grouping(groups=(group,), world_size=2)) is JobState.OVER
     waits = replace(group, activity="lock_file", operation="lock file", waits_for="lock")
     verdict = judge(Grouping(groups=(waits,), world_size=2))
@@ -157,8 +157,8 @@ def test_ranks_waiting_for_a_stale_lock_file_are_not_over() -> None:
 def test_ranks_polling_a_file_store_are_not_over() -> None:
     # Ranks that poll a store in a file have no connections. They have not ended: one rank has not joined.
     (late,), (meets,) = (
-        seated(LINGERS).groups,
-        seated(LINGERS, *[replace(LINGERS, signature=Signature.POLLS)] * 3).groups,
+        group_ranks(LINGERS).groups,
+        group_ranks(LINGERS, *[replace(LINGERS, signature=Signature.POLLS)] * 3).groups,
     )
     meets = replace(meets, key="m", members=meets.members[1:])
     assert find_resting_state(Grouping(groups=(late, meets), world_size=4)) is JobState.OVER
@@ -213,11 +213,11 @@ BEHIND_GPU = replace(
     ],
 )
 def test_ranks_waiting_for_clients_are_serving(name: str, members: tuple[Member, ...], serves: bool) -> None:
-    assert is_serving(seated(*members)) is serves, name
+    assert is_serving(group_ranks(*members)) is serves, name
 
 
 def test_serving_job_names_no_rank() -> None:
-    verdict = judge(seated(*[ACCEPTS, *[BEHIND_GPU] * 7], world_size=8))
+    verdict = judge(group_ranks(*[ACCEPTS, *[BEHIND_GPU] * 7], world_size=8))
     assert (verdict.kind, verdict.named) == ("Serving", ())
     assert verdict.message.startswith("All ranks are idle and wait for requests")
 
@@ -228,10 +228,10 @@ AT_LOOP = replace(LINGERS, signature=Signature.POLLS, kernel=KernelFacts(state="
 
 
 def of_ray(*members: Member, frame: Frame = MAIN_LOOP, thread: Frame | None = None) -> Grouping:
-    seats = seated(*members)
+    slots = group_ranks(*members)
     threads = () if thread is None else (Stack(name="pool", frames=(thread,)),)
-    groups = tuple(replace(one, activity="rpc_wait", frames=(frame,), threads=threads) for one in seats.groups)
-    return replace(seats, groups=groups)
+    groups = tuple(replace(one, activity="rpc_wait", frames=(frame,), threads=threads) for one in slots.groups)
+    return replace(slots, groups=groups)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_suspended_job_names_no_rank() -> None:
 def test_ranks_that_are_refused_at_the_store_are_not_over() -> None:
     # Ranks have not ended if the store refuses their connections: they still try to connect.
     store = Store(endpoint="10.0.0.1:29500", socket="retries")
-    meet = seated(*[replace(LINGERS, waits=replace(LINGERS.waits, store=store))] * 2)
+    meet = group_ranks(*[replace(LINGERS, waits=replace(LINGERS.waits, store=store))] * 2)
     assert find_resting_state(meet) is JobState.OVER, "they sleep anywhere"
     for function, refused in (("_env_rendezvous_handler", True), ("_tcp_rendezvous_handler", False)):
         frame = Frame(function=function, file="/opt/torch/distributed/rendezvous.py", line=280)

@@ -370,7 +370,7 @@ def test_a_weak_suspicion_speaks_only_where_all_answered(what: str, named: tuple
 def test_rank_waiting_for_its_gpu_is_checked_first_with_unknown_world_size(others: int, pointed: list[int]) -> None:
     found = verdict(Ranks(1, "gpu"), Ranks(others, "ranks"))
     assert found.named == ()
-    assert [rank.rank for rank in found.first_look] == pointed
+    assert [rank.rank for rank in found.check_first] == pointed
 
 
 @pytest.mark.parametrize(("rounds", "waits_for", "named"), [(1, "ranks", 0), (2, "ranks", 1), (1, "nothing", 1)])

@@ -36,8 +36,8 @@ FIRST_FAKE = 5000
 
 
 def rank(pid: int, uid: int, port: int, number: int = 0, size: int = 2, more: str = "") -> str:
-    seat = f"RANK={number} LOCAL_RANK={number} WORLD_SIZE={size} MASTER_ADDR=node1 MASTER_PORT={port}"
-    lines = [f"{pid} (python) S parent=1 start={pid}", " $ python train.py", f" + {seat} TORCHELASTIC_RUN_ID=r{port}"]
+    slot = f"RANK={number} LOCAL_RANK={number} WORLD_SIZE={size} MASTER_ADDR=node1 MASTER_PORT={port}"
+    lines = [f"{pid} (python) S parent=1 start={pid}", " $ python train.py", f" + {slot} TORCHELASTIC_RUN_ID=r{port}"]
     return "\n".join([*lines, f" + {more}" if more else "", f" @ uid={uid} /user.slice", ""])
 
 
@@ -240,9 +240,9 @@ def bare(pid: int, parent_pid: int, *cmdline: str, **environ: str) -> Process:
 
 
 def test_thousands_of_claimants_to_one_rank_cost_little() -> None:
-    seat = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
+    slot = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "29500"}
     parents = [bare(100 + 2 * number, 1, "x.py") for number in range(3000)]
-    claimants = [bare(parent.id.pid + 1, parent.id.pid, "t.py", **seat) for parent in parents]
+    claimants = [bare(parent.id.pid + 1, parent.id.pid, "t.py", **slot) for parent in parents]
     began = time.process_time()
     assert len(find_jobs([bare(1, 0), *parents, *claimants]).jobs) == config.Jobs().max_jobs_per_owner
     assert time.process_time() - began < 4

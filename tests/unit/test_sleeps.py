@@ -7,7 +7,7 @@ from msgspec import structs
 
 from hangwatch.model import Awaited, Frame, ProcessDump, RankDump, RankId, Sleep, SystemCall, Thread
 from hangwatch.stacks import activity
-from hangwatch.stacks.process_activity import find_standing
+from hangwatch.stacks.process_activity import find_process_activity
 from hangwatch.stacks.sleeps import find_sleep
 
 TABLE = activity.load()
@@ -25,8 +25,8 @@ def dump(call: SystemCall | None, *frames: Frame, in_torch: bool | None = False,
 
 
 def sleep_in(*rounds: ProcessDump) -> Sleep | None:
-    standings = [find_standing(one.threads, TABLE) for one in rounds]
-    return find_sleep(RankDump(id=RankId(rank=0), rounds=rounds), standings)
+    activities = [find_process_activity(one.threads, TABLE) for one in rounds]
+    return find_sleep(RankDump(id=RankId(rank=0), rounds=rounds), activities)
 
 
 @pytest.mark.parametrize(

@@ -317,7 +317,7 @@ PLACES: dict[str, Callable[[Incident, int], Incident]] = {
         i, verdict=replace(i.verdict, named=(RankId(node="n1", local_rank=n),))
     ),
     "where to begin": lambda i, n: replace(
-        i, verdict=replace(i.verdict, first_look=(CheckFirst(node="n1", rank=n, why="x", settle="y"),))
+        i, verdict=replace(i.verdict, check_first=(CheckFirst(node="n1", rank=n, why="x", settle="y"),))
     ),
 }
 

@@ -47,7 +47,7 @@ def accusing_rules() -> Iterable[str]:
         )
 
 
-def first_looks() -> Iterable[str]:
+def ranks_to_check() -> Iterable[str]:
     yield "| suspects: ranks that | the others | that many do | named, low, if the machine agrees |"
     yield "|---|---|---|---|"
     for rule in check_first.CHECK_FIRST:
@@ -73,7 +73,7 @@ def actions() -> Iterable[str]:
 
 
 @pytest.mark.golden
-@pytest.mark.parametrize("table", [accusing_rules, first_looks, activities, actions])
+@pytest.mark.parametrize("table", [accusing_rules, ranks_to_check, activities, actions])
 def test_the_page_prints_what_the_rules_are(
     table: Callable[[], Iterable[str]], golden_part: Callable[[Path, str, Iterable[str]], None]
 ) -> None:
@@ -101,7 +101,7 @@ def test_the_runbook_prints_what_the_report_says(
 def test_every_kind_of_verdict_has_a_next_step_of_one_line() -> None:
     kinds = {rule.kind for rule in rules.RULES}
     kinds |= set(re.findall(r"^\| `([A-Z]\w+)` \|", PAGE.read_text(), re.MULTILINE))
-    kinds |= set(re.findall(r"`([A-Z][a-z]+[A-Z]\w+|Moving|Suspended|Over|Serving|Crashed|Circle)`", PAGE.read_text()))
+    kinds |= set(re.findall(r"`([A-Z][a-z]+[A-Z]\w+|Moving|Suspended|Over|Serving|Crashed|Cycle)`", PAGE.read_text()))
     kinds -= {"ThreadPoolExecutor", "Rank"}
     assert kinds - set(load_steps()) == set()
     for kind, step in load_steps().items():

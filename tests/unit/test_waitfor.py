@@ -118,7 +118,7 @@ def three_and(numbers: Numbers) -> list[Member]:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "stance", "kind", "named", "first_look"),
+    ("numbers", "stance", "kind", "named", "check_first"),
     [
         (done(5), "elsewhere", "not_joined", (3,), ()),
         (done(5), "unclear", "not_joined", (), (3,)),
@@ -131,10 +131,10 @@ def three_and(numbers: Numbers) -> list[Member]:
     ids=["elsewhere", "unclear", "in another wait", "with an open one", "gone on", "all come", "never came"],
 )
 def test_open_operations_and_place_of_a_rank_decide(
-    numbers: Numbers, stance: Stance, kind: str, named: tuple[int, ...], first_look: tuple[int, ...]
+    numbers: Numbers, stance: Stance, kind: str, named: tuple[int, ...], check_first: tuple[int, ...]
 ) -> None:
     found = judge(three_and(numbers), r3=stance)
-    assert (found.kind, found.named, found.check_first) == (kind, named, first_look)
+    assert (found.kind, found.named, found.check_first) == (kind, named, check_first)
 
 
 def test_one_round_or_an_operation_that_ended_in_between_tells_nothing() -> None:

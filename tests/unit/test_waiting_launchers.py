@@ -136,8 +136,8 @@ def test_launchers_of_one_owner_are_limited_and_displace_no_ranks(tmp_path: Path
     text = "1 (init) S parent=0 start=1\n"
     for pid in range(1000, 2000):
         text += f"{pid} (pt_elastic) S parent=1 start=5\n $ torchrun --nnodes 2 --rdzv-id r{pid} t.py\n @ uid=7 /u\n"
-    seat = "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0"
-    text += f"3000 (python) S parent=1 start=9\n $ python t.py\n + {seat}\n @ uid=7 /u\n"
+    slot = "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0"
+    text += f"3000 (python) S parent=1 start=9\n $ python t.py\n + {slot}\n @ uid=7 /u\n"
     found = discovery.find_jobs(
         ProcessScan(lay_out(text, tmp_path)).processes(max_per_owner=5000, budget_seconds=60),
         limits=config.Jobs(max_jobs_per_owner=4),
@@ -294,9 +294,9 @@ def test_two_launchers_of_one_job_on_one_node_are_both_over_when_their_ranks_com
         waiting += f"{pid} (pt_elastic) S parent=1 start={pid}\n  $ {command}\n @ uid=7 /u\n"
     come = waiting
     for number, pid in enumerate(sorted((50, 60), key=lambda pid: pid != first)):
-        seat = f"RANK={number} WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 TORCHELASTIC_RUN_ID=r"
-        seat += " MASTER_ADDR=127.0.0.1 MASTER_PORT=40000"
-        come += f"{pid + 1} (python) S parent={pid} start={70 + number}\n  $ python t.py\n + {seat}\n @ uid=7 /u\n"
+        slot = f"RANK={number} WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 TORCHELASTIC_RUN_ID=r"
+        slot += " MASTER_ADDR=127.0.0.1 MASTER_PORT=40000"
+        come += f"{pid + 1} (python) S parent={pid} start={70 + number}\n  $ python t.py\n + {slot}\n @ uid=7 /u\n"
     before = discovery.find_jobs(ProcessScan(lay_out(waiting, tmp_path / "before")).processes()).jobs
     assert [job.job_id for job in before] == ["r", "r-p60"]
     (job,) = discovery.find_jobs(ProcessScan(lay_out(come, tmp_path / "come")).processes()).jobs

@@ -33,8 +33,8 @@ def next_step(verdict: Verdict) -> str:
         return describe_action(verdict.action)
     if verdict.next_step:
         return verdict.next_step
-    if not verdict.named and verdict.first_look:
-        return verdict.first_look[0].settle
+    if not verdict.named and verdict.check_first:
+        return verdict.check_first[0].settle
     return first_step(verdict.kind, verdict.named)
 
 

@@ -26,7 +26,7 @@ def render(finding: Finding, evidence: Sequence[Evidence]) -> Verdict:
         named=tuple(ids) if finding.is_named else (),
         confidence=finding.confidence,
         evidence=tuple(evidence),
-        first_look=tuple(CheckFirst(**structs.asdict(rank), why=whys[rank], settle=settle) for rank in ids if whys),
+        check_first=tuple(CheckFirst(**structs.asdict(rank), why=whys[rank], settle=settle) for rank in ids if whys),
         stuck_on=stuck_on.stuck_on(finding),
         next_step=stuck_on.next_step(finding, settle),
     )

@@ -14,7 +14,7 @@ from hangwatch.verdict.wording.next_steps import first_step
 
 _MOST_CHARACTERS = 160
 _NOT_STUCK = frozenset({"Moving", "Serving", "NoTask", "Suspended", "Over", "NoRanks", "RecordsOnly"})
-_BY_LINE = frozenset({"OutsideCollective", "NotCome"})
+_BY_LINE = frozenset({"OutsideCollective", "NotJoined"})
 """Kinds of verdicts with a first step that depends on the line at which the first suspect is."""
 
 _OPENS_FIFO = frozenset({"wait_for_partner", "fifo_open"})  # functions of fs/pipe.c in which open() of a FIFO sleeps

@@ -70,7 +70,7 @@ def group_in_own_code(ranks: range, **parts: Any) -> Group:
 
 def says(*groups: Group) -> tuple[list[int | None], list[int | None], Confidence]:
     verdict = judge(Grouping(groups=groups))
-    return [one.rank for one in verdict.first_look], [one.rank for one in verdict.named], verdict.confidence
+    return [one.rank for one in verdict.check_first], [one.rank for one in verdict.named], verdict.confidence
 
 
 FIRST, LOW = ([0], [], Confidence.NONE), ([], [0], Confidence.LOW)
@@ -176,9 +176,9 @@ def test_half_of_a_pipeline_draws_less_than_the_half_that_works() -> None:
     assert says(stuck, behind(range(4, 8), gpu=GpuReadings(power_watts=120.0)))[0] == []
 
 
-def test_a_first_look_says_why_and_what_would_settle_it() -> None:
+def test_rank_to_check_first_says_why_and_what_would_settle_it() -> None:
     verdict: Verdict = judge(Grouping(groups=(behind(range(1, 4)), group_in_own_code(range(1)))))
-    (first,) = verdict.first_look
+    (first,) = verdict.check_first
     assert (first.node, first.rank, first.pid) == ("n1", 0, 100)
     assert "reserve (buffers.py:31)" in first.why
     assert "--pid 100" in first.settle
@@ -207,7 +207,7 @@ def test_native_frames_are_asked_for_where_the_kernel_has_not_told_the_call(
     seen: dict[str, object], *, is_asked_for: bool
 ) -> None:
     verdict = judge(Grouping(groups=(behind(range(1, 4)), group_in_own_code(range(1), **seen))))
-    assert [one.rank for one in verdict.first_look] == [0]
+    assert [one.rank for one in verdict.check_first] == [0]
     told = (verdict.message, next_step(verdict))
     assert ["--native" in one for one in told] == [is_asked_for] * 2
     assert ["look at /data/x: does it respond?" in one for one in told] == [not is_asked_for] * 2
@@ -218,7 +218,7 @@ def test_rank_with_unknown_call_needs_native_frames() -> None:
     odd = replace(
         odd, members=(replace(odd.members[0], kernel=replace(odd.members[0].kernel, call=READ)), odd.members[1])
     )
-    assert "--native --pid 101" in judge(Grouping(groups=(behind(range(2, 8)), odd))).first_look[0].settle
+    assert "--native --pid 101" in judge(Grouping(groups=(behind(range(2, 8)), odd))).check_first[0].settle
 
 
 def test_more_than_eight_lines_are_those_of_ranks_that_run() -> None:
@@ -265,9 +265,9 @@ def test_rank_without_thread_in_collective_is_checked_first() -> None:
     inside = Stack(name="step", frames=BARRIER, activity="collective_wait")
     others = replace(group_in_own_code(range(1, 4)), threads=(inside,), key="inside")
     verdict = judge(Grouping(groups=(group_in_own_code(range(1)), others)))
-    assert (verdict.named, [one.rank for one in verdict.first_look]) == ((), [0])
+    assert (verdict.named, [one.rank for one in verdict.check_first]) == ((), [0])
     assert "it has no thread in a collective, but ranks 1-3 on n1 have (barrier)" in verdict.message
-    assert judge(Grouping(groups=(replace(group_in_own_code(range(1)), threads=(inside,)), others))).first_look == ()
+    assert judge(Grouping(groups=(replace(group_in_own_code(range(1)), threads=(inside,)), others))).check_first == ()
 
 
 @pytest.mark.parametrize(("holder", "first"), [(100, [0]), (None, [0]), (999, [])])

@@ -50,45 +50,23 @@ TOGETHER = (
 
 # Files of the lane `machines`: real systemd, Slurm, ssh, containers, browsers, Prometheus, launchers of frameworks, and
 # floods. A marker on a test of another file puts this test there, too.
-MACHINES = (
-    *(f"deploy/test_{name}.py" for name in ("container", "fleet_rule", "page_texts", "rules", "runbooks", "systemd")),
-    "deploy/test_alertmanager.py",
-    *(f"integration/test_nodes_{name}.py" for name in ("in_namespaces", "over_slurm", "over_ssh")),
-    *(f"integration/test_requeue_{name}.py" for name in ("of_hung_job", "over_slurm")),
-    "integration/test_agentless.py",
-    "integration/test_arrivals.py",
-    "integration/test_chain.py",
-    "integration/test_demo_node.py",
-    "integration/test_engines.py",
-    "integration/test_fork_bomb.py",
-    "integration/test_frameworks.py",
-    "integration/test_hostile_environ.py",
-    "integration/test_hung_before.py",
-    "integration/test_memory_limit.py",
-    "integration/test_page.py",
-    "integration/test_perfetto.py",
-    "integration/test_plain_rule.py",
-    "integration/test_progress_daemon.py",
-    "integration/test_report_on_a_phone.py",
-    "integration/test_secrets_in_exceptions.py",
-    "integration/test_silent_mount.py",
-    "integration/test_slow_nodes.py",
-    "integration/test_socket_floods.py",
-    "integration/test_titles.py",
-    "integration/test_waiting_launcher.py",
-    "scenarios/test_crowds.py",
+_DEPLOY = "alertmanager container fleet_rule page_texts rules runbooks systemd"
+_INTEGRATION = """
+agentless arrivals chain demo_node engines fork_bomb frameworks hostile_environ hung_before memory_limit
+nodes_in_namespaces nodes_over_slurm nodes_over_ssh page perfetto plain_rule progress_daemon report_on_a_phone
+requeue_of_hung_job requeue_over_slurm secrets_in_exceptions silent_mount slow_nodes socket_floods titles waiting_launcher
+"""
+MACHINES = frozenset(
+    f"tests/{folder}/test_{name}.py"
+    for folder, names in (("deploy", _DEPLOY), ("integration", _INTEGRATION), ("scenarios", "crowds"))
+    for name in names.split()
 )
-
-
-def file_of(nodeid: str) -> str:
-    """Return the path below tests/ of the file of a test."""
-    return nodeid.partition("::")[0].removeprefix("tests/")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if file_of(item.nodeid) in MACHINES:
+        if item.nodeid.partition("::")[0] in MACHINES:
             item.add_marker("machines")
 
 
@@ -102,7 +80,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = file_of(nodeid)
+            file = nodeid.partition("::")[0].removeprefix("tests/")
             return file if file in TOGETHER else nodeid
 
     return Scheduling(config, log)

@@ -134,6 +134,7 @@ def test_a_rank_that_segfaults_is_named_by_the_kernel(tmp_path: Path) -> None:
 
 
 @needs_root
+@pytest.mark.machines
 @pytest.mark.torch
 @pytest.mark.timeout(400)
 def test_a_real_rank_of_another_user_segfaults_and_its_core_shows_where(folder_of_owner: Path, tmp_path: Path) -> None:

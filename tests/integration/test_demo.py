@@ -77,23 +77,8 @@ def test_a_healthy_look_alike_ends_without_a_page(name: str, tmp_path: Path) -> 
 
 
 def test_the_command_exits_0_and_says_which_rank_it_named(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            HANGWATCH,
-            "demo",
-            "--scenario",
-            COMMAND_LINE,
-            "--ranks",
-            "4",
-            "--seed",
-            "5",
-            "--keep",
-            str(tmp_path / "state"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    options = ["--scenario", COMMAND_LINE, "--ranks", "4", "--seed", "5", "--keep", str(tmp_path / "state")]
+    done = subprocess.run([HANGWATCH, "demo", *options], capture_output=True, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (0, "")
     planted = SCENARIOS[COMMAND_LINE].planted_rank(4, 5)
     assert f"right: hangwatch paged and named rank {planted}; the demo blocked rank {planted}" in done.stdout

@@ -288,6 +288,7 @@ def test_an_endless_input() -> None:
         cat.kill()
 
 
+@pytest.mark.machines
 @pytest.mark.parametrize("frame", ["    f (a.py:1)\n", "    f{0} (a{0}.py:{0})\n"], ids=["one", "distinct"])
 def test_text_of_a_million_frames_in_a_thread_is_refused(frame: str, tmp_path: Path) -> None:
     path = tmp_path / "dump.txt"
@@ -323,12 +324,14 @@ def _text_of(case: str, count: int, path: Path) -> None:
         file.writelines(each.format(number + 7) for number in range(count))
 
 
+@pytest.mark.machines
 @pytest.mark.parametrize("case", MANY)
 def test_text_of_a_million_frames_is_refused_in_time(case: str, tmp_path: Path) -> None:
     _text_of(case, 100_000, tmp_path / "dump.txt")
     refused("explain", str(tmp_path / "dump.txt"), says=MANY[case][2], **SMALL)
 
 
+@pytest.mark.machines
 @pytest.mark.parametrize("case", ["processes", "threads of faulthandler"])
 def test_text_of_4_times_as_many_takes_less_than_7_times_the_cpu(case: str, tmp_path: Path) -> None:
     """Compare the CPU time for two sizes of input: quadratic time would give a ratio of 11 or more.

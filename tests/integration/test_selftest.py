@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jsonschema
@@ -49,8 +50,12 @@ def on_device(device: int) -> str:
     return f'"--device={device}" in sys.orig_argv'
 
 
+def run(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=380)
+
+
 def test_ranks_that_are_well_pass() -> None:
-    done = subprocess.run([*COMMAND, "--ranks", "3", "--json"], capture_output=True, text=True, timeout=300)
+    done = run([*COMMAND, "--ranks", "3", "--json"])
     answer = json.loads(done.stdout)
     assert (done.returncode, answer["passed"], answer["backend"], answer["findings"]) == (0, True, "gloo", [])
     assert {one["rank"] for one in answer["bandwidths"]} == {0, 1, 2}
@@ -58,12 +63,9 @@ def test_ranks_that_are_well_pass() -> None:
 
 
 def test_the_rank_that_hangs_before_a_collective_is_named(tmp_path: Path) -> None:
-    done = subprocess.run(
+    done = run(
         [*COMMAND, "--ranks", "3", "--timeout-seconds", "10", "--json"],
-        env=planted(tmp_path, on_device(2), "torch", "full", "time.sleep(1e6)"),
-        capture_output=True,
-        text=True,
-        timeout=300,
+        planted(tmp_path, on_device(2), "torch", "full", "time.sleep(1e6)"),
     )
     answer = json.loads(done.stdout)
     assert done.returncode == 1
@@ -73,12 +75,9 @@ def test_the_rank_that_hangs_before_a_collective_is_named(tmp_path: Path) -> Non
 @pytest.mark.series  # in `make test`: over nodes
 def test_rank_that_hangs_inside_a_collective_is_found_by_bisection(tmp_path: Path) -> None:
     """Test other pairs if both ranks of a pair join and neither returns: only other pairs show the culprit."""
-    done = subprocess.run(
+    done = run(
         [*COMMAND, "--ranks", "4", "--timeout-seconds", "10", "--bisect", "--json"],
-        env=planted(tmp_path, on_device(2), "torch.distributed", "all_reduce", "time.sleep(1e6)"),
-        capture_output=True,
-        text=True,
-        timeout=380,
+        planted(tmp_path, on_device(2), "torch.distributed", "all_reduce", "time.sleep(1e6)"),
     )
     answer = json.loads(done.stdout)
     assert done.returncode == 1
@@ -88,13 +87,7 @@ def test_rank_that_hangs_inside_a_collective_is_found_by_bisection(tmp_path: Pat
 
 
 def test_the_rank_that_keeps_the_others_waiting_is_named(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*COMMAND, "--ranks", "3"],
-        env=planted(tmp_path, on_device(1), "torch", "full", "time.sleep(0.6)"),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run([*COMMAND, "--ranks", "3"], planted(tmp_path, on_device(1), "torch", "full", "time.sleep(0.6)"))
     assert done.returncode == 1
     (failed,) = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
     assert failed.startswith("FAILED: Rank 1 joined "), failed
@@ -142,19 +135,10 @@ def test_rank_under_a_launcher_reports_the_missing_ranks(tmp_path: Path) -> None
 
     The ranks tell each other over the store which rank has not joined.
     """
-    done = subprocess.run(
-        [
-            str(Path(sys.executable).with_name("torchrun")),
-            "--nproc-per-node=3",
-            "--rdzv-backend=c10d",
-            "--rdzv-endpoint=127.0.0.1:0",
-            str(launch.SCRIPT),
-            "--timeout-seconds=10",
-        ],
-        env=planted(tmp_path, 'os.environ.get("RANK") == "1"', "torch", "full", "time.sleep(1e6)"),
-        capture_output=True,
-        text=True,
-        timeout=300,
+    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node=3", "--rdzv-backend=c10d"]
+    done = run(
+        [*torchrun, "--rdzv-endpoint=127.0.0.1:0", str(launch.SCRIPT), "--timeout-seconds=10"],
+        planted(tmp_path, 'os.environ.get("RANK") == "1"', "torch", "full", "time.sleep(1e6)"),
     )
     assert done.returncode != 0
     assert "missing=[1]" in done.stdout, done.stdout + done.stderr
@@ -167,7 +151,7 @@ def over_nodes(*options: str, remote: str = f"{sys.executable} -m hangwatch") ->
 
 
 def test_ranks_of_two_nodes_meet_and_pass() -> None:
-    done = subprocess.run(over_nodes("--ranks", "1", "--json"), capture_output=True, text=True, timeout=380)
+    done = run(over_nodes("--ranks", "1", "--json"))
     answer = json.loads(done.stdout)
     assert (done.returncode, answer["passed"], answer["findings"]) == (0, True, []), done.stderr
     assert answer["devices"] == ["127.0.0.2:0", "127.0.0.3:0"]
@@ -179,12 +163,9 @@ def test_over_nodes_the_one_that_hangs_is_found_by_halves(tmp_path: Path) -> Non
     """Test each node alone if both nodes join and neither returns. The first passes, so the second is the culprit."""
     where = 'os.environ.get("HANGWATCH_TESTED") == "127.0.0.3" and "--events" in sys.orig_argv'
     remote = f"env HANGWATCH_TESTED=%h {sys.executable} -m hangwatch"
-    done = subprocess.run(
+    done = run(
         over_nodes("--ranks", "1", "--timeout-seconds", "10", "--bisect", "--json", remote=remote),
-        env=planted(tmp_path, where, "torch.distributed", "all_reduce", "time.sleep(1e6)"),
-        capture_output=True,
-        text=True,
-        timeout=390,
+        planted(tmp_path, where, "torch.distributed", "all_reduce", "time.sleep(1e6)"),
     )
     answer = json.loads(done.stdout)
     assert done.returncode == 1
@@ -194,21 +175,19 @@ def test_over_nodes_the_one_that_hangs_is_found_by_halves(tmp_path: Path) -> Non
 
 def test_a_node_that_offers_nothing_is_told_before_anything_is_started(tmp_path: Path) -> None:
     remote = f"test %h = 127.0.0.3 || {sys.executable} -m hangwatch"  # 127.0.0.3 does not respond
-    done = subprocess.run(over_nodes("--deadline", "60", remote=remote), capture_output=True, text=True, timeout=120)
+    done = run(over_nodes("--deadline", "60", remote=remote))
     assert done.returncode == 2
     assert "the self-test cannot run on 127.0.0.3: fix that, or remove them from --nodes" in done.stderr, done.stderr
 
 
 def test_an_interpreter_that_is_none_is_told_with_its_exit_status() -> None:
-    done = subprocess.run([*COMMAND[:-1], "/bin/true", "--ranks", "2"], capture_output=True, text=True, timeout=300)
+    done = run([*COMMAND[:-1], "/bin/true", "--ranks", "2"])
     assert done.returncode == 1
     assert "ranks 0-1 ended with status 0, but printed nothing" in done.stdout, done.stdout
 
 
 def test_without_torch_it_is_said_what_to_type() -> None:
-    bare = subprocess.run(
-        [*COMMAND[:-1], "/usr/bin/python3", "--ranks", "2"], capture_output=True, text=True, timeout=300
-    )
+    bare = run([*COMMAND[:-1], "/usr/bin/python3", "--ranks", "2"])
     if bare.returncode != 2:
         pytest.skip("needs a python3 of the system without torch")
     assert "has no torch" in bare.stderr
@@ -226,6 +205,6 @@ def test_without_torch_it_is_said_what_to_type() -> None:
     ],
 )
 def test_bad_input_is_answered(options: tuple[str, ...], error: str) -> None:
-    done = subprocess.run([*COMMAND[:4], *options], capture_output=True, text=True, timeout=60)
+    done = run([*COMMAND[:4], *options])
     assert done.returncode == 2
     assert error in done.stderr

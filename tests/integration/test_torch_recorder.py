@@ -134,6 +134,7 @@ def test_another_user_has_no_right_to_it(tmp_path: Path) -> None:
 
 
 @needs_root
+@pytest.mark.machines
 def test_without_symbols_it_is_found_by_its_shape(tmp_path: Path) -> None:
     import torch
 

@@ -26,7 +26,7 @@ def test_torchrun_that_waits_for_a_node_is_told_and_goes_on_when_that_comes(
     second.mkdir()
     detector = {
         **QUICK["detector"],
-        "startup_no_ranks_hold_seconds": 10.0,
+        "startup_no_ranks_hold_seconds": 30.0,
         "recapture_seconds": 5.0,
         "recapture_max_seconds": 5.0,
     }

@@ -111,7 +111,7 @@ def dead_file(order: str) -> Callable[[Path], tuple[Observed, ...]]:
 def over(directory: Path) -> tuple[Observed, ...]:
     with training(settings(directory)) as (stage,):
         stage.trouble("all", "meet")
-        wait_until(lambda: _have_met(stage), DEADLINE_SECONDS)
+        assert wait_until(lambda: _have_met(stage), DEADLINE_SECONDS), "the daemon saw no connections"
         stage.trouble("all", "linger 60")
         stage.until(JobState.OVER).watcher.follow(8.0)
         return (stage.observed(),)

@@ -110,6 +110,8 @@ def meet(me: Rank) -> None:
     barrier(me.peers)
     if me.rank:
         MET.append(socket.create_connection(("127.0.0.1", int(port.read_text()))))
+    else:
+        MET.extend(MET[0].accept()[0] for _ in range(int(os.environ["WORLD_SIZE"]) - 1))
     barrier(me.peers)
 
 

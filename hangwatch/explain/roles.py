@@ -71,8 +71,9 @@ class RankPrograms(NamedTuple):
 def find_programs(candidates: Sequence[ParsedProcess]) -> RankPrograms:
     """Return the programs that the ranks among these processes run.
 
-    A rank runs the same program as the processes in a collective. If no process is in a collective, a rank runs the
-    most common program. A process title counts as a program if several processes have a title of its family.
+    A rank runs the same program as the processes in a collective. If no process is in a collective, a rank is a process
+    with a number in its title, else it runs the most common program. A process title counts as a program if several
+    processes have a title of its family.
 
     A forked process may work for a rank: it writes checkpoints or serves metrics. Ranks themselves are forked if
     multiprocessing forked a process in a collective. If no process is in a collective, at least half of all processes
@@ -83,7 +84,9 @@ def find_programs(candidates: Sequence[ParsedProcess]) -> RankPrograms:
     titles = {_find_program(process) for process in inside if process_title.read(process.command) is not None}
     programs = {_find_program(process) for process in inside} - {""} - {title for title in titles if counts[title] == 1}
     workers = {_find_program(process) for process in inside if _is_numbered(process)} & programs
-    if not inside:
+    if not inside and (numbered := {_find_program(process) for process in candidates if _is_numbered(process)}):
+        workers = numbered
+    elif not inside:
         common = counts.most_common(2)
         if common and common[0][1] > 1 and (len(common) == 1 or common[1][1] < common[0][1]):
             programs = {common[0][0]}

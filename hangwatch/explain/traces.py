@@ -5,6 +5,7 @@ A source is a name and its lines. A line may have a prefix with the rank, and li
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import NamedTuple
@@ -27,6 +28,8 @@ _SNIFFED_LINES = 400
 _SNIFFED_CHARACTERS = 400
 _MOST_STREAMS = 1 << 17  # of one source, because any program may write prefixes
 _MOST_UNRANKED = 4096
+_CONTINUED = ("stack trace:", "(most recent call last):", "(most recent call first):")  # lines without a mark follow
+_CONTINUES = re.compile(r"  |[A-Za-z_][\w.]{0,200}(?:Error|Exception|Interrupt|Exit)\b")
 _MOST_EMPTY_NAMED = 16  # files without a dump or log, each listed by its name
 
 
@@ -86,6 +89,7 @@ def collect(sources: Iterable[tuple[str, Iterable[str]]], world_size: int | None
             _add_rank(by_place, rank, notes)
     by_launcher = _number_by_launcher([rank.dump() for rank in by_place.values()], hearsay.processes, notes)
     ranks = _number_by_files(by_launcher, [rank.source for rank in by_place.values()], notes)
+    hearsay.number_ended([rank.id for rank in ranks], world_size or 0)
     logs = hearsay.logs([rank.id for rank in ranks])
     kernel, works = tuple(hearsay.kernel.values()), tuple(hearsay.works)
     return Collected(tuple(ranks), tuple(notes), world_size, logs, kernel, works, tuple(hearsay.unranked))
@@ -230,6 +234,17 @@ class _LogCollector:
         else:
             self._notes += notes
 
+    def number_ended(self, dumped: Collection[RankId], world_size: int) -> None:
+        """Number the process that ended by the line of a launcher, if only one rank of the job has no stack."""
+        missing = set(range(world_size)) - {rank.rank for rank in dumped}
+        pids = {rank.pid for rank in dumped}
+        ended = [(name, failure) for name, failure in self._told if failure.rank and failure.rank.rank is None]
+        if len(missing) == 1 and len(ended) == 1 and (rank := ended[0][1].rank) and rank.pid not in pids:
+            name, failure = ended[0]
+            numbered = failure._replace(rank=structs.replace(rank, rank=missing.pop()))
+            self._told = [told for told in self._told if told[1] is not failure]
+            self._told.append((name, numbered))
+
     def _keep_unranked(self, name: str, rank: RankId, log: rank_log.Log) -> None:
         if len(self.unranked) < _MOST_UNRANKED:
             self.unranked.append(merged_logs.read_unranked(name, rank, log))
@@ -371,6 +386,7 @@ def _read_source(
     labelled = line_prefixes.are_labelled([part for line in head for part in line_prefixes.unwrap_json(line)])
     sources: dict[tuple[RankId, bool], _Source] = {}
     headings = line_prefixes.Headings(line_stream.begins_dump)
+    heading: tuple[RankId, bool] | None = None
     by_prefix: dict[str, _Source] = {}  # by `[node:rank]` as in the text, a cache: most lines repeat a prefix
     whole = enumerate(chain(head, iterator), 1)
     for number, line in ((number, part) for number, kept in whole for part in line_prefixes.unwrap_json(kept)):
@@ -379,8 +395,15 @@ def _read_source(
         source = by_prefix.get(prefix) if prefix else None
         if source is not None and not line.startswith(":", len(prefix)):
             source.reader.feed(line[len(prefix) :], number)
+            heading = None
             continue
         rank, sure, rest = line_prefixes.split(line, named.id, labelled=labelled)
+        if rank is not named.id:
+            heading = (rank, sure) if rest.endswith(_CONTINUED) else None
+        elif heading and _CONTINUES.match(line):
+            rank, sure = heading
+        else:
+            heading = None
         if rank is named.id and (number_above := headings.follow(line)) is not None:
             rank = structs.replace(rank, rank=number_above)
         source = sources.get((rank, sure))

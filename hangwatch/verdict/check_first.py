@@ -153,6 +153,11 @@ def _awaits_another_process(group: Group) -> bool:
     return is_answered_by_process(group) and not _idles_in_loop(group)
 
 
+def _find_ranks_awaiting_lock_file(scene: Scene) -> Sequence[Group]:
+    """Return the ranks that wait for a lock file, while all other ranks are in collectives: no rank holds it."""
+    return _find_groups_outside_collectives(scene, lambda group: group.activity == "lock_file")
+
+
 def _find_ranks_awaiting_reply(scene: Scene) -> Sequence[Group]:
     """Return the ranks that wait for a reply from another process, while all other ranks are in collectives."""
     return _find_groups_outside_collectives(scene, _awaits_another_process)
@@ -318,6 +323,14 @@ CHECK_FIRST: tuple[Rule, ...] = (
         deciding_steps.LOCK,
         few=False,
         by_stack=False,
+    ),
+    _make_rule(
+        "wait for a lock file, while all other ranks are in collectives",
+        _find_ranks_awaiting_lock_file,
+        ("ranks", "gpu"),
+        check_first_reasons.differs_from_others,
+        deciding_steps.LOCK_FILE,
+        few=False,
     ),
     _make_rule(
         "is one of two ranks and in no known wait, while the other rank waits",

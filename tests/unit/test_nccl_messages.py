@@ -64,6 +64,10 @@ LINES = {
         "ncclRemoteError: Connection closed by remote peer gpu-03<52100>",
     ),
     "peer_reset": (WARN + "socketProgressOpt: Call to recv from 10.0.0.3<52100> failed : Connection reset by peer",),
+    "wrong_magic": (
+        WARN + "socketFinalizeAccept: wrong magic 74656d2f20544547 != 7970663b906d70b9",
+        ":166:1226 [0] misc/socket.cc:484 NCCL WARN socketFinalizeAccept: wrong magic 4 != 6",
+    ),
     "remote_process": (
         "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
     ),

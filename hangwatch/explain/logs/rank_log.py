@@ -63,7 +63,8 @@ _FATAL = re.compile(
     r"|^srun: error: .*(?:Killed|Terminated|Segmentation fault|Exited with)"
 )
 _OF_OTHERS = re.compile(
-    r"collective operation timeout|\bNCCL\b.*\b(?:time[d -]?out|abort)|communicator was aborted|remote process exited"
+    r"collective operation timeout|\b(?:NCCL|gloo|torchcomms)\b.*\b(?:time(?:d[ -]|[ -])?out|abort)"
+    r"|communicator was aborted|remote process exited"
     r"|Dist(?:Backend|Network|Store)Error|Connection closed by (?:remote )?peer"
     r"|SignalException|ChildFailedError|KeyboardInterrupt|SIGTERM"
     r"|(?:timed? ?out|timeout).*\b(?:store|barrier|rendezvous)"
@@ -102,6 +103,9 @@ _OF_ANOTHER = re.compile(
     rf"|(?:contact|connection) (?:with|to)) {_ANOTHER}",
     re.IGNORECASE,
 )
+_ENDED = re.compile(r"failed \(exitcode: (-?\d{1,9})\) local_rank: (\d{1,7}) \(pid: (\d{1,10})\)")
+"""A line of torchrun's agent, also where no summary follows (torch.distributed.elastic, multiprocessing/api.py)."""
+_SIGTERM = "-15"
 _SUMMARY = re.compile(r"^  (time|host|rank|exitcode|error_file|traceback) *: ?(.*)$")
 _SUMMARY_PID = re.compile(r"\(pid: (\d{1,10})\)")
 _SUMMARY_RANK = re.compile(r"^(\d{1,7}) \(local_rank: (\d{1,7})\)$")
@@ -252,6 +256,11 @@ class Log:
             )
             self._in_traceback, self._where = True, ""
             self._indent = len(text) - len(text.lstrip())
+        elif ended := _ENDED.search(text):
+            code, local_rank, pid = ended.groups()
+            rank = RankId(local_rank=int(local_rank), pid=int(pid))
+            moment = self._read_moment(text)
+            self.failures.append(Failure(f"exit code {code}", "", moment, number, code == _SIGTERM, rank))
         elif _FATAL.search(text):
             self._fail(text, "", self._read_moment(text), number)
         else:
@@ -299,6 +308,11 @@ class Log:
         if match is None or len(self.failures) >= MOST_TOLD:
             return
         rank = RankId(rank=int(match.group(1)), local_rank=int(match.group(2)))
+        self.failures = [
+            failure
+            for failure in self.failures
+            if not failure.rank or failure.rank.rank is not None or failure.rank.local_rank != rank.local_rank
+        ]
         exit_code = summary.get("exitcode", "")
         text = summary.get("exception") or " ".join(filter(None, ("exit code", exit_code)))
         of_others = _is_of_others(f"{text} {exit_code}")

@@ -1,7 +1,8 @@
 """Reader for the output of `pystack remote` and `pystack core`, with and without --native and --locals. Pure.
 
 Frames come outermost first, threads from the youngest to the main one. The output contains no pid, but the number of
-the main thread is equal to it (gettid(2)). With --native-all, threads without Python follow the main one.
+the main thread is equal to it (gettid(2)). With --native-all, threads without Python follow the main one. The watchdog
+of a program (TensorRT-LLM) prints traceback.format_stack in this order, too: its thread numbers are those of pthreads.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ from hangwatch.explain.stacks.parsed_processes import (
     make_process,
 )
 
-_THREAD = re.compile(r"^Traceback for thread (\d{1,10}) \((.*)\) \[(.*)\] \(most recent call last\):$")
-_FRAME = re.compile(r'^    \((Python|C)\) File "(.*)", line (\d{1,9}), in (.*)$')
+_THREAD = re.compile(
+    r"^Traceback for thread (\d{1,10})(?: \((?:.*)\))? \[(.*)\] \(most recent call last\):$"
+    r"|^Thread (\d{1,20})(?: \(.*\))? stack trace:$"
+)
+_FRAME = re.compile(r'^  (?:  \((Python|C)\) )?File "(.*)", line (\d{1,9}), in (.*)$')
 _NATIVE = re.compile(r"^(.*?)(?: \(inlined\))? \(([^()]*)\)$")
 _INTERPRETER = re.compile(r"^_?Py[A-Z_]|^_Py|^pymain_|^run_mod$|^run_eval_code_obj$|^pyrun_file$|^cfunction_")
 
 
 def begins(line: str) -> bool:
     """True if a text of this tool begins with this line."""
-    return line.startswith("Traceback for thread ") and _THREAD.match(line) is not None
+    return line.startswith(("Traceback for thread ", "Thread ")) and _THREAD.match(line) is not None
 
 
 class Reader:
@@ -42,20 +46,22 @@ class Reader:
         self._header: tuple[str, str] | None = None
         self._places: list[Place] = []
         self._main: ParsedThread | None = None
+        self._has_pid = True
 
     def feed(self, line: str) -> bool:
         """Read a line. Return false if it is not part of a dump."""
         if found := _THREAD.match(line):
             self._close_thread()
-            if found.group(1) in self._thread_ids:
+            thread_id = found.group(1) or found.group(3)
+            if thread_id in self._thread_ids:
                 self._close_process()
-            self._header = found.group(1), found.group(3)
+            self._header, self._has_pid = (thread_id, found.group(2) or ""), found.group(1) is not None
             return True
         if found := _FRAME.match(line):
             if len(self._places) < MOST_FRAMES:
                 self._place(*found.groups())
             return True
-        return not line.strip() or line.startswith("      ")  # the source line, arguments, locals
+        return not line.strip() or line.startswith("    ")  # the source line, arguments, locals
 
     def end(self) -> list[ParsedProcess]:
         """Return the processes that were read."""
@@ -63,8 +69,8 @@ class Reader:
         self._close_process()
         return self._processes
 
-    def _place(self, kind: str, file: str, line: str, function: str) -> None:
-        if kind == "Python":
+    def _place(self, kind: str | None, file: str, line: str, function: str) -> None:
+        if kind != "C":
             self._places.append(Place(function, file, int(line) or None))
         elif (found := _NATIVE.match(function)) and not _INTERPRETER.match(found.group(1)):
             self._places.append(Place(found.group(1), found.group(2).rpartition("/")[2] or "?", None, True))
@@ -88,5 +94,6 @@ class Reader:
         if any(thread.places for thread in self._threads):
             main = self._main or self._threads[-1]
             check_processes(len(self._processes))
-            self._processes.append(make_process(int(main.thread_id), self._threads, main, self._interned))
+            pid = int(main.thread_id) if self._has_pid else None
+            self._processes.append(make_process(pid, self._threads, main, self._interned))
         self._threads, self._thread_ids, self._main = [], set(), None

@@ -27,6 +27,7 @@ LOOP = (
 THREAD = "check what that thread does: it may wait for another rank itself"
 THREADS = "find out which of these threads it waits for, and what that thread does"
 LOCK = "check if it can continue without them: a collective inside a lock that each rank takes never ends"
+LOCK_FILE = "`lslocks` lists file locks; a lock file that no live process holds is stale: remove it"
 SECOND_DUMP = "take a second dump 10 s later and give both: they show if it moves"
 WORKERS = (
     "dump the processes for which they wait, too: on an inference server, the workers of the GPUs; an idle server has "

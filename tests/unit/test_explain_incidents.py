@@ -1,0 +1,124 @@
+"""Incidents as people paste them: what `explain` answers to servers, lock files, watchdogs and launchers' lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from hangwatch import config
+from hangwatch.explain import traces
+from hangwatch.explain.logs import log_evidence
+from hangwatch.model import Verdict
+from hangwatch.stacks.grouping import group_ranks
+from hangwatch.verdict import judge
+from hangwatch.verdict.supplements import complete
+from tests.hangs import TABLE
+
+REDUCE = (
+    "all_reduce (torch/distributed/distributed_c10d.py:3012)",
+    "all_reduce (vllm/distributed/parallel_state.py:5)",
+)
+BATON = ("wait (aiter/jit/utils/file_baton.py:42)", "mp_lock (aiter/jit/core.py:118)")
+IDLE = ("poll (zmq/sugar/poll.py:106)", "dequeue (vllm/distributed/device_communicators/shm_broadcast.py:779)")
+PREFETCHES = ("_prefetch_loop (storage_controllers/prefetch_controller.py:691)", "run (threading.py:1012)")
+SERVER = "/usr/bin/python3 -m lmcache.v1.multiprocess.server --port 6555"
+
+
+def dump(pid: int, command: str, *frames: str) -> list[str]:
+    return [f"Process {pid}: {command}", f'Thread {pid} (idle): "MainThread"', *(f"    {frame}" for frame in frames)]
+
+
+def judge_lines(*sources: Sequence[str], world_size: int | None = None) -> tuple[Verdict, traces.Collected]:
+    named = [(f"part-{number}.txt", [f"{line}\n" for line in lines]) for number, lines in enumerate(sources)]
+    found = traces.collect(named, world_size)
+    grouping = group_ranks(found.ranks, TABLE, config.Capture(), world_size)
+    verdict = judge.judge(grouping) if found.ranks else None
+    return complete(verdict, log_evidence.supplement(found.logs, found.works, world_size, found.unranked)), found
+
+
+def check_first(verdict: Verdict) -> list[int | None]:
+    assert not verdict.named
+    return [rank.rank for rank in verdict.first_look]
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("title", ["VLLM::Worker_TP{}", "VLLM::Worker_PP{}", "sglang::scheduler_TP{}"])
+@pytest.mark.parametrize("servers", [1, 2, 5])
+def test_process_with_a_number_in_its_title_is_a_rank_and_no_server_is_named(title: str, servers: int) -> None:
+    lines = [line for rank in range(2) for line in dump(441 + rank, title.format(rank), *IDLE)]
+    lines += [line for pid in range(70, 70 + servers) for line in dump(pid, SERVER, *PREFETCHES)]
+    verdict, found = judge_lines(lines)
+    assert check_first(verdict) == []
+    assert [rank.id.rank for rank in found.ranks] == [0, 1]
+
+
+# --- lock files -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", ["torch/utils", "aiter/jit/utils", "my_kernels"])
+@pytest.mark.parametrize("waiting", [[], [3], [2, 3], [0, 1, 2, 3]])
+def test_ranks_that_wait_for_a_lock_file_are_checked_first(file: str, waiting: list[int]) -> None:
+    baton = (f"wait ({file}/file_baton.py:42)", BATON[1])
+    frames = {rank: baton if rank in waiting else REDUCE for rank in range(4)}
+    lines = [line for rank in range(4) for line in dump(7000 + rank, f"VLLM::Worker_TP{rank}", *frames[rank])]
+    verdict, _ = judge_lines(lines)
+    expected = waiting if len(waiting) < 3 else []
+    assert [rank.rank for rank in verdict.named or verdict.first_look] == expected
+
+
+# --- watchdogs of programs --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mark", ["[RANK {}] [E] ", "[rank {}] ", "2026-05-08 10:12:40 [Rank {}] "])
+@pytest.mark.parametrize("odd", [None, 0, 2])
+def test_stack_of_a_watchdog_is_that_of_the_rank_in_its_heading(mark: str, odd: int | None) -> None:
+    lines = []
+    for rank in range(4):
+        call = "gather" if rank == odd else "allgather"
+        lines += [
+            f"{mark.format(rank)}Thread 140{rank}077123328 stack trace:",
+            '  File "/srv/engine/executor.py", line 402, in _event_loop_wrapper',
+            "    self.event_loop()",
+            f'  File "/srv/engine/communicator.py", line 325, in {call}_sizes',
+            f"    return self.comm.{call}(sizes)",
+        ]
+    _, found = judge_lines(lines)
+    assert [(rank.id.rank, rank.id.pid) for rank in found.ranks] == [(rank, None) for rank in range(4)]
+    innermost = [rank.rounds[0].threads[0].frames[0].function for rank in found.ranks]
+    assert innermost == ["gather_sizes" if rank == odd else "allgather_sizes" for rank in range(4)]
+
+
+# --- lines of NCCL and of launchers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("before", ["", "gpu-1:168:1226 [0] ", "2025-08-12 09:37:03 worker-9 >> :166:1226 [0] "])
+def test_foreign_client_of_nccl_is_told_and_no_rank_is_checked_first(before: str) -> None:
+    line = "misc/socket.cc:484 NCCL WARN socketFinalizeAccept: wrong magic 74656d2f20544547 != 7970663b906d70b9"
+    verdict, _ = judge_lines([f"{before}{line}"])
+    assert check_first(verdict) == []
+    assert any("not a rank of this job" in evidence.message for evidence in verdict.evidence)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["NCCL operation timed out", "NCCL operation timeout", "gloo collective timed out", "NCCL communicator aborted"],
+)
+def test_timeout_of_a_collective_is_no_failure_of_its_own(text: str) -> None:
+    trace = ["[rank{}]: Traceback (most recent call last):", "[rank{}]: RuntimeError: " + text]
+    lines = [line.format(0) for line in trace] + [line.format(1) for line in trace]
+    assert check_first(judge_lines(lines)[0]) == []
+    lines += [trace[0].format(2), "[rank2]: ValueError: bad sample"]
+    assert check_first(judge_lines(lines)[0]) == [2]
+
+
+@pytest.mark.parametrize(("code", "expected"), [("86", [0]), ("-9", [0]), ("-15", [])])
+def test_line_of_torchruns_agent_tells_which_rank_has_ended(code: str, expected: list[int]) -> None:
+    agent = (
+        f"E0809 11:02:41.512000 7700 api.py:988] failed (exitcode: {code}) local_rank: 0 (pid: 7711) of binary: python"
+    )
+    stack = dump(7712, "/usr/bin/python3 -u train.py --global-rank=1", *REDUCE)
+    verdict, _ = judge_lines([agent], stack, world_size=2)
+    assert check_first(verdict) == expected

@@ -39,7 +39,7 @@ def judge_lines(*sources: Sequence[str], world_size: int | None = None) -> tuple
 
 def check_first(verdict: Verdict) -> list[int | None]:
     assert not verdict.named
-    return [rank.rank for rank in verdict.first_look]
+    return [rank.rank for rank in verdict.check_first]
 
 
 # --- programs ---------------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def test_ranks_that_wait_for_a_lock_file_are_checked_first(file: str, waiting: l
     lines = [line for rank in range(4) for line in dump(7000 + rank, f"VLLM::Worker_TP{rank}", *frames[rank])]
     verdict, _ = judge_lines(lines)
     expected = waiting if len(waiting) < 3 else []
-    assert [rank.rank for rank in verdict.named or verdict.first_look] == expected
+    assert [rank.rank for rank in verdict.named or verdict.check_first] == expected
 
 
 # --- watchdogs of programs --------------------------------------------------------------------------------------------

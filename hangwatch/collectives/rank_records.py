@@ -43,10 +43,11 @@ def drop_unneeded(records: RankRecords) -> RankRecords:
         for record in (*still_open[:_OPEN_KEPT], *of_group[-NEWEST_KEPT:]):
             kept[record.id] = record
     shown = {record.group_id for record in kept.values()}
+    idle = [status for status in records.groups if status.group_id not in shown]
     return replace(
         records,
         records=tuple(kept[number] for number in sorted(kept)),
-        groups=tuple(status for status in records.groups if status.group_id in shown),
+        groups=(*(status for status in records.groups if status.group_id in shown), *idle[:MOST_GROUPS]),
         members=records.members[:MOST_GROUPS],
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
+from hangwatch.collectives.fronts import End
 from hangwatch.model import Confidence, Group, Member, Signature
 from hangwatch.verdict.measurements import OddGpu
 from hangwatch.verdict.scene import Scene, count_ranks, waits_for
@@ -51,6 +52,7 @@ class Finding(NamedTuple):
     result of the sequence numbers. `by_numbers` is true if the finding follows from it. `scene` may be split by lines.
     `says` and `settle` make the text, `caveat` is its end. `apart` are other groups that differ. `contradicted` is the
     finding by stacks that the numbers disprove, `open_then` the result of the operations open when torch dumped them.
+    `ends` are the ranks for which all others wait, by the dumps.
     """
 
     kind: str
@@ -68,6 +70,7 @@ class Finding(NamedTuple):
     odd_gpu: OddGpu | None = None
     caveat: str = ""
     open_then: Answer = Answer("unknown")
+    ends: tuple[End, ...] = ()
 
     @property
     def is_named(self) -> bool:

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from hangwatch.collectives.fronts import find_ends
 from hangwatch.collectives.rank_records import read_single_round
 from hangwatch.model import Confidence, Fault, Group, Grouping, Member, ProcessDump, RankDump, RankId
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.verdict.findings import Finding
-from hangwatch.verdict.scene import stance_of
+from hangwatch.verdict.scene import keep_groups, stance_of
 from hangwatch.verdict.sequence_rules import Answer, decide_by_all_counts
-from hangwatch.verdict.wording import sequence_numbers
+from hangwatch.verdict.wording import guidance, sequence_numbers
 
 Records = Mapping[int, Sequence[RankRecords]]
 """The flight recorders of each rank, keyed by global rank."""
@@ -25,13 +26,15 @@ _NO_STACK = Fault(subject="rank", reason="NoStack", detail="it has a dump of its
 _BY_NUMBER = frozenset({"NotJoined", "Cycle", "AllJoined", "Mismatch", "Contradiction"})
 
 
-def without_stacks(ranks: Iterable[int], stacked: Iterable[RankDump]) -> Iterator[RankDump]:
-    """Yield a dump without a stack for each of `ranks` that is not in `stacked`.
+def without_stacks(records: Records, stacked: Iterable[RankDump]) -> Iterator[RankDump]:
+    """Yield a dump without a stack for each rank in `records` that is not in `stacked`.
 
-    Yield nothing if a dump in `stacked` has no rank number, because it may be the dump of any rank.
+    Yield nothing if a dump in `stacked` has no rank number, because it may be the dump of any rank. Without any stacks,
+    also yield one for each rank without a flight recorder for which the others wait.
     """
     known = {dump.id.rank for dump in stacked}
-    for rank in sorted(set(ranks) - known) if None not in known else ():
+    ranks = set(records) | ({end.rank for end in find_ends(records)} if not known else set())
+    for rank in sorted(ranks - known) if None not in known else ():
         dump = ProcessDump(taken_monotonic_seconds=0.0, fault=_NO_STACK)
         yield RankDump(id=RankId(rank=rank), rounds=(dump,))
 
@@ -67,6 +70,9 @@ def qualify(finding: Finding, records: Records) -> Finding:
     operations that were open in `records` are added as evidence, even if the dump is old.
     """
     groups, is_by_number = finding.scene.grouping.groups, bool(finding.answer.graph.pending)
+    is_stacked = any(group.fault != _NO_STACK for group in groups)
+    if finding.kind != "Mismatch" and not is_stacked and (by_fronts := _find_ends(finding, records)):
+        return by_fronts
     if finding.kind in _BY_NUMBER and is_by_number:
         confidence = Confidence.MEDIUM if finding.confidence is Confidence.HIGH else finding.confidence
         is_unseen = finding.kind == "Cycle" and any(group.fault == _NO_STACK for group in groups)
@@ -74,7 +80,7 @@ def qualify(finding: Finding, records: Records) -> Finding:
         return finding._replace(confidence=confidence, caveat=caveat)
     if not is_by_number:
         finding = finding._replace(open_then=_decide_on_open_operations(finding.scene.grouping.world_size, records))
-    if any(group.fault != _NO_STACK for group in groups):
+    if is_stacked:
         return finding
     return Finding(
         kind="RecordsOnly",
@@ -83,6 +89,30 @@ def qualify(finding: Finding, records: Records) -> Finding:
         answer=finding.answer,
         open_then=finding.open_then,
         caveat=sequence_numbers.ONE_MOMENT_WITHOUT_STACKS,
+    )
+
+
+def _find_ends(finding: Finding, records: Records) -> Finding | None:
+    """Return the finding on the ranks for which all others wait. None if there are none.
+
+    It does not depend on the times of the files. The ranks are checked first, since dumps show one moment.
+    """
+    ends = find_ends(records)
+    if not ends:
+        return None
+    ranks = {end.rank for end in ends}
+    suspects = tuple(keep_groups(finding.scene.grouping.groups, lambda member: member.id.rank in ranks))
+    is_gpu = any(end.kind == "gpu" for end in ends)
+    return Finding(
+        kind="AllJoined" if is_gpu else "NotJoined",
+        scene=finding.scene,
+        says=sequence_numbers.ends,
+        suspects=suspects,
+        settle=guidance.ITS_GPU if is_gpu else sequence_numbers.OWN_CODE,
+        answer=finding.answer,
+        by_numbers=True,
+        caveat=sequence_numbers.ONE_MOMENT,
+        ends=ends,
     )
 
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hangwatch import config
+from hangwatch.collectives.fronts import find_ends
 from hangwatch.explain.flight_dumps import rank_recorders, recorder_dump, stopped_launch
 from hangwatch.explain.flight_dumps.rank_recorders import DumpFile
 from hangwatch.model import Confidence, Fault, Group, Grouping, Member, RankId, Verdict
@@ -214,6 +215,33 @@ def test_what_the_kernel_says_of_a_rank_is_not_hidden_by_dumps() -> None:
     assert alone.kind == "RecordsOnly"
 
 
+@pytest.mark.parametrize("seconds", [0.5, TIME_OUT_SECONDS + 5, 10**7])
+def test_gpu_that_has_not_completed_what_others_have_is_checked_first(seconds: float) -> None:
+    """The time of the file decides nothing, for example if the files were copied."""
+    dumps = {rank: recorder(rank, [WORLD] * 8, 4 if rank == 2 else 6) for rank in range(4)}
+    _, verdict = judged(dumps, seconds)
+    assert (verdict.kind, [one.rank for one in verdict.check_first]) == ("AllJoined", [2])
+    assert verdict.message.startswith(
+        "Rank 2's GPU has not completed all_reduce #5 of the default group, which ranks 0-1,3 have; it is 2 operations "
+        "behind."
+    )
+
+
+@pytest.mark.parametrize("seconds", [0.5, TIME_OUT_SECONDS + 5, 10**7])
+def test_program_that_is_behind_is_checked_first(seconds: float) -> None:
+    dumps = {rank: recorder(rank, [WORLD] * (4 if rank == 2 else 8), 4) for rank in range(4)}
+    _, verdict = judged(dumps, seconds)
+    assert (verdict.kind, [one.rank for one in verdict.check_first]) == ("NotJoined", [2])
+    assert "Rank 2 has not joined all_reduce #5 of the default group, where ranks 0-1,3 wait" in verdict.message
+
+
+def test_rank_without_a_dump_is_checked_first_if_others_wait_for_it() -> None:
+    dumps = {rank: recorder(rank, [WORLD] * 8, 4) for rank in (0, 1, 3)}
+    _, verdict = judged(dumps)
+    assert (verdict.kind, [one.rank for one in verdict.check_first]) == ("NotJoined", [2])
+    assert "Rank 2 has no flight recorder dump, and ranks 0-1,3 wait for it in all_reduce #5" in verdict.message
+
+
 PROGRAMS = st.lists(st.sampled_from([WORLD, ("1", "all_reduce"), ("2", "barrier")]), min_size=1, max_size=8)
 
 
@@ -223,9 +251,12 @@ PROGRAMS = st.lists(st.sampled_from([WORLD, ("1", "all_reduce"), ("2", "barrier"
     st.sampled_from([0.5, 59.0, 300.0, 599.0, 1300.0, 10**7]),
 )
 def test_no_dump_that_is_not_of_a_time_out_points_at_anybody(drawn: list[tuple[Program, int]], seconds: float) -> None:
+    """Exception: the ends of all waits do not depend on the time of a file."""
     dumps = {rank: recorder(rank, program, first) for rank, (program, first) in enumerate(drawn)}
+    ends = find_ends({rank: parse(dump).recorders for rank, dump in dumps.items()})
     _, verdict = judged(dumps, seconds)
-    assert (verdict.kind, verdict.named, verdict.check_first) == ("RecordsOnly", (), ())
+    assert (verdict.kind == "RecordsOnly", verdict.named) == (not ends, ())
+    assert [one.rank for one in verdict.check_first] == sorted(end.rank for end in ends)
 
 
 @settings(max_examples=200)

@@ -112,6 +112,8 @@ def parse(content: bytes, written_unix_seconds: float) -> FlightDump:
     described = _DumpParts(
         statuses, members, _read_text(library_version, "comm_lib_version"), version, written_unix_seconds
     )
+    if not rows and statuses and library_version:
+        by_library["nccl"] = []  # TORCH_INCLUDE_ONLY_ACTIVE: all operations have completed
     recorders = tuple(described.recorder(library, entries) for library, entries in sorted(by_library.items()))
     world = next((group.ranks for group in members if (group.name, group.description) == _DEFAULT_GROUP), ())
     return FlightDump(
@@ -329,7 +331,7 @@ class _DumpParts(NamedTuple):
             records=mark_batch_parts(records) if library == "nccl" else tuple(records),
             groups=self.statuses,
             members=self.members if library == "nccl" else (),
-            next_id=ids[-1] + 1,
+            next_id=ids[-1] + 1 if ids else 0,
             oldest_id=_find_complete_start(records, self.statuses),
             is_wrapped=_has_lost(records, self.statuses),
             capacity=len(ids),
@@ -348,8 +350,8 @@ def _lacks_completed(records: Sequence[FlightRecord], statuses: Sequence[GroupSt
 def _find_complete_start(records: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> int:
     """Return the lowest id after which no operation is missing."""
     if _lacks_completed(records, statuses):
-        return records[-1].id + 1
-    first = records[-1].id
+        return records[-1].id + 1 if records else 0
+    first = records[-1].id if records else 0
     for record in reversed(records):
         if record.id < first - 1:
             break

@@ -7,6 +7,8 @@ from typing import Literal
 
 from hangwatch import words
 from hangwatch.collectives import nccl_counts
+from hangwatch.collectives.fronts import End
+from hangwatch.collectives.process_groups import DEFAULT_GROUP
 from hangwatch.collectives.wait_graph import PendingOperation
 from hangwatch.model import STOPPED_STATES, Evidence, Group, Member, RankId
 from hangwatch.stacks import activity
@@ -219,6 +221,28 @@ def still_open(finding: Finding) -> str:
         f"All ranks have joined {describe_operation(first)}, and {inside}. No rank is late: the operations in which "
         f"other ranks wait come later. Check {root}{_ALL_GPUS}"
     )
+
+
+def ends(finding: Finding) -> str:
+    """Return the headline for the ranks for which all others wait, by flight recorder dumps."""
+    return " ".join(sentence(_describe_end(end)) for end in finding.ends[:_SHOWN])
+
+
+def _describe_end(end: End) -> str:
+    rank, record = _name_ranks([end.rank]), end.front.record
+    operation = words.elided(record.operation.rpartition(":")[2], _DESCRIPTION_SHOWN)
+    description = words.elided(record.group_description, _DESCRIPTION_SHOWN)
+    members = "" if (record.group_name, record.group_description) == DEFAULT_GROUP else _name_ranks(end.front.members)
+    group = f"{description} of {members}" if members else "the default group"
+    name = f"{operation} #{record.p2p_seq if record.is_p2p else record.collective_seq} of {group}"
+    others = _name_ranks(end.others)
+    have, wait = ("has", "waits") if len(end.others) == 1 else ("have", "wait")
+    if end.kind == "gpu":
+        behind = f"it is {words.count(end.behind, 'operation')} behind"
+        return f"{rank}'s GPU has not completed {name}, which {others} {have}; {behind}."
+    if end.kind == "program":
+        return f"{rank} has not joined {name}, where {others} {wait}: its program is behind."
+    return f"{rank} has no flight recorder dump, and {others} {wait} for it in {name}."
 
 
 def _is_rooted(pending: PendingOperation) -> bool:

@@ -1,0 +1,231 @@
+"""The ranks for which all others wait, by flight recorders of simulated jobs and of two real NCCL jobs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from hangwatch.collectives.fronts import find_ends
+from hangwatch.collectives.rank_records import drop_unneeded
+from hangwatch.explain.flight_dumps import recorder_dump
+from hangwatch.model.flight_records import FlightRecord, GroupMembers, RankRecords
+
+CREATED_NS = 1_700_000_000 * 10**9
+REAL = Path(__file__).parents[3] / "shared" / "nccl-dumps"
+KEPT = 40
+
+
+class Operation(NamedTuple):
+    """An operation in a program. `peers` are (sender, receiver) of a send or recv, as indexes in the group."""
+
+    group: tuple[int, ...]
+    name: str
+    peers: tuple[int, int] | None = None
+
+    @property
+    def is_send(self) -> bool:
+        return self.name == "send"
+
+
+def make_program(rank: int, sizes: tuple[int, int, int], batches: int) -> list[Operation]:
+    """Return a step of 1F1B on a grid of (pipeline, data, tensor) ranks. Each stage has an expert group."""
+    pipeline, data, tensor = sizes
+    stage, copy, _ = rank // (data * tensor), rank // tensor % data, rank % tensor
+    across = data * tensor
+    own = tuple(range(rank // tensor * tensor, rank // tensor * tensor + tensor))
+    experts = tuple(range(stage * across, (stage + 1) * across))
+    copies = tuple(stage * across + other * tensor + rank % tensor for other in range(data))
+
+    def moved(name: str, sender: int, receiver: int) -> list[Operation]:
+        if not (0 <= sender < pipeline and 0 <= receiver < pipeline):
+            return []
+        pair = tuple(sorted(rank % across + other * across for other in (sender, receiver)))
+        return [Operation(pair, name, (0, 1) if sender < receiver else (1, 0))]
+
+    middle = [
+        Operation(own, "_all_gather_base"),
+        Operation(experts, "all_to_all"),
+        Operation(own, "_reduce_scatter_base"),
+        Operation(own, "all_reduce"),
+    ]
+    forward = [*moved("recv", stage - 1, stage), *middle, *moved("send", stage, stage + 1)]
+    backward = [*moved("recv", stage + 1, stage), *middle, *moved("send", stage, stage - 1)]
+    ahead = min(batches, pipeline - stage - 1)
+    order = forward * ahead + (forward + backward) * (batches - ahead) + backward * ahead
+    whole = tuple(range(pipeline * across))
+    ends = [Operation(copies, "_reduce_scatter_base"), Operation(whole, "all_reduce"), Operation(copies, "all_gather")]
+    assert copy < data
+    return [one for one in [*order, *ends] if len(one.group) > 1]
+
+
+class Simulation:
+    """Ranks with a CPU that enqueues ahead, and a GPU that completes in order; only sends let later operations pass.
+
+    A program in `stopped` enqueues no operation from that place on. A GPU in `stuck` completes none from that place on,
+    but its kernel at that place has sent its part, so the other members complete it.
+    """
+
+    def __init__(self, programs: Sequence[Sequence[Operation]], ahead: Sequence[int]) -> None:
+        self.programs, self.ahead = programs, ahead
+        self.enqueued = [0] * len(programs)
+        self.completed: list[set[int]] = [set() for _ in programs]
+        self.launched: list[set[int]] = [set() for _ in programs]
+        self.low = [0] * len(programs)  # all operations before this place have completed, except sends
+        self.numbers: list[list[int]] = []
+        self.places: list[dict[tuple[object, ...], int]] = []
+        for program in programs:
+            counts: dict[tuple[object, ...], int] = {}
+            numbers: list[int] = []
+            places: dict[tuple[object, ...], int] = {}
+            for place, one in enumerate(program):
+                key = one.group, one.peers
+                counts[key] = counts.get(key, 0) + 1
+                numbers.append(counts[key])
+                places[one.group, one.peers, counts[key]] = place
+            self.numbers.append(numbers)
+            self.places.append(places)
+
+    def run(self, stopped: dict[int, int], stuck: dict[int, int], limit: int | None = None) -> bool:
+        """Run until nothing moves, or for `limit` rounds. Return true if all programs have ended."""
+        ranks = range(len(self.programs))
+        moved, rounds = True, 0
+        while moved and rounds != limit:
+            moved, rounds = False, rounds + 1
+            for rank in ranks:
+                end = min(stopped.get(rank, len(self.programs[rank])), self.low[rank] + self.ahead[rank] + 1)
+                if end > self.enqueued[rank]:
+                    self.enqueued[rank], moved = min(end, len(self.programs[rank])), True
+                for place in range(self.low[rank], self.enqueued[rank]):
+                    if place > stuck.get(rank, place):
+                        break
+                    self.launched[rank].add(place)
+                    if place not in self.completed[rank] and not self.programs[rank][place].is_send:
+                        break
+            for rank in ranks:
+                for place in sorted(self.launched[rank] - self.completed[rank]):
+                    if stuck.get(rank) != place and self._has_all(rank, place):
+                        self.completed[rank].add(place)
+                        moved = True
+                while self._is_passed(rank, self.low[rank]):
+                    self.low[rank] += 1
+        return all(low == len(program) for low, program in zip(self.low, self.programs, strict=True))
+
+    def _is_passed(self, rank: int, place: int) -> bool:
+        is_send = place in self.launched[rank] and self.programs[rank][place].is_send
+        return is_send or place in self.completed[rank]
+
+    def _has_all(self, rank: int, place: int) -> bool:
+        one, number = self.programs[rank][place], self.numbers[rank][place]
+        return all(self.places[member][one.group, one.peers, number] in self.launched[member] for member in one.group)
+
+    def recorders(self) -> dict[int, tuple[RankRecords, ...]]:
+        return {rank: (self._recorder(rank),) for rank in range(len(self.programs))}
+
+    def _recorder(self, rank: int) -> RankRecords:
+        groups = sorted({one.group for one in self.programs[rank]})
+        first = max(0, min(self.low[rank], self.enqueued[rank] - KEPT))
+        records = tuple(self._record(rank, place, groups) for place in range(first, self.enqueued[rank]))
+        members = tuple(
+            GroupMembers(name=str(group), description="group", ranks=tuple((one, one) for one in group))
+            for group in groups
+        )
+        recorder = RankRecords(
+            library="nccl",
+            records=records,
+            members=members,
+            next_id=self.enqueued[rank],
+            oldest_id=first,
+            is_wrapped=first > 0,
+            capacity=KEPT,
+            layout="2.10",
+            read_unix_seconds=CREATED_NS / 1e9 + 600.0,
+        )
+        return drop_unneeded(recorder)
+
+    def _record(self, rank: int, place: int, groups: Sequence[tuple[int, ...]]) -> FlightRecord:
+        one = self.programs[rank][place]
+        mine = one.group.index(rank)
+        peer = f" {mine}{'->' if one.is_send else '<-'}{1 - mine}" if one.peers else ""
+        return FlightRecord(
+            id=place,
+            reset_epoch=0,
+            group_id=groups.index(one.group),
+            group_name=str(one.group),
+            group_description="group",
+            collective_seq=self.numbers[rank][place],
+            p2p_seq=self.numbers[rank][place],
+            op_id=place,
+            is_p2p=one.peers is not None,
+            operation=f"nccl:{one.name}{peer}",
+            state="completed" if place in self.completed[rank] else "open",
+            is_started=False,
+            is_retired=False,
+            created_unix_ns=CREATED_NS + place * 10**6,
+            timeout_ms=600_000,
+        )
+
+
+def make_job(draw: random.Random, sizes: tuple[int, int, int]) -> Simulation:
+    ranks, batches = sizes[0] * sizes[1] * sizes[2], draw.randint(sizes[0], 2 * sizes[0])
+    programs = [make_program(rank, sizes, batches) * 2 for rank in range(ranks)]
+    return Simulation(programs, [draw.randint(0, 30) for _ in range(ranks)])
+
+
+def hang(draw: random.Random, sizes: tuple[int, int, int]) -> tuple[Simulation, dict[int, str]]:
+    """Return a job that hangs, and its culprits with their kinds: one rank, or two of one stage at the same place.
+
+    Of two GPUs that are a whole group, none shows that it is behind the other.
+    """
+    job = make_job(draw, sizes)
+    stage = draw.randrange(sizes[0])
+    across = sizes[1] * sizes[2]
+    culprits = draw.sample(range(stage * across, (stage + 1) * across), draw.choice([1, 1, 2]))
+    program = job.programs[culprits[0]]
+    kind = draw.choice(["program", "gpu"])
+    places = [
+        place
+        for place, one in enumerate(program)
+        if not set(one.group) <= set(culprits) and (kind == "program" or one.name == "all_reduce")
+    ]
+    place = draw.choice([one for one in places if one > 12])
+    at = dict.fromkeys(culprits, place)
+    assert Simulation(job.programs, job.ahead).run({}, {}), "it hangs without a culprit"
+    assert not job.run(at if kind == "program" else {}, at if kind == "gpu" else {})
+    return job, dict.fromkeys(culprits, kind)
+
+
+SIZES = [(2, 2, 2), (2, 1, 4), (4, 2, 2), (1, 4, 2), (2, 4, 4), (4, 2, 4)]
+
+
+def try_hangs(seed: int, count: int) -> tuple[int, int]:
+    """Return the number of hangs with exactly the culprits as ends, and of those with another rank among them."""
+    draw = random.Random(seed)
+    exact = wrong = 0
+    for _ in range(count):
+        job, culprits = hang(draw, draw.choice(SIZES))
+        found = {end.rank: end.kind for end in find_ends(job.recorders())}
+        exact += found == culprits
+        wrong += not found.keys() <= culprits.keys()
+    return exact, wrong
+
+
+def test_culprits_of_generated_hangs_are_the_ends() -> None:
+    exact, wrong = try_hangs(1, 60)
+    assert (exact, wrong) == (60, 0)
+
+
+@pytest.mark.parametrize(("folder", "kind"), [("gpu-error", "gpu"), ("gil-held", "program")])
+def test_both_culprits_of_real_hangs_are_found_without_any_one_dump(folder: str, kind: str) -> None:
+    if not (REAL / folder).is_dir():
+        pytest.skip("no dumps of real jobs beside this checkout")
+    dumps = {}
+    for path in (REAL / folder).iterdir():
+        parsed = recorder_dump.parse(path.read_bytes(), 0.0)
+        dumps[int(path.name.rpartition("_")[2])] = tuple(map(drop_unneeded, parsed.recorders))
+    for gone in (None, *dumps):
+        found = {end.rank: end.kind for end in find_ends({rank: one for rank, one in dumps.items() if rank != gone})}
+        assert found == {rank: "unrecorded" if rank == gone else kind for rank in (9, 14)}, gone

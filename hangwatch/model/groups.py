@@ -87,6 +87,7 @@ class StackFacts(Value, frozen=True):
     * `waited_before`: in an earlier round the rank waited for other ranks, so it does reach the collective.
     * `owns_gil`: the main thread holds the GIL; None if unknown.
     * `user_frames`: the innermost frames of the user's program in the deciding thread, with lines and without locals.
+    * `caller`: the frame of a framework that called the collective, with its line; None if the user's program did.
     * `task`: the frame of the user's program that a task of a ThreadPoolExecutor was in during every round.
     * `stay`: set if only several captures can show whether the rank works.
     * `sleep`: set if the main thread was asleep at one place in every round in which it did not run.
@@ -95,6 +96,7 @@ class StackFacts(Value, frozen=True):
     waited_before: bool = False
     owns_gil: bool | None = None
     user_frames: tuple[Frame, ...] = ()
+    caller: Frame | None = None
     task: Frame | None = None
     stay: CodeRegion | None = None
     sleep: Sleep | None = None

@@ -39,7 +39,7 @@ from hangwatch.model import (
 from hangwatch.stacks import activity, kernel_facts, progress, sleeps
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.process_activity import ProcessActivity, find_process_activity
-from hangwatch.stacks.user_code import user_frames
+from hangwatch.stacks.user_code import find_framework_caller, user_frames
 
 _STARTS = ("threading.py", "concurrent/futures/thread.py")
 _LOADER_LOOP = "torch/utils/data/_utils/worker.py"
@@ -278,6 +278,7 @@ def _make_member(
     differ = any(process_activity is not None and len(process_activity.awaited) > 1 for process_activity in activities)
     if differ and measured.signature is Signature.BLOCKED:
         measured = structs.replace(measured, signature=Signature.UNKNOWN)
+    deciding = answer.dump.threads[telling] if answer.dump and telling is not None else None
     main = stack_frames.main_thread(answer.dump.threads) if answer.dump else None
     return Member(
         id=rank.id,
@@ -285,9 +286,8 @@ def _make_member(
         signature=measured.signature,
         stack=memory.share(
             StackFacts(
-                user_frames=memory.user_frames(answer.dump.threads[telling])
-                if answer.dump and telling is not None
-                else (),
+                user_frames=memory.user_frames(deciding) if deciding else (),
+                caller=find_framework_caller(deciding) if deciding else None,
                 waited_before=any(
                     _is_joining(process_activity) for process_activity in activities[:-1] if process_activity
                 ),

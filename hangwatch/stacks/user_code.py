@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from msgspec import structs
 
-from hangwatch.model import Frame, Group, Grouping, Thread
+from hangwatch.model import Frame, Group, Grouping, StackFacts, Thread
 from hangwatch.stacks import activity
 from hangwatch.stacks import frames as stack_frames
 
@@ -121,30 +121,42 @@ def find_caller(frames: Sequence[Frame]) -> Frame | None:
     return None
 
 
+def find_framework_caller(thread: Thread) -> Frame | None:
+    """Return the caller of a collective if it belongs to a framework and its line is known; None if not."""
+    is_inside = any(activity.is_marked("collective", frame.function, frame.file) for frame in thread.frames)
+    caller = find_caller(thread.frames) if is_inside else None
+    return caller if caller and caller.line is not None and caller not in user_frames(thread) else None
+
+
+def call_lines(stack: StackFacts) -> tuple[Frame, ...]:
+    """Return the lines that tell where a rank is: that of the call of a collective, and those of the user's program."""
+    return stack.user_frames if stack.caller is None else (stack.caller, *stack.user_frames)
+
+
 def split_groups_by_line(grouping: Grouping) -> Grouping:
-    """Split the groups by the lines of the user's code. The largest part comes first."""
+    """Split the groups by the lines of the user's code and of calls of collectives. The largest part comes first."""
     parts = (part for group in grouping.groups for part in split_by_line(group))
     ordered = sorted(parts, key=lambda part: (-part.size, part.members[0].id.sort_key()))
     return structs.replace(grouping, groups=tuple(ordered))
 
 
 def split_by_line(group: Group) -> tuple[Group, ...]:
-    """Split a group by the lines of the user's code. The largest part comes first.
+    """Split a group by its `call_lines`. The largest part comes first.
 
     The group stays whole if a line is missing, or if its ranks are in more than eight different places: then they are
     running.
     """
-    lines = dict.fromkeys(member.stack.user_frames for member in group.members)
-    are_known = all(frame.line is not None for user_frames in lines for frame in user_frames)
+    lines = dict.fromkeys(call_lines(member.stack) for member in group.members)
+    are_known = all(frame.line is not None for places in lines for frame in places)
     if not 1 < len(lines) <= _MOST_LINES or not are_known:
         return (group,)
     parts = (
         structs.replace(
             group,
-            members=tuple(member for member in group.members if member.stack.user_frames == user_frames),
-            frames=at_lines(group.frames, user_frames),
+            members=tuple(member for member in group.members if call_lines(member.stack) == places),
+            frames=at_lines(group.frames, places),
         )
-        for user_frames in lines
+        for places in lines
     )
     ordered = sorted(parts, key=lambda part: (-part.size, part.members[0].id.sort_key()))
     return tuple(structs.replace(part, key=f"{part.key}-{number}") for number, part in enumerate(ordered))

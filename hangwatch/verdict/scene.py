@@ -120,7 +120,7 @@ class Scene(Value, frozen=True, dict=True, eq=False, gc=True):
     def are_at_different_lines(self) -> bool:
         """True if all ranks are in the same functions at different lines, and their roles do not explain this."""
         groups = self.stacked
-        lines = {group.members[0].stack.user_frames for group in groups}
+        lines = {user_code.call_lines(group.members[0].stack) for group in groups}
         if len(groups) < 2 or len(lines) < len(groups) or () in lines or is_between_two(groups[0]):
             return False
         return self.are_alike and (not is_rooted(groups[0]) or len({own[1:] for own in lines}) > 1)
@@ -440,7 +440,7 @@ def keep_members(group: Group, wanted: Callable[[Member], bool]) -> Group | None
     if not members:
         return None
     is_same = members[0] is group.members[0]
-    frames = group.frames if is_same else user_code.at_lines(group.frames, members[0].stack.user_frames)
+    frames = group.frames if is_same else user_code.at_lines(group.frames, user_code.call_lines(members[0].stack))
     return structs.replace(group, members=members, frames=frames)
 
 

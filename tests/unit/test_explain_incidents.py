@@ -122,3 +122,21 @@ def test_line_of_torchruns_agent_tells_which_rank_has_ended(code: str, expected:
     stack = dump(7712, "/usr/bin/python3 -u train.py --global-rank=1", *REDUCE)
     verdict, _ = judge_lines([agent], stack, world_size=2)
     assert check_first(verdict) == expected
+
+
+# --- lines of frameworks ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", ["megatron/training/utils.py", "deepspeed/runtime/engine.py", "accelerate/utils.py"])
+@pytest.mark.parametrize("second", [118, 131])
+def test_two_lines_of_a_framework_function_are_two_places(file: str, second: int) -> None:
+    def stack(rank: int) -> list[str]:
+        place = f"reduce_norm ({file}:{118 if rank < 2 else second})"
+        return dump(
+            8800 + rank, f"python pretrain.py --global-rank={rank}", REDUCE[0], place, "<module> (pretrain.py:3)"
+        )
+
+    verdict, _ = judge_lines(*map(stack, range(4)))
+    assert check_first(verdict) == []
+    assert verdict.kind == ("AllWaiting" if second == 118 else "Mismatch")
+    assert (f"{file}:131" in verdict.message) == (second == 131)

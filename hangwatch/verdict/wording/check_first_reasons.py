@@ -7,7 +7,7 @@ from statistics import median
 
 from hangwatch import words
 from hangwatch.model import Group, Member
-from hangwatch.stacks.user_code import find_caller
+from hangwatch.stacks.user_code import call_lines, find_caller
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.measurements import OddGpu
 from hangwatch.verdict.scene import count_ranks
@@ -76,8 +76,8 @@ def other_line(finding: Finding) -> str:
 
 
 def differing_lines(groups: Sequence[Group]) -> list[tuple[Group, str]]:
-    """Return each group with a line of the user's code: the innermost line that is not the same in all groups."""
-    stacks = [group.members[0].stack.user_frames for group in groups]
+    """Return each group with the innermost of its `call_lines` that is not the same in all groups."""
+    stacks = [call_lines(group.members[0].stack) for group in groups]
     differs = next((depth for depth, same in enumerate(zip(*stacks, strict=False)) if len(set(same)) > 1), 0)
     return [(group, clauses.place(stack[differs])) for group, stack in zip(groups, stacks, strict=True)]
 

@@ -7,7 +7,7 @@ table of layouts says.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -226,3 +226,17 @@ def _record(
         memory.put(entry + layout.thread_id, "Q", 0x7F1234)
     if layout.thread_name >= 0:
         text(memory, entry + layout.thread_name, "pt_main_thread")
+
+
+def registry(memory: Memory, recorders: Mapping[str, int]) -> int:
+    """Write the registry of recorders by backend, as torch has it from 2.15 on. Return its address."""
+    address, buckets = memory.new(56), memory.new(8 * 13)
+    following = 0
+    for name, recorder_address in recorders.items():
+        node = memory.new(56)
+        memory.put(node, "Q", following)
+        text(memory, node + 8, name)
+        memory.put(node + 40, "QQ", recorder_address, hash(name) & (1 << 64) - 1)
+        following = node
+    memory.put(address, "QQQQ", buckets, 13, following, len(recorders))
+    return address

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -86,7 +86,8 @@ def faults(rounds: Sequence[Sequence[Fault]], usable: Iterable[RecorderState]) -
 
 def find_library(fault: Fault) -> Library | None:
     """Return the library with the flight recorder that caused a fault; None if the fault is about the whole process."""
-    return next((library for library in get_args(Library) if fault.subject.endswith(f" {library}")), None)
+    _, _, library = fault.subject.removeprefix("pid ").partition(" ")
+    return library or None
 
 
 def has_old_open_operation(recorders: Iterable[RankRecords]) -> bool:
@@ -180,8 +181,10 @@ def _has_lost_record(status: GroupStatus, completed: list[FlightRecord]) -> bool
     """True if the group no longer has a record of an operation that torch does not count as completed.
 
     Gloo completes operations in several threads. So the last completed operation may be older than the last enqueued
-    one.
+    one. Backends that record through hooks count no completed operation (torch 2.15).
     """
+    if status.last_completed < 0:
+        return False
     not_counted = range(status.last_completed + 1, status.last_enqueued + 1)
     shown = {record.collective_seq for record in completed if record.collective_seq in not_counted}
     return status.last_enqueued - status.last_completed > len(shown)

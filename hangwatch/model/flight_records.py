@@ -9,7 +9,7 @@ the records and the moment when each is written: torch/csrc/distributed/c10d/Fli
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -17,8 +17,12 @@ EARLIEST_UNIX_NS, LATEST_UNIX_NS = 1_420_000_000 * 10**9, 4_102_444_800 * 10**9 
 """A record with a time outside of this range is not valid."""
 
 _COALESCED = "coalesced"
-Library: TypeAlias = Literal["gloo", "nccl"]
-"""The library of a recorder: libtorch_cpu has the recorder of gloo, libtorch_cuda the recorder of NCCL."""
+BACKEND_NAME = r"^[A-Za-z0-9_.-]{1,32}$"
+Library: TypeAlias = Annotated[str, msgspec.Meta(pattern=BACKEND_NAME)]
+"""The backend of a recorder: "gloo" (in libtorch_cpu), "nccl" (in libtorch_cuda), or a name in torch's registry.
+
+The registry (from torch 2.15 on) has the backends that record through hooks, such as "nccl2".
+"""
 
 
 class FlightRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -30,10 +34,10 @@ class FlightRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     the time of enqueueing. `completed_unix_ns` is the time when NCCL's watchdog saw the completion, up to 100 ms late;
     0 if unknown, and with gloo.
 
-    `state` becomes "completed" with NCCL when the watchdog has seen the completion, with gloo when the record is
-    retired. With NCCL, `is_retired` does not show that the operation completed, since a timeout retires a record, too.
-    `is_coalesced_part`: a later record of the same group and numbers closes the batch and represents this record, which
-    is never retired. `thread_id` is std::thread::id, in the form of the recorder's own dump.
+    `state` becomes "completed" with NCCL when the watchdog has seen the completion, with other backends when the record
+    is retired. With NCCL, `is_retired` does not show that the operation completed, since a timeout retires a record,
+    too. `is_coalesced_part`: a later record of the same group and numbers closes the batch and represents this record,
+    which is never retired. `thread_id` is std::thread::id, in the form of the recorder's own dump.
     """
 
     id: int
@@ -88,7 +92,7 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class GroupMembers(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The global ranks of a group, as [first, last] of each range. NCCL only: gloo's recorder keeps no correct list."""
+    """The global ranks of a group, as [first, last] of each range. Not with gloo, which keeps no correct list."""
 
     name: str
     description: str

@@ -32,7 +32,6 @@ from hangwatch.words import count, duration, elided, fold_ids, fold_nodes, name_
 _NAMED_LISTED = 4
 _REASONS_LISTED = 4
 _NO_RECORDER_EXPECTED = frozenset({"NoTorch", "ProcessGone"})
-_LIBRARIES = {None: "", "gloo": " in gloo", "nccl": " in NCCL"}
 _FOLDED = 200  # characters of a list of ranks or nodes
 _VOTES = {True: "for", False: "against", None: "context"}
 _STATES = {
@@ -117,7 +116,8 @@ def explain_faults(kind: str, faults: Iterable[tuple[RankId, Fault]]) -> Iterato
     """Yield the reasons why ranks have no readings of this kind. Each reason comes once, with its ranks and remedy."""
     by_reason: dict[tuple[str, str], tuple[Fault, list[RankId]]] = {}
     for rank_id, fault in faults:
-        library = _LIBRARIES[rank_records.find_library(fault)]
+        backend = rank_records.find_library(fault)
+        library = f" in {backend.replace('nccl', 'NCCL')}" if backend else ""
         by_reason.setdefault((fault.reason, library), (fault, []))[1].append(rank_id)
     for (reason, library), (fault, ids) in sorted(by_reason.items())[:_REASONS_LISTED]:
         ranks = elided(name_ranks(sorted(ids, key=RankId.sort_key)), _FOLDED)

@@ -6,13 +6,11 @@ from hangwatch import words
 from hangwatch.collectives.arrival import FEWEST_RECORDS, ArrivalOrder, Place
 from hangwatch.model import ArrivalStatus, Job, ProcessId, Rank, RankLateness
 
-_SHOWS = {
-    "gloo": "With gloo this is all that the rank does in a step: loader, forward and backward pass.",
-    "nccl": (
-        "With NCCL this is only the CPU: loader, Python, CPU contention. A slow GPU does not show here: see"
-        " `hangwatch check gpu_speed`."
-    ),
-}
+_SHOWS_ON_CPU = "With gloo this is all that the rank does in a step: loader, forward and backward pass."
+_SHOWS_ON_GPU = (
+    "With NCCL this is only the CPU: loader, Python, CPU contention. A slow GPU does not show here: see"
+    " `hangwatch check gpu_speed`."
+)
 
 
 def build_arrival_status(order: ArrivalOrder, job: Job) -> ArrivalStatus:
@@ -67,9 +65,10 @@ def _describe(order: ArrivalOrder, by_id: dict[ProcessId, Rank]) -> str:
     if order.reason == "LateByRole":
         return f"No rank is named: {name} is late by {amount}, but only in a part of the job: this may be its role."
     others = words.count(len(order.lateness_seconds) - 1, "other rank")
+    shows = _SHOWS_ON_CPU if order.place.library == "gloo" else _SHOWS_ON_GPU
     return (
         f"{name[0].upper()}{name[1:]} is late by {amount}: it enqueues {_describe_place(order.place)} after the"
-        f" {others}, last in {order.last_ratio:.0%} of {order.records} steps. {_SHOWS[order.place.library]}"
+        f" {others}, last in {order.last_ratio:.0%} of {order.records} steps. {shows}"
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,15 +21,18 @@ from hangwatch.capture import diagnosis
 from hangwatch.capture.request import CaptureRequest
 from hangwatch.capture.rounds import job_of_pids
 from hangwatch.model import Fault, ProcessId
+from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes import torch_recorder
 from hangwatch.probes.process import procfs
 from hangwatch.probes.torch_recorder import layouts, libraries, search, symbols, symbols_child
+from hangwatch.probes.torch_recorder.progress_counters import ProgressCounters
 from hangwatch.report import as_json
 from hangwatch.stacks import activity
 from tests.conftest import wait_for
 from tests.dead_mount import dying_mount
 from tests.integration import targets
 from tests.other_users import as_user, needs_root
+from tests.recorder_memory import Group, Memory, Operation, recorder
 from tests.recorder_of_other_torch import (
     RANKS,
     TURNS,
@@ -197,6 +201,74 @@ threading.Thread(target=wait, daemon=True).start()
         assert reasons <= {"UnknownLayout", "ChangedWhileRead", "RecorderOff", "TooLarge"}
 
 
+AS_MUCH_AS_TORCH = procfs.FRAMEWORK_MAPPED_BYTES
+REGISTRY = """
+#include <string>
+#include <unordered_map>
+
+namespace c10 { struct Event {}; }
+namespace c10d {
+template <typename Event> struct FlightRecorder { static FlightRecorder* get(); };
+template <typename Event> FlightRecorder<Event>* FlightRecorder<Event>::get() {
+  static FlightRecorder<Event>* instance = nullptr;
+  asm volatile("" : "+m"(instance));
+  return instance;
+}
+FlightRecorder<c10::Event>*& getFlightRecorder(const std::string& backend) {
+  static std::unordered_map<std::string, FlightRecorder<c10::Event>*> registry;
+  return registry[backend];
+}
+}
+extern "C" void add(const char* backend, void* recorder) {
+  c10d::FlightRecorder<c10::Event>::get();
+  c10d::getFlightRecorder(backend) = static_cast<c10d::FlightRecorder<c10::Event>*>(recorder);
+}
+"""
+HOLDS_A_REGISTRY = """
+import ctypes, mmap
+more = mmap.mmap(-1, {mapped_bytes})
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype, libc.mmap.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+file = open(folder + "/memory", "rb")
+size = file.seek(0, 2)
+assert libc.mmap({address}, size, mmap.PROT_READ, mmap.MAP_PRIVATE | 0x10, file.fileno(), 0) == {address}  # MAP_FIXED
+torch = ctypes.CDLL(folder + "/torch/lib/libtorch_cpu.so")
+torch.add(b"nccl2", ctypes.c_void_p({recorder}))
+ready()
+import time
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++, to compile the registry of torch 2.15")
+def test_recorder_of_a_backend_in_the_registry_is_read_and_counted(tmp_path: Path) -> None:
+    (tmp_path / "torch" / "lib").mkdir(parents=True)
+    (tmp_path / "torch" / "version.py").write_text("__version__ = '2.15.0+cu132'\n")
+    (tmp_path / "registry.cpp").write_text(REGISTRY)
+    library = tmp_path / "torch" / "lib" / "libtorch_cpu.so"
+    subprocess.run(["g++", "-shared", "-fPIC", "-O0", "-o", library, tmp_path / "registry.cpp"], check=True)
+    memory = Memory(0x100000000000)
+    operations = [Operation(name="nccl2:all_reduce", collective=number, op=number) for number in (1, 2, 3)]
+    address = recorder(memory, layouts.candidates("2.15.0")[0], operations, [Group(counts=(3, -1, -1))])
+    first, end = memory.range
+    (tmp_path / "memory").write_bytes(memory.bytes_at(first, end - first))
+    code = HOLDS_A_REGISTRY.format(mapped_bytes=AS_MUCH_AS_TORCH, address=first, recorder=address)
+    with targets.python(code, tmp_path) as pid:
+        recorders, process = torch_recorder.Recorders(), identity(pid)
+        found = {each.library: each for each in recorders.read(process) if isinstance(each, RankRecords)}
+        assert found["gloo"].capacity == 0 and found["nccl2"].torch_version == "2.15.0+cu132"
+        assert [(each.operation, each.collective_seq) for each in found["nccl2"].records] == [
+            ("nccl2:all_reduce", number) for number in (1, 2, 3)
+        ]
+        counters = ProgressCounters(recorders)
+        counters.follow({process: "user"})
+        counters.look()
+        answer = counters.read()[process]
+        assert isinstance(answer, Fault) and answer.reason == "NoCollectives", (
+            "found; its thread is not of this process"
+        )
+
+
 MAPS_A_FILE = """
 import mmap
 more = mmap.mmap(-1, {mapped_bytes})
@@ -208,7 +280,6 @@ ready()
 import time
 time.sleep(600)
 """
-AS_MUCH_AS_TORCH = procfs.FRAMEWORK_MAPPED_BYTES
 HEADER_OF_AN_ELF = bytes.fromhex("7f454c4602010100000000000000000003003e0001000000") + b"\xff" * 40
 
 

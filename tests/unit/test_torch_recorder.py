@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +13,9 @@ from hangwatch.model.flight_records import LATEST_UNIX_NS, RankRecords
 from hangwatch.probes.process.memory_image import UnreadableError
 from hangwatch.probes.torch_recorder import decode, layouts, libraries, rows, search
 from hangwatch.probes.torch_recorder.layouts import Layout
+from hangwatch.probes.torch_recorder.registry import MOST_BACKENDS, read_registry
 from tests import fuzz_recorder, torch_layouts
-from tests.recorder_memory import CREATED_UNIX_NS, FLOAT, Group, Memory, Operation, recorder
+from tests.recorder_memory import CREATED_UNIX_NS, FLOAT, Group, Memory, Operation, recorder, registry
 
 ALL = layouts.candidates("")
 NEWEST = ALL[-1]
@@ -250,6 +252,60 @@ def test_a_recorder_is_found_by_its_shape() -> None:
     memory.put(data + 8, "Q", address + 16)
     ranges = [(data, data + 4096)]
     assert search.search(memory.read, ranges, [memory.range], [NEWEST]) == [(address, NEWEST)]
+
+
+def test_registry_gives_the_recorder_of_each_backend() -> None:
+    memory = Memory()
+    recorders = {"nccl2": recorder(memory, NEWEST, reduces(3)), "a_backend_with_a_long_name": memory.new(64)}
+    assert read_registry(memory.read, registry(memory, recorders)) == recorders
+    assert read_registry(memory.read, registry(memory, {})) == {}
+    assert read_registry(memory.read, memory.new(56)) == {}, "before its first use"
+
+
+def test_hook_recorder_completes_by_retirement_and_has_members() -> None:
+    memory = Memory()
+    operations = [Operation(name="nccl2:all_reduce", is_retired=True), Operation(name="nccl2:all_reduce", op=2)]
+    found = read(memory, recorder(memory, NEWEST, operations), library="nccl2")
+    assert [record.state for record in found.records] == ["completed", "open"]
+    assert [group.ranks for group in found.members] == [((0, 3),)]
+
+
+@pytest.mark.parametrize(
+    ("offset", "code", "value"),
+    [
+        (24, "Q", 10**9),
+        (24, "Q", 1),
+        (24, "Q", MOST_BACKENDS),
+        (16, "Q", 0),
+        (16, "Q", 8),
+        (0, "QQ", 0),
+        (8, "Q", 0),
+    ],
+    ids=["a billion", "fewer", "more", "no first node", "a wild pointer", "no table", "no buckets"],
+)
+def test_hostile_registry_is_a_fault(offset: int, code: str, value: int) -> None:
+    memory = Memory()
+    address = registry(memory, {"nccl2": memory.new(64), "xccl": memory.new(64)})
+    memory.put(address + offset, code, *[value] * len(code))
+    with pytest.raises(UnreadableError) as why:
+        read_registry(memory.read, address)
+    assert why.value.reason in ("UnknownLayout", "TooLarge")
+
+
+def test_mutated_registry_gives_recorders_or_a_fault() -> None:
+    chance, seen = random.Random(47), set[str]()
+    for _ in range(3000):
+        memory = Memory()
+        address = registry(memory, {"nccl2": memory.new(64), "xccl": memory.new(64), "ucc": memory.new(64)})
+        first, end = memory.range
+        place = first + 8 * chance.randrange((end - first) // 8)
+        memory.put(place, "Q", chance.choice((0, 1, 8, first, address, place, 1 << 40, (1 << 64) - 1)))
+        try:
+            assert len(read_registry(memory.read, address)) <= MOST_BACKENDS
+            seen.add("recorders")
+        except UnreadableError as error:
+            seen.add(error.reason)
+    assert {"recorders", "UnknownLayout"} <= seen <= {"recorders", "UnknownLayout", "TooLarge"}
 
 
 MAPS = b"""\

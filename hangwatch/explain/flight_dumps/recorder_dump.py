@@ -12,7 +12,7 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,6 +21,7 @@ from hangwatch.explain.flight_dumps.safe_pickle import MOST_BYTES, load_plain_va
 from hangwatch.formats import decoding, pyspy_json
 from hangwatch.model import MOST_RANKS, Frame, spans
 from hangwatch.model.flight_records import (
+    BACKEND_NAME,
     EARLIEST_UNIX_NS,
     LATEST_UNIX_NS,
     FlightRecord,
@@ -41,12 +42,13 @@ _MOST_NAME = 128
 _MOST_SIZES = 8
 _MOST_FRAMES = 256
 _MOST_SEQUENCE = 1 << 53
+_MOST_BACKENDS = 16
 
 _KEY = re.compile(rb"comm_lib_version|nccl_version|nccl_comm_state|pg_config|pg_status|collective_seq_id")
 _OPENS = re.compile(rb"^\s*\{\s*\"")
 _PICKLED = re.compile(rb"^\x80[\x02-\x05]")
 _VERSION = re.compile(r"^2\.\d{1,4}$")
-_PEERS = re.compile(r"^[a-z]+:(?:send|recv) (\d{1,7})(?:->|<-)\d{1,7}$")
+_PEERS = re.compile(r"^[a-z0-9_.-]+:(?:send|recv) (\d{1,7})(?:->|<-)\d{1,7}$")
 _RANKS = re.compile(r"^\[?[\d, ]*\]?$", re.ASCII)
 _DEFAULT_GROUP = "0", "default_pg"  # torch/distributed/distributed_c10d.py
 
@@ -105,6 +107,8 @@ def parse(content: bytes, written_unix_seconds: float) -> FlightDump:
     for row in rows:
         record, library, latest = _parse_record(row)
         by_library[library].append(record)
+        if len(by_library) > _MOST_BACKENDS:
+            raise ValueError(f"has operations of more than {_MOST_BACKENDS} backends")
         newest = max(newest, latest)
     statuses = tuple(_read_statuses(values.get("pg_status", {})))
     members = tuple(_read_members(values.get("pg_config", {})))
@@ -222,7 +226,7 @@ def _parse_record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int
         op_id=_read_integer(row.get("op_id"), "op_id"),
         is_p2p=_flag(is_p2p, "is_p2p"),
         operation=operation,
-        state="completed" if (is_retired if library == "gloo" else state == "completed") else "open",
+        state="completed" if (state == "completed" if library == "nccl" else is_retired) else "open",
         is_started=state != "scheduled",
         is_retired=is_retired,
         created_unix_ns=created,
@@ -239,11 +243,10 @@ def _parse_record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int
 
 
 def _library(operation: str) -> Library:
-    prefix: Literal["gloo", "nccl"]
-    for prefix in ("gloo", "nccl"):
-        if operation.startswith(f"{prefix}:"):
-            return prefix
-    raise ValueError(f"has an operation of a library other than gloo and NCCL: {words.elided(operation, 32)}")
+    backend, colon, _ = operation.partition(":")
+    if not colon or not re.fullmatch(BACKEND_NAME, backend):
+        raise ValueError(f"has an operation without its backend, as in nccl:all_reduce: {words.elided(operation, 32)}")
+    return backend
 
 
 def _read_sizes(value: object) -> tuple[tuple[int, ...], ...]:
@@ -328,9 +331,9 @@ class _DumpParts(NamedTuple):
             raise ValueError("has entries that are not in the order in which they were recorded")
         return RankRecords(
             library=library,
-            records=mark_batch_parts(records) if library == "nccl" else tuple(records),
+            records=mark_batch_parts(records),
             groups=self.statuses,
-            members=self.members if library == "nccl" else (),
+            members=self.members if library != "gloo" else (),
             next_id=ids[-1] + 1 if ids else 0,
             oldest_id=_find_complete_start(records, self.statuses),
             is_wrapped=_has_lost(records, self.statuses),

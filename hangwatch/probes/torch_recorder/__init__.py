@@ -1,9 +1,9 @@
 """Read PyTorch's flight recorder from the memory of a running process.
 
-Nothing is set in the job, and nothing is paused. A static pointer in libtorch leads to the recorder. It is found by a
-symbol of the library (`symbols`), or by the shape of the object (`search`). The offsets of the fields come from a table
-by version (`layouts`). They are accepted only if all values are plausible (`decode`). Reading requires the right of
-ptrace(2). It works on a rank in any state.
+Nothing is set in the job, and nothing is paused. A static pointer in libtorch leads to the recorder. From 2.15 on a
+registry leads to those of further backends (`registry`). Both are found by symbols of the library (`symbols`), or the
+recorder by its shape (`search`). The offsets of the fields come from a table by version (`layouts`). They are accepted
+only if all values are plausible (`decode`). Reading requires the right of ptrace(2). It works on a rank in any state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hangwatch.model import Fault, ProcessId
 from hangwatch.model.flight_records import Library, RankRecords
 from hangwatch.probes.process import process_memory, procfs
 from hangwatch.probes.process.memory_image import Read, UnreadableError, require
-from hangwatch.probes.torch_recorder import decode, layouts, libraries, search, symbols
+from hangwatch.probes.torch_recorder import decode, layouts, libraries, registry, search, symbols
 from hangwatch.probes.torch_recorder.layouts import Layout
 from hangwatch.probes.torch_recorder.libraries import Mapped, Mappings
 
@@ -93,7 +93,7 @@ class Recorders:
         contents: list[RankRecords | Fault] = []
         for library in mappings.libraries:
             try:
-                contents.append(self._read_library(library, mappings, process, share, newest))
+                contents += self._read_library(library, mappings, process, share, newest)
             except UnreadableError as error:
                 contents.append(_fault(f"{subject} {library.library}", error))
         if not procfs.is_alive(process, self._proc_root):
@@ -117,20 +117,26 @@ class Recorders:
 
     def _read_library(
         self, library: Mapped, mappings: Mappings, process: ProcessId, share: str, newest: int | None
-    ) -> RankRecords:
+    ) -> list[RankRecords | Fault]:
+        """Return the content of the recorders of one library. Raises UnreadableError if it has none."""
         (page,) = self._reader(process, "mem")([(library.start, symbols.PAGE_BYTES)])
         from_symbols = symbols.SHARED.look_up(library, page, process, share, self._proc_root)
         read = self._reader(process, "mem")  # a new deadline: the child's time does not count
         candidates = layouts.candidates(from_symbols.version)
         if from_symbols.pointer is not None:
-            (raw,) = read([(library.start + from_symbols.pointer, 8)])
-            require(len(raw) == 8, "its pointer leads to unmapped memory")
-            address = int.from_bytes(raw, "little")
-            if not address:
-                return _unused(library, candidates, from_symbols.version)
-            place, records = _decode_only_recorder([(address, layout) for layout in candidates], read, library, newest)
-            self._keep(self._places, process, self.places(process) | {library.library: place})
-            return replace(records, torch_version=from_symbols.version)
+            contents: list[RankRecords | Fault] = []
+            for name, address in _addresses(read, library, from_symbols).items():
+                try:
+                    if not address:
+                        contents.append(_unused(name, candidates, from_symbols.version))
+                        continue
+                    places = [(address, layout) for layout in candidates]
+                    place, records = _decode_only_recorder(places, read, name, newest)
+                    self._keep(self._places, process, self.places(process) | {name: place})
+                    contents.append(replace(records, torch_version=from_symbols.version))
+                except UnreadableError as error:
+                    contents.append(_fault(f"pid {process.pid} {name}", error))
+            return contents
         key = process, library.start
         with self._lock:
             earlier_place = self._places_by_shape.pop(key, None)
@@ -139,10 +145,10 @@ class Recorders:
             raise UnreadableError(
                 "NoRecorder", f"no object in {library.path} has the shape of an active flight recorder"
             )
-        place, records = _decode_only_recorder(places, read, library, newest)
+        place, records = _decode_only_recorder(places, read, library.library, newest)
         self._keep(self._places_by_shape, key, place)
         self._keep(self._places, process, self.places(process) | {library.library: place})
-        return replace(records, torch_version=from_symbols.version, found_by="shape")
+        return [replace(records, torch_version=from_symbols.version, found_by="shape")]
 
     def _keep(self, cache: dict[_Key, _Known], key: _Key, value: _Known) -> None:
         with self._lock:
@@ -154,16 +160,24 @@ class Recorders:
         return process_memory.reader(self._proc_root / str(process.pid) / name, MOST_SECONDS)
 
 
+def _addresses(read: Read, library: Mapped, from_symbols: symbols.Symbols) -> dict[Library, int]:
+    """Return the address of the recorder of each backend; 0 if it was never used. Raises UnreadableError."""
+    (raw,) = read([(library.start + (from_symbols.pointer or 0), 8)])
+    require(len(raw) == 8, "its pointer leads to unmapped memory")
+    own = {library.library: int.from_bytes(raw, "little")}
+    if from_symbols.registry is None:
+        return own
+    return registry.read_registry(read, library.start + from_symbols.registry) | own
+
+
 def _decode_only_recorder(
-    places: Sequence[tuple[int, Layout]], read: Read, library: Mapped, newest: int | None
+    places: Sequence[tuple[int, Layout]], read: Read, library: Library, newest: int | None
 ) -> tuple[tuple[int, Layout], RankRecords]:
     """Return the only place that decodes as a recorder. Raises UnreadableError if none or several do."""
     errors, fitting = [], []
     for address, layout in places:
         try:
-            fitting.append(
-                ((address, layout), decode.read(read, address, layout, library.library, time.time, newest=newest))
-            )
+            fitting.append(((address, layout), decode.read(read, address, layout, library, time.time, newest=newest)))
         except UnreadableError as error:
             errors.append(error)
     if not fitting:
@@ -173,9 +187,9 @@ def _decode_only_recorder(
     return fitting[0]
 
 
-def _unused(library: Mapped, candidates: Sequence[Layout], version: str) -> RankRecords:
+def _unused(library: Library, candidates: Sequence[Layout], version: str) -> RankRecords:
     return RankRecords(
-        library=library.library,
+        library=library,
         records=(),
         next_id=0,
         oldest_id=0,

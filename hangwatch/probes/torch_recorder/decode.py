@@ -146,13 +146,13 @@ def _select(marks: Sequence[_Mark], library: Library, newest: int | None) -> Ite
     """Return the indexes of the records to read completely.
 
     Without `newest` these are all records. Otherwise they are the oldest one, the open ones, and the newest of each
-    group. For an open record of NCCL, all records with its number are included: one of them may close its batch.
+    group. For an open record, all records with its number are included: one of them may close its batch.
     """
     if newest is None:
         return range(len(marks))
     is_nccl = library == "nccl"
     selected = {index for index, mark in enumerate(marks) if not (mark.is_completed if is_nccl else mark.is_retired)}
-    batches = {marks[index].batch for index in selected} if is_nccl else set()
+    batches = {marks[index].batch for index in selected}
     counts = Counter[int]()
     for index in range(len(marks) - 1, -1, -1):
         mark = marks[index]
@@ -213,9 +213,9 @@ def _read_once(
     require(known_groups.issuperset(mark.group for mark in marks), "a record belongs to an unknown group")
     return RankRecords(
         library=library,
-        records=mark_batch_parts(records) if library == "nccl" else tuple(records),
+        records=mark_batch_parts(records),
         groups=statuses,
-        members=_members(image, address, raw, layout) if library == "nccl" else (),
+        members=_members(image, address, raw, layout) if library != "gloo" else (),
         next_id=before.next_id,
         oldest_id=first_id,
         is_wrapped=first_id > 0,

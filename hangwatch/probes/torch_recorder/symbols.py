@@ -1,4 +1,4 @@
-"""Find the static pointer of a flight recorder by the symbols of its library. A child reads each library file once.
+"""Find the static variables of flight recorders by the symbols of a library. A child reads each library file once.
 
 The file belongs to the job, and may be on a file system that never responds. Then the child is abandoned, and that
 library is searched by shape. Results are cached by device and inode, as in /proc/PID/maps, and by the first page as
@@ -35,12 +35,13 @@ _FARTHEST = 1 << 40
 class Symbols(NamedTuple):
     """The symbols of a library file.
 
-    `pointer` is the offset of the static pointer from the library's first mapping; None if unknown. `version` is the
-    torch version; empty if unknown.
+    `pointer` is the offset of the pointer to the recorder from the library's first mapping; None if unknown. `registry`
+    is that of the recorders of other backends. `version` is the torch version; empty if unknown.
     """
 
     pointer: int | None = None
     version: str = ""
+    registry: int | None = None
 
 
 class _Key(NamedTuple):
@@ -107,10 +108,10 @@ def _symbols(raw: bytes, page: str) -> Symbols:
     if not 0 < len(raw) <= MOST_ANSWER_BYTES:
         return Symbols()
     answer = json.loads(raw)
-    pointer = answer["pointer"]
-    if answer["page"] != page or (pointer is not None and not 0 < pointer < _FARTHEST):
+    offsets = answer["pointer"], answer["registry"]
+    if answer["page"] != page or any(offset is not None and not 0 < offset < _FARTHEST for offset in offsets):
         return Symbols()
-    return Symbols(pointer, answer["version"])
+    return Symbols(offsets[0], answer["version"], offsets[1])
 
 
 SHARED = SymbolTables()

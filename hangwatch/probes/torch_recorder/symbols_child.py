@@ -1,9 +1,9 @@
-"""Find the flight recorder's static pointer in a library that a job has mapped. A script.
+"""Find the static variables of the flight recorders in a library that a job has mapped. A script.
 
 Started as `python -I symbols_child.py JSON`; JSON is [path of /proc/PID/root, path of the library, device, inode,
-offset of its first mapping, library]. It prints JSON: the offset of the pointer from that mapping (null if no symbol
-matches), the torch version, and the checksum of the first page. The file belongs to the job. It may block, be truncated
-while it is read, or not be a library. Then only this process ends.
+offset of its first mapping, library]. It prints JSON: the offsets from that mapping of the pointer to the recorder and
+of the registry (null if no symbol matches), the torch version, and the checksum of the first page. The file belongs to
+the job. It may block, be truncated while it is read, or not be a library. Then only this process ends.
 """
 
 import hashlib
@@ -22,8 +22,13 @@ PAGE = 4096
 MOST_TABLE_BYTES = 1 << 30
 MOST_VERSION_BYTES = 1 << 16
 MOST_SECONDS = 20
-# FlightRecorder<Event>::get(), FlightRecorder::get() up to 2.7, and NCCLTraceBuffer::get() of 2.5.
-NAME = re.compile(rb"\0(_ZZN4c10d(?:14FlightRecorder(?:I[^\0]{1,200}E)?|15NCCLTraceBuffer)3getEvE8instance)(?=\0)")
+# FlightRecorder<Event>::get(), FlightRecorder::get() up to 2.7, and NCCLTraceBuffer::get() of 2.5; from 2.15 on also
+# getFlightRecorder(backend).
+NAME = re.compile(
+    rb"\0(_ZZN4c10d(?:(?:14FlightRecorder(?:I[^\0]{1,200}E)?|15NCCLTraceBuffer)3getEvE8instance"
+    rb"|17getFlightRecorderE[^\0]{1,200}E8registry))(?=\0)"
+)
+OF_REGISTRY = b"E8registry"
 OF_GLOO = b"IN3c105EventEE"
 SYMBOL = struct.Struct("<IBBHQQ")
 
@@ -56,38 +61,47 @@ def map_part(file: int, offset: int, size: int) -> tuple[mmap.mmap, int]:
     return mmap.mmap(file, lead_bytes + size, prot=mmap.PROT_READ, offset=offset - lead_bytes), lead_bytes
 
 
-def symbol_values(file: int, symbols: tuple[int, int], strings: tuple[int, int], library: str) -> list[int]:
-    """Return the values of the symbols for the static pointer. Both tables are given as (offset, size)."""
+def symbol_values(
+    file: int, symbols: tuple[int, int], strings: tuple[int, int], library: str
+) -> tuple[list[int], list[int]]:
+    """Return the values of the symbols of the pointer, and of the registry. Both tables are given as (offset, size)."""
     (names, names_at), (table, table_at) = map_part(file, *strings), map_part(file, *symbols)
-    values = []
+    pointers: list[int] = []
+    registries: list[int] = []
     for name in NAME.finditer(names, names_at):
-        if (OF_GLOO in name[1]) != (library == "gloo"):
+        is_registry = name[1].endswith(OF_REGISTRY)
+        if not is_registry and (OF_GLOO in name[1]) != (library == "gloo"):
             continue
         number = struct.pack("<I", name.start(1) - names_at)
         at = table.find(number, table_at)
         while at >= 0 and (at - table_at) % SYMBOL.size:
             at = table.find(number, at + 1)
         if at >= 0:
-            values.append(SYMBOL.unpack_from(table, at)[4])
-    return values
+            (registries if is_registry else pointers).append(SYMBOL.unpack_from(table, at)[4])
+    return pointers, registries
 
 
-def pointer(file: int, library: str, offset: int) -> int | None:
-    """Return the offset of the static pointer from the mapping of `offset`; None unless exactly one symbol matches."""
+def places(file: int, library: str, offset: int) -> tuple[int | None, int | None]:
+    """Return the offsets of the pointer and of the registry from the mapping of `offset`.
+
+    One is None unless exactly one symbol matches.
+    """
     with os.fdopen(os.dup(file), "rb") as stream:
         elf = ELFFile(stream)
         table = elf.get_section_by_name(".symtab") or elf.get_section_by_name(".dynsym")
         if table is None or elf.elfclass != 64 or not elf.little_endian:
-            return None
+            return None, None
         strings = elf.get_section(table["sh_link"])
-        values = symbol_values(
+        found = symbol_values(
             file, (table["sh_offset"], table["sh_size"]), (strings["sh_offset"], strings["sh_size"]), library
         )
         loads = [segment.header for segment in elf.iter_segments("PT_LOAD")]
     first_loads = [load for load in loads if load["p_offset"] & -PAGE == offset]
-    if len(values) != 1 or not first_loads:
-        return None
-    return int(values[0] - (first_loads[0]["p_vaddr"] - (first_loads[0]["p_offset"] - offset)))
+    if not first_loads:
+        return None, None
+    base = int(first_loads[0]["p_vaddr"] - (first_loads[0]["p_offset"] - offset))
+    pointer, registry = (values[0] - base if len(values) == 1 else None for values in found)
+    return pointer, registry
 
 
 def version(root: str, path: str) -> str:
@@ -109,10 +123,12 @@ def main() -> None:
     status = os.fstat(file)
     if f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}" != device or status.st_ino != inode:
         sys.exit("the file has been replaced by another")
+    pointer, registry = places(file, library, offset)
     answer = {
         "page": hashlib.sha256(os.pread(file, PAGE, offset)).hexdigest(),
         "version": version(root, path),
-        "pointer": pointer(file, library, offset),
+        "pointer": pointer,
+        "registry": registry,
     }
     print(json.dumps(answer), flush=True)  # noqa: T201 - this is the answer to the parent
 

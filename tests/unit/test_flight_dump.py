@@ -96,10 +96,19 @@ def test_a_pickle_and_the_same_as_json_are_read_alike(protocol: int) -> None:
     [
         ({"profiling_name": "gloo:all_reduce", "state": "scheduled", "retired": True}, False),
         ({"profiling_name": "gloo:all_reduce", "state": "scheduled", "retired": False}, True),
+        ({"profiling_name": "nccl2:all_reduce", "state": "scheduled", "retired": True}, False),
+        ({"profiling_name": "xccl:all_reduce", "state": "scheduled", "retired": False}, True),
         ({"state": "started", "retired": True}, True),
         ({"state": "completed", "retired": False}, False),
     ],
-    ids=["gloo retired it", "gloo has it open", "NCCL retired it at its time-out", "completed, not yet retired"],
+    ids=[
+        "gloo retired it",
+        "gloo has it open",
+        "nccl2 retired it",
+        "xccl has it open",
+        "NCCL retired it at its time-out",
+        "completed, not yet retired",
+    ],
 )
 def test_what_is_open_is_told_by_each_library_in_its_own_way(given: dict[str, object], counts: bool) -> None:
     assert bool(list(parse(dumped(entry(0, **given))).opened)) == counts
@@ -154,7 +163,8 @@ def test_a_send_tells_the_rank_by_its_place_in_the_group() -> None:
         {"entries": [entry(0, record_id=-1)]},
         {"entries": [entry(0, collective_seq_id="many")]},
         {"entries": [entry(0, time_created_ns=5)]},
-        {"entries": [entry(0, process_group=("0",) * 2, profiling_name="mpi:all_reduce")]},
+        {"entries": [entry(0, process_group=("0",) * 2, profiling_name="all_reduce")]},
+        {"entries": [entry(number, profiling_name=f"backend{number}:all_reduce") for number in range(17)]},
         {"entries": [entry(0, state="lost")]},
         {"entries": [entry(0, retired=1)]},
         {"entries": [entry(0, input_sizes=[["x"]])]},

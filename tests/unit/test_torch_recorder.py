@@ -12,8 +12,8 @@ import pytest
 from hangwatch.model.flight_records import LATEST_UNIX_NS, RankRecords
 from hangwatch.probes.process.memory_image import UnreadableError
 from hangwatch.probes.torch_recorder import decode, layouts, libraries, rows, search
+from hangwatch.probes.torch_recorder.backend_recorders import MOST_BACKENDS, read_registry
 from hangwatch.probes.torch_recorder.layouts import Layout
-from hangwatch.probes.torch_recorder.registry import MOST_BACKENDS, read_registry
 from tests import fuzz_recorder, torch_layouts
 from tests.recorder_memory import CREATED_UNIX_NS, FLOAT, Group, Memory, Operation, recorder, registry
 

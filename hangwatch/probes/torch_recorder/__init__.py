@@ -1,9 +1,10 @@
 """Read PyTorch's flight recorder from the memory of a running process.
 
 Nothing is set in the job, and nothing is paused. A static pointer in libtorch leads to the recorder. From 2.15 on a
-registry leads to those of further backends (`registry`). Both are found by symbols of the library (`symbols`), or the
-recorder by its shape (`search`). The offsets of the fields come from a table by version (`layouts`). They are accepted
-only if all values are plausible (`decode`). Reading requires the right of ptrace(2). It works on a rank in any state.
+registry leads to those of further backends (`backend_recorders`). Both are found by symbols of the library (`symbols`),
+or the recorder by its shape (`search`). The offsets of the fields come from a table by version (`layouts`). They are
+accepted only if all values are plausible (`decode`). Reading requires the right of ptrace(2). It works on a rank in any
+state.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from hangwatch.model import Fault, ProcessId
 from hangwatch.model.flight_records import Library, RankRecords
 from hangwatch.probes.process import process_memory, procfs
 from hangwatch.probes.process.memory_image import Read, UnreadableError, require
-from hangwatch.probes.torch_recorder import decode, layouts, libraries, registry, search, symbols
+from hangwatch.probes.torch_recorder import backend_recorders, decode, layouts, libraries, search, symbols
 from hangwatch.probes.torch_recorder.layouts import Layout
 from hangwatch.probes.torch_recorder.libraries import Mapped, Mappings
 
@@ -167,7 +168,7 @@ def _addresses(read: Read, library: Mapped, from_symbols: symbols.Symbols) -> di
     own = {library.library: int.from_bytes(raw, "little")}
     if from_symbols.registry is None:
         return own
-    return registry.read_registry(read, library.start + from_symbols.registry) | own
+    return backend_recorders.read_registry(read, library.start + from_symbols.registry) | own
 
 
 def _decode_only_recorder(

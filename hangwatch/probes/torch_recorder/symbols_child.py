@@ -92,7 +92,7 @@ def places(file: int, library: str, offset: int) -> tuple[int | None, int | None
         if table is None or elf.elfclass != 64 or not elf.little_endian:
             return None, None
         strings = elf.get_section(table["sh_link"])
-        found = symbol_values(
+        values = symbol_values(
             file, (table["sh_offset"], table["sh_size"]), (strings["sh_offset"], strings["sh_size"]), library
         )
         loads = [segment.header for segment in elf.iter_segments("PT_LOAD")]
@@ -100,7 +100,7 @@ def places(file: int, library: str, offset: int) -> tuple[int | None, int | None
     if not first_loads:
         return None, None
     base = int(first_loads[0]["p_vaddr"] - (first_loads[0]["p_offset"] - offset))
-    pointer, registry = (values[0] - base if len(values) == 1 else None for values in found)
+    pointer, registry = (of_kind[0] - base if len(of_kind) == 1 else None for of_kind in values)
     return pointer, registry
 
 

@@ -216,20 +216,6 @@ class Capture(Section, frozen=True):
     motion_io_bytes_per_second: Annotated[
         float, Meta(ge=0.0, description="a rank that reads and writes more than this between rounds progresses")
     ] = 65536.0
-    nccl_ras: Annotated[
-        bool, Meta(description="without a flight recorder, query NCCL's RAS port for operation counts (NCCL >= 2.29.2)")
-    ] = False
-    nccl_ras_answers: Annotated[
-        int, Meta(ge=2, le=10, description="number of queries; a count that changes between two queries is not used")
-    ] = 3
-    nccl_ras_pause_seconds: Annotated[float, Meta(ge=0.1, le=300.0, description="time between two queries")] = 10.0
-    nccl_ras_deadline_seconds: Annotated[
-        float, Meta(ge=1.0, le=600.0, description="time limit of all queries of one capture")
-    ] = 30.0
-    nccl_ras_min_age_seconds: Annotated[
-        float,
-        Meta(ge=0.0, le=86400.0, description="do not query ranks younger than this: NCCL may crash while it starts"),
-    ] = 900.0
 
     @property
     def usual_seconds(self) -> float:
@@ -389,14 +375,10 @@ class Settings(Section, frozen=True):
 
     @property
     def capture_seconds(self) -> float:
-        """Longest duration of a capture in seconds: every round takes until its deadline.
-
-        NCCL's RAS port is queried in parallel, after the first round.
-        """
+        """Longest duration of a capture in seconds: every round takes until its deadline."""
         capture = self.capture
         further_rounds_seconds = (capture.rounds - 1) * (capture.pause_seconds + capture.round_deadline_seconds)
-        nccl_ras_seconds = capture.nccl_ras_deadline_seconds if capture.nccl_ras else 0.0
-        return capture.round_deadline_seconds + max(nccl_ras_seconds, further_rounds_seconds)
+        return capture.round_deadline_seconds + further_rounds_seconds
 
     @property
     def dump_after_seconds(self) -> float:

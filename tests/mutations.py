@@ -90,7 +90,6 @@ TESTS = {
     "capture/launcher_wait.py": CAPTURE_TESTS,
     "capture/gpu_links.py": CAPTURE_TESTS,
     "capture/silent_mounts.py": CAPTURE_TESTS,
-    "capture/nccl_query.py": CAPTURE_TESTS,
     "capture/process_dump.py": CAPTURE_TESTS,
     "capture/rank_dumps.py": CAPTURE_TESTS,
     "capture/rounds.py": CAPTURE_TESTS,

@@ -49,7 +49,6 @@ class CaptureRequest(Value, frozen=True, gc=True):
       planned round with its dumps. If it returns true, a second round follows.
     * `mode`: the content of each dump, and whether it may pause its process.
     * `activities`: the table that finds the thread for which a main thread waits; None: only main threads count.
-    * `ask_nccl`: query NCCL during the later rounds if the first round read no flight recorder of NCCL.
     * `kept_stacks_bytes`: approximate limit in bytes of the stacks that are kept, see `stack_limits`.
     * `stop`: once it is set, the capture returns within a second with the dumps so far. `slots`: limits the number of
       simultaneous dumps in all captures that share it; None: no limit.
@@ -61,7 +60,6 @@ class CaptureRequest(Value, frozen=True, gc=True):
     needs_second_round: Callable[[Sequence[RankDump]], bool] | None = None
     mode: DumpMode = DumpMode()
     activities: Table | None = None
-    ask_nccl: bool = False
     kept_stacks_bytes: int = stack_limits.OF_OWNER_BYTES
     stop: threading.Event = field(default_factory=threading.Event)
     slots: threading.Semaphore | None = None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
 from msgspec.structs import replace
 
 from hangwatch import config, words
-from hangwatch.capture import launcher_wait, nccl_query, rank_dumps, silent_mounts, stack_limits
+from hangwatch.capture import launcher_wait, rank_dumps, silent_mounts, stack_limits
 from hangwatch.capture.connections import JobConnections
 from hangwatch.capture.gpu_links import LinkCounters
 from hangwatch.capture.process_dump import ProcessDumper
@@ -31,20 +31,11 @@ def capture(job: Job, request: CaptureRequest) -> Capture:
     """
     began, began_unix = time.monotonic(), time.time()
     rounds = _Rounds(job, request)
-    nccl_answer, by_ports = rounds.take_all()
+    by_ports = rounds.take_all()
     proc_root = request.paths.proc_root
     silent = silent_mounts.find_mounts(rounds.targets, rounds.taken, proc_root)
     waiting = launcher_wait.measure_wait(job, proc_root)
-    present = [
-        replace(
-            dump,
-            waiting=waiting,
-            ports=by_ports,
-            nccl_ras=nccl_answer.by_process.get(rank.id),
-            nccl_ras_fault=nccl_answer.fault,
-        )
-        for rank, dump in zip(rounds.ranks, rounds.rank_dumps(silent), strict=True)
-    ]
+    present = [replace(dump, waiting=waiting, ports=by_ports) for dump in rounds.rank_dumps(silent)]
     return Capture(
         job_id=job.job_id,
         job_key=job.key,
@@ -90,24 +81,17 @@ class _Rounds:
         self._sweeps: list[GpuSweep] = []
         self.taken: list[dict[ProcessId, ProcessDump]] = []
 
-    def take_all(self) -> tuple[nccl_query.NcclAnswer, PortTraffic | None]:
-        """Take all rounds. Return NCCL's answer, and the traffic of this node's ports (None: not counted)."""
+    def take_all(self) -> PortTraffic | None:
+        """Take all rounds. Return the traffic of this node's ports (None: not counted)."""
         request, settings = self._request, self._request.settings
-        nccl_answer: Future[nccl_query.NcclAnswer] | None = None
-        with ThreadPoolExecutor(1, thread_name_prefix="nccl-ras") as nccl_pool:
-            # A native dump needs 340 MB, so native dumps do not run in parallel.
-            parallel = 1 if request.mode.native else settings.parallel
-            with ThreadPoolExecutor(parallel, thread_name_prefix="dump") as pool:
-                while len(self.taken) < self._wanted:
-                    if self.taken and request.stop.wait(settings.pause_seconds):
-                        break
-                    self._take_round(pool)
-                    if self._is_nccl_due():
-                        nccl_answer = nccl_pool.submit(
-                            nccl_query.query_nccl, self._job, settings, request.stop, request.paths.proc_root
-                        )
-            by_ports = self._links.measure_ports()
-        return nccl_answer.result() if nccl_answer is not None else nccl_query.NcclAnswer({}, None), by_ports
+        # A native dump needs 340 MB, so native dumps do not run in parallel.
+        parallel = 1 if request.mode.native else settings.parallel
+        with ThreadPoolExecutor(parallel, thread_name_prefix="dump") as pool:
+            while len(self.taken) < self._wanted:
+                if self.taken and request.stop.wait(settings.pause_seconds):
+                    break
+                self._take_round(pool)
+        return self._links.measure_ports()
 
     def _take_round(self, pool: ThreadPoolExecutor) -> None:
         request = self._request
@@ -125,11 +109,6 @@ class _Rounds:
             self._wanted = 2
             if request.settings.counters:
                 self._links.begin()
-
-    def _is_nccl_due(self) -> bool:
-        """True after the first of several rounds, if it read no flight recorder of NCCL."""
-        is_first_of_several = len(self.taken) == 1 and self._wanted > 1
-        return is_first_of_several and self._request.ask_nccl and not nccl_query.is_recorded(self.taken[0].values())
 
     def rank_dumps(self, silent: Mapping[int, Mount]) -> list[RankDump]:
         """Return the dumps of the ranks so far.

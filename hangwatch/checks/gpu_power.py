@@ -86,8 +86,7 @@ def _lowered_limits(gpus: Sequence[GpuSample], settings: Settings) -> Iterable[C
 
 
 def _raise_limit(gpu: GpuSample, watts: float) -> str:
-    is_amd = gpu.uuid.startswith("AMD-")
-    return f"{'amd-smi set -g' if is_amd else 'nvidia-smi -i'} {gpu.index} {'-o' if is_amd else '-pl'} {watts:.0f}"
+    return f"nvidia-smi -i {gpu.index} -pl {watts:.0f}"
 
 
 def table(sample: Sample) -> Rows:
@@ -132,6 +131,6 @@ CHECK = Check(
     points=points,
     judge=judge,
     metrics=(LIMIT_RATIO,),
-    absent="this node has no NVIDIA or AMD GPU",
+    absent="this node has no NVIDIA GPU",
     table=table,
 )

@@ -21,7 +21,7 @@ from hangwatch.cli.node_options import nodes_options, parse_reach
 from hangwatch.cli.text_tables import print_checks
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.model import CheckResult
-from hangwatch.probes.gpu.node_sampler import make_sampler
+from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.network.ports import MOST_PORTS, Port, parse
 from hangwatch.probes.node import host
 from hangwatch.probes.node.machine import Clock, Node
@@ -131,7 +131,7 @@ def _run(
     *,
     with_facts: bool,
 ) -> tuple[list[CheckResult], Facts]:
-    gpus = make_sampler(sample_seconds=1.0, deadline_seconds=5.0)
+    gpus = NvmlSampler(sample_seconds=1.0, deadline_seconds=5.0)
     gpus.start()
     try:
         sweep = gpus.wait_for_sweep(FIRST_SWEEP_SECONDS)

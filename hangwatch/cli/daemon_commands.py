@@ -67,14 +67,14 @@ def run(config_path: Path | None) -> None:
 
     daemon_heap.share_heap()  # before the first thread starts
     from hangwatch.daemon import Daemon
-    from hangwatch.probes.gpu.node_sampler import make_sampler
+    from hangwatch.probes.gpu.sampler import NvmlSampler
     from hangwatch.probes.node.sdnotify import Notifier
     from hangwatch.web import http_server
 
     settings, source, check_settings = _proven(config_path)
     _log_to_stderr(settings.log.level)
     faulthandler.enable()  # systemd's watchdog sends SIGABRT: write the daemon's stacks to the journal
-    gpus = make_sampler(sample_seconds=settings.gpu.sample_seconds, deadline_seconds=settings.gpu.deadline_seconds)
+    gpus = NvmlSampler(sample_seconds=settings.gpu.sample_seconds, deadline_seconds=settings.gpu.deadline_seconds)
     notifier = Notifier.from_environ(os.environ)
     daemon = Daemon(settings, gpus, notifier=notifier, check_settings=check_settings)
     # The kernel may deliver a signal to another thread. That does not wake this thread, which runs the handler.

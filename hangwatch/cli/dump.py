@@ -37,7 +37,7 @@ from hangwatch.errors import TemporaryError, UserError
 from hangwatch.jobs import likely_ranks
 from hangwatch.model import Incident, Job, JobState, RankDump, Verdict
 from hangwatch.probes.gpu import query
-from hangwatch.probes.gpu.node_sampler import NodeSampler
+from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.node import host
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.probes.process.pyspy import DumpMode
@@ -218,7 +218,7 @@ def dump_request(
 class _LocalDump:
     """One dump of this node. `refused` has the error of each job that the daemon could not dump."""
 
-    def __init__(self, options: DumpOptions, settings: config.Settings, gpus: NodeSampler) -> None:
+    def __init__(self, options: DumpOptions, settings: config.Settings, gpus: NvmlSampler) -> None:
         self._options, self._settings, self._gpus = options, settings, gpus
         self._node, self._activities = host.node_name(), activity.load(settings.activities.rules)
         self._sweep = gpus.wait_for_sweep(GPU_SECONDS)
@@ -263,7 +263,6 @@ class _LocalDump:
             request,
             needs_second_round=request.needs_second_round and is_second_round_needed,
             mode=DumpMode(native=options.native, include_locals=options.include_locals),
-            ask_nccl=not options.grouped,  # a dump of many nodes must not wait for NCCL
             gpus=GpuSources(read_sweep=lambda: self._sweep, read_traffic=partial(query.traffic, self._gpus)),
         )
 

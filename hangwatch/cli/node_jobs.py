@@ -17,7 +17,7 @@ from hangwatch.jobs import discovery, likely_ranks
 from hangwatch.model import Fault, GpuSweep, Job, Rank, RankId
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes import torch_recorder
-from hangwatch.probes.gpu.node_sampler import NodeSampler, make_sampler
+from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.node import host
 from hangwatch.probes.process import procfs
 from hangwatch.tables.launchers import TABLE
@@ -114,9 +114,9 @@ def gpus_by_pid(sweep: GpuSweep | None) -> dict[int, list[int]]:
 
 
 @contextmanager
-def running_sampler(settings: config.Settings) -> Iterator[NodeSampler]:
+def running_sampler(settings: config.Settings) -> Iterator[NvmlSampler]:
     """Sample the GPUs of this node until the block ends."""
-    gpus = make_sampler(sample_seconds=1.0, deadline_seconds=settings.gpu.deadline_seconds)
+    gpus = NvmlSampler(sample_seconds=1.0, deadline_seconds=settings.gpu.deadline_seconds)
     gpus.start()
     try:
         yield gpus

@@ -141,7 +141,7 @@ class CaptureRunner:
         If `rounds` is None, one round is taken, and a second one if the first may mislead.
         """
         with self._common.board.running("capture", self._common.clock()):
-            return self.capture_job(job, rounds=rounds or 1, may_add_round=rounds is None, ask_nccl=False)
+            return self.capture_job(job, rounds=rounds or 1, may_add_round=rounds is None)
 
     def capture_job(
         self,
@@ -151,7 +151,6 @@ class CaptureRunner:
         may_pause: bool = True,
         rounds: int | None = None,
         may_add_round: bool = False,
-        ask_nccl: bool = True,
     ) -> Diagnosis | None:
         """Capture and judge one job. Return None if the daemon was asked to stop during the capture.
 
@@ -166,7 +165,6 @@ class CaptureRunner:
             rounds=rounds,
             needs_second_round=partial(second_round.is_needed, table=common.activities) if may_add_round else None,
             mode=DumpMode(may_pause=may_pause),
-            ask_nccl=may_pause and ask_nccl,
             kept_stacks_bytes=self._capture_bytes(job),
             stop=common.stop,
             slots=self._slots,

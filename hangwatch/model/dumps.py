@@ -274,8 +274,7 @@ class RankDump(Value, frozen=True):
 
     `kernel_call`, `last_lines` and `details` are read only for ranks that the first verdict names or checks first. So
     is `worker_call`, if the rank waits for a worker. `kernel_lines` are the lines since the job began. `nccl_ras` is
-    None if NCCL was not queried or did not respond. `nccl_ras_fault` is the reason, None if unknown. `died` is as in
-    `EndedProcess`, `most_peers` as in `Rank`.
+    None if nothing has read the answer of NCCL's RAS. `died` is as in `EndedProcess`, `most_peers` as in `Rank`.
     """
 
     id: RankId
@@ -299,7 +298,6 @@ class RankDump(Value, frozen=True):
     last_lines: tuple[LastLines, ...] = ()
     details: ProcessDetails | None = None
     nccl_ras: NcclRas | None = None
-    nccl_ras_fault: Fault | None = None
     died: Died | None = None
     most_peers: int = 0
 

@@ -145,13 +145,12 @@ class RecorderFacts(Value, frozen=True):
 
     `libraries` has one entry for each library with a readable recorder. An entry combines the first and the last round
     that read the recorder. `faults` are the reasons why a recorder was not read in two rounds. `nccl_ras` is None if
-    NCCL was not queried or did not respond. `nccl_ras_fault` is the reason, None if unknown.
+    nothing has read the answer of NCCL's RAS.
     """
 
     libraries: tuple[RecorderState, ...] = ()
     faults: tuple[Fault, ...] = ()
     nccl_ras: NcclRas | None = None
-    nccl_ras_fault: Fault | None = None
 
 
 class Member(Value, frozen=True):

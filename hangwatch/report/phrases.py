@@ -100,16 +100,14 @@ def notes(grouping: Grouping) -> tuple[str, ...]:
 
 
 def _explain_unread(members: Sequence[Member]) -> Iterator[str]:
-    """Yield the reasons why flight recorders or NCCL's counts could not be read."""
+    """Yield the reasons why flight recorders could not be read."""
     recorders = (
         (member.id, fault)
         for member in members
         for fault in member.recorder.faults
         if fault.reason not in _NO_RECORDER_EXPECTED
     )
-    counts = ((member.id, fault) for member in members if (fault := member.recorder.nccl_ras_fault) is not None)
     yield from explain_faults("sequence numbers", recorders)
-    yield from explain_faults("NCCL operation counts", counts)
 
 
 def explain_faults(kind: str, faults: Iterable[tuple[RankId, Fault]]) -> Iterator[str]:

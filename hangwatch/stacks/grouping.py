@@ -328,7 +328,6 @@ def _merge_recorders(rank: RankDump) -> RecorderFacts:
         libraries=found,
         faults=rank_records.faults([dump.recorder_faults for dump in rank.rounds], found),
         nccl_ras=rank.nccl_ras,
-        nccl_ras_fault=rank.nccl_ras_fault,
     )
 
 

@@ -18,7 +18,7 @@ DetailsT = TypeVar("DetailsT", bound=Value)
 
 
 class GpuSource(Protocol):
-    """A source of GPU readings: the NVIDIA driver, the amdgpu driver, or the demo's simulated GPUs."""
+    """A source of GPU readings: the NVIDIA driver, or the demo's simulated GPUs."""
 
     def start(self) -> None:
         """Start sampling. Return at once."""

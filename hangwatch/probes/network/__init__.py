@@ -1,1 +1,1 @@
-"""Networks of this node: interfaces, ports, sockets, InfiniBand, time servers, and NCCL's RAS."""
+"""Networks of this node: interfaces, ports, sockets, InfiniBand and time servers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,25 +16,39 @@ MOST_FILES = 200_000
 MOST_FOLDERS_DEEP = 64
 
 
+_REASONS = {errno.ENXIO: "it is a pipe without a reader", errno.ELOOP: "it is a link: give the file itself"}
+
+
 def write_text(path: Path, content: str) -> None:
-    """Write a text file. `path` may also be a pipe with a reader. Raises InputError."""
+    """Write a text file that only this user can read. Stacks are in it. Raises InputError.
+
+    `path` may also be a pipe with a reader. A link is not followed, except in /dev (/dev/stdout).
+    """
     if path == Path("-"):
         raise InputError(f"-: give a file name for the page, or {Path('/dev/stdout')}")
+    no_link = 0 if path.is_relative_to("/dev") else os.O_NOFOLLOW
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NONBLOCK
-        descriptor = os.open(path, flags, 0o666)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | no_link, 0o600)
         os.set_blocking(descriptor, True)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            found = os.fstat(descriptor)
+            if no_link and stat.S_ISREG(found.st_mode):
+                if found.st_uid != os.geteuid():
+                    raise InputError(f"{path}: belongs to another user: give a new file")
+                os.fchmod(descriptor, 0o600)
+                os.ftruncate(descriptor, 0)
             file.write(content)
     except OSError as error:
-        reason = "it is a pipe without a reader" if error.errno == errno.ENXIO else error.strerror
-        raise InputError(f"{path}: cannot be written: {reason}") from None
+        raise InputError(f"{path}: cannot be written: {_REASONS.get(error.errno or 0, error.strerror)}") from None
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """Write a new file, whole or not at all. A link is not followed. Raises InputError, also if the file exists."""
+    """Write a new file that only this user can read, whole or not at all. A link is not followed.
+
+    Raises InputError, also if the file exists.
+    """
     try:
-        file = path.open("xb")
+        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
     except FileExistsError:
         raise InputError(f"{path}: exists: give a new file") from None
     except OSError as error:

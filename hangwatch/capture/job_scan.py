@@ -18,6 +18,7 @@ from hangwatch.model import FoundJobs, GpuSweep, NotMonitored, Process, ProcessI
 from hangwatch.probes.network import sockets
 from hangwatch.probes.process import crash_artifacts, procfs
 from hangwatch.probes.process.process_scan import ProcessScan
+from hangwatch.probes.process.user_names import UserNames
 
 ENDPOINTS_PER_SCAN = 64
 _DEFAULT_LIMITS = config.Jobs()
@@ -38,6 +39,7 @@ class JobScan:
         self._scans = 0
         self._seen = SeenConnections(proc_root)
         self._libraries = JobLibraries(proc_root)
+        self._user_names = UserNames(proc_root)
         self._store_clients, self._store_addresses = StoreClients(proc_root), StoreAddresses(proc_root)
         self.last_seen = crash_artifacts.RankSnapshots(proc_root, limits.max_ranks_per_owner)
 
@@ -63,7 +65,8 @@ class JobScan:
             hosts=self._store_clients.find_hosts(processes, self._limits.scan_budget_seconds / 4),
         )
         jobs = self._seen.add_counts(found_jobs.jobs, self._limits.scan_budget_seconds)
-        found_jobs = replace(found_jobs, jobs=self._libraries.add_to(jobs, self._limits.scan_budget_seconds / 4))
+        jobs = self._user_names.add_to(self._libraries.add_to(jobs, self._limits.scan_budget_seconds / 4))
+        found_jobs = replace(found_jobs, jobs=jobs)
         shares = {rank.id: job.share for job in found_jobs.jobs for rank in job.ranks}
         self.last_seen.note((process, shares[process.id]) for process in processes if process.id in shares)
         unread = [NotMonitored(owner=owner, processes=count) for owner, count in self.processes.unread.items()]

@@ -110,7 +110,7 @@ def _job(name: _Name, membership: Membership, tree: Tree, samples: Sequence[GpuS
         local_world_size=local_world_size,
         absent_local_ranks=spans(gaps(present, local_world_size or 0)),
         command=program,
-        user=first.user or (None if first.uid is None else f"uid {first.uid}"),
+        user=None if first.uid is None or owners.pod_of(first) else f"uid {first.uid}",
         environ=first.environ,
         job_key=name.job_key,
         owner=membership.owner.name,

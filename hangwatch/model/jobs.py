@@ -34,7 +34,6 @@ class Process(Value, frozen=True):
     environ: dict[str, str] = msgspec.field(default_factory=dict)
     uid: int | None = None
     is_setuid: bool = False
-    user: str | None = None
     cgroups: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
     libraries: tuple[str, ...] = ()
@@ -178,7 +177,8 @@ class Job(Value, frozen=True):
     operator (Slurm's job name, the PyTorchJob). `program` is the script that its ranks run. Both are bounded, of plain
     characters, and used only as words in messages.
 
-    Owner: the kernel reports `owner`; `user` is the name in the environment. `uid` is the user id of all ranks on this
+    Owner: the kernel reports `owner`; `user` is the name of the user id by the host's name service, `uid N` until that
+    answers, None in a pod. `uid` is the user id of all ranks on this
     node. It is None if they differ, if a rank is a setuid program, or in a pod, where user ids are not those of the
     node. `share` is the key of the per-user limits: the owner, and the pod or container if the owner alone is too
     coarse.

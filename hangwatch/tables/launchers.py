@@ -102,7 +102,6 @@ class Table(Value, frozen=True, forbid_unknown_fields=True):
     names: tuple[NameVariable, ...] = msgspec.field(name="name")
     engines: tuple[Engine, ...] = msgspec.field(name="engine")
     rendezvous: Rendezvous
-    users: tuple[str, ...]
     python_comms: tuple[str, ...]
     worker_titles: tuple[str, ...]
     idle_titles: tuple[str, ...]
@@ -116,7 +115,7 @@ TABLE = tables.load("hangwatch.tables", "launchers.toml", Table)
 
 
 def _variables(table: Table) -> frozenset[str]:
-    names = {*table.users, *table.also_read, table.rendezvous.address, table.rendezvous.port}
+    names = {*table.also_read, table.rendezvous.address, table.rendezvous.port}
     names |= {row.variable for row in table.names}
     for scheduler in table.schedulers:
         names |= {scheduler.job_id, scheduler.step, *scheduler.gpus}

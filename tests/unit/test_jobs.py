@@ -75,7 +75,7 @@ def test_torchrun(tmp_path: Path) -> None:
     assert slots(job) == [(2, 0, 1010), (3, 1, 1011)]
     assert (job.world_size, job.local_world_size, job.absent_local_ranks) == (4, 2, ())
     assert job.gpu_uuids == ("GPU-a4", "GPU-a5")
-    assert (job.command, job.user) == ("train.py", "ada")
+    assert job.command == "train.py"
 
 
 def test_children_of_a_rank_are_its_workers_loaders_first_and_trackers_never(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_deepspeed_and_a_service_that_outlived_its_rank(tmp_path: Path) -> None:
 
 def test_slurm_steps_are_jobs_and_a_batch_script_and_a_notebook_are_not(tmp_path: Path) -> None:
     step, elastic = jobs_in("slurm", tmp_path, EIGHT)
-    assert (step.job_id, step.launcher, step.user) == ("1", "srun", "ada")
+    assert (step.job_id, step.launcher) == ("1", "srun")
     assert slots(step) == [(0, 0, 6086), (1, 1, 6087)]
     assert (step.world_size, step.local_world_size, step.absent_local_ranks) == (2, 2, ())
     assert (elastic.job_id, elastic.launcher) == ("1.2", "torchrun")
@@ -199,7 +199,7 @@ def on_two_gpus(tree: str, root: Path) -> tuple[Job, ...]:
 
 def test_forks_of_one_process_that_each_hold_a_gpu_are_ranks_by_their_order(tmp_path: Path) -> None:
     (job,) = jobs_in("forks", tmp_path, sweep({0: (912,), 1: (913,)}))
-    assert (job.job_id, job.launcher, job.command, job.user) == ("pid900-900", "fork", "finetune.py", "ada")
+    assert (job.job_id, job.launcher, job.command) == ("pid900-900", "fork", "finetune.py")
     assert slots(job) == [(None, 0, 912), (None, 1, 913)]
     assert [worker.id.pid for worker in job.ranks[1].workers] == [920]
     assert job.gpu_uuids == ("GPU-a0", "GPU-a1")
@@ -407,7 +407,7 @@ def test_what_a_neighbour_copies_changes_nothing_of_a_job_in_either_order_of_sta
 def test_a_job_has_the_uid_of_all_its_ranks_as_the_node_knows_it(
     paths: tuple[str, ...], uids: tuple[int, int], reader: int | None
 ) -> None:
-    environ = {"WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1", "USER": "somebody-else"}
+    environ = {"WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     processes = [
         Process(
             id=ProcessId(pid=10 + rank, start_ticks=1),

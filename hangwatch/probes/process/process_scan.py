@@ -184,7 +184,6 @@ class ProcessScan:
             environ=process.environ,
             uid=process.uid,
             is_setuid=process.is_setuid,
-            user=process.user,
             cgroups=process.cgroups,
             faults=process.faults,
         )
@@ -307,8 +306,6 @@ def _read_once(root: str, stat: Stat, entry: _Entry) -> _Entry:
         environ=environ,
         uid=owned.uid,
         is_setuid=owned.is_setuid,
-        # From the environment: the name service could block while the directory server is down.
-        user=next(filter(None, map(environ.get, launchers.TABLE.users)), None),
         cgroups=owned.cgroups,
         faults=faults,
     )

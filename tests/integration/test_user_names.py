@@ -1,0 +1,65 @@
+"""The name of a job's user: by the name service of the host, never by the environment that the user writes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from hangwatch.capture.job_scan import JobScan
+from hangwatch.model import Job
+from tests.conftest import wait_for
+from tests.other_users import needs_root
+
+pytestmark = needs_root
+
+PROGRAM = "import sys; print('ready', flush=True); sys.stdin.read()"
+
+
+@contextlib.contextmanager
+def rank(*before: str) -> Iterator[int]:
+    """Run a rank that calls itself alice. Yield its pid."""
+    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    command = [*before, sys.executable, "-c", PROGRAM]
+    environ = {**os.environ, **place, "USER": "alice", "LOGNAME": "alice", "SLURM_JOB_USER": "alice"}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield process.pid
+        process.stdin.close()
+
+
+def job_of(pid: int, scan: JobScan) -> Job:
+    (job,) = [job for job in scan.find(None, node="gpu-07").jobs if pid in job.pids]
+    return job
+
+
+def test_job_is_named_by_the_name_service_not_by_its_environment() -> None:
+    with rank() as pid:
+        assert job_of(pid, JobScan()).user == "root"
+
+
+@pytest.mark.parametrize("before", [("unshare", "--mount"), ("unshare", "--user", "--map-root-user")])
+def test_job_in_another_namespace_has_its_user_id(before: Sequence[str]) -> None:
+    with rank(*before) as pid:
+        assert job_of(pid, JobScan()).user == "uid 0"
+
+
+def test_slow_name_service_delays_no_scan_and_names_the_job_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / "answer")
+    getent = tmp_path / "getent"
+    getent.write_text(f'#!/bin/sh\nread -r line < {tmp_path}/answer\necho "$line"\n')
+    getent.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    scan = JobScan()
+    with rank() as pid:
+        assert job_of(pid, scan).user == "uid 0"
+        (tmp_path / "answer").write_text("directory-name:x:0:0::/:/bin/false\n")
+        wait_for(lambda: job_of(pid, scan).user == "directory-name", "the name service to have answered")

@@ -31,9 +31,9 @@ def write_text(path: Path, content: str) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK | no_link, 0o600)
         os.set_blocking(descriptor, True)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            found = os.fstat(descriptor)
-            if no_link and stat.S_ISREG(found.st_mode):
-                if found.st_uid != os.geteuid():
+            status = os.fstat(descriptor)
+            if no_link and stat.S_ISREG(status.st_mode):
+                if status.st_uid != os.geteuid():
                     raise InputError(f"{path}: belongs to another user: give a new file")
                 os.fchmod(descriptor, 0o600)
                 os.ftruncate(descriptor, 0)

@@ -29,6 +29,7 @@ _ANCHOR = re.compile(
     r"|Fatal Python error: |Timeout \(\d+:|#0  ?(?:0x|\S+ \()"
     r"|(?:\[rank\d{1,7}\]: ?)?Traceback \(most recent call last\):$)"
 )
+_WORDS_OF_ANCHORS = ("hread ", "Process ", "#0 ", "Traceback (", "Timeout (", "Fatal Python error: ")
 _LONGEST_DECORATION = 200
 _PART_OF_DECORATION = re.compile(r"(std(?:out|err) [FP]\b|[A-Z]{4,}|[0-9a-f]{8,}|\d+| +)")
 _NO_DECORATION = re.compile(r"[\"']|traceback *: *$|Exception Group $")
@@ -90,7 +91,8 @@ class Reader:
             self._pyspy.feed(line)
 
     def _remove_decoration(self, line: str) -> str:
-        found = _ANCHOR.search(line, 0, LONGEST_LINE)
+        may_begin = any(word in line for word in _WORDS_OF_ANCHORS)
+        found = _ANCHOR.search(line, 0, LONGEST_LINE) if may_begin else None
         if found and 1 < found.start() < _LONGEST_DECORATION and (line[0] in " \t>" or not self._is_known(line)):
             before = line[: found.start()]
             is_traceback = found.group().endswith(":") and "Traceback (" in found.group()

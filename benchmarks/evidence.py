@@ -59,7 +59,7 @@ def diagnose_once(chosen: str, pids: Sequence[int]) -> Cost:
     ranks = tuple(msgspec.structs.replace(rank, rank=number) for number, rank in enumerate(job.ranks))
     job = msgspec.structs.replace(job, ranks=ranks, world_size=len(pids))
     wall, cpu = time.monotonic(), cpu_seconds()
-    diagnosis.diagnose_job(job, CaptureRequest(node="here", settings=settings(chosen), ask_nccl=True), activity.load())
+    diagnosis.diagnose_job(job, CaptureRequest(node="here", settings=settings(chosen)), activity.load())
     wall, cpu = time.monotonic() - wall, cpu_seconds() - cpu
     most = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return Cost(wall, cpu, most * 1024)

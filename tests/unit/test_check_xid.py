@@ -74,6 +74,7 @@ def test_what_a_line_means(tree: NodeTree, line: str, expected: tuple[str, str],
         ),
         ("NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x1 (GPU Reset) to 0x0 (None)", "OK"),
         ("NVRM: Xid (PCI:0000:01:00): 999, something new", "WARNING"),
+        ("NVRM: Xid (PCI:0000:01:00 GPU-I:01 GPU-CI:02): 999, of a MIG instance", "WARNING"),
     ],
 )
 def test_xids_that_say_themselves_how_bad_they_are(tree: NodeTree, line: str, expected: str) -> None:

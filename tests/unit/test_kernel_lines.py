@@ -87,8 +87,12 @@ LINES = {
             "0000:5e:00.0",
         ),
     ),
-    "mlx5_cable": (("mlx5_core 0000:5e:00.0: Port module event: module 0, Cable unplugged", "0000:5e:00.0"),),
+    "mlx5_cable": (
+        ("mlx5_core 0000:5e:00.0: Port module event: module 0, Cable unplugged", "0000:5e:00.0"),
+        ("mlx5_core 0000:5e:00.0: Port module event[error]: module 0, Cable error, Bus stuck", "0000:5e:00.0"),
+    ),
     "xid": (
+        ("NVRM: Xid (PCI:0000:b7:00 GPU-I:01 GPU-CI:02): 31, pid=7, MMU Fault", "0000:b7:00"),
         ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.", "0000:3b:00"),
         ("NVRM: Xid (0000:3b:00): 13, Graphics Exception", "0000:3b:00"),
     ),

@@ -13,7 +13,10 @@ WARN = "gpu-07:5776:5898 [1] transport/net_ib.cc:1296 NCCL WARN "
 INFO = "gpu-07:5776:5898 [1] NCCL INFO "
 LINES = {
     "launcher_signal": ("torch.distributed.elastic.multiprocessing.api.SignalException: Process 4711 got signal: 2",),
-    "xid": ("[Sun Nov 22 03:12:09 2026] NVRM: Xid (PCI:0000:4e:00): 79, pid=4711, GPU has fallen off the bus.",),
+    "xid": (
+        "[Sun Nov 22 03:12:09 2026] NVRM: Xid (PCI:0000:4e:00): 79, pid=4711, GPU has fallen off the bus.",
+        "[Sun Nov 22 03:12:09 2026] NVRM: Xid (PCI:0000:4e:00 GPU-I:01 GPU-CI:02): 79, pid=4711",
+    ),
     "gpu_memory_error": (
         "RuntimeError: CUDA error: uncorrectable ECC error encountered",
         "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",

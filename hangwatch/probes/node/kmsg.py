@@ -38,7 +38,7 @@ _HEAD = re.compile(rb"\d{1,9},(\d{1,20}),\d{1,20},[^;]*;")
 _RECORD = re.compile(r"(\d{1,9}),(\d{1,20}),(\d{1,20}),[^;]*;(.*)", re.DOTALL)
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\\x1b\[[0-9;]*[A-Za-z]")  # kmsg writes an escape character as \x1b
 _PATTERNS = (
-    ("xid", re.compile(r"^NVRM: Xid \((?:PCI:)?(?P<subject>[0-9A-Fa-f:.]+)\): (?P<code>\d+)")),
+    ("xid", re.compile(r"^NVRM: Xid \((?:PCI:)?(?P<subject>[0-9A-Fa-f:.]+)(?: [^)]{1,40})?\): (?P<code>\d+)")),
     ("sxid", re.compile(r"^nvidia-nvswitch\d*: SXid \((?:PCI:)?(?P<subject>[0-9A-Fa-f:.]+)\): (?P<code>\d+)")),
     ("hung_task", re.compile(r"task (?P<subject>.{1,64}?):(?P<code>\d+) blocked for more than \d+ seconds")),
 )

@@ -91,7 +91,8 @@ class Reader:
             self._pyspy.feed(line)
 
     def _remove_decoration(self, line: str) -> str:
-        may_begin = any(word in line for word in _WORDS_OF_ANCHORS)
+        is_command = self._pyspy is not None and self._pyspy.is_in_header
+        may_begin = not is_command and any(word in line for word in _WORDS_OF_ANCHORS)
         found = _ANCHOR.search(line, 0, LONGEST_LINE) if may_begin else None
         if found and 1 < found.start() < _LONGEST_DECORATION and (line[0] in " \t>" or not self._is_known(line)):
             before = line[: found.start()]

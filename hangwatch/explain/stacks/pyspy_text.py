@@ -87,6 +87,11 @@ class Reader:
         else:
             self._read(line)
 
+    @property
+    def is_in_header(self) -> bool:
+        """True after a line `Process N: command`, whose command may go on in further lines. A user writes these."""
+        return self._read == self._header
+
     def end(self) -> None:
         """Close the parts that are still open. More lines may follow."""
         if self._text:

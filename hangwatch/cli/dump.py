@@ -416,7 +416,7 @@ def _write_or_show(options: DumpOptions, incident: Incident, *, is_only_job: boo
         width=screen.width(),
         full=options.full,
         stacks=options.with_stacks,
-        source_lines=read_source_lines(incident.grouping, incident.verdict),
+        source_lines=read_source_lines(incident.grouping, incident.verdict, incident.job.uid),
     )
     if is_only_job:
         screen.show(answer)

@@ -14,10 +14,11 @@ _MOST_GROUPS = 4
 _MOST_SECONDS = 4.0
 
 
-def read_source_lines(grouping: Grouping, verdict: Verdict) -> dict[Frame, str]:
+def read_source_lines(grouping: Grouping, verdict: Verdict, uid: int | None) -> dict[Frame, str]:
     """Return the source line of the innermost frame of the program, for the groups of suspects or for an only group.
 
-    For a suspect that waits for a worker or thread, also the line of that worker or thread.
+    For a suspect that waits for a worker or thread, also the line of that worker or thread. `uid` is that of the job as
+    the scan saw it; None if it has several, or other ids than the node.
     """
     parts = split_groups_by_line(grouping).groups
     odd = phrases.odd_groups(parts, verdict)
@@ -25,7 +26,7 @@ def read_source_lines(grouping: Grouping, verdict: Verdict) -> dict[Frame, str]:
     lines: dict[Frame, str] = {}
     end = time.monotonic() + _MOST_SECONDS
     for pid, frame in _find_frames(shown[:_MOST_GROUPS]):
-        if frame not in lines and time.monotonic() < end and (text := source_line.read(pid, frame)):
+        if frame not in lines and time.monotonic() < end and (text := source_line.read(pid, frame, uid)):
             lines[frame] = text
     return lines
 

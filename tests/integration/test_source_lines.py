@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
+from msgspec import structs
 
 from hangwatch.model import Frame
-from hangwatch.probes.process import source_line
+from hangwatch.probes.process import credentials, source_line, source_line_child
 from tests.integration import targets
 from tests.other_users import needs_root
 
@@ -31,6 +34,11 @@ def running(program: Path, folder: Path, before: str = "", end: str = "", name: 
     """Return code that runs `program`, which is compiled under `name`."""
     program.write_text(PROGRAM.format(before=before, end=end))
     return f"exec(compile(open({str(program)!r}).read(), {name or str(program)!r}, 'exec'))"
+
+
+def open_for_all(path: Path) -> None:
+    for folder in (path, *path.parents[:-2]):
+        folder.chmod(0o777 if folder == path else 0o755)
 
 
 def test_dump_shows_the_line_at_which_a_process_is(tmp_path: Path) -> None:
@@ -74,8 +82,7 @@ def test_only_a_regular_file_of_bounded_size_is_read(name: str, shown: str, tmp_
 @pytest.mark.parametrize(("mode", "shown"), [(0o644, SLEEP), (0o600, "")])
 def test_a_line_is_read_with_the_rights_of_the_owner(mode: int, shown: str, tmp_path: Path) -> None:
     """Do not show a line that the owner of the process may not read, even to root."""
-    for folder in (tmp_path, *tmp_path.parents[:-2]):
-        folder.chmod(0o777 if folder == tmp_path else 0o755)
+    open_for_all(tmp_path)
     code = running(tmp_path / "program.py", tmp_path, before=AS_NOBODY)
     (tmp_path / "program.py").chmod(mode)
     with targets.python(code, tmp_path) as pid:
@@ -87,3 +94,60 @@ def test_a_process_that_went_on_has_no_line(tmp_path: Path) -> None:
         assert source_line.read(pid, FRAME) == SLEEP
         assert source_line.read(pid, Frame(function="rest", file="program.py", line=5)) == ""
     assert source_line.read(pid, FRAME) == ""
+
+
+CHANGES_ITS_USER = """
+import os, threading, time
+def change():
+    time.sleep({delay})
+    {change}
+{before}
+threading.Thread(target=change).start()
+"""
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("before", "change", "uid"),
+    [
+        ("", AS_NOBODY, 65534),
+        ("os.setresuid(65534, 65534, 0)", "os.setresuid(0, 0, 0)", 65534),
+        ("os.setresuid(0, 65534, 0)", "os.setresuid(0, 0, 0)", 65534),
+    ],
+    ids=["root becomes nobody", "nobody becomes root", "root in the file system"],
+)
+def test_process_that_changes_its_user_lends_its_rights_to_nobody(
+    before: str, change: str, uid: int, tmp_path: Path
+) -> None:
+    """Let 17 lives of each kind change their user at a random moment of the reading. Only root may read the file."""
+    chance = random.Random(41)
+    for life in range(17):
+        folder = tmp_path / f"{life}"
+        folder.mkdir()
+        open_for_all(folder)
+        code = running(folder / "program.py", folder)
+        (folder / "program.py").chmod(0o600)
+        # The program is compiled as root, as a rank that knows the path of a file of root would write it.
+        begin = CHANGES_ITS_USER.format(delay=chance.uniform(0, 0.4), change=change, before=before)
+        compiled, run = code.replace("exec(compile", "program = (compile").rsplit(")", 1)[0] + ")", "exec(program)"
+        with targets.python(f"{compiled}\n{begin}\nfolder = {str(folder)!r}\n{run}", folder) as pid:
+            assert source_line.read(pid, FRAME, uid) == ""
+
+
+@needs_root
+def test_rights_that_the_process_no_longer_has_give_no_line(tmp_path: Path) -> None:
+    code = running(tmp_path / "program.py", tmp_path)
+    with targets.python(code, tmp_path) as pid:
+        rights = credentials.read_credentials(pid)
+        assert rights is not None and rights.uid == 0
+        question = source_line_child.Question(pid=pid, path=str(tmp_path / "program.py"), line=6, rights=rights)
+        child = [sys.executable, "-I", "-m", "hangwatch.probes.process.source_line_child"]
+        for changed, shown in (
+            (rights, SLEEP),
+            (structs.replace(rights, uid=65534), ""),
+            (structs.replace(rights, groups=(*rights.groups, 4)), ""),
+            (structs.replace(rights, start_ticks=rights.start_ticks + 1), ""),
+        ):
+            request = msgspec.json.encode(structs.replace(question, rights=changed))
+            done = subprocess.run(child, input=request, capture_output=True, timeout=60, cwd=Path.cwd())
+            assert (done.stdout.decode(), done.stderr) == (shown, b"")

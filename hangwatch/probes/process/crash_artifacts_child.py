@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from hangwatch.formats import bounded_read
+from hangwatch.probes.process.credentials import take_rights
 
 MOST_NOTE_BYTES = 1 << 20
 MOST_CORE_BYTES = 64 << 30
@@ -185,9 +186,7 @@ def _become(uid: int) -> None:
     if os.geteuid() == uid:
         return
     try:
-        os.setgroups([])
-        os.setresgid(_NOBODY, _NOBODY, _NOBODY)
-        os.setresuid(uid, uid, uid)
+        take_rights(uid, _NOBODY, ())
     except OSError as error:
         why = f"belongs to user {uid}; hangwatch cannot switch to that user: {error.strerror}"
         raise bounded_read.FileError("core", why) from None

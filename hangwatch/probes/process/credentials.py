@@ -1,0 +1,45 @@
+"""The user, groups and start of a process, read at one moment, so that a child acts with exactly these rights.
+
+A process may change its user at any time, by execve(2) of a setuid program for example. So nobody asks later whose
+rights to take: the rights are in the request, and hold only while the process still has them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from hangwatch.model import Value
+from hangwatch.probes.process import procfs
+
+_MOST_BYTES = 1 << 20  # 65,536 groups, the limit of the kernel
+
+
+class Credentials(Value, frozen=True):
+    """The rights of a process. Its real, effective, saved and file-system ids are the same."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    start_ticks: int
+
+
+def read_credentials(pid: int, proc_root: Path = procfs.PROC) -> Credentials | None:
+    """Return the rights of a process. None if it has ended, or if its ids differ, as those of a setuid program do."""
+    raw = procfs.read_start(f"{proc_root}/{pid}/status", _MOST_BYTES)
+    stat = procfs.read_stat(f"{proc_root}/{pid}")
+    if not isinstance(raw, bytes) or stat is None:
+        return None
+    rows = dict(line.split(b":", 1) for line in raw.splitlines() if b":" in line)
+    uids, gids, groups = (tuple(map(int, rows.get(name, b"").split())) for name in (b"Uid", b"Gid", b"Groups"))
+    if len(set(uids)) != 1 or len(set(gids)) != 1:
+        return None
+    return Credentials(uid=uids[0], gid=gids[0], groups=groups, start_ticks=stat.start_ticks)
+
+
+def take_rights(uid: int, gid: int, groups: tuple[int, ...]) -> None:
+    """Become this user for good. Raises OSError if that is not permitted."""
+    if os.geteuid() == 0:
+        os.setgroups(groups)
+        os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)

@@ -21,6 +21,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from hangwatch.model import Fault, ProcessId
@@ -172,8 +173,12 @@ class Child:
         return printed, errors
 
     def bound_memory(self, most_bytes: int) -> None:
-        """Limit the child's data to `most_bytes`, unless its limit is already lower (RLIMIT_DATA of getrlimit(2))."""
+        """Limit the child's data to `most_bytes`, unless its limit is already lower (RLIMIT_DATA of getrlimit(2)).
+
+        If the node has no memory left, the kernel ends the child first.
+        """
         with contextlib.suppress(OSError):
+            Path(f"/proc/{self.pid}/oom_score_adj").write_text("1000")
             limits = resource.prlimit(self.pid, resource.RLIMIT_DATA)
             soft, hard = (most_bytes if limit == resource.RLIM_INFINITY else min(limit, most_bytes) for limit in limits)
             resource.prlimit(self.pid, resource.RLIMIT_DATA, (soft, hard))
@@ -299,8 +304,8 @@ class Runner:
     * `keeps_part`: the output until the deadline or size limit is an answer, too. The exit status is ignored, stderr is
       part of the output, and all processes of the child's group are killed.
     * `waits_for_place`: wait until the deadline while running children hold all places.
-    * `bounds_memory` is false for children that map the libraries of their target privately. With CUDA these are many
-      gigabytes.
+    * `most_memory_bytes` limits the data of each child (RLIMIT_DATA). A job owns what the child reads, and could make
+      it need any amount of memory.
     """
 
     def __init__(
@@ -312,13 +317,14 @@ class Runner:
         starvation: Starvation = _NO_EXTRA_TIME,
         keeps_part: bool = False,
         waits_for_place: bool = True,
-        bounds_memory: bool = True,
+        most_memory_bytes: int = MOST_MEMORY_BYTES,
         most_bytes: int = MOST_PRINTED_BYTES,
     ) -> None:
         self.abandoned = abandoned or AbandonedChildren()
         self.most_bytes = most_bytes
         self._tool, self._answer, self._starvation = tool, answer, starvation
-        self._keeps_part, self._waits_for_place, self._bounds_memory = keeps_part, waits_for_place, bounds_memory
+        self._keeps_part, self._waits_for_place = keeps_part, waits_for_place
+        self._most_memory_bytes = most_memory_bytes
 
     def refusal(self, target: ProcessId) -> Fault | None:
         """Return a fault if an abandoned child for this process still hangs, else None.
@@ -363,8 +369,7 @@ class Runner:
                 pass_fds=pass_fds,
             )
             try:
-                if self._bounds_memory:
-                    child.bound_memory(MOST_MEMORY_BYTES)
+                child.bound_memory(self._most_memory_bytes)
                 answer = self._collect(child, question, subject, deadline_seconds, stop)
             finally:
                 stuck = None if child.end(KILL_SECONDS) else child

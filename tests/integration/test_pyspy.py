@@ -358,6 +358,30 @@ def test_endless_output_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert answer.fault is not None and answer.fault.reason == "TooLarge"
 
 
+ALLOCATES = """
+import os, sys
+blocks = []
+try:
+    while True:
+        blocks.append(bytearray(1 << 24))
+except MemoryError:  # as Rust ends
+    with open(sys.argv[1], "a") as tries:
+        print(len(blocks) << 24, file=tries)
+    print("memory allocation of 16777216 bytes failed", file=sys.stderr, flush=True)
+    os.abort()
+"""
+
+
+def test_py_spy_that_needs_endless_memory_ends_and_is_not_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "allocates.py").write_text(ALLOCATES)
+    program = fake_pyspy(tmp_path, f"ulimit -c 0; exec {sys.executable} {tmp_path}/allocates.py {tmp_path}/tries")
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
+        answer = dump(pid, pyspy_path=program, deadline_seconds=60.0)
+    assert answer.fault is not None and answer.fault.reason == "TooLarge"
+    (allocated,) = map(int, (tmp_path / "tries").read_text().split())
+    assert allocated < pyspy.MOST_MEMORY_BYTES
+
+
 _DEEP = """
 import sys, threading, time
 sys.setrecursionlimit(10000)

@@ -59,6 +59,12 @@ def test_child_environment_and_descriptors_are_minimal(monkeypatch: pytest.Monke
 def test_child_memory_is_bounded() -> None:
     code = "import resource, sys; sys.stdin.read(); print(resource.getrlimit(resource.RLIMIT_DATA)[0])"
     assert int(printed(run(Runner("child"), code, question=b""))) == child.MOST_MEMORY_BYTES
+    assert int(printed(run(Runner("child", most_memory_bytes=1 << 28), code, question=b""))) == 1 << 28
+
+
+def test_kernel_without_memory_ends_the_child_first() -> None:
+    code = "import sys; sys.stdin.read(); print(open('/proc/self/oom_score_adj').read())"
+    assert int(printed(run(Runner("child"), code, question=b""))) == 1000
 
 
 def test_child_question_larger_than_a_pipe_is_read() -> None:

@@ -42,7 +42,13 @@ _LOCK = threading.Lock()
 _VERSIONS: dict[Path, Future[tuple[int, ...] | None]] = {}
 _SILENT_UNTIL: dict[Path, float] = {}
 _VERSION_READER = child.Runner("py-spy")
-DUMPER = child.Runner("py-spy", answer="stacks", bounds_memory=False)
+MOST_MEMORY_BYTES = 256 << 20  # a torch rank needs 32 MiB, 450,000 frames 207 MB
+_MOST_MEMORY_BYTES_NATIVE = 2 << 30  # it reads the symbols of all libraries of the target
+DUMPER = child.Runner("py-spy", answer="stacks", most_memory_bytes=MOST_MEMORY_BYTES)
+_NATIVE_DUMPER = child.Runner(
+    "py-spy", answer="stacks", abandoned=DUMPER.abandoned, most_memory_bytes=_MOST_MEMORY_BYTES_NATIVE
+)
+_OUT_OF_MEMORY = "memory allocation of"  # Rust's message before it aborts
 _NEVER_PAUSE = BLOCKED_STATES | STOPPED_STATES | ENDED_STATES | {"I"}
 
 _PASSING = ("StackChanged", "DumpFailed")  # faults for which an attempt with a paused target can succeed
@@ -265,9 +271,14 @@ def _attempt(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> byt
 
 def _run(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> bytes | Fault:
     command = [str(call.program), "dump", "--json", *mode, *call.options, "--pid", str(call.target.pid)]
-    printed = DUMPER.run(command, call.target, share=call.share, deadline_seconds=deadline_seconds, stop=call.stop)
+    runner = _NATIVE_DUMPER if "--native" in mode else DUMPER
+    printed = runner.run(command, call.target, share=call.share, deadline_seconds=deadline_seconds, stop=call.stop)
     if isinstance(printed, Fault):
         return printed
+    if printed.code == -signal.SIGKILL or (
+        printed.code < 0 and _OUT_OF_MEMORY in printed.err.decode("utf-8", "replace")
+    ):
+        return Fault(subject=call.subject, reason="TooLarge", detail="py-spy needed more memory for it than is allowed")
     is_whole = printed.code == 0 and printed.out.strip()
     return printed.out if is_whole else explain(call.target.pid, printed.code, printed.err.decode("utf-8", "replace"))
 

@@ -114,7 +114,7 @@ threading.Thread(target=change).start()
         ("os.setresuid(65534, 65534, 0)", "os.setresuid(0, 0, 0)", 65534),
         ("os.setresuid(0, 65534, 0)", "os.setresuid(0, 0, 0)", 65534),
     ],
-    ids=["root becomes nobody", "nobody becomes root", "root in the file system"],
+    ids=["root to 65534", "65534 to root", "root in the file system"],
 )
 def test_process_that_changes_its_user_lends_its_rights_to_nobody(
     before: str, change: str, uid: int, tmp_path: Path

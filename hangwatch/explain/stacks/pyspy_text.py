@@ -89,7 +89,7 @@ class Reader:
 
     @property
     def is_in_header(self) -> bool:
-        """True after a line `Process N: command`, whose command may go on in further lines. A user writes these."""
+        """True after a line `Process N: command`. The command may have further lines, which a user writes."""
         return self._read == self._header
 
     def end(self) -> None:

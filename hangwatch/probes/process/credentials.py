@@ -1,7 +1,7 @@
 """The user, groups and start of a process, read at one moment, so that a child acts with exactly these rights.
 
-A process may change its user at any time, by execve(2) of a setuid program for example. So nobody asks later whose
-rights to take: the rights are in the request, and hold only while the process still has them.
+A process may change its user at any time, by execve(2) of a setuid program for example. So a child never asks for
+rights itself: they are in its request, and hold only while the process still has them.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from hangwatch.verdict.scene import (
     build_scene,
     count_ranks,
     is_answered_by_process,
+    is_collective,
     keep_groups,
     may_be_behind_gpu,
     remove_suspects,
@@ -98,7 +99,7 @@ def _decide(scene: Scene, answer: Answer) -> Finding:
         _mount_silent(scene)
         or enclosed
         or _refused(scene)
-        or _find_check_first(scene, is_without_suspicion=suspicion is None)
+        or _find_check_first(scene, answer, is_without_suspicion=suspicion is None)
     )
 
 
@@ -325,15 +326,28 @@ def _refused(scene: Scene) -> Finding | None:
     return Finding("MasterRefused", scene, job_headlines.refused)
 
 
-def _find_check_first(scene: Scene, *, is_without_suspicion: bool) -> Finding:
+def _only_waits(found: Finding, answer: Answer) -> bool:
+    """True if the suspects of a rule on stacks wait in operations that others have not joined.
+
+    By the flight recorders, no rank waits for them.
+    """
+    if answer.by_counts or not answer.graph.awaited or found.rule is None or not found.rule.by_stack:
+        return False
+    only_wait = answer.graph.waiting - answer.graph.awaited.keys()
+    return all(map(is_collective, found.suspects)) and all(member.id.rank in only_wait for member in found.members)
+
+
+def _find_check_first(scene: Scene, answer: Answer, *, is_without_suspicion: bool) -> Finding:
     """Return the finding on ranks to check first. If there are none, return the finding on where all ranks are.
+
+    Ranks that only wait for ranks which have not joined are never checked first.
 
     The ranks are named with low confidence if the measurements agree and `is_without_suspicion` is true. It is true if
     no rule on stacks would name a rank, even if more ranks had responded.
     """
     fine = scene.by_line
     unnamed = _find_unnamed(scene, fine)
-    lead = next(_passing(CHECK_FIRST, fine), None)
+    lead = next((one for one in _passing(CHECK_FIRST, fine) if not _only_waits(one, answer)), None)
     if lead is None or not _is_supported_by_half(lead):
         return _with_odd_gpu(unnamed) or _with_stuck_task(unnamed) or unnamed
     may_be_victims = any(member.waits.asks_rank is not None or may_be_behind_gpu(member) for member in lead.members)

@@ -32,9 +32,12 @@ from hangwatch.model import (
 from hangwatch.verdict.judge import judge
 from hangwatch.verdict.wording import group_text
 from hangwatch.verdict.wording.next_steps import next_step
+from tests.unit.test_waitfor import done, standing, waits
 
 BACKWARD = (Frame(function="backward", file="torch/_tensor.py", line=581), Frame(function="train", file="a.py", line=9))
 OWN = (Frame(function="reserve", file="buffers.py", line=31), Frame(function="train", file="a.py", line=5))
+REDUCE = (Frame(function="all_reduce", file="torch/distributed/distributed_c10d.py", line=9), *OWN)
+NEXT = (REDUCE[0], *BACKWARD[1:])
 RECV = (Frame(function="recv", file="torch/distributed/distributed_c10d.py", line=1), *BACKWARD[1:])
 
 
@@ -102,6 +105,20 @@ def test_own_code_against_the_gpu(
     suspect: dict[str, Any], others: dict[str, Any], expected: tuple[list[int], list[int], Confidence]
 ) -> None:
     assert says(group_in_own_code(range(1), **suspect), behind(range(1, 8), **others)) == expected
+
+
+@pytest.mark.parametrize(("is_awaited", "expected"), [(False, []), (True, [3])])
+def test_rank_for_which_nobody_waits_is_not_checked_first(is_awaited: bool, expected: list[int]) -> None:
+    """Ranks 0 to 2 wait in a ring of groups, and rank 3 for them. None of the groups of the ring was used before."""
+    newest = 4 if is_awaited else 5
+    ring = [done(4) | waits(1, f"{rank}-{(rank + 1) % 3}") for rank in range(3)]
+    records = [standing(rank, numbers).recorder for rank, numbers in enumerate([*ring, waits(newest)])]
+    groups = [group(range(3), REDUCE, "all_reduce", "ranks"), group(range(3, 4), NEXT, "all_reduce", "ranks")]
+    read = [
+        replace(one, members=tuple(replace(member, recorder=records[member.id.rank or 0]) for member in one.members))
+        for one in groups
+    ]
+    assert says(*read)[0] == expected
 
 
 @pytest.mark.parametrize(("few", "many", "pointed"), [(1, 3, 1), (1, 2, 0), (2, 6, 2), (2, 5, 0), (4, 12, 4)])

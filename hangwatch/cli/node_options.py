@@ -264,9 +264,9 @@ def _nodes_of_slurm_job(job: str | None) -> list[str]:
             f"--jobid {words.elided(job, 80)}: {error}\n  `squeue --me` lists job ids; --nodes works without squeue"
         ) from None
     listed = printed.decode("utf-8", "replace").split()
-    if len(listed) != 1:
+    if not listed:
         raise InputError(f"--jobid {job}: squeue lists no nodes of this job: give --nodes")
-    return nodeset.expand(listed[0])
+    return nodeset.expand(",".join(listed))  # a list for each component of a heterogeneous job
 
 
 def _pods(options: Sequence[str]) -> dict[str, transports.Pod]:

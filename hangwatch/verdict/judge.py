@@ -326,15 +326,15 @@ def _refused(scene: Scene) -> Finding | None:
     return Finding("MasterRefused", scene, job_headlines.refused)
 
 
-def _only_waits(found: Finding, answer: Answer) -> bool:
+def _only_waits(finding: Finding, answer: Answer) -> bool:
     """True if the suspects of a rule on stacks wait in operations that others have not joined.
 
     By the flight recorders, no rank waits for them.
     """
-    if answer.by_counts or not answer.graph.awaited or found.rule is None or not found.rule.by_stack:
+    if answer.by_counts or not answer.graph.awaited or finding.rule is None or not finding.rule.by_stack:
         return False
     only_wait = answer.graph.waiting - answer.graph.awaited.keys()
-    return all(map(is_collective, found.suspects)) and all(member.id.rank in only_wait for member in found.members)
+    return all(map(is_collective, finding.suspects)) and all(member.id.rank in only_wait for member in finding.members)
 
 
 def _find_check_first(scene: Scene, answer: Answer, *, is_without_suspicion: bool) -> Finding:
@@ -347,7 +347,7 @@ def _find_check_first(scene: Scene, answer: Answer, *, is_without_suspicion: boo
     """
     fine = scene.by_line
     unnamed = _find_unnamed(scene, fine)
-    lead = next((one for one in _passing(CHECK_FIRST, fine) if not _only_waits(one, answer)), None)
+    lead = next((finding for finding in _passing(CHECK_FIRST, fine) if not _only_waits(finding, answer)), None)
     if lead is None or not _is_supported_by_half(lead):
         return _with_odd_gpu(unnamed) or _with_stuck_task(unnamed) or unnamed
     may_be_victims = any(member.waits.asks_rank is not None or may_be_behind_gpu(member) for member in lead.members)

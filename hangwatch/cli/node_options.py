@@ -36,7 +36,7 @@ topology_option = click.option(
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _OPTIONS = (
-    click.option("--nodes", "nodeset", help="Run on these nodes, in ClusterShell's syntax: node[1-40], @group."),
+    click.option("--nodes", "nodeset", help="Run on these nodes, as Slurm prints them: node[01-40]; or @group."),
     click.option("--via", type=click.Choice(get_args(Via)), help="Program that reaches the nodes.  [default: ssh]"),
     click.option("--jobid", help="Run on the nodes of this Slurm job (from squeue, unless --nodes is given)."),
     click.option(

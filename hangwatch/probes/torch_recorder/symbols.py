@@ -25,7 +25,7 @@ DEADLINE_SECONDS = 10.0
 STARVATION = child.Starvation(20.0, cpu_seconds=2.0, most_asleep=2)
 """Extra time for a child that waits for a CPU, not for a file. Reading libtorch_cpu takes 0.2 s of CPU."""
 
-SILENCE_SECONDS = 600.0  # time before another try of a file that did not respond
+SILENCE_SECONDS = 600.0  # time before another try, of a file that did not respond and of all files of its owner
 PAGE_BYTES = 4096
 MOST_KNOWN = 256
 MOST_ANSWER_BYTES = 4096
@@ -59,7 +59,7 @@ class SymbolTables:
         self._deadline_seconds = deadline_seconds
         self._lock = threading.Lock()
         self._symbols: dict[_Key, Symbols] = {}
-        self._silent_until: dict[_Key, float] = {}
+        self._silent_until: dict[_Key | str, float] = {}  # files and owners
         self._locks: dict[_Key, threading.Lock] = {}
         self._runner = child.Runner("reader of symbols", starvation=STARVATION)
 
@@ -68,7 +68,10 @@ class SymbolTables:
         return self._runner.abandoned.count()
 
     def look_up(self, library: Mapped, first_page: bytes, process: ProcessId, share: str, proc_root: Path) -> Symbols:
-        """Return the symbols of the file that this process has mapped; empty if it cannot be read."""
+        """Return the symbols of the file that this process has mapped; empty if it cannot be read.
+
+        One thread asks for all owners. So after a file that takes too long, its owner (`share`) waits with all others.
+        """
         page = hashlib.sha256(first_page).hexdigest()
         key = _Key(library.device, library.inode, library.offset, library.library, page)
         with self._lock:
@@ -76,7 +79,7 @@ class SymbolTables:
         with file_lock:  # ranks of one node are read in parallel and share a library
             with self._lock:
                 symbols = self._symbols.get(key)
-                is_silent = time.monotonic() < self._silent_until.get(key, 0.0)
+                is_silent = time.monotonic() < max(self._silent_until.get(each, 0.0) for each in (key, share))
             if symbols is not None or is_silent:
                 return symbols or Symbols()
             symbols = self._ask(key, library.path, process, share, proc_root)
@@ -84,13 +87,14 @@ class SymbolTables:
                 if len(self._symbols) + len(self._silent_until) >= MOST_KNOWN:
                     self._symbols, self._silent_until, self._locks = {}, {}, {}
                 if symbols is None:
-                    self._silent_until[key] = time.monotonic() + SILENCE_SECONDS
+                    end = time.monotonic() + SILENCE_SECONDS
+                    self._silent_until |= dict.fromkeys((key, share) if share else (key,), end)
                 else:
                     self._symbols[key] = symbols
         return symbols or Symbols()
 
     def _ask(self, key: _Key, path: str, process: ProcessId, share: str, proc_root: Path) -> Symbols | None:
-        """Return the answer of a child; None if it did not respond."""
+        """Return the answer of a child; None if it did not respond, or was ended by its limit of CPU time."""
         question = [f"{proc_root}/{process.pid}/root", path, key.device, key.inode, key.offset, key.library]
         printed = self._runner.run(
             [sys.executable, "-I", str(CHILD), json.dumps(question)],
@@ -99,7 +103,7 @@ class SymbolTables:
             deadline_seconds=self._deadline_seconds,
         )
         try:
-            return None if isinstance(printed, Fault) else _symbols(printed.out, key.page)
+            return None if isinstance(printed, Fault) or printed.code < 0 else _symbols(printed.out, key.page)
         except ValueError:  # not JSON
             return None
 

@@ -275,9 +275,7 @@ def _run(call: _Call, mode: tuple[str, ...], deadline_seconds: float) -> bytes |
     printed = runner.run(command, call.target, share=call.share, deadline_seconds=deadline_seconds, stop=call.stop)
     if isinstance(printed, Fault):
         return printed
-    if printed.code == -signal.SIGKILL or (
-        printed.code < 0 and _OUT_OF_MEMORY in printed.err.decode("utf-8", "replace")
-    ):
+    if printed.code < 0 and _OUT_OF_MEMORY in printed.err.decode("utf-8", "replace"):
         return Fault(subject=call.subject, reason="TooLarge", detail="py-spy needed more memory for it than is allowed")
     is_whole = printed.code == 0 and printed.out.strip()
     return printed.out if is_whole else explain(call.target.pid, printed.code, printed.err.decode("utf-8", "replace"))

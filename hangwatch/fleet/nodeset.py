@@ -17,6 +17,7 @@ MOST_NODES = 1 << 16
 _OPERATORS = re.compile(r"[@!&^*/%]")  # of ClusterShell; Slurm has none of them
 _COMMA = re.compile(r"[,\s]+(?![^\[]*\])")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_ENDS = re.compile(r"([0-9]+)-([0-9]+)")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -41,6 +42,8 @@ def expand(text: str) -> list[str]:
         raise NodesError(
             f"--nodes {text[:80]}: digits before a bracket are ambiguous beside operators: write dgx[100-132]"
         )
+    elif any(max(map(len, ends)) > 18 or int(ends[1]) - int(ends[0]) > MOST_NODES for ends in _ENDS.findall(text)):
+        raise NodesError(f"--nodes {text[:80]}: more than {MOST_NODES:,} nodes")  # before it takes memory
     else:
         try:
             nodes = NodeSet(text)

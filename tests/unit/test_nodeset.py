@@ -41,6 +41,7 @@ def test_set_is_expanded_as_slurm_does(text: str, count: int, first: str, last: 
         "n[1-999]m[1-999]",
         "-oProxyCommand=x",
         "n26[1-9]!n261",
+        "n[0-99999999999]!n1",
     ],
 )
 def test_bad_or_ambiguous_set_is_an_error(text: str) -> None:

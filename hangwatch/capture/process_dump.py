@@ -41,6 +41,7 @@ from hangwatch.probes.process import (
     pyspy,
     pystack,
 )
+from hangwatch.probes.torch_recorder import threads as recorder_threads
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.activity import find_activity
 from hangwatch.stacks.process_activity import find_awaited_thread
@@ -173,8 +174,9 @@ class ProcessDumper(NamedTuple):
             return (), ()
         read = torch_recorder.SHARED.read(target, self.share, rank_records.NEWEST_KEPT)
         faults = (one for one in read if isinstance(one, Fault))
+        kept = [rank_records.drop_unneeded(one) for one in read if not isinstance(one, Fault)]
         return (
-            tuple(rank_records.drop_unneeded(one) for one in read if not isinstance(one, Fault)),
+            recorder_threads.with_threads(kept, target, self.request.paths.proc_root),
             tuple(replace(one, detail=words.elided(one.detail, _FAULT_CHARACTERS)) for one in faults)[:_MOST_FAULTS],
         )
 

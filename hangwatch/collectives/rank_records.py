@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hangwatch.model import EnqueuedOperation, Fault, GroupRecords, Motion, RecorderState
+from hangwatch.model import EnqueuedOperation, Fault, GroupRecords, RecorderState
 from hangwatch.model.flight_records import FlightRecord, GroupStatus, Library, RankRecords
 
 MOST_GROUPS = 64
 NEWEST_KEPT = 4
 _OPEN_KEPT = 8
 _MOST_DIMENSIONS = 8
-_STANDS_SECONDS = 10.0  # longer than most steps of healthy jobs; a wrong guess costs only a second round
 
 # torch/distributed/flight_recorder/components/types.py: operations with equal input sizes on all ranks.
 _EQUAL_SIZES = frozenset(
@@ -88,19 +86,6 @@ def find_library(fault: Fault) -> Library | None:
     """Return the library with the flight recorder that caused a fault; None if the fault is about the whole process."""
     _, _, library = fault.subject.removeprefix("pid ").partition(" ")
     return library or None
-
-
-def has_old_open_operation(recorders: Iterable[RankRecords]) -> bool:
-    """True if an operation had been open for ten seconds when the flight recorder was read.
-
-    The rank may be blocked in it.
-    """
-    return any(
-        recorder.read_unix_seconds - record.created_unix_ns / 1e9 >= _STANDS_SECONDS
-        for recorder in recorders
-        for record in recorder.records
-        if record.counts_as_open
-    )
 
 
 def read_single_round(recorders: Sequence[RankRecords], opened_before_unix_seconds: float) -> tuple[RecorderState, ...]:
@@ -213,49 +198,3 @@ def _convert_record(
 
 def _make_identity(record: FlightRecord) -> tuple[int, int, int]:
     return record.id, record.group_id, record.collective_seq
-
-
-class Progress(NamedTuple):
-    """The progress of a process in one round: its oldest open operation, and the newest operation of its main thread.
-
-    Each operation is (library, reset epoch, record id), None if there is none. `by_main` is true if the main thread
-    enqueued the open operation.
-    """
-
-    opened: tuple[str, int, int] | None
-    newest: tuple[str, int, int] | None
-    by_main: bool
-
-
-def progress(recorders: Iterable[RankRecords], main_thread_id: int | None) -> Progress:
-    """Return the progress of a process in one round.
-
-    Open operations of other threads count only if the main thread has none.
-    """
-    every = [
-        (record.created_unix_ns, (recorder.library, recorder.reset_epoch, record.id), record)
-        for recorder in recorders
-        for record in recorder.records
-    ]
-    mains = [entry for entry in every if main_thread_id is not None and entry[2].thread_id == main_thread_id]
-    opened = [entry for entry in every if entry[2].counts_as_open]
-    opened_by_main = [entry for entry in mains if entry[2].counts_as_open]
-    oldest = min(opened_by_main or opened, key=lambda entry: entry[:2], default=None)
-    newest = max(mains, key=lambda entry: entry[:2], default=None)
-    return Progress(oldest and oldest[1], newest and newest[1], by_main=bool(opened_by_main))
-
-
-def motion(rounds: Sequence[Progress]) -> Motion:
-    """Return the motion of a process by its progress in each round.
-
-    It is unknown if the flight recorders do not show it. A process moves if its main thread has a new open operation.
-    It is frozen if its oldest open operation stays the same and its main thread enqueues nothing. Operations of other
-    threads are not progress of the job.
-    """
-    if len(rounds) < 2:
-        return Motion.UNKNOWN
-    first, last = rounds[0], rounds[-1]
-    if first.by_main and last.by_main and first.opened != last.opened:
-        return Motion.MOVING
-    is_kept = first.opened is not None and all(one.opened == first.opened for one in rounds)
-    return Motion.FROZEN if is_kept and first.newest == last.newest else Motion.UNKNOWN

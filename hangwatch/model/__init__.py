@@ -86,6 +86,7 @@ from hangwatch.model.groups import (
     StackFacts,
     KernelFacts,
     Usage,
+    CollectiveProgress,
     RecorderFacts,
     Member,
     Group,

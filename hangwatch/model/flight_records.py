@@ -24,6 +24,10 @@ Library: TypeAlias = Annotated[str, msgspec.Meta(pattern=BACKEND_NAME)]
 The registry (from torch 2.15 on) has the backends that record through hooks, such as "nccl2".
 """
 
+ThreadKind: TypeAlias = Literal["", "main", "autograd", "other"]
+COUNTING_THREADS: frozenset[ThreadKind] = frozenset({"main", "autograd"})
+"""The threads of a process that enqueue the collectives of its training loop. Those of another prove no progress."""
+
 
 class FlightRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One operation that a process enqueued.
@@ -37,7 +41,8 @@ class FlightRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     `state` becomes "completed" with NCCL when the watchdog has seen the completion, with other backends when the record
     is retired. With NCCL, `is_retired` does not show that the operation completed, since a timeout retires a record,
     too. `is_coalesced_part`: a later record of the same group and numbers closes the batch and represents this record,
-    which is never retired. `thread_id` is std::thread::id, in the form of the recorder's own dump.
+    which is never retired. `thread_id` is std::thread::id, in the form of the recorder's own dump. `thread` is the
+    kind of that thread, "" if unknown.
     """
 
     id: int
@@ -63,6 +68,7 @@ class FlightRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     output_dtypes: tuple[str, ...] = ()
     thread_id: int = 0
     thread_name: str = ""
+    thread: ThreadKind = ""
 
     @property
     def is_open(self) -> bool:
@@ -82,13 +88,15 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The last operation of a group that was enqueued, started and completed; -1 for none.
 
     The numbers mix collectives with point-to-point operations and may decrease. They show only that an open
-    operation no longer has a record.
+    operation no longer has a record. `usual_gap_seconds` is the second longest time between two operations in the
+    buffer; 0 if unknown.
     """
 
     group_id: int
     last_enqueued: int
     last_started: int
     last_completed: int
+    usual_gap_seconds: float = 0.0
 
 
 class GroupMembers(msgspec.Struct, frozen=True, kw_only=True, gc=False):

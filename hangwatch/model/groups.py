@@ -140,24 +140,45 @@ class Usage(Value, frozen=True):
     switches_per_second: float | None = None
 
 
+class CollectiveProgress(Value, frozen=True):
+    """Progress of a rank by the collectives of its main thread and of autograd, see `stacks.completed_collectives`.
+
+    * `completed`: the number of operations completed between the first and the last round; None after one round.
+    * `stays_open`: an operation was open in the first and in the last round.
+    * `is_standing`: the oldest open operation stayed the same, and no other was enqueued.
+    * `idle_seconds`: the age of the oldest open operation; if none is open, of the newest operation.
+    * `usual_gap_seconds`: the second longest time between two operations of one group; 0 if unknown.
+    * `seconds`: the time from the first round to the last.
+    """
+
+    completed: int | None = None
+    stays_open: bool = False
+    is_standing: bool = False
+    idle_seconds: float = 0.0
+    usual_gap_seconds: float = 0.0
+    seconds: float = 0.0
+
+
 class RecorderFacts(Value, frozen=True):
     """Collectives of a rank, by the flight recorders in its process and by NCCL's RAS.
 
     `libraries` has one entry for each library with a readable recorder. An entry combines the first and the last round
     that read the recorder. `faults` are the reasons why a recorder was not read in two rounds. `nccl_ras` is None if
-    nothing has read the answer of NCCL's RAS.
+    nothing has read the answer of NCCL's RAS. `progress` is None if no recorder shows it.
     """
 
     libraries: tuple[RecorderState, ...] = ()
     faults: tuple[Fault, ...] = ()
     nccl_ras: NcclRas | None = None
+    progress: CollectiveProgress | None = None
 
 
 class Member(Value, frozen=True):
     """One rank in a group, with all facts from a capture of `rounds` rounds.
 
     A field keeps its default if its source gave no data. `signature` is the measured behaviour. `motion` follows from
-    the signature, or from the progress of the rank's flight recorders. `waiting` and `died` are as in `RankDump`.
+    the signature, or from the collectives in the flight recorders of all ranks. `waiting` and `died` are as in
+    `RankDump`.
 
     `waits` combines all rounds. Its `peers` includes the connections of the rank's workers and is the maximum of all
     rounds. Its `store` and `enclosed_at` are from the last round; `store` is "retries" only if no round showed a

@@ -15,6 +15,7 @@ from hangwatch.model import (
     BLOCKED_STATES,
     AsksRank,
     Capture,
+    CollectiveProgress,
     EnqueuedOperation,
     Fault,
     Frame,
@@ -36,7 +37,7 @@ from hangwatch.model import (
     Waits,
     WorkerDump,
 )
-from hangwatch.stacks import activity, kernel_facts, progress, sleeps
+from hangwatch.stacks import activity, completed_collectives, kernel_facts, progress, sleeps
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.process_activity import ProcessActivity, find_process_activity
 from hangwatch.stacks.user_code import find_framework_caller, user_frames
@@ -126,7 +127,7 @@ def merge_groups(groups: Iterable[Group], world_size: int | None, notes: Iterabl
             merged.append(structs.replace(parts[0], members=tuple(fresh)))
     merged.sort(key=lambda group: (-group.size, group.members[0].id.sort_key(), group.key))
     return Grouping(
-        groups=tuple(merged),
+        groups=tuple(completed_collectives.with_motion_of_job(merged)),
         world_size=world_size,
         notes=tuple(sorted(set(notes))),
     )
@@ -282,7 +283,7 @@ def _make_member(
     main = stack_frames.main_thread(answer.dump.threads) if answer.dump else None
     return Member(
         id=rank.id,
-        motion=_find_motion(rank.rounds, activities, measured, memory),
+        motion=_find_motion(rank.rounds, activities, measured, recorder.progress, memory),
         signature=measured.signature,
         stack=memory.share(
             StackFacts(
@@ -323,11 +324,13 @@ def _make_member(
 
 def _merge_recorders(rank: RankDump) -> RecorderFacts:
     read = [dump.recorders for dump in rank.rounds]
-    found = rank_records.merge_rounds(read, _find_main_thread_id(rank)) if any(read) else ()
+    main_thread_id = _find_main_thread_id(rank)
+    found = rank_records.merge_rounds(read, main_thread_id) if any(read) else ()
     return RecorderFacts(
         libraries=found,
         faults=rank_records.faults([dump.recorder_faults for dump in rank.rounds], found),
         nccl_ras=rank.nccl_ras,
+        progress=completed_collectives.measure(read, main_thread_id),
     )
 
 
@@ -399,13 +402,13 @@ def _find_motion(
     rounds: Sequence[ProcessDump],
     activities: Sequence[ProcessActivity | None],
     measured: progress.Measured,
+    completed: CollectiveProgress | None,
     memory: _PlaceCache,
 ) -> Motion:
-    """Return the motion of a rank by its flight recorders.
+    """Return the motion of a rank: frozen if its flight recorder shows that it stands still, else by its signature.
 
-    Its measured signature decides instead if the lines of the user's code changed, if a round has no flight recorder,
-    or if the flight recorders do not show the motion. It also decides if the rank waits for other ranks and carries
-    bytes of its collective: a slow one is open in many rounds.
+    Its measured signature decides, too, if the lines of the user's code changed, if a round has no flight recorder, or
+    if the rank waits for other ranks and carries bytes of its collective: a slow one is open in many rounds.
     """
     behaves = measured.signature.motion
     if len(rounds) < 2 or measured.carries_collective or not all(dump.recorders for dump in rounds):
@@ -417,12 +420,7 @@ def _find_motion(
     ]
     if len({memory.user_frames(thread) for thread in telling}) > 1:
         return behaves
-    mains = (stack_frames.main_thread(dump.threads) for dump in rounds)
-    ids = [main.pthread_id if main else None for main in mains]
-    by_records = rank_records.motion(
-        [rank_records.progress(dump.recorders, main) for dump, main in zip(rounds, ids, strict=True)]
-    )
-    return behaves if by_records is Motion.UNKNOWN else by_records
+    return Motion.FROZEN if completed is not None and completed.is_standing else behaves
 
 
 def _find_stuck_task(rounds: Sequence[ProcessDump], table: activity.Table) -> Frame | None:

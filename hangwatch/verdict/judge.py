@@ -33,6 +33,7 @@ _CONFIDENCES = (Confidence.NONE, Confidence.LOW, Confidence.MEDIUM, Confidence.H
 _BY_KERNEL = frozenset({"RankGone", "RankBlocked", "RankStopped"})
 _HEALTH: dict[str, Text] = {
     "Moving": job_headlines.moving,
+    "NoHangSeen": job_headlines.no_hang_seen,
     "Serving": job_headlines.serving,
     "NoTask": job_headlines.no_task,
     "Suspended": job_headlines.suspended,

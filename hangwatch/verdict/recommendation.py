@@ -36,6 +36,7 @@ from hangwatch.verdict.sequence_rules import decide_by_all_counts
 
 DAY_SECONDS = 86400.0
 
+_AT_WORK = frozenset({"Moving", "NoHangSeen"})
 _IDLE = frozenset({"Serving", "NoRanks"})
 _AT_REST = frozenset({"Suspended", "Over", "NoTask"})
 _PROVEN = frozenset({"RankGone", "MountSilent", CRASHED})
@@ -168,7 +169,7 @@ def _find_suspects(verdict: Verdict, grouping: Grouping) -> list[tuple[Group, Me
 
 def _progresses(facts: _Facts) -> _Match | None:
     is_moving = any(member.motion is Motion.MOVING for _, member in facts.suspects)
-    return _Match() if facts.verdict.kind == "Moving" or is_moving else None
+    return _Match() if facts.verdict.kind in _AT_WORK or is_moving else None
 
 
 def _is_idle(facts: _Facts) -> _Match | None:

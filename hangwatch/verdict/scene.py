@@ -13,6 +13,7 @@ from hangwatch.collectives.wait_graph import Stance
 from hangwatch.model import STOPPED_STATES, EnqueuedOperation, Group, Grouping, Member, Motion, Signature, Value
 from hangwatch.stacks import activity, user_code
 from hangwatch.stacks import frames as stack_frames
+from hangwatch.stacks.completed_collectives import find_pause
 from hangwatch.stacks.idle_reasons import find_idle_kind, find_refused
 from hangwatch.stacks.progress import polls_repeatedly
 from hangwatch.stacks.user_code import find_caller, is_in_user_code, python_frames
@@ -216,7 +217,8 @@ def build_scene(grouping: Grouping, ranks_here: int | None) -> Scene:
     members = [member for group in stacked for member in group.members]
     moving = [member.motion for member in members].count(Motion.MOVING)
     is_moving = moving * 2 > len(members)
-    health = "Moving" if is_moving else find_idle_kind(grouping)
+    is_paused = find_pause(grouping.members) is not None
+    health = "Moving" if is_moving else "NoHangSeen" if is_paused else find_idle_kind(grouping)
     return Scene(
         grouping=grouping,
         launchers=launchers,

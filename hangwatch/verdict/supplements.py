@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from hangwatch.model import Supplement, Verdict
 
-_NOT_STUCK = frozenset({"Moving", "Serving", "NoTask", "Suspended", "Over", "NoRanks"})
+_NOT_STUCK = frozenset({"Moving", "NoHangSeen", "Serving", "NoTask", "Suspended", "Over", "NoRanks"})
 
 
 def complete(verdict: Verdict | None, supplement: Supplement) -> Verdict:

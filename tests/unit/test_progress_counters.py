@@ -15,7 +15,8 @@ from hangwatch.model import Fault, ProcessId
 from hangwatch.model.flight_records import ProgressCounter
 from hangwatch.probes.process.memory_image import UnreadableError
 from hangwatch.probes.torch_recorder import Recorders, decode, layouts
-from hangwatch.probes.torch_recorder.progress_counters import TID_OFFSET, ProgressCounters
+from hangwatch.probes.torch_recorder.progress_counters import ProgressCounters
+from hangwatch.probes.torch_recorder.threads import TID_OFFSET
 from tests.recorder_memory import Group, Memory, Operation, as_process, recorder
 
 ALL = layouts.candidates("")

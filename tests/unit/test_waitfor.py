@@ -15,16 +15,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from hangwatch.collectives import wait_graph
-from hangwatch.collectives.rank_records import (
-    MOST_GROUPS,
-    drop_unneeded,
-    has_old_open_operation,
-    merge_rounds,
-    motion,
-    progress,
-)
+from hangwatch.collectives.rank_records import MOST_GROUPS, drop_unneeded, merge_rounds
 from hangwatch.collectives.wait_graph import Stance
-from hangwatch.model import KernelFacts, Member, Motion, RankId, RecorderFacts
+from hangwatch.model import KernelFacts, Member, RankId, RecorderFacts
 from hangwatch.model.flight_records import FlightRecord, GroupMembers, GroupStatus, RankRecords
 from hangwatch.verdict import sequence_rules
 from hangwatch.verdict.sequence_rules import Answer
@@ -442,67 +435,6 @@ def test_what_is_kept_of_a_buffer_is_bounded_and_judged_alike() -> None:
     assert judge([*job, standing(3, done(39))], r3="elsewhere").named == (3,) and full
 
 
-# --- motion of a rank ------------------------------------------------------------------------------------------------
-
-MAIN, BEAT = 140_001, 140_002
-
-
-def progressed(*rounds: tuple[FlightRecord, ...], main: int | None = MAIN) -> Motion:
-    return motion([progress([recorder(*records)], main) for records in rounds])
-
-
-def by(thread: int, number: int, state: str = "open") -> FlightRecord:
-    return record(number, WORLD if thread == MAIN else "1", id=number, thread_id=thread, state=state)
-
-
-@pytest.mark.parametrize(
-    ("rounds", "expected"),
-    [
-        ([(by(MAIN, 6),), (by(MAIN, 6),)], "frozen"),
-        ([(by(MAIN, 6),), (by(MAIN, 6, "completed"), by(MAIN, 7))], "moving"),
-        ([(by(BEAT, 6),), (by(BEAT, 6),)], "frozen"),
-        ([(by(BEAT, 6),), (by(BEAT, 6, "completed"), by(BEAT, 7))], "unknown"),
-        ([(by(BEAT, 2), by(MAIN, 6)), (by(BEAT, 9), by(MAIN, 6))], "frozen"),
-        ([(by(MAIN, 5, "completed"), by(BEAT, 6)), (by(BEAT, 6), by(MAIN, 8, "completed"))], "unknown"),
-        ([(by(MAIN, 6, "completed"),), (by(MAIN, 6, "completed"),)], "unknown"),
-        ([(by(MAIN, 6),)], "unknown"),
-        ([(), (by(MAIN, 6),)], "unknown"),
-    ],
-    ids=[
-        "keeps it",
-        "another one",
-        "a hook's thread keeps it",
-        "a side thread goes on",
-        "a side thread goes on in a hang",
-        "a checkpoint is open while the main thread goes on",
-        "standing counters",
-        "one round",
-        "none before",
-    ],
-)
-def test_rank_with_the_same_oldest_open_operation_is_frozen(
-    rounds: list[tuple[FlightRecord, ...]], expected: str
-) -> None:
-    assert progressed(*rounds).value == expected
-
-
 def test_stopped_rank_has_not_joined_despite_open_operations() -> None:
     held = structs.replace(standing(3, {WORLD: (5, 5)}), kernel=KernelFacts(state="T"))
     assert judge([*three_and({})[:3], held], r3="elsewhere").named == (3,)
-
-
-@pytest.mark.parametrize(
-    ("given", "stood"),
-    [
-        ({"created_unix_ns": 989_000_000_000}, True),
-        ({"created_unix_ns": 991_000_000_000}, False),
-        ({"created_unix_ns": 1}, True),
-        ({"created_unix_ns": 1, "state": "completed"}, False),
-        ({"created_unix_ns": 2_000_000_000_000}, False),  # the clock was set back
-    ],
-)
-def test_operation_open_for_ten_seconds_is_old(given: dict[str, object], *, stood: bool) -> None:
-    older = record(1, id=0, state="completed", created_unix_ns=1)
-    newest = structs.replace(record(2, id=1, state="open"), **given)
-    assert has_old_open_operation((recorder(older), recorder(newest))) is stood
-    assert not has_old_open_operation(())

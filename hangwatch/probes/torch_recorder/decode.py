@@ -6,10 +6,14 @@ that the writer may have touched in between are dropped. If the buffer itself mo
 
 from __future__ import annotations
 
+import heapq
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
+
+from msgspec.structs import replace
 
 from hangwatch.model.flight_records import (
     EARLIEST_UNIX_NS,
@@ -162,6 +166,20 @@ def _select(marks: Sequence[_Mark], library: Library, newest: int | None) -> Ite
     return sorted(selected | set(range(min(1, len(marks)))))
 
 
+def _find_usual_gaps(marks: Iterable[_Mark]) -> dict[int, float]:
+    """Return for each group the second longest time between two of its operations, or the only one.
+
+    The longest may be a single pause.
+    """
+    created: dict[int, list[int]] = {}
+    for mark in marks:
+        created.setdefault(mark.group, []).append(mark.created)
+    longest = {
+        group: heapq.nlargest(2, (late - early for early, late in pairwise(times))) for group, times in created.items()
+    }
+    return {group: gaps[-1] / 1e9 for group, gaps in longest.items() if gaps}
+
+
 def read(
     read_memory: Read,
     address: int,
@@ -203,7 +221,11 @@ def _read_once(
     contents = image.take_parts(part for row in rows for part in (*row.texts, *row.tensors))
     stable = _stable(entries, before, head()[0])
     first_id = before.next_id - len(stable)
-    statuses = _statuses(image, address, raw, layout)
+    usual_gaps = _find_usual_gaps(marks)
+    statuses = tuple(
+        replace(status, usual_gap_seconds=usual_gaps.get(status.group_id, 0.0))
+        for status in _statuses(image, address, raw, layout)
+    )
     known_groups = {status.group_id for status in statuses}
     records = [
         record(row, [texts.decode(part, contents) for part in row.texts], shapes.parse(row.tensors, contents), library)

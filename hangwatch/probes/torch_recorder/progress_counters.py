@@ -3,15 +3,14 @@
 The table of groups is read anew each time, in one question for many ranks. A child reads, see `process_memory`. It
 reads the places of the last time in advance, so it is asked again only if the table has changed.
 
-A group counts if the main thread or a thread of autograd uses it: DDP and FSDP enqueue their collectives of the
-backward pass there on CUDA. A group of another thread, such as a heartbeat, proves no progress of the job. A group of
-an unknown thread counts, too: it must never look as if a healthy job stands still.
+A group counts if the main thread or a thread of autograd uses it. A group of another thread, such as a heartbeat,
+proves no progress of the job. A group of an unknown thread counts, too: it must never look as if a healthy job stands
+still.
 """
 
 from __future__ import annotations
 
 import errno
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,11 +19,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from hangwatch.model import Fault, ProcessId
-from hangwatch.model.flight_records import Library, ProgressCounter, RankRecords
-from hangwatch.probes.process import process_memory, procfs
+from hangwatch.model.flight_records import COUNTING_THREADS, Library, ProgressCounter, RankRecords, ThreadKind
+from hangwatch.probes.process import procfs
 from hangwatch.probes.process.memory_image import Place, UnreadableError
 from hangwatch.probes.process.process_memory import FilePlaces, MemoryReader
-from hangwatch.probes.torch_recorder import SHARED, Recorders, decode
+from hangwatch.probes.torch_recorder import SHARED, Recorders, decode, threads
 from hangwatch.probes.torch_recorder.layouts import Layout
 
 RANKS_AT_ONCE = 64  # of one question to the child
@@ -34,10 +33,6 @@ THREADS_SECONDS = 300.0  # between two readings of the threads
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0  # between attempts; doubled each time
 TORN_SECONDS = 10.0  # a recorder that could not be read for this long is not usable
 SILENCE_SECONDS = 60.0  # the ranks of an owner are not read for this long, if memory of one did not respond
-MOST_THREADS = 4096
-TID_OFFSET = 0x2D0  # of `tid` in glibc's struct pthread on x86-64, nptl/descr.h; glibc 2.36 and others
-_AUTOGRAD = b"pt_autograd_"  # the name of torch's threads for backward passes, torch/csrc/autograd/engine.cpp
-_TID = struct.Struct("<i")
 
 GroupKey: TypeAlias = tuple[Library, int]
 
@@ -223,42 +218,19 @@ class ProgressCounters:
         self, process: ProcessId, contents: Iterable[RankRecords | Fault]
     ) -> dict[GroupKey, bool | None]:
         """Return for each group with records if it counts; None if a thread that uses it is not known."""
-        threads: dict[GroupKey, list[int]] = {}
-        for content in (each for each in contents if isinstance(each, RankRecords)):
-            for record in content.records:
-                threads.setdefault((content.library, record.group_id), []).append(record.thread_id)
-        newest = {key: used[-NEWEST_RECORDS:] for key, used in threads.items()}
-        counts = self._find_counting_threads(process, {thread for used in newest.values() for thread in used})
-        return {key: _combine([counts.get(thread) for thread in used]) for key, used in newest.items()}
-
-    def _find_counting_threads(self, process: ProcessId, threads: Iterable[int]) -> dict[int, bool]:
-        """Return for each pthread_t if it is the main thread or one of autograd. Unknown threads are left out."""
-        places = [(thread + TID_OFFSET, _TID.size) for thread in threads if 0 < thread < 1 << 47]
-        folder = self._proc_root / str(process.pid)
-        answer = process_memory.SHARED.read_pieces(folder / "mem", places) if places else ()
-        if isinstance(answer, int) or not procfs.is_alive(process, self._proc_root):
-            return {}
-        read = zip(places, answer, strict=True)
-        tids = {address - TID_OFFSET: int(_TID.unpack(raw)[0]) for (address, _), raw in read if len(raw) == _TID.size}
-        main = procfs.read_inner_pid(process.pid, self._proc_root)
-        names = self._thread_names(folder / "task", set(tids.values()), is_inner=main != process.pid)
-        return {thread: tid == main or names[tid].startswith(_AUTOGRAD) for thread, tid in tids.items() if tid in names}
-
-    def _thread_names(self, folder: Path, tids: set[int], *, is_inner: bool) -> dict[int, bytes]:
-        """Return the name of each thread that exists. With `is_inner`, `tids` are those of its own PID namespace."""
-        by_tid = {tid: str(tid) for tid in tids}
-        if is_inner:
-            outer = procfs.list_pids(str(folder))[:MOST_THREADS]
-            by_tid = {procfs.read_inner_pid(int(name), folder): name for name in outer}
-        raw = {tid: procfs.read_start(f"{folder}/{by_tid[tid]}/comm", 64) for tid in tids if tid in by_tid}
-        return {tid: name for tid, name in raw.items() if isinstance(name, bytes)}
+        used: dict[GroupKey, list[ThreadKind]] = {}
+        recorders = [each for each in contents if isinstance(each, RankRecords)]
+        for recorder in threads.with_threads(recorders, process, self._proc_root):
+            for record in recorder.records:
+                used.setdefault((recorder.library, record.group_id), []).append(record.thread)
+        return {key: _combine(kinds[-NEWEST_RECORDS:]) for key, kinds in used.items()}
 
 
-def _combine(counts: Sequence[bool | None]) -> bool | None:
+def _combine(kinds: Sequence[ThreadKind]) -> bool | None:
     """Return True if a thread counts that used the group, False if all are known and none does, else None."""
-    if any(counts):
+    if not COUNTING_THREADS.isdisjoint(kinds):
         return True
-    return None if None in counts else False
+    return None if "" in kinds else False
 
 
 class _Prefetched:

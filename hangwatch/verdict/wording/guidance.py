@@ -12,6 +12,7 @@ from hangwatch.verdict.wording import clauses
 
 _MOST_SENTENCES = 2
 _LINKS = "XIDs, NVLink and network errors"
+WORKS = "wait: a checkpoint, an evaluation or a compilation ends without help"
 ALL_DUMPS = "give the dumps of all ranks of the job"
 _BRANCH = "if there are none, a rank took another branch or process group: compare sequence numbers"
 

@@ -6,6 +6,7 @@ from itertools import islice
 
 from hangwatch import words
 from hangwatch.model import Group, Member, Waiting
+from hangwatch.stacks.completed_collectives import find_completed, find_pause
 from hangwatch.stacks.user_code import find_caller
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.scene import Scene, count_ranks
@@ -28,8 +29,26 @@ _SHOWN = 4
 
 def moving(finding: Finding) -> str:
     """Return the headline for a job that progresses."""
+    members = finding.scene.grouping.members
+    if (completed := find_completed(members)) is not None:
+        count = words.count(completed.most, "collective")
+        if completed.fewest < completed.most:
+            count = f"{completed.fewest:,} to {count}"
+        who = "every rank" if len(members) > 1 else "the rank"
+        return f"no hang: {who} completed {count} in the {completed.seconds:.2g} s between two rounds."
     moved = f"{finding.scene.moving:,} of {words.count(finding.scene.stacks)}"
     return f"{moved} progressed between the rounds, so the job is working: {'; '.join(describe_each(finding.others))}."
+
+
+def no_hang_seen(finding: Finding) -> str:
+    """Return the headline for a job in which no rank is overdue."""
+    pause = find_pause(finding.scene.grouping.members)
+    assert pause is not None
+    return f"no hang seen: last collective {_seconds(pause[0])} ago, usual gap {_seconds(pause[1])}."
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else words.duration(seconds)
 
 
 def suspended(finding: Finding) -> str:

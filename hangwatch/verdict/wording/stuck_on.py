@@ -13,7 +13,7 @@ from hangwatch.verdict.wording import clauses, guidance, sequence_numbers
 from hangwatch.verdict.wording.next_steps import first_step
 
 _MOST_CHARACTERS = 160
-_NOT_STUCK = frozenset({"Moving", "Serving", "NoTask", "Suspended", "Over", "NoRanks", "RecordsOnly"})
+_NOT_STUCK = frozenset({"Moving", "NoHangSeen", "Serving", "NoTask", "Suspended", "Over", "NoRanks", "RecordsOnly"})
 _BY_LINE = frozenset({"OutsideCollective", "NotJoined"})
 """Kinds of verdicts with a first step that depends on the line at which the first suspect is."""
 
@@ -49,7 +49,7 @@ def next_step(finding: Finding, settle: str) -> str:
     """Return the first step: look at the object of the blocked call, else `settle`, else the step for the kind."""
     group = next(iter(finding.suspects or finding.others[: finding.scene.is_one_process]), None)
     if _is_working(finding):
-        return first_step("Moving", ())
+        return guidance.WORKS
     if finding.scene.have_all_ended and not finding.suspects:
         return "read the end of the job's log: it shows if the job ended as planned"
     remedies = [group.fault.remedy if group.fault is not None else "" for group in finding.scene.grouping.groups]

@@ -1,0 +1,64 @@
+"""The threads that enqueued the records of a flight recorder: the main thread, one of autograd, or another.
+
+DDP and FSDP enqueue their collectives of the backward pass in threads of autograd on CUDA.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from hangwatch.model import ProcessId
+from hangwatch.model.flight_records import RankRecords, ThreadKind
+from hangwatch.probes.process import process_memory, procfs
+
+MOST_THREADS = 4096
+TID_OFFSET = 0x2D0  # of `tid` in glibc's struct pthread on x86-64, nptl/descr.h; glibc 2.36 and others
+_AUTOGRAD = b"pt_autograd_"  # the name of torch's threads for backward passes, torch/csrc/autograd/engine.cpp
+_TID = struct.Struct("<i")
+
+
+def with_threads(
+    recorders: Iterable[RankRecords], process: ProcessId, proc_root: Path = procfs.PROC
+) -> tuple[RankRecords, ...]:
+    """Return these recorders of a process with the kind of the thread of each record, "" if unknown."""
+    recorders = tuple(recorders)
+    kinds = _find_kinds(process, {record.thread_id for each in recorders for record in each.records}, proc_root)
+    return tuple(
+        replace(
+            each,
+            records=tuple(replace(record, thread=kinds.get(record.thread_id, "")) for record in each.records),
+        )
+        for each in recorders
+    )
+
+
+def _find_kinds(process: ProcessId, threads: Iterable[int], proc_root: Path) -> dict[int, ThreadKind]:
+    """Return the kind of each thread by its pthread_t. Unknown threads are left out."""
+    places = [(thread + TID_OFFSET, _TID.size) for thread in threads if 0 < thread < 1 << 47]
+    folder = proc_root / str(process.pid)
+    answer = process_memory.SHARED.read_pieces(folder / "mem", places) if places else ()
+    if isinstance(answer, int) or not procfs.is_alive(process, proc_root):
+        return {}
+    read = zip(places, answer, strict=True)
+    tids = {address - TID_OFFSET: int(_TID.unpack(raw)[0]) for (address, _), raw in read if len(raw) == _TID.size}
+    main = procfs.read_inner_pid(process.pid, proc_root)
+    names = _read_names(folder / "task", set(tids.values()), is_inner=main != process.pid)
+    return {
+        thread: "main" if tid == main else "autograd" if names[tid].startswith(_AUTOGRAD) else "other"
+        for thread, tid in tids.items()
+        if tid in names
+    }
+
+
+def _read_names(folder: Path, tids: set[int], *, is_inner: bool) -> dict[int, bytes]:
+    """Return the name of each thread that exists. With `is_inner`, `tids` are those of its own PID namespace."""
+    by_tid = {tid: str(tid) for tid in tids}
+    if is_inner:
+        outer = procfs.list_pids(str(folder))[:MOST_THREADS]
+        by_tid = {procfs.read_inner_pid(int(name), folder): name for name in outer}
+    raw = {tid: procfs.read_start(f"{folder}/{by_tid[tid]}/comm", 64) for tid in tids if tid in by_tid}
+    return {tid: name for tid, name in raw.items() if isinstance(name, bytes)}

@@ -27,6 +27,7 @@ from hangwatch.model import (
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import environment_diff, judge
+from hangwatch.verdict.frozen_calls import with_frozen_ranks
 from hangwatch.verdict.recommendation import with_action
 from hangwatch.verdict.scene import open_operations
 from hangwatch.verdict.supplements import complete
@@ -126,7 +127,7 @@ def diagnose(
 
     `ranks_here` is the number of the job's ranks on this node; None if only the captured ranks are known.
     """
-    grouping = group_ranks(taken, activities, settings)
+    grouping = with_frozen_ranks(group_ranks(taken, activities, settings))
     return Diagnosis(
         capture=taken,
         grouping=grouping,

@@ -25,6 +25,9 @@ DEADLY = frozenset(name for name, row in kernel_lines.load().items() if row.dead
 """The names of kernel log lines that report the crash or the OOM kill of a process."""
 _REFUSALS = ("PermissionDenied", "CannotPause")  # the cause is the rank, or a missing right of this user
 
+OPENS_FIFO = frozenset({"wait_for_partner", "fifo_open"})
+"""The functions of fs/pipe.c in which open() of a FIFO sleeps."""
+
 Process: TypeAlias = tuple[str | None, int | None]
 """A process: the name of its node, and its pid."""
 

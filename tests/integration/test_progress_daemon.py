@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import latency
 from tests.conftest import wait_for
+from tests.fake_driver import FakeDriver, h100
 from tests.jobs.stuck_on_a_fifo import ODD_RANK
 from tests.real_daemon import RealDaemon, TorchJob
 
@@ -44,10 +45,16 @@ def rank_pid(job: TorchJob, rank: int) -> int:
     raise AssertionError(f"rank {rank} is not running")
 
 
-def test_blocked_rank_is_suspected_pages_after_the_hold_and_recovers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_gpus", [False, pytest.param(True, marks=pytest.mark.machines)])
+def test_blocked_rank_is_suspected_pages_after_the_hold_and_recovers(
+    fake_driver: FakeDriver, tmp_path: Path, *, has_gpus: bool
+) -> None:
+    """The GPUs of all ranks draw the same power in the hang as before, or there are none."""
+    fake_driver.write(h100(4))
     os.mkfifo(tmp_path / "shard")
     sections = {**SECTIONS, "detector": {"hold_seconds": 40.0}}
-    with RealDaemon(tmp_path / "hw", os.environ, **sections) as daemon, TorchJob(tmp_path, "stuck_on_a_fifo.py") as job:
+    environ = fake_driver.environ if has_gpus else os.environ
+    with RealDaemon(tmp_path / "hw", environ, **sections) as daemon, TorchJob(tmp_path, "stuck_on_a_fifo.py") as job:
         wait_for_usual_gap(daemon, job)
         assert job_status(daemon, job)["collectives_per_second"] > 1
         (tmp_path / "stop-at-shard").touch()

@@ -9,6 +9,7 @@ from hangwatch.model import BLOCKED_STATES, STOPPED_STATES, CallTarget, FileLock
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.user_code import innermost_user_frame
 from hangwatch.verdict.findings import Finding
+from hangwatch.verdict.scene import OPENS_FIFO
 from hangwatch.verdict.wording import clauses, guidance, sequence_numbers
 from hangwatch.verdict.wording.next_steps import first_step
 
@@ -16,8 +17,6 @@ _MOST_CHARACTERS = 160
 _NOT_STUCK = frozenset({"Moving", "NoHangSeen", "Serving", "NoTask", "Suspended", "Over", "NoRanks", "RecordsOnly"})
 _BY_LINE = frozenset({"OutsideCollective", "NotJoined"})
 """Kinds of verdicts with a first step that depends on the line at which the first suspect is."""
-
-_OPENS_FIFO = frozenset({"wait_for_partner", "fifo_open"})  # functions of fs/pipe.c in which open() of a FIFO sleeps
 
 
 def stuck_on(finding: Finding) -> str:
@@ -110,7 +109,7 @@ def _object_of_call(call: KernelCall, wchan: str | None) -> str:
     """Return the step for the object of a call. `wchan` is the kernel function in which the call sleeps, if known."""
     if call.file_lock is not None:
         return _lock(call.file_lock)
-    if call.path and wchan in _OPENS_FIFO:
+    if call.path and wchan in OPENS_FIFO:
         return f"look at {_cut(call.path)}: it is a FIFO, and no process has opened its other end"
     if call.path:
         may_be_fifo = "" if wchan else " A FIFO needs a writer"

@@ -1,0 +1,56 @@
+"""Ranks that sequence numbers name and the kernel holds in one call: frozen, whatever their GPUs draw. Pure.
+
+At full power a GPU may run a kernel that only waits. A rank that does not return from one call on an object enqueues
+nothing, and no rank that waits for it completes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from msgspec.structs import replace
+
+from hangwatch.model import STOPPED_STATES, Group, Grouping, Member, Motion, Signature
+from hangwatch.verdict.scene import OPENS_FIFO, lock_holder, process_of, stance_of
+from hangwatch.verdict.sequence_rules import decide_by_all_counts
+
+
+def with_frozen_ranks(grouping: Grouping) -> Grouping:
+    """Return the groups with the motion that sequence numbers and calls show, where GPUs at work showed progress.
+
+    The groups are unchanged unless every rank is known, each named rank is held, and a GPU was at work.
+    """
+    if all(member.signature is not Signature.GPU_WORKS for member in grouping.members):
+        return grouping
+    answer = decide_by_all_counts(grouping.members, stance_of(grouping), grouping.world_size)
+    named = [member for member in grouping.members if member.id.rank in answer.named]
+    others = frozenset(map(process_of, grouping.members))
+    if not named or answer.by_counts or answer.graph.is_partial or not all(_is_held(each, others) for each in named):
+        return grouping
+    groups = (_freeze(group, set(answer.named), answer.graph.waiting) for group in grouping.groups)
+    return replace(grouping, groups=tuple(groups))
+
+
+def _is_held(member: Member, processes: Collection[tuple[str | None, int | None]]) -> bool:
+    """True if the main thread never returned from one call: open() of a FIFO, or a wait for a lock or a stopped child.
+
+    A file may be read from a slow mount, and the process behind a pipe may work: these calls prove nothing.
+    """
+    call, holder = member.kernel.call, lock_holder(member)
+    if member.usage.switches_per_second != 0.0:
+        return False
+    if call is not None and call.child_state in STOPPED_STATES:
+        return True
+    opens_fifo = member.waits.object == "file" and member.kernel.wchan in OPENS_FIFO
+    return opens_fifo or (holder is not None and holder[1] is not None and holder not in processes)
+
+
+def _freeze(group: Group, named: Collection[int], waiting: Collection[int]) -> Group:
+    def freeze(member: Member) -> Member:
+        if member.id.rank in named:
+            return replace(member, motion=Motion.FROZEN, signature=Signature.BLOCKED)
+        if member.id.rank in waiting and member.signature is Signature.GPU_WORKS:
+            return replace(member, motion=Motion.FROZEN, signature=Signature.BEHIND_GPU)
+        return member
+
+    return replace(group, members=tuple(map(freeze, group.members)))

@@ -1,0 +1,102 @@
+"""Ranks that the kernel holds in one call while GPUs draw full power: frozen only if sequence numbers name them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from hangwatch.model import (
+    FileLock,
+    Frame,
+    Group,
+    Grouping,
+    KernelCall,
+    KernelFacts,
+    Member,
+    Motion,
+    Signature,
+    StackFacts,
+    Usage,
+    Waits,
+)
+from hangwatch.verdict.frozen_calls import with_frozen_ranks
+from tests.unit.test_waitfor import WORLD, done, standing, waits
+
+AWAITS_CHILD = KernelCall(name="wait4", says="wait4() for", rounds=3, child_pid=9, child_state="T")
+OWN = Frame(function="read_shard", file="train.py", line=3)
+FIFO: dict[str, Any] = {"waits": Waits(object="file"), "kernel": KernelFacts(wchan="wait_for_partner")}
+
+
+def at_work(member: Member, **given: Any) -> Member:
+    usage = Usage(switches_per_second=0.0)
+    values = {
+        "usage": usage,
+        "stack": StackFacts(user_frames=(OWN,)),
+        "rounds": 3,
+        "signature": Signature.GPU_WORKS,
+        "motion": Motion.MOVING,
+        **given,
+    }
+    return structs.replace(member, **values)
+
+
+def job(odd: Member, *, others: int = 3) -> Grouping:
+    waiting = tuple(at_work(standing(rank, waits(6))) for rank in range(others))
+    return Grouping(
+        groups=(
+            Group(key="w", activity="collective_wait", waits_for="ranks", members=waiting),
+            Group(key="o", activity="unknown", frames=(OWN,), members=(odd,)),
+        ),
+        world_size=4,
+    )
+
+
+def motions(grouping: Grouping) -> set[Motion]:
+    return {member.motion for member in with_frozen_ranks(grouping).members}
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        FIFO,
+        {"waits": Waits(file_lock=FileLock(path="/data/lock", holder_pid=77))},
+        {"kernel": KernelFacts(call=AWAITS_CHILD), "waits": Waits(object="child")},
+        {**FIFO, "signature": Signature.BLOCKED, "motion": Motion.FROZEN},
+    ],
+    ids=["a FIFO", "a lock of another process", "a stopped child", "only the others' GPUs are at work"],
+)
+def test_rank_held_in_a_call_is_frozen_with_the_ranks_that_wait_for_it(held: dict[str, Any]) -> None:
+    assert motions(job(at_work(standing(3, done(5)), **held))) == {Motion.FROZEN}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        at_work(standing(3, done(5))),
+        at_work(standing(3, done(5)), **{**FIFO, "usage": Usage(switches_per_second=0.4)}),
+        at_work(standing(3, done(5)), **{**FIFO, "usage": Usage()}),
+        at_work(standing(3, done(5)), waits=Waits(object="file"), kernel=KernelFacts(wchan="folio_wait_bit")),
+        at_work(standing(3, done(5)), waits=Waits(object="socket", awaited=None)),
+        at_work(standing(3, done(5)), waits=Waits(object="child"), kernel=KernelFacts(wchan="do_wait")),
+        at_work(standing(3, done(5)), waits=Waits(file_lock=FileLock(path="/data/lock"))),
+        at_work(standing(3, {WORLD: (6, 6)}), **FIFO),
+    ],
+    ids=[
+        "it evaluates",
+        "it returns from its calls",
+        "switches were not counted",
+        "it reads a slow mount in one call",
+        "it receives from outside",
+        "it waits for a child that works",
+        "the holder of its lock is unknown",
+        "it has joined",
+    ],
+)
+def test_rank_that_may_still_join_keeps_the_motion_that_power_shows(odd: Member) -> None:
+    assert motions(job(odd)) == {Motion.MOVING}
+
+
+def test_rank_is_not_frozen_if_another_rank_of_the_job_is_unknown() -> None:
+    assert motions(job(at_work(standing(3, done(5)), **FIFO), others=2)) == {Motion.MOVING}

@@ -101,7 +101,7 @@ PARSERS: dict[str, Parser] = {
     "py-spy": Parser(lambda raw: pyspy_json.parse_json(raw, 7), (DumpError,), [json.dumps(_PYSPY).encode()]),
     "stacks and logs": Parser(_collect, (UserError,), _files("explain/*.txt", "explain/*/*/*/*/*.log")),
     "recorder dump": Parser(
-        lambda raw: recorder_dump.parse(raw, 1.8e9),
+        lambda raw: recorder_dump.parse(raw),
         (ValueError,),
         [json.dumps(_RECORDER).encode(), pickle.dumps(_RECORDER, 2)],
     ),

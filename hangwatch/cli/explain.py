@@ -112,7 +112,7 @@ def _answer(
     collected = collected._replace(notes=(*recorders.notes, *collected.notes, *notes))
     dumps = [*collected.ranks, *(rank for incident in incidents for rank in incident.captures[-1].ranks)]
     dumps += [rank for answer in answers for rank in (answer.capture.ranks if answer.capture else ())]
-    dumps += recorder_dumps.without_stacks(recorders.by_rank, dumps)
+    dumps += recorder_dumps.without_stacks(recorders.by_rank, dumps, recorders.world_size)
     if not any((dumps, collected.logs, collected.works, collected.unranked, collected.kernel)):
         listed = "".join(f"\n  {note}" for note in collected.notes[:5])
         raise InputError(
@@ -123,13 +123,13 @@ def _answer(
     size = collected.world_size or max(sizes, default=0) or recorders.world_size
     grouping = group_ranks(dumps, load_activities(settings.activities.rules), settings.capture, size or None)
     grouping = replace(grouping, notes=(*grouping.notes, *collected.notes))
-    grouping = recorder_dumps.with_records(grouping, recorders.timed, recorders.opened_before_unix_seconds)
+    grouping = recorder_dumps.with_records(grouping, recorders.by_rank)
     job = incidents[0].job if incidents else None
     ranks_here = _ranks_here(incidents) if not files else None
     verdict = judge.judge(grouping, ranks_here, recorders.by_rank) if dumps else None
     if verdict is not None and recorders.by_rank:
         verdict = complete(verdict, Supplement(evidence=recorders.evidence))
-        verdict = complete(verdict, stopped_launch.supplement(recorders.timed))
+        verdict = complete(verdict, stopped_launch.supplement(recorders.by_rank))
     if collected.logs or collected.works or collected.unranked:
         of_logs = log_evidence.supplement(collected.logs, collected.works, size or None, collected.unranked)
         verdict = complete(verdict, of_logs)
@@ -346,10 +346,9 @@ def _flight_dumps(files: Sequence[_File], now: Step) -> tuple[rank_recorders.Joi
     for (path, folder), _ in zip(files, now.each([path for path, _ in files], len(files), "reading"), strict=True):
         try:
             with _opened(path, folder) as file:
-                written = os.fstat(file.fileno()).st_mtime
-                dump = recorder_dump.parse(file.read(MOST_RECORDER_BYTES + 1), written)
+                dump = recorder_dump.parse(file.read(MOST_RECORDER_BYTES + 1))
             dump = dump._replace(recorders=tuple(map(drop_unneeded, dump.recorders)))
-            dump_files.append(rank_recorders.DumpFile(str(path), written, dump))
+            dump_files.append(rank_recorders.DumpFile(str(path), dump))
         except ValueError as error:
             if folder is None:
                 raise InputError(f"{path}: {error}") from None

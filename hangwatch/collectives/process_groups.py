@@ -7,33 +7,47 @@ other cases this is *unknown*.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
-from hangwatch.model import EnqueuedOperation, GroupRecords, Member
+from hangwatch.model import EnqueuedOperation, GroupRecords, Member, RankId
 from hangwatch.model.flight_records import Library
 
 DEFAULT_GROUP = "0", "default_pg"  # torch/distributed/distributed_c10d.py
 _MOST_DIFFERENT_CLOCKS_SECONDS = 60.0
 _MOST_MEMBERS = 1 << 20
+_PEER = re.compile(r"^(?:send|recv) \d{1,7}(?:->|<-)(\d{1,7})$")
+# No member can complete these before every member has launched them.
+_PROVING = frozenset(
+    {
+        "all_reduce", "_all_gather_base", "all_gather", "all_gather_into_tensor", "_reduce_scatter_base",
+        "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier",
+    }
+)  # fmt: skip
 
 
-class ProcessGroup(NamedTuple):
+@dataclass(frozen=True)
+class ProcessGroup:
     """A process group in which a rank waits.
 
     `records` are the records of this group on each rank that has any. `waits` is the collective in which each waiting
-    rank is. `members` are the known ranks of the group; all its ranks if `is_whole`. `newest` is the number of the
-    newest collective that each member has enqueued, 0 if none. For the members in `unknown` that number is not known.
+    rank is, `transfers` the oldest send and recv that stay open. `members` are the known ranks of the group; all its
+    ranks if `is_whole`. `newest` is the number of the newest collective that each member has enqueued, 0 if none, and
+    `completed` the number up to which it had completed them. For the members in `unknown` these are not known.
     """
 
     library: Library
     name: str
     records: Mapping[int, GroupRecords]
     waits: Mapping[int, EnqueuedOperation]
+    transfers: Mapping[int, tuple[EnqueuedOperation, ...]]
     members: tuple[int, ...]
     is_whole: bool
     newest: Mapping[int, int]
+    completed: Mapping[int, int]
     unknown: frozenset[int]
 
     @property
@@ -44,8 +58,49 @@ class ProcessGroup(NamedTuple):
         """
         return {records.generation for records in self.records.values()}
 
+    @property
+    def enqueues_ahead(self) -> bool:
+        """True if programs enqueue operations for a GPU, which completes them in order. Gloo has no GPU."""
+        return self.library != "gloo"
+
+    def is_proving(self, operation: EnqueuedOperation) -> bool:
+        """True if no member can complete this operation before every member has launched it."""
+        return self.enqueues_ahead and operation.operation in _PROVING
+
+    @cached_property
+    def lowest_newest(self) -> int:
+        """The lowest number of all members: each has enqueued the collective with this number."""
+        return min(self.newest.values(), default=0)
+
+    @cached_property
+    def highest_completed(self) -> int:
+        """The highest number of a collective that a member has completed; -1 if none."""
+        return max(self.completed.values(), default=-1)
+
+    @property
+    def may_be_of_one_moment(self) -> bool:
+        """False if a member has completed a collective which another member had not enqueued, so it was read later."""
+        every = [one for records in self.records.values() for one in records.operations]
+        return self.highest_completed <= self.lowest_newest or not all(map(self.is_proving, every))
+
+    def find_peer(self, transfer: EnqueuedOperation) -> int | None:
+        """Return the rank at the other end of a send or recv. None if the name or the group does not show it."""
+        peer = _PEER.match(transfer.operation)
+        place = int(peer[1]) if peer else len(self.members)
+        return self.members[place] if place < len(self.members) else None
+
     def __str__(self) -> str:
         return f"{next(iter(self.records.values())).description or 'group'} ({self.name})"
+
+
+def process_key(process: RankId) -> int | None:
+    """Return the key of a process: its rank, or its negative pid if it has no rank number; None if neither is known."""
+    return -process.pid if process.rank is None and process.pid else process.rank
+
+
+def find_process(key: int) -> RankId:
+    """Return the name of a process by its key."""
+    return RankId(rank=key) if key >= 0 else RankId(pid=-key)
 
 
 def waits_in(records: GroupRecords) -> EnqueuedOperation | None:
@@ -54,86 +109,109 @@ def waits_in(records: GroupRecords) -> EnqueuedOperation | None:
     return min(stay_open, key=lambda one: one.number) if stay_open else None
 
 
-def find_groups(by_rank: Mapping[int, Member], world_size: int | None) -> list[ProcessGroup]:
-    """Return the process groups in which a rank waits, sorted by library and name."""
+def _find_transfers(records: GroupRecords) -> tuple[EnqueuedOperation, ...]:
+    """Return the oldest send and the oldest recv that stay open."""
+    newest_first = reversed([one for one in records.operations if one.is_p2p and one.stays_open])
+    return tuple({is_send(one): one for one in newest_first}.values())
+
+
+def is_send(operation: EnqueuedOperation) -> bool:
+    """True if the rank sends to one other rank."""
+    return operation.operation.startswith("send ")
+
+
+def find_groups(by_key: Mapping[int, Member], world_size: int | None) -> list[ProcessGroup]:
+    """Return the process groups in which a process waits, sorted by library and name."""
     every: dict[tuple[Library, str], dict[int, GroupRecords]] = defaultdict(dict)
-    for rank, member in by_rank.items():
+    for key, member in by_key.items():
         for recorder in member.recorder.libraries:
             for records in recorder.groups:
-                every[records.library, records.name][rank] = records
+                every[records.library, records.name][key] = records
     groups = []
+    are_numbered = min(by_key) >= 0
     for (library, name), by_member in sorted(every.items()):
         waits = {rank: wait for rank, records in by_member.items() if (wait := waits_in(records)) is not None}
-        if waits:
-            members, is_whole = _find_members(by_member, by_rank, world_size)
-            newest = _find_newest_numbers(by_member, waits, members, by_rank)
-            unknown = frozenset(members) - newest.keys()
-            groups.append(ProcessGroup(library, name, by_member, waits, members, is_whole, newest, unknown))
+        transfers = {rank: pair for rank, records in by_member.items() if (pair := _find_transfers(records))}
+        if waits or transfers:
+            members, is_whole = _find_members(by_member, by_key, world_size, are_numbered=are_numbered)
+            newest, completed = _find_numbers(by_member, waits.values(), members, by_key)
+            unknown = frozenset(members) - newest.keys() if waits else frozenset()
+            facts = by_member, waits, transfers, members, is_whole, newest, completed, unknown
+            groups.append(ProcessGroup(library, name, *facts))
     return groups
 
 
 def _find_members(
-    records: Mapping[int, GroupRecords], by_rank: Mapping[int, Member], world_size: int | None
+    records: Mapping[int, GroupRecords], by_key: Mapping[int, Member], world_size: int | None, *, are_numbered: bool
 ) -> tuple[tuple[int, ...], bool]:
     """Return the known members of a group, and true if these are all its members.
 
-    The default group contains all ranks. Other groups contain the ranks that NCCL lists. If NCCL lists none, they
-    contain the ranks with a record in the group.
+    The default group contains all processes. Other groups contain the ranks that NCCL lists. If NCCL lists none, or a
+    process has no rank number, they contain the processes with a record in the group.
     """
     first = next(iter(records.values()))
-    if (first.name, first.description) == DEFAULT_GROUP:
-        ranks = {*by_rank, *range(min(world_size or 0, _MOST_MEMBERS))}
-        return tuple(sorted(ranks)), len(ranks) == world_size
     listed = {group_records.ranks for group_records in records.values()}
     ranges = listed.pop() if len(listed) == 1 else ()
-    if ranges and sum(last + 1 - start for start, last in ranges) <= _MOST_MEMBERS:
+    size = sum(last + 1 - start for start, last in ranges)
+    is_listed = are_numbered and 0 < size <= _MOST_MEMBERS
+    if (first.name, first.description) == DEFAULT_GROUP and not (is_listed and world_size is None):
+        ranks = {*by_key, *range(min(world_size or 0, _MOST_MEMBERS) if are_numbered else 0)}
+        return tuple(sorted(ranks)), len(ranks) == world_size
+    if is_listed:
         ranks = {rank for start, last in ranges for rank in range(start, last + 1)}
         return tuple(sorted(ranks | records.keys())), ranks >= records.keys()
-    return tuple(sorted(records)), False
+    return tuple(sorted(records)), size == len(records)
 
 
-def _find_newest_numbers(
+def _find_numbers(
     records: Mapping[int, GroupRecords],
-    waits: Mapping[int, EnqueuedOperation],
+    waits: Iterable[EnqueuedOperation],
     members: tuple[int, ...],
-    by_rank: Mapping[int, Member],
-) -> dict[int, int]:
-    """Return the number of the newest collective of each member, 0 if it has none.
+    by_key: Mapping[int, Member],
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the numbers of the newest collective, 0 if none, and of the last completed collective of each member.
 
-    Members without a known number are left out.
+    Members without a known number are left out. Torch's own count tells the number of a member without a record in the
+    group, as ranks give the same id to the groups that they use alike.
     """
     generations = {group_records.generation for group_records in records.values()}
-    newest = {rank: group_records.number for rank, group_records in records.items()} if len(generations) == 1 else {}
-    if generations == {1}:
-        lowest = min(wait.number for wait in waits.values())
+    if len(generations) > 1:
+        return {}, {}
+    newest = {rank: group_records.number for rank, group_records in records.items()}
+    completed = {rank: group_records.completed for rank, group_records in records.items()}
+    lowest = min((wait.number for wait in waits), default=0)
+    silent = [rank for rank in members if rank not in records and rank in by_key]
+    if generations == {1} and silent and lowest:
+        first = next(iter(records.values()))
         earliest: dict[str | None, float] = {}
-        for rank, wait in waits.items():
-            if wait.number == lowest:
-                node, created = by_rank[rank].id.node, wait.created_unix_seconds
+        for rank, group_records in records.items():
+            wait = waits_in(group_records)
+            if wait is not None and wait.number == lowest:
+                node, created = by_key[rank].id.node, wait.created_unix_seconds
                 earliest[node] = min(earliest.get(node, created), created)
-        library = next(iter(records.values())).library
-        silent = (rank for rank in members if rank not in records)
-        newest |= {rank: 0 for rank in silent if _reaches_back(by_rank.get(rank), library, earliest)}
-    return newest
+        for rank in silent:
+            number = _count_silent(by_key[rank], first, earliest)
+            if number is not None:
+                newest[rank] = completed[rank] = number
+    return newest, completed
 
 
-def _reaches_back(member: Member | None, library: Library, earliest: Mapping[str | None, float]) -> bool:
-    """True if a rank's flight recorder begins before `earliest`, so that it would contain a record of the group.
+def _count_silent(member: Member, group: GroupRecords, earliest: Mapping[str | None, float]) -> int | None:
+    """Return the number of the newest collective of a rank without a record in a group; None if it is unknown.
 
-    `earliest` is the time of the group's first record on each node, in seconds since the epoch. The clocks of other
-    nodes may differ by up to a minute.
+    It is 0 if the flight recorder begins before `earliest`, so that it would contain a record of the group. `earliest`
+    is the time of the group's first record on each node, in seconds since the epoch. The clocks of other nodes may
+    differ by up to a minute.
     """
-    recorder = (
-        next((candidate for candidate in member.recorder.libraries if candidate.library == library), None)
-        if member
-        else None
-    )
-    if member is None or recorder is None:
-        return False
-    if not recorder.is_wrapped:
-        return True
+    recorder = next((state for state in member.recorder.libraries if state.library == group.library), None)
+    if recorder is None:
+        return None
+    counted = next((number for group_id, number in recorder.idle if group_id == group.group_id), None)
+    if counted is not None or not recorder.is_wrapped:
+        return counted or 0
     oldest = recorder.oldest_unix_seconds
-    return oldest is not None and all(
+    begins_before = oldest is not None and all(
         oldest < seconds - (0.0 if node is not None and node == member.id.node else _MOST_DIFFERENT_CLOCKS_SECONDS)
         for node, seconds in earliest.items()
     )
+    return 0 if begins_before else None

@@ -88,21 +88,22 @@ def find_library(fault: Fault) -> Library | None:
     return library or None
 
 
-def read_single_round(recorders: Sequence[RankRecords], opened_before_unix_seconds: float) -> tuple[RecorderState, ...]:
-    """Return the records that count, from flight recorders that were read once.
+def read_single_round(recorders: Sequence[RankRecords], *, counts_open: bool) -> tuple[RecorderState, ...]:
+    """Return the records that count, from flight recorders that were read once. Without `counts_open`, none is open.
 
-    Open operations count only if they were enqueued before `opened_before_unix_seconds`. By then every rank of a
-    healthy job would have joined. Timeouts are left out, because they have expired.
+    Timeouts are left out, because they have expired. The time of reading is not known.
     """
 
     def of_one(recorder: RankRecords) -> RecorderState:
-        late = {
-            _make_identity(record)
-            for record in recorder.records
-            if record.counts_as_open and record.created_unix_ns < opened_before_unix_seconds * 1e9
-        }
+        opened = {_make_identity(record) for record in recorder.records if counts_open and record.counts_as_open}
         records = tuple(replace(record, timeout_ms=-1) for record in recorder.records)
-        return _mark_open(replace(recorder, records=records), late, None)
+        recorder = replace(recorder, records=records, read_unix_seconds=0.0)
+        used = {record.group_id for record in records}
+        idle = (status for status in recorder.groups if status.group_id not in used)
+        ended = (
+            (group.group_id, group.last_completed) for group in idle if group.last_completed == group.last_enqueued
+        )
+        return replace(_mark_open(recorder, recorder, opened, None), idle=tuple(ended))
 
     return tuple(sorted(map(of_one, recorders), key=lambda state: state.library))
 
@@ -111,10 +112,12 @@ def _merge_recorders(first: RankRecords, last: RankRecords, main_thread_id: int 
     if first.reset_epoch != last.reset_epoch or last.next_id < first.next_id:
         return None  # it was emptied or replaced between the rounds
     stays_open = {_make_identity(record) for record in first.records if record.counts_as_open}
-    return _mark_open(last, stays_open, main_thread_id)
+    return _mark_open(first, last, stays_open, main_thread_id)
 
 
-def _mark_open(last: RankRecords, stays_open: set[tuple[int, int, int]], main_thread_id: int | None) -> RecorderState:
+def _mark_open(
+    first: RankRecords, last: RankRecords, stays_open: set[tuple[int, int, int]], main_thread_id: int | None
+) -> RecorderState:
     """Return the records of a flight recorder by group. An open operation in `stays_open` is marked as staying open."""
     by_name: dict[str, dict[int, list[FlightRecord]]] = {}
     for record in last.records:
@@ -122,13 +125,28 @@ def _mark_open(last: RankRecords, stays_open: set[tuple[int, int, int]], main_th
             by_name.setdefault(record.group_name, {}).setdefault(record.group_id, []).append(record)
     whole = (record for record in last.records if record.id >= last.oldest_id)
     oldest = next((record.created_unix_ns / 1e9 for record in whole), None)
-    groups = (_make_group(name, by_id, last, stays_open, main_thread_id) for name, by_id in sorted(by_name.items()))
+    completed = _find_completed(first)
     return RecorderState(
         library=last.library,
         is_wrapped=last.is_wrapped or last.reset_epoch > 0,
         oldest_unix_seconds=oldest,
-        groups=tuple(groups),
+        groups=tuple(
+            replace(_make_group(name, by_id, last, stays_open, main_thread_id), completed=completed.get(max(by_id), -1))
+            for name, by_id in sorted(by_name.items())
+        ),
     )
+
+
+def _find_completed(recorder: RankRecords) -> dict[int, int]:
+    """Return the number up to which each group has completed its collectives. It completes them in order."""
+    completed: dict[int, int] = {}
+    opened: dict[int, int] = {}
+    for record in recorder.records:
+        if not record.is_p2p and not record.is_coalesced_part:
+            numbers = opened if record.is_open else completed
+            pick = min if record.is_open else max
+            numbers[record.group_id] = pick(numbers.get(record.group_id, record.collective_seq), record.collective_seq)
+    return completed | {group_id: number - 1 for group_id, number in opened.items()}
 
 
 def _make_group(
@@ -159,6 +177,7 @@ def _make_group(
         and not any_open
         and any(_has_lost_record(status, records) for status in statuses),
         ranks=next(members, ()),
+        group_id=newest,
     )
 
 
@@ -193,6 +212,7 @@ def _convert_record(
         sizes=tuple(size[:_MOST_DIMENSIONS] for size in record.input_sizes[:_MOST_DIMENSIONS]) if are_equal else (),
         timeout_seconds=record.timeout_ms / 1e3 if record.timeout_ms > 0 else None,
         by_main=main_thread_id is None or not record.thread_id or record.thread_id == main_thread_id,
+        is_started=record.is_started,
     )
 
 

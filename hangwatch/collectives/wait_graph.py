@@ -11,15 +11,14 @@ graph also contains the `Stance` of each awaited rank.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from hangwatch.collectives.cycles import strongly_connected
+from hangwatch.collectives.fronts import Front, find_ends, show_numbers
 from hangwatch.collectives.mismatches import Sides, find_other_operation, find_other_order
-from hangwatch.collectives.process_groups import DEFAULT_GROUP, ProcessGroup, find_groups
+from hangwatch.collectives.process_groups import DEFAULT_GROUP, ProcessGroup, find_groups, process_key
 from hangwatch.model import STOPPED_STATES, Member
 from hangwatch.model.flight_records import Library
 
@@ -29,8 +28,6 @@ Stance = Literal["elsewhere", "held", "waits", "unclear"]
 "waits": the rank waits for other ranks. "held": it waits for a lock, a file or a timer, and no known rank can end that
 wait. "elsewhere": it waits for none of these. "unclear": none of these is certain.
 """
-
-_MOST_NUMBERS = 8  # pending operations of one group
 
 
 class PendingOperation(NamedTuple):
@@ -60,6 +57,18 @@ class PendingOperation(NamedTuple):
         return (self.name, self.description) == DEFAULT_GROUP
 
 
+class GpuEnd(NamedTuple):
+    """A rank that has not completed `operation`, which all ranks in `completed` have: its GPU is behind.
+
+    They have completed `behind` operations more.
+    """
+
+    rank: int
+    operation: PendingOperation
+    completed: tuple[int, ...]
+    behind: int
+
+
 class WaitGraph(NamedTuple):
     """The facts that follow from the flight recorders of all ranks. Without pending operations nothing follows.
 
@@ -68,6 +77,10 @@ class WaitGraph(NamedTuple):
     joined all operations in which others wait. Ranks in `cycle` wait for each other. `is_complete` is true if all
     members of all pending groups are known and have joined. `is_partial` is true if the flight recorder of a rank was
     not read.
+
+    The waits end at ranks that wait for no rank: `programs` have not enqueued an operation in which others wait, `gpus`
+    have not completed one, and for ranks in `unrecorded` others wait without knowing more. `is_settled` is true if all
+    waits lead to these ends or to a cycle, and the records of all ranks may be of one moment.
     """
 
     pending: tuple[PendingOperation, ...] = ()
@@ -76,6 +89,10 @@ class WaitGraph(NamedTuple):
     busy: frozenset[int] = frozenset()
     joined: frozenset[int] = frozenset()
     cycle: tuple[int, ...] = ()
+    programs: tuple[int, ...] = ()
+    gpus: tuple[GpuEnd, ...] = ()
+    unrecorded: tuple[int, ...] = ()
+    is_settled: bool = True
     mismatch: Sides = ()
     is_complete: bool = False
     is_partial: bool = False
@@ -87,29 +104,35 @@ class WaitGraph(NamedTuple):
 
 
 def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_size: int | None = None) -> WaitGraph:
-    """Return the wait-for graph of these ranks. `world_size` is the number of ranks of the job, None if unknown.
+    """Return the wait-for graph of these processes. `world_size` is the number of ranks of the job, None if unknown.
 
-    The graph is empty if two members have the same rank number. Members without a rank number are ignored.
+    A process is keyed as by `process_key`. The graph is empty if two processes have the same key.
     """
     members = list(members)
     if not any(member.recorder.libraries for member in members):
         return WaitGraph()
-    by_rank = _key_by_rank(members)
-    groups = find_groups(by_rank, world_size)
-    if not groups:
-        return WaitGraph()
+    by_rank = _key_by_process(members)
+    groups = find_groups(by_rank, world_size) if by_rank else []
     pending = tuple(operation for group in groups for operation in _make_pending_operations(group))
+    if not pending:
+        return WaitGraph()
     awaited = {rank for operation in pending for rank in operation.missing}
     unknown = frozenset[int]().union(*(group.unknown for group in groups))
-    waiting = frozenset(rank for group in groups for rank in group.waits)
     is_complete = not awaited and not unknown and all(group.is_whole for group in groups)
+    busy = frozenset(rank for rank in awaited if is_busy(by_rank[rank]))
+    recorded = {rank for rank, member in by_rank.items() if member.recorder.libraries}
+    ends = find_ends(groups, recorded, awaited - busy, {rank for rank in recorded if _is_stopped(by_rank[rank])})
     return WaitGraph(
         pending=pending,
-        waiting=waiting,
+        waiting=frozenset(rank for group in groups for rank in group.waits),
         awaited={rank: stance(by_rank[rank]) for rank in sorted(awaited)},
-        busy=frozenset(rank for rank in awaited if is_busy(by_rank[rank])),
+        busy=busy,
         joined=frozenset(rank for group in groups for rank in _find_joined(group)) - awaited - unknown,
-        cycle=_find_cycle(groups, waiting & awaited),
+        cycle=ends.cycle,
+        programs=ends.programs,
+        gpus=tuple(_make_gpu_end(rank, front) for rank, front in ends.gpus),
+        unrecorded=ends.unrecorded,
+        is_settled=ends.are_all and all(group.may_be_of_one_moment for group in groups),
         is_complete=is_complete,
         is_partial=_is_partial(by_rank, groups, world_size),
         mismatch=find_other_operation(groups) or (find_other_order(groups) if is_complete else ()),
@@ -118,8 +141,11 @@ def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
 
 def is_busy(member: Member) -> bool:
     """True if the rank has an open operation that other ranks may have to join. False if it is stopped or frozen."""
-    is_stopped = member.kernel.state in STOPPED_STATES or member.waits.frozen_cgroup is not None
-    return _has_open(member) and not is_stopped
+    return _has_open(member) and not _is_stopped(member)
+
+
+def _is_stopped(member: Member) -> bool:
+    return member.kernel.state in STOPPED_STATES or member.waits.frozen_cgroup is not None
 
 
 def _has_open(member: Member) -> bool:
@@ -136,11 +162,11 @@ def _has_open(member: Member) -> bool:
     )
 
 
-def _key_by_rank(members: Iterable[Member]) -> dict[int, Member]:
-    """Return the members, keyed by rank. {} if two members have the same rank, because the job then has two worlds."""
-    numbered = [(member.id.rank, member) for member in members if member.id.rank is not None]
-    by_rank = dict(numbered)
-    return by_rank if len(by_rank) == len(numbered) else {}
+def _key_by_process(members: Iterable[Member]) -> dict[int, Member]:
+    """Return the members by key. {} if two members have the same key, because the job then has two worlds."""
+    keyed = [(key, member) for member in members if (key := process_key(member.id)) is not None]
+    by_key = dict(keyed)
+    return by_key if len(by_key) == len(keyed) else {}
 
 
 def _find_joined(group: ProcessGroup) -> set[int]:
@@ -158,55 +184,33 @@ def _is_partial(by_rank: Mapping[int, Member], groups: Iterable[ProcessGroup], w
 
 
 def _make_pending_operations(group: ProcessGroup) -> Iterator[PendingOperation]:
-    """Yield a pending operation for each number at which ranks wait.
-
-    Of many numbers, yield the seven lowest and the highest.
-    """
+    """Yield a pending operation for each number at which ranks wait. Of many numbers, yield a few."""
     by_number: dict[int, list[int]] = defaultdict(list)
     for rank, wait in group.waits.items():
         by_number[wait.number].append(rank)
-    numbers = sorted(by_number)
-    for number in (*numbers[: _MOST_NUMBERS - 1], *numbers[_MOST_NUMBERS - 1 :][-1:]):
-        waiting = sorted(by_number[number])
-        waits = [group.waits[rank] for rank in waiting]
-        yield PendingOperation(
-            library=group.library,
-            name=group.name,
-            description=group.records[waiting[0]].description,
-            number=number,
-            operation=waits[0].operation,
-            seconds=min(wait.open_seconds for wait in waits),
-            timeout_seconds=waits[0].timeout_seconds,
-            members=group.members,
-            is_whole=group.is_whole,
-            waiting=tuple(waiting),
-            missing=tuple(rank for rank in group.members if group.newest.get(rank, number) < number),
-            unknown=tuple(sorted(group.unknown)),
-        )
+    for number in show_numbers(by_number):
+        yield _make_pending(group, number, sorted(by_number[number]))
 
 
-def _find_cycle(groups: Sequence[ProcessGroup], ranks: frozenset[int]) -> tuple[int, ...]:
-    """Return the ranks that wait for each other; () if there are none.
-
-    Only `ranks` can be in a cycle: those that wait and are awaited. Of several cycles, return the one with the lowest
-    rank. A rank waits for all members of a group that have a lower number. The members are sorted by number. Each
-    position in that order is a node of the graph, with an edge to the position before it. So the size of the graph
-    stays linear.
-    """
-    edges: dict[_Node, list[_Node]] = defaultdict(list)
-    for index, group in enumerate(groups):
-        members = (rank for rank in group.newest if rank in ranks)
-        ordered = sorted(members, key=lambda rank: (group.newest[rank], rank))
-        for place, rank in enumerate(ordered):
-            edges[index, place] += [(_RANK, rank), *([(index, place - 1)] if place else [])]
-        numbers = [group.newest[rank] for rank in ordered]
-        for rank in sorted(ordered):
-            behind = bisect_left(numbers, group.waits[rank].number) if rank in group.waits else 0
-            if behind:
-                edges[_RANK, rank].append((index, behind - 1))
-    components = (sorted(rank for kind, rank in part if kind == _RANK) for part in strongly_connected(edges))
-    return min((tuple(ranks) for ranks in components if len(ranks) > 1), default=())
+def _make_pending(group: ProcessGroup, number: int, waiting: Sequence[int]) -> PendingOperation:
+    waits = [group.waits[rank] for rank in waiting]
+    return PendingOperation(
+        library=group.library,
+        name=group.name,
+        description=group.records[waiting[0]].description,
+        number=number,
+        operation=waits[0].operation,
+        seconds=min(wait.open_seconds for wait in waits),
+        timeout_seconds=waits[0].timeout_seconds,
+        members=group.members,
+        is_whole=group.is_whole,
+        waiting=tuple(waiting),
+        missing=tuple(rank for rank in group.members if group.newest.get(rank, number) < number),
+        unknown=tuple(sorted(group.unknown)),
+    )
 
 
-_Node = tuple[int, int]
-_RANK = -1
+def _make_gpu_end(rank: int, front: Front) -> GpuEnd:
+    group, number = front.group, front.operation.number
+    completed = tuple(other for other in group.members if group.completed.get(other, -1) >= number)
+    return GpuEnd(rank, _make_pending(group, number, [rank]), completed, group.highest_completed + 1 - number)

@@ -20,7 +20,7 @@ class EnqueuedOperation(Value, frozen=True):
 
     `order` rises with each operation of the process. `stays_open`: the operation was open in the first and in the last
     round that read the recorder. `sizes` is set only for operations that require equal sizes on all ranks. `by_main` is
-    false if the recorder shows that the main thread did not enqueue it.
+    false if the recorder shows that the main thread did not enqueue it. `is_started`: its kernel runs on the GPU.
     """
 
     number: int
@@ -34,6 +34,7 @@ class EnqueuedOperation(Value, frozen=True):
     sizes: tuple[tuple[int, ...], ...] = ()
     timeout_seconds: float | None = None
     by_main: bool = True
+    is_started: bool = False
 
 
 class GroupRecords(Value, frozen=True):
@@ -42,7 +43,8 @@ class GroupRecords(Value, frozen=True):
     `number` is the number of the newest collective. `operations` are the last few operations. Library and name identify
     a group. If a process made several groups with one name, this is the newest group, and `generation` is the number of
     groups with this name. `has_lost_open`: an operation is open that the recorder no longer shows. `ranks` are the
-    global ranks of the group as NCCL lists them, [first, last] of each range. It is empty if no source lists them.
+    global ranks of the group as NCCL lists them, [first, last] of each range. It is empty if no source lists them. In
+    the first round, all collectives up to `completed` had completed; -1 if unknown. `group_id` counts in one process.
     """
 
     library: Library
@@ -53,18 +55,22 @@ class GroupRecords(Value, frozen=True):
     operations: tuple[EnqueuedOperation, ...] = ()
     has_lost_open: bool = False
     ranks: tuple[tuple[int, int], ...] = ()
+    completed: int = -1
+    group_id: int = -1
 
 
 class RecorderState(Value, frozen=True):
     """The flight recorder of one library in a rank. `is_wrapped`: it has overwritten its oldest operations.
 
     `oldest_unix_seconds` is the time at which the oldest recorded operation was enqueued; None without operations.
+    `idle` has the id and the last completed collective of each group without a record, by torch's own count.
     """
 
     library: Library
     is_wrapped: bool = False
     oldest_unix_seconds: float | None = None
     groups: tuple[GroupRecords, ...] = ()
+    idle: tuple[tuple[int, int], ...] = ()
 
 
 class CodeRegion(Value, frozen=True):

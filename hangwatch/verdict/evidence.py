@@ -44,8 +44,8 @@ def gather(finding: Finding, scene: Scene) -> tuple[Evidence, ...]:
     if finding.kind == "NoRanks":
         return tuple(context(scene.grouping))
     is_named = finding.is_named and finding.kind != "MountSilent"
-    numbers = sequence_numbers.evidence(finding.answer)
-    open_then = sequence_numbers.open_at_dump(finding.open_then)
+    numbers = sequence_numbers.evidence(finding.answer.graph)
+    open_then = sequence_numbers.evidence(finding.open_then)
     if finding.kind == "RecordsOnly":
         return (*numbers, *open_then)
     evidence: list[Evidence] = []

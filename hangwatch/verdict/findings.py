@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-from hangwatch.collectives.fronts import End
+from hangwatch.collectives.wait_graph import WaitGraph
 from hangwatch.model import Confidence, Group, Member, Signature
 from hangwatch.verdict.measurements import OddGpu
 from hangwatch.verdict.scene import Scene, count_ranks, waits_for
@@ -51,8 +51,7 @@ class Finding(NamedTuple):
     `others` are the other ranks with a stack. `rule` is the rule that found the suspects, if any. `answer` is the
     result of the sequence numbers. `by_numbers` is true if the finding follows from it. `scene` may be split by lines.
     `says` and `settle` make the text, `caveat` is its end. `apart` are other groups that differ. `contradicted` is the
-    finding by stacks that the numbers disprove, `open_then` the result of the operations open when torch dumped them.
-    `ends` are the ranks for which all others wait, by the dumps.
+    finding by stacks that the numbers disprove, `open_then` the graph of the operations open when torch dumped them.
     """
 
     kind: str
@@ -69,8 +68,7 @@ class Finding(NamedTuple):
     contradicted: Finding | None = None
     odd_gpu: OddGpu | None = None
     caveat: str = ""
-    open_then: Answer = Answer("unknown")
-    ends: tuple[End, ...] = ()
+    open_then: WaitGraph = WaitGraph()
 
     @property
     def is_named(self) -> bool:

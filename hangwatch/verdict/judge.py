@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from hangwatch.collectives.process_groups import process_key
 from hangwatch.model import Confidence, Group, Grouping, Member, Motion, Signature, Verdict
 from hangwatch.stacks import activity
 from hangwatch.verdict import recorder_dumps
@@ -110,17 +111,20 @@ def _decide(scene: Scene, answer: Answer) -> Finding:
 def _by_numbers(scene: Scene, answer: Answer) -> Finding | None:
     """Return the finding by sequence numbers. None if they show nothing; then the rules on stacks decide."""
     odd = scene.odd_gpu if answer.kind == "all_joined" else None
-    ranks = {odd.member.id.rank} - {None} if odd is not None else set(answer.named or answer.check_first)
-    suspects = tuple(keep_groups(scene.grouping.groups, lambda member: member.id.rank in ranks) if ranks else ())
+    ranks = {process_key(odd.member.id)} - {None} if odd is not None else set(answer.named or answer.check_first)
+    suspects = tuple(
+        keep_groups(scene.grouping.groups, lambda member: process_key(member.id) in ranks) if ranks else ()
+    )
     members = [member for group in suspects for member in group.members]
     if answer.named or (_is_late(answer, members) and scene.are_settled_by_kernel(members)):
         is_sure = bool(answer.named) and not answer.graph.is_partial
         is_outside = any(member.signature is Signature.AWAITS_OUTSIDE for member in members)
         confidence = Confidence.HIGH if is_sure and not is_outside else Confidence.MEDIUM
+        is_gpu = answer.kind == "gpu"
         return Finding(
-            kind="NotJoined",
+            kind="GpuBehind" if is_gpu else "NotJoined",
             scene=scene,
-            says=sequence_numbers.not_joined,
+            says=sequence_numbers.ends if is_gpu else sequence_numbers.not_joined,
             suspects=suspects,
             others=remove_suspects(suspects, scene.stacked),
             confidence=Confidence.LOW if _may_be_innocent(scene, suspects, answer) else confidence,
@@ -139,7 +143,7 @@ def _may_be_innocent(scene: Scene, suspects: Sequence[Group], answer: Answer) ->
     """
     others = set(answer.graph.awaited) - set(answer.named or answer.check_first) - answer.graph.busy
     is_outside = any(
-        group.waits_for != "ranks" and any(member.id.rank in others for member in group.members)
+        group.waits_for != "ranks" and any(process_key(member.id) in others for member in group.members)
         for group in scene.stacked
     )
     return is_outside and all(map(waits_in_program, suspects))
@@ -160,7 +164,7 @@ def _outweighs(answer: Answer) -> bool:
 
 def _contradicts(answer: Answer, named: Finding) -> bool:
     """True if by sequence numbers each named rank has joined the operations in which the other ranks wait."""
-    return bool(named.members) and all(member.id.rank in answer.graph.joined for member in named.members)
+    return bool(named.members) and all(process_key(one.id) in answer.graph.joined for one in named.members)
 
 
 def _contradiction(named: Finding, answer: Answer) -> Finding:
@@ -335,7 +339,8 @@ def _only_waits(finding: Finding, answer: Answer) -> bool:
     if answer.by_counts or not answer.graph.awaited or finding.rule is None or not finding.rule.by_stack:
         return False
     only_wait = answer.graph.waiting - answer.graph.awaited.keys()
-    return all(map(is_collective, finding.suspects)) and all(member.id.rank in only_wait for member in finding.members)
+    are_in_collective = all(map(is_collective, finding.suspects))
+    return are_in_collective and all(process_key(member.id) in only_wait for member in finding.members)
 
 
 def _find_check_first(scene: Scene, answer: Answer, *, is_without_suspicion: bool) -> Finding:

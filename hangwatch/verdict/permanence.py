@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hangwatch.collectives.process_groups import process_key
 from hangwatch.model import STOPPED_STATES, Group, Grouping, Member, RankId, Signature, Verdict
 from hangwatch.verdict.scene import open_operations, stance_of
 from hangwatch.verdict.sequence_rules import decide_by_all_counts
@@ -36,7 +37,7 @@ def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
     if answer.kind not in _BETWEEN_RANKS or answer.by_counts:
         return frozenset()
     ranks = set(answer.graph.cycle) | {rank for _, ranks in answer.graph.mismatch for rank in ranks}
-    return frozenset(member.id for member in grouping.members if member.id.rank in ranks)
+    return frozenset(member.id for member in grouping.members if process_key(member.id) in ranks)
 
 
 def _is_in_collective(group: Group, member: Member) -> bool:

@@ -223,6 +223,11 @@ def _has_gpu_error(facts: _Facts) -> _Match | None:
     return _Match(f"XID {code} of GPU {line.subject} ({xids.find_meaning(code).meaning})", [member])
 
 
+def _is_behind_gpu(facts: _Facts) -> _Match | None:
+    members = [member for _, member in facts.suspects] if facts.verdict.kind == "GpuBehind" else []
+    return _Match(words.name_ranks([member.id for member in members]), members) if members else None
+
+
 def _has_adapter_error(facts: _Facts) -> _Match | None:
     if facts.verdict.kind not in _ALL_WAIT or facts.verdict.named:
         return None
@@ -382,6 +387,7 @@ CONDITIONS: dict[str, Callable[[_Facts], _Match | None]] = {
         _is_at_rest,
         _may_progress,
         _has_gpu_error,
+        _is_behind_gpu,
         _has_adapter_error,
         _waits_for_local_device,
         _waits_for_storage,

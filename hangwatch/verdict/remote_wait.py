@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hangwatch.collectives import wait_graph
+from hangwatch.collectives.process_groups import process_key
 from hangwatch.model import Grouping, Verdict
 from hangwatch.verdict.scene import stance_of
 from hangwatch.verdict.sequence_rules import decide
@@ -22,7 +23,7 @@ def waits_for_other_nodes(grouping: Grouping, verdict: Verdict, *, has_ranks_on_
     graph = wait_graph.build(members, stance, grouping.world_size)
     if not graph.pending:
         return has_ranks_on_other_nodes and verdict.kind == "AllWaiting"
-    on_this_node = {member.id.rank for member in members}
+    on_this_node = {process_key(member.id) for member in members}
     outward = [
         operation
         for operation in graph.pending

@@ -259,11 +259,11 @@ def _is_blocked_outside(group: Group) -> bool:
 def stance_of(grouping: Grouping) -> Callable[[Member], Stance]:
     """Return a function that returns the kind of wait of a member of `grouping`: see `Stance`."""
     described = [(group, waits_for(group), is_in_user_code(group)) for group in grouping.groups if group.members]
-    groups = {member.id.rank: facts for facts in described for member in facts[0].members}
+    groups = {member.id: facts for facts in described for member in facts[0].members}
     processes = frozenset(map(process_of, grouping.members))
 
     def stance(member: Member) -> Stance:
-        group, kind, is_in_code = groups[member.id.rank]
+        group, kind, is_in_code = groups[member.id]
         return _stance(group, member, processes, kind=kind, is_in_code=is_in_code)
 
     return stance

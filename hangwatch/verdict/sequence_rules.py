@@ -13,7 +13,7 @@ from hangwatch.collectives import nccl_counts, wait_graph
 from hangwatch.collectives.wait_graph import PendingOperation, Stance, WaitGraph
 from hangwatch.model import Member, Motion
 
-Kind = Literal["not_joined", "cycle", "mismatch", "all_joined", "still_open", "not_reached", "unknown"]
+Kind = Literal["not_joined", "gpu", "cycle", "mismatch", "all_joined", "still_open", "not_reached", "unknown"]
 
 
 class Answer(NamedTuple):
@@ -31,10 +31,12 @@ class Answer(NamedTuple):
 
 
 def decide(graph: WaitGraph) -> Answer:
-    """Return the result of a wait-for graph. A mismatch comes first, then ranks that have not joined."""
+    """Return the result of a wait-for graph. A mismatch comes first, then GPUs that are behind, then missing ranks."""
     answer = Answer("unknown", graph)
     if graph.mismatch:
         return answer._replace(kind="mismatch", check_first=_find_lone_side(graph))
+    if graph.gpus and 2 * len(graph.gpus) <= len(graph.waiting):
+        return answer._replace(kind="gpu", named=tuple(end.rank for end in graph.gpus))
     if graph.awaited:
         return _decide_on_awaited(answer)
     return answer._replace(kind="all_joined") if graph.is_complete else answer

@@ -20,6 +20,7 @@ from hangwatch.model import (
     Member,
     Motion,
     PortTraffic,
+    RankId,
     RecorderFacts,
     Rests,
     Signature,
@@ -28,7 +29,7 @@ from hangwatch.model import (
     Waits,
 )
 from hangwatch.verdict import judge
-from tests.unit.test_waitfor import WORLD, done, standing, waits
+from tests.unit.test_waitfor import WORLD, done, member, record, recorder, standing, waits
 
 WAIT = Frame(function="all_reduce", file="torch/distributed/distributed_c10d.py", line=9)
 OWN = Frame(function="write_metrics", file="metrics.py", line=31)
@@ -63,6 +64,59 @@ def test_numbers_name_and_stacks_say_what_it_does() -> None:
     assert verdict.confidence is Confidence.HIGH
     assert "It has not joined all_reduce #6 of the default group, where ranks 0-2 have waited for" in verdict.message
     assert "metrics.py:31" in verdict.message
+
+
+def on_gpu(rank: int, first: int, last: int) -> Member:
+    """Return a rank that enqueues ten collectives, and has completed `first` of them in the first round."""
+    rounds = [
+        recorder(
+            *(
+                record(number, operation="nccl:all_reduce", state="completed" if number <= completed else "open")
+                for number in range(1, 11)
+            ),
+            library="nccl",
+        )
+        for completed in (first, last)
+    ]
+    return member(rank, rounds[0], last=[rounds[1]])
+
+
+def test_rank_with_a_gpu_that_is_behind_is_named() -> None:
+    verdict = judged(waiting(*(on_gpu(rank, 7, 7) for rank in range(3)), on_gpu(3, 4, 4)))
+    assert (verdict.kind, [one.rank for one in verdict.named]) == ("GpuBehind", [3])
+    assert (verdict.confidence, verdict.action.kind) == (Confidence.HIGH, "restart_elsewhere")
+    assert verdict.message.startswith(
+        "Rank 3's GPU has not completed all_reduce #5 of the default group, which ranks 0-2 have; it is 3 operations "
+        "behind."
+    )
+    assert verdict.stuck_on == "all_reduce #5 of the default group"
+    assert verdict.next_step.startswith("`hangwatch check xid")
+
+
+def test_gpu_that_may_have_been_read_before_the_others_completed_is_not_named() -> None:
+    """The others completed the operation between the two rounds. Rank 3 may complete it a moment later."""
+    verdict = judged(waiting(*(on_gpu(rank, 4, 7) for rank in range(3)), on_gpu(3, 4, 4)))
+    assert verdict.named == ()
+
+
+def test_gpu_of_a_stopped_rank_is_not_behind() -> None:
+    """The process of a stopped rank does not record what its GPU completes."""
+    stopped = structs.replace(on_gpu(3, 4, 4), kernel=KernelFacts(state="T"))
+    verdict = judged(waiting(*(on_gpu(rank, 7, 7) for rank in range(3)), stopped))
+    assert verdict.kind != "GpuBehind"
+
+
+@pytest.mark.parametrize("world_size", [4, None])
+def test_process_without_a_rank_number_is_named_alike(world_size: int | None) -> None:
+    def unnumbered(numbered: Member) -> Member:
+        return structs.replace(numbered, id=RankId(node="a", pid=100 + (numbered.id.rank or 0)))
+
+    groups = waiting(*map(unnumbered, THREE)), outside(unnumbered(standing(3, done(5))))
+    verdict = judge.judge(Grouping(groups=groups, world_size=world_size))
+    numbered = judged(waiting(*THREE), outside(standing(3, done(5))))
+    assert (verdict.kind, [one.pid for one in verdict.named]) == ("NotJoined", [103])
+    assert (verdict.confidence, numbered.confidence) == (Confidence.HIGH, Confidence.HIGH)
+    assert "It has not joined all_reduce #6 of the default group, where 3 ranks (pids 100-102) have" in verdict.message
 
 
 def test_rank_sleeping_in_torch_is_not_named_against_the_numbers() -> None:

@@ -111,6 +111,7 @@ def kernel(
         ("restart_elsewhere", {"kernel": kernel("S", xid(79))}),
         ("restart_elsewhere", {"kernel": kernel("S", xid(79), call=reads(ON_NFS))}),
         ("restart_elsewhere", {"kind": "AllJoined", "named": False, "rest": kernel("S", xid(48))}),
+        ("restart_elsewhere", {"kind": "GpuBehind"}),
         ("investigate", {"rest": kernel("S", xid(79))}),
         ("investigate", {"kernel": kernel("S", replace(xid(79), is_recent=False))}),
         *(("investigate", {"kernel": kernel("S", xid(code))}) for code in (13, 31, 43, 45, 63)),

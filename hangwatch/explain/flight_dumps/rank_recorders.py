@@ -1,10 +1,7 @@
-"""The rank of each flight recorder dump, and the operations in dumps that can be compared. Pure.
+"""The rank of each flight recorder dump, and the newest dumps of each rank. Pure.
 
-A dump does not contain the time at which it was written. Only its file has a time, and that may be the time of a copy.
-Dumps of a healthy job show different moments, so they cannot be compared. Therefore dumps count only if an operation
-had passed its timeout when they were written: then the watchdog writes them, shortly before the job ends. In these
-dumps, an operation counts if it had been open for a minute when the first dump was written. In a minute all ranks had
-the time to join, even if the clocks of their nodes differ.
+A dump does not contain the time at which it was written, and the time of its file may be that of a copy. So only the
+times in the dumps are compared.
 """
 
 from __future__ import annotations
@@ -19,50 +16,22 @@ from hangwatch.explain.flight_dumps.recorder_dump import FlightDump
 from hangwatch.model import Evidence, RankId
 from hangwatch.model.flight_records import RankRecords
 
-LATE_SECONDS = 60.0
-_MOST_CLOCK_SECONDS = 60.0
-_AFTER_TIME_OUT_SECONDS = 600.0  # the watchdog writes its dump some seconds after the timeout
-_APART_SECONDS = 600.0
-_ONE_MOMENT_SECONDS = 5.0
+_APART_SECONDS = 3600.0
 _SHOWN = 4
 _NAME_CHARACTERS = 40
 
 
 class DumpFile(NamedTuple):
-    """A flight recorder dump, with the name and time of its file."""
+    """A flight recorder dump, with the name of its file."""
 
     name: str
-    written_unix_seconds: float
     dump: FlightDump
-
-    @property
-    def is_timed(self) -> bool:
-        """True if the time of the file can be the time at which torch wrote the dump."""
-        written, newest = self.written_unix_seconds, self.dump.newest_unix_seconds
-        latest = written if self._times_out is None else self._times_out + _AFTER_TIME_OUT_SECONDS
-        return newest - _MOST_CLOCK_SECONDS <= written <= latest
-
-    @property
-    def has_timed_out(self) -> bool:
-        """True if an open operation had passed its timeout at the time of the file."""
-        return self._times_out is not None and self._times_out <= self.written_unix_seconds
-
-    @property
-    def _times_out(self) -> float | None:
-        timed = (record for record in self.dump.opened if record.timeout_ms > 0)
-        return min((record.created_unix_ns / 1e9 + record.timeout_ms / 1e3 for record in timed), default=None)
 
 
 class JoinedDumps(NamedTuple):
-    """The dumps of one job, keyed by rank. `by_rank` contains all ranks, `timed` only ranks with dumps of one timeout.
-
-    An operation enqueued before `opened_before_unix_seconds` had been open for a minute when the first of the `timed`
-    dumps was written.
-    """
+    """The dumps of one job, keyed by rank."""
 
     by_rank: Mapping[int, tuple[RankRecords, ...]]
-    timed: Mapping[int, tuple[RankRecords, ...]]
-    opened_before_unix_seconds: float
     world_size: int | None
     evidence: tuple[Evidence, ...]
     notes: tuple[str, ...]
@@ -75,16 +44,13 @@ def join(files: Iterable[DumpFile]) -> JoinedDumps:
     newest = {rank: _find_newest(of_rank) for rank, of_rank in sorted(numbered.items())}
     several = {rank: numbered[rank] for rank, of_rank in newest.items() if len(of_rank) < len(numbered[rank])}
     notes += _note_several_dumps(several)
-    timed = _find_dumps_of_timeout(newest, notes)
-    written = [file.written_unix_seconds for of_rank in timed.values() for file in of_rank]
+    newest = _drop_old(newest, notes)
     sizes = {file.dump.world_size for of_rank in newest.values() for file in of_rank} - {None}
     return JoinedDumps(
         by_rank={rank: _join_recorders(of_rank) for rank, of_rank in newest.items()},
-        timed={rank: _join_recorders(of_rank) for rank, of_rank in timed.items()},
-        opened_before_unix_seconds=min(written, default=0.0) - LATE_SECONDS,
         world_size=sizes.pop() if len(sizes) == 1 else None,
         evidence=tuple(_describe_last_enqueued(newest)),
-        notes=(*_note_times(written), *notes),
+        notes=tuple(notes),
     )
 
 
@@ -128,7 +94,7 @@ def _describe_example(files: Sequence[DumpFile]) -> str:
 def _find_newest(files: Sequence[DumpFile]) -> tuple[DumpFile, ...]:
     """Return the latest dumps of a rank, one for each library."""
     latest: dict[tuple[str, ...], DumpFile] = {}
-    for file in sorted(files, key=lambda file: (file.dump.newest_unix_seconds, file.written_unix_seconds, file.name)):
+    for file in sorted(files, key=lambda file: (file.dump.newest_unix_seconds, file.name)):
         latest[tuple(recorder.library for recorder in file.dump.recorders)] = file
     return tuple(latest.values())
 
@@ -143,47 +109,23 @@ def _note_several_dumps(by_rank: Mapping[int, Sequence[DumpFile]]) -> Iterator[s
         yield f"{ranks} {have} several dumps of a flight recorder; the newest is used: {counted}{many}"
 
 
-def _find_dumps_of_timeout(
-    newest: Mapping[int, tuple[DumpFile, ...]], notes: list[str]
-) -> dict[int, tuple[DumpFile, ...]]:
-    """Return the ranks with dumps of the timeout. Their files have a plausible time, close to that of the last dump."""
-    possible = {rank: files for rank, files in newest.items() if files and all(dump.is_timed for dump in files)}
-    if untimed := sorted(newest.keys() - possible.keys()):
-        names = words.name_ranks([RankId(rank=rank) for rank in untimed])
-        notes.append(
-            f"flight recorder of {names}: the time of its file is not the time of the dump, so it does"
-            " not show late ranks; copy with `cp -p`, `rsync -a`, `scp -p` or tar"
-        )
-    last = max((dump.written_unix_seconds for files in possible.values() for dump in files), default=0.0)
-    fresh = {
-        rank: files
-        for rank, files in possible.items()
-        if all(last - dump.written_unix_seconds <= _APART_SECONDS for dump in files)
+def _drop_old(newest: Mapping[int, tuple[DumpFile, ...]], notes: list[str]) -> dict[int, tuple[DumpFile, ...]]:
+    """Return the dumps without those of ranks that enqueued nothing in the hour before the newest operation of all.
+
+    These may be of an earlier run. A dump without an operation is kept.
+    """
+    times = {
+        rank: max((file.dump.newest_unix_seconds for file in files), default=0.0) for rank, files in newest.items()
     }
-    if old := sorted(possible.keys() - fresh.keys()):
+    last = max(times.values(), default=0.0)
+    old = [rank for rank, seconds in times.items() if 0.0 < seconds < last - _APART_SECONDS]
+    if old:
         names = words.name_ranks([RankId(rank=rank) for rank in old])
         notes.append(
-            f"flight recorder of {names}: written more than {words.duration(_APART_SECONDS)} before the newest dump, "
-            "so it is ignored"
+            f"flight recorder of {names}: its newest operation is more than {words.duration(_APART_SECONDS)} older "
+            "than that of another rank, so it is ignored"
         )
-    if fresh and not any(dump.has_timed_out for files in fresh.values() for dump in files):
-        notes.append(
-            "flight recorders: no operation had timed out when the dumps were written, so they do not show that a "
-            "rank is late"
-        )
-        return {}
-    return fresh
-
-
-def _note_times(written: Sequence[float]) -> Iterator[str]:
-    if written:
-        apart = max(written) - min(written)
-        when = "of one moment" if apart < _ONE_MOMENT_SECONDS else f"written within {words.duration(round(apart))}"
-        yield (
-            f"flight recorders: {words.count(len(written), 'dump')} {when}, the first at {words.utc(min(written))} by "
-            f"the time of its file, after an operation had timed out; an operation counts only if it was enqueued "
-            f"{words.duration(LATE_SECONDS)} before that"
-        )
+    return {rank: files for rank, files in newest.items() if rank not in old}
 
 
 def _describe_last_enqueued(newest: Mapping[int, tuple[DumpFile, ...]]) -> Iterator[Evidence]:

@@ -93,8 +93,8 @@ def begins_so(head: bytes) -> bool:
     return (_PICKLED.match(head) or _OPENS.match(head)) is not None and _KEY.search(head) is not None
 
 
-def parse(content: bytes, written_unix_seconds: float) -> FlightDump:
-    """Parse a dump. `written_unix_seconds` is the time of its file. Raises ValueError with the reason."""
+def parse(content: bytes) -> FlightDump:
+    """Parse a dump. Raises ValueError with the reason."""
     values = load_plain_values(content) if _PICKLED.match(content) else _decode_json(content)
     if not isinstance(values, dict) or "version" not in values:
         raise ValueError("is not a flight recorder dump: it has no version")
@@ -113,9 +113,7 @@ def parse(content: bytes, written_unix_seconds: float) -> FlightDump:
     statuses = tuple(_read_statuses(values.get("pg_status", {})))
     members = tuple(_read_members(values.get("pg_config", {})))
     library_version = values.get("comm_lib_version", values.get("nccl_version", ""))
-    described = _DumpParts(
-        statuses, members, _read_text(library_version, "comm_lib_version"), version, written_unix_seconds
-    )
+    described = _DumpParts(statuses, members, _read_text(library_version, "comm_lib_version"), version, newest / 1e9)
     if not rows and statuses and library_version:
         by_library["nccl"] = []  # TORCH_INCLUDE_ONLY_ACTIVE: all operations have completed
     recorders = tuple(described.recorder(library, entries) for library, entries in sorted(by_library.items()))
@@ -319,7 +317,7 @@ class _DumpParts(NamedTuple):
     members: tuple[GroupMembers, ...]
     library_version: str
     version: str
-    written_unix_seconds: float
+    newest_unix_seconds: float
 
     def recorder(self, library: Library, records: Sequence[FlightRecord]) -> RankRecords:
         """Return the flight recorder of one library with these operations.
@@ -340,7 +338,7 @@ class _DumpParts(NamedTuple):
             capacity=len(ids),
             library_version=self.library_version,
             layout=f"dump {self.version}",
-            read_unix_seconds=self.written_unix_seconds,
+            read_unix_seconds=self.newest_unix_seconds,
         )
 
 

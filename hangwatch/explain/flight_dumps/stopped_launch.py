@@ -21,20 +21,18 @@ _SETTLE = "its stack with the frames below Python: `hangwatch dump --native --pi
 class _Stuck(NamedTuple):
     """The oldest open collective of a rank, and its last enqueued operation.
 
-    `is_uncounted` is true if torch has not counted the collective. `has_timed_out` is true if it has passed its
-    timeout.
+    `is_uncounted` is true if torch has not counted the collective.
     """
 
     record: FlightRecord
     last: FlightRecord
     is_uncounted: bool
-    has_timed_out: bool
 
 
-def supplement(timed: Mapping[int, Sequence[RankRecords]]) -> Supplement:
+def supplement(recorded: Mapping[int, Sequence[RankRecords]]) -> Supplement:
     """Return evidence on the ranks that stopped after an operation. Ranks inside its launch are checked first."""
     by_operation: dict[tuple[str, int, str], dict[int, _Stuck]] = {}
-    for rank, recorders in timed.items():
+    for rank, recorders in recorded.items():
         for stuck in map(_read_stuck, recorders):
             if stuck is not None:
                 operation = stuck.record.group_name, stuck.record.collective_seq, stuck.record.operation
@@ -42,7 +40,7 @@ def supplement(timed: Mapping[int, Sequence[RankRecords]]) -> Supplement:
     evidence, check_first = [], []
     for ranks in by_operation.values():
         # If a rank is missing here, it has not joined or is in another operation, which explains the hang.
-        if len(ranks) == len(timed):
+        if len(ranks) == len(recorded):
             for fact, hints in _describe(ranks):
                 evidence.append(fact)
                 check_first += hints
@@ -58,12 +56,10 @@ def _read_stuck(recorder: RankRecords) -> _Stuck | None:
     of_group = [record for record in recorder.records if record.group_id == first.group_id]
     counts = [status.last_enqueued for status in recorder.groups if status.group_id == first.group_id]
     is_mixed = any(record.is_p2p or record.is_coalesced_part for record in of_group)
-    waited_seconds = recorder.read_unix_seconds - first.created_unix_ns / 1e9
     return _Stuck(
         record=first,
         last=last,
         is_uncounted=not is_mixed and any(count < first.collective_seq for count in counts),
-        has_timed_out=0 < first.timeout_ms / 1e3 <= waited_seconds,
     )
 
 
@@ -72,7 +68,7 @@ def _describe(ranks: Mapping[int, _Stuck]) -> Iterator[tuple[Evidence, list[Chec
 
     Each piece of evidence comes with the ranks to check first.
     """
-    stopped = {rank: stuck for rank, stuck in ranks.items() if stuck.last is stuck.record and stuck.has_timed_out}
+    stopped = {rank: stuck for rank, stuck in ranks.items() if stuck.last is stuck.record}
     others = [rank for rank, stuck in ranks.items() if stuck.last is not stuck.record]
     if not stopped or len(others) < max(_FEWEST_OTHERS, len(stopped) + 1):
         return

@@ -7,10 +7,9 @@ from typing import Literal
 
 from hangwatch import words
 from hangwatch.collectives import nccl_counts
-from hangwatch.collectives.fronts import End
-from hangwatch.collectives.process_groups import DEFAULT_GROUP
-from hangwatch.collectives.wait_graph import PendingOperation
-from hangwatch.model import STOPPED_STATES, Evidence, Group, Member, RankId
+from hangwatch.collectives.process_groups import find_process, process_key
+from hangwatch.collectives.wait_graph import GpuEnd, PendingOperation, WaitGraph
+from hangwatch.model import STOPPED_STATES, Evidence, Group, Member
 from hangwatch.stacks import activity
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.scene import Scene, open_operations, process_of, waits_for
@@ -24,22 +23,12 @@ _MOST_IDS = 64
 NO_DESCRIPTION = "undefined"  # the description of a group without one, by torch/distributed/distributed_c10d.py
 
 
-def evidence(answer: Answer) -> tuple[Evidence, ...]:
+def evidence(graph: WaitGraph) -> tuple[Evidence, ...]:
     """Return the pending operations as evidence: their waiting ranks, missing ranks and timeout."""
-    return tuple(_make_evidence(one, _describe_pending(one)) for one in answer.graph.pending[:_SHOWN])
-
-
-def open_at_dump(answer: Answer) -> tuple[Evidence, ...]:
-    """Return the operations that were open when torch wrote its dumps, as evidence.
-
-    The text does not say for how long.
-    """
-    return tuple(_make_evidence(one, _describe_open_then(one)) for one in answer.graph.pending[:_SHOWN])
-
-
-def _make_evidence(pending: PendingOperation, message: str) -> Evidence:
-    ids = tuple(RankId(rank=rank) for rank in (*pending.missing, *pending.waiting)[:_MOST_IDS])
-    return Evidence(kind="sequence", message=message, ranks=ids)
+    shown = graph.pending[:_SHOWN]
+    ids = (tuple(map(find_process, (*one.missing, *one.waiting)[:_MOST_IDS])) for one in shown)
+    texts = map(_describe_pending, shown)
+    return tuple(Evidence(kind="sequence", message=text, ranks=ranks) for text, ranks in zip(texts, ids, strict=True))
 
 
 _ASKS_RANK = {
@@ -54,13 +43,14 @@ ITS_NETWORK = (
     "(NCCL_SOCKET_IFNAME, link, XIDs)"
 )
 ONE_MOMENT = "This is the state at the moment when torch wrote its dumps."
+OF_HEALTHY_JOB_TOO = f"{ONE_MOMENT} For a moment, ranks of a healthy job wait like this, too."
 ONE_MOMENT_WITHOUT_STACKS = f"{ONE_MOMENT} Only stacks show where the ranks are: `hangwatch dump`, or py-spy."
 ASYNCHRONOUS = f"An open operation does not prove that its rank waits in it: only stacks show that. {ONE_MOMENT}"
 _ALL_GPUS = "XIDs, NVLink, the fabric and NCCL; an earlier kernel may be stuck in the stream of one GPU."
 
 
 def _name_ranks(ranks: Sequence[int]) -> str:
-    return words.name_ranks([RankId(rank=rank) for rank in ranks])
+    return words.name_ranks(list(map(find_process, ranks)))
 
 
 def group_words(pending: PendingOperation) -> str:
@@ -81,26 +71,22 @@ def _name_operations(pending: Sequence[PendingOperation]) -> str:
     return words.join_words(shown) if shown else "nothing"
 
 
-def _describe_duration(pending: PendingOperation) -> str:
-    return f"for {words.duration(round(pending.seconds) or pending.seconds)}"
+def _describe_duration(pending: PendingOperation, before: str = "for ") -> str:
+    """Return the time for which an operation has been open; "" if it is unknown, as in a dump."""
+    return f"{before}{words.duration(round(pending.seconds) or pending.seconds)}" if pending.seconds else ""
 
 
 def _describe_pending(pending: PendingOperation) -> str:
     wait = "waits" if len(pending.waiting) == 1 else "wait"
+    ranks, operation, duration = _name_ranks(pending.waiting), describe_operation(pending), _describe_duration(pending)
     parts = [
-        f"{_name_ranks(pending.waiting)} {wait} in {describe_operation(pending)} {_describe_duration(pending)}",
+        f"{ranks} {wait} in {operation} {duration}" if duration else f"{operation} was open on {ranks}",
         *_describe_others(pending),
     ]
     if pending.timeout_seconds is not None and pending.timeout_seconds > pending.seconds:
         rest = words.duration(round(pending.timeout_seconds - pending.seconds))
         parts.append(f"the collective times out in {rest} (timeout {words.duration(pending.timeout_seconds)})")
     return "; ".join(parts)
-
-
-def _describe_open_then(pending: PendingOperation) -> str:
-    return "; ".join(
-        [f"{describe_operation(pending)} was open on {_name_ranks(pending.waiting)}", *_describe_others(pending)]
-    )
 
 
 def _describe_others(pending: PendingOperation) -> Iterator[str]:
@@ -121,11 +107,13 @@ def not_joined(finding: Finding) -> str:
         (one for one in finding.answer.graph.pending if not ranks.isdisjoint(one.missing)),
         key=lambda one: (len(ranks.intersection(one.missing)), len(one.waiting)),
     )
-    have, wait = "has" if len(ranks) == 1 else "have", "has" if len(pending.waiting) == 1 else "have"
+    have, waited = "has" if len(ranks) == 1 else "have", "has" if len(pending.waiting) == 1 else "have"
+    duration = _describe_duration(pending)
+    wait = f"{waited} waited {duration}" if duration else "waits" if len(pending.waiting) == 1 else "wait"
     late = "It" if len(ranks) == len(finding.suspects) == 1 else sentence(_name_ranks(sorted(ranks)))
     doing = sentence("; ".join(_describe_activity(group) for group in finding.suspects[:_SHOWN]))
     joined = f"{late} {have} not joined {describe_operation(pending)}"
-    return f"{doing}. {joined}, where {_name_ranks(pending.waiting)} {wait} waited {_describe_duration(pending)}."
+    return f"{doing}. {joined}, where {_name_ranks(pending.waiting)} {wait}."
 
 
 def _describe_activity(group: Group) -> str:
@@ -175,9 +163,12 @@ def cycle(finding: Finding) -> str:
     """Return the headline for ranks that wait for each other."""
     graph, waits = finding.answer.graph, []
     for rank in graph.cycle[:_SHOWN]:
-        pending = next(one for one in graph.pending if rank in one.waiting and set(one.missing) & set(graph.cycle))
-        awaited = [other for other in pending.missing if other in graph.cycle]
-        company = [other for other in pending.waiting if other != rank]
+        mine = [one for one in graph.pending if rank in one.waiting]
+        pending = next((one for one in mine if set(one.missing) & set(graph.cycle)), next(iter(mine), None))
+        if pending is None:
+            continue  # it waits in a send or recv
+        awaited = [other for other in pending.missing or pending.members if other in graph.cycle and other != rank]
+        company = [other for other in pending.waiting if other != rank and other not in awaited]
         too = f", as {_name_ranks(company)} {'does' if len(company) == 1 else 'do'}" if company else ""
         waits.append(f"{_name_ranks([rank])} for {_name_ranks(awaited)} in {describe_operation(pending)}{too}")
     return sentence(f"{_name_ranks(graph.cycle)} wait for each other: {'; '.join(waits)}.")
@@ -216,7 +207,8 @@ def still_open(finding: Finding) -> str:
     first = finding.answer.graph.pending[0]
     root = "if one of them calls it with another root (src or dst), then " if _is_rooted(first) else ""
     are = "is" if len(first.waiting) == 1 else "are"
-    inside = f"{_name_ranks(first.waiting)} {are} still in it ({_describe_duration(first)})"
+    duration = _describe_duration(first)
+    inside = f"{_name_ranks(first.waiting)} {are} still in it{f' ({duration})' if duration else ''}"
     return (
         f"All ranks have joined {describe_operation(first)}, and {inside}. No rank is late: the operations in which "
         f"other ranks wait come later. Check {root}{_ALL_GPUS}"
@@ -224,25 +216,30 @@ def still_open(finding: Finding) -> str:
 
 
 def ends(finding: Finding) -> str:
-    """Return the headline for the ranks for which all others wait, by flight recorder dumps."""
-    return " ".join(sentence(_describe_end(end)) for end in finding.ends[:_SHOWN])
+    """Return the headline for the ranks at which all waits end: GPUs and programs that are behind."""
+    graph = finding.answer.graph
+    parts = [*map(_describe_gpu, graph.gpus)]
+    for rank in (*graph.programs, *graph.unrecorded):
+        awaited = [one for one in graph.pending if rank in (*one.missing, *one.unknown)]
+        operation = min(awaited, key=lambda one: len(one.members), default=None)
+        parts += [_describe_program(rank, operation)] if operation is not None else []
+    return " ".join(map(sentence, parts[:_SHOWN]))
 
 
-def _describe_end(end: End) -> str:
-    rank, record = _name_ranks([end.rank]), end.front.record
-    operation = words.elided(record.operation.rpartition(":")[2], _DESCRIPTION_SHOWN)
-    description = words.elided(record.group_description, _DESCRIPTION_SHOWN)
-    members = "" if (record.group_name, record.group_description) == DEFAULT_GROUP else _name_ranks(end.front.members)
-    group = f"{description} of {members}" if members else "the default group"
-    name = f"{operation} #{record.p2p_seq if record.is_p2p else record.collective_seq} of {group}"
-    others = _name_ranks(end.others)
-    have, wait = ("has", "waits") if len(end.others) == 1 else ("have", "wait")
-    if end.kind == "gpu":
-        behind = f"it is {words.count(end.behind, 'operation')} behind"
-        return f"{rank}'s GPU has not completed {name}, which {others} {have}; {behind}."
-    if end.kind == "program":
-        return f"{rank} has not joined {name}, where {others} {wait}: its program is behind."
-    return f"{rank} has no flight recorder dump, and {others} {wait} for it in {name}."
+def _describe_gpu(end: GpuEnd) -> str:
+    have = "has" if len(end.completed) == 1 else "have"
+    return (
+        f"{_name_ranks([end.rank])}'s GPU has not completed {describe_operation(end.operation)}, which "
+        f"{_name_ranks(end.completed)} {have}; it is {words.count(end.behind, 'operation')} behind."
+    )
+
+
+def _describe_program(rank: int, pending: PendingOperation) -> str:
+    wait = f"{_name_ranks(pending.waiting)} {'waits' if len(pending.waiting) == 1 else 'wait'}"
+    operation = describe_operation(pending)
+    if rank in pending.unknown:
+        return f"{_name_ranks([rank])} has no flight recorder dump, and {wait} for it in {operation}."
+    return f"{_name_ranks([rank])} has not joined {operation}, where {wait}: its program is behind."
 
 
 def _is_rooted(pending: PendingOperation) -> bool:
@@ -266,12 +263,13 @@ def all_joined(finding: Finding) -> str:
         "and no more "
         "since the first answer: no rank's CPU is behind."
         if finding.answer.by_counts
-        else f"All ranks have joined {_name_operations(pending)}, open {_describe_duration(pending[0])}"
+        else f"All ranks have joined {_name_operations(pending)}{_describe_duration(pending[0], ', open for ')}"
         f"{_describe_equal_counts(finding)}."
     )
-    if odd is None or odd.member.id.rank is None:
+    key = None if odd is None else process_key(odd.member.id)
+    if odd is None or key is None:
         return f"{joined} Check {_ALL_GPUS}"
-    return f"{joined} {sentence(_name_ranks([odd.member.id.rank]))}: {check_first_reasons.odd_gpu(odd)}."
+    return f"{joined} {sentence(_name_ranks([key]))}: {check_first_reasons.odd_gpu(odd)}."
 
 
 def _describe_equal_counts(finding: Finding) -> str:
@@ -287,7 +285,7 @@ def _describe_equal_counts(finding: Finding) -> str:
 
 def records_only(finding: Finding) -> str:
     """Return the headline for flight recorder dumps without stacks. It names no rank."""
-    shown = [one.message for one in (*evidence(finding.answer), *open_at_dump(finding.open_then))]
+    shown = [one.message for one in (*evidence(finding.answer.graph), *evidence(finding.open_then))]
     ranks = words.count(len(finding.scene.grouping.members))
     text = "; ".join(shown) or "they show no open collective that can be compared"
     return f"No rank can be named by the flight recorder dumps of {ranks}: {text}."

@@ -26,6 +26,8 @@ def stuck_on(finding: Finding) -> str:
     """
     if finding.kind in _NOT_STUCK or _is_working(finding):
         return ""
+    if finding.kind == "GpuBehind":
+        return sequence_numbers.describe_operation(finding.answer.graph.gpus[0].operation)
     if finding.suspects:
         text = _place_of_rank(finding.suspects[0], finding.suspects[0].members[0])
         return f"perhaps {text}" if text and not finding.is_named else text
@@ -54,7 +56,8 @@ def next_step(finding: Finding, settle: str) -> str:
     remedies = [group.fault.remedy if group.fault is not None else "" for group in finding.scene.grouping.groups]
     if finding.kind == "CannotTell" and remedies and all(remedies):  # no process could be dumped
         return remedies[0]
-    if group is not None and finding.kind not in _NOT_STUCK and (look := look_at(group.members[0])):
+    is_in_call = finding.kind not in _NOT_STUCK and finding.kind != "GpuBehind"
+    if group is not None and is_in_call and (look := look_at(group.members[0])):
         return look
     if settle:
         return settle

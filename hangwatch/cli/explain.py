@@ -130,13 +130,14 @@ def _answer(
     if verdict is not None and recorders.by_rank:
         verdict = complete(verdict, Supplement(evidence=recorders.evidence))
         verdict = complete(verdict, stopped_launch.supplement(recorders.by_rank))
+    ids = [member.id for member in grouping.members]
+    of_kernel = kernel_text.supplement(collected.kernel, ids) if collected.kernel else Supplement()
+    if verdict is None and collected.kernel and not (collected.logs or collected.works):
+        verdict, of_kernel = complete(verdict, of_kernel), Supplement()
     if collected.logs or collected.works or collected.unranked:
         of_logs = log_evidence.supplement(collected.logs, collected.works, size or None, collected.unranked)
         verdict = complete(verdict, of_logs)
-    if verdict is None or collected.kernel:
-        ids = [member.id for member in grouping.members]
-        verdict = complete(verdict, kernel_text.supplement(collected.kernel, ids))
-    return grouping, with_action(verdict, grouping), job
+    return grouping, with_action(complete(verdict, of_kernel), grouping), job
 
 
 def _ranks_here(incidents: Sequence[Incident]) -> int | None:

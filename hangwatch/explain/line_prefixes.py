@@ -77,7 +77,8 @@ def unwrap_json(line: str) -> list[str]:
     record |= payload if isinstance(payload, dict) else {}
     texts = (record[key] for key in _TEXT_KEYS if isinstance(record.get(key), str))
     text = next(filter(None, texts), "") if _STEP_KEYS.isdisjoint(record) else ""
-    return [show_as_terminal(part) for part in (text or line).rstrip("\r\n").split("\n")]
+    label = "kernel: " if record.get("_TRANSPORT") == "kernel" else ""  # systemd.journal-fields(7)
+    return [label + show_as_terminal(part) for part in (text or line).rstrip("\r\n").split("\n")]
 
 
 def are_labelled(head: Sequence[str]) -> bool:

@@ -208,6 +208,9 @@ class _LogCollector:
                     self.kernel.setdefault((*place, writer), heard._replace(writer=writer))
                 elif (*place, writer) not in self.kernel:
                     self._is_kernel_cut = True
+            if is_kernels and reader.log.kernel:
+                of_ranks_here = True
+                continue
             of_ranks = [(name, failure) for failure in reader.log.failures if failure.rank is not None]
             self._told += of_ranks
             of_ranks_here = of_ranks_here or bool(of_ranks)

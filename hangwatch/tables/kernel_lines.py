@@ -45,6 +45,7 @@ def _rows() -> tables.LineRows:
     return tables.LineRows(load(), whole=True)
 
 
+@cache
 def literals() -> tuple[str, ...]:
     """Return strings; every line that `find` or `find_ended` matches contains one of them."""
     return (*(row.holds for row in load().values()), *(before for _, before, _ in _over()))

@@ -6,11 +6,14 @@ A log names no culprit. It may contain any text.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hangwatch.cli.explain import explain
 from hangwatch.explain import traces
 from hangwatch.explain.logs import kernel_text, log_evidence, rank_log
 from hangwatch.model import Confidence, Evidence, RankId, Verdict
@@ -524,6 +527,20 @@ FAULT = "python3[4711]: segfault at 0 ip 00007fc2 sp 00007ffd error 6 in libnccl
         ("Nov 22 16:12:00 gpu-a12 kernel: ", "Nov 22 16:12:00"),
         ("Nov 22 16:12:00 gpu-a12 kernel: [72852.469973] ", "Nov 22 16:12:00"),
         ("2026-11-22T16:12:00.123456+00:00 gpu-a12 kernel: ", "2026-11-22T16:12:00.123456+00:00"),
+        ("kern  :err   : [72852.469973] ", "72852.469973"),
+        ("kern  :err   : [Sun Nov 22 16:12:00 2026] ", "Sun Nov 22 16:12:00 2026"),
+        ("[72852.469973][ T4711] ", "72852.469973"),
+        ("[72852.469973][    C3] ", "72852.469973"),
+        ("[72852.469973 <    0.000012>] ", "72852.469973 <    0.000012>"),
+        ("[Nov22 16:12] ", "Nov22 16:12"),
+        ("[  +0.000012] ", "+0.000012"),
+        ("3,1234,72852469973,-;", "72852.469973"),
+        ("3,1234,72852469973,-,caller=T4711;", "72852.469973"),
+        ("Sun 2026-11-22 16:12:00 UTC gpu-a12 kernel: ", "Sun 2026-11-22 16:12:00 UTC"),
+        ("[72852.469973] gpu-a12 kernel: ", "72852.469973"),
+        ("1795363920.123456 gpu-a12 kernel: ", "1795363920.123456"),
+        ("Nov 22 16:12:00.123456 gpu-a12 kernel: ", "Nov 22 16:12:00.123456"),
+        ("<3>1 2026-11-22T16:12:00.123Z gpu-a12 kernel - - - ", "2026-11-22T16:12:00.123Z"),
         ("<6>[72852.469973] ", "72852.469973"),
     ],
 )
@@ -534,6 +551,15 @@ def test_lines_of_dmesg_are_evidence(prefix: str, when: str) -> None:
     verdict = complete(None, kernel_text.supplement(found.kernel, []))
     assert verdict.kind == "LogsOnly" and not verdict.named and not verdict.check_first
     assert "segfault at 0" in verdict.message and "accessed memory that is not its own" in verdict.message
+
+
+@pytest.mark.parametrize("prefix", ["3,1234,72852469973,-;", "kern  :err   : [72852.469973] ", ""])
+def test_xid_is_the_headline_if_no_rank_has_a_log(tmp_path: Path, prefix: str) -> None:
+    (tmp_path / "kernel.txt").write_text(f"{prefix}eth0: link up\n{prefix}NVRM: Xid (PCI:0000:41:00): 79, pid=7\n")
+    answer = json.loads(CliRunner().invoke(explain, ["--json", str(tmp_path / "kernel.txt")]).stdout)
+    message = answer["verdict"]["message"]
+    assert message.startswith("The kernel log reports 1 problem" if prefix else "Logs report 1 problem")
+    assert "NVRM: Xid" in message and "the GPU has fallen off the bus" in message
 
 
 def test_kernel_line_about_a_dumped_rank_is_evidence() -> None:

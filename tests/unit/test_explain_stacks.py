@@ -361,6 +361,30 @@ def test_programs_of_which_none_is_the_most_common_are_all_ranks() -> None:
 
 # --- hostile input ---------------------------------------------------------------------------------------------------
 
+
+def test_pystack_of_several_interpreters_gives_the_frames_of_the_main_one() -> None:
+    lines = [
+        "Traceback for thread 12 (worker) (most recent call last):",
+        "  Not currently attached to any interpreter []",
+        "* - Unable to merge native stack due to insufficient native information - *",
+        "",
+        "Traceback for thread 10 (most recent call last):",
+        "  In the main interpreter [Has the GIL]",
+        '    (Python) File "/srv/train.py", line 9, in <module>',
+        '    (Python) File "/srv/train.py", line 3, in step',
+        "  In interpreter 1 []",
+        '    (Python) File "/srv/plugin.py", line 5, in serve',
+        "The frame stack for thread 13 is empty",
+    ]
+    reader = pystack_text.Reader(Interned())
+    assert all(map(reader.feed, lines))
+    (process,) = reader.end()
+    assert process.pid == 10
+    (main,) = (thread for thread in process.threads if thread.is_main)
+    assert [frame.function for frame in main.frames] == ["step", "<module>"]
+    assert main.owns_gil
+
+
 READERS = {"faulthandler": faulthandler_text, "pystack": pystack_text, "gdb": gdb_text}
 LINES = [
     line

@@ -1,4 +1,4 @@
-"""The kernel log, as dmesg, journalctl -k and syslog print it, as evidence. Pure.
+"""The kernel log, as dmesg, journalctl -k, /dev/kmsg and syslog print it, as evidence. Pure.
 
 A file is a kernel log if all its lines have that shape. In other files, the job has written such lines. Both are
 evidence and do not make a rank a suspect.
@@ -17,19 +17,27 @@ from hangwatch.tables import kernel_lines, secret_forms
 MOST_KEPT = 64
 _SHOWN = 8
 _TEXT_CHARACTERS = 240
+_DAY = r"[A-Z][a-z]{2} [ \d]\d"
+_TIME = r"\d\d:\d\d:\d\d"
+_DELTA = r"(?: <[ +\d.]{1,24}>)?"
+_SECONDS = r" {0,12}\+?\d{1,10}\.\d{1,9}"
 _PREFIX = re.compile(
-    r"(?P<when>[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT[\d:.,+Z-]{8,24})? ?(?:[\w.-]{1,64} kernel: ?)?"
-    r"(?:<\d{1,3}>)?(?:\[ ?(?P<clock>[^\[\]]{1,32})\] ?)?",
+    r"(?:[a-z]{2,8} {0,6}:[a-z]{3,6} {0,4}: )?"  # dmesg -x
+    r"(?:<\d{1,3}>(?:1 )?)?"
+    rf"(?:(?P<record>\d{{1,5}},\d{{1,18}},(?P<stamp>\d{{1,18}}),[^;\s]{{1,64}};)"  # /dev/kmsg
+    rf"|(?P<when>{_DAY} {_TIME}(?:\.\d{{1,6}})?|(?:[A-Z][a-z]{{2}} )?\d{{4}}-\d\d-\d\d[T ]{_TIME}[\d.,]{{0,10}}"
+    r"(?:Z|[+-]\d\d:?\d\d| [A-Z]{2,5})?|\d{9,11}\.\d{6}) ?)?"
+    rf"(?:\[(?P<clock>{_SECONDS}{_DELTA}|[A-Z][a-z]{{2}} {_DAY} {_TIME} \d{{4}}{_DELTA}|[A-Z][a-z]{{2}}\d\d \d\d:\d\d"
+    rf"|\d{{4}}-\d\d-\d\d {_TIME})\] ?)?"
+    r"(?:\[ {0,8}[TC]\d{1,10}\] ?)?"  # CONFIG_PRINTK_CALLER
+    r"(?P<syslog>(?:[\w.-]{1,64} )?kernel(?:\[[\w/]{1,16}\])?(?::| - - -) ?)?"
+    rf"(?:\[(?P<second>{_SECONDS})\] ?)?(?:\[ {{0,8}}[TC]\d{{1,10}}\] ?)?",
     re.ASCII,
 )
+"""The time, host and level before a line, as dmesg, /dev/kmsg, journalctl -o and syslog print them."""
 
-
-_SHAPE = re.compile(
-    r"(?:<\d{1,3}>)?\[ *\d{1,9}\.\d{1,9}\] |(?:<\d{1,3}>)?\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] "
-    r"|(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT[\d:.,+Z-]{8,24}) [\w.-]{1,64} kernel: "
-    r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]|-- ",
-    re.ASCII,
-)
+_ISO_OF_DMESG = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]", re.ASCII)
+_CONTINUES = ("-- ", " SUBSYSTEM=", " DEVICE=")
 
 
 class KernelLogLine(NamedTuple):
@@ -45,18 +53,23 @@ class KernelLogLine(NamedTuple):
 
 
 def has_shape(line: str) -> bool:
-    """True if a line begins like the output of dmesg or journalctl -k."""
-    return _SHAPE.match(line) is not None
+    """True if a line begins like the output of dmesg, journalctl -k or /dev/kmsg."""
+    before = _PREFIX.match(line)
+    has_mark = before is not None and any((before["clock"], before["record"], before["syslog"]))
+    return has_mark or line.startswith(_CONTINUES) or _ISO_OF_DMESG.match(line) is not None
 
 
 def find(line: str) -> KernelLogLine | None:
     """Match a log line with the rows of kernel_lines.toml, without its time and host. None if no row matches."""
+    if not any(literal in line for literal in kernel_lines.literals()):
+        return None
     before = _PREFIX.match(line)
     start = before.end() if before else 0
     said = kernel_lines.find(line[start : start + kernel_lines.LONGEST_LINE])
     if said is None or before is None:
         return None
-    when = before["when"] or before["clock"] or ""
+    stamp = f"{int(before['stamp']) / 1e6:.6f}" if before["stamp"] else ""
+    when = before["when"] or before["clock"] or stamp
     return KernelLogLine(
         said, words.elided(secret_forms.mask(line[start:]), _TEXT_CHARACTERS), words.printable(when.strip())
     )

@@ -1,8 +1,10 @@
 """Reader for the output of `pystack remote` and `pystack core`, with and without --native and --locals. Pure.
 
 Frames come outermost first, threads from the youngest to the main one. The output contains no pid, but the number of
-the main thread is equal to it (gettid(2)). With --native-all, threads without Python follow the main one. The watchdog
-of a program (TensorRT-LLM) prints traceback.format_stack in this order, too: its thread numbers are those of pthreads.
+the main thread is equal to it (gettid(2)). With --native-all, threads without Python follow the main one. If a process
+has several interpreters, a line with its name precedes the frames of each, and only those of the main one are read. The
+watchdog of a program (TensorRT-LLM) prints traceback.format_stack in this order, too: its thread numbers are those of
+pthreads.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from hangwatch.explain.stacks.parsed_processes import (
 )
 
 _THREAD = re.compile(
-    r"^Traceback for thread (\d{1,10})(?: \((?:.*)\))? \[(.*)\] \(most recent call last\):$"
+    r"^Traceback for thread (\d{1,10})(?: \((?:.*)\))?(?: \[(.*)\])? \(most recent call last\):$"
     r"|^Thread (\d{1,20})(?: \(.*\))? stack trace:$"
 )
+_PART = re.compile(r"^  (In the main interpreter|In interpreter \d{1,9}|Not currently attached .*) \[(.*)\]$")
+_NOTE = re.compile(r"^(?:The frame stack for thread \d{1,10} is empty|\* - Unable to merge native stack .* - \*)$")
 _FRAME = re.compile(r'^  (?:  \((Python|C)\) )?File "(.*)", line (\d{1,9}), in (.*)$')
 _NATIVE = re.compile(r"^(.*?)(?: \(inlined\))? \(([^()]*)\)$")
 _INTERPRETER = re.compile(r"^_?Py[A-Z_]|^_Py|^pymain_|^run_mod$|^run_eval_code_obj$|^pyrun_file$|^cfunction_")
@@ -46,7 +50,7 @@ class Reader:
         self._header: tuple[str, str] | None = None
         self._places: list[Place] = []
         self._main: ParsedThread | None = None
-        self._has_pid = True
+        self._has_pid, self._is_in_main = True, True
 
     def feed(self, line: str) -> bool:
         """Read a line. Return false if it is not part of a dump."""
@@ -56,12 +60,19 @@ class Reader:
             if thread_id in self._thread_ids:
                 self._close_process()
             self._header, self._has_pid = (thread_id, found.group(2) or ""), found.group(1) is not None
+            self._is_in_main = True
+            return True
+        if (found := _PART.match(line)) and self._header is not None:
+            self._is_in_main = not found.group(1).startswith("In interpreter")
+            self._header = self._header if self._header[1] else (self._header[0], found.group(2))
             return True
         if found := _FRAME.match(line):
-            if len(self._places) < MOST_FRAMES:
+            if self._is_in_main and len(self._places) < MOST_FRAMES:
                 self._place(*found.groups())
             return True
-        return not line.strip() or line.startswith("    ")  # the source line, arguments, locals
+        return (
+            not line.strip() or line.startswith("    ") or _NOTE.match(line) is not None
+        )  # the source line, arguments, locals
 
     def end(self) -> list[ParsedProcess]:
         """Return the processes that were read."""

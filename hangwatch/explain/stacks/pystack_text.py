@@ -54,25 +54,24 @@ class Reader:
 
     def feed(self, line: str) -> bool:
         """Read a line. Return false if it is not part of a dump."""
-        if found := _THREAD.match(line):
+        if heading := _THREAD.match(line):
             self._close_thread()
-            thread_id = found.group(1) or found.group(3)
+            thread_id = heading.group(1) or heading.group(3)
             if thread_id in self._thread_ids:
                 self._close_process()
-            self._header, self._has_pid = (thread_id, found.group(2) or ""), found.group(1) is not None
+            self._header, self._has_pid = (thread_id, heading.group(2) or ""), heading.group(1) is not None
             self._is_in_main = True
             return True
-        if (found := _PART.match(line)) and self._header is not None:
-            self._is_in_main = not found.group(1).startswith("In interpreter")
-            self._header = self._header if self._header[1] else (self._header[0], found.group(2))
+        if (interpreter := _PART.match(line)) and self._header is not None:
+            self._is_in_main = not interpreter.group(1).startswith("In interpreter")
+            self._header = self._header if self._header[1] else (self._header[0], interpreter.group(2))
             return True
-        if found := _FRAME.match(line):
+        if frame := _FRAME.match(line):
             if self._is_in_main and len(self._places) < MOST_FRAMES:
-                self._place(*found.groups())
+                self._place(*frame.groups())
             return True
-        return (
-            not line.strip() or line.startswith("    ") or _NOTE.match(line) is not None
-        )  # the source line, arguments, locals
+        is_continued = not line.strip() or line.startswith("    ")  # the source line, arguments, locals
+        return is_continued or _NOTE.match(line) is not None
 
     def end(self) -> list[ParsedProcess]:
         """Return the processes that were read."""

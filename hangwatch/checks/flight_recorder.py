@@ -1,4 +1,4 @@
-"""State of PyTorch's flight recorder in each job, and how to turn it on. It is a hint: the check is always OK.
+"""State of PyTorch's flight recorder in each job, and how to turn it on. A recorder of an unknown form is a warning.
 
 A flight recorder shows which rank has not joined which collective. The check reads one rank of each job. After the
 first success, by this check or by a capture, it does not read that rank again.
@@ -12,7 +12,7 @@ from typing import Literal
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, ok
+from hangwatch.checks.framework.contract import Check, Metric, ok, warning
 from hangwatch.model import CheckVerdict, Fault, Job, JobName, Point, Value
 from hangwatch.model.flight_records import Library, RankRecords
 from hangwatch.probes.node.machine import Node
@@ -35,7 +35,8 @@ class Settings(contract.Settings, frozen=True):
 class Presence(Value, frozen=True):
     """The state of the flight recorder of one job. `capacity` is its number of records; None if not known.
 
-    `detail` is the error for a recorder that cannot be read, or the setting that turns the recorder on.
+    `detail` is the error for a recorder that cannot be read, or the setting that turns the recorder on. `remedy`
+    is set for a recorder of an unknown form.
     """
 
     job: JobName
@@ -43,6 +44,7 @@ class Presence(Value, frozen=True):
     libraries: tuple[Library, ...] = ()
     capacity: int | None = None
     detail: str = ""
+    remedy: str = ""
 
 
 class Sample(contract.Sample, frozen=True):
@@ -91,10 +93,11 @@ def _presence(job: Job, answers: Sequence[RankRecords | Fault]) -> Presence | No
         return Presence(job=job.name, state="there", libraries=libraries, capacity=capacity)
     if off := next((fault for fault in faults if fault.reason == "RecorderOff"), None):
         return Presence(job=job.name, state="off", capacity=0, detail=off.remedy)
-    if recorders:
-        return Presence(job=job.name, state="unused")
     fault = next((fault for fault in faults if fault.reason not in ("NoTorch", "ProcessGone")), None)
-    return Presence(job=job.name, state="unread", detail=f"{fault.reason}, {fault.detail}") if fault else None
+    if fault:
+        remedy = fault.remedy if fault.reason == "RecorderUnread" else ""
+        return Presence(job=job.name, state="unread", detail=f"{fault.reason}, {fault.detail}", remedy=remedy)
+    return Presence(job=job.name, state="unused") if recorders else None
 
 
 def points(sample: Sample) -> Iterable[Point]:
@@ -104,9 +107,10 @@ def points(sample: Sample) -> Iterable[Point]:
 
 
 def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
-    """Return OK with a summary: the number of recorders that are on, and the jobs without one.
+    """Return the number of recorders that are on, and the jobs without one.
 
-    For a job without a recorder, the summary names the setting that turns the recorder on.
+    For a job without a recorder, it names the setting that turns the recorder on. WARNING if the form of a recorder is
+    unknown: then hangwatch is older than PyTorch.
     """
     sample = window[-1]
     counts = Counter(presence.state for presence in sample.jobs)
@@ -119,7 +123,10 @@ def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
         sentences.append("without it, hangs are found in minutes instead of seconds")
     if sample.unread_jobs:
         sentences.append(f"{words.count(sample.unread_jobs, 'job')} not read yet")
-    return ok("Hint" if counts["off"] else "RecordersRead", "; ".join(sentences))
+    message = "; ".join(sentences)
+    if remedy := next((presence.remedy for presence in without if presence.remedy), ""):
+        return warning("RecorderUnread", message, remedy)
+    return ok("Hint" if counts["off"] else "RecordersRead", message)
 
 
 def _sentence(presence: Presence) -> str:

@@ -16,6 +16,7 @@ from hangwatch.cli.status_client import decode_status, fetch_status
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.state.status import JobStatus
+from hangwatch.state.unseen import RECORDER, Unseen
 
 GPU_CHECK = "gpu_speed"  # a slow GPU does not show in the times of collectives
 
@@ -67,7 +68,7 @@ def slow(
         click.echo(json.dumps({**answer, "jobs": shown}, indent=2))
     else:
         for job in jobs:
-            click.echo(f"job {job.job_id} ({job.job_key}): {_describe(job)}")
+            click.echo(f"job {job.job_id} ({job.job_key}): {_describe(job, seen.unseen)}")
             for difference in () if job.arrival is None else job.arrival.differences:
                 click.echo(f"  {difference}")
             if job.arrival is not None and job.arrival.ranks:
@@ -98,12 +99,13 @@ def _choose(wanted: str | None, jobs: tuple[JobStatus, ...]) -> list[JobStatus]:
     return chosen
 
 
-def _describe(job: JobStatus) -> str:
+def _describe(job: JobStatus, unseen: tuple[Unseen, ...]) -> str:
     if job.arrival is not None:
         return job.arrival.message
     if job.ranks < 2:
         return "it has only one rank here; compare its nodes: hangwatch slow --nodes NODES"
-    return f"not known: {job.no_counters or 'its collectives have not been read yet'}"
+    reasons = (str(each) for each in unseen if each.job.job_key == job.job_key and each.source == RECORDER)
+    return f"not known: {next(reasons, 'its collectives have not been read yet')}"
 
 
 COMMANDS = (slow,)

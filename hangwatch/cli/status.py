@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from hangwatch import words
 from hangwatch.cli.config_choice import config_option, settings_from
 from hangwatch.cli.incident_sources import http_config_option
 from hangwatch.cli.job_descriptions import describe_silence, describe_state, describe_straggler, describe_timeout
@@ -88,12 +89,15 @@ def print_status(seen: Status) -> None:
     print_table(("job", "owner", "launcher", "user", "state", "for", "ranks", "collectives", "what"), jobs, "no jobs")
     for engine in seen.engines:
         click.echo(engine_text(engine))
+    print_table(("check", "status", "ran", "what"), checks, "no checks yet")
     if seen.sampler != "ok" and any(job.usual_gap_seconds is None for job in seen.jobs):
         click.echo(
             "Without GPU readings and flight recorders the daemon detects no hang: use `hangwatch dump --rounds 3` to"
             " check by hand."
         )
-    print_table(("check", "status", "ran", "what"), checks, "no checks yet")
+    for unseen in seen.unseen:
+        about = f"no {unseen.source} of {words.count(unseen.ranks, 'rank')} of job {name(unseen.job)}"
+        click.echo(f"{about}: {unseen.detail} ({unseen.reason})")
     for left_out in seen.left_out:
         click.echo(f"not monitored {left_out}: exceeds a limit in [jobs], see `hangwatch config --sample`")
 

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, InfoMetricFamily, Metric
 
 from hangwatch import __version__
-from hangwatch.metrics.series import gauge, single_gauge
+from hangwatch.metrics.series import JOB, gauge, sentence_label, single_gauge
 from hangwatch.state.board import DUMP_BUCKETS_SECONDS, Snapshot
+from hangwatch.state.unseen import list_unseen
 
 
 def build() -> Metric:
@@ -66,6 +67,12 @@ def tasks(snapshot: Snapshot, now: float) -> Iterator[Metric]:
         for what in ("jobs", "ranks", "processes"):
             left_out.add_metric([excess.owner, what], getattr(excess, what))
     yield left_out
+    labels = (*JOB, "source", "reason", "detail")
+    unseen = gauge("unseen_ranks", "Ranks of which hangwatch cannot read a source, and why", labels)
+    for missing in list_unseen(snapshot):
+        reason = (missing.source, missing.reason, sentence_label(missing.detail))
+        unseen.add_metric([*missing.job.labels.values(), *reason], missing.ranks)
+    yield unseen
 
 
 def store(snapshot: Snapshot) -> Metric:

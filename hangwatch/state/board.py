@@ -54,8 +54,8 @@ class JobEntry(Value, frozen=True):
     """One job on the board: its processes, the state of its detector, and its last incident.
 
     `held_gpu` is true once the driver has listed one of its ranks on a GPU. `suspected` is the diagnosis of a job that
-    is suspected because of its counters; it becomes the first capture of the incident. `counter_fault` is the reason if
-    the job has no counters. `arrival_order` tells if one of its ranks is late.
+    is suspected because of its counters; it becomes the first capture of the incident. `counter_faults` are the reasons
+    why ranks have no counters. `arrival_order` tells if one of its ranks is late.
     """
 
     job: Job
@@ -65,7 +65,7 @@ class JobEntry(Value, frozen=True):
     incident: Incident | None = None
     timeline: tuple[TimelineEntry, ...] = ()
     suspected: Diagnosis | None = None
-    counter_fault: Fault | None = None
+    counter_faults: tuple[Fault, ...] = ()
     arrival_order: ArrivalOrder | None = None
 
     @property

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from hangwatch import detector
 from hangwatch.config import Detector, Progress
 from hangwatch.detector import job_watch
-from hangwatch.model import Fault, Job, ProcessId
+from hangwatch.model import Fault, ProcessId
 from hangwatch.model.flight_records import ProgressCounter
 from hangwatch.state.actions import Action
 from hangwatch.state.board import Snapshot
@@ -48,14 +48,10 @@ def record_counters(
             capture_seconds=capture_seconds,
             gap_seconds=gap_seconds,
         )
-        fault = None if 2 * len(readable) > len(entry.job.ranks) else _first_fault(entry.job, counters)
-        stepped = replace(entry, watch=watch, page=job_watch.should_page(watch, now, settings), counter_fault=fault)
+        answers = (counters.get(rank.id) for rank in entry.job.ranks)
+        faults = tuple(answer for answer in answers if isinstance(answer, Fault))
+        stepped = replace(entry, watch=watch, page=job_watch.should_page(watch, now, settings), counter_faults=faults)
         stepped, more = update_timeline(stepped, wanted, unix_now)
         snapshot = snapshot.with_job(stepped)
         actions += more
     return snapshot, tuple(actions)
-
-
-def _first_fault(job: Job, counters: Mapping[ProcessId, ProgressCounter | Fault]) -> Fault | None:
-    answers = (counters.get(rank.id) for rank in job.ranks)
-    return next((answer for answer in answers if isinstance(answer, Fault)), None)

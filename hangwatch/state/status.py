@@ -9,10 +9,11 @@ from hangwatch.detector.power_level import low_power_threshold_watts
 from hangwatch.model import ArrivalStatus, GpuSample, Incident, Job, JobName, JobState, NotMonitored, Value, Verdict
 from hangwatch.state.arrival_status import build_arrival_status
 from hangwatch.state.board import JobEntry, Snapshot
+from hangwatch.state.unseen import Unseen, list_unseen
 from hangwatch.verdict.timeout_forecast import forecast_timeout
 
 _USUAL = Detector()
-SCHEMA_VERSION = 2  # 2: JobStatus.absent_local_ranks is a list of [first, last]; GpuStatus.jobs replaces job_id
+SCHEMA_VERSION = 3  # 2: absent_local_ranks is a list of [first, last], GpuStatus.jobs; 3: unseen replaces no_counters
 
 
 class JobStatus(Value, frozen=True):
@@ -23,9 +24,8 @@ class JobStatus(Value, frozen=True):
     ends the job; null if unknown. The job does not page until `silenced_until_unix_seconds`; null: it is not silenced.
 
     `collectives_per_second` is the mean of its ranks. `progress_gap_seconds` is the time since they enqueued a
-    collective, `usual_gap_seconds` the length that 99 % of these gaps do not exceed. Each is null if unknown;
-    `no_counters` is then the reason, if there is one. `arrival` tells if a rank enqueues its collectives late; null
-    before the first reading.
+    collective, `usual_gap_seconds` the length that 99 % of these gaps do not exceed. Each is null if unknown.
+    `arrival` tells if a rank enqueues its collectives late; null before the first reading.
     """
 
     job_id: str
@@ -52,7 +52,6 @@ class JobStatus(Value, frozen=True):
     collectives_per_second: float | None = None
     progress_gap_seconds: float | None = None
     usual_gap_seconds: float | None = None
-    no_counters: str = ""
     arrival: ArrivalStatus | None = None
 
 
@@ -108,6 +107,7 @@ class Status(Value, frozen=True, kw_only=True):
     jobs: tuple[JobStatus, ...]
     checks: tuple[CheckLine, ...]
     left_out: tuple[NotMonitored, ...] = ()
+    unseen: tuple[Unseen, ...] = ()
     engines: tuple[EngineStatus, ...] = ()
     store: str = "ok"
 
@@ -123,6 +123,7 @@ def build_status(snapshot: Snapshot, node: str, now: float, settings: Detector =
         gpus=_gpus(snapshot),
         jobs=_jobs(snapshot, now, settings),
         left_out=snapshot.left_out,
+        unseen=list_unseen(snapshot),
         engines=tuple(
             EngineStatus(
                 job_id=job.job_id, job_key=job.key, owner=job.owner, program=job.program, workers=len(job.ranks)
@@ -215,7 +216,6 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
             collectives_per_second=progress.per_second if progress.progressed_at is not None else None,
             progress_gap_seconds=progress.gap_seconds(now) if progress.progressed_at is not None else None,
             usual_gap_seconds=progress.usual_seconds,
-            no_counters=f"{fault.reason}: {fault.detail}" if (fault := entry.counter_fault) else "",
             arrival=build_arrival_status(entry.arrival_order, entry.job) if entry.arrival_order else None,
         )
         for entry in snapshot.jobs.values()

@@ -12,20 +12,24 @@ from prometheus_client import CollectorRegistry
 
 from hangwatch.cli.slow import slow
 from hangwatch.config import Http
-from hangwatch.model import JobState
+from hangwatch.model import JobName, JobState
 from hangwatch.state.status import CheckLine, JobStatus
+from hangwatch.state.unseen import RECORDER, Unseen
 from hangwatch.web.http_server import Server
 from tests import samples
 from tests.integration.test_top import SEEN, job
 
 TRAINS = JobState.TRAINING
+OFF = Unseen(
+    job=JobName(job_id="off", job_key="off"), source=RECORDER, reason="RecorderOff", detail="it is off", ranks=2
+)
 LEVEL = replace(samples.arrival(), is_named=False, reason="NoneLate", message="No rank is late.")
 
 
 @contextmanager
 def served(jobs: tuple[JobStatus, ...], check: CheckLine) -> Iterator[str]:
     """Serve /status with these jobs and this check; yield the URL."""
-    status = replace(SEEN, jobs=jobs, checks=(check,))
+    status = replace(SEEN, jobs=jobs, checks=(check,), unseen=(OFF,))
     http = Http(listen="127.0.0.1", port=0, health_port=0)
     server = Server(http, CollectorRegistry(), status=lambda: status, unhealthy=lambda: None)
     try:
@@ -51,13 +55,13 @@ def test_late_rank_is_shown_with_its_table() -> None:
     [
         (job("j", TRAINS, arrival=LEVEL), "No rank is late."),
         (job("j", TRAINS, ranks=1), "it has only one rank here; compare its nodes: hangwatch slow --nodes NODES"),
-        (job("j", TRAINS, no_counters="RecorderOff: it is off"), "not known: RecorderOff: it is off"),
+        (job("off", TRAINS), "not known: RecorderOff: it is off"),
         (job("j", TRAINS), "not known: its collectives have not been read yet"),
     ],
 )
 def test_why_no_rank_is_named_is_said(shown: JobStatus, text: str) -> None:
     done = run(shown)
-    assert done.return_value == 1 and f"job j (j): {text}" in done.output
+    assert done.return_value == 1 and f"job {shown.job_id} ({shown.job_id}): {text}" in done.output
 
 
 @pytest.mark.parametrize(("check", "count"), [("WARNING", 1), ("OK", 0)])

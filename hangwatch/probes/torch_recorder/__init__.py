@@ -22,7 +22,7 @@ from hangwatch.model import Fault, ProcessId
 from hangwatch.model.flight_records import Library, RankRecords
 from hangwatch.probes.process import process_memory, procfs
 from hangwatch.probes.process.memory_image import Read, UnreadableError, require
-from hangwatch.probes.torch_recorder import backend_recorders, decode, layouts, libraries, search, symbols
+from hangwatch.probes.torch_recorder import backend_recorders, decode, layouts, libraries, search, symbols, threads
 from hangwatch.probes.torch_recorder.layouts import Layout
 from hangwatch.probes.torch_recorder.libraries import Mapped, Mappings
 
@@ -69,8 +69,9 @@ class Recorders:
         per group. This takes a tenth of the time. `share` is the user or pod that a child reading the library counts
         for. A recorder that was never used is empty with capacity 0.
 
-        Reasons of a fault: NoTorch, NoRecorder (a version or build without one), RecorderOff, UnknownLayout,
-        ChangedWhileRead, TooLarge, PermissionDenied, NoAnswer, ProcessGone.
+        Reasons of a fault: NoTorch, NoRecorder (a version or build without one), RecorderOff, RecorderUnread (it has
+        process groups, and no recorder of them is known), UnknownLayout, ChangedWhileRead, TooLarge, PermissionDenied,
+        NoAnswer, ProcessGone.
         """
         contents = self._read(process, share, newest)
         if any(each.reason == "RecorderOff" if isinstance(each, Fault) else each.capacity for each in contents):
@@ -91,18 +92,33 @@ class Recorders:
                 raise UnreadableError("UnknownLayout", f"the layout on {platform.machine()} has not been measured")
         except UnreadableError as error:
             return (_fault(subject, error),)
-        contents: list[RankRecords | Fault] = []
+        contents: dict[Library, RankRecords | Fault] = {}
         for library in mappings.libraries:
             try:
-                contents += self._read_library(library, mappings, process, share, newest)
+                contents |= self._read_library(library, mappings, process, share, newest)
             except UnreadableError as error:
-                contents.append(_fault(f"{subject} {library.library}", error))
+                contents[library.library] = _fault(f"{subject} {library.library}", error)
+        contents = self._tell_unread(process, contents)
         if not procfs.is_alive(process, self._proc_root):
             return (_fault(subject, UnreadableError("ProcessGone", "the process has ended")),)
         with_recorder = [
-            answer for answer in contents if not (isinstance(answer, Fault) and answer.reason == "NoRecorder")
+            answer for answer in contents.values() if not (isinstance(answer, Fault) and answer.reason == "NoRecorder")
         ]
-        return tuple(with_recorder or contents)
+        return tuple(with_recorder or contents.values())
+
+    def _tell_unread(
+        self, process: ProcessId, contents: dict[Library, RankRecords | Fault]
+    ) -> dict[Library, RankRecords | Fault]:
+        """Return the contents, with a fault RecorderUnread only for backends of which the process has groups."""
+        read = {"gloo" if name == "gloo" else "nccl" for name, content in contents.items() if not _is_empty(content)}
+        unread = frozenset() if "nccl" in read else threads.find_communicators(process, self._proc_root) - read
+        for name, content in {**dict.fromkeys(unread), **contents}.items():
+            if isinstance(content, Fault) and content.reason == "RecorderUnread" and name not in unread:
+                contents[name] = replace(content, reason="NoRecorder")
+            elif not isinstance(content, Fault) and name in unread:
+                error = UnreadableError("RecorderUnread", "it has process groups, and its recorder was never used")
+                contents[name] = _fault(f"pid {process.pid} {name}", error)
+        return contents
 
     def _mappings(self, process: ProcessId) -> Mappings:
         """Return the mappings of a process; empty, without reading them, if it maps too little to have loaded torch."""
@@ -118,38 +134,41 @@ class Recorders:
 
     def _read_library(
         self, library: Mapped, mappings: Mappings, process: ProcessId, share: str, newest: int | None
-    ) -> list[RankRecords | Fault]:
+    ) -> dict[Library, RankRecords | Fault]:
         """Return the content of the recorders of one library. Raises UnreadableError if it has none."""
         (page,) = self._reader(process, "mem")([(library.start, symbols.PAGE_BYTES)])
         from_symbols = symbols.SHARED.look_up(library, page, process, share, self._proc_root)
         read = self._reader(process, "mem")  # a new deadline: the child's time does not count
         candidates = layouts.candidates(from_symbols.version)
         if from_symbols.pointer is not None:
-            contents: list[RankRecords | Fault] = []
+            contents: dict[Library, RankRecords | Fault] = {}
             for name, address in _addresses(read, library, from_symbols).items():
                 try:
                     if not address:
-                        contents.append(_unused(name, candidates, from_symbols.version))
+                        contents[name] = _unused(name, candidates, from_symbols.version)
                         continue
                     places = [(address, layout) for layout in candidates]
                     place, records = _decode_only_recorder(places, read, name, newest)
                     self._keep(self._places, process, self.places(process) | {name: place})
-                    contents.append(replace(records, torch_version=from_symbols.version))
+                    contents[name] = replace(records, torch_version=from_symbols.version)
                 except UnreadableError as error:
-                    contents.append(_fault(f"pid {process.pid} {name}", error))
+                    if error.reason == "UnknownLayout" and not layouts.is_known(from_symbols.version):
+                        error = _unread(error.detail, from_symbols.version)
+                    contents[name] = _fault(f"pid {process.pid} {name}", error)
             return contents
         key = process, library.start
         with self._lock:
             earlier_place = self._places_by_shape.pop(key, None)
         places = [earlier_place] if earlier_place else search.search(read, library.data, mappings.writable, candidates)
         if not places:
-            raise UnreadableError(
-                "NoRecorder", f"no object in {library.path} has the shape of an active flight recorder"
-            )
+            if not layouts.is_recorded(library.library, from_symbols.version):
+                raise UnreadableError("NoRecorder", f"torch {from_symbols.version} has none for {library.library}")
+            detail = f"no object in {library.path} has the shape of an active flight recorder"
+            raise _unread(detail, from_symbols.version)
         place, records = _decode_only_recorder(places, read, library.library, newest)
         self._keep(self._places_by_shape, key, place)
         self._keep(self._places, process, self.places(process) | {library.library: place})
-        return [replace(records, torch_version=from_symbols.version, found_by="shape")]
+        return {library.library: replace(records, torch_version=from_symbols.version, found_by="shape")}
 
     def _keep(self, cache: dict[_Key, _Known], key: _Key, value: _Known) -> None:
         with self._lock:
@@ -188,6 +207,17 @@ def _decode_only_recorder(
     return fitting[0]
 
 
+def _is_empty(content: RankRecords | Fault) -> bool:
+    is_absent = isinstance(content, Fault) and content.reason in ("NoRecorder", "RecorderUnread")
+    return is_absent or (isinstance(content, RankRecords) and not content.capacity)
+
+
+def _unread(detail: str, version: str) -> UnreadableError:
+    """Return the error of a recorder that hangwatch cannot find or decode, with the version if it is unknown."""
+    is_new = version != "" and not layouts.is_known(version)
+    return UnreadableError("RecorderUnread", f"torch {version} is unknown: {detail}" if is_new else detail)
+
+
 def _unused(library: Library, candidates: Sequence[Layout], version: str) -> RankRecords:
     return RankRecords(
         library=library,
@@ -203,7 +233,11 @@ def _unused(library: Library, candidates: Sequence[Layout], version: str) -> Ran
 
 
 def _fault(subject: str, error: UnreadableError) -> Fault:
-    remedies = {"PermissionDenied": "run as root, or grant CAP_SYS_PTRACE", "RecorderOff": _TURN_ON}
+    remedies = {
+        "PermissionDenied": "run as root, or grant CAP_SYS_PTRACE",
+        "RecorderOff": _TURN_ON,
+        "RecorderUnread": "install the newest hangwatch, or report this version of PyTorch",
+    }
     about: Literal["target", "tool"] = "target" if error.reason == "ProcessGone" else "tool"
     return Fault(
         subject=subject, reason=error.reason, detail=error.detail, remedy=remedies.get(error.reason, ""), about=about

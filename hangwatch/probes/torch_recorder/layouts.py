@@ -12,6 +12,7 @@ import re
 import msgspec
 
 from hangwatch import tables
+from hangwatch.model.flight_records import Library
 
 MAP_BYTES = 48
 STRING_BYTES = 32
@@ -96,3 +97,14 @@ def candidates(torch_version: str) -> tuple[Layout, ...]:
     release = re.match(r"\d+\.\d+\.\d+", torch_version)
     known = [layout for layout in _table().layouts if release is not None and release[0] in layout.versions]
     return tuple(known) or _table().layouts
+
+
+def is_known(torch_version: str) -> bool:
+    """True if the layout of this version has been measured."""
+    return len(candidates(torch_version)) == 1
+
+
+def is_recorded(library: Library, torch_version: str) -> bool:
+    """True if this version records the library, or is unknown. PyTorch records gloo since 2.8."""
+    numbers = tuple(map(int, re.findall(r"\d+", torch_version)[:2]))
+    return library != "gloo" or not numbers or numbers >= (2, 8)

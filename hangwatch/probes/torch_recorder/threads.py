@@ -1,5 +1,7 @@
 """The threads that enqueued the records of a flight recorder: the main thread, one of autograd, or another.
 
+The names of threads also show process groups: torch and NCCL name those of their communicators.
+
 DDP and FSDP enqueue their collectives of the backward pass in threads of autograd on CUDA.
 """
 
@@ -12,12 +14,13 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hangwatch.model import ProcessId
-from hangwatch.model.flight_records import RankRecords, ThreadKind
+from hangwatch.model.flight_records import Library, RankRecords, ThreadKind
 from hangwatch.probes.process import process_memory, procfs
 
 MOST_THREADS = 4096
 TID_OFFSET = 0x2D0  # of `tid` in glibc's struct pthread on x86-64, nptl/descr.h; glibc 2.36 and others
 _AUTOGRAD = b"pt_autograd_"  # the name of torch's threads for backward passes, torch/csrc/autograd/engine.cpp
+_OF_COMMUNICATORS: dict[bytes, Library] = {b"pt_gloo_": "gloo", b"pt_nccl_": "nccl", b"NCCL ": "nccl"}
 _TID = struct.Struct("<i")
 
 
@@ -34,6 +37,14 @@ def with_threads(
         )
         for each in recorders
     )
+
+
+def find_communicators(process: ProcessId, proc_root: Path = procfs.PROC) -> frozenset[Library]:
+    """Return gloo, NCCL or both, if threads of the process show that it has process groups of them."""
+    folder = proc_root / str(process.pid) / "task"
+    names = _read_names(folder, set(map(int, procfs.list_pids(str(folder))[:MOST_THREADS])), is_inner=False)
+    starts = _OF_COMMUNICATORS.items()
+    return frozenset(library for name in names.values() for start, library in starts if name.startswith(start))
 
 
 def _find_kinds(process: ProcessId, threads: Iterable[int], proc_root: Path) -> dict[int, ThreadKind]:

@@ -1,0 +1,72 @@
+"""The ranks of which hangwatch lacks a source, and why: one list for `status`, metrics and `slow`. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal, TypeAlias
+
+from hangwatch import words
+from hangwatch.model import Fault, JobName, Rank, Value
+from hangwatch.state.board import JobEntry, Snapshot
+
+RECORDER = "flight recorder"
+Source: TypeAlias = Literal["flight recorder", "GPU power", "stack"]
+_NO_READING = Fault(subject="gpu", reason="NoReading", detail="the driver has not reported the power of its GPUs")
+
+
+class Unseen(Value, frozen=True):
+    """The ranks of a job on this node of which hangwatch cannot read a source, for one reason.
+
+    `ranks` is their number. `reason` is the CamelCase word of the fault, `detail` its text, of the first of these
+    ranks. "RecorderUnread" means that hangwatch does not know this version of PyTorch.
+    """
+
+    job: JobName
+    source: Source
+    reason: str
+    detail: str
+    ranks: int
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}"
+
+
+def list_unseen(snapshot: Snapshot) -> tuple[Unseen, ...]:
+    """Return the sources that are missing, by job, source and reason."""
+    return tuple(unseen for entry in snapshot.living for unseen in _of_job(entry, snapshot))
+
+
+def _of_job(entry: JobEntry, snapshot: Snapshot) -> Iterator[Unseen]:
+    sources: dict[Source, Iterable[Fault]] = {
+        "flight recorder": entry.counter_faults,
+        "GPU power": (fault for rank in entry.job.ranks if (fault := _power_fault(rank, snapshot)) is not None),
+        "stack": _stack_faults(entry),
+    }
+    for source, faults in sources.items():
+        by_reason: dict[str, list[Fault]] = {}
+        for fault in faults:
+            by_reason.setdefault(fault.reason, []).append(fault)
+        for reason, alike in sorted(by_reason.items()):
+            yield Unseen(
+                job=entry.job.name,
+                source=source,
+                reason=reason,
+                detail=words.printable("; ".join(filter(None, (alike[0].detail, alike[0].remedy)))),
+                ranks=len(alike),
+            )
+
+
+def _power_fault(rank: Rank, snapshot: Snapshot) -> Fault | None:
+    """Return the reason why the power of a GPU of the rank is not known; None if it is, or before the first sample."""
+    if not rank.gpu_uuids or (snapshot.sweep is None and snapshot.sampler.fault is None):
+        return None
+    gpus = snapshot.sweep.gpus if snapshot.sweep is not None and snapshot.sampler.alive else ()
+    read = {gpu.uuid for gpu in gpus if gpu.power_watts is not None}
+    return None if read.issuperset(rank.gpu_uuids) else snapshot.sampler.fault or _NO_READING
+
+
+def _stack_faults(entry: JobEntry) -> Iterator[Fault]:
+    incident = entry.open_incident
+    for group in () if incident is None else incident.grouping.groups:
+        if group.fault is not None and not group.gone:
+            yield from [group.fault] * group.size

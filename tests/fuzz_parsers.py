@@ -34,8 +34,7 @@ from hangwatch.explain import traces
 from hangwatch.explain.flight_dumps import recorder_dump, safe_pickle
 from hangwatch.explain.logs import rank_log, work_lines
 from hangwatch.fleet import incident_fetch, sighting
-from hangwatch.formats import incident_file, nccl_ras_status, process_title, pyspy_json
-from hangwatch.formats.nccl_ras_status import BadAnswerError
+from hangwatch.formats import incident_file, process_title, pyspy_json
 from hangwatch.formats.pyspy_json import DumpError
 from hangwatch.probes.gpu.messages import Answer, CallAnnouncement, DriverFailure, Hello, SweepMessage
 from hangwatch.probes.network import infiniband, interfaces, ports, sntp
@@ -43,7 +42,6 @@ from hangwatch.probes.node import chrony, file_limits, filesystems, kmsg, memory
 from hangwatch.probes.process import live_environ, proc_pid, procfs
 from hangwatch.probes.torch_recorder import libraries
 from hangwatch.tables import kernel_lines, xids
-from tests import nccl_ras
 from tests.unit.test_flight_dump import dumped, entry
 
 DATA = Path(__file__).parent / "data"
@@ -93,7 +91,6 @@ _PYSPY = [{"pid": 7, "thread_id": 1, "thread_name": "MainThread", "active": True
 _RECORDER = dumped(entry(0), entry(1), entry(2, state="started", retired=False))
 _SENT = struct.pack("!II", 3_900_000_000, 1)
 _PACKET = struct.pack("!BBbbII4s8s8s8s8s", 0x24, 2, 6, -20, 1, 1, b"GPS\0", _SENT, _SENT, _SENT, _SENT)
-_RAS = nccl_ras.as_json(nccl_ras.communicator(ranks=[nccl_ras.rank(n, 100 + n, AllReduce=5) for n in range(2)]))
 _KMSG = b"4,1234,5678901,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=7, name=python, GPU has fallen off the bus."
 _JOURNAL = b"12,1,2,-;Out of memory: Killed process 77 (python) total-vm:1kB, anon-rss:2kB, file-rss:3kB, uid:0"
 
@@ -106,7 +103,6 @@ PARSERS: dict[str, Parser] = {
         [json.dumps(_RECORDER).encode(), pickle.dumps(_RECORDER, 2)],
     ),
     "pickle": Parser(safe_pickle.load_plain_values, (ValueError,), [pickle.dumps(_RECORDER, n) for n in range(2, 6)]),
-    "NCCL RAS": Parser(nccl_ras_status.parse, (BadAnswerError,), [_RAS.encode()]),
     "process title": Parser(_of_text(process_title.read), (), [b"ray::WorkerDict.generate", b"VLLM::Worker_TP1"]),
     "incident": Parser(
         lambda raw: incident_file.parse(Path("incident.json"), raw), (UserError,), _files("incidents/*")

@@ -50,7 +50,7 @@ _MEMBER_PARTS = {
     "waits": "frozen_cgroup awaited server file_lock shares_lock asks_rank stuck_on waits_in_torch store awaits_store "
     "peers enclosed_at",
     "gpu": "power_watts utilization_ratio busy_power_ratio nvlink_bytes_per_second pcie_bytes_per_second gpu_use ports",
-    "recorder": "recorded recorder_faults nccl_ras",
+    "recorder": "recorded recorder_faults",
 }
 """The part of `Member` in which version 3 has each field of version 2."""
 _NEW_NAMES = {

@@ -70,8 +70,6 @@ from hangwatch.model.dumps import (
     ProcessDetails,
     RankId,
     WorkerDump,
-    LaunchCount,
-    NcclRas,
     RankDump,
     Setting,
     Difference,

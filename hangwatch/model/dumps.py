@@ -224,41 +224,6 @@ class WorkerDump(Value, frozen=True):
     is_python: bool = True
 
 
-class LaunchCount(Value, frozen=True):
-    """Number of times that a rank launched an operation, in a communicator of which the ranks have unequal numbers.
-
-    NCCL's RAS reported the same numbers in every answer. `communicator` is the hash of the communicator, `size` the
-    number of its ranks. `count` is the number of this rank, None if NCCL does not reach it. `lowest` and `highest` are
-    the limits of all ranks that responded, on any node. `is_whole`: all ranks responded. `elsewhere` lists processes
-    that are not ranks of this node: those with the fewest launches, and those that NCCL does not reach.
-    """
-
-    communicator: str
-    size: int
-    operation: str
-    count: int | None
-    lowest: int
-    highest: int
-    is_whole: bool = True
-    elsewhere: tuple[str, ...] = ()
-
-
-class NcclRas(Value, frozen=True):
-    """Report of NCCL's RAS about one rank, from `answers` answers within `seconds` seconds.
-
-    `communicators` is the number of communicators of the rank. `even` is the number of communicators in which all ranks
-    have launched the same numbers of operations, and none between the answers. `launched` are the counts of
-    communicators that made no progress and have unequal numbers.
-    """
-
-    version: str
-    answers: int
-    seconds: float
-    communicators: int
-    even: int
-    launched: tuple[LaunchCount, ...] = ()
-
-
 class RankDump(Value, frozen=True):
     """All data that a capture has of one rank: one `ProcessDump` per round, its workers, and readings of its GPU.
 
@@ -273,8 +238,8 @@ class RankDump(Value, frozen=True):
     highest SM ratio. `ports` is the traffic of its node's ports.
 
     `kernel_call`, `last_lines` and `details` are read only for ranks that the first verdict names or checks first. So
-    is `worker_call`, if the rank waits for a worker. `kernel_lines` are the lines since the job began. `nccl_ras` is
-    None if nothing has read the answer of NCCL's RAS. `died` is as in `EndedProcess`, `most_peers` as in `Rank`.
+    is `worker_call`, if the rank waits for a worker. `kernel_lines` are the lines since the job began. `died` is as
+    in `EndedProcess`, `most_peers` as in `Rank`.
     """
 
     id: RankId
@@ -297,7 +262,6 @@ class RankDump(Value, frozen=True):
     kernel_lines: tuple[KernelLine, ...] = ()
     last_lines: tuple[LastLines, ...] = ()
     details: ProcessDetails | None = None
-    nccl_ras: NcclRas | None = None
     died: Died | None = None
     most_peers: int = 0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain, pairwise
 
-from hangwatch.model.dumps import KernelLine, NcclRas, RankId
+from hangwatch.model.dumps import KernelLine, RankId
 from hangwatch.model.flight_records import Library
 from hangwatch.model.gpus import GpuReadings
 from hangwatch.model.jobs import Died, Waiting
@@ -166,16 +166,15 @@ class CollectiveProgress(Value, frozen=True):
 
 
 class RecorderFacts(Value, frozen=True):
-    """Collectives of a rank, by the flight recorders in its process and by NCCL's RAS.
+    """Collectives of a rank, by the flight recorders in its process.
 
     `libraries` has one entry for each library with a readable recorder. An entry combines the first and the last round
-    that read the recorder. `faults` are the reasons why a recorder was not read in two rounds. `nccl_ras` is None if
-    nothing has read the answer of NCCL's RAS. `progress` is None if no recorder shows it.
+    that read the recorder. `faults` are the reasons why a recorder was not read in two rounds. `progress` is
+    None if no recorder shows it.
     """
 
     libraries: tuple[RecorderState, ...] = ()
     faults: tuple[Fault, ...] = ()
-    nccl_ras: NcclRas | None = None
     progress: CollectiveProgress | None = None
 
 

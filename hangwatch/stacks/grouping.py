@@ -329,7 +329,6 @@ def _merge_recorders(rank: RankDump) -> RecorderFacts:
     return RecorderFacts(
         libraries=found,
         faults=rank_records.faults([dump.recorder_faults for dump in rank.rounds], found),
-        nccl_ras=rank.nccl_ras,
         progress=completed_collectives.measure(read, main_thread_id),
     )
 

@@ -9,7 +9,6 @@ from statistics import median
 from msgspec import structs
 
 from hangwatch import words
-from hangwatch.collectives import nccl_counts
 from hangwatch.model import Evidence, GpuUse, Group, Grouping, KernelLine, Member, Motion, RankId, Signature, Stack
 from hangwatch.stacks import activity
 from hangwatch.tables import kernel_lines
@@ -64,11 +63,10 @@ def gather(finding: Finding, scene: Scene) -> tuple[Evidence, ...]:
 
 
 def _of_all(finding: Finding, scene: Scene) -> Iterator[Evidence]:
-    """Yield the evidence that every kind of finding gets: from the kernel, NCCL, and counters of the nodes."""
+    """Yield the evidence that every kind of finding gets: from the kernel, and counters of the nodes."""
     suspects, members = {member.id for member in finding.members}, scene.grouping.members
     named = suspects if finding.is_named else set()
     yield from in_kernel((finding.members or members)[:_MOST_CALLS], members)
-    yield from nccl_counts.evidence(members)
     yield from died(members, named)
     yield from kernel_log(members, named)
     yield from machine(members)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from hangwatch.model import STOPPED_STATES, Group, Grouping, Member, Motion, Signature
 from hangwatch.verdict.scene import OPENS_FIFO, lock_holder, process_of, stance_of
-from hangwatch.verdict.sequence_rules import decide_by_all_counts
+from hangwatch.verdict.sequence_rules import decide_by_records
 
 
 def with_frozen_ranks(grouping: Grouping) -> Grouping:
@@ -22,10 +22,10 @@ def with_frozen_ranks(grouping: Grouping) -> Grouping:
     """
     if all(member.signature is not Signature.GPU_WORKS for member in grouping.members):
         return grouping
-    answer = decide_by_all_counts(grouping.members, stance_of(grouping), grouping.world_size)
+    answer = decide_by_records(grouping.members, stance_of(grouping), grouping.world_size)
     named = [member for member in grouping.members if member.id.rank in answer.named]
     others = frozenset(map(process_of, grouping.members))
-    if not named or answer.by_counts or answer.graph.is_partial or not all(_is_held(each, others) for each in named):
+    if not named or answer.graph.is_partial or not all(_is_held(each, others) for each in named):
         return grouping
     groups = (_freeze(group, set(answer.named), answer.graph.waiting) for group in grouping.groups)
     return replace(grouping, groups=tuple(groups))

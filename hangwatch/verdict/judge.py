@@ -26,7 +26,7 @@ from hangwatch.verdict.scene import (
     waits_for,
     waits_in_program,
 )
-from hangwatch.verdict.sequence_rules import Answer, decide_by_all_counts
+from hangwatch.verdict.sequence_rules import Answer, decide_by_records
 from hangwatch.verdict.wording import check_first_reasons, deciding_steps, guidance, job_headlines, sequence_numbers
 from hangwatch.verdict.wording.render import render
 
@@ -45,7 +45,6 @@ _BY_ANSWER: dict[str, tuple[str, Text, str]] = {
     "all_joined": ("AllJoined", sequence_numbers.all_joined, guidance.ITS_GPU),
     "cycle": ("Cycle", sequence_numbers.cycle, sequence_numbers.BRANCH),
     "still_open": ("AllJoined", sequence_numbers.still_open, ""),
-    "not_reached": ("NotReached", sequence_numbers.not_reached, sequence_numbers.ITS_NETWORK),
     "mismatch": ("Mismatch", sequence_numbers.mismatch, sequence_numbers.BRANCH),
 }
 """For each kind of `Answer` that names no rank: the kind of verdict, its text, and the check that would decide."""
@@ -72,14 +71,13 @@ def find(scene: Scene) -> Finding:
 
     The order of evidence: a rank named by sequence numbers, a rank named by the kernel, other results of sequence
     numbers, the stacks. A rank to which the stacks point is not named if sequence numbers show that it has joined.
-    NCCL's own counts are weaker: they count only if the stacks name no rank. A rank is never named only because it did
-    not respond. Launchers are not ranks.
+    A rank is never named only because it did not respond. Launchers are not ranks.
     """
     if scene.launchers and len(scene.launchers) == len(scene.grouping.members):
         return Finding("NoRanks", scene, job_headlines.no_ranks)
     if scene.health is not None:
         return Finding(scene.health, scene, _HEALTH[scene.health], others=scene.stacked)
-    answer = decide_by_all_counts(scene.grouping.members, scene.stance, scene.grouping.world_size)
+    answer = decide_by_records(scene.grouping.members, scene.stance, scene.grouping.world_size)
     return _decide(scene, answer)._replace(answer=answer)
 
 
@@ -90,7 +88,7 @@ def _decide(scene: Scene, answer: Answer) -> Finding:
     suspicion = next(_passing(RULES, scene, decides=True), None)
     named = _name(suspicion) if suspicion is not None and _is_supported_by_half(suspicion) else None
     is_by_stack = named is not None and named.kind not in _BY_KERNEL
-    if by_numbers is not None and (named is None or (is_by_stack and _outweighs(answer))):
+    if by_numbers is not None and (named is None or (is_by_stack and answer.kind != "still_open")):
         return by_numbers
     if named is not None:
         if is_by_stack and _contradicts(answer, named):
@@ -151,15 +149,7 @@ def _may_be_innocent(scene: Scene, suspects: Sequence[Group], answer: Answer) ->
 
 def _is_late(answer: Answer, members: Sequence[Member]) -> bool:
     """True if these ranks have not joined by their flight recorders, and at least as many ranks wait."""
-    return answer.kind == "not_joined" and not answer.by_counts and 0 < len(members) <= len(answer.graph.waiting)
-
-
-def _outweighs(answer: Answer) -> bool:
-    """True if the answer is stronger than the stacks.
-
-    It must come from flight recorders, and from more than an operation that is still open.
-    """
-    return not answer.by_counts and answer.kind != "still_open"
+    return answer.kind == "not_joined" and 0 < len(members) <= len(answer.graph.waiting)
 
 
 def _contradicts(answer: Answer, named: Finding) -> bool:
@@ -336,7 +326,7 @@ def _only_waits(finding: Finding, answer: Answer) -> bool:
 
     By the flight recorders, no rank waits for them.
     """
-    if answer.by_counts or not answer.graph.awaited or finding.rule is None or not finding.rule.by_stack:
+    if not answer.graph.awaited or finding.rule is None or not finding.rule.by_stack:
         return False
     only_wait = answer.graph.waiting - answer.graph.awaited.keys()
     are_in_collective = all(map(is_collective, finding.suspects))

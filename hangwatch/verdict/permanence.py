@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from hangwatch.collectives.process_groups import process_key
 from hangwatch.model import STOPPED_STATES, Group, Grouping, Member, RankId, Signature, Verdict
 from hangwatch.verdict.scene import open_operations, stance_of
-from hangwatch.verdict.sequence_rules import decide_by_all_counts
+from hangwatch.verdict.sequence_rules import decide_by_records
 
 _BETWEEN_RANKS = frozenset({"cycle", "mismatch"})
 
@@ -33,8 +33,8 @@ def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
     permanent = frozenset(member.id for member in grouping.members if member.id in named and _is_permanent(member))
     if permanent:
         return permanent
-    answer = decide_by_all_counts(grouping.members, stance_of(grouping), grouping.world_size)
-    if answer.kind not in _BETWEEN_RANKS or answer.by_counts:
+    answer = decide_by_records(grouping.members, stance_of(grouping), grouping.world_size)
+    if answer.kind not in _BETWEEN_RANKS:
         return frozenset()
     ranks = set(answer.graph.cycle) | {rank for _, ranks in answer.graph.mismatch for rank in ranks}
     return frozenset(member.id for member in grouping.members if process_key(member.id) in ranks)

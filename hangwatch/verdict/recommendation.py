@@ -32,7 +32,7 @@ from hangwatch.model import (
 from hangwatch.tables import kernel_lines, xids
 from hangwatch.verdict.fingerprint import hash_parts, make_fingerprint
 from hangwatch.verdict.scene import stance_of
-from hangwatch.verdict.sequence_rules import decide_by_all_counts
+from hangwatch.verdict.sequence_rules import decide_by_records
 
 DAY_SECONDS = 86400.0
 
@@ -40,7 +40,7 @@ _AT_WORK = frozenset({"Moving", "NoHangSeen"})
 _IDLE = frozenset({"Serving", "NoRanks"})
 _AT_REST = frozenset({"Suspended", "Over", "NoTask"})
 _PROVEN = frozenset({"RankGone", "MountSilent", CRASHED})
-_ALL_WAIT = frozenset({"AllJoined", "AllWaiting", "NotReached"})
+_ALL_WAIT = frozenset({"AllJoined", "AllWaiting"})
 _MOST_NODES = 3
 _CAPTURE_SECONDS = 15.0
 _LOST_CONNECTION = re.compile(r"\b(Dist(Network|Store)Error|ConnectionResetError|Connection reset by peer)\b")
@@ -282,14 +282,10 @@ def _waits_for_storage(facts: _Facts) -> _Match | None:
 
 
 def _has_unreachable_rank(facts: _Facts) -> _Match | None:
-    match facts.verdict.kind:
-        case "WrongInterface":
-            places = {member.waits.enclosed_at for member in facts.grouping.members}
-            return _Match(", ".join(sorted(filter(None, places))[:1]) or "their address")
-        case "NotReached":
-            ranks = [member.id for _, member in facts.suspects]
-            return _Match(f"NCCL lost {words.name_ranks(ranks) if ranks else 'a rank'}")
-    return None
+    if facts.verdict.kind != "WrongInterface":
+        return None
+    places = {member.waits.enclosed_at for member in facts.grouping.members}
+    return _Match(", ".join(sorted(filter(None, places))[:1]) or "their address")
 
 
 def _waits_for_remote_peer(facts: _Facts) -> _Match | None:
@@ -353,8 +349,8 @@ def _has_mismatch(facts: _Facts) -> _Match | None:
     if facts.verdict.kind not in ("Cycle", "Mismatch"):
         return None
     grouping = facts.grouping
-    answer = decide_by_all_counts(grouping.members, stance_of(grouping), grouping.world_size)
-    return _Match() if answer.kind in ("cycle", "mismatch") and not answer.by_counts else None
+    answer = decide_by_records(grouping.members, stance_of(grouping), grouping.world_size)
+    return _Match() if answer.kind in ("cycle", "mismatch") else None
 
 
 def _has_call_target(member: Member) -> bool:

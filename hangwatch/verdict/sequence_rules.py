@@ -1,7 +1,6 @@
 """Rules on sequence numbers: from a wait-for graph to the ranks that `judge` may name or check first. Pure.
 
-An awaited rank is named only if it has no open operation and, by its stack and the kernel, waits for no rank. Flight
-recorders are used first. If they show nothing, NCCL's own counts are used. These are weaker evidence.
+An awaited rank is named only if it has no open operation and, by its stack and the kernel, waits for no rank.
 """
 
 from __future__ import annotations
@@ -9,25 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
-from hangwatch.collectives import nccl_counts, wait_graph
+from hangwatch.collectives import wait_graph
 from hangwatch.collectives.wait_graph import PendingOperation, Stance, WaitGraph
-from hangwatch.model import Member, Motion
+from hangwatch.model import Member
 
-Kind = Literal["not_joined", "gpu", "cycle", "mismatch", "all_joined", "still_open", "not_reached", "unknown"]
+Kind = Literal["not_joined", "gpu", "cycle", "mismatch", "all_joined", "still_open", "unknown"]
 
 
 class Answer(NamedTuple):
     """The result of a wait-for graph: the ranks to name or to check first.
 
-    `by_counts` is true if the graph was built from NCCL's own counts. The most important pending operation of `graph`
-    comes first.
+    The most important pending operation of `graph` comes first.
     """
 
     kind: Kind
     graph: WaitGraph = WaitGraph()
     named: tuple[int, ...] = ()
     check_first: tuple[int, ...] = ()
-    by_counts: bool = False
 
 
 def decide(graph: WaitGraph) -> Answer:
@@ -97,38 +94,7 @@ def _find_still_open(graph: WaitGraph) -> tuple[PendingOperation, ...]:
     return tuple(one for one in joined_by_all if len(one.waiting) > 1)
 
 
-def decide_by_all_counts(
-    members: Sequence[Member], stance: Callable[[Member], Stance], world_size: int | None
-) -> Answer:
-    """Return the result of the flight recorders; if they show no pending operation, the result of NCCL's own counts.
-
-    By NCCL's counts, the same rules name a rank. If no rank is named, a rank that is behind is checked first. If no
-    rank is behind, a rank that NCCL does not reach is checked first.
-    """
-    recorded = decide(wait_graph.build(members, stance, world_size))
-    if recorded.graph.pending:
-        return recorded
-    if all(member.recorder.nccl_ras is None for member in members):
-        return Answer("unknown", by_counts=True)
-
-    def decide_by_counts(may_wait: Callable[[Member], bool]) -> Answer:
-        return decide(nccl_counts.build(members, stance, world_size, may_wait))._replace(by_counts=True)
-
-    answer = decide_by_counts(lambda member: stance(member) == "waits")
-    if answer.named:
-        return answer
-    answer = decide_by_counts(lambda member: member.motion is not Motion.MOVING)
-    if answer.kind == "cycle":
-        return answer
-    pending = answer.graph.pending
-    behind = tuple(sorted({rank for operation in pending for rank in operation.missing}))
-    ahead = {rank for operation in pending for rank in operation.waiting}
-    if behind and len(behind) <= len(ahead):
-        return answer._replace(kind="not_joined", named=(), check_first=behind)
-    answer = answer._replace(kind="unknown", check_first=())
-    lost = tuple(member.id.rank for member in members if nccl_counts.is_lost(member) and member.id.rank is not None)
-    if lost and 2 * len(lost) <= len(members):
-        return answer._replace(kind="not_reached", check_first=lost)
-    if all(nccl_counts.is_even(member) and stance(member) == "waits" for member in members):
-        return answer._replace(kind="all_joined")
-    return answer
+def decide_by_records(members: Sequence[Member], stance: Callable[[Member], Stance], world_size: int | None) -> Answer:
+    """Return the result of the flight recorders. If they show no pending operation, nothing is known."""
+    answer = decide(wait_graph.build(members, stance, world_size))
+    return answer if answer.graph.pending else Answer("unknown")

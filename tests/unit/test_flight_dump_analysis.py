@@ -19,7 +19,7 @@ from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge, recorder_dumps
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.scene import build_scene, stance_of
-from hangwatch.verdict.sequence_rules import Answer, decide_by_all_counts
+from hangwatch.verdict.sequence_rules import Answer, decide_by_records
 from hangwatch.verdict.supplements import complete
 from hangwatch.verdict.wording import sequence_numbers
 from tests.unit.test_flight_dump import CREATED_NS, entry, parse
@@ -63,7 +63,7 @@ def judged(dumps: Mapping[int, dict[str, Any]]) -> tuple[Answer, Verdict]:
     grouping = group_ranks(ranks, TABLE, config.Capture(), joined.world_size)
     grouping = recorder_dumps.with_records(grouping, joined.by_rank)
     verdict = judge.judge(grouping, dumped_records=joined.by_rank)
-    return decide_by_all_counts(grouping.members, stance_of(grouping), grouping.world_size), verdict
+    return decide_by_records(grouping.members, stance_of(grouping), grouping.world_size), verdict
 
 
 def referee(dumps: Mapping[int, dict[str, Any]]) -> dict[tuple[str, int], tuple[set[int], set[int]]]:

@@ -126,7 +126,7 @@ def kernel(
         ("fix_storage", {"kind": "MountSilent", "named": False, "rest": kernel("D", mount="/mnt/nfs")}),
         ("fix_storage", {"kernel": kernel("D", line("nfs: server a not responding", "nfs_server_silent", "a"))}),
         ("investigate", {"kernel": kernel("S", line("nfs: server a not responding", "nfs_server_silent", "a"))}),
-        ("fix_network", {"kind": "NotReached", "named": False}),
+        ("fix_network", {"kind": "WrongInterface", "named": False}),
         ("fix_network", {"kernel": kernel(call=reads(PEER)), "waits": Waits(awaited=Awaited(name="10.0.0.9"))}),
         ("investigate", {"kernel": kernel(call=reads(GONE_HERE)), "waits": Waits(awaited=Awaited(name="a server"))}),
         ("investigate", {"kernel": kernel(call=reads(LOCAL_PEER)), "waits": Waits(awaited=Awaited(name="a server"))}),

@@ -212,17 +212,6 @@ def _v4(word: str) -> ipaddress.IPv4Address:
     return ipaddress.IPv4Address(struct.pack("=I", int(word, 16)))
 
 
-def read_addresses(net_root: Path) -> frozenset[str]:
-    """Return the addresses of the network namespace with /proc/PID/net at `net_root`.
-
-    Link-local IPv6 addresses are omitted.
-    """
-    by_interface = _parse_inet6(pseudo_files.read_or_empty(net_root / "if_inet6"))
-    return frozenset(
-        [*map(str, _local_addresses(net_root)), *(address for listed in by_interface.values() for address in listed)]
-    )
-
-
 def _local_addresses(net_root: Path) -> tuple[ipaddress.IPv4Address, ...]:
     """Return the IPv4 addresses of a namespace: the leaves marked `host LOCAL` of /proc/PID/net/fib_trie."""
     found: dict[ipaddress.IPv4Address, None] = {}

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from hangwatch import words
-from hangwatch.collectives import nccl_counts
 from hangwatch.collectives.process_groups import find_process, process_key
 from hangwatch.collectives.wait_graph import GpuEnd, PendingOperation, WaitGraph
 from hangwatch.model import STOPPED_STATES, Evidence, Group, Member
 from hangwatch.stacks import activity
 from hangwatch.verdict.findings import Finding
-from hangwatch.verdict.scene import Scene, open_operations, process_of, waits_for
+from hangwatch.verdict.scene import Scene, open_operations, process_of
 from hangwatch.verdict.sequence_rules import Answer
 from hangwatch.verdict.wording import check_first_reasons, clauses
 from hangwatch.verdict.wording.group_text import sentence
@@ -38,10 +37,6 @@ _ASKS_RANK = {
 }
 OWN_CODE = "check what it does there, and if that ends by itself"
 BRANCH = "find the next call of each side, and its group: a branch, a step or a group differs"
-ITS_NETWORK = (
-    "check that the process runs, and that its node can be reached at the interface that NCCL uses "
-    "(NCCL_SOCKET_IFNAME, link, XIDs)"
-)
 ONE_MOMENT = "This is the state at the moment when torch wrote its dumps."
 OF_HEALTHY_JOB_TOO = f"{ONE_MOMENT} For a moment, ranks of a healthy job wait like this, too."
 ONE_MOMENT_WITHOUT_STACKS = f"{ONE_MOMENT} Only stacks show where the ranks are: `hangwatch dump`, or py-spy."
@@ -134,11 +129,7 @@ def may_not_join(finding: Finding) -> str:
 
 
 def _why_not_named(finding: Finding) -> str:
-    by_counts, members = finding.answer.by_counts, finding.members
-    if by_counts and any(map(nccl_counts.is_ahead, members)):
-        return "In another communicator other ranks are behind it: it may wait for them."
-    if by_counts and any(waits_for(group) in {"ranks", "gpu"} for group in finding.suspects):
-        return "Its stack shows a wait, too; NCCL's counts do not show for which rank."
+    members = finding.members
     if len(members) == 1 and (asks := members[0].waits.asks_rank or _find_asking_part(members[0], finding.scene)):
         return f"{_ASKS_RANK[asks]} waits in the kernel for something that another rank of the job may provide."
     still_open = [operation for member in members for operation in open_operations(member)]
@@ -246,12 +237,6 @@ def _is_rooted(pending: PendingOperation) -> bool:
     return activity.is_marked("rooted", pending.operation)
 
 
-def not_reached(finding: Finding) -> str:
-    """Return the headline for ranks that NCCL cannot reach."""
-    lost = finding.answer.check_first
-    return f"NCCL does not reach {_name_ranks(lost)}, but reaches the other ranks of the same communicators."
-
-
 def all_joined(finding: Finding) -> str:
     """Return the headline for operations that all ranks have joined.
 
@@ -259,11 +244,7 @@ def all_joined(finding: Finding) -> str:
     """
     pending, odd = finding.answer.graph.pending, finding.odd_gpu
     joined = (
-        "According to NCCL's own counts, all ranks have launched the same number of operations in each communicator, "
-        "and no more "
-        "since the first answer: no rank's CPU is behind."
-        if finding.answer.by_counts
-        else f"All ranks have joined {_name_operations(pending)}{_describe_duration(pending[0], ', open for ')}"
+        f"All ranks have joined {_name_operations(pending)}{_describe_duration(pending[0], ', open for ')}"
         f"{_describe_equal_counts(finding)}."
     )
     key = None if odd is None else process_key(odd.member.id)

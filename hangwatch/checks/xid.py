@@ -1,14 +1,15 @@
-"""Errors of GPUs (XID) and NVSwitches (SXID), and hung tasks, from the kernel log and NVML.
+"""Errors of GPUs (XID), NVSwitches (SXID) and other devices, and hung tasks, from the kernel log and NVML.
 
 XIDs are error numbers of the NVIDIA driver. `xids.toml` has their meaning and remedy, after NVIDIA's catalogue. The
 kernel reports a hung task if a process was in an uninterruptible sleep for two minutes. It is often the rank that the
-other ranks wait for. NVML also reports the XIDs since the daemon started. An XID in both sources is one event. An XID
-that only NVML reports counts too: the log line was overwritten, or hangwatch has no permission to read the log.
+other ranks wait for. A line that matches a row of `kernel_lines.toml` with a severity is an error without a number.
+NVML also reports the XIDs since the daemon started. An XID in both sources is one event. An XID that only NVML reports
+counts too: the log line was overwritten, or hangwatch has no permission to read the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
 from msgspec import Meta
@@ -19,9 +20,9 @@ from hangwatch.checks.framework.contract import Check, Metric, critical, ok, war
 from hangwatch.model import CheckVerdict, Fault, Point
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import XidDetails, XidEvent
-from hangwatch.probes.node.kmsg import KernelEvent, KernelEvents
+from hangwatch.probes.node.kmsg import KernelEvent, KernelEvents, LoggedLine
 from hangwatch.probes.node.machine import Node
-from hangwatch.tables import xids
+from hangwatch.tables import kernel_lines, xids
 
 XIDS = Metric(name="xid_errors_total", help="XIDs in the kernel log", labels=("pci", "xid"), kind="counter")
 NVML_ONLY = Metric(
@@ -64,13 +65,14 @@ class Sample(contract.Sample, frozen=True):
 
     `counts` are (kind, subject, code, number of events) in the log. `missed` counts log records that were
     overwritten before hangwatch read them. `by_nvml` are the events in both sources, `nvml_only` the events in NVML
-    only.
+    only. `lines` are errors without a number.
     """
 
     events: tuple[KernelEvent, ...]
     counts: tuple[tuple[str, str, int, int], ...]
     missed: int
     boot_seconds: float
+    lines: tuple[LoggedLine, ...] = ()
     by_nvml: tuple[KernelEvent, ...] = ()
     nvml_only: tuple[KernelEvent, ...] = ()
 
@@ -89,6 +91,7 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
         events=tuple(events),
         counts=read.counts,
         missed=read.missed,
+        lines=tuple(line for line in read.lines if kernel_lines.load()[line.name].severity),
         boot_seconds=node.clock.monotonic(),
         by_nvml=in_both,
         nvml_only=nvml_only,
@@ -147,16 +150,30 @@ def count_errors(points: Iterable[Point]) -> float:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Judge the recent events. Events with the same subject and code are one finding."""
+    """Judge the recent events and lines. Events with the same subject and code are one finding, the worst."""
     sample = window[-1]
     findings: dict[tuple[str, str, int], CheckVerdict] = {}
     for event in reversed(sample.events):
-        finding = _judge_event(event, sample, settings)
-        if finding is not None:
-            findings.setdefault((event.kind, event.subject, event.code), finding)
+        finding, key = _judge_event(event, sample, settings), (event.kind, event.subject, event.code)
+        if finding is not None and (key not in findings or finding.status > findings[key].status):
+            findings[key] = finding
     hours = settings.critical_recent_seconds / 3600
     healthy = ok("KernelLogQuiet", f"no relevant XID, SXID or hung task in the last {hours:.0f} h")
-    return worst(findings.values(), healthy)
+    return worst([*findings.values(), *_judge_lines(sample, settings)], healthy)
+
+
+def _judge_lines(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
+    for line in reversed(sample.lines):
+        row, age_seconds = kernel_lines.load()[line.name], sample.boot_seconds - line.boot_seconds
+        if age_seconds <= _recent_seconds(row.severity, settings):
+            judged = critical if row.severity == "critical" else warning
+            device = "GPU" if row.names == "gpu" else "device"
+            message = f"{device} {line.subject or 'unknown'} {words.ago(age_seconds)}: {row.meaning}"
+            yield judged("DeviceError", message, row.remedy)
+
+
+def _recent_seconds(level: str, settings: Settings) -> float:
+    return settings.critical_recent_seconds if level == "critical" else settings.recent_seconds
 
 
 def _judge_event(event: KernelEvent, sample: Sample, settings: Settings) -> CheckVerdict | None:
@@ -180,8 +197,8 @@ def _sources(event: KernelEvent, sample: Sample) -> str:
 
 def _judge_xid(event: KernelEvent, age_seconds: float, settings: Settings, sources: str) -> CheckVerdict | None:
     row, level = xids.find_meaning(event.code), xids.severity(event.code, event.text)
-    limit = settings.critical_recent_seconds if level == "critical" else settings.recent_seconds
-    if level == "notice" or event.code in settings.ignored_xids or age_seconds > limit:
+    is_ignored = level == "notice" or event.code in settings.ignored_xids
+    if is_ignored or age_seconds > _recent_seconds(level, settings):
         return None
     message = f"GPU {event.subject}: XID {event.code} {words.ago(age_seconds)}: {row.meaning}{sources}"
     if level == "critical":
@@ -193,17 +210,18 @@ def _judge_sxid(event: KernelEvent, age_seconds: float, settings: Settings) -> C
     """Judge an SXID. Its log line states its severity: `SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 ...`."""
     if age_seconds > settings.critical_recent_seconds:
         return None
-    line = event.text.partition(f"{event.code},")[2].strip()
+    line = event.text.partition("): ")[2].partition(",")[2].strip()
     message = f"NVSwitch {event.subject}: SXID {event.code} {words.ago(age_seconds)}: {line}"
-    if line.lower().startswith("fatal"):
+    if xids.is_fatal_switch_line(event.text):
         return critical("SwitchError", message, "drain the node, reset all GPUs and switches; `hangwatch check fabric`")
     return warning("SwitchWarning", message, "`hangwatch check fabric`, `hangwatch check nvlink_status`")
 
 
 def table(sample: Sample) -> contract.Rows:
-    """Return one row per event, newest first."""
-    events = [(words.ago(sample.boot_seconds - event.boot_seconds), event.text) for event in reversed(sample.events)]
-    return [("when", "event"), *events]
+    """Return one row per event and line, newest first."""
+    events = [(event.boot_seconds, event.text) for event in sample.events]
+    events += [(line.boot_seconds, line.text) for line in sample.lines]
+    return [("when", "event"), *((words.ago(sample.boot_seconds - at), text) for at, text in sorted(events)[::-1])]
 
 
 CHECK = Check(

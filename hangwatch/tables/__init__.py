@@ -12,6 +12,21 @@ from hangwatch.formats import decoding
 from hangwatch.model import Value
 
 T = TypeVar("T")
+FORMS = {
+    "{PCI}": r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]",
+    "{XID}": r"NVRM: Xid \((?:PCI:)?(?P<subject>[0-9A-Fa-f:.]{5,20})[^)]{0,60}\): (?P<code>\d{1,4})\b",
+}
+"""Forms in patterns of tables: the PCI address of a device, and the head of an XID line.
+
+The line of a MIG instance has `GPU-I:01 GPU-CI:02` after the address.
+"""
+
+
+def compile_pattern(pattern: str) -> re.Pattern[str]:
+    """Compile a pattern of a table, with `FORMS` in the place of their names."""
+    for name, form in FORMS.items():
+        pattern = pattern.replace(name, form)
+    return re.compile(pattern)
 
 
 class LineRow(Value, frozen=True, forbid_unknown_fields=True):
@@ -29,7 +44,7 @@ class LineRows:
 
     def __init__(self, rows: Mapping[str, LineRow], *, whole: bool) -> None:
         self._rows = tuple((name, row.holds, row.pattern) for name, row in rows.items())
-        self._compile = cache(re.compile)
+        self._compile = cache(compile_pattern)
         self._fits = re.Pattern.match if whole else re.Pattern.search
 
     def first(self, line: str) -> tuple[str, re.Match[str]] | None:

@@ -24,6 +24,7 @@ class Row(tables.LineRow, frozen=True, forbid_unknown_fields=True):
     source: str
     over: str = ""
     deadly: bool = False
+    severity: Literal["", "critical", "warning"] = ""
 
 
 class MatchedLine(NamedTuple):

@@ -24,7 +24,7 @@ class Message(tables.LineRow, frozen=True, forbid_unknown_fields=True):
 
 
 class MatchedMessage(NamedTuple):
-    """A line that matches a row: the name of the row, and the value of the pattern's group ("" without a group)."""
+    """A line that matches a row: the name of the row, and the value of the last group ("" without a group)."""
 
     name: str
     value: str
@@ -46,4 +46,4 @@ def find(line: str) -> MatchedMessage | None:
     matched = _rows().first(line[:LONGEST_LINE])
     if matched is None:
         return None
-    return MatchedMessage(matched[0], next((value for value in matched[1].groups() if value), ""))
+    return MatchedMessage(matched[0], next((value for value in reversed(matched[1].groups()) if value), ""))

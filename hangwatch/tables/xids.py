@@ -14,7 +14,9 @@ FROM_NVML = ", reported by NVML"
 
 _RECOVERY_ACTION_CHANGED = 154
 _PROCESS_NAME = re.compile(r"name=.{0,15}")  # a process chooses its name; the kernel keeps 15 bytes
-_CODE = re.compile(r"NVRM: Xid \([^)]{1,40}\): (\d{1,4})\b")
+_DETAIL = re.compile(r"[^)]*\): \d+, (?:Severity |Data \{)")
+LINE = tables.compile_pattern("^{XID}")
+SWITCH_LINE = re.compile(r"^nvidia-nvswitch\d*: SXid \((?:PCI:)?(?P<subject>[0-9A-Fa-f:.]+)[^)]*\): (?P<code>\d+)")
 
 
 class Meaning(Value, frozen=True):
@@ -61,8 +63,29 @@ def severity(code: int, text: str) -> Literal["critical", "warning", "notice"]:
 
 def read_code(line: str) -> int | None:
     """Return the XID in a line of the kernel log; None if the line reports none."""
-    found = _CODE.match(line)
-    return int(found[1]) if found else None
+    found = LINE.match(line)
+    return int(found["code"]) if found else None
+
+
+def is_fatal_switch_line(text: str) -> bool:
+    """True for the line of a fatal SXID: `SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up`."""
+    return re.search(r"(?i)\): \d+, fatal\b", text) is not None
+
+
+def is_detail(text: str) -> bool:
+    """True for a line of registers that follows the line of an SXID under the same number."""
+    return _DETAIL.match(text) is not None
+
+
+def key_of_line(code: int, text: str) -> str:
+    """Return a key of an XID or SXID line. A newer line replaces an older one of the same GPU, code and key.
+
+    So a line with a lower severity does not replace one with a higher severity. Exception: XID 154 reports the
+    present state of the GPU.
+    """
+    if code == _RECOVERY_ACTION_CHANGED:
+        return ""
+    return "critical" if is_fatal_switch_line(text) else severity(code, text)
 
 
 def shorten_address(address: str) -> str:

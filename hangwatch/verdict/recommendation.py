@@ -210,16 +210,20 @@ def _find_line(members: Sequence[Member], is_wanted: Callable[[KernelLine], bool
 
 
 def _is_gpu_error(line: KernelLine) -> bool:
-    code = xids.read_code(line.text)
-    return code is not None and xids.severity(code, line.text) == "critical"
+    code, row = xids.read_code(line.text), kernel_lines.load().get(line.name)
+    if code is not None:
+        return xids.severity(code, line.text) == "critical"
+    return row is not None and row.names == "gpu" and row.severity == "critical"
 
 
 def _has_gpu_error(facts: _Facts) -> _Match | None:
     found = _find_line(facts.looked_at, _is_gpu_error)
-    code = None if found is None else xids.read_code(found[0].text)
-    if found is None or code is None:
+    if found is None:
         return None
     line, member = found
+    code = xids.read_code(line.text)
+    if code is None:
+        return _Match(f"GPU {line.subject} ({kernel_lines.load()[line.name].meaning})", [member])
     return _Match(f"XID {code} of GPU {line.subject} ({xids.find_meaning(code).meaning})", [member])
 
 

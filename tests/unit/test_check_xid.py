@@ -16,7 +16,7 @@ from hangwatch.checks import xid
 from hangwatch.model import Fault
 from hangwatch.probes.node import kmsg
 from hangwatch.probes.node.machine import Node
-from hangwatch.tables import xids
+from hangwatch.tables import kernel_lines, xids
 from tests.conftest import DATA
 from tests.node_tree import Checked, NodeTree, run, status_and_reason, values
 
@@ -26,6 +26,8 @@ CLEANUP = "NVRM: Xid (PCI:0000:04:00): 45, pid=4711, name=python, Ch 00000010"
 NO_PREFIX = "NVRM: Xid (0000:01:00): 13, 0005 00000000 0000502d 00000104"
 SXID = "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)"
 SXID_FATAL = "nvidia-nvswitch3: SXid (PCI:0000:c4:00.0): 20034, Fatal, Link 30 LTSSM Fault Up"
+LOST = "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus."
+LINK_EVENT = "NVRM: Xid (PCI:0000:01:00): 149, NETIR_LINK_EVT {} XC0 i0 Link 00 (0x026001c6)"
 HUNG = "INFO: task python:4711 blocked for more than 120 seconds."
 OOM = "Out of memory: Killed process 4712 (pt_data_worker) total-vm:123kB, anon-rss:99kB"
 
@@ -53,6 +55,10 @@ def test_a_quiet_log(tree: NodeTree) -> None:
         (SXID_FATAL, ("CRITICAL", "SwitchError"), ["SXID 20034"]),
         (HUNG, ("WARNING", "HungTask"), ["python", "pid 4711"]),
         (OOM, ("OK", "KernelLogQuiet"), []),
+        (LOST, ("CRITICAL", "DeviceError"), ["GPU 0000:3b:00.0", "10 s ago"]),
+        ("NVRM: RmInitAdapter failed! (0x26:0xffff:1290)", ("CRITICAL", "DeviceError"), ["GPU unknown"]),
+        ("NETDEV WATCHDOG: ib0 (mlx5_core): transmit queue 3 timed out", ("WARNING", "DeviceError"), ["ib0"]),
+        ("INFO: task python:4711 blocked in I/O wait for more than 122 seconds.", ("WARNING", "HungTask"), ["4711"]),
     ],
 )
 def test_what_a_line_means(tree: NodeTree, line: str, expected: tuple[str, str], words: list[str]) -> None:
@@ -90,6 +96,40 @@ def test_what_is_long_past_counts_no_more(tree: NodeTree) -> None:
     result = run("xid", tree.node())
     assert status_and_reason(result) == ("OK", "KernelLogQuiet")
     assert values(result, "xid_errors_total") == {("0000:3b:00", "79"): 1, ("0000:04:00", "31"): 1}
+
+
+def test_a_fatal_sxid_is_one_event_with_its_lines_of_registers(tree: NodeTree) -> None:
+    switch = "nvidia-nvswitch3: SXid (PCI:0000:c4:00.0): 20034, "
+    details = ("Severity 1 Engine instance 48 Sub-engine instance 00", "Data {0x50610002, 0x10100030, 0x00000000}")
+    log(tree, f"{switch}Fatal, Link 48 LTSSM Fault Up", *(switch + detail for detail in details))
+    result = run("xid", tree.node())
+    assert status_and_reason(result) == ("CRITICAL", "SwitchError")
+    assert "Link 48 LTSSM" in result.verdict.message
+    assert values(result, "sxid_errors_total") == {("0000:c4:00.0", "20034"): 1}
+
+
+@pytest.mark.parametrize(
+    ("worse", "later"),
+    [
+        (SXID_FATAL, SXID_FATAL.replace("Fatal", "Non-fatal")),
+        (LINK_EVENT.format("Fatal"), LINK_EVENT.format("Nonfatal")),
+    ],
+)
+def test_later_line_of_an_error_does_not_hide_a_fatal_one(tree: NodeTree, worse: str, later: str) -> None:
+    log(tree, worse)
+    log(tree, later, boot_seconds=995.0, first=2)
+    result = run("xid", tree.node())
+    assert result.verdict.status.name == "CRITICAL"
+    assert "10 s ago" in result.verdict.message
+    lines = kmsg.KernelLog().read(tree.dev / "kmsg")
+    assert isinstance(lines, kmsg.KernelEvents)
+    assert worse in [event.text for event in lines.events]
+
+
+def test_recovered_gpu_replaces_its_recovery_action(tree: NodeTree) -> None:
+    action = "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x{} to 0x{}"
+    log(tree, action.format("0 (None)", "1 (GPU Reset)"), action.format("1 (GPU Reset)", "0 (None)"))
+    assert status_and_reason(run("xid", tree.node())) == ("OK", "KernelLogQuiet")
 
 
 def test_ignored_xids_are_counted_and_no_finding(tree: NodeTree) -> None:
@@ -230,7 +270,7 @@ def test_a_real_log_of_a_node_that_lost_a_gpu(tree: NodeTree) -> None:
         ("0000:86:00", "45"): 2,
     }
     assert values(result, "hung_tasks_total") == {("python3",): 1}
-    assert len(result.table) == 5, "equal events are one row, the newest"
+    assert len(result.table) == 6, "equal events are one row, the newest"
 
 
 # --- the table of XIDs ---------------------------------------------------------------------------------------------
@@ -262,9 +302,9 @@ def test_a_record_keeps_its_number_and_time(sequence: int, microseconds: int, te
 
 def test_kernel_line_is_looked_at_in_its_first_1024_characters() -> None:
     """Ignore text after the first 1,024 characters: matching time grows with the square of the length of a line."""
-    said = "task a:1 blocked for more than 120 seconds"
-    records = [kmsg.parse_record(f"6,1,1,-;{'x' * before} {said}") for before in (900, 1020)]
-    assert [record is not None and kmsg.parse_event(record) is not None for record in records] == [True, False]
+    said = "NVRM: GPU 0000:3b:00.0: GPU"
+    records = [kmsg.parse_record(f"6,1,1,-;{said}{' ' * blanks}fallen off the bus") for blanks in (100, 1020)]
+    assert [record is not None and kernel_lines.find(record.text) is not None for record in records] == [True, False]
 
 
 def test_a_log_that_is_gone_is_none_again(tree: NodeTree) -> None:

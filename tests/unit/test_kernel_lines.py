@@ -53,6 +53,11 @@ LINES = {
     "hung_task": (
         ("INFO: task python:4711 blocked for more than 120 seconds.", "4711"),
         ("INFO: task x:1 blocked for:777 blocked for more than 122 seconds.", "777"),
+        ("INFO: task python3:4711 blocked in I/O wait for more than 122 seconds.", "4711"),
+    ),
+    "lock_owner": (
+        ("INFO: task python3:4711 is blocked on a mutex likely owned by task python3:4712.", "4711"),
+        ("INFO: task x:4711 <writer> blocked on an rw-semaphore likely owned by task y:4712 <reader>", "4711"),
     ),
     "nfs_server_silent": (("nfs: server filer-03 not responding, still trying", "filer-03"),),
     "lustre_evicted": (
@@ -86,6 +91,36 @@ LINES = {
             "mlx5_core 0000:5e:00.0: wait_func:1155:(pid 77): MODIFY_SQ(0x905) timeout. Will cause a leak of a command",
             "0000:5e:00.0",
         ),
+    ),
+    "gpu_lost": (
+        ("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", "0000:3b:00.0"),
+        (
+            r"NVRM: The NVIDIA GPU 0000:3b:00.0\x0aNVRM: (PCI ID: 10de:2330) installed in this system has\x0aNVRM: "
+            "fallen off the bus and is not responding to commands.",
+            "0000:3b:00.0",
+        ),
+        ("NVRM: fallen off the bus and is not responding to commands.", ""),
+    ),
+    "gpu_start_failed": (
+        ("NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x40:2415)", "0000:3b:00.0"),
+        ("NVRM: GPU 0000:3b:00.0: rm_init_adapter failed, device minor number 0", "0000:3b:00.0"),
+        ("NVRM: RmInitAdapter failed! (0x26:0xffff:1290)", ""),
+    ),
+    "gpu_probe_failed": (("NVRM: The NVIDIA probe routine failed for 1 device(s).", ""),),
+    "probe_failed": (
+        ("nvidia: probe of 0000:3b:00.0 failed with error -1", "0000:3b:00.0"),
+        ("nvidia 0000:3b:00.0: probe with driver nvidia failed with error -1", "0000:3b:00.0"),
+        ("mlx5_core: probe of 0000:5e:00.0 failed with error -110", "0000:5e:00.0"),
+    ),
+    "slot_power": (
+        (
+            "mlx5_core 0000:5e:00.0: mlx5_pcie_event:301:(pid 268): Detected insufficient power on the PCIe slot (27W).",
+            "0000:5e:00.0",
+        ),
+    ),
+    "transmit_timeout": (
+        ("NETDEV WATCHDOG: ens1f0 (mlx5_core): transmit queue 3 timed out", "ens1f0"),
+        ("mlx5_core 0000:5e:00.0 ens1f0: NETDEV WATCHDOG: CPU: 5: transmit queue 3 timed out 5376 ms", "ens1f0"),
     ),
     "mlx5_cable": (
         ("mlx5_core 0000:5e:00.0: Port module event: module 0, Cable unplugged", "0000:5e:00.0"),

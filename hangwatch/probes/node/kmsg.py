@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
+from hangwatch import tables
 from hangwatch.model import Fault, Value
 from hangwatch.probes.node import oom_kills
 from hangwatch.probes.node.oom_kills import OomKills
@@ -37,12 +38,12 @@ V = TypeVar("V")
 _HEAD = re.compile(rb"\d{1,9},(\d{1,20}),\d{1,20},[^;]*;")
 _RECORD = re.compile(r"(\d{1,9}),(\d{1,20}),(\d{1,20}),[^;]*;(.*)", re.DOTALL)
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\\x1b\[[0-9;]*[A-Za-z]")  # kmsg writes an escape character as \x1b
-_PATTERNS = (
-    ("xid", re.compile(r"^NVRM: Xid \((?:PCI:)?(?P<subject>[0-9A-Fa-f:.]+)(?: [^)]{1,40})?\): (?P<code>\d+)")),
-    ("sxid", re.compile(r"^nvidia-nvswitch\d*: SXid \((?:PCI:)?(?P<subject>[0-9A-Fa-f:.]+)\): (?P<code>\d+)")),
-    ("hung_task", re.compile(r"task (?P<subject>.{1,64}?):(?P<code>\d+) blocked for more than \d+ seconds")),
-)
-_LITERALS = ("Xid (", " blocked for more than ", "\x1b", "\\x1b")  # of `_PATTERNS`; an escape may split any literal
+_PATTERNS = {
+    "xid": xids.LINE,
+    "sxid": xids.SWITCH_LINE,
+    "hung_task": tables.compile_pattern(kernel_lines.load()["hung_task"].pattern),
+}
+_LITERALS = ("Xid (", "\x1b", "\\x1b")  # of `_PATTERNS`, with those of `kernel_lines`; an escape may split any literal
 
 
 class KernelRecord(Value, frozen=True):
@@ -81,7 +82,7 @@ class LoggedLine(Value, frozen=True):
 
 
 class KernelEvents(Value, frozen=True):
-    """The newest event of each kind, subject and code, oldest first.
+    """The newest event of each kind, subject, code and `xids.key_of_line`, oldest first.
 
     `lines` has the newest line of each row of kernel_lines.toml and subject, oldest first. `counts` are the totals by
     kind, subject and code; the code of a hung task is 0. `missed` counts the records that the kernel overwrote before
@@ -111,13 +112,14 @@ def parse_record(raw: str) -> KernelRecord | None:
 
 def parse_event(record: KernelRecord) -> KernelEvent | None:
     """Return the event that a record holds; None if it is neither an XID nor an SXID nor a hung task."""
-    for kind, pattern in _PATTERNS:
-        found = pattern.search(record.text)
+    for kind, pattern in _PATTERNS.items():
+        found = pattern.match(record.text)
         if found:
+            subject, code = ("comm", "subject") if kind == "hung_task" else ("subject", "code")
             return KernelEvent(
                 kind=kind,
-                subject=found.group("subject"),
-                code=int(found.group("code")),
+                subject=found.group(subject),
+                code=int(found.group(code)),
                 boot_seconds=record.boot_seconds,
                 text=record.text[:512],
             )
@@ -168,8 +170,8 @@ class _Follower:
         self._partial = b""
         self._last_sequence: int | None = None
         self._missed = 0
-        self._events: dict[str, OrderedDict[tuple[str, int], KernelEvent]] = {
-            kind: OrderedDict() for kind, _ in _PATTERNS
+        self._events: dict[str, OrderedDict[tuple[str, int, str], KernelEvent]] = {
+            kind: OrderedDict() for kind in _PATTERNS
         }
         self._counts: Counter[tuple[str, str, int]] = Counter()
         self._oom = oom_kills.OomLog()
@@ -204,12 +206,16 @@ class _Follower:
         if match is not None:
             line = LoggedLine(**match._asdict(), boot_seconds=record.boot_seconds, text=record.text[:512])
             code = xids.read_code(record.text)  # a harmless XID does not replace another one of the same GPU
-            key = match.subject if code is None else f"{match.subject} {code}"
+            key = match.subject if code is None else f"{match.subject} {code} {xids.key_of_line(code, line.text)}"
             _keep_newest(self._lines_by_row[match.name], key, line, LINES_KEPT)
 
     def _keep_event(self, event: KernelEvent) -> None:
-        _keep_newest(self._events[event.kind], (event.subject, event.code), event, EVENTS_KEPT)
-        key = (event.kind, event.subject, event.code if event.kind.endswith("xid") else 0)
+        is_error = event.kind.endswith("xid")
+        key = (event.kind, event.subject, event.code if is_error else 0)
+        if is_error and key in self._counts and xids.is_detail(event.text):
+            return
+        level = xids.key_of_line(event.code, event.text) if is_error else ""
+        _keep_newest(self._events[event.kind], (event.subject, event.code, level), event, EVENTS_KEPT)
         if key in self._counts or len(self._counts) < KEYS_KEPT:
             self._counts[key] += 1
 

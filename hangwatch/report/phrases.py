@@ -101,13 +101,29 @@ def notes(grouping: Grouping) -> tuple[str, ...]:
 
 def _explain_unread(members: Sequence[Member]) -> Iterator[str]:
     """Yield the reasons why flight recorders could not be read."""
-    recorders = (
-        (member.id, fault)
-        for member in members
-        for fault in member.recorder.faults
-        if fault.reason not in _NO_RECORDER_EXPECTED
-    )
-    yield from explain_faults("sequence numbers", recorders)
+    yield from explain_faults("sequence numbers", _recorder_faults(members))
+
+
+def _recorder_faults(members: Iterable[Member]) -> Iterator[tuple[RankId, Fault]]:
+    for member in members:
+        yield from ((member.id, fault) for fault in member.recorder.faults if fault.reason not in _NO_RECORDER_EXPECTED)
+
+
+def without(grouping: Grouping, job: Job | None = None) -> str:
+    """Return the sources that a verdict did not have: `flight recorder (torch 2.16.0 is unknown), GPU power`.
+
+    Of `job`, the GPUs are known.
+    """
+    members = grouping.members
+    recorders = dict.fromkeys(fault.detail.partition(": ")[0] for _, fault in _recorder_faults(members))
+    stacks = sum(group.size for group in grouping.groups if group.fault is not None and not group.gone)
+    has_power = any(member.gpu.power_watts is not None for member in members)
+    sources = [
+        f"flight recorder ({'; '.join(list(recorders)[:_REASONS_LISTED])})" if recorders else "",
+        f"stacks of {count(stacks)}" if stacks else "",
+        "GPU power" if job is not None and job.gpu_uuids and not has_power else "",
+    ]
+    return ", ".join(filter(None, sources))
 
 
 def explain_faults(kind: str, faults: Iterable[tuple[RankId, Fault]]) -> Iterator[str]:

@@ -134,6 +134,7 @@ def render_verdict(grouping: Grouping, verdict: Verdict, *, color: bool = False,
     """Return the verdict, groups, tree and evidence of dumps that belong to no incident."""
     style = _style(grouping, color, width)
     rows = [("Verdict", phrases.judgement(verdict)), *_suspect_rows(verdict), *_ranks_rows(grouping)]
+    rows.append(("Without", phrases.without(grouping)))
     if len(grouping.members) == 1 and grouping.world_size is None:
         rows = [row for row in rows if row[0] not in _ABOUT_JOB]
     lines = _verdict_lines(verdict, style) + _table(rows, style) + _grouping_lines(grouping, verdict, style)
@@ -191,6 +192,7 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
         ("Ranks", f"{phrases.ranks_row(job)} on {incident.node}{size}"),
         ("No process", f"local rank {words.fold_ranges(job.absent)}" if job.absent else ""),
         *_ranks_rows(incident.grouping)[1:],
+        ("Without", phrases.without(incident.grouping, job)),
         ("Command", job.command),
         ("Incident", f"{incident.incident_id}, hangwatch {incident.hangwatch_version}".rstrip()),
     ]

@@ -63,6 +63,17 @@ def test_last_fault_of_all_ranks_is_reported_once_with_its_remedy() -> None:
     assert notes_on(grouping) == [f"{TOLD} (RecorderOff); set TORCH_FR_BUFFER_SIZE=2000 in the job"]
 
 
+def test_verdict_lists_the_sources_that_it_did_not_have() -> None:
+    unread = replace(OFF, reason="RecorderUnread", detail="torch 2.16.0 is unknown: no object in /l has the shape")
+    grouping, verdict = grouped((unread,), (unread,)), Verdict(kind="CannotTell", message="Nobody.")
+    incident = replace(next(iter(samples.SAMPLES.values()))(), grouping=grouping, verdict=verdict)
+    job = replace(incident.job, ranks=(replace(incident.job.ranks[0], gpu_uuids=("GPU-0",)),))
+    sources = "stacks of 2 ranks, GPU power"
+    for shown in (text.render(replace(incident, job=job)), html.render(replace(incident, job=job))):
+        assert f"flight recorder (torch 2.16.0 is unknown), {sources}" in " ".join(shown.split())
+    assert "Without   stacks of 1 rank\n" in text.render_verdict(grouped(()), verdict)
+
+
 def test_ranks_without_torch_have_no_fault() -> None:
     gone = replace(NO_TORCH, reason="ProcessGone")
     assert notes_on(grouped((NO_TORCH,), (gone,), ())) == []

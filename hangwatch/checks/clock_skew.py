@@ -35,6 +35,7 @@ KEEP_TIME = (
 )
 STEP_TIME = "chronyc -n tracking; `chronyc makestep` corrects the clock at once (a jump: do it between jobs)"
 MAX_PEERS = 16
+STEP_SECONDS = 0.5  # of the wall clock against the monotonic clock
 
 
 class Settings(contract.Settings, frozen=True):
@@ -46,10 +47,6 @@ class Settings(contract.Settings, frozen=True):
     critical_seconds: Annotated[
         float, Meta(gt=0.0, le=3600.0, description="critical if the offset is larger than this")
     ] = 1.0
-    step_seconds: Annotated[
-        float,
-        Meta(gt=0.0, le=3600.0, description="warning if the clock jumps by more than this against the monotonic clock"),
-    ] = 0.5
     require_synchronized: Annotated[
         bool,
         Meta(description="false: ignore an unsynchronized clock, for example if a hypervisor sets it; then set peers"),
@@ -112,7 +109,7 @@ def _offsets(sample: Sample) -> Iterator[tuple[str, float]]:
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     """Judge clock jumps within the window, the synchronization, and the offsets."""
     sample = window[-1]
-    findings = [*_steps(window, settings), *_unsynchronized(sample, settings), *_far_off(sample, settings)]
+    findings = [*_steps(window), *_unsynchronized(sample, settings), *_far_off(sample, settings)]
     offsets = list(_offsets(sample))
     farthest = max((abs(offset) for _, offset in offsets), default=0.0)
     sources = ", ".join(source for source, _ in offsets) or "none"
@@ -120,13 +117,13 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     return worst(findings, healthy)
 
 
-def _steps(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
+def _steps(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
     for before, after in pairwise(window):
         elapsed = after.monotonic_seconds - before.monotonic_seconds
         step = (after.unix_seconds - before.unix_seconds) - elapsed
-        if abs(step) > settings.step_seconds:
+        if abs(step) > STEP_SECONDS:
             ago = window[-1].monotonic_seconds - after.monotonic_seconds
-            message = f"the clock jumped by {step:+.3f} s about {ago:.0f} s ago (limit {settings.step_seconds:g} s)"
+            message = f"the clock jumped by {step:+.3f} s about {ago:.0f} s ago (limit {STEP_SECONDS:g} s)"
             yield warning("ClockStepped", message, "journalctl -u chronyd --since -1h; look for a second time daemon")
 
 

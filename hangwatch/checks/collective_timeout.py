@@ -8,9 +8,7 @@ source.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Annotated
 
-from msgspec import Meta
 from msgspec.structs import replace
 
 from hangwatch.checks.framework import contract
@@ -31,14 +29,11 @@ HEARTBEAT = Metric(
     labels=contract.JOB,
 )  # fmt: skip
 DUMP_AFTER = Metric(name="collective_dump_after_seconds", help="seconds from a hang until hangwatch has the stacks")
+MARGIN_SECONDS = 30.0  # least time between the end of a capture and the collective timeout
 
 
 class Settings(contract.Settings, frozen=True):
-    """The least time between the end of a capture and the collective timeout."""
-
-    margin_seconds: Annotated[
-        float, Meta(ge=0.0, le=3600.0, description="minimum time between the capture and the end of the job")
-    ] = 30.0
+    """No settings except `enabled`."""
 
 
 class Sample(contract.Sample, frozen=True):
@@ -88,19 +83,19 @@ def points(sample: Sample) -> Iterable[Point]:
         yield from HEARTBEAT.points(job.heartbeat_seconds, **job.job.labels)
 
 
-def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
+def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
     """Find jobs that a timeout would end before hangwatch has their stacks."""
     sample = window[-1]
     dump_after = sample.dump_after_seconds
     summary = contract.join_first([_sentence(job) for job in sample.jobs])
     if dump_after is None:
         return ok("DaemonNotRunning", f"{summary}; no hangwatch daemon is running to compare with")
-    findings = [finding for job in sample.jobs if (finding := _judge_job(job, dump_after, settings))]
+    findings = [finding for job in sample.jobs if (finding := _judge_job(job, dump_after))]
     return worst(findings, ok("StacksComeFirst", f"{summary}; hangwatch takes stacks after {dump_after:.0f} s"))
 
 
-def _judge_job(job: TimeoutSettings, dump_after_seconds: float, settings: Settings) -> CheckVerdict | None:
-    limit = dump_after_seconds + settings.margin_seconds
+def _judge_job(job: TimeoutSettings, dump_after_seconds: float) -> CheckVerdict | None:
+    limit = dump_after_seconds + MARGIN_SECONDS
     timeouts = (
         (
             job.collective_seconds,

@@ -10,9 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Annotated
-
-from msgspec import Meta
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
@@ -27,7 +24,10 @@ IDLE = Metric(name="gpu_held_without_process", help="1 while the GPU is allocate
 LEFT = Metric(name="gpu_memory_without_process_bytes", help="memory in use while the GPU has no process", labels=GPU)
 EVERY_SECONDS = 60.0
 LONGEST_SECONDS = 7200.0
+HELD_SECONDS = 1800.0  # of an allocated GPU without a process
+LEFT_SECONDS = 600.0  # of memory in use without a process
 GIBIBYTE = 1 << 30
+LEFT_BYTES = GIBIBYTE
 LEFT_REMEDY = (
     "`fuser -v /dev/nvidia*` lists the processes that have GPUs open: end those of old jobs. If there are none: drain "
     "the node, stop hangwatch, `nvidia-smi --gpu-reset -i {index}`"
@@ -36,23 +36,7 @@ NAMESPACE_REMEDY = "run hangwatch in the pid namespace of the node: `hostPID: tr
 
 
 class Settings(contract.Settings, frozen=True):
-    """Time after which a GPU without a process is a finding."""
-
-    held_seconds: Annotated[
-        float,
-        Meta(
-            ge=EVERY_SECONDS, le=LONGEST_SECONDS, description="warning if an allocated GPU has no process for this time"
-        ),
-    ] = 1800.0
-    left_seconds: Annotated[
-        float,
-        Meta(
-            ge=EVERY_SECONDS,
-            le=LONGEST_SECONDS,
-            description="warning if memory is in use without a process for this time",
-        ),
-    ] = 600.0
-    left_bytes: Annotated[int, Meta(ge=1, description="memory in use below this size is ignored")] = GIBIBYTE
+    """No settings except `enabled`."""
 
 
 class GpuUse(Value, frozen=True):
@@ -113,7 +97,7 @@ def points(sample: Sample) -> Iterable[Point]:
             yield from LEFT.points(memory_bytes, **gpu_labels(gpu))
 
 
-def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
+def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
     """Find GPUs without a process: first those with memory in use, then those with an allocation."""
     gpus = window[-1].gpus
     reporting = [gpu for gpu in gpus if gpu.is_used is not None]
@@ -125,13 +109,13 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     if len(reporting) < len(gpus):
         others = words.count(len(gpus) - len(reporting), "GPU")
         summary += f"; processes of {others} unknown (MIG or vGPU)"
-    return worst([*_left(window, settings), *_held(window, settings)], ok("GpusAccountedFor", summary))
+    return worst([*_left(window), *_held(window)], ok("GpusAccountedFor", summary))
 
 
-def _left(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
+def _left(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
     for gpu in window[-1].gpus:
-        seconds = _idle_seconds(window, gpu, lambda now: (now.memory_used_bytes or 0) >= settings.left_bytes)
-        if seconds is not None and seconds >= settings.left_seconds:
+        seconds = _idle_seconds(window, gpu, lambda now: (now.memory_used_bytes or 0) >= LEFT_BYTES)
+        if seconds is not None and seconds >= LEFT_SECONDS:
             memory_gib = (gpu.memory_used_bytes or 0) / GIBIBYTE
             owner = f"; allocated to {_owners(gpu, window[-1])}" if gpu.holders else ""
             memory = f"{_numbers([gpu])}: {memory_gib:.1f} GiB in use without a process"
@@ -139,13 +123,13 @@ def _left(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict
             yield warning("GpuMemoryLeft", message, LEFT_REMEDY.format(index=gpu.index))
 
 
-def _held(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
+def _held(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
     """Find allocated GPUs without a process. Yield one finding for all GPUs of the same owners."""
     by_owner: dict[tuple[str, ...], list[tuple[GpuUse, float]]] = {}
     for gpu in filter(_is_held, window[-1].gpus):
         names = _names(gpu)
         seconds = _idle_seconds(window, gpu, partial(_is_held_by, names))
-        if seconds is not None and seconds >= settings.held_seconds:
+        if seconds is not None and seconds >= HELD_SECONDS:
             by_owner.setdefault(names, []).append((gpu, seconds))
     for idle in by_owner.values():
         gpus, seconds = [gpu for gpu, _ in idle], min(seconds for _, seconds in idle)

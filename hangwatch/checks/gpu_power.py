@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Annotated
-
-from msgspec import Meta
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
@@ -16,14 +13,11 @@ from hangwatch.probes.gpu import query
 from hangwatch.probes.node.machine import Node
 
 LIMIT_RATIO = Metric(name="gpu_power_ratio", help="Power drawn as a share of the enforced limit", labels=GPU)
+LIMIT_TOLERANCE_RATIO = 0.05  # between the power limits of GPUs of one model
 
 
 class Settings(contract.Settings, frozen=True):
-    """The accepted difference between the power limits of GPUs of one model."""
-
-    limit_tolerance_ratio: Annotated[
-        float, Meta(ge=0.0, le=1.0, description="warning if power limits of GPUs of one model differ by more than this")
-    ] = 0.05
+    """No settings except `enabled`."""
 
 
 class Sample(contract.Sample, frozen=True):
@@ -50,7 +44,7 @@ def points(sample: Sample) -> Iterable[Point]:
             yield LIMIT_RATIO.point(gpu.power_watts / gpu.power_limit_watts, **gpu_labels(gpu))
 
 
-def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
+def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
     """Find GPUs with a lower power limit than the others: all ranks of a job wait for the slowest GPU."""
     gpus = window[-1].gpus
     measured = [gpu for gpu in gpus if gpu.power_watts is not None]
@@ -64,10 +58,10 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     verb = "draws" if len(measured) == 1 else "draw"
     summary = f"{words.count(len(measured), 'GPU')} {verb} {draw}"
     healthy = ok("PowerRead", f"{summary}; the lowest is GPU {lowest.index} at {lowest.power_watts:.0f} W")
-    return worst(_lowered_limits(gpus, settings), healthy)
+    return worst(_lowered_limits(gpus), healthy)
 
 
-def _lowered_limits(gpus: Sequence[GpuSample], settings: Settings) -> Iterable[CheckVerdict]:
+def _lowered_limits(gpus: Sequence[GpuSample]) -> Iterable[CheckVerdict]:
     """Find GPUs with a power limit below the most common limit of their model."""
     for model in dict.fromkeys(gpu.name for gpu in gpus):
         limits = [
@@ -76,7 +70,7 @@ def _lowered_limits(gpus: Sequence[GpuSample], settings: Settings) -> Iterable[C
         counts = Counter(limit for _, limit in limits).most_common(1)
         for gpu, limit in limits:
             usual = counts[0][0]
-            if limit < usual * (1 - settings.limit_tolerance_ratio):
+            if limit < usual * (1 - LIMIT_TOLERANCE_RATIO):
                 yield warning(
                     "PowerLimitLowered",
                     f"GPU {gpu.index} has a power limit of {limit:.0f} W, other GPUs of this model {usual:.0f} W: "

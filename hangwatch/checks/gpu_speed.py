@@ -9,9 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median, median_high
-from typing import Annotated
-
-from msgspec import Meta
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
@@ -28,6 +25,8 @@ CLOCK_RATIO = Metric(
 )
 EVERY_SECONDS = 60.0
 LONGEST_SECONDS = 3600.0
+SLOW_RATIO = 0.1  # part of the median by which a clock is below it
+SLOW_SECONDS = 300.0
 BUSY_RATIO = 0.5  # utilization from which the clock of a GPU counts
 MORE_POWER_RATIO = 1.05  # of the median
 REMEDY = (
@@ -37,15 +36,7 @@ REMEDY = (
 
 
 class Settings(contract.Settings, frozen=True):
-    """The difference and the time from which a slow GPU is a finding."""
-
-    slow_ratio: Annotated[
-        float, Meta(gt=0.0, lt=1.0, description="warning if a clock is below the median by more than this part of it")
-    ] = 0.1
-    slow_seconds: Annotated[
-        float,
-        Meta(ge=EVERY_SECONDS, le=LONGEST_SECONDS, description="warning if all samples of this time show it"),
-    ] = 300.0
+    """No settings except `enabled`."""
 
 
 class GpuSpeed(Value, frozen=True):
@@ -123,28 +114,28 @@ def points(sample: Sample) -> Iterable[Point]:
         yield CLOCK_RATIO.point(gpu.ratio, **gpu.rank.labels, **gpu_labels(gpu))
 
 
-def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Find GPUs that are slow in all samples of `slow_seconds`. A single sample shows the clocks and judges nothing."""
+def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
+    """Find GPUs that are slow in all samples of `SLOW_SECONDS`. A single sample shows the clocks and judges nothing."""
     gpus = window[-1].gpus
     if not gpus:
         return ok("GpusNotBusy", "no job with several GPUs keeps all of them busy")
-    findings = [finding for gpu in gpus for finding in _slow(gpu, window, settings)]
+    findings = [finding for gpu in gpus for finding in _slow(gpu, window)]
     clocks = [gpu.clock_hertz / 1e6 for gpu in gpus]
     lowest = "" if min(clocks) == max(clocks) else f"{min(clocks):,.0f} to "
     message = f"{words.count(len(gpus), 'busy GPU')} of jobs at {lowest}{max(clocks):,.0f} MHz"
     return worst(findings, ok("ClocksAlike", message))
 
 
-def _slow(gpu: GpuSpeed, window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
+def _slow(gpu: GpuSpeed, window: Sequence[Sample]) -> Iterator[CheckVerdict]:
     slow: list[GpuSpeed] = []
     seconds = 0.0
     for sample in reversed(window):
         then = next((each for each in sample.gpus if (each.rank, each.uuid) == (gpu.rank, gpu.uuid)), None)
-        if then is None or then.ratio >= 1 - settings.slow_ratio or then.does_more:
+        if then is None or then.ratio >= 1 - SLOW_RATIO or then.does_more:
             break
         slow.append(then)
         seconds = window[-1].monotonic_seconds - sample.monotonic_seconds
-    if slow and seconds >= settings.slow_seconds:
+    if slow and seconds >= SLOW_SECONDS:
         clock, usual = (
             median(values) / 1e6
             for values in zip(*((each.clock_hertz, each.usual_hertz) for each in slow), strict=True)

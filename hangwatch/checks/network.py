@@ -37,6 +37,7 @@ MASTER = Metric(name="network_master_answers", help="1 while MASTER_ADDR:MASTER_
 
 VARIABLES = frozenset({"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT"})
 CONNECT_SECONDS = 2.0
+REFUSED_SECONDS = 300.0  # of a master that never responded
 _MOST_RANKS = 8
 REMEDY_INTERFACE = (
     "set MASTER_ADDR to the address of the first node, NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to the interface "
@@ -61,12 +62,6 @@ class Settings(contract.Settings, frozen=True):
     connect: Annotated[bool, Meta(description="open a connection to the master if no rank has one; false: never")] = (
         True
     )
-    refused_seconds: Annotated[
-        float,
-        Meta(
-            ge=60.0, le=540.0, description="warning if a master that never responded refuses connections for this time"
-        ),
-    ] = 300.0
 
 
 class Use(Value, frozen=True):
@@ -297,7 +292,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     findings = [finding for use in sample.uses for finding in _judge_use(use)]
     findings += [
         *_silent(window),
-        *_never_answered(window, settings),
+        *_never_answered(window),
         *_unreachable(window),
         *_errors(window, settings),
     ]
@@ -351,14 +346,14 @@ def _silent(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
         yield level("MasterSilent", message, remedy)
 
 
-def _never_answered(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
+def _never_answered(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
     """Find masters that refused connections in every sample while ranks retried.
 
     The cause is usually that rank 0 has not started its store.
     """
     for master in window[-1].masters:
         seconds = _refused_seconds(window, _key(master))
-        if seconds >= settings.refused_seconds:
+        if seconds >= REFUSED_SECONDS:
             message = (
                 f"{master.address}, the master of job {master.job}, has refused connections for {seconds:.0f} s and "
                 f"never responded; {words.count(master.retrying, 'rank')} on this node may be retrying"

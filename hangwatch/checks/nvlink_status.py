@@ -39,10 +39,11 @@ NOISE = ("replays", "crc_flit_errors", "crc_data_errors")
 
 RESEAT = "nvidia-smi nvlink -s -i {gpu}; drain the node and reset the GPU or reboot; then reseat or replace the GPU"
 ERROR_REMEDY = "nvidia-smi nvlink -e -i {gpu}; look for XID 74 in `dmesg`; drain the node if the errors continue"
+ERRORS_PER_SECOND = 10.0  # corrected errors (replays, CRC) of one GPU
 
 
 class Settings(contract.Settings, frozen=True):
-    """Expected NVLinks, and the limit on errors."""
+    """Expected NVLinks."""
 
     expected_links: Annotated[
         int,
@@ -52,9 +53,6 @@ class Settings(contract.Settings, frozen=True):
             description="number of NVLinks of a GPU that must be up; 0: as many as other GPUs of its model have",
         ),
     ] = 0
-    errors_per_second: Annotated[
-        float, Meta(ge=0.0, description="warning if corrected errors (replays, CRC) of one GPU exceed this rate")
-    ] = 10.0
 
 
 class Sample(contract.Sample, frozen=True):
@@ -103,7 +101,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     sample = window[-1]
     findings = [*_links_down(sample, settings), *_access_refused(sample.gpus)]
     if len(window) > 1:
-        findings += _errors(window[-2], sample, settings)
+        findings += _errors(window[-2], sample)
     return worst(findings, _healthy(sample))
 
 
@@ -186,7 +184,7 @@ def _totals(gpu: GpuLinks) -> Counter[str]:
     return totals
 
 
-def _errors(before: Sample, after: Sample, settings: Settings) -> Iterator[CheckVerdict]:
+def _errors(before: Sample, after: Sample) -> Iterator[CheckVerdict]:
     """Judge the growth of error counters between two samples. A counter that decreased was reset and counts from 0."""
     seconds = after.taken_monotonic_seconds - before.taken_monotonic_seconds
     earlier = {gpu.uuid: _totals(gpu) for gpu in before.gpus}
@@ -204,8 +202,8 @@ def _errors(before: Sample, after: Sample, settings: Settings) -> Iterator[Check
             message = f"GPU {gpu.index}: {recoveries} NVLink recoveries within {seconds:.0f} s; each stops traffic"
             yield warning("LinkRecoveries", message, remedy)
         rate = sum(growth.get(kind, 0) for kind in NOISE) / seconds
-        if rate > settings.errors_per_second:
-            limit = f"limit {settings.errors_per_second:g}"
+        if rate > ERRORS_PER_SECOND:
+            limit = f"limit {ERRORS_PER_SECOND:g}"
             message = f"GPU {gpu.index}: {rate:.1f} corrected NVLink errors per second ({limit})"
             yield warning("LinkErrors", message, remedy)
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated
-
-from msgspec import Meta
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
@@ -21,22 +18,12 @@ GENERATION = Metric(
 )
 LANES = Metric(name="gpu_pcie_lanes", help="PCIe lanes in use", labels=GPU)
 REPLAYS = Metric(name="gpu_pcie_replays_total", help="PCIe packets sent again", labels=GPU, kind="counter")
+LOADED_RATIO = 0.2  # GPU utilization from which its link must run at full speed; idle links slow down
+REPLAYS_PER_MINUTE = 8.0
 
 
 class Settings(contract.Settings, frozen=True):
-    """Limits of PCIe load and replays."""
-
-    loaded_ratio: Annotated[
-        float,
-        Meta(
-            ge=0.0,
-            le=1.0,
-            description="at this GPU utilization or more, the link must run at full speed; idle links slow down",
-        ),
-    ] = 0.2
-    replays_per_minute: Annotated[
-        float, Meta(ge=0.0, description="warning if the replays of one GPU exceed this rate")
-    ] = 8.0
+    """No settings except `enabled`."""
 
 
 class Slot(Value, frozen=True):
@@ -101,29 +88,29 @@ def points(sample: Sample) -> Iterable[Point]:
             yield from metric.points(number, **gpu_labels(gpu))
 
 
-def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
+def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
     """Judge link speed, replays and bus settings. Each finding is WARNING: jobs still run."""
     sample = window[-1]
-    findings = [*_slow_links(sample, settings), *_translation(sample), *_redirects(sample)]
+    findings = [*_slow_links(sample), *_translation(sample), *_redirects(sample)]
     if len(window) > 1:
-        findings += _replays(window[-2], sample, settings)
+        findings += _replays(window[-2], sample)
     gpus = [slot.gpu for slot in sample.slots]
-    loaded = sum(_loaded(gpu, settings) for gpu in gpus)
+    loaded = sum(_loaded(gpu) for gpu in gpus)
     speeds = sorted({f"gen {gpu.generation_max} x{gpu.width_max}" for gpu in gpus if gpu.width_max})
     links = f"{words.count(len(gpus), 'GPU')} on {', '.join(speeds) or 'links of unknown speed'}"
     full = f"{loaded} under load at full speed" if loaded else "none under load, so the speed was not checked"
     return worst(findings, ok("LinksAtFullSpeed" if loaded else "LinksIdle", f"{links}; {full}"))
 
 
-def _loaded(gpu: GpuBus, settings: Settings) -> bool:
-    return gpu.utilization_ratio is not None and gpu.utilization_ratio >= settings.loaded_ratio
+def _loaded(gpu: GpuBus) -> bool:
+    return gpu.utilization_ratio is not None and gpu.utilization_ratio >= LOADED_RATIO
 
 
-def _slow_links(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
+def _slow_links(sample: Sample) -> Iterator[CheckVerdict]:
     for gpu in (slot.gpu for slot in sample.slots):
         pairs = ((gpu.generation, gpu.generation_max), (gpu.width, gpu.width_max))
         is_slow = any(now is not None and most is not None and now < most for now, most in pairs)
-        if is_slow and _loaded(gpu, settings):
+        if is_slow and _loaded(gpu):
             maximum = f"maximum gen {gpu.generation_max} x{gpu.width_max}"
             yield warning(
                 "LinkBelowMaximum",
@@ -132,7 +119,7 @@ def _slow_links(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
             )
 
 
-def _replays(before: Sample, after: Sample, settings: Settings) -> Iterator[CheckVerdict]:
+def _replays(before: Sample, after: Sample) -> Iterator[CheckVerdict]:
     """Judge the number of replays between two samples. A counter that decreased was reset to 0 between them."""
     minutes = (after.taken_monotonic_seconds - before.taken_monotonic_seconds) / 60
     earlier = {slot.gpu.uuid: slot.gpu.replays for slot in before.slots}
@@ -141,10 +128,10 @@ def _replays(before: Sample, after: Sample, settings: Settings) -> Iterator[Chec
         if gpu.replays is None or before_count is None or minutes <= 0:
             continue
         rate = (gpu.replays - before_count if gpu.replays >= before_count else gpu.replays) / minutes
-        if rate > settings.replays_per_minute:
+        if rate > REPLAYS_PER_MINUTE:
             yield warning(
                 "PcieReplays",
-                f"GPU {gpu.index}: {rate:.0f} PCIe replays per minute (limit {settings.replays_per_minute:g}): "
+                f"GPU {gpu.index}: {rate:.0f} PCIe replays per minute (limit {REPLAYS_PER_MINUTE:g}): "
                 "the link drops packets",
                 "dmesg | grep -i -e aer -e pcie; reseat the GPU or its riser",
             )

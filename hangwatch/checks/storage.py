@@ -31,6 +31,7 @@ STUCK_CHILDREN = Metric(name="storage_stuck_children", help="children of hangwat
 
 INCIDENTS = "incidents"
 MOUNTS_LIMIT = 64
+MINIMUM_INCIDENT_BYTES = 64 << 20
 REMEDY_HUNG = (
     "`dmesg | tail`; check the server and the network to it; `umount -f -l` makes blocked calls fail, which ends the "
     "jobs that use it"
@@ -50,9 +51,6 @@ class Settings(contract.Settings, frozen=True):
     minimum_available_ratio: Annotated[
         Ratio, Meta(description="warning if less space than this is left on a network file system")
     ] = 0.01
-    minimum_incident_bytes: Annotated[
-        int, Meta(ge=0, description="warning if less space than this is left for incidents")
-    ] = 64 << 20
     also_types: Annotated[tuple[str, ...], Meta(description="more file system types to check")] = ()
     ignored_mounts: Annotated[tuple[str, ...], Meta(description="mount points that are not checked")] = ()
 
@@ -183,8 +181,8 @@ def _judge_one(answer: Answer, settings: Settings) -> Iterator[CheckVerdict]:
     if answer.space.seconds > settings.slow_seconds:
         message = f"{name} took {answer.space.seconds:.1f} s to respond (limit {settings.slow_seconds:g} s)"
         yield warning("StorageSlow", message, REMEDY_SLOW)
-    if answer.type == INCIDENTS and free < settings.minimum_incident_bytes:
-        limit = f"limit {settings.minimum_incident_bytes / (1 << 20):.0f} MiB"
+    if answer.type == INCIDENTS and free < MINIMUM_INCIDENT_BYTES:
+        limit = f"limit {MINIMUM_INCIDENT_BYTES / (1 << 20):.0f} MiB"
         message = f"{name} {answer.mount} has {free / (1 << 20):.0f} MiB left ({limit})"
         yield warning("IncidentSpaceLow", message, "free space, or set [store] directory to another file system")
     elif size and free < size * settings.minimum_available_ratio and not answer.space.read_only:

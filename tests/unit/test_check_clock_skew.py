@@ -88,7 +88,7 @@ def test_a_jump_is_seen_by_the_monotonic_clock_and_remembered_for_the_window() -
 
 
 def test_the_whole_check_sees_a_clock_step_between_two_runs() -> None:
-    clock, check = FakeClock(), Checked("clock_skew", step_seconds=100.0)
+    clock, check = FakeClock(), Checked("clock_skew")
     node = Node(clock=clock.clock())
     before = check.run(node)
     assert "ClockStepped" not in before.verdict.reason

@@ -54,7 +54,6 @@ def test_a_job_that_ends_itself_first(tree: NodeTree, environ: dict[str, str], o
 def test_the_margin_counts(tree: NodeTree) -> None:
     assert status_and_reason(check(tree, {"DEEPSPEED_TIMEOUT": "3"}, ours=150.0)) == ("OK", "StacksComeFirst")
     assert status_and_reason(check(tree, {"DEEPSPEED_TIMEOUT": "3"}, ours=151.0)) == ("WARNING", "EndsItselfFirst")
-    assert status_and_reason(check(tree, {"DEEPSPEED_TIMEOUT": "3"}, ours=151.0, margin_seconds=5.0))[0] == "OK"
 
 
 def test_a_number_of_hundreds_of_digits_is_a_number_that_can_be_shown(tree: NodeTree) -> None:

@@ -14,6 +14,7 @@ from hangwatch.collectives.rank_differences import RankLoad, find_differences
 from hangwatch.daemon.context import DaemonContext
 from hangwatch.daemon.rank_counters import RankCounters
 from hangwatch.model import Job, ProcessId
+from hangwatch.probes.owner_turns import OwnerTurns
 from hangwatch.state import steps
 
 MOST_RANKS = 256  # of one job on this node
@@ -41,6 +42,7 @@ class ArrivalReader:
     def __init__(self, common: DaemonContext, counters: RankCounters) -> None:
         self._common, self._counters = common, counters
         self._samples: dict[str, _Samples] = {}
+        self._turns = OwnerTurns(common.clock)
 
     def read(self) -> None:
         """Read the new collectives of the ranks of every job with counters, and record the arrival orders."""
@@ -53,9 +55,8 @@ class ArrivalReader:
                 before = self._samples.get(job.key)
                 samples[job.key] = before if before is not None and before.ranks == ranks else _Samples(ranks)
                 jobs[job.key] = job
-        for key in sorted(samples, key=lambda key: samples[key].read_at):
-            if clock() >= end:
-                break
+        oldest_first = sorted(samples, key=lambda key: samples[key].read_at)
+        for key in self._turns.take(((jobs[key].share or jobs[key].owner, key) for key in oldest_first), end):
             samples[key] = self._add_reading(samples[key], jobs[key], end)
         self._samples = samples
         orders = {key: each.order for key, each in samples.items() if each.order is not None}

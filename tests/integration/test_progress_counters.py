@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,9 +15,10 @@ import pytest
 from hangwatch.model import ProcessId
 from hangwatch.model.flight_records import ProgressCounter
 from hangwatch.probes.torch_recorder.progress_counters import ProgressCounters
-from tests.conftest import wait_for
+from tests.conftest import identity, wait_for
 from tests.integration import targets
-from tests.recorder_of_other_torch import Job, identity, running
+from tests.other_users import needs_root
+from tests.recorder_of_other_torch import Job, running
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
@@ -51,6 +56,9 @@ for number, order in enumerate(open(folder + "/orders")):
 """
 
 
+FALSE_LIBRARY = Path(__file__).parents[1] / "jobs" / "false_library.py"
+
+
 class Followed:
     """Counters that follow some processes."""
 
@@ -69,6 +77,17 @@ class Followed:
     def until_more(self, process: ProcessId) -> ProgressCounter:
         before = self.until_known(process).total
         return wait_for(lambda: (now := self.read(process)) and now.total > before and now, "a new collective", 60)
+
+
+@contextlib.contextmanager
+def false_libraries(folder: Path, count: int) -> Iterator[list[ProcessId]]:
+    """Start processes of user nobody which map files that look like libtorch."""
+    with subprocess.Popen([sys.executable, FALSE_LIBRARY, folder, str(count)], stdout=subprocess.PIPE) as first:
+        try:
+            assert first.stdout is not None
+            yield [identity(int(first.stdout.readline())) for _ in range(count)]
+        finally:
+            first.kill()
 
 
 def test_only_collectives_of_the_main_thread_count(tmp_path: Path) -> None:
@@ -115,3 +134,16 @@ def test_ended_process_has_no_counter(tmp_path: Path) -> None:
     followed.counters = ProgressCounters()
     followed.counters.follow({process: "uid 0"})
     assert followed.read(process) is None
+
+
+@needs_root
+def test_false_libraries_of_another_user_do_not_delay_the_counters(tmp_path: Path) -> None:
+    """One thread finds the recorders of all owners. A false library takes longer than the time of one call."""
+    count = 12
+    with targets.python(ORDERED, tmp_path) as pid, false_libraries(tmp_path, count) as hostile:
+        process, counters, calls = identity(pid), ProgressCounters(), 0
+        counters.follow({**dict.fromkeys(hostile, "uid 65534"), process: "uid 0"})
+        while not isinstance(counters.read().get(process), ProgressCounter):
+            counters.look()
+            calls += 1
+        assert calls < count

@@ -60,21 +60,23 @@ class MemoryReader:
         answer = self.read_pieces(memory, [(address, min(count, MOST_BYTES))])
         return answer[0] if isinstance(answer, tuple) else b""
 
-    def read_pieces(self, memory: Path, places: Sequence[Place]) -> tuple[bytes, ...] | int:
+    def read_pieces(self, memory: Path, places: Sequence[Place], share: str = "") -> tuple[bytes, ...] | int:
         """Return the readable content at each (address, bytes) of a file of /proc/PID, or an errno.
 
-        Takes at most half a second per 1,024 places. For the errno, see `read_files`.
+        Takes at most half a second per 1,024 places. For the errno and `share`, see `read_files`.
         """
         pieces: list[bytes] = []
         for first in range(0, len(places), MOST_PIECES):
-            (part,) = self.read_files([FilePlaces(memory, places[first : first + MOST_PIECES])])
+            (part,) = self.read_files([FilePlaces(memory, places[first : first + MOST_PIECES])], share)
             if isinstance(part, int):
                 return part
             pieces += part
         return tuple(pieces)
 
-    def read_files(self, files: Sequence[FilePlaces]) -> list[list[bytes] | int]:
+    def read_files(self, files: Sequence[FilePlaces], share: str = "") -> list[list[bytes] | int]:
         """Return for each file the readable content at each of its places, or an errno. Takes at most half a second.
+
+        `share` is the user or pod that a child counts for.
 
         ETIMEDOUT means that the file did not respond in time. EBUSY means that a file was not read, because a child
         hangs: for this file, for an earlier one, or too many in total.
@@ -83,7 +85,7 @@ class MemoryReader:
         with self._lock:
             readable = [file for file in files if self._abandoned.pid_for(file.path) is None]
             stuck = None
-            if readable and self._abandoned.begin("", 0.0):
+            if readable and self._abandoned.begin(share, 0.0):
                 try:
                     for _ in range(2):  # an idle child may have ended: start another one
                         answers = []
@@ -97,7 +99,7 @@ class MemoryReader:
                 except OSError:  # no child could start
                     stuck = self._end_child(0.0)
                 finally:
-                    self._abandoned.end("", readable[max(0, len(answers) - 1)].path, stuck)
+                    self._abandoned.end(share, readable[max(0, len(answers) - 1)].path, stuck)
         by_file = dict(zip(map(id, readable), answers, strict=False))
         return [by_file.get(id(file), errno.EBUSY) for file in files]
 
@@ -149,17 +151,18 @@ def _take(child: Child, taken: bytearray, count: int, end: float) -> None:
 SHARED = MemoryReader()
 
 
-def reader(path: Path, seconds: float) -> Read:
+def reader(path: Path, seconds: float, share: str = "") -> Read:
     """Return a function that reads places of a file of /proc/PID for about `seconds` from now.
 
-    It raises UnreadableError if the file cannot be opened, does not respond, or the time is over.
+    `share` is the user or pod that a child counts for. The function raises UnreadableError if the file cannot be
+    opened, does not respond, or the time is over.
     """
     end = time.monotonic() + seconds
 
     def read(places: Sequence[Place]) -> Sequence[bytes]:
         if time.monotonic() > end:
             raise UnreadableError("NoAnswer", f"reading took longer than {seconds:g} s")
-        answer = SHARED.read_pieces(path, places)
+        answer = SHARED.read_pieces(path, places, share)
         if isinstance(answer, int):
             raise _refused(answer, path)
         return answer

@@ -66,8 +66,8 @@ class Recorders:
         """Return the content of each recorder of a process, or a fault; never empty.
 
         With `newest`, the result has the oldest operation, the open operations, and this number of completed operations
-        per group. This takes a tenth of the time. `share` is the user or pod that a child reading the library counts
-        for. A recorder that was never used is empty with capacity 0.
+        per group. This takes a tenth of the time. `share` is the user or pod that a child reading the library or memory
+        counts for. A recorder that was never used is empty with capacity 0.
 
         Reasons of a fault: NoTorch, NoRecorder (a version or build without one), RecorderOff, RecorderUnread (it has
         process groups, and no recorder of them is known), UnknownLayout, ChangedWhileRead, TooLarge, PermissionDenied,
@@ -85,7 +85,7 @@ class Recorders:
     def _read(self, process: ProcessId, share: str, newest: int | None) -> tuple[RankRecords | Fault, ...]:
         subject = f"pid {process.pid}"
         try:
-            mappings = self._mappings(process)
+            mappings = self._mappings(process, share)
             if not mappings.libraries:
                 raise UnreadableError("NoTorch", "it has not loaded torch")
             if platform.machine() not in MACHINES:
@@ -120,13 +120,13 @@ class Recorders:
                 contents[name] = _fault(f"pid {process.pid} {name}", error)
         return contents
 
-    def _mappings(self, process: ProcessId) -> Mappings:
+    def _mappings(self, process: ProcessId, share: str) -> Mappings:
         """Return the mappings of a process; empty, without reading them, if it maps too little to have loaded torch."""
         if not procfs.is_alive(process, self._proc_root):
             raise UnreadableError("ProcessGone", "the process has ended")
         if 0 < procfs.read_mapped_bytes(process.pid, self._proc_root) < procfs.FRAMEWORK_MAPPED_BYTES:
             return Mappings((), ())
-        (maps,) = self._reader(process, "maps")([(0, MOST_MAPS_BYTES)])
+        (maps,) = self._reader(process, "maps", share)([(0, MOST_MAPS_BYTES)])
         found = libraries.parse_maps(maps)
         if not found.libraries and len(maps) >= MOST_MAPS_BYTES:
             raise UnreadableError("TooLarge", f"it has more than {MOST_MAPS_BYTES >> 20} MiB of mappings")
@@ -136,9 +136,9 @@ class Recorders:
         self, library: Mapped, mappings: Mappings, process: ProcessId, share: str, newest: int | None
     ) -> dict[Library, RankRecords | Fault]:
         """Return the content of the recorders of one library. Raises UnreadableError if it has none."""
-        (page,) = self._reader(process, "mem")([(library.start, symbols.PAGE_BYTES)])
+        (page,) = self._reader(process, "mem", share)([(library.start, symbols.PAGE_BYTES)])
         from_symbols = symbols.SHARED.look_up(library, page, process, share, self._proc_root)
-        read = self._reader(process, "mem")  # a new deadline: the child's time does not count
+        read = self._reader(process, "mem", share)  # a new deadline: the child's time does not count
         candidates = layouts.candidates(from_symbols.version)
         if from_symbols.pointer is not None:
             contents: dict[Library, RankRecords | Fault] = {}
@@ -176,8 +176,8 @@ class Recorders:
                 cache.clear()
             cache[key] = value
 
-    def _reader(self, process: ProcessId, name: str) -> Read:
-        return process_memory.reader(self._proc_root / str(process.pid) / name, MOST_SECONDS)
+    def _reader(self, process: ProcessId, name: str, share: str) -> Read:
+        return process_memory.reader(self._proc_root / str(process.pid) / name, MOST_SECONDS, share)
 
 
 def _addresses(read: Read, library: Mapped, from_symbols: symbols.Symbols) -> dict[Library, int]:

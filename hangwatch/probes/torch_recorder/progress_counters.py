@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 from hangwatch.model import Fault, ProcessId
 from hangwatch.model.flight_records import COUNTING_THREADS, Library, ProgressCounter, RankRecords, ThreadKind
+from hangwatch.probes.owner_turns import OwnerTurns
 from hangwatch.probes.process import procfs
 from hangwatch.probes.process.memory_image import Place, UnreadableError
 from hangwatch.probes.process.process_memory import FilePlaces, MemoryReader
@@ -33,6 +34,7 @@ THREADS_SECONDS = 300.0  # between two readings of the threads
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 60.0  # between attempts; doubled each time
 TORN_SECONDS = 10.0  # a recorder that could not be read for this long is not usable
 SILENCE_SECONDS = 60.0  # the ranks of an owner are not read for this long, if memory of one did not respond
+MOST_SECONDS = 5.0  # of one reading of all ranks; the next one begins with the owners that it omitted
 
 GroupKey: TypeAlias = tuple[Library, int]
 
@@ -89,6 +91,9 @@ class _Rank:
         return self.total > before
 
 
+_Wanted: TypeAlias = tuple[ProcessId, _Rank, tuple[Place, ...], Mapping[Library, tuple[int, Layout]]]
+
+
 class ProgressCounters:
     """The progress counters of the ranks of this node.
 
@@ -107,6 +112,7 @@ class ProgressCounters:
         self._lock = threading.Lock()
         self._ranks: dict[ProcessId, _Rank] = {}
         self._silent_until: dict[str, float] = {}
+        self._look_turns, self._read_turns = OwnerTurns(clock), OwnerTurns(clock)
 
     def follow(self, ranks: Mapping[ProcessId, str]) -> None:
         """Set the ranks to read, each with its owner. All others are forgotten."""
@@ -123,25 +129,33 @@ class ProgressCounters:
         now = self._clock()
         with self._lock:
             self._silent_until = {owner: end for owner, end in self._silent_until.items() if end > now}
-            wanted = [
-                (process, rank, tuple(rank.places), rank.recorders)
-                for process, rank in self._ranks.items()
-                if rank.recorders and rank.owner not in self._silent_until
-            ]
-        for first in range(0, len(wanted), RANKS_AT_ONCE):
-            part = wanted[first : first + RANKS_AT_ONCE]
-            answers = self._memory.read_files(
-                [FilePlaces(rank.memory, places, process.start_ticks) for process, rank, places, _ in part]
-            )
-            for (process, rank, places, recorders), answer in zip(part, answers, strict=True):
-                if answer == errno.ETIMEDOUT:
-                    self._silent_until[rank.owner] = now + SILENCE_SECONDS
-                elif not isinstance(answer, int) and rank.owner not in self._silent_until:
-                    memory = _Prefetched(self._memory, rank.memory, process, dict(zip(places, answer, strict=True)))
-                    self._count(rank, recorders, memory, now)
+            wanted: dict[str, list[_Wanted]] = {}
+            for process, rank in self._ranks.items():
+                if rank.recorders and rank.owner not in self._silent_until:
+                    wanted.setdefault(rank.owner, []).append((process, rank, tuple(rank.places), rank.recorders))
+        parts = (
+            (owner, ranks[first : first + RANKS_AT_ONCE])
+            for owner, ranks in wanted.items()
+            for first in range(0, len(ranks), RANKS_AT_ONCE)
+        )
+        for part in self._read_turns.take(parts, now + MOST_SECONDS):
+            self._read_part(part, now)
         with self._lock:
             counters = {process: self._answer(process, rank, now) for process, rank in self._ranks.items()}
         return {process: answer for process, answer in counters.items() if answer is not None}
+
+    def _read_part(self, part: Sequence[_Wanted], now: float) -> None:
+        """Read the numbers of some ranks of one owner. If memory does not respond, its owner is silent for a while."""
+        owner = part[0][1].owner
+        answers = self._memory.read_files(
+            [FilePlaces(rank.memory, places, process.start_ticks) for process, rank, places, _ in part], owner
+        )
+        for (process, rank, places, recorders), answer in zip(part, answers, strict=True):
+            if answer == errno.ETIMEDOUT:
+                self._silent_until[owner] = now + SILENCE_SECONDS
+            elif not isinstance(answer, int) and owner not in self._silent_until:
+                memory = _Prefetched(self._memory, rank, process, dict(zip(places, answer, strict=True)))
+                self._count(rank, recorders, memory, now)
 
     def _count(
         self, rank: _Rank, recorders: Mapping[Library, tuple[int, Layout]], memory: _Prefetched, now: float
@@ -152,6 +166,9 @@ class ProgressCounters:
                 library: decode.last_enqueued(memory.read, address, layout, rank.tables.get(library))
                 for library, (address, layout) in recorders.items()
             }
+        except TimeoutError:
+            self._silent_until[rank.owner] = now + SILENCE_SECONDS
+            counts = {}
         except UnreadableError:
             counts = {}
         with self._lock:
@@ -187,9 +204,7 @@ class ProgressCounters:
         with self._lock:
             due = [(process, rank) for process, rank in self._ranks.items() if rank.is_look_due(self._clock())]
         due.sort(key=lambda item: item[1].looked_at or 0.0)
-        for process, rank in due:
-            if self._clock() >= end:
-                return
+        for process, rank in self._look_turns.take(((rank.owner, (process, rank)) for process, rank in due), end):
             contents = self._recorders.read(process, rank.owner, NEWEST_RECORDS)
             counts = self._find_counting_groups(process, contents)
             with self._lock:
@@ -239,16 +254,19 @@ class _Prefetched:
     `wanted` are the places that were needed. A place is read only once.
     """
 
-    def __init__(self, reader: MemoryReader, path: Path, process: ProcessId, pieces: Mapping[Place, bytes]) -> None:
-        self._reader, self._path, self._process, self._pieces = reader, path, process, dict(pieces)
+    def __init__(self, reader: MemoryReader, rank: _Rank, process: ProcessId, pieces: Mapping[Place, bytes]) -> None:
+        self._reader, self._rank, self._process, self._pieces = reader, rank, process, dict(pieces)
         self.wanted: list[Place] = []
 
     def read(self, places: Sequence[Place]) -> Sequence[bytes]:
-        """Return the bytes at each place. Raises UnreadableError."""
+        """Return the bytes at each place. Raises UnreadableError, or TimeoutError if the memory does not respond."""
         self.wanted += places
         missing = [place for place in places if place not in self._pieces]
         if missing:
-            (answer,) = self._reader.read_files([FilePlaces(self._path, missing, self._process.start_ticks)])
+            file = FilePlaces(self._rank.memory, missing, self._process.start_ticks)
+            (answer,) = self._reader.read_files([file], self._rank.owner)
+            if answer == errno.ETIMEDOUT:
+                raise TimeoutError
             if isinstance(answer, int):
                 raise UnreadableError("NoAnswer", "its memory could not be read")
             self._pieces.update(zip(missing, answer, strict=True))

@@ -1,0 +1,41 @@
+"""Turns of owners of jobs in a thread that works for all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class OwnerTurns:
+    """The time that one thread has spent for each owner. The next item is from the owner with the least time.
+
+    So an owner waits for at most one item of each other owner, even if all items of that owner are slow. Time that an
+    owner did not use is not saved: an owner without an item begins anew, level with the others.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seconds: dict[str, float] = {}
+
+    def take(self, items: Iterable[tuple[str, T]], end: float) -> Iterator[T]:
+        """Yield items, given with their owners, until `end`. The order of the items of one owner is kept.
+
+        The time until the next item is asked for counts for the owner.
+        """
+        waiting: dict[str, list[T]] = {}
+        for owner, item in items:
+            waiting.setdefault(owner, []).append(item)
+        level = min((seconds for owner, seconds in self._seconds.items() if owner in waiting), default=0.0)
+        self._seconds = {owner: self._seconds.get(owner, level) for owner in waiting}
+        while waiting and (began := self._clock()) < end:
+            owner = min(waiting, key=self._seconds.__getitem__)
+            item = waiting[owner].pop(0)
+            if not waiting[owner]:
+                del waiting[owner]
+            try:
+                yield item
+            finally:
+                self._seconds[owner] += self._clock() - began

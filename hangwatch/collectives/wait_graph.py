@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 from hangwatch.collectives.fronts import Front, find_ends, show_numbers
 from hangwatch.collectives.mismatches import Sides, find_other_operation, find_other_order
 from hangwatch.collectives.process_groups import DEFAULT_GROUP, ProcessGroup, find_groups, process_key
-from hangwatch.model import STOPPED_STATES, Member
+from hangwatch.model import Member
 from hangwatch.model.flight_records import Library
 
 Stance = Literal["elsewhere", "held", "waits", "unclear"]
@@ -121,7 +121,7 @@ def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
     is_complete = not awaited and not unknown and all(group.is_whole for group in groups)
     busy = frozenset(rank for rank in awaited if is_busy(by_rank[rank]))
     recorded = {rank for rank, member in by_rank.items() if member.recorder.libraries}
-    ends = find_ends(groups, recorded, awaited - busy, {rank for rank in recorded if _is_stopped(by_rank[rank])})
+    ends = find_ends(groups, recorded, awaited - busy, {rank for rank in recorded if by_rank[rank].is_stopped})
     return WaitGraph(
         pending=pending,
         waiting=frozenset(rank for group in groups for rank in group.waits),
@@ -141,11 +141,7 @@ def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
 
 def is_busy(member: Member) -> bool:
     """True if the rank has an open operation that other ranks may have to join. False if it is stopped or frozen."""
-    return _has_open(member) and not _is_stopped(member)
-
-
-def _is_stopped(member: Member) -> bool:
-    return member.kernel.state in STOPPED_STATES or member.waits.frozen_cgroup is not None
+    return _has_open(member) and not member.is_stopped
 
 
 def _has_open(member: Member) -> bool:

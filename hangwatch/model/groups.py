@@ -12,7 +12,7 @@ from hangwatch.model.jobs import Died, Waiting
 from hangwatch.model.stacks import Frame, Stack
 from hangwatch.model.states import Motion, Signature
 from hangwatch.model.value import Fault, Value
-from hangwatch.model.waits import KernelCall, Rests, Sleep, Waits, WorkerCall
+from hangwatch.model.waits import STOPPED_STATES, KernelCall, Rests, Sleep, Waits, WorkerCall
 
 
 class EnqueuedOperation(Value, frozen=True):
@@ -208,6 +208,11 @@ class Member(Value, frozen=True):
     def is_measured(self) -> bool:
         """True if hangwatch read the state of the process. False for a process that is known only from text."""
         return self.kernel.state is not None
+
+    @property
+    def is_stopped(self) -> bool:
+        """True if a signal, a tracer or the freezer of a control group keeps the process from running."""
+        return self.kernel.state in STOPPED_STATES or self.waits.frozen_cgroup is not None
 
 
 class Group(Value, frozen=True):

@@ -12,7 +12,7 @@ from hangwatch.model import Confidence, Group, Motion, Signature
 from hangwatch.stacks import activity
 from hangwatch.stacks.user_code import find_caller, is_in_user_code
 from hangwatch.verdict.findings import Rule, Text
-from hangwatch.verdict.rules import died_first
+from hangwatch.verdict.rules import died_first, find_stopped
 from hangwatch.verdict.scene import (
     DEADLY,
     Scene,
@@ -287,6 +287,15 @@ def _make_rule(
 
 
 CHECK_FIRST: tuple[Rule, ...] = (
+    _make_rule(
+        "are stopped (state `T` or `t`) or frozen by their cgroup, while the others are not known to wait for ranks",
+        find_stopped,
+        ANYTHING,
+        check_first_reasons.stopped,
+        deciding_steps.let_run,
+        few=False,
+        by_stack=False,
+    ),
     _make_rule(
         "have ended, and died first according to their crash artifacts, while the others are not known to wait for "
         "ranks",

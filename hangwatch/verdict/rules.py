@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from hangwatch.model import BLOCKED_STATES, STOPPED_STATES, Confidence, Group, Member, Motion, Signature
+from hangwatch.model import BLOCKED_STATES, Confidence, Group, Member, Motion, Signature
 from hangwatch.stacks import activity, user_code
 from hangwatch.verdict.findings import Finding, Rule, Text
 from hangwatch.verdict.scene import (
@@ -140,11 +140,9 @@ def has_crashed(member: Member) -> bool:
     return any(line.name in DEADLY for line in member.kernel.lines)
 
 
-def _find_stopped(scene: Scene) -> Sequence[Group]:
+def find_stopped(scene: Scene) -> Sequence[Group]:
     """Return the ranks in state T or t, and the ranks that the cgroup freezer has frozen."""
-    return _find_members(
-        scene, lambda member: member.kernel.state in STOPPED_STATES or member.waits.frozen_cgroup is not None
-    )
+    return _find_members(scene, lambda member: member.is_stopped)
 
 
 def _find_blocked(scene: Scene) -> Sequence[Group]:
@@ -293,7 +291,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         kind="RankStopped",
         description="are in state `T` or `t` in every round (SIGSTOP, a debugger, a tracer), or frozen by their cgroup",
-        suspects=_find_stopped,
+        suspects=find_stopped,
         says=rank_headlines.stopped,
     ),
     Rule(

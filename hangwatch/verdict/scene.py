@@ -280,7 +280,7 @@ def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str,
     * a rank that waits for threads at different places,
     * a rank that polls in its own code.
     """
-    if member.kernel.state in STOPPED_STATES or member.waits.frozen_cgroup is not None:
+    if member.is_stopped:
         return "elsewhere"
     if group.fault is not None or group.gone:
         return "unclear"

@@ -60,9 +60,41 @@ def _is_frozen(group: Path, is_v1: bool) -> bool:
     return "frozen 1" in (group / "cgroup.events").read_text()
 
 
-def look(pid: int) -> Diagnosis:
-    taken = capture(job_of_pids([pid]), CaptureRequest(settings=QUICK, node="here"))
+def look(*pids: int) -> Diagnosis:
+    taken = capture(job_of_pids(pids), CaptureRequest(settings=QUICK, node="here"))
     return diagnose(taken, QUICK, activity.load(), unix_now=0.0)
+
+
+def thaw_command(root: Path, cgroup: str) -> str:
+    return f"`echo THAWED > {root}{cgroup}/freezer.state`" if root == V1 else f"`echo 0 > /sys/fs/cgroup{cgroup}/cgroup.freeze`"
+
+
+@contextlib.contextmanager
+def sleeping_ranks(folder: Path) -> Iterator[list[int]]:
+    """Start three processes that all sleep at the same line."""
+    with contextlib.ExitStack() as stack:
+        folders = [folder / str(number) for number in range(3)]
+        for each in folders:
+            each.mkdir()
+        yield [stack.enter_context(targets.python(targets.SLEEPING, each)) for each in folders]
+
+
+@pytest.mark.parametrize("root", [V1, V2], ids=["v1", "v2"])
+def test_frozen_rank_among_sleeping_ranks_is_checked_first(tmp_path: Path, root: Path) -> None:
+    with sleeping_ranks(tmp_path) as pids, frozen(pids[1], root) as cgroup:
+        verdict = look(*pids).verdict
+    assert [hint.pid for hint in verdict.check_first] == [pids[1]]
+    assert verdict.next_step == f"thaw its control group: {thaw_command(root, cgroup)} on here"
+
+
+def test_stopped_rank_among_sleeping_ranks_is_checked_first(tmp_path: Path) -> None:
+    with sleeping_ranks(tmp_path) as pids:
+        os.kill(pids[2], signal.SIGSTOP)
+        targets.wait_for_state(pids[2], "T")
+        verdict = look(*pids).verdict
+        os.kill(pids[2], signal.SIGCONT)
+    assert [hint.pid for hint in verdict.check_first] == [pids[2]]
+    assert f"`kill -CONT {pids[2]}`" in verdict.next_step
 
 
 @pytest.mark.parametrize("root", [V1, V2], ids=["v1", "v2"])
@@ -74,6 +106,7 @@ def test_a_rank_in_a_frozen_control_group_is_suspended_and_the_group_is_named(tm
         assert member.kernel.state == ("D" if root == V1 else "S")  # v2 shows it as sleeping
         assert seen.verdict.kind == "Suspended"
         assert seen.verdict.message.endswith(f"is frozen: control group {cgroup} is frozen.")
+        assert seen.verdict.next_step == f"thaw its control group: {thaw_command(root, cgroup)} on here"
         assert seen.grouping.groups[0].frames  # read without a pause: the process cannot stop
 
 

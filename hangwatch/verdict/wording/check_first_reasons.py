@@ -29,6 +29,12 @@ def died(finding: Finding) -> str:
     return f"it has ended{why_gone(finding.members)}"
 
 
+def stopped(finding: Finding) -> str:
+    """Describe ranks that are stopped or frozen."""
+    it = "it is" if len(finding.members) == 1 else "they are"
+    return f"{it} {clauses.describe_stop(finding.members)}; {others_wait(finding.others)}"
+
+
 def hung_task(finding: Finding) -> str:
     """Describe ranks with a thread that the kernel log reports as blocked."""
     return (

@@ -208,6 +208,14 @@ def _blocking_object(target: CallTarget, call: KernelCall, member: Member, ranks
     return f"a pipe that {who or _process(target.other_pid, target.other_comm, target.other_state)} {uses}"
 
 
+def describe_stop(members: Iterable[Member]) -> str:
+    """Return the reason why stopped ranks do not run."""
+    frozen = {member.waits.frozen_cgroup for member in members}
+    if None in frozen:
+        return "stopped (state T) by a debugger, a tracer or SIGSTOP"
+    return f"frozen (control group {words.join_words(sorted(map(str, frozen)))})"
+
+
 def _process(pid: int, comm: str, state: str) -> str:
     """Return a process in words: "pid 47 (tee, stopped)"."""
     stopped = ", stopped" if state in STOPPED_STATES else ""

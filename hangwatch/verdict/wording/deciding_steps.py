@@ -61,6 +61,11 @@ def _native_frames(members: Sequence[Member]) -> str:
     return f"{again}if it still runs, {command} on its host shows its call below Python"
 
 
+def let_run(finding: Finding) -> str:
+    """Return the command that lets the first suspect run again."""
+    return stuck_on.look_at(finding.members[0])
+
+
 def find_blocking_call(finding: Finding) -> str:
     """Return the object of the call of the first suspect, or the command that shows native frames if one is unknown."""
     untold = [member for member in finding.members if not clauses.tells_what_holds(member)]

@@ -60,10 +60,7 @@ def blocked(finding: Finding) -> str:
 
 def stopped(finding: Finding) -> str:
     """Return the headline for stopped and frozen ranks."""
-    frozen = {member.waits.frozen_cgroup for member in finding.members}
-    if None not in frozen:
-        return _describe_blocked(finding, f"frozen (control group {words.join_words(sorted(map(str, frozen)))})")
-    return _describe_blocked(finding, "stopped (state T) by a debugger, a tracer or SIGSTOP")
+    return _describe_blocked(finding, clauses.describe_stop(finding.members))
 
 
 def _describe_blocked(finding: Finding, how: str) -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 from hangwatch import words
 from hangwatch.collectives.process_groups import find_process, process_key
 from hangwatch.collectives.wait_graph import GpuEnd, PendingOperation, WaitGraph
-from hangwatch.model import STOPPED_STATES, Evidence, Group, Member
+from hangwatch.model import Evidence, Group, Member
 from hangwatch.stacks import activity
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.scene import Scene, open_operations, process_of
@@ -117,9 +117,9 @@ def _describe_activity(group: Group) -> str:
         return f"{who} could not be dumped"
     if not group.frames:
         return f"{who} {'has' if group.size == 1 else 'have'} no stack"
-    if all(member.kernel.state in STOPPED_STATES for member in group.members):
+    if all(member.is_stopped for member in group.members):
         verb = "is" if group.size == 1 else "are"
-        return f"{who} {verb} stopped (state T)"
+        return f"{who} {verb} {clauses.describe_stop(group.members)}"
     return f"{who} {clauses.describe_activity(group, several=group.size > 1)}{clauses.describe_line(group)}"
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+
 from msgspec import structs
 
 from hangwatch import words
-from hangwatch.model import BLOCKED_STATES, STOPPED_STATES, CallTarget, FileLock, Group, KernelCall, Member, Motion
+from hangwatch.model import BLOCKED_STATES, CallTarget, FileLock, Group, KernelCall, Member, Motion
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.user_code import innermost_user_frame
 from hangwatch.verdict.findings import Finding
@@ -59,6 +61,9 @@ def next_step(finding: Finding, settle: str) -> str:
     is_in_call = finding.kind not in _NOT_STUCK and finding.kind != "GpuBehind"
     if group is not None and is_in_call and (look := look_at(group.members[0])):
         return look
+    frozen = [member for group in finding.others for member in group.members if member.waits.frozen_cgroup]
+    if finding.kind == "Suspended" and frozen:
+        return look_at(frozen[0])
     if settle:
         return settle
     if not finding.suspects and finding.scene.grouping.is_from_text and finding.scene.grouping.absent:
@@ -85,6 +90,8 @@ def _is_working(finding: Finding) -> bool:
 def look_at(member: Member) -> str:
     """Return the step for the object that a blocked rank or its worker waits for; "" if no such object is known."""
     worker, call, waits = member.kernel.worker_call, member.kernel.call, member.waits
+    if member.is_stopped:
+        return _thaw(member, waits.frozen_cgroup) if waits.frozen_cgroup else first_step("RankStopped", [member.id])
     for one, wchan in ((worker.call if worker is not None else None, None), (call, member.kernel.wchan)):
         if one is not None and (look := _object_of_call(one, wchan)):
             return look
@@ -95,6 +102,14 @@ def look_at(member: Member) -> str:
     if waits.awaited is not None:
         return f"look at {waits.awaited.name}" + (", which is gone" if waits.awaited.is_lost else ": does it respond?")
     return f"look at {_cut(waits.stuck_on)}" if waits.stuck_on is not None else ""
+
+
+def _thaw(member: Member, cgroup: str) -> str:
+    """Return the command that thaws a control group. Version 1 of the freezer shows a frozen process in state D."""
+    is_v1 = member.kernel.state in BLOCKED_STATES
+    value, path = ("THAWED", f"freezer{cgroup}/freezer.state") if is_v1 else ("0", f"{cgroup[1:]}/cgroup.freeze")
+    on = f" on {words.printable(member.id.node)}" if member.id.node else ""
+    return f"thaw its control group: `echo {value} > {shlex.quote(f'/sys/fs/cgroup/{path}')}`{on}"
 
 
 def _look_at_line(group: Group, member: Member) -> str:
@@ -145,7 +160,7 @@ def _place_of_rank(group: Group, member: Member) -> str:
     of_rank, rank = f"in {words.name_ranks([rank_id])}", words.name_ranks([structs.replace(rank_id, pid=None)])
     if group.gone:
         return f"{rank}, which has ended"
-    if member.kernel.state in STOPPED_STATES or member.waits.frozen_cgroup is not None:
+    if member.is_stopped:
         return f"{rank}, which is stopped"
     if worker is not None and clauses.tells(worker.call):
         return f"{_call(worker.call, member)} in {_worker(group, worker.pid)} of {rank}"

@@ -76,9 +76,13 @@ def test_job_with_an_unknown_recorder_is_told_everywhere(tmp_path: Path) -> None
     sections: dict[str, dict[str, object]] = {"jobs": {"discover_seconds": 2.0}}
     with ranks(tmp_path, "2.16.0", size=2) as (pid, _), RealDaemon(tmp_path / "hw", os.environ, **sections) as daemon:
         labels = {"job_id": "new", "source": "flight recorder"}
-        wait_for(lambda: daemon.samples("hangwatch_unseen_ranks", **labels), "the metric")
-        ((series, count),) = daemon.samples("hangwatch_unseen_ranks", **labels)
-        assert (series["reason"], count) == ("RecorderUnread", 2)
+
+        def both_ranks() -> dict[str, str] | None:
+            found = daemon.samples("hangwatch_unseen_ranks", **labels)
+            return next((series for series, count in found if count == 2), None)
+
+        series = wait_for(both_ranks, "the metric with both ranks")
+        assert series["reason"] == "RecorderUnread"
         assert series["detail"].startswith("torch 2.16.0 is unknown")
         printed = CliRunner().invoke(status, ["--url", f"http://{daemon.address}"]).output
         assert "no flight recorder of 2 ranks of job new: torch 2.16.0 is unknown: no object in " in printed

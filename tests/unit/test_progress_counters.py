@@ -202,3 +202,14 @@ def test_memory_that_does_not_respond_silences_only_its_owner(tmp_path: Path) ->
     assert list(counters.read()) == [others.process]
     others.put(others.status_of(0), 100)
     assert isinstance(before := counters.read()[others.process], ProgressCounter) and before.total > 0
+    now += 20.0
+    reasons = {process.pid: fault.reason for process, fault in counters.read().items() if isinstance(fault, Fault)}
+    assert reasons == {1: "NoAnswer", 2: "NoAnswer"}
+
+
+def test_rank_without_a_turn_for_long_has_a_reason(rank: Rank) -> None:
+    rank.counters.follow({rank.process: rank.owner})
+    assert not rank.counters.read()
+    rank.now += 20.0
+    found = rank.counters.read()[rank.process]
+    assert isinstance(found, Fault) and found.reason == "NoTurn"

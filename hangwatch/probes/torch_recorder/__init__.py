@@ -160,6 +160,9 @@ class Recorders:
         with self._lock:
             earlier_place = self._places_by_shape.pop(key, None)
         places = [earlier_place] if earlier_place else search.search(read, library.data, mappings.writable, candidates)
+        if not places and from_symbols.is_late:
+            detail = f"reading {library.path} took too long, or reading another file of its owner did"
+            raise UnreadableError("NoAnswer", detail)
         if not places:
             if not layouts.is_recorded(library.library, from_symbols.version):
                 raise UnreadableError("NoRecorder", f"torch {from_symbols.version} has none for {library.library}")

@@ -48,6 +48,7 @@ class _Rank:
 
     owner: str
     memory: Path
+    followed_at: float
     recorders: Mapping[Library, tuple[int, Layout]] = field(default_factory=dict)
     numbers: dict[GroupKey, int] = field(default_factory=dict)
     counts: Mapping[GroupKey, bool] = field(default_factory=dict)
@@ -122,7 +123,7 @@ class ProgressCounters:
             }
 
     def _new(self, process: ProcessId, owner: str) -> _Rank:
-        return _Rank(owner, self._proc_root / str(process.pid) / "mem")
+        return _Rank(owner, self._proc_root / str(process.pid) / "mem", self._clock())
 
     def read(self) -> dict[ProcessId, ProgressCounter | Fault]:
         """Return the counter of each rank, or the reason why it has none. A rank that is not yet known is left out."""
@@ -181,14 +182,24 @@ class ProgressCounters:
             rank.read_at = now
 
     def _answer(self, process: ProcessId, rank: _Rank, now: float) -> ProgressCounter | Fault | None:
-        if rank.fault is not None or rank.read_at is None:
+        subject = f"pid {process.pid}"
+        if rank.fault is not None:
             return rank.fault
-        if now - rank.read_at > TORN_SECONDS:
+        is_late = now - (rank.followed_at if rank.read_at is None else rank.read_at) > TORN_SECONDS
+        if is_late and rank.owner in self._silent_until:
+            detail = f"memory of a process of {rank.owner} does not respond: its ranks are not read for a while"
+            return Fault(subject=subject, reason="NoAnswer", detail=detail)
+        if is_late and rank.looked_at is None:
+            detail = f"not read yet: the processes of {rank.owner} need more time than its turns have"
+            return Fault(subject=subject, reason="NoTurn", detail=detail)
+        if rank.read_at is None:
+            return None
+        if is_late:
             detail = f"its counters could not be read for {TORN_SECONDS:g} s"
-            return Fault(subject=f"pid {process.pid}", reason="ChangedWhileRead", detail=detail)
+            return Fault(subject=subject, reason="ChangedWhileRead", detail=detail)
         if not any(rank.counts.get(key) for key in rank.numbers):
             detail = "its main thread has enqueued no collective that the flight recorder shows"
-            return Fault(subject=f"pid {process.pid}", reason="NoCollectives", detail=detail)
+            return Fault(subject=subject, reason="NoCollectives", detail=detail)
         return ProgressCounter(total=rank.total, restarts=rank.restarts)
 
     def uncounted_groups(self, process: ProcessId) -> frozenset[GroupKey]:

@@ -36,12 +36,17 @@ class Symbols(NamedTuple):
     """The symbols of a library file.
 
     `pointer` is the offset of the pointer to the recorder from the library's first mapping; None if unknown. `registry`
-    is that of the recorders of other backends. `version` is the torch version; empty if unknown.
+    is that of the recorders of other backends. `version` is the torch version; empty if unknown. `is_late` is true if
+    the file was not read in time, or another file of its owner.
     """
 
     pointer: int | None = None
     version: str = ""
     registry: int | None = None
+    is_late: bool = False
+
+
+_LATE = Symbols(is_late=True)
 
 
 class _Key(NamedTuple):
@@ -81,7 +86,7 @@ class SymbolTables:
                 symbols = self._symbols.get(key)
                 is_silent = time.monotonic() < max(self._silent_until.get(each, 0.0) for each in (key, share))
             if symbols is not None or is_silent:
-                return symbols or Symbols()
+                return symbols or _LATE
             symbols = self._ask(key, library.path, process, share, proc_root)
             with self._lock:
                 if len(self._symbols) + len(self._silent_until) >= MOST_KNOWN:
@@ -91,7 +96,7 @@ class SymbolTables:
                     self._silent_until |= dict.fromkeys((key, share) if share else (key,), end)
                 else:
                     self._symbols[key] = symbols
-        return symbols or Symbols()
+        return symbols or _LATE
 
     def _ask(self, key: _Key, path: str, process: ProcessId, share: str, proc_root: Path) -> Symbols | None:
         """Return the answer of a child; None if it did not respond, or was ended by its limit of CPU time."""

@@ -66,7 +66,11 @@ def look(*pids: int) -> Diagnosis:
 
 
 def thaw_command(root: Path, cgroup: str) -> str:
-    return f"`echo THAWED > {root}{cgroup}/freezer.state`" if root == V1 else f"`echo 0 > /sys/fs/cgroup{cgroup}/cgroup.freeze`"
+    return (
+        f"`echo THAWED > {root}{cgroup}/freezer.state`"
+        if root == V1
+        else f"`echo 0 > /sys/fs/cgroup{cgroup}/cgroup.freeze`"
+    )
 
 
 @contextlib.contextmanager

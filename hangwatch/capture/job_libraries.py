@@ -18,7 +18,7 @@ from hangwatch.probes.process.live_environ import LiveEnvironments
 
 
 class _Known(NamedTuple):
-    libraries: tuple[str, ...] = ()
+    libraries: tuple[str, ...] | None = None
     due_monotonic_seconds: float = 0.0
     pause_seconds: float = late_environ.FIRST_PAUSE_SECONDS
 
@@ -40,14 +40,14 @@ class JobLibraries:
             if is_due and time.monotonic() < now + budget_seconds:
                 pause = min(known.pause_seconds * late_environ.PAUSE_GROWTH, late_environ.LAST_PAUSE_SECONDS)
                 self._known[process] = _Known(self._read(process), now + known.pause_seconds, pause)
-        found = {process: known.libraries for process, known in self._known.items() if known.libraries}
+        found = {process: known.libraries for process, known in self._known.items() if known.libraries is not None}
         return tuple(
             replace(job, libraries=found[job.ranks[0].id]) if job.ranks and job.ranks[0].id in found else job
             for job in jobs
         )
 
-    def _read(self, process: ProcessId) -> tuple[str, ...]:
+    def _read(self, process: ProcessId) -> tuple[str, ...] | None:
         if procfs.read_mapped_bytes(process.pid, self._root) < procfs.FRAMEWORK_MAPPED_BYTES:
             return ()
         modules = self._live.find_modules(process)
-        return () if isinstance(modules, Fault) else modules.libraries
+        return None if isinstance(modules, Fault) else modules.libraries

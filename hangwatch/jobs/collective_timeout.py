@@ -15,6 +15,9 @@ from hangwatch.model import Job, JobName, Value
 
 NCCL_DEFAULT_SECONDS = 600.0
 OTHER_DEFAULT_SECONDS = 1800.0
+RENDEZVOUS_SECONDS = (
+    600.0  # in torch/distributed/elastic/rendezvous: `join` of the dynamic, `timeout` of the static one
+)
 HEARTBEAT_DEFAULT_SECONDS = 480.0
 MOST = 1e9  # larger numbers (seconds or minutes) are cut to this; a variable may hold hundreds of digits
 VARIABLES = frozenset(
@@ -47,11 +50,17 @@ class TimeoutSettings(Value, frozen=True):
 
 
 def read_timeouts(job: Job, environ: Mapping[str, str]) -> TimeoutSettings:
-    """Return the timeouts that PyTorch and DeepSpeed read from these variables. A job without PyTorch has none."""
-    if job.libraries and "torch" not in job.libraries:
-        return TimeoutSettings(
-            job=job.name, collective_seconds=None, source="it does not use PyTorch", heartbeat_seconds=None
-        )
+    """Return the timeouts that PyTorch and DeepSpeed read from these variables. A job without PyTorch has none.
+
+    A launcher that has no ranks has the timeout of its rendezvous.
+    """
+    if job.waiting is not None:
+        meets = RENDEZVOUS_SECONDS if job.waiting.needs_several_nodes else None
+        source = "torchrun's default for the rendezvous"
+        return TimeoutSettings(job=job.name, collective_seconds=meets, source=source, heartbeat_seconds=None)
+    if job.libraries is not None and "torch" not in job.libraries:
+        source = "it does not use PyTorch" if job.libraries else "it has not loaded PyTorch"
+        return TimeoutSettings(job=job.name, collective_seconds=None, source=source, heartbeat_seconds=None)
     uses_nccl = bool(job.gpu_uuids)
     seconds: float | None = NCCL_DEFAULT_SECONDS if uses_nccl else OTHER_DEFAULT_SECONDS
     source = f"PyTorch's default for {'NCCL' if uses_nccl else 'gloo'}"

@@ -121,7 +121,7 @@ def _job(name: _Name, membership: Membership, tree: Tree, samples: Sequence[GpuS
         waiting=membership.waiting,
         more_launcher_ids=tuple(head.id for head in membership.more_launcher_processes),
         job_name=name.job_name,
-        libraries=tuple(sorted({library for process, _ in membership.members for library in process.libraries})),
+        libraries=tuple(sorted({each for process, _ in membership.members for each in process.libraries})) or None,
         program=membership.engine
         or ("" if program == "-c" or membership.waiting is not None else words.plain_word(program)),
     )

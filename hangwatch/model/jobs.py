@@ -187,7 +187,7 @@ class Job(Value, frozen=True):
     lists one of its ranks. `absent_local_ranks` should be on this node and have no process: [first, last] of each
     range, because the expected number comes from an environment and may be huge. `ended` are ranks and workers that no
     longer have a process, limited in number. `notes` are sentences about the scan. `libraries` are "torch" and "jax",
-    those that its ranks map; empty while unknown.
+    those that its ranks map; None while unknown.
     """
 
     job_id: str
@@ -211,7 +211,7 @@ class Job(Value, frozen=True):
     ended: tuple[EndedProcess, ...] = ()
     job_name: str = ""
     program: str = ""
-    libraries: tuple[str, ...] = ()
+    libraries: tuple[str, ...] | None = None
 
     @property
     def is_engine(self) -> bool:

@@ -172,6 +172,12 @@ def _progresses(facts: _Facts) -> _Match | None:
     return _Match() if facts.verdict.kind in _AT_WORK or is_moving else None
 
 
+def _lacks_nodes(facts: _Facts) -> _Match | None:
+    members = facts.grouping.members
+    waits = any(member.waiting is not None and member.waiting.needs_several_nodes for member in members)
+    return _Match() if facts.verdict.kind == "NoRanks" and waits else None
+
+
 def _is_idle(facts: _Facts) -> _Match | None:
     return _Match() if facts.verdict.kind in _IDLE else None
 
@@ -381,6 +387,7 @@ CONDITIONS: dict[str, Callable[[_Facts], _Match | None]] = {
     condition.__name__.removeprefix("_"): condition
     for condition in (
         _progresses,
+        _lacks_nodes,
         _is_idle,
         _sleeps,
         _is_known_pause,

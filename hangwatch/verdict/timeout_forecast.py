@@ -24,7 +24,9 @@ class TimeoutForecast(Value, frozen=True):
 
 def forecast_timeout(incident: Incident) -> TimeoutForecast | None:
     """Return the forecast for an incident. None if the incident is closed, no rank waits, or the timeout is unknown."""
-    waits = any(group.waits_for in ("ranks", "gpu") for group in incident.grouping.groups)
+    waits = incident.job.waiting is not None or any(
+        group.waits_for in ("ranks", "gpu") for group in incident.grouping.groups
+    )
     if incident.closed_unix_seconds is not None or not waits or not incident.captures:
         return None
     recorded = recorded_seconds(incident.grouping)
@@ -34,9 +36,8 @@ def forecast_timeout(incident: Incident) -> TimeoutForecast | None:
         return None
     source = RECORDED if recorded is not None else f"{assumed.source}, unless its code sets another timeout"
     quiet = [step.unix_seconds for step in incident.timeline if step.state is JobState.QUIET]
-    if recorded is not None:
-        return TimeoutForecast(seconds=seconds, source=source, at_unix_seconds=_recorded_end(incident.grouping))
-    return TimeoutForecast(seconds=seconds, source=source, at_unix_seconds=quiet[-1] + seconds if quiet else None)
+    end = _recorded_end(incident.grouping) or (quiet[-1] + seconds if quiet else None)
+    return TimeoutForecast(seconds=seconds, source=source, at_unix_seconds=end)
 
 
 def _recorded_end(grouping: Grouping) -> float | None:
@@ -47,6 +48,12 @@ def _recorded_end(grouping: Grouping) -> float | None:
 
 
 def recorded_seconds(grouping: Grouping) -> float | None:
-    """Return the shortest timeout in seconds that flight recorders show for open operations. None if they show none."""
-    found = (one.timeout_seconds for member in grouping.members for one in open_operations(member))
-    return min((seconds for seconds in found if seconds is not None), default=None)
+    """Return the shortest timeout in seconds that flight recorders show. None if they show none.
+
+    It is that of the open operations, else of the newest operation of each group: a group has one timeout.
+    """
+    groups = (group for member in grouping.members for state in member.recorder.libraries for group in state.groups)
+    opened = [one.timeout_seconds for member in grouping.members for one in open_operations(member)]
+    newest = [group.operations[-1].timeout_seconds for group in groups if group.operations]
+    timeouts = ([seconds for seconds in found if seconds is not None] for found in (opened, newest))
+    return next((min(seconds) for seconds in timeouts if seconds), None)

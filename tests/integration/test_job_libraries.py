@@ -42,7 +42,9 @@ def test_timeout_of_pytorch_is_that_of_jobs_with_pytorch(
             return next((job for job in found if job.ranks and job.ranks[0].id.pid == pid), None)
 
         first = wait_for(find, "the job")
-        assert first is not None and first.libraries == ()
+        assert first is not None and not first.libraries
+        first = wait_for(lambda: found if (found := find()) and found.libraries is not None else None, "its maps")
+        assert first is not None and read_timeouts(first, first.environ).collective_seconds is None
         (tmp_path / "fifo").write_text("go")
         job = wait_for(lambda: found if (found := find()) and found.libraries else None, "the libraries")
     assert job is not None and job.libraries == (library,)

@@ -397,6 +397,11 @@ def test_time_out_of_a_dump_by_hand_is_counted_from_the_recorded_operation() -> 
     grouping = replace(incident.grouping, groups=(replace(group, members=(member, *group.members[1:])), *others))
     row = timed_out_row(incident, timeline=(), grouping=grouping)
     assert row.endswith(" UTC, 29 min 33 s after this capture (as its ranks recorded)")
+    records = replace(records, operations=(ended,))
+    member = replace(member, recorder=replace(member.recorder, libraries=(replace(libraries[0], groups=(records,)),)))
+    grouping = replace(grouping, groups=(replace(group, members=(member, *group.members[1:])), *others))
+    row = timed_out_row(incident, timeline=(), grouping=grouping)
+    assert "30 min" in row and row.endswith("(as its ranks recorded)"), "a completed operation shows it, too"
 
 
 def test_when_the_job_will_be_ended_by_its_time_out() -> None:

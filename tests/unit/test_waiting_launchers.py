@@ -411,6 +411,7 @@ def test_verdict_on_a_waiting_launcher_names_no_rank(shown: dict[str, object], p
     waiting = replace(WAITING, seconds=900.0, **shown)
     verdict = judge.judge(Grouping(groups=(group(member(waiting)),)))
     assert (verdict.kind, verdict.named) == ("NoRanks", ())
+    assert verdict.action.reason == "its launcher waits for nodes that have not joined: start them"
     head = "torchrun (pid 50 on n1, run id llama-7b, 2 nodes expected) has started no rank in 15 min 00 s"
     assert verdict.message.startswith(f"{head} and waits for other nodes at 10.0.0.1:29400")
     assert phrase in verdict.message
@@ -419,6 +420,7 @@ def test_verdict_on_a_waiting_launcher_names_no_rank(shown: dict[str, object], p
 def test_a_launcher_of_one_node_waits_for_no_other() -> None:
     verdict = judge.judge(Grouping(groups=(group(member(Waiting(launcher="srun", seconds=61.0)), frames=()),)))
     assert verdict.message == "srun (pid 50 on n1) has started no rank in 1 min 01 s."
+    assert verdict.action.kind == "wait"
 
 
 def test_launchers_of_many_nodes_are_counted() -> None:

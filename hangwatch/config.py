@@ -4,8 +4,6 @@ The structs are the documentation: `hangwatch config --sample` prints their keys
 An unknown key, a wrong type or a value out of range is an error that names file, line and key.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Base classes of errors for users. Other exceptions are bugs of hangwatch."""
 
-from __future__ import annotations
-
 
 class UserError(Exception):
     """Bad input, or a machine that is not set up. The message says what to type. The exit code is 2."""

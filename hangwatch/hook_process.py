@@ -6,8 +6,6 @@ timeout(1): 124 if the hook was killed at the deadline, 126 if it could not be r
 signal that killed it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

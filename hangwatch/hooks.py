@@ -4,8 +4,6 @@ A hook runs as the daemon's user without its capabilities (`hook_process`). It h
 captures and pages do not wait for it. Text that a job's owner wrote is passed to it in safe characters only.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

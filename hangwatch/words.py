@@ -1,7 +1,5 @@
 """Text forms of values, the same in verdicts, reports and pages: counts, times, ranks, nodes, foreign text. Pure."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

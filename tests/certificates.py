@@ -1,7 +1,5 @@
 """Certificates for tests, made by openssl(1): an authority and the certificates that it signs."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

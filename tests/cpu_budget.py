@@ -5,8 +5,6 @@ HANGWATCH_CPU_BUDGET in the environment, the run fails if the sum exceeds the bu
 measured in the same run, so a slow machine does not exceed it.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import subprocess

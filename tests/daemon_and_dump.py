@@ -10,8 +10,6 @@ For each scenario, print the first dump that names a rank which the daemon does 
 comparisons. Exit with 1 if there is such a dump. NAME is the beginning of a scenario's name.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """FUSE file systems that never respond or that stop responding. They need root and /dev/fuse."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

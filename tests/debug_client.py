@@ -1,7 +1,5 @@
 """A minimal client of the Debug Adapter Protocol: runs a waiting program to its next breakpoint."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """A memory with an ELF module that defines `environ`, and an environment: for cases that no real process shows."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import time

@@ -1,7 +1,5 @@
 """The fake NVIDIA driver: tests/fake_nvml/nvml.c, compiled once per session, and its scenario file."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

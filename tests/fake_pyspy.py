@@ -1,7 +1,5 @@
 """Fake py-spy programs: shell scripts that respond like the real one, or misbehave."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 VERSION = '[ "$1" = --version ] && { echo "py-spy 0.4.9"; exit 0; }'

@@ -6,8 +6,6 @@ Start a Python with a second thread, capture it as a rank, and print both stacks
 The test suite does not run this script: CI cannot install a free-threaded Python from a distribution package.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

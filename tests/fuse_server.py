@@ -5,8 +5,6 @@ SIGUSR1. After SIGUSR1 it still reads requests but does not respond. A process c
 read its request; before that it can. Message layout: linux/fuse.h, see fuse(4).
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -3,8 +3,6 @@
 usage: python -m tests.fuzz_environ [--count 100000] [--seed 1]
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import random

@@ -7,8 +7,6 @@ changed, removed, repeated or taken from another input. A parser may raise only 
 and may take at most `MOST_SECONDS`; a parser that does not return is interrupted. The first bad input of each parser is printed, and the exit code is 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -8,8 +8,6 @@ bounds. Records that no recorder can hold are reported, see `find_nonsense`. A c
 cannot be detected.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import struct

@@ -1,7 +1,5 @@
 """The known hangs and healthy look-alikes of tests/data/hangs.toml, as dumps for the verdict rules."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Processes with a locked memory map: a file system does not respond. Any user can start such processes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

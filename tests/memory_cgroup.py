@@ -3,8 +3,6 @@
 The kernel counts the memory of a process and its children in it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

@@ -8,8 +8,6 @@ failure. `tests/equivalent_mutants.toml` lists mutants that no test has to detec
 named mutant survives, or if at least one in ten of the other drawn mutants survives.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import os

@@ -1,7 +1,5 @@
 """Input for checks: fixture trees of /proc and /sys, jobs in these trees, and runs of one check."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from dataclasses import replace

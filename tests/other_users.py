@@ -1,7 +1,5 @@
 """Commands and threads that run as another user of the machine, for tests of the kernel's permissions."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

@@ -1,7 +1,5 @@
 """A tree of /sys with a PCI bus, for probes and checks that take the root of /sys as an argument."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

@@ -13,8 +13,6 @@
                                                 a launcher without ranks: its pid and its arguments
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

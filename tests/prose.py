@@ -8,8 +8,6 @@ person), `phrase` (the table `PHRASES`), `name` (modules, functions, parameters,
 functions, tests), `sentence` and `line` (length, in docs). Text in backticks is code and is not checked.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re

@@ -8,8 +8,6 @@ library, which needs root. FOLDER may hold another distribution; PYTHON is then 
 the root of each rank, in a private mount namespace, as in a container.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

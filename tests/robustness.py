@@ -9,8 +9,6 @@ verdicts, verdicts with an innocent rank to check first (column `elsewhere`), an
 if an innocent rank is named, or if a node is to be excluded: no case is a fault of hardware.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -3,8 +3,6 @@
 They are written by hand. Only incidents with a rank to check first come from the verdict rules.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The JSON schemas of the commands' output, generated from its types. `make golden` writes them to docs/."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The first 26 are from an audit. Each row of secret_forms.toml masks at least one
 `PLAIN` hold no secret and must not change.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

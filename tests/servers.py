@@ -3,8 +3,6 @@
 Each server is a context manager: ready when `with` begins, ended when `with` ends. Each wait has a deadline.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.server
 import json

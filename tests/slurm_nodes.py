@@ -3,8 +3,6 @@
 SLURM_CONF is set inside `with`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

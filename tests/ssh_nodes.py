@@ -1,7 +1,5 @@
 """Nodes with different names behind a real sshd on loopback, for requests over ssh and pdsh."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

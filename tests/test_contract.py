@@ -3,8 +3,6 @@
 A copy of the tree gets one more file, and nothing else changes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

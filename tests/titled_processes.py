@@ -1,7 +1,5 @@
 """The cases of tests/data/servers.toml: processes with titles, as texts of py-spy."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -10,8 +10,6 @@ table is for x86-64. On aarch64 a mutex of glibc has 48 bytes instead of 40, so 
 differ.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import struct

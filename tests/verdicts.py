@@ -8,8 +8,6 @@ scenario in virtual time follows. The texts of verdicts are omitted, because a t
 stays the same.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path

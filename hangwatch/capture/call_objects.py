@@ -4,8 +4,6 @@ An object does not count if another thread of the process can end the call. Devi
 either, because a GPU may end a call on them.
 """
 
-from __future__ import annotations
-
 from hangwatch.model import CallObject, SystemCall
 from hangwatch.probes.process import system_calls
 

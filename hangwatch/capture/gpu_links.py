@@ -1,7 +1,5 @@
 """Read the traffic of a job's GPU links and of its node's ports during the rounds of a capture."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future

@@ -4,8 +4,6 @@ The kernel logs pids of the initial pid namespace. So lines are matched by pid o
 Lines from before the job began are ignored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

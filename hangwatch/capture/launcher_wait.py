@@ -1,7 +1,5 @@
 """Measure the wait of a launcher without ranks: its duration, and the state of its sockets."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

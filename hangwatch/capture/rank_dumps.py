@@ -1,7 +1,5 @@
 """Make the dump of each rank from the dumps of its processes. Ranks without a process get a dump, too."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

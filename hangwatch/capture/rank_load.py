@@ -1,7 +1,5 @@
 """Read the counters of a rank that may show why it is late: CPU, quota, I/O, page faults, swap, workers, GPU clock."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from pathlib import Path

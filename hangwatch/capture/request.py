@@ -1,7 +1,5 @@
 """The request for one capture: the data to read from a job's ranks, the limits, and the paths of this node."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Capture of a job: dumps of every rank and its workers, in several rounds, in parallel, under a deadline."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Count the connections between the ranks of a job at each scan, so that a later capture shows a disconnected rank."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Find file systems that do not respond and therefore block py-spy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

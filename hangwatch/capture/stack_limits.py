@@ -4,8 +4,6 @@ This module drops threads, and the middle of a long main stack. The parsers of s
 result for a process does not depend on other processes, so a stack that has not changed is equal in each round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ The store of torch.distributed and the coordinator of JAX listen in rank 0. Each
 to it. Sockets of gloo and NCCL are opened later, so of several such sockets the oldest one is the store's.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence

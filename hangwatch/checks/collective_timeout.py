@@ -5,8 +5,6 @@ the flight recorder of the ranks, or else from environment variables and PyTorch
 source.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace

@@ -4,8 +4,6 @@ py-spy reads the memory of a rank. The kernel permits that to the same user or w
 seccomp filter forbids it. The check tests this permission for each rank. The rank is not stopped.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 from hangwatch import words

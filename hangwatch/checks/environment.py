@@ -4,8 +4,6 @@ The table is `environment.toml`. Each row names its source. The versions of NCCL
 that the ranks have loaded: from the name of the file, or from the Python package that contains the file.
 """
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Iterable, Sequence

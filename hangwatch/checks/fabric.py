@@ -1,7 +1,5 @@
 """Registration of every GPU with the NVSwitch fabric. Without it, CUDA programs do not start, or hang."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 

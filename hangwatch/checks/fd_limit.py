@@ -5,8 +5,6 @@ that reaches its limit gets EMFILE in one thread, and the other ranks wait. A jo
 its hard limit, so the check judges both. Configuration files show the limits that a login or a unit will have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated

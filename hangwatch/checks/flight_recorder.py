@@ -4,8 +4,6 @@ A flight recorder shows which rank has not joined which collective. The check re
 first success, by this check or by a capture, it does not read that rank again.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal

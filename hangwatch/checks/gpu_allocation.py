@@ -6,8 +6,6 @@ process died in the driver: the next job has less memory than it expects. Both a
 configured time shows them, because jobs take a while to start and to end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Health of each GPU as the driver reports it: lost, recovery needed, memory errors, slow clocks, persistence mode."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Power and power limit of each GPU, as `nvidia-smi --query-gpu=power.draw,power.limit` shows them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 

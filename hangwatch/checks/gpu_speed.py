@@ -4,8 +4,6 @@ NVML's clocks are compared, because a slow GPU does not show in the times at whi
 samples in which all GPUs of the job are busy count. A GPU that draws more power than the others works more.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median, median_high

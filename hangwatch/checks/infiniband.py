@@ -4,8 +4,6 @@ A port that goes down during a job hangs all its ranks. A link that loses lanes 
 Counters are judged by their growth within the last ten minutes, not by their value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 

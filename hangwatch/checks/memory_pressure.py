@@ -4,8 +4,6 @@ A node that runs out of memory gets slow before the kernel kills a process. Rank
 the whole job waits for its slowest rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 

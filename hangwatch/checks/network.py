@@ -9,8 +9,6 @@ opens one and closes it without sending a byte. If MASTER_ADDR is an address of 
 the check reads the listening sockets there instead.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, TypeAlias

@@ -1,7 +1,5 @@
 """State and error rates of the NVLinks, and peer-to-peer access between GPUs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Connections between GPUs and network cards, as `nvidia-smi topo -m` shows them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 

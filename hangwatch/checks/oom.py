@@ -6,8 +6,6 @@ ran out of memory, the kernel kills the largest process, which may be a rank or 
 cannot read the kernel log, the kernel's counter still shows the number of kills.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 

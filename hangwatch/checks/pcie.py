@@ -1,7 +1,5 @@
 """The PCIe link of each GPU, and the bus settings that break peer-to-peer transfers (ACS, IOMMU translation)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 
 from hangwatch import words

@@ -4,8 +4,6 @@ If a rank ends while the others run, the others hang. A rank in an uninterruptib
 network file system or a driver. A stopped rank (T) waits for a debugger or SIGCONT.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from hangwatch import words

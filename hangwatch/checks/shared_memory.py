@@ -4,8 +4,6 @@ Data loaders and NCCL use it. A container has 64 MiB by default. If it is full, 
 NCCL cannot set up its transport, and the other ranks wait.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 

@@ -5,8 +5,6 @@ collective. The check covers the mounts of this node and those in the mount name
 reads them, so a dead mount cannot block hangwatch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 

@@ -10,8 +10,6 @@ Exit codes:
 `hangwatch check` has its own exit codes: 0/1/2/3 = OK/WARNING/CRITICAL/UNKNOWN.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """`hangwatch check`: the health checks of this node or of many nodes."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """`hangwatch check --nodes`: checks on many nodes, and the differences between these nodes."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """`hangwatch dump --nodes --agentless`: one verdict over nodes that have py-spy but not hangwatch."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`hangwatch explain`: a verdict from stack dumps and logs that the user already has."""
 
-from __future__ import annotations
-
 import codecs
 import gc
 import io

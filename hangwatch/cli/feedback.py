@@ -1,7 +1,5 @@
 """`hangwatch verdict`: feedback on verdicts; its statistics and its export as test cases, for `hangwatch incidents`."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import sys

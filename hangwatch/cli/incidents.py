@@ -1,7 +1,5 @@
 """The commands `incidents` and `report`: the incidents that this node keeps."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import sys

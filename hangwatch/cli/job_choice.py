@@ -1,7 +1,5 @@
 """The job that a person means by `--job WANTED`, among the jobs on this node."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Short descriptions of a job in `status` and `top`: its state, silence, straggler and collective timeout. Pure."""
 
-from __future__ import annotations
-
 from hangwatch import words
 from hangwatch.state.status import JobStatus
 

@@ -4,8 +4,6 @@ A tool runs a command with `--json` as a child process, with the rights of the u
 run one at a time. Their output is JSON in ASCII: the model sees every hidden character of a stack as an escape.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

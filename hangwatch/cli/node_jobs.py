@@ -1,7 +1,5 @@
 """The jobs of this node, found by a command without the daemon."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """Files at paths that the user gave: writing files and listing folders."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

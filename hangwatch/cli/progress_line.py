@@ -1,7 +1,5 @@
 """The progress line of slow commands. On a terminal it is rewritten, and erased at the end."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -3,8 +3,6 @@
 python -m hangwatch.cli.reference man > hangwatch.1
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

@@ -1,7 +1,5 @@
 """Output on a terminal: colours, line width, and a pager for output that is longer than the screen."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

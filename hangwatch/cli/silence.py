@@ -1,7 +1,5 @@
 """`hangwatch silence`: let a job on this node not page for some time."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`hangwatch incidents --like`: the incidents with the fingerprint of one incident, on this node or on many."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import click

@@ -1,7 +1,5 @@
 """`hangwatch slow`: the rank of each job that enqueues its collectives later than the other ranks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

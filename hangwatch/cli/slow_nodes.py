@@ -1,7 +1,5 @@
 """`hangwatch slow --nodes`: the node of each job with ranks that are late as a whole."""
 
-from __future__ import annotations
-
 import shlex
 import time
 

@@ -1,7 +1,5 @@
 """The source lines of the frames that `hangwatch dump` shows first. They are printed and never stored."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """`hangwatch status`: the GPUs, jobs and checks that the daemon on this node monitors."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The client for /status of the daemon on this node: over its HTTP port, else over its user socket."""
 
-from __future__ import annotations
-
 import time
 import urllib.error
 import urllib.request

@@ -1,7 +1,5 @@
 """`hangwatch timeline`: the last collectives of the ranks of a job, as a trace for Perfetto and Chrome."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`hangwatch top`: a live view of the jobs on this node. The terminal is restored at the end."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -1,7 +1,5 @@
 """Exceptions of the command line, and lines to type in their messages."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Sequence

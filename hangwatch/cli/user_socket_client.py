@@ -1,7 +1,5 @@
 """The client of the user socket: the daemon on this node answers questions of a user about the user's own jobs."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import os

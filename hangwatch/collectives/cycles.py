@@ -1,7 +1,5 @@
 """The strongly connected components of a graph. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 

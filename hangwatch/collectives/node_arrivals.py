@@ -4,8 +4,6 @@ Nodes are compared by their clocks, so a lateness within the error of the clocks
 within a node needs no clock, see `arrival`.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median_low

@@ -1,7 +1,5 @@
 """Differences of a late rank: what its process or GPU shows, and those of the other ranks of the node do not. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 

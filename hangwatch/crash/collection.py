@@ -1,7 +1,5 @@
 """Collection of the crash artifacts of a job's dead ranks."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence

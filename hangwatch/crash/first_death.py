@@ -1,7 +1,5 @@
 """Search for the rank that died first and for the cause, and the incident of the crash."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

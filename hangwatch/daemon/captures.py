@@ -1,7 +1,5 @@
 """Captures of jobs, and verdicts on them. Job owners take turns."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

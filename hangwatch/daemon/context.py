@@ -1,7 +1,5 @@
 """The values that all parts of one daemon share."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager

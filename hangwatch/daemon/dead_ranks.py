@@ -1,7 +1,5 @@
 """Reader of the crash artifacts of dead ranks. Job owners take turns."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

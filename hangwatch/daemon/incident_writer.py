@@ -1,7 +1,5 @@
 """Writer of incidents: to disk, together with the power before them. Then it calls their hooks."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time

@@ -1,7 +1,5 @@
 """Checks of the node as scheduled tasks. A check that found no job runs again soon after a job starts."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Progress counters of all monitored ranks. One task reads them, one finds recorders, and one takes the newest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 

@@ -6,8 +6,6 @@ capture (`CaptureRunner`). Each check is a task (`CheckRunner`). A task changes 
 exit: the daemon ends with `os._exit`.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import threading

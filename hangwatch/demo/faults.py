@@ -1,7 +1,5 @@
 """Faults with which one rank of the demo stops making progress. Standard library only, because ranks import it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

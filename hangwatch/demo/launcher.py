@@ -7,8 +7,6 @@ at the first step after that. The end of standard input ends the job. Like the r
 library.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import selectors

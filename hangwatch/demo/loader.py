@@ -3,8 +3,6 @@
 Standard library only: ranks import it.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import NamedTuple, NoReturn

@@ -4,8 +4,6 @@
 running cell. Standard library only.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import sys

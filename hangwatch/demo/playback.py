@@ -1,7 +1,5 @@
 """Playback of a scenario: the real daemon monitors a simulated node, and its verdict is compared with the right one."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import time

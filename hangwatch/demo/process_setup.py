@@ -1,7 +1,5 @@
 """Name, visibility and lifetime of a process of the simulated node. Standard library only, because ranks import it."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -3,8 +3,6 @@
 To add a scenario, add an order in `worker.ORDERS` and a row here.
 """
 
-from __future__ import annotations
-
 import random
 from enum import Enum
 from typing import NamedTuple

@@ -4,8 +4,6 @@ The levels are those of an H100 with a limit of 700 W. In measured hung jobs a G
 Its utilisation is 100 % on ranks that wait in NCCL, and often 0 % on the rank for which they wait.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from typing import NamedTuple

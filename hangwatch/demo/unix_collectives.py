@@ -3,8 +3,6 @@
 Standard library only, because ranks import it.
 """
 
-from __future__ import annotations
-
 import socket
 from typing import NamedTuple
 

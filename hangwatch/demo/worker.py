@@ -3,8 +3,6 @@
 It uses only the standard library and is started with `python -SE`, so it starts in about 30 ms.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Learn from a job: the power at which its ranks progress (the learned baseline), and its pauses at each place."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from hangwatch.config import Detector

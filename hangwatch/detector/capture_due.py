@@ -1,7 +1,5 @@
 """Decide which capture is due: a light capture, the next capture of an open incident, or a capture before a timeout."""
 
-from __future__ import annotations
-
 import math
 
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """Judge the GPUs of a job together: are enough of them quiet, far below work, or back at work?"""
 
-from __future__ import annotations
-
 from hangwatch.config import Detector
 from hangwatch.detector import power_level
 from hangwatch.detector.job_watch import JobWatch

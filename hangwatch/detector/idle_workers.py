@@ -4,8 +4,6 @@ The ranks of a training job wait for each other, so all of them stop. Workers th
 them may get stuck, and no other one shows it. That is a warning, never a page: its worker may also be done.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from msgspec.structs import replace

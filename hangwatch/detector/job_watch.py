@@ -4,8 +4,6 @@ All times are CLOCK_MONOTONIC seconds, so setting the clock of the node has no e
 the transitions between states.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

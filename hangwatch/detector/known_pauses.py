@@ -6,8 +6,6 @@ the key and activity of a group: it identifies the code, not the rank. The numbe
 owner of a job can create any number of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from hangwatch.model import Grouping, Motion, RankId, Signature, Value

@@ -1,7 +1,5 @@
 """Steps of the detector after a capture or a light capture: the stacks of the ranks change the state of the job."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """Steps of the detector after a power sample or a missing sample: power changes the state of the job."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from msgspec.structs import replace

@@ -5,8 +5,6 @@ not progress, it is suspected, with a verdict and without a page. From then on i
 new collective ends the suspicion. Without one, a capture that ends at the hold decides if the job is hung or stalled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 from msgspec.structs import replace

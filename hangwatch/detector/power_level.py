@@ -5,8 +5,6 @@ power limit. So the threshold lies between the floor (idle power) and the power 
 be a fixed threshold, which is a ratio of the power limit. It depends neither on the floor nor on the busy level.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Mapping

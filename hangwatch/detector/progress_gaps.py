@@ -4,8 +4,6 @@ A job progresses when more than half of its ranks have enqueued a collective sin
 is a gap. From the gaps of the last 24 hours follows how long a gap must last before it is unusual.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 

@@ -4,8 +4,6 @@ A rank is not judged until it wakes. A rank that sleeps again and again at the s
 wait for it and no rank progresses, the event for which it polls does not happen.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Set
 
 from hangwatch.model import Grouping, Motion, RankId, Signature, Sleep, Value

@@ -4,8 +4,6 @@ A loop that polls a collective changes its lines like a loop that computes. A ra
 work. Within minutes, a rank that works reaches other lines or draws power. A rank that waits forever does neither.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from hangwatch.model import CodeRegion, Grouping, RankId, Value

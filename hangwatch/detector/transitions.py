@@ -1,7 +1,5 @@
 """Transitions between the states of a job, and the captures that they request."""
 
-from __future__ import annotations
-
 from typing import Literal, TypeAlias
 
 from msgspec.structs import replace

@@ -3,8 +3,6 @@
 All times are CLOCK_MONOTONIC seconds. None means not set.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from msgspec import field

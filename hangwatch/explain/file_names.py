@@ -1,7 +1,5 @@
 """The ranks in file names: `rank3.txt`, `trace-node7.out`, `attempt_0/3/stderr.log`, `gpu-a/101.txt`. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping

@@ -3,8 +3,6 @@
 This module also extracts lines from the output of terminals, from JSON logs and from HTML.
 """
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Callable, Sequence

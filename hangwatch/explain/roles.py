@@ -1,7 +1,5 @@
 """The roles of dumped processes by stack and command line: ranks, launchers, helpers, and other programs. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 A source is a name and its lines. A line may have a prefix with the rank, and lines of several ranks may be mixed.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice

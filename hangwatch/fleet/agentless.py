@@ -5,8 +5,6 @@ then it is a loader worker. If the command cannot read an environment, the child
 number.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import re

@@ -1,7 +1,5 @@
 """Evidence that only a comparison of nodes shows. It is added to a verdict, but never adds a suspect. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from math import exp, lgamma

@@ -1,7 +1,5 @@
 """Findings on many nodes: results of checks from each node's report, and differences between the nodes. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -4,8 +4,6 @@ A password is never on a command line, because all users of the machine can read
 docs/configuration/promtool.md.
 """
 
-from __future__ import annotations
-
 import base64
 import os
 import ssl

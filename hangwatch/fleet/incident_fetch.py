@@ -3,8 +3,6 @@
 Redirects are not followed, and nothing is decompressed. All requests to one node share one deadline.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

@@ -1,7 +1,5 @@
 """Merging of the groups of ranks from many nodes. Pure."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """The replies of nodes to `hangwatch incidents --json`. Pure."""
 
-from __future__ import annotations
-
 import math
 
 import msgspec

@@ -1,7 +1,5 @@
 """The replies of nodes to `hangwatch slow --records`, and the order of the nodes of each job. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import msgspec

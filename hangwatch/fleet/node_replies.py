@@ -3,8 +3,6 @@
 The reply of a node counts only for that node, even if it contains names of other nodes.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping

@@ -1,7 +1,5 @@
 """The nodes of a job, from the time series on a Prometheus server."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import TypeVar

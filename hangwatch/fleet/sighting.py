@@ -1,7 +1,5 @@
 """Sightings: the groups of one job on one node, without most stacks. They are read from dumps and incident.json."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The leaf switch of a node, from the environment of Slurm's tasks or from a file. It is used only in messages."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

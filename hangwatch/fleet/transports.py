@@ -1,7 +1,5 @@
 """Command lines of ssh, pdsh, srun and kubectl that run a command on nodes and return its output. Pure."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence

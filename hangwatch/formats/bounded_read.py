@@ -1,7 +1,5 @@
 """Bounded reading of files that other users may have written. Links and special files can be refused."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

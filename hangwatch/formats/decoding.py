@@ -5,8 +5,6 @@ and the process dies of a segmentation fault. So types are prepared under one lo
 type of hangwatch (ruff's banned-api).
 """
 
-from __future__ import annotations
-
 import threading
 from types import UnionType
 from typing import Any, TypeVar, overload

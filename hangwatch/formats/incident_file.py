@@ -3,8 +3,6 @@
 The size and content of the file are not trusted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -4,8 +4,6 @@ vLLM: `VLLM::Worker_DP0_TP2` (vllm/utils/system_utils.py); SGLang: `sglang::sche
 (sglang/srt/managers/scheduler.py); Ray: `ray::Actor.method` while an actor runs a method.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

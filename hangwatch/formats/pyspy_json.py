@@ -1,7 +1,5 @@
 """Parser of py-spy's JSON and error messages, for the py-spy probe and the reader of stored dumps."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple

@@ -2,8 +2,6 @@
 key.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

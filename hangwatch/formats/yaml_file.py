@@ -1,7 +1,5 @@
 """Strict reading of the YAML of Prometheus web configuration. Errors name the file, line and key."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator, Mapping

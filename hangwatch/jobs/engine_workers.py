@@ -4,8 +4,6 @@ The workers of an engine hold parts of a model and wait for each other, like ran
 job: an engine without requests is idle, and its power proves nothing. The other processes of an engine are helpers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import NamedTuple
 

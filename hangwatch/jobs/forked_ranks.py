@@ -5,8 +5,6 @@ Each rank writes its number into its own environment. The kernel does not show t
 the start of the parent's program. So only the driver's list of GPU processes shows that these processes are ranks.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 

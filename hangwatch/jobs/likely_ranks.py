@@ -1,7 +1,5 @@
 """Pure: processes that may be ranks of a job without a known launcher, such as the workers of an inference server."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable
 

@@ -4,8 +4,6 @@ The owner is the Slurm job, else the Kubernetes pod; the path of the control gro
 the real user id on the host. `tables/cgroups` reads the paths.
 """
 
-from __future__ import annotations
-
 from hashlib import blake2b
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The parents and children of the processes in a snapshot. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from hangwatch.model import ENDED_STATES, Process

@@ -4,8 +4,6 @@ Lightning without a launcher does this. No variable shows that the first process
 children: they have all local ranks except 0.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The GPUs of a rank: by the driver's list of processes, else by the rank's environment. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 
 from hangwatch.model import GpuSample

@@ -5,8 +5,6 @@ jobs with ranks, then older jobs. Environments do not count, because users can w
 exceeds a limit.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

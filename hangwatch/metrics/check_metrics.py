@@ -1,7 +1,5 @@
 """Metrics of the checks: results, run times, and the numbers that checks measured."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric

@@ -1,7 +1,5 @@
 """Metrics of collectives: sequence numbers. With them, alert rules over all nodes find ranks that have not joined."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 

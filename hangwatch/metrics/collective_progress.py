@@ -5,8 +5,6 @@ docs/adr/026-fleet-rule.md lists what PromQL cannot express. The job's owner cho
 name is replaced by a short text, which is unique in the job.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import Counter

@@ -3,8 +3,6 @@
 A name is `hangwatch_` + subject + base unit. There is no host label (Prometheus adds `instance`) and no pid label.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Metrics of the GPUs: the sampler, the driver's readings, and the levels at which a GPU is busy or quiet."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 

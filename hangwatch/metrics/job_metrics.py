@@ -1,7 +1,5 @@
 """Metrics of jobs: states and ranks, open incidents with the activity of each rank, and crashes."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Metrics of the flight recorders: collectives of ranks, gaps between them, suspected jobs, and ranks that are late."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from prometheus_client.core import CounterMetricFamily, Metric

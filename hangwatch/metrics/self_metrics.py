@@ -1,7 +1,5 @@
 """Metrics of hangwatch itself: version, captures, hooks, store, and the duration of scans."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Helpers that make metric families with the prefix `hangwatch_`, and texts for labels."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

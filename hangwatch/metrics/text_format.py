@@ -4,8 +4,6 @@ It is most of the cost of a scrape: prometheus_client checks and escapes the nam
 of hangwatch need neither.
 """
 
-from __future__ import annotations
-
 from prometheus_client import CollectorRegistry
 from prometheus_client.utils import floatToGoString
 

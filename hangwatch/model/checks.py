@@ -1,7 +1,5 @@
 """Results of checks. Package `checks` makes them; the board, `metrics` and `cli` read them."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 from hangwatch.model.value import Fault, Value

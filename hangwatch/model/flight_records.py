@@ -6,8 +6,6 @@ write all of it, so it is bounded and printable, and no more trustworthy than th
 the records and the moment when each is written: torch/csrc/distributed/c10d/FlightRecorder.hpp.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Literal, TypeAlias
 

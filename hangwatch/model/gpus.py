@@ -1,7 +1,5 @@
 """GPUs and the traffic of their links: the values that `probes.gpu` reads."""
 
-from __future__ import annotations
-
 from hangwatch.model.value import Fault, Value
 
 _NARROWEST_WATTS = 20.0  # a smaller difference between idle and work is noise

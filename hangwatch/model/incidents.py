@@ -1,7 +1,5 @@
 """Incidents: the values that `daemon` makes for `store`, `report` and `metrics`."""
 
-from __future__ import annotations
-
 from hangwatch.model.dumps import Capture, RankId
 from hangwatch.model.groups import Grouping
 from hangwatch.model.jobs import Job

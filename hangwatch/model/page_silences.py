@@ -1,7 +1,5 @@
 """Silences: jobs that do not page for some time, because a person asked for it."""
 
-from __future__ import annotations
-
 from hangwatch.model.jobs import JobName
 from hangwatch.model.value import Value
 

@@ -1,7 +1,5 @@
 """The recommended action after a verdict, and the confidence of both."""
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import Literal
 

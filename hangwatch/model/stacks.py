@@ -1,7 +1,5 @@
 """Stacks: frames, threads, and stacks other than the main thread's that explain a group."""
 
-from __future__ import annotations
-
 from hangwatch.model.value import Value
 
 

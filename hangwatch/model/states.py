@@ -1,7 +1,5 @@
 """States of a job, which `detector` sets, and measured behaviour of a rank, which `stacks.progress` finds."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 

@@ -1,7 +1,5 @@
 """Base class of all values, and `Fault`, returned instead of a value that could not be read."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

@@ -1,7 +1,5 @@
 """Verdicts: the values that `verdict` makes for `state` and `report`."""
 
-from __future__ import annotations
-
 from hangwatch.model.dumps import RankId
 from hangwatch.model.recommended_action import Confidence, RecommendedAction
 from hangwatch.model.value import Value

@@ -8,8 +8,6 @@ A child that survives SIGKILL is abandoned. It is counted, and no new child star
 once the kernel releases it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

@@ -1,7 +1,5 @@
 """Read the small files of /proc and /sys. A result is a text, None if the file is absent, or a Fault."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The JSON documents that `explain`, `merge` and `dump` print, see docs/json.md."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import msgspec

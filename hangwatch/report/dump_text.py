@@ -1,7 +1,5 @@
 """Dumps in py-spy's text format, for grep and for `hangwatch explain`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

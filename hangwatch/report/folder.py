@@ -1,7 +1,5 @@
 """The files of an incident's folder, except incident.json."""
 
-from __future__ import annotations
-
 from hangwatch.model import Incident
 from hangwatch.report import html, text
 from hangwatch.report.dump_text import dump_files

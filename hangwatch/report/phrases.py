@@ -1,7 +1,5 @@
 """Phrases that all reports share: the shown groups, their measurements, the state of the incident."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """The geometry of the chart of power and collectives. Its size is bounded for any number of GPUs and samples. Pure."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The report of an incident as text, for a terminal, a mail or grep. The verdict comes first, raw stacks come last."""
 
-from __future__ import annotations
-
 import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence

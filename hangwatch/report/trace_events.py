@@ -8,8 +8,6 @@ completed operation ends then or at the next enqueue of its group, whichever is 
 open operation ends when the recorder was read. Sorted by time, these operations are nested, as the format requires.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Limits that keep one job owner from using up what all owners share: a fair queue, and a rate limit."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter, deque
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Tasks that can block run in separate thread pools: power samples, slow tasks, ca
 runs late instead of being skipped. A task never runs twice at the same time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Callable

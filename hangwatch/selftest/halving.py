@@ -1,7 +1,5 @@
 """Search for the device that makes a test fail, by bisection. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from hangwatch.model import Value

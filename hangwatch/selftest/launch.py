@@ -1,7 +1,5 @@
 """Start of the ranks of a self-test on this node. It reads their output and ends them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue

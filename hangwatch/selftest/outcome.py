@@ -1,7 +1,5 @@
 """Findings of a self-test, made from the events of its ranks. Pure."""
 
-from __future__ import annotations
-
 import signal
 import statistics
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The parts of a self-test over several nodes: the ranks of each node, and the joined result. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from typing import TypeVar

@@ -5,8 +5,6 @@ standard library and torch. Each rank reports the begin and end of each step on 
 store. So a stuck rank can be found from outside and by the other ranks.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -7,8 +7,6 @@ During a hang, a side thread that writes metrics still moves bytes. So only a pa
 * In any other wait: everything, because the main thread may wait for any thread of its process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 

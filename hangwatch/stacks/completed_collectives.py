@@ -6,8 +6,6 @@ out counts as completed. So this is proof only if every rank of the job complete
 others wait completes none. Pure.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 

@@ -1,7 +1,5 @@
 """Groups of ranks that are in the same place. Pure."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Sequence, Set
 from typing import Any, Literal, TypeVar

@@ -1,7 +1,5 @@
 """Reasons other than a hang for which a job is idle. Measurements show them, not the names of functions. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import chain
 

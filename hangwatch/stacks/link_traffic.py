@@ -4,8 +4,6 @@ The counters are read in each round. If a counter fell, it wrapped or was reset:
 that wrapped unnoticed shows fewer bytes than were carried, so a rate may be too low but never too high.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice, pairwise
 from statistics import fmean

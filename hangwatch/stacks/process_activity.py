@@ -1,7 +1,5 @@
 """The place of a process, by all its Python threads together. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import NamedTuple

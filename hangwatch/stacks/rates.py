@@ -1,7 +1,5 @@
 """Rates of a process and of its main thread, from counters of two or more rounds. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The frames of the user's program in a stack, and the ranks at the same line of that program. Pure."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from functools import lru_cache

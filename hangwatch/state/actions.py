@@ -1,7 +1,5 @@
 """Actions that a step of the board requests: write an incident, read crash artifacts, or actions of the detector."""
 
-from __future__ import annotations
-
 from typing import TypeAlias
 
 from hangwatch import detector

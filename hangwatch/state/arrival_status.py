@@ -1,7 +1,5 @@
 """The arrival order of a job as /status and incidents show it, with a sentence about the late rank. Pure."""
 
-from __future__ import annotations
-
 from hangwatch import words
 from hangwatch.collectives.arrival import FEWEST_RECORDS, ArrivalOrder, Place
 from hangwatch.model import ArrivalStatus, Job, ProcessId, Rank, RankLateness

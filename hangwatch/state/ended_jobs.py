@@ -1,7 +1,5 @@
 """The missing parts of a job: its absent local ranks, and its processes that have ended."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """Earlier hangs on this node. The board remembers the newest, so a verdict can show that it happened before."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Update the timeline and the incident of a job after transitions, captures and hooks. Close the incident."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from hangwatch import detector

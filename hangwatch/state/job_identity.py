@@ -1,7 +1,5 @@
 """Match the jobs of a scan with the jobs on the board. A job keeps its name and its key while its processes live."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Steps of the board for silences: jobs that do not page until a time, because root or their owner asked for it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from msgspec.structs import replace

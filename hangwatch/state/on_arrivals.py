@@ -1,7 +1,5 @@
 """Step of the board for the arrival orders of the jobs: which rank enqueues its collectives late."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from msgspec.structs import replace

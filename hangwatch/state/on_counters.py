@@ -1,7 +1,5 @@
 """Step of the board for a reading of the progress counters of all ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """Steps of the board for crashed ranks. Each job has one crash at most, and each owner a limited number."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from hangwatch.model import Incident, Job, JobState, ProcessId

@@ -1,7 +1,5 @@
 """Steps of the board after a capture, a light capture, or a failed capture."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """Steps of the board for a power sample, and for a check that reports GPU errors."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from hangwatch import detector

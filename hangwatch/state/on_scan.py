@@ -1,7 +1,5 @@
 """Steps of the board for a scan of /proc: jobs begin, continue, restart and end."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 

@@ -1,7 +1,5 @@
 """One page for each Ray job: its worker groups are jobs of their own, which wait for each other. Pure."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """Restore the incidents that were open when an earlier daemon ended."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """The status of the node as one value: the output of /status and the source of `hangwatch status`. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from hangwatch.config import Detector

@@ -1,7 +1,5 @@
 """The ranks of which hangwatch lacks a source, and why: one list for `status`, metrics and `slow`. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from typing import Literal, TypeAlias
 

@@ -4,8 +4,6 @@ The value of the attribute is a version and a list of (tag, rights, id). So neit
 needed, which many nodes do not have.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import struct

@@ -6,8 +6,6 @@ folder is empty. A temporary name has the pid and start time of its writer, so t
 recognized and removed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Conversion of file errors to StoreErrors with a remedy."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

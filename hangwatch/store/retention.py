@@ -4,8 +4,6 @@ The oldest incidents of the owner with the most incidents are removed first. Ope
 many hangs of one owner do not displace the few incidents of another. A single owner can use the whole store.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ The kernel reports the owner. Only root can list all incidents. A folder for eac
 this owner may read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import grp

@@ -1,7 +1,5 @@
 """The file `silences.json` in the state directory: the silences that must survive a restart of the daemon."""
 
-from __future__ import annotations
-
 import errno
 import threading
 from pathlib import Path

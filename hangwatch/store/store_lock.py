@@ -1,7 +1,5 @@
 """The lock of the store: only one daemon may write to a state directory."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

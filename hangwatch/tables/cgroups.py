@@ -4,8 +4,6 @@ Paths are matched from their root. A user may create control groups with any nam
 slurmd or the kubelet create theirs.
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 

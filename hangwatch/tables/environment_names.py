@@ -1,7 +1,5 @@
 """The environment variables that an incident may contain (environment_names.toml, which describes its columns)."""
 
-from __future__ import annotations
-
 from fnmatch import fnmatchcase
 from functools import lru_cache
 

@@ -4,8 +4,6 @@ A password in a plain sentence has no known form and is not masked. Metrics, pag
 by other users, so they never contain the text of an exception.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import cache

@@ -3,8 +3,6 @@
 No rank is named for a variable that differs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping
 
 from hangwatch import words

@@ -1,7 +1,5 @@
 """Evidence with its numbers: it supports a verdict or gives context. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from statistics import median

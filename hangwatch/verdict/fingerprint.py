@@ -1,7 +1,5 @@
 """The fingerprint of a hang: equal if the same program hangs at the same place again. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from hashlib import blake2b
 

@@ -4,8 +4,6 @@ At full power a GPU may run a kernel that only waits. A rank that does not retur
 nothing, and no rank that waits for it completes anything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """From groups of ranks to a verdict. Only this module decides which rank is named. See docs/verdicts.md. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from hangwatch.collectives.process_groups import process_key

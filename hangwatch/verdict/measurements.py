@@ -1,7 +1,5 @@
 """Comparison of the measurements of some ranks with those of all others. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 from statistics import median

@@ -3,8 +3,6 @@
 Two captures that agree need no further wait: a page may be sent at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from hangwatch.collectives.process_groups import process_key

@@ -1,7 +1,5 @@
 """Test for a node on which all ranks wait for ranks of other nodes. This node is not the cause of a hang. Pure."""
 
-from __future__ import annotations
-
 from hangwatch.collectives import wait_graph
 from hangwatch.collectives.process_groups import process_key
 from hangwatch.model import Grouping, Verdict

@@ -1,7 +1,5 @@
 """Test for a capture that needs a second round. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from hangwatch import words

@@ -3,8 +3,6 @@
 An awaited rank is named only if it has no open operation and, by its stack and the kernel, waits for no rank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """Adds facts from logs, the kernel log or environments to a verdict. These facts name no rank. Pure."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from hangwatch.model import Supplement, Verdict

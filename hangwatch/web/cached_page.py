@@ -1,7 +1,5 @@
 """Pages that a thread makes on request. Requests that arrive while it makes a page share that page."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import time

@@ -1,7 +1,5 @@
 """Limits on the connections that a caller opens, at the same time and per second. A caller is a user or an address."""
 
-from __future__ import annotations
-
 import ipaddress
 import logging
 from collections import OrderedDict

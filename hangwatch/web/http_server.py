@@ -4,8 +4,6 @@
 while a page is made share that page.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import ipaddress

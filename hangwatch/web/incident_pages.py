@@ -1,7 +1,5 @@
 """The HTTP pages of incidents: the list of incidents, and the files of each incident."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

@@ -7,8 +7,6 @@ no place is free, a new connection replaces a connection of the caller with the 
 not sent its request.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

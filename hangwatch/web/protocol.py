@@ -1,7 +1,5 @@
 """Names that a server and its client share. A command that asks the daemon does not import the server."""
 
-from __future__ import annotations
-
 import socket
 import struct
 from typing import NamedTuple

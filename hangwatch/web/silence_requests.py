@@ -3,8 +3,6 @@
 `end=1` instead of `seconds` ends the silence. Root may silence all jobs of this node, other users only their own.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from http import HTTPStatus

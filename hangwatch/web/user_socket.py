@@ -4,8 +4,6 @@ The kernel reports the calling user (SO_PEERCRED) and the owner of each job. Roo
 only their own. So users get the stacks of their own ranks even if kernel.yama.ptrace_scope denies py-spy.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import errno

@@ -6,8 +6,6 @@ keys of the format are errors: no setting is ignored silently.
 Format: exporter-toolkit, docs/web-configuration.md.
 """
 
-from __future__ import annotations
-
 import os
 import ssl
 import stat

@@ -1,7 +1,5 @@
 """A real hangwatch on a simulated node: real processes, real stacks, real checks. Only the GPUs are simulated."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

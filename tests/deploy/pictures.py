@@ -4,8 +4,6 @@ Jobs train on two simulated nodes with two real hangwatch daemons, and a real Pr
 one rank hangs. drawing.py (not Grafana) draws the dashboards, and headless Chromium takes the pictures.
 """
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The queries of rules and dashboards, and the metric names in them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """The Alertmanager example: amtool accepts it. A real Alertmanager shows its routes, receivers and inhibition."""
 
-from __future__ import annotations
-
 import copy
 import datetime
 import re

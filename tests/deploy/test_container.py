@@ -4,8 +4,6 @@ Tests cannot pull a base image, so the file system of this machine replaces it. 
 COPY copies, RUN runs. deploy/test-container.sh builds and starts the real image with buildah.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import json
 import os

@@ -1,7 +1,5 @@
 """drawing.py supports every kind of panel and draws Prometheus' responses."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

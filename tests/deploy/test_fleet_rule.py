@@ -5,8 +5,6 @@ that of `wait_graph` on all ranks. A rule cannot decide every case (docs/adr/026
 nothing, but it never names a different rank.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

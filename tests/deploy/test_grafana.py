@@ -1,7 +1,5 @@
 """The dashboards equal their source and are valid for Grafana. Every query has a result."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

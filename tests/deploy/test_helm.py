@@ -3,8 +3,6 @@
 The chart passes lint and renders, refuses wrong values, and Kubernetes would accept the result.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

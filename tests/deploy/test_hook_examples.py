@@ -1,7 +1,5 @@
 """The hooks of docs/hooks.md, run as the daemon runs them. Fake programs of a site record how they are called."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

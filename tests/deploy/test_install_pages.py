@@ -3,8 +3,6 @@
 Their commands, options, paths, values and checks exist, and the real programs accept their snippets.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The hooks of deploy/hooks that call kubectl: the real kubectl against an API server that validates and authorizes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import ssl

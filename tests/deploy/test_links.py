@@ -1,7 +1,5 @@
 """Every link of a page leads to an existing file of the repository, and to an existing heading."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

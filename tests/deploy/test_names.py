@@ -1,7 +1,5 @@
 """All metric names in rules and dashboards are names that a real hangwatch exports."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """hangwatch's addresses (repository, image) come from pyproject.toml: no page, script or chart has another one."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The page of six verdicts, as webhook, Slack and PagerDuty get it: real Prometheus, Alertmanager and their templates."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

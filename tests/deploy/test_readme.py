@@ -3,8 +3,6 @@
 They mention the tools and questions of users.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 

@@ -1,7 +1,5 @@
 """The alert rules: promtool accepts them. Every alert has three test cases, and its runbook and metrics exist."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache

@@ -3,8 +3,6 @@
 The steps for the author of a job work on a real torchrun.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

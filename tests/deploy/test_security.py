@@ -1,7 +1,5 @@
 """SECURITY.md is true: its links exist, and the code has the settings and defaults that it lists."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The unit file, analyzed by systemd, and install.sh, run as root in separate namespaces."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import re

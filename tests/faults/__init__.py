@@ -3,8 +3,6 @@
 `python -m tests.faults` proves the rows. `make golden` prints them into docs/reliability.md.
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

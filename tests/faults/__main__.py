@@ -5,8 +5,6 @@ usage: python -m tests.faults [--workers 2] [ROW...]
 Work on copies of the tree. Without names, prove all rows. Exit with 1 if a row is not proved.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

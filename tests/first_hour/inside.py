@@ -6,8 +6,6 @@ This script uses only the standard library, because it runs before anything is i
 if a step had an unexpected result.
 """
 
-from __future__ import annotations
-
 import html
 import http.server
 import json

@@ -3,8 +3,6 @@
 A process is ready when it is yielded, and is ended by its pid.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -3,8 +3,6 @@
 A node is a local shell (`--via local`) or a real sshd.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A real daemon names the rank of a real torchrun job that is late in each step, and none while all ranks are equal."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Real ranks with a main thread that waits for another thread: what counts is the wait of that thread."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

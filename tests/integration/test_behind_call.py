@@ -1,7 +1,5 @@
 """Targets of the system calls in which real processes are blocked: files, pipes, peers, locks, dead file systems."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """The native frames of a sleeping thread, read with intact and damaged unwind tables of its process."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import platform

@@ -1,7 +1,5 @@
 """The end time of sleeps and timed waits of real processes."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

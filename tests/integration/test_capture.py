@@ -1,7 +1,5 @@
 """Captures of real processes that act as ranks: rounds, deadlines, and ranks that end, stop or do not exist."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

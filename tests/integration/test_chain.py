@@ -3,8 +3,6 @@
 torchrun over gloo, the fake driver, py-spy and the incident folder take part.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

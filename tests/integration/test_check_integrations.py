@@ -1,7 +1,5 @@
 """The scripts with which Slurm and node-problem-detector run `hangwatch check`, and the real command."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

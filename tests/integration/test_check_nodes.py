@@ -1,7 +1,5 @@
 """`hangwatch check --nodes`, with real processes in place of nodes. A "node" is only a name (`--via local`)."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

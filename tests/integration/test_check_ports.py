@@ -1,7 +1,5 @@
 """`hangwatch check network --to`: real ports on loopback, also requested from "nodes" that are local processes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """The command line: help, output, and errors that explain what to do. No command prints a traceback."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

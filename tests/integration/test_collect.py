@@ -1,7 +1,5 @@
 """The output of many nodes through one command. Stdout and stderr of a node may arrive in any order."""
 
-from __future__ import annotations
-
 import re
 
 from hangwatch.fleet import remote_run

@@ -3,8 +3,6 @@
 Torchrun jobs raise, segfault or end normally. There are cores, and crash artifacts of hostile owners.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The daemon from start to end: its messages to systemd, its work without a driver, its exit in time."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import dataclasses

@@ -1,7 +1,5 @@
 """`hangwatch demo` with real processes, the real daemon and py-spy. Each scenario must give its expected verdict."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 Real processes block where the test wants, power follows their activity, and no process remains.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`hangwatch dump --nodes`, with real processes in place of nodes. Some fail. A "node" is a name (`--via local`)."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Processes with the titles of inference engines: the daemon lists them and does not judge them; people dump them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

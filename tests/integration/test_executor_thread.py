@@ -3,8 +3,6 @@
 A worker thread of one rank is blocked in the program's code. The stacks of all main threads are equal.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`hangwatch explain DIR` on folders in which other users may write, and on irregular files."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import pickle

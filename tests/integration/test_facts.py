@@ -1,7 +1,5 @@
 """The facts by which nodes are compared: these are the facts in `hangwatch check --json`."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Feedback on verdicts: `hangwatch verdict`, `incidents --stats` and `incidents --export`."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

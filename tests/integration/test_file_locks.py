@@ -3,8 +3,6 @@
 For a process that waits, hangwatch reports the file, and the holder by the kernel's list of locks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

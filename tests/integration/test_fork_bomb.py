@@ -1,7 +1,5 @@
 """The daemon beside a fork bomb: the kernel lets it start neither a process nor a thread for a while."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 The extra `test` in pyproject.toml contains Ray and JAX; `make long PART=frameworks` installs DeepSpeed (`frameworks`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """The GPU checks over the fake driver, on whole nodes. Only the right check may report a fault."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path

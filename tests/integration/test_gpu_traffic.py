@@ -1,7 +1,5 @@
 """The traffic on the links of GPUs. The real pynvml reads it from the fake driver library."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 

@@ -4,8 +4,6 @@ The daemon runs them when a job hangs, and the report lists them. The daemon doe
 run.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import urllib.request

@@ -3,8 +3,6 @@
 The daemon stays small, and it pages.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

@@ -3,8 +3,6 @@
 Each prints one message and exits with 2, with bounded memory and time.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """Two hangs at one line on two nodes: the second page, report and list of incidents tell of the first."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

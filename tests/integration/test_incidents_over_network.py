@@ -3,8 +3,6 @@
 A real server has a store, and the clients are real.
 """
 
-from __future__ import annotations
-
 import base64
 import http.client
 import json

@@ -1,7 +1,5 @@
 """The output of each command with --json matches its schema in docs/json.md."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

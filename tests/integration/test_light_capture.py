@@ -3,8 +3,6 @@
 A job hangs at a power that does not count as low, so only a light capture can find it.
 """
 
-from __future__ import annotations
-
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The present environment of real processes: after many changes, in any kind of program, and of hostile owners."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Processes with memory that their user has locked forever. They must not block a reader of environments."""
 
-from __future__ import annotations
-
 import re
 import signal
 import threading

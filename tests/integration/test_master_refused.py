@@ -3,8 +3,6 @@
 The store does not listen, or only its own node can reach it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """`hangwatch mcp` and the client of the MCP SDK: from "which jobs hang?" to the rank, with the caller's rights only."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Memory that cannot be read: a rank is in poll(2), and its array is in a file that does not respond."""
 
-from __future__ import annotations
-
 import marshal
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The daemon within the memory limits of its systemd unit and its Helm chart, next to hostile users."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """`hangwatch merge` on folders with the incidents of many nodes, as an on-call engineer runs it. Some are broken."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 Some servers do not respond, have data of another kind, or are hostile.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -3,8 +3,6 @@
 The jobs of the recorder tests cover torch's own waits.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`hangwatch dump --jobid J --via srun` on a real Slurm of three nodes."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

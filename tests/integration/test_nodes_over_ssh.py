@@ -1,7 +1,5 @@
 """`hangwatch dump --nodes --via ssh` and `--via pdsh` through a real sshd on loopback."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

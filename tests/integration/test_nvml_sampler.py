@@ -1,7 +1,5 @@
 """Sampling of GPUs through the real pynvml and the fake driver library."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

@@ -3,8 +3,6 @@
 Only the GPU counters of one rank differ: no kernel runs on its GPU.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from functools import partial

@@ -7,8 +7,6 @@ Paths and the node's name were replaced, and so were the words that were renamed
 `hangwatch.rules.yaml.gz` contains its alert rules.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """From a blocked rank to its page, with a real daemon, torchrun, Prometheus and Alertmanager. One page is sent."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

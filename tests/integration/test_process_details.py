@@ -3,8 +3,6 @@
 A process that delays psutil uses up a deadline, but its stack is still read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """The data that a scan keeps of real processes: after execve(2), with titles, at their end, of other users."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

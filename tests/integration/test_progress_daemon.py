@@ -1,7 +1,5 @@
 """A real daemon and a real torchrun job without GPU readings: its counters alone show a hang, and its end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Dumps of one real process by the real py-spy, in every state, without harm to the process."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

@@ -1,7 +1,5 @@
 """pystack's engine reads real processes that py-spy cannot read, without a pause."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

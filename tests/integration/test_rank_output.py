@@ -1,7 +1,5 @@
 """The last lines of files to which real processes write. Pipes, terminals and other users' files are not read."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -1,7 +1,5 @@
 """Real ranks without the RANK variable: forks of one program, and processes that a program starts itself."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

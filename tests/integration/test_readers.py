@@ -3,8 +3,6 @@
 The tests read as each of these users.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

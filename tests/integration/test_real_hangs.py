@@ -3,8 +3,6 @@
 torchrun starts one of the jobs. The others fork their ranks, which needs one import of torch instead of five.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The flight recorder of a rank in D state is read, unless the rank holds the lock of its memory map."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

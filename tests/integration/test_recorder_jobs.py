@@ -3,8 +3,6 @@
 Expected results: tests/data/waitfor.toml.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

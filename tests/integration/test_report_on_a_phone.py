@@ -3,8 +3,6 @@
 The whole chart and the fall of power must be visible.
 """
 
-from __future__ import annotations
-
 import html as escaping
 import json
 import re

@@ -1,7 +1,5 @@
 """From a hang to the requeue, with a real Slurm, torchrun and daemon. The kernel logs an XID of the rank's GPU."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """deploy/hooks/requeue-slurm.sh on a real Slurm of three nodes: a hung job starts once more, on another node."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

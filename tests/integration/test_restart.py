@@ -1,7 +1,5 @@
 """A daemon that is killed and restarted during a hang, and a second daemon with the same state folder."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

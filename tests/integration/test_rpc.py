@@ -3,8 +3,6 @@
 The rank is blocked. The job hangs only if the other rank does not progress.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

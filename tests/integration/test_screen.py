@@ -1,7 +1,5 @@
 """The output on a terminal: its width, its colors, and a pager if the output is longer than the screen."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -3,8 +3,6 @@
 The secrets must be in no output of the daemon and in no alert.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

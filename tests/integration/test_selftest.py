@@ -1,7 +1,5 @@
 """`hangwatch selftest` with real ranks over gloo: they are healthy, or some hang, are slow or are killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

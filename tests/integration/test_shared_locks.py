@@ -3,8 +3,6 @@
 A rank that waits for a semaphore of another rank is not the late rank.
 """
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 The activity table is empty, so function names cannot matter.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

@@ -3,8 +3,6 @@
 py-spy blocks on the mount, and SIGKILL does not end it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

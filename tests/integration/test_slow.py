@@ -1,7 +1,5 @@
 """`hangwatch slow` from the answer of a daemon: what it says of each job, and its exit code."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

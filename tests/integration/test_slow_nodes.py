@@ -3,8 +3,6 @@
 The clocks of the nodes are the clock of this machine. The error of each clock is written into the replies of the nodes.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

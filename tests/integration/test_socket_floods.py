@@ -4,8 +4,6 @@ They cost the daemon little, and another user still gets a dump. `python -m test
 test and prints its figures.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.integration.test_user_socket import OTHER, OWNER

@@ -1,7 +1,5 @@
 """Connections of real processes, and the calls of their main threads, as the kernel lists them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -1,7 +1,5 @@
 """The source line next to the innermost frame of the program in `hangwatch dump`. It is read as the owner would read it."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

@@ -3,8 +3,6 @@
 Nothing of the incident is lost, and the log lists each abandoned task.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """`hangwatch timeline`: the trace of a real torchrun job over gloo, and what is refused."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

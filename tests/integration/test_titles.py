@@ -4,8 +4,6 @@ Each start method of multiprocessing has frames of its own below the program's f
 name.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

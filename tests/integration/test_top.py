@@ -1,7 +1,5 @@
 """`hangwatch top` on a real terminal: its screen, and a terminal that works again after any way to end it."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import os

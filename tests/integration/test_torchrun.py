@@ -3,8 +3,6 @@
 The verdict names the rank that has not joined.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The name of a job's user: by the name service of the host, never by the environment that the user writes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

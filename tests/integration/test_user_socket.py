@@ -1,7 +1,5 @@
 """The user socket: users query the daemon about their own jobs. It never returns data of other users."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -3,8 +3,6 @@
 The daemon finds, captures and reports it. Then the second node joins.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 Such a rank is not the late rank.
 """
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

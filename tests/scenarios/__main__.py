@@ -1,7 +1,5 @@
 """Run every scenario, and keep the results as benchmarks/results/scenarios.json. `make scenarios` runs this."""
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path

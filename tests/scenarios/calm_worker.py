@@ -1,7 +1,5 @@
 """The program `tests.scenarios.worker` with longer steps, so that many jobs can train on a small machine at once."""
 
-from __future__ import annotations
-
 from hangwatch.demo import worker
 from tests.scenarios.worker import main
 

@@ -1,7 +1,5 @@
 """Scenarios with many jobs of real processes on one node, at the same time, under one daemon."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable

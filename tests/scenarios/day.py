@@ -5,8 +5,6 @@ or if a hang did not page in time. A job with pauses that must be learned may pa
 of docs/benchmarks.md.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import Counter

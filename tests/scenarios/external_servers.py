@@ -1,7 +1,5 @@
 """Resources outside a job that its ranks wait for: servers on loopback and a slow disk."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

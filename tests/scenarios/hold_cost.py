@@ -4,8 +4,6 @@ Every healthy look-alike with progress counters is played with several holds. Th
 the table of docs/benchmarks.md.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor

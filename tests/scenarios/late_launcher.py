@@ -4,8 +4,6 @@ It prints `ready`, starts the second half later and prints `ready` again. Its co
 `hangwatch.demo.launcher`.
 """
 
-from __future__ import annotations
-
 import os
 import selectors
 import threading

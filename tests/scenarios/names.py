@@ -5,8 +5,6 @@ same numbers under other names, the job has the same states and pages. Exception
 collectives show that a node waits for others. Without these names a job pages sooner.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from zlib import crc32
 

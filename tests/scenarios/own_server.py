@@ -4,8 +4,6 @@ It accepts connections, and each of its workers holds a GPU. Its command line an
 `hangwatch.demo.launcher`.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import socket

@@ -3,8 +3,6 @@
 Each says what every rank does, second by second. The settings are the daemon's defaults.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from zlib import crc32
 

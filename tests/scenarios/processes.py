@@ -3,8 +3,6 @@
 The scenarios include those of the demo and use its times: 3 s hold, rounds 1 s apart.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

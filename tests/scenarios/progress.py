@@ -4,8 +4,6 @@ The settings are the daemon's defaults. Before the fault, the longest gap betwee
 scenario says otherwise.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from tests.scenarios import power

@@ -1,7 +1,5 @@
 """Many jobs at once on one node: hangs and healthy look-alikes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

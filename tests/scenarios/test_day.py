@@ -1,7 +1,5 @@
 """A day of all scenarios: its counts, and the conditions for a wrong result."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

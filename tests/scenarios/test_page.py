@@ -1,7 +1,5 @@
 """The data files of the benchmarks have every scenario that exists, and the page shows what they hold."""
 
-from __future__ import annotations
-
 import platform
 import re
 import venv

@@ -1,7 +1,5 @@
 """Hangs and healthy look-alikes in virtual time: states, pages and named ranks."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Hangs and healthy look-alikes as real processes. The demo's scenarios are in tests/integration/test_demo.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Jobs with progress counters in virtual time: verdicts in seconds, and no page for a job that works."""
 
-from __future__ import annotations
-
 from statistics import median
 
 import pytest

@@ -3,8 +3,6 @@
 Its command line and input are those of `hangwatch.demo.launcher`.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys

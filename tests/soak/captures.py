@@ -8,8 +8,6 @@ descriptors must be unchanged. At the end each process must exit with its own co
 Then the same runs without captures. The longest pause that a process saw is printed for both.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Growth of resources over the samples of a long run."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar

@@ -9,8 +9,6 @@ one higher. The command exits with 1 if not. The daemon monitors all jobs that i
 would count: run it in a pid namespace of its own, as `make long PART=soak` does.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import sys

@@ -11,8 +11,6 @@ Each row is one life of the job: its state, page and named rank. All load is bou
 loopback. The script ends only processes that it started.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import ctypes

@@ -6,8 +6,6 @@ Each time a real daemon monitors a job that hangs from the start (fake driver, s
 repeatedly. The signal is sent at a random moment, chosen by the seed.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import signal

@@ -6,8 +6,6 @@ Each time a real daemon monitors a job that hangs from the start (fake driver, s
 up to 60 ms after the verdict is logged, chosen by the seed. The integration test runs some of the seeds.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import re

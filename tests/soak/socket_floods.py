@@ -7,8 +7,6 @@ flooder are printed. Then `--users` users, each with a job, flood the socket in 
 user runs `hangwatch dump`.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -8,8 +8,6 @@ Python has allocated. The median of the last quarter must be within 5 % of that 
 fills the bounded tables, for example that of earlier hangs. The command exits with 1 if a number grows.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import sys

@@ -3,8 +3,6 @@
 An abandoned child is a helper process that cannot be ended. When it ends at last, it no longer counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """The activity of a stack, by the rules of activities.toml and by the user's rules in the configuration."""
 
-from __future__ import annotations
-
 from fnmatch import fnmatchcase
 
 import pytest

@@ -1,7 +1,5 @@
 """An exported incident is judged as before, has the expected verdict of its feedback, and no name of its site."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path

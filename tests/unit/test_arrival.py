@@ -1,7 +1,5 @@
 """The rank that enqueues its collectives late, out of simulated records: named, or not, and with which numbers."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from statistics import median

@@ -1,7 +1,5 @@
 """The late rank of a job on the board: what /status and the metrics show, and that the state of the job stays."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 from rich.console import Console

@@ -1,7 +1,5 @@
 """Verdicts by sequence numbers and stacks together: the named rank and the text."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec import structs
 

@@ -3,8 +3,6 @@
 A call that another thread or a GPU may complete has no object. A rank in such a call has not joined.
 """
 
-from __future__ import annotations
-
 import pytest
 from msgspec import structs
 

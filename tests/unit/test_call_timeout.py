@@ -1,7 +1,5 @@
 """The end time of a sleep or timed wait, from the arguments of the system call and the memory of the process."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

@@ -3,8 +3,6 @@
 `tests/integration/test_capture.py` captures real processes. Here the script gives a process any state.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """collective_timeout: the collective timeout of a job, compared with the time after which its stacks are taken."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """dump_rights: the kernel's permission to take stacks, on fixture trees and for real processes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """environment: variables and versions that are known to cause hangs. Each names its source."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

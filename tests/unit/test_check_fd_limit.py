@@ -1,7 +1,5 @@
 """fd_limit: open files of the node, of ranks, of loader workers and of job launchers, and their limits."""
 
-from __future__ import annotations
-
 import math
 import os
 import resource

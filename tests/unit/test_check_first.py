@@ -1,7 +1,5 @@
 """The rank to check first, by measurements. The groups are made by hand, so that only this rule decides."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

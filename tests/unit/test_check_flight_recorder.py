@@ -1,7 +1,5 @@
 """flight_recorder: whether each job records its collectives, and the setting that enables the recorder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

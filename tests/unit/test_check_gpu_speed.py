@@ -1,7 +1,5 @@
 """gpu_speed: a GPU with a lower clock than the other GPUs of its job, by the real pynvml."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

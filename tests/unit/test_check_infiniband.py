@@ -1,7 +1,5 @@
 """infiniband: the ports in sysfs, on fixture trees."""
 
-from __future__ import annotations
-
 import os
 import threading
 

@@ -1,7 +1,5 @@
 """memory_pressure: available memory, and the ratio of time in which tasks wait for memory."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """oom: processes that were killed for lack of memory, and the exceeded limit, from the kernel's log and counter."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """ranks: each rank exists and none is stuck, stopped or dead. On fixture trees and with real processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The runner of checks: errors inside a check, discovery of checks, settings, exit codes, text and JSON output."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import logging

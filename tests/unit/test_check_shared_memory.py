@@ -1,7 +1,5 @@
 """shared_memory: the node's /dev/shm, and the 64 MiB that a container has by default."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -3,8 +3,6 @@
 A dead mount (a real FUSE mount without a server) blocks no other check.
 """
 
-from __future__ import annotations
-
 import errno
 import marshal
 import os

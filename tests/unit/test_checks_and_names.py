@@ -1,7 +1,5 @@
 """No duplicate series for two users' jobs with the same name, or for two containers of one job."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 import-linter forbids modules such as `os`. This test covers `open` and the methods of `pathlib.Path`.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path, PurePath

@@ -1,7 +1,5 @@
 """The runner of child processes: environment and limits of a child. Nothing remains after its end."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """The series about the collectives of a node's ranks: bounded, distinct, and only with known values."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from msgspec import structs

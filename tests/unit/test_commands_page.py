@@ -1,7 +1,5 @@
 """docs/commands.md and the man page are made from the commands. Shell completion works."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

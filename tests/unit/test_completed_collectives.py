@@ -1,7 +1,5 @@
 """Progress of ranks by the collectives that they complete: groups that count, open operations, and the whole job."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The configuration: errors name file, line, section, key and permitted values. Settings are frozen."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

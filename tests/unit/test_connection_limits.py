@@ -3,8 +3,6 @@
 Callers below their limits still connect.
 """
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

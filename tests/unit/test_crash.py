@@ -1,7 +1,5 @@
 """The first dead rank of a job, by the crash artifacts of all dead ranks."""
 
-from __future__ import annotations
-
 import json
 import traceback
 

@@ -3,8 +3,6 @@
 `python -m tests.daemon_and_dump` compares them on all scenarios.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.daemon_and_dump import main

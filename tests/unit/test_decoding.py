@@ -3,8 +3,6 @@
 Without the lock, a process of this test soon dies of a segmentation fault.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Length limits of the pages: written by hand in total, per decision, and of the architecture's reading list."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The environment variables that a capture keeps of a rank, and their differences between ranks."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

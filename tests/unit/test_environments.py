@@ -1,7 +1,5 @@
 """The environment variables that a scan keeps of a process, from /proc-like files of any size."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from pathlib import Path
 

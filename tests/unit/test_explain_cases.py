@@ -1,7 +1,5 @@
 """`hangwatch explain` on the texts of tests/data/logs.toml, and on altered texts, which must not make it fail."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Incidents as people paste them: what `explain` answers to servers, lock files, watchdogs and launchers' lines."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -3,8 +3,6 @@
 A log names no culprit. It may contain any text.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 The verdict must be that of the bare text.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 

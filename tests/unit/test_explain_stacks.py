@@ -3,8 +3,6 @@
 The example is a torchrun job. Rank 1 waits for a lock in its own code and the other ranks wait for rank 1.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """Dumps of processes with changed titles, such as inference servers and Ray. A launcher or server is not a rank."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

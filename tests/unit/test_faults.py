@@ -3,8 +3,6 @@
 `make golden` prints the table into docs/reliability.md.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Callable, Iterable

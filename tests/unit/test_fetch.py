@@ -1,7 +1,5 @@
 """URLs of nodes, requested incidents, Prometheus' response about the nodes of a job, and client credentials."""
 
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@
 A dump is a pickle, so a hostile file could run a program.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

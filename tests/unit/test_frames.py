@@ -1,7 +1,5 @@
 """The key of a stack has only the parts that are the same on every rank."""
 
-from __future__ import annotations
-
 import pytest
 
 from hangwatch.model import Frame

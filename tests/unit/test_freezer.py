@@ -1,7 +1,5 @@
 """The control group that freezes a process, on written trees. tests/integration uses real groups."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

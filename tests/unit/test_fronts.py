@@ -1,7 +1,5 @@
 """The ranks for which all others wait, by flight recorders of simulated jobs and of two real NCCL jobs."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ranks that the kernel holds in one call while GPUs draw full power: frozen only if sequence numbers name them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

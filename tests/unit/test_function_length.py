@@ -3,8 +3,6 @@
 ruff limits parameters and complexity, see pyproject.toml.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

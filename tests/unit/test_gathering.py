@@ -1,7 +1,5 @@
 """The data of many nodes is merged into one job. The order of arrival does not matter."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

@@ -1,7 +1,5 @@
 """The pure functions of the GPU checks, with unusual inputs and with cases that a fake node cannot have."""
 
-from __future__ import annotations
-
 from hangwatch.checks import fabric, gpu_health, gpu_power, nvlink_status, nvlink_topology, pcie
 from hangwatch.model import CheckStatus, Fault, GpuSample
 from hangwatch.probes.gpu.details import GpuBus, GpuFabric, GpuHealth, GpuLinks, GpuPlace, NvLink

@@ -1,7 +1,5 @@
 """Cycles of a graph, compared with a walk from each node."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

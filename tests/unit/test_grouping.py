@@ -1,7 +1,5 @@
 """Groups, merging and verdicts: properties that hold for any ranks."""
 
-from __future__ import annotations
-
 import random
 import tracemalloc
 from itertools import chain

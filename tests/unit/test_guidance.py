@@ -3,8 +3,6 @@
 Network links are checked only if all ranks wait.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """The board remembers the hangs of this node, and an incident that pages does not recommend to wait."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The scorer of hangbench, and the cases that it writes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Verdicts on the hangs and healthy look-alikes of tests/data/hangs.toml."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The daemon's heap, by the kernel's counters: all threads share one heap, and freed memory is returned."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Hooks: which hook runs, its arguments, its deadline, and that it has no capabilities."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

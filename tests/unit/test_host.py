@@ -1,7 +1,5 @@
 """Facts of the host: read from the kernel, equal to those of psutil."""
 
-from __future__ import annotations
-
 import time
 
 import psutil

@@ -1,7 +1,5 @@
 """The pages of a real server on loopback, and the access to them."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import http.client

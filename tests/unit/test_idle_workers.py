@@ -1,7 +1,5 @@
 """A GPU that stops working while all others of its job work on: a warning, never a page."""
 
-from __future__ import annotations
-
 import pytest
 
 from hangwatch import detector

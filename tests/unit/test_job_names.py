@@ -1,7 +1,5 @@
 """The readable names of jobs, from the scheduler or from the operator of the job's pods. Names may be hostile."""
 
-from __future__ import annotations
-
 import html
 import re
 from pathlib import Path

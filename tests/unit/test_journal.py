@@ -1,7 +1,5 @@
 """Log lines for the systemd journal: each line has its priority. Other outputs get no priorities."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -3,8 +3,6 @@
 Schemas are current, output matches them, and incidents of earlier versions can be read.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The layout of the package: few modules at the top, one subject per package, no repeated names."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from pathlib import Path

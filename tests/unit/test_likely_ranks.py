@@ -1,7 +1,5 @@
 """Processes that may be ranks although no launcher is known: holders of GPUs, and titles of workers."""
 
-from __future__ import annotations
-
 import pytest
 
 from hangwatch.jobs.likely_ranks import describe, find_likely_ranks, find_ranks_below

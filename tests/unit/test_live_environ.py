@@ -1,7 +1,5 @@
 """The environment in the memory of a process: its symbol, its limits, and memories that its owner has written."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """A scrape as text. Names and labels follow the conventions of Prometheus."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The signature of a rank, by measurement. The names of its functions do not matter."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The hand-written mutants still match their lines, also after a module was split."""
 
-from __future__ import annotations
-
 from tests import mutations
 
 

@@ -1,7 +1,5 @@
 """The explanations of NCCL's messages. Each row matches lines that versions of NCCL and PyTorch print."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

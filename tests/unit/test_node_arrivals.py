@@ -1,7 +1,5 @@
 """The node that is late as a whole: by simulated records, clocks that are off, and replies of nodes."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Sets of nodes mean what they mean to Slurm, which prints them."""
 
-from __future__ import annotations
-
 import pytest
 
 from hangwatch.fleet import nodeset

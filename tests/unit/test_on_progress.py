@@ -1,7 +1,5 @@
 """The second trigger: limits of its captures, restarts of the daemon, and counters that lie."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import replace as changed

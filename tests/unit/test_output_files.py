@@ -1,7 +1,5 @@
 """Files that a command writes at a path of the user: only this user can read them, and no link is followed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

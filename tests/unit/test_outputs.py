@@ -1,7 +1,5 @@
 """The last lines of the output of ranks. They name no rank; at most a rank is checked first."""
 
-from __future__ import annotations
-
 import pytest
 
 from hangwatch.explain.logs import live_output, log_evidence

@@ -1,7 +1,5 @@
 """All parsers of foreign data on a few thousand changed inputs. `make long PART=fuzz` tries a million."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

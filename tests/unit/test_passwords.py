@@ -3,8 +3,6 @@
 No user can lock out others or keep the node busy.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import statistics

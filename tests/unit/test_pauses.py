@@ -1,7 +1,5 @@
 """Pauses that ended by themselves: the place of a pause, its learned length, and the later page at this place."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The PCI bus in a /sys tree: distances between devices, access control, IOMMU, NVIDIA devices."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

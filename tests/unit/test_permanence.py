@@ -1,7 +1,5 @@
 """Ranks in a state that cannot end by itself, while other ranks wait for them."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

@@ -1,7 +1,5 @@
 """Process titles (setproctitle): the numbers and names in them, and the title of a live rank and its workers."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

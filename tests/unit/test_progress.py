@@ -1,7 +1,5 @@
 """The state of a job and its incident, from the first capture to the end, by the pure steps of the board."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

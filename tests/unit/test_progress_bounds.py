@@ -1,7 +1,5 @@
 """The pure steps of the board at their limits: data of each job, retention times, counts, and saved parts."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

@@ -1,7 +1,5 @@
 """Gaps between collectives of a job: when it progresses, what is learned, and when a gap is unusual."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 
 from hypothesis import given

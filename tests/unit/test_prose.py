@@ -1,7 +1,5 @@
 """Docstrings, comments, messages, names and docs follow the writing rules of tests/prose.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

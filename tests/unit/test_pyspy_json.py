@@ -1,7 +1,5 @@
 """The parser of `py-spy dump --json`."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 

@@ -1,7 +1,5 @@
 """Differences of a late rank from the others: by values, by files of control groups, and of a real process."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pages of the worker groups of one Ray job: they wait for each other, so one page is enough."""
 
-from __future__ import annotations
-
 from msgspec.structs import replace
 
 from hangwatch.config import Detector

@@ -1,7 +1,5 @@
 """The recommended action: the first row of actions.toml with a condition that holds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Faults while a flight recorder is read: kept per rank, reported once."""
 
-from __future__ import annotations
-
 import json
 
 import msgspec

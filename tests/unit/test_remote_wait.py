@@ -3,8 +3,6 @@
 Flight recorders show it exactly, else stacks and world size.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

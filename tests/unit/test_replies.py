@@ -1,7 +1,5 @@
 """Replies of nodes, which are not trusted: valid ones, invalid ones, and the parts that are used."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

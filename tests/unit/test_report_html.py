@@ -1,7 +1,5 @@
 """The HTML report: self-contained, escaped, bounded, with the same content as the text report."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

@@ -3,8 +3,6 @@
 A rank is in each node of its path and in one leaf. Larger branches come first.
 """
 
-from __future__ import annotations
-
 import random
 import time
 from collections import Counter

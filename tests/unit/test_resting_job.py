@@ -3,8 +3,6 @@
 One rank more or less, one connection or one signature decides.
 """
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

@@ -3,8 +3,6 @@
 The owner with the most incidents loses its oldest closed incident.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

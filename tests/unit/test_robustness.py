@@ -3,8 +3,6 @@
 These are a few cases; `make robustness` runs all.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Groups are made by hand, so that only the rule decides.
 """
 
-from __future__ import annotations
-
 import sys
 from types import FrameType
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The daemon's schedule can be stopped at any moment."""
 
-from __future__ import annotations
-
 import random
 import threading
 from datetime import datetime, timedelta, tzinfo

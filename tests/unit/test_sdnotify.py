@@ -1,7 +1,5 @@
 """Notifications to the service manager, on a real datagram socket."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

@@ -1,7 +1,5 @@
 """The conditions for a second round of `hangwatch dump`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

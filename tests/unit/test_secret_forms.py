@@ -3,8 +3,6 @@
 All forms are masked, texts without secrets do not change, and hostile texts are masked quickly.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 

@@ -1,7 +1,5 @@
 """The verdict on the ranks of a selftest, and the bisection that finds the bad device."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Sequence

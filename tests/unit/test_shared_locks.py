@@ -1,7 +1,5 @@
 """Regions of shared memory of a process that has the maximum number of mappings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Properties that suspects on several nodes share. They are reported only if chance is unlikely to explain them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import combinations
 from math import comb

@@ -1,7 +1,5 @@
 """The processes of one owner displace no job of another user. A real scan reads trees like /proc."""
 
-from __future__ import annotations
-
 import time
 from itertools import chain, count, repeat
 from pathlib import Path

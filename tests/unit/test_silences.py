@@ -1,7 +1,5 @@
 """Silences: the users and jobs, how long they last, how they end, and how they survive a restart of the daemon."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

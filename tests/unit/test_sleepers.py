@@ -3,8 +3,6 @@
 Their motion is unknown until they wake. Ranks that poll without a result are frozen.
 """
 
-from __future__ import annotations
-
 import pytest
 from msgspec import structs
 

@@ -1,7 +1,5 @@
 """Sleeps of ranks, as the rounds of a capture measure them."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec import structs
 

@@ -1,7 +1,5 @@
 """Limits on the stacks that are kept of a process. The main thread is kept first."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hypothesis import given

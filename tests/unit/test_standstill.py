@@ -1,7 +1,5 @@
 """Ranks that stay between the same few lines over several captures."""
 
-from __future__ import annotations
-
 from hangwatch.detector import standstill
 from hangwatch.detector.standstill import Standstill
 from hangwatch.model import CodeRegion, RankId

@@ -1,7 +1,5 @@
 """The status value of the daemon. The driver decides which job holds a GPU; environments do not count."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

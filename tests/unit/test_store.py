@@ -1,7 +1,5 @@
 """Incident folders: complete or absent, private, bounded, and readable after any failure."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

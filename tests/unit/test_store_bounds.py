@@ -1,7 +1,5 @@
 """The store at its limits: kept and removed incidents, trusted files, and the errors for users."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """The processes of a job by their sockets, for the sockets that several libraries open."""
 
-from __future__ import annotations
-
 from hangwatch.capture.store_clients import match_hosts
 from hangwatch.model import Process, ProcessId
 from hangwatch.probes.network.sockets import Connection

@@ -1,7 +1,5 @@
 """`stuck_on` and `next_step` of a verdict: the blocked call with its file, and the step for it."""
 
-from __future__ import annotations
-
 import pytest
 
 from hangwatch.model import (

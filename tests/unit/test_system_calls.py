@@ -1,7 +1,5 @@
 """The table of system calls: each number is unique and equals that of the kernel's headers."""
 
-from __future__ import annotations
-
 import platform
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The flight recorder of every torch version, in synthetic memories: complete, wrapped, reset, torn, hostile."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Sequence

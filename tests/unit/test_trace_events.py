@@ -1,7 +1,5 @@
 """The trace of the last collectives: it follows the Trace Event Format, and shows what the recorders hold."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from typing import Any

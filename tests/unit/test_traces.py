@@ -1,7 +1,5 @@
 """The reader of stack dumps that users bring: py-spy text of any version, with prefixes, and JSON."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """The traffic on the links of GPUs during a capture."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The user socket: its callers, their rate limits, changes of jobs, and the path of the socket."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

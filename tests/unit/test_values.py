@@ -1,7 +1,5 @@
 """Values: the garbage collector does not track them, so none may be part of a cycle."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

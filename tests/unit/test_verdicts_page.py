@@ -1,7 +1,5 @@
 """The tables of docs/verdicts.md are made from the rules. `make golden` renews them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The web configuration of Prometheus exporters: accepted settings, and errors with file, line and key."""
 
-from __future__ import annotations
-
 import os
 import ssl
 from pathlib import Path

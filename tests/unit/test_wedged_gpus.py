@@ -1,7 +1,5 @@
 """The times of the next try for GPUs that made the driver block."""
 
-from __future__ import annotations
-
 from hangwatch.probes.gpu.blocked_gpus import LONGEST_PAUSE_SECONDS, BlockedGpus
 
 

@@ -1,7 +1,5 @@
 """Verdict sentences that a reader could misunderstand."""
 
-from __future__ import annotations
-
 import pytest
 from msgspec.structs import replace
 

@@ -1,7 +1,5 @@
 """Values as words: a folded list means the same as its input, and foreign text is harmless."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

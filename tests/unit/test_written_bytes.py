@@ -1,7 +1,5 @@
 """Bytes written to the file system that a rank waits for. The files of /proc and /sys have the kernel's format."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

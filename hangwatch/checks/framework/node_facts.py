@@ -3,8 +3,6 @@
 A fact that cannot be read is omitted. The check that uses the same probe reports the fault.
 """
 
-from __future__ import annotations
-
 import logging
 import queue
 import re

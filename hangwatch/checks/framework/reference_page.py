@@ -1,7 +1,5 @@
 """Generator of docs/checks.md from the docstrings, settings, metrics and reasons of the checks."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import sys

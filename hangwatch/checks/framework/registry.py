@@ -1,7 +1,5 @@
 """Discovery of the checks. Every module in checks/ must define `CHECK`. Subfolders are not searched."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator

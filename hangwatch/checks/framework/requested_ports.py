@@ -4,8 +4,6 @@ A refused connection is a warning: the host is reachable, but no process listens
 job starts. Every other failure is critical.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hangwatch import words

@@ -1,7 +1,5 @@
 """Output of check results: exit code, table and JSON. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, TypeAlias, cast
 

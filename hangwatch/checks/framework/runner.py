@@ -1,7 +1,5 @@
 """Runner of checks. It measures the duration, catches exceptions and applies the deadline."""
 
-from __future__ import annotations
-
 import logging
 import queue
 import threading

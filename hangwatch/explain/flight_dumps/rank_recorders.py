@@ -4,8 +4,6 @@ A dump does not contain the time at which it was written, and the time of its fi
 times in the dumps are compared.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple

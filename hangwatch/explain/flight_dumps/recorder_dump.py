@@ -6,8 +6,6 @@ Pure. The watchdog writes a dump as a pickle when an operation times out. The fi
 NCCLUtils.hpp. The content is not trusted.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections import defaultdict

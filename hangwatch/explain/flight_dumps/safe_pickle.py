@@ -7,8 +7,6 @@ Opcodes and their arguments: pickletools in Python's library; the output of torc
 torch/csrc/jit/serialization/pickler.cpp.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 import pickletools

@@ -5,8 +5,6 @@ right after an operation, it either waits for its GPU, as a healthy rank that re
 launch. Only inside the launch its count is lower than its newest record.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 

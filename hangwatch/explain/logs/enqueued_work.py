@@ -5,8 +5,6 @@ rank has not joined. NCCL counts point-to-point operations separately, so a grou
 If there is doubt, the numbers are evidence, and no rank is checked first.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple

@@ -4,8 +4,6 @@ A file is a kernel log if all its lines have that shape. In other files, the job
 evidence and do not make a rank a suspect.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple

@@ -3,8 +3,6 @@
 The owner of the job can forge such lines, but only about that job.
 """
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

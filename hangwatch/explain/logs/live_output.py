@@ -1,7 +1,5 @@
 """One log for each rank of a live job, from the ends of its output files. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Groups of ranks with the same end of their logs, ranks that are behind, and logs that may be incomplete. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence

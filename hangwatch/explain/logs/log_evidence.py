@@ -1,7 +1,5 @@
 """Evidence from the logs of all ranks. The rank that fails first is to be checked first; it is never named. Pure."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple

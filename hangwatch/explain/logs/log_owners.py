@@ -4,8 +4,6 @@ The prefix of its lines is that of vLLM or Ray (`(Worker_TP2 pid=4122)`), or the
 and drivers write with such prefixes, too.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Sequence
 

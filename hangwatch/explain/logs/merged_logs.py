@@ -1,7 +1,5 @@
 """The logs of many files and prefixes, merged into one log for each rank. Pure."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType

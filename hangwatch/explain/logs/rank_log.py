@@ -3,8 +3,6 @@
 The job writes its log. So a log is evidence, but never makes a rank the culprit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import itertools

@@ -4,8 +4,6 @@ Sources: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (watchdog, PG status, 
 report), ProcessGroupWrapper.cpp; xla coordination_service.cc (barrier). Forms of torch 2.0 to 2.9 were compared.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Literal, NamedTuple
 

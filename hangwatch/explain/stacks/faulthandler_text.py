@@ -4,8 +4,6 @@ The format is that of `_Py_DumpTracebackThreads` in CPython's Python/traceback.c
 main one, frames innermost first. There is no pid, and before 3.14 no names of threads.
 """
 
-from __future__ import annotations
-
 import re
 
 from hangwatch.explain.stacks.parsed_processes import (

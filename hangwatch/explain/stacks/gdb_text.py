@@ -4,8 +4,6 @@ Python frames come from python-gdb. Until 3.10 they are `Frame 0x..., for file F
 of the interpreter's own frames. With py-bt they are a traceback. Without python-gdb a stack has only compiled frames.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from itertools import dropwhile

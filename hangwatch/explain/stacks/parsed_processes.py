@@ -1,7 +1,5 @@
 """The result of all readers of stacks: processes with their threads. Equal frames are stored once. Pure."""
 
-from __future__ import annotations
-
 import posixpath
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol

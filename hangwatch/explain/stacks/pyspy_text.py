@@ -1,7 +1,5 @@
 """Reader for the output of `py-spy dump` of any version, line by line. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

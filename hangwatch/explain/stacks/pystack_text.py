@@ -7,8 +7,6 @@ watchdog of a program (TensorRT-LLM) prints traceback.format_stack in this order
 pthreads.
 """
 
-from __future__ import annotations
-
 import re
 
 from hangwatch.explain.stacks.parsed_processes import (

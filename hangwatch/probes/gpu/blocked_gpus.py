@@ -1,7 +1,5 @@
 """Pure: the GPUs for which a driver call did not return, and the time at which each GPU is retried."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 Checks request these values with `GpuSource.query`.
 """
 
-from __future__ import annotations
-
 from msgspec import field
 
 from hangwatch.model import Fault, Value

@@ -7,8 +7,6 @@ Slurm sets the GPUs of a job only in variables of its processes. A user can chan
 job and its user come from the kernel.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

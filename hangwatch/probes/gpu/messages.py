@@ -1,7 +1,5 @@
 """The messages between the sampler and the process that owns the driver. Each is a line of JSON."""
 
-from __future__ import annotations
-
 import msgspec
 from msgspec import field
 

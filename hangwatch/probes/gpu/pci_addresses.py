@@ -1,7 +1,5 @@
 """PCI addresses of the GPUs, from the files of NVIDIA's driver. NVML may hang; these files do not."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The interface of a source of GPU readings."""
 
-from __future__ import annotations
-
 from typing import Protocol, TypeVar
 
 from hangwatch.model import Fault, GpuSweep, SamplerStatus, Value

@@ -1,7 +1,5 @@
 """Read InfiniBand and RoCE ports from /sys/class/infiniband: state, rate, error counters."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Read network interfaces and routes from /proc and /sys, resolve names, and open a test connection."""
 
-from __future__ import annotations
-
 import errno
 import ipaddress
 import re

@@ -4,8 +4,6 @@ A local user may connect from every address of 127.0.0.0/8, and shares 127.0.0.1
 does not identify a local user. The kernel's user id of the socket does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import itertools

@@ -1,7 +1,5 @@
 """Test TCP ports of other hosts: open one connection to each, and close it without sending."""
 
-from __future__ import annotations
-
 import queue
 import re
 import threading

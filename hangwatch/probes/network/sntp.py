@@ -1,7 +1,5 @@
 """A small SNTP client (RFC 4330). It reads the clock offset of other nodes and time servers, and sets nothing."""
 
-from __future__ import annotations
-
 import selectors
 import socket
 import struct

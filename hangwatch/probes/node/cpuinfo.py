@@ -1,7 +1,5 @@
 """Read the vendor and features of the processor from /proc/cpuinfo."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hangwatch.model import Fault, Value

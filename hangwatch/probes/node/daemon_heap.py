@@ -5,8 +5,6 @@ heap, and large blocks, such as the tables of a scan, lie outside of it. Memory 
 returned to the kernel. Other C libraries (musl) lack these calls.
 """
 
-from __future__ import annotations
-
 import ctypes
 
 _M_ARENA_MAX, _M_MMAP_THRESHOLD = -8, -3

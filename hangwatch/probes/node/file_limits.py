@@ -4,8 +4,6 @@ See limits.conf(5), pam_limits(8), systemd-system.conf(5) and setrlimit(2). No p
 `LimitNOFILE=` of a unit, or a line for one user or group, may set other limits.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

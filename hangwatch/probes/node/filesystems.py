@@ -7,8 +7,6 @@ most one child hangs per dead mount.
 The file that a process waits for is found through /proc. This does not touch its file system.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools

@@ -1,7 +1,5 @@
 """Read facts of this host for reports: names, sizes and load; nothing secret."""
 
-from __future__ import annotations
-
 import os
 import platform
 import socket

@@ -3,8 +3,6 @@
 Their priority prefix makes `journalctl -p warning` work.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import select

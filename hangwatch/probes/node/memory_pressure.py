@@ -1,7 +1,5 @@
 """Read the available memory (/proc/meminfo) and memory stalls (/proc/pressure/memory, PSI)."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

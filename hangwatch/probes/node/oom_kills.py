@@ -8,8 +8,6 @@ seconds (dump_header). Then it writes a line for each victim: `Memory cgroup out
 Owners choose the names of control groups and processes. From an ambiguous line no control group is taken.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter, OrderedDict, deque
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Read the PCI bus from /sys: positions of devices, their drivers, and obstacles to peer-to-peer traffic."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable
 from pathlib import Path

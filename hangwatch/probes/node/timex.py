@@ -1,7 +1,5 @@
 """Read the kernel's clock state: adjtimex(2) with modes 0. Any user may make the call, which changes nothing."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 

@@ -5,8 +5,6 @@ __kernel_timespec and __kernel_old_timeval of include/uapi/linux/time_types.h, f
 The owner of the process can write anything there. A call that a signal interrupted (restart_syscall(2)) has no timeout.
 """
 
-from __future__ import annotations
-
 import struct
 import time
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ See Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/freezer-subsystem.rst.
 one: its state is `S` in version 2, `D` in version 1.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

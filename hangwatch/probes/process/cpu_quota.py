@@ -3,8 +3,6 @@
 See Documentation/admin-guide/cgroup-v2.rst and Documentation/scheduler/sched-bwc.rst.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from hangwatch.probes import pseudo_files

@@ -6,8 +6,6 @@ may be abandoned at a file system that does not respond. gdb reads a core with t
 scripts. A core of root is read as `nobody`. gdb is never attached to a living rank.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

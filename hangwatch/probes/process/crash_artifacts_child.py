@@ -10,8 +10,6 @@ only root can write. The file must be a regular file of that user, and is bounde
 gdb on that core alone.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

@@ -4,8 +4,6 @@ A process may change its user at any time, by execve(2) of a setuid program for 
 rights itself: they are in its request, and hold only while the process still has them.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

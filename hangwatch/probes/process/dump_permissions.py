@@ -1,7 +1,5 @@
 """Read the rights of this process to dump others: capabilities, ptrace restrictions, py-spy. See ptrace(2)."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

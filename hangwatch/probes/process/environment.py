@@ -5,8 +5,6 @@ very large environment only both ends are read. Launchers add their variables at
 beginning.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Container
 from pathlib import Path

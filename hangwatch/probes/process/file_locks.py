@@ -3,8 +3,6 @@
 Only /proc is opened, so a file system that does not respond blocks nothing.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from pathlib import Path

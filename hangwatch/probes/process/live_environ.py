@@ -9,8 +9,6 @@ read in the memory of the process, so a container makes no difference. Nothing i
 forge everything, as in its initial environment.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import struct

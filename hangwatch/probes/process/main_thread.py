@@ -4,8 +4,6 @@ See proc_pid_stat(5), proc_pid_status(5), proc_pid_syscall(5), and Documentation
 `schedstat`. No thread is paused. `system_calls` contains the numbers of the calls.
 """
 
-from __future__ import annotations
-
 import bisect
 import fcntl
 import os

@@ -8,8 +8,6 @@ ends the walk. Only x86-64 is supported, where the return address is the word be
 other machines the walk ends at once.
 """
 
-from __future__ import annotations
-
 import platform
 import re
 import struct

@@ -3,8 +3,6 @@
 Each answer is a value, None (the process is gone), or a Fault (it may not be read). See proc(5).
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

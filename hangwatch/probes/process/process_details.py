@@ -4,8 +4,6 @@ A child may wait for ever for a file system, or for the lock of the target's mem
 target has no details.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 import time

@@ -4,8 +4,6 @@ The files are read directly, which is cheap, and the root of /proc is an argumen
 is normal, and no error is raised. `process_scan` reads all processes of the node.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import signal

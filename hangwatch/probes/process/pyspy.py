@@ -7,8 +7,6 @@ A stopped process is never paused, nor a process with a thread in `D` (a system 
 would not end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

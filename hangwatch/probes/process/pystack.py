@@ -4,8 +4,6 @@ No other module starts pystack. It never pauses the target: it reads memory whil
 optional dependency (`pip install 'pystack>=1.7,<2'`) of this interpreter.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import threading

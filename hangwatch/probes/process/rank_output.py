@@ -3,8 +3,6 @@
 A file system may not respond, so one child per file system reads them. See proc_pid_fd(5).
 """
 
-from __future__ import annotations
-
 import io
 import os
 import sys

@@ -4,8 +4,6 @@ A lock between threads is a private futex, which only its own process releases. 
 (futex(2), FUTEX_PRIVATE_FLAG). The kernel does not record its holder.
 """
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from pathlib import Path

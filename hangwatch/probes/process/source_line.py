@@ -3,8 +3,6 @@
 py-spy is called again, because the frames of a dump have no whole paths. Nothing is paused.
 """
 
-from __future__ import annotations
-
 import sys
 
 import msgspec

@@ -6,8 +6,6 @@ had before its stack was read; if it has others now, there is no line. The file 
 link is followed, except links that only root can have made. A read may block while the file system does not respond.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from itertools import islice

@@ -3,8 +3,6 @@
 The rows are in system_calls.toml. Numbers differ between architectures; only x86_64 and aarch64 are supported.
 """
 
-from __future__ import annotations
-
 import platform
 from functools import cache
 from pathlib import Path

@@ -5,8 +5,6 @@ getent(1) runs in a child with a deadline, in a thread that no scan waits for lo
 job has its user id.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import threading

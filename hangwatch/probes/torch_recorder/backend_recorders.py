@@ -5,8 +5,6 @@ record through hooks, such as nccl2. The form is libstdc++'s `_Hashtable` (bits/
 first node, the number of elements. A node holds the next node, the name, the pointer and the hash of the name.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 

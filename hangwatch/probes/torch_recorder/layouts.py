@@ -4,8 +4,6 @@ tests/torch_layouts.py prints the table from the headers in wheels. The memory f
 and SmallVectors (libstdc++, c10) are the same in all versions.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 

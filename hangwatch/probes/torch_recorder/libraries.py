@@ -1,7 +1,5 @@
 """Pure: find the PyTorch libraries that a process has mapped, in /proc/PID/maps (proc_pid_maps(5))."""
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

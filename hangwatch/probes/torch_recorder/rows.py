@@ -3,8 +3,6 @@
 Its bytes become a row, by the layout of a version. The row becomes a `FlightRecord`.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from operator import itemgetter

@@ -1,7 +1,5 @@
 """Find a flight recorder without symbols: an object of its shape in the heap, to which the library's data points."""
 
-from __future__ import annotations
-
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence

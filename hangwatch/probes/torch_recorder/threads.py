@@ -5,8 +5,6 @@ The names of threads also show process groups: torch and NCCL name those of thei
 DDP and FSDP enqueue their collectives of the backward pass in threads of autograd on CUDA.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable
 from pathlib import Path

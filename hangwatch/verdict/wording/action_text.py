@@ -1,7 +1,5 @@
 """The recommended action as a sentence. Pure."""
 
-from __future__ import annotations
-
 from hangwatch import words
 from hangwatch.model import ActionKind, RecommendedAction
 

@@ -1,7 +1,5 @@
 """Clauses on ranks and groups of ranks: their activities, and the waits of the other ranks. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 

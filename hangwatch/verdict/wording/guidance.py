@@ -1,7 +1,5 @@
 """Hints on what to check first if no rank can be named. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

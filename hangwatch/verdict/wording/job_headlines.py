@@ -1,7 +1,5 @@
 """The headlines of findings about the whole job. They name no rank. Pure."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 from hangwatch import words

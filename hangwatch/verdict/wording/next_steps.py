@@ -1,7 +1,5 @@
 """The table `next_steps.toml`: the first step to take for each kind of verdict."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """From a finding to a verdict: `render` makes the text from the sentences of the other modules. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from msgspec import structs

@@ -4,8 +4,6 @@ BEGIN is the JSON of `messages.Begin`. Without the driver's library the process 
 the imports of `service`: they are four fifths of its CPU time.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 

@@ -1,7 +1,5 @@
 """Read the details of GPUs that cannot be sampled each second, because the driver calls are too slow."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

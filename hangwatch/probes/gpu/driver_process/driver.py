@@ -3,8 +3,6 @@
 Units are converted: mW to W, MHz to Hz, percent to ratio, mJ to J.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -4,8 +4,6 @@ See "GPM Functions" in the NVML API reference. A reading copies counters that al
 buffers, which are allocated once and used alternately.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from typing import Any, NamedTuple

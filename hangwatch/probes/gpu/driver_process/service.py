@@ -3,8 +3,6 @@
 The process writes one line of JSON per message to stdout, and reads orders from stdin. It ends when stdin is closed.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import sys

@@ -1,7 +1,5 @@
 """Read XIDs from the events of NVML."""
 
-from __future__ import annotations
-
 import ctypes
 import time
 from collections import deque

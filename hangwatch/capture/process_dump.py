@@ -56,7 +56,8 @@ class ProcessDumper(NamedTuple):
     """The function that dumps one process, with the settings and the state that all dumps of a capture share.
 
     `reader_uid` is the user that may read the incident; None or 0: only root. `pyspy_path` is None if there is no
-    py-spy. `unreadable` collects the processes that neither py-spy nor pystack can read.
+    py-spy. `unreadable` collects the processes that neither py-spy nor pystack can read. `too_large` has the faults of
+    processes for which py-spy needed too much memory: it is not tried again in this capture.
     """
 
     request: CaptureRequest
@@ -66,6 +67,7 @@ class ProcessDumper(NamedTuple):
     reader_uid: int | None
     ranks: frozenset[ProcessId]
     unreadable: set[ProcessId]
+    too_large: dict[ProcessId, Fault]
     awaited: dict[ProcessId, AwaitedThread]
     stack_budget: stack_limits.StackBudget
 
@@ -219,6 +221,8 @@ class ProcessDumper(NamedTuple):
             why = ("Interrupted", "hangwatch was asked to stop") if self.request.stop.is_set() else _LATE
             fault = Fault(subject=subject, reason=why[0], detail=why[1])
             return (), pyspy.PyspyAnswer(json=None, fault=fault, duration_seconds=0.0, state_after=state)
+        if (earlier_fault := self.too_large.get(target)) is not None:
+            return (), pyspy.PyspyAnswer(json=None, fault=earlier_fault, duration_seconds=0.0, state_after=state)
         answer = pyspy.dump(
             target.pid,
             deadline_seconds=self._deadline_seconds(left_seconds),
@@ -228,6 +232,8 @@ class ProcessDumper(NamedTuple):
             proc_root=self.request.paths.proc_root,
             share=self.share,
         )
+        if answer.fault is not None and answer.fault.reason == "TooLarge":
+            self.too_large[target] = answer.fault
         answer = self._second(target, answer, left_seconds - answer.duration_seconds)
         if answer.json is None:
             return (), answer

@@ -71,6 +71,7 @@ class _Rounds:
             reader_uid=job.uid,
             ranks=frozenset(rank.id for rank in job.ranks),
             unreadable=set(),
+            too_large={},
             awaited={},
             stack_budget=stack_limits.divide_budget(
                 request.kept_stacks_bytes, len(self.ranks), workers, max(self._wanted, 2)

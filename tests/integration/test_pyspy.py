@@ -16,8 +16,8 @@ import pytest
 from msgspec import structs
 
 from hangwatch import config
-from hangwatch.capture.request import CaptureRequest
-from hangwatch.capture.rounds import capture
+from hangwatch.capture.request import CaptureRequest, NodePaths
+from hangwatch.capture.rounds import capture, job_of_pids
 from hangwatch.formats.pyspy_json import parse_json
 from hangwatch.model import Job, ProcessId, Rank
 from hangwatch.probes.child import MOST_ABANDONED_OF_SHARE, AbandonedChildren, Child
@@ -378,6 +378,24 @@ def test_py_spy_that_needs_endless_memory_ends_and_is_not_tried_again(tmp_path: 
     assert answer.fault is not None and answer.fault.reason == "TooLarge"
     (allocated,) = map(int, (tmp_path / "tries").read_text().split())
     assert allocated < pyspy.MOST_MEMORY_BYTES
+
+
+def test_rank_that_needs_endless_memory_is_tried_once_and_others_have_stacks(tmp_path: Path) -> None:
+    (tmp_path / "allocates.py").write_text(ALLOCATES)
+    (tmp_path / "other").mkdir()
+    with (
+        targets.python(targets.SLEEPING, tmp_path) as pid,
+        targets.python(targets.SLEEPING, tmp_path / "other") as other,
+    ):
+        body = f"""case "$*" in *"--pid {pid}") ulimit -c 0; exec {sys.executable} {tmp_path}/allocates.py {tmp_path}/tries;; esac
+exec {pyspy.find()} "$@\""""
+        paths = NodePaths(pyspy_path=fake_pyspy(tmp_path, body))
+        settings = config.Capture(rounds=3, pause_seconds=0.1, dump_deadline_seconds=60.0, round_deadline_seconds=120.0)
+        taken = capture(job_of_pids([pid, other]), CaptureRequest(node="here", settings=settings, paths=paths))
+    assert len((tmp_path / "tries").read_text().split()) == 1
+    rounds = {rank.id.pid: rank.rounds for rank in taken.ranks}
+    assert {dump.fault.reason for dump in rounds[pid] if dump.fault is not None} == {"TooLarge"}
+    assert all(dump.threads for dump in rounds[other]) and len(rounds[other]) == 3
 
 
 _DEEP = """

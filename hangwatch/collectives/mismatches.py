@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from hangwatch.collectives.process_groups import ProcessGroup
@@ -12,6 +12,7 @@ from hangwatch.model import EnqueuedOperation
 from hangwatch.model.flight_records import Library
 
 _MOST_ORDERED = 8
+_EXCHANGE = "all_to_all"
 
 Sides: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 """The different operations that ranks of one group enqueued, as text, each with its ranks; most ranks first."""
@@ -37,8 +38,10 @@ def find_other_operation(groups: Sequence[ProcessGroup]) -> Sides:
                     enqueued[operation.number][rank] = operation
         for number in sorted(enqueued):
             alike: dict[_Form, list[int]] = defaultdict(list)
+            is_balanced = _is_balanced(enqueued[number].values(), len(group.members))
             for rank, operation in enqueued[number].items():
-                alike[operation.operation, operation.dtypes, operation.sizes].append(rank)
+                sizes = () if operation.operation == _EXCHANGE and is_balanced else operation.sizes
+                alike[operation.operation, operation.dtypes, sizes].append(rank)
             for key_of, say in _COMPARED if len(alike) > 1 else ():
                 sides: dict[Any, list[int]] = defaultdict(list)
                 for form, ranks in alike.items():
@@ -47,6 +50,12 @@ def find_other_operation(groups: Sequence[ProcessGroup]) -> Sides:
                 if len(sides) > 1:
                     return _sorted({say(*key): ranks for key, ranks in sides.items()})
     return ()
+
+
+def _is_balanced(operations: Collection[EnqueuedOperation], members: int) -> bool:
+    """True unless the members send another number of elements in an all_to_all than they receive."""
+    sizes = [operation.sizes for operation in operations if operation.operation == _EXCHANGE and operation.sizes]
+    return len(sizes) < members or sum(sent[0] for sent, _ in sizes) == sum(taken[0] for _, taken in sizes)
 
 
 # The values of an operation that must be equal on all ranks, and their text.

@@ -6,6 +6,7 @@ Pure.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
@@ -18,10 +19,17 @@ NEWEST_KEPT = 4
 _OPEN_KEPT = 8
 _MOST_DIMENSIONS = 8
 
-# torch/distributed/flight_recorder/components/types.py: operations with equal input sizes on all ranks.
-_EQUAL_SIZES = frozenset(
-    {"all_reduce", "_all_gather_base", "all_gather_into_tensor", "_reduce_scatter_base", "broadcast"}
-)
+# Operations with equal sizes on all ranks: of the input, of the output, and of both together for all ranks.
+# torch/distributed/flight_recorder/components/types.py, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp
+_EQUAL_INPUTS = frozenset(
+    {
+        "all_reduce", "allreduce_coalesced", "broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "gather",
+        "all_gather", "_all_gather_base", "all_gather_into_tensor", "all_gather_into_tensor_coalesced",
+        "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor", "reduce_scatter_tensor_coalesced",
+    }
+)  # fmt: skip
+_EQUAL_OUTPUTS = frozenset({"scatter"})
+_EQUAL_TOTALS = frozenset({"all_to_all"})
 
 
 def drop_unneeded(records: RankRecords) -> RankRecords:
@@ -199,7 +207,7 @@ def _convert_record(
 ) -> EnqueuedOperation:
     operation = record.operation.rpartition(":")[2]
     created = record.created_unix_ns / 1e9
-    are_equal = operation in _EQUAL_SIZES
+    dtypes, sizes = _select_compared(record, operation)
     return EnqueuedOperation(
         number=record.collective_seq,
         operation=operation,
@@ -208,12 +216,24 @@ def _convert_record(
         open_seconds=max(0.0, read_unix_seconds - created) if record.is_open else 0.0,
         stays_open=record.counts_as_open and _make_identity(record) in stays_open,
         is_p2p=record.is_p2p,
-        dtypes=record.input_dtypes[:_MOST_DIMENSIONS] if are_equal else (),
-        sizes=tuple(size[:_MOST_DIMENSIONS] for size in record.input_sizes[:_MOST_DIMENSIONS]) if are_equal else (),
+        dtypes=dtypes[:_MOST_DIMENSIONS],
+        sizes=tuple(size[:_MOST_DIMENSIONS] for size in sizes[:_MOST_DIMENSIONS]),
         timeout_seconds=record.timeout_ms / 1e3 if record.timeout_ms > 0 else None,
         by_main=main_thread_id is None or not record.thread_id or record.thread_id == main_thread_id,
         is_started=record.is_started,
     )
+
+
+def _select_compared(record: FlightRecord, operation: str) -> tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]:
+    """Return the types and sizes of an operation that must match on all ranks. For all_to_all: elements in and out."""
+    if operation in _EQUAL_INPUTS:
+        return record.input_dtypes, record.input_sizes
+    if operation in _EQUAL_OUTPUTS:
+        return record.output_dtypes, record.output_sizes
+    if operation in _EQUAL_TOTALS and max(len(record.input_sizes), len(record.output_sizes)) < _MOST_DIMENSIONS:
+        elements = (sum(map(math.prod, sizes)) for sizes in (record.input_sizes, record.output_sizes))
+        return record.input_dtypes, tuple((total,) for total in elements)
+    return (), ()
 
 
 def _make_identity(record: FlightRecord) -> tuple[int, int, int]:

@@ -24,7 +24,7 @@ Records = Mapping[int, Sequence[RankRecords]]
 """The flight recorders of each rank, keyed by global rank."""
 
 _NO_STACK = Fault(subject="rank", reason="NoStack", detail="it has a dump of its flight recorder but no stack")
-_TIMES_WAITING = 3  # as many ranks as are checked first must wait; two ranks of one stage may block a small job
+_TIMES_WAITING = 3  # as GPUs are behind; a dump that was written earlier than the others looks like such a GPU
 _BY_NUMBER = frozenset({"NotJoined", "GpuBehind", "Cycle", "AllJoined", "Mismatch", "Contradiction"})
 
 
@@ -79,7 +79,7 @@ def qualify(finding: Finding, records: Records) -> Finding:
     is_stacked = any(group.fault != _NO_STACK for group in groups)
     ends = {*graph.programs, *graph.unrecorded, *(end.rank for end in graph.gpus)}
     if not is_stacked and not graph.mismatch and ends:
-        if _TIMES_WAITING * len(ends) > len(graph.waiting - ends):
+        if (_TIMES_WAITING if graph.gpus else 1) * len(ends) > len(graph.waiting - ends):
             return _records_only(finding)
         return finding._replace(
             kind="GpuBehind" if graph.gpus else "NotJoined",

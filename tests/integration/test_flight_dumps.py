@@ -65,19 +65,19 @@ def settled(job: Started) -> Path:
     ],
 )
 def test_a_hang_by_its_dumps_alone(name: str, tmp_path: Path) -> None:
-    """Name no rank by dumps without stacks. A single suspect is only the rank to check first."""
+    """Name no rank by dumps without stacks. Suspects are only ranks to check first."""
     row = KEY[name]
     with started(name, tmp_path, DUMPS="1") as job:
         folder = settled(job)
     found = verdict(folder)
-    first = row.get("check_first") or (row["named"] if len(row.get("named", ())) == 1 else [])
+    first = row.get("check_first") or row.get("named", [])
     assert (found["named"], ranks(found["check_first"])) == ([], list(first)), found["message"]
     kind = "cycle" if name == "open_and_stuck" else row["kind"]  # only a stack shows that it does not wait
     assert found["kind"] == (KINDS.get(kind, "RecordsOnly") if first or "cycle" in row else "RecordsOnly")
     assert "the moment when torch wrote its dumps" in found["message"]
     assert ("only stacks show that" in found["message"]) == (found["kind"] == "Cycle")
     if name == "two_do_not_join":
-        assert "ranks 1,4 have not joined" in found["message"]
+        assert "Ranks 1,4 have not joined" in found["message"]
 
 
 def test_with_their_stacks_the_rank_is_named(tmp_path: Path) -> None:

@@ -171,6 +171,43 @@ def test_ranks_that_all_enqueued_the_same_are_not_behind() -> None:
     assert verdict.check_first == ()
 
 
+SAME, LESS, NONE = [[4]], [[3]], []
+SIZES: list[tuple[str, list[Any], list[Any], bool, bool]] = [
+    # the operation, input and output of rank 1 (those of the others are [4]), a mismatch for us, for torch
+    *((name, LESS, LESS, True, True) for name in ("all_reduce", "broadcast", "reduce", "allreduce_coalesced")),
+    *((f"all_gather{name}", LESS, [[16]], True, True) for name in ("", "_into_tensor_coalesced")),
+    ("_all_gather_base", LESS, [[16]], True, True),
+    *((f"reduce_scatter{name}", LESS, SAME, True, True) for name in ("", "_tensor_coalesced")),
+    ("_reduce_scatter_base", LESS, SAME, True, True),
+    ("gather", LESS, NONE, True, True),
+    ("gather", SAME, NONE, False, False),
+    ("scatter", NONE, LESS, True, True),
+    ("scatter", NONE, SAME, False, False),
+    ("all_to_all", LESS, SAME, True, True),
+    ("all_to_all", [[5]], [[5]], False, False),
+    ("all_to_all", [[2], [2]], SAME, False, True),  # torch counts the first tensor only
+    ("barrier", NONE, NONE, False, False),
+]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("operation", "inputs", "outputs", "ours", "theirs"), SIZES)
+def test_sizes_of_each_operation_are_compared_as_by_torch(
+    operation: str, inputs: list[Any], outputs: list[Any], *, ours: bool, theirs: bool
+) -> None:
+    dumps = {rank: recorder(rank, [WORLD, ("0", operation)], 1) for rank in range(4)}
+    whole = [[16]] if operation.startswith(("all_gather", "_all_gather")) else SAME
+    larger = [[16]] if "reduce_scatter" in operation else SAME
+    for dump in dumps.values():
+        dump["entries"][-1]["input_sizes"], dump["entries"][-1]["output_sizes"] = larger, whole
+        if operation == "barrier":
+            dump["entries"][-1]["input_sizes"] = dump["entries"][-1]["output_sizes"] = NONE
+    dumps[1]["entries"][-1]["input_sizes"], dumps[1]["entries"][-1]["output_sizes"] = inputs, outputs
+    answer, _ = judged(dumps)
+    assert (answer.kind == "mismatch", bool(referee(dumps))) == (ours, theirs)
+    assert not ours or answer.check_first == (1,)
+
+
 @pytest.mark.parametrize(("completed", "missing"), [(1, (2,)), (2, ())])
 def test_group_without_a_record_is_judged_by_the_count_of_torch(completed: int, missing: tuple[int, ...]) -> None:
     """A dump may contain only open operations. Then only torch's own count shows what rank 2 has completed."""

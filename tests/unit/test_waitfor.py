@@ -273,7 +273,7 @@ def test_another_operation_under_the_same_number() -> None:
     assert found.graph.mismatch == (("all_reduce", (0, 1, 2)), ("barrier", (3,)))
 
 
-@pytest.mark.parametrize(("operation", "kind"), [("all_reduce", "mismatch"), ("gather", "all_joined")])
+@pytest.mark.parametrize(("operation", "kind"), [("all_reduce", "mismatch"), ("scatter", "all_joined")])
 def test_sizes_differ_only_where_they_should_be_equal(operation: str, kind: str) -> None:
     job = [
         member(

@@ -209,12 +209,13 @@ def still_open(finding: Finding) -> str:
 def ends(finding: Finding) -> str:
     """Return the headline for the ranks at which all waits end: GPUs and programs that are behind."""
     graph = finding.answer.graph
-    parts = [*map(_describe_gpu, graph.gpus)]
+    late: dict[PendingOperation, list[int]] = {}
     for rank in (*graph.programs, *graph.unrecorded):
         awaited = [one for one in graph.pending if rank in (*one.missing, *one.unknown)]
-        operation = min(awaited, key=lambda one: len(one.members), default=None)
-        parts += [_describe_program(rank, operation)] if operation is not None else []
-    return " ".join(map(sentence, parts[:_SHOWN]))
+        if awaited:
+            late.setdefault(min(awaited, key=lambda one: len(one.members)), []).append(rank)
+    programs = (_describe_program(ranks, operation) for operation, ranks in late.items())
+    return " ".join(map(sentence, [*map(_describe_gpu, graph.gpus), *programs][:_SHOWN]))
 
 
 def _describe_gpu(end: GpuEnd) -> str:
@@ -225,12 +226,14 @@ def _describe_gpu(end: GpuEnd) -> str:
     )
 
 
-def _describe_program(rank: int, pending: PendingOperation) -> str:
+def _describe_program(ranks: Sequence[int], pending: PendingOperation) -> str:
     wait = f"{_name_ranks(pending.waiting)} {'waits' if len(pending.waiting) == 1 else 'wait'}"
-    operation = describe_operation(pending)
-    if rank in pending.unknown:
-        return f"{_name_ranks([rank])} has no flight recorder dump, and {wait} for it in {operation}."
-    return f"{_name_ranks([rank])} has not joined {operation}, where {wait}: its program is behind."
+    operation, have = describe_operation(pending), "has" if len(ranks) == 1 else "have"
+    if not set(ranks).isdisjoint(pending.unknown):
+        them = "it" if len(ranks) == 1 else "them"
+        return f"{_name_ranks(ranks)} {have} no flight recorder dump, and {wait} for {them} in {operation}."
+    behind = "its program is" if len(ranks) == 1 else "their programs are"
+    return f"{_name_ranks(ranks)} {have} not joined {operation}, where {wait}: {behind} behind."
 
 
 def _is_rooted(pending: PendingOperation) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterator, Sequence, Set
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from hangwatch.collectives.cycles import strongly_connected
@@ -27,12 +28,6 @@ class Front(NamedTuple):
     place: int
     group: ProcessGroup
     operation: EnqueuedOperation
-
-    @property
-    def sort_key(self) -> tuple[bool, float, int]:
-        """The order in which a GPU runs the operations. Sends come last, because pipelines send asynchronously."""
-        operation = self.operation
-        return is_send(operation), operation.created_unix_seconds, operation.order
 
 
 class Ends(NamedTuple):
@@ -57,8 +52,10 @@ def find_ends(groups: Sequence[ProcessGroup], recorded: Set[int], idle: Set[int]
     Ranks in `recorded` have a flight recorder. Others wait for ranks in `idle`, in which no operation is open. The
     records of ranks in `stopped` do not show what their GPUs have completed.
     """
+    if not idle and not any(group.may_have_end for group in groups):
+        return Ends()
     waits = _Waits(groups, recorded)
-    gpus = tuple((rank, front) for rank, front in sorted(waits.first.items()) if waits.is_behind_gpu(front))
+    gpus = sorted((rank, front) for rank, front in waits.first.items() if waits.is_behind_gpu(front))
     behind_gpu = {rank for rank, _ in gpus} - stopped
     edges = waits.find_edges(recorded, behind_gpu)
     programs, cycles, ready = [], [], []
@@ -68,13 +65,14 @@ def find_ends(groups: Sequence[ProcessGroup], recorded: Set[int], idle: Set[int]
             continue
         ranks = sorted(node for node in part if isinstance(node, int))
         # A rank that has only received asynchronously may be in its own code; the others of the cycle wait for it.
-        alone = [rank for rank in ranks if rank in idle] if len(ranks) == 1 else _find_receivers(waits, ranks)
+        is_alone = len(ranks) == 1
+        alone = [rank for rank in ranks if (rank in idle if is_alone else rank not in waits.collective)]
         if len(alone) == 1:
             programs += alone
         elif len(ranks) > 1:
             cycles.append(tuple(ranks))
         else:
-            ready += [rank for rank in ranks if rank in waits.fronts and rank not in behind_gpu]
+            ready += [rank for rank in ranks if rank not in behind_gpu and any(waits.blocking(rank))]
     ends = {*programs, *behind_gpu}
     unrecorded = tuple(waits.find_unrecorded(ready, ends))
     unrecorded = unrecorded if len(unrecorded) < len(recorded) else ()
@@ -88,34 +86,38 @@ def find_ends(groups: Sequence[ProcessGroup], recorded: Set[int], idle: Set[int]
     )
 
 
-def _find_receivers(waits: _Waits, ranks: Sequence[int]) -> list[int]:
-    return [rank for rank in ranks if all(front.operation.is_p2p for front in waits.fronts[rank])]
-
-
 class _Waits:
-    """The fronts of each rank; `first` is the oldest of each rank with a GPU, in which it waits."""
+    """The fronts in which each rank waits: `first` is the oldest of a GPU, `of_gloo` are all of gloo.
+
+    Ranks in `collective` have a collective open, and `sends` are the open sends of each rank.
+    """
 
     def __init__(self, groups: Sequence[ProcessGroup], recorded: Set[int]) -> None:
         self.groups, self.recorded = groups, recorded
-        self.fronts: dict[int, list[Front]] = defaultdict(list)
         self.first: dict[int, Front] = {}
+        self.of_gloo: dict[int, list[Front]] = defaultdict(list)
+        self.collective = set[int]().union(*(group.waits for group in groups))
+        self.sends: dict[int, list[Front]] = defaultdict(list)
         self._numbers = [show_numbers({wait.number for wait in group.waits.values()}) for group in groups]
         self._unrecorded = [group.unknown - recorded for group in groups]
-        for index, group in enumerate(groups):
-            for rank, operation in group.waits.items():
-                self.fronts[rank].append(Front(index, group, operation))
-            for rank, transfers in group.transfers.items():
-                self.fronts[rank] += [Front(index, group, operation) for operation in transfers]
-        for rank, fronts in self.fronts.items():
-            fronts.sort(key=lambda front: front.sort_key)
-            ahead = [front for front in fronts if front.group.enqueues_ahead]
-            if ahead:
-                self.first[rank] = ahead[0]
+        orders: dict[int, tuple[bool, float, int]] = {}
+        for place, group in enumerate(groups):
+            transfers = ((rank, operation) for rank, pair in group.transfers.items() for operation in pair)
+            for rank, operation in chain(group.waits.items(), transfers):
+                if not group.enqueues_ahead:
+                    self.of_gloo[rank].append(Front(place, group, operation))
+                    continue
+                if is_sent := is_send(operation):
+                    self.sends[rank].append(Front(place, group, operation))
+                order = is_sent, operation.created_unix_seconds, operation.order  # pipelines send asynchronously
+                if rank not in orders or order < orders[rank]:
+                    orders[rank], self.first[rank] = order, Front(place, group, operation)
 
-    def blocking(self, rank: int) -> list[Front]:
-        """Return the fronts in which a rank may wait: all of gloo, and the oldest of a GPU."""
-        fronts = self.fronts.get(rank, ())
-        return [front for front in fronts if not front.group.enqueues_ahead or front is self.first[rank]]
+    def blocking(self, rank: int) -> Iterator[Front]:
+        """Yield the fronts in which a rank may wait."""
+        if rank in self.first:
+            yield self.first[rank]
+        yield from self.of_gloo.get(rank, ())
 
     @staticmethod
     def is_behind_gpu(front: Front) -> bool:
@@ -124,9 +126,12 @@ class _Waits:
         return group.is_proving(wait) and group.lowest_newest >= wait.number <= group.highest_completed
 
     def find_edges(self, recorded: Set[int], behind_gpu: Set[int]) -> dict[_Node, Sequence[_Node]]:
-        """Return the nodes for which each rank waits, and for each operation the ranks for which others wait in it."""
+        """Return the nodes for which each rank waits, and for each operation the ranks for which others wait in it.
+
+        A rank that waits, and for which no rank waits, is left out: it is no end.
+        """
         edges: dict[_Node, Sequence[_Node]] = dict.fromkeys(sorted(recorded), ())
-        for rank in self.fronts.keys() - behind_gpu:
+        for rank in (self.first.keys() | self.of_gloo.keys()) - behind_gpu:
             nodes: list[_Node] = []
             for index, group, wait in self.blocking(rank):
                 if wait.is_p2p:
@@ -141,13 +146,13 @@ class _Waits:
                     edges[operation] = sorted(self._find_awaited(*operation))
                 nodes += [operation] if edges[operation] else []
             edges[rank] = nodes
-        return edges
+        awaited = {node for ways in edges.values() for node in ways}
+        return {node: ways for node, ways in edges.items() if node in awaited or not ways}
 
     def _is_launched(self, sender: int, receiver: int) -> bool:
         """True if a rank has enqueued a send to another before the operation in which it waits itself."""
-        sends = [front for front in self.fronts.get(sender, ()) if is_send(front.operation)]
-        started = [front for front in sends if front.operation.order < self.first[sender].operation.order]
-        return any(front.group.find_peer(front.operation) == receiver for front in started)
+        started = (send for send in self.sends[sender] if send.operation.order < self.first[sender].operation.order)
+        return any(send.group.find_peer(send.operation) == receiver for send in started)
 
     def _find_awaited(self, index: int, number: int, is_started: bool) -> Set[int]:
         """Return the ranks with a flight recorder for which others wait in an operation."""

@@ -78,6 +78,13 @@ class ProcessGroup:
         return max(self.completed.values(), default=-1)
 
     @property
+    def may_have_end(self) -> bool:
+        """True if a rank waits in this group for a rank that has not joined, is unknown, or has not completed."""
+        numbers = [wait.number for wait in self.waits.values()]
+        is_apart = bool(numbers) and (self.lowest_newest < max(numbers) or min(numbers) <= self.highest_completed)
+        return is_apart or bool(self.unknown or self.transfers)
+
+    @property
     def may_be_of_one_moment(self) -> bool:
         """False if a member has completed a collective which another member had not enqueued, so it was read later."""
         every = [one for records in self.records.values() for one in records.operations]
@@ -106,18 +113,18 @@ def find_process(key: int) -> RankId:
 def waits_in(records: GroupRecords) -> EnqueuedOperation | None:
     """Return the collective in which a rank waits: the oldest one of a group that stays open. None if there is none."""
     stay_open = [one for one in records.operations if one.stays_open and not one.is_p2p]
-    return min(stay_open, key=lambda one: one.number) if stay_open else None
+    return min(stay_open, key=lambda one: one.number) if len(stay_open) > 1 else next(iter(stay_open), None)
 
 
 def _find_transfers(records: GroupRecords) -> tuple[EnqueuedOperation, ...]:
     """Return the oldest send and the oldest recv that stay open."""
-    newest_first = reversed([one for one in records.operations if one.is_p2p and one.stays_open])
-    return tuple({is_send(one): one for one in newest_first}.values())
+    stay_open = [one for one in records.operations if one.is_p2p and one.stays_open]
+    return tuple({is_send(one): one for one in reversed(stay_open)}.values()) if stay_open else ()
 
 
 def is_send(operation: EnqueuedOperation) -> bool:
     """True if the rank sends to one other rank."""
-    return operation.operation.startswith("send ")
+    return operation.is_p2p and operation.operation.startswith("send ")
 
 
 def find_groups(by_key: Mapping[int, Member], world_size: int | None) -> list[ProcessGroup]:
@@ -150,16 +157,16 @@ def _find_members(
     process has no rank number, they contain the processes with a record in the group.
     """
     first = next(iter(records.values()))
-    listed = {group_records.ranks for group_records in records.values()}
-    ranges = listed.pop() if len(listed) == 1 else ()
+    is_default = (first.name, first.description) == DEFAULT_GROUP
+    listed = {group_records.ranks for group_records in records.values()} if not is_default or world_size is None else ()
+    ranges = first.ranks if len(listed) == 1 else ()
     size = sum(last + 1 - start for start, last in ranges)
-    is_listed = are_numbered and 0 < size <= _MOST_MEMBERS
-    if (first.name, first.description) == DEFAULT_GROUP and not (is_listed and world_size is None):
-        ranks = {*by_key, *range(min(world_size or 0, _MOST_MEMBERS) if are_numbered else 0)}
-        return tuple(sorted(ranks)), len(ranks) == world_size
-    if is_listed:
+    if are_numbered and 0 < size <= _MOST_MEMBERS:
         ranks = {rank for start, last in ranges for rank in range(start, last + 1)}
         return tuple(sorted(ranks | records.keys())), ranks >= records.keys()
+    if is_default:
+        ranks = {*by_key, *range(min(world_size or 0, _MOST_MEMBERS) if are_numbered else 0)}
+        return tuple(sorted(ranks)), len(ranks) == world_size
     return tuple(sorted(records)), size == len(records)
 
 

@@ -69,7 +69,8 @@ def explain(
 ) -> None:
     """Name the blocking rank from stack dumps and logs that you already have.
 
-    Reads the output of py-spy (text or --json), pystack, gdb and Python's faulthandler, of any number of processes.
+    Reads the output of py-spy (text or --json), pystack, gdb, Python's faulthandler and profiling.sampling of 3.15, of
+    any number of processes.
     Lines may have a prefix: [host:rank], torchrun's [role3]:, srun --label's "3: ", mpirun --tag-output's
     [1,3]<stdout>:. Also reads:
 

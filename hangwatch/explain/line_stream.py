@@ -7,7 +7,7 @@ import re
 from types import ModuleType
 
 from hangwatch.explain.logs.rank_log import Log, last_written
-from hangwatch.explain.stacks import faulthandler_text, gdb_text, pyspy_text, pystack_text
+from hangwatch.explain.stacks import faulthandler_text, gdb_text, profiling_text, pyspy_text, pystack_text
 from hangwatch.explain.stacks.parsed_processes import (
     LONGEST_LINE,
     Interned,
@@ -17,17 +17,17 @@ from hangwatch.explain.stacks.parsed_processes import (
 )
 from hangwatch.formats.pyspy_json import UNHEARD
 
-_TEXTS: tuple[ModuleType, ...] = (faulthandler_text, pystack_text, gdb_text)
+_TEXTS: tuple[ModuleType, ...] = (faulthandler_text, pystack_text, gdb_text, profiling_text)
 _EXAMPLE_CHARACTERS = 80
 _HEADING_OF_ANSWER = "Groups, largest first"  # in the answers and reports of hangwatch
 _LONE_FRAME = re.compile(r"^\s*[\w.<>]+ \([^()\s]+\.pyx?:[0-9]+\)$")
 _ANCHOR = re.compile(
     r"(?<!\w)(?:(?<!Parent )Process \d{1,10}: \S*(?:python|/|::)|Thread (?:0x[0-9A-Fa-f]+|\d+)\S* "
     r"(?:\((?:idle|active|LWP|Thread 0x|most recent)|\[|stack trace:)|Current thread 0x|Traceback for thread \d"
-    r"|Fatal Python error: |Timeout \(\d+:|#0  ?(?:0x|\S+ \()"
+    r"|Stack dump for PID \d|Fatal Python error: |Timeout \(\d+:|#0  ?(?:0x|\S+ \()"
     r"|(?:\[rank\d{1,7}\]: ?)?Traceback \(most recent call last\):$)"
 )
-_WORDS_OF_ANCHORS = ("hread ", "Process ", "#0 ", "Traceback (", "Timeout (", "Fatal Python error: ")
+_WORDS_OF_ANCHORS = ("hread ", "Process ", "#0 ", "Traceback (", "Stack dump ", "Timeout (", "Fatal Python error: ")
 _LONGEST_DECORATION = 200
 _PART_OF_DECORATION = re.compile(r"(std(?:out|err) [FP]\b|[A-Z]{4,}|[0-9a-f]{8,}|\d+| +)")
 _NO_DECORATION = re.compile(r"[\"']|traceback *: *$|Exception Group $")

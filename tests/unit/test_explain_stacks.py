@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hangwatch import config
 from hangwatch.explain import traces
 from hangwatch.explain.logs import log_evidence
-from hangwatch.explain.stacks import faulthandler_text, gdb_text, pystack_text
+from hangwatch.explain.stacks import faulthandler_text, gdb_text, profiling_text, pystack_text
 from hangwatch.explain.stacks.parsed_processes import MOST_FRAMES, Interned
 from hangwatch.model import Frame, RankDump, Thread, Verdict
 from hangwatch.report import text
@@ -383,12 +383,60 @@ def test_pystack_of_several_interpreters_gives_the_frames_of_the_main_one() -> N
     assert main.owns_gil
 
 
-READERS = {"faulthandler": faulthandler_text, "pystack": pystack_text, "gdb": gdb_text}
+PROFILING = """
+Stack dump for PID 4{rank}, thread 4{rank} (main thread, idle; most recent call last):
+  File "train.py", line 30, in <module>
+    main()
+  File "train.py", line {line}, in main
+    {call}
+{frames}
+Stack dump, thread 77 (has GIL, on CPU; most recent call last):
+  File "/usr/lib/python3.15/threading.py", line 1044, in Thread._bootstrap
+  File "train.py", line 8, in watch  opcode=CALL
+  <GC>
+
+Stack dump, thread 78 (idle; most recent call last):
+No Python frames
+"""
+ALL_REDUCE = (
+    '  File "/site-packages/torch/distributed/distributed_c10d.py", line 3001, in all_reduce\n    work.wait()\n'
+)
+
+
+def profiled(rank: int) -> str:
+    call = {"line": 21, "call": "os.read(fifo, 1)", "frames": ""} if rank == 3 else {"line": 22, "call": "all_reduce()"}
+    return PROFILING.format(rank=rank, **{"frames": ALL_REDUCE} | call)
+
+
+@pytest.mark.parametrize("decoration", ["", "2026-11-28T07:00:00Z "])
+def test_dumps_of_python_315_show_the_rank_to_check_first(decoration: str) -> None:
+    files = ((f"rank{rank}.txt", [f"{decoration}{one}" for one in profiled(rank).splitlines()]) for rank in range(4))
+    found = traces.collect(files)
+    assert [rank.id.pid for rank in found.ranks] == [40, 41, 42, 43]
+    (dump,) = found.ranks[3].rounds
+    (main,) = (thread for thread in dump.threads if thread.is_main)
+    assert [str(frame) for frame in main.frames] == ["main (train.py:21)", "<module> (train.py:30)"]
+    assert [thread.owns_gil for thread in dump.threads] == [False, True]
+    verdict, _ = explained(found)
+    assert [rank.rank for rank in verdict.check_first] == [3]
+
+
+def test_tasks_of_asyncio_are_read_from_python_315() -> None:
+    task = 'thread 9 (task 1{task}; most recent call last):\n  Task-1\n  File "serve.py", line {task}, in fetch\n'
+    lines = f"Stack dump for PID 9, {task.format(task=5)}\nStack dump, {task.format(task=6)}".splitlines()
+    reader = profiling_text.Reader(Interned())
+    assert profiling_text.begins(lines[0]) and all(map(reader.feed, lines)) and not reader.feed("epoch 3")
+    (process,) = reader.end()
+    assert (process.pid, [thread.name for thread in process.threads]) == (9, ["task 15", "task 16"])
+    assert [thread.frames[0].line for thread in process.threads if thread.is_main] == [5]
+
+
+READERS = {"faulthandler": faulthandler_text, "pystack": pystack_text, "gdb": gdb_text, "profiling": profiling_text}
 LINES = [
     line
     for name in ("faulthandler.txt", "pystack.txt", "pystack-native.txt", "gdb-py-bt.txt", "gdb-bt-python310.txt")
     for line in (EXAMPLES / name).read_text().splitlines()
-]
+] + profiled(3).splitlines()
 HOSTILE = st.one_of(
     st.sampled_from(LINES), st.sampled_from(LINES).map(lambda line: line[: len(line) // 2]), st.text(max_size=60)
 )

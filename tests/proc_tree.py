@@ -141,12 +141,3 @@ def sweep(pids_by_gpu: dict[int, tuple[int, ...]], taken_monotonic_seconds: floa
 def jobs_in(name: str, root: Path, gpus: GpuSweep | None = None) -> tuple[Job, ...]:
     """Return the jobs that a scan finds in the tree `name`."""
     return JobScan(lay_out((FOLDER / f"{name}.proc").read_text(), root)).find(gpus, node="").jobs
-
-
-def pids_below(pid: int) -> list[int]:
-    """Return process `pid` and all its descendants."""
-    found = [pid]
-    for one in found:
-        for task in Path(f"/proc/{one}/task").iterdir():
-            found += [int(child) for child in (task / "children").read_text().split()]
-    return found

@@ -30,10 +30,6 @@ DUMP_AFTER = Metric(name="collective_dump_after_seconds", help="seconds from a h
 MARGIN_SECONDS = 30.0  # least time between the end of a capture and the collective timeout
 
 
-class Settings(contract.Settings, frozen=True):
-    """No settings except `enabled`."""
-
-
 class Sample(contract.Sample, frozen=True):
     """The timeouts of every job, and `dump_after_seconds`: the seconds from a hang until hangwatch has the stacks.
 
@@ -44,7 +40,7 @@ class Sample(contract.Sample, frozen=True):
     dump_after_seconds: float | None
 
 
-def observe(node: Node, _: Settings) -> Sample | Fault | None:
+def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     """Read the timeouts of each job from the environment of its first readable rank, and from its flight recorder."""
     if not node.jobs:
         return None
@@ -81,7 +77,7 @@ def points(sample: Sample) -> Iterable[Point]:
         yield from HEARTBEAT.points(job.heartbeat_seconds, **job.job.labels)
 
 
-def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
+def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
     """Find jobs that a timeout would end before hangwatch has their stacks."""
     sample = window[-1]
     dump_after = sample.dump_after_seconds
@@ -133,7 +129,7 @@ def _sentence(job: TimeoutSettings) -> str:
 CHECK = Check(
     name="collective_timeout",
     every_seconds=60,
-    settings=Settings,
+    settings=contract.Settings,
     observe=observe,
     points=points,
     judge=judge,

@@ -23,10 +23,6 @@ GRANT = (
 )
 
 
-class Settings(contract.Settings, frozen=True):
-    """No settings except `enabled`."""
-
-
 class RankRight(Value, frozen=True):
     """The permission to dump one rank, and the user of the rank. `user_id` is None if it is not known."""
 
@@ -43,7 +39,7 @@ class Sample(contract.Sample, frozen=True):
     ranks: tuple[RankRight, ...] = ()
 
 
-def observe(node: Node, _: Settings) -> Sample | Fault | None:
+def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     """Test the permission to dump each rank. Ranks that end meanwhile are skipped."""
     rights = dump_permissions.read_rights(node.proc_root)
     if not isinstance(rights, dump_permissions.Rights):
@@ -68,7 +64,7 @@ def points(sample: Sample) -> Iterable[Point]:
         yield DUMPABLE.point(rank.permitted, **rank.rank.labels)
 
 
-def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
+def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
     """Judge py-spy, then the permission for each rank. If no rank runs, judge the rights of hangwatch."""
     sample = window[-1]
     ranks = words.count(len(sample.ranks), "rank")
@@ -155,7 +151,7 @@ def table(sample: Sample) -> contract.Rows:
 CHECK = Check(
     name="dump_rights",
     every_seconds=60,
-    settings=Settings,
+    settings=contract.Settings,
     observe=observe,
     points=points,
     judge=judge,

@@ -23,10 +23,6 @@ MANAGER = "start nvidia-fabricmanager (`systemctl status nvidia-fabricmanager`);
 MANAGER_LOG = "less /var/log/fabricmanager.log; then `systemctl restart nvidia-fabricmanager` while no job runs"
 
 
-class Settings(contract.Settings, frozen=True):
-    """No settings except `enabled`."""
-
-
 class Sample(contract.Sample, frozen=True):
     """The fabric state of each GPU, and the number of NVSwitches on the PCI bus.
 
@@ -39,7 +35,7 @@ class Sample(contract.Sample, frozen=True):
     manager_runs: bool | None = None
 
 
-def observe(node: Node, _: Settings) -> Sample | Fault | None:
+def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     """Read the fabric state of every GPU from the driver.
 
     GPUs older than Hopper report no state. If such a node has NVSwitches on the PCI bus, a fabric manager must run.
@@ -65,7 +61,7 @@ def points(sample: Sample) -> Iterable[Point]:
         yield COMPLETED.point(gpu.state == "Completed" and gpu.error == 0, **contract.gpu_labels(gpu))
 
 
-def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
+def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
     """Judge the registration and the health of the fabric.
 
     CRITICAL: registration has not started or has failed, or no fabric manager runs. WARNING: registration is in
@@ -120,7 +116,7 @@ def table(sample: Sample) -> Rows:
 CHECK = Check(
     name="fabric",
     every_seconds=120.0,
-    settings=Settings,
+    settings=contract.Settings,
     observe=observe,
     points=points,
     judge=judge,

@@ -26,10 +26,6 @@ CAPACITY = Metric(
 State = Literal["there", "unused", "off", "unread"]
 
 
-class Settings(contract.Settings, frozen=True):
-    """No settings except `enabled`."""
-
-
 class Presence(Value, frozen=True):
     """The state of the flight recorder of one job. `capacity` is its number of records; None if not known.
 
@@ -52,7 +48,7 @@ class Sample(contract.Sample, frozen=True):
     unread_jobs: int = 0
 
 
-def observe(node: Node, _: Settings) -> Sample | Fault | None:
+def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     """Read the recorder of one rank of each job, or reuse the result of an earlier read.
 
     Each run reads only a few new jobs of each owner.
@@ -104,7 +100,7 @@ def points(sample: Sample) -> Iterable[Point]:
         yield from CAPACITY.points(presence.capacity, **presence.job.labels)
 
 
-def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
+def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
     """Return the number of recorders that are on, and the jobs without one.
 
     For a job without a recorder, it names the setting that turns the recorder on. WARNING if the form of a recorder is
@@ -148,7 +144,7 @@ def _row(presence: Presence) -> tuple[str, ...]:
 CHECK = Check(
     name="flight_recorder",
     every_seconds=EVERY_SECONDS,
-    settings=Settings,
+    settings=contract.Settings,
     observe=observe,
     points=points,
     judge=judge,

@@ -33,10 +33,6 @@ LEFT_REMEDY = (
 NAMESPACE_REMEDY = "run hangwatch in the pid namespace of the node: `hostPID: true`, `docker run --pid=host`"
 
 
-class Settings(contract.Settings, frozen=True):
-    """No settings except `enabled`."""
-
-
 class GpuUse(Value, frozen=True):
     """One GPU and its allocations.
 
@@ -57,7 +53,7 @@ class Sample(contract.Sample, frozen=True):
     boot_seconds: float
 
 
-def observe(node: Node, _: Settings) -> Sample | Fault | None:
+def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     """Read from the driver if each GPU has a process. If one has none, read the allocations too."""
     details = query.details(node, OccupancyDetails)
     if not isinstance(details, OccupancyDetails):
@@ -95,7 +91,7 @@ def points(sample: Sample) -> Iterable[Point]:
             yield from LEFT.points(memory_bytes, **gpu_labels(gpu))
 
 
-def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
+def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
     """Find GPUs without a process: first those with memory in use, then those with an allocation."""
     gpus = window[-1].gpus
     reporting = [gpu for gpu in gpus if gpu.is_used is not None]
@@ -199,7 +195,7 @@ def table(sample: Sample) -> Rows:
 CHECK = Check(
     name="gpu_allocation",
     every_seconds=EVERY_SECONDS,
-    settings=Settings,
+    settings=contract.Settings,
     observe=observe,
     points=points,
     judge=judge,

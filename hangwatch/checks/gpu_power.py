@@ -14,17 +14,13 @@ LIMIT_RATIO = Metric(name="gpu_power_ratio", help="Power drawn as a share of the
 LIMIT_TOLERANCE_RATIO = 0.05  # between the power limits of GPUs of one model
 
 
-class Settings(contract.Settings, frozen=True):
-    """No settings except `enabled`."""
-
-
 class Sample(contract.Sample, frozen=True):
     """The newest power sample of every GPU."""
 
     gpus: tuple[GpuSample, ...] = ()
 
 
-def observe(node: Node, _: Settings) -> Sample | Fault | None:
+def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     """Return the newest power sample of every GPU."""
     sweep = query.sweep(node)
     if sweep is None or isinstance(sweep, Fault):
@@ -42,7 +38,7 @@ def points(sample: Sample) -> Iterable[Point]:
             yield LIMIT_RATIO.point(gpu.power_watts / gpu.power_limit_watts, **gpu_labels(gpu))
 
 
-def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
+def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
     """Find GPUs with a lower power limit than the others: all ranks of a job wait for the slowest GPU."""
     gpus = window[-1].gpus
     measured = [gpu for gpu in gpus if gpu.power_watts is not None]
@@ -118,7 +114,7 @@ def _shown(number: float | None, factor: float, form: str) -> str:
 CHECK = Check(
     name="gpu_power",
     every_seconds=60.0,
-    settings=Settings,
+    settings=contract.Settings,
     observe=observe,
     points=points,
     judge=judge,

@@ -33,10 +33,6 @@ REMEDY = (
 )
 
 
-class Settings(contract.Settings, frozen=True):
-    """No settings except `enabled`."""
-
-
 class GpuSpeed(Value, frozen=True):
     """The clock of a GPU of a rank. The `usual` values are the medians over the GPUs of the same model and job."""
 
@@ -67,7 +63,7 @@ class Sample(contract.Sample, frozen=True):
     gpus: tuple[GpuSpeed, ...] = ()
 
 
-def observe(node: Node, _: Settings) -> Sample | Fault | None:
+def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     """Read the clocks of the GPUs of each job with at least two GPUs."""
     jobs = [job for job in node.jobs if sum(len(rank.gpu_uuids) for rank in job.ranks) > 1]
     sweep = query.sweep(node) if jobs else None
@@ -112,7 +108,7 @@ def points(sample: Sample) -> Iterable[Point]:
         yield CLOCK_RATIO.point(gpu.ratio, **gpu.rank.labels, **gpu_labels(gpu))
 
 
-def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
+def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
     """Find GPUs that are slow in all samples of `SLOW_SECONDS`. A single sample shows the clocks and judges nothing."""
     gpus = window[-1].gpus
     if not gpus:
@@ -161,7 +157,7 @@ def table(sample: Sample) -> Rows:
 CHECK = Check(
     name="gpu_speed",
     every_seconds=EVERY_SECONDS,
-    settings=Settings,
+    settings=contract.Settings,
     observe=observe,
     points=points,
     judge=judge,

@@ -22,10 +22,6 @@ REMEMBERED_RUNS = 13
 """The samples of one hour, at one run every five minutes. A change is a finding for that hour."""
 
 
-class Settings(contract.Settings, frozen=True):
-    """No settings except `enabled`."""
-
-
 class NicPlace(Value, frozen=True):
     """A network card, its paths to the GPUs (by GPU index), and its paths to the other cards (by name)."""
 
@@ -41,7 +37,7 @@ class Sample(contract.Sample, frozen=True):
     nics: tuple[NicPlace, ...] = ()
 
 
-def observe(node: Node, _: Settings) -> Sample | Fault | None:
+def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     """Read the GPUs from the driver, and the network cards from /sys."""
     details = query.details(node, TopologyDetails)
     if details is None or isinstance(details, Fault):
@@ -80,7 +76,7 @@ def _count_pairs(sample: Sample) -> Counter[str]:
     return Counter(path for gpu, other in pairs if (path := connection(gpu, other)))
 
 
-def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
+def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
     """Find changed or asymmetric connections, and GPUs with worse connections than the others."""
     sample = window[-1]
     pairs = ", ".join(f"{count} pairs {path}" for path, count in _count_pairs(sample).most_common()) or "no pairs"
@@ -182,7 +178,7 @@ def _shown(number: int | None) -> str:
 CHECK = Check(
     name="nvlink_topology",
     every_seconds=300.0,
-    settings=Settings,
+    settings=contract.Settings,
     observe=observe,
     points=points,
     judge=judge,

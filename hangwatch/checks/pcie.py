@@ -20,10 +20,6 @@ LOADED_RATIO = 0.2  # GPU utilization from which its link must run at full speed
 REPLAYS_PER_MINUTE = 8.0
 
 
-class Settings(contract.Settings, frozen=True):
-    """No settings except `enabled`."""
-
-
 class Slot(Value, frozen=True):
     """One GPU and the PCIe path to it. A field is None if /sys does not show it.
 
@@ -45,7 +41,7 @@ class Sample(contract.Sample, frozen=True):
     amd: bool = False
 
 
-def observe(node: Node, _: Settings) -> Sample | Fault | None:
+def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     """Read the PCIe links from the driver, and the bridges above the GPUs from /sys."""
     details = query.details(node, PcieDetails)
     if details is None or isinstance(details, Fault):
@@ -86,7 +82,7 @@ def points(sample: Sample) -> Iterable[Point]:
             yield from metric.points(number, **gpu_labels(gpu))
 
 
-def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
+def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
     """Judge link speed, replays and bus settings. Each finding is WARNING: jobs still run."""
     sample = window[-1]
     findings = [*_slow_links(sample), *_translation(sample), *_redirects(sample)]
@@ -199,7 +195,7 @@ def _row(slot: Slot) -> tuple[str, ...]:
 CHECK = Check(
     name="pcie",
     every_seconds=60.0,
-    settings=Settings,
+    settings=contract.Settings,
     observe=observe,
     points=points,
     judge=judge,

@@ -37,10 +37,6 @@ NO_PROCESS = ENDED_STATES | {GONE}
 UNHEALTHY_STATES = NO_PROCESS | BLOCKED_STATES | STOPPED_STATES
 
 
-class Settings(contract.Settings, frozen=True):
-    """No settings except `enabled`."""
-
-
 class RankState(Value, frozen=True):
     """One rank. `state` is the state letter of its main thread in /proc, or "gone" if the process does not exist.
 
@@ -75,7 +71,7 @@ class Sample(contract.Sample, frozen=True):
     jobs: tuple[JobState, ...]
 
 
-def observe(node: Node, _: Settings) -> Sample | Fault | None:
+def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     """Read the state and memory of every rank and worker."""
     if not node.jobs:
         return None
@@ -121,7 +117,7 @@ def points(sample: Sample) -> Iterable[Point]:
             yield from RESIDENT.points(rank.resident_bytes, **rank.rank.labels)
 
 
-def judge(window: Sequence[Sample], _: Settings) -> CheckVerdict:
+def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
     """Judge problems that two samples in a row show. D state and missing ranks are a warning, other problems critical.
 
     A short D state is normal when a process reads a file. With only one sample, each problem is a warning.
@@ -193,7 +189,7 @@ def table(sample: Sample) -> contract.Rows:
 CHECK = Check(
     name="ranks",
     every_seconds=15,
-    settings=Settings,
+    settings=contract.Settings,
     observe=observe,
     points=points,
     judge=judge,

@@ -12,7 +12,6 @@ from tests.scenarios.simulation import Doing, Node
 
 HOLD_SECONDS = 120.0
 STALLED_SECONDS = 900.0
-LOOPS = replace(power.SPINS, watts=600.0, utilization_ratio=1.0)
 WAITS_AT_FULL_POWER = replace(WAITS, watts=600.0, cpu_ratio=0.0, main_cpu_ratio=0.0)
 LOCKED_AT_FULL_POWER = replace(power.LOCKED, watts=600.0)
 BEHIND_FULL_GPU = replace(power.ITEM_IN_MAIN, watts=420.0)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hangwatch.checks.dump_rights import RankRight, Sample, Settings, judge
-from hangwatch.checks.framework.contract import RankName
+from hangwatch.checks.dump_rights import RankRight, Sample, judge
+from hangwatch.checks.framework.contract import RankName, Settings
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import dump_permissions, pyspy
 from tests.node_tree import NodeTree, job, rank, real_rank, run, status_and_reason, values

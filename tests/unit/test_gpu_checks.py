@@ -1,13 +1,14 @@
 """The pure functions of the GPU checks, with unusual inputs and with cases that a fake node cannot have."""
 
 from hangwatch.checks import fabric, gpu_health, gpu_power, nvlink_status, nvlink_topology, pcie
+from hangwatch.checks.framework.contract import Settings
 from hangwatch.model import CheckStatus, Fault, GpuSample
 from hangwatch.probes.gpu.details import GpuBus, GpuFabric, GpuHealth, GpuLinks, GpuPlace, NvLink
 
 
 def test_power_of_gpus_that_do_not_measure_it() -> None:
     sample = gpu_power.Sample(gpus=(GpuSample(index=0, uuid="GPU-0"),))
-    verdict = gpu_power.judge([sample], gpu_power.Settings())
+    verdict = gpu_power.judge([sample], Settings())
     assert (verdict.status, verdict.reason) == (CheckStatus.OK, "NoPowerReadings")
     assert list(gpu_power.points(sample)) == []
 
@@ -17,7 +18,7 @@ def test_limits_of_different_models_are_not_compared() -> None:
         GpuSample(index=0, uuid="GPU-0", name="H100", power_watts=70.0, power_limit_watts=700.0),
         GpuSample(index=1, uuid="GPU-1", name="L4", power_watts=17.0, power_limit_watts=72.0),
     )
-    verdict = gpu_power.judge([gpu_power.Sample(gpus=gpus)], gpu_power.Settings())
+    verdict = gpu_power.judge([gpu_power.Sample(gpus=gpus)], Settings())
     assert verdict.status is CheckStatus.OK
     assert "the lowest is GPU 1 at 17 W" in verdict.message
 
@@ -61,7 +62,7 @@ def test_a_lost_gpu_outranks_all_else() -> None:
 
 def test_a_fabric_state_newer_than_this_program_is_unknown() -> None:
     sample = fabric.Sample(gpus=(GpuFabric(index=0, uuid="GPU-0", state="State9"),))
-    verdict = fabric.judge([sample], fabric.Settings())
+    verdict = fabric.judge([sample], Settings())
     assert (verdict.status, verdict.reason) == (CheckStatus.UNKNOWN, "FabricStateUnknown")
     assert "nvidia-smi" in verdict.remedy
 
@@ -95,14 +96,14 @@ def test_a_matrix_that_differs_both_ways() -> None:
         GpuPlace(index=0, uuid="GPU-0", paths={1: "PIX"}),
         GpuPlace(index=1, uuid="GPU-1", paths={0: "SYS"}),
     )
-    verdict = nvlink_topology.judge([nvlink_topology.Sample(gpus=gpus)], nvlink_topology.Settings())
+    verdict = nvlink_topology.judge([nvlink_topology.Sample(gpus=gpus)], Settings())
     assert (verdict.status, verdict.reason) == (CheckStatus.WARNING, "Asymmetric")
     assert verdict.message == "GPU 0 reaches GPU 1 over PIX, but in the other direction over SYS"
 
 
 def test_a_single_gpu_has_a_topology_too() -> None:
     sample = nvlink_topology.Sample(gpus=(GpuPlace(index=0, uuid="GPU-0"),))
-    assert nvlink_topology.judge([sample], nvlink_topology.Settings()).status is CheckStatus.OK
+    assert nvlink_topology.judge([sample], Settings()).status is CheckStatus.OK
     assert nvlink_topology.table(sample)[1] == ("GPU0", "X", "", "N/A", "N/A")
 
 
@@ -114,11 +115,11 @@ def test_a_link_of_unknown_speed_is_not_judged() -> None:
     sample = pcie.Sample(
         slots=(slot(utilization_ratio=1.0, generation=None, generation_max=5, width=16, width_max=None),)
     )
-    verdict = pcie.judge([sample], pcie.Settings())
+    verdict = pcie.judge([sample], Settings())
     assert verdict.status is CheckStatus.OK
 
 
 def test_replays_count_from_zero_after_the_driver_was_loaded_again() -> None:
     before = pcie.Sample(taken_monotonic_seconds=0.0, slots=(slot(replays=900),))
     after = pcie.Sample(taken_monotonic_seconds=60.0, slots=(slot(replays=3),))
-    assert pcie.judge([before, after], pcie.Settings()).status is CheckStatus.OK
+    assert pcie.judge([before, after], Settings()).status is CheckStatus.OK

@@ -58,7 +58,10 @@ class Sample(Value, frozen=True, kw_only=True):
 
 
 class Settings(config.Section, frozen=True):
-    """Base class of the settings of a check: the section `[checks.<name>]` of the configuration."""
+    """No settings except `enabled`.
+
+    A check with further settings, in its section `[checks.<name>]` of the configuration, extends this class.
+    """
 
     enabled: Annotated[bool, Meta(description="false: the check runs only if `hangwatch check` names it")] = True
 

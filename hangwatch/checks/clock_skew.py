@@ -20,7 +20,9 @@ from hangwatch.probes.network import sntp
 from hangwatch.probes.node import chrony, timex
 from hangwatch.probes.node.machine import Node
 
-SYNCHRONIZED = Metric(name="clock_synchronized", help="1 while the kernel's clock is synchronized (no STA_UNSYNC)")
+SYNCHRONIZED = Metric(
+    name="clock_synchronized", help="1 while the clock is synchronized: chronyd follows a source, else no STA_UNSYNC"
+)
 OFFSET = Metric(
     name="clock_offset_seconds",
     help="time by which the source is ahead of this clock; source kernel: the correction that remains",
@@ -33,6 +35,7 @@ KEEP_TIME = (
     "systemctl enable --now chronyd (on the host); then `chronyc -n sources` must mark a source with *; "
     "for systemd-timesyncd: `timedatectl set-ntp true`"
 )
+RTCSYNC = "the kernel does not know it: set `rtcsync` in chrony.conf"
 STEP_TIME = "chronyc -n tracking; `chronyc makestep` corrects the clock at once (a jump: do it between jobs)"
 MAX_PEERS = 16
 STEP_SECONDS = 0.5  # of the wall clock against the monotonic clock
@@ -88,8 +91,10 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
 
 def points(sample: Sample) -> Iterable[Point]:
     """Yield the state of the clock, and its errors and offsets in seconds."""
+    daemon = sample.chrony or sample.kernel
+    if daemon is not None:
+        yield SYNCHRONIZED.point(daemon.synchronized)
     if sample.kernel is not None:
-        yield SYNCHRONIZED.point(sample.kernel.synchronized)
         yield ESTIMATED.point(sample.kernel.estimated_error_seconds)
         yield MAXIMUM.point(sample.kernel.maximum_error_seconds)
     for source, offset in _offsets(sample):
@@ -107,14 +112,19 @@ def _offsets(sample: Sample) -> Iterator[tuple[str, float]]:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Judge clock jumps within the window, the synchronization, and the offsets."""
+    """Judge clock jumps within the window, the synchronization, and the offsets.
+
+    The state of chronyd outweighs that of the kernel: without `rtcsync`, chronyd does not clear STA_UNSYNC.
+    """
     sample = window[-1]
     findings = [*_steps(window), *_unsynchronized(sample, settings), *_far_off(sample, settings)]
     offsets = list(_offsets(sample))
     farthest = max((abs(offset) for _, offset in offsets), default=0.0)
     sources = ", ".join(source for source, _ in offsets) or "none"
-    healthy = ok("ClockInStep", f"clock synchronized: offset at most {farthest * 1000:.3f} ms (sources: {sources})")
-    return worst(findings, healthy)
+    message = f"clock synchronized: offset at most {farthest * 1000:.3f} ms (sources: {sources})"
+    if sample.chrony is not None and sample.kernel is not None and not sample.kernel.synchronized:
+        message += f"; {RTCSYNC}"
+    return worst(findings, ok("ClockInStep", message))
 
 
 def _steps(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
@@ -130,11 +140,13 @@ def _steps(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
 def _unsynchronized(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
     if not settings.require_synchronized:
         return
-    if sample.kernel is not None and not sample.kernel.synchronized:
+    if sample.chrony is not None:
+        if not sample.chrony.synchronized:
+            message = "clock not synchronized: chronyd is running but has no source"
+            yield warning("ClockUnsynchronized", message, KEEP_TIME)
+    elif sample.kernel is not None and not sample.kernel.synchronized:
         message = "clock not synchronized: no time daemon corrects it, so it drifts; offset unknown"
         yield warning("ClockUnsynchronized", message, KEEP_TIME)
-    elif sample.chrony is not None and not sample.chrony.synchronized:
-        yield warning("ClockUnsynchronized", "clock not synchronized: chronyd is running but has no source", KEEP_TIME)
 
 
 def _far_off(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:

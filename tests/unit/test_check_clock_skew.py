@@ -58,9 +58,23 @@ def test_clock_without_synchronization_is_a_warning() -> None:
     assert verdict(sample(kernel=UNKEPT), require_synchronized=False) == ("OK", "ClockInStep")
 
 
-def test_chrony_without_a_source() -> None:
-    tracking = chrony.parse_tracking(TRACKING.replace("Normal", "Not synchronised"))
-    assert verdict(sample(chrony=tracking)) == ("WARNING", "ClockUnsynchronized")
+LOCAL_CLOCK = "7F7F0101,,10,1795849046.2,0.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,Normal\n"
+
+
+@pytest.mark.parametrize("kernel", [KEPT, UNKEPT])
+@pytest.mark.parametrize("text", [TRACKING.replace("Normal", "Not synchronised"), LOCAL_CLOCK])
+def test_chrony_without_a_source(kernel: timex.Timex, text: str) -> None:
+    found = judge((sample(kernel=kernel, chrony=chrony.parse_tracking(text)),), Settings())
+    assert (found.status.name, found.reason) == ("WARNING", "ClockUnsynchronized")
+    assert "chronyd is running but has no source" in found.message
+
+
+def test_chrony_that_follows_a_source_outweighs_the_kernel() -> None:
+    follows = sample(kernel=UNKEPT, chrony=chrony.parse_tracking(TRACKING))
+    found = judge((follows,), Settings())
+    assert (found.status.name, found.reason) == ("OK", "ClockInStep")
+    assert "0.012 ms" in found.message and "rtcsync" in found.message
+    assert {point.name: point.value for point in clock_skew.points(follows)}["clock_synchronized"] == 1
 
 
 @pytest.mark.parametrize(
@@ -215,6 +229,7 @@ def test_a_real_chronyd_on_loopback(tmp_path: Path) -> None:
         answer = wait_for(lambda: chrony.read_tracking(arguments), "an answer of chronyd")
         assert isinstance(answer, chrony.Tracking)
         assert answer.stratum == 9 and abs(answer.offset_seconds) < 0.001
+        assert not answer.synchronized, "it has no source but its own clock"
         place = f"127.0.0.1:{ntp}"
         told = wait_for(lambda: isinstance(sntp.query([place])[place], sntp.PeerOffset), "an answer over NTP")
         assert told

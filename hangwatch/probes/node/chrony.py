@@ -11,12 +11,14 @@ from hangwatch.probes import child
 DEADLINE_SECONDS = 3.0
 FIELDS = 14
 _RUNNER = child.Runner("chronyc")
+_LOCAL_CLOCK = "7F7F0101"  # the reference id of the directive `local`: chronyd follows its own clock
 
 
 class Tracking(Value, frozen=True):
     """The clock state of chronyd. `offset_seconds` is positive if the system clock is ahead of NTP time.
 
-    `source` is the name or address of the reference clock. `synchronized` comes from the leap status.
+    `source` is the name or address of the reference clock. `synchronized` comes from the leap status; it is false
+    without a source, even if the directive `local` makes chronyd report a normal state.
     """
 
     source: str
@@ -64,7 +66,7 @@ def parse_tracking(text: str) -> Tracking | Fault:
             source=fields[1] or fields[0],
             stratum=int(fields[2]),
             offset_seconds=-float(fields[4]),
-            synchronized=fields[13] != "Not synchronised",
+            synchronized=fields[13] != "Not synchronised" and fields[0] != _LOCAL_CLOCK,
         )
     except ValueError as error:
         return Fault(subject="chronyd", reason="UnreadableAnswer", detail=f"chronyc tracking: {error}: {text[:200]!r}")

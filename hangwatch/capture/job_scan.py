@@ -13,6 +13,7 @@ from hangwatch import config
 from hangwatch.capture.job_libraries import JobLibraries
 from hangwatch.capture.seen_connections import SeenConnections
 from hangwatch.capture.store_clients import StoreAddresses, StoreClients
+from hangwatch.capture.wrappers import Wrappers
 from hangwatch.jobs import discovery, membership, owners, user_limits
 from hangwatch.model import FoundJobs, GpuSweep, NotMonitored, Process, ProcessId
 from hangwatch.probes.network import sockets
@@ -38,7 +39,7 @@ class JobScan:
         self._asked: dict[ProcessId, int] = {}  # last scan that searched for its endpoint
         self._scans = 0
         self._seen = SeenConnections(proc_root)
-        self._libraries = JobLibraries(proc_root)
+        self._libraries, self._wrappers = JobLibraries(proc_root), Wrappers(proc_root)
         self._user_names = UserNames(proc_root)
         self._store_clients, self._store_addresses = StoreClients(proc_root), StoreAddresses(proc_root)
         self.last_seen = crash_artifacts.RankSnapshots(proc_root, limits.max_ranks_per_owner)
@@ -53,7 +54,7 @@ class JobScan:
             budget_seconds=self._limits.scan_budget_seconds,
             related_only=True,
         )
-        processes = self._store_addresses.add_to(scanned)
+        processes = self._wrappers.mark(self._store_addresses.add_to(scanned))
         self._endpoints = self._connected(processes)
         found_jobs = discovery.find_jobs(
             processes,

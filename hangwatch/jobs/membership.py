@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 import operator
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hangwatch import words
-from hangwatch.jobs import engine_workers, forked_ranks, process_role, program_launched
+from hangwatch.jobs import engine_workers, forked_ranks, nested_slots, process_role, program_launched
 from hangwatch.jobs.owners import Owner, owner_of
 from hangwatch.jobs.process_role import RankSlot
 from hangwatch.jobs.process_tree import INIT_PID, Tree, is_within, start_order
@@ -92,7 +92,8 @@ def _memberships_by_slot(
     tree: Tree, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]
 ) -> list[Membership]:
     groups: dict[tuple[object, ...], list[_SlotHolder]] = {}
-    for holder in _find_slot_holders(tree):
+    helpers = nested_slots.find_helpers(tree)
+    for holder in _find_slot_holders(tree, helpers):
         groups.setdefault(_membership_key(holder), []).append(holder)
     launched_runs = {
         _owned_run(holder) for group in groups.values() for holder in group if holder.launcher_process is not None
@@ -109,7 +110,29 @@ def _memberships_by_slot(
                 if head is None and launcher == "plain":
                     launcher, head = _find_starter([process for process, _ in members], tree)
                 memberships.append(Membership(launcher, head, list(members), part[0].owner))
-    return _join_parts(memberships, samples, endpoints)
+    return _with_helpers(_join_parts(memberships, samples, endpoints), tree, helpers)
+
+
+def _with_helpers(memberships: list[Membership], tree: Tree, helpers: Collection[int]) -> list[Membership]:
+    """Add a note to each job with a rank that has ended, but left helpers."""
+    by_run: defaultdict[tuple[object, ...], defaultdict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for pid in helpers:
+        process = _get_process(tree, pid)
+        slot = process_role.find_rank_slot(process, None)
+        if slot is not None:
+            by_run[(owner_of(process), *_run(process, slot))][slot.rank].add(pid)
+    noted = []
+    for membership in memberships:
+        process, slot = membership.members[0]
+        key = () if slot is None else (membership.owner, *_run(process, slot))
+        living = {_rank_number(member) for member in membership.members}
+        notes = [
+            f"rank {rank} has ended, its helpers live (pids {words.fold(pids)})"
+            for rank, pids in sorted(by_run.get(key, {}).items())
+            if rank not in living
+        ]
+        noted.append(membership._replace(notes=(*membership.notes, *notes)))
+    return noted
 
 
 def _is_of_server(process: Process, tree: Tree) -> bool:
@@ -267,7 +290,7 @@ def _second_claimant(membership: Membership, ranks: set[int], first: _Part) -> M
     return membership._replace(notes=(note,))
 
 
-def _find_slot_holders(tree: Tree) -> Iterator[_SlotHolder]:
+def _find_slot_holders(tree: Tree, helpers: Collection[int]) -> Iterator[_SlotHolder]:
     kinds = {process.id.pid: kind for process in tree if (kind := process_role.launcher_kind(process))}
     above = {up.id.pid for pid in kinds for up in tree.ancestors(_get_process(tree, pid))}
     started: list[tuple[Process, RankSlot]] = []
@@ -275,8 +298,7 @@ def _find_slot_holders(tree: Tree) -> Iterator[_SlotHolder]:
         if (
             not process.environ  # then it has no slot: true of most processes of a node, at each scan
             or process.id.pid in kinds
-            or process_role.is_loader_worker(process)
-            or process_role.is_resource_tracker(process)
+            or process.id.pid in helpers
             or process_role.is_idle(process)
         ):
             continue
@@ -348,9 +370,10 @@ def _has_doubles(group: list[_SlotHolder], tree: Tree) -> bool:
 def _ranks_of(
     group: list[_SlotHolder], tree: Tree, samples: Sequence[GpuSample]
 ) -> list[tuple[Process, RankSlot | None]]:
-    """Return one process for each rank of the latest attempt: the topmost process with the rank slot.
+    """Return one process for each rank of the latest attempt.
 
-    Only Python processes and processes that the driver lists on a GPU count.
+    It is the topmost process with the rank slot that the driver lists on a GPU, else the topmost Python process that
+    is not a wrapper.
     """
     group = [holder for holder in group if holder.slot.variables.read_by_torch] or group
     attempt = max(holder.slot.attempt for holder in group)
@@ -359,13 +382,25 @@ def _ranks_of(
         holder
         for holder in group
         if holder.slot.attempt == attempt
-        and (process_role.is_python(holder.process) or holder.process.id.pid in on_gpu)
+        and (
+            holder.process.id.pid in on_gpu
+            or (process_role.is_python(holder.process) and not holder.process.is_wrapper)
+        )
     ]
+    holds = {(up.id.pid, holder.slot.rank) for holder in group for up in _above_gpu_holder(holder, on_gpu, tree)}
+    group = [holder for holder in group if (holder.process.id.pid, holder.slot.rank) not in holds]
     chosen: dict[int, _SlotHolder] = {}
     # A helper that outlived its parent is a child of init, and younger. It must not take the rank slot.
     for holder in sorted(_topmost(group, tree), key=_orphans_last_youngest_first):
         chosen.setdefault(holder.slot.rank, holder)
     return [(chosen[rank].process, chosen[rank].slot) for rank in sorted(chosen)]
+
+
+def _above_gpu_holder(holder: _SlotHolder, on_gpu: set[int], tree: Tree) -> Iterator[Process]:
+    """Yield the processes above a program on a GPU that are not on a GPU. Forks and workers are no such programs."""
+    process = holder.process
+    if process.id.pid in on_gpu and not process_role.is_multiprocessing(process):
+        yield from (up for up in tree.ancestors(process) if up.id.pid not in on_gpu and up.cmdline != process.cmdline)
 
 
 def _orphans_last_youngest_first(holder: _SlotHolder) -> tuple[bool, int]:

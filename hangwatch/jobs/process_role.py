@@ -219,7 +219,9 @@ def rendezvous(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def is_python(process: Process) -> bool:
-    """True if the process looks like a Python interpreter, by its name, its command line or its title."""
+    """True if the process runs Python: by its executable, else by its name, its command line or its title."""
+    if process.is_python is not None:
+        return process.is_python
     if process.comm.startswith(TABLE.python_comms):
         return True
     first = process.cmdline[0] if process.cmdline else ""
@@ -235,6 +237,17 @@ def is_loader_worker(process: Process) -> bool:
 def is_resource_tracker(process: Process) -> bool:
     """True if this is the resource tracker of multiprocessing, for which no rank waits."""
     return any("multiprocessing.resource_tracker" in argument for argument in process.cmdline)
+
+
+def starts_helpers(process: Process) -> bool:
+    """True for a process that only has helpers below it, apart from processes with another rank slot."""
+    is_fork_server = any("multiprocessing.forkserver" in argument for argument in process.cmdline)
+    return is_fork_server or is_resource_tracker(process) or program(process.cmdline) == "hangwatch"
+
+
+def is_multiprocessing(process: Process) -> bool:
+    """True if multiprocessing or a DataLoader started this process with the program of its parent."""
+    return is_loader_worker(process) or any("multiprocessing." in argument for argument in process.cmdline)
 
 
 def is_spawned(process: Process) -> bool:

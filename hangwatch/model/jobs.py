@@ -22,7 +22,8 @@ class Process(Value, frozen=True):
 
     `environ` holds only variables of `tables/launchers`, as the process's user wrote them. `uid` is the real user
     id in the daemon's namespace. `is_setuid`: the effective or saved user id differs from `uid`, so the process has
-    more rights than that user. `cgroups` are the different paths of /proc/PID/cgroup. `libraries` ("torch", "jax")
+    more rights than that user. `is_python` is None if the executable does not show it. `is_wrapper`: it only waits for
+    a child with its rank slot. `cgroups` are the different paths of /proc/PID/cgroup. `libraries` ("torch", "jax")
     are known only of processes that may set their rank after the start.
     """
 
@@ -37,6 +38,8 @@ class Process(Value, frozen=True):
     cgroups: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
     libraries: tuple[str, ...] = ()
+    is_python: bool | None = None
+    is_wrapper: bool = False
 
 
 class Worker(Value, frozen=True):

@@ -144,6 +144,18 @@ SHOWN = frozenset(TABLE.shown)
 RANKS = frozenset(row.ranks.rank for row in TABLE.launchers if row.ranks is not None and not row.ranks.started_by_first)
 """Variables that show the number of a rank without any other variable."""
 
+SLOT_NAMES = tuple(
+    sorted(
+        {
+            name
+            for row in TABLE.launchers
+            if row.ranks is not None
+            for name in (row.ranks.rank, *row.ranks.size, *row.ranks.local_rank, TABLE.rendezvous.port)
+        }
+    )
+)
+"""Variables that make up a rank slot."""
+
 _SIZES = frozenset(name for row in TABLE.launchers if row.ranks is not None for name in row.ranks.size)
 
 CANDIDATES = _candidates(TABLE)

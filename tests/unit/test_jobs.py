@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -17,6 +20,7 @@ from hangwatch.jobs import discovery, membership, owners, process_role, rank_gpu
 from hangwatch.model import GpuSample, Job, Process, ProcessId, Rank
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.tables import launchers as launcher_table
+from tests.conftest import wait_for
 from tests.proc_tree import FOLDER, describe, expected_jobs, jobs_in, lay_out, sweep
 
 EIGHT = sweep(dict.fromkeys(range(8), ()))
@@ -241,6 +245,97 @@ def test_forks_within_a_rank_are_its_workers(tmp_path: Path) -> None:
     tree = (FOLDER / "forks.proc").read_text().replace("  + USER=ada", "  + USER=ada RANK=0 WORLD_SIZE=2 LOCAL_RANK=0")
     (job,) = on_two_gpus(tree, tmp_path)
     assert slots(job) == [(0, 0, 900)]
+
+
+SLOT = "RANK={0} LOCAL_RANK={0} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_PORT=29511 TORCHELASTIC_RUN_ID=run-7"
+PYTHON = "{0} (python) S parent={1} start={0}\n  $ /venv/bin/python {2}\n  + {3}\n"
+AGENT = "1 (systemd) S parent=0 start=1\n100 (pt_elastic) S parent=1 start=2\n  $ python /venv/bin/torchrun train.py\n"
+
+
+@pytest.mark.parametrize(
+    ("helper", "parent"),
+    [
+        ("-c 'from multiprocessing.forkserver import main; main(4, 5, [], None)'", 300),
+        ("-c 'from multiprocessing.resource_tracker import main; main(4)'", 1),
+        ("-c 'from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=4, pipe_handle=8)'", 1),
+    ],
+)
+def test_helpers_that_outlive_a_rank_do_not_take_its_slot(tmp_path: Path, helper: str, parent: int) -> None:
+    live = AGENT + PYTHON.format(201, 100, "train.py", SLOT.format(1))
+    helpers = PYTHON.format(300, 1, helper, SLOT.format(0)) + PYTHON.format(301, parent, helper, SLOT.format(0))
+    (job,) = JobScan(lay_out(live + helpers, tmp_path)).find(None, node="").jobs
+    assert slots(job) == [(1, 1, 201)]
+    assert "rank 0 has ended, its helpers live (pids 300-301)" in job.notes
+
+
+def test_rank_that_a_fork_server_starts_has_its_own_slot(tmp_path: Path) -> None:
+    server = "-c 'from multiprocessing.forkserver import main; main(4, 5, [], None)'"
+    tree = AGENT.replace("pt_elastic", "python").replace("/venv/bin/torchrun ", "")
+    tree += PYTHON.format(300, 100, server, "USER=ada")
+    tree += "".join(PYTHON.format(301 + rank, 300, server, SLOT.format(rank)) for rank in range(2))
+    (job,) = JobScan(lay_out(tree, tmp_path)).find(None, node="").jobs
+    assert slots(job) == [(0, 0, 301), (1, 1, 302)]
+
+
+@pytest.mark.parametrize("program", ["-m hangwatch dump", "/venv/bin/hangwatch run"])
+def test_hangwatch_in_a_shell_with_a_rank_is_no_rank(tmp_path: Path, program: str) -> None:
+    ours = PYTHON.format(400, 1, program, SLOT.format(0))
+    ours += PYTHON.format(401, 400, "-m hangwatch.probes.gpu.driver_process", SLOT.format(0))
+    assert JobScan(lay_out("1 (sh) S parent=0 start=1\n" + ours, tmp_path)).find(None, node="").jobs == ()
+
+
+def test_program_on_a_gpu_is_the_rank_not_the_wrapper_above_it(tmp_path: Path) -> None:
+    tree = AGENT + PYTHON.format(201, 100, "wrapper.py", SLOT.format(1))
+    tree += PYTHON.format(202, 201, "train.py", SLOT.format(1))
+    for gpus, pid in (({}, 201), ({0: (202,)}, 202), ({0: (201,), 1: (202,)}, 201)):
+        (job,) = JobScan(lay_out(tree, tmp_path)).find(sweep(gpus), node="").jobs
+        assert slots(job) == [(1, 1, pid)]
+
+
+@contextmanager
+def started(folder: Path, name: str, script: str, **variables: str) -> Iterator[int]:
+    """Run a script under another process name until the block ends; yield its pid when it says that it is ready."""
+    (folder / "rank.py").write_text(script)
+    environ = os.environ | variables | {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": str(os.getpid())}
+    command = [name, str(folder / "rank.py")]
+    with subprocess.Popen(command, executable=sys.executable, env=environ, stdout=-1, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+TITLED = """import os, signal
+open("/proc/self/comm", "w").write("trainer")
+print(os.getpid(), flush=True)
+signal.pause()
+"""
+WRAPPER = """import os, subprocess, sys
+if len(sys.argv) == 1:
+    sys.exit(subprocess.run(["sh", "-c", f"{sys.executable} {__file__} inner; :"]).returncode)
+print(os.getpid(), flush=True)
+open(os.environ["FIFO"]).read()
+"""
+
+
+def test_rank_with_a_title_of_its_own_is_python_by_its_executable(tmp_path: Path) -> None:
+    with started(tmp_path, "trainer: step 4", TITLED) as pid:
+        (process,) = (each for each in ProcessScan().processes((pid,)) if each.id.pid == pid)
+        assert process.comm == "trainer" and process_role.is_python(process)
+
+
+def test_wrapper_that_waits_for_its_child_is_not_the_rank(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with started(tmp_path, "python", WRAPPER, FIFO=str(tmp_path / "fifo")) as inner:
+        port = str(os.getpid())
+
+        def ranks() -> list[int]:
+            jobs = (job for job in JobScan().find(None, node="").jobs if job.environ.get("MASTER_PORT") == port)
+            return [one.id.pid for job in jobs for one in job.ranks]
+
+        wait_for(lambda: ranks() == [inner], "the process in the wrapper as the only rank")
+        (tmp_path / "fifo").open("w").close()  # the rank ends
 
 
 LIGHTNING = TREES["lightning"]

@@ -100,16 +100,12 @@ class LateEnvironments:
         return candidate.modules is not None and (is_worker or bool(candidate.modules.libraries))
 
 
-def may_set_rank(process: Process, proc_root: Path | str) -> bool:
+def may_set_rank(process: Process) -> bool:
     """True for a Python program without a rank, a world size and a rendezvous address in its initial environment."""
     if launchers.has_whole_slot(process.environ):
         return False
-    if process.comm.startswith((*launchers.TABLE.python_comms, *launchers.TABLE.worker_titles)):
-        return True
-    try:
-        return Path(proc_root, str(process.id.pid), "exe").readlink().name.startswith(("python", "pypy"))
-    except OSError:
-        return False
+    names = (*launchers.TABLE.python_comms, *launchers.TABLE.worker_titles)
+    return process.is_python is True or process.comm.startswith(names)
 
 
 class _Candidate:

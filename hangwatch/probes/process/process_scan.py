@@ -186,6 +186,7 @@ class ProcessScan:
             is_setuid=process.is_setuid,
             cgroups=process.cgroups,
             faults=process.faults,
+            is_python=process.is_python,
         )
         return _Entry(process, before.program, stat.content_hash, before.complete, before.may_set_rank)
 
@@ -308,11 +309,28 @@ def _read_once(root: str, stat: Stat, entry: _Entry) -> _Entry:
         is_setuid=owned.is_setuid,
         cgroups=owned.cgroups,
         faults=faults,
+        is_python=_is_python(root, stat.pid, has_rank=not launchers.RANKS.isdisjoint(environ)),
     )
     # An empty environment usually means that execve has not set it up yet.
     complete = bool(faults) or (isinstance(answer, Environment) and not answer.is_empty)
-    may_set_rank = complete and late_environ.may_set_rank(process, root)
+    may_set_rank = complete and late_environ.may_set_rank(process)
     return _Entry(process, _program(stat), stat.content_hash, complete, may_set_rank)
+
+
+def _is_python(root: str, pid: int, *, has_rank: bool) -> bool | None:
+    """Return if a process runs Python, by its executable or a mapped libpython; None if these do not show it.
+
+    setproctitle changes the name, the command line and the environment of a process, but not its executable.
+    """
+    try:
+        if os.readlink(f"{root}/{pid}/exe").rpartition("/")[2].startswith(("python", "pypy")):  # noqa: PTH115 - magic
+            return True
+        if not has_rank:
+            return None
+        with open(f"{root}/{pid}/maps", "rb") as maps:  # noqa: PTH123 - a file of the kernel
+            return any(b"/libpython" in line or b"/libpypy" in line for line in maps)
+    except OSError:
+        return None
 
 
 def _read_environment(root: str, pid: int) -> Environment | OSError:

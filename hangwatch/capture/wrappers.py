@@ -1,0 +1,58 @@
+"""Mark wrappers: Python processes with a rank slot that only wait for a child, which is the rank.
+
+`conda run` and scripts of a site start a rank in this way. Wrapper and rank have the same variables. A rank that starts
+another program has the same form, but it maps PyTorch or JAX, and starts the program long after its own start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from hangwatch.jobs import nested_slots
+from hangwatch.model import Fault, Process
+from hangwatch.probes.process import blocked_call, main_thread, procfs
+from hangwatch.probes.process.live_environ import LiveEnvironments
+
+MOST_PAIRS = 256
+_START_SECONDS = 60.0
+_WAITS = frozenset({"wait4", "waitid"})
+
+
+class Wrappers:
+    """The wrappers among the processes of this node."""
+
+    def __init__(self, proc_root: Path) -> None:
+        self._root = proc_root
+        self._live = LiveEnvironments(proc_root)
+
+    def mark(self, processes: Sequence[Process]) -> Sequence[Process]:
+        """Return the processes, wrappers with `is_wrapper`."""
+        pairs = nested_slots.find_pairs(processes)[:MOST_PAIRS]
+        wrappers = {outer.id for outer, inner in pairs if self._is_wrapper(outer, inner)}
+        if not wrappers:
+            return processes
+        return [replace(process, is_wrapper=True) if process.id in wrappers else process for process in processes]
+
+    def _is_wrapper(self, outer: Process, inner: Process) -> bool:
+        outer_trains, inner_trains = self._maps_framework(outer), self._maps_framework(inner)
+        if outer_trains == inner_trains:
+            later_seconds = (inner.id.start_ticks - outer.id.start_ticks) / procfs.TICKS_PER_SECOND
+            return (not outer_trains or later_seconds < _START_SECONDS) and self._only_waits(outer.id.pid)
+        return inner_trains
+
+    def _maps_framework(self, process: Process) -> bool:
+        if procfs.read_mapped_bytes(process.id.pid, self._root) < procfs.FRAMEWORK_MAPPED_BYTES:
+            return False
+        modules = self._live.find_modules(process.id)
+        return not isinstance(modules, Fault) and bool(modules.libraries)
+
+    def _only_waits(self, pid: int) -> bool:
+        """True if the main thread waits for a child or reads from pipes, in which the output of the child arrives."""
+        call = main_thread.read_call(pid, self._root)
+        if call is None:
+            return False
+        files = [blocked_call.link_of(pid, descriptor, self._root) for descriptor in call.descriptors]
+        return call.name in _WAITS or (bool(files) and all(file.startswith("pipe:") for file in files))

@@ -254,7 +254,7 @@ class Store(Section, frozen=True):
 class Http(Section, frozen=True):
     """The HTTP port that serves metrics."""
 
-    listen: Annotated[str, Meta(min_length=1, description="address to listen on")] = "0.0.0.0"  # noqa: S104 - an exporter is scraped from elsewhere
+    listen: Annotated[str, Meta(min_length=1, description="address to listen on; ::: all, of IPv4 and IPv6")] = "::"
     port: Annotated[int, Meta(ge=0, le=65535, description="TCP port; 0: any free port")] = 9836
     health_port: Annotated[
         int, Meta(ge=0, le=65535, description="port for liveness probes: only /healthz, never with TLS; 0: port + 1")

@@ -140,6 +140,11 @@ def join_words(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
+def place(host: str, port: int) -> str:
+    """Return an address and a port as in a URL: an IPv6 address is in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def fold(numbers: Iterable[int]) -> str:
     """Return numbers as ranges: "0-2,5" for 0, 1, 2, 5. Empty if there are no numbers."""
     runs: list[list[int]] = []

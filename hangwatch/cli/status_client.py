@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from hangwatch import config
+from hangwatch import config, words
 from hangwatch.cli.incident_sources import load_client
 from hangwatch.cli.usage_errors import InputError, MachineError
 from hangwatch.fleet.http_client import WebClient
@@ -61,7 +61,7 @@ def decode_status(answer: Any) -> Status:
 def _local_url(http: config.Http) -> str:
     host = "127.0.0.1" if http.listen in ("0.0.0.0", "::", "") else http.listen  # noqa: S104 - compared, not bound
     scheme = "https" if http.tls_certificate or _has_tls(http.web_config_file) else "http"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{http.port}"
+    return f"{scheme}://{words.place(host, http.port)}"
 
 
 def _has_tls(web_config_file: str) -> bool:

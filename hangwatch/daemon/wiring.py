@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from hangwatch import metrics
+from hangwatch import metrics, words
 from hangwatch.capture.job_scan import JobScan
 from hangwatch.checks.framework.contract import Settings as CheckSettings
 from hangwatch.config import Settings
@@ -276,8 +276,8 @@ class Daemon:
             schedule.run_every(self._notifier.watchdog_seconds, "slow", "watchdog", self._ping_watchdog)
         schedule.start()
         listen = self.settings.http.listen
-        log.info("health on %s:%d", listen, self._server.health_port)
-        log.info("monitoring %s, metrics on %s:%d", self.node, listen, self.port)
+        log.info("health on %s", words.place(listen, self._server.health_port))
+        log.info("monitoring %s, metrics on %s", self.node, words.place(listen, self.port))
         self._notifier.ready()
 
     def wait(self, seconds: float | None = None) -> bool:

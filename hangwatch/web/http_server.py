@@ -21,6 +21,7 @@ import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from hangwatch import words
 from hangwatch.config import Http
 from hangwatch.errors import TemporaryError, UserError
 from hangwatch.formats import bounded_read
@@ -247,7 +248,7 @@ def _bind(listener: Listener, host: str, port: int, key: str) -> int:
 
 @contextlib.contextmanager
 def _explained(host: str, port: int, key: str) -> Iterator[None]:
-    where = f"{host}:{port}"
+    where = words.place(host, port)
     try:
         yield
     except (UnicodeError, OverflowError, OSError) as error:

@@ -105,7 +105,12 @@ def text(status: HTTPStatus, words: str) -> Answer:
 
 
 def resolve_address(host: str, port: int) -> tuple[socket.AddressFamily, tuple[Any, ...]]:
-    """Return the family and address to bind. Raises socket.gaierror, UnicodeError or OverflowError."""
+    """Return the family and address to bind: for `::` without IPv6, that of all IPv4 addresses.
+
+    Raises socket.gaierror, UnicodeError or OverflowError.
+    """
+    if host == "::" and not socket.has_dualstack_ipv6():
+        host = "0.0.0.0"  # noqa: S104 - an exporter is scraped from elsewhere
     family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     return family, address
 
@@ -164,9 +169,8 @@ class Listener(HTTPServerConnectionDelegate):
         Raises OSError, and socket.gaierror if `host` is not an address.
         """
         family, address = resolve_address(host, port)
-        both = family == socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
         self._socket = socket.create_server(
-            (str(address[0]), int(address[1])), family=family, backlog=BACKLOG, dualstack_ipv6=both
+            (str(address[0]), int(address[1])), family=family, backlog=BACKLOG, dualstack_ipv6=address[0] == "::"
         )
         self._socket.setblocking(False)
         return int(self._socket.getsockname()[1])

@@ -246,4 +246,4 @@ def test_the_daemon_serves_and_the_health_check_sees_it(image: Image) -> None:
         HEALTH=shlex.join(health),
     )
     assert answer.splitlines()[:3] == ["healthy", "ended with 0", "unhealthy"], answer
-    assert "metrics on 0.0.0.0:9836" in answer
+    assert "metrics on [::]:9836" in answer

@@ -625,11 +625,23 @@ def test_server_stops_at_once_despite_open_connections(pair: dict[str, str], cap
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
 def test_wildcard_address_accepts_ipv4_and_ipv6() -> None:
-    with server(listen="::") as port:
+    with server(listen=Http().listen) as port:
         for host in ("127.0.0.1", "::1"):
-            with socket.create_connection((host, port), timeout=60) as one:
-                one.sendall(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
-                assert rest(one).endswith(b"ok\n")
+            assert_healthy(host, port)
+
+
+def test_default_address_without_ipv6_is_that_of_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
+    with server(listen=Http().listen) as port:
+        assert_healthy("127.0.0.1", port)
+        with pytest.raises(OSError, match="refused"):
+            socket.create_connection(("::1", port), timeout=60)
+
+
+def assert_healthy(host: str, port: int) -> None:
+    with socket.create_connection((host, port), timeout=60) as one:
+        one.sendall(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert rest(one).endswith(b"ok\n")
 
 
 @pytest.mark.parametrize(

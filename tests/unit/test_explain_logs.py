@@ -251,6 +251,8 @@ def test_logs_without_an_order_name_no_first_failure() -> None:
         (0, "TimeoutError: no heartbeat from worker 3 in 60 s", False),
         (0, "RuntimeError: waited for rank 3 at step 12", False),
         (0, "mylib.Lost: rank 3 is gone", False),
+        (0, "torch.distributed.DistBackendError: NCCL operation timed out", False),
+        (0, "RuntimeError: due to timeout - collective operation timed out", False),
         (3, "RuntimeError: rank 3 did not find its shard", True),
         (0, "ValueError: expected rank 3 but tensor has rank 2", True),
         (0, "IndexError: rank 3", True),

@@ -9,7 +9,13 @@ from tests.unit.test_explain_logs import judged, messages_of
 
 WARN = "gpu-07:5776:5898 [1] transport/net_ib.cc:1296 NCCL WARN "
 INFO = "gpu-07:5776:5898 [1] NCCL INFO "
+TC = "[rank3]:[E1128 12:00:31.794110034 WorkNCCL.cpp:180] [TC][rank=3][name=default_pg] "
 LINES = {
+    "timeout_of_nccl2": (
+        TC + "Operation timed out after 30794 ms",
+        TC + "Aborting process on rank 3 due to timeout - timeout watchdog detected operation timeout",
+        TC + "Aborting process on rank 3 due to timeout - collective operation timed out",
+    ),
     "launcher_signal": ("torch.distributed.elastic.multiprocessing.api.SignalException: Process 4711 got signal: 2",),
     "xid": (
         "[Sun Nov 22 03:12:09 2026] NVRM: Xid (PCI:0000:4e:00): 79, pid=4711, GPU has fallen off the bus.",

@@ -18,7 +18,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from hangwatch import words
-from hangwatch.capture import call_objects
+from hangwatch.capture import call_objects, wait_chains
 from hangwatch.capture import rank_dependencies as asked
 from hangwatch.jobs import process_role
 from hangwatch.model import (
@@ -33,6 +33,7 @@ from hangwatch.model import (
     ProcessId,
     Store,
     SystemCall,
+    Thread,
     is_loopback,
 )
 from hangwatch.probes.network import interfaces, sockets
@@ -88,6 +89,7 @@ class JobConnections:
         self._root, self._sys_root = proc_root, sys_root
         self._pids = [target.pid for target in targets]
         self._launchers = tuple(launcher.pid for launcher in job.launcher_ids)
+        self._drivers: dict[End, int] = {}
         address, port = process_role.rendezvous(job.environ)
         self._store_port = int(port) if port.isdecimal() else None
         self._is_store_on_loopback = is_loopback(address)
@@ -122,13 +124,14 @@ class JobConnections:
         in_job = dict.fromkeys((*self._rank_of, *self._launchers))
         strangers = blocked_call.Strangers(in_job, proc_root)
         self._holders = blocked_call.JobHolders(in_job, self._holding, strangers)
+        self._chains = wait_chains.Chains(self._rank_of, self._held, self._all_links, self._leaves_job, proc_root)
 
     def begin_round(self) -> None:
         """Read the connections of every network namespace of the job, and the processes that hold them."""
         end = time.monotonic() + _DEADLINE_SECONDS
         self._sockets, self._tables, self._inside, self._ends, self._open = {}, {}, set(), {}, {}
         self._writable, self._in_job, self._shared, self._shared_seconds = {}, {}, {}, 0.0
-        self._rank_at, self._listens_at = {}, {}
+        self._rank_at, self._listens_at, self._drivers = {}, {}, {}
         spaces: dict[str | None, Connections | None] = {}
         for pid in (*self._pids, *self._launchers):
             space = proc_pid.namespace(self._root, pid, "net")
@@ -142,6 +145,8 @@ class JobConnections:
                 ends = {connection.local for connection in connections if not connection.listens}
                 self._inside |= ends
                 self._ends.setdefault(self._rank_of.get(pid, pid), set()).update(ends)
+                if pid not in self._rank_of:
+                    self._drivers.update(dict.fromkeys(ends, pid))
                 if (rank := self._rank_of.get(pid)) is not None:
                     self._rank_at.update(dict.fromkeys(ends, rank))
                     self._listens_at.update(
@@ -176,8 +181,11 @@ class JobConnections:
         serving = [pid for pid, call in calls.items() if call is not None and self._awaits_clients(pid, call)]
         return {pid: self._far_ends(pid) for pid in serving}
 
-    def add_connections(self, pid: int, dump: ProcessDump) -> ProcessDump:
-        """Return the dump of process `pid` with all fields about connections. `call` and `state` must be set before."""
+    def add_connections(self, pid: int, dump: ProcessDump, threads: Sequence[Thread] = ()) -> ProcessDump:
+        """Return the dump of process `pid` with all fields about connections. `call` and `state` must be set before.
+
+        `threads` are those with a Python stack.
+        """
         call, state = dump.call, dump.state
         thread = None if dump.awaited_thread is None else dump.awaited_thread.id
         kind = call.kind if call else None
@@ -192,6 +200,8 @@ class JobConnections:
             lock = others.find_lock(children)
         if lock is not None or asks_rank is not None:
             awaited = None
+        elif call is not None and awaited is None and not self._has_ranks_on_other_nodes:
+            awaited = self._chains.find_client(pid, call, threads)
         is_apart = bool(children) or server not in (None, pid)
         peers, active_peers = (None, None)
         if call is not None or state == "R":
@@ -232,21 +242,27 @@ class JobConnections:
             children = self._children(pid, call, pipes)
             if children or call.kind == "awaits_child":
                 return children, self._able_to_answer(children, "its child")
+            if (awaited := self._chains.find_end(pid, pipes)) is not None:
+                return [], awaited
         if server is not None or awaited is not None:
             return [], awaited
         others, may_answer = self._other_process(pid, call)
         return others, self._able_to_answer(others, "process") if may_answer else None
 
     def _measure(self, processes: Sequence[int]) -> tuple[int | None, float | None]:
-        """Return the bytes and the CPU seconds of these processes, except of those that are dumped."""
+        """Return the bytes and the CPU seconds of these processes, except of those that are dumped.
+
+        The seconds in which their main threads waited for a core count, too: on a busy node these are most of them.
+        """
         strangers = [one for one in processes if one not in self._pids]
         counters = [procfs.read_counters(one, self._root) for one in strangers]
         carried = [self._carried(one) or 0 for one in strangers]
         if not counters:
             return None, None
-        return sum(one.io_bytes or 0 for one in counters) + sum(carried), sum(
-            one.cpu_seconds or 0.0 for one in counters
-        )
+        threads = (main_thread.read_counters(one, self._root) for one in strangers)
+        delays = (thread.delay_seconds or 0.0 for thread in threads if thread is not None)
+        used_seconds = sum(one.cpu_seconds or 0.0 for one in counters) + sum(delays)
+        return sum(one.io_bytes or 0 for one in counters) + sum(carried), used_seconds
 
     def _object(self, pid: int, call: SystemCall, lock: FileLock | None) -> CallObject | None:
         """Return the kind of the object that a call waits for, see `call_objects`."""
@@ -584,17 +600,24 @@ class JobConnections:
         """
         if call.kind not in ("receives", "writes") or len(call.descriptors) != 1:
             return [], False
-        link = next(self._links(pid, call.descriptors), "")
-        if not link.startswith(("pipe:", "socket:")) or call.descriptors[0] in (self._held(pid) or {}):
+        link, connection = (
+            next(self._links(pid, call.descriptors), ""),
+            (self._held(pid) or {}).get(call.descriptors[0]),
+        )
+        if connection is not None and (driver := self._drivers.get(connection.remote)) is not None:
+            return self._alive([driver], pid), False
+        if not link.startswith(("pipe:", "socket:")) or connection is not None:
             return [], False
         if (pid, link) not in self._others:
             end = time.monotonic() + _SEARCH_SECONDS
             other_end = blocked_call.find_other_process(pid, call.descriptors[0], self._holders, end, self._root)
-            self._others[pid, link] = None if other_end is None or self._is_of_job(other_end[1]) else other_end
+            self._others[pid, link] = other_end
         other_end = self._others[pid, link]
         if other_end is None or other_end[1] in self._rank_of:
             return [], False
         kind, other = other_end
+        if self._is_of_job(other):
+            return (self._alive([other], pid) if call.kind == "receives" else []), False
         every = self._alive([other, *procfs.read_children(other, self._root, _MOST_CHILDREN)], pid)
         return every, kind == "unix" and call.kind == "receives" and other in every
 

@@ -100,7 +100,7 @@ class ProcessDumper(NamedTuple):
             threads, answer = self._stacks(target, counters.state, end - time.monotonic())
             dump = self._with_awaited_thread(target, dump, threads)
             after = main_thread.read_counters(target.pid, proc_root, self._awaited_before(target))
-        dump = self._with_polled_lock(target, self.connections.add_connections(target.pid, dump), threads)
+        dump = self._with_polled_lock(target, self.connections.add_connections(target.pid, dump, threads), threads)
         if (fault := self._anothers(target)) is not None:  # checked again: execve keeps the pid
             return ProcessDump(taken_monotonic_seconds=now, fault=fault, state=counters.state)
         if self.request.observe_dump is not None:

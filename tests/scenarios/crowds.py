@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hangwatch.model import JobState
-from tests.scenarios.external_servers import disk, sending, taking, vanishing
+from tests.scenarios.external_servers import answering, beating, disk, sending, taking, vanishing
 from tests.scenarios.power import Expected
 from tests.scenarios.processes import HANG, LOOK
 from tests.scenarios.stage import Crowd, Neighbour, Observed, Stage, at_zero_in_a_hang, of_light_job
@@ -43,6 +43,30 @@ def idle_child(how: str) -> Callable[[Stage], Observed]:
     def play(stage: Stage) -> Observed:
         stage.trouble("all", f"wait-for-idle-child {WAIT_SECONDS} {how}")
         return stage.until_resumed().observed()
+
+    return play
+
+
+def long_wait(way: str, task: str) -> Callable[[Stage], Observed]:
+    """Return a function that lets rank 0 wait for an answer, see `long_waits`, and then waits for its end."""
+
+    def play(stage: Stage) -> Observed:
+        with answering(WAIT_SECONDS) as port:
+            stage.trouble("all", f"wait-long {way} {task} {WAIT_SECONDS if task == 'sleeps' else port}")
+            return stage.until_resumed().observed()
+
+    return play
+
+
+def wait_for_good(way: str, task: str) -> Callable[[Stage], Observed]:
+    """Return a function that lets rank 0 wait for something that never comes, see `long_waits`."""
+
+    def play(stage: Stage) -> Observed:
+        path = stage.node.folder / "dead"
+        os.mkfifo(path)
+        with beating(0.3) as port:
+            stage.trouble("all", f"wait-long {way} {task} {path if task == 'opens' else port}")
+            return stage.until_page().observed()
 
     return play
 
@@ -150,6 +174,22 @@ LOOK_ALIKES = Crowd(
             idle_child("output"),
             Expected(LOOK),
         ),
+        *(
+            Neighbour(
+                f"a {way} that {task}",
+                "rank 0 waits for its own worker, process or native thread, and that waits for 12 s; the others wait",
+                "healthy",
+                long_wait(way, task),
+                Expected(LOOK),
+            )
+            for way, task in (
+                ("loader", "asks"),
+                ("loader", "sleeps"),
+                ("process", "asks"),
+                ("client", "lock"),
+                ("client", "eventfd"),
+            )
+        ),
         Neighbour(
             "a person in a debugger",
             "rank 0 is at the prompt of pdb for 12 s, the others wait",
@@ -232,6 +272,22 @@ HANGS = Crowd(
             whom_is_gone,
             Expected(HANG, True, (1,), 100.0),
             ranks=4,
+        ),
+        *(
+            Neighbour(
+                f"a {way} that {task} for good",
+                "rank 0 waits for its own worker, process or thread, and that never ends; the others wait",
+                "hang",
+                wait_for_good(way, task),
+                Expected(HANG, True, (0,), 100.0),
+            )
+            for way, task in (
+                ("loader", "stops"),
+                ("process", "opens"),
+                ("heartbeat", "lock"),
+                ("heartbeat", "eventfd"),
+                ("circle", "-"),
+            )
         ),
         Neighbour(
             "suspended, and ranks elsewhere",

@@ -58,6 +58,19 @@ def answering(after_seconds: float) -> contextlib.AbstractContextManager[int]:
     return serving(serve)
 
 
+def beating(every_seconds: float) -> contextlib.AbstractContextManager[int]:
+    """Run a server that sends one client a heartbeat again and again. Yield its port."""
+
+    def serve(listening: socket.socket, over: threading.Event) -> None:
+        listening.settimeout(1.0)
+        while not over.is_set():
+            with contextlib.suppress(OSError), listening.accept()[0] as peer:
+                while not over.wait(every_seconds):
+                    peer.sendall(b".")
+
+    return serving(serve)
+
+
 def sending(bytes_per_second: int, seconds: float) -> contextlib.AbstractContextManager[int]:
     """Run a server that sends at this rate to one client, for `seconds`. Yield its port."""
 

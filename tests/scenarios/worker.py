@@ -20,10 +20,11 @@ from hangwatch.demo.phases import Phase
 from hangwatch.demo.process_setup import set_identity
 from hangwatch.demo.unix_collectives import barrier
 from hangwatch.demo.worker import Rank, evaluate
+from tests.scenarios import long_waits
+from tests.scenarios.long_waits import SERVER
 
 SLOW_SHARD = "slow"
 SLOW_READS = 100
-SERVER = "127.0.0.2"
 
 _read_shard = loader.read_shard
 
@@ -31,8 +32,12 @@ _read_shard = loader.read_shard
 def read_shard(shard: str) -> bytes:
     """Return the bytes of a shard, as the demo's rank does.
 
-    Reading the slow shard takes six seconds, in small pieces.
+    Reading the slow shard takes six seconds, in small pieces. A shard may also name a task of `long_waits`.
     """
+    task, _, argument = shard.partition(" ")
+    if task in long_waits.TASKS:
+        long_waits.TASKS[task](argument)
+        shard = loader.GOOD_SHARD
     if shard != SLOW_SHARD:
         return _read_shard(shard)
     batch = b""
@@ -514,6 +519,13 @@ def ask_whom_is_gone(me: Rank, port: str, odd: str) -> None:
     barrier(me.peers)
 
 
+def wait_long(me: Rank, way: str, task: str, argument: str) -> None:
+    """Let rank 0 wait in one of the ways of `long_waits`. The others wait for it."""
+    with waited_for(me, Phase.LOADING) as is_mine:
+        if is_mine:
+            long_waits.WAYS[way](me, task, argument)
+
+
 def main() -> None:
     """Run the demo's rank with the orders of this module."""
     loader.read_shard = read_shard
@@ -551,6 +563,7 @@ def main() -> None:
         "await-child-in-loop": await_child_in_loop,
         "debug": debug,
         "ask-whom-is-gone": ask_whom_is_gone,
+        "wait-long": wait_long,
     }
     worker.main()
 

@@ -36,7 +36,9 @@ _HEADER = struct.Struct("=IHHII")  # nlmsghdr
 _REQUEST = struct.Struct("=BBBxI48x")  # inet_diag_req_v2: family, protocol, extensions, states, any socket
 _ATTRIBUTE = struct.Struct("=HH")
 _MESSAGE_BYTES = 72  # inet_diag_msg
-_RETRANSMITS_AT, _UNACKED_AT, _BYTES_AT, _INFO_BYTES = 2, 24, 120, 136  # in tcp_info
+_RETRANSMITS_AT, _UNACKED_AT, _AGES_AT, _BYTES_AT, _INFO_BYTES = 2, 24, 44, 120, 136  # in tcp_info
+_LONGEST_ANSWER_MS = 3_600_000
+_SHORTEST_PAUSE_MS = 20  # between an answer and the next question; the kernel counts in steps of up to 10 ms
 _RECEIVE_BYTES = 1 << 18
 _LISTED_BYTES = 32 << 20
 _MAPPED = bytes(10) + b"\xff\xff"
@@ -60,7 +62,8 @@ class Connection(NamedTuple):
     """A TCP connection by its two ends, or a listening socket.
 
     `carried_bytes` is the number of bytes received or acknowledged since the connection began. It is None if the
-    connection was read from /proc/PID/net/tcp.
+    connection was read from /proc/PID/net/tcp. `awaits_answer` is true if this end sent data within the last hour and
+    has received none since; false if unknown.
     """
 
     inode: int
@@ -70,6 +73,7 @@ class Connection(NamedTuple):
     carried_bytes: int | None
     unacknowledged: int
     retransmits: int
+    awaits_answer: bool = False
 
     @property
     def is_open(self) -> bool:
@@ -385,12 +389,17 @@ def _connection(answer: bytes, at: int, end: int) -> Connection:
         (_plain(answer[at + 24 : at + 24 + width]), remote_port),
     )
     carried_bytes = unacknowledged = retransmits = 0
+    awaits_answer = False
     info = _attribute(answer, at + _MESSAGE_BYTES, end, _INET_DIAG_INFO)
     if len(info) >= _INFO_BYTES:
-        carried_bytes = sum(struct.unpack_from("=QQ", info, _BYTES_AT))
+        sent_bytes, received_bytes = struct.unpack_from("=QQ", info, _BYTES_AT)
+        sent_ms, _, received_ms = struct.unpack_from("=III", info, _AGES_AT)
+        is_question = sent_ms + _SHORTEST_PAUSE_MS < received_ms or (sent_bytes > 1 and not received_bytes)
+        awaits_answer = is_question and sent_ms < _LONGEST_ANSWER_MS
+        carried_bytes = sent_bytes + received_bytes
         retransmits = info[_RETRANSMITS_AT]
         (unacknowledged,) = struct.unpack_from("=I", info, _UNACKED_AT)
-    return Connection(inode, state, *ends, carried_bytes, unacknowledged, retransmits)
+    return Connection(inode, state, *ends, carried_bytes, unacknowledged, retransmits, awaits_answer)
 
 
 def _attribute(answer: bytes, at: int, end: int, wanted: int) -> bytes:

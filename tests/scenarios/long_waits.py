@@ -1,0 +1,134 @@
+"""Waits of two or three steps: a rank waits for a process, a thread or a driver, which waits for something else.
+
+Each way is a function of a rank. It needs only the standard library.
+"""
+
+from __future__ import annotations
+
+import _thread
+import collections
+import operator
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from hangwatch.demo import loader
+from hangwatch.demo.process_setup import set_identity
+from hangwatch.demo.worker import Rank
+
+SERVER = "127.0.0.2"
+
+
+def connected(port: str) -> socket.socket:
+    """Return a connection to a server outside the job. A request was sent on it."""
+    server = socket.create_connection((SERVER, int(port)))
+    server.sendall(b"a question")
+    return server
+
+
+def ask(port: str) -> None:
+    """Send a request to a server and wait for the response without a timeout."""
+    connected(port).recv(1)
+
+
+def back_off(seconds: str) -> None:
+    """Sleep once, as between two attempts to reach a server."""
+    time.sleep(float(seconds))
+
+
+def open_dead(path: str) -> None:
+    """Open a FIFO without a writer."""
+    Path(path).read_bytes()
+
+
+def stop(_: str) -> None:
+    """Stop this process."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+TASKS: dict[str, Callable[[str], None]] = {"asks": ask, "sleeps": back_off, "opens": open_dead, "stops": stop}
+
+
+def await_loader(me: Rank, task: str, argument: str) -> None:
+    """Wait for the loader worker, which does a task first."""
+    loader.next_batch(me.loader, f"{task} {argument}")
+
+
+def await_process(me: Rank, task: str, argument: str) -> None:
+    """Wait at a queue for a forked process of the same program, which does a task first."""
+    reads, writes = os.pipe()
+    rank = os.getpid()
+    if os.fork() == 0:
+        set_identity("python", rank, me.folder)
+        os.close(reads)
+        TASKS[task](argument)
+        os.write(writes, b".")
+        os._exit(0)
+    os.close(writes)
+    os.read(reads, 1)
+
+
+def run_natively(*calls: Callable[[], object]) -> None:
+    """Run these functions of compiled code in a thread that never enters Python code."""
+    _thread.start_new_thread(collections.deque, (map(operator.methodcaller("__call__"), calls), 0))
+
+
+def await_client(_: Rank, way: str, port: str) -> None:
+    """Wait for a thread of compiled code, which waits in epoll for the answer of a server.
+
+    The main thread waits at a lock, as in the client of an object store, or at an eventfd, as in zmq.
+    """
+    events, server = select.epoll(), connected(port)
+    events.register(server, select.EPOLLIN)
+    if way == "eventfd":
+        answered = os.eventfd(0)
+        run_natively(events.poll, lambda: os.eventfd_write(answered, 1))
+        waiting = select.poll()
+        waiting.register(answered, select.POLLIN)
+        waiting.poll()
+    else:
+        lock = _thread.allocate_lock()
+        lock.acquire()
+        run_natively(events.poll, lock.release)
+        lock.acquire()
+
+
+def lock_beside_heartbeat(_: Rank, way: str, port: str) -> None:
+    """Wait for a lock that nothing releases, while a thread of compiled code exchanges heartbeats with a server."""
+    events, server = select.epoll(), connected(port)
+    events.register(server, select.EPOLLIN)
+    calls = (events.poll, lambda: server.recv(1), lambda: server.sendall(b"."))
+    run_natively(*(calls * 1000))
+    if way == "eventfd":
+        os.eventfd_read(os.eventfd(0))
+    lock = _thread.allocate_lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def await_in_circle(me: Rank, _task: str, _argument: str) -> None:
+    """Wait for a process that waits for this rank."""
+    questions, answers = os.pipe(), os.pipe()
+    rank = os.getpid()
+    if os.fork() == 0:
+        set_identity("python", rank, me.folder)
+        os.close(questions[1])
+        os.close(answers[0])
+        os.read(questions[0], 1)
+        os._exit(0)
+    os.close(questions[0])
+    os.close(answers[1])
+    os.read(answers[0], 1)
+
+
+WAYS: dict[str, Callable[[Rank, str, str], None]] = {
+    "loader": await_loader,
+    "process": await_process,
+    "client": await_client,
+    "heartbeat": lock_beside_heartbeat,
+    "circle": await_in_circle,
+}

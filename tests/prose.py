@@ -67,6 +67,12 @@ ADVICE = {f"p{number}": advice for number, advice in enumerate(PHRASES.values())
 
 VAGUE = r"one|told|said|found|own|known|left|beside|here|there|them|they|who|whom|whose|somebody|nobody|asked"
 VAGUE_NAME = re.compile(VAGUE)
+VAGUE_KEY = re.compile(rf"^({VAGUE})\s*=", re.MULTILINE)
+OLD_NAME = re.compile(
+    r"\b(NotCome|EverybodyCame|Circle|first_look|quiet_line_watts|quiet_watts_ratio_of_limit|crew|seat(ed)?"
+    r"|find_standing|ProcessPlace)\b"
+)
+"""Names that were replaced: identifiers, values of enums, keys of TOML and JSON."""
 VAGUE_MODULE = re.compile(
     rf"{VAGUE}|led|stays|rest|reached|launched|dumped|watched|locked|across|left_behind|own_jobs|seen|others|misc"
     r"|(.*_)?(helpers?|utils?|manager|elsewhere)(_.*)?"
@@ -194,6 +200,10 @@ def check_names(file: str, tree: ast.AST) -> Iterator[Finding]:
                 if parameter and VAGUE_NAME.fullmatch(parameter.arg):
                     text = f"parameter {node.name}.{parameter.arg}: say what it holds"
                     yield Finding(file, parameter.lineno, "name", text)
+        elif isinstance(node, ast.keyword) and node.arg == "labels" and isinstance(node.value, ast.Tuple):
+            for label in node.value.elts:
+                if isinstance(label, ast.Constant) and VAGUE_NAME.fullmatch(str(label.value)):
+                    yield Finding(file, label.lineno, "name", f"label {label.value}: say what it holds")
         elif isinstance(node, ast.ClassDef):
             for field in node.body:
                 name = (
@@ -242,6 +252,7 @@ def check_python(file: str, source: str) -> Iterator[Finding]:
 
 def check_table(file: str, source: str) -> Iterator[Finding]:
     """Check the comments and values of a TOML or YAML file."""
+    yield from _find_names(file, source, VAGUE_KEY)
     plain = re.sub(r"^(\s*)# ?", r"\1", source, flags=re.MULTILINE)
     yield from check_passage(file, Passage(1, plain))
 
@@ -267,10 +278,17 @@ def check_page(file: str, source: str) -> Iterator[Finding]:
             yield from check_passage(file, Passage(number, line))
 
 
+def _find_names(file: str, source: str, pattern: re.Pattern[str]) -> Iterator[Finding]:
+    for name in pattern.finditer(source):
+        yield Finding(file, source.count("\n", 0, name.start()) + 1, "name", f"{name[1]}: see docs/glossary.md")
+
+
 def check(file: str, source: str) -> list[Finding]:
     """Return the findings of a file in line order. The suffix of the file selects the checks."""
     by_suffix = {".py": check_python, ".md": check_page, ".toml": check_table, ".yaml": check_table}
-    return sorted(set(by_suffix[Path(file).suffix](file, source)))
+    is_shipped = file.startswith(("hangwatch/", "deploy/", "docs/", "README"))
+    old_names = _find_names(file, source, OLD_NAME) if is_shipped else ()
+    return sorted({*by_suffix[Path(file).suffix](file, source), *old_names})
 
 
 def files(*paths: Path) -> Iterator[Path]:

@@ -23,6 +23,13 @@ BAD = (
     ("a.py", '"""A sample.\n\nThe rank is accused\nby its peers."""\n', "3: phrase"),
     ("a.py", "class Queue:\n    def of(self, told: int) -> None:\n        pass\n", "2: name"),
     ("hangwatch/jobs/launch_utils.py", "x = 1\n", "1: name"),
+    ("a.py", "class Job(Value):\n    found: int = 0\n", "2: name"),
+    ("a.py", "def asked() -> None:\n    pass\n", "1: name"),
+    ("hangwatch/a.py", 'class Kind(Enum):\n    LATE = "NotCome"\n', "2: name"),
+    ("a.py", 'JOBS = Metric(name="jobs", help="jobs", labels=("who",))\n', "1: name"),
+    ("hangwatch/a.py", 'REPORT = {"first_look": []}\n', "1: name"),
+    ("a.toml", "told = 1\n", "1: name"),
+    ("hangwatch/a.toml", '[Circle]\nmeans = "a deadlock"\n', "1: name"),
     ("hangwatch/jobs/a.py", "def load() -> None:\n    told = 1\n" + "    pass\n" * 14, "2: name"),
     (
         "hangwatch/jobs/a.py",

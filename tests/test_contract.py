@@ -27,8 +27,6 @@ TEA = '''"""Whether there is tea.
 A node without tea trains as well as any other. It does not page.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Annotated
 

@@ -3,8 +3,6 @@
 A rank maps them some time after its start. So its maps are read again, with growing pauses, until one is found.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

@@ -7,8 +7,6 @@ NVML also reports the XIDs since the daemon started. An XID in both sources is o
 counts too: the log line was overwritten, or hangwatch has no permission to read the log.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 

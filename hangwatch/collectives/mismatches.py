@@ -1,7 +1,5 @@
 """Search for members of a process group that enqueued different operations, or the same ones in another order. Pure."""
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -5,8 +5,6 @@ joined* if it has no such record, and its flight recorder begins before the firs
 other cases this is *unknown*.
 """
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

@@ -9,8 +9,6 @@ record may wait, too: gloo does not record send, recv, monitored_barrier, new_gr
 graph also contains the `Stance` of each awaited rank.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """The task that reads when the ranks of each job enqueued their collectives, and names the rank that is late."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

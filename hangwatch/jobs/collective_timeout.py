@@ -7,8 +7,6 @@ environment of the ranks. Without such a variable it is PyTorch's default: 600 s
 overrides the one from the environment.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from hangwatch.model import Job, JobName, Value

@@ -1,7 +1,5 @@
 """Groups of ranks. `stacks.grouping` and `collectives` make these values, `verdict` and `fleet.merge` read them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from itertools import chain, pairwise
 

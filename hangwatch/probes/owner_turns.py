@@ -1,7 +1,5 @@
 """Turns of owners of jobs in a thread that works for all of them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar

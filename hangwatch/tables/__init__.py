@@ -1,7 +1,5 @@
 """Data tables shipped with hangwatch: TOML files next to the modules that read them."""
 
-from __future__ import annotations
-
 import pkgutil
 import re
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 `probes.node.kmsg`, `verdict` and `explain` use the table. The table describes its columns.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Literal, NamedTuple
 

@@ -3,8 +3,6 @@
 `explain` and the self-test use the table. The table describes its columns.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Literal, NamedTuple
 

@@ -1,7 +1,5 @@
 """XIDs, the error numbers of the NVIDIA driver: their meaning, severity and remedy (xids.toml)."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from typing import Literal

@@ -1,7 +1,5 @@
 """The recommended action after a verdict, by the table `actions.toml`. Pure."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections import Counter

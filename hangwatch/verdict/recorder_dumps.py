@@ -5,8 +5,6 @@ medium confidence at most. A rank without a stack is never named, only checked f
 different moments. So they count only if they may be of one moment, and if all waits in them lead to the same ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace

@@ -1,7 +1,5 @@
 """The table of rules that name ranks. `judge` applies them, and docs/verdicts.md prints them. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

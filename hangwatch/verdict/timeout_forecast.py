@@ -1,7 +1,5 @@
 """Forecast when the collective timeout ends a hung job. A recorded timeout is preferred to a configured one. Pure."""
 
-from __future__ import annotations
-
 from hangwatch.jobs.collective_timeout import read_timeouts
 from hangwatch.model import Grouping, Incident, JobState, Value
 from hangwatch.verdict.scene import open_operations

@@ -1,7 +1,5 @@
 """`hangwatch explain` on flight-recorder dumps of real gloo jobs. Expected results: tests/data/waitfor.toml."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ranks that are stopped, or frozen by the freezer of a control group. The group and the capture are real."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

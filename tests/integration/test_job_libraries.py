@@ -1,7 +1,5 @@
 """A rank with the variables of a launcher: its libraries decide if PyTorch's collective timeout applies."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

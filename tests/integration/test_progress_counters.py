@@ -1,7 +1,5 @@
 """Progress counters of real ranks over gloo: the main thread, a side thread, a stopped rank, new process groups."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -3,8 +3,6 @@
 The records equal the process's own dump in any state. A process without a recorder gives a fault.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

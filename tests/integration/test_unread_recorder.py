@@ -1,7 +1,5 @@
 """A job with process groups, and a flight recorder of an unknown form: status, metric and check say so."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

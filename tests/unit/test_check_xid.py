@@ -1,7 +1,5 @@
 """xid: real lines of the kernel's log, from a fixture file and from the real /dev/kmsg."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import time

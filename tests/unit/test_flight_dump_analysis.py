@@ -1,7 +1,5 @@
 """Analysis of flight-recorder dumps that were written at one moment, compared with torch's own analyzer."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any

@@ -3,8 +3,6 @@
 Each row of kernel_lines.toml matches real lines, and does not match similar lines.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import tempfile

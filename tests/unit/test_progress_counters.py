@@ -1,7 +1,5 @@
 """Progress counters from synthetic memories: drawn tables of groups, changed bytes, hostile tables, threads."""
 
-from __future__ import annotations
-
 import os
 import random
 import struct

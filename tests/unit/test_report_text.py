@@ -1,7 +1,5 @@
 """The text report: the verdict first, raw stacks last. grep(1) works on it, and it has no control characters."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 tests/data/waitfor.toml has the expected results of real jobs.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count

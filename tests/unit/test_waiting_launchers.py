@@ -1,7 +1,5 @@
 """A launcher that waits without ranks: how it is found, captured late, and judged by its sockets."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

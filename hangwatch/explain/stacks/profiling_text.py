@@ -4,8 +4,6 @@ The format is that of CPython's Lib/profiling/sampling/dump.py. Frames come oute
 Only the first header of a process has its pid. With --async-aware each section is a task instead of a thread.
 """
 
-from __future__ import annotations
-
 import re
 
 from hangwatch.explain.stacks.parsed_processes import (

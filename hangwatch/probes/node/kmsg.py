@@ -4,8 +4,6 @@ See dev-kmsg in the kernel's ABI docs. A record is `priority,sequence,microsecon
 begin with a blank continue it.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -6,8 +6,6 @@ mapped by the process. This page holds the build id. So no other file is mistake
 changes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

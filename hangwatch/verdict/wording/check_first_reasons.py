@@ -1,7 +1,5 @@
 """The reasons to check a rank first: one function for each reason in the table of `check_first`. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import median
 

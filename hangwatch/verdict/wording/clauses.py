@@ -1,7 +1,5 @@
 """Clauses on the activities, calls and lines of ranks. The caller puts the names of the ranks in front. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import structs

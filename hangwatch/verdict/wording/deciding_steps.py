@@ -1,7 +1,5 @@
 """The checks that decide if a rank to check first is the cause. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hangwatch.model import Member

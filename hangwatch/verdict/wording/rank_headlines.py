@@ -1,7 +1,5 @@
 """The headlines of findings that name ranks, and hints that are added to them. Pure."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 

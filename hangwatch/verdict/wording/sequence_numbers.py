@@ -1,7 +1,5 @@
 """The sentences on sequence numbers: headlines of findings, and evidence. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Literal
 

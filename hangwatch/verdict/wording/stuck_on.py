@@ -1,7 +1,5 @@
 """Pure: the two short lines of a verdict: `stuck_on`, the call or line that blocks, and `next_step`, the first step."""
 
-from __future__ import annotations
-
 import shlex
 
 from msgspec import structs

@@ -19,6 +19,7 @@ import struct
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -47,11 +48,36 @@ class FilePlaces(NamedTuple):
     start_ticks: int = 0
 
 
+class _Turns:
+    """A lock that threads get in the order in which they asked for it.
+
+    A threading.Lock is often taken again by the thread that has just released it, while other threads wait.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[threading.Event] = deque()  # the first one has its turn
+
+    def __enter__(self) -> None:
+        turn = threading.Event()
+        with self._lock:
+            self._waiting.append(turn)
+            if self._waiting[0] is turn:
+                turn.set()
+        turn.wait()
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._waiting.popleft()
+            if self._waiting:
+                self._waiting[0].set()
+
+
 class MemoryReader:
     """A reading child. Abandoned children are kept by the file that they wait for."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._turns = _Turns()
         self._child: Child | None = None
         self._abandoned = AbandonedChildren()
 
@@ -82,7 +108,7 @@ class MemoryReader:
         hangs: for this file, for an earlier one, or too many in total.
         """
         answers: list[list[bytes] | int] = []
-        with self._lock:
+        with self._turns:
             readable = [file for file in files if self._abandoned.pid_for(file.path) is None]
             stuck = None
             if readable and self._abandoned.begin(share, 0.0):

@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
+from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
@@ -45,6 +46,7 @@ class Recorders:
     def __init__(self, proc_root: Path = procfs.PROC) -> None:
         self._proc_root = proc_root
         self._lock = threading.Lock()
+        self._owner_locks = WeakValueDictionary[str, threading.Lock]()
         self._places_by_shape: dict[tuple[ProcessId, int], tuple[int, Layout]] = {}
         self._places: dict[ProcessId, dict[Library, tuple[int, Layout]]] = {}
         self._lasting: dict[ProcessId, tuple[RankRecords | Fault, ...]] = {}
@@ -73,7 +75,10 @@ class Recorders:
         process groups, and no recorder of them is known), UnknownLayout, ChangedWhileRead, TooLarge, PermissionDenied,
         NoAnswer, ProcessGone.
         """
-        contents = self._read(process, share, newest)
+        with self._lock:
+            lock_of_owner = self._owner_locks.setdefault(share, threading.Lock())
+        with lock_of_owner:  # a capture of many ranks leaves time to captures of other owners
+            contents = self._read(process, share, newest)
         if any(each.reason == "RecorderOff" if isinstance(each, Fault) else each.capacity for each in contents):
             empty = (
                 each if isinstance(each, Fault) else replace(each, records=(), groups=(), members=())

@@ -27,7 +27,7 @@ from hangwatch.model import (
     WorkerCall,
 )
 from hangwatch.probes.node import host, kmsg
-from hangwatch.probes.process import blocked_call, locked_memory, process_details, procfs, rank_output
+from hangwatch.probes.process import blocked_call, credentials, locked_memory, process_details, procfs, rank_output
 from hangwatch.probes.process import environment as environments
 from hangwatch.stacks.activity import Table
 from hangwatch.verdict import environment_diff
@@ -130,9 +130,9 @@ def _own_ranks(taken: Capture, job: Job, proc_root: Path) -> dict[RankId, tuple[
     found = {}
     for rank in taken.ranks:
         target = ids.get(rank.id.pid or 0)
-        users = set(procfs.read_user_ids(target.pid, proc_root)) if target is not None else set()
-        if target is not None and len(users) == 1 and (not job.uid or users == {job.uid}):
-            found[rank.id] = target, users.pop()
+        uid = credentials.read_only_user(target, proc_root) if target is not None else None
+        if target is not None and uid is not None and (not job.uid or uid == job.uid):
+            found[rank.id] = target, uid
     return found
 
 
@@ -199,7 +199,7 @@ def _details(
     return {
         rank: details[target]
         for rank, target in targets.items()
-        if target in details and set(procfs.read_user_ids(target.pid)) == {owner_ranks[rank][1]}
+        if target in details and credentials.read_only_user(target) == owner_ranks[rank][1]
     }
 
 
@@ -263,8 +263,8 @@ def _kernel_calls(rounds: Mapping[int, Sequence[ProcessDump]], job: Job, proc_ro
         if time.monotonic() > end:
             break
         call = blocked_call.read_awaited(target.pid, dumps, pids, strangers, end)
-        state, users = procfs.read_state(target.pid, proc_root), set(procfs.read_user_ids(target.pid, proc_root))
-        is_same = state is not None and state[0] == target and (not job.uid or users == {job.uid})
+        uid = credentials.read_only_user(target, proc_root)
+        is_same = uid == job.uid if job.uid else procfs.is_alive(target, proc_root)
         if call is not None and is_same:
             calls[target.pid] = call
     return calls

@@ -34,6 +34,7 @@ from hangwatch.probes.process import (
     blocked_call,
     call_timeout,
     cgroup_freezer,
+    credentials,
     file_locks,
     main_thread,
     native_stack,
@@ -187,8 +188,10 @@ class ProcessDumper(NamedTuple):
 
         The owner can read incidents, and must not see the stacks of other users.
         """
-        ids = procfs.read_user_ids(target.pid, self.request.paths.proc_root) if self.reader_uid else ()
-        if not ids or set(ids) == {self.reader_uid}:
+        proc_root = self.request.paths.proc_root
+        if not self.reader_uid or credentials.read_only_user(target, proc_root) == self.reader_uid:
+            return None
+        if not procfs.is_alive(target, proc_root):
             return None
         detail = "it runs as another user than its job, whose owner reads the incident"
         remedy = f"as root: py-spy dump --pid {target.pid}"

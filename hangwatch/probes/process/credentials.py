@@ -7,7 +7,7 @@ rights itself: they are in its request, and hold only while the process still ha
 import os
 from pathlib import Path
 
-from hangwatch.model import Value
+from hangwatch.model import ProcessId, Value
 from hangwatch.probes.process import procfs
 
 _MOST_BYTES = 1 << 20  # 65,536 groups, the limit of the kernel
@@ -33,6 +33,12 @@ def read_credentials(pid: int, proc_root: Path = procfs.PROC) -> Credentials | N
     if len(set(uids)) != 1 or len(set(gids)) != 1:
         return None
     return Credentials(uid=uids[0], gid=gids[0], groups=groups, start_ticks=stat.start_ticks)
+
+
+def read_only_user(process: ProcessId, proc_root: Path = procfs.PROC) -> int | None:
+    """Return the user that all ids of a process name. None if it has ended, or if its ids differ."""
+    uids = set(procfs.read_user_ids(process.pid, proc_root))
+    return uids.pop() if len(uids) == 1 and procfs.is_alive(process, proc_root) else None
 
 
 def take_rights(uid: int, gid: int, groups: tuple[int, ...]) -> None:

@@ -42,6 +42,24 @@ def test_so_many_children_are_left_behind_and_no_more(tmp_path: Path) -> None:
     wait_for(lambda: process_memory.SHARED.abandoned_children() == 0, "the children to end with the file system")
 
 
+def test_thread_that_waits_for_the_reader_comes_before_the_thread_that_has_just_read() -> None:
+    """A capture of many ranks reads again and again. Reads for other owners come in between."""
+    turns, order = process_memory.Turns(), list[str]()
+
+    def wait_for_turn() -> None:
+        with turns:
+            order.append("waiting")
+
+    waiting = threading.Thread(target=wait_for_turn)
+    with turns:
+        waiting.start()
+        wait_for(lambda: turns.count() == 2, "the thread to wait")
+    with turns:
+        order.append("again")
+    waiting.join()
+    assert order == ["waiting", "again"]
+
+
 def test_a_child_that_has_no_core_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Keep a child that runs beyond its deadline if it computes: it is slow, not blocked."""
     busy = tmp_path / "busy_child.py"

@@ -48,7 +48,7 @@ class FilePlaces(NamedTuple):
     start_ticks: int = 0
 
 
-class _Turns:
+class Turns:
     """A lock that threads get in the order in which they asked for it.
 
     A threading.Lock is often taken again by the thread that has just released it, while other threads wait.
@@ -66,6 +66,10 @@ class _Turns:
                 turn.set()
         turn.wait()
 
+    def count(self) -> int:
+        """Return the number of threads that have the lock or wait for it."""
+        return len(self._waiting)
+
     def __exit__(self, *error: object) -> None:
         with self._lock:
             self._waiting.popleft()
@@ -77,7 +81,7 @@ class MemoryReader:
     """A reading child. Abandoned children are kept by the file that they wait for."""
 
     def __init__(self) -> None:
-        self._turns = _Turns()
+        self._turns = Turns()
         self._child: Child | None = None
         self._abandoned = AbandonedChildren()
 

@@ -74,14 +74,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Give each test to the next free worker.
 
-    A file of `TOGETHER` goes to one worker as a whole and runs first.
+    A file of `TOGETHER` goes to one worker as a whole and runs first. A third of the workers begins at the other end:
+    unit tests need the CPU while tests of daemons wait.
     """
     from xdist.scheduler import LoadScopeScheduling
+    from xdist.workermanage import WorkerController
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0].removeprefix("tests/")
             return file if file in TOGETHER else nodeid
+
+        def _assign_work_unit(self, node: WorkerController) -> None:
+            if int(node.gateway.id.removeprefix("gw")) < self.numnodes // 3:
+                self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+            super()._assign_work_unit(node)
 
     return Scheduling(config, log)
 

@@ -274,6 +274,7 @@ def test_a_node_that_dies_with_its_daemon_is_one_page_that_names_it_and_its_rank
 
     fleet.nodes["n2"].delete()
     fleet.set_power(ADAS_GPU, HUNG_WATTS)
+    wait_for(lambda: fleet.jobs[ADA].seconds_since_step > STANDS_SECONDS, "all other ranks to wait for rank 2")
     told, job = fleet.dump_of_one(ADA)
     assert (told["answered"], told["unanswered"], told["failed"]) == (["n0", "n1", "n3"], ["n2"], [])
     assert (job["absent"], job["verdict"]["named"]) == ([[2, 2]], [])

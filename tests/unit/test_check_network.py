@@ -363,6 +363,7 @@ def test_a_rank_that_listens_on_loopback_alone(tree: NodeTree, rows: list[tuple[
 def sleeping_rank(program: str = "import sys; sys.stdin.read()", **environ: str) -> Iterator[int]:
     child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, env={**os.environ, **environ})
     try:
+        wait_for(Path(f"/proc/{child.pid}/environ").read_bytes, "its environment: execve(2) sets it late")
         yield child.pid
     finally:
         child.stdin.close()  # type: ignore[union-attr]

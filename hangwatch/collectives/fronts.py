@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterator, Sequence, Set
+from functools import cached_property
 from itertools import chain
 from typing import NamedTuple, TypeAlias
 
@@ -89,18 +90,16 @@ def find_ends(groups: Sequence[ProcessGroup], recorded: Set[int], idle: Set[int]
 class _Waits:
     """The fronts in which each rank waits: `first` is the oldest of a GPU, `of_gloo` are all of gloo.
 
-    Ranks in `collective` have a collective open, and `sends` are the open sends of each rank.
+    `sends` are the open sends of each rank.
     """
 
     def __init__(self, groups: Sequence[ProcessGroup], recorded: Set[int]) -> None:
         self.groups, self.recorded = groups, recorded
-        self.first: dict[int, Front] = {}
         self.of_gloo: dict[int, list[Front]] = defaultdict(list)
-        self.collective = set[int]().union(*(group.waits for group in groups))
         self.sends: dict[int, list[Front]] = defaultdict(list)
         self._numbers = [show_numbers({wait.number for wait in group.waits.values()}) for group in groups]
         self._unrecorded = [group.unknown - recorded for group in groups]
-        orders: dict[int, tuple[bool, float, int]] = {}
+        oldest: dict[int, tuple[bool, float, int, int, EnqueuedOperation]] = {}
         for place, group in enumerate(groups):
             transfers = ((rank, operation) for rank, pair in group.transfers.items() for operation in pair)
             for rank, operation in chain(group.waits.items(), transfers):
@@ -109,15 +108,22 @@ class _Waits:
                     continue
                 if is_sent := is_send(operation):
                     self.sends[rank].append(Front(place, group, operation))
-                order = is_sent, operation.created_unix_seconds, operation.order  # pipelines send asynchronously
-                if rank not in orders or order < orders[rank]:
-                    orders[rank], self.first[rank] = order, Front(place, group, operation)
+                # Sends come last, because pipelines send asynchronously.
+                order = is_sent, operation.created_unix_seconds, operation.order, place, operation
+                if rank not in oldest or order < oldest[rank]:
+                    oldest[rank] = order
+        self.first = {rank: Front(place, groups[place], operation) for rank, (*_, place, operation) in oldest.items()}
 
     def blocking(self, rank: int) -> Iterator[Front]:
         """Yield the fronts in which a rank may wait."""
         if rank in self.first:
             yield self.first[rank]
         yield from self.of_gloo.get(rank, ())
+
+    @cached_property
+    def collective(self) -> Set[int]:
+        """The ranks that wait in a collective, not only in a send or recv."""
+        return set[int]().union(*(group.waits for group in self.groups))
 
     @staticmethod
     def is_behind_gpu(front: Front) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -134,14 +134,14 @@ def _mark_open(
     whole = (record for record in last.records if record.id >= last.oldest_id)
     oldest = next((record.created_unix_ns / 1e9 for record in whole), None)
     completed = _find_completed(first)
+    groups = (
+        _make_group(name, by_id, last, stays_open, main_thread_id, completed) for name, by_id in sorted(by_name.items())
+    )
     return RecorderState(
         library=last.library,
         is_wrapped=last.is_wrapped or last.reset_epoch > 0,
         oldest_unix_seconds=oldest,
-        groups=tuple(
-            replace(_make_group(name, by_id, last, stays_open, main_thread_id), completed=completed.get(max(by_id), -1))
-            for name, by_id in sorted(by_name.items())
-        ),
+        groups=tuple(groups),
     )
 
 
@@ -163,6 +163,7 @@ def _make_group(
     last: RankRecords,
     stays_open: set[tuple[int, int, int]],
     main_thread_id: int | None,
+    completed: Mapping[int, int],
 ) -> GroupRecords:
     """Return the records of the newest group with this name in this process."""
     newest = max(by_id)
@@ -185,6 +186,7 @@ def _make_group(
         and not any_open
         and any(_has_lost_record(status, records) for status in statuses),
         ranks=next(members, ()),
+        completed=completed.get(newest, -1),
         group_id=newest,
     )
 

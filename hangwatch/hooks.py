@@ -146,7 +146,8 @@ def due_hook(settings: Settings, incident: Incident, moved_to: JobState | None, 
 def _values(incident: Incident, state: str, folder: Path | None) -> dict[str, str]:
     """Return the value of each placeholder of a hook's command, by name."""
     job, verdict = incident.job, incident.verdict
-    slurm = re.fullmatch(r"Slurm job (\d+)", job.owner)
+    slurm = re.fullmatch(r"Slurm job (?:(\d+)|s[0-9A-Z]{13})", job.owner)
+    slurm_job = "" if slurm is None else slurm[1] or job.environ.get("SLURM_JOB_ID", "")
     return {
         "incident": "" if folder is None else str(folder),
         "name": incident.incident_id if folder is None else folder.name,
@@ -156,7 +157,7 @@ def _values(incident: Incident, state: str, folder: Path | None) -> dict[str, st
         "state": state,
         "owner": job.owner,
         "owner_uid": "" if job.uid is None else str(job.uid),
-        "slurm_job": slurm[1] if slurm else "",
+        "slurm_job": slurm_job if slurm_job.isascii() and slurm_job.isdecimal() else "",
         "pods": ",".join(_pods(incident)),
         "node": incident.node,
         "kind": verdict.kind,

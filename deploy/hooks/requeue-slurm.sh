@@ -9,7 +9,7 @@ set -eu
 export TZ=UTC # times are part of names
 claims=$1 which=${2:-recommended} per_job=${3:-1} per_day=${4:-10}
 action=${HANGWATCH_ACTION:-investigate} exclude=${HANGWATCH_EXCLUDE_NODES:-}
-# From the control group: the environment of a job may contain the number of another user's job.
+# From the control group. That of Slurm 26.05 has no number: then it is from the environment, and the user is compared.
 job=${HANGWATCH_SLURM_JOB:-}
 stop() { # STATUS MESSAGE
   echo "$2"
@@ -29,10 +29,11 @@ esac
 
 # Without the name and the comment, which the owner chooses. An array has one line for each task. %i of a task is 7_2:
 # the last task has the number of its array, and with that number, scontrol would requeue all tasks.
-found=$(squeue --noheader --noconvert --jobs="$job" --format='%A|%i|%T|%S|%P|%D|%x|%n')
-IFS='|' read -r _ name state start partition nodes excluded required <<LINE
+found=$(squeue --noheader --noconvert --jobs="$job" --format='%A|%i|%T|%S|%P|%D|%x|%n|%U')
+IFS='|' read -r _ name state start partition nodes excluded required user <<LINE
 $(echo "$found" | grep "^$job|")
 LINE
+[ "$HANGWATCH_OWNER" = "Slurm job $job" ] || [ "$user" = "${HANGWATCH_OWNER_UID:-}" ] || stop 1 "job $job is of uid $user"
 [ "$state" = RUNNING ] || stop 0 "job $job is ${state:-gone}: nothing to requeue"
 if [ -n "$exclude" ]; then
   excluded=$exclude${excluded:+,$excluded}

@@ -11,9 +11,11 @@ _MOST_PATHS = 1024  # that are remembered; a scan reads at most 16 KiB of each
 _ABOVE = r"(?:/\.\.)*"  # a daemon in its own control group namespace sees other paths relative to it
 
 # slurm.conf's ProctrackType=proctrack/cgroup. v2: /system.slice/slurmstepd.scope/job_4711/step_0/user/task_0. If
-# several slurmd run on one node, the name of the node comes first. v1: /slurm/uid_1004/job_4711/step_0/task_0.
+# several slurmd run on one node, the name of the node comes first. v1: /slurm/uid_1004/job_4711/step_0/task_0. Slurm
+# 26.05 writes the SLUID of the job, s00A1B2C3D4E5F, in the place of job_4711.
 _SLURM = re.compile(
-    rf"{_ABOVE}(?:(?:/system\.slice)?/(?:[\w.-]+_)?slurmstepd\.scope|/slurm(?:_[\w.-]+)?/uid_\d+)/job_(?P<name>\d+)(?:/|$)"
+    rf"{_ABOVE}(?:(?:/system\.slice)?/(?:[\w.-]+_)?slurmstepd\.scope|/slurm(?:_[\w.-]+)?/uid_\d+)"
+    r"/(?:job_)?(?P<name>(?<=job_)\d+|(?<!job_)s[0-9A-Z]{13})(?:/|$)"
 )
 
 # The kubelet's cgroupfs driver: /kubepods/burstable/pod<uid>/<container>. Its systemd driver:
@@ -28,7 +30,7 @@ _POD = re.compile(
 
 @lru_cache(maxsize=_MOST_PATHS)
 def slurm_job(path: str) -> str | None:
-    """Return the id of the Slurm job that owns a control group, such as "4711"; None if no job owns it."""
+    """Return the number or the SLUID of the Slurm job that owns a control group; None if no job owns it."""
     match = _SLURM.match(path)
     return match["name"] if match else None
 

@@ -67,8 +67,8 @@ def site(tmp_path: Path) -> Site:
     return Site(tmp_path)
 
 
-def squeue_prints(state: str, start: str = "2026-03-14T02:00:00") -> str:
-    return f"4711|4711|{state}|{start}|gpu|1||"
+def squeue_prints(state: str, start: str = "2026-03-14T02:00:00", user: int = 1004) -> str:
+    return f"4711|4711|{state}|{start}|gpu|1|||{user}"
 
 
 def test_of_many_nodes_one_requeues(site: Site) -> None:
@@ -84,6 +84,17 @@ def test_of_many_nodes_one_requeues(site: Site) -> None:
     assert printed == ["job 4711 is not requeued again: limit 1\n"], "it hangs again after it was requeued"
     site.call("requeue-slurm.sh", str(claims), "recommended", "2", owner="Slurm job 4711")
     assert site.calls[-1] == "scontrol requeue 4711", "a site may allow more"
+
+
+@pytest.mark.parametrize(("user", "status"), [(1004, 0), (1005, 1)])
+def test_job_of_a_sluid_is_requeued_only_for_its_user(site: Site, user: int, status: int) -> None:
+    """The number is from the environment of the job, which may contain that of another user's job."""
+    site.program("scontrol")
+    site.program("squeue", squeue_prints("RUNNING", user=user))
+    job = {"owner": "Slurm job s00A1B2C3D4E5F", "uid": 1004, "environ": {"SLURM_JOB_ID": "4711"}}
+    said = site.call("requeue-slurm.sh", str(site.folder), status=status, **job)
+    assert said == ("job 4711 is of uid 1005\n" if status else "requeued job 4711\n")
+    assert [call for call in site.calls if call.startswith("scontrol")] == ["scontrol requeue 4711"] * (not status)
 
 
 def test_requeue_refused_by_slurm_releases_the_claims(site: Site) -> None:

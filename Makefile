@@ -30,7 +30,11 @@ PARTS := machines frameworks verdicts latency stragglers soak fuzz faults
 LATENCY := tests/integration/test_progress_daemon.py
 STRAGGLERS := tests/unit/test_arrival.py tests/integration/test_arrivals.py
 
-.PHONY: findings first-hour demo man quick test long long-machines long-frameworks long-verdicts long-latency long-stragglers long-soak long-fuzz long-faults bench hangbench mutations robustness check golden scenarios screenshots fmt dist image chart deb release-check docs clean
+.PHONY: findings first-hour demo man quick test long long-machines long-frameworks long-verdicts long-latency long-stragglers long-soak long-fuzz long-faults bench hangbench mutations robustness check golden scenarios screenshots fmt dist image chart deb release-check torch-release docs clean
+
+# A release or a nightly wheel of PyTorch, without an import: is the layout of its flight recorder known?
+torch-release: $(VENV)/.test
+	$(BIN)/python -m tests.torch_layouts --known $(WHEEL)
 
 demo: $(VENV)/.installed
 	$(BIN)/hangwatch demo

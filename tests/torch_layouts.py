@@ -1,6 +1,7 @@
 """Print the field offsets of PyTorch's flight recorder, version by version, from the headers in its wheels.
 
 usage: python -m tests.torch_layouts [VERSION | WHEEL | FOLDER]... > hangwatch/probes/torch_recorder/layouts.toml
+       python -m tests.torch_layouts --known WHEEL | FOLDER: is its layout in that table, and where are recorders?
 
 For a VERSION, pip downloads the wheel for macOS on arm64, which has the same headers and a tenth of the size. The
 wheel is deleted afterwards. A FOLDER holds `include` and `version.py`, like an installed torch. The script cuts the
@@ -17,11 +18,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
+
+from hangwatch.probes.torch_recorder import layouts, symbols_child
 
 PLATFORMS = ("macosx_14_0_arm64", "macosx_11_0_arm64")
 HEADER = "torch/csrc/distributed/c10d/FlightRecorder.hpp"
@@ -177,7 +180,8 @@ def headers(source: str) -> Iterator[tuple[str, Path]]:
             source = _downloaded(source, Path(folder))
         if source.endswith(".whl"):
             with zipfile.ZipFile(source) as wheel:
-                wanted = [name for name in wheel.namelist() if "/include/" in name or name == "torch/version.py"]
+                parts = re.compile("/include/|^torch/version.py$|^torch/lib/libtorch_(?:cpu|cuda)[.]so$")
+                wanted = [name for name in wheel.namelist() if parts.search(name)]
                 wheel.extractall(folder, wanted)
             Path(source).unlink() if folder in source else None
             source = f"{folder}/torch"
@@ -197,22 +201,47 @@ def _downloaded(version: str, folder: Path) -> str:
     raise CannotTellError(f"the index has no wheel of torch {version}")
 
 
+def describe_known(measured: Mapping[str, int], folder: Path) -> str:
+    """Return the known versions with this layout, and the symbols of recorders in each library below `folder`.
+
+    Raises CannotTellError if the layout is new, or a library has no symbol.
+    """
+    known = [each for each in layouts.candidates("") if all(getattr(each, name) == at for name, at in measured.items())]
+    if not known:
+        raise CannotTellError(f"its layout is new: {measured}")
+    described = [f"layout of {known[0].name}"]
+    for library, name in (("gloo", "libtorch_cpu.so"), ("nccl", "libtorch_cuda.so")):
+        path = folder / name
+        if path.exists():
+            with path.open("rb") as file:
+                pointer, registry = symbols_child.places(file.fileno(), library, 0)
+            if pointer is None:
+                raise CannotTellError(f"{name} has no known symbol of a recorder")
+            described.append(f"{name}: pointer{' and registry' if registry is not None else ''}")
+    return "; ".join(described)
+
+
 def main() -> int:
     """Print the table to stdout, and skipped versions to stderr."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("sources", nargs="+", metavar="VERSION|WHEEL|FOLDER")
+    options.add_argument("--known", action="store_true", help="compare with the table instead of printing one")
+    arguments = options.parse_args()
     found: dict[str, dict[str, int]] = {}
     names: list[str] = []
     left_out = 0
-    for source in options.parse_args().sources:
+    for source in arguments.sources:
         try:
             with headers(source) as (version, include):
+                if arguments.known:
+                    print(f"torch {version} is known: {describe_known(layout(include), include.parent / 'lib')}")
+                    continue
                 found[version] = layout(include)
                 names = max(names, dtypes(include), key=len)
         except CannotTellError as error:
             print(f"{source}: {error}", file=sys.stderr)
             left_out += 1
-    print(toml(found, names), end="")
+    print("" if arguments.known else toml(found, names), end="")
     return 1 if left_out else 0
 
 

@@ -359,3 +359,7 @@ def test_layout_table_matches_the_headers_of_the_installed_torch() -> None:
     assert version in layout.versions
     assert {field: getattr(layout, field) for field in told} == told
     assert layouts.dtypes()[: len(names)] == tuple(names)
+    described = torch_layouts.describe_known(told, installed / "lib")
+    assert described.startswith(f"layout of {layout.name}; libtorch_cpu.so: pointer")
+    with pytest.raises(torch_layouts.CannotTellError, match="its layout is new"):
+        torch_layouts.describe_known(told | {"entries": 9}, installed / "lib")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from hangwatch import words
-from hangwatch.model import BLOCKED_STATES, ENDED_STATES, STOPPED_STATES, Awaited, SystemCall, Thread
+from hangwatch.model import ENDED_STATES, STOPPED_STATES, Awaited, SystemCall, Thread
 from hangwatch.probes import pseudo_files
 from hangwatch.probes.network import sockets
 from hangwatch.probes.network.sockets import Connection
@@ -24,7 +24,7 @@ _MOST_WORKERS = 64  # of one step
 _MOST_THREADS = 64
 _MOST_DESCRIPTORS = 16  # of one call
 _EVENTS = "anon_inode:[eventfd]"
-_HELD = BLOCKED_STATES | STOPPED_STATES | ENDED_STATES
+_HELD = STOPPED_STATES | ENDED_STATES
 _OF_LIBRARIES = re.compile("gloo|pt_|nccl|cuda", re.IGNORECASE)  # names of threads of torch, gloo, NCCL and CUDA
 
 
@@ -45,7 +45,7 @@ class Chains(NamedTuple):
     def find_end(self, pid: int, pipes: Collection[str]) -> Awaited | None:
         """Return the peer outside of the job, or the sleep, for which a worker at the other end of a pipe waits.
 
-        None if no worker waits for one, or if one of these workers is stopped, blocked in the kernel or has ended.
+        None if no worker waits for one, or if one of these workers is stopped or has ended.
         """
         return self._find_end(pid, pipes, {pid})
 

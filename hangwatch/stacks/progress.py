@@ -97,8 +97,11 @@ def measure(
     seen = _Measurements(rank, stood, process_rates, others, total, main, waits, settings)
     spins_behind_gpu = seen.spins and _is_behind_gpu(seen) and not seen.is_gpu_power_ambiguous
     awaited = awaited_motion.find_awaited(activities, waits, operations) or ("gpu" if spins_behind_gpu else None)
+    if awaited in ("ranks", "gpu") and waits.object is None:
+        waits = replace(waits, awaited=None)  # a thread may wait for a peer outside, the main thread does not
     counted = awaited_motion.measure_awaited(rank, main, awaited)
     seen = seen._replace(
+        waits=waits,
         main_rates=counted.process,
         worker_rates=counted.others,
         total=rates.sum_rates([counted.process, *counted.others]),

@@ -279,6 +279,8 @@ AT_LOADER = dumps([LOADER] * 3, switches=0.2)
         ("waits for a child that computes",
          rank(dumps(STILL, children_cpu_seconds=1.0)), Signature.UNKNOWN),
         ("waits for an HTTP server", rank(dumps(STILL, awaited=HTTP)), Signature.AWAITS_OUTSIDE),
+        ("is in a collective while one of its threads waits for an HTTP server",
+         rank(dumps(STILL, awaited=HTTP, waits_in_torch=True)), Signature.BLOCKED),
         ("waits for an HTTP server that is gone",
          rank(dumps(STILL, awaited=structs.replace(HTTP, is_lost=True))), Signature.BLOCKED),
         ("in fsync, and the device writes",

@@ -31,6 +31,7 @@ from hangwatch.model import JobState
 from hangwatch.state.status import GpuStatus, JobStatus, Status
 
 REFRESH_SECONDS = 1.0
+_LAST_REQUEST_SECONDS = 0.5
 FIRST_SECONDS = 0.05  # interval of updates until the first answer
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WAKING = (*_ENDING, signal.SIGWINCH, signal.SIGTSTP)
@@ -87,9 +88,8 @@ def watch(ask: Callable[[], Status]) -> int:
             "  `hangwatch status` prints the same tables once; `hangwatch status --json` is for programs"
         )
     answers = _Answers(ask)
-    threading.Thread(target=answers.keep_asking, name="status", daemon=True).start()
     console = Console()
-    with _unbuffered_keys(), _woken_by_signals() as wake:
+    with answers.keep_fresh(), _unbuffered_keys(), _woken_by_signals() as wake:
         live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         with live:
             while True:
@@ -109,14 +109,29 @@ class _Answers:
     def __init__(self, ask: Callable[[], Status]) -> None:
         self._ask = ask
         self.seen = LastAnswer()
+        self._is_over = threading.Event()
 
-    def keep_asking(self) -> None:
-        while True:
+    @contextmanager
+    def keep_fresh(self) -> Iterator[None]:
+        """Fetch the status every second within the block.
+
+        At the end, a request in progress has a moment: a thread that runs while Python ends may crash it.
+        """
+        thread = threading.Thread(target=self._keep_asking, name="status", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._is_over.set()
+            thread.join(_LAST_REQUEST_SECONDS)
+
+    def _keep_asking(self) -> None:
+        while not self._is_over.is_set():
             try:
                 self.seen = LastAnswer(self._ask(), time.monotonic())
             except InputError as error:
                 self.seen = self.seen._replace(problem=str(error))
-            time.sleep(REFRESH_SECONDS)
+            self._is_over.wait(REFRESH_SECONDS)
 
 
 # --- the terminal ---------------------------------------------------------------------------------------------------

@@ -86,8 +86,8 @@ class GroupStatus(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The last operation of a group that was enqueued, started and completed; -1 for none.
 
     The numbers mix collectives with point-to-point operations and may decrease. They show only that an open
-    operation no longer has a record. `usual_gap_seconds` is the second longest time between two operations in the
-    buffer; 0 if unknown.
+    operation no longer has a record. `usual_gap_seconds` is a time between two operations: those that are not
+    shorter make up three quarters of the time, without the longest. It is 0 if unknown.
     """
 
     group_id: int

@@ -151,7 +151,7 @@ class CollectiveProgress(Value, frozen=True):
     * `stays_open`: an operation was open in the first and in the last round.
     * `is_standing`: the oldest open operation stayed the same, and no other was enqueued.
     * `idle_seconds`: the age of the oldest open operation; if none is open, of the newest operation.
-    * `usual_gap_seconds`: the second longest time between two operations of one group; 0 if unknown.
+    * `usual_gap_seconds`: that of `GroupStatus`, the shortest of all groups; 0 if unknown.
     * `seconds`: the time from the first round to the last.
     """
 

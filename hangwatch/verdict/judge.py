@@ -32,7 +32,6 @@ _CONFIDENCES = (Confidence.NONE, Confidence.LOW, Confidence.MEDIUM, Confidence.H
 _BY_KERNEL = frozenset({"RankGone", "RankBlocked", "RankStopped"})
 _HEALTH: dict[str, Text] = {
     "Moving": job_headlines.moving,
-    "NoHangSeen": job_headlines.no_hang_seen,
     "Serving": job_headlines.serving,
     "NoTask": job_headlines.no_task,
     "Suspended": job_headlines.suspended,
@@ -67,16 +66,22 @@ def judge(
 def find(scene: Scene) -> Finding:
     """Return the finding with the strongest evidence. For a job that progresses or is idle, it has no suspects.
 
+    Exception: a rank is named even if no rank is overdue.
+
     The order of evidence: a rank named by sequence numbers, a rank named by the kernel, other results of sequence
     numbers, the stacks. A rank to which the stacks point is not named if sequence numbers show that it has joined.
     A rank is never named only because it did not respond. Launchers are not ranks.
     """
     if scene.launchers and len(scene.launchers) == len(scene.grouping.members):
         return Finding("NoRanks", scene, job_headlines.no_ranks)
-    if scene.health is not None:
+    is_paused = scene.health == "NoHangSeen"
+    if scene.health is not None and not is_paused:
         return Finding(scene.health, scene, _HEALTH[scene.health], others=scene.stacked)
     answer = decide_by_records(scene.grouping.members, scene.stance, scene.grouping.world_size)
-    return _decide(scene, answer)._replace(answer=answer)
+    finding = _decide(scene, answer)._replace(answer=answer)
+    if is_paused and not finding.is_named:
+        return Finding("NoHangSeen", scene, job_headlines.no_hang_seen, others=scene.stacked)
+    return finding
 
 
 def _decide(scene: Scene, answer: Answer) -> Finding:

@@ -6,7 +6,6 @@ that the writer may have touched in between are dropped. If the buffer itself mo
 
 from __future__ import annotations
 
-import heapq
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -42,6 +41,7 @@ from hangwatch.probes.torch_recorder.rows import MOST_SEQUENCE, Rows, Shapes, Te
 
 MOST_RECORDS = 4096  # the newest of a larger buffer
 MOST_GROUPS = 4096
+_USUAL_RATIO = 0.75  # of the time between operations
 MOST_COUNTED_GROUPS = 64  # of a progress counter
 MOST_MEMBERS = 1 << 17
 MOST_RANK = 1 << 24
@@ -167,17 +167,25 @@ def _select(marks: Sequence[_Mark], library: Library, newest: int | None) -> Ite
 
 
 def _find_usual_gaps(marks: Iterable[_Mark]) -> dict[int, float]:
-    """Return for each group the second longest time between two of its operations, or the only one.
+    """Return for each group the time between two operations that makes up three quarters of the time, with longer ones.
 
-    The longest may be a single pause.
+    The longest is left out unless it is the only one: it may be a single pause.
     """
     created: dict[int, list[int]] = {}
     for mark in marks:
         created.setdefault(mark.group, []).append(mark.created)
-    longest = {
-        group: heapq.nlargest(2, (late - early for early, late in pairwise(times))) for group, times in created.items()
-    }
-    return {group: gaps[-1] / 1e9 for group, gaps in longest.items() if gaps}
+    return {group: _find_usual([late - early for early, late in pairwise(times)]) for group, times in created.items()}
+
+
+def _find_usual(gaps_ns: Sequence[int]) -> float:
+    longest_first = sorted(gaps_ns, reverse=True)
+    longest_first = longest_first[1:] or longest_first
+    left = _USUAL_RATIO * sum(longest_first)
+    for gap in longest_first:
+        left -= gap
+        if left <= 0:
+            return gap / 1e9
+    return 0.0
 
 
 def read(

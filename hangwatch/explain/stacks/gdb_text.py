@@ -8,16 +8,7 @@ import re
 from collections.abc import Iterable
 from itertools import dropwhile
 
-from hangwatch.explain.stacks.parsed_processes import (
-    MOST_FRAMES,
-    Interned,
-    ParsedProcess,
-    ParsedThread,
-    Place,
-    check_processes,
-    check_threads,
-    make_process,
-)
+from hangwatch.explain.stacks.parsed_processes import MOST_FRAMES, Interned, ParsedThread, Place, StackText
 
 _THREAD = re.compile(
     r'^Thread (\d{1,6}) \((?:Thread 0x[0-9a-f]{1,16} \()?(?:LWP|process) (\d{1,10})\)?(?: "(.*)")?\):$'
@@ -61,63 +52,47 @@ def find_dead_frames(lines: Iterable[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-class Reader:
+class Reader(StackText):
     """A reader for one or more processes that follow each other. Threads count down to 1, which is the main one.
 
     Frames without a thread before them (`bt`) are a process of one thread.
     """
 
     def __init__(self, interned: Interned) -> None:
-        self._interned = interned
-        self._processes: list[ParsedProcess] = []
-        self._threads: list[ParsedThread] = []
-        self._header: tuple[int, str, str | None] | None = None
-        self._main: ParsedThread | None = None
-        self._last_number = 0
+        super().__init__(interned)
+        self._number = 0  # of the thread that began last
         self._preamble = _LONGEST_PREAMBLE
-        self._clear()
+        self._traced: list[Place] = []
+        self._shown = ""  # address of the last Python frame: two compiled frames may print the same one
 
     def feed(self, line: str) -> bool:
         """Read a line. Return false if it is not part of the output of gdb."""
-        if match := _THREAD.match(line):
-            number = int(match.group(1))
-            self._close_thread()
-            if self._threads and number >= self._last_number:
-                self._close_process()
-            self._header, self._last_number, self._preamble = (number, match.group(2), match.group(3)), number, 0
+        if heading := _THREAD.match(line):
+            self._begin_numbered(int(heading.group(1)), ParsedThread(heading.group(2), [], heading.group(3)))
             return True
-        match = _FRAME.match(line)
-        if match and match.group(1) == "0" and (self._header is None or self._header[1] == _NO_NUMBER):
-            self._close_thread()
-            self._close_process()
-            self._header, self._last_number, self._preamble = (1, _NO_NUMBER, None), 1, 0
-        if self._header is None:
+        frame = _FRAME.match(line)
+        if frame and frame.group(1) == "0" and (self._thread is None or self._thread.thread_id == _NO_NUMBER):
+            self._begin_numbered(1, ParsedThread(_NO_NUMBER, []))
+        if self._thread is None:
             self._preamble -= 1
             return self._preamble >= 0
-        if match:
-            if len(self._places) < MOST_FRAMES:
-                self._frame(match.group(2))
+        if frame:
+            self._frame(frame.group(2))
             return True
-        if match := _TRACEBACK.match(line):
+        if traced := _TRACEBACK.match(line):
             if len(self._traced) < MOST_FRAMES:
-                self._traced.append(Place(match.group(3), match.group(1), int(match.group(2))))
+                self._traced.append(Place(traced.group(3), traced.group(1), int(traced.group(2))))
             return True
         if line.startswith("[Inferior "):
-            self._close_thread()
             self._close_process()
             return True
         return not line.strip() or _SAID.match(line) is not None
 
-    def end(self) -> list[ParsedProcess]:
-        """Return the processes that were read."""
-        self._close_thread()
-        self._close_process()
-        return self._processes
-
-    def _clear(self) -> None:
-        self._places: list[Place] = []
-        self._traced: list[Place] = []
-        self._shown = ""  # address of the last Python frame: two compiled frames may print the same one
+    def _begin_numbered(self, number: int, thread: ParsedThread) -> None:
+        if number >= self._number:
+            self._close_process()
+        self._begin(thread)
+        self._number, self._preamble = number, 0
 
     def _frame(self, text: str) -> None:
         name = _find_name(text)
@@ -125,7 +100,7 @@ class Reader:
         if python is not None:
             address, file, line, function = python.groups()
             if address != self._shown:
-                self._places.append(Place(function, file, int(line) or None))
+                self._add(Place(function, file, int(line) or None))
             self._shown = address
             return
         where = _WHERE.search(text)
@@ -133,30 +108,19 @@ class Reader:
         if name.startswith("??") or _INTERPRETER.match(name) or _INTERPRETER_FILE.search(file):
             return
         file = "libc.so.6" if _C_LIBRARY.search(file) else file.rpartition("/")[2]
-        self._places.append(Place(name, file, None, True))
+        self._add(Place(name, file, None, True))
 
-    def _close_thread(self) -> None:
-        if self._header is None:
-            return
-        number, thread_id, name = self._header
-        places = self._places
+    def _keep(self, thread: ParsedThread) -> None:
+        places = thread.places
         if self._traced:
             places = [*(place for place in places if place.is_compiled), *self._traced]
         if all(place.is_compiled for place in places):
             places = list(dropwhile(_is_of_c_library, places)) or places
-        thread = ParsedThread(thread_id, places, name)
-        check_threads(len(self._threads))
-        self._threads.append(thread)
-        self._main = thread if number == 1 else None
-        self._header = None
-        self._clear()
-
-    def _close_process(self) -> None:
-        if any(thread.places for thread in self._threads):
-            pid = int(self._main.thread_id) if self._main and self._main.thread_id != _NO_NUMBER else None
-            check_processes(len(self._processes))
-            self._processes.append(make_process(pid, self._threads, self._main, self._interned))
-        self._threads, self._main = [], None
+        self._traced, self._shown = [], ""
+        kept = thread._replace(places=places)
+        super()._keep(kept)
+        if self._number == 1:
+            self._main, self._pid = kept, None if thread.thread_id == _NO_NUMBER else int(thread.thread_id)
 
 
 def _is_of_c_library(place: Place) -> bool:

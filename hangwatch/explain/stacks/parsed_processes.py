@@ -1,8 +1,9 @@
 """The result of all readers of stacks: processes with their threads. Equal frames are stored once. Pure."""
 
 import posixpath
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -64,16 +65,6 @@ class Place(NamedTuple):
     file: str
     line: int | None
     is_compiled: bool = False
-
-
-class StackText(Protocol):
-    """A reader of one kind of text. It reads from the first line of the text to the first line after it."""
-
-    def feed(self, line: str) -> bool:
-        """Read a line. Return false if it is not part of this text, which has then ended."""
-
-    def end(self) -> list[ParsedProcess]:
-        """Return the processes that were read."""
 
 
 class Interned:
@@ -140,7 +131,7 @@ class ParsedThread(NamedTuple):
     owns_gil: bool | None = None
 
 
-def make_process(
+def _make_process(
     pid: int | None, threads: Sequence[ParsedThread], main: ParsedThread | None, interned: Interned
 ) -> ParsedProcess:
     """Return a process with these threads. Its paths are shortened in the same way as py-spy shortens them.
@@ -180,3 +171,58 @@ def _is_installed(place: Place) -> bool:
 
 def _is_program(place: Place) -> bool:
     return place.function == "<module>" and place.file.startswith("/") and not pyspy_json.is_installed(place.file)
+
+
+class StackText(ABC):
+    """A reader of one kind of text, from the first line of the text to the first line after it.
+
+    A subclass reads the lines. `_keep` is called with each thread that has ended.
+    """
+
+    is_outermost_first = False
+
+    def __init__(self, interned: Interned) -> None:
+        self._interned = interned
+        self._processes: list[ParsedProcess] = []
+        self._pid: int | None = None
+        self._threads: list[ParsedThread] = []
+        self._thread_ids: set[str] = set()
+        self._main: ParsedThread | None = None
+        self._thread: ParsedThread | None = None
+
+    @abstractmethod
+    def feed(self, line: str) -> bool:
+        """Read a line. Return false if it is not part of this text, which has then ended."""
+
+    def end(self) -> list[ParsedProcess]:
+        """Return the processes that were read."""
+        self._close_process()
+        return self._processes
+
+    def _begin(self, thread: ParsedThread) -> None:
+        """Begin a thread. It is of the next process if the open process has a thread with its id."""
+        self._close_thread()
+        if thread.thread_id in self._thread_ids:
+            self._close_process()
+        self._thread = thread
+
+    def _add(self, place: Place) -> None:
+        if self._thread is not None and len(self._thread.places) < MOST_FRAMES:
+            self._thread.places.append(place)
+
+    def _keep(self, thread: ParsedThread) -> None:
+        check_threads(len(self._threads))
+        self._threads.append(thread)
+        self._thread_ids.add(thread.thread_id)
+
+    def _close_thread(self) -> None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._keep(thread._replace(places=thread.places[::-1]) if self.is_outermost_first else thread)
+
+    def _close_process(self) -> None:
+        self._close_thread()
+        if any(thread.places for thread in self._threads):
+            check_processes(len(self._processes))
+            self._processes.append(_make_process(self._pid, self._threads, self._main, self._interned))
+        self._pid, self._threads, self._thread_ids, self._main = None, [], set(), None

@@ -9,17 +9,7 @@ pthreads.
 
 import re
 
-from hangwatch.explain.stacks.parsed_processes import (
-    MOST_FRAMES,
-    Interned,
-    ParsedProcess,
-    ParsedThread,
-    Place,
-    check_processes,
-    check_threads,
-    is_outermost,
-    make_process,
-)
+from hangwatch.explain.stacks.parsed_processes import ParsedThread, Place, StackText, is_outermost
 
 _THREAD = re.compile(
     r"^Traceback for thread (\d{1,10})(?: \((?:.*)\))?(?: \[(.*)\])? \(most recent call last\):$"
@@ -37,71 +27,45 @@ def begins(line: str) -> bool:
     return line.startswith(("Traceback for thread ", "Thread ")) and _THREAD.match(line) is not None
 
 
-class Reader:
+class Reader(StackText):
     """A reader for one or more processes that follow each other."""
 
-    def __init__(self, interned: Interned) -> None:
-        self._interned = interned
-        self._processes: list[ParsedProcess] = []
-        self._threads: list[ParsedThread] = []
-        self._thread_ids: set[str] = set()
-        self._header: tuple[str, str] | None = None
-        self._places: list[Place] = []
-        self._main: ParsedThread | None = None
-        self._has_pid, self._is_in_main = True, True
+    is_outermost_first = True
+    _has_pid = True
+    _is_in_main = True
 
     def feed(self, line: str) -> bool:
         """Read a line. Return false if it is not part of a dump."""
         if heading := _THREAD.match(line):
-            self._close_thread()
-            thread_id = heading.group(1) or heading.group(3)
-            if thread_id in self._thread_ids:
-                self._close_process()
-            self._header, self._has_pid = (thread_id, heading.group(2) or ""), heading.group(1) is not None
-            self._is_in_main = True
+            number, flags, number_of_pthread = heading.groups()
+            self._begin(ParsedThread(number or number_of_pthread, [], owns_gil="Has the GIL" in (flags or "")))
+            self._has_pid, self._is_in_main = number is not None, True
             return True
-        if (interpreter := _PART.match(line)) and self._header is not None:
+        if (interpreter := _PART.match(line)) and self._thread is not None:
             self._is_in_main = not interpreter.group(1).startswith("In interpreter")
-            self._header = self._header if self._header[1] else (self._header[0], interpreter.group(2))
+            if "Has the GIL" in interpreter.group(2) and self._is_in_main:
+                self._thread = self._thread._replace(owns_gil=True)
             return True
         if frame := _FRAME.match(line):
-            if self._is_in_main and len(self._places) < MOST_FRAMES:
-                self._place(*frame.groups())
+            if self._is_in_main:
+                self._read_frame(*frame.groups())
             return True
         is_continued = not line.strip() or line.startswith("    ")  # the source line, arguments, locals
         return is_continued or _NOTE.match(line) is not None
 
-    def end(self) -> list[ParsedProcess]:
-        """Return the processes that were read."""
-        self._close_thread()
-        self._close_process()
-        return self._processes
-
-    def _place(self, kind: str | None, file: str, line: str, function: str) -> None:
+    def _read_frame(self, kind: str | None, file: str, line: str, function: str) -> None:
         if kind != "C":
-            self._places.append(Place(function, file, int(line) or None))
+            self._add(Place(function, file, int(line) or None))
         elif (found := _NATIVE.match(function)) and not _INTERPRETER.match(found.group(1)):
-            self._places.append(Place(found.group(1), found.group(2).rpartition("/")[2] or "?", None, True))
+            self._add(Place(found.group(1), found.group(2).rpartition("/")[2] or "?", None, True))
 
-    def _close_thread(self) -> None:
-        if self._header is None:
-            return
-        thread_id, flags = self._header
-        places = self._places[::-1]
-        has_python = not all(place.is_compiled for place in places)
-        if self._main is not None and has_python:
+    def _keep(self, thread: ParsedThread) -> None:
+        has_python = not all(place.is_compiled for place in thread.places)
+        if has_python and self._is_main_kept():
             self._close_process()
-        self._thread_ids.add(thread_id)
-        check_threads(len(self._threads))
-        self._threads.append(ParsedThread(thread_id, places, owns_gil="Has the GIL" in flags))
-        self._header, self._places = None, []
-        if any(map(is_outermost, places)):
-            self._main = self._threads[-1]
+        super()._keep(thread)
+        if not self._is_main_kept():
+            self._main, self._pid = thread, int(thread.thread_id) if self._has_pid else None
 
-    def _close_process(self) -> None:
-        if any(thread.places for thread in self._threads):
-            main = self._main or self._threads[-1]
-            check_processes(len(self._processes))
-            pid = int(main.thread_id) if self._has_pid else None
-            self._processes.append(make_process(pid, self._threads, main, self._interned))
-        self._threads, self._thread_ids, self._main = [], set(), None
+    def _is_main_kept(self) -> bool:
+        return self._main is not None and any(map(is_outermost, self._main.places))

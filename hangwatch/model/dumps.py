@@ -50,8 +50,8 @@ class ProcessDump(Value, frozen=True):
     * `io_bytes`: rchar + wchar of /proc/PID/io. `fetched_bytes`: read_bytes of the same file, the bytes from storage,
       including pages of mapped files.
     * `called`: the file system that its system call uses, as the device (major:minor). It is read only if py-spy hangs.
-    * `frozen_cgroup`: the control group that freezes it. `tracer`: the process that traces it while it is stopped
-      ("gdb, pid 4711").
+    * `frozen_cgroup`: the control group that freezes it, as its folder below /sys/fs/cgroup. `tracer`: the process that
+      traces it while it is stopped ("gdb, pid 4711").
 
     The main thread, or the thread that it waits for:
     * `awaited_thread`: the thread that the main thread waits for, or one of several at one place. If it is set, all

@@ -171,7 +171,7 @@ class Waits(Value, frozen=True):
 
     A field is None if the process has no such wait, or if it was not seen. Details: `ProcessDump`, `SystemCall`.
 
-    * `frozen_cgroup`: the control group that freezes it. `tracer`: the process that traces and stops it.
+    * `frozen_cgroup`: the control group that freezes it, below /sys/fs/cgroup. `tracer`: the process that stops it.
     * `awaited`: a peer outside of the job. `object`: the kind of object that its main thread waited for in all rounds.
     * `server`: pid of the process that waits for clients and from which this process receives. It may be the process
       itself. `job_server`: pid of any process of its job that waits for clients.

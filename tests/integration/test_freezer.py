@@ -26,7 +26,7 @@ V2 = next((root for root in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgrou
 
 @contextlib.contextmanager
 def frozen(pid: int, root: Path) -> Iterator[str]:
-    """Move the process to a new group below a frozen group. Yield the path of the frozen group."""
+    """Move the process to a new group below a frozen group. Yield the folder of the frozen group below /sys/fs/cgroup."""
     is_v1 = root == V1
     switch, held, free = ("freezer.state", "FROZEN", "THAWED") if is_v1 else ("cgroup.freeze", "1", "0")
     try:
@@ -41,7 +41,7 @@ def frozen(pid: int, root: Path) -> Iterator[str]:
         (group / "cgroup.procs").write_text(str(pid))
         (above / switch).write_text(held)
         wait_for(lambda: _is_frozen(group, is_v1), "the group to be frozen")
-        yield f"/{above.name}"
+        yield f"{root}/{above.name}".removeprefix("/sys/fs/cgroup")
     finally:
         with contextlib.suppress(OSError):
             (above / switch).write_text(free)
@@ -64,11 +64,8 @@ def look(*pids: int) -> Diagnosis:
 
 
 def thaw_command(root: Path, cgroup: str) -> str:
-    return (
-        f"`echo THAWED > {root}{cgroup}/freezer.state`"
-        if root == V1
-        else f"`echo 0 > /sys/fs/cgroup{cgroup}/cgroup.freeze`"
-    )
+    value, file = ("THAWED", "freezer.state") if root == V1 else ("0", "cgroup.freeze")
+    return f"`echo {value} > /sys/fs/cgroup{cgroup}/{file}`"
 
 
 @contextlib.contextmanager

@@ -378,6 +378,7 @@ def test_py_spy_that_needs_endless_memory_ends_and_is_not_tried_again(tmp_path: 
     assert answer.fault is not None and answer.fault.reason == "TooLarge"
     (allocated,) = map(int, (tmp_path / "tries").read_text().split())
     assert allocated < pyspy.MOST_MEMORY_BYTES
+    assert config.Capture().parallel * pyspy.MOST_MEMORY_BYTES <= 400 << 20
 
 
 def test_rank_that_needs_endless_memory_is_tried_once_and_others_have_stacks(tmp_path: Path) -> None:

@@ -22,27 +22,30 @@ _SHOWN = 200
 
 
 def frozen_cgroup(pid: int, state: str | None, wchan: str | None, proc_root: Path, sys_root: Path) -> str | None:
-    """Return the path of the control group that freezes this process, as in /proc/PID/cgroup; None if it is not frozen.
+    """Return the control group that freezes this process, as its folder below /sys/fs/cgroup; None if not frozen.
 
     `state` and `wchan` are those of its main thread. In a container the groups' files may not be visible. Then `state`
-    and `wchan` decide, and the path is the process's own group.
+    and `wchan` decide, and the folder is that of the process's own group.
     """
     if state not in _ASLEEP:
         return None
-    own_path, mount = "", f"{sys_root}/fs/cgroup"
-    unified = f"{mount}/unified" if os.path.isdir(f"{mount}/unified") else mount  # noqa: PTH112 - for each process
+    own_folder, mount = "", f"{sys_root}/fs/cgroup"
+    unified = "/unified" if os.path.isdir(f"{mount}/unified") else ""  # noqa: PTH112 - for each process
     for line in pseudo_files.read_or_empty(f"{proc_root}/{pid}/cgroup").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if controllers == "":
-            frozen_path, own_path = _find_frozen(unified, path, *_V2), own_path or path
+            hierarchy, files = unified, _V2
         elif "freezer" in controllers.split(","):
-            frozen_path, own_path = _find_frozen(f"{mount}/freezer", path, *_V1), path
+            hierarchy, files = "/freezer", _V1
         else:
             continue
+        frozen_path = _find_frozen(mount + hierarchy, path, *files)
         if frozen_path is not None:
-            return words.elided(frozen_path, _SHOWN)
-    return words.elided(own_path, _SHOWN) if own_path and (state, wchan) in _HELD else None
+            return words.elided(hierarchy + frozen_path, _SHOWN)
+        if files == _V1 or not own_folder:
+            own_folder = hierarchy + path
+    return words.elided(own_folder, _SHOWN) if own_folder and (state, wchan) in _HELD else None
 
 
 def _find_frozen(mount: str, path: str, state_file: str, state: str, own_file: str) -> str | None:

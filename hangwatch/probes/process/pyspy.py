@@ -40,7 +40,7 @@ _LOCK = threading.Lock()
 _VERSIONS: dict[Path, Future[tuple[int, ...] | None]] = {}
 _SILENT_UNTIL: dict[Path, float] = {}
 _VERSION_READER = child.Runner("py-spy")
-MOST_MEMORY_BYTES = 256 << 20  # a torch rank needs 32 MiB, 450,000 frames 207 MB
+MOST_MEMORY_BYTES = 48 << 20  # a torch rank needs 8 MiB, 66,000 frames (16 MiB of JSON, as much as is read) 32 MiB
 _MOST_MEMORY_BYTES_NATIVE = 2 << 30  # it reads the symbols of all libraries of the target
 DUMPER = child.Runner("py-spy", answer="stacks", most_memory_bytes=MOST_MEMORY_BYTES)
 _NATIVE_DUMPER = child.Runner(

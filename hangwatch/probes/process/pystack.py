@@ -25,7 +25,7 @@ REASONS = frozenset({"DumpFailed", "NoInterpreter", "NotPython", "TooManyThreads
 _NEEDED = frozenset({"NoInterpreter", "TooManyThreads"})
 _INSTALL = "for free-threaded builds and newer Pythons, install pystack: pip install 'pystack>=1.7,<2'"
 _LONGEST_DETAIL = 200
-_MOST_MEMORY_BYTES = 2 << 30  # it reads the symbols of all libraries of the target
+_MOST_MEMORY_BYTES = 512 << 20  # a torch rank needs 24 MiB
 # The abandoned children are shared with py-spy, since both hang for the same cause.
 _RUNNER = child.Runner(
     "pystack", answer="stacks", abandoned=pyspy.DUMPER.abandoned, most_memory_bytes=_MOST_MEMORY_BYTES

@@ -104,10 +104,12 @@ def look_at(member: Member) -> str:
 
 def _thaw(member: Member, cgroup: str) -> str:
     """Return the command that thaws a control group. Version 1 of the freezer shows a frozen process in state D."""
-    is_v1 = member.kernel.state in BLOCKED_STATES
-    value, path = ("THAWED", f"freezer{cgroup}/freezer.state") if is_v1 else ("0", f"{cgroup[1:]}/cgroup.freeze")
     on = f" on {words.printable(member.id.node)}" if member.id.node else ""
-    return f"thaw its control group: `echo {value} > {shlex.quote(f'/sys/fs/cgroup/{path}')}`{on}"
+    if ".." in cgroup.split("/"):
+        return f"thaw its control group{on}, outside of the container of hangwatch"
+    is_v1 = member.kernel.state in BLOCKED_STATES
+    value, file = ("THAWED", "freezer.state") if is_v1 else ("0", "cgroup.freeze")
+    return f"thaw its control group: `echo {value} > {shlex.quote(f'/sys/fs/cgroup{cgroup}/{file}')}`{on}"
 
 
 def _look_at_line(group: Group, member: Member) -> str:

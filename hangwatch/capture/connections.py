@@ -50,7 +50,6 @@ from hangwatch.probes.process import (
 )
 
 _DEADLINE_SECONDS = 2.0  # for reading connections in one round
-_SEARCH_SECONDS = 0.2  # for the process at the other end of one pipe or Unix socket, once in a capture
 _MOST_NAMESPACES = 8
 _MOST_CHILDREN = 64
 _MOST_ENDPOINT_CHARACTERS = 80
@@ -59,6 +58,7 @@ _MOST_PARENTS = 16  # ranks with a search for ancestors: all ranks of a job on o
 _MOST_THREADS = 64
 _MOST_REGIONS = 1 << 16  # of shared memory, over all ranks: about 300 bytes each
 _MOST_ANCESTORS = 4  # of a rank: between it and its server there may be a shell and a launcher
+_NOT_FOUND = Awaited(name="a process at the other end of its pipe or socket, which was not found", is_unknown=True)
 _TERMINAL = re.compile(r"/dev/(pts/\d+|tty\w*|console)")
 
 
@@ -85,8 +85,15 @@ class _Counted:
 class JobConnections:
     """The connections of a job's processes during one capture. They are read again in each round."""
 
-    def __init__(self, job: Job, targets: Sequence[ProcessId], proc_root: Path, sys_root: Path) -> None:
-        self._root, self._sys_root = proc_root, sys_root
+    def __init__(
+        self,
+        job: Job,
+        targets: Sequence[ProcessId],
+        proc_root: Path,
+        sys_root: Path,
+        search_seconds: float,
+    ) -> None:
+        self._root, self._sys_root, self._search_seconds = proc_root, sys_root, search_seconds
         self._pids = [target.pid for target in targets]
         self._launchers = tuple(launcher.pid for launcher in job.launcher_ids)
         self._drivers: dict[End, int] = {}
@@ -246,8 +253,7 @@ class JobConnections:
                 return [], awaited
         if server is not None or awaited is not None:
             return [], awaited
-        others, may_answer = self._other_process(pid, call)
-        return others, self._able_to_answer(others, "process") if may_answer else None
+        return self._other_process(pid, call)
 
     def _measure(self, processes: Sequence[int]) -> tuple[int | None, float | None]:
         """Return the bytes and the CPU seconds of these processes, except of those that are dumped.
@@ -592,34 +598,38 @@ class JobConnections:
             self._tables[one] = self._tables.get(pid, {})
         return alive
 
-    def _other_process(self, pid: int, call: SystemCall) -> tuple[list[int], bool]:
+    def _other_process(self, pid: int, call: SystemCall) -> tuple[list[int], Awaited | None]:
         """Return the process outside the job, and its descendants, at the other end of a call's pipe or Unix socket.
 
-        It is empty if a process of the job is at the other end, or if there is none. The flag is true if the call
-        receives on a Unix socket: then that process may answer.
+        It is empty if a process of the job is at the other end, or if there is none. If the call receives on a Unix
+        socket, that process may answer: then it is the awaited peer, too.
         """
         if call.kind not in ("receives", "writes") or len(call.descriptors) != 1:
-            return [], False
+            return [], None
         link, connection = (
             next(self._links(pid, call.descriptors), ""),
             (self._held(pid) or {}).get(call.descriptors[0]),
         )
         if connection is not None and (driver := self._drivers.get(connection.remote)) is not None:
-            return self._alive([driver], pid), False
+            return self._alive([driver], pid), None
         if not link.startswith(("pipe:", "socket:")) or connection is not None:
-            return [], False
+            return [], None
         if (pid, link) not in self._others:
-            end = time.monotonic() + _SEARCH_SECONDS
-            other_end = blocked_call.find_other_process(pid, call.descriptors[0], self._holders, end, self._root)
+            number, end = call.descriptors[0], time.monotonic() + self._search_seconds
+            try:
+                other_end = blocked_call.find_other_process(pid, number, self._holders, end, self._root)
+            except LookupError:
+                return [], _NOT_FOUND
             self._others[pid, link] = other_end
         other_end = self._others[pid, link]
         if other_end is None or other_end[1] in self._rank_of:
-            return [], False
+            return [], None
         kind, other = other_end
         if self._is_of_job(other):
-            return (self._alive([other], pid) if call.kind == "receives" else []), False
+            return (self._alive([other], pid) if call.kind == "receives" else []), None
         every = self._alive([other, *procfs.read_children(other, self._root, _MOST_CHILDREN)], pid)
-        return every, kind == "unix" and call.kind == "receives" and other in every
+        may_answer = kind == "unix" and call.kind == "receives" and other in every
+        return every, self._able_to_answer(every, "process") if may_answer else None
 
     def _program(self, pid: int) -> str | None:
         """Return the path of the program file of a process; None if it is gone or not readable."""

@@ -61,7 +61,7 @@ class _Rounds:
         self._links = LinkCounters(request.gpus.read_traffic, paths.sys_root, is_counting=is_counting)
         self.ranks = job.ranks or tuple(Rank(id=process, rank=None, local_rank=None) for process in job.processes)
         self.targets = _targets(self.ranks, settings.max_workers_per_rank)
-        self._around = JobConnections(job, self.targets, paths.proc_root, paths.sys_root)
+        self._around = JobConnections(job, self.targets, paths.proc_root, paths.sys_root, request.search_seconds)
         workers = len(self.targets) - len(self.ranks)
         self._taker = ProcessDumper(
             request,

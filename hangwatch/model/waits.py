@@ -160,10 +160,14 @@ class Store(Value, frozen=True):
 
 
 class Awaited(Value, frozen=True):
-    """A peer outside of the job for which a process waits. `is_lost`: by the kernel, the other end is closed."""
+    """A peer outside of the job for which a process waits.
+
+    `is_lost`: by the kernel, the other end is closed. `is_unknown`: the process at the other end was not found.
+    """
 
     name: str
     is_lost: bool = False
+    is_unknown: bool = False
 
 
 class Waits(Value, frozen=True):

@@ -22,7 +22,8 @@ def read_waits(rounds: Sequence[ProcessDump]) -> Waits:
     """Return the waits that all rounds of a process have in common. A value that changed is left at its default.
 
     Exception: `frozen_cgroup` and `awaited` may change between rounds. If every round has a value, the last one is
-    returned. A round in which the connections could not be read says nothing about `awaited`. `object` is set if the
+    returned. Rounds in which the connections could not be read, or in which the awaited process was not found, say
+    nothing about `awaited` if two other rounds do. `object` is set if the
     call of the main thread did not change. Facts that do not come from all rounds are left at their defaults.
     """
     read = [_of_round(dump) for dump in rounds]
@@ -34,8 +35,12 @@ def read_waits(rounds: Sequence[ProcessDump]) -> Waits:
             if (None not in values if name == "frozen_cgroup" else all(value == values[0] for value in values))
         }
     awaited = [dump.awaited for dump in rounds if dump.awaited or dump.call is None or dump.peers is not None]
-    if awaited and None not in awaited:
-        shown["awaited"] = awaited[-1]
+    unknown = [peer for peer in awaited if peer is not None and peer.is_unknown]
+    peers = [peer for peer in awaited if peer not in unknown]
+    if unknown and len(peers) < 2:
+        shown["awaited"] = unknown[-1]
+    elif peers and None not in peers:
+        shown["awaited"] = peers[-1]
     if len(rounds) < 2:
         shown.pop("stuck_on", None)
     elif (call_object := _find_object(rounds)) is not None:

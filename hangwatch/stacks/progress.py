@@ -307,8 +307,9 @@ def _classify_standstill(seen: _Measurements) -> Signature:
         return Signature.POLLS
     if seen.uses_cpu:
         return Signature.UNKNOWN
-    if seen.waits.awaited is not None and not seen.waits.awaited.is_lost:
-        return Signature.AWAITS_OUTSIDE
+    awaited = seen.waits.awaited
+    if awaited is not None and not awaited.is_lost:
+        return Signature.UNKNOWN if awaited.is_unknown else Signature.AWAITS_OUTSIDE
     return Signature.BLOCKED
 
 

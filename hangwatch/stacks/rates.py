@@ -117,11 +117,15 @@ def _between_dumps(rounds: Sequence[ProcessDump]) -> list[tuple[ThreadCounters, 
 
 
 def measure_children(rounds: Sequence[ProcessDump]) -> Rates:
-    """Return the rates of a process's children, except its data-loader workers."""
-    seconds = _measure_seconds(rounds)
+    """Return the rates of a process's children, except its data-loader workers.
+
+    A round in which they were not found does not count.
+    """
+    found = [dump for dump in rounds if (dump.children_bytes, dump.children_cpu_seconds) != (None, None)]
+    seconds = _measure_seconds(found)
     if seconds is None:
         return Rates(None, None)
-    first, last = rounds[0], rounds[-1]
+    first, last = found[0], found[-1]
     return Rates(
         _measure_growth(first.children_cpu_seconds, last.children_cpu_seconds, seconds),
         _measure_growth(first.children_bytes, last.children_bytes, seconds),

@@ -119,11 +119,12 @@ def job_of(pid: int, **environ: str) -> Job:
     return Job(job_id="one", launcher="plain", launcher_id=None, ranks=(rank,), environ=environ)
 
 
-def measured(job: Job, utilization_ratio: float | None = None) -> Member:
+def measured(job: Job, utilization_ratio: float | None = None, search_seconds: float = 60.0) -> Member:
     gpu = GpuSample(index=0, uuid="GPU-0", power_watts=120.0, utilization_ratio=utilization_ratio)
     sweep = GpuSweep(taken_monotonic_seconds=0.0, taken_unix_seconds=0.0, gpus=(gpu,))
-    taken = capture(job, CaptureRequest(settings=SETTINGS, node="here", gpus=GpuSources(read_sweep=lambda: sweep)))
-    (member,) = group_ranks(taken, Table(()), SETTINGS).members
+    sources = GpuSources(read_sweep=lambda: sweep)
+    request = CaptureRequest(settings=SETTINGS, node="here", gpus=sources, search_seconds=search_seconds)
+    (member,) = group_ranks(capture(job, request), Table(()), SETTINGS).members
     return member
 
 
@@ -348,14 +349,30 @@ def test_rank_that_asks_a_process_of_its_node_moves_as_that_process(
     assert not is_known or f"process {other} (python" in member.waits.awaited.name
 
 
+def test_rank_with_an_unfinished_search_for_its_peer_is_unknown(tmp_path: Path) -> None:
+    with sidecar("copies", tmp_path), targets.python(ASKS_SIDECAR, tmp_path) as pid:
+        targets.wait_for_call(pid, "receives")
+        member = measured(job_of(pid), search_seconds=0.0)
+    assert member.signature is Signature.UNKNOWN
+    assert member.waits.awaited is not None and member.waits.awaited.is_unknown
+
+
 WRITES_TO_READER = (
     "import os, sys\npipe = os.open('/proc/{pid}/fd/0', os.O_WRONLY)\nready()\nwhile True: os.write(pipe, bytes(4096))"
 )
 
 
-@pytest.mark.parametrize(("reader", "expected"), [("copies", Signature.TRANSFERS), ("sleeps", Signature.BLOCKED)])
+@pytest.mark.parametrize(
+    ("reader", "search_seconds", "expected"),
+    [
+        ("copies", 60.0, Signature.TRANSFERS),
+        ("copies", 0.0, Signature.UNKNOWN),
+        ("sleeps", 60.0, Signature.BLOCKED),
+        ("sleeps", 0.0, Signature.UNKNOWN),
+    ],
+)
 def test_rank_at_a_pipe_of_a_process_outside_its_job_moves_as_that_process(
-    reader: str, expected: Signature, tmp_path: Path
+    reader: str, search_seconds: float, expected: Signature, tmp_path: Path
 ) -> None:
     """A pipe such as that to `tee`, which the shell started beside the rank."""
     command = [sys.executable, "-c", COPIES] if reader == "copies" else ["sleep", "600"]
@@ -363,7 +380,7 @@ def test_rank_at_a_pipe_of_a_process_outside_its_job_moves_as_that_process(
         try:
             with targets.python(WRITES_TO_READER.format(pid=other.pid), tmp_path) as pid:
                 targets.wait_for_call(pid, "writes")
-                member = measured(job_of(pid))
+                member = measured(job_of(pid), search_seconds=search_seconds)
         finally:
             other.kill()
     assert member.signature is expected

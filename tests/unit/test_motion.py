@@ -537,6 +537,28 @@ def test_round_with_unread_connections_says_nothing_about_the_peer(
     assert measure(stack_dump).signature is expected
 
 
+@pytest.mark.parametrize(
+    ("unsearched_rounds", "children_bytes", "expected"),
+    [
+        (1, 0, Signature.BLOCKED),
+        (1, 1_000_000, Signature.TRANSFERS),
+        (2, 1_000_000, Signature.UNKNOWN),
+        (3, 1_000_000, Signature.UNKNOWN),
+    ],
+)
+def test_peer_that_was_not_found_is_unknown_unless_two_rounds_show_it(
+    unsearched_rounds: int, children_bytes: int, expected: Signature
+) -> None:
+    not_found = Awaited(name="a process", is_unknown=True)
+    rounds = [
+        structs.replace(dump, peers=0, awaited=not_found)
+        if number < unsearched_rounds
+        else structs.replace(dump, peers=0, children_bytes=number * children_bytes, children_cpu_seconds=0.0)
+        for number, dump in enumerate(dumps(STILL, call=RECEIVES))
+    ]
+    assert measure(rank(tuple(rounds))).signature is expected
+
+
 def test_workers_seen_in_two_rounds_are_measured_where_their_rank_was_seen_in_one() -> None:
     found = measure(rank(dumps([HERE]), dumps([HERE] * 2, cpu=0.5)))
     assert (found.signature, found.usage.cpu_ratio) == (Signature.UNKNOWN, pytest.approx(0.5))

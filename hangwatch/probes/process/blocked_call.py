@@ -135,11 +135,14 @@ def find_other_process(
 ) -> tuple[str, int] | None:
     """Return the kind and the process at the other end of a pipe ("pipe") or Unix socket ("unix").
 
-    None if the descriptor is something else, or if no other process was found. `end` is that of `read`.
+    None if the descriptor is something else, if the process itself has the other end, or if the other end is closed.
+    Raises LookupError if the other end was not found until `end` (see `read`), or may not be read.
     """
     found = _behind(pid, descriptor, _Search(pid, (), end, proc_root, job), proc_root)
-    if found is None or found.kind not in ("pipe", "unix") or found.other_pid in (None, pid):
+    if found is None or found.kind not in ("pipe", "unix") or found.other_pid == pid or found.is_lost:
         return None
+    if found.other_pid is None:
+        raise LookupError(found.what)
     return found.kind, found.other_pid
 
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.capture.job_libraries import JobLibraries
+from hangwatch.capture.node_numbers import NodeNumbers
 from hangwatch.capture.seen_connections import SeenConnections
 from hangwatch.capture.store_clients import StoreAddresses, StoreClients
 from hangwatch.capture.wrappers import Wrappers
@@ -40,6 +41,7 @@ class JobScan:
         self._scans = 0
         self._seen = SeenConnections(proc_root)
         self._libraries, self._wrappers = JobLibraries(proc_root), Wrappers(proc_root)
+        self._node_numbers = NodeNumbers(proc_root)
         self._user_names = UserNames(proc_root)
         self._store_clients, self._store_addresses = StoreClients(proc_root), StoreAddresses(proc_root)
         self.last_seen = crash_artifacts.RankSnapshots(proc_root, limits.max_ranks_per_owner)
@@ -54,7 +56,8 @@ class JobScan:
             budget_seconds=self._limits.scan_budget_seconds,
             related_only=True,
         )
-        processes = self._wrappers.mark(self._store_addresses.add_to(scanned))
+        members = self._node_numbers.remove(scanned)
+        processes = self._wrappers.mark(self._store_addresses.add_to(members.processes))
         self._endpoints = self._connected(processes)
         found_jobs = discovery.find_jobs(
             processes,
@@ -64,6 +67,7 @@ class JobScan:
             ticks_per_second=procfs.TICKS_PER_SECOND,
             endpoints=self._endpoints,
             hosts=self._store_clients.find_hosts(processes, self._limits.scan_budget_seconds / 4),
+            ancestors=members.ancestors,
         )
         jobs = self._seen.add_counts(found_jobs.jobs, self._limits.scan_budget_seconds)
         jobs = self._user_names.add_to(self._libraries.add_to(jobs, self._limits.scan_budget_seconds / 4))

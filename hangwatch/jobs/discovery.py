@@ -33,6 +33,7 @@ def find_jobs(
     ticks_per_second: int = 100,
     endpoints: Mapping[ProcessId, str] = MappingProxyType({}),
     hosts: Mapping[ProcessId, ProcessId] = MappingProxyType({}),
+    ancestors: Mapping[ProcessId, ProcessId] = MappingProxyType({}),
 ) -> FoundJobs:
     """Return the jobs and engines among `processes`, by job_id, and the number of jobs and ranks over a limit.
 
@@ -42,12 +43,13 @@ def find_jobs(
 
     `ticks_per_second` is the unit of `start_ticks`. With it, a process that began after `gpus` was read is ignored:
     the driver listed another process under the same pid. `endpoints` are the stores to which the processes of
-    `needs_endpoint` are connected. `hosts` are the processes that host the stores of ranks without variables.
+    `needs_endpoint` are connected. `hosts` are the processes that host the stores of ranks without variables,
+    `ancestors` the common ancestors of processes with a process group.
     """
     tree = Tree(processes)
     samples = _samples(gpus, tree, ticks_per_second)
     memberships, left_out = user_limits.apply_limits(
-        find_memberships(tree, samples, endpoints, hosts), tree, samples, limits
+        find_memberships(tree, samples, endpoints, hosts, ancestors), tree, samples, limits
     )
     ranks = {process.id.pid for membership in memberships for process, _ in membership.members}
     names = _names(memberships, tree, node, lambda membership: claim_order(membership, samples, endpoints))

@@ -64,11 +64,13 @@ def find_memberships(
     samples: Sequence[GpuSample],
     endpoints: Mapping[ProcessId, str],
     hosts: Mapping[ProcessId, ProcessId],
+    ancestors: Mapping[ProcessId, ProcessId],
 ) -> list[Membership]:
     """Return the processes of each job in a snapshot.
 
     `samples` list the processes on each GPU. `endpoints` are the stores to which processes are connected. `hosts` are
-    the processes that host the stores of ranks without variables.
+    the processes that host the stores of ranks without variables. `ancestors` are the common ancestors of processes
+    with a process group.
     """
     memberships = _memberships_by_slot(tree, samples, endpoints)
     memberships += _connected_memberships(
@@ -76,6 +78,8 @@ def find_memberships(
     )
     ranks = {process.id.pid for membership in memberships for process, _ in membership.members}
     memberships += _spawned_memberships(tree, samples, ranks)
+    ranks = {process.id.pid for membership in memberships for process, _ in membership.members}
+    memberships += _connected_memberships(tree, ancestors, ranks)
     ranks = {process.id.pid for membership in memberships for process, _ in membership.members}
     memberships += [_of_siblings("fork", *siblings) for siblings in forked_ranks.find_siblings(tree, samples, ranks)]
     memberships += _hidden_memberships(tree, memberships)
@@ -419,26 +423,35 @@ def _topmost(group: list[_SlotHolder], tree: Tree) -> list[_SlotHolder]:
 # --- ranks that got their number as an argument ---------------------------------------------------------------------
 
 
-def _connected_memberships(tree: Tree, hosts: Mapping[ProcessId, ProcessId], ranks: set[int]) -> Iterator[Membership]:
-    """Yield the jobs of processes that are connected to a listening socket of one of them, the host first."""
-    by_host: defaultdict[ProcessId, list[Process]] = defaultdict(list)
-    for process_id, host in hosts.items():
+def _connected_memberships(tree: Tree, heads: Mapping[ProcessId, ProcessId], ranks: set[int]) -> Iterator[Membership]:
+    """Yield the jobs of processes that are connected to a listening socket of one of them, the host first.
+
+    `heads` are these hosts, or the common ancestors of processes that hold a process group.
+    """
+    by_head: defaultdict[ProcessId, list[Process]] = defaultdict(list)
+    for process_id, head_id in heads.items():
         process = tree.get(process_id.pid)
         if process is not None and process.id == process_id and not is_within(process, ranks, tree):
-            by_host[host].append(process)
-    for host, members in by_host.items():
-        members.sort(key=lambda process: (process.id != host, start_order(process)))
-        if len(members) < 2 or members[0].id != host or _is_of_server(members[0], tree):
+            by_head[head_id].append(process)
+    for head_id, members in by_head.items():
+        members.sort(key=lambda process: (process.id != head_id, start_order(process)))
+        is_host, above = heads.get(head_id) == head_id, tree.get(head_id.pid)
+        if len(members) < 2 or (is_host and members[0].id != head_id) or _is_of_server(members[0], tree):
             continue
         launcher, head = _find_starter(members, tree)
-        note = f"its ranks are not in their environment; pid {host.pid} is likely rank 0, because it hosts the store"
+        note = "its ranks are not in their environment"
+        if is_host:
+            note += f"; pid {head_id.pid} is likely rank 0, because it hosts the store"
+        elif head is None and above is not None:
+            kind = process_role.launcher_kind(above)
+            launcher, head = kind or launcher, None if process_role.is_shared(kind) else above
         yield Membership(
             launcher,
             head,
             [(process, None) for process in members],
             owner_of(members[0]),
             notes=(note,),
-            has_places=False,
+            has_places=launcher == "spawn" and not is_host,
         )
 
 

@@ -6,23 +6,26 @@ processes of hangwatch itself. They inherit the variables of a rank, and may out
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from hangwatch.jobs import process_role
-from hangwatch.jobs.process_tree import Tree
-from hangwatch.model import Process
+from hangwatch.jobs.process_tree import INIT_PID, Tree
+from hangwatch.model import Process, ProcessId
 from hangwatch.tables.launchers import SLOT_NAMES
+
+Slot = tuple[str | None, ...]
+"""The values of the variables of rank slots; () if none is set."""
 
 
 def find_pairs(processes: Sequence[Process]) -> list[tuple[Process, Process]]:
     """Return (process, descendant) for each Python process below which another program of Python has its slot."""
     tree, pairs = Tree(processes), {}
     for process in tree:
-        slot = _slot(process)
+        slot = slot_of(process)
         if not slot or process_role.is_multiprocessing(process) or not process_role.is_python(process):
             continue
         for up in tree.ancestors(process):
-            if _slot(up) == slot and up.cmdline != process.cmdline and process_role.is_python(up):
+            if slot_of(up) == slot and up.cmdline != process.cmdline and process_role.is_python(up):
                 pairs[up.id] = up, process
     return list(pairs.values())
 
@@ -34,12 +37,31 @@ def find_helpers(tree: Tree) -> set[int]:
         if process_role.is_loader_worker(process) or _is_orphan(process, tree):
             helpers.add(process.id.pid)
         elif process_role.starts_helpers(process) and not _is_forked(process, tree):
-            slot = _slot(process)
-            helpers |= {process.id.pid, *(one.id.pid for one in tree.descendants(process) if _slot(one) == slot)}
+            slot = slot_of(process)
+            helpers |= {process.id.pid, *(one.id.pid for one in tree.descendants(process) if slot_of(one) == slot)}
     return helpers
 
 
-def _slot(process: Process) -> tuple[str | None, ...]:
+def find_families(tree: Tree) -> Iterator[tuple[Process, list[Process]]]:
+    """Yield (process, descendants) for each process below which several Python programs have its slot.
+
+    It is the topmost process with the slot. If the scan shows none, it is their parent, which may not have the slot.
+    Workers of mp.spawn that map PyTorch are a family without a slot.
+    """
+    families: dict[tuple[ProcessId, Slot], tuple[Process, list[Process]]] = {}
+    for process in tree:
+        slot = slot_of(process)
+        may_hold = slot or (process.libraries and process_role.is_spawned(process))
+        if not may_hold or process_role.is_loader_worker(process) or not process_role.is_python(process):
+            continue
+        above = [up for up in tree.ancestors(process) if slot and slot_of(up) == slot]
+        top = above[-1] if above else tree.parent(process)
+        if top is not None and top.id.pid != INIT_PID and (above or not slot_of(top)):
+            families.setdefault((top.id, slot), (top, []))[1].append(process)
+    return (family for family in families.values() if len(family[1]) > 1)
+
+
+def slot_of(process: Process) -> Slot:
     """Return the values of the variables of rank slots; () if none is set."""
     values = tuple(map(process.environ.get, SLOT_NAMES)) if process.environ else ()
     return values if any(values) else ()

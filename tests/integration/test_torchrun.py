@@ -354,18 +354,26 @@ def test_mp_spawn(tmp_path: Path) -> None:
         assert verdict.named == (RankId(node="here", rank=None, local_rank=2, pid=one.pid(2)),)
 
 
-@pytest.mark.parametrize("method", ["tcp", pytest.param("env", marks=pytest.mark.series)])
-def test_mp_spawn_without_gpus_is_found_by_variables_or_store(method: str, tmp_path: Path) -> None:
-    """Ranks in arguments have no number, and the host of the store is likely rank 0."""
+@pytest.mark.parametrize(
+    "method", ["tcp", "file", *(pytest.param(each, marks=pytest.mark.series) for each in ("env", "node"))]
+)
+def test_mp_spawn_without_gpus_is_found(method: str, tmp_path: Path) -> None:
+    """Ranks in arguments have no number, and the host of the store is likely rank 0.
+
+    With `node`, all processes have the number of their node in their environment. It is no number of a rank.
+    """
     (tmp_path / "port").write_text(str(free_port()))
-    url = "env://" if method == "env" else f"tcp://127.0.0.1:{(tmp_path / 'port').read_text()}"
-    with launched(tmp_path, sys.executable, str(PROGRAM), str(tmp_path), "spawn", str(RANKS), url) as one:
+    urls = {"env": "env://", "tcp": f"tcp://127.0.0.1:{(tmp_path / 'port').read_text()}"}
+    url = urls.get(method, f"file://{tmp_path}/store")
+    numbers = ["RANK=0", "WORLD_SIZE=2", "MASTER_ADDR=job-master-0", "MASTER_PORT=23456"] if method == "node" else []
+    command = ["env", *numbers, sys.executable, str(PROGRAM), str(tmp_path), "spawn", str(RANKS), url]
+    with launched(tmp_path, *command) as one:
         one.has_gpus = False
         one.order(2, "sleep")
         found, _, verdict = one.judge()
         assert (found.launcher, found.launcher_id and found.launcher_id.pid) == ("spawn", one.launcher.pid)
         assert len(found.ranks) == RANKS and [rank.pid for rank in verdict.named] == [one.pid(2)]
-        assert names(verdict) == ([2] if method == "env" else [None])
-        assert [f"pid {one.pid(0)} is likely rank 0" in note for note in found.notes] == [True] * (method == "tcp")
+        assert names(verdict) == [2 if method == "env" else None]
+        assert any(f"pid {one.pid(0)} is likely rank 0" in note for note in found.notes) == (method == "tcp")
         (answer,) = json.loads(CliRunner().invoke(dump, ["--json", "--pid", str(one.launcher.pid)]).stdout)["jobs"]
         assert sum(len(group["members"]) for group in answer["groups"]) == RANKS

@@ -43,7 +43,7 @@ def read(descriptor: int, folder: str, wanted: Container[str], shown: Container[
     return select([head[:half], _read_at(descriptor, max(end - half, half), half)], wanted, shown, whole=False)
 
 
-def read_allowed(pid: int, proc_root: Path) -> dict[str, str]:
+def read_allowed(pid: int, proc_root: Path, wanted: Container[str] = environment_names.ALLOWED) -> dict[str, str]:
     """Return the variables of a process that the table allows to keep; empty if not permitted or it is gone.
 
     The call may block for ever: see `locked_memory`.
@@ -53,7 +53,7 @@ def read_allowed(pid: int, proc_root: Path) -> dict[str, str]:
     except OSError:
         return {}
     try:
-        return read(descriptor, f"{proc_root}/{pid}", environment_names.ALLOWED).variables
+        return read(descriptor, f"{proc_root}/{pid}", wanted).variables
     except OSError:
         return {}
     finally:

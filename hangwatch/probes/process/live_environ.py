@@ -21,6 +21,7 @@ from hangwatch.probes.process import environment, process_memory, procfs
 from hangwatch.probes.process.environment import Environment
 from hangwatch.probes.process.memory_image import NOWHERE, Image, Read, UnreadableError, require
 from hangwatch.probes.process.process_memory import FilePlaces
+from hangwatch.tables import launchers
 
 MOST_SECONDS = 0.5  # of one reading; it costs at most 50 ms of CPU, but may wait for a core
 MOST_MAPS_BYTES = 4 << 20
@@ -133,6 +134,13 @@ class LiveEnvironments:
             return read_environ(self._reader(process, "mem"), place, wanted, shown)
         except UnreadableError as error:
             return _fault(process, error)
+
+    def read_variables(self, process: ProcessId, owner: str) -> dict[str, str]:
+        """Return the variables of launchers that a process has now; empty if they cannot be read."""
+        modules = self.find_modules(process)
+        place = self.find_place(process, modules, owner) if isinstance(modules, Modules) else None
+        answer = self.read(process, place, launchers.VARIABLES, launchers.SHOWN) if isinstance(place, Place) else None
+        return answer[1].variables if isinstance(answer, tuple) else {}
 
     def _reader(self, process: ProcessId, name: str) -> Read:
         return process_memory.reader(self._proc_root / str(process.pid) / name, MOST_SECONDS)

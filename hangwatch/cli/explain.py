@@ -116,7 +116,8 @@ def _answer(
         listed = "".join(f"\n  {note}" for note in collected.notes[:5])
         raise InputError(
             f"no stack dump and no log of a known rank in {', '.join(map(str, paths))}{listed}\n"
-            "  to make a dump: `py-spy dump --pid PID > rank0.txt`"
+            "  live process: `py-spy dump --pid PID > rank0.txt`; core file: `pystack core FILE > rank0.txt`\n"
+            "  job that has ended: the logs of all ranks, and torch's recorder dumps (comm_lib_trace_rank_*)"
         )
     sizes = [incident.job.world_size or 0 for incident in incidents] + [answer.world_size or 0 for answer in answers]
     size = collected.world_size or max(sizes, default=0) or recorders.world_size

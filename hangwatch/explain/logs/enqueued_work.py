@@ -5,7 +5,7 @@ rank has not joined. NCCL counts point-to-point operations separately, so a grou
 If there is doubt, the numbers are evidence, and no rank is checked first.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -13,12 +13,14 @@ from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.explain.logs import merged_logs
-from hangwatch.explain.logs.rank_log import Log, Moment, Work
-from hangwatch.explain.logs.work_lines import DEFAULT_GROUP, is_collective
+from hangwatch.explain.logs.rank_log import Log, Moment, Work, earlier
+from hangwatch.explain.logs.work_lines import DEFAULT_GROUP, WorkLine, is_collective
 from hangwatch.model import RankId
 
 _FEWEST_SEEN = 3
 _SHOWN = 4
+_OF_ANY_GROUP = "any group"
+_UNEVEN = ("ALLTOALL", "GATHER", "SCATTER")  # their sizes may differ between ranks
 _CLOCK_SECONDS = 1.0  # numbers this much older than another rank's timeout still count as written after it
 
 
@@ -45,7 +47,7 @@ class WorkFinding(NamedTuple):
 
 
 class _Standing(NamedTuple):
-    """The last sequence numbers of one rank in one process group.
+    """The last sequence numbers of one rank in one process group, and the call in which it waits.
 
     `timed_out` is the number of the operation that timed out, None if none did. `is_answer` is true if the rank wrote
     its numbers because another rank timed out.
@@ -55,8 +57,20 @@ class _Standing(NamedTuple):
     timed_out: int | None
     timed_out_at: Moment | None
     enqueued: int
-    written_at: Moment | None
-    is_answer: bool
+    written_at: Moment | None = None
+    is_answer: bool = False
+    call: WorkLine | None = None
+
+    @property
+    def reached(self) -> int:
+        """The number of the operation in which the rank waits, else that of its last one."""
+        return self.enqueued if self.timed_out is None else self.timed_out
+
+    @property
+    def began_at(self) -> Moment | None:
+        """The time at which the operation that timed out began."""
+        seconds = self.call.ran_seconds if self.call else 0.0
+        return earlier(self.timed_out_at, seconds) if self.timed_out_at and seconds else None
 
 
 def read_works(source: str, rank: RankId, log: Log) -> Iterator[RankWork]:
@@ -75,33 +89,63 @@ def read_works(source: str, rank: RankId, log: Log) -> Iterator[RankWork]:
 
 def compare(works: Sequence[RankWork], world_size: int | None) -> list[WorkFinding]:
     """Compare the numbers of all ranks. Return what was found; findings with ranks to check first come first."""
-    groups: dict[str, dict[RankId, _Standing]] = defaultdict(dict)
-    names: dict[str, str] = {}
-    for rank, _, work in works:
-        if work.line.kind == "work" and rank is not None:
-            names[work.line.group] = work.line.name
-            ranks = groups[work.line.group]
-            ranks[rank] = _update_standing(ranks.get(rank), rank, work)
-    waiting = {
-        standing.id for ranks in groups.values() for standing in ranks.values() if standing.timed_out is not None
-    }
-    operations = _find_operations(works)
+    waits: dict[RankId, set[str]] = defaultdict(set)
+    for rank, _, (line, *_) in works:
+        if rank is not None and line.kind == "work" and (line.timed_out is not None or line.is_own_timeout):
+            waits[rank].add(_OF_ANY_GROUP if line.timed_out is None else line.group)
     findings = [
         finding
-        for group, ranks in groups.items()
-        if (finding := _compare_group(names[group], ranks, operations, waiting, world_size)) is not None
+        for group in _gather_groups(works)
+        if (finding := _compare_group(group, waits, world_size, is_of_job=_is_of_job(works))) is not None
     ]
-    findings += [
-        *_compare_desync_reports(works, set(groups)),
-        *_compare_running_collectives(works),
-        *_compare_barriers(works),
-    ]
+    groups = {work.line.group for _, _, work in works if work.line.kind == "work"}
+    findings += [*_compare_desync_reports(works, groups), *_compare_barriers(works)]
     sources = {rank: source for rank, source, _ in works}
     findings = [
         finding._replace(source=sources.get(finding.behind[0], finding.source)) if finding.behind else finding
         for finding in findings
     ]
     return sorted(findings, key=lambda finding: not finding.behind)
+
+
+class _Group(NamedTuple):
+    """The standings of the ranks of a process group. `key` is "" if the lines do not name the group.
+
+    `are_compared` is true if the ranks have compared their calls themselves (ProcessGroupWrapper).
+    """
+
+    key: str
+    name: str
+    ranks: dict[RankId, _Standing]
+    are_compared: bool = False
+
+
+def _gather_groups(works: Sequence[RankWork]) -> list[_Group]:
+    groups: dict[str, _Group] = {}
+    calls: dict[tuple[RankId, int], Work] = {}
+    compared = _Group("", "the group", {}, are_compared=True)
+    ids = {rank.rank: rank for rank, _, _ in works if rank is not None}
+    for rank, _, work in works:
+        line = work.line
+        if line.kind == "work" and rank is not None:
+            group = groups.setdefault(line.group, _Group(line.group, line.name, {}))
+            group.ranks[rank] = _update_standing(group.ranks.get(rank), rank, work)
+        elif line.kind == "operation" and line.timed_out is not None and rank is not None:
+            calls[rank, line.timed_out] = work
+        elif line.kind == "running":
+            number = -1 if line.timed_out is None else line.timed_out
+            caller = ids.get(line.ranks[0], RankId(rank=line.ranks[0]))
+            compared.ranks[caller] = _Standing(caller, number, None, number, call=line)
+    for group in groups.values():
+        for rank, standing in group.ranks.items():
+            if standing.timed_out is not None and (rank, standing.timed_out) in calls:
+                group.ranks[rank] = standing._replace(call=calls.pop((rank, standing.timed_out)).line)
+    without_group = _Group("", "a group that the lines do not name", {})
+    only = next(iter(groups.values())) if len(groups) == 1 else without_group
+    for (rank, number), work in sorted(calls.items(), key=lambda item: -item[0][1]):  # the first operation counts
+        place = only if rank not in only.ranks or only.ranks[rank].timed_out is None else without_group
+        place.ranks[rank] = _Standing(rank, number, work.moment, number, work.moment, call=work.line)
+    return [group for group in (*groups.values(), without_group, compared) if group.ranks]
 
 
 def _update_standing(before: _Standing | None, rank: RankId, work: Work) -> _Standing:
@@ -117,82 +161,106 @@ def _update_standing(before: _Standing | None, rank: RankId, work: Work) -> _Sta
     )
 
 
-class _Operations(NamedTuple):
-    """The names of operations, keyed by rank and number. `has_point_to_point` is true if one is between two ranks."""
-
-    by_number: Mapping[tuple[RankId, int], str]
-    has_point_to_point: bool
-
-
-def _find_operations(works: Sequence[RankWork]) -> _Operations:
-    by_number: dict[tuple[RankId, int], str] = {}
-    is_mixed = False
-    for rank, _, (line, *_) in works:
-        if line.kind == "operation":
-            is_mixed |= not is_collective(line.operation)
-            if line.timed_out is not None and rank is not None:
-                by_number[rank, line.timed_out] = line.operation
-    return _Operations(by_number, is_mixed)
-
-
 def _compare_group(
-    name: str,
-    ranks: Mapping[RankId, _Standing],
-    operations: _Operations,
-    waiting: set[RankId],
-    world_size: int | None,
+    group: _Group, waits: Mapping[RankId, set[str]], world_size: int | None, *, is_of_job: bool
 ) -> WorkFinding | None:
-    timed = [standing for standing in ranks.values() if standing.timed_out is not None]
+    """Compare the ranks of a group. A rank with a lower number is behind; equal numbers may be of different calls."""
+    timed = [standing for standing in group.ranks.values() if standing.timed_out is not None]
     if not timed:
         return None
-    (number, _), *_ = Counter(standing.timed_out for standing in timed).most_common(1)
-    assert number is not None
-    at_number = [standing for standing in timed if standing.timed_out == number]
-    operation_names = {operations.by_number.get((standing.id, number), "") for standing in at_number} - {""}
-    operation = f"{min(operation_names)} #{number:,}" if len(operation_names) == 1 else f"#{number:,}"
-    behind = [standing for standing in ranks.values() if standing.enqueued < number]
-    ids = [standing.id for standing in at_number]
-    text = f"in {words.printable(name)}, {words.name_ranks(ids)} timed out in {operation}"
+    number = max(standing.reached for standing in timed)
+    ahead = [standing for standing in timed if standing.timed_out == number]
+    behind = [standing for standing in group.ranks.values() if standing.reached < number]
+    by_call: dict[str, list[RankId]] = defaultdict(list)
+    for standing in ahead if behind and not group.are_compared else timed:
+        if standing.call is not None:
+            by_call[_describe_call(standing.call)].append(standing.id)
+    if len(by_call) > 1 and (group.are_compared or not behind):
+        return _compare_calls(group, by_call, behind, is_of_job=is_of_job)
+    if group.are_compared:
+        return None
+    return _find_late(group, ahead, behind, _find_doubt(group, ahead, behind, waits, world_size), world_size)
+
+
+def _find_late(
+    group: _Group, ahead: Sequence[_Standing], behind: Sequence[_Standing], doubt: str, world_size: int | None
+) -> WorkFinding:
+    names = {standing.call.operation for standing in ahead if standing.call}
+    number = ahead[0].reached
+    operation = f"{min(names)} #{number:,}" if len(names) == 1 else f"#{number:,}"
+    ids, late = tuple(standing.id for standing in ahead), tuple(standing.id for standing in behind)
+    began = min((standing.began_at for standing in ahead if standing.began_at), default=None, key=_seconds)
+    since = f", which began at {words.printable(began.text)}" if began else ""
+    name = words.printable(group.name)
+    text = f"in {name}, {words.name_ranks(ids)} timed out in {operation}{since}"
     if not behind:
-        more = (
-            f"; {words.count(len(ranks))} seen, and all have enqueued it: no rank is behind" if len(ranks) > 1 else ""
-        )
-        return WorkFinding(text + more, tuple(ids))
-    late = [standing.id for standing in behind]
-    numbers = words.fold(standing.enqueued for standing in behind if standing.enqueued >= 0)
+        seen = len(group.ranks)
+        if seen > 1 and not doubt:
+            of = f"{seen:,} of {world_size:,}" if world_size and seen < world_size else f"all {seen:,}"
+            text += f"; {of} ranks seen have joined it, and none finished: check the network and the GPUs"
+        elif seen > 1:
+            text += f"; {words.count(seen)} seen, and all have enqueued it: no rank is behind"
+        return WorkFinding(text, ids)
+    numbers = words.fold(standing.reached for standing in behind if standing.reached >= 0)
     counts = f"only {numbers}" if numbers else "nothing"
     has = "has" if len(late) == 1 else "have"
-    text += f"; {words.name_ranks(late)} {has} enqueued {counts}"
-    doubt = _find_doubt(at_number, behind, len(ranks), waiting, world_size)
-    if not all(map(is_collective, operation_names or {""})) or operations.has_point_to_point:
-        doubt = (
-            "point-to-point operations are counted separately"
-            if operation_names
-            else "the operation is not in the logs"
-        )
+    does = "timed out in" if all(standing.timed_out is not None for standing in behind) else f"{has} enqueued"
+    text += f"; {words.name_ranks(late)} {does} {counts}"
     if doubt:
         return WorkFinding(f"{text}; the numbers show no rank to check first: {doubt}", (*late, *ids))
-    why = f"it has not joined {operation} of {words.printable(name)}"
+    why = f"it has not joined {operation} of {name}"
     why += f": it had enqueued {counts} when {words.count(len(ids))} timed out in it"
-    since = min((standing.timed_out_at for standing in at_number if standing.timed_out_at), default=None)
-    return WorkFinding(text, (*late, *ids), tuple(late), why, since)
+    first = min((standing.timed_out_at for standing in ahead if standing.timed_out_at), default=None, key=_seconds)
+    return WorkFinding(text, (*late, *ids), late, f"{why}{since}", first)
+
+
+def _compare_calls(
+    group: _Group, by_call: Mapping[str, list[RankId]], behind: Sequence[_Standing], *, is_of_job: bool
+) -> WorkFinding:
+    """Return the different calls of the ranks. The lower number is behind, else a lone call counts."""
+    ordered = sorted(by_call.items(), key=lambda item: (len(item[1]), item[1][0].sort_key()))
+    parts = [f"{words.name_ranks(ids)} {'runs' if len(ids) == 1 else 'run'} {call}" for call, ids in ordered[:_SHOWN]]
+    text = f"ranks call different collectives{f' in {words.printable(group.name)}' if group.key else ''}"
+    text += f": {', '.join(parts)}"
+    few, most = ordered[0][1], ordered[-1][1]
+    is_clear = is_of_job and (group.are_compared or bool(group.key))
+    if behind and is_clear:
+        late = tuple(standing.id for standing in behind)
+        return WorkFinding(f"{text}; the lower number is behind", late, late, f"it is behind: {', '.join(parts)}")
+    is_clear = is_clear and len(by_call) == 2 and len(few) == 1 < len(most)
+    return WorkFinding(text, tuple(few), tuple(few) if is_clear else (), f"its call differs: {', '.join(parts)}")
+
+
+def _describe_call(call: WorkLine) -> str:
+    number = f" #{call.timed_out:,}" if call.timed_out is not None else ""
+    is_sized = call.size and not call.operation.startswith(_UNEVEN)
+    return f"{call.operation}{number}{f' ({call.size})' if is_sized else ''}"
+
+
+def _seconds(moment: Moment) -> float:
+    return moment.seconds
 
 
 def _find_doubt(
-    timed: Sequence[_Standing],
+    group: _Group,
+    ahead: Sequence[_Standing],
     behind: Sequence[_Standing],
-    seen: int,
-    waiting: set[RankId],
+    waits: Mapping[RankId, set[str]],
     world_size: int | None,
 ) -> str:
-    """Return the reason why the ranks that are behind are not checked first; "" if there is no doubt."""
-    if any(standing.id in waiting for standing in behind):
+    """Return the reason why the numbers decide nothing; "" if there is no doubt."""
+    calls = [standing.call for standing in group.ranks.values() if standing.call]
+    if not any(standing.call for standing in ahead):
+        return "the operation is not in the logs"
+    if not all(is_collective(call.operation) for call in calls):
+        return "point-to-point operations are counted separately"
+    if len(group.ranks) < _FEWEST_SEEN and len(group.ranks) != world_size:
+        return f"only {words.count(len(group.ranks))} seen"
+    if behind and not group.key:
+        return "the lines do not name the process group"
+    if any(waits.get(standing.id, set()) - {group.key} for standing in behind):
         return "a rank that is behind timed out itself, so it waits, too"
-    if seen < _FEWEST_SEEN and seen != world_size:
-        return f"only {words.count(seen)} seen"
-    if len(behind) >= len(timed):
-        return "at least as many ranks are behind as timed out"
-    if not all(_is_recent(standing, timed) for standing in behind):
+    if not all(standing.timed_out is not None or _is_recent(standing, ahead) for standing in behind):
         return "the last number of a rank that is behind is older than the timeout"
     return ""
 
@@ -229,30 +297,6 @@ def _compare_desync_reports(works: Sequence[RankWork], groups: set[str]) -> Iter
         yield WorkFinding(f"{text}; no rank to check first: these may be numbers within a group", ids)
         return
     yield WorkFinding(text, ids, ids, f"by torch's desync report it did not join {what}")
-
-
-def _compare_running_collectives(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
-    """Yield the different collectives that ProcessGroupWrapper logs for two ranks (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
-    runs: dict[int, tuple[int, str]] = {}
-    for _, _, (line, *_) in works:
-        if line.kind == "running":
-            runs[line.ranks[0]] = -1 if line.timed_out is None else line.timed_out, line.operation
-    by_call: dict[tuple[int, str], list[int]] = defaultdict(list)
-    for rank, call in sorted(runs.items()):
-        by_call[call].append(rank)
-    if len(by_call) < 2:
-        return
-    ordered = sorted(by_call.items(), key=lambda item: (len(item[1]), item[1]))
-    parts = [
-        f"{words.name_ranks(_find_ids(ranks, works))} {'runs' if len(ranks) == 1 else 'run'} {operation}"
-        + (f" #{number:,}" if number >= 0 else "")
-        for (number, operation), ranks in ordered[:_SHOWN]
-    ]
-    few, most = ordered[0][1], ordered[-1][1]
-    ids = _find_ids(few, works)
-    is_clear = len(by_call) == 2 and len(few) == 1 < len(most) and _is_of_job(works)
-    text = f"ranks call different collectives: {', '.join(parts)}"
-    yield WorkFinding(text, ids, ids if is_clear else (), f"it runs another collective: {', '.join(parts)}")
 
 
 def _compare_barriers(works: Sequence[RankWork]) -> Iterator[WorkFinding]:

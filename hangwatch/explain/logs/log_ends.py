@@ -17,6 +17,11 @@ _MOST_STEPS = 3  # different steps at which ranks may end, if there is no majori
 _MOST_DIGITS = 18
 _APART_SECONDS = 60.0
 _NUMBER = re.compile(r"0x[0-9a-fA-F]{1,16}|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_OF_SOURCE = re.compile(
+    r"^(?:\d{1,10} )?[\w/.-]{1,100}\.(?:cpp|cc|cu|hpp|h|py):\d{1,6}\] ?"
+    r"(?:\[(?:PG [^\[\]]{1,120} )?Rank \d{1,7}\] {0,2})*"
+)
+"""The place in PyTorch that prints a line, and the rank in its process group. They follow the time."""
 
 
 class End(NamedTuple):
@@ -174,9 +179,14 @@ def describe_ends(ends: Sequence[End]) -> str:
         ranks = words.count(len(end.ids)) if len(end.ids) > SHOWN else words.name_ranks(end.ids)
         verb = " end" if len(end.ids) > 1 else " ends"
         moment = f" ({words.elided(end.moment.text, LINE_CHARACTERS)})" if end.moment else ""
-        clauses.append(f"{ranks}{verb if number == 0 else ''} at '{words.elided(end.text, LINE_CHARACTERS)}'{moment}")
+        clauses.append(f"{ranks}{verb if number == 0 else ''} at '{shorten(end.text)}'{moment}")
     more = sum(len(end.ids) for end in ends[SHOWN:])
     return ", ".join(clauses) + (f", {words.count(more)} at other lines" if more else "")
+
+
+def shorten(text: str) -> str:
+    """Return the beginning of a message, without the place in PyTorch that prints it."""
+    return words.elided(_OF_SOURCE.sub("", text) or text, LINE_CHARACTERS)
 
 
 def without_numbers(text: str) -> str:

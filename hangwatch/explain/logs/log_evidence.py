@@ -9,7 +9,7 @@ from msgspec import structs
 from hangwatch import words
 from hangwatch.explain.logs import enqueued_work, log_ends, work_lines
 from hangwatch.explain.logs.enqueued_work import RankWork, WorkFinding
-from hangwatch.explain.logs.log_ends import LINE_CHARACTERS, SHOWN, TIMES_AS_MANY, End
+from hangwatch.explain.logs.log_ends import SHOWN, TIMES_AS_MANY, End
 from hangwatch.explain.logs.merged_logs import RankLog
 from hangwatch.explain.logs.rank_log import Failure, Moment, common_clock, time_on
 from hangwatch.model import INTERFACES_OF_ONE_NODE, CheckFirst, Evidence, RankId, Supplement
@@ -20,6 +20,8 @@ _UNRANKED_SHOWN = 8
 _LAUNCHER_SIGNAL = "launcher_signal"  # nccl_messages.toml
 _SIGNALS = {"2": "2 (SIGINT, Ctrl-C)", "15": "15 (SIGTERM)", "1": "1 (SIGHUP, the terminal was closed)"}
 _NO_DEVICE = "No device"  # nccl_messages.toml, no_ib_device
+_OF_LIVE_JOB = "Take stacks: `hangwatch dump`, or py-spy on each live rank"
+_OF_DEAD_JOB = "Ranks have failed: read all logs, core files, and torch's recorder dumps (comm_lib_trace_rank_*)"
 _NOT_FLUSHED = "without PYTHONUNBUFFERED=1, the last output may still be in a buffer of the process"
 
 
@@ -62,12 +64,12 @@ def supplement(
     numbers = enqueued_work.compare(works, world_size)
     hint = _find_hint(logs, kinds, ends, numbers) or _find_signal([*unranked, *logs])
     caveat = log_ends.caveat([log.id for log in logs if not (hint and log.failures)], log_ends.find_unwritten(logs))
-    headline = f"{words.sentence(hint.text if hint else _describe_without_hint(logs, kinds, ends, unranked))}{caveat}"
+    text = hint.text if hint else _describe_without_hint(logs, kinds, ends, unranked, numbers)
+    advice = _OF_DEAD_JOB if sum(len(kind.logs) for kind in kinds) * 2 > len(logs) else _OF_LIVE_JOB
     why = f"{hint.why}{caveat}" if hint else ""
     return Supplement(
         evidence=(*_evidence(logs, kinds, ends), *map(_numbers_evidence, numbers), *_describe_unranked_logs(unranked)),
-        headline=f"{headline}. Logs alone cannot name a rank."
-        " Take stacks: `hangwatch dump`, or py-spy on each live rank",
+        headline=f"{words.sentence(text)}{caveat}. Logs alone cannot name a rank. {advice}",
         sentence=f"By the logs, {hint.text}{caveat}." if hint and hint.is_sure else "",
         check_first=tuple(_make_check(rank, why, hint.settle) for rank in hint.ranks) if hint else (),
     )
@@ -153,7 +155,7 @@ def _find_hint(
     behind = log_ends.find_behind(ends)
     if behind is None or work_lines.parse(behind.text):  # a number that the watchdog wrote is not a step of the program
         return None
-    why = f"its log ends at '{words.elided(behind.text, LINE_CHARACTERS)}', before the other logs"
+    why = f"its log ends at '{log_ends.shorten(behind.text)}', before the other logs"
     text = f"the log of {words.name_ranks(behind.ids)} ends before the other logs: {log_ends.describe_ends(ends)}"
     settle = f"dump its stack (`hangwatch dump --pid N`): {_NOT_FLUSHED}"
     return _Hint(text, behind.ids, why, settle, is_sure=False)
@@ -195,9 +197,15 @@ def _find_signal(logs: Sequence[RankLog]) -> _Hint | None:
 
 
 def _describe_without_hint(
-    logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[End], unranked: Sequence[RankLog]
+    logs: Sequence[RankLog],
+    kinds: Sequence[_Kind],
+    ends: Sequence[End],
+    unranked: Sequence[RankLog],
+    numbers: Sequence[WorkFinding],
 ) -> str:
-    """Return a summary of logs that show no rank to check first: their failures and their ends."""
+    """Return a summary of logs that show no rank to check first: their numbers, or their failures and their ends."""
+    if numbers and all(kind.failure.of_others for kind in kinds):
+        return numbers[0].text
     if not logs:
         return f"{words.count(len(unranked), 'log')} of unknown ranks: see the evidence"
     own_failures = sum(not kind.failure.of_others for kind in kinds)

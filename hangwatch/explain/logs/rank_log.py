@@ -56,14 +56,15 @@ _LAST_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,63}\.){0,8}[A-Z]\w{0,63}(?:Error
 """The last line of a log, if it begins with the type of an exception. Its traceback may not have been copied."""
 
 _FATAL = re.compile(
-    r"Watchdog caught collective operation timeout|Fatal Python error: |terminate called after throwing"
+    r"Watchdog caught collective operation timeout|collective timeout from +this local rank"
+    r"|Fatal Python error: |terminate called after throwing"
     r"|\[TC\]\S{0,200} Aborting process on rank \d{1,7} due to "
     r"|CUDA error: |^Segmentation fault\b|^Killed\b|\bout of memory\b.*\bKill"
     r"|^srun: error: .*(?:Killed|Terminated|Segmentation fault|Exited with)"
 )
 _OF_OTHERS = re.compile(
-    r"collective operation timeout|due to timeout - |\b(?:NCCL|gloo|torchcomms)\b.*\b(?:time(?:d[ -]|[ -])?out|abort)"
-    r"|communicator was aborted|remote process exited"
+    r"collective (?:operation )?timeout|due to timeout - "
+    r"|\b(?:NCCL|gloo|torchcomms)\b.*\b(?:time(?:d[ -]|[ -])?out|abort)|communicator was aborted|remote process exited"
     r"|Dist(?:Backend|Network|Store)Error|Connection closed by (?:remote )?peer"
     r"|SignalException|ChildFailedError|KeyboardInterrupt|SIGTERM"
     r"|(?:timed? ?out|timeout).*\b(?:store|barrier|rendezvous)"
@@ -131,6 +132,13 @@ def common_clock(moments: Sequence[Moment | None]) -> str:
 def time_on(moment: Moment | None, clock: str) -> tuple[bool, float]:
     """Return a key that sorts by time. Moments without a time on this clock come last."""
     return (False, moment.seconds) if moment and moment.clock == clock else (True, 0.0)
+
+
+def earlier(moment: Moment, seconds: float) -> Moment:
+    """Return the moment that was so many seconds before this one, as a time of day."""
+    before = moment.seconds - seconds
+    text = datetime.fromtimestamp(before % 86_400, timezone.utc).strftime("%H:%M:%S")
+    return Moment(moment.clock, before, f"{text} UTC" if moment.clock == "unix" else text)
 
 
 class Line(NamedTuple):

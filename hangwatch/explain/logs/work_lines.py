@@ -18,14 +18,16 @@ _COUNTS = re.compile(
     rf"[Ll]ast enqueued (?:NCCL )?work: {_NUMBER}(?:, last started work: -?\d{{1,18}})?"
     rf", last completed (?:NCCL )?work: {_NUMBER}"
 )
-_SIGNAL = "Received a dump signal due to a collective timeout from"
+_SIGNAL = re.compile(r"Received a (?:dump|timeout) signal (?:due to a collective timeout )?from +(this local rank)?")
+_RAN = re.compile(r"\) ran for (\d{1,12}) milliseconds")
+_ELEMENTS = re.compile(r"NumelIn=(\d{1,18}), ?NumelOut=(\d{1,18})")
 _RANKS = r"\[(\d{1,7}(?:, ?\d{1,7}){0,4095})\]"
 _LAGGING = re.compile(rf"{_RANKS} finished collective #(\d{{1,18}}), but didn't join collective #(\d{{1,18}})")
 _NEVER_JOINED = re.compile(rf"ranks {_RANKS} are the lagging ranks that caused this timeout")
 _STARTED = re.compile(rf"^\s*{_RANKS} started (\w{{1,40}})\b")
 _RUNS = re.compile(
     r"[Rr]ank (\d{1,7}) is running collective: CollectiveFingerPrint\("
-    r"(?:SequenceNumber=(\d{1,18}),? ?)?OpType=(\w{1,40})"
+    r"(?:SequenceNumber=(\d{1,18}),? ?)?OpType=(\w{1,40})(?:, ?TensorShape=\[([\d, ]{1,80})\])?"
 )
 _BARRIER = re.compile(r"# of tasks that reached the barrier: (\d{1,7})/(\d{1,7})")
 _TASK = re.compile(r"^/job:[\w-]{1,64}/replica:\d{1,7}/task:(\d{1,7})$")
@@ -41,13 +43,13 @@ class WorkLine(NamedTuple):
     The meaning depends on `kind`:
     * "work": the numbers of a rank in a process group. `group` is the key of the group, `name` its name for people.
       `ranks` contains the rank's number within the group.
-    * "operation": the `operation` with the number `timed_out`.
+    * "operation": the `operation` with the number `timed_out`, which ran for `ran_seconds`. `size` is that of tensors.
     * "lagging": `ranks` have not joined the number `timed_out`. "started": `ranks` have joined it.
-    * "running": one rank and its `operation`.
+    * "running": one rank and its `operation`, with its `size`.
     * "barrier": `ranks` contains the number of tasks that reached it, and the number of all tasks. "task": a task that
       did not reach it.
 
-    `is_answer` is true if the rank wrote the line because another rank timed out.
+    `is_answer` is true if the rank wrote the line because another rank timed out, `is_own_timeout` if itself did.
     """
 
     kind: Kind
@@ -56,9 +58,12 @@ class WorkLine(NamedTuple):
     name: str = ""
     timed_out: int | None = None
     operation: str = ""
+    size: str = ""
+    ran_seconds: float = 0.0
     enqueued: int | None = None
     completed: int | None = None
     is_answer: bool = False
+    is_own_timeout: bool = False
 
 
 def parse(text: str) -> tuple[WorkLine, ...]:
@@ -68,18 +73,26 @@ def parse(text: str) -> tuple[WorkLine, ...]:
     if counts := _COUNTS.search(text):
         return _parse_work(text, counts)
     if work := _WORK.search(text):
-        rank = _RANK.search(text)
+        rank, elements, ran = _RANK.search(text), _ELEMENTS.search(text), _RAN.search(text)
         number = int(work.group(1)) if work.group(1) else None
         ranks = (int(rank.group(1)),) if rank else ()
-        return (WorkLine("operation", ranks, timed_out=number, operation=work.group(2)),)
+        size = _describe_elements(*map(int, elements.groups())) if elements else ""
+        line = WorkLine("operation", ranks, timed_out=number, operation=work.group(2), size=size)
+        return (line._replace(ran_seconds=int(ran.group(1)) / 1000) if ran else line,)
     if lagging := _LAGGING.search(text):
         return (WorkLine("lagging", _parse_numbers(lagging.group(1)), timed_out=int(lagging.group(3))),)
     if never := _NEVER_JOINED.search(text):
         return (WorkLine("lagging", _parse_numbers(never.group(1))),)
     if runs := _RUNS.findall(text):
         return tuple(
-            WorkLine("running", (int(rank),), timed_out=int(number) if number else None, operation=operation)
-            for rank, number, operation in runs[:2]
+            WorkLine(
+                "running",
+                (int(rank),),
+                timed_out=int(number) if number else None,
+                operation=operation,
+                size=f"shape [{shape}]" if shape else "",
+            )
+            for rank, number, operation, shape in runs[:2]
         )
     if barrier := _BARRIER.search(text):
         return (WorkLine("barrier", (int(barrier.group(1)), int(barrier.group(2)))),)
@@ -100,7 +113,7 @@ def is_collective(operation: str) -> bool:
 
 def _parse_work(text: str, counts: re.Match[str]) -> tuple[WorkLine, ...]:
     enqueued, completed = int(counts.group(1)), int(counts.group(2))
-    timed_out, group = _TIMED_OUT.search(text), _GROUP.search(text)
+    timed_out, group, signal = _TIMED_OUT.search(text), _GROUP.search(text), _SIGNAL.search(text)
     if group is None or enqueued > _HIGHEST:
         return ()
     key, description, rank = group.groups()
@@ -114,9 +127,14 @@ def _parse_work(text: str, counts: re.Match[str]) -> tuple[WorkLine, ...]:
             timed_out=int(timed_out.group(1)) if timed_out else None,
             enqueued=enqueued,
             completed=completed if completed <= _HIGHEST else None,
-            is_answer=_SIGNAL in text,
+            is_answer=signal is not None and not signal.group(1),
+            is_own_timeout=signal is not None and bool(signal.group(1)),
         ),
     )
+
+
+def _describe_elements(number_in: int, number_out: int) -> str:
+    return f"{number_in:,} elements" if number_in == number_out else f"{number_in:,} elements in, {number_out:,} out"
 
 
 def _parse_numbers(text: str) -> tuple[int, ...]:

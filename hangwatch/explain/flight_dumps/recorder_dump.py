@@ -88,7 +88,8 @@ class FlightDump(NamedTuple):
 
 def begins_so(head: bytes) -> bool:
     """True if a file begins like a dump: with a pickle, or with a JSON object that has a key of a dump."""
-    return (_PICKLED.match(head) or _OPENS.match(head)) is not None and _KEY.search(head) is not None
+    is_of_ras = b"cuda_runtime_version" in head  # ncclras -f json
+    return (_PICKLED.match(head) or _OPENS.match(head)) is not None and _KEY.search(head) is not None and not is_of_ras
 
 
 def parse(content: bytes) -> FlightDump:

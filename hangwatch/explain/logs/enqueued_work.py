@@ -85,6 +85,9 @@ def read_works(source: str, rank: RankId, log: Log) -> Iterator[RankWork]:
         by_line = work.line.ranks and work.line.kind in ("work", "operation") and work.line.group in ("", DEFAULT_GROUP)
         told = RankId(rank=work.line.ranks[0]) if by_line else None
         yield RankWork(rank if is_of_rank else told, source, work)
+    for difference in log.ras.compare():
+        line = WorkLine("ras", name=difference.text, operation=difference.why)
+        yield RankWork(None, source, Work(line._replace(processes=difference.behind), None, 0))
 
 
 def compare(works: Sequence[RankWork], world_size: int | None) -> list[WorkFinding]:
@@ -100,6 +103,11 @@ def compare(works: Sequence[RankWork], world_size: int | None) -> list[WorkFindi
     ]
     groups = {work.line.group for _, _, work in works if work.line.kind == "work"}
     findings += [*_compare_desync_reports(works, groups), *_compare_barriers(works)]
+    findings += [
+        WorkFinding(line.name, line.processes, line.processes, line.operation)
+        for _, _, (line, *_) in works
+        if line.kind == "ras"
+    ]
     sources = {rank: source for rank, source, _ in works}
     findings = [
         finding._replace(source=sources.get(finding.behind[0], finding.source)) if finding.behind else finding

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from hangwatch.explain.logs import kernel_text, work_lines
+from hangwatch.explain.logs import kernel_text, ras_text, work_lines
 from hangwatch.explain.stacks.parsed_processes import LONGEST_LINE
 from hangwatch.formats import decoding, pyspy_json
 from hangwatch.model import RankId
@@ -187,8 +187,8 @@ class Log:
     `told_rank` is the global rank that torch wrote before its lines. `messages` are lines of NCCL, keyed by the row of
     nccl_messages.toml. `kernel` contains the first kernel line of each row and subject, except cleared ones.
     `is_kernel_cut` is true if there were too many. `is_kernels` is true if all lines have the shape of a kernel log.
-    `processes` are the ranks in torchrun's summary. `works` are the last lines with sequence numbers of each group and
-    kind.
+    `processes` are the ranks in torchrun's summary. `ras` is the answer of NCCL's RAS. `works` are the last lines with
+    sequence numbers of each group and kind.
     """
 
     def __init__(self) -> None:
@@ -201,6 +201,7 @@ class Log:
         self.processes: set[RankId] = set()
         self.messages: dict[str, Message] = {}
         self.works: dict[tuple[object, ...], Work] = {}
+        self.ras = ras_text.Reader()
         self.told_rank: int | None = None
         self._in_traceback = False
         self._indent = 0
@@ -227,7 +228,8 @@ class Log:
                 self.works.pop(key, None)
                 self.works[key] = Work(work, self._read_moment(text), number)
         self._read_kernel_line(text)
-        if not (self._read_summary(text, number) or self._read_traceback(text, number)):
+        is_ras = self.ras.feed(text)
+        if not (is_ras or self._read_summary(text, number) or self._read_traceback(text, number)):
             self._read_ordinary(text, number)
 
     def _read_kernel_line(self, text: str) -> None:

@@ -7,6 +7,8 @@ report), ProcessGroupWrapper.cpp; xla coordination_service.cc (barrier). Forms o
 import re
 from typing import Literal, NamedTuple
 
+from hangwatch.model import RankId
+
 DEFAULT_GROUP = "default_pg"
 
 _NUMBER = r"(-?\d{1,18})"
@@ -34,7 +36,7 @@ _TASK = re.compile(r"^/job:[\w-]{1,64}/replica:\d{1,7}/task:(\d{1,7})$")
 _WORDS = ("enqueued", "WorkNCCL(", "collective", "lagging ranks", " started ", "the barrier: ", "/task:")
 _HIGHEST = 1 << 48  # torch 2.2 prints a variable that was never set
 
-Kind = Literal["work", "operation", "lagging", "started", "running", "barrier", "task"]
+Kind = Literal["work", "operation", "lagging", "started", "running", "barrier", "task", "ras"]
 
 
 class WorkLine(NamedTuple):
@@ -46,6 +48,7 @@ class WorkLine(NamedTuple):
     * "operation": the `operation` with the number `timed_out`, which ran for `ran_seconds`. `size` is that of tensors.
     * "lagging": `ranks` have not joined the number `timed_out`. "started": `ranks` have joined it.
     * "running": one rank and its `operation`, with its `size`.
+    * "ras": a sentence (`name`) on an answer of NCCL's RAS, and the `processes` to check first because of `operation`.
     * "barrier": `ranks` contains the number of tasks that reached it, and the number of all tasks. "task": a task that
       did not reach it.
 
@@ -64,6 +67,7 @@ class WorkLine(NamedTuple):
     completed: int | None = None
     is_answer: bool = False
     is_own_timeout: bool = False
+    processes: tuple[RankId, ...] = ()
 
 
 def parse(text: str) -> tuple[WorkLine, ...]:

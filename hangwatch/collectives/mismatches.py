@@ -26,14 +26,7 @@ def find_other_operation(groups: Sequence[ProcessGroup]) -> Sides:
     () if they agree. The names of the operations are compared first, then their data types, then their sizes.
     """
     for group in groups:
-        numbers = {wait.number for wait in group.waits.values()}
-        if len(group.generations) > 1:
-            continue
-        enqueued: dict[int, dict[int, EnqueuedOperation]] = defaultdict(dict)
-        for rank, records in group.records.items():
-            for operation in records.operations:
-                if operation.number in numbers and not operation.is_p2p and operation.operation != "coalesced":
-                    enqueued[operation.number][rank] = operation
+        enqueued = _find_enqueued(group) if group.waits and len(group.generations) == 1 else {}
         for number in sorted(enqueued):
             alike: dict[_Form, list[int]] = defaultdict(list)
             is_balanced = _is_balanced(enqueued[number].values(), len(group.members))
@@ -48,6 +41,22 @@ def find_other_operation(groups: Sequence[ProcessGroup]) -> Sides:
                 if len(sides) > 1:
                     return _sorted({say(*key): ranks for key, ranks in sides.items()})
     return ()
+
+
+def _find_enqueued(group: ProcessGroup) -> dict[int, dict[int, EnqueuedOperation]]:
+    """Return what each member enqueued under each number at which a rank waits."""
+    numbers = {wait.number for wait in group.waits.values()}
+    lowest = min(numbers)
+    enqueued: dict[int, dict[int, EnqueuedOperation]] = defaultdict(dict)
+    for rank, records in group.records.items():
+        for operation in reversed(records.operations):
+            if operation.is_p2p or operation.operation == "coalesced":
+                continue
+            if operation.number < lowest:
+                break
+            if operation.number in numbers:
+                enqueued[operation.number].setdefault(rank, operation)
+    return enqueued
 
 
 def _is_balanced(operations: Collection[EnqueuedOperation], members: int) -> bool:

@@ -7,9 +7,10 @@ other cases this is *unknown*.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 
 from hangwatch.model import EnqueuedOperation, GroupRecords, Member, RankId
 from hangwatch.model.flight_records import Library
@@ -17,6 +18,7 @@ from hangwatch.model.flight_records import Library
 DEFAULT_GROUP = "0", "default_pg"  # torch/distributed/distributed_c10d.py
 _MOST_DIFFERENT_CLOCKS_SECONDS = 60.0
 _MOST_MEMBERS = 1 << 20
+_get_number = attrgetter("number")
 _PEER = re.compile(r"^(?:send|recv) \d{1,7}(?:->|<-)(\d{1,7})$")
 # No member can complete these before every member has launched them.
 _PROVING = frozenset(
@@ -85,7 +87,7 @@ class ProcessGroup:
     @property
     def may_be_of_one_moment(self) -> bool:
         """False if a member has completed a collective which another member had not enqueued, so it was read later."""
-        every = [one for records in self.records.values() for one in records.operations]
+        every = (one for records in self.records.values() for one in records.operations)
         return self.highest_completed <= self.lowest_newest or not all(map(self.is_proving, every))
 
     def find_peer(self, transfer: EnqueuedOperation) -> int | None:
@@ -108,16 +110,14 @@ def find_process(key: int) -> RankId:
     return RankId(rank=key) if key >= 0 else RankId(pid=-key)
 
 
-def waits_in(records: GroupRecords) -> EnqueuedOperation | None:
-    """Return the collective in which a rank waits: the oldest one of a group that stays open. None if there is none."""
-    stay_open = [one for one in records.operations if one.stays_open and not one.is_p2p]
-    return min(stay_open, key=lambda one: one.number) if len(stay_open) > 1 else next(iter(stay_open), None)
-
-
-def _find_transfers(records: GroupRecords) -> tuple[EnqueuedOperation, ...]:
-    """Return the oldest send and the oldest recv that stay open."""
-    stay_open = [one for one in records.operations if one.is_p2p and one.stays_open]
-    return tuple({is_send(one): one for one in reversed(stay_open)}.values()) if stay_open else ()
+def find_open(records: GroupRecords) -> tuple[EnqueuedOperation | None, tuple[EnqueuedOperation, ...]]:
+    """Return the collective that stays open and has the lowest number, and the oldest open send and recv."""
+    stay_open = [one for one in records.operations if one.stays_open]
+    collectives = [one for one in stay_open if not one.is_p2p]
+    transfers: tuple[EnqueuedOperation, ...] = ()
+    if len(collectives) < len(stay_open):
+        transfers = tuple({is_send(one): one for one in reversed(stay_open) if one.is_p2p}.values())
+    return min(collectives, key=_get_number, default=None), transfers
 
 
 def is_send(operation: EnqueuedOperation) -> bool:
@@ -135,11 +135,12 @@ def find_groups(by_key: Mapping[int, Member], world_size: int | None) -> list[Pr
     groups = []
     are_numbered = min(by_key) >= 0
     for (library, name), by_member in sorted(every.items()):
-        waits = {rank: wait for rank, records in by_member.items() if (wait := waits_in(records)) is not None}
-        transfers = {rank: pair for rank, records in by_member.items() if (pair := _find_transfers(records))}
+        opened = {rank: find_open(records) for rank, records in by_member.items()}
+        waits = {rank: wait for rank, (wait, _) in opened.items() if wait is not None}
+        transfers = {rank: pair for rank, (_, pair) in opened.items() if pair}
         if waits or transfers:
             members, is_whole = _find_members(by_member, by_key, world_size, are_numbered=are_numbered)
-            newest, completed = _find_numbers(by_member, waits.values(), members, by_key)
+            newest, completed = _find_numbers(by_member, waits, members, by_key)
             unknown = frozenset(members) - newest.keys() if waits else frozenset()
             facts = by_member, waits, transfers, members, is_whole, newest, completed, unknown
             groups.append(ProcessGroup(library, name, *facts))
@@ -156,8 +157,8 @@ def _find_members(
     """
     first = next(iter(records.values()))
     is_default = (first.name, first.description) == DEFAULT_GROUP
-    listed = {group_records.ranks for group_records in records.values()} if not is_default or world_size is None else ()
-    ranges = first.ranks if len(listed) == 1 else ()
+    is_listed = not is_default or world_size is None
+    ranges = first.ranks if is_listed and all(each.ranks == first.ranks for each in records.values()) else ()
     size = sum(last + 1 - start for start, last in ranges)
     if are_numbered and 0 < size <= _MOST_MEMBERS:
         ranks = {rank for start, last in ranges for rank in range(start, last + 1)}
@@ -170,7 +171,7 @@ def _find_members(
 
 def _find_numbers(
     records: Mapping[int, GroupRecords],
-    waits: Iterable[EnqueuedOperation],
+    waits: Mapping[int, EnqueuedOperation],
     members: tuple[int, ...],
     by_key: Mapping[int, Member],
 ) -> tuple[dict[int, int], dict[int, int]]:
@@ -184,14 +185,13 @@ def _find_numbers(
         return {}, {}
     newest = {rank: group_records.number for rank, group_records in records.items()}
     completed = {rank: group_records.completed for rank, group_records in records.items()}
-    lowest = min((wait.number for wait in waits), default=0)
     silent = [rank for rank in members if rank not in records and rank in by_key]
-    if generations == {1} and silent and lowest:
+    if generations == {1} and silent and waits:
+        lowest = min(wait.number for wait in waits.values())
         first = next(iter(records.values()))
         earliest: dict[str | None, float] = {}
-        for rank, group_records in records.items():
-            wait = waits_in(group_records)
-            if wait is not None and wait.number == lowest:
+        for rank, wait in waits.items():
+            if wait.number == lowest:
                 node, created = by_key[rank].id.node, wait.created_unix_seconds
                 earliest[node] = min(earliest.get(node, created), created)
         for rank in silent:

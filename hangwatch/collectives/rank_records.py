@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -38,9 +39,7 @@ def drop_unneeded(records: RankRecords) -> RankRecords:
     The oldest is the first record after which none is missing. Of each group, the newest and the oldest open records
     are kept. If there are more than 64 groups, the last used ones are kept.
     """
-    by_group: dict[tuple[str, int], list[FlightRecord]] = {}
-    for record in records.records:
-        by_group.setdefault((record.group_name, record.group_id), []).append(record)
+    by_group = _split_by_group(records.records)
     last_used = sorted(by_group.values(), key=lambda of_group: of_group[-1].id)[-MOST_GROUPS:]
     whole = (record for record in records.records if record.id >= records.oldest_id)
     kept = {record.id: record for record in itertools.islice(whole, 1)}
@@ -104,9 +103,8 @@ def read_single_round(recorders: Sequence[RankRecords], *, counts_open: bool) ->
 
     def of_one(recorder: RankRecords) -> RecorderState:
         opened = {_make_identity(record) for record in recorder.records if counts_open and record.counts_as_open}
-        records = tuple(replace(record, timeout_ms=-1) for record in recorder.records)
-        recorder = replace(recorder, records=records, read_unix_seconds=0.0)
-        used = {record.group_id for record in records}
+        recorder = replace(recorder, read_unix_seconds=0.0)
+        used = {record.group_id for record in recorder.records}
         idle = (status for status in recorder.groups if status.group_id not in used)
         ended = (
             (group.group_id, group.last_completed) for group in idle if group.last_completed == group.last_enqueued
@@ -123,104 +121,97 @@ def _merge_recorders(first: RankRecords, last: RankRecords, main_thread_id: int 
     return _mark_open(first, last, stays_open, main_thread_id)
 
 
+def _split_by_group(records: Iterable[FlightRecord]) -> dict[tuple[str, int], list[FlightRecord]]:
+    """Return the records of each group, by its name and its number in the process."""
+    by_group: dict[tuple[str, int], list[FlightRecord]] = defaultdict(list)
+    for record in records:
+        by_group[record.group_name, record.group_id].append(record)
+    return by_group
+
+
 def _mark_open(
     first: RankRecords, last: RankRecords, stays_open: set[tuple[int, int, int]], main_thread_id: int | None
 ) -> RecorderState:
     """Return the records of a flight recorder by group. An open operation in `stays_open` is marked as staying open."""
-    by_name: dict[str, dict[int, list[FlightRecord]]] = {}
-    for record in last.records:
-        if record.group_name:  # "" under TORCH_DISTRIBUTED_DEBUG=DETAIL: groups cannot be distinguished
-            by_name.setdefault(record.group_name, {}).setdefault(record.group_id, []).append(record)
+    by_group = _split_by_group(last.records)
+    first_by_group = by_group if first is last else _split_by_group(first.records)
+    generations: dict[str, list[int]] = defaultdict(list)
+    for name, group_id in sorted(by_group):
+        if name:  # "" under TORCH_DISTRIBUTED_DEBUG=DETAIL: groups cannot be distinguished
+            generations[name].append(group_id)
     whole = (record for record in last.records if record.id >= last.oldest_id)
-    oldest = next((record.created_unix_ns / 1e9 for record in whole), None)
-    completed = _find_completed(first)
-    groups = (
-        _make_group(name, by_id, last, stays_open, main_thread_id, completed) for name, by_id in sorted(by_name.items())
-    )
+    groups = []
+    for name, ids in generations.items():
+        records, earlier = by_group[name, ids[-1]], first_by_group.get((name, ids[-1]), ())
+        operations = tuple(
+            _convert_record(record, last.read_unix_seconds, stays_open, main_thread_id)
+            for record in records
+            if not record.is_coalesced_part
+        )
+        groups.append(
+            GroupRecords(
+                library=last.library,
+                name=name,
+                description=records[-1].group_description,
+                number=max([record.collective_seq for record in records]),
+                generation=len(ids),
+                operations=operations,
+                has_lost_open=last.is_wrapped and _has_lost_open(last.groups, ids[-1], records),
+                ranks=next((listed.ranks for listed in last.members if listed.name == name), ()),
+                completed=_find_completed(earlier),
+                group_id=ids[-1],
+            )
+        )
     return RecorderState(
         library=last.library,
         is_wrapped=last.is_wrapped or last.reset_epoch > 0,
-        oldest_unix_seconds=oldest,
+        oldest_unix_seconds=next((record.created_unix_ns / 1e9 for record in whole), None),
         groups=tuple(groups),
     )
 
 
-def _find_completed(recorder: RankRecords) -> dict[int, int]:
-    """Return the number up to which each group has completed its collectives. It completes them in order."""
-    completed: dict[int, int] = {}
-    opened: dict[int, int] = {}
-    for record in recorder.records:
+def _find_completed(records: Sequence[FlightRecord]) -> int:
+    """Return the number up to which a group has completed its collectives; -1 if none. It completes them in order."""
+    opened: list[int] = []
+    completed = [-1]
+    for record in records:
         if not record.is_p2p and not record.is_coalesced_part:
-            numbers = opened if record.is_open else completed
-            pick = min if record.is_open else max
-            numbers[record.group_id] = pick(numbers.get(record.group_id, record.collective_seq), record.collective_seq)
-    return completed | {group_id: number - 1 for group_id, number in opened.items()}
+            (completed if record.state == "completed" else opened).append(record.collective_seq)
+    return min(opened) - 1 if opened else max(completed)
 
 
-def _make_group(
-    name: str,
-    by_id: dict[int, list[FlightRecord]],
-    last: RankRecords,
-    stays_open: set[tuple[int, int, int]],
-    main_thread_id: int | None,
-    completed: Mapping[int, int],
-) -> GroupRecords:
-    """Return the records of the newest group with this name in this process."""
-    newest = max(by_id)
-    records = by_id[newest]
-    statuses = (status for status in last.groups if status.group_id == newest)
-    any_open = any(record.is_open for record in records)
-    members = (listed.ranks for listed in last.members if listed.name == name)
-    return GroupRecords(
-        library=last.library,
-        name=name,
-        description=records[-1].group_description,
-        number=max((record.collective_seq for record in records), default=0),
-        generation=len(by_id),
-        operations=tuple(
-            _convert_record(record, last.read_unix_seconds, stays_open, main_thread_id)
-            for record in records
-            if not record.is_coalesced_part
-        ),
-        has_lost_open=last.is_wrapped
-        and not any_open
-        and any(_has_lost_record(status, records) for status in statuses),
-        ranks=next(members, ()),
-        completed=completed.get(newest, -1),
-        group_id=newest,
-    )
-
-
-def _has_lost_record(status: GroupStatus, completed: list[FlightRecord]) -> bool:
+def _has_lost_open(statuses: Iterable[GroupStatus], group_id: int, records: Sequence[FlightRecord]) -> bool:
     """True if the group no longer has a record of an operation that torch does not count as completed.
 
     Gloo completes operations in several threads. So the last completed operation may be older than the last enqueued
     one. Backends that record through hooks count no completed operation (torch 2.15).
     """
-    if status.last_completed < 0:
+    status = next((status for status in statuses if status.group_id == group_id), None)
+    if status is None or status.last_completed < 0 or any(record.is_open for record in records):
         return False
     not_counted = range(status.last_completed + 1, status.last_enqueued + 1)
-    shown = {record.collective_seq for record in completed if record.collective_seq in not_counted}
-    return status.last_enqueued - status.last_completed > len(shown)
+    shown = {record.collective_seq for record in records if record.collective_seq in not_counted}
+    return len(not_counted) > len(shown)
 
 
 def _convert_record(
     record: FlightRecord, read_unix_seconds: float, stays_open: set[tuple[int, int, int]], main_thread_id: int | None
 ) -> EnqueuedOperation:
+    """Return an operation. Its timeout is left out if the time of reading is not known."""
     operation = record.operation.rpartition(":")[2]
-    created = record.created_unix_ns / 1e9
+    created, is_open = record.created_unix_ns / 1e9, record.state == "open"
     dtypes, sizes = _select_compared(record, operation)
     return EnqueuedOperation(
         number=record.collective_seq,
         operation=operation,
         order=record.id,
         created_unix_seconds=created,
-        open_seconds=max(0.0, read_unix_seconds - created) if record.is_open else 0.0,
-        stays_open=record.counts_as_open and _make_identity(record) in stays_open,
+        open_seconds=max(0.0, read_unix_seconds - created) if is_open else 0.0,
+        stays_open=is_open and not record.is_coalesced_part and _make_identity(record) in stays_open,
         is_p2p=record.is_p2p,
         dtypes=dtypes[:_MOST_DIMENSIONS],
-        sizes=tuple(size[:_MOST_DIMENSIONS] for size in sizes[:_MOST_DIMENSIONS]),
-        timeout_seconds=record.timeout_ms / 1e3 if record.timeout_ms > 0 else None,
+        sizes=tuple(size[:_MOST_DIMENSIONS] for size in sizes[:_MOST_DIMENSIONS]) if sizes else (),
+        timeout_seconds=record.timeout_ms / 1e3 if record.timeout_ms > 0 and read_unix_seconds else None,
         by_main=main_thread_id is None or not record.thread_id or record.thread_id == main_thread_id,
         is_started=record.is_started,
     )

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from hangwatch import words
-from hangwatch.collectives.process_groups import DEFAULT_GROUP, waits_in
+from hangwatch.collectives.process_groups import DEFAULT_GROUP, find_open
 from hangwatch.collectives.wait_graph import Stance, is_busy
 from hangwatch.model import EnqueuedOperation, Grouping, GroupRecords, Member
 from hangwatch.model.flight_records import Library
@@ -179,7 +179,7 @@ def waited_since(ranks: Iterable[GroupProgress]) -> dict[str, float]:
 def _precedence(group: GroupRecords) -> tuple[bool, bool, int]:
     """Return a sort key: first the groups in which the rank waits, then the default group, then the group used last."""
     newest = max((operation.order for operation in group.operations), default=-1)
-    return waits_in(group) is None, not _is_default(group), -newest
+    return find_open(group)[0] is None, not _is_default(group), -newest
 
 
 def _is_default(group: GroupRecords) -> bool:
@@ -195,7 +195,7 @@ def _reached(place: RankStance, group: GroupRecords) -> GroupProgress:
         generation=group.generation,
         number=group.number,
         newest=newest[-1] if newest else None,
-        waits_in=waits_in(group),
+        waits_in=find_open(group)[0],
     )
 
 

@@ -26,11 +26,11 @@ BUILDER ?= $(firstword $(foreach name,podman buildah docker,$(shell command -v $
 
 # The parts of `make long`; each takes at most an hour on two cores.
 PART ?=
-PARTS := machines frameworks verdicts latency stragglers soak fuzz faults
+PARTS := machines frameworks verdicts latency stragglers torch-releases soak fuzz faults
 LATENCY := tests/integration/test_progress_daemon.py
 STRAGGLERS := tests/unit/test_arrival.py tests/integration/test_arrivals.py
 
-.PHONY: findings first-hour demo man quick test long long-machines long-frameworks long-verdicts long-latency long-stragglers long-soak long-fuzz long-faults bench hangbench mutations robustness check golden scenarios screenshots fmt dist image chart deb release-check torch-release docs clean
+.PHONY: findings first-hour demo man quick test long long-machines long-frameworks long-verdicts long-latency long-stragglers long-torch-releases long-soak long-fuzz long-faults bench hangbench mutations robustness check golden scenarios screenshots fmt dist image chart deb release-check torch-release docs clean
 
 # A release or a nightly wheel of PyTorch, without an import: is the layout of its flight recorder known?
 torch-release: $(VENV)/.test
@@ -72,6 +72,14 @@ long-latency:
 long-stragglers:
 	$(BIN)/python -m pytest -n0 -m series -rP $(PYTEST_ARGS) $(STRAGGLERS)
 	$(BIN)/python benchmarks/arrival.py
+
+# As root: 100,000 rows of recorders of a newer torch (5 GB), gloo's own and one that a hook writes, as for nccl2.
+TORCH_RELEASE ?= 2.15.0
+long-torch-releases: $(VENV)/.test
+	$(PYTHON) -m venv $(VENV)/torch-$(TORCH_RELEASE)
+	$(VENV)/torch-$(TORCH_RELEASE)/bin/python -m pip --disable-pip-version-check --quiet install torch==$(TORCH_RELEASE) numpy
+	for backend in gloo fake; do $(BIN)/python -m tests.recorder_of_other_torch --environ TORCH_FR_BUFFER_SIZE=500 \
+		--backend $$backend $(VENV)/torch-$(TORCH_RELEASE)/bin/python || exit 1; done
 
 # `python -m tests.verdicts` prints a line for each verdict: compare two commits with diff.
 long-verdicts:

@@ -56,15 +56,16 @@ class Turns:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waiting: deque[threading.Event] = deque()  # the first one has its turn
+        self._waiting: deque[threading.Lock] = deque()  # the first one has its turn, the others are locked until theirs
 
     def __enter__(self) -> None:
-        turn = threading.Event()
+        turn = threading.Lock()
         with self._lock:
             self._waiting.append(turn)
             if self._waiting[0] is turn:
-                turn.set()
-        turn.wait()
+                return
+            turn.acquire()
+        turn.acquire()
 
     def count(self) -> int:
         """Return the number of threads that have the lock or wait for it."""
@@ -74,7 +75,7 @@ class Turns:
         with self._lock:
             self._waiting.popleft()
             if self._waiting:
-                self._waiting[0].set()
+                self._waiting[0].release()
 
 
 class MemoryReader:

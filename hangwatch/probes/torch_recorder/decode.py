@@ -63,7 +63,10 @@ class _Head(NamedTuple):
 
 
 def _head(raw: bytes, layout: Layout) -> _Head:
-    """Parse the counters. Raises UnreadableError if they are impossible, or if the recorder is off."""
+    """Parse the counters. Raises UnreadableError if they are impossible, or if the recorder is off.
+
+    A writer that holds the lock changes them one after the other: then counters that do not fit each other may pass.
+    """
     enabled, captures = raw[layout.enabled], raw[layout.enabled + 1]
     begin, end, reserved = struct.unpack_from("<QQQ", raw, layout.entries)
     capacity, following, next_id = (
@@ -79,15 +82,15 @@ def _head(raw: bytes, layout: Layout) -> _Head:
     require(not remainder and not (reserved - begin) % layout.record_bytes, "its buffer does not hold whole records")
     require(capacity > 0 and count <= capacity, "it holds more records than its capacity")
     is_next = following < capacity if count == capacity else following == count * layout.moves_while_filling
-    require(is_next, "its next index does not follow its last record")
     require(epoch < _MOST_EPOCHS and next_id < MOST_SEQUENCE, "a counter is out of its range")
-    if not epoch:
-        require(
-            next_id == count if count < capacity else next_id % capacity == following,
-            "its counters do not match its records",
-        )
-        require(next_id >= count, "it holds more records than it counted")
-    return _Head(begin, count, capacity, following, next_id, epoch, raw[_MUTEX] != 0)
+    is_locked = raw[_MUTEX] != 0
+    is_counted = epoch > 0 or (
+        next_id == count if count < capacity else next_id >= count and next_id % capacity == following
+    )
+    if not (is_next and is_counted):
+        reason = "ChangedWhileRead" if is_locked else "UnknownLayout"
+        raise UnreadableError(reason, "its counters do not match its records")
+    return _Head(begin, count, capacity, following, next_id, epoch, is_locked)
 
 
 def could_be(raw: bytes, address: int, layout: Layout) -> bool:

@@ -182,25 +182,25 @@ class ProgressCounters:
             rank.read_at = now
 
     def _answer(self, process: ProcessId, rank: _Rank, now: float) -> ProgressCounter | Fault | None:
-        subject = f"pid {process.pid}"
         if rank.fault is not None:
             return rank.fault
         is_late = now - (rank.followed_at if rank.read_at is None else rank.read_at) > TORN_SECONDS
         if is_late and rank.owner in self._silent_until:
+            reason = "NoAnswer"
             detail = f"memory of a process of {rank.owner} does not respond: its ranks are not read for a while"
-            return Fault(subject=subject, reason="NoAnswer", detail=detail)
-        if is_late and rank.looked_at is None:
+        elif is_late and rank.looked_at is None:
+            reason = "NoTurn"
             detail = f"not read yet: the processes of {rank.owner} need more time than its turns have"
-            return Fault(subject=subject, reason="NoTurn", detail=detail)
-        if rank.read_at is None:
+        elif rank.read_at is None:
             return None
-        if is_late:
-            detail = f"its counters could not be read for {TORN_SECONDS:g} s"
-            return Fault(subject=subject, reason="ChangedWhileRead", detail=detail)
-        if not any(rank.counts.get(key) for key in rank.numbers):
+        elif is_late:
+            reason, detail = "ChangedWhileRead", f"its counters could not be read for {TORN_SECONDS:g} s"
+        elif not any(map(rank.counts.get, rank.numbers)):
+            reason = "NoCollectives"
             detail = "its main thread has enqueued no collective that the flight recorder shows"
-            return Fault(subject=subject, reason="NoCollectives", detail=detail)
-        return ProgressCounter(total=rank.total, restarts=rank.restarts)
+        else:
+            return ProgressCounter(total=rank.total, restarts=rank.restarts)
+        return Fault(subject=f"pid {process.pid}", reason=reason, detail=detail)
 
     def uncounted_groups(self, process: ProcessId) -> frozenset[GroupKey]:
         """Return the groups of a rank that do not count, because neither its main thread nor autograd uses them."""

@@ -17,6 +17,7 @@ from hangwatch.model import RankId
 
 _LONGEST_HEADING = 160
 _LINES_AFTER_HEADING = 16
+_LINES_AFTER_SENTENCE = 4
 _HOST_RANK = re.compile(r"^\[([^\[\]\s:]+):(\d{1,7})\](:?)")
 _TORCHRUN = re.compile(r"^\[([A-Za-z_][\w.-]*?)(\d{1,7})\]:")
 _OF_RANK = re.compile(r"^\[[Rr](?:ank|ANK)[ =:_-]?(\d{1,7})\](?::|(?= |$)) ?")  # torch's, and of many programs
@@ -44,6 +45,13 @@ _HEADING = re.compile(
     r"^[\s#=*_>|-]{0,40}(?:<\w{1,10}>\s?){0,3}(?:(?:global|world) )?rank[ _#:=-]{0,2}(\d{1,7})"
     r"[ :,]{0,3}(?:\(?pid[ :=]{0,2}\d{1,10}\)?)?[\s#=*_:|-]{0,40}(?:</\w{1,10}>\s?){0,3}\s*$",
     re.IGNORECASE | re.ASCII,
+)
+_RANK_IN_HEADING = re.compile(
+    r"\brank(?:[ _#:=-]{1,2}|(?=\d))(\d{1,7})\b(?!\s?[-,/&.]\s?\d|\s(?:and|to|or)\b)", re.IGNORECASE | re.ASCII
+)
+_MARK_OF_HEADING = re.compile(
+    r":[\s*_`>]{0,8}$|^\s{0,8}(?:#|==|--|\*\*|<|\$ )|\b(?:stacks?|dump|trace|backtrace|bt|py-?spy|pystack|gdb|pid)\b",
+    re.IGNORECASE,
 )
 _TEXT_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "text", "line", "content", "@message", "_msg")
 _STEP_KEYS = frozenset({"step", "global_step", "iteration", "iter", "epoch"})
@@ -103,26 +111,30 @@ def unescape_html(line: str) -> str:
 class Headings:
     """A reader of headings that name the rank of the next dump: `### Rank 2`, `<summary>rank 2</summary>`.
 
-    The rank of a heading applies from the beginning of the dump after it to the next heading.
+    The rank of a heading applies from the beginning of the dump after it to the next heading. A line with other words
+    (`py-spy of rank 3 (hung):`) is a heading if it has one rank and a mark of a heading, and a dump follows at once.
     """
 
     def __init__(self, begins_dump: Callable[[str], bool]) -> None:
         self._begins_dump = begins_dump
         self._announced: int | None = None
-        self._lines_since = 0
+        self._lines_left = 0
         self._rank: int | None = None
 
     def follow(self, line: str) -> int | None:
         """Return the rank that the last heading gives to this line; None if no heading applies."""
-        found = _HEADING.match(line) if len(line) < _LONGEST_HEADING else None
-        if found:
-            self._announced, self._lines_since, self._rank = int(found.group(1)), 0, None
+        is_short = len(line) < _LONGEST_HEADING and "rank" in line.lower()
+        found = _HEADING.match(line) if is_short else None
+        ranks = _RANK_IN_HEADING.findall(line) if is_short and not found and _MARK_OF_HEADING.search(line) else []
+        if found or (len(ranks) == 1 and not self._begins_dump(line)):
+            self._announced, self._rank = int(found.group(1) if found else ranks[0]), None
+            self._lines_left = _LINES_AFTER_HEADING if found else _LINES_AFTER_SENTENCE
         elif self._announced is not None and self._rank is None:
-            self._lines_since += 1
-            if self._lines_since > _LINES_AFTER_HEADING:
-                self._announced = None
-            elif self._begins_dump(line):
+            self._lines_left -= 1
+            if self._begins_dump(line):
                 self._rank = self._announced
+            elif self._lines_left <= 0:
+                self._announced = None
         return self._rank
 
 

@@ -7,7 +7,14 @@ import re
 from types import ModuleType
 
 from hangwatch.explain.logs.rank_log import Log, last_written
-from hangwatch.explain.stacks import faulthandler_text, gdb_text, profiling_text, pyspy_text, pystack_text
+from hangwatch.explain.stacks import (
+    faulthandler_text,
+    gdb_text,
+    kernel_stack_text,
+    profiling_text,
+    pyspy_text,
+    pystack_text,
+)
 from hangwatch.explain.stacks.parsed_processes import (
     LONGEST_LINE,
     Interned,
@@ -17,7 +24,7 @@ from hangwatch.explain.stacks.parsed_processes import (
 )
 from hangwatch.formats.pyspy_json import UNHEARD
 
-_TEXTS: tuple[ModuleType, ...] = (faulthandler_text, pystack_text, gdb_text, profiling_text)
+_TEXTS: tuple[ModuleType, ...] = (faulthandler_text, pystack_text, gdb_text, profiling_text, kernel_stack_text)
 _EXAMPLE_CHARACTERS = 80
 _HEADING_OF_ANSWER = "Groups, largest first"  # in the answers and reports of hangwatch
 _LONE_FRAME = re.compile(r"^\s*[\w.<>]+ \([^()\s]+\.pyx?:[0-9]+\)$")

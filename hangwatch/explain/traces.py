@@ -17,7 +17,7 @@ from hangwatch.explain.logs.enqueued_work import RankWork
 from hangwatch.explain.logs.kernel_text import MOST_KEPT, KernelLogLine
 from hangwatch.explain.logs.log_owners import find_owners
 from hangwatch.explain.logs.merged_logs import RankLog
-from hangwatch.explain.stacks import faulthandler_text
+from hangwatch.explain.stacks import faulthandler_text, gdb_text
 from hangwatch.explain.stacks.parsed_processes import HugeStackError, Interned, ParsedProcess
 from hangwatch.formats import process_title
 from hangwatch.model import ProcessDump, RankDump, RankId, WorkerDump
@@ -26,8 +26,9 @@ _SNIFFED_LINES = 400
 _SNIFFED_CHARACTERS = 400
 _MOST_STREAMS = 1 << 17  # of one source, because any program may write prefixes
 _MOST_UNRANKED = 4096
-_CONTINUED = ("stack trace:", "(most recent call last):", "(most recent call first):")  # lines without a mark follow
-_CONTINUES = re.compile(r"  |[A-Za-z_][\w.]{0,200}(?:Error|Exception|Interrupt|Exit)\b")
+_CONTINUED = ("stack trace:", "failed collective:", "(most recent call last):", "(most recent call first):")
+"""Ends of a line after which lines without a mark follow."""
+_CONTINUES = re.compile(r"  |#\d+ |[A-Za-z_][\w.]{0,200}(?:Error|Exception|Interrupt|Exit)\b")
 _MOST_EMPTY_NAMED = 16  # files without a dump or log, each listed by its name
 
 
@@ -400,7 +401,7 @@ def _read_source(
             continue
         rank, sure, rest = line_prefixes.split(line, named.id, labelled=labelled)
         if rank is not named.id:
-            heading = (rank, sure) if rest.endswith(_CONTINUED) else None
+            heading = (rank, sure) if rest.rstrip().endswith(_CONTINUED) else None
         elif heading and _CONTINUES.match(line):
             rank, sure = heading
         else:
@@ -486,15 +487,15 @@ def _make_keys(processes: Sequence[ParsedProcess]) -> Iterator[int | str | None]
     """Yield a key for each dump. Dumps of the same process have the same key.
 
     The key is the pid. Without a pid it is the id of the main thread (faulthandler). A faulthandler dump of a single
-    thread has neither. It belongs to the process before it.
+    thread has neither. It belongs to the process before it. Each `bt` of gdb is of another process.
     """
     last: int | str | None = None
-    for process in processes:
+    for number, process in enumerate(processes):
         main = next((thread.thread_id for thread in process.threads if thread.is_main), None)
         if process.pid is not None:
             last = process.pid
         elif main != faulthandler_text.NO_NUMBER:
-            last = main
+            last = f"{main} {number}" if main == gdb_text.LONE else main
         yield last
 
 

@@ -245,3 +245,117 @@ def test_answer_of_nccl_ras_in_json_tells_the_same(counts: list[int], missing: l
     "  2 ranks have launched up to operation 641", '  "nccl_version": "2"', '"rank": 3,', '"pid": 7,', '"Broadcast": 3', "#"]) | st.text(max_size=20)))  # fmt: skip
 def test_any_answer_of_nccl_ras_names_no_rank(lines: list[str]) -> None:
     assert judge_lines(lines)[0].named == ()
+
+
+# --- stacks as people paste them --------------------------------------------------------------------------------------
+
+KERNEL_ENTRY = ("do_syscall_64", "entry_SYSCALL_64_after_hwframe")
+KERNEL_STACKS = {
+    "futex": ("futex_wait_queue", "futex_wait", "do_futex", "__x64_sys_futex", *KERNEL_ENTRY),
+    "nfs": ("rpc_wait_bit_killable", "__rpc_execute", "nfs4_do_open", "do_sys_openat2", *KERNEL_ENTRY),
+}
+
+
+@pytest.mark.parametrize(
+    "heading", ["$ sudo cat /proc/{}/stack", "==> /proc/{0}/task/{0}/stack <==", "/proc/{}/stack:"]
+)
+@pytest.mark.parametrize("address", ["[<0>] ", "[<ffffffff81109f4a>] "])
+@pytest.mark.parametrize("odd", [None, 2])
+def test_kernel_stack_of_a_process_shows_its_call(heading: str, address: str, odd: int | None) -> None:
+    lines = []
+    for number in range(4):
+        functions = KERNEL_STACKS["nfs" if number == odd else "futex"]
+        lines += [heading.format(4100 + number), *(f"{address}{function}+0x1e/0x90" for function in functions)]
+        lines += ["[<ffffffffffffffff>] 0xffffffffffffffff"] if "ffff" in address else []
+    verdict, found = judge_lines(lines)
+    assert [rank.id.pid for rank in found.ranks] == [4100, 4101, 4102, 4103]
+    assert [rank.pid for rank in verdict.named or verdict.check_first] == ([4102] if odd else [])
+    assert ("storage I/O (rpc_wait_bit_killable)" in verdict.message) == bool(odd)
+
+
+@pytest.mark.parametrize("between", [[], ["(gdb) bt"], ["", "the other one:", ""]])
+def test_two_backtraces_in_a_file_are_two_processes(between: Sequence[str]) -> None:
+    waits = ["#0  0x00007f1 in poll () from /lib64/libc.so.6", "#1  0x00007f2 in ncclCommInit (comm=0x1) at init.cc:20"]
+    reads = ["#0  0x00007f1 in read () from /lib64/libc.so.6", "#1  0x00007f2 in load (x=1) at load.c:9"]
+    for second in (waits, reads):
+        verdict, found = judge_lines([*waits, *between, *second])
+        assert [len(rank.rounds) for rank in found.ranks] == [1, 1]
+        assert not verdict.named
+
+
+@pytest.mark.parametrize(
+    "heading",
+    [
+        "# Thread: MainThread(14012{}11)",
+        "--- Thread 14012{}11 (MainThread) ---",
+        "Stack for thread 14012{}11:",
+        "Thread ID: 14012{}11, name: MainThread",
+        "Thread 14012{}11 (MainThread):",
+    ],
+)
+@pytest.mark.parametrize("frame", ['  File "{}", line {}, in {}', 'File: "{}", line {}, in {}'])
+@pytest.mark.parametrize("odd", [None, 1])
+def test_stack_that_a_program_formats_itself_is_read(heading: str, frame: str, odd: int | None) -> None:
+    def stack(rank: int) -> list[str]:
+        call = ("/srv/data.py", 9, "next_batch") if rank == odd else ("/srv/sync.py", 7, "all_ranks_agree")
+        return [
+            heading.format(rank),
+            frame.format("/srv/train.py", 90, "<module>"),
+            "    main()",
+            frame.format(*call),
+            "    return wait()",
+            "epoch 3",
+        ]
+
+    _, found = judge_lines([line for rank in range(3) for line in (f"rank {rank}:", *stack(rank))])
+    assert [rank.id.rank for rank in found.ranks] == [0, 1, 2]
+    innermost = [rank.rounds[0].threads[0].frames[0].function for rank in found.ranks]
+    assert innermost == ["next_batch" if rank == odd else "all_ranks_agree" for rank in range(3)]
+
+
+@pytest.mark.parametrize(
+    "line", ["Thread pool started", "thread 3: step 12", "Thread 12 finished", "Thread 1234 exits"]
+)
+def test_line_of_a_log_about_a_thread_is_no_stack(line: str) -> None:
+    _, found = judge_lines([f"[rank0]: {line}"])
+    assert found.ranks == () and found.logs[0].last is not None
+
+
+# --- lines of PyTorch and NCCL ----------------------------------------------------------------------------------------
+
+WATCHDOG = (
+    "[rank{0}]:[E1120 14:02:11.410025101 ProcessGroupNCCL.cpp:683] [Rank {0}] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE, NumelIn=64, NumelOut=64, Timeout(ms)=600000) ran for 600013 "
+    "milliseconds before timing out.",
+    "[rank{0}]:[E1120 14:02:11.410325101 ProcessGroupNCCL.cpp:2241] [PG ID 0 PG GUID 0(default_pg) Rank {0}]  failure "
+    "detected by watchdog at work sequence id: 7 PG status: last enqueued work: 9, last completed work: 6",
+    "[rank{0}]:[E1120 14:02:11.410425101 ProcessGroupNCCL.cpp:733] Stack trace of the failed collective: ",
+    "#0 all_reduce from /opt/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py:2968",
+    "#1 wrapper from /opt/lib/python3.12/site-packages/torch/distributed/c10d_logger.py:83",
+)
+
+
+@pytest.mark.parametrize("odd", [None, 2, 3])
+def test_stack_of_a_failed_collective_shows_which_rank_called_another(odd: int | None) -> None:
+    lines = []
+    for rank in range(4):
+        call = "#2 clip_norm from /srv/norm.py:31" if rank == odd else "#2 step from /srv/train.py:88"
+        lines += [*(line.format(rank) for line in WATCHDOG), call, "#3 main from /srv/train.py:120", ""]
+    verdict, _ = judge_lines(lines)
+    assert check_first(verdict) == ([] if odd is None else [odd])
+    assert "called by step (train.py:88)" in verdict.message
+    assert ("called by clip_norm (norm.py:31)" in verdict.message) == (odd is not None)
+
+
+@pytest.mark.parametrize("status", ["12", "IBV_WC_RETRY_EXC_ERR(12)"])
+@pytest.mark.parametrize("prefix", ["", "2026-01-02 03:04:05 gpu-a-very-long-name-of-a-node >> "])
+def test_line_of_infiniband_keeps_peer_status_and_adapter(status: str, prefix: str) -> None:
+    line = (
+        f"{prefix}gpu-a:4122:4290 [0] transport/net_ib.cc:1296 NCCL WARN NET/IB: Got completion from peer "
+        f"10.2.0.5<33092> with status={status} opcode=129 len=524288 vendor err 129 (Send) localGid "
+        "::ffff:29.87.4.221 remoteGids::ffff:29.87.88.182 hca mlx5_7"
+    )
+    verdict, _ = judge_lines([line])
+    assert check_first(verdict) == []
+    (message,) = (evidence.message for evidence in verdict.evidence if evidence.kind == "nccl_message")
+    assert all(part in message for part in ("10.2.0.5<33092>", f"status={status}", "29.87.88.182", "hca mlx5_7"))

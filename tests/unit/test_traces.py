@@ -167,7 +167,8 @@ def test_rounds_of_one_process_in_numbered_files_are_no_ranks() -> None:
     [
         "### Rank {}", "rank {}:", "====rank{}====", "<summary>rank {}</summary>", "**Rank {}**", "# global rank: {}",
         "----- RANK={} -----", "Rank {} (pid 7):", "> rank {}", "== rank_{} ==",
-        "<details><summary>rank {}</summary>", "<h3><b>Rank {}</b></h3>",
+        "<details><summary>rank {}</summary>", "<h3><b>Rank {}</b></h3>", "Here is the py-spy dump of rank {}:",
+        "--- node-1, rank {} (hung) ---", "$ py-spy dump --pid 7  # rank {}", "Rank {}, which is stuck:",
     ],
 )  # fmt: skip
 def test_rank_alone_on_a_line_is_that_of_the_dump_below(heading: str) -> None:
@@ -177,7 +178,9 @@ def test_rank_alone_on_a_line_is_that_of_the_dump_below(heading: str) -> None:
     assert ids(found) == [RankId(rank=3, pid=41), RankId(rank=1, pid=99), RankId(rank=0, pid=17)]
 
 
-@pytest.mark.parametrize("line", ["rank 2 has joined", "our rank 2:1 ratio", "[rank2]", "rank", "rank 2 rank 3", "2"])
+@pytest.mark.parametrize(
+    "line", ["rank 2 has joined", "our rank 2:1 ratio", "[rank2]", "rank", "rank 2 rank 3", "2", "stacks of rank 2-5:"]
+)
 def test_line_with_other_words_tells_no_rank_of_a_dump(line: str) -> None:
     assert [rank.rank for rank in ids(collect(line, *process(41, *WAITS)))] == [None]
 

@@ -179,10 +179,11 @@ def _compare_group(
     number = max(standing.reached for standing in timed)
     ahead = [standing for standing in timed if standing.timed_out == number]
     behind = [standing for standing in group.ranks.values() if standing.reached < number]
+    with_place = all(standing.call and standing.call.place for standing in timed)
     by_call: dict[str, list[RankId]] = defaultdict(list)
     for standing in ahead if behind and not group.are_compared else timed:
         if standing.call is not None:
-            by_call[_describe_call(standing.call)].append(standing.id)
+            by_call[_describe_call(standing.call, with_place=with_place)].append(standing.id)
     if len(by_call) > 1 and (group.are_compared or not behind):
         return _compare_calls(group, by_call, behind, is_of_job=is_of_job)
     if group.are_compared:
@@ -198,6 +199,8 @@ def _find_late(
     operation = f"{min(names)} #{number:,}" if len(names) == 1 else f"#{number:,}"
     ids, late = tuple(standing.id for standing in ahead), tuple(standing.id for standing in behind)
     began = min((standing.began_at for standing in ahead if standing.began_at), default=None, key=_seconds)
+    places = {standing.call.place for standing in ahead if standing.call} - {""}
+    operation += f" called by {words.join_words(sorted(places)[:_SHOWN])}" if places else ""
     since = f", which began at {words.printable(began.text)}" if began else ""
     name = words.printable(group.name)
     text = f"in {name}, {words.name_ranks(ids)} timed out in {operation}{since}"
@@ -239,10 +242,11 @@ def _compare_calls(
     return WorkFinding(text, tuple(few), tuple(few) if is_clear else (), f"its call differs: {', '.join(parts)}")
 
 
-def _describe_call(call: WorkLine) -> str:
+def _describe_call(call: WorkLine, *, with_place: bool) -> str:
     number = f" #{call.timed_out:,}" if call.timed_out is not None else ""
     is_sized = call.size and not call.operation.startswith(_UNEVEN)
-    return f"{call.operation}{number}{f' ({call.size})' if is_sized else ''}"
+    place = f" called by {call.place}" if with_place else ""
+    return f"{call.operation}{number}{f' ({call.size})' if is_sized else ''}{place}"
 
 
 def _seconds(moment: Moment) -> float:

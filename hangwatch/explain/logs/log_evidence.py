@@ -11,11 +11,12 @@ from hangwatch.explain.logs import enqueued_work, log_ends, work_lines
 from hangwatch.explain.logs.enqueued_work import RankWork, WorkFinding
 from hangwatch.explain.logs.log_ends import SHOWN, TIMES_AS_MANY, End
 from hangwatch.explain.logs.merged_logs import RankLog
-from hangwatch.explain.logs.rank_log import Failure, Moment, common_clock, time_on
+from hangwatch.explain.logs.rank_log import Failure, Message, Moment, common_clock, time_on
 from hangwatch.model import INTERFACES_OF_ONE_NODE, CheckFirst, Evidence, RankId, Supplement
 from hangwatch.tables import nccl_messages
 
 _TEXT_CHARACTERS = 160
+_QUOTED_CHARACTERS = 300  # the peer, adapter and status of NCCL's lines are at their end
 _UNRANKED_SHOWN = 8
 _LAUNCHER_SIGNAL = "launcher_signal"  # nccl_messages.toml
 _SIGNALS = {"2": "2 (SIGINT, Ctrl-C)", "15": "15 (SIGTERM)", "1": "1 (SIGHUP, the terminal was closed)"}
@@ -112,7 +113,7 @@ def _find_first_error(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterat
     troubles = [(row, log, message) for row, log, message in messages if row.about in ("self", "peer")]
     if len({log.id for _, log, _ in troubles}) == 1 and len(logs) > TIMES_AS_MANY:
         row, log, message = min(troubles, key=lambda trouble: trouble[2].number)
-        why = f"only its log has an error: {row.meaning} ({words.elided(message.text, _TEXT_CHARACTERS)})"
+        why = f"only its log has an error: {row.meaning} ({_quote(message)})"
         yield _make_check(log.id, why, row.remedy)
 
 
@@ -336,10 +337,16 @@ def _describe_nccl_lines(logs: Sequence[RankLog]) -> Iterator[Evidence]:
         elif by_value:
             ranks = sorted({log.id for alike in by_value.values() for log in alike}, key=RankId.sort_key)
             first = next(log for alike in by_value.values() for log in alike if log.id == ranks[0])
-            line = words.elided(first.messages[name].text, _TEXT_CHARACTERS)
+            line = _quote(first.messages[name])
             yield _make_evidence(
                 "nccl_message", f"{words.name_ranks(ranks)}: {row.meaning} ({line}); {row.remedy}", ranks
             )
+
+
+def _quote(message: Message) -> str:
+    """Return a line of NCCL without host, process, thread and source file."""
+    before, mark, after = message.text.partition("NCCL WARN ")
+    return words.elided(after if mark else before, _QUOTED_CHARACTERS)
 
 
 def _describe_unranked_logs(logs: Sequence[RankLog]) -> Iterator[Evidence]:
@@ -353,8 +360,7 @@ def _describe_unranked_logs(logs: Sequence[RankLog]) -> Iterator[Evidence]:
             yield _make_evidence("log_failure", f"{text} (rank not known)", ())
         for name, message in log.messages.items():
             if rows[name].about != "setup":
-                line = words.elided(message.text, _TEXT_CHARACTERS)
-                text = f"{where}, line {message.number}: {rows[name].meaning} ({line}); {rows[name].remedy}"
+                text = f"{where}, line {message.number}: {rows[name].meaning} ({_quote(message)}); {rows[name].remedy}"
                 yield _make_evidence("nccl_message", text, ())
     if len(logs) > _UNRANKED_SHOWN:
         yield _make_evidence(

@@ -103,6 +103,8 @@ _OF_ANOTHER = re.compile(
     rf"|(?:contact|connection) (?:with|to)) {_ANOTHER}",
     re.IGNORECASE,
 )
+_CALLER = re.compile(r"^#\d{1,4} ([^\W\d]\w{0,199}) from ([\w./+-]{1,1000}):(\d{1,9})$")
+"""A frame of the "Stack trace of the failed collective" that PyTorch prints if its flight recorder is on."""
 _ENDED = re.compile(r"failed \(exitcode: (-?\d{1,9})\) local_rank: (\d{1,7}) \(pid: (\d{1,10})\)")
 """A line of torchrun's agent, also where no summary follows (torch.distributed.elastic, multiprocessing/api.py)."""
 _SIGTERM = "-15"
@@ -203,6 +205,7 @@ class Log:
         self.works: dict[tuple[object, ...], Work] = {}
         self.ras = ras_text.Reader()
         self.told_rank: int | None = None
+        self._call: tuple[object, ...] = ()
         self._in_traceback = False
         self._indent = 0
         self._where = ""
@@ -227,10 +230,20 @@ class Log:
             if key in self.works or len(self.works) < MOST_WORKS:
                 self.works.pop(key, None)
                 self.works[key] = Work(work, self._read_moment(text), number)
+                self._call = key if work.kind == "operation" else self._call
+        if (caller := _CALLER.match(text)) and self._call:
+            self._read_caller(*caller.groups())
         self._read_kernel_line(text)
         is_ras = self.ras.feed(text)
         if not (is_ras or self._read_summary(text, number) or self._read_traceback(text, number)):
             self._read_ordinary(text, number)
+
+    def _read_caller(self, function: str, file: str, line: str) -> None:
+        """Keep the innermost place outside of PyTorch that called the operation."""
+        work = self.works.get(self._call)
+        if work is not None and not work.line.place and "/torch/" not in file:
+            place = secret_forms.mask(f"{function} ({file.rpartition('/')[2]}:{line})")
+            self.works[self._call] = work._replace(line=work.line._replace(place=place))
 
     def _read_kernel_line(self, text: str) -> None:
         heard = kernel_text.find(text)

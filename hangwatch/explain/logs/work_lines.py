@@ -45,7 +45,8 @@ class WorkLine(NamedTuple):
     The meaning depends on `kind`:
     * "work": the numbers of a rank in a process group. `group` is the key of the group, `name` its name for people.
       `ranks` contains the rank's number within the group.
-    * "operation": the `operation` with the number `timed_out`, which ran for `ran_seconds`. `size` is that of tensors.
+    * "operation": the `operation` with the number `timed_out`, which ran for `ran_seconds`. `size` is that of tensors,
+      `place` the line of the program that called it.
     * "lagging": `ranks` have not joined the number `timed_out`. "started": `ranks` have joined it.
     * "running": one rank and its `operation`, with its `size`.
     * "ras": a sentence (`name`) on an answer of NCCL's RAS, and the `processes` to check first because of `operation`.
@@ -62,6 +63,7 @@ class WorkLine(NamedTuple):
     timed_out: int | None = None
     operation: str = ""
     size: str = ""
+    place: str = ""
     ran_seconds: float = 0.0
     enqueued: int | None = None
     completed: int | None = None

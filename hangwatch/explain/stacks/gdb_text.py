@@ -21,7 +21,7 @@ _WHERE = re.compile(r" (?:(from) (\S+)|(at) (\S+?)(?::\d+)?)$")
 _INTERPRETER = re.compile(r"^_?Py[A-Z_]|^_Py|^call_function$|^do_call_core$")
 _INTERPRETER_FILE = re.compile(r"^(?:\.{0,2}/)*(?:Python|Objects|Include|Programs|Parser)/|(?:^|/)Modules/main\.c$")
 _C_LIBRARY = re.compile(r"(?:^|/)(?:nptl|sysdeps|csu)/")
-_NO_NUMBER = "?"
+LONE = "bt"  # instead of the number of a thread, which is that of a process of its own
 _LONGEST_PREAMBLE = 500  # lines before the first thread: other threads that gdb found, and its warnings
 _SAID = re.compile(
     r"^(?:\[|warning: |Traceback \(most recent call first\):|Unable to |\(|Using host libthread_db|\s|\d+\t)"
@@ -71,8 +71,8 @@ class Reader(StackText):
             self._begin_numbered(int(heading.group(1)), ParsedThread(heading.group(2), [], heading.group(3)))
             return True
         frame = _FRAME.match(line)
-        if frame and frame.group(1) == "0" and (self._thread is None or self._thread.thread_id == _NO_NUMBER):
-            self._begin_numbered(1, ParsedThread(_NO_NUMBER, []))
+        if frame and frame.group(1) == "0" and (self._thread is None or not self._thread.thread_id.isdecimal()):
+            self._begin_numbered(1, ParsedThread(LONE, []))
         if self._thread is None:
             self._preamble -= 1
             return self._preamble >= 0
@@ -120,7 +120,7 @@ class Reader(StackText):
         kept = thread._replace(places=places)
         super()._keep(kept)
         if self._number == 1:
-            self._main, self._pid = kept, None if thread.thread_id == _NO_NUMBER else int(thread.thread_id)
+            self._main, self._pid = kept, int(thread.thread_id) if thread.thread_id.isdecimal() else None
 
 
 def _is_of_c_library(place: Place) -> bool:

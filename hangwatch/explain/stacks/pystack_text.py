@@ -14,17 +14,21 @@ from hangwatch.explain.stacks.parsed_processes import ParsedThread, Place, Stack
 _THREAD = re.compile(
     r"^Traceback for thread (\d{1,10})(?: \((?:.*)\))?(?: \[(.*)\])? \(most recent call last\):$"
     r"|^Thread (\d{1,20})(?: \(.*\))? stack trace:$"
+    r"|^(?=.{8,160}$)(?!.*(?:most recent|LWP|idle|active))[\s#=*<-]{0,20}(?:stack(?: trace)? (?:of|for) )?"
+    r"thread(?: ?id)?[:= ]{1,3}(?:[\w.-]{1,60} ?[(\[,] ?)?(?:id[:= ]{1,2}|ident[:= ]{1,2})?(\d{3,20})"
+    r"(?: ?[(\[,].{1,60})?\)?[\s:=*>-]{0,20}$",
+    re.IGNORECASE,
 )
 _PART = re.compile(r"^  (In the main interpreter|In interpreter \d{1,9}|Not currently attached .*) \[(.*)\]$")
 _NOTE = re.compile(r"^(?:The frame stack for thread \d{1,10} is empty|\* - Unable to merge native stack .* - \*)$")
-_FRAME = re.compile(r'^  (?:  \((Python|C)\) )?File "(.*)", line (\d{1,9}), in (.*)$')
+_FRAME = re.compile(r'^(?:  )?(?:  \((Python|C)\) )?File:? "(.*)", line (\d{1,9}), in (.*)$')
 _NATIVE = re.compile(r"^(.*?)(?: \(inlined\))? \(([^()]*)\)$")
 _INTERPRETER = re.compile(r"^_?Py[A-Z_]|^_Py|^pymain_|^run_mod$|^run_eval_code_obj$|^pyrun_file$|^cfunction_")
 
 
 def begins(line: str) -> bool:
     """True if a text of this tool begins with this line."""
-    return line.startswith(("Traceback for thread ", "Thread ")) and _THREAD.match(line) is not None
+    return "hread" in line and _THREAD.match(line) is not None
 
 
 class Reader(StackText):
@@ -37,7 +41,8 @@ class Reader(StackText):
     def feed(self, line: str) -> bool:
         """Read a line. Return false if it is not part of a dump."""
         if heading := _THREAD.match(line):
-            number, flags, number_of_pthread = heading.groups()
+            number, flags, *numbers = heading.groups()
+            number_of_pthread = next(filter(None, numbers), "")
             self._begin(ParsedThread(number or number_of_pthread, [], owns_gil="Has the GIL" in (flags or "")))
             self._has_pid, self._is_in_main = number is not None, True
             return True
@@ -50,7 +55,7 @@ class Reader(StackText):
             if self._is_in_main:
                 self._read_frame(*frame.groups())
             return True
-        is_continued = not line.strip() or line.startswith("    ")  # the source line, arguments, locals
+        is_continued = not line.strip() or line.startswith("  ")  # the source line, arguments, locals
         return is_continued or _NOTE.match(line) is not None
 
     def _read_frame(self, kind: str | None, file: str, line: str, function: str) -> None:

@@ -99,7 +99,6 @@ def _worker_dump(worker: Worker, rounds: tuple[ProcessDump, ...], mount: filesys
         comm=worker.comm,
         rounds=tuple(silent_mounts.add_to_fault(dump, mount) for dump in rounds),
         waits_for_mount=silent_mounts.is_waiting_for(rounds, mount),
-        is_python=worker.is_python,
     )
 
 

@@ -1,119 +1,291 @@
-"""Follow the wait of a rank beyond its own call: to its worker, to a native thread, or to the driver of its job.
+"""Follow the wait of a process to its end, breadth first: through at most four processes, and through none twice.
 
-A chain has at most four steps and visits no process twice. The kernel reports all facts; no process is contacted.
+A call leads to the process at the other end of its pipe, Unix socket or connection, or to a child. That process is in a
+call, too. The kernel reports all facts; no process is contacted.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from hangwatch import words
-from hangwatch.model import ENDED_STATES, STOPPED_STATES, Awaited, SystemCall, Thread
+from hangwatch.capture.job_sockets import JobSockets
+from hangwatch.model import (
+    BLOCKED_STATES,
+    STOPPED_STATES,
+    AsksRank,
+    Awaited,
+    FileLock,
+    SystemCall,
+    Thread,
+    WaitEnd,
+)
 from hangwatch.probes import pseudo_files
 from hangwatch.probes.network import sockets
 from hangwatch.probes.network.sockets import Connection
-from hangwatch.probes.process import blocked_call, main_thread, procfs
+from hangwatch.probes.process import file_locks, procfs
 
 _MOST_STEPS = 4
-_MOST_WORKERS = 64  # of one step
-_MOST_THREADS = 64
+_MOST_PROCESSES = 64  # of one step
+_MOST_CHILDREN = 16  # of one rank, of which the calls are read
 _MOST_DESCRIPTORS = 16  # of one call
 _EVENTS = "anon_inode:[eventfd]"
-_HELD = STOPPED_STATES | ENDED_STATES
 _OF_LIBRARIES = re.compile("gloo|pt_|nccl|cuda", re.IGNORECASE)  # names of threads of torch, gloo, NCCL and CUDA
+_TERMINAL = re.compile(r"/dev/(pts/\d+|tty\w*|console)")
+_NOT_FOUND = Awaited(name="a process at the other end of its pipe or socket, which was not found", end="unknown")
+_WEIGHTS: tuple[WaitEnd, ...] = ("held", "unknown", "outside", "sleeps", "lost", "process", "program", "cycle")
+"""The order of ends: the wait behind several processes has the end that comes first here."""
 
 
-class Chains(NamedTuple):
-    """The processes of a job on this node, as the chains of one capture see them.
+class Chain(NamedTuple):
+    """The processes behind a wait, and its end.
 
-    `rank_of` has the pid of the rank of each rank and worker. The functions take a pid: `connections_of` returns its
-    connections by descriptor, `links_of` the targets of all its descriptors. `leaves_job` is true for an open
-    connection to a peer outside of the job.
+    `awaited` is None if the end is a rank or another process of the job. `processes` are those that are awaited, except
+    workers: their CPU time and bytes count as progress. `workers` are the dumped processes in the chain. `asks_rank` is the part that receives from another rank,
+    `file_lock` the awaited lock.
     """
 
-    rank_of: Mapping[int, int]
-    connections_of: Callable[[int], Mapping[int, Connection] | None]
-    links_of: Callable[[int], Collection[str]]
-    leaves_job: Callable[[Connection], bool]
-    proc_root: Path
+    awaited: Awaited | None = None
+    processes: tuple[int, ...] = ()
+    workers: tuple[int, ...] = ()
+    asks_rank: AsksRank | None = None
+    file_lock: FileLock | None = None
 
-    def find_end(self, pid: int, pipes: Collection[str]) -> Awaited | None:
-        """Return the peer outside of the job, or the sleep, for which a worker at the other end of a pipe waits.
 
-        None if no worker waits for one, or if one of these workers is stopped or has ended.
+class _Step(NamedTuple):
+    """A process of a chain, and its name in a sentence. `may_answer`: it is outside of the job, and may end the wait.
+
+    `is_worker`: it runs the program of the rank, and is dumped itself.
+    """
+
+    pid: int
+    name: str
+    is_worker: bool = False
+    may_answer: bool = False
+
+
+class WaitChains(NamedTuple):
+    """The chains of the processes of one job in one capture."""
+
+    job: JobSockets
+
+    def follow(self, pid: int, call: SystemCall, threads: Sequence[Thread], server: int | None) -> Chain:
+        """Return the chain behind the call of a main thread.
+
+        `threads` are those of the process with a Python stack. `server` is the process that waits for clients and from
+        which this process receives, None without one.
         """
-        return self._find_end(pid, pipes, {pid})
+        job, rank = self.job, self.job.rank_of.get(pid, pid)
+        direct_end, end = self._find_direct_end(pid, call), None
+        try:
+            steps = self._find_steps(pid, call, server) if direct_end is None else self._find_driver(pid, call)
+        except LookupError:
+            steps, end = [], _NOT_FOUND
+        steps = [step for step in steps if job.is_alive(step.pid)]
+        readable = [step.pid for step in steps if job.read_process(step.pid) or not step.is_worker]
+        others = tuple(step.pid for step in steps if not step.is_worker)
+        asks = self._find_asking_part(pid, call, readable)
+        if call.kind == "locks":
+            lock = file_locks.find_awaited_lock(pid, call.descriptors[0], job.proc_root)
+        else:
+            lock = self._find_lock(others, rank)
+        if asks is not None or lock is not None:
+            return Chain(None, others, asks_rank=asks, file_lock=lock)
+        visited = {pid, *(step.pid for step in steps)}
+        end = _choose(filter(None, (direct_end, end, self._find_end(steps, pid, visited))))
+        if end is None and not job.has_ranks_on_other_nodes:
+            end = self._find_client(pid, call, threads)
+        return Chain(end, others, tuple(visited.intersection(job.dumped) - {pid}))
 
-    def _find_end(self, pid: int, pipes: Collection[str], visited: set[int]) -> Awaited | None:
-        workers = list(self._find_workers(pid, pipes, visited))
-        visited |= set(workers)
-        states = [procfs.read_state(worker, self.proc_root) for worker in workers]
-        if len(visited) > _MOST_STEPS * _MOST_WORKERS or any(state is None or state[1] in _HELD for state in states):
-            return None
-        ends = (self._find_end_of_worker(worker, visited) for worker in workers)
-        return next(filter(None, ends), None)
+    def _find_direct_end(self, pid: int, call: SystemCall) -> Awaited | None:
+        """Return the person at a terminal, or the peer outside of the job, from which a call receives; else None.
 
-    def _find_workers(self, pid: int, pipes: Collection[str], visited: Collection[int]) -> Iterator[int]:
-        """Yield the processes of the same rank that hold one of these pipes."""
-        rank = self.rank_of.get(pid, pid)
-        workers = [other for other, its in self.rank_of.items() if its == rank and other not in visited]
-        return (worker for worker in workers[:_MOST_WORKERS] if any(link in pipes for link in self.links_of(worker)))
-
-    def _find_end_of_worker(self, worker: int, visited: set[int]) -> Awaited | None:
-        call = main_thread.read_call(worker, self.proc_root)
-        if call is None:
-            return None
-        stat = procfs.read_stat(f"{self.proc_root}/{worker}")
-        name = f"its worker {worker} ({'' if stat is None else words.printable(stat.comm)})"
-        if call.kind == "sleeps":
-            return Awaited(name=f"{name}, which sleeps")
+        At a terminal, the program shows a question or the prompt of a debugger.
+        """
         if call.kind != "receives":
             return None
-        held = self.connections_of(worker) or {}
-        outside = [held[number] for number in call.descriptors if number in held and self.leaves_job(held[number])]
-        if outside:
-            lost = all(peer.is_lost for peer in outside)
-            return Awaited(name=f"{name}, which waits for {sockets.format_end(outside[0].remote)}", is_lost=lost)
-        links = (
-            blocked_call.link_of(worker, number, self.proc_root) for number in call.descriptors[:_MOST_DESCRIPTORS]
-        )
-        pipes = frozenset(link for link in links if link and link.startswith("pipe:"))
-        end = self._find_end(worker, pipes, visited) if pipes else None
-        return None if end is None else replace(end, name=f"{name}, which waits for {end.name}")
+        links = self.job.links(pid, call.descriptors[:_MOST_DESCRIPTORS])
+        if (terminal := next((link for link in links if _TERMINAL.fullmatch(link)), None)) is not None:
+            return Awaited(name=f"a person at the terminal {terminal}")
+        return _name_peers("", self._find_outside(pid, call))
 
-    def find_client(self, pid: int, call: SystemCall, threads: Sequence[Thread]) -> Awaited | None:
+    def _find_outside(self, pid: int, call: SystemCall) -> list[Connection]:
+        held = self.job.connections_of(pid) or {}
+        return [held[number] for number in call.descriptors if number in held and self.job.leaves_job(held[number])]
+
+    def _find_steps(self, pid: int, call: SystemCall, server: int | None) -> list[_Step]:
+        """Return the processes behind a call: children, workers, or the process at the other end."""
+        children = procfs.read_children(pid, self.job.proc_root)
+        if call.kind == "awaits_child":
+            if call.child is not None:
+                root = self.job.proc_root
+                named = [child for child in children if procfs.read_inner_pid(child, root) == call.child]
+                children = tuple(itertools.chain(named, *(procfs.read_children(child, root) for child in named)))
+            return [_Step(child, self._name("its child", child), may_answer=True) for child in children]
+        if call.kind not in ("receives", "writes"):
+            return []
+        pipes = self._find_pipes(pid, call) if call.kind == "receives" else frozenset[str]()
+        holders = [child for child in children if pipes and self._holds(child, pipes)]
+        strangers = [child for child in holders if not self._is_worker(child, pid)]
+        if strangers:
+            return [_Step(child, self._name("its child", child), may_answer=True) for child in strangers]
+        workers = self._find_workers(pid, pipes, {pid})
+        if workers or server is not None or len(call.descriptors) != 1:
+            return workers
+        kind, other = self.job.find_other_end(pid, call.descriptors[0]) or ("", pid)
+        if other in self.job.rank_of or other == pid:
+            return []
+        if kind == "connection" or self.job.is_of_job(other):
+            return [_Step(other, self._name("process", other))] if call.kind == "receives" else []
+        every = (other, *procfs.read_children(other, self.job.proc_root))
+        may_answer = kind == "unix" and call.kind == "receives" and self.job.is_alive(other)
+        return [_Step(each, self._name("process", each), may_answer=may_answer) for each in every]
+
+    def _find_driver(self, pid: int, call: SystemCall) -> list[_Step]:
+        """Return the process that drives the ranks, if a call receives from it; no launcher has to start it."""
+        driver = next(filter(None, (self.job.find_driver(pid, peer) for peer in self._find_outside(pid, call))), None)
+        return [] if driver is None else [_Step(driver, self._name("process", driver))]
+
+    def _find_pipes(self, pid: int, call: SystemCall) -> frozenset[str]:
+        links = self.job.links(pid, call.descriptors[:_MOST_DESCRIPTORS])
+        return frozenset(link for link in links if link.startswith("pipe:"))
+
+    def _holds(self, pid: int, pipes: Collection[str]) -> bool:
+        return any(link in pipes for link in self.job.all_links(pid))
+
+    def _is_worker(self, child: int, pid: int) -> bool:
+        """True for a data-loader worker: its own dumps show its progress, and it was forked from the rank."""
+        return child in self.job.dumped and self.job.program(child) == self.job.program(pid)
+
+    def _find_workers(self, pid: int, pipes: Collection[str], visited: set[int]) -> list[_Step]:
+        """Return the processes of the same rank that hold one of these pipes, and add them to `visited`."""
+        rank = self.job.rank_of.get(pid, pid)
+        every = [other for other, its in self.job.rank_of.items() if its == rank and other not in visited]
+        workers = [worker for worker in every[:_MOST_PROCESSES] if pipes and self._holds(worker, pipes)]
+        visited.update(workers)
+        return [_Step(worker, self._name("its worker", worker), is_worker=True) for worker in workers]
+
+    def _name(self, relation: str, pid: int) -> str:
+        stat = procfs.read_stat(f"{self.job.proc_root}/{pid}")
+        return f"{relation} {pid} ({'' if stat is None else words.printable(stat.comm)})"
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def _find_end(self, steps: Sequence[_Step], pid: int, visited: set[int]) -> Awaited | None:
+        """Return the end of a wait of process `pid` behind these processes; None if there are none.
+
+        Further processes of the chain are added to `visited`.
+        """
+        ends: list[Awaited] = []
+        for _ in range(_MOST_STEPS):
+            further: list[_Step] = []
+            for step in steps:
+                end = self._find_end_of(step)
+                pipes = self._find_pipes_of_worker(step) if end is None else frozenset[str]()
+                behind = self._find_workers(step.pid, pipes, visited)
+                further += [each._replace(name=f"{step.name}, which waits for {each.name}") for each in behind]
+                if end is None and not behind:
+                    is_cycle = bool(pipes) and self._holds(pid, pipes)
+                    name = f"{step.name}, which waits for this process" if is_cycle else step.name
+                    end = Awaited(name=name, end="cycle" if is_cycle else "process")
+                ends += [end] if end is not None else []
+            steps = further
+        return _choose(ends)
+
+    def _find_pipes_of_worker(self, step: _Step) -> frozenset[str]:
+        call = self.job.read_call(step.pid) if step.is_worker else None
+        return frozenset() if call is None or call.kind != "receives" else self._find_pipes(step.pid, call)
+
+    def _find_end_of(self, step: _Step) -> Awaited | None:
+        """Return the end of a chain at this process, if its state, its call or its connections show it; else None."""
+        state = procfs.read_state(step.pid, self.job.proc_root)
+        if state is None or state[1] in STOPPED_STATES or (step.may_answer and state[1] in BLOCKED_STATES):
+            does = "has ended" if state is None else "is stopped" if state[1] in STOPPED_STATES else "is in state D"
+            return Awaited(name=f"{step.name}, which {does}", end="held")
+        call, held = self.job.read_call(step.pid), (self.job.connections_of(step.pid) or {}).values()
+        if step.may_answer and (connected := [each for each in held if self.job.leaves_job(each)]):
+            return _name_peers(f"{step.name}, connected to ", connected)
+        if step.may_answer:
+            is_connected = any(connection.is_open for connection in held)
+            return Awaited(name=step.name, end="process" if is_connected else "program")
+        if call is None or not step.is_worker:
+            return None
+        if call.kind == "sleeps":
+            return Awaited(name=f"{step.name}, which sleeps", end="sleeps")
+        outside = self._find_outside(step.pid, call) if call.kind == "receives" else []
+        return _name_peers(f"{step.name}, which waits for ", outside)
+
+    # --- other ranks --------------------------------------------------------------------------------------------------
+
+    def _find_lock(self, children: Sequence[int], rank: int) -> FileLock | None:
+        """Return a file lock that another rank holds and for which a child waits; None if there is none."""
+        for child in children[:_MOST_CHILDREN]:
+            call = self.job.read_call(child)
+            if call is None or call.kind != "locks":
+                continue
+            lock = file_locks.find_awaited_lock(child, call.descriptors[0], self.job.proc_root)
+            if lock is not None and lock.holder_pid in self.job.ranks - {rank}:
+                return replace(lock, by_child=True)
+        return None
+
+    def _find_asking_part(self, pid: int, call: SystemCall, children: Sequence[int]) -> AsksRank | None:
+        """Return the part of a process that receives from another rank; None if no part does.
+
+        Of other threads, only a call on a single descriptor counts, because threads of gloo and NCCL watch all their
+        connections.
+        """
+        job, rank = self.job, self.job.rank_of.get(pid, pid)
+        if job.receives_from_rank(pid, call, rank):
+            return "main"
+        if any(job.receives_from_rank(child, job.read_call(child), rank) for child in children[:_MOST_CHILDREN]):
+            return "child"
+        if call.name != "futex" or pid != rank:
+            return None
+        single = (other for other in job.thread_calls(pid).values() if len(other.descriptors) == 1)
+        return "thread" if any(job.receives_from_rank(pid, other, rank) for other in single) else None
+
+    def _find_client(self, pid: int, call: SystemCall, threads: Sequence[Thread]) -> Awaited | None:
         """Return the peer outside of the job from which a native thread of a rank awaits an answer; None without one.
 
         The main thread waits at a lock or an eventfd, as in the clients of object stores and message queues. A thread
         with a Python stack does not count, nor do the threads of torch, gloo, NCCL and CUDA. `threads` are those with a
         Python stack.
         """
-        is_event = call.kind == "receives" and any(
-            blocked_call.link_of(pid, number, self.proc_root) == _EVENTS
-            for number in call.descriptors[:_MOST_DESCRIPTORS]
-        )
-        if not threads or not (call.name == "futex" or is_event) or self.rank_of.get(pid) != pid:
+        job = self.job
+        is_event = call.kind == "receives" and _EVENTS in job.links(pid, call.descriptors[:_MOST_DESCRIPTORS])
+        if not threads or not (call.name == "futex" or is_event) or job.rank_of.get(pid) != pid:
             return None
         questions = {
             descriptor: connection
-            for descriptor, connection in (self.connections_of(pid) or {}).items()
-            if connection.awaits_answer and self.leaves_job(connection)
+            for descriptor, connection in (job.connections_of(pid) or {}).items()
+            if connection.awaits_answer and job.leaves_job(connection)
         }
         python = {thread.thread_id for thread in threads if thread.frames}
-        for thread in main_thread.other_threads(pid, self.proc_root, _MOST_THREADS) if questions else ():
-            folder = self.proc_root / str(pid) / "task"
-            its_call = main_thread.read_call(pid, self.proc_root, thread)
-            if its_call is None or its_call.kind != "receives" or questions.keys().isdisjoint(its_call.descriptors):
+        folder = job.proc_root / str(pid) / "task"
+        for thread, its_call in job.thread_calls(pid).items() if questions else ():
+            if its_call.kind != "receives" or questions.keys().isdisjoint(its_call.descriptors):
                 continue
             name = words.printable(pseudo_files.read_or_empty(f"{folder}/{thread}/comm").strip())
             if not _OF_LIBRARIES.search(name) and str(procfs.read_inner_pid(thread, folder)) not in python:
                 peers = [questions[number] for number in its_call.descriptors if number in questions]
-                peer = sockets.format_end(peers[0].remote)
-                is_lost = all(connection.is_lost for connection in peers)
-                return Awaited(name=f"its thread {name}, which waits for {peer}", is_lost=is_lost)
+                return _name_peers(f"its thread {name}, which waits for ", peers)
         return None
+
+
+def _choose(ends: Iterable[Awaited]) -> Awaited | None:
+    """Return the end that decides; None if that is a process of the job, or if there are no ends."""
+    chosen = min(ends, key=lambda awaited: _WEIGHTS.index(awaited.end), default=None)
+    return None if chosen is None or chosen.end == "process" else chosen
+
+
+def _name_peers(before: str, peers: Sequence[Connection]) -> Awaited | None:
+    """Return the first of these peers outside of the job, with the words before its name; None without peers."""
+    if not peers:
+        return None
+    is_lost = all(connection.is_lost for connection in peers)
+    return Awaited(name=before + sockets.format_end(peers[0].remote), end="lost" if is_lost else "outside")

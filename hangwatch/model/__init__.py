@@ -58,6 +58,7 @@ from hangwatch.model.waits import (
     is_loopback,
     Store,
     Awaited,
+    WaitEnd,
     Waits,
 )
 from hangwatch.model.dumps import (

@@ -221,7 +221,6 @@ class WorkerDump(Value, frozen=True):
     comm: str
     rounds: tuple[ProcessDump, ...]
     waits_for_mount: bool = False
-    is_python: bool = True
 
 
 class RankDump(Value, frozen=True):

@@ -37,7 +37,7 @@ class SystemCall(Value, frozen=True):
     process; None if the call awaits any child or none. `left_seconds` is the longest remaining time of a sleep or timed
     wait when the call was read, `until_unix_seconds` the same as Unix time. Both are None for a call without an end, or
     if the end was not read. `object` is the kind of the awaited object. It is None if another thread of the process or
-    a GPU may end the call.
+    a GPU may end the call. `workers` are the dumped processes of the rank that may end it, directly or for each other.
     """
 
     number: int
@@ -48,6 +48,7 @@ class SystemCall(Value, frozen=True):
     left_seconds: float | None = None
     until_unix_seconds: float | None = None
     object: CallObject | None = None
+    workers: tuple[int, ...] = ()
 
 
 class Sleep(Value, frozen=True):
@@ -159,15 +160,27 @@ class Store(Value, frozen=True):
         return self.socket not in ("none", "retries")
 
 
-class Awaited(Value, frozen=True):
-    """A peer outside of the job for which a process waits.
+WaitEnd = Literal["outside", "program", "sleeps", "lost", "held", "cycle", "process", "unknown"]
+"""The end of a wait: a peer outside of the job, a program on this node that is not of the job, a sleep, a closed
+connection, a process that is stopped, has ended or is in state D, the waiting process itself, a process of the job, or
+a process that was not found."""
 
-    `is_lost`: by the kernel, the other end is closed. `is_unknown`: the process at the other end was not found.
-    """
+
+class Awaited(Value, frozen=True):
+    """The end of a wait that leads out of a process, and its name in a sentence. Its `end` is never "process"."""
 
     name: str
-    is_lost: bool = False
-    is_unknown: bool = False
+    end: WaitEnd = "outside"
+
+    @property
+    def says(self) -> str:
+        """The words for a user: its name, and that it is gone if so."""
+        return self.name + (", which is gone" if self.end == "lost" else "")
+
+    @property
+    def may_answer(self) -> bool:
+        """True if the wait may end by itself."""
+        return self.end in ("outside", "program", "sleeps")
 
 
 class Waits(Value, frozen=True):

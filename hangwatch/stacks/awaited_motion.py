@@ -1,8 +1,8 @@
 """Choice of the CPU time and bytes that count as motion of a rank. Pure.
 
 During a hang, a side thread that writes metrics still moves bytes. So only a part of the process may count:
-* If the main thread is in a call about one object: the bytes of that object, and the motion of Python workers and of
-  the process that it waits for. A child such as `wandb-core` works during a hang, too.
+* If the main thread is in a call about one object: the bytes of that object, and the motion of the workers and of the
+  process behind it. Other workers load data ahead, and a child such as `wandb-core` works during a hang, too.
 * If the main thread is in a collective, or waits for its GPU: the bytes of all connections to other ranks.
 * In any other wait: everything, because the main thread may wait for any thread of its process.
 """
@@ -46,7 +46,8 @@ def measure_awaited(rank: RankDump, main: MainRates, awaited: Awaited | None) ->
         process = Rates(process.cpu_ratio if awaited == "gpu" else main.cpu_ratio, carried)
     if awaited in ("ranks", "gpu"):
         return AwaitedRates(awaited, process)
-    workers = tuple(worker for worker in rank.workers if awaited is None or worker.is_python)
+    behind = {pid for dump in rank.rounds if dump.call is not None for pid in dump.call.workers}
+    workers = tuple(worker for worker in rank.workers if awaited is None or worker.pid in behind)
     measured = (rates.measure_process(worker.rounds) for worker in workers)
     return AwaitedRates(awaited, process, workers, (*measured, rates.measure_children(rank.rounds)))
 

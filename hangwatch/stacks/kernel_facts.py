@@ -35,12 +35,13 @@ def read_waits(rounds: Sequence[ProcessDump]) -> Waits:
             if (None not in values if name == "frozen_cgroup" else all(value == values[0] for value in values))
         }
     awaited = [dump.awaited for dump in rounds if dump.awaited or dump.call is None or dump.peers is not None]
-    unknown = [peer for peer in awaited if peer is not None and peer.is_unknown]
+    unknown = [peer for peer in awaited if peer is not None and peer.end == "unknown"]
     peers = [peer for peer in awaited if peer not in unknown]
     if unknown and len(peers) < 2:
         shown["awaited"] = unknown[-1]
     elif peers and None not in peers:
-        shown["awaited"] = peers[-1]
+        moved = [peer for peer in peers if peer is not None and peer.end != "held"]
+        shown["awaited"] = (moved or peers)[-1]
     if len(rounds) < 2:
         shown.pop("stuck_on", None)
     elif (call_object := _find_object(rounds)) is not None:

@@ -308,8 +308,10 @@ def _classify_standstill(seen: _Measurements) -> Signature:
     if seen.uses_cpu:
         return Signature.UNKNOWN
     awaited = seen.waits.awaited
-    if awaited is not None and not awaited.is_lost:
-        return Signature.UNKNOWN if awaited.is_unknown else Signature.AWAITS_OUTSIDE
+    if awaited is not None and awaited.end == "unknown":
+        return Signature.UNKNOWN
+    if awaited is not None and awaited.may_answer:
+        return Signature.AWAITS_OUTSIDE
     return Signature.BLOCKED
 
 

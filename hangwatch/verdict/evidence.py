@@ -310,7 +310,7 @@ def _numbers(member: Member) -> list[str]:
     if member.stack.owns_gil is not None:
         parts.append("holds the GIL" if member.stack.owns_gil else "does not hold the GIL")
     if member.waits.awaited is not None:
-        parts.append(f"for {member.waits.awaited.name}" + (", which is gone" if member.waits.awaited.is_lost else ""))
+        parts.append(f"for {member.waits.awaited.says}")
     if member.waits.stuck_on is not None:
         parts.append(f"in a call on {member.waits.stuck_on}")
     if member.gpu.utilization_ratio is not None:

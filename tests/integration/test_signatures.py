@@ -344,9 +344,8 @@ def test_rank_that_asks_a_process_of_its_node_moves_as_that_process(
             targets.stop(other)
         member = measured(job_of(pid))
     assert member.signature is expected
-    is_known = expected is not Signature.BLOCKED
-    assert (member.waits.awaited is not None) is is_known
-    assert not is_known or f"process {other} (python" in member.waits.awaited.name
+    assert member.waits.awaited is not None and f"process {other} (python" in member.waits.awaited.name
+    assert (member.waits.awaited.end == "held") is (does == "is stopped")
 
 
 def test_rank_with_an_unfinished_search_for_its_peer_is_unknown(tmp_path: Path) -> None:
@@ -354,7 +353,7 @@ def test_rank_with_an_unfinished_search_for_its_peer_is_unknown(tmp_path: Path) 
         targets.wait_for_call(pid, "receives")
         member = measured(job_of(pid), search_seconds=0.0)
     assert member.signature is Signature.UNKNOWN
-    assert member.waits.awaited is not None and member.waits.awaited.is_unknown
+    assert member.waits.awaited is not None and member.waits.awaited.end == "unknown"
 
 
 WRITES_TO_READER = (

@@ -16,7 +16,7 @@ import pytest
 from hangwatch import config
 from hangwatch.capture.request import CaptureRequest
 from hangwatch.capture.rounds import capture, job_of_pids
-from hangwatch.model import Motion
+from hangwatch.model import Motion, Signature
 from hangwatch.probes.network import sockets
 from hangwatch.probes.process import procfs
 from hangwatch.stacks import activity
@@ -46,11 +46,53 @@ while does == "computes":
 select.select([ends[2][0]], [], [])
 """
 
+# The driver is no launcher: it is a sibling of the ranks, which connect to it over TCP.
+SIBLING = """
+import os, socket, sys
+folder, does = sys.argv[1:]
+server = socket.create_server(("127.0.0.1", 0))
+if os.fork() == 0:
+    ends = dict((end.recv(1), end) for end, _ in (server.accept() for rank in range(3)))
+    while does == "computes":
+        pass
+    ends[b"2"].recv(1)
+    os._exit(0)
+for rank in range(3):
+    if os.fork() == 0:
+        end = socket.create_connection(server.getsockname())
+        server.close()
+        end.sendall(str(rank).encode())
+        with open(f"{folder}/new-{rank}", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(f"{folder}/new-{rank}", f"{folder}/pid-{rank}")
+        if rank == 2 and does == "waits":
+            open(f"{folder}/fifo").read()
+        end.recv(1)
+        os._exit(0)
+server.close()
+for _ in range(4):
+    os.wait()
+"""
+HELPER = """
+import os, signal
+questions, answers = os.pipe(), os.pipe()
+if os.fork() == 0:
+    os.close(questions[1])
+    os.close(answers[0])
+    {task}
+    os._exit(0)
+os.close(questions[0])
+os.close(answers[1])
+ready()
+os.read(answers[0], 1)
+"""
+STOPS, ASKS_BACK = "os.kill(os.getpid(), signal.SIGSTOP)", "os.read(questions[0], 1)"
+
 
 @contextlib.contextmanager
-def started(folder: Path, does: str) -> Iterator[list[int]]:
+def started(folder: Path, does: str, program: str) -> Iterator[list[int]]:
     os.mkfifo(folder / "fifo")
-    with subprocess.Popen([sys.executable, "-c", DRIVER, folder, does]) as driver:
+    with subprocess.Popen([sys.executable, "-c", program, folder, does], start_new_session=True) as driver:
         try:
             wait_for(lambda: all((folder / f"pid-{rank}").exists() for rank in range(3)), "three ranks to start")
             pids = [int((folder / f"pid-{rank}").read_text()) for rank in range(3)]
@@ -58,22 +100,39 @@ def started(folder: Path, does: str) -> Iterator[list[int]]:
             targets.wait_for_call(pids[1], "receives")
             yield pids
         finally:
-            driver.kill()
-            for path in folder.glob("pid-*"):
-                with contextlib.suppress(ProcessLookupError):  # it ends when the driver is gone
-                    os.kill(int(path.read_text()), signal.SIGKILL)
+            os.killpg(driver.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("does", "motion"), [("computes", Motion.UNKNOWN), ("waits", Motion.FROZEN)])
-def test_rank_that_waits_for_its_driver_stands_still_only_if_the_driver_does(
-    tmp_path: Path, does: str, motion: Motion
+@pytest.mark.parametrize("program", [DRIVER, SIBLING], ids=["parent", "sibling over TCP"])
+@pytest.mark.parametrize(
+    ("does", "signature", "asks_rank"), [("computes", Signature.UNKNOWN, None), ("waits", Signature.BLOCKED, "child")]
+)
+def test_rank_that_waits_for_its_driver_waits_for_the_rank_behind_it(
+    tmp_path: Path, does: str, signature: Signature, asks_rank: str | None, program: str
 ) -> None:
-    with started(tmp_path, does) as pids:
+    with started(tmp_path, does, program) as pids:
         if does == "waits":
             targets.wait_until_blocked(pids[2])
         taken = capture(job_of_pids(pids), CaptureRequest(settings=QUICK, node="here"))
         by_pid = {member.id.pid: member for member in group_ranks(taken, activity.load(), QUICK).members}
-        assert {by_pid[pid].motion for pid in pids[:2]} == {motion}
+        assert {(by_pid[pid].signature, by_pid[pid].waits.asks_rank) for pid in pids[:2]} == {(signature, asks_rank)}
+        assert by_pid[pids[2]].waits.asks_rank is None or does == "computes"
+
+
+@pytest.mark.parametrize(
+    ("task", "end", "says"),
+    [(STOPS, "held", "which is stopped"), (ASKS_BACK, "cycle", "which waits for this process")],
+)
+def test_rank_is_blocked_by_a_helper_that_cannot_answer(tmp_path: Path, task: str, end: str, says: str) -> None:
+    with targets.python(HELPER.format(task=task), tmp_path) as pid:
+        targets.wait_for_call(pid, "receives")
+        (helper,) = procfs.read_children(pid)
+        wait_for(lambda: procfs.read_thread_states(helper).startswith("T") or end == "cycle", "the helper to stop")
+        taken = capture(job_of_pids([pid]), CaptureRequest(settings=QUICK, node="here"))
+    (member,) = group_ranks(taken, activity.load(), QUICK).members
+    awaited = member.waits.awaited
+    assert member.motion is Motion.FROZEN and awaited is not None
+    assert (awaited.end, awaited.name) == (end, f"its worker {helper} (python), {says}")
 
 
 def test_question_without_an_answer_is_known_from_its_connection() -> None:

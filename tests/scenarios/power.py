@@ -157,7 +157,7 @@ POLLS_THE_HOST = replace(ITEM_IN_MAIN, nvlink_bytes_per_second=0.0, pcie_bytes_p
 SPINS_AT_ZERO = replace(ITEM_IN_MAIN, utilization_ratio=0.0)
 ADDS_SCALAR = replace(WAITS, stacks=(_ADD_SCALAR,))
 SAVES_BEHIND_GPU = replace(WAITS, stacks=(_TORCH_SAVE,))
-PEER_GONE = Doing((_HTTP,), watts=84.0, utilization_ratio=0.0, awaited=Awaited(name="10.0.0.9 port 8000", is_lost=True))
+PEER_GONE = Doing((_HTTP,), watts=84.0, utilization_ratio=0.0, awaited=Awaited(name="10.0.0.9 port 8000", end="lost"))
 AWAITS_SERVER = replace(PEER_GONE, awaited=Awaited(name="10.0.0.9 port 8000"))
 AWAITS_SSH = replace(
     AWAITS_SERVER, stacks=(_REMOTE,), awaited=Awaited(name="its child 77 (ssh), connected to 10.0.0.8 port 22")

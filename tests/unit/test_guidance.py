@@ -40,7 +40,7 @@ MEASURED = {
     ),
     "a lock with an unknown holder": group("lock", member(waits=Waits(file_lock=FileLock("/data/a.lock")))),
     "a peer outside the job": group("network", member(waits=Waits(awaited=Awaited("10.0.0.7 port 8000")))),
-    "a peer that is gone": group("network", member(waits=Waits(awaited=Awaited("10.0.0.7 port 8000", is_lost=True)))),
+    "a peer that is gone": group("network", member(waits=Waits(awaited=Awaited("10.0.0.7 port 8000", "lost")))),
     "a store that rank 0 serves": at_store("serving", "connected", "connected"),
     "a store on another node": at_store("connected", "connected"),
     "a store that does not answer": at_store("silent", "silent", "connected"),

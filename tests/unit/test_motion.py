@@ -282,7 +282,7 @@ AT_LOADER = dumps([LOADER] * 3, switches=0.2)
         ("is in a collective while one of its threads waits for an HTTP server",
          rank(dumps(STILL, awaited=HTTP, waits_in_torch=True)), Signature.BLOCKED),
         ("waits for an HTTP server that is gone",
-         rank(dumps(STILL, awaited=structs.replace(HTTP, is_lost=True))), Signature.BLOCKED),
+         rank(dumps(STILL, awaited=structs.replace(HTTP, end="lost"))), Signature.BLOCKED),
         ("in fsync, and the device writes",
          rank(dumps(STILL, state="D", device_bytes=1e7)), Signature.TRANSFERS),
         ("in fsync, and the device is still, whatever others write",
@@ -319,14 +319,9 @@ def test_rank_waiting_for_loader_workers_does_not_wait_for_its_gpu(
     assert progress.measure(stack_dump, activities, SETTINGS).signature is expected, name
 
 
-def beside_program(stack_dump: RankDump) -> RankDump:
-    """Return the rank with workers of another program than Python."""
-    workers = (structs.replace(one, comm="wandb-core", is_python=False) for one in stack_dump.workers)
-    return structs.replace(stack_dump, workers=tuple(workers))
-
-
 IN_COLLECTIVE = [["all_reduce (torch/distributed/distributed_c10d.py:2810)", *HERE]] * 3
 RECEIVES = structs.replace(READS, name="recvfrom", object="socket")
+AT_WORKER = structs.replace(READS, object="pipe", workers=(2,))
 AT_CHILD = SystemCall(number=61, name="wait4", kind="awaits_child", object="child")
 BESIDE = {"io": 1e5, "main_io": 0.0, "rank_bytes": 0.0}  # a side thread writes metrics
 
@@ -355,12 +350,12 @@ BESIDE = {"io": 1e5, "main_io": 0.0, "rank_bytes": 0.0}  # a side thread writes 
         ("the child copies", rank(dumps(STILL, call=AT_CHILD, children_bytes=1e6, **BESIDE)), Signature.TRANSFERS),
         ("the child computes",
          rank(dumps(STILL, call=AT_CHILD, children_cpu_seconds=1.0, **BESIDE)), Signature.UNKNOWN),
-        ("its loader worker computes",
-         rank(dumps(STILL, call=READS, **BESIDE), dumps([HERE, THERE, HERE])), Signature.COMPUTES),
-        ("a child that is not Python computes",
-         beside_program(rank(dumps(STILL, call=READS, **BESIDE), dumps([HERE, HERE], cpu=1.0))), Signature.BLOCKED),
-        ("the same, and the main thread may wait for it",
-         beside_program(rank(dumps(STILL), dumps([HERE, HERE], io=1e6))), Signature.TRANSFERS),
+        ("the loader worker behind its pipe computes",
+         rank(dumps(STILL, call=AT_WORKER, **BESIDE), dumps([HERE, THERE, HERE])), Signature.COMPUTES),
+        ("opens a file that does not come, and its loader works ahead",
+         rank(dumps(STILL, call=OPENS, **BESIDE), dumps([HERE, THERE, HERE], io=1e6)), Signature.BLOCKED),
+        ("a worker copies, for which the main thread may wait",
+         rank(dumps(STILL), dumps([HERE, HERE], io=1e6)), Signature.TRANSFERS),
         ("sleeps in torch", rank(dumps(STILL, waits_in_torch=True, **BESIDE)), Signature.BLOCKED),
         ("spins while it waits for its GPU",
          rank(dumps(STILL, cpu=1.0, **BESIDE), use=1.0, power=0.1), Signature.BEHIND_GPU),
@@ -549,7 +544,7 @@ def test_round_with_unread_connections_says_nothing_about_the_peer(
 def test_peer_that_was_not_found_is_unknown_unless_two_rounds_show_it(
     unsearched_rounds: int, children_bytes: int, expected: Signature
 ) -> None:
-    not_found = Awaited(name="a process", is_unknown=True)
+    not_found = Awaited(name="a process", end="unknown")
     rounds = [
         structs.replace(dump, peers=0, awaited=not_found)
         if number < unsearched_rounds

@@ -250,6 +250,17 @@ def test_cycle_of_two_lone_ranks_points_at_no_rank() -> None:
     assert (found.kind, found.graph.cycle, found.check_first) == ("cycle", (0, 1), ())
 
 
+def test_ring_of_groups_is_a_cycle_and_the_rank_ahead_is_not_checked_first() -> None:
+    pairs: list[Numbers] = [
+        {"1": (4, 4), "3": (3, 4)},
+        {"1": (3, 4), "2": (4, 4)},
+        {"2": (3, 4), "3": (4, 4)},
+    ]
+    job = [*(standing(rank, done(9) | pair) for rank, pair in enumerate(pairs)), standing(3, waits(10))]
+    found = judge(job)
+    assert (found.kind, found.graph.cycle, found.check_first, found.named) == ("cycle", (0, 1, 2), (), ())
+
+
 def test_rank_waiting_for_a_cycle_is_not_in_it() -> None:
     job = [
         standing(0, {"1": (4, 4), "2": (3, 4)}),

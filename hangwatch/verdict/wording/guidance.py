@@ -61,7 +61,7 @@ def _find_hint(group: Group) -> str | None:
         return f"Check pid {lock.holder_pid} ({lock.holder_comm}), which holds the lock of {lock.path}."
     awaited = {member.waits.awaited for member in group.members}
     if len(awaited) == 1 and (outside := awaited.pop()):
-        return f"Check {outside.name}" + (", which is gone." if outside.is_lost else ": does it respond?")
+        return f"Check {outside.says}" + (": does it respond?" if outside.may_answer else ".")
     known = activity.find_activity(group.activity)
     return (known.meets_at_store and _describe_store(group.members)) or known.look_at
 

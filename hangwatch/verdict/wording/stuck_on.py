@@ -98,7 +98,7 @@ def look_at(member: Member) -> str:
     if member.kernel.silent_mount is not None:
         return f"look at {member.kernel.silent_mount}: repair its server or network; `hangwatch check storage`"
     if waits.awaited is not None:
-        return f"look at {waits.awaited.name}" + (", which is gone" if waits.awaited.is_lost else ": does it respond?")
+        return f"look at {waits.awaited.says}" + (": does it respond?" if waits.awaited.may_answer else "")
     return f"look at {_cut(waits.stuck_on)}" if waits.stuck_on is not None else ""
 
 

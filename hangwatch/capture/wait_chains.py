@@ -46,8 +46,8 @@ class Chain(NamedTuple):
     """The processes behind a wait, and its end.
 
     `awaited` is None if the end is a rank or another process of the job. `processes` are those that are awaited, except
-    workers: their CPU time and bytes count as progress. `workers` are the dumped processes in the chain. `asks_rank` is the part that receives from another rank,
-    `file_lock` the awaited lock.
+    workers: their CPU time and bytes count as progress. `workers` are the dumped processes in the chain. `asks_rank` is
+    the part that receives from another rank, `file_lock` the awaited lock.
     """
 
     awaited: Awaited | None = None
@@ -93,7 +93,7 @@ class WaitChains(NamedTuple):
         if call.kind == "locks":
             lock = file_locks.find_awaited_lock(pid, call.descriptors[0], job.proc_root)
         else:
-            lock = self._find_lock(others, rank)
+            lock = self._find_lock([step.pid for step in steps], rank)
         if asks is not None or lock is not None:
             return Chain(None, others, asks_rank=asks, file_lock=lock)
         visited = {pid, *(step.pid for step in steps)}

@@ -185,8 +185,8 @@ class Member(Value, frozen=True):
 
     `waits` combines all rounds. Its `peers` includes the connections of the rank's workers and is the maximum of all
     rounds. Its `store` and `enclosed_at` are from the last round; `store` is "retries" only if no round showed a
-    connection. Each of its other fields is set only if it was the same in all rounds. Its `asks_rank` may be that of a
-    worker for which the rank waits. Its `awaits_store` is "thread" only if the rank waits for a thread.
+    connection. Each of its other fields is set only if it was the same in all rounds. Its `awaits_store` is
+    "thread" only if the rank waits for a thread.
     """
 
     id: RankId

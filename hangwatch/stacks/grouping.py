@@ -11,7 +11,6 @@ from hangwatch.collectives import rank_records
 from hangwatch.formats import process_title
 from hangwatch.model import (
     BLOCKED_STATES,
-    AsksRank,
     Capture,
     CollectiveProgress,
     EnqueuedOperation,
@@ -86,14 +85,11 @@ def group_ranks(
         for activities, measured in zip(stood, every, strict=True)
         if measured.waits.waits_in_torch and (process_activity := _find_last(activities)) is not None
     }
-    processes = {(rank.id.node, rank.id.pid) for rank in ranks if rank.id.pid is not None}
     shown: dict[str, tuple[RankDump, _LastState]] = {}
     members: dict[str, list[Member]] = {}
     for rank, activities, measured, recorder in zip(ranks, stood, every, recorders, strict=True):
         answer = _find_last_state(rank, activities, measured, in_torch)
         member = _make_member(rank, answer, activities, measured, recorder, memory)
-        if (asks_rank := _find_asking_part(rank, answer.process_activity, measured.waits, processes)) is not None:
-            member = structs.replace(member, waits=structs.replace(member.waits, asks_rank=asks_rank))
         members.setdefault(answer.key, []).append(member)
         shown.setdefault(answer.key, (rank, answer))
     groups = (_make_group(key, tuple(alike), *shown[key], table) for key, alike in members.items())
@@ -362,31 +358,6 @@ def _gpu_readings(rank: RankDump) -> GpuReadings:
         use=rank.gpu_use,
         ports=rank.ports,
     )
-
-
-def _find_asking_part(
-    rank: RankDump, process_activity: ProcessActivity | None, waits: Waits, processes: Set[tuple[str | None, int]]
-) -> AsksRank | None:
-    """Return the part of a rank that waits for another rank: its main thread, a thread or a child.
-
-    None if no part does. A worker counts as a child if the rank waits for its workers. `processes` are the (node, pid)
-    of all ranks.
-    """
-    asked_by_rank = waits.asks_rank
-    if (
-        asked_by_rank is not None
-        or process_activity is None
-        or activity.find_activity(process_activity.doing.activity).work_is_in != "workers"
-    ):
-        return asked_by_rank
-    of_workers = [kernel_facts.read_waits(worker.rounds) for worker in rank.workers]
-    holders = {
-        (rank.id.node, worker_waits.file_lock.holder_pid)
-        for worker_waits in of_workers
-        if worker_waits.file_lock is not None
-    }
-    is_locked = not processes.isdisjoint(holders - {(rank.id.node, rank.id.pid)})
-    return "child" if is_locked or any(worker_waits.asks_rank is not None for worker_waits in of_workers) else None
 
 
 def _find_store_wait(waits: Waits, process_activity: ProcessActivity | None) -> Literal["main", "thread"] | None:

@@ -284,6 +284,7 @@ HANGS = Crowd(
             for way, task in (
                 ("loader", "stops"),
                 ("process", "opens"),
+                ("process", "stops"),
                 ("heartbeat", "lock"),
                 ("heartbeat", "eventfd"),
                 ("circle", "-"),

@@ -277,7 +277,7 @@ ASKS = pytest.mark.parametrize(
     [
         ("network", "main", "It waits in the kernel for something that another rank of the job may provide"),
         ("data_loading", "thread", "One of its threads waits in the kernel for something that another rank"),
-        ("subprocess", "child", "Its child process waits in the kernel for something that another rank"),
+        ("subprocess", "child", "The process that it waits for waits in the kernel for something that another rank"),
     ],
 )
 

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from hangwatch import config
 from hangwatch.fleet import merge
-from hangwatch.model import Capture, Fault, FileLock, Frame, Grouping, ProcessDump, RankDump, RankId, Thread, WorkerDump
+from hangwatch.model import Capture, Fault, Frame, Grouping, ProcessDump, RankDump, RankId, Thread, WorkerDump
 from hangwatch.report import as_json, html
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
@@ -348,35 +348,3 @@ def test_rank_with_unreadable_memory_joins_the_group_at_its_line(seen: tuple[boo
         [[0, 1, 2], [3]] if is_apart else [[0, 1, 2, 3]]
     )
     assert found.groups[0].waits_for == "gpu"
-
-
-AT_LOADER = ("poll (selectors.py)", "__next__ (torch/utils/data/dataloader.py)", "train (train.py)")
-HELD_BY_A_RANK = FileLock(path="/data/lock", holder_pid=70)
-
-
-@pytest.mark.parametrize(
-    ("lines", "worker", "expected"),
-    [
-        (AT_LOADER, {"asks_rank": "main"}, "child"),
-        (AT_LOADER, {"file_lock": HELD_BY_A_RANK}, "child"),
-        (AT_LOADER, {"file_lock": structs.replace(HELD_BY_A_RANK, holder_pid=99)}, None),
-        (AT_LOADER, {"file_lock": structs.replace(HELD_BY_A_RANK, holder_pid=71)}, None),
-        (AT_LOADER, {}, None),
-        (STACKS[0], {"asks_rank": "main"}, None),
-    ],
-    ids=["at a rank", "at a lock of a rank", "at a lock of a stranger", "at a lock of its own", "at work", "elsewhere"],
-)
-def test_rank_waits_for_the_rank_that_its_worker_waits_for(
-    lines: tuple[str, ...], worker: dict[str, object], expected: str | None
-) -> None:
-    def rounds(stands: tuple[str, ...], **seen: object) -> tuple[ProcessDump, ...]:
-        thread = Thread(name="MainThread", thread_id="1", frames=stack(stands, 1), is_main=True)
-        dump = ProcessDump(taken_monotonic_seconds=0.0, threads=(thread,))
-        return tuple(structs.replace(dump, taken_monotonic_seconds=float(at), **seen) for at in range(2))
-
-    other = RankDump(id=RankId(node="a", rank=0, pid=70), rounds=rounds(STACKS[0]))
-    elsewhere = RankDump(id=RankId(node="b", rank=2, pid=99), rounds=rounds(STACKS[0]))
-    loads = WorkerDump(pid=80, comm="pt_data_worker", rounds=rounds(("read (own.py)",), **worker))
-    rank = RankDump(id=RankId(node="a", rank=1, pid=71), rounds=rounds(lines), workers=(loads,))
-    found = group_ranks([other, rank, elsewhere], TABLE, SETTINGS)
-    assert {member.id.rank: member.waits.asks_rank for member in found.members} == {0: None, 1: expected, 2: None}

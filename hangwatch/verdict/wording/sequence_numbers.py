@@ -31,7 +31,7 @@ def evidence(graph: WaitGraph) -> tuple[Evidence, ...]:
 _ASKS_RANK = {
     "main": "It",
     "thread": "One of its threads",
-    "child": "Its child process",
+    "child": "The process that it waits for",
 }
 OWN_CODE = "check what it does there, and if that ends by itself"
 BRANCH = "find the next call of each side, and its group: a branch, a step or a group differs"

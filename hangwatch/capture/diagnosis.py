@@ -216,12 +216,15 @@ def _pointed_at(look: Diagnosis) -> list[int]:
 
 
 def _representatives(look: Diagnosis) -> list[int]:
-    """Return a rank of each group that waits neither for ranks nor for GPUs, if the job does not move."""
+    """Return a rank of each group that waits neither for ranks nor for GPUs, if the job does not move.
+
+    Return all ranks without a stack: their calls may differ.
+    """
     groups = [group for group in look.grouping.groups if group.waits_for not in ("ranks", "gpu")]
     if look.verdict.kind not in _WITHOUT_SUSPECTS or any(group.motion is Motion.MOVING for group in groups):
         return []
-    first = (group.members[0].id.pid for group in groups if group.fault is None and not group.gone)
-    return [pid for pid in first if pid is not None][:_MOST_CALLS]
+    members = (group.members if group.fault else group.members[:1] for group in groups if not group.gone)
+    return [member.id.pid for each in members for member in each if member.id.pid is not None][:_MOST_CALLS]
 
 
 def _rounds_of(taken: Capture, pids: Collection[int]) -> dict[int, Sequence[ProcessDump]]:

@@ -35,6 +35,7 @@ from hangwatch.probes.process import (
     call_timeout,
     cgroup_freezer,
     credentials,
+    dump_obstacles,
     file_locks,
     main_thread,
     native_stack,
@@ -48,6 +49,7 @@ from hangwatch.stacks.activity import find_activity
 from hangwatch.stacks.process_activity import find_awaited_thread
 
 _DESCRIPTORS_KEPT = 16
+_SECONDS_PER_THREAD = 0.005  # py-spy needs 1 to 3 ms per thread on a busy node
 _MOST_FAULTS = 4  # of the recorders of one rank
 _FAULT_CHARACTERS = 256
 _LATE = ("RoundDeadline", "the round was over before its turn came")
@@ -228,7 +230,7 @@ class ProcessDumper(NamedTuple):
             return (), pyspy.PyspyAnswer(json=None, fault=earlier_fault, duration_seconds=0.0, state_after=state)
         answer = pyspy.dump(
             target.pid,
-            deadline_seconds=self._deadline_seconds(left_seconds),
+            deadline_seconds=self._deadline_seconds(target, left_seconds),
             mode=self.request.mode,
             pyspy_path=self.pyspy_path,
             stop=self.request.stop,
@@ -247,28 +249,47 @@ class ProcessDumper(NamedTuple):
         except pyspy_json.DumpError as error:
             return (), replace(answer, json=None, fault=Fault(subject=subject, reason="BadDump", detail=str(error)))
 
-    def _deadline_seconds(self, left_seconds: float) -> float:
-        """Return the deadline of one dump in seconds. It is not later than the end of the round."""
-        return min(self.request.settings.dump_deadline_seconds, left_seconds)
+    def _deadline_seconds(self, target: ProcessId, left_seconds: float) -> float:
+        """Return the deadline of one dump in seconds. It grows with the threads, up to the end of the round."""
+        threads = procfs.read_thread_count(target.pid, self.request.paths.proc_root)
+        return min(self.request.settings.dump_deadline_seconds + threads * _SECONDS_PER_THREAD, left_seconds)
 
     def _second(self, target: ProcessId, answer: pyspy.PyspyAnswer, left_seconds: float) -> pyspy.PyspyAnswer:
-        """Return py-spy's answer, or the stacks from pystack if py-spy failed.
+        """Return py-spy's answer, or the stacks from pystack if py-spy failed or shows another interpreter.
 
-        If pystack fails too, do not try it again.
+        If pystack fails too, do not try it again. A known cause of the failure replaces the fault.
         """
-        if answer.fault is None or not self.request.settings.pystack or target in self.unreadable or left_seconds <= 0:
+        fault = answer.fault or self._other_interpreter(target, answer)
+        if fault is None or fault.reason not in pystack.REASONS:
             return answer
-        second = pystack.dump(
-            target.pid,
-            answer,
-            deadline_seconds=self._deadline_seconds(left_seconds),
-            stop=self.request.stop,
-            proc_root=self.request.paths.proc_root,
-            share=self.share,
-        )
-        if second.fault is not None and second.fault.reason in pystack.REASONS:
-            self.unreadable.add(target)
-        return second
+        proc_root, may_ask = self.request.paths.proc_root, self.request.settings.pystack
+        second = replace(answer, fault=fault)
+        if may_ask and target not in self.unreadable and left_seconds > 0:
+            second = pystack.dump(
+                target.pid,
+                second,
+                deadline_seconds=self._deadline_seconds(target, left_seconds),
+                stop=self.request.stop,
+                proc_root=proc_root,
+                share=self.share,
+            )
+            if second.fault is not None and second.fault.reason in pystack.REASONS:
+                self.unreadable.add(target)
+        if second.fault is None or answer.fault is None:
+            return second if second.fault is None else answer
+        has_pystack = may_ask and pystack.is_installed()
+        obstacle = dump_obstacles.find_obstacle(target.pid, proc_root, has_pystack=has_pystack)
+        if obstacle is None or second.fault.reason not in pystack.REASONS:
+            return second
+        return replace(second, fault=replace(obstacle, detail=f"{obstacle.detail}: {second.fault.detail}"))
+
+    def _other_interpreter(self, target: ProcessId, answer: pyspy.PyspyAnswer) -> Fault | None:
+        """Return a fault if py-spy may have read another interpreter than the main one of a process with threads."""
+        if answer.json is None or pyspy_json.names_main_thread(answer.json):
+            return None
+        if procfs.read_thread_count(target.pid, self.request.paths.proc_root) < 2 and b'"line"' in answer.json:
+            return None
+        return Fault(subject=f"pid {target.pid}", reason="NoMainThread", detail="py-spy shows no main thread")
 
 
 def _with_earlier_end(call: SystemCall | None, main: SystemCall | None) -> SystemCall | None:

@@ -11,7 +11,7 @@ from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, JobName, Point, Value
 from hangwatch.probes.node.machine import Node
-from hangwatch.probes.process import dump_permissions, pyspy
+from hangwatch.probes.process import dump_obstacles, dump_permissions, pyspy, pystack
 
 DUMPABLE = Metric(name="dump_permitted", help="1 if hangwatch may take the stack of the rank", labels=contract.RANK)
 MOST_JOBS = 4  # in one message
@@ -24,12 +24,16 @@ GRANT = (
 
 
 class RankRight(Value, frozen=True):
-    """The permission to dump one rank, and the user of the rank. `user_id` is None if it is not known."""
+    """The permission to dump one rank, and the user of the rank. `user_id` is None if it is not known.
+
+    `obstacle` is the known reason why the dumpers cannot read the rank.
+    """
 
     rank: contract.RankName
     pid: int
     permitted: bool
     user_id: int | None
+    obstacle: Fault | None = None
 
 
 class Sample(contract.Sample, frozen=True):
@@ -50,6 +54,7 @@ def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
             pid=rank.id.pid,
             permitted=permitted,
             user_id=dump_permissions.user_of(node.proc_root, rank.id.pid),
+            obstacle=dump_obstacles.find_obstacle(rank.id.pid, node.proc_root, has_pystack=pystack.is_installed()),
         )
         for job in node.jobs
         for rank in job.ranks
@@ -70,7 +75,8 @@ def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
     ranks = words.count(len(sample.ranks), "rank")
     permitted = f"permitted for {ranks}" if sample.ranks else "permitted for ranks of every user"
     summary = f"stack dumps {permitted}; py-spy {_show_version(sample.rights)}"
-    return worst([*_pyspy(sample.rights), *_refused(sample), *_in_general(sample)], ok("DumpsPermitted", summary))
+    problems = [*_pyspy(sample.rights), *_refused(sample), *_unreadable(sample), *_in_general(sample)]
+    return worst(problems, ok("DumpsPermitted", summary))
 
 
 def _pyspy(rights: dump_permissions.Rights) -> Iterator[CheckVerdict]:
@@ -90,13 +96,27 @@ def _show_version(rights: dump_permissions.Rights) -> str:
 def _refused(sample: Sample) -> Iterator[CheckVerdict]:
     refused = [rank for rank in sample.ranks if not rank.permitted]
     if refused:
-        jobs: dict[JobName, list[str]] = {}
-        for one in refused:
-            jobs.setdefault(one.rank.job, []).append(one.rank.local_rank)
-        names = [f"local rank {_fold(ranks)} of job {job}" for job, ranks in list(jobs.items())[:MOST_JOBS]]
-        more = f" and of {words.count(len(jobs) - MOST_JOBS, 'other job')}" if len(jobs) > MOST_JOBS else ""
         cause, remedy = _likely_cause(sample.rights, refused[0])
-        yield warning("DumpRefused", f"no permission to take the stack of {', '.join(names)}{more}: {cause}", remedy)
+        yield warning("DumpRefused", f"no permission to take the stack of {_names(refused)}: {cause}", remedy)
+
+
+def _unreadable(sample: Sample) -> Iterator[CheckVerdict]:
+    unreadable: dict[str, tuple[Fault, list[RankRight]]] = {}
+    for rank in sample.ranks:
+        if rank.obstacle is not None:
+            unreadable.setdefault(rank.obstacle.reason, (rank.obstacle, []))[1].append(rank)
+    for obstacle, ranks in unreadable.values():
+        message = f"the stack of {_names(ranks)} cannot be read: {obstacle.detail}"
+        yield warning(obstacle.reason, message, obstacle.remedy)
+
+
+def _names(ranks: Sequence[RankRight]) -> str:
+    jobs: dict[JobName, list[str]] = {}
+    for each in ranks:
+        jobs.setdefault(each.rank.job, []).append(each.rank.local_rank)
+    names = [f"local rank {_fold(local_ranks)} of job {job}" for job, local_ranks in list(jobs.items())[:MOST_JOBS]]
+    more = f" and of {words.count(len(jobs) - MOST_JOBS, 'other job')}" if len(jobs) > MOST_JOBS else ""
+    return ", ".join(names) + more
 
 
 def _fold(local_ranks: list[str]) -> str:
@@ -144,7 +164,8 @@ def table(sample: Sample) -> contract.Rows:
     ]
     for rank in sample.ranks:
         name = f"{rank.rank} (pid {rank.pid})"
-        rows.append((name, "may be dumped" if rank.permitted else "refused"))
+        permitted = rank.obstacle.reason if rank.obstacle else "may be dumped"
+        rows.append((name, permitted if rank.permitted else "refused"))
     return rows
 
 

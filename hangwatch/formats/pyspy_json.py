@@ -13,6 +13,7 @@ from hangwatch.model import Fault, Frame, Thread
 MAY_DUMP = (
     "run hangwatch as root, or grant it CAP_SYS_PTRACE (and CAP_DAC_READ_SEARCH for interpreters under a 0700 folder)"
 )
+USE_GDB = "`gdb -p PID -ex py-bt` reads it with the debug symbols of Python, and stops it meanwhile"
 _LONGEST_DETAIL = 400
 
 
@@ -50,6 +51,7 @@ _COMPLAINTS = (
         "NoInterpreter",
         remedy="py-spy 0.4 also prints this for stacks deeper than 4,096 frames: use pystack or gdb",
     ),
+    _Complaint(re.compile(r"ended by signal", re.IGNORECASE), "DumperCrashed", remedy=USE_GDB),
     _Complaint(re.compile(r"failed to get stack trace", re.IGNORECASE), "StackChanged"),
     _Complaint(
         re.compile(r"py-spy\S*: (command )?not found|command not found|py-spy\S*: no such file", re.IGNORECASE),
@@ -84,6 +86,14 @@ def find_words_about_target(message: str) -> str:
     matches = ((complaint.about, complaint.words.search(message)) for complaint in _COMPLAINTS)
     about, found = next((match for match in matches if match[1]), ("tool", None))
     return found[0] if found and about == "target" else ""
+
+
+def names_main_thread(text: bytes) -> bool:
+    """True if a dump has the name of a main thread. Without it, the dump may show another interpreter of the process.
+
+    py-spy 0.4 lists the threads of the newest interpreter only. It names no thread if that has not imported threading.
+    """
+    return b'"MainThread"' in text
 
 
 class DumpError(Exception):

@@ -286,6 +286,12 @@ class AbandonedChildren:
         return in_total < MOST_ABANDONED and in_share < MOST_ABANDONED_OF_SHARE
 
 
+def describe_signal(code: int) -> str:
+    """Return "ended by signal 11 (SIGSEGV)" for the negative exit status of a child that a signal has ended."""
+    name = signal.Signals(-code).name if -code in {each.value for each in signal.Signals} else "unknown"
+    return f"ended by signal {-code} ({name})"
+
+
 class Printed(NamedTuple):
     """The exit status and output of a child that ended."""
 

@@ -12,11 +12,13 @@ from hangwatch.capture.request import CaptureRequest, NodePaths
 from hangwatch.capture.rounds import capture
 from hangwatch.formats.pyspy_json import parse_json
 from hangwatch.model import Fault, Job, ProcessDump, Rank
+from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import pyspy, pystack
 from hangwatch.probes.process.pyspy import PyspyAnswer
 from tests.conftest import identity, wait_for
 from tests.fake_pyspy import fake_pyspy
 from tests.integration import targets
+from tests.node_tree import job, real_rank, run
 from tests.other_users import needs_root
 
 FOREIGN = "echo 'Error: Failed to find a python interpreter in the .data section' >&2; exit 1"
@@ -37,12 +39,48 @@ DEEP = "import time\ndef down(n):\n    down(n - 1) if n else (ready(), time.slee
 NAMED = "import time\nexec(compile('def named():\\n ready()\\n time.sleep(600)\\nnamed()', folder + '/fifo', 'exec'))"
 
 
-def one_look(pid: int, tmp_path: Path, **settings: object) -> ProcessDump:
-    job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=(Rank(id=identity(pid), rank=0, local_rank=0),))
-    limits = config.Capture(rounds=1, dump_deadline_seconds=60.0, round_deadline_seconds=120.0, **settings)  # type: ignore[arg-type]
+INTERPRETERS = """
+import os, threading, time
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+other = interpreters.create()
+code = f"import time\\ndef helper():\\n open('{folder}/started', 'w').close()\\n time.sleep(600)\\nhelper()"
+threading.Thread(target=interpreters.run_string, args=(other, code), daemon=True).start()
+def read_shard():
+    ready()
+    time.sleep(600)
+while not os.path.exists(f"{folder}/started"):
+    time.sleep(0.01)
+read_shard()
+"""
+# libffi maps a page of the program for a callback, below a program that is linked statically and has a high address.
+CALLBACK = """
+import ctypes, os, time
+library = ctypes.CDLL(None)
+library.mmap.restype = ctypes.c_void_p
+library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+library.mmap(0x200000, 4096, 5, 2 | 0x100000, os.open("/proc/self/exe", os.O_RDONLY), 4096)
+ready()
+time.sleep(600)
+"""
+THREADS = """
+import threading, time
+for _ in range(400):
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+ready()
+time.sleep(600)
+"""
+
+
+def one_look(pid: int, tmp_path: Path, body: str = FOREIGN, **settings: object) -> ProcessDump:
+    one_job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=(Rank(id=identity(pid), rank=0, local_rank=0),))
+    given = {"rounds": 1, "dump_deadline_seconds": 60.0, "round_deadline_seconds": 120.0} | settings
+    limits = config.Capture(**given)  # type: ignore[arg-type]
     seen = capture(
-        job,
-        CaptureRequest(settings=limits, node="n", paths=NodePaths(pyspy_path=fake_pyspy(tmp_path / "bin", FOREIGN))),
+        one_job,
+        CaptureRequest(settings=limits, node="n", paths=NodePaths(pyspy_path=fake_pyspy(tmp_path / "bin", body))),
     )
     return seen.ranks[0].rounds[0]
 
@@ -152,3 +190,44 @@ def test_without_it_the_fault_says_what_to_install(tmp_path: Path, monkeypatch: 
     assert answer.fault is not None
     assert "pip install 'pystack>=1.7,<2'" in answer.fault.remedy
     assert (answer.fault.reason, answer.fault.detail) == ("NoInterpreter", "none")
+
+
+def test_main_interpreter_is_read_where_py_spy_shows_another(tmp_path: Path) -> None:
+    with targets.python(INTERPRETERS, tmp_path) as pid:
+        dump = one_look(pid, tmp_path, body=f'exec {pyspy.find()} "$@"')
+    (main,) = (thread for thread in dump.threads if thread.is_main)
+    assert main.frames[0].function == "read_shard"
+    assert "helper" not in {frame.function for thread in dump.threads for frame in thread.frames}
+
+
+def test_both_dumpers_ended_by_a_signal_are_told_without_advice_to_use_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "child.py"
+    script.write_text("import os\nos.kill(os.getpid(), 11)")
+    monkeypatch.setattr(pystack, "CHILD", script)
+    with targets.python(THREADED, tmp_path) as pid:
+        dump = one_look(pid, tmp_path, body="kill -SEGV $$")
+    assert dump.fault is not None and dump.fault.reason == "DumperCrashed"
+    assert dump.fault.detail == "py-spy was ended by signal 11 (SIGSEGV); pystack: ended by signal 11 (SIGSEGV)"
+    assert "gdb" in dump.fault.remedy and "pystack" not in dump.fault.remedy
+    assert dump.call is not None and dump.wchan
+
+
+def test_program_mapped_below_its_first_page_is_a_known_failure_of_both(tmp_path: Path) -> None:
+    with targets.python(CALLBACK, tmp_path) as pid:
+        dump = one_look(pid, tmp_path, body="echo 'Error: Bad address (os error 14)' >&2; exit 1", pystack=False)
+        verdict = run("dump_rights", Node(jobs=(job(real_rank(pid)),))).verdict
+    assert dump.fault is not None and (dump.fault.reason, verdict.reason) == ("StaticPython", "StaticPython")
+    assert "libpython.so" in dump.fault.remedy and "libpython.so" in verdict.remedy
+
+
+def test_deadline_of_a_dump_grows_with_the_threads_of_the_process(tmp_path: Path) -> None:
+    slow = "sleep 1; echo '[]'"
+    with targets.python(THREADS, tmp_path) as pid:
+        dump = one_look(pid, tmp_path, body=slow, dump_deadline_seconds=0.5, pystack=False)
+        assert dump.fault is None or dump.fault.reason != "Timeout"
+    (tmp_path / "few").mkdir()
+    with targets.python(THREADED, tmp_path / "few") as pid:
+        dump = one_look(pid, tmp_path, body=slow, dump_deadline_seconds=0.5, pystack=False)
+        assert dump.fault is not None and dump.fault.reason == "Timeout"

@@ -366,7 +366,6 @@ def test_error_output_counts_towards_the_size_limit(target: Target) -> None:
         ("exit 0", "py-spy ended with status 0 and no message"),
         ("echo; exit 0", "py-spy ended with status 0 and no message"),
         ("echo '[]'; exit 3", "py-spy ended with status 3 and no message"),
-        ("kill -9 $$", "py-spy ended with status -9 and no message"),
         (r"printf 'Error: \377 bytes' >&2; exit 1", "\ufffd bytes"),
         ("printf 'Error: one\\n\\nCaused by:\\n    0: two\\n    1: three\\n' >&2; exit 1", "one: two: three"),
         ("printf 'one\\nStack backtrace:\\n   0: two\\n' >&2; exit 1", "one"),
@@ -374,6 +373,12 @@ def test_error_output_counts_towards_the_size_limit(target: Target) -> None:
 )
 def test_failed_dump_reports_the_message_of_pyspy(target: Target, body: str, detail: str) -> None:
     assert fault_parts(fault_of(target.dump(target.pyspy(body)))) == ("DumpFailed", "tool", detail, "")
+
+
+def test_pyspy_that_a_signal_ends_reports_the_signal(target: Target) -> None:
+    fault = fault_of(target.dump(target.pyspy("echo 'Error: no stack' >&2; kill -SEGV $$")))
+    assert (fault.reason, fault.about) == ("DumperCrashed", "tool")
+    assert fault.detail == "py-spy was ended by signal 11 (SIGSEGV): no stack"
 
 
 def test_pyspy_that_answers_but_hangs_is_ended(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Collection
 from pathlib import Path
+from typing import NamedTuple
 
 from hangwatch.model import Fault, ProcessId, Value
 from hangwatch.probes import pseudo_files
@@ -80,16 +81,31 @@ def variables(proc_root: Path, pid: int, wanted: Collection[str]) -> dict[str, s
     return locked_memory.SHARED.read_one(_target(proc_root, pid), read)
 
 
-def mapped_files(proc_root: Path, pid: int, pattern: re.Pattern[str]) -> tuple[str, ...] | Fault | None:
-    """Return the paths of mapped files (libraries) that match `pattern`, each once, in the order of addresses."""
+class MappedFile(NamedTuple):
+    """A row of /proc/PID/maps with a file: its path, and the offset of the mapped part in bytes."""
+
+    path: str
+    offset: int
+
+
+def map_rows(proc_root: Path, pid: int) -> tuple[MappedFile, ...] | Fault | None:
+    """Return the mapped files of a process in the order of addresses, see proc_pid_maps(5)."""
     path = proc_root / str(pid) / "maps"
     text = locked_memory.SHARED.read_one(
         _target(proc_root, pid), lambda _: pseudo_files.read(path, f"pid {pid}", limit_bytes=16 << 20)
     )
     if not isinstance(text, str):
         return text
-    paths = (line[line.index("/") :] for line in text.splitlines() if "/" in line)
-    return tuple(dict.fromkeys(path.removesuffix(" (deleted)") for path in paths if pattern.search(path)))
+    rows = (line.split(None, 5) for line in text.splitlines() if "/" in line)
+    return tuple(MappedFile(row[5].removesuffix(" (deleted)"), int(row[2], 16)) for row in rows if len(row) == 6)
+
+
+def mapped_files(proc_root: Path, pid: int, pattern: re.Pattern[str]) -> tuple[str, ...] | Fault | None:
+    """Return the paths of mapped files (libraries) that match `pattern`, each once, in the order of addresses."""
+    rows = map_rows(proc_root, pid)
+    if not isinstance(rows, tuple):
+        return rows
+    return tuple(dict.fromkeys(row.path for row in rows if pattern.search(row.path)))
 
 
 def _target(proc_root: Path, pid: int) -> Target:

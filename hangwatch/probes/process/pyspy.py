@@ -24,10 +24,10 @@ from hangwatch.formats import pyspy_json
 from hangwatch.model import BLOCKED_STATES, ENDED_STATES, STOPPED_STATES, Fault, ProcessId, Value
 from hangwatch.probes import child
 from hangwatch.probes.process import procfs
+from hangwatch.probes.process.dump_obstacles import MOST_THREADS
 
 BLOCKING_DEADLINE_SECONDS = 5.0
 OLDEST_VERSION = (0, 4)  # older versions leave a rank that waits in the kernel stopped for ever
-MOST_THREADS = 4096  # limit of py-spy 0.4, also for the frames of a thread; above it, py-spy reports "no interpreter"
 
 SILENT: tuple[int, ...] = ()
 """The version of a py-spy that did not respond to `--version`. It is less than every other version."""
@@ -49,7 +49,11 @@ _NATIVE_DUMPER = child.Runner(
 _OUT_OF_MEMORY = "memory allocation of"  # Rust's message before it aborts
 _NEVER_PAUSE = BLOCKED_STATES | STOPPED_STATES | ENDED_STATES | {"I"}
 
-_PASSING = ("StackChanged", "DumpFailed")  # faults for which an attempt with a paused target can succeed
+_PASSING = (
+    "StackChanged",
+    "DumpFailed",
+    "DumperCrashed",
+)  # faults for which an attempt with a paused target can succeed
 
 STUCK_REASONS = child.STUCK_REASONS
 
@@ -286,7 +290,8 @@ def explain(pid: int, code: int, stderr: str) -> Fault:
     """
     lines = [line.strip() for line in stderr.partition("Stack backtrace:")[0].splitlines() if line.strip()]
     lines = [re.sub(r"^(Error: |Caused by:|\d+: )", "", line).strip() for line in lines]
-    whole = ": ".join(line for line in lines if line)
+    crash = [f"py-spy was {child.describe_signal(code)}"] if code < 0 else []
+    whole = ": ".join(line for line in [*crash, *lines] if line)
     if not whole:
         return Fault(
             subject=f"pid {pid}", reason="DumpFailed", detail=f"py-spy ended with status {code} and no message"

@@ -13,17 +13,18 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hangwatch import words
+from hangwatch.formats.pyspy_json import USE_GDB
 from hangwatch.model import Fault
 from hangwatch.probes import child
 from hangwatch.probes.process import procfs, pyspy
+from hangwatch.probes.process.dump_obstacles import INSTALL_PYSTACK
 from hangwatch.probes.process.pyspy import PyspyAnswer
 
 CHILD = Path(__file__).with_name("pystack_child.py")
-REASONS = frozenset({"DumpFailed", "NoInterpreter", "NotPython", "TooManyThreads"})
+REASONS = frozenset({"DumpFailed", "DumperCrashed", "NoInterpreter", "NoMainThread", "NotPython", "TooManyThreads"})
 """Reasons of py-spy's faults for a process that it could read but did not understand."""
 
 _NEEDED = frozenset({"NoInterpreter", "TooManyThreads"})
-_INSTALL = "for free-threaded builds and newer Pythons, install pystack: pip install 'pystack>=1.7,<2'"
 _LONGEST_DETAIL = 200
 _MOST_MEMORY_BYTES = 512 << 20  # a torch rank needs 24 MiB
 # The abandoned children are shared with py-spy, since both hang for the same cause.
@@ -54,7 +55,7 @@ def dump(
     if fault is None or fault.reason not in REASONS or state is None:
         return before
     if not is_installed():
-        remedy = "; ".join(filter(None, (fault.remedy, _INSTALL)))
+        remedy = "; ".join(filter(None, (fault.remedy, INSTALL_PYSTACK)))
         return replace(before, fault=replace(fault, remedy=remedy)) if fault.reason in _NEEDED else before
     began = time.monotonic()
     printed = _RUNNER.refusal(state[0]) or _RUNNER.run(
@@ -74,9 +75,12 @@ def dump(
         is_stuck = printed.reason in child.STUCK_REASONS
         return replace(answer, fault=printed if is_stuck else _with_pystack_error(fault, printed.detail))
     if printed.code != 0:
-        return replace(answer, fault=_with_pystack_error(fault, printed.err.decode("utf-8", "replace").strip()))
+        message = printed.err.decode("utf-8", "replace").strip()
+        crash = child.describe_signal(printed.code) if printed.code < 0 else ""
+        return replace(answer, fault=_with_pystack_error(fault, ": ".join(filter(None, (crash, message)))))
     return replace(answer, json=printed.out, fault=None)
 
 
 def _with_pystack_error(fault: Fault, message: str) -> Fault:
-    return replace(fault, detail=f"{fault.detail}; pystack: {words.elided(message, _LONGEST_DETAIL)}")
+    detail = f"{fault.detail}; pystack: {words.elided(message, _LONGEST_DETAIL)}"
+    return replace(fault, detail=detail, remedy=USE_GDB)

@@ -42,7 +42,10 @@ def plain(text: Any) -> str:
 
 
 def stacks(pid: int) -> list[dict[str, Any]]:
-    """Return the threads that have Python frames, innermost frame first. Raises the errors of the engine."""
+    """Return the threads with Python frames of the main interpreter, innermost frame first.
+
+    Raises the errors of the engine.
+    """
     from pystack.engine import NativeReportingMode, StackMethod, get_process_threads
 
     engine_threads = get_process_threads(
@@ -50,6 +53,8 @@ def stacks(pid: int) -> list[dict[str, Any]]:
     )
     threads = []
     for thread in engine_threads:
+        if getattr(thread, "interpreter_id", None):  # not the main interpreter, which is 0
+            continue
         frames = [
             {
                 "name": plain(frame.code.scope),

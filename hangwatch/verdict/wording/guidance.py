@@ -29,10 +29,12 @@ def where_to_look(grouping: Grouping) -> str:
     ranks or GPUs.
     """
     groups = [group for group in grouping.groups if not group.fault and not group.gone]
-    failed = sum(group.size for group in grouping.groups if group.fault)
+    failed = [member for group in grouping.groups if group.fault for member in group.members]
     if failed:
-        pronoun = "it" if failed == 1 else "them"
-        return f" {words.count(failed)} could not be dumped: check {pronoun} first, see the evidence."
+        pronoun = "it" if len(failed) == 1 else "them"
+        hint = f"{words.count(len(failed))} could not be dumped: check {pronoun} first, see the evidence."
+        calls = [_blocked_call(member, grouping) for member in failed if clauses.tells_call(member)]
+        return "".join(f" {text}" for text in (*([hint] if groups else ()), *calls[:_MOST_SENTENCES]))
     specific_hints = list(dict.fromkeys(filter(None, map(_find_hint, groups))))[:_MOST_SENTENCES]
     calls = _blocked_calls(grouping, groups)
     hints = specific_hints or ([] if calls else _list_general_hints(grouping, groups))
@@ -46,10 +48,13 @@ def _blocked_calls(grouping: Grouping, groups: Sequence[Group]) -> list[str]:
         member = next((one for one in group.members if clauses.tells_call(one)), None)
         if member is not None:
             others = "" if group.size == 1 else f", like {words.count(group.size - 1, 'other rank')} at that place,"
-            rank = words.name_ranks([member.id])
-            blocked = f"{rank}{others} is blocked in {clauses.blocked_call(member, grouping)}."
-            found.append(blocked[:1].upper() + blocked[1:])
+            found.append(_blocked_call(member, grouping, others))
     return found[:_MOST_SENTENCES]
+
+
+def _blocked_call(member: Member, grouping: Grouping, others: str = "") -> str:
+    rank = words.name_ranks([member.id])
+    return words.sentence(f"{rank}{others} is blocked in {clauses.blocked_call(member, grouping)}.")
 
 
 def _find_hint(group: Group) -> str | None:

@@ -262,7 +262,7 @@ def cannot_tell(finding: Finding) -> str:
         ended = f"{all_of(scene.existing)} have" if scene.existing > 1 else "the rank has"
         return f"{ended} ended: no hang is shown.{limit_to_node(scene)}"
     if not groups:
-        return f"no rank can be named: no rank has a stack.{where}"
+        return f"no rank can be named: {_describe_no_stacks(scene)}.{where}"
     waiting = count_ranks(group for group in groups if group.waits)
     few = "no rank is known to wait for others"
     if scene.answered * 2 < scene.existing:
@@ -270,6 +270,15 @@ def cannot_tell(finding: Finding) -> str:
     elif waiting:
         few = f"only {waiting:,} of {scene.answered:,} ranks {'waits' if waiting == 1 else 'wait'} for other ranks"
     return f"no rank can be named: {few}. {sentence('; '.join(describe_each(groups)))}.{where}"
+
+
+def _describe_no_stacks(scene: Scene) -> str:
+    """Return the cause if all ranks without a stack have one cause with a known remedy, which is the next step."""
+    causes = {fault.reason: fault for group in scene.grouping.groups if (fault := group.fault)}
+    fault = causes.popitem()[1] if len(causes) == 1 else None
+    if fault is None or not fault.remedy:
+        return "no rank has a stack"
+    return f"no stack could be read: {fault.detail.partition(': ')[0]}"
 
 
 def limit_to_node(scene: Scene) -> str:

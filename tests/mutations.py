@@ -196,7 +196,7 @@ NAMED = (
         "a dump's deadline is cut by its round's",
         "integration/test_capture.py::test_a_dump_may_not_outlast_its_round",
         "capture/process_dump.py",
-        r"return min\(self\.request\.settings\.dump_deadline_seconds, left_seconds\)",
+        r"return min\(self\.request\.settings\.dump_deadline_seconds \+ threads \* _SECONDS_PER_THREAD, left_seconds\)",
         "return self.request.settings.dump_deadline_seconds",
     ),
     Named(

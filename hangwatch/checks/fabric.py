@@ -26,8 +26,7 @@ MANAGER_LOG = "less /var/log/fabricmanager.log; then `systemctl restart nvidia-f
 class Sample(contract.Sample, frozen=True):
     """The fabric state of each GPU, and the number of NVSwitches on the PCI bus.
 
-    `manager_runs` is true if a fabric manager process exists. It is None if the driver reports the fabric state,
-    because then this process does not matter.
+    `manager_runs` is true if a fabric manager process exists, and None if there are no NVSwitches on the bus.
     """
 
     gpus: tuple[GpuFabric, ...] = ()
@@ -50,7 +49,7 @@ def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     return Sample(
         gpus=with_state,
         switches=switches,
-        manager_runs=None if with_state else procfs.is_running(MANAGER_PROGRAM, node.proc_root),
+        manager_runs=procfs.is_running(MANAGER_PROGRAM, node.proc_root) if switches else None,
         faults=details.faults,
     )
 
@@ -68,15 +67,17 @@ def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
     progress, or the fabric is degraded.
     """
     sample = window[-1]
-    if sample.manager_runs is False:
-        return critical(
-            "FabricManagerNotRunning",
-            f"fabric manager not running: CUDA programs fail with error 802 ({sample.switches} NVSwitches)",
-            MANAGER,
-        )
-    if sample.manager_runs:
-        return ok("FabricManagerRuns", f"fabric manager running ({sample.switches} NVSwitches)")
+    switches = f"({sample.switches} NVSwitches)"
     findings = [finding for gpu in sample.gpus for finding in _findings(gpu)]
+    if sample.manager_runs is False:
+        level, effect = (
+            (warning, "a reset GPU cannot register again")
+            if sample.gpus
+            else (critical, "CUDA programs fail with error 802")
+        )
+        findings.append(level("FabricManagerNotRunning", f"fabric manager not running: {effect} {switches}", MANAGER))
+    if not sample.gpus:
+        return worst(findings, ok("FabricManagerRuns", f"fabric manager running {switches}"))
     cliques = Counter((gpu.cluster_uuid, gpu.clique) for gpu in sample.gpus if gpu.state == "Completed")
     if len(cliques) > 1 and not findings:
         message = f"the GPUs of this node are in {len(cliques)} NVLink cliques; expected 1"
@@ -123,4 +124,5 @@ CHECK = Check(
     metrics=(COMPLETED,),
     absent="this node has no NVSwitch fabric",
     table=table,
+    parts=lambda sample: contract.gpu_parts(sample.gpus),
 )

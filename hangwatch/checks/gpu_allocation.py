@@ -203,4 +203,5 @@ CHECK = Check(
     table=table,
     window=int(LONGEST_SECONDS / EVERY_SECONDS) + 2,
     absent="this node has no NVIDIA GPU",
+    parts=lambda sample: contract.gpu_parts(sample.gpus),
 )

@@ -1,16 +1,18 @@
 """Health of each GPU as the driver reports it: lost, recovery needed, memory errors, slow clocks, persistence mode."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import GPU, Check, Metric, Rows, critical, gpu_labels, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, Point
+from hangwatch.model import CheckStatus, CheckVerdict, Fault, Point
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import SLOWDOWNS, GpuHealth, HealthDetails
+from hangwatch.probes.node import pci
 from hangwatch.probes.node.machine import Node
 
 LOST = Metric(name="gpu_lost", help="GPUs that the driver lists but that do not respond")
@@ -60,16 +62,22 @@ REBOOT = "drain the node, then reboot it"
 class Settings(contract.Settings, frozen=True):
     """Requirements for the health of each GPU."""
 
+    expected_gpus: Annotated[
+        int, Meta(ge=0, le=64, description="critical if the driver lists fewer GPUs than this; 0: unknown")
+    ] = 0
     require_persistence_mode: Annotated[bool, Meta(description="warn if persistence mode is off")] = True
 
 
 class Sample(contract.Sample, frozen=True):
     """The health of all GPUs.
 
-    `driver_fault` is set if the driver is missing, does not respond, or mismatches its library.
+    `driver_fault` is set if the driver is missing, does not respond, or mismatches its library. `bus` are the addresses
+    of the GPUs on the PCI bus. `users` are the ranks on each GPU, by its uuid.
     """
 
     gpus: tuple[GpuHealth, ...] = ()
+    bus: tuple[str, ...] = ()
+    users: Mapping[str, str] = msgspec.field(default_factory=dict)
     driver_fault: Fault | None = None
 
 
@@ -81,7 +89,14 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
         return Sample(driver_fault=details) if hangs or details.reason in DRIVER_TROUBLE else details
     if details is None or not (details.gpus or details.faults):
         return None
-    return Sample(gpus=details.gpus, faults=details.faults)
+    ranks = [
+        (uuid, contract.RankName.of_rank(job, rank))
+        for job in node.jobs
+        for rank in job.ranks
+        for uuid in rank.gpu_uuids
+    ]
+    users, bus = {uuid: str(rank) for uuid, rank in ranks}, pci.nvidia_gpus(node.sys_root)
+    return Sample(gpus=details.gpus, bus=bus, users=users, faults=details.faults)
 
 
 def points(sample: Sample) -> Iterable[Point]:
@@ -114,9 +129,9 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     findings = [_lost_verdict(fault) for fault in _lost(sample)]
     for gpu in sample.gpus:
         findings += [*_recovery(gpu), *_memory(gpu), *_slowdowns(gpu)]
-    findings += _persistence(sample.gpus, settings)
-    count = words.count(len(sample.gpus), "GPU")
-    healthy = f"{count} healthy: none lost, none needs recovery, no memory errors, no slow clocks"
+    findings += [*_not_listed(sample, settings), *_persistence(sample.gpus, settings)]
+    count, bus = words.count(len(sample.gpus), "GPU"), f" of {len(sample.bus)} on the PCI bus" if sample.bus else ""
+    healthy = f"{count}{bus} healthy: none lost, none needs recovery, no memory errors, no slow clocks"
     return worst(findings, ok("GpusHealthy", healthy))
 
 
@@ -139,6 +154,25 @@ def _lost_verdict(fault: Fault) -> CheckVerdict:
     return critical(
         fault.reason, f"{fault.subject.replace('gpu', 'GPU')} does not respond: {fault.detail}", fault.remedy
     )
+
+
+def _not_listed(sample: Sample, settings: Settings) -> Iterable[CheckVerdict]:
+    """Find GPUs on the PCI bus that the driver does not list. The addresses of lost GPUs are not known."""
+    lost, addresses = len(_lost(sample)), {gpu.pci_address for gpu in sample.gpus}
+    absent = [address for address in sample.bus if address not in addresses]
+    if len(absent) > lost and None not in addresses:
+        message = f"the driver does not list the GPU at {', '.join(absent)}, which is on the PCI bus"
+        yield critical("GpuNotListed", message, "`dmesg | grep -i -e nvrm -e xid`; drain the node, then reboot it")
+    if len(sample.gpus) + lost < settings.expected_gpus:
+        message = (
+            f"the driver lists {words.count(len(sample.gpus) + lost, 'GPU')}, expected_gpus is {settings.expected_gpus}"
+        )
+        yield critical("GpusMissing", message, "`lspci -d 10de:`, `dmesg | grep -i nvrm`; reseat or replace the GPU")
+
+
+def _parts(sample: Sample) -> dict[str, str]:
+    places = {gpu.uuid: f"GPU {gpu.index} at {gpu.pci_address or 'an unknown address'}" for gpu in sample.gpus}
+    return places | {uuid: f"{places[uuid]}, used by {user}" for uuid, user in sample.users.items() if uuid in places}
 
 
 def _recovery(gpu: GpuHealth) -> Iterable[CheckVerdict]:
@@ -233,4 +267,6 @@ CHECK = Check(
     metrics=(LOST, RECOVERY, UNCORRECTED, REMAPPED, REMAP_PENDING, REMAP_FAILED, SLOWED, PERSISTENCE),
     absent="this node has no NVIDIA GPU",
     table=table,
+    parts=_parts,
+    vanished=CheckStatus.CRITICAL,
 )

@@ -121,4 +121,5 @@ CHECK = Check(
     metrics=(LIMIT_RATIO,),
     absent="this node has no NVIDIA GPU",
     table=table,
+    parts=lambda sample: contract.gpu_parts(sample.gpus),
 )

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, counter_growth, critical, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, Point
+from hangwatch.model import CheckStatus, CheckVerdict, Fault, Point
 from hangwatch.probes.network import infiniband
 from hangwatch.probes.network.infiniband import Port
 from hangwatch.probes.node.machine import Node
@@ -152,4 +152,6 @@ CHECK = Check(
     table=table,
     absent="this node has no InfiniBand or RoCE adapter",
     window=11,
+    parts=lambda sample: {port.name: port.name for port in sample.ports if port.state == "ACTIVE"},
+    vanished=CheckStatus.CRITICAL,
 )

@@ -115,6 +115,16 @@ def _healthy(sample: Sample) -> CheckVerdict:
     return ok("LinksUp", f"{up} NVLinks up on {len(gpus)} GPUs (NVLink {', '.join(versions) or 'unknown'}); {access}")
 
 
+def _parts(sample: Sample) -> dict[str, str]:
+    up = {
+        f"{gpu.uuid} {link.link}": f"link {link.link} of GPU {gpu.index}"
+        for gpu in sample.gpus
+        for link in gpu.links
+        if link.up
+    }
+    return contract.gpu_parts(sample.gpus) | up
+
+
 def _up(gpu: GpuLinks) -> int:
     return sum(link.up for link in gpu.links)
 
@@ -241,6 +251,7 @@ CHECK = Check(
     points=points,
     judge=judge,
     metrics=(LINKS, LINKS_UP, ERRORS, REFUSED),
+    parts=_parts,
     absent="this node has no NVIDIA GPU, or a single one without NVLink",
     table=table,
 )

@@ -186,4 +186,5 @@ CHECK = Check(
     absent="this node has no NVIDIA GPU",
     table=table,
     window=REMEMBERED_RUNS,
+    parts=lambda sample: contract.gpu_parts(sample.gpus),
 )

@@ -202,4 +202,5 @@ CHECK = Check(
     metrics=(GENERATION, LANES, REPLAYS),
     absent="this node has no NVIDIA GPU",
     table=table,
+    parts=lambda sample: contract.gpu_parts(slot.gpu for slot in sample.slots),
 )

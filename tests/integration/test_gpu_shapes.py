@@ -1,15 +1,16 @@
 """The GPU checks over the fake driver, on whole nodes. Only the right check may report a fault."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 
 import pytest
 
-from hangwatch.checks import select, settings_for
+from hangwatch.checks import gpu_health, select, settings_for
 from hangwatch.checks.framework.runner import Window, new_window, run
 from hangwatch.config import Settings
-from hangwatch.model import CheckResult, CheckStatus
+from hangwatch.model import CheckResult, CheckStatus, Job
 from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.node.machine import Clock, Node
 from tests import pci_tree
@@ -23,7 +24,9 @@ from tests.fake_driver import (
     FakeDriver,
     h100,
     pcie_box,
+    uuid_of,
 )
+from tests.node_tree import job, rank
 
 GPU_CHECKS = ("fabric", "gpu_health", "gpu_power", "nvlink_status", "nvlink_topology", "pcie")
 OK, UNKNOWN, WARNING, CRITICAL = CheckStatus.OK, CheckStatus.UNKNOWN, CheckStatus.WARNING, CheckStatus.CRITICAL
@@ -41,6 +44,7 @@ class Machine:
         (self.proc_root / "cpuinfo").write_text("vendor_id\t: AuthenticAMD\nflags\t\t: fpu sse2\n\nprocessor : 1\n")
         self.deadline_seconds = 20.0
         self.now = 1000.0
+        self.jobs: tuple[Job, ...] = ()
         self.windows: dict[str, Window] = {}
         self.settings = settings_for(Settings(), "test")
 
@@ -51,7 +55,7 @@ class Machine:
     def run(self, *names: str) -> dict[str, CheckResult]:
         self.sampler.start()  # started here, so that the first sweep sees the test's scenario
         clock = Clock(monotonic=lambda: self.now, unix=lambda: 1.7e9 + self.now)
-        node = Node(sys_root=self.sys_root, proc_root=self.proc_root, gpus=self.sampler, clock=clock)
+        node = Node(sys_root=self.sys_root, proc_root=self.proc_root, gpus=self.sampler, clock=clock, jobs=self.jobs)
         return {
             check.name: run(
                 check, node, self.settings[check.name], self.windows.setdefault(check.name, new_window(check))
@@ -74,6 +78,8 @@ def machine(fake_driver: FakeDriver, tmp_path: Path) -> Iterator[Machine]:
 @pytest.fixture
 def hgx(machine: Machine) -> Machine:
     pci_tree.hgx(machine.sys_root, HGX_ADDRESSES)
+    (machine.proc_root / "4242").mkdir(parents=True)
+    (machine.proc_root / "4242/comm").write_text("nv-fabricmanage\n")
     return machine
 
 
@@ -302,11 +308,46 @@ def test_two_of_four_cards_joined_by_a_bridge(box: Machine) -> None:
 
 def test_before_hopper_nvswitches_need_a_running_fabric_manager(hgx: Machine) -> None:
     hgx.driver.write([line for line in h100() if "fabric" not in line])
+    assert hgx.read_checks("fabric") == {"fabric": (OK, "FabricManagerRuns")}
+    shutil.rmtree(hgx.proc_root / "4242")
     assert hgx.read_checks("fabric") == {"fabric": (CRITICAL, "FabricManagerNotRunning")}
 
-    (hgx.proc_root / "4242").mkdir()
-    (hgx.proc_root / "4242/comm").write_text("nv-fabricmanage\n")
-    assert hgx.read_checks("fabric") == {"fabric": (OK, "FabricManagerRuns")}
+
+def test_registered_gpus_without_a_fabric_manager_are_a_warning(hgx: Machine) -> None:
+    shutil.rmtree(hgx.proc_root / "4242")
+    assert hgx.read_checks("fabric") == {"fabric": (WARNING, "FabricManagerNotRunning")}
+
+
+def test_gpu_on_the_bus_that_the_driver_does_not_list_is_critical(hgx: Machine) -> None:
+    hgx.driver.write(h100(7))
+    verdict = hgx.run("gpu_health")["gpu_health"].verdict
+    assert (verdict.status, verdict.reason) == (CRITICAL, "GpuNotListed")
+    assert "0000:df:00.0" in verdict.message
+
+
+@pytest.mark.parametrize("is_on_bus", [True, False])
+def test_gpu_that_vanishes_under_a_job_is_named_with_its_rank(machine: Machine, is_on_bus: bool) -> None:
+    if is_on_bus:
+        pci_tree.hgx(machine.sys_root, HGX_ADDRESSES, switches=0)
+    machine.jobs = (job(rank(10, 3, gpu_uuids=(uuid_of(7),))),)
+    assert machine.read_checks("gpu_health") == {"gpu_health": (OK, "GpusHealthy")}
+    before = machine.read_checks()
+    machine.driver.write(h100(7))
+    now = settled(machine, "gpu_health", lambda result: result.verdict.status is not OK, "the GPU to vanish").verdict
+    assert now.status is CRITICAL
+    assert "no longer present: GPU 7 at 0000:df:00.0, used by local rank 3 of job 77" in now.message
+    later = machine.read_checks()
+    assert not [name for name, (status, _) in later.items() if status is OK and before[name][1] != "NotPresent"]
+
+
+def test_fewer_gpus_than_expected_are_critical(machine: Machine) -> None:
+    machine.settings["gpu_health"] = gpu_health.Settings(expected_gpus=9)
+    verdict = machine.run("gpu_health")["gpu_health"].verdict
+    assert (verdict.status, verdict.message) == (CRITICAL, "the driver lists 8 GPUs, expected_gpus is 9")
+
+
+def test_healthy_gpus_are_told_with_the_number_on_the_bus(hgx: Machine) -> None:
+    assert hgx.run("gpu_health")["gpu_health"].verdict.message.startswith("8 GPUs of 8 on the PCI bus healthy")
 
 
 @pytest.mark.golden

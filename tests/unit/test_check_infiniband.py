@@ -1,6 +1,7 @@
 """infiniband: the ports in sysfs, on fixture trees."""
 
 import os
+import shutil
 import threading
 
 import pytest
@@ -43,6 +44,18 @@ def test_ports_that_are_well(tree: NodeTree) -> None:
     assert values(result, "infiniband_port_events_total")["mlx5_7", "1", "local_ack_timeout_err"] == 17
 
 
+def test_adapter_that_vanishes_stays_a_finding(tree: NodeTree) -> None:
+    port(tree)
+    checked = Checked("infiniband")
+    assert status_and_reason(checked.run(tree.node())) == ("OK", "PortsActive")
+    shutil.rmtree(tree.sys / "class")
+    results = [checked.run(tree.node()) for _ in range(15)]
+    assert {status_and_reason(result) for result in results} == {("CRITICAL", "Vanished")}
+    assert "mlx5_0/1" in results[-1].verdict.message
+    port(tree)
+    assert status_and_reason(checked.run(tree.node())) == ("OK", "PortsActive")
+
+
 def test_a_node_without_adapters(tree: NodeTree) -> None:
     assert status_and_reason(run("infiniband", tree.node())) == ("OK", "NotPresent")
     (tree.sys / "class" / "infiniband").mkdir(parents=True)
@@ -81,7 +94,7 @@ def test_a_link_without_a_subnet_manager(tree: NodeTree) -> None:
     assert "subnet manager" in result.verdict.remedy
 
 
-def test_a_port_that_goes_down_stays_a_finding_until_it_leaves_the_window(tree: NodeTree) -> None:
+def test_a_port_that_goes_down_stays_a_finding_beyond_the_window(tree: NodeTree) -> None:
     check, node = Checked("infiniband"), tree.node()
     port(tree)
     assert status_and_reason(check.run(node)) == ("OK", "PortsActive")
@@ -91,7 +104,9 @@ def test_a_port_that_goes_down_stays_a_finding_until_it_leaves_the_window(tree: 
     assert "mlx5_0/1 is DOWN (Polling); it was ACTIVE before" in result.verdict.message
     for _ in range(9):
         assert status_and_reason(check.run(node)) == ("CRITICAL", "PortWentDown")
-    assert status_and_reason(check.run(node)) == ("WARNING", "NoPortActive")
+    result = check.run(node)
+    assert status_and_reason(result) == ("CRITICAL", "Vanished")
+    assert "none of 1 ports is active" in result.verdict.message
 
 
 def test_an_adapter_that_vanishes(tree: NodeTree) -> None:

@@ -135,7 +135,8 @@ class Check(Generic[SampleT, SettingsT]):
     """The definition of a check. `name` is the name of its module.
 
     `absent` is the sentence for a node that lacks the device, file or job that the check examines. `judge` gets at
-    most the last `window` samples.
+    most the last `window` samples. `parts` returns the names of the parts of the node that a sample shows, by a key.
+    If a sample lacks a part of an earlier one, the result has at least the status `vanished`.
     """
 
     name: str
@@ -148,6 +149,8 @@ class Check(Generic[SampleT, SettingsT]):
     absent: str = "this node has nothing that this check examines"
     table: Callable[[SampleT], Rows] | None = None
     window: int = 2
+    parts: Callable[[SampleT], Mapping[str, str]] = lambda _: {}
+    vanished: CheckStatus = CheckStatus.WARNING
 
 
 AnyCheck: TypeAlias = Check[Any, Any]
@@ -191,6 +194,11 @@ def _metric_rules(metric: Metric) -> Iterator[tuple[bool, str]]:
 def gpu_labels(gpu: HasGpuName) -> dict[str, str]:
     """Return the labels of a metric about a GPU."""
     return {"gpu": str(gpu.index), "uuid": gpu.uuid}
+
+
+def gpu_parts(gpus: Iterable[HasGpuName]) -> dict[str, str]:
+    """Return the names of GPUs by their uuids, for `Check.parts`."""
+    return {gpu.uuid: f"GPU {gpu.index}" for gpu in gpus}
 
 
 def join_first(parts: Sequence[str], shown: int = 2) -> str:

@@ -29,6 +29,7 @@ Every check can have these reasons:
 | reason | status | meaning |
 |---|---|---|
 | `NotPresent` | OK | this node and its jobs have nothing to check; hangwatch checks again 30 s after a job starts |
+| `Vanished` | WARNING; `gpu_health`, `infiniband`: CRITICAL | a GPU, link or port of an earlier run is absent |
 | `CheckFailed`, `Stalled` | UNKNOWN | the check itself failed, or did not return |
 
 On a terminal, checks with nothing to check share one line, and so do equal findings. `--verbose` shows each.

@@ -5,11 +5,11 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
-from hangwatch.checks.framework.contract import ABSENT, AnyCheck, Settings, ok, unknown
+from hangwatch.checks.framework.contract import ABSENT, AnyCheck, Settings, join_first, ok, unknown, worst
 from hangwatch.checks.framework.registry import select
 from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Fault
 from hangwatch.probes.node.machine import Node
@@ -22,12 +22,20 @@ DEFAULT_REMEDY = (
 )
 """The remedy for a fault that has none, such as a file that cannot be read or parsed."""
 
-Window: TypeAlias = "deque[Any]"
+VANISHED_REMEDY = "`dmesg -T | tail`, `hangwatch check xid`; if it was removed on purpose, restart hangwatch"
+
+
+class Window:
+    """The last samples of a check, and the names of all parts of the node that a sample has shown."""
+
+    def __init__(self, size: int) -> None:
+        self.samples: deque[Any] = deque(maxlen=size)
+        self.parts: dict[str, str] = {}
 
 
 def new_window(check: AnyCheck) -> Window:
     """Return an empty window for the last samples of a check. Pass the same window to each run of the check."""
-    return deque(maxlen=check.window)
+    return Window(check.window)
 
 
 def run(check: AnyCheck, node: Node, settings: Settings, window: Window) -> CheckResult:
@@ -66,19 +74,32 @@ class _Parts(msgspec.Struct, frozen=True, kw_only=True):
 def _run_unguarded(check: AnyCheck, node: Node, settings: Settings, window: Window) -> _Parts:
     sample = check.observe(node, settings)
     if sample is None:
-        return _Parts(verdict=ok(ABSENT, check.absent))
+        return _Parts(verdict=_judge_vanished(check, window, {}, ok(ABSENT, check.absent)))
     if isinstance(sample, Fault):
         return _Parts(verdict=_judge_faults(check, (sample,)), faults=(sample,))
-    window.append(sample)
-    verdict = check.judge(tuple(window), settings)
+    window.samples.append(sample)
+    verdict = check.judge(tuple(window.samples), settings)
     if sample.faults and verdict.status is CheckStatus.OK:
         verdict = _judge_faults(check, sample.faults)
+    elif not sample.faults:
+        verdict = _judge_vanished(check, window, check.parts(sample), verdict)
     return _Parts(
         verdict=verdict,
         faults=sample.faults,
         points=tuple(check.points(sample)),
         table=tuple(tuple(row) for row in check.table(sample)) if check.table else (),
     )
+
+
+def _judge_vanished(check: AnyCheck, window: Window, parts: Mapping[str, str], verdict: CheckVerdict) -> CheckVerdict:
+    """Return the verdict; at least WARNING if a part of the node is absent that an earlier sample has shown."""
+    vanished = [name for key, name in window.parts.items() if key not in parts]
+    window.parts |= parts
+    if not vanished:
+        return verdict
+    message = f"no longer present: {join_first(vanished, 4)}"
+    finding = CheckVerdict(status=check.vanished, reason="Vanished", message=message, remedy=VANISHED_REMEDY)
+    return worst([*([] if verdict.status is CheckStatus.OK else [verdict]), finding], verdict)
 
 
 def _judge_faults(check: AnyCheck, faults: tuple[Fault, ...]) -> CheckVerdict:

@@ -101,6 +101,7 @@ class GpuHealth(Value, frozen=True):
     index: int
     uuid: str
     name: str | None = None
+    pci_address: str | None = None
     recovery_action: str | None = None
     uncorrected_errors: int | None = None
     lifetime_uncorrected_errors: int | None = None

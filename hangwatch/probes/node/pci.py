@@ -96,11 +96,13 @@ def nics(sys_root: Path) -> tuple[Nic, ...]:
 
 
 def nvidia_gpus(sys_root: Path) -> tuple[str, ...]:
-    """Return the addresses of the NVIDIA GPUs that are not passed to a virtual machine."""
+    """Return the addresses of the NVIDIA GPUs that are not passed to a virtual machine, without virtual functions."""
     return tuple(
         device.name
         for device in _nvidia_devices(sys_root)
-        if (_number(device / "class") or 0) >> 16 == DISPLAY_CLASS and not _bound_to(device, "vfio-pci")
+        if (_number(device / "class") or 0) >> 16 == DISPLAY_CLASS
+        and not _bound_to(device, "vfio-pci")
+        and not (device / "physfn").exists()
     )
 
 

@@ -83,4 +83,4 @@ def dump(
 
 def _with_pystack_error(fault: Fault, message: str) -> Fault:
     detail = f"{fault.detail}; pystack: {words.elided(message, _LONGEST_DETAIL)}"
-    return replace(fault, detail=detail, remedy=USE_GDB)
+    return replace(fault, detail=detail, remedy=fault.remedy if fault.reason == "NotPython" else USE_GDB)

@@ -226,6 +226,7 @@ def health(gpu: Gpu, _: Sequence[Gpu]) -> GpuHealth:
         index=gpu.index,
         uuid=gpu.uuid,
         name=gpu.name,
+        pci_address=gpu.pci_address,
         recovery_action=None if action is None else RECOVERY_ACTIONS.get(action, f"Action{action}"),
         uncorrected_errors=ask(pynvml.nvmlDeviceGetTotalEccErrors, uncorrected, pynvml.NVML_VOLATILE_ECC),
         lifetime_uncorrected_errors=ask(pynvml.nvmlDeviceGetTotalEccErrors, uncorrected, pynvml.NVML_AGGREGATE_ECC),

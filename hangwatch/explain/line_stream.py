@@ -28,13 +28,30 @@ _TEXTS: tuple[ModuleType, ...] = (faulthandler_text, pystack_text, gdb_text, pro
 _EXAMPLE_CHARACTERS = 80
 _HEADING_OF_ANSWER = "Groups, largest first"  # in the answers and reports of hangwatch
 _LONE_FRAME = re.compile(r"^\s*[\w.<>]+ \([^()\s]+\.pyx?:[0-9]+\)$")
+_INSIDE = re.compile(
+    r'^\s{1,7}[\w.<>:~]+ \([^()\s]+\)$|^ {2,6}(?:\(\w+\) )?File "[^"]+", line \d+,? in '
+    r"|^#[1-9]\d* +(?:0x[0-9a-f]+ in )?\S+ \("
+)
+"""A frame of any tool. If it is the first line of a text, the process to which it belongs is incomplete."""
 _ANCHOR = re.compile(
     r"(?<!\w)(?:(?<!Parent )Process \d{1,10}: \S*(?:python|/|::)|Thread (?:0x[0-9A-Fa-f]+|\d+)\S* "
-    r"(?:\((?:idle|active|LWP|Thread 0x|most recent)|\[|stack trace:)|Current thread 0x|Traceback for thread \d"
-    r"|Stack dump for PID \d|Fatal Python error: |Timeout \(\d+:|#0  ?(?:0x|\S+ \()"
+    r"(?:\((?:idle|active|LWP|Thread 0x|most recent|\w{0,40}Thread)|\[|stack trace:)"
+    r"|Current thread 0x|Traceback for thread \d|Stack dump for PID \d"
+    r"|Fatal Python error: |Timeout \(\d+:|#0  ?(?:0x|\S+ \()"
+    r"|==> /proc/\d|\[<[0-9a-f]{1,16}>\] \w"
     r"|(?:\[rank\d{1,7}\]: ?)?Traceback \(most recent call last\):$)"
 )
-_WORDS_OF_ANCHORS = ("hread ", "Process ", "#0 ", "Traceback (", "Stack dump ", "Timeout (", "Fatal Python error: ")
+_WORDS_OF_ANCHORS = (
+    "hread ",
+    "Process ",
+    "#0 ",
+    "Traceback (",
+    "Stack dump ",
+    "Timeout (",
+    "[<",
+    "/proc/",
+    "Fatal Python error: ",
+)
 _LONGEST_DECORATION = 200
 _PART_OF_DECORATION = re.compile(r"(std(?:out|err) [FP]\b|[A-Z]{4,}|[0-9a-f]{8,}|\d+| +)")
 _NO_DECORATION = re.compile(r"[\"']|traceback *: *$|Exception Group $")
@@ -51,6 +68,7 @@ class Reader:
     """A reader of one stream: it finds stack dumps of any tool, and passes the other lines to `log`.
 
     `strange` is the number of lines outside of stack dumps, `lone_frames` is the number of frames of py-spy among them.
+    `begins_inside` is true if the first of them is a frame, so that the head of a dump is cut.
     `has_dump` is true if the stream contains the output of a tool other than faulthandler, which prints into a log.
     `has_answer` is true if it contains an answer or a report of hangwatch. `is_log` is true if the name of the stream
     is that of a log: then "Error: " is not a line of py-spy.
@@ -74,6 +92,7 @@ class Reader:
         self._kind: ModuleType | None = None
         self._unclear: list[ParsedProcess] = []
         self._number = 0
+        self.begins_inside = False
         self._decoration: re.Pattern[str] | None = None
         self._before = ""
 
@@ -162,6 +181,7 @@ class Reader:
                     self.log.feed(short, self._number, self._before)
                 return
         if line.strip():
+            self.begins_inside |= not (self.strange or self.processes) and _INSIDE.match(short) is not None
             self.strange += 1
             self.has_answer = self.has_answer or line == _HEADING_OF_ANSWER
             self.lone_frames += _LONE_FRAME.match(short) is not None

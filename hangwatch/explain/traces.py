@@ -20,8 +20,9 @@ from hangwatch.explain.logs.merged_logs import RankLog
 from hangwatch.explain.stacks import faulthandler_text, gdb_text
 from hangwatch.explain.stacks.parsed_processes import HugeStackError, Interned, ParsedProcess
 from hangwatch.formats import process_title
-from hangwatch.model import ProcessDump, RankDump, RankId, WorkerDump
+from hangwatch.model import Fault, ProcessDump, RankDump, RankId, WorkerDump
 
+_CUT = Fault(subject="process", reason="NoStack", detail="the text begins inside the dump of this process")
 _SNIFFED_LINES = 400
 _SNIFFED_CHARACTERS = 400
 _MOST_STREAMS = 1 << 17  # of one source, because any program may write prefixes
@@ -443,7 +444,7 @@ def _sort_processes(source: _Source, notes: list[str]) -> _Processes:
     pids = {process.pid for process in processes}
     numbered = source.id.rank is not None or source.id.local_rank is not None
     helpers: list[ParsedProcess] = []
-    candidates: list[ParsedProcess] = []
+    candidates = [ParsedProcess(None, "", None, (), _CUT)] if source.reader.begins_inside and not numbered else []
     for process in processes:
         is_helper = roles.is_helper(process, pids) and (numbered or not roles.is_in_collective(process))
         (helpers if is_helper else candidates).append(process)

@@ -60,6 +60,8 @@ PREFIXES: dict[str, Callable[[str], str]] = {
     "template": before("[trainer/node-a] "),
 }
 WITHOUT_STACKS = {"tqdm", "tqdm in the same line"}
+OF_ONE_PROCESS = {"ray", "coloured ray", "ray with address", "sagemaker"}
+WITHOUT_PIDS = {"faulthandler", "format_stack"}
 WATCHDOG = (
     "[rank{0}]:[E918 19:29:24.43695{0}737 ProcessGroupNCCL.cpp:689] [Rank {0}] Watchdog caught collective operation "
     "timeout: WorkNCCL(SeqNum=50, OpType=ALLREDUCE, NumelIn=64, NumelOut=64, Timeout(ms)=600000) ran for 600097 "
@@ -103,6 +105,84 @@ GDB = [
 ]
 
 
+def in_each_rank(*parts: str, odd: str, of: int = 2) -> list[str]:
+    """Return the lines of four ranks. `{rank}` is the rank, `{call}` is `odd` in the rank `of`, else a wait."""
+    waits = "/usr/lib/python3/dist-packages/torch/distributed/distributed_c10d.py", "all_reduce"
+    return [
+        part.format(rank=rank, file=file, call=call)
+        for rank in range(4)
+        for file, call in [("/srv/train.py", odd) if rank == of else waits]
+        for part in parts
+    ]
+
+
+STACKS = {
+    "one loads": ONE_LOADS,
+    "all wait": ALL_WAIT,
+    "gdb": GDB,
+    "faulthandler": in_each_rank(
+        "Thread 0x00007f0{rank} (most recent call first):",
+        '  File "{file}", line 31 in {call}',
+        '  File "/srv/train.py", line 40 in <module>',
+        odd="load_shard",
+    ),
+    "pystack": in_each_rank(
+        "Traceback for thread 410{rank} (python) [] (most recent call last):",
+        '    (Python) File "/srv/train.py", line 40, in <module>',
+        '    (Python) File "{file}", line 31, in {call}',
+        "",
+        odd="load_shard",
+    ),
+    "format_stack": in_each_rank(
+        "Thread 14012{rank}11 (MainThread):",
+        '  File "/srv/train.py", line 40, in <module>',
+        "    main()",
+        '  File "{file}", line 31, in {call}',
+        "    wait()",
+        odd="load_shard",
+    ),
+    "profiling": in_each_rank(
+        "Stack dump for PID 410{rank}, thread 410{rank} (main thread, idle; most recent call last):",
+        '  File "/srv/train.py", line 40, in <module>',
+        "    main()",
+        '  File "{file}", line 31, in {call}',
+        odd="load_shard",
+    ),
+    "kernel": [
+        line
+        for rank in range(4)
+        for line in (
+            f"==> /proc/410{rank}/stack <==",
+            f"[<0>] {'rpc_wait_bit_killable' if rank == 2 else 'futex_wait_queue'}+0x1e/0x90",
+            f"[<0>] {'nfs4_do_open' if rank == 2 else 'do_futex'}+0x106/0x1b0",
+            "[<0>] do_syscall_64+0x3b/0x90",
+        )
+    ],
+}
+STATUS = (
+    "[rank{0}]:[E918 19:29:24.44095{0}737 ProcessGroupNCCL.cpp:2241] [PG ID 0 PG GUID 0(default_pg) Rank {0}]  failure "
+    "detected by watchdog at work sequence id: 50 PG status: last enqueued work: 51, last completed work: 49"
+)
+SIGNAL = (
+    "[rank{0}]:[E918 19:29:25.43695{0}737 ProcessGroupNCCL.cpp:1746] [PG ID 0 PG GUID 0(default_pg) Rank {0}] Received "
+    "a dump signal due to a collective timeout from  rank 0 and we will try our best to dump the debug info. Last "
+    "enqueued NCCL work: 48, last completed NCCL work: 48."
+)
+LOGS = {
+    "failed": FAILED,
+    "blamed": BLAMED,
+    "behind": [line.format(rank) for rank in (0, 1, 3) for line in (WATCHDOG, STATUS)] + [SIGNAL.format(2)],
+    "all joined": [line.format(rank) for rank in range(4) for line in (WATCHDOG, STATUS)],
+    "mismatch": [
+        f"[rank{rank}]: RuntimeError: Detected mismatch between collectives on ranks. Rank {rank} is running "
+        "collective: CollectiveFingerPrint(SequenceNumber=3, OpType=ALLREDUCE, TensorShape=[20]), but Rank 2 is "
+        "running collective: CollectiveFingerPrint(SequenceNumber=3, OpType=BROADCAST, TensorShape=[20])."
+        for rank in (0, 1, 3)
+    ],
+}
+CHECK_FIRST_OF_LOGS = {"failed": [2], "blamed": [], "behind": [2], "all joined": [], "mismatch": [2]}
+
+
 def judge_lines(lines: Sequence[str]) -> tuple[object, ...]:
     """Return the kind of the verdict, the named ranks, the ranks to check first, and the ranks with a stack."""
     found = traces.collect([("job.txt", [line + "\n" for line in lines])])
@@ -117,31 +197,50 @@ def number_of(rank: RankId) -> int:
     return rank.rank if rank.rank is not None else rank.pid or -1
 
 
-@pytest.mark.parametrize("lines", [FAILED, BLAMED], ids=["failed", "blamed"])
+def colour(line: str) -> str:
+    return line if line.startswith("{") else f"\x1b[31m{line}\x1b[0m"
+
+
+@pytest.mark.parametrize("kind", LOGS)
 @pytest.mark.parametrize("prefix", PREFIXES)
-def test_log_behind_a_prefix_has_the_verdict_of_the_bare_log(prefix: str, lines: Sequence[str]) -> None:
-    bare = judge_lines(lines)
-    decorated = [PREFIXES[prefix](line) for line in lines]
-    assert bare[2] == ([2] if lines is FAILED else [])
+def test_log_behind_a_prefix_has_the_verdict_of_the_bare_log(prefix: str, kind: str) -> None:
+    bare = judge_lines(LOGS[kind])
+    decorated = [PREFIXES[prefix](line) for line in LOGS[kind]]
+    assert bare[2] == CHECK_FIRST_OF_LOGS[kind]
     assert judge_lines(decorated) == bare
     assert judge_lines([f"{line}\r" for line in decorated]) == bare
-    assert (
-        judge_lines([f"\x1b[31m{line}\x1b[0m" for line in decorated if not line.startswith("{")] or decorated) == bare
-    )
+    assert judge_lines([*map(colour, decorated)]) == bare
+    for cut in (1, 2):
+        for part in (decorated[cut:], decorated[:-cut]):
+            _, named, first, _ = judge_lines(part)
+            assert named == [] and set(first) <= {*CHECK_FIRST_OF_LOGS[kind]}
 
 
-@pytest.mark.parametrize("lines", [ONE_LOADS, ALL_WAIT, GDB], ids=["one loads", "all wait", "gdb"])
-@pytest.mark.parametrize("prefix", [name for name in PREFIXES if name not in WITHOUT_STACKS])
-def test_stacks_behind_a_prefix_have_the_verdict_of_the_bare_text(prefix: str, lines: Sequence[str]) -> None:
-    bare = judge_lines(lines)
-    decorated = [PREFIXES[prefix](line) for line in lines]
+@pytest.mark.parametrize(
+    ("prefix", "kind"),
+    [
+        (prefix, kind)
+        for prefix in PREFIXES
+        for kind in STACKS
+        if prefix not in WITHOUT_STACKS and not (prefix in OF_ONE_PROCESS and kind in WITHOUT_PIDS)
+    ],
+)
+def test_stacks_behind_a_prefix_have_the_verdict_of_the_bare_text(prefix: str, kind: str) -> None:
+    bare = judge_lines(STACKS[kind])
+    decorated = [PREFIXES[prefix](line) for line in STACKS[kind]]
     assert len(bare[3]) > 2
     assert judge_lines(decorated) == bare
     assert judge_lines([line.rstrip(" ") + "\r" for line in decorated]) == bare
+    assert judge_lines([*map(colour, decorated)]) == bare
 
 
-@pytest.mark.parametrize("lines", [ONE_LOADS, ALL_WAIT], ids=["one loads", "all wait"])
-def test_cut_stack_names_no_rank_that_the_whole_text_does_not_name(lines: Sequence[str]) -> None:
-    whole = judge_lines(lines)
-    for cut in range(1, 6):
-        assert set(judge_lines(lines[:-cut])[1]) <= set(whole[1])
+@pytest.mark.parametrize("kind", STACKS)
+def test_cut_stacks_name_no_other_rank_or_are_known_to_be_cut(kind: str) -> None:
+    _, named, first, ranks = judge_lines(STACKS[kind])
+    lines = STACKS[kind]
+    assert named or first or kind in ("all wait", "gdb")
+    for cut in range(1, len(lines) - 8):
+        _, named_now, first_now, ranks_now = judge_lines(lines[cut:])
+        assert {*named_now} <= {*named, -1}
+        assert {*first_now} <= {*named, *first, *(() if len(ranks_now) == len(ranks) else ranks), -1}
+        assert {*judge_lines(lines[:-cut])[1]} <= {*named, -1}

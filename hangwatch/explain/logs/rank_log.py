@@ -57,13 +57,14 @@ _LAST_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,63}\.){0,8}[A-Z]\w{0,63}(?:Error
 
 _FATAL = re.compile(
     r"Watchdog caught collective operation timeout|collective timeout from +this local rank"
+    r"|detected by watchdog at work|Timeout at NCCL work: "
     r"|Fatal Python error: |terminate called after throwing"
     r"|\[TC\]\S{0,200} Aborting process on rank \d{1,7} due to "
     r"|CUDA error: |^Segmentation fault\b|^Killed\b|\bout of memory\b.*\bKill"
     r"|^srun: error: .*(?:Killed|Terminated|Segmentation fault|Exited with)"
 )
 _OF_OTHERS = re.compile(
-    r"collective (?:operation )?timeout|due to timeout - "
+    r"collective (?:operation )?timeout|detected by watchdog at work|due to timeout - "
     r"|\b(?:NCCL|gloo|torchcomms)\b.*\b(?:time(?:d[ -]|[ -])?out|abort)|communicator was aborted|remote process exited"
     r"|Dist(?:Backend|Network|Store)Error|Connection closed by (?:remote )?peer"
     r"|SignalException|ChildFailedError|KeyboardInterrupt|SIGTERM"

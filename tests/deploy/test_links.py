@@ -7,9 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted(
-    page for page in ROOT.rglob("*.md") if not any(part.startswith(".") for part in page.relative_to(ROOT).parts)
-)
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("[!.]*/**/*.md")])
 LINK = re.compile(r"\]\(<?([^)\s>]+)>?\)")
 CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 

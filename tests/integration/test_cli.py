@@ -47,6 +47,7 @@ from hangwatch.state.status import build_status
 from hangwatch.tables.launchers import TABLE
 from hangwatch.words import name_ranks
 from tests import samples
+from tests.commands import hangwatch, start
 from tests.conftest import wait_for
 from tests.other_users import as_user, needs_root
 
@@ -62,23 +63,9 @@ Thread 41 (active): "MainThread"
 """
 
 
-def hangwatch(*arguments: str, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "hangwatch", *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, **environ},
-    )
-    assert "Traceback" not in done.stdout + done.stderr
-    return done
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command: str) -> None:
-    done = hangwatch(command, "--help")
+    done = start(command, "--help")
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) > 5
 
@@ -554,7 +541,7 @@ def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:
 
 
 def test_version_and_module() -> None:
-    assert hangwatch("--version").stdout.startswith("hangwatch, version ")
+    assert start("--version").stdout.startswith("hangwatch, version ")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts processes of another user")

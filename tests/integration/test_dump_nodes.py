@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -19,9 +19,11 @@ from hangwatch.fleet import sighting
 from hangwatch.model import Grouping, Incident
 from hangwatch.report import as_json
 from tests import samples
+from tests.commands import hangwatch, refused
 from tests.conftest import obeys_ctrl_c, wait_for
-from tests.integration.test_hostile_input import hangwatch, refused
+from tests.integration import test_hostile_input as bounded
 
+Command = Callable[..., subprocess.CompletedProcess[str]]
 WORLD = 32
 PRINTED = 1234567890.5
 VIA_HERE = ("--nodes", "one", "--via", "local")
@@ -61,9 +63,9 @@ def remote(folder: Path, script: str) -> None:
 
 
 def ask(
-    folder: Path, *arguments: str, nodeset: str = "n[0-3]", deadline: float = 30
+    folder: Path, *arguments: str, nodeset: str = "n[0-3]", deadline: float = 30, run: Command = hangwatch
 ) -> subprocess.CompletedProcess[str]:
-    return hangwatch(
+    return run(
         "dump", "--nodes", nodeset, "--via", "local", "--deadline", str(deadline),
         "--remote-command", f"sh {folder}/answer %h", *arguments,
     )  # fmt: skip
@@ -169,7 +171,7 @@ n9) echo >&2 cannot open the driver; exit 70;;
 *) echo Welcome to $node; echo >&2 module load failed; print;;
 esac""",
     )
-    done = ask(nodes, "--json", nodeset="n[0-9]")
+    done = ask(nodes, "--json", nodeset="n[0-9]", run=bounded.hangwatch)
     told = answer(done)
     assert told["answered"] == ["n0", "n1", "n2", "n3"]
     reasons = {node: failed["reason"] for failed in told["failed"] for node in failed["nodes"]}  # type: ignore[attr-defined]

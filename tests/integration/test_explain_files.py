@@ -20,6 +20,7 @@ from hangwatch.model import Incident
 from hangwatch.report import text
 from hangwatch.report.folder import render_files
 from tests import samples
+from tests.commands import hangwatch
 from tests.conftest import DATA
 from tests.other_users import as_user
 
@@ -28,8 +29,7 @@ SECRET = "ValueError: the password of root"
 
 
 def explain(*paths: Path | str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hangwatch", "explain", *map(str, paths)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return hangwatch("explain", *paths)
 
 
 def test_a_log_folder_of_torchrun() -> None:
@@ -212,8 +212,7 @@ def test_frames_without_their_thread_ask_for_its_line(tmp_path: Path) -> None:
 def test_answer_in_json_is_no_report(tmp_path: Path) -> None:
     path = tmp_path / "d.json"
     path.write_text('{"schema_version": 1, "node": "a", "jobs": []}')
-    command = [sys.executable, "-m", "hangwatch", "report", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = hangwatch("report", path)
     assert done.returncode == 2
     assert f"is the output of `hangwatch dump --json`\n  to read it: `hangwatch explain {path}`" in done.stderr
 

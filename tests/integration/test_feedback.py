@@ -18,6 +18,7 @@ from hangwatch.formats.incident_file import FEEDBACK_FILE, INCIDENT_FILE, MARKER
 from hangwatch.model import Feedback
 from hangwatch.store import Store
 from tests import robustness, samples, schemas
+from tests.commands import hangwatch
 from tests.other_users import as_user, needs_root
 
 NOBODY, OWNER = 65534, 4242
@@ -39,7 +40,10 @@ class Node:
         return self.root / "incidents" / self.folders[name]
 
     def run(self, *arguments: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-        command = [*before, sys.executable, "-m", "hangwatch", *arguments, "--config", str(self.config)]
+        command = [*arguments, "--config", str(self.config)]
+        if not before:
+            return hangwatch(*command)
+        command = [*before, sys.executable, "-m", "hangwatch", *command]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     def judge(self, name: str, *arguments: str) -> None:

@@ -28,9 +28,8 @@ from hangwatch.web import auth
 from hangwatch.web.http_server import ServeError, Server, prepare, usable_url
 from tests import samples
 from tests.certificates import make_authority, make_certificate
+from tests.commands import hangwatch, refused
 from tests.conftest import wait_for
-from tests.integration.test_cli import hangwatch
-from tests.integration.test_hostile_input import refused
 
 SECRET = "s3cret-of-alice"
 HASH = bcrypt.hashpw(SECRET.encode(), bcrypt.gensalt(4)).decode()

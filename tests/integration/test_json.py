@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 
 from hangwatch import cli, store
 from tests import samples
+from tests.commands import hangwatch
 from tests.conftest import wait_for
 from tests.integration import targets
 from tests.real_daemon import RealDaemon
@@ -28,14 +27,7 @@ VERSIONS = {"report": 3, "status": 3}  # versions other than 1
 
 def printed(*arguments: str, code: int = 0) -> Any:
     """Run a command with --json and check its output against the schema. Return the decoded output."""
-    done = subprocess.run(
-        [sys.executable, "-m", "hangwatch", *arguments, "--json"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, "LD_LIBRARY_PATH": ""},
-    )
+    done = hangwatch(*arguments, "--json", LD_LIBRARY_PATH="")
     assert done.returncode == code, done.stderr
     found = json.loads(done.stdout)
     schema = json.loads((DOCS / SCHEMA_OF[arguments[0]]).read_text())

@@ -14,7 +14,7 @@ from hangwatch.fleet import sighting
 from hangwatch.formats import incident_file
 from hangwatch.model import EnqueuedOperation, Group, Grouping, GroupRecords, Incident, Member, RecorderState
 from tests import samples
-from tests.integration.test_hostile_input import hangwatch, refused
+from tests.commands import hangwatch, refused
 
 NODES = 4
 WORLD = 8 * NODES
@@ -151,8 +151,7 @@ def test_what_nodes_print_is_merged_from_standard_input_and_files(tmp_path: Path
     grouped = sighting.make_grouped_dump("gpu-0", [waiting(0)], 1.0)
     path = tmp_path / "anything"
     path.write_bytes(encode(grouped))
-    with path.open("rb") as opened:
-        done = hangwatch("merge", "--json", "-", stdin=opened)
+    done = hangwatch("merge", "--json", "-", stdin=path.read_text())
     assert json.loads(done.stdout) == json.loads(hangwatch("merge", "--json", str(path)).stdout)
     assert json.loads(done.stdout)["absent"] == [[8, 31]]
 

@@ -19,8 +19,8 @@ from hangwatch.model import Incident
 from hangwatch.store import Store, open_writable
 from hangwatch.web.http_server import Server
 from tests.certificates import make_authority, make_certificate
+from tests.commands import hangwatch, refused
 from tests.conftest import wait_for
-from tests.integration.test_hostile_input import hangwatch, refused
 from tests.integration.test_incidents_over_network import CLIENTS, SECRET, USERS
 from tests.integration.test_merge import NODES, own_code, waiting
 from tests.servers import RealPrometheus, free_port

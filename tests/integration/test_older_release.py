@@ -9,9 +9,7 @@ Paths and the node's name were replaced, and so were the words that were renamed
 
 import gzip
 import json
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +24,7 @@ from hangwatch.formats import incident_file
 from hangwatch.model import JobState
 from hangwatch.stacks import activity
 from hangwatch.store.incident_folders import Store
+from tests.commands import hangwatch
 from tests.deploy import promql
 from tests.deploy.test_names import exported_by
 
@@ -105,11 +104,8 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "state"
 
 
-def hangwatch(*arguments: object) -> str:
-    command = [sys.executable, "-m", "hangwatch", *map(str, arguments)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "COLUMNS": "200"}
-    )
+def printed(*arguments: object) -> str:
+    done = hangwatch(*arguments, COLUMNS="200")
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -117,7 +113,7 @@ def hangwatch(*arguments: object) -> str:
 def test_incidents_of_old_release_are_listed_with_their_verdicts(state: Path, tmp_path: Path) -> None:
     settings = tmp_path / "hangwatch.toml"
     settings.write_text(f'[store]\ndirectory = "{state}"\n')
-    rows = json.loads(hangwatch("incidents", "--config", settings, "--json"))["incidents"]
+    rows = json.loads(printed("incidents", "--config", settings, "--json"))["incidents"]
     assert [(row["state"], row["problem"], bool(row["message"])) for row in rows] == [
         ("hung", "", True),
         ("ended", "", True),
@@ -128,8 +124,8 @@ def test_incidents_of_old_release_are_listed_with_their_verdicts(state: Path, tm
 def test_incident_of_old_release_is_shown_and_explained(state: Path) -> None:
     for folder in sorted((state / "incidents").iterdir()):
         old = json.loads((folder / "incident.json").read_text())
-        assert old["verdict"]["message"][:40] in " ".join(hangwatch("report", folder).split())
-        verdict = json.loads(hangwatch("explain", folder, "--json"))["verdict"]
+        assert old["verdict"]["message"][:40] in " ".join(printed("report", folder).split())
+        verdict = json.loads(printed("explain", folder, "--json"))["verdict"]
         assert verdict["named"] == [rank | {"title": None} for rank in old["verdict"]["named"]]
         assert len(verdict["check_first"]) == len(old["verdict"]["check_first"])
 

@@ -12,11 +12,11 @@ import pytest
 from benchmarks import latency
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
-from tests.jobs.stuck_on_a_fifo import ODD_RANK
 from tests.real_daemon import RealDaemon, TorchJob
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
+ODD_RANK = 2  # of stuck_on_a_fifo.py
 SECTIONS: dict[str, dict[str, object]] = {"progress": {"shortest_gap_seconds": 5.0}, "jobs": {"discover_seconds": 2.0}}
 
 

@@ -17,6 +17,8 @@ LOCKED_AT_FULL_POWER = replace(power.LOCKED, watts=600.0)
 BEHIND_FULL_GPU = replace(power.ITEM_IN_MAIN, watts=420.0)
 FLOCK = replace(power.LOCKED, stacks=(("lock_cache (shards.py)", "next_shard (shards.py)", "main (pretrain.py)"),))
 ENQUEUES_LIGHTLY = replace(power.VERY_LIGHT, enqueues=True)
+TRAINS_ALONE = replace(TRAINS, enqueues=False)
+REPLAYS, LAUNCHES = BEHIND_FULL_GPU, replace(BEHIND_FULL_GPU, enqueues=True)
 
 
 @dataclass(frozen=True)
@@ -157,11 +159,11 @@ LOOK_ALIKES = (
     Healthy("evaluation without collectives", between(power.EVALUATES, 1200, power.EVALUATES)),
     Healthy(
         "evaluation without collectives at full power",
-        between(replace(TRAINS, enqueues=False), 1200, replace(TRAINS, enqueues=False)),
+        between(TRAINS_ALONE, 1200, TRAINS_ALONE),
     ),
-    Healthy("accumulation", Node(lambda _gpu, t: replace(TRAINS, enqueues=t % 90 < 2))),
+    Healthy("accumulation", Node(lambda _gpu, t: TRAINS if t % 90 < 2 else TRAINS_ALONE)),
     Healthy("a checkpoint ten times longer than ever", _checkpoints()),
     Healthy("a node that joins after 8 minutes", _node_that_joins(480)),
     Healthy("a first compile of 10 minutes", Node(lambda _gpu, t: TRAINS if t >= 600 else power.COMPILES)),
-    Healthy("a CUDA graph that replays", Node(lambda _gpu, t: replace(BEHIND_FULL_GPU, enqueues=t < HOUR))),
+    Healthy("a CUDA graph that replays", Node(lambda _gpu, t: LAUNCHES if t < HOUR else REPLAYS)),
 )

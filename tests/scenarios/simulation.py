@@ -11,7 +11,7 @@ import functools
 import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from hangwatch.config import Detector, Settings
 from hangwatch.detector import TakeCapture, Transition
@@ -240,7 +240,8 @@ class Simulation:
     """The scheduled tasks of the daemon, without its threads."""
 
     def __init__(self, node: Node, settings: Settings, seed: int, *, has_counters: bool = False) -> None:
-        self.node = node
+        # Power, stacks and counters each ask for the activity of a second.
+        self.node = replace(node, doing=functools.lru_cache(maxsize=256)(node.doing))
         self.settings = settings
         self.played = {job_id: Played() for job_id, _ in node.jobs}
         self.snapshot = Snapshot()

@@ -65,19 +65,22 @@ def test_idle_worker_is_exported_while_it_is_idle() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "series", "powers"),
+    ("name", "history"),
     [
-        ("it has worked for less than 30 minutes", worked(HALF_AN_HOUR - 300), ONE_IDLE),
-        ("it never worked", Workers().feed(ONE_IDLE, HALF_AN_HOUR + 60), ONE_IDLE),
-        ("it paused for some minutes", worked(HALF_AN_HOUR).feed(ONE_IDLE, 600).feed(WORKS, 60), ONE_IDLE),
-        ("another GPU paused shortly before", worked(HALF_AN_HOUR).feed([IDLE, *[WORKS] * 3], 600), ONE_IDLE),
+        ("it has worked for less than 30 minutes", [(WORKS, HALF_AN_HOUR - 300)]),
+        ("it never worked", [(ONE_IDLE, HALF_AN_HOUR + 60)]),
+        ("it paused for some minutes", [(WORKS, HALF_AN_HOUR), (ONE_IDLE, 600), (WORKS, 60)]),
+        ("another GPU paused shortly before", [(WORKS, HALF_AN_HOUR), ([IDLE, *[WORKS] * 3], 600)]),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_gpu_that_did_not_work_as_the_others_is_not_reported(
-    name: str, series: Series, powers: list[float | None]
+    name: str, history: list[tuple[float | list[float | None], int]]
 ) -> None:
-    assert count_warnings(series.feed(powers, AN_HOUR)) == 0, name
+    series: Series = Workers()
+    for powers, seconds in history:
+        series = series.feed(powers, seconds)
+    assert count_warnings(series.feed(ONE_IDLE, AN_HOUR)) == 0, name
 
 
 def test_low_power_of_the_whole_job_is_no_idle_worker() -> None:

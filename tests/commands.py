@@ -1,0 +1,62 @@
+"""A command of hangwatch in the process of the test, for tests about what it prints. A start takes 0.2 CPU seconds.
+
+The starts themselves are the subject of `test_cli.py`, `test_screen.py` and `test_hostile_input.py`.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from hangwatch import cli
+
+PROGRAM = str(Path(cli.__file__).parents[1] / "__main__.py")
+LEAVES = ("check", "run")
+"""Commands that end their process at once, whatever blocks."""
+
+
+def start(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Start a command as a program. Fail if it reports a bug."""
+    command = [sys.executable, "-m", "hangwatch", *map(str, arguments)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environ}
+    )
+    return _without_bug(done)
+
+
+def hangwatch(*arguments: object, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a command with files as its standard streams. Fail if it reports a bug."""
+    if arguments[0] in LEAVES:
+        return start(*arguments, **environ)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        (folder / "stdin").write_text(stdin)
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        for name, mode in ("stdin", "r"), ("stdout", "w"), ("stderr", "w"):
+            patch.setattr(sys, name, stack.enter_context((folder / name).open(mode)))
+        patch.setattr(sys, "argv", [PROGRAM, *map(str, arguments)])
+        for name, value in environ.items():
+            patch.setenv(name, value)
+        stack.callback(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT))
+        with pytest.raises(SystemExit) as end:
+            cli.main(sys.argv[1:])
+        printed, complaints = ((folder / name).read_text() for name in ("stdout", "stderr"))
+    return _without_bug(subprocess.CompletedProcess(arguments, end.value.code or 0, printed, complaints))
+
+
+def _without_bug(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "this is a bug" not in done.stderr, done.stderr
+    return done
+
+
+def refused(*arguments: object, says: str) -> None:
+    """Assert that the command prints one message that contains `says`, and exits with 2."""
+    done = hangwatch(*arguments)
+    assert done.returncode == 2, (done.returncode, done.stderr)
+    assert says in done.stderr

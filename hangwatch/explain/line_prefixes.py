@@ -151,7 +151,7 @@ def split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, 
         rest = line if rank is file_id else rest
     if is_numbered(rank) and rank is not file_id and (sure or not rest.startswith("[rank")):
         return rank, sure, rest  # a number that is not sure may be that of a node
-    mark = _MARK.search(rest, 0, _MARK_WITHIN)
+    mark = _MARK.search(rest, 0, _MARK_WITHIN) if "[" in rest else None
     if mark is None or '"' in rest[: mark.start()] or "'" in rest[: mark.start()]:
         return rank, sure, rest
     if mark.group(2) and mark.group().startswith("[rank"):

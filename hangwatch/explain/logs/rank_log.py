@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from hangwatch import tables
 from hangwatch.explain.logs import kernel_text, ras_text, work_lines
 from hangwatch.explain.stacks.parsed_processes import LONGEST_LINE
 from hangwatch.formats import decoding, pyspy_json
@@ -62,6 +63,10 @@ _FATAL = re.compile(
     r"|\[TC\]\S{0,200} Aborting process on rank \d{1,7} due to "
     r"|CUDA error: |^Segmentation fault\b|^Killed\b|\bout of memory\b.*\bKill"
     r"|^srun: error: .*(?:Killed|Terminated|Segmentation fault|Exited with)"
+)
+_WORDS_OF_FATAL = (
+    *("atchdog", "collective timeout", "NCCL work", "Fatal Python", "terminate called", "[TC]", "CUDA error"),
+    *("Segmentation", "Killed", "out of memory", "srun: error"),
 )
 _OF_OTHERS = re.compile(
     r"collective (?:operation )?timeout|detected by watchdog at work|due to timeout - "
@@ -232,7 +237,7 @@ class Log:
                 self.works.pop(key, None)
                 self.works[key] = Work(work, self._read_moment(text), number)
                 self._call = key if work.kind == "operation" else self._call
-        if (caller := _CALLER.match(text)) and self._call:
+        if self._call and (caller := _CALLER.match(text)):
             self._read_caller(*caller.groups())
         self._read_kernel_line(text)
         is_ras = self.ras.feed(text)
@@ -279,12 +284,12 @@ class Log:
             )
             self._in_traceback, self._where = True, ""
             self._indent = len(text) - len(text.lstrip())
-        elif ended := _ENDED.search(text):
+        elif "failed (exitcode" in text and (ended := _ENDED.search(text)):
             code, local_rank, pid = ended.groups()
             rank = RankId(local_rank=int(local_rank), pid=int(pid))
             moment = self._read_moment(text)
             self.failures.append(Failure(f"exit code {code}", "", moment, number, code == _SIGTERM, rank))
-        elif _FATAL.search(text):
+        elif tables.holds_any(text, _WORDS_OF_FATAL) and _FATAL.search(text):
             self._fail(text, "", self._read_moment(text), number)
         else:
             self._ordinary_line = self.lines, number, text, self._before

@@ -7,6 +7,7 @@ report), ProcessGroupWrapper.cpp; xla coordination_service.cc (barrier). Forms o
 import re
 from typing import Literal, NamedTuple
 
+from hangwatch import tables
 from hangwatch.model import RankId
 
 DEFAULT_GROUP = "default_pg"
@@ -74,7 +75,7 @@ class WorkLine(NamedTuple):
 
 def parse(text: str) -> tuple[WorkLine, ...]:
     """Return the sequence numbers in a log line; () if it contains none."""
-    if not any(word in text for word in _WORDS):
+    if not tables.holds_any(text, _WORDS):
         return ()
     if counts := _COUNTS.search(text):
         return _parse_work(text, counts)

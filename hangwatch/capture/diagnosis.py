@@ -171,7 +171,7 @@ def _logs(ends: Mapping[RankId, Sequence[OutputEnd]], inner_pids: Mapping[RankId
     """Return the parsed log of each rank."""
     if not ends:
         return ()
-    from hangwatch.explain.logs import live_output  # only a diagnosis needs it
+    from hangwatch.capture import live_output  # only a diagnosis needs it
 
     return live_output.read_logs(ends, inner_pids)
 
@@ -180,7 +180,7 @@ def _last_lines(ends: Sequence[OutputEnd]) -> tuple[LastLines, ...]:
     """Return the last lines of a rank's output files."""
     if not ends:
         return ()
-    from hangwatch.explain.logs import live_output
+    from hangwatch.capture import live_output
 
     return live_output.last_lines(ends)
 

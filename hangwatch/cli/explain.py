@@ -24,9 +24,9 @@ from hangwatch.collectives.rank_records import drop_unneeded
 from hangwatch.config import Settings
 from hangwatch.explain import traces
 from hangwatch.explain.flight_dumps import rank_recorders, recorder_dump, stopped_launch
-from hangwatch.explain.flight_dumps.safe_pickle import MOST_BYTES as MOST_RECORDER_BYTES
 from hangwatch.explain.logs import kernel_text, log_evidence
 from hangwatch.formats import bounded_read, incident_file
+from hangwatch.formats.safe_pickle import MOST_BYTES as MOST_RECORDER_BYTES
 from hangwatch.model import MOST_RANKS, Grouping, Incident, Job, Supplement, Verdict
 from hangwatch.report import as_json
 from hangwatch.stacks.activity import load as load_activities

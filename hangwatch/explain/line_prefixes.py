@@ -149,7 +149,7 @@ def split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, 
     if rank is file_id and (stamp := _STAMP.match(line)):
         rank, sure, rest = _split_start(line[stamp.end() :], file_id, labelled=False)
         rest = line if rank is file_id else rest
-    if is_numbered(rank) and rank is not file_id and (sure or not rest.startswith("[rank")):
+    if rank.is_numbered and rank is not file_id and (sure or not rest.startswith("[rank")):
         return rank, sure, rest  # a number that is not sure may be that of a node
     mark = _MARK.search(rest, 0, _MARK_WITHIN) if "[" in rest else None
     if mark is None or '"' in rest[: mark.start()] or "'" in rest[: mark.start()]:
@@ -158,14 +158,9 @@ def split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, 
         if rank.local_rank is not None:
             return rank, sure, rest[mark.start() :]
         return replace(rank, rank=int(mark.group(1))), True, rest[mark.end(2) :]
-    if is_numbered(rank) or _ENDS_IN_PROSE.search(rest[: mark.start()]):
+    if rank.is_numbered or _ENDS_IN_PROSE.search(rest[: mark.start()]):
         return rank, sure, rest
     return replace(rank, rank=int(mark.group(1))), True, rest
-
-
-def is_numbered(rank: RankId) -> bool:
-    """True if the rank has a number within the job or its node."""
-    return rank.rank is not None or rank.local_rank is not None
 
 
 def _split_start(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, str]:
@@ -175,7 +170,7 @@ def _split_start(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId,
             return _split_actor(match, line, file_id)
         match = _SKYPILOT.match(line)
         return (replace(file_id, node=match.group(1)), True, line[match.end() :]) if match else (file_id, True, line)
-    if not is_numbered(file_id) and (match := _NCCL.match(line)):
+    if not file_id.is_numbered and (match := _NCCL.match(line)):
         return replace(file_id, node=match.group(1), pid=int(match.group(2))), True, line
     if line.startswith("["):
         return _split_bracket(line, file_id)

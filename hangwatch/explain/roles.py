@@ -144,11 +144,7 @@ def ids_by_command(prefix: RankId, candidates: Sequence[ParsedProcess]) -> dict[
     If two processes have the same numbers, each rank has only its pid and title.
     """
     ids = {process.pid: _read_id(prefix, process) for process in candidates}
-    numbers = [
-        (rank.node, rank.rank, rank.local_rank)
-        for rank in ids.values()
-        if rank.rank is not None or rank.local_rank is not None
-    ]
+    numbers = [(rank.node, rank.rank, rank.local_rank) for rank in ids.values() if rank.is_numbered]
     if len(numbers) == len(set(numbers)):
         return ids
     return {pid: structs.replace(rank, rank=None, local_rank=None) for pid, rank in ids.items()}

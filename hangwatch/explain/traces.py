@@ -110,7 +110,7 @@ def _number_by_launcher(dumps: Sequence[RankDump], failed: Collection[RankId], n
     numbered: list[RankDump] = []
     count = 0
     for dump in dumps:
-        listed = by_pid.get(dump.id.pid, []) if dump.id.rank is None and dump.id.local_rank is None else []
+        listed = by_pid.get(dump.id.pid, []) if not dump.id.is_numbered else []
         sure = len(listed) == 1 and listed[0].rank not in taken
         if sure and dump.id.node in nodes and dump.id.node in (None, listed[0].node):
             count += 1
@@ -132,7 +132,7 @@ def _number_by_files(dumps: Sequence[RankDump], sources: Sequence[str], notes: l
         structs.replace(dump.id, node=None) if dump.id.node == _find_base_name(source) else dump.id
         for dump, source in zip(dumps, sources, strict=True)
     ]
-    has_rank = any(rank.rank is not None or rank.local_rank is not None or rank.node is not None for rank in ids)
+    has_rank = any(rank.is_numbered or rank.node is not None for rank in ids)
     pids = {rank.pid for rank in ids if rank.pid is not None}
     are_rounds = len(pids) < len(dumps) and not (file_names.are_processes(sources) and not pids)
     if has_rank or len(set(sources)) < len(dumps) or are_rounds:
@@ -185,7 +185,7 @@ class _LogCollector:
         except ValueError as error:
             self._notes.append(f"{name}:1: {error}")
             return
-        if rank.rank is not None or rank.local_rank is not None:
+        if rank.is_numbered:
             self._parts.insert(0, (name, rank, log))
         else:
             self._unknown[name] = rank, log
@@ -366,8 +366,7 @@ def _make_precedence(rank: _Rank) -> tuple[bool, int]:
 
 
 def _make_place(rank: RankId) -> tuple[object, ...]:
-    numbered = rank.rank is not None or rank.local_rank is not None
-    return rank.node, rank.rank, rank.local_rank, None if numbered else rank.pid
+    return rank.node, rank.rank, rank.local_rank, None if rank.is_numbered else rank.pid
 
 
 def _read_source(
@@ -419,7 +418,7 @@ def _read_source(
                 rank, sure, rest = named.id, True, line
             reader = line_stream.Reader(interned, is_log=named.is_log)
             source = sources.setdefault((rank, sure), _Source(name, rank, sure, reader))
-        if prefix and line_prefixes.is_numbered(rank) and len(rest) == len(line) - len(prefix):
+        if prefix and rank.is_numbered and len(rest) == len(line) - len(prefix):
             by_prefix[prefix] = source
         source.reader.feed(rest, number, line[: len(line) - len(rest)])
     for source in sources.values():
@@ -442,11 +441,12 @@ def _sort_processes(source: _Source, notes: list[str]) -> _Processes:
     if len(processes) < len(source.reader.processes):
         notes.append(f"{source.name}: {len(source.reader.processes) - len(processes)} launcher processes skipped")
     pids = {process.pid for process in processes}
-    numbered = source.id.rank is not None or source.id.local_rank is not None
     helpers: list[ParsedProcess] = []
-    candidates = [ParsedProcess(None, "", None, (), _CUT)] if source.reader.begins_inside and not numbered else []
+    candidates = (
+        [ParsedProcess(None, "", None, (), _CUT)] if source.reader.begins_inside and not source.id.is_numbered else []
+    )
     for process in processes:
-        is_helper = roles.is_helper(process, pids) and (numbered or not roles.is_in_collective(process))
+        is_helper = roles.is_helper(process, pids) and (source.id.is_numbered or not roles.is_in_collective(process))
         (helpers if is_helper else candidates).append(process)
     return _Processes(source, candidates, helpers, _are_all_ranks(source, candidates))
 
@@ -514,7 +514,7 @@ def _number_unknown_ranks(source: _Source, ranks: Sequence[_Rank]) -> None:
 
 def _are_all_ranks(source: _Source, candidates: Sequence[ParsedProcess]) -> bool:
     """True if each candidate is a rank: the stream has no number, or its number is a label of srun for a whole node."""
-    if source.id.rank is None and source.id.local_rank is None:
+    if not source.id.is_numbered:
         return True
     pids = {process.pid for process in candidates if process.pid is not None}
     commands = {roles.LOCAL_RANK.sub("", process.command) for process in candidates if process.pid is not None}

@@ -203,6 +203,11 @@ class RankId(Value, frozen=True):
     pid: int | None = None
     title: str | None = None
 
+    @property
+    def is_numbered(self) -> bool:
+        """True if the rank has a number within the job or its node."""
+        return self.rank is not None or self.local_rank is not None
+
     def sort_key(self) -> tuple[int, str, int, int]:
         """Return a key that sorts by global rank, then node, local rank and pid. Unknown numbers come last."""
         last = 1 << 62

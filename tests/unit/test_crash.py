@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from hangwatch import crash
 from hangwatch.crash import CrashArtifacts, collection
-from hangwatch.explain.logs import launcher_text, rank_log
+from hangwatch.explain.logs import rank_log
 from hangwatch.explain.stacks import gdb_text
-from hangwatch.formats import incident_file
+from hangwatch.formats import incident_file, launcher_text
 from hangwatch.model import Confidence, EndedProcess, Job, KernelLine, ProcessId, RankId
 from hangwatch.probes.process import crash_artifacts
 from hangwatch.report import html, text

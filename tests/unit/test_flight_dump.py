@@ -20,8 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hangwatch.explain import file_names
-from hangwatch.explain.flight_dumps import rank_recorders, recorder_dump, safe_pickle
+from hangwatch.explain.flight_dumps import rank_recorders, recorder_dump
 from hangwatch.explain.flight_dumps.rank_recorders import DumpFile
+from hangwatch.formats import safe_pickle
 
 NOW = 1_795_338_512.0
 CREATED_NS = 1_795_338_000 * 10**9

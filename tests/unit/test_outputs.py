@@ -2,7 +2,8 @@
 
 import pytest
 
-from hangwatch.explain.logs import live_output, log_evidence
+from hangwatch.capture import live_output
+from hangwatch.explain.logs import log_evidence
 from hangwatch.explain.logs.merged_logs import RankLog
 from hangwatch.model import OutputEnd, RankId, Verdict
 from hangwatch.verdict.supplements import complete

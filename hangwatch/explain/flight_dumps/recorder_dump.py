@@ -15,8 +15,8 @@ from typing import NamedTuple
 import msgspec
 
 from hangwatch import words
-from hangwatch.explain.flight_dumps.safe_pickle import MOST_BYTES, load_plain_values
 from hangwatch.formats import decoding, pyspy_json
+from hangwatch.formats.safe_pickle import MOST_BYTES, load_plain_values
 from hangwatch.model import MOST_RANKS, Frame, spans
 from hangwatch.model.flight_records import (
     BACKEND_NAME,

@@ -19,18 +19,18 @@ def find_owners(writers: Sequence[RankId], dumped: Collection[RankId]) -> dict[R
     kind of title is the most common one.
     """
     by_pid: dict[tuple[str | None, int | None], RankId] = {
-        (rank.node, rank.pid): rank for rank in writers if rank.pid is not None and _is_numbered(rank)
+        (rank.node, rank.pid): rank for rank in writers if rank.pid is not None and rank.is_numbered
     }
     of_dumps: dict[int | None, RankId] = {rank.pid: rank for rank in dumped if rank.pid is not None}
     titles = {rank: title for rank in writers if (title := process_title.read(rank.title or "")) is not None}
-    families = Counter(title.family for rank, title in titles.items() if not _is_numbered(rank) or title.is_worker)
+    families = Counter(title.family for rank, title in titles.items() if not rank.is_numbered or title.is_worker)
     has_workers = any(title.is_worker for title in titles.values())
-    are_numbered = any(map(_is_numbered, writers))
+    are_numbered = any(rank.is_numbered for rank in writers)
     owners: dict[RankId, RankId | None] = {}
     for rank in writers:
         title = titles.get(rank)
         if rank.pid is None or rank.pid in of_dumps or (rank.node, rank.pid) in by_pid:
-            of_pid = rank if _is_numbered(rank) else by_pid.get((rank.node, rank.pid), rank)
+            of_pid = rank if rank.is_numbered else by_pid.get((rank.node, rank.pid), rank)
             owners[rank] = of_dumps.get(rank.pid) or of_pid
         elif title is None:
             owners[rank] = None if are_numbered or titles else rank
@@ -40,7 +40,3 @@ def find_owners(writers: Sequence[RankId], dumped: Collection[RankId]) -> dict[R
             is_common = families[title.family] == max(families.values())
             owners[rank] = rank if is_common and not are_numbered else None
     return owners
-
-
-def _is_numbered(rank: RankId) -> bool:
-    return rank.rank is not None or rank.local_rank is not None

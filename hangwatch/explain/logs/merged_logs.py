@@ -82,7 +82,7 @@ def _add_global_rank(rank: RankId, global_ranks: dict[tuple[str | None, int | No
 
 def is_of_process(rank: RankId) -> bool:
     """True if the log is of one known process: it has a rank, a local rank or a pid."""
-    return rank.rank is not None or rank.local_rank is not None or rank.pid is not None
+    return rank.is_numbered or rank.pid is not None
 
 
 def _make_key(rank: RankId) -> tuple[object, ...]:

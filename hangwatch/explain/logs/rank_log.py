@@ -16,9 +16,9 @@ import msgspec
 from msgspec.structs import replace
 
 from hangwatch import tables
-from hangwatch.explain.logs import kernel_text, ras_text, work_lines
+from hangwatch.explain.logs import kernel_text, work_lines
 from hangwatch.explain.stacks.parsed_processes import LONGEST_LINE
-from hangwatch.formats import decoding, pyspy_json
+from hangwatch.formats import decoding, nccl_ras, pyspy_json
 from hangwatch.model import RankId
 from hangwatch.tables import nccl_messages, secret_forms
 
@@ -209,7 +209,7 @@ class Log:
         self.processes: set[RankId] = set()
         self.messages: dict[str, Message] = {}
         self.works: dict[tuple[object, ...], Work] = {}
-        self.ras = ras_text.Reader()
+        self.ras = nccl_ras.Reader()
         self.told_rank: int | None = None
         self._call: tuple[object, ...] = ()
         self._in_traceback = False

@@ -3,7 +3,7 @@
 import os
 import shlex
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -187,7 +187,8 @@ def _dump_local(options: DumpOptions) -> int:
     elif options.directory is not None or len(dumped) > 1:
         print_jobs(dumped, with_message=options.directory is not None)
     _report_unreadable(unreadable, options)
-    _report_missing(local.refused, local.likely_ranks(), is_empty=not (dumped or unreadable))
+    is_empty = not (dumped or unreadable)
+    _report_missing(local.refused, [local.no_daemon or NO_JOB, *local.likely_ranks()] if is_empty else ())
     return 0 if dumped else 1
 
 
@@ -214,13 +215,17 @@ def dump_request(
 
 
 class _LocalDump:
-    """One dump of this node. `refused` has the error of each job that the daemon could not dump."""
+    """One dump of this node. `refused` has the error of each job that the daemon could not dump.
+
+    `no_daemon` is the reason why the daemon was not asked for further jobs.
+    """
 
     def __init__(self, options: DumpOptions, settings: config.Settings, gpus: NvmlSampler) -> None:
         self._options, self._settings, self._gpus = options, settings, gpus
         self._node, self._activities = host.node_name(), activity.load(settings.activities.rules)
         self._sweep = gpus.wait_for_sweep(GPU_SECONDS)
         self.refused: list[UserError | TemporaryError] = []
+        self.no_daemon = ""
         self._whole_job: Job | None = None  # the job of the only selected process
 
     def jobs(self) -> list[Job]:
@@ -321,6 +326,8 @@ class _LocalDump:
                     dumped.append(user_socket_client.dump(self._settings, key, self._options.rounds))
         except user_socket_client.BusyError as error:
             self.refused.append(error)
+        except user_socket_client.NoDaemonError as error:
+            self.no_daemon = f"{error}\nno job found that this user may read; try as root, or --pid"
         except user_socket_client.SocketError:
             pass
         return dumped
@@ -385,13 +392,10 @@ def _report_unreadable(unreadable: Sequence[Job], options: DumpOptions) -> None:
         click.echo(f"not dumped: {jobs}: this user may not read the stacks of {names}\n  {_see_all(options)}", err=True)
 
 
-def _report_missing(refused: Sequence[Exception], likely: Iterable[str], *, is_empty: bool) -> None:
-    """Print that there is no job if `is_empty`. Raises the first TemporaryError in `refused`.
-
-    `likely` are lines about processes that may be ranks of an unknown job.
-    """
-    if is_empty:
-        click.echo("\n".join([NO_JOB, *likely]), err=True)
+def _report_missing(refused: Sequence[Exception], no_job: Sequence[str]) -> None:
+    """Print the lines that say that there is no job. Raises the first TemporaryError in `refused`."""
+    if no_job:
+        click.echo("\n".join(no_job), err=True)
     for error in refused:
         if isinstance(error, TemporaryError):
             raise error

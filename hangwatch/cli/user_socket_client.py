@@ -134,7 +134,9 @@ def ask(path: str, what: str, deadline_seconds: float = SHORT_SECONDS) -> bytes:
                 connection.settimeout(remaining_seconds)
     except (http.client.RemoteDisconnected, ConnectionResetError, TimeoutError) as error:
         raise BusyError(f"{path}: the daemon did not respond: {error}; try again in {AGAIN_SECONDS} s") from None
-    except (FileNotFoundError, ConnectionRefusedError) as error:
+    except FileNotFoundError as error:
+        raise NoDaemonError(f"the socket of the daemon is missing: {path}: {error.strerror}") from None
+    except ConnectionRefusedError as error:
         raise NoDaemonError(f"{path}: {error.strerror}") from None
     except (OSError, http.client.HTTPException) as error:
         raise SocketError(f"{path}: {getattr(error, 'strerror', None) or error}") from None

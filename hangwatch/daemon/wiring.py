@@ -44,6 +44,7 @@ from hangwatch.web.user_socket import UserSocket
 log = logging.getLogger(__package__)  # one logger for the whole package: users filter by its name
 
 STATUS_SECONDS = 10.0
+SOCKET_SECONDS = 30.0
 BEATS_MISSED = 10.0  # after this many sample periods without a sample, the daemon reports itself unhealthy
 SCAN_DEADLINE_SECONDS = 10.0
 STUCK_SECONDS = 60.0  # a scan or capture that overruns its budget by this much is stuck
@@ -241,7 +242,10 @@ class Daemon:
     def _on_missed(self, task: str) -> None:
         """Report that a task has not ended when it is due again. `find_health_problem` reports late power samples."""
         if not self._checking.report_overrun(task) and task not in ("sample", "counters", "recorders", "arrivals"):
-            log.warning("%s is still running at its next tick", task)
+            runs = self.board.snapshot.late_tasks.get(task, 0) + 1
+            self.board.put(Snapshot.with_late_task, task)
+            if runs == 1:
+                log.warning("%s is still running at its next tick; see hangwatch_late_tasks_total", task)
 
     # --- lifecycle ---------------------------------------------------------------------------------------------
 
@@ -272,6 +276,7 @@ class Daemon:
         self._checking.schedule_tasks()
         self._keeping.schedule_tasks()
         schedule.run_every(STATUS_SECONDS, "slow", "status", self._tell_systemd)
+        schedule.run_every(SOCKET_SECONDS, "slow", "user socket", self._own_jobs.restore)
         if self._notifier.watchdog_seconds is not None:
             schedule.run_every(self._notifier.watchdog_seconds, "slow", "watchdog", self._ping_watchdog)
         schedule.start()

@@ -58,6 +58,12 @@ def tasks(snapshot: Snapshot, now: float) -> Iterator[Metric]:
     for task in ("scan", "capture"):
         running.add_metric([task], snapshot.running_seconds(task, now))
     yield running
+    late = CounterMetricFamily(
+        "hangwatch_late_tasks", "Tasks that were due while their last run continued", labels=["task"]
+    )
+    for task, count in snapshot.late_tasks.items():
+        late.add_metric([task], count)
+    yield late
     left_out = gauge(
         "left_out", "Jobs, ranks and processes not monitored: exceeds a limit in [jobs]", ("owner", "what")
     )

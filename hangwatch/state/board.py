@@ -102,7 +102,7 @@ class Snapshot(Value, frozen=True):
 
     `jobs` is by `Job.key`. `engines` are inference engines, which have no watch. `hook_runs` is by event and outcome.
     `running` has the start of each running scan and capture, `gpu_errors_at` is the time of the newest XIDs or link
-    errors (both CLOCK_MONOTONIC, seconds).
+    errors (both CLOCK_MONOTONIC, seconds). `late_tasks` counts the overruns of each scheduled task.
     `crashes` has the newest crash of each job. `unread_crash_count` counts the jobs with dead ranks that were not
     read, because too many jobs of their owner were queued. `unresumed_incidents` are open incidents of an earlier
     daemon. Their processes live, but no scan has found the job yet. `silences` is by `Job.key`.
@@ -121,6 +121,7 @@ class Snapshot(Value, frozen=True):
     left_out: tuple[NotMonitored, ...] = ()
     engines: tuple[Job, ...] = ()
     running: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    late_tasks: dict[str, int] = field(default_factory=dict)
     scan_seconds: float | None = None
     dumpers_stuck: int = 0
     gpu_errors_at: float | None = None
@@ -145,6 +146,10 @@ class Snapshot(Value, frozen=True):
     def living_keys(self) -> frozenset[str]:
         """The keys of the jobs that have not ended."""
         return frozenset(entry.job.key for entry in self.living)
+
+    def with_late_task(self, task: str) -> Snapshot:
+        """Return the snapshot with a task counted that was due while its last run had not ended."""
+        return replace(self, late_tasks=self.late_tasks | {task: self.late_tasks.get(task, 0) + 1})
 
     def with_job(self, entry: JobEntry) -> Snapshot:
         """Return the snapshot with this job added or replaced."""

@@ -100,12 +100,34 @@ class UserSocket:
         self._dumps = ThreadPoolExecutor(DUMP_THREADS, "own-dumps")
         self._reading = ThreadPoolExecutor(1, "own-reading")
         self._listener: Listener | None = None
+        self._inode, self._problem = -1, ""
         self._making_seconds = 2 * settings.capture_seconds + MARGIN_SECONDS
 
     def start(self) -> None:
         """Start serving. If that is impossible, log the reason: the daemon works without the socket."""
         if not self._path:
             return
+        level, problem = self._serve()
+        if problem and problem != self._problem:
+            log.log(level, "no user socket: %s", problem)
+        self._problem = problem
+
+    def restore(self) -> None:
+        """Serve again if the socket was removed (`rm -rf /run/*`), or could not be opened before."""
+        with contextlib.suppress(OSError):
+            if not self._path or Path(self._path).lstat().st_ino == self._inode:
+                return
+        if self._listener is not None:
+            self._listener.stop()
+            self._listener = None
+            with contextlib.suppress(OSError):
+                Path(self._path).parent.mkdir(mode=0o755)
+        self.start()
+        if not self._problem:
+            log.warning("the user socket %s was missing; it was opened again", self._path)
+
+    def _serve(self) -> tuple[int, str]:
+        """Open the socket and start to serve. Return the level and the text of a log line; "" if this succeeds."""
         listener = Listener(
             "own-jobs",
             self.answer,
@@ -119,16 +141,16 @@ class UserSocket:
             if problem is None:
                 _remove_stale(self._path)
                 listener.bind_unix(self._path)
+                self._inode = Path(self._path).lstat().st_ino
         except FileNotFoundError:
-            log.info("no user socket: the folder of [socket] path = %r does not exist", self._path)
-            return
+            return logging.INFO, f"the folder of [socket] path = {self._path!r} does not exist"
         except OSError as error:
             problem = error.strerror or str(error)
         if problem is not None:
-            log.warning("no user socket: [socket] path = %r: %s", self._path, problem)
-            return
+            return logging.WARNING, f"[socket] path = {self._path!r}: {problem}"
         listener.start()
         self._listener = listener
+        return logging.INFO, ""
 
     def stop(self) -> None:
         """Stop serving. A running dump is abandoned."""

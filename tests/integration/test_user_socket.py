@@ -174,6 +174,16 @@ def test_what_may_be_found_and_not_read_is_asked_of_the_daemon(node: Node) -> No
         rank.wait()
 
 
+@pytest.mark.parametrize("command", ["dump", "status"])
+def test_command_without_the_socket_says_that_it_is_missing(node: Node, command: str) -> None:
+    """Alone in a pid namespace, so that no other job of the machine is found."""
+    alone = node._replace(socket=node.socket.with_name("none"))
+    done = alone.hangwatch(STRANGER, command, prefix=("unshare", "--pid", "--fork", "--mount-proc"))
+    assert done.returncode != 0
+    assert f"the socket of the daemon is missing: {alone.socket}" in done.stderr
+    assert "no training job" not in done.stderr
+
+
 @pytest.mark.parametrize("command", [["dump", "--job", "job-of-nobody"], ["status"], ["incidents"]])
 def test_command_that_the_daemon_refuses_for_now_says_so_and_exits_with_75(node: Node, command: list[str]) -> None:
     said = "connections are refused: all 128 connections are in use; try again in 10 s"

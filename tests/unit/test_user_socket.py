@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import socket
 import sys
 import threading
@@ -453,6 +454,36 @@ def test_a_socket_that_a_killed_daemon_left_is_replaced_and_a_living_ones_is_not
         assert "another hangwatch listens there" in caplog.text
         with connected(path):
             pass
+
+
+@pytest.mark.parametrize("removed", ["socket", "folder"])
+def test_user_socket_that_was_removed_is_opened_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, removed: str
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o755)
+    with caplog.at_level(logging.INFO), served(folder) as (desk, path):
+        desk.own_jobs.restore()
+        assert caplog.text == ""
+        path.unlink()
+        if removed == "folder":
+            shutil.rmtree(folder)
+        desk.own_jobs.restore()
+        with connected(path) as one:
+            one.sendall(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert one.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
+        assert "was missing; it was opened again" in caplog.text
+    assert not path.exists()
+
+
+def test_user_socket_that_cannot_be_opened_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO), served(tmp_path / "none") as (desk, path):
+        for _ in range(3):
+            desk.own_jobs.restore()
+        assert caplog.text.count("no user socket") == 1
+        path.parent.mkdir()
+        desk.own_jobs.restore()
+        assert path.is_socket()
 
 
 def test_a_folder_where_others_write_or_none_gets_no_socket(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -119,7 +119,7 @@ def resolve_nodes(reach: Reach) -> list[str]:
     """Return the names of the selected nodes. Raises InputError and NodesError."""
     if reach.selector is not None:
         return _nodes_of_pods(reach)
-    return nodeset.expand(reach.nodes) if reach.nodes else _nodes_of_slurm_job(reach.jobid)
+    return nodeset.expand(reach.nodes) if reach.nodes else _nodes_of_slurm_job(reach.jobid, reach.via)
 
 
 def describe_no_job(answered: Collection[str]) -> str:
@@ -255,18 +255,32 @@ def _nodes_of_pods(reach: Reach) -> list[str]:
     return nodeset.check_names(nodes)
 
 
-def _nodes_of_slurm_job(job: str | None) -> list[str]:
+def _nodes_of_slurm_job(job: str | None, via: str | None) -> list[str]:
+    """Return the nodes of a Slurm job. Raises InputError for several jobs, or if a step for `via` would not start."""
     assert job is not None
     try:
-        printed = _printed_by(["squeue", "--noheader", f"--jobs={job}", "--format=%N"])
+        printed = _printed_by(["squeue", "--noheader", f"--jobs={job}", "--format=%i|%T|%N"])
     except InputError as error:
         raise InputError(
             f"--jobid {words.elided(job, 80)}: {error}\n  `squeue --me` lists job ids; --nodes works without squeue"
         ) from None
-    listed = printed.decode("utf-8", "replace").split()
-    if not listed:
-        raise InputError(f"--jobid {job}: squeue lists no nodes of this job: give --nodes")
-    return nodeset.expand(",".join(listed))  # a list for each component of a heterogeneous job
+    rows = [row.split("|") for row in printed.decode("utf-8", "replace").splitlines() if row.count("|") == 2]
+    parts = {part: nodes for part, _, nodes in rows if nodes.strip()}
+    states = {state for part, state, _ in rows if part in parts or not parts}
+    if not parts:
+        state = f" ({', '.join(sorted(states))})" if states else ""
+        raise InputError(f"--jobid {job}: squeue lists no nodes of this job{state}: give --nodes")
+    if len(parts) > 1 and all("_" in part for part in parts):
+        tasks = words.elided(", ".join(parts), 80)
+        raise InputError(f"--jobid {job}: is an array of several running jobs: give one of them ({tasks})")
+    if via == "srun" and "SUSPENDED" in states:
+        raise InputError(
+            f"--jobid {job}: Slurm has suspended this job: its ranks are stopped, and a step would wait\n"
+            f"  `scontrol resume {job}` continues it; --via ssh reads its stacks now"
+        )
+    if via == "srun" and len(parts) > 1:
+        raise InputError(f"--jobid {job}: is a heterogeneous job, and a step has the nodes of one part only: --via ssh")
+    return nodeset.expand(",".join(parts.values()))  # a list for each component of a heterogeneous job
 
 
 def _pods(options: Sequence[str]) -> dict[str, transports.Pod]:

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from hangwatch import words
-from hangwatch.formats import process_title
+from hangwatch.formats import process_title, python_files
 from hangwatch.model import Process, Waiting
 from hangwatch.tables import secret_forms
 from hangwatch.tables.launchers import TABLE, Launcher, RankVariables
@@ -122,7 +122,7 @@ def program(cmdline: tuple[str, ...]) -> str:
     if not cmdline:
         return ""
     name = base_name(cmdline[0])
-    if not name.startswith(("python", "pypy")):
+    if not python_files.is_interpreter(name):
         return name
     arguments = iter(cmdline[1:])
     for argument in arguments:
@@ -226,7 +226,7 @@ def is_python(process: Process) -> bool:
         return True
     first = process.cmdline[0] if process.cmdline else ""
     title = process_title.read(first)
-    return base_name(first).startswith(("python", "pypy")) or (title is not None and "::" in title.text)
+    return python_files.is_interpreter(base_name(first)) or (title is not None and "::" in title.text)
 
 
 def is_loader_worker(process: Process) -> bool:

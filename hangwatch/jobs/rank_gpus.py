@@ -13,18 +13,19 @@ def find_gpus(
 
     A rank that has not used its GPU yet is not in the driver's list. Then its environment decides, by the
     convention that local rank N takes the Nth visible GPU. A GPU on which the driver lists other processes is left
-    out.
+    out. Exception: a MIG instance, because a GPU has several.
     """
     held = tuple(gpu.uuid for gpu in gpus if not set(pids).isdisjoint(gpu.pids))
     if held:
         return held
-    taken = {gpu.uuid for gpu in gpus if gpu.pids}
+    taken = {gpu.uuid for gpu in gpus if gpu.pids and not gpu.mig_uuids}
     return tuple(uuid for uuid in _claimed(environ, local_rank, gpus) if uuid not in taken)
 
 
 def _claimed(environ: Mapping[str, str], local_rank: int | None, gpus: Sequence[GpuSample]) -> tuple[str, ...]:
     """Return the GPU that the environment gives a rank: the only visible one, else the one with its local rank."""
-    visible = _visible(environ, [gpu.uuid for gpu in sorted(gpus, key=lambda gpu: gpu.index)])
+    instances = {instance: gpu.uuid for gpu in gpus for instance in gpu.mig_uuids}
+    visible = _visible(environ, [gpu.uuid for gpu in sorted(gpus, key=lambda gpu: gpu.index)], instances)
     if len(visible) == 1:
         return tuple(visible)
     if local_rank is None or local_rank >= len(visible):
@@ -32,9 +33,12 @@ def _claimed(environ: Mapping[str, str], local_rank: int | None, gpus: Sequence[
     return (visible[local_rank],)
 
 
-def _visible(environ: Mapping[str, str], uuids: list[str]) -> list[str]:
-    """Return the GPUs that CUDA shows to this process, in CUDA's order; see CUDA_VISIBLE_DEVICES in NVIDIA's guide."""
-    granted = _granted(environ, uuids)
+def _visible(environ: Mapping[str, str], uuids: list[str], instances: Mapping[str, str]) -> list[str]:
+    """Return the GPUs that CUDA shows to this process, in CUDA's order; see CUDA_VISIBLE_DEVICES in NVIDIA's guide.
+
+    `instances` are the GPUs of the MIG instances. CUDA shows one instance to a process, by its uuid.
+    """
+    granted = _granted(environ, uuids, instances)
     value = environ.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return granted
@@ -43,19 +47,19 @@ def _visible(environ: Mapping[str, str], uuids: list[str]) -> list[str]:
         granted = _renumbered(environ, names, granted)
     visible: list[str] = []
     for name in names:
-        uuid = _resolve_name(name, granted)
+        uuid = instances.get(name) or _resolve_name(name.removeprefix("MIG-").partition("/")[0], granted)
         if uuid is None:  # CUDA stops at the first unknown name
             break
         visible.append(uuid)
     return visible
 
 
-def _granted(environ: Mapping[str, str], uuids: list[str]) -> list[str]:
+def _granted(environ: Mapping[str, str], uuids: list[str], instances: Mapping[str, str]) -> list[str]:
     """Return the GPUs in NVIDIA_VISIBLE_DEVICES, which a container gets by uuid.
 
     All GPUs of the node if there are none.
     """
-    names = environ.get("NVIDIA_VISIBLE_DEVICES", "").split(",")
+    names = [instances.get(name, name) for name in environ.get("NVIDIA_VISIBLE_DEVICES", "").split(",")]
     inside = [uuid for uuid in uuids if uuid in names]
     return inside or uuids
 

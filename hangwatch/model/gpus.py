@@ -6,7 +6,10 @@ _NARROWEST_WATTS = 20.0  # a smaller difference between idle and work is noise
 
 
 class GpuSample(Value, frozen=True):
-    """One reading of one GPU. A field is None if this GPU does not have it, or if `faults` contains the reason."""
+    """One reading of one GPU. A field is None if this GPU does not have it, or if `faults` contains the reason.
+
+    `mig_uuids` are its MIG instances, of which each can have a job of its own.
+    """
 
     index: int
     uuid: str
@@ -20,6 +23,7 @@ class GpuSample(Value, frozen=True):
     temperature_celsius: float | None = None
     energy_joules: float | None = None
     pids: tuple[int, ...] = ()
+    mig_uuids: tuple[str, ...] = ()
     faults: tuple[Fault, ...] = ()
 
 

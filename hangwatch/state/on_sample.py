@@ -13,6 +13,7 @@ from hangwatch.state.actions import Action
 from hangwatch.state.board import Snapshot
 from hangwatch.state.incident_timeline import update_timeline
 from hangwatch.state.ray_pages import page_ray_jobs_once
+from hangwatch.state.shared_gpus import find_shared_gpus, ignores_power
 
 
 def record_sample(
@@ -28,14 +29,16 @@ def record_sample(
     """Record one sweep, and apply it to the watch of every living job. `now` is CLOCK_MONOTONIC in seconds.
 
     A gap between samples of more than `gap_seconds` is not quiet time. `capture_seconds`: time of a usual capture.
+    Counters alone judge a job with a shared GPU, if they show its progress.
     """
     before, held = snapshot, frozenset(uuid for entry in snapshot.living for uuid in entry.job.gpu_uuids)
     idle_watts = update_idle_levels(snapshot.idle_watts, sweep.gpus, held)
     snapshot = replace(snapshot, sweep=sweep, sampler=status, idle_watts=idle_watts)
-    by_uuid = {gpu.uuid: gpu for gpu in sweep.gpus}
+    by_uuid, shared = {gpu.uuid: gpu for gpu in sweep.gpus}, find_shared_gpus(snapshot)
     actions: list[Action] = []
     for entry in snapshot.living:
-        samples = {uuid: by_uuid[uuid] for uuid in entry.job.gpu_uuids if uuid in by_uuid}
+        judged = (uuid for uuid in entry.job.gpu_uuids if not ignores_power(entry, uuid, shared))
+        samples = {uuid: by_uuid[uuid] for uuid in judged if uuid in by_uuid}
         watch, wanted = detector.apply_sample(
             entry.watch,
             samples,

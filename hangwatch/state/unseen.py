@@ -1,11 +1,12 @@
 """The ranks of which hangwatch lacks a source, and why: one list for `status`, metrics and `slow`. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from hangwatch import words
-from hangwatch.model import Fault, JobName, Rank, Value
+from hangwatch.model import Fault, Job, JobName, Rank, Value
 from hangwatch.state.board import JobEntry, Snapshot
+from hangwatch.state.shared_gpus import find_shared_gpus
 
 RECORDER = "flight recorder"
 Source: TypeAlias = Literal["flight recorder", "GPU power", "stack"]
@@ -31,13 +32,18 @@ class Unseen(Value, frozen=True):
 
 def list_unseen(snapshot: Snapshot) -> tuple[Unseen, ...]:
     """Return the sources that are missing, by job, source and reason."""
-    return tuple(unseen for entry in snapshot.living for unseen in _of_job(entry, snapshot))
+    shared = find_shared_gpus(snapshot)
+    return tuple(unseen for entry in snapshot.living for unseen in _of_job(entry, snapshot, shared))
 
 
-def _of_job(entry: JobEntry, snapshot: Snapshot) -> Iterator[Unseen]:
+def _of_job(entry: JobEntry, snapshot: Snapshot, shared: Mapping[str, Sequence[Job]]) -> Iterator[Unseen]:
     sources: dict[Source, Iterable[Fault]] = {
         "flight recorder": entry.counter_faults,
-        "GPU power": (fault for rank in entry.job.ranks if (fault := _power_fault(rank, snapshot)) is not None),
+        "GPU power": (
+            fault
+            for rank in entry.job.ranks
+            if (fault := _power_fault(rank, snapshot) or _sharing(entry.job, rank, shared)) is not None
+        ),
         "stack": _stack_faults(entry),
     }
     for source, faults in sources.items():
@@ -61,6 +67,14 @@ def _power_fault(rank: Rank, snapshot: Snapshot) -> Fault | None:
     gpus = snapshot.sweep.gpus if snapshot.sweep is not None and snapshot.sampler.alive else ()
     read = {gpu.uuid for gpu in gpus if gpu.power_watts is not None}
     return None if read.issuperset(rank.gpu_uuids) else snapshot.sampler.fault or _NO_READING
+
+
+def _sharing(job: Job, rank: Rank, shared: Mapping[str, Sequence[Job]]) -> Fault | None:
+    """Return a fault if ranks of other jobs are on a GPU of the rank."""
+    others = {other.name: None for uuid in rank.gpu_uuids for other in shared.get(uuid, ()) if other.key != job.key}
+    if not others:
+        return None
+    return Fault(subject="gpu", reason="PowerShared", detail=f"power is shared with job {', '.join(map(str, others))}")
 
 
 def _stack_faults(entry: JobEntry) -> Iterator[Fault]:

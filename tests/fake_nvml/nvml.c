@@ -370,6 +370,18 @@ int nvmlDeviceGetMigMode(Gpu *gpu, uint *current, uint *pending)
     return code;
 }
 
+NUMBER(nvmlDeviceGetMaxMigDeviceCount, uint, "mig_instances", 1)
+
+/* Instance 3 of GPU 2 has the lines of "gpu 1023". */
+int nvmlDeviceGetMigDeviceHandleByIndex(Gpu *gpu, uint index, Gpu **out)
+{
+    static Gpu instances[MAX_GPUS][10];
+    char value[400];
+    *out = &instances[gpu->index][index];
+    (*out)->index = 1000 + 10 * gpu->index + (int)index;
+    return find(value, sizeof value, "gpu %d uuid", (*out)->index) ? SUCCESS : NOT_SUPPORTED;
+}
+
 typedef struct {
     char legacy_id[16];
     uint domain, bus, device, pci_device_id, pci_subsystem_id;

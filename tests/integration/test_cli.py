@@ -299,7 +299,7 @@ def test_unreadable_incidents_error_lists_places_and_user() -> None:
 
         told = run_as_nobody("report").stderr
         assert f"no incidents that you may read in {place}/incidents: Permission denied" in told
-        assert f"the daemon did not list your incidents: {place}/socket: No such file" in told
+        assert f"the socket of the daemon is missing: {place}/socket: No such file" in told
         assert f"uid {NOBODY}" in told
         status = run_as_nobody("status")
         assert status.returncode == 2

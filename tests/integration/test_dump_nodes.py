@@ -377,7 +377,7 @@ def stand_ins(nodes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     They support only the calls of these tests.
     """
     (nodes / "bin").mkdir()
-    squeue = '#!/bin/sh\n[ "$*" = "--noheader --jobs=4711 --format=%N" ] && echo "n[0-3]"\n'
+    squeue = '#!/bin/sh\n[ "$*" = "--noheader --jobs=4711 --format=%i|%T|%N" ] && echo "4711|RUNNING|n[0-3]"\n'
     for name, script in {"srun": SRUN, "kubectl": KUBECTL, "squeue": squeue}.items():
         (nodes / "bin" / name).write_text(script.replace("FOLDER", str(nodes)))
         (nodes / "bin" / name).chmod(0o755)
@@ -408,6 +408,28 @@ def test_one_step_of_slurm_asks_all_nodes_of_a_job(stand_ins: Path) -> None:
 def test_what_squeue_complains_of_is_told_with_what_to_type(stand_ins: Path) -> None:
     (stand_ins / "bin" / "squeue").write_text("#!/bin/sh\necho 'error: Invalid job id: abc' >&2; exit 1\n")
     refused("dump", "--jobid", "abc", "--via", "srun", says="squeue --me")
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (["4711|SUSPENDED|n[0-3]"], "scontrol resume 4711"),
+        (["4711_1|RUNNING|n[0-1]", "4711_2|RUNNING|n[2-3]"], "give one of them (4711_1, 4711_2)"),
+        (["4711+0|RUNNING|n[0-1]", "4711+1|RUNNING|n[2-3]"], "heterogeneous job"),
+        (["4711|PENDING|"], "lists no nodes of this job (PENDING)"),
+    ],
+)
+def test_slurm_job_in_which_no_step_starts_is_refused(stand_ins: Path, rows: list[str], says: str) -> None:
+    (stand_ins / "bin" / "squeue").write_text("#!/bin/sh\n" + "".join(f"echo '{row}'\n" for row in rows))
+    refused("dump", "--jobid", "4711", "--via", "srun", says=says)
+
+
+def test_array_with_one_running_job_is_that_job(stand_ins: Path) -> None:
+    squeue = "#!/bin/sh\necho '4711_2|RUNNING|n[0-3]'\necho '4711_[3-9%1]|PENDING|'\n"
+    (stand_ins / "bin" / "squeue").write_text(squeue)
+    remote(stand_ins, "node=$SLURMD_NODENAME; print")
+    command = ("--remote-command", f"sh {stand_ins}/answer", "--json")
+    assert names_rank_19(hangwatch("dump", "--jobid", "4711", "--via", "srun", *command))
 
 
 def test_two_tasks_that_give_one_name_have_one_voice(stand_ins: Path) -> None:

@@ -16,7 +16,7 @@ from tests.integration.test_check_nodes import keep as keep_check
 from tests.integration.test_check_nodes import remote as remote_check
 from tests.integration.test_dump_nodes import RUN_ID, answer, incident_of, job_of_four, keep, remote, running
 from tests.integration.test_hostile_input import hangwatch, refused
-from tests.slurm_nodes import needs_slurm, slurm, steps
+from tests.slurm_nodes import ask, needs_slurm, slurm, steps
 
 pytestmark = needs_slurm
 LONG = "x" * 5000  # srun cuts lines at 1,024 bytes
@@ -47,6 +47,14 @@ def test_a_step_beside_the_job_asks_its_nodes(nodes: Path, job: str) -> None:
     assert found["job"]["command"] == LONG
     assert "n1: own words of n1" in done.stderr
     refused("dump", "--jobid", "999999", "--via", "srun", says="squeue")
+
+
+def test_suspended_job_is_refused_and_named(job: str) -> None:
+    ask("scontrol", "suspend", job)
+    try:
+        refused("dump", "--jobid", job, "--via", "srun", says="Slurm has suspended this job")
+    finally:
+        ask("scontrol", "resume", job)
 
 
 def test_a_task_that_hangs_and_one_without_hangwatch(nodes: Path, job: str) -> None:

@@ -651,3 +651,11 @@ def test_unknown_query_returns_a_fault(start: Start) -> None:
     reply = start().query(Fault, 60.0)
     assert isinstance(reply, Fault)
     assert reply.reason == "UnknownQuestion"
+
+
+def test_instances_of_a_divided_gpu_are_listed(start: Start, fake_driver: FakeDriver) -> None:
+    lines = ["gpu 2 mig_mode 1", "gpu 2 mig_instances 7", "gpu 1020 uuid MIG-a", "gpu 1022 uuid MIG-c"]
+    fake_driver.add(*lines)
+    gpus = first_sweep(start()).gpus
+    assert [gpu.mig_uuids for gpu in gpus[1:4]] == [(), ("MIG-a", "MIG-c"), ()]
+    assert not [fault for gpu in gpus for fault in gpu.faults]

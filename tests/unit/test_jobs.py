@@ -18,6 +18,7 @@ from msgspec import structs
 from hangwatch.capture.job_scan import JobScan
 from hangwatch.jobs import discovery, membership, owners, process_role, rank_gpus
 from hangwatch.model import GpuSample, Job, Process, ProcessId, Rank
+from hangwatch.probes.process import procfs
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.tables import launchers as launcher_table
 from tests.conftest import wait_for
@@ -611,10 +612,37 @@ def test_store_address_in_a_user_made_network_joins_no_jobs(space: str, tmp_path
         ("/system.slice/docker-1.scope/kubepods/pod8c1f0a52-6d1e", owners.Owner("uid 7")),
         ("/kubepods/pod8c1f0a52-6d1e/x/kubepods/pod00000000-1111", owners.Owner("uid 7", "8c1f0a52-6d1e")),
         ("/", owners.Owner("uid 7")),
+        # Containers and units without a scheduler: the user owns them.
+        ("/docker/c0ffee", owners.Owner("uid 7")),
+        ("/system.slice/docker-c0ffee.scope", owners.Owner("uid 7")),
+        ("/machine.slice/libpod-c0ffee.scope/container", owners.Owner("uid 7")),
+        ("/user.slice/user-7.slice/user@7.service/user.slice/libpod-c0ffee.scope", owners.Owner("uid 7")),
+        ("/lxc.payload.c1/init.scope", owners.Owner("uid 7")),
+        ("/system.slice/run-u12.service", owners.Owner("uid 7")),
     ],
 )
 def test_owner_of_a_process_is_read_from_its_control_group(path: str, owner: owners.Owner) -> None:
     process = Process(id=ProcessId(pid=1, start_ticks=1), parent_pid=0, comm="x", state="S", uid=7, cgroups=(path,))
+    assert owners.owner_of(process) == owner
+
+
+@pytest.mark.parametrize(
+    ("lines", "owner"),
+    [
+        ("0::/system.slice/docker-c0ffee.scope", owners.Owner("uid 0", "/system.slice/docker-c0ffee.scope")),
+        ("0::/machine.slice/libpod-c0ffee.scope", owners.Owner("uid 0", "/machine.slice/libpod-c0ffee.scope")),
+        ("0::/lxc.payload.c1", owners.Owner("uid 0", "/lxc.payload.c1")),
+        ("0::/system.slice/run-u12.service", owners.Owner("uid 0", "/system.slice/run-u12.service")),
+        # v1, and the hybrid form with an empty group of v2: a container and a job have one path in each hierarchy.
+        ("5:memory:/docker/c0ffee\n1:name=systemd:/docker/c0ffee", owners.Owner("uid 0", "/docker/c0ffee")),
+        ("5:devices:/docker/c0ffee\n0::/", owners.Owner("uid 0", "/docker/c0ffee /")),
+        ("5:freezer:/slurm/uid_0/job_4711/step_0\n0::/system.slice/slurmd.service", owners.Owner("Slurm job 4711")),
+        ("5:devices:/kubepods/pod8c1f0a52-6d1e/c0ffee\n0::/", owners.Owner("uid 0", "8c1f0a52-6d1e")),
+    ],
+)
+def test_container_of_root_is_an_owner_in_each_form_of_control_groups(lines: str, owner: owners.Owner) -> None:
+    paths = procfs.paths_of_cgroups(lines.encode())
+    process = Process(id=ProcessId(pid=1, start_ticks=1), parent_pid=0, comm="x", state="S", uid=0, cgroups=paths)
     assert owners.owner_of(process) == owner
 
 
@@ -801,10 +829,18 @@ def test_slurm_tasks_per_node(layout: str, node: str, tasks: int | None) -> None
         ({"NVIDIA_VISIBLE_DEVICES": "all"}, 1, ("GPU-a1",)),
         ({"SLURM_STEP_GPUS": "4,5,6,7", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 1, ("GPU-a5",)),
         ({"SLURM_STEP_GPUS": "4,5,6,7", "CUDA_VISIBLE_DEVICES": "4,5,6,7"}, 1, ("GPU-a5",)),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-2b"}, 3, ("GPU-a2",)),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-none"}, 0, ()),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-GPU-a3/1/0"}, 0, ("GPU-a3",)),  # before driver 470
+        ({"NVIDIA_VISIBLE_DEVICES": "MIG-2a,MIG-2b"}, 0, ("GPU-a2",)),
     ],
 )
 def test_gpus_by_environment(environ: dict[str, str], local_rank: int | None, uuids: tuple[str, ...]) -> None:
-    gpus = [GpuSample(index=index, uuid=f"GPU-a{index}") for index in (7, 6, 5, 4, 3, 2, 1, 0)]
+    gpus = [GpuSample(index=index, uuid=f"GPU-a{index}") for index in (7, 6, 5, 4, 3, 1, 0)]
+    gpus.insert(
+        5,
+        GpuSample(index=2, uuid="GPU-a2", mig_uuids=("MIG-2a", "MIG-2b"), pids=(99,) if "MIG" in str(environ) else ()),
+    )
     assert rank_gpus.find_gpus([1], environ, local_rank, gpus) == uuids
 
 

@@ -345,3 +345,8 @@ def test_two_jobs_that_share_a_gpu_give_no_series_twice() -> None:
     text = scrape(board(jobs={"a": entry, "b": entry}))
     assert text.count("hangwatch_gpu_busy_power_watts{") == 1
     assert text.count("hangwatch_gpu_low_power_threshold_watts{") == 1
+
+
+def test_task_that_outlasts_its_interval_is_counted() -> None:
+    late = Snapshot().with_late_task("discover").with_late_task("discover")
+    assert 'hangwatch_late_tasks_total{task="discover"} 2.0' in scrape(board(late_tasks=late.late_tasks))

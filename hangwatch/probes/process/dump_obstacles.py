@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from hangwatch.formats import python_files
 from hangwatch.formats.pyspy_json import USE_GDB
 from hangwatch.model import Fault
 from hangwatch.probes.process import proc_pid, procfs
 
 MOST_THREADS = 4096  # limit of py-spy 0.4, also for the frames of a thread; above it, py-spy reports "no interpreter"
 INSTALL_PYSTACK = "for free-threaded builds and newer Pythons, install pystack: pip install 'pystack>=1.7,<2'"
-_FREE_THREADED = re.compile(r"/(?:lib)?python3\.\d+t(?:$|\.so)")
-_PROGRAM = re.compile(r"/python[\d.]*t?$")
 
 
 class _Target(NamedTuple):
@@ -34,7 +32,7 @@ class Obstacle(NamedTuple):
 
 def _is_mapped_below_its_start(target: _Target) -> bool:
     """True if a part of the program is mapped below its first page. Both dumpers take the lowest part for that page."""
-    program = [row for row in target.mapped if _PROGRAM.search(row.path)]
+    program = [row for row in target.mapped if python_files.is_interpreter(row.path)]
     return bool(program) and program[0].offset > 0 and any(row.offset == 0 for row in program)
 
 
@@ -50,7 +48,7 @@ OBSTACLES = (
         "FreeThreaded",
         "py-spy cannot read a free-threaded build of Python",
         INSTALL_PYSTACK,
-        lambda target: any(_FREE_THREADED.search(row.path) for row in target.mapped),
+        lambda target: any(python_files.is_free_threaded(row.path) for row in target.mapped),
         but_pystack=True,
     ),
     Obstacle(

@@ -10,11 +10,13 @@ the top. For waits for a lock, after collectives, the search was wrong in a fift
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+from hangwatch.formats import python_files
 from hangwatch.probes import pseudo_files
 from hangwatch.probes.process import native_frames, process_memory, system_calls
 from hangwatch.probes.process.native_frames import Mapping
@@ -24,7 +26,6 @@ _MOST_MAPS_BYTES = 8 << 20
 _PAGE_BYTES = 4096
 _SLEEPS = frozenset({"futex", "nanosleep", "clock_nanosleep"})
 _TORCH = re.compile(rb"/lib(?:torch|c10|nccl|cuda)[^/]*\.so[0-9.]*(?: \(deleted\))?$")
-_PYTHON = re.compile(rb"/(?:lib)?python[0-9][^/]*$")
 
 
 def waits_in_torch(pid: int, proc_root: Path, thread: int | None = None) -> bool | None:
@@ -56,7 +57,8 @@ def _is_torch(address: int, stack: int, mapped: Sequence[Mapping], pages: _Pages
             break
         if _TORCH.search(frame.path):
             return True
-        if _PYTHON.search(frame.path):
+        path = os.fsdecode(frame.path)
+        if python_files.is_interpreter(path) or python_files.is_library(path):
             return False
     return None
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from hangwatch.formats import python_files
 from hangwatch.model import ENDED_STATES, Fault, Process, ProcessId
 from hangwatch.probes.process import environment, late_environ, locked_memory
 from hangwatch.probes.process.environment import Environment
@@ -323,12 +324,12 @@ def _is_python(root: str, pid: int, *, has_rank: bool) -> bool | None:
     setproctitle changes the name, the command line and the environment of a process, but not its executable.
     """
     try:
-        if os.readlink(f"{root}/{pid}/exe").rpartition("/")[2].startswith(("python", "pypy")):  # noqa: PTH115 - magic
+        if python_files.is_interpreter(os.readlink(f"{root}/{pid}/exe")):  # noqa: PTH115 - a magic link
             return True
         if not has_rank:
             return None
         with open(f"{root}/{pid}/maps", "rb") as maps:  # noqa: PTH123 - a file of the kernel
-            return any(b"/libpython" in line or b"/libpypy" in line for line in maps)
+            return any(python_files.is_library(os.fsdecode(line.rstrip())) for line in maps)
     except OSError:
         return None
 

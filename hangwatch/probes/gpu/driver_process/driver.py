@@ -146,5 +146,6 @@ def _read_fields(gpu: Gpu, is_full: bool) -> GpuSample:
         temperature_celsius=scaled(ask(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU), 1.0),
         energy_joules=gpu.energy_joules,
         pids=gpu.pids,
+        mig_uuids=gpu.mig_uuids,
         faults=(*gpu.static_faults, *gpu.faults),
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import pynvml
@@ -67,6 +68,7 @@ class Gpu:
         self.pci_address = pci_address(pci) if pci else None
         self.name: str | None = self.ask(pynvml.nvmlDeviceGetName)
         self.power_limit_watts = scaled(self.ask(pynvml.nvmlDeviceGetEnforcedPowerLimit), 1e-3)
+        self.mig_uuids = tuple(self._read_mig_uuids())
         self.static_faults = tuple(self.faults)
         self.pids: tuple[int, ...] = ()
         self.energy_joules: float | None = None
@@ -86,6 +88,14 @@ class Gpu:
             if error.value not in ABSENT:
                 self.faults.append(gpu_fault(self.index, error, call.__name__))
             return None
+
+    def _read_mig_uuids(self) -> Iterator[str]:
+        mode = self.ask(pynvml.nvmlDeviceGetMigMode)
+        if mode is None or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
+            return
+        for number in range(self.ask(pynvml.nvmlDeviceGetMaxMigDeviceCount) or 0):
+            with contextlib.suppress(pynvml.NVMLError):  # fewer instances than possible
+                yield pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(self.handle, number))
 
     def ask_pair(self, call: Callable[..., T], other: Gpu, *arguments: Any) -> T | None:
         """Return the result of an NVML call about this GPU and another GPU; None if it fails.

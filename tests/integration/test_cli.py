@@ -305,7 +305,8 @@ def test_unreadable_incidents_error_lists_places_and_user() -> None:
         assert status.returncode == 2
         assert (
             "127.0.0.1:1/" in status.stderr
-            and f"nor over the user socket: {place}/socket: No such file" in status.stderr
+            and f"nor over the user socket: the socket of the daemon is missing: {place}/socket: No such file"
+            in status.stderr
         )
         assert f"the addresses are from {config}" in status.stderr
 

@@ -284,3 +284,11 @@ def _places(ranks: Sequence[RankId]) -> str:
     if not nodes:
         return ""
     return f" on {join_words(nodes)}" if len(nodes) <= _NODES_LISTED else f" on {count(len(nodes), 'node')}"
+
+
+def holds_any(line: str, texts: tuple[str, ...]) -> bool:
+    """True if a line contains one of the texts: a test that is many times faster than a pattern."""
+    for text in texts:  # noqa: SIM110 - any() takes twice the time, for each line of large logs
+        if text in line:
+            return True
+    return False

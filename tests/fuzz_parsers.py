@@ -30,9 +30,9 @@ from hangwatch import config
 from hangwatch.errors import UserError
 from hangwatch.explain import traces
 from hangwatch.explain.flight_dumps import recorder_dump
-from hangwatch.explain.logs import rank_log, work_lines
+from hangwatch.explain.logs import rank_log
 from hangwatch.fleet import incident_fetch, sighting
-from hangwatch.formats import incident_file, process_title, pyspy_json, safe_pickle
+from hangwatch.formats import incident_file, process_title, pyspy_json, safe_pickle, work_lines
 from hangwatch.formats.pyspy_json import DumpError
 from hangwatch.probes.gpu.messages import Answer, CallAnnouncement, DriverFailure, Hello, SweepMessage
 from hangwatch.probes.network import infiniband, interfaces, ports, sntp

@@ -6,7 +6,7 @@ Pure.
 import re
 from types import ModuleType
 
-from hangwatch import tables
+from hangwatch import words
 from hangwatch.explain.logs.rank_log import Log, last_written
 from hangwatch.explain.stacks import (
     faulthandler_text,
@@ -117,7 +117,7 @@ class Reader:
 
     def _remove_decoration(self, line: str) -> str:
         is_command = self._pyspy is not None and self._pyspy.is_in_header
-        may_begin = not is_command and tables.holds_any(line, _WORDS_OF_ANCHORS)
+        may_begin = not is_command and words.holds_any(line, _WORDS_OF_ANCHORS)
         found = _ANCHOR.search(line, 0, LONGEST_LINE) if may_begin else None
         if found and 1 < found.start() < _LONGEST_DECORATION and (line[0] in " \t>" or not self._is_known(line)):
             before = line[: found.start()]

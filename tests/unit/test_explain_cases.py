@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from hangwatch import words
 from hangwatch.explain import traces
-from hangwatch.explain.logs import enqueued_work, log_evidence, work_lines
+from hangwatch.explain.logs import enqueued_work, log_evidence
 from hangwatch.explain.logs.rank_log import Log
+from hangwatch.formats import work_lines
 from hangwatch.model import RankId, Verdict
 from hangwatch.verdict.supplements import complete
 from tests.conftest import DATA

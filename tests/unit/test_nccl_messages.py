@@ -16,6 +16,10 @@ LINES = {
         TC + "Aborting process on rank 3 due to timeout - timeout watchdog detected operation timeout",
         TC + "Aborting process on rank 3 due to timeout - collective operation timed out",
     ),
+    "watchdog_stuck": (
+        "[rank7]:[E218 11:54:18.495933619 ProcessGroupNCCL.cpp:1484] [PG ID 0 PG GUID 0(default_pg) Rank 7] "
+        "ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued",
+    ),
     "launcher_signal": ("torch.distributed.elastic.multiprocessing.api.SignalException: Process 4711 got signal: 2",),
     "xid": (
         "[Sun Nov 22 03:12:09 2026] NVRM: Xid (PCI:0000:4e:00): 79, pid=4711, GPU has fallen off the bus.",

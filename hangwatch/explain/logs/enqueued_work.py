@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from hangwatch import words
 from hangwatch.explain.logs import merged_logs
 from hangwatch.explain.logs.rank_log import Log, Moment, Work, earlier
-from hangwatch.explain.logs.work_lines import DEFAULT_GROUP, WorkLine, is_collective
-from hangwatch.model import RankId
+from hangwatch.formats.work_lines import DEFAULT_GROUP, WorkLine, is_collective
+from hangwatch.model import MOST_RANKS, RankId
 
 _FEWEST_SEEN = 3
 _SHOWN = 4
@@ -35,7 +35,7 @@ class RankWork(NamedTuple):
 class WorkFinding(NamedTuple):
     """A sentence about the numbers in logs. `behind` are the ranks to check first, `why` is the reason.
 
-    `since` is the time of the timeout. `source` is the log of a rank that is behind.
+    `since` is the time of the timeout. `source` is the log of a rank that is behind. `all_joined` is true if none is.
     """
 
     text: str
@@ -44,6 +44,7 @@ class WorkFinding(NamedTuple):
     why: str = ""
     since: Moment | None = None
     source: str = "its log"
+    all_joined: bool = False
 
 
 class _Standing(NamedTuple):
@@ -102,7 +103,7 @@ def compare(works: Sequence[RankWork], world_size: int | None) -> list[WorkFindi
         if (finding := _compare_group(group, waits, world_size, is_of_job=_is_of_job(works))) is not None
     ]
     groups = {work.line.group for _, _, work in works if work.line.kind == "work"}
-    findings += [*_compare_desync_reports(works, groups), *_compare_barriers(works)]
+    findings += [*_compare_desync_reports(works, groups), *_compare_barriers(works), *_compare_setups(works)]
     findings += [
         WorkFinding(line.name, line.processes, line.processes, line.operation)
         for _, _, (line, *_) in works
@@ -204,6 +205,11 @@ def _find_late(
     since = f", which began at {words.printable(began.text)}" if began else ""
     name = words.printable(group.name)
     text = f"in {name}, {words.name_ranks(ids)} timed out in {operation}{since}"
+    absent = _find_absent(group.ranks, world_size)
+    if not behind and absent and not doubt:
+        return WorkFinding(
+            f"{text}; no such line of {words.name_ranks(absent)} is in the logs: read its own log", absent
+        )
     if not behind:
         seen = len(group.ranks)
         if seen > 1 and not doubt:
@@ -211,7 +217,7 @@ def _find_late(
             text += f"; {of} ranks seen have joined it, and none finished: check the network and the GPUs"
         elif seen > 1:
             text += f"; {words.count(seen)} seen, and all have enqueued it: no rank is behind"
-        return WorkFinding(text, ids)
+        return WorkFinding(text, ids, all_joined=seen > 1 and not doubt)
     numbers = words.fold(standing.reached for standing in behind if standing.reached >= 0)
     counts = f"only {numbers}" if numbers else "nothing"
     has = "has" if len(late) == 1 else "have"
@@ -223,6 +229,13 @@ def _find_late(
     why += f": it had enqueued {counts} when {words.count(len(ids))} timed out in it"
     first = min((standing.timed_out_at for standing in ahead if standing.timed_out_at), default=None, key=_seconds)
     return WorkFinding(text, (*late, *ids), late, f"{why}{since}", first)
+
+
+def _find_absent(ranks: Iterable[RankId], world_size: int | None) -> tuple[RankId, ...]:
+    """Return the few ranks without a line, if most ranks from 0 on have one; () if more than a quarter is absent."""
+    seen = {rank.rank for rank in ranks if rank.rank is not None}
+    absent = [number for number in range(world_size or max(seen, default=-1) + 1) if number not in seen]
+    return tuple(RankId(rank=number) for number in absent) if len(absent) * 3 <= len(seen) <= MOST_RANKS else ()
 
 
 def _compare_calls(
@@ -322,6 +335,26 @@ def _compare_barriers(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
     text = f"{reached:,} of {size:,} tasks reached a barrier of JAX; {words.name_ranks(ids)} did not"
     is_clear = len(tasks) == size - reached < reached
     yield WorkFinding(text, ids, ids if is_clear else (), f"it did not reach a barrier that {reached:,} tasks reached")
+
+
+def _compare_setups(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
+    """Yield the ranks that have not begun to create a communicator of NCCL, or alone have not finished it."""
+    begun: dict[tuple[str, int], set[int]] = defaultdict(set)
+    ended: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for _, _, (line, *_) in works:
+        if line.kind == "setup" and line.enqueued is not None:
+            (ended if line.completed else begun)[line.group, line.enqueued].update(line.ranks)
+    largest = max((size for _, size in begun), default=0)
+    for (name, size), ranks in begun.items():
+        done = ended[name, size] & ranks
+        if size < largest or len(done) >= min(size, MOST_RANKS):
+            continue
+        absent, open_ranks = {*range(min(size, MOST_RANKS))} - ranks, ranks - done
+        text = f"{words.count(len(ranks))} of {size:,} began to create a communicator of NCCL, {len(done):,} finished"
+        late = absent if 0 < len(absent) * 3 <= len(ranks) else open_ranks if len(open_ranks) * 3 <= len(done) else ()
+        ids = _find_ids(late, works)
+        text += f"; {words.name_ranks(ids)} did not" if ids else ": check the network between the nodes"
+        yield WorkFinding(text, ids, ids, f"it did not create the communicator of NCCL that {len(ranks):,} ranks began")
 
 
 def _is_of_job(works: Sequence[RankWork]) -> bool:

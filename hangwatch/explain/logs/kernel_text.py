@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from hangwatch import tables, words
+from hangwatch import words
 from hangwatch.model import Evidence, RankId, Supplement
 from hangwatch.tables import kernel_lines, secret_forms
 
@@ -59,7 +59,7 @@ def has_shape(line: str) -> bool:
 
 def find(line: str) -> KernelLogLine | None:
     """Match a log line with the rows of kernel_lines.toml, without its time and host. None if no row matches."""
-    if not tables.holds_any(line, kernel_lines.literals()):
+    if not words.holds_any(line, kernel_lines.literals()):
         return None
     before = _PREFIX.match(line)
     start = before.end() if before else 0

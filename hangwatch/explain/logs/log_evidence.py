@@ -7,11 +7,12 @@ from typing import NamedTuple
 from msgspec import structs
 
 from hangwatch import words
-from hangwatch.explain.logs import enqueued_work, log_ends, work_lines
+from hangwatch.explain.logs import enqueued_work, log_ends
 from hangwatch.explain.logs.enqueued_work import RankWork, WorkFinding
 from hangwatch.explain.logs.log_ends import SHOWN, TIMES_AS_MANY, End
 from hangwatch.explain.logs.merged_logs import RankLog
 from hangwatch.explain.logs.rank_log import Failure, Message, Moment, common_clock, time_on
+from hangwatch.formats import work_lines
 from hangwatch.model import INTERFACES_OF_ONE_NODE, CheckFirst, Evidence, RankId, Supplement
 from hangwatch.tables import nccl_messages
 
@@ -151,6 +152,8 @@ def _find_hint(
             f"read {words.printable(pointing.source)} before that time, or dump its stack (`hangwatch dump --pid N`)"
         )
         return _Hint(pointing.text, pointing.behind, pointing.why, settle)
+    if any(finding.all_joined for finding in numbers):
+        return None
     if (silent := _find_silent(logs, kinds)) is not None:
         return silent
     behind = log_ends.find_behind(ends)

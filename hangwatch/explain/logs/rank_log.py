@@ -15,10 +15,10 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from hangwatch import tables
-from hangwatch.explain.logs import kernel_text, work_lines
+from hangwatch import words
+from hangwatch.explain.logs import kernel_text
 from hangwatch.explain.stacks.parsed_processes import LONGEST_LINE
-from hangwatch.formats import decoding, nccl_ras, pyspy_json
+from hangwatch.formats import decoding, nccl_ras, pyspy_json, work_lines
 from hangwatch.model import RankId
 from hangwatch.tables import nccl_messages, secret_forms
 
@@ -113,7 +113,7 @@ _CALLER = re.compile(r"^#\d{1,4} ([^\W\d]\w{0,199}) from ([\w./+-]{1,1000}):(\d{
 """A frame of the "Stack trace of the failed collective" that PyTorch prints if its flight recorder is on."""
 _ENDED = re.compile(r"failed \(exitcode: (-?\d{1,9})\) local_rank: (\d{1,7}) \(pid: (\d{1,10})\)")
 """A line of torchrun's agent, also where no summary follows (torch.distributed.elastic, multiprocessing/api.py)."""
-_SIGTERM = "-15"
+_ENDED_BY_OTHERS = ("-15", "-6")  # SIGTERM of the launcher; SIGABRT, as PyTorch's watchdog ends a rank at a timeout
 _SUMMARY = re.compile(r"^  (time|host|rank|exitcode|error_file|traceback) *: ?(.*)$")
 _SUMMARY_PID = re.compile(r"\(pid: (\d{1,10})\)")
 _SUMMARY_RANK = re.compile(r"^(\d{1,7}) \(local_rank: (\d{1,7})\)$")
@@ -263,7 +263,7 @@ class Log:
 
     def end(self) -> None:
         """Close a summary that is still open, and set `last`. To save time, only the time of the last line is read."""
-        self._end_summary(0)
+        self._end_summary(self.lines)
         _, number, text, self._before = self._ordinary_line
         if text:
             moment = self._read_moment(text)
@@ -288,8 +288,8 @@ class Log:
             code, local_rank, pid = ended.groups()
             rank = RankId(local_rank=int(local_rank), pid=int(pid))
             moment = self._read_moment(text)
-            self.failures.append(Failure(f"exit code {code}", "", moment, number, code == _SIGTERM, rank))
-        elif tables.holds_any(text, _WORDS_OF_FATAL) and _FATAL.search(text):
+            self.failures.append(Failure(f"exit code {code}", "", moment, number, code in _ENDED_BY_OTHERS, rank))
+        elif words.holds_any(text, _WORDS_OF_FATAL) and _FATAL.search(text):
             self._fail(text, "", self._read_moment(text), number)
         else:
             self._ordinary_line = self.lines, number, text, self._before
@@ -343,7 +343,8 @@ class Log:
         ]
         exit_code = summary.get("exitcode", "")
         text = summary.get("exception") or " ".join(filter(None, ("exit code", exit_code)))
-        of_others = _is_of_others(f"{text} {exit_code}")
+        is_aborted = "exception" not in summary and exit_code.startswith("-6 ")
+        of_others = is_aborted or _is_of_others(f"{text} {exit_code}")
         moment = read_moment(summary.get("time", ""))
         self.failures.append(Failure(text, summary.get("where", ""), moment, number, of_others, rank))
         if pid := _SUMMARY_PID.search(exit_code):

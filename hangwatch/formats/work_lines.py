@@ -7,7 +7,7 @@ report), ProcessGroupWrapper.cpp; xla coordination_service.cc (barrier). Forms o
 import re
 from typing import Literal, NamedTuple
 
-from hangwatch import tables
+from hangwatch import words
 from hangwatch.model import RankId
 
 DEFAULT_GROUP = "default_pg"
@@ -34,10 +34,14 @@ _RUNS = re.compile(
 )
 _BARRIER = re.compile(r"# of tasks that reached the barrier: (\d{1,7})/(\d{1,7})")
 _TASK = re.compile(r"^/job:[\w-]{1,64}/replica:\d{1,7}/task:(\d{1,7})$")
-_WORDS = ("enqueued", "WorkNCCL(", "collective", "lagging ranks", " started ", "the barrier: ", "/task:")
+_SETUP = re.compile(
+    r"NCCL INFO (?:\[Rank \d{1,7}\] )?(?:nccl\w{1,30} )?comm 0x[0-9a-f]{1,16} rank (\d{1,7}) n[rR]anks (\d{1,7})\b"
+    r".{0,120}?(?: commId (0x[0-9a-f]{1,16}).{0,40}?)? - Init (START|COMPLETE)"
+)
+_WORDS = (" - Init ", "enqueued", "WorkNCCL(", "collective", "lagging ranks", " started ", "the barrier: ", "/task:")
 _HIGHEST = 1 << 48  # torch 2.2 prints a variable that was never set
 
-Kind = Literal["work", "operation", "lagging", "started", "running", "barrier", "task", "ras"]
+Kind = Literal["work", "operation", "lagging", "started", "running", "barrier", "task", "ras", "setup"]
 
 
 class WorkLine(NamedTuple):
@@ -51,6 +55,7 @@ class WorkLine(NamedTuple):
     * "lagging": `ranks` have not joined the number `timed_out`. "started": `ranks` have joined it.
     * "running": one rank and its `operation`, with its `size`.
     * "ras": a sentence (`name`) on an answer of NCCL's RAS, and the `processes` to check first because of `operation`.
+    * "setup": a rank began to create a communicator of `enqueued` ranks; `completed` is 1 if it has finished.
     * "barrier": `ranks` contains the number of tasks that reached it, and the number of all tasks. "task": a task that
       did not reach it.
 
@@ -75,7 +80,7 @@ class WorkLine(NamedTuple):
 
 def parse(text: str) -> tuple[WorkLine, ...]:
     """Return the sequence numbers in a log line; () if it contains none."""
-    if not tables.holds_any(text, _WORDS):
+    if not words.holds_any(text, _WORDS):
         return ()
     if counts := _COUNTS.search(text):
         return _parse_work(text, counts)
@@ -105,6 +110,10 @@ def parse(text: str) -> tuple[WorkLine, ...]:
         return (WorkLine("barrier", (int(barrier.group(1)), int(barrier.group(2)))),)
     if task := _TASK.match(text.strip()):
         return (WorkLine("task", (int(task.group(1)),)),)
+    if setup := _SETUP.search(text):
+        member, size, communicator, end = setup.groups()
+        line = WorkLine("setup", (int(member),), communicator or "", enqueued=int(size))
+        return (line._replace(completed=int(end == "COMPLETE"), timed_out=int(end == "COMPLETE")),)
     if started := _STARTED.match(text):
         return (WorkLine("started", _parse_numbers(started.group(1)), operation=started.group(2)),)
     return ()
@@ -130,7 +139,7 @@ def _parse_work(text: str, counts: re.Match[str]) -> tuple[WorkLine, ...]:
             "work",
             (int(rank),),
             group=key,
-            name=key if key == DEFAULT_GROUP or not description else f"{description} ({key})",
+            name=key if key == DEFAULT_GROUP else f"{description} ({key})" if description else f"group {key}",
             timed_out=int(timed_out.group(1)) if timed_out else None,
             enqueued=enqueued,
             completed=completed if completed <= _HIGHEST else None,

@@ -104,6 +104,7 @@ long-fuzz:
 	$(BIN)/python -m tests.fuzz_recorder --count 100000
 	$(BIN)/python -m tests.fuzz_environ --count 100000
 	$(BIN)/python -m tests.fuzz_parsers
+	$(PYTEST) -q -m 'not torch and not series' --hypothesis-profile thorough $(PYTEST_ARGS) tests/unit
 
 # Renews docs/benchmarks.md and the figures of the README, in a quarter of an hour on two cores that do nothing else.
 # A missed goal (GOALS in benchmarks/results.py) is shown on the page; the command goes on, and ends with an error.

@@ -57,6 +57,11 @@ def _without_bug(done: subprocess.CompletedProcess[str]) -> subprocess.Completed
 
 def refused(*arguments: object, says: str) -> None:
     """Assert that the command prints one message that contains `says`, and exits with 2."""
-    done = hangwatch(*arguments)
+    assert_refused(hangwatch(*arguments), says)
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], says: str) -> None:
     assert done.returncode == 2, (done.returncode, done.stderr)
     assert says in done.stderr
+    messages = [line for line in done.stderr.splitlines() if line.startswith("hangwatch: ")]
+    assert len(messages) == 1, done.stderr

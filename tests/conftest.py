@@ -27,7 +27,9 @@ from tests.node_tree import NodeTree
 
 pytest_plugins = ["tests.cpu_budget", "tests.fake_driver"]
 
-settings.register_profile("hangwatch", deadline=None)  # a test that is slow on a loaded CI machine is not a finding
+# A test that is slow on a loaded CI machine is not a finding. `make long PART=fuzz` tries more examples.
+settings.register_profile("hangwatch", deadline=None, max_examples=50)
+settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("hangwatch")
 
 T = TypeVar("T")

@@ -13,7 +13,7 @@ import io
 import re
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -147,17 +147,17 @@ def _around(text: str, match: re.Match[str]) -> str:
     return '"' + " ".join((*before, match[0], *after)) + '"'
 
 
-def _docstrings(tree: ast.AST) -> Iterator[Passage]:
+def _docstrings(nodes: Iterable[ast.AST]) -> Iterator[Passage]:
     """Yield the docstrings of modules, classes, functions and attributes."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield Passage(node.lineno, node.value.value)
 
 
-def _strings(tree: ast.AST) -> Iterator[Passage]:
+def _strings(nodes: Iterable[ast.AST]) -> Iterator[Passage]:
     """Yield the string literals with at least two words. An f-string is one text."""
     parts = set[int]()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             parts.update(id(part) for part in node.values)
             text = "".join(str(part.value) if isinstance(part, ast.Constant) else "xx" for part in node.values)
@@ -184,12 +184,12 @@ def _comments(source: str) -> Iterator[Passage]:
         yield Passage(first, "\n".join(lines))
 
 
-def check_names(file: str, tree: ast.AST) -> Iterator[Finding]:
+def check_names(file: str, nodes: Iterable[ast.AST]) -> Iterator[Finding]:
     """Apply the rule `name`."""
     stem = Path(file).stem.removeprefix("test_").removesuffix("_child")
     if VAGUE_MODULE.fullmatch(stem):
         yield Finding(file, 1, "name", f"module {Path(file).stem}: a noun that tells what it holds")
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             if node.name == "of" or VAGUE_NAME.fullmatch(node.name):
                 yield Finding(file, node.lineno, "name", f"function {node.name}: a verb phrase")
@@ -240,13 +240,14 @@ def check_locals(file: str, tree: ast.AST) -> Iterator[Finding]:
 def check_python(file: str, source: str) -> Iterator[Finding]:
     """Check docstrings, comments, string literals and names."""
     tree = ast.parse(source)
-    for docstring in _docstrings(tree):
+    nodes = list(ast.walk(tree))
+    for docstring in _docstrings(nodes):
         if opening := OPENING.match(docstring.text):
             text = f'"{opening[1]}" begins a docstring: begin with a verb or a noun'
             yield Finding(file, docstring.line, "opening", text)
-    yield from check_names(file, tree)
+    yield from check_names(file, nodes)
     yield from check_locals(file, tree)
-    for passage in (*_strings(tree), *_comments(source)):
+    for passage in (*_strings(nodes), *_comments(source)):
         yield from check_passage(file, passage)
 
 

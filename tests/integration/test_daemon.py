@@ -63,24 +63,26 @@ def test_systemd_hears_ready_watchdog_status_and_stopping(tmp_path: Path) -> Non
             assert daemon.process.wait(60) == 0
 
 
-def test_its_threads_share_one_heap(tmp_path: Path) -> None:
-    """Expect no second heap: glibc would reserve up to 64 MiB of address space for each.
+def test_daemon_has_one_heap_and_lean_modules_and_ends_by_any_thread(tmp_path: Path) -> None:
+    """Expect no second heap: glibc would reserve up to 64 MiB of address space for each. See `tests/unit/test_heap.py`.
 
-    See `tests/unit/test_heap.py`.
+    Then send SIGTERM to a thread other than the main thread. The kernel may choose any thread, and a sleeping main
+    thread does not wake by itself.
     """
-    with RealDaemon(tmp_path / "hw", NO_DRIVER) as daemon:
+    libc = ctypes.CDLL(None, use_errno=True)
+    with RealDaemon(tmp_path / "hw", {**NO_DRIVER, "PYTHONPROFILEIMPORTTIME": "1"}) as daemon:
         wait_for(lambda: len(daemon.samples("hangwatch_check_status")) > 10, "threads that have worked")
         maps = [line.split()[:2] for line in Path(f"/proc/{daemon.process.pid}/maps").read_text().splitlines()]
         reserved = [[int(end, 16) for end in ends.split("-")] for ends, rights in maps if rights == "---p"]
         assert not [end - begin for begin, end in reserved if end - begin > 32 << 20]
-
-
-def test_it_carries_nothing_that_only_other_commands_need(tmp_path: Path) -> None:
-    with RealDaemon(tmp_path / "hw", {**NO_DRIVER, "PYTHONPROFILEIMPORTTIME": "1"}) as daemon:
-        wait_for(lambda: len(daemon.samples("hangwatch_check_status")) > 10, "threads that have worked")
         assert "hangwatch.checks.framework.registry" in daemon.log, "the list of modules"
         for module in ("hangwatch.explain", "hangwatch.cli.dump", "jinja2", "rich", "ClusterShell", "elftools"):
             assert module not in daemon.log
+        pid = daemon.process.pid
+        others = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir() if task.name != str(pid)]
+        assert others
+        assert libc.syscall(SYS_TGKILL, pid, others[-1], signal.SIGTERM) == 0
+        assert daemon.process.wait(30) == 0
 
 
 def test_without_a_driver_it_says_so_once_and_the_rest_works(tmp_path: Path) -> None:
@@ -133,30 +135,19 @@ def test_it_ends_in_time_in_the_middle_of_a_capture(fake_driver: FakeDriver, tmp
         assert all(node.is_alive(rank) for rank in range(4)), "hangwatch never ends a training process"
 
 
-def test_it_ends_whichever_thread_the_kernel_gives_the_signal_to(tmp_path: Path) -> None:
-    """Send SIGTERM to a thread other than the main thread.
-
-    The kernel may choose any thread. Then a sleeping main thread does not wake by itself.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    with RealDaemon(tmp_path / "hw", NO_DRIVER) as daemon:
-        pid = daemon.process.pid
-        others = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir() if task.name != str(pid)]
-        assert others
-        assert libc.syscall(SYS_TGKILL, pid, others[-1], signal.SIGTERM) == 0
-        assert daemon.process.wait(30) == 0
-
-
 def test_a_store_that_cannot_be_written_costs_reports_and_not_the_watch(tmp_path: Path) -> None:
     """Continue to monitor while the disk is full or broken. Save the open incidents when the disk works again."""
+    soon = "from hangwatch.daemon import incident_writer\nincident_writer.STORE_SECONDS = 1.0\n"
+    (tmp_path / "sitecustomize.py").write_text(soon)
+    environ = {**NO_DRIVER, "PYTHONPATH": str(tmp_path)}
     state = tmp_path / "taken"
     state.write_text("a file in the place of the folder")
-    with RealDaemon(tmp_path / "hw", NO_DRIVER, store={"directory": str(state)}) as daemon:
+    with RealDaemon(tmp_path / "hw", environ, store={"directory": str(state)}) as daemon:
         wait_for(lambda: "incidents are not stored" in daemon.log, "a word about the store")
         assert daemon.samples("hangwatch_store_up") == [({}, 0.0)]
         assert str(state) in str(daemon.status()["store"])
         state.unlink()
-        wait_for(lambda: daemon.samples("hangwatch_store_up") == [({}, 1.0)], "the store to come back", 90)
+        wait_for(lambda: daemon.samples("hangwatch_store_up") == [({}, 1.0)], "the store to come back")
         assert (state / "incidents").is_dir() and daemon.status()["store"] == "ok"
 
 

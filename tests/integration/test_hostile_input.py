@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from hangwatch import store
-from tests import samples
+from tests import commands, samples
 from tests.other_users import as_user, needs_root
 
 MEMORY_BYTES = 1 << 30  # address space for a command that only refuses its input
@@ -56,10 +56,7 @@ def hangwatch(*arguments: str, output: int = subprocess.PIPE, **options: Any) ->
 def refused(*arguments: str, says: str, **options: Any) -> None:
     """Assert that the command prints one message that contains `says`, and exits with 2."""
     done = hangwatch(*arguments, **options)
-    assert done.returncode == 2, (done.returncode, done.stderr)
-    assert says in done.stderr
-    messages = [line for line in done.stderr.splitlines() if line.startswith("hangwatch: ")]
-    assert len(messages) == 1, done.stderr
+    commands.assert_refused(done, says)
     assert len(done.stderr) < 2000 + 2 * sum(map(len, arguments))
 
 
@@ -113,9 +110,9 @@ def test_every_command_refuses_it(command: str, tmp_path: Path) -> None:
     path = tmp_path / "hangwatch.toml"
     path.write_text(CONFIGURATIONS["NUL in a path"][0])
     refused(*WITH_CONFIGURATION[command], str(path), says="store.directory")
-    refused(*WITH_CONFIGURATION[command], "/dev/zero", says="is not a regular file")
     os.mkfifo(tmp_path / "pipe")
-    refused(*WITH_CONFIGURATION[command], str(tmp_path / "pipe"), says="is not a regular file")
+    for special in ("/dev/zero", tmp_path / "pipe"):
+        commands.refused(*WITH_CONFIGURATION[command], special, says="is not a regular file")
 
 
 REFUSED_BY_RUN = {
@@ -142,7 +139,7 @@ def test_config_check_refuses_what_run_refuses(case: str, tmp_path: Path) -> Non
     path = tmp_path / "hangwatch.toml"
     store = f'[store]\ndirectory = "{tmp_path}/state"\n'  # an accepted configuration must not use this machine's store
     path.write_text(store + text.replace("FOLDER", str(tmp_path)))
-    refused("config", "--check", str(path), says=says)
+    commands.refused("config", "--check", str(path), says=says)
     refused("run", "--config", str(path), says=says)
 
 

@@ -1,6 +1,6 @@
 """Scenarios with real processes, the real daemon and real py-spy in real time. Only the GPUs are simulated.
 
-The scenarios include those of the demo and use its times: 3 s hold, rounds 1 s apart.
+The scenarios include those of the demo. Low power is held for 1.5 s, and rounds are 1 s apart.
 """
 
 import contextlib
@@ -75,14 +75,14 @@ def demo(name: str) -> Callable[[Path], tuple[Observed, ...]]:
 
 def evaluation_on_one(directory: Path) -> tuple[Observed, ...]:
     with training(settings(directory)) as (stage,):
-        stage.trouble("all", "evaluate-on-one 8")
+        stage.trouble("all", "evaluate-on-one 6")
         return (stage.until_resumed().observed(),)
 
 
 def suspended(directory: Path) -> tuple[Observed, ...]:
     with training(settings(directory)) as (stage,):
         stage.trouble("all", "stop-all")
-        stage.until(JobState.SUSPENDED).watcher.follow(8.0)
+        stage.until(JobState.SUSPENDED).watcher.follow(6.0)
         for pid in stage.node.pids:
             os.kill(pid, signal.SIGCONT)
         return (stage.until_resumed().observed(),)
@@ -111,7 +111,7 @@ def over(directory: Path) -> tuple[Observed, ...]:
         stage.trouble("all", "meet")
         assert wait_until(lambda: _have_met(stage), DEADLINE_SECONDS), "the daemon saw no connections"
         stage.trouble("all", "linger 60")
-        stage.until(JobState.OVER).watcher.follow(8.0)
+        stage.until(JobState.OVER).watcher.follow(6.0)
         return (stage.observed(),)
 
 
@@ -122,7 +122,7 @@ def starved_loader(directory: Path) -> tuple[Observed, ...]:
 
 
 def first_compile(directory: Path) -> tuple[Observed, ...]:
-    node = SimulatedNode(RANKS, worker=WORKER, first_order="all compile 9")
+    node = SimulatedNode(RANKS, worker=WORKER, first_order="all compile 7")
     with staged(settings(directory, startup_hold_seconds=3.0), node) as (stage,):
         stage.until(JobState.SUSPECTED)
         return (stage.until_resumed().observed(),)
@@ -156,7 +156,7 @@ def elastic_restart(directory: Path) -> tuple[Observed, ...]:
 def lost_readings(directory: Path) -> tuple[Observed, ...]:
     with training(settings(directory)) as (stage,):
         stage.gpus.lost = frozenset({2})
-        stage.watcher.follow(6.0)
+        stage.watcher.follow(4.0)
         return (stage.observed(),)
 
 
@@ -198,7 +198,7 @@ def victim_that_logs(directory: Path) -> tuple[Observed, ...]:
 
 
 def waits_for_server(directory: Path) -> tuple[Observed, ...]:
-    with answering(9.0) as port, training(settings(directory)) as (stage,):
+    with answering(7.0) as port, training(settings(directory)) as (stage,):
         stage.trouble("all", f"wait-for-server {port}")
         return (stage.until_resumed().observed(),)
 
@@ -207,7 +207,7 @@ def waits_in_thread(way: str) -> Callable[[Path], tuple[Observed, ...]]:
     """Return the runner of a rank that asks a server in another thread."""
 
     def run(directory: Path) -> tuple[Observed, ...]:
-        with answering(9.0) as port, training(settings(directory)) as (stage,):
+        with answering(7.0) as port, training(settings(directory)) as (stage,):
             stage.trouble("all", f"ask-in {way} {port}")
             return (stage.until_resumed().observed(),)
 
@@ -229,12 +229,12 @@ def blocked_in_thread(way: str) -> Callable[[Path], tuple[Observed, ...]]:
 
 def waits_for_child_in_loop(directory: Path) -> tuple[Observed, ...]:
     with training(settings(directory)) as (stage,):
-        stage.trouble("all", "await-child-in-loop 9")
+        stage.trouble("all", "await-child-in-loop 7")
         return (stage.until_resumed().observed(),)
 
 
 def waits_for_child(directory: Path) -> tuple[Observed, ...]:
-    with answering(9.0) as port, training(settings(directory)) as (stage,):
+    with answering(7.0) as port, training(settings(directory)) as (stage,):
         stage.trouble("all", f"wait-for-child {port}")
         return (stage.until_resumed().observed(),)
 
@@ -247,7 +247,7 @@ def asks_again(directory: Path) -> tuple[Observed, ...]:
 
 def sleeps_once(directory: Path) -> tuple[Observed, ...]:
     with training(settings(directory)) as (stage,):
-        stage.trouble("all", "sleep-once 8")
+        stage.trouble("all", "sleep-once 6")
         return (stage.until_resumed().observed(),)
 
 
@@ -260,7 +260,7 @@ def polls_for_file(directory: Path) -> tuple[Observed, ...]:
 
 def awaits_reader(directory: Path) -> tuple[Observed, ...]:
     with training(settings(directory)) as (stage,):
-        stage.trouble("all", "await-reader 9")
+        stage.trouble("all", "await-reader 7")
         return (stage.until_resumed().observed(),)
 
 
@@ -282,20 +282,20 @@ def inference_server(directory: Path) -> tuple[Observed, ...]:
 def own_server(directory: Path) -> tuple[Observed, ...]:
     node = SimulatedNode(2, program="tests.scenarios.own_server")
     with staged(settings(directory, startup_hold_seconds=2.0), node) as (stage,):
-        stage.until(JobState.TRAINING, JobState.HUNG).watcher.follow(8.0)
+        stage.until(JobState.TRAINING, JobState.HUNG).watcher.follow(6.0)
         return (stage.observed(),)
 
 
 def queue_server(directory: Path) -> tuple[Observed, ...]:
     node = SimulatedNode(3, program="tests.scenarios.queue_server")
     with staged(settings(directory, startup_hold_seconds=2.0), node) as (stage,):
-        stage.until(JobState.TRAINING, JobState.HUNG).watcher.follow(8.0)
+        stage.until(JobState.TRAINING, JobState.HUNG).watcher.follow(6.0)
         return (stage.observed(),)
 
 
 def in_gdb(directory: Path) -> tuple[Observed, ...]:
     with training(settings(directory)) as (stage,), tracing(stage.node.pids[1]):
-        stage.until(JobState.SUSPENDED).watcher.follow(8.0)
+        stage.until(JobState.SUSPENDED).watcher.follow(6.0)
         return (stage.observed(),)
 
 

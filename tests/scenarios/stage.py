@@ -1,6 +1,6 @@
 """Real daemons on simulated nodes: each runs a scenario and returns its result.
 
-Only the GPUs are simulated. Times are those of the demo: 3 s hold, rounds 1 s apart.
+Only the GPUs are simulated. The times are those of the demo, except the holds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.capture.request import GpuSources, NodePaths
 from hangwatch.cli.dump import dump_request
-from hangwatch.config import Settings
+from hangwatch.config import Jobs, Settings
 from hangwatch.daemon import Daemon
 from hangwatch.demo import playback
 from hangwatch.demo.playback import Watcher, run_daemon
@@ -36,6 +36,7 @@ from tests.scenarios.external_servers import UnavailableError
 from tests.scenarios.power import Expected
 
 DEADLINE_SECONDS = 120.0
+TRAINING_SECONDS = 1.5  # enough for the busy level of each GPU
 WORKER = "tests.scenarios.worker"
 RANKS = 4
 _CGROUPS = Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")
@@ -225,11 +226,21 @@ class Stage:
         )
 
 
-def settings(directory: Path, startup_hold_seconds: float = 60.0, stalled_hold_seconds: float = 6.0) -> Settings:
+def settings(
+    directory: Path,
+    startup_hold_seconds: float = 60.0,
+    stalled_hold_seconds: float = 4.5,
+    hold_seconds: float = 1.5,
+) -> Settings:
     """Return the settings of the demo, with this store directory and these holds."""
     chosen = playback.settings(directory)
-    holds = {"startup_hold_seconds": startup_hold_seconds, "stalled_hold_seconds": stalled_hold_seconds}
-    return replace(chosen, detector=replace(chosen.detector, **holds))
+    detector = replace(
+        chosen.detector,
+        hold_seconds=hold_seconds,
+        startup_hold_seconds=startup_hold_seconds,
+        stalled_hold_seconds=stalled_hold_seconds,
+    )
+    return replace(chosen, detector=detector, jobs=Jobs(discover_seconds=0.5))
 
 
 @contextlib.contextmanager
@@ -254,7 +265,7 @@ def training(chosen: Settings, *others: SimulatedNode) -> Iterator[tuple[Stage, 
     with staged(chosen, SimulatedNode(RANKS, worker=WORKER), *others) as stages:
         for stage in stages:
             stage.until(JobState.TRAINING)
-        stages[0].watcher.follow(playback.TRAINING_SECONDS)
+        stages[0].watcher.follow(TRAINING_SECONDS)
         yield stages
 
 
@@ -304,7 +315,7 @@ class Crowd:
 
     def run(self, directory: Path) -> tuple[Observed, ...]:
         """Run all jobs. Return the result of each."""
-        chosen = settings(directory, self.startup_hold_seconds, self.stalled_hold_seconds)
+        chosen = settings(directory, self.startup_hold_seconds, self.stalled_hold_seconds, hold_seconds=3.0)
         nodes = [one.node() for one in self.neighbours]
         shown = [one.shown for one in self.neighbours]
         with contextlib.ExitStack() as stack:

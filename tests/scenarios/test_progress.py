@@ -45,9 +45,12 @@ def test_look_alike_does_not_page(healthy: Healthy) -> None:
     assert job.states[-1] in ("training", "starting"), job.states
 
 
+@pytest.mark.parametrize("hours", [2, pytest.param(24, marks=pytest.mark.series)])
 @pytest.mark.parametrize("scenario", [row(scenario) for scenario in HEALTHY_SCENARIOS])
-def test_healthy_job_with_counters_does_not_page(scenario: PowerScenario) -> None:
-    result = play(scenario.node, scenario.seconds, scenario.settings, begin=begin_of(scenario), has_counters=True)
+def test_healthy_job_with_counters_does_not_page(scenario: PowerScenario, hours: int) -> None:
+    """Run the first hours. The trouble begins after one hour."""
+    end = min(scenario.seconds, hours * HOUR)
+    result = play(scenario.node, end, scenario.settings, begin=begin_of(scenario), has_counters=True)
     assert [job.pages for job in result.values()] == [[] for _ in result]
 
 

@@ -79,8 +79,8 @@ def test_mask_of_a_hostile_text_takes_time_by_its_length() -> None:
         '"\\',
     ]
     for piece, between in itertools.product(pieces, ("", " ", "_", "=")):
-        short, long = (_seconds_to_mask(piece + between, characters) for characters in (1 << 13, 1 << 15))
-        assert long < 8 * short + 0.2, (piece, between, short, long)
+        short, long = (_seconds_to_mask(piece + between, characters) for characters in (1 << 12, 1 << 14))
+        assert long < 8 * short + 0.1, (piece, between, short, long)
 
 
 def _seconds_to_mask(piece: str, characters: int) -> float:

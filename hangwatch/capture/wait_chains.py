@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -129,12 +129,12 @@ class WaitChains(NamedTuple):
             return [_Step(child, self._name("its child", child), may_answer=True) for child in children]
         if call.kind not in ("receives", "writes"):
             return []
-        pipes = self._find_pipes(pid, call) if call.kind == "receives" else frozenset[str]()
-        holders = [child for child in children if pipes and self._holds(child, pipes)]
+        ways = self._find_ways(pid, call) if call.kind == "receives" else frozenset[str]()
+        holders = [child for child in children if ways and ways & self.job.open_files(child)]
         strangers = [child for child in holders if not self._is_worker(child, pid)]
         if strangers:
             return [_Step(child, self._name("its child", child), may_answer=True) for child in strangers]
-        workers = self._find_workers(pid, pipes, {pid})
+        workers = self._find_workers(pid, ways, {pid})
         if workers or server is not None or len(call.descriptors) != 1:
             return workers
         kind, other = self.job.find_other_end(pid, call.descriptors[0]) or ("", pid)
@@ -151,22 +151,22 @@ class WaitChains(NamedTuple):
         driver = next(filter(None, (self.job.find_driver(pid, peer) for peer in self._find_outside(pid, call))), None)
         return [] if driver is None else [_Step(driver, self._name("process", driver))]
 
-    def _find_pipes(self, pid: int, call: SystemCall) -> frozenset[str]:
-        links = self.job.links(pid, call.descriptors[:_MOST_DESCRIPTORS])
-        return frozenset(link for link in links if link.startswith("pipe:"))
-
-    def _holds(self, pid: int, pipes: Collection[str]) -> bool:
-        return any(link in pipes for link in self.job.all_links(pid))
+    def _find_ways(self, pid: int, call: SystemCall) -> frozenset[str]:
+        """Return the pipes of a call and the far ends of its Unix sockets, by their names in /proc/PID/fd."""
+        held, numbers = self.job.sockets.get(pid, {}), call.descriptors[:_MOST_DESCRIPTORS]
+        pipes = (link for link in self.job.links(pid, numbers) if link.startswith("pipe:"))
+        ends = (self.job.unix.get(held.get(number, 0)) for number in numbers)
+        return frozenset((*pipes, *(f"socket:[{end.peer}]" for end in ends if end is not None and end.peer)))
 
     def _is_worker(self, child: int, pid: int) -> bool:
         """True for a data-loader worker: its own dumps show its progress, and it was forked from the rank."""
         return child in self.job.dumped and self.job.program(child) == self.job.program(pid)
 
-    def _find_workers(self, pid: int, pipes: Collection[str], visited: set[int]) -> list[_Step]:
-        """Return the processes of the same rank that hold one of these pipes, and add them to `visited`."""
+    def _find_workers(self, pid: int, ways: frozenset[str], visited: set[int]) -> list[_Step]:
+        """Return the processes of the same rank that hold one of these ends, and add them to `visited`."""
         rank = self.job.rank_of.get(pid, pid)
         every = [other for other, its in self.job.rank_of.items() if its == rank and other not in visited]
-        workers = [worker for worker in every[:_MOST_PROCESSES] if pipes and self._holds(worker, pipes)]
+        workers = [worker for worker in every[:_MOST_PROCESSES] if ways and ways & self.job.open_files(worker)]
         visited.update(workers)
         return [_Step(worker, self._name("its worker", worker), is_worker=True) for worker in workers]
 
@@ -186,20 +186,20 @@ class WaitChains(NamedTuple):
             further: list[_Step] = []
             for step in steps:
                 end = self._find_end_of(step)
-                pipes = self._find_pipes_of_worker(step) if end is None else frozenset[str]()
-                behind = self._find_workers(step.pid, pipes, visited)
+                ways = self._find_ways_of_worker(step) if end is None else frozenset[str]()
+                behind = self._find_workers(step.pid, ways, visited)
                 further += [each._replace(name=f"{step.name}, which waits for {each.name}") for each in behind]
                 if end is None and not behind:
-                    is_cycle = bool(pipes) and self._holds(pid, pipes)
+                    is_cycle = not ways.isdisjoint(self.job.open_files(pid))
                     name = f"{step.name}, which waits for this process" if is_cycle else step.name
                     end = Awaited(name=name, end="cycle" if is_cycle else "process")
                 ends += [end] if end is not None else []
             steps = further
         return _choose(ends)
 
-    def _find_pipes_of_worker(self, step: _Step) -> frozenset[str]:
+    def _find_ways_of_worker(self, step: _Step) -> frozenset[str]:
         call = self.job.read_call(step.pid) if step.is_worker else None
-        return frozenset() if call is None or call.kind != "receives" else self._find_pipes(step.pid, call)
+        return frozenset() if call is None or call.kind != "receives" else self._find_ways(step.pid, call)
 
     def _find_end_of(self, step: _Step) -> Awaited | None:
         """Return the end of a chain at this process, if its state, its call or its connections show it; else None."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from hangwatch.model import Confidence, Group, Motion, Signature
 from hangwatch.stacks import activity
 from hangwatch.stacks.user_code import find_caller, is_in_user_code
-from hangwatch.verdict.findings import Rule, Text
+from hangwatch.verdict.findings import ANYTHING, Rule, Text
 from hangwatch.verdict.rules import died_first, find_stopped
 from hangwatch.verdict.scene import (
     DEADLY,
@@ -28,9 +28,6 @@ from hangwatch.verdict.scene import (
     waits_for,
 )
 from hangwatch.verdict.wording import check_first_reasons, deciding_steps
-
-ANYTHING = ("ranks", "gpu", "lock", "thread", "nothing", "unknown")
-
 
 # --- which ranks differ -----------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from hangwatch.verdict.scene import Scene, count_ranks, waits_for
 from hangwatch.verdict.sequence_rules import Answer
 
 Text: TypeAlias = "Callable[[Finding], str]"
+ANYTHING = ("ranks", "gpu", "lock", "thread", "nothing", "unknown")
 
 
 class Rule(NamedTuple):

@@ -29,7 +29,7 @@ from hangwatch.verdict.wording import check_first_reasons, deciding_steps, guida
 from hangwatch.verdict.wording.render import render
 
 _CONFIDENCES = (Confidence.NONE, Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
-_BY_KERNEL = frozenset({"RankGone", "RankBlocked", "RankStopped"})
+_BY_KERNEL = frozenset({"RankGone", "RankBlocked", "RankStopped", "HelperStopped"})
 _HEALTH: dict[str, Text] = {
     "Moving": job_headlines.moving,
     "Serving": job_headlines.serving,

@@ -5,7 +5,7 @@ from functools import partial
 
 from hangwatch.model import BLOCKED_STATES, Confidence, Group, Member, Motion, Signature
 from hangwatch.stacks import activity, user_code
-from hangwatch.verdict.findings import Finding, Rule, Text
+from hangwatch.verdict.findings import ANYTHING, Finding, Rule, Text
 from hangwatch.verdict.scene import (
     DEADLY,
     GPU_IN_KERNEL_RATIO,
@@ -141,6 +141,16 @@ def has_crashed(member: Member) -> bool:
 def find_stopped(scene: Scene) -> Sequence[Group]:
     """Return the ranks in state T or t, and the ranks that the cgroup freezer has frozen."""
     return _find_members(scene, lambda member: member.is_stopped)
+
+
+def _find_held_up(scene: Scene) -> Sequence[Group]:
+    """Return the blocked ranks that wait for a process which cannot go on."""
+
+    def is_held_up(member: Member) -> bool:
+        awaited = member.waits.awaited
+        return awaited is not None and awaited.end == "held" and member.signature is Signature.BLOCKED
+
+    return _find_members(scene, is_held_up)
 
 
 def _find_blocked(scene: Scene) -> Sequence[Group]:
@@ -291,6 +301,14 @@ RULES: tuple[Rule, ...] = (
         description="are in state `T` or `t` in every round (SIGSTOP, a debugger, a tracer), or frozen by their cgroup",
         suspects=find_stopped,
         says=rank_headlines.stopped,
+    ),
+    Rule(
+        kind="HelperStopped",
+        description="wait for a process on their node (a worker, child or server) that is stopped, or in state `D`",
+        suspects=_find_held_up,
+        says=rank_headlines.held_up,
+        waiting=ANYTHING,
+        confidence=Confidence.MEDIUM,
     ),
     Rule(
         kind="RankUndumpable",

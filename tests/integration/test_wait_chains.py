@@ -86,6 +86,17 @@ os.close(answers[1])
 ready()
 os.read(answers[0], 1)
 """
+OVER_A_SOCKET = """
+import os, signal, socket
+ours, theirs = socket.socketpair()
+if os.fork() == 0:
+    ours.close()
+    {task}
+    os._exit(0)
+theirs.close()
+ready()
+ours.recv(1)
+"""
 STOPS, ASKS_BACK = "os.kill(os.getpid(), signal.SIGSTOP)", "os.read(questions[0], 1)"
 
 
@@ -120,11 +131,18 @@ def test_rank_that_waits_for_its_driver_waits_for_the_rank_behind_it(
 
 
 @pytest.mark.parametrize(
-    ("task", "end", "says"),
-    [(STOPS, "held", "which is stopped"), (ASKS_BACK, "cycle", "which waits for this process")],
+    ("program", "task", "end", "says"),
+    [
+        (HELPER, STOPS, "held", "which is stopped"),
+        (HELPER, ASKS_BACK, "cycle", "which waits for this process"),
+        (OVER_A_SOCKET, STOPS, "held", "which is stopped"),
+        (OVER_A_SOCKET, "theirs.recv(1)", "cycle", "which waits for this process"),
+    ],
 )
-def test_rank_is_blocked_by_a_helper_that_cannot_answer(tmp_path: Path, task: str, end: str, says: str) -> None:
-    with targets.python(HELPER.format(task=task), tmp_path) as pid:
+def test_rank_is_blocked_by_a_helper_that_cannot_answer(
+    tmp_path: Path, program: str, task: str, end: str, says: str
+) -> None:
+    with targets.python(program.format(task=task), tmp_path) as pid:
         targets.wait_for_call(pid, "receives")
         (helper,) = procfs.read_children(pid)
         wait_for(lambda: procfs.read_thread_states(helper).startswith("T") or end == "cycle", "the helper to stop")
@@ -133,6 +151,15 @@ def test_rank_is_blocked_by_a_helper_that_cannot_answer(tmp_path: Path, task: st
     awaited = member.waits.awaited
     assert member.motion is Motion.FROZEN and awaited is not None
     assert (awaited.end, awaited.name) == (end, f"its worker {helper} (python), {says}")
+
+
+def test_rank_moves_as_its_worker_behind_a_socket_computes(tmp_path: Path) -> None:
+    task = "while True: sum(range(1000)); len('0')"
+    with targets.python(OVER_A_SOCKET.format(task=task), tmp_path) as pid:
+        targets.wait_for_call(pid, "receives")
+        taken = capture(job_of_pids([pid]), CaptureRequest(settings=QUICK, node="here"))
+    (member,) = group_ranks(taken, activity.load(), QUICK).members
+    assert member.signature is Signature.UNKNOWN, "it uses a core, at one line"
 
 
 def test_question_without_an_answer_is_known_from_its_connection() -> None:

@@ -50,6 +50,10 @@ ACTIVITIES = {
     "tracker": "tracking",
 }
 WAITS_FOR = {"leaving": "ranks", "tracker": "gpu"}
+HELD_UP: dict[str, Any] = {
+    "signature": Signature.BLOCKED,
+    "awaited": Awaited(name="its worker 7 (python), which is stopped", end="held"),
+}
 SERVER = Awaited(name="10.0.0.9 port 443")
 
 
@@ -122,6 +126,9 @@ def says(*parts: Ranks, world_size: int | None = None, ranks_here: int | None = 
         ((Ranks(3, "gone"), Ranks(2, "ranks")), ("AllWaiting", 0, NONE)),
         ((Ranks(2, "D"), Ranks(2, "ranks")), ("RankBlocked", 2, HIGH)),
         ((Ranks(2, "T"), Ranks(2, "gpu")), ("RankStopped", 2, HIGH)),
+        ((Ranks(1, "nothing", **HELD_UP), Ranks(3, "nothing")), ("HelperStopped", 1, MEDIUM)),
+        ((Ranks(2, "ranks", **HELD_UP), Ranks(2, "ranks")), ("HelperStopped", 2, MEDIUM)),
+        ((Ranks(3, "ranks", **HELD_UP), Ranks(1, "ranks")), ("Mismatch", 0, NONE)),
         # Half of the others must wait.
         ((Ranks(1, "gone"), Ranks(2, "ranks"), Ranks(2, "unknown")), ("RankGone", 1, HIGH)),
         ((Ranks(1, "gone"), Ranks(2, "ranks"), Ranks(3, "unknown")), ("CannotTell", 0, NONE)),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch.stacks import activity
-from hangwatch.verdict import check_first, recommendation, rules
+from hangwatch.verdict import check_first, findings, recommendation, rules
 from hangwatch.verdict.wording.next_steps import load_steps
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -38,7 +38,7 @@ def accusing_rules() -> Iterable[str]:
     yield "| kind | suspects: ranks that | others wait for | at least that many do | confidence begins |"
     yield "|---|---|---|---|---|"
     for rule in rules.RULES:
-        kinds = " or ".join(KINDS[kind] for kind in rule.waiting)
+        kinds = "anything" if rule.waiting == findings.ANYTHING else " or ".join(KINDS[kind] for kind in rule.waiting)
         yield (
             f"| `{rule.kind}` | {rule.description} | {kinds} | {HALF_OF[rule.half_of]}; {OUTNUMBER[rule.outnumber]} "
             f"| {rule.confidence.value} |"
@@ -49,7 +49,7 @@ def ranks_to_check() -> Iterable[str]:
     yield "| suspects: ranks that | the others | that many do | named, low, if the machine agrees |"
     yield "|---|---|---|---|"
     for rule in check_first.CHECK_FIRST:
-        others = "do anything" if rule.waiting == check_first.ANYTHING else OTHERS[rule.waiting]
+        others = "do anything" if rule.waiting == findings.ANYTHING else OTHERS[rule.waiting]
         yield f"| {rule.description} | {others} | {OUTNUMBER[rule.outnumber]} | {'yes' if rule.may_name else 'no'} |"
 
 

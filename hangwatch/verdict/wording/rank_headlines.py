@@ -61,6 +61,15 @@ def stopped(finding: Finding) -> str:
     return _describe_blocked(finding, clauses.describe_stop(finding.members))
 
 
+def held_up(finding: Finding) -> str:
+    """Return the headline for ranks that wait for a process which is stopped."""
+    awaited = dict.fromkeys(member.waits.awaited for member in finding.members)
+    names = words.join_words([peer.name for peer in awaited if peer])
+    return f"{name_ranks(finding.suspects)} {'is' if len(finding.members) == 1 else 'are'} blocked by {names}. " + (
+        f"{_describe_others(finding)}."
+    )
+
+
 def _describe_blocked(finding: Finding, how: str) -> str:
     ids = rank_ids(finding.suspects)
     where = next((f", in {member.kernel.wchan}" for member in finding.members if member.kernel.wchan), "")

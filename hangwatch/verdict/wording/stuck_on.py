@@ -90,8 +90,10 @@ def look_at(member: Member) -> str:
     worker, call, waits = member.kernel.worker_call, member.kernel.call, member.waits
     if member.is_stopped:
         return _thaw(member, waits.frozen_cgroup) if waits.frozen_cgroup else first_step("RankStopped", [member.id])
-    for one, wchan in ((worker.call if worker is not None else None, None), (call, member.kernel.wchan)):
-        if one is not None and (look := _object_of_call(one, wchan)):
+    if waits.awaited is not None and waits.awaited.end == "held":
+        return f"look at {waits.awaited.name}; `kill -CONT` continues a stopped process"
+    for kernel_call, wchan in ((worker.call if worker is not None else None, None), (call, member.kernel.wchan)):
+        if kernel_call is not None and (look := _object_of_call(kernel_call, wchan)):
             return look
     if waits.file_lock is not None:
         return _lock(waits.file_lock)

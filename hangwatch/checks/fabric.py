@@ -70,11 +70,8 @@ def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
     switches = f"({sample.switches} NVSwitches)"
     findings = [finding for gpu in sample.gpus for finding in _findings(gpu)]
     if sample.manager_runs is False:
-        level, effect = (
-            (warning, "a reset GPU cannot register again")
-            if sample.gpus
-            else (critical, "CUDA programs fail with error 802")
-        )
+        level = warning if sample.gpus else critical
+        effect = "a reset GPU cannot register again" if sample.gpus else "CUDA programs fail with error 802"
         findings.append(level("FabricManagerNotRunning", f"fabric manager not running: {effect} {switches}", MANAGER))
     if not sample.gpus:
         return worst(findings, ok("FabricManagerRuns", f"fabric manager running {switches}"))

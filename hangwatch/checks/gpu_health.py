@@ -163,10 +163,8 @@ def _not_listed(sample: Sample, settings: Settings) -> Iterable[CheckVerdict]:
     if len(absent) > lost and None not in addresses:
         message = f"the driver does not list the GPU at {', '.join(absent)}, which is on the PCI bus"
         yield critical("GpuNotListed", message, "`dmesg | grep -i -e nvrm -e xid`; drain the node, then reboot it")
-    if len(sample.gpus) + lost < settings.expected_gpus:
-        message = (
-            f"the driver lists {words.count(len(sample.gpus) + lost, 'GPU')}, expected_gpus is {settings.expected_gpus}"
-        )
+    if (listed := len(sample.gpus) + lost) < settings.expected_gpus:
+        message = f"the driver lists {words.count(listed, 'GPU')}, expected_gpus is {settings.expected_gpus}"
         yield critical("GpusMissing", message, "`lspci -d 10de:`, `dmesg | grep -i nvrm`; reseat or replace the GPU")
 
 

@@ -32,7 +32,7 @@ from hangwatch.cli.source_lines import read_source_lines
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError, with_sudo
 from hangwatch.errors import TemporaryError, UserError
-from hangwatch.jobs import likely_ranks
+from hangwatch.jobs import likely_ranks, membership
 from hangwatch.model import Incident, Job, JobState, RankDump, Verdict
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.sampler import NvmlSampler
@@ -270,9 +270,14 @@ class _LocalDump:
         )
 
     def likely_ranks(self) -> Iterator[str]:
-        """Yield a line for each process that holds a GPU or is titled like a worker, and the command that dumps all."""
+        """Yield a line for each rank that has ended and left helpers, and for each process that may be a rank.
+
+        Such a process holds a GPU or is titled like a worker. Then yield the command that dumps these.
+        """
         gpus = gpus_by_pid(self._sweep)
-        processes = likely_ranks.find_likely_ranks(ProcessScan().processes(gpus), gpus)[:MOST_LIKELY_RANKS]
+        scanned = ProcessScan().processes(gpus)
+        yield from membership.list_ended_ranks(scanned)[:MOST_LIKELY_RANKS]
+        processes = likely_ranks.find_likely_ranks(scanned, gpus)[:MOST_LIKELY_RANKS]
         if not processes:
             return
         yield "\nThese processes hold a GPU or are titled like a worker:"

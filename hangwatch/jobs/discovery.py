@@ -200,15 +200,7 @@ def _samples(gpus: GpuSweep | None, tree: Tree, ticks_per_second: int) -> list[G
     last_ticks = gpus.taken_monotonic_seconds * ticks_per_second
     listed = {pid: tree.get(pid) for gpu in gpus.gpus for pid in gpu.pids}
     alive = {pid for pid, process in listed.items() if process is not None and process.id.start_ticks <= last_ticks}
-    return [
-        GpuSample(
-            index=gpu.index,
-            uuid=gpu.uuid,
-            pids=tuple(pid for pid in gpu.pids if pid in alive),
-            mig_uuids=gpu.mig_uuids,
-        )
-        for gpu in gpus.gpus
-    ]
+    return [replace(gpu, pids=tuple(pid for pid in gpu.pids if pid in alive)) for gpu in gpus.gpus]
 
 
 # --- names ----------------------------------------------------------------------------------------------------------

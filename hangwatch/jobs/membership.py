@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from hangwatch import words
@@ -119,24 +119,36 @@ def _memberships_by_slot(
 
 def _with_helpers(memberships: list[Membership], tree: Tree, helpers: Collection[int]) -> list[Membership]:
     """Add a note to each job with a rank that has ended, but left helpers."""
-    by_run: defaultdict[tuple[object, ...], defaultdict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
-    for pid in helpers:
-        process = _get_process(tree, pid)
-        slot = process_role.find_rank_slot(process, None)
-        if slot is not None:
-            by_run[(owner_of(process), *_run(process, slot))][slot.rank].add(pid)
-    noted = []
+    by_run, noted = _helpers_by_run(tree, helpers), []
     for membership in memberships:
         process, slot = membership.members[0]
         key = () if slot is None else (membership.owner, *_run(process, slot))
-        living = {_rank_number(member) for member in membership.members}
-        notes = [
-            f"rank {rank} has ended, its helpers live (pids {words.fold(pids)})"
-            for rank, pids in sorted(by_run.get(key, {}).items())
-            if rank not in living
-        ]
+        notes = _describe_ended(by_run.get(key, {}), {_rank_number(member) for member in membership.members})
         noted.append(membership._replace(notes=(*membership.notes, *notes)))
     return noted
+
+
+def list_ended_ranks(processes: Sequence[Process]) -> list[str]:
+    """Return a sentence on each rank that has ended, but left helpers, for a node without jobs."""
+    tree = Tree(processes)
+    runs = _helpers_by_run(tree, nested_slots.find_helpers(tree))
+    return [text for by_rank in runs.values() for text in _describe_ended(by_rank)]
+
+
+def _helpers_by_run(tree: Tree, helpers: Collection[int]) -> dict[tuple[object, ...], dict[int, set[int]]]:
+    by_run: dict[tuple[object, ...], dict[int, set[int]]] = {}
+    ours = {pid for pid in helpers if process_role.program(_get_process(tree, pid).cmdline) == "hangwatch"}
+    for process in map(functools.partial(_get_process, tree), helpers):
+        slot = process_role.find_rank_slot(process, None)
+        if slot is not None and not is_within(process, ours, tree):
+            run = by_run.setdefault((owner_of(process), *_run(process, slot)), {})
+            run.setdefault(slot.rank, set()).add(process.id.pid)
+    return by_run
+
+
+def _describe_ended(by_rank: Mapping[int, Iterable[int]], living: Collection[int] = ()) -> list[str]:
+    ended = sorted((rank, pids) for rank, pids in by_rank.items() if rank not in living)
+    return [f"rank {rank} has ended, its helpers live (pids {words.fold(pids)})" for rank, pids in ended]
 
 
 def _is_of_server(process: Process, tree: Tree) -> bool:

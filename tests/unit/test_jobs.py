@@ -269,6 +269,16 @@ def test_helpers_that_outlive_a_rank_do_not_take_its_slot(tmp_path: Path, helper
     assert "rank 0 has ended, its helpers live (pids 300-301)" in job.notes
 
 
+def test_helpers_of_a_job_without_a_living_rank_are_told(tmp_path: Path) -> None:
+    helper = "-c 'from multiprocessing.resource_tracker import main; main(4)'"
+    tree = "1 (sh) S parent=0 start=1\n" + PYTHON.format(300, 1, helper, SLOT.format(0))
+    tree += PYTHON.format(400, 1, "-m hangwatch dump", SLOT.format(1))
+    tree += PYTHON.format(401, 400, "-m hangwatch.probes.gpu.driver_process", SLOT.format(1))
+    assert JobScan(lay_out(tree, tmp_path)).find(None, node="").jobs == ()
+    told = membership.list_ended_ranks(ProcessScan(tmp_path).processes())
+    assert told == ["rank 0 has ended, its helpers live (pids 300)"]
+
+
 def test_rank_that_a_fork_server_starts_has_its_own_slot(tmp_path: Path) -> None:
     server = "-c 'from multiprocessing.forkserver import main; main(4, 5, [], None)'"
     tree = AGENT.replace("pt_elastic", "python").replace("/venv/bin/torchrun ", "")

@@ -1,6 +1,7 @@
 """Commands and threads that run as another user of the machine, for tests of the kernel's permissions."""
 
 import ctypes
+import itertools
 import os
 import sys
 from collections.abc import Iterable, Iterator
@@ -13,8 +14,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become
 
 _SYS_SETRESUID = 117 if os.uname().machine == "x86_64" else 147
 
-# The interpreter may be in a folder that only root may enter (/root/.pyenv). In a private mount namespace, an empty
-# folder replaces that folder, and the needed files are bind-mounted into it. Other processes see no change.
+# The interpreter and the checkout may be in folders that only root may enter (/root/.pyenv). In a private mount
+# namespace, an empty folder replaces such a folder, and the needed files are bind-mounted into it. Other processes see no change.
 _OPENED = """
 closed=$1 count=$2; shift 2
 mount -t tmpfs -o mode=0755 tmpfs /mnt
@@ -43,14 +44,13 @@ def as_user(uid: int, gid: int | None = None, groups: Iterable[int] = ()) -> lis
     become = ["setpriv", f"--reuid={uid}", f"--regid={uid if gid is None else gid}"]
     become += [f"--groups={others}" if others else "--clear-groups", "--inh-caps=-all"]
     trees = sorted({sys.base_prefix, sys.prefix, str(Path(__file__).parents[1])})
-    closed = next(
-        (parent for tree in trees for parent in reversed(Path(tree).parents) if not parent.stat().st_mode & 1), None
-    )
-    if closed is None:
-        return become
-    needed = [tree for tree in trees if closed in Path(tree).parents]
+    needed: dict[Path, list[str]] = {}
+    for tree in trees:
+        for closed in [parent for parent in reversed(Path(tree).parents) if not parent.stat().st_mode & 1][:1]:
+            needed.setdefault(closed, []).append(tree)
     opened = ["unshare", "--mount", "--propagation", "private", "sh", "-euc", _OPENED, "sh"]
-    return [*opened, str(closed), str(len(needed)), *needed, *become]
+    steps = ([*opened, str(closed), str(len(inside)), *inside] for closed, inside in needed.items())
+    return [*itertools.chain.from_iterable(steps), *become]
 
 
 @contextmanager

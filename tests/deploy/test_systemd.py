@@ -27,6 +27,9 @@ INSTALL = SYSTEMD / "install.sh"
 needs_systemd = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="systemd-analyze (Debian package systemd) is not installed"
 )
+needs_sysusers = pytest.mark.skipif(
+    shutil.which("systemd-sysusers") is None, reason="systemd-sysusers (Debian: systemd) is not installed"
+)
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: install.sh is run in namespaces")
 
 
@@ -146,9 +149,7 @@ def test_start_and_stop_fit_what_the_installer_puts_in_place() -> None:
     assert unit["Restart"] == ["always"]
 
 
-@pytest.mark.skipif(
-    shutil.which("systemd-sysusers") is None, reason="systemd-sysusers (Debian: systemd) is not installed"
-)
+@needs_sysusers
 @needs_root
 def test_the_user_is_a_system_user_without_a_shell(tmp_path: Path) -> None:
     (tmp_path / "etc/sysusers.d").mkdir(parents=True)
@@ -197,7 +198,7 @@ def test_without_root_it_says_so_and_does_nothing(public_copy: Path) -> None:
         (["--wheels"], "--wheels needs a folder"),
         (["--wheels", "/nowhere"], "pip wheel --wheel-dir /nowhere"),
         (["--purge"], "--purge goes with --uninstall"),
-        (["--python", "no-such-python"], "no-such-python: not found"),
+        pytest.param(["--python", "no-such-python"], "no-such-python: not found", marks=needs_sysusers),
     ],
 )
 def test_a_wrong_option_is_named(arguments: list[str], error: str) -> None:
@@ -205,6 +206,7 @@ def test_a_wrong_option_is_named(arguments: list[str], error: str) -> None:
 
 
 @needs_root
+@needs_sysusers
 def test_an_old_python_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
     old = tmp_path / "python3.6"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.6.8 && exit\nexit 1\n')
@@ -325,9 +327,7 @@ def _hold_what_they_are_to_hold(sdist: Path, wheels: Path) -> None:
 
 @needs_root
 @pytest.mark.timeout(360)
-@pytest.mark.skipif(
-    shutil.which("systemd-sysusers") is None, reason="systemd-sysusers (Debian: systemd) is not installed"
-)
+@needs_sysusers
 def test_install_upgrade_uninstall_purge_without_a_network(sdist: Path, wheels: Path, tmp_path: Path) -> None:
     _hold_what_they_are_to_hold(sdist, wheels)
     environ = {

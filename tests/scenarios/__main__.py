@@ -85,7 +85,7 @@ def main() -> None:
         real += crowd_rows(crowd)
     summary = (
         describe("In virtual time, default settings", virtual),
-        describe("With real processes, hold 3 s", real),
+        describe("With real processes, hold 1.5 or 3 s", real),
     )
     details = [results.Table(COLUMNS, tuple(rows)) for rows in (virtual, real)]
     results.report("scenarios", summary=summary, details=details, command="make scenarios", is_kept=True)

@@ -158,7 +158,10 @@ def _find_members(
     first = next(iter(records.values()))
     is_default = (first.name, first.description) == DEFAULT_GROUP
     is_listed = not is_default or world_size is None
-    ranges = first.ranks if is_listed and all(each.ranks == first.ranks for each in records.values()) else ()
+    are_alike = is_listed and all(
+        first.ranks is other.ranks or first.ranks == other.ranks for other in records.values()
+    )
+    ranges = first.ranks if are_alike else ()
     size = sum(last + 1 - start for start, last in ranges)
     if are_numbered and 0 < size <= _MOST_MEMBERS:
         ranks = {rank for start, last in ranges for rank in range(start, last + 1)}

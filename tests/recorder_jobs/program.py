@@ -369,7 +369,7 @@ def two_do_not_join() -> None:
     reduce()
 
 
-def asleep_before_recv() -> None:
+def asleep_before_receiving() -> None:
     steps(3)
     if rank() == 4:
         prepare_batch()

@@ -104,12 +104,7 @@ def read_single_round(recorders: Sequence[RankRecords], *, counts_open: bool) ->
     def of_one(recorder: RankRecords) -> RecorderState:
         opened = {_make_identity(record) for record in recorder.records if counts_open and record.counts_as_open}
         recorder = replace(recorder, read_unix_seconds=0.0)
-        used = {record.group_id for record in recorder.records}
-        idle = (status for status in recorder.groups if status.group_id not in used)
-        ended = (
-            (group.group_id, group.last_completed) for group in idle if group.last_completed == group.last_enqueued
-        )
-        return replace(_mark_open(recorder, recorder, opened, None), idle=tuple(ended))
+        return _mark_open(recorder, recorder, opened, None)
 
     return tuple(sorted(map(of_one, recorders), key=lambda state: state.library))
 
@@ -140,6 +135,8 @@ def _mark_open(
         if name:  # "" under TORCH_DISTRIBUTED_DEBUG=DETAIL: groups cannot be distinguished
             generations[name].append(group_id)
     whole = (record for record in last.records if record.id >= last.oldest_id)
+    used = {group_id for _, group_id in by_group}
+    idle = (status for status in last.groups if status.group_id not in used)
     groups = []
     for name, ids in generations.items():
         records, earlier = by_group[name, ids[-1]], first_by_group.get((name, ids[-1]), ())
@@ -167,6 +164,7 @@ def _mark_open(
         is_wrapped=last.is_wrapped or last.reset_epoch > 0,
         oldest_unix_seconds=next((record.created_unix_ns / 1e9 for record in whole), None),
         groups=tuple(groups),
+        idle=tuple((one.group_id, one.last_completed) for one in idle if one.last_completed == one.last_enqueued),
     )
 
 

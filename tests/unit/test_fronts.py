@@ -13,7 +13,7 @@ from hangwatch.collectives.rank_records import drop_unneeded, merge_rounds, read
 from hangwatch.collectives.wait_graph import WaitGraph
 from hangwatch.explain.flight_dumps import recorder_dump
 from hangwatch.model import Member, RankId, RecorderFacts
-from hangwatch.model.flight_records import FlightRecord, GroupMembers, RankRecords
+from hangwatch.model.flight_records import FlightRecord, GroupMembers, GroupStatus, RankRecords
 from hangwatch.verdict.sequence_rules import Answer, decide
 
 CREATED_NS = 1_700_000_000 * 10**9
@@ -149,6 +149,7 @@ class Simulation:
         recorder = RankRecords(
             library="nccl",
             records=records,
+            groups=tuple(self._status(rank, index, group) for index, group in enumerate(groups)),
             members=members,
             next_id=self.enqueued[rank],
             oldest_id=first,
@@ -158,6 +159,14 @@ class Simulation:
             read_unix_seconds=CREATED_NS / 1e9 + 600.0,
         )
         return drop_unneeded(recorder)
+
+    def _status(self, rank: int, index: int, group: tuple[int, ...]) -> GroupStatus:
+        mine = [place for place in range(self.enqueued[rank]) if self.programs[rank][place].group == group]
+        ended = [self.numbers[rank][place] for place in mine if place in self.completed[rank]]
+        enqueued = max((self.numbers[rank][place] for place in mine), default=-1)
+        return GroupStatus(
+            group_id=index, last_enqueued=enqueued, last_started=-1, last_completed=max(ended, default=-1)
+        )
 
     def _record(self, rank: int, place: int, groups: Sequence[tuple[int, ...]]) -> FlightRecord:
         one = self.programs[rank][place]

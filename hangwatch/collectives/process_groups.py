@@ -180,8 +180,7 @@ def _find_numbers(
 ) -> tuple[dict[int, int], dict[int, int]]:
     """Return the numbers of the newest collective, 0 if none, and of the last completed collective of each member.
 
-    Members without a known number are left out. Torch's own count tells the number of a member without a record in the
-    group, as ranks give the same id to the groups that they use alike.
+    Members without a known number are left out. Torch's own count tells the number of a member without a record.
     """
     generations = {group_records.generation for group_records in records.values()}
     if len(generations) > 1:
@@ -214,7 +213,7 @@ def _count_silent(member: Member, group: GroupRecords, earliest: Mapping[str | N
     recorder = next((state for state in member.recorder.libraries if state.library == group.library), None)
     if recorder is None:
         return None
-    counted = next((number for group_id, number in recorder.idle if group_id == group.group_id), None)
+    counted = next((number for name, number in recorder.idle if name == group.name), None)
     if counted is not None or not recorder.is_wrapped:
         return counted or 0
     oldest = recorder.oldest_unix_seconds

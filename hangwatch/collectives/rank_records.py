@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -135,8 +135,6 @@ def _mark_open(
         if name:  # "" under TORCH_DISTRIBUTED_DEBUG=DETAIL: groups cannot be distinguished
             generations[name].append(group_id)
     whole = (record for record in last.records if record.id >= last.oldest_id)
-    used = {group_id for _, group_id in by_group}
-    idle = (status for status in last.groups if status.group_id not in used)
     groups = []
     for name, ids in generations.items():
         records, earlier = by_group[name, ids[-1]], first_by_group.get((name, ids[-1]), ())
@@ -156,7 +154,6 @@ def _mark_open(
                 has_lost_open=last.is_wrapped and _has_lost_open(last.groups, ids[-1], records),
                 ranks=next((listed.ranks for listed in last.members if listed.name == name), ()),
                 completed=_find_completed(earlier),
-                group_id=ids[-1],
             )
         )
     return RecorderState(
@@ -164,8 +161,23 @@ def _mark_open(
         is_wrapped=last.is_wrapped or last.reset_epoch > 0,
         oldest_unix_seconds=next((record.created_unix_ns / 1e9 for record in whole), None),
         groups=tuple(groups),
-        idle=tuple((one.group_id, one.last_completed) for one in idle if one.last_completed == one.last_enqueued),
+        idle=tuple(_find_idle(last, {group_id: name for name, group_id in by_group})),
     )
+
+
+def _find_idle(recorder: RankRecords, names: Mapping[int, str]) -> Iterator[tuple[str, int]]:
+    """Yield the name and the last collective of each group without a record in which all operations have completed.
+
+    `names` are those of the groups with records. A process counts its groups in the order in which they were created,
+    and so do their names.
+    """
+    created = sorted((one.name for one in recorder.members if one.name.isdecimal()), key=int)
+    statuses = sorted(recorder.groups, key=lambda status: status.group_id)
+    by_id = dict(zip((status.group_id for status in statuses), created, strict=False))
+    if len(created) == len(statuses) and all(by_id.get(group_id) == name for group_id, name in names.items()):
+        for status in statuses:
+            if status.group_id not in names and status.last_completed == status.last_enqueued:
+                yield by_id[status.group_id], status.last_completed
 
 
 def _find_completed(records: Sequence[FlightRecord]) -> int:

@@ -42,7 +42,7 @@ class GroupRecords(Value, frozen=True):
     a group. If a process made several groups with one name, this is the newest group, and `generation` is the number of
     groups with this name. `has_lost_open`: an operation is open that the recorder no longer shows. `ranks` are the
     global ranks of the group as NCCL lists them, [first, last] of each range. It is empty if no source lists them. In
-    the first round, all collectives up to `completed` had completed; -1 if unknown. `group_id` counts in one process.
+    the first round, all collectives up to `completed` had completed; -1 if unknown.
     """
 
     library: Library
@@ -54,21 +54,20 @@ class GroupRecords(Value, frozen=True):
     has_lost_open: bool = False
     ranks: tuple[tuple[int, int], ...] = ()
     completed: int = -1
-    group_id: int = -1
 
 
 class RecorderState(Value, frozen=True):
     """The flight recorder of one library in a rank. `is_wrapped`: it has overwritten its oldest operations.
 
     `oldest_unix_seconds` is the time at which the oldest recorded operation was enqueued; None without operations.
-    `idle` has the id and the last completed collective of each group without a record, by torch's own count.
+    `idle` has the name and the last completed collective of each group without a record, by torch's own count.
     """
 
     library: Library
     is_wrapped: bool = False
     oldest_unix_seconds: float | None = None
     groups: tuple[GroupRecords, ...] = ()
-    idle: tuple[tuple[int, int], ...] = ()
+    idle: tuple[tuple[str, int], ...] = ()
 
 
 class CodeRegion(Value, frozen=True):

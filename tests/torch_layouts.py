@@ -204,20 +204,22 @@ def _downloaded(version: str, folder: Path) -> str:
 def describe_known(measured: Mapping[str, int], folder: Path) -> str:
     """Return the known versions with this layout, and the symbols of recorders in each library below `folder`.
 
-    Raises CannotTellError if the layout is new, or a library has no symbol.
+    Raises CannotTellError if the layout is new, or no library has a symbol. gloo has a recorder since torch 2.7.
     """
     known = [each for each in layouts.candidates("") if all(getattr(each, name) == at for name, at in measured.items())]
     if not known:
         raise CannotTellError(f"its layout is new: {measured}")
-    described = [f"layout of {known[0].name}"]
+    described, pointers = [f"layout of {known[0].name}"], []
     for library, name in (("gloo", "libtorch_cpu.so"), ("nccl", "libtorch_cuda.so")):
         path = folder / name
         if path.exists():
             with path.open("rb") as file:
                 pointer, registry = symbols_child.places(file.fileno(), library, 0)
-            if pointer is None:
-                raise CannotTellError(f"{name} has no known symbol of a recorder")
-            described.append(f"{name}: pointer{' and registry' if registry is not None else ''}")
+            pointers.append(pointer)
+            places = "no recorder" if pointer is None else "pointer" if registry is None else "pointer and registry"
+            described.append(f"{name}: {places}")
+    if not any(pointers):
+        raise CannotTellError("no library has a known symbol of a recorder")
     return "; ".join(described)
 
 

@@ -204,7 +204,7 @@ def _downloaded(version: str, folder: Path) -> str:
 def describe_known(measured: Mapping[str, int], folder: Path) -> str:
     """Return the known versions with this layout, and the symbols of recorders in each library below `folder`.
 
-    Raises CannotTellError if the layout is new, or no library has a symbol. gloo has a recorder since torch 2.7.
+    Raises CannotTellError if the layout is new, or no library has a symbol. gloo has a recorder since torch 2.8.
     """
     known = [each for each in layouts.candidates("") if all(getattr(each, name) == at for name, at in measured.items())]
     if not known:

@@ -9,7 +9,9 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     page for page in ROOT.rglob("*.md") if not any(part.startswith(".") for part in page.relative_to(ROOT).parts)
 )
-GENERATED = {ROOT / name for name in ("docs/checks.md", "docs/commands.md", "docs/outside-facts.md", "findings/README.md")}
+GENERATED = {
+    ROOT / name for name in ("docs/checks.md", "docs/commands.md", "docs/outside-facts.md", "findings/README.md")
+}
 MOST_BYTES = 245_000
 
 

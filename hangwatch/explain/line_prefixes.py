@@ -57,7 +57,15 @@ _TEXT_KEYS = ("log", "message", "msg", "MESSAGE", "textPayload", "text", "line",
 _STEP_KEYS = frozenset({"step", "global_step", "iteration", "iter", "epoch"})
 
 
-def show_as_terminal(line: str) -> str:
+def read_texts(line: str) -> Sequence[str]:
+    """Return the lines of text in a line of a file: without escape sequences, JSON and HTML entities around it."""
+    line = line.rstrip("\r\n")
+    if not ("\x1b" in line or "\r" in line or "&" in line or line.startswith("{")):
+        return (line,)
+    return [_unescape_html(part) for part in _unwrap_json(_show_as_terminal(line))]
+
+
+def _show_as_terminal(line: str) -> str:
     """Return a line without line end and escape sequences. Of a progress bar, the text after it that has a prefix."""
     line = line.rstrip("\r\n")
     line = without_colours(line) if "\x1b" in line else line
@@ -68,7 +76,7 @@ def show_as_terminal(line: str) -> str:
     return last if has_prefix or split(line, nobody, labelled=False)[0] is nobody else line
 
 
-def unwrap_json(line: str) -> list[str]:
+def _unwrap_json(line: str) -> list[str]:
     """Return the text lines in a JSON object: Docker's json-file, journalctl -o json, Cloud Logging, Python loggers.
 
     Return any other line unchanged. A record with a step is progress of the program, so it stays whole.
@@ -84,7 +92,7 @@ def unwrap_json(line: str) -> list[str]:
     texts = (record[key] for key in _TEXT_KEYS if isinstance(record.get(key), str))
     text = next(filter(None, texts), "") if _STEP_KEYS.isdisjoint(record) else ""
     label = "kernel: " if record.get("_TRANSPORT") == "kernel" else ""  # systemd.journal-fields(7)
-    return [label + show_as_terminal(part) for part in (text or line).rstrip("\r\n").split("\n")]
+    return [label + _show_as_terminal(part) for part in (text or line).rstrip("\r\n").split("\n")]
 
 
 def are_labelled(head: Sequence[str]) -> bool:
@@ -100,12 +108,12 @@ def are_labelled(head: Sequence[str]) -> bool:
     return len(labels) > 1 and len(labels) * 10 >= len(written) * 9 and len(set(labels)) * 2 <= len(labels)
 
 
-def unescape_html(line: str) -> str:
+def _unescape_html(line: str) -> str:
     """Return a line with its HTML entities replaced: `&lt;module&gt;` becomes `<module>`.
 
     A text that was copied from the source of a web page contains such entities.
     """
-    return html.unescape(line) if "&" in line and _ENTITY.search(line) else line
+    return html.unescape(line) if _ENTITY.search(line) else line
 
 
 class Headings:

@@ -102,6 +102,9 @@ class Reader:
 
         Raises HugeStackError if a dump exceeds the limits.
         """
+        if self._pyspy is not None and line in self._interned.lines and self._text is None and self._decoration is None:
+            self._pyspy.feed(line)  # a frame that was read before: most lines of many ranks
+            return
         self._number, self._before = number, before
         if "\r" in line:
             line = last_written(line)

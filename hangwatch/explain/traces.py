@@ -380,19 +380,18 @@ def _read_source(
 
     Raises HugeStackError if a dump exceeds the limits.
     """
-    iterator = map(line_prefixes.show_as_terminal, lines)
+    iterator = iter(lines)
     head = list(islice(iterator, _SNIFFED_LINES))
     if rank_log.is_error_file("".join(head[:2])[:_SNIFFED_CHARACTERS]):
-        hearsay.error_file(name, named.id, "\n".join(islice(chain(head, iterator), _SNIFFED_LINES)))
+        hearsay.error_file(name, named.id, "".join(islice(chain(head, iterator), _SNIFFED_LINES)))
         return []
-    labelled = line_prefixes.are_labelled([part for line in head for part in line_prefixes.unwrap_json(line)])
+    labelled = line_prefixes.are_labelled([part for line in head for part in line_prefixes.read_texts(line)])
     sources: dict[tuple[RankId, bool], _Source] = {}
     headings = line_prefixes.Headings(line_stream.begins_dump)
     heading: tuple[RankId, bool] | None = None
     by_prefix: dict[str, _Source] = {}  # by `[node:rank]` as in the text, a cache: most lines repeat a prefix
     whole = enumerate(chain(head, iterator), 1)
-    for number, line in ((number, part) for number, kept in whole for part in line_prefixes.unwrap_json(kept)):
-        line = line_prefixes.unescape_html(line)  # noqa: PLW2901 - the line as it was before it became HTML
+    for number, line in ((number, part) for number, kept in whole for part in line_prefixes.read_texts(kept)):
         prefix = line[: line.find("]") + 1] if line.startswith("[") else ""
         source = by_prefix.get(prefix) if prefix else None
         if source is not None and not line.startswith(":", len(prefix)):

@@ -27,6 +27,11 @@ _OTHER_LINES = ("  ", "Group ", "(total) ", "Communicators", "Errors", "Warnings
 _NO_COUNTS = frozenset({"cuda_dev", "nvml_dev", "init_state", "async_error", "ranks_count", "missing_ranks_count"})
 
 
+def begins(line: str) -> bool:
+    """True if an answer begins with this line."""
+    return line.startswith(("Job summary", '  "nccl_version"'))
+
+
 class Difference(NamedTuple):
     """A sentence about ranks that differ. `behind` are the ranks to check first, `why` is the reason."""
 
@@ -52,7 +57,6 @@ class Reader:
 
     def __init__(self) -> None:
         self._is_open = False
-        self._has_answer = False
         self._communicators: dict[str, _Communicator] = {}
         self._is_job_listed = False
         self._section = _Communicator("")
@@ -63,8 +67,7 @@ class Reader:
     def feed(self, line: str) -> bool:
         """Read a line. Return false if it is not part of an answer."""
         if not self._is_open:
-            self._is_open = line.startswith(("Job summary", '  "nccl_version"'))
-            self._has_answer |= self._is_open
+            self._is_open = begins(line)
             return self._is_open
         if section := _SECTION.match(line):
             group, name, self._kind = section.groups()
@@ -132,7 +135,7 @@ class Reader:
                 if difference is not None:
                     count += 1
                     yield difference
-        if self._has_answer and not count:
+        if not count:
             text = "NCCL RAS reports no difference: all ranks have launched the same collectives"
             yield Difference(f"{text}; if they wait, check the network and the GPUs", (), (), "")
 

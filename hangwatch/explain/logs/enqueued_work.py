@@ -86,7 +86,7 @@ def read_works(source: str, rank: RankId, log: Log) -> Iterator[RankWork]:
         by_line = work.line.ranks and work.line.kind in ("work", "operation") and work.line.group in ("", DEFAULT_GROUP)
         told = RankId(rank=work.line.ranks[0]) if by_line else None
         yield RankWork(rank if is_of_rank else told, source, work)
-    for difference in log.ras.compare():
+    for difference in log.ras.compare() if log.ras else ():
         line = WorkLine("ras", name=difference.text, operation=difference.why)
         yield RankWork(None, source, Work(line._replace(processes=difference.behind), None, 0))
 

@@ -209,7 +209,7 @@ class Log:
         self.processes: set[RankId] = set()
         self.messages: dict[str, Message] = {}
         self.works: dict[tuple[object, ...], Work] = {}
-        self.ras = nccl_ras.Reader()
+        self.ras: nccl_ras.Reader | None = None
         self.told_rank: int | None = None
         self._call: tuple[object, ...] = ()
         self._in_traceback = False
@@ -240,7 +240,9 @@ class Log:
         if self._call and (caller := _CALLER.match(text)):
             self._read_caller(*caller.groups())
         self._read_kernel_line(text)
-        is_ras = self.ras.feed(text)
+        if self.ras is None and nccl_ras.begins(text):
+            self.ras = nccl_ras.Reader()
+        is_ras = self.ras is not None and self.ras.feed(text)
         if not (is_ras or self._read_summary(text, number) or self._read_traceback(text, number)):
             self._read_ordinary(text, number)
 

@@ -35,6 +35,8 @@ from tests.scenarios.stage import (
     training,
 )
 
+Run = Callable[[Path], tuple[Observed, ...]]
+
 
 @dataclass(frozen=True)
 class ProcessScenario:
@@ -47,11 +49,11 @@ class ProcessScenario:
     name: str
     what: str
     truth: str
-    run: Callable[[Path], tuple[Observed, ...]]
+    run: Run
     expected: tuple[Expected, ...]
 
 
-def demo(name: str) -> Callable[[Path], tuple[Observed, ...]]:
+def demo(name: str) -> Run:
     """Return a function that runs the scenario `name` of `hangwatch demo`."""
 
     def run(directory: Path) -> tuple[Observed, ...]:
@@ -73,10 +75,22 @@ def demo(name: str) -> Callable[[Path], tuple[Observed, ...]]:
     return run
 
 
-def evaluation_on_one(directory: Path) -> tuple[Observed, ...]:
-    with training(settings(directory)) as (stage,):
-        stage.trouble("all", "evaluate-on-one 6")
-        return (stage.until_resumed().observed(),)
+def given(order: str, *, pages: bool = False, stalled_hold_seconds: float = 4.5) -> Run:
+    """Return a function that gives `order` to all ranks. Then it waits for a page, or until they train again.
+
+    In `order`, {fifo} is a FIFO without a writer. {port} is that of a server, which responds only if no page is expected.
+    """
+
+    def run(directory: Path) -> tuple[Observed, ...]:
+        with contextlib.ExitStack() as stack:
+            (stage,) = stack.enter_context(training(settings(directory, stalled_hold_seconds=stalled_hold_seconds)))
+            fifo = stage.node.folder / "dead"
+            os.mkfifo(fifo)
+            port = stack.enter_context(answering(3600.0 if pages else 7.0)) if "{port}" in order else None
+            stage.trouble("all", order.format(fifo=fifo, port=port))
+            return ((stage.until_page() if pages else stage.until_resumed()).observed(),)
+
+    return run
 
 
 def suspended(directory: Path) -> tuple[Observed, ...]:
@@ -93,19 +107,6 @@ def _have_met(stage: Stage) -> bool:
     return entry is not None and all(rank.most_peers > 0 for rank in entry.job.ranks)
 
 
-def dead_file(order: str) -> Callable[[Path], tuple[Observed, ...]]:
-    """Return a function that runs a job. Its ranks open a FIFO without a writer after `order`."""
-
-    def run(directory: Path) -> tuple[Observed, ...]:
-        with training(settings(directory)) as (stage,):
-            path = stage.node.folder / "dead"
-            os.mkfifo(path)
-            stage.trouble("all", order.format(path))
-            return (stage.until_page().observed(),)
-
-    return run
-
-
 def over(directory: Path) -> tuple[Observed, ...]:
     with training(settings(directory)) as (stage,):
         stage.trouble("all", "meet")
@@ -113,12 +114,6 @@ def over(directory: Path) -> tuple[Observed, ...]:
         stage.trouble("all", "linger 60")
         stage.until(JobState.OVER).watcher.follow(6.0)
         return (stage.observed(),)
-
-
-def starved_loader(directory: Path) -> tuple[Observed, ...]:
-    with training(settings(directory)) as (stage,):
-        stage.trouble("all", "starve 2")
-        return (stage.until_resumed().observed(),)
 
 
 def first_compile(directory: Path) -> tuple[Observed, ...]:
@@ -174,12 +169,6 @@ def two_jobs(directory: Path) -> tuple[Observed, ...]:
         return (stage.observed(), beside.observed())
 
 
-def victims_in_any_function(directory: Path) -> tuple[Observed, ...]:
-    with training(settings(directory)) as (stage,):
-        stage.trouble("all", "behind-gpu 3")
-        return (stage.until_page().observed(),)
-
-
 def gpu_hangs(directory: Path) -> tuple[Observed, ...]:
     with training(settings(directory)) as (stage,):
         stage.trouble("all", "gpu-hangs 1 2")
@@ -191,63 +180,9 @@ def gpu_hangs(directory: Path) -> tuple[Observed, ...]:
         return (observed,)
 
 
-def victim_that_logs(directory: Path) -> tuple[Observed, ...]:
-    with answering(3600.0) as port, training(settings(directory)) as (stage,):
-        stage.trouble("all", f"log-behind-gpu 3 {port}")
-        return (stage.until_page().observed(),)
-
-
-def waits_for_server(directory: Path) -> tuple[Observed, ...]:
-    with answering(7.0) as port, training(settings(directory)) as (stage,):
-        stage.trouble("all", f"wait-for-server {port}")
-        return (stage.until_resumed().observed(),)
-
-
-def waits_in_thread(way: str) -> Callable[[Path], tuple[Observed, ...]]:
-    """Return the runner of a rank that asks a server in another thread."""
-
-    def run(directory: Path) -> tuple[Observed, ...]:
-        with answering(7.0) as port, training(settings(directory)) as (stage,):
-            stage.trouble("all", f"ask-in {way} {port}")
-            return (stage.until_resumed().observed(),)
-
-    return run
-
-
-def blocked_in_thread(way: str) -> Callable[[Path], tuple[Observed, ...]]:
-    """Return the runner of a rank that opens a FIFO without a writer in another thread."""
-
-    def run(directory: Path) -> tuple[Observed, ...]:
-        with training(settings(directory)) as (stage,):
-            index = stage.node.folder / "index"
-            os.mkfifo(index)
-            stage.trouble("all", f"open-in 3 {way} {index}")
-            return (stage.until_page().observed(),)
-
-    return run
-
-
-def waits_for_child_in_loop(directory: Path) -> tuple[Observed, ...]:
-    with training(settings(directory)) as (stage,):
-        stage.trouble("all", "await-child-in-loop 7")
-        return (stage.until_resumed().observed(),)
-
-
-def waits_for_child(directory: Path) -> tuple[Observed, ...]:
-    with answering(7.0) as port, training(settings(directory)) as (stage,):
-        stage.trouble("all", f"wait-for-child {port}")
-        return (stage.until_resumed().observed(),)
-
-
 def asks_again(directory: Path) -> tuple[Observed, ...]:
     with training(replace(settings(directory), capture=Capture(pause_seconds=2.5))) as (stage,):
-        stage.trouble("all", "ask-again 12 2")
-        return (stage.until_resumed().observed(),)
-
-
-def sleeps_once(directory: Path) -> tuple[Observed, ...]:
-    with training(settings(directory)) as (stage,):
-        stage.trouble("all", "sleep-once 6")
+        stage.trouble("all", "ask-again 10 2")
         return (stage.until_resumed().observed(),)
 
 
@@ -255,20 +190,6 @@ def polls_for_file(directory: Path) -> tuple[Observed, ...]:
     chosen = settings(directory, stalled_hold_seconds=600.0)
     with training(replace(chosen, detector=replace(chosen.detector, recapture_max_seconds=5.0))) as (stage,):
         stage.trouble("all", f"poll-for-file {directory / 'never'} 1")
-        return (stage.until_page().observed(),)
-
-
-def awaits_reader(directory: Path) -> tuple[Observed, ...]:
-    with training(settings(directory)) as (stage,):
-        stage.trouble("all", "await-reader 7")
-        return (stage.until_resumed().observed(),)
-
-
-def opens_beside_metrics(directory: Path) -> tuple[Observed, ...]:
-    directory.mkdir(parents=True, exist_ok=True)
-    os.mkfifo(directory / "shard")
-    with training(settings(directory, stalled_hold_seconds=600.0)) as (stage,):
-        stage.trouble("all", f"open-beside-metrics 3 {directory / 'shard'}")
         return (stage.until_page().observed(),)
 
 
@@ -376,7 +297,7 @@ PROCESS_SCENARIOS = (
         "victims in a function of any name",
         "rank 3 waits for a lock; the others spin in one C call without the GIL, their GPUs at 100 %",
         "hang",
-        victims_in_any_function,
+        given("behind-gpu 3", pages=True),
         (Expected(HANG, True, (3,), 100.0),),
     ),
     ProcessScenario(
@@ -390,14 +311,14 @@ PROCESS_SCENARIOS = (
         "a victim that logs",
         "rank 0 waits for its GPU in add_scalar; rank 3 asks a server that does not answer",
         "hang",
-        victim_that_logs,
+        given("log-behind-gpu 3 {port}", pages=True),
         (Expected("training → quiet → suspected → stalled", True, (3,), 100.0),),
     ),
     ProcessScenario(
         "generation over HTTP",
         "rank 0 waits 9 s for a server outside of the job, the others wait for rank 0",
         "healthy",
-        waits_for_server,
+        given("wait-for-server {port}"),
         (Expected(LOOK),),
     ),
     *(
@@ -405,7 +326,7 @@ PROCESS_SCENARIOS = (
             f"a thread blocked in open, awaited by a {way}",
             "a thread of rank 3 opens a FIFO without a writer, and rank 3 waits for it; the others wait for their GPUs",
             "hang",
-            blocked_in_thread(way),
+            given(f"open-in 3 {way} {{fifo}}", pages=True),
             (Expected(HANG, True, (3,), 100.0),),
         )
         for way in AWAITS
@@ -415,7 +336,7 @@ PROCESS_SCENARIOS = (
             f"generation over HTTP, awaited by a {way}",
             "a thread of rank 0 waits 9 s for a server outside of the job, the others wait for rank 0",
             "healthy",
-            waits_in_thread(way),
+            given(f"ask-in {way} {{port}}"),
             (Expected(LOOK),),
         )
         for way in AWAITS
@@ -424,14 +345,14 @@ PROCESS_SCENARIOS = (
         "a child awaited by an event loop",
         "rank 0 waits 9 s for a child process under asyncio, the others wait for rank 0",
         "healthy",
-        waits_for_child_in_loop,
+        given("await-child-in-loop 7"),
         (Expected(LOOK),),
     ),
     ProcessScenario(
         "remote evaluation",
         "rank 0 waits 9 s for a child that is connected to another node, the others wait for rank 0",
         "healthy",
-        waits_for_child,
+        given("wait-for-child {port}"),
         (Expected(LOOK),),
     ),
     ProcessScenario(
@@ -445,7 +366,7 @@ PROCESS_SCENARIOS = (
         "sleeps until it wakes",
         "rank 0 sleeps once for 8 s, the others wait; the stalled hold is 6 s",
         "healthy",
-        sleeps_once,
+        given("sleep-once 6"),
         (Expected(LOOK),),
     ),
     ProcessScenario(
@@ -459,14 +380,14 @@ PROCESS_SCENARIOS = (
         "a hang beside threads that write metrics",
         "rank 3 opens a FIFO without a writer, the others wait for it; in each rank a thread writes 200 kB/s",
         "hang",
-        opens_beside_metrics,
+        given("open-beside-metrics 3 {fifo}", pages=True, stalled_hold_seconds=600.0),
         (Expected(HANG, True, (3,), 100.0),),
     ),
     ProcessScenario(
         "a thread reads for its rank",
         "rank 0 waits 9 s for a thread that reads 500 kB/s, the others wait for rank 0",
         "healthy",
-        awaits_reader,
+        given("await-reader 7"),
         (Expected(LOOK),),
     ),
     ProcessScenario(
@@ -480,7 +401,7 @@ PROCESS_SCENARIOS = (
         "evaluation on one rank",
         "rank 0 evaluates for 8 s, the others wait in a barrier",
         "healthy",
-        evaluation_on_one,
+        given("evaluate-on-one 6"),
         (Expected(LOOK),),
     ),
     ProcessScenario(
@@ -501,21 +422,21 @@ PROCESS_SCENARIOS = (
         "independent workers read a dead file",
         "ranks without a connection to each other all open a file that does not respond",
         "hang",
-        dead_file("read-dead-file {}"),
+        given("read-dead-file {fifo}", pages=True),
         (Expected(HANG, True, (), 100.0),),
     ),
     ProcessScenario(
         "the last worker reads a dead file",
         "three ranks have ended; rank 2 opens a file that does not respond",
         "hang",
-        dead_file("end-but-read {} 2"),
+        given("end-but-read {fifo} 2", pages=True),
         (Expected("training → quiet( → training → quiet)? → suspected → hung", True, (), 100.0),),
     ),
     ProcessScenario(
         "starved but moving loader",
         "two batches take 6 s each; the loaders read all the time",
         "healthy",
-        starved_loader,
+        given("starve 2"),
         (Expected("training → quiet → suspected → training(.*training)?"),),
     ),
     ProcessScenario(

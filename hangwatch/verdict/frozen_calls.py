@@ -1,7 +1,7 @@
 """Ranks that sequence numbers name and the kernel holds in one call: frozen, whatever their GPUs draw. Pure.
 
 At full power a GPU may run a kernel that only waits. A rank that does not return from one call on an object enqueues
-nothing, and no rank that waits for it completes anything.
+nothing, and no rank that waits for it completes anything: a rank that tries its collective again does not progress.
 """
 
 from collections.abc import Collection
@@ -12,13 +12,15 @@ from hangwatch.model import STOPPED_STATES, Group, Grouping, Member, Motion, Sig
 from hangwatch.verdict.scene import OPENS_FIFO, lock_holder, process_of, stance_of
 from hangwatch.verdict.sequence_rules import decide_by_records
 
+_ASLEEP_RATIO = 0.1  # of a core; a rank that tries a collective again sleeps in it
+
 
 def with_frozen_ranks(grouping: Grouping) -> Grouping:
-    """Return the groups with the motion that sequence numbers and calls show, where GPUs at work showed progress.
+    """Return the groups with the motion that sequence numbers and calls show, where GPUs or lines showed progress.
 
-    The groups are unchanged unless every rank is known, each named rank is held, and a GPU was at work.
+    The groups are unchanged unless every rank is known, each named rank is held, and another rank may only wait.
     """
-    if all(member.signature is not Signature.GPU_WORKS for member in grouping.members):
+    if not any(map(_may_only_wait, grouping.members)):
         return grouping
     answer = decide_by_records(grouping.members, stance_of(grouping), grouping.world_size)
     named = [member for member in grouping.members if member.id.rank in answer.named]
@@ -43,12 +45,19 @@ def _is_held(member: Member, processes: Collection[tuple[str | None, int | None]
     return opens_fifo or (holder is not None and holder[1] is not None and holder not in processes)
 
 
+def _may_only_wait(member: Member) -> bool:
+    """True if only the power of its GPU shows progress of a rank, or only the lines of a main thread that sleeps."""
+    sleeps = member.usage.main_cpu_ratio is not None and member.usage.main_cpu_ratio < _ASLEEP_RATIO
+    return member.signature is Signature.GPU_WORKS or (member.signature is Signature.COMPUTES and sleeps)
+
+
 def _freeze(group: Group, named: Collection[int], waiting: Collection[int]) -> Group:
     def freeze(member: Member) -> Member:
         if member.id.rank in named:
             return replace(member, motion=Motion.FROZEN, signature=Signature.BLOCKED)
-        if member.id.rank in waiting and member.signature is Signature.GPU_WORKS:
-            return replace(member, motion=Motion.FROZEN, signature=Signature.BEHIND_GPU)
+        if member.id.rank in waiting and _may_only_wait(member):
+            does = Signature.BEHIND_GPU if member.signature is Signature.GPU_WORKS else Signature.POLLS
+            return replace(member, motion=Motion.FROZEN, signature=does)
         return member
 
     return replace(group, members=tuple(map(freeze, group.members)))

@@ -40,8 +40,8 @@ def at_work(member: Member, **given: Any) -> Member:
     return structs.replace(member, **values)
 
 
-def job(odd: Member, *, others: int = 3) -> Grouping:
-    waiting = tuple(at_work(standing(rank, waits(6))) for rank in range(others))
+def job(odd: Member, *, others: int = 3, **given: Any) -> Grouping:
+    waiting = tuple(at_work(standing(rank, waits(6)), **given) for rank in range(others))
     return Grouping(
         groups=(
             Group(key="w", activity="collective_wait", waits_for="ranks", members=waiting),
@@ -67,6 +67,18 @@ def motions(grouping: Grouping) -> set[Motion]:
 )
 def test_rank_held_in_a_call_is_frozen_with_the_ranks_that_wait_for_it(held: dict[str, Any]) -> None:
     assert motions(job(at_work(standing(3, done(5)), **held))) == {Motion.FROZEN}
+
+
+@pytest.mark.parametrize(
+    ("main_cpu_ratio", "motion"), [(0.01, Motion.FROZEN), (0.6, Motion.MOVING), (None, Motion.MOVING)]
+)
+def test_rank_that_tries_its_collective_again_progresses_only_if_it_computes(
+    main_cpu_ratio: float | None, motion: Motion
+) -> None:
+    odd = at_work(standing(3, done(5)), **FIFO, signature=Signature.BLOCKED, motion=Motion.FROZEN)
+    usage = Usage(switches_per_second=9.0, main_cpu_ratio=main_cpu_ratio)
+    tried = with_frozen_ranks(job(odd, signature=Signature.COMPUTES, usage=usage))
+    assert [member.motion for member in tried.members] == [*[motion] * 3, Motion.FROZEN]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from hangwatch.explain.stacks import (
     profiling_text,
     pyspy_text,
     pystack_text,
+    strace_text,
 )
 from hangwatch.explain.stacks.parsed_processes import (
     LONGEST_LINE,
@@ -25,7 +26,10 @@ from hangwatch.explain.stacks.parsed_processes import (
 )
 from hangwatch.formats.pyspy_json import UNHEARD
 
-_TEXTS: tuple[ModuleType, ...] = (faulthandler_text, pystack_text, gdb_text, profiling_text, kernel_stack_text)
+_TEXTS: tuple[ModuleType, ...] = (
+    *(faulthandler_text, pystack_text, gdb_text, profiling_text),
+    *(kernel_stack_text, strace_text),
+)
 _EXAMPLE_CHARACTERS = 80
 _HEADING_OF_ANSWER = "Groups, largest first"  # in the answers and reports of hangwatch
 _LONE_FRAME = re.compile(r"^\s*[\w.<>]+ \([^()\s]+\.pyx?:[0-9]+\)$")

@@ -359,3 +359,44 @@ def test_line_of_infiniband_keeps_peer_status_and_adapter(status: str, prefix: s
     assert check_first(verdict) == []
     (message,) = (evidence.message for evidence in verdict.evidence if evidence.kind == "nccl_message")
     assert all(part in message for part in ("10.2.0.5<33092>", f"status={status}", "29.87.88.182", "hca mlx5_7"))
+
+
+# --- strace -----------------------------------------------------------------------------------------------------------
+
+ENDED = 'openat(AT_FDCWD, "/opt/x/libnccl-net.so", O_RDONLY|O_CLOEXEC) = -1 ENOENT (No such file or directory)'
+FUTEX = "futex(0x7f00, FUTEX_WAIT_BITSET_PRIVATE|FUTEX_CLOCK_REALTIME, 0, NULL, FUTEX_BITSET_MATCH_ANY <unfinished ...>"
+POLLS = "poll([{fd=17, events=POLLIN}], 1, -1 <unfinished ...>"
+OPENS = 'openat(AT_FDCWD, "/mnt/nfs/shard-3", O_RDONLY <unfinished ...>'
+
+
+@pytest.mark.parametrize("prefix", ["[pid {:>5}] ", "{}  ", "{} 03:04:05.123456 "])
+@pytest.mark.parametrize("odd", [None, 2])
+def test_unfinished_call_and_its_file_are_read_from_strace(prefix: str, odd: int | None) -> None:
+    def trace(rank: int) -> list[str]:
+        lines = [f"{prefix.format(4100 + 10 * rank)}{line}" for line in (ENDED, OPENS if rank == odd else POLLS)]
+        return [lines[0], f"{prefix.format(4101 + 10 * rank)}{FUTEX}", lines[1]]
+
+    verdict, found = judge_lines(*map(trace, range(4)))
+    assert [rank.id.pid for rank in found.ranks] == [4100, 4110, 4120, 4130]
+    assert verdict.named == () and verdict.check_first == ()
+    assert ("openat:/mnt/nfs/shard-3" in verdict.message) == (odd is not None)
+    assert "libnccl-net" not in verdict.message
+
+
+@pytest.mark.parametrize("last", ["read(17</mnt/nfs/shard-3>, ", "read(17</mnt/nfs/shard-3>,  <unfinished ...>"])
+def test_call_of_one_attached_process_is_read_from_strace(last: str) -> None:
+    verdict, found = judge_lines(["strace: Process 4102 attached", 'write(1, "x", 1) = 1', last])
+    assert [rank.id.pid for rank in found.ranks] == [4102]
+    assert "read:/mnt/nfs/shard-3" in verdict.message
+
+
+@pytest.mark.parametrize("line", ["read(3) took 5 s", "open(x) failed", "INFO poll(a) = 3 ranks", "wait4(me)"])
+def test_line_of_a_log_that_looks_like_a_call_is_no_strace(line: str) -> None:
+    _, found = judge_lines([f"[rank0]: {line}"])
+    assert found.ranks == () and found.logs[0].last is not None
+
+
+def test_threads_that_have_returned_have_no_call() -> None:
+    resumed = ["4102  futex(0x7f, FUTEX_WAIT, 0, NULL <unfinished ...>", "4102  <... futex resumed>) = 0"]
+    verdict, found = judge_lines(["strace: Process 4102 attached", *resumed, "4102  +++ exited with 0 +++"])
+    assert found.ranks == () and not verdict.check_first

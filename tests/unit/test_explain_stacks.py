@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from hangwatch import config
 from hangwatch.explain import traces
 from hangwatch.explain.logs import log_evidence
-from hangwatch.explain.stacks import faulthandler_text, gdb_text, profiling_text, pystack_text
+from hangwatch.explain.stacks import (
+    faulthandler_text,
+    gdb_text,
+    kernel_stack_text,
+    profiling_text,
+    pystack_text,
+    strace_text,
+)
 from hangwatch.explain.stacks.parsed_processes import MOST_FRAMES, Interned
 from hangwatch.model import Frame, RankDump, Thread, Verdict
 from hangwatch.report import text
@@ -431,12 +438,28 @@ def test_tasks_of_asyncio_are_read_from_python_315() -> None:
     assert [thread.frames[0].line for thread in process.threads if thread.is_main] == [5]
 
 
-READERS = {"faulthandler": faulthandler_text, "pystack": pystack_text, "gdb": gdb_text, "profiling": profiling_text}
+READERS = {
+    "faulthandler": faulthandler_text,
+    "pystack": pystack_text,
+    "gdb": gdb_text,
+    "profiling": profiling_text,
+    "kernel": kernel_stack_text,
+    "strace": strace_text,
+}
+OF_THE_KERNEL = [
+    "$ cat /proc/41/stack",
+    "[<0>] do_futex+0x106/0x1b0",
+    "[<0>] do_syscall_64+0x3b/0x90",
+    "strace: Process 41 attached with 2 threads",
+    "[pid    41] read(3</mnt/a>,  <unfinished ...>",
+    '42  03:04:05.1 openat(AT_FDCWD, "/x", O_RDONLY) = -1 ENOENT (No such file or directory)',
+    "[pid 42] <... futex resumed>) = 0",
+]
 LINES = [
     line
     for name in ("faulthandler.txt", "pystack.txt", "pystack-native.txt", "gdb-py-bt.txt", "gdb-bt-python310.txt")
     for line in (EXAMPLES / name).read_text().splitlines()
-] + profiled(3).splitlines()
+] + [*profiled(3).splitlines(), *OF_THE_KERNEL]
 HOSTILE = st.one_of(
     st.sampled_from(LINES), st.sampled_from(LINES).map(lambda line: line[: len(line) // 2]), st.text(max_size=60)
 )

@@ -4,6 +4,7 @@ import codecs
 import gc
 import io
 import os
+import re
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,6 +45,7 @@ _ZIP = b"PK\x03\x04"  # also the beginning of a checkpoint of torch
 _HTML, _OF_REPORT = b"<!doctype html>", b'<meta name="generator" content="hangwatch">'
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _MOST_NAMED_FILES = 8
+_JOB_FOLDER = re.compile(r"(?:job|run|exp|experiment|trial|slurm)[-_.]?\w{1,64}|\d{4,12}", re.IGNORECASE | re.ASCII)
 _PATTERN = frozenset("*?[")
 
 _Kind = Literal["recorder", "dumped", "text", "empty", "compressed", "report", "other", "closed"]
@@ -85,9 +87,34 @@ def explain(
     if not paths:
         raise click.UsageError('nothing to explain: give FILE or DIR, or "-" for standard input')
     settings, _ = settings_from(config_path)
-    with progress_line.shown() as now:
-        answer = _answer(paths, world_size, settings, now)
-    print_answer(*answer, as_json_form, html_path)
+    jobs = _part_jobs(paths)
+    if html_path is not None and len(jobs) > 1:
+        raise click.UsageError(f"{paths[0]} has the files of several jobs: give one of its folders for a page")
+    for paths_of_job in jobs:
+        with progress_line.shown() as now:
+            answer = _answer(paths_of_job, world_size, settings, now)
+        if len(jobs) > 1 and not as_json_form:
+            click.echo(f"\n{words.printable(str(paths_of_job[0]))}\n")
+        print_answer(*answer, as_json_form, html_path)
+
+
+def _part_jobs(paths: tuple[Path, ...]) -> list[tuple[Path, ...]]:
+    """Return the paths of each job. A folder has several if its folders are called `job-7`, with equal files of ranks.
+
+    torchrun's folders of runs may be the nodes of one job.
+    """
+    folder = paths[0]
+    if len(paths) > 1 or not folder.is_dir():
+        return [paths]
+    try:
+        parts = sorted(folder.iterdir())
+    except OSError:  # reported with the files that cannot be read
+        return [paths]
+    if len(parts) < 2 or any(part.is_symlink() or not _JOB_FOLDER.fullmatch(part.name) for part in parts):
+        return [paths]
+    files = [{path.relative_to(part) for path in files_below(part, _is_regular_file, [])} for part in parts]
+    of_ranks = [path for path in set.intersection(*files) if "rank" in path.name.lower()]
+    return [(part,) for part in parts] if len(of_ranks) > 1 else [paths]
 
 
 def _answer(

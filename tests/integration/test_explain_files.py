@@ -38,6 +38,23 @@ def test_a_log_folder_of_torchrun() -> None:
     assert done.stdout.startswith("First to fail: rank 1 (local rank 1) at 2026-11-22 02:51:31 UTC: ValueError")
 
 
+@pytest.mark.parametrize(
+    ("folders", "count"),
+    [(("job-7", "job-8"), 2), (("4711", "4712", "4713"), 3), (("gpu-a", "gpu-b"), 1), (("round1", "round2"), 1)],
+)
+def test_each_job_of_a_folder_has_a_verdict(folders: tuple[str, ...], count: int, tmp_path: Path) -> None:
+    for number, folder in enumerate(folders):
+        (tmp_path / folder).mkdir()
+        for rank in range(4):
+            line = "ValueError: shard 12 is empty" if rank == number + 1 else "step 7"
+            (tmp_path / folder / f"rank{rank}.log").write_text(f"2026-11-22 12:00:02 {line}\n")
+    done = explain(tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("Verdict ") == count
+    if count > 1:
+        assert [f"irst to fail: rank {number + 1} " in done.stdout for number in range(count)] == [True] * count
+
+
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-8-sig"])
 def test_what_a_shell_of_windows_has_written_is_text(encoding: str, tmp_path: Path) -> None:
     """Read UTF-16 with a byte order mark, as `>` of PowerShell writes it.

@@ -2,7 +2,8 @@
 
 During a hang, a side thread that writes metrics still moves bytes. So only a part of the process may count:
 * If the main thread is in a call about one object: the bytes of that object, and the motion of the workers and of the
-  process behind it. Other workers load data ahead, and a child such as `wandb-core` works during a hang, too.
+  process behind it. Other workers load data ahead, and a child such as `wandb-core` works during a hang, too. If no
+  process was found at the other end of a pipe or socket, all workers count.
 * If the main thread is in a collective, or waits for its GPU: the bytes of all connections to other ranks.
 * In any other wait: everything, because the main thread may wait for any thread of its process.
 """
@@ -46,8 +47,11 @@ def measure_awaited(rank: RankDump, main: MainRates, awaited: Awaited | None) ->
         process = Rates(process.cpu_ratio if awaited == "gpu" else main.cpu_ratio, carried)
     if awaited in ("ranks", "gpu"):
         return AwaitedRates(awaited, process)
-    behind = {pid for dump in rank.rounds if dump.call is not None for pid in dump.call.workers}
-    workers = tuple(worker for worker in rank.workers if awaited is None or worker.pid in behind)
+    calls = [dump.call for dump in rank.rounds if dump.call is not None]
+    behind = {pid for call in calls for pid in call.workers}
+    is_unknown = not behind and all(call.object in ("pipe", "socket") for call in calls)
+    may_be_any = awaited is None or (is_unknown and not any(dump.awaited for dump in rank.rounds))
+    workers = tuple(worker for worker in rank.workers if may_be_any or worker.pid in behind)
     measured = (rates.measure_process(worker.rounds) for worker in workers)
     return AwaitedRates(awaited, process, workers, (*measured, rates.measure_children(rank.rounds)))
 

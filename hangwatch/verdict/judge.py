@@ -348,7 +348,7 @@ def _find_check_first(scene: Scene, answer: Answer, *, is_without_suspicion: boo
     unnamed = _find_unnamed(scene, fine)
     lead = next((finding for finding in _passing(CHECK_FIRST, fine) if not _only_waits(finding, answer)), None)
     if lead is None or not _is_supported_by_half(lead):
-        return _with_odd_gpu(unnamed) or _with_stuck_task(unnamed) or unnamed
+        return _with_odd_gpu(unnamed) or _with_last_rank(unnamed) or _with_stuck_task(unnamed) or unnamed
     may_be_victims = any(member.waits.asks_rank is not None or may_be_behind_gpu(member) for member in lead.members)
     may_name = is_without_suspicion and lead.rule is not None and lead.rule.may_name and not may_be_victims
     if may_name and machine_says_the_same(lead.members, lead.others):
@@ -383,6 +383,16 @@ def _with_odd_gpu(unnamed: Finding) -> Finding | None:
         return None
     suspects = keep_groups(unnamed.scene.grouping.groups, lambda member: member is odd.member)
     return unnamed._replace(suspects=tuple(suspects), settle=guidance.ITS_GPU, odd_gpu=odd)
+
+
+def _with_last_rank(unnamed: Finding) -> Finding | None:
+    """Return a finding if all ranks except one have ended, and no rank can end the call of that one; else None."""
+    scene, ended = unnamed.scene, count_ranks(unnamed.scene.gone)
+    members = [member for group in scene.stacked for member in group.members]
+    is_last = len(members) == 1 and 0 < ended == scene.grouping.expected_rank_count - 1
+    if not is_last or not scene.are_settled_by_kernel(members):
+        return None
+    return unnamed._replace(suspects=tuple(scene.stacked), settle=deciding_steps.find_blocking_call)
 
 
 def _with_stuck_task(unnamed: Finding) -> Finding | None:

@@ -350,6 +350,16 @@ def test_call_of_one_rank_is_reported_if_all_ranks_are_blocked_alike(is_stopped:
     assert [one.kind for one in verdict.evidence].count("system_call") == 1
 
 
+def test_last_rank_is_checked_first_if_it_is_blocked_in_open(tmp_path: Path) -> None:
+    with three_ranks(READS, "openat", tmp_path) as pids:
+        for pid in pids[:2]:
+            os.kill(pid, signal.SIGKILL)
+            wait_for(lambda pid=pid: not procfs.read_thread_states(pid).strip("ZX"), "the rank to end")
+        verdict = looked_at(pids).verdict
+    assert ([rank.rank for rank in verdict.named], [rank.rank for rank in verdict.check_first]) == ([], [2])
+    assert "first: all other ranks have ended, and it is blocked in a call that no rank ends." in verdict.message
+
+
 def test_path_is_reported_if_all_ranks_are_blocked_in_open(tmp_path: Path) -> None:
     with three_ranks(READS, "openat", tmp_path) as pids:
         verdict = looked_at(pids).verdict

@@ -321,7 +321,8 @@ def test_rank_waiting_for_loader_workers_does_not_wait_for_its_gpu(
 
 IN_COLLECTIVE = [["all_reduce (torch/distributed/distributed_c10d.py:2810)", *HERE]] * 3
 RECEIVES = structs.replace(READS, name="recvfrom", object="socket")
-AT_WORKER = structs.replace(READS, object="pipe", workers=(2,))
+AT_PIPE = structs.replace(READS, object="pipe")
+AT_WORKER = structs.replace(AT_PIPE, workers=(2,))
 AT_CHILD = SystemCall(number=61, name="wait4", kind="awaits_child", object="child")
 BESIDE = {"io": 1e5, "main_io": 0.0, "rank_bytes": 0.0}  # a side thread writes metrics
 
@@ -352,6 +353,14 @@ BESIDE = {"io": 1e5, "main_io": 0.0, "rank_bytes": 0.0}  # a side thread writes 
          rank(dumps(STILL, call=AT_CHILD, children_cpu_seconds=1.0, **BESIDE)), Signature.UNKNOWN),
         ("the loader worker behind its pipe computes",
          rank(dumps(STILL, call=AT_WORKER, **BESIDE), dumps([HERE, THERE, HERE])), Signature.COMPUTES),
+        ("the other end of its pipe is unknown, and a worker computes",
+         rank(dumps(STILL, call=AT_PIPE, **BESIDE), dumps([HERE, THERE, HERE])), Signature.COMPUTES),
+        ("another worker is at the other end of its pipe",
+         rank(dumps(STILL, call=structs.replace(AT_PIPE, workers=(3,)), **BESIDE), dumps([HERE, THERE, HERE])),
+         Signature.BLOCKED),
+        ("receives from a peer that is gone, and its loader works ahead",
+         rank(dumps(STILL, call=RECEIVES, awaited=structs.replace(HTTP, end="lost"), main_io=0.0, object_bytes=0),
+              dumps([HERE, THERE, HERE])), Signature.BLOCKED),
         ("opens a file that does not come, and its loader works ahead",
          rank(dumps(STILL, call=OPENS, **BESIDE), dumps([HERE, THERE, HERE], io=1e6)), Signature.BLOCKED),
         ("a worker copies, for which the main thread may wait",

@@ -14,6 +14,7 @@ from hangwatch.verdict.wording.group_text import common_line, describe_suspects,
 from hangwatch.verdict.wording.rank_headlines import why_gone
 
 NOT_NAMED = "no rank can be named. "
+LAST_RANK = "all other ranks have ended, and it is blocked in a call that no rank ends"
 
 
 def check_first(ranks: Sequence[Group], why: str, settle: str) -> str:

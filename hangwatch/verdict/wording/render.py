@@ -57,13 +57,13 @@ def _write_message(finding: Finding, text: str, settle: str) -> str:
 def _explain_check(finding: Finding, member: Member, text: str) -> str:
     """Return the reason to check a rank first.
 
-    It is `text` unless the ranks differ only by a GPU or by a stuck task.
+    It is `text` unless the ranks differ only by a GPU or by a stuck task, or one rank is left.
     """
     if finding.by_numbers or finding.rule is not None:
         return text
     if finding.odd_gpu is not None:
         return check_first_reasons.odd_gpu(finding.odd_gpu)
-    return check_first_reasons.stuck_task(member)
+    return check_first_reasons.LAST_RANK if member.stack.task is None else check_first_reasons.stuck_task(member)
 
 
 def _describe_call(finding: Finding, evidence: Sequence[Evidence]) -> str:

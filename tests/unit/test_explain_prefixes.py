@@ -180,7 +180,7 @@ LOGS = {
         for rank in (0, 1, 3)
     ],
 }
-CHECK_FIRST_OF_LOGS = {"failed": [2], "blamed": [], "behind": [2], "all joined": [], "mismatch": [2]}
+CHECK_FIRST_OF_LOGS = {"failed": [2], "blamed": [1], "behind": [2], "all joined": [], "mismatch": [2]}
 
 
 def judge_lines(lines: Sequence[str]) -> tuple[object, ...]:

@@ -325,7 +325,15 @@ def _compare_desync_reports(works: Sequence[RankWork], groups: set[str]) -> Iter
 
 
 def _compare_barriers(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
-    """Yield the tasks that did not reach a barrier of JAX. The log may list only some of them."""
+    """Yield the ranks that did not reach PyTorch's monitored barrier, and the tasks that did not reach one of JAX.
+
+    The log may list only some of these tasks.
+    """
+    absent = {rank for _, _, (line, *_) in works if line.kind == "absent" for rank in line.ranks}
+    if absent:
+        ids = _find_ids(absent, works)
+        why = "did not reach a monitored barrier in time"
+        yield WorkFinding(f"{words.name_ranks(ids)} {why}", ids, ids if len(ids) < _FEWEST_SEEN else (), f"it {why}")
     sizes = [line.ranks for _, _, (line, *_) in works if line.kind == "barrier"]
     tasks = {line.ranks[0] for _, _, (line, *_) in works if line.kind == "task"}
     if not sizes or not tasks:

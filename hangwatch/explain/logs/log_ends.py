@@ -184,9 +184,9 @@ def describe_ends(ends: Sequence[End]) -> str:
     return ", ".join(clauses) + (f", {words.count(more)} at other lines" if more else "")
 
 
-def shorten(text: str) -> str:
+def shorten(text: str, characters: int = LINE_CHARACTERS) -> str:
     """Return the beginning of a message, without the place in PyTorch that prints it."""
-    return words.elided(_OF_SOURCE.sub("", text) or text, LINE_CHARACTERS)
+    return words.elided(_OF_SOURCE.sub("", text) or text, characters)
 
 
 def without_numbers(text: str) -> str:

@@ -216,7 +216,9 @@ def _describe_without_hint(
     if own_failures:
         failures = f"it is unknown which of {words.count(own_failures, 'failure')} was first"
     else:
-        failures = "each failure blames other ranks" if kinds else _describe_messages(logs)
+        failures = _describe_messages(logs)
+        if kinds:
+            failures = f"each failure blames other ranks: {_describe_failure(kinds[0].failure)}"
     apart = log_ends.seconds_apart(logs)
     spread = f"; their last lines are up to {words.duration(apart)} apart" if apart else ""
     return f"logs of {words.count(len(logs))}: {failures}{spread}" + (
@@ -227,11 +229,12 @@ def _describe_without_hint(
 def _describe_messages(logs: Sequence[RankLog]) -> str:
     """Return the ranks with lines of NCCL about a problem, as a clause. If there are none, the clause says so."""
     rows = nccl_messages.load()
-    ids = [log.id for log in logs if any(rows[name].about != "setup" for name in log.messages)]
-    have = "has" if len(ids) == 1 else "have"
-    return (
-        f"{words.name_ranks(ids)} {have} lines about a problem, see the evidence" if ids else "none reports a failure"
-    )
+    names = {log.id: name for log in logs for name in log.messages if rows[name].about != "setup"}
+    if not names:
+        return "none reports a failure"
+    have = "has" if len(names) == 1 else "have"
+    meanings = words.join_words(sorted({rows[name].meaning for name in names.values()})[:SHOWN])
+    return f"{words.name_ranks(list(names))} {have} lines about a problem, see the evidence: {meanings}"
 
 
 def _numbers_evidence(finding: WorkFinding) -> Evidence:
@@ -292,7 +295,7 @@ def _describe_first_failure(first: _FirstFailure) -> str:
 
 def _describe_failure(failure: Failure) -> str:
     where = f", in {failure.where}" if failure.where else ""
-    return f"{words.elided(failure.text, _TEXT_CHARACTERS)}{words.printable(where)}"
+    return f"{log_ends.shorten(failure.text, _TEXT_CHARACTERS).rstrip('.')}{words.printable(where)}"
 
 
 # --- evidence --------------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ _OF_OTHERS = re.compile(
     r"|\b(?:NCCL|gloo|torchcomms)\b.*\b(?:time(?:d[ -]|[ -])?out|abort)|communicator was aborted|remote process exited"
     r"|Dist(?:Backend|Network|Store)Error|Connection closed by (?:remote )?peer"
     r"|SignalException|ChildFailedError|KeyboardInterrupt|SIGTERM"
-    r"|(?:timed? ?out|timeout).*\b(?:store|barrier|rendezvous)"
+    r"|(?:timed? ?out|timeout).*\b(?:store|(?:monitored)?barrier|rendezvous)"
     r"|pair closure|Rendezvous\w*ClosedError|NCCL error in: .*unhandled system error"
     r"|mismatch between collectives|killed by signal: Terminated"
     r"|\bWait timeout|\bSocket Timeout|reached monitoredBarrier, but|failed to pass monitoredBarrier",

@@ -33,6 +33,7 @@ from hangwatch.probes.process import file_locks, procfs
 _MOST_STEPS = 4
 _MOST_PROCESSES = 64  # of one step
 _MOST_CHILDREN = 16  # of one rank, of which the calls are read
+_MOST_SEARCHED = 1024  # children of one rank, for the awaited pid
 _MOST_DESCRIPTORS = 16  # of one call
 _EVENTS = "anon_inode:[eventfd]"
 _OF_LIBRARIES = re.compile("gloo|pt_|nccl|cuda", re.IGNORECASE)  # names of threads of torch, gloo, NCCL and CUDA
@@ -124,7 +125,8 @@ class WaitChains(NamedTuple):
         if call.kind == "awaits_child":
             if call.child is not None:
                 root = self.job.proc_root
-                named = [child for child in children if procfs.read_inner_pid(child, root) == call.child]
+                every = procfs.read_children(pid, root, _MOST_SEARCHED)
+                named = [child for child in every if procfs.read_inner_pid(child, root) == call.child]
                 children = tuple(itertools.chain(named, *(procfs.read_children(child, root) for child in named)))
             return [_Step(child, self._name("its child", child), may_answer=True) for child in children]
         if call.kind not in ("receives", "writes"):

@@ -12,16 +12,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.capture.request import CaptureRequest
 from hangwatch.capture.rounds import capture, job_of_pids
-from hangwatch.model import Motion, Signature
+from hangwatch.model import Motion, Rank, Signature
 from hangwatch.probes.network import sockets
 from hangwatch.probes.process import procfs
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
-from tests.conftest import wait_for
+from tests.conftest import identity, wait_for
 from tests.integration import targets
 
 QUICK = config.Capture(rounds=2, pause_seconds=1.0, dump_deadline_seconds=60.0)
@@ -160,6 +161,22 @@ def test_rank_moves_as_its_worker_behind_a_socket_computes(tmp_path: Path) -> No
         taken = capture(job_of_pids([pid]), CaptureRequest(settings=QUICK, node="here"))
     (member,) = group_ranks(taken, activity.load(), QUICK).members
     assert member.signature is Signature.UNKNOWN, "it uses a core, at one line"
+
+
+def test_awaited_child_is_found_among_many(tmp_path: Path) -> None:
+    code = "import os, time\nfor number in range(70):\n    child = os.fork()\n    if child == 0:\n        time.sleep(600)\n"
+    with targets.python(code + "ready()\nos.waitpid(child, 0)", tmp_path) as pid:
+        targets.wait_for_call(pid, "awaits_child")
+        child = procfs.read_children(pid, procfs.PROC, 100)[-1]
+        taken = capture(
+            replace(job_of_pids([pid]), ranks=(Rank(id=identity(pid), rank=0, local_rank=0),)),
+            CaptureRequest(settings=QUICK, node="here"),
+        )
+        for other in procfs.read_children(pid, procfs.PROC, 100):
+            os.kill(other, signal.SIGKILL)
+    (member,) = group_ranks(taken, activity.load(), QUICK).members
+    assert member.signature is Signature.AWAITS_OUTSIDE
+    assert member.waits.awaited is not None and f"its child {child} (" in member.waits.awaited.name
 
 
 def test_question_without_an_answer_is_known_from_its_connection() -> None:

@@ -48,6 +48,8 @@ TOGETHER = (
     "integration/test_torchrun.py",
     "test_contract.py",
 )
+# Files with jobs that are forked from one process, which takes 3 CPU seconds to import torch and what is imported late.
+FORKED = ("integration/test_flight_dumps.py", "integration/test_recorder_jobs.py")
 
 
 # Files of the lane `machines`: real systemd, Slurm, ssh, containers, browsers, Prometheus, launchers of frameworks, and
@@ -76,7 +78,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Give each test to the next free worker.
 
-    A file of `TOGETHER` goes to one worker as a whole and runs first. A third of the workers begins at the other end:
+    A file of `TOGETHER` goes to one worker as a whole and runs first, and so do all files of `FORKED`. A third of the workers begins at the other end:
     unit tests need the CPU while tests of daemons wait.
     """
     from xdist.scheduler import LoadScopeScheduling
@@ -85,7 +87,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0].removeprefix("tests/")
-            return file if file in TOGETHER else nodeid
+            return FORKED[0] if file in FORKED else file if file in TOGETHER else nodeid
 
         def _assign_work_unit(self, node: WorkerController) -> None:
             if int(node.gateway.id.removeprefix("gw")) < self.numnodes // 3:

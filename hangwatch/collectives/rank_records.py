@@ -169,12 +169,14 @@ def _find_idle(recorder: RankRecords, names: Mapping[int, str]) -> Iterator[tupl
     """Yield the name and the last collective of each group without a record in which all operations have completed.
 
     `names` are those of the groups with records. A process counts its groups in the order in which they were created,
-    and so do their names.
+    and so do their names. Without a list of the groups (dumps of gloo), the first group is the default group.
     """
     created = sorted((one.name for one in recorder.members if one.name.isdecimal()), key=int)
     statuses = sorted(recorder.groups, key=lambda status: status.group_id)
-    by_id = dict(zip((status.group_id for status in statuses), created, strict=False))
-    if len(created) == len(statuses) and all(by_id.get(group_id) == name for group_id, name in names.items()):
+    ids = [status.group_id for status in statuses]
+    by_id = dict(zip(ids, created, strict=False)) if created else {0: "0", **names}
+    is_complete = len(created or by_id) == len(statuses) == len(set(by_id.values())) and by_id.keys() == {*ids}
+    if is_complete and all(by_id[group_id] == name for group_id, name in names.items()):
         for status in statuses:
             if status.group_id not in names and status.last_completed == status.last_enqueued:
                 yield by_id[status.group_id], status.last_completed

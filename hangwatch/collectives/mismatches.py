@@ -20,26 +20,25 @@ _Form: TypeAlias = tuple[str, tuple[str, ...], tuple[tuple[int, ...], ...]]
 """The name, data types and sizes of an operation."""
 
 
-def find_other_operation(groups: Sequence[ProcessGroup]) -> Sides:
+def find_other_operation(group: ProcessGroup) -> Sides:
     """Return the different operations that members enqueued under the same number while a rank waits in it.
 
     () if they agree. The names of the operations are compared first, then their data types, then their sizes.
     """
-    for group in groups:
-        enqueued = _find_enqueued(group) if group.waits and len(group.generations) == 1 else {}
-        for number in sorted(enqueued):
-            alike: dict[_Form, list[int]] = defaultdict(list)
-            is_balanced = _is_balanced(enqueued[number].values(), len(group.members))
-            for rank, operation in enqueued[number].items():
-                sizes = () if operation.operation == _EXCHANGE and is_balanced else operation.sizes
-                alike[operation.operation, operation.dtypes, sizes].append(rank)
-            for key_of, say in _COMPARED if len(alike) > 1 else ():
-                sides: dict[Any, list[int]] = defaultdict(list)
-                for form, ranks in alike.items():
-                    if any(key := key_of(*form)):
-                        sides[key] += ranks
-                if len(sides) > 1:
-                    return _sorted({say(*key): ranks for key, ranks in sides.items()})
+    enqueued = _find_enqueued(group) if group.waits and len(group.generations) == 1 else {}
+    for number in sorted(enqueued):
+        alike: dict[_Form, list[int]] = defaultdict(list)
+        is_balanced = _is_balanced(enqueued[number].values(), len(group.members))
+        for rank, operation in enqueued[number].items():
+            sizes = () if operation.operation == _EXCHANGE and is_balanced else operation.sizes
+            alike[operation.operation, operation.dtypes, sizes].append(rank)
+        for key_of, say in _COMPARED if len(alike) > 1 else ():
+            sides: dict[Any, list[int]] = defaultdict(list)
+            for form, ranks in alike.items():
+                if any(key := key_of(*form)):
+                    sides[key] += ranks
+            if len(sides) > 1:
+                return _sorted({say(*key): ranks for key, ranks in sides.items()})
     return ()
 
 

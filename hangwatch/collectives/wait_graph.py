@@ -91,7 +91,7 @@ class WaitGraph(NamedTuple):
     gpus: tuple[GpuEnd, ...] = ()
     unrecorded: tuple[int, ...] = ()
     is_settled: bool = True
-    mismatch: Sides = ()
+    mismatches: tuple[Sides, ...] = ()
     is_complete: bool = False
     is_partial: bool = False
 
@@ -120,6 +120,8 @@ def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
     busy = frozenset(rank for rank in awaited if is_busy(by_rank[rank]))
     recorded = {rank for rank, member in by_rank.items() if member.recorder.libraries}
     ends = find_ends(groups, recorded, awaited - busy, {rank for rank in recorded if by_rank[rank].is_stopped})
+    mismatches = tuple(sides for group in groups if (sides := find_other_operation(group)))
+    order = find_other_order(groups) if is_complete and not mismatches else ()
     return WaitGraph(
         pending=pending,
         waiting=frozenset(rank for group in groups for rank in group.waits),
@@ -133,7 +135,7 @@ def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
         is_settled=ends.are_all and all(group.may_be_of_one_moment for group in groups),
         is_complete=is_complete,
         is_partial=_is_partial(by_rank, groups, world_size),
-        mismatch=find_other_operation(groups) or (find_other_order(groups) if is_complete else ()),
+        mismatches=mismatches or ((order,) if order else ()),
     )
 
 

@@ -34,7 +34,9 @@ def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
     answer = decide_by_records(grouping.members, stance_of(grouping), grouping.world_size)
     if answer.kind not in _BETWEEN_RANKS:
         return frozenset()
-    ranks = set(answer.graph.cycle) | {rank for _, ranks in answer.graph.mismatch for rank in ranks}
+    ranks = set(answer.graph.cycle) | {
+        rank for sides in answer.graph.mismatches for _, ranks in sides for rank in ranks
+    }
     return frozenset(member.id for member in grouping.members if process_key(member.id) in ranks)
 
 

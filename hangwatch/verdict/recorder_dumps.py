@@ -53,7 +53,7 @@ def with_records(grouping: Grouping, records: Records) -> Grouping:
     A rank that already has a flight recorder from the capture keeps it. Open operations count if the dumps do.
     """
     graph = _build_graph(records, grouping.world_size)
-    return _add_records(grouping, records, counts_open=graph.is_settled or bool(graph.mismatch))
+    return _add_records(grouping, records, counts_open=graph.is_settled or bool(graph.mismatches))
 
 
 def _add_records(grouping: Grouping, records: Records, *, counts_open: bool) -> Grouping:
@@ -76,7 +76,7 @@ def qualify(finding: Finding, records: Records) -> Finding:
     groups, graph = finding.scene.grouping.groups, finding.answer.graph
     is_stacked = any(group.fault != _NO_STACK for group in groups)
     ends = {*graph.programs, *graph.unrecorded, *(end.rank for end in graph.gpus)}
-    if not is_stacked and not graph.mismatch and ends:
+    if not is_stacked and not graph.mismatches and ends:
         if (_TIMES_WAITING if graph.gpus else 1) * len(ends) > len(graph.waiting - ends):
             return _records_only(finding)
         return finding._replace(

@@ -28,8 +28,8 @@ class Answer(NamedTuple):
 def decide(graph: WaitGraph) -> Answer:
     """Return the result of a wait-for graph. A mismatch comes first, then GPUs that are behind, then missing ranks."""
     answer = Answer("unknown", graph)
-    if graph.mismatch:
-        return answer._replace(kind="mismatch", check_first=_find_lone_side(graph))
+    if graph.mismatches:
+        return answer._replace(kind="mismatch", check_first=_find_lone_sides(graph))
     if graph.gpus and 2 * len(graph.gpus) <= len(graph.waiting):
         return answer._replace(kind="gpu", named=tuple(end.rank for end in graph.gpus))
     if graph.awaited:
@@ -61,10 +61,10 @@ def _decide_on_awaited(answer: Answer) -> Answer:
     return answer._replace(kind="not_joined", check_first=idle if len(idle) == 1 else ())
 
 
-def _find_lone_side(graph: WaitGraph) -> tuple[int, ...]:
-    """Return the only rank with one operation, if several other ranks have another one. () if there is no such rank."""
-    more, fewest = (ranks for _, ranks in graph.mismatch[-2:])
-    return fewest if len(fewest) == 1 and len(more) > 1 else ()
+def _find_lone_sides(graph: WaitGraph) -> tuple[int, ...]:
+    """Return each rank that is the only rank of a group with one operation, if several others have another one."""
+    last = [(sides[-2][1], sides[-1][1]) for sides in graph.mismatches]
+    return tuple(sorted({fewest[0] for more, fewest in last if len(fewest) == 1 < len(more)}))
 
 
 def _find_lone_waiter(graph: WaitGraph) -> tuple[int, ...]:

@@ -124,7 +124,28 @@ def test_torch_finds_the_same_mismatch() -> None:
     answer, verdict = judged(dumps)
     assert referee(dumps) == {("0", 3): (set(), {1})}
     assert (verdict.kind, answer.check_first) == ("Mismatch", (1,))
-    assert answer.graph.mismatch == (("all_reduce", (0, 2, 3)), ("broadcast", (1,)))
+    assert answer.graph.mismatches == ((("all_reduce", (0, 2, 3)), ("broadcast", (1,))),)
+
+
+def test_mismatch_is_shown_with_the_operation_of_its_group() -> None:
+    """Ranks 0 and 1 wait in another operation of the default group, too, which comes first in the list."""
+    other = ("2", "broadcast")
+    dumps = {rank: recorder(rank, [WORLD, WORLD] if rank < 2 else [WORLD, OWN[2]], 1) for rank in range(3)}
+    dumps[3] = recorder(3, [WORLD, other], 1)
+    _, verdict = judged(dumps)
+    assert verdict.kind == "Mismatch"
+    assert "(all_reduce #1 of tp of ranks 2-3)" in verdict.message
+
+
+def test_a_wrong_size_in_each_of_two_groups_is_shown_with_both_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, members in (("1", [0, 1, 2]), ("2", [3, 4, 5])):
+        monkeypatch.setitem(GROUPS, name, ("tp", members))
+    dumps = {rank: recorder(rank, [("1" if rank < 3 else "2", "all_reduce")], 0) for rank in range(6)}
+    for rank in (1, 4):
+        dumps[rank]["entries"][-1]["input_sizes"] = [[3]]
+    _, verdict = judged(dumps)
+    assert (verdict.kind, [one.rank for one in verdict.check_first]) == ("Mismatch", [1, 4])
+    assert "all_reduce #1 of tp of ranks 3-5" in verdict.message
 
 
 def stopped_at(rank: int, counted: int | None, others: int = 8) -> Verdict:

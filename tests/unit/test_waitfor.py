@@ -279,7 +279,7 @@ def test_another_operation_under_the_same_number() -> None:
     job[3] = member(3, recorder(record(5), record(6, operation="gloo:barrier", state="open")))
     found = judge(job)
     assert (found.kind, found.check_first, found.named) == ("mismatch", (3,), ())
-    assert found.graph.mismatch == (("all_reduce", (0, 1, 2)), ("barrier", (3,)))
+    assert found.graph.mismatches == ((("all_reduce", (0, 1, 2)), ("barrier", (3,))),)
 
 
 @pytest.mark.parametrize(("operation", "kind"), [("all_reduce", "mismatch"), ("scatter", "all_joined")])

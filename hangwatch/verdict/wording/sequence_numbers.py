@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from hangwatch import words
+from hangwatch.collectives.mismatches import Sides
 from hangwatch.collectives.process_groups import find_process, process_key
 from hangwatch.collectives.wait_graph import GpuEnd, PendingOperation, WaitGraph
 from hangwatch.model import Evidence, Group, Member
@@ -182,10 +183,18 @@ def different_operations(answer: Answer) -> str:
 
 
 def mismatch(finding: Finding) -> str:
-    """Return the headline for ranks of one process group that enqueued different operations."""
+    """Return the headline for ranks of one process group, or of several, that enqueued different operations."""
     graph = finding.answer.graph
-    sides = "; ".join(f"{_name_ranks(ranks)}: {words.printable(text)}" for text, ranks in graph.mismatch[:_SHOWN])
-    return f"The ranks of one process group do not match ({_name_operations(graph.pending[:1])}). {sentence(sides)}."
+    return " ".join(_describe_sides(sides, graph.pending) for sides in graph.mismatches[:_SHOWN])
+
+
+def _describe_sides(sides: Sides, pending: Sequence[PendingOperation]) -> str:
+    ranks = {rank for _, side in sides for rank in side}
+    called = {text.partition(" of ")[0] for text, _ in sides}
+    about = [one for one in pending if ranks.issuperset(one.waiting) and ranks.issubset(one.members)]
+    about = [one for one in about if one.operation in called] or about or [*pending]
+    each = "; ".join(f"{_name_ranks(ranks)}: {words.printable(text)}" for text, ranks in sides[:_SHOWN])
+    return f"The ranks of one process group do not match ({_name_operations(about[:1])}). {sentence(each)}."
 
 
 def still_open(finding: Finding) -> str:

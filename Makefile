@@ -30,7 +30,7 @@ PARTS := machines frameworks verdicts latency stragglers torch-releases soak fuz
 LATENCY := tests/integration/test_progress_daemon.py
 STRAGGLERS := tests/unit/test_arrival.py tests/integration/test_arrivals.py
 
-.PHONY: findings first-hour demo man quick test long long-machines long-frameworks long-verdicts long-latency long-stragglers long-torch-releases long-soak long-fuzz long-faults bench hangbench mutations robustness check golden scenarios screenshots fmt dist image chart deb release-check torch-release docs clean
+.PHONY: support findings first-hour demo man quick test long long-machines long-frameworks long-verdicts long-latency long-stragglers long-torch-releases long-soak long-fuzz long-faults bench hangbench mutations robustness check golden scenarios screenshots fmt dist image chart deb release-check torch-release docs clean
 
 # A release or a nightly wheel of PyTorch, without an import: is the layout of its flight recorder known?
 torch-release: $(VENV)/.test
@@ -38,6 +38,10 @@ torch-release: $(VENV)/.test
 
 demo: $(VENV)/.installed
 	$(BIN)/hangwatch demo
+
+# Renews docs/support.md: tests the parts of the support matrix that this machine has. As root, half an hour.
+support: $(VENV)/.test
+	$(BIN)/python -m tests.support
 
 # For every change: lint, types, contracts and unit tests; no torch, no root, under three minutes on two cores.
 quick: WORKERS = $(shell nproc)

@@ -292,6 +292,7 @@ def test_culprits_of_many_generated_hangs_are_the_ends(seed: int) -> None:
 
 
 @pytest.mark.series
+@pytest.mark.timeout(900)  # 160 s of CPU, on a machine that other tests may share
 def test_culprits_among_a_thousand_ranks_are_the_ends() -> None:
     assert try_hangs(12, 6, LARGE) == (6, 0)
 

@@ -21,6 +21,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conftest import wait_for
+from tests.servers import require_host_name
 
 JOBS = Path(__file__).parent / "jobs"
 QUICK = {
@@ -173,6 +174,7 @@ class TorchJob:
     def __enter__(self) -> TorchJob:
         environ = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **self._environ}
         environ.pop("RANK", None)
+        require_host_name()
         with self._log_file.open("wb") as log:
             self.process = subprocess.Popen(self._command, env=environ, stdout=log, stderr=log, start_new_session=True)
         return self

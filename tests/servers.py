@@ -360,6 +360,14 @@ def get(url: str, timeout_seconds: float = 30.0) -> tuple[int, bytes]:
         return error.code, error.read()
 
 
+def require_host_name() -> None:
+    """Skip the test if this machine does not know an address of its name, which torchrun needs."""
+    try:
+        socket.getaddrinfo(socket.gethostname(), None)
+    except OSError:
+        pytest.skip("needs an address of this machine's name in /etc/hosts")
+
+
 def run(*command: str | os.PathLike[str], deadline_seconds: float = 150.0) -> subprocess.CompletedProcess[str]:
     """Run a program to its end. The first word of `command` is found as by `program`."""
     first, *rest = command

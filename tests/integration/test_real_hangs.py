@@ -21,7 +21,7 @@ from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge
 from tests.conftest import wait_for
-from tests.servers import free_port
+from tests.servers import free_port, require_host_name
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
@@ -42,6 +42,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def torchrun_folder(tmp_path: Path) -> Iterator[Path]:
     """Yield the folder of a running job that torchrun started."""
+    require_host_name()
     options = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(RANKS)]
     with started(tmp_path, RANKS, [sys.executable, *options, PROGRAM, "one_batch_more", tmp_path]):
         yield tmp_path

@@ -33,7 +33,7 @@ from hangwatch.verdict import judge as culprit
 from tests.conftest import wait_for
 from tests.integration import targets
 from tests.proc_tree import sweep
-from tests.servers import free_port
+from tests.servers import free_port, require_host_name
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
@@ -108,6 +108,7 @@ class RealJob:
 @contextlib.contextmanager
 def launched(folder: Path, *command: str) -> Iterator[RealJob]:
     """Run a launcher in a new session. At the end its processes are ended by their pids."""
+    require_host_name()
     os.mkfifo(folder / "shard")
     environ = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "MASTER_PORT")}
     environ |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}

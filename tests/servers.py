@@ -360,12 +360,12 @@ def get(url: str, timeout_seconds: float = 30.0) -> tuple[int, bytes]:
         return error.code, error.read()
 
 
-def require_host_name() -> None:
-    """Skip the test if this machine does not know an address of its name, which torchrun needs."""
+def require_host_name(name: str = socket.gethostname()) -> None:
+    """Skip the test if this machine does not know an address of this name. torchrun needs that of its machine."""
     try:
-        socket.getaddrinfo(socket.gethostname(), None)
+        socket.getaddrinfo(name, None)
     except OSError:
-        pytest.skip("needs an address of this machine's name in /etc/hosts")
+        pytest.skip(f"needs an address of {name} in /etc/hosts")
 
 
 def run(*command: str | os.PathLike[str], deadline_seconds: float = 150.0) -> subprocess.CompletedProcess[str]:

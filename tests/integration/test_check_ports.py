@@ -16,7 +16,7 @@ from hangwatch.probes.network import ports
 from hangwatch.probes.network.ports import Port
 from tests.integration.test_hostile_input import hangwatch, refused
 from tests.other_users import needs_root
-from tests.servers import free_port
+from tests.servers import free_port, require_host_name
 
 
 @pytest.fixture
@@ -44,6 +44,7 @@ def tried(*places: str, expected: int) -> dict[str, Any]:
 
 
 def test_each_port_that_does_not_answer_is_said_with_what_to_type(listening: int, deaf: int) -> None:
+    require_host_name("localhost")
     assert tried(f"127.0.0.1:{listening}", f"localhost:{listening}", expected=0) == {}
     closed = free_port()
     (fault,) = tried(f"127.0.0.1:{closed}", f"127.0.0.1:{listening}", expected=1).values()

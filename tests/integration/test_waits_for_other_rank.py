@@ -15,7 +15,7 @@ from hangwatch import config
 from hangwatch.capture.request import CaptureRequest
 from hangwatch.capture.rounds import capture, job_of_pids
 from hangwatch.model import FileLock, Group, Member
-from hangwatch.probes.process import main_thread, procfs
+from hangwatch.probes.process import blocked_call, main_thread, procfs
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict.wording import clauses
@@ -79,19 +79,24 @@ def other_rank(folder: Path, *, accepts: bool = False) -> Iterator[subprocess.Po
 
 
 def seen(kind: str, pid: int, *ranks: int) -> tuple[Group, Member]:
-    """Wait until process `pid`, one of its threads or a child is blocked in a call of `kind`.
+    """Wait until a child of process `pid`, or itself or one of its threads, is blocked in a call of `kind`.
 
-    Capture the ranks. Return the group and the member of `pid`.
+    A program that starts reads regular files: such a call does not count. Capture the ranks. Return the group and the
+    member of `pid`.
     """
 
+    def is_in_call(process: int, thread: int | None = None) -> bool:
+        call = main_thread.read_call(process, procfs.PROC, thread)
+        if call is None or call.kind != kind:
+            return False
+        link = blocked_call.link_of(process, call.descriptors[0], procfs.PROC)
+        is_childs = link.startswith("pipe:") and process != pid  # the rank itself reads the pipe of its worker
+        return kind != "receives" or is_childs or link.startswith("socket:") or link.endswith(".fifo")
+
     def waits() -> bool:
+        threads = main_thread.other_threads(pid, procfs.PROC, 4)
         below = procfs.read_children(pid, procfs.PROC)
-        every = (*below, *(one for child in below for one in procfs.read_children(child, procfs.PROC)))
-        calls = [main_thread.read_call(one, procfs.PROC) for one in (pid, *every)]
-        calls += [
-            main_thread.read_call(pid, procfs.PROC, one) for one in main_thread.other_threads(pid, procfs.PROC, 4)
-        ]
-        return any(call is not None and call.kind == kind and call.name != "wait4" for call in calls)
+        return any(map(is_in_call, (pid, *below))) or any(is_in_call(pid, thread) for thread in threads)
 
     wait_for(waits, "the call")
     groups = group_ranks(

@@ -49,7 +49,7 @@ quick: check
 	$(BIN)/python -m compileall -q hangwatch
 	$(PYTEST) -q -m 'not torch' $(PYTEST_ARGS) tests/unit
 
-# Everything once that needs no special machine, in eight minutes on two cores. The rest runs in `make long`.
+# Everything once that needs no special machine, in eleven minutes on two cores. The rest runs in `make long`.
 test: $(VENV)/.test
 	$(BIN)/python -m compileall -q hangwatch
 	$(PYTEST) -m 'not series and not machines' $(PYTEST_ARGS)

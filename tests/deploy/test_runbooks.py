@@ -176,7 +176,7 @@ TROUBLE = "NET/IB: Got completion from peer 10.2.0.5<33092> with status=12 opcod
     [
         (("eth0", "docker0"), "", ["interface of NCCL's bootstrap: docker0 on", "gpu-b"]),
         (("eth0", "eth0"), TROUBLE, ["an InfiniBand or RoCE peer did not respond", "pid 4123 (gpu-a)"]),
-        (("eth0", "eth0"), "", ["none reports a failure"]),
+        (("eth0", "eth0"), "", ["4 ranks of 4 began to create a communicator of NCCL, 0 finished"]),
     ],
 )
 def test_nccl_recipe_of_the_runbook_is_explained(

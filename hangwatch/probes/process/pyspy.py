@@ -49,11 +49,8 @@ _NATIVE_DUMPER = child.Runner(
 _OUT_OF_MEMORY = "memory allocation of"  # Rust's message before it aborts
 _NEVER_PAUSE = BLOCKED_STATES | STOPPED_STATES | ENDED_STATES | {"I"}
 
-_PASSING = (
-    "StackChanged",
-    "DumpFailed",
-    "DumperCrashed",
-)  # faults for which an attempt with a paused target can succeed
+# Faults for which an attempt with a paused target can succeed.
+_PASSING = frozenset({"StackChanged", "DumpFailed", "DumperCrashed"})
 
 STUCK_REASONS = child.STUCK_REASONS
 

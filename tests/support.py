@@ -37,7 +37,7 @@ that are on its machine. *Read*: the code follows sources or manuals, and was no
 """
 END = """
 Releases of PyTorch by `make torch-release WHEEL=FILE` on 2026-11-28, which reads a wheel for Linux without an import.
-All layouts are known. Of 2.15.0, `make long PART=torch-releases` compared 296,805 rows with the processes' own dumps:
+All layouts are known. Of 2.15.0, `make long PART=torch-releases` compared 276,988 rows with the processes' own dumps:
 gloo's, also without symbols, and those of a hook, as nccl2 has them. None differed.
 
 | release | layout | recorder in libtorch_cpu | in libtorch_cuda |

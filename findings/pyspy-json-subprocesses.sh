@@ -25,14 +25,11 @@ if __name__ == "__main__":
     print("ready", flush=True)
     time.sleep(60)
 PY
-mkfifo "$folder/ready"
-"$python" "$folder/target.py" > "$folder/ready" &
-target=$!
-read -r _ < "$folder/ready"
+start "$folder/target.py"
 text=$("$folder/venv/bin/py-spy" dump --subprocesses --pid "$target" | grep -c '^Process ')
 json=$("$folder/venv/bin/py-spy" dump --json --subprocesses --pid "$target" |
   "$python" -c 'import json, sys; print(len({thread["pid"] for thread in json.load(sys.stdin)}))') && status=0 || status=$?
-kill "$target"
+stop
 [ "$text" -gt 1 ] && more="more than one process" || more="$text process"
 echo "text: $more; json: $json process, exit code $status" |
   expect 'text: more than one process; json: 1 process, exit code 0'

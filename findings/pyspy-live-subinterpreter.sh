@@ -7,36 +7,12 @@
 # stack of another program part. (From 3.13 on the module has another name; the script uses what there is.)
 . "$(dirname "$0")/lib.sh"
 install py-spy==0.4.3
-cat > "$folder/target.py" <<'PY'
-import threading, time
-
-try:
-    import _interpreters as interpreters
-    run = interpreters.exec
-except ImportError:
-    import _xxsubinterpreters as interpreters
-    run = interpreters.run_string
-
-inner = interpreters.create()
-threading.Thread(target=run, args=(inner, "import time\ntime.sleep(60)"), daemon=True).start()
-
-
-def wait_in_main_thread():
-    print("ready", flush=True)
-    time.sleep(60)
-
-
-wait_in_main_thread()
-PY
-mkfifo "$folder/ready"
-"$python" "$folder/target.py" > "$folder/ready" &
-target=$!
-read -r _ < "$folder/ready"
+start_subinterpreter
 for _ in 1 2 3 4 5 6 7 8 9 10; do # the other thread begins within a moment
   "$folder/venv/bin/py-spy" dump --pid "$target" > "$folder/dump.txt" && status=0 || status=$?
   grep -q '<string>:2' "$folder/dump.txt" && break
   sleep 0.2
 done
-kill "$target"
+stop
 { cat "$folder/dump.txt"; grep -q wait_in_main_thread "$folder/dump.txt" || echo "main thread missing, exit code $status"; } |
   expect 'main thread missing, exit code 0'

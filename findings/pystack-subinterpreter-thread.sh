@@ -8,37 +8,13 @@
 # really runs the inner code shows only the frames from which it entered it.
 . "$(dirname "$0")/lib.sh"
 install pystack==1.7.2
-cat > "$folder/target.py" <<'PY'
-import threading, time
-
-try:
-    import _interpreters as interpreters
-    run = interpreters.exec
-except ImportError:
-    import _xxsubinterpreters as interpreters
-    run = interpreters.run_string
-
-inner = interpreters.create()
-threading.Thread(target=run, args=(inner, "import time\ntime.sleep(60)"), daemon=True).start()
-
-
-def wait_in_main_thread():
-    print("ready", flush=True)
-    time.sleep(60)
-
-
-wait_in_main_thread()
-PY
-mkfifo "$folder/ready"
-"$python" "$folder/target.py" > "$folder/ready" &
-target=$!
-read -r _ < "$folder/ready"
+start_subinterpreter
 for _ in 1 2 3 4 5 6 7 8 9 10; do # the other thread begins within a moment
   "$folder/venv/bin/pystack" remote "$target" > "$folder/stacks.txt" 2>/dev/null || true
   grep -q '"<string>"' "$folder/stacks.txt" && break
   sleep 0.2
 done
-kill "$target"
+stop
 awk -v main="$target" '
   /^Traceback for thread/ { under = $4 == main ? "main thread" : "other thread" }
   /wait_in_main_thread/ && !seen++ { printf "own frames under %s; ", under }

@@ -41,36 +41,39 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
 
 
+def describe(text: str, lowest: float | None = None, highest: float | None = None) -> Meta:
+    """Return the description and the limits of a setting."""
+    return Meta(description=text, ge=lowest, le=highest)
+
+
 class Gpu(Section, frozen=True):
     """GPU sampling."""
 
-    sample_seconds: Annotated[float, Meta(ge=0.2, le=60.0, description="time between two power samples")] = 1.0
+    sample_seconds: Annotated[float, describe("time between two power samples", 0.2, 60.0)] = 1.0
     deadline_seconds: Annotated[
-        float, Meta(ge=1.0, le=600.0, description="a driver that does not respond for this long is abandoned")
+        float, describe("a driver that does not respond for this long is abandoned", 1.0, 600.0)
     ] = 15.0
 
 
 class Jobs(Section, frozen=True):
     """Discovery of jobs, and limits on what is monitored."""
 
-    discover_seconds: Annotated[float, Meta(ge=0.5, le=600.0, description="time between two scans of /proc")] = 10.0
+    discover_seconds: Annotated[float, describe("time between two scans of /proc", 0.5, 600.0)] = 10.0
     scan_budget_seconds: Annotated[
-        float, Meta(ge=0.1, le=60.0, description="time limit of one scan; the next scan continues where it stopped")
+        float, describe("time limit of one scan; the next scan continues where it stopped", 0.1, 60.0)
     ] = 2.0
     max_processes_per_owner: Annotated[
-        int, Meta(ge=16, le=65536, description="read the environment of at most this many processes per owner")
+        int, describe("read the environment of at most this many processes per owner", 16, 65536)
     ] = 4096
-    max_jobs: Annotated[
-        int, Meta(ge=1, le=4096, description="maximum number of monitored jobs, divided fairly between owners")
-    ] = 256
+    max_jobs: Annotated[int, describe("maximum number of monitored jobs, divided fairly between owners", 1, 4096)] = 256
     max_jobs_per_owner: Annotated[
-        int, Meta(ge=1, le=4096, description="maximum number of jobs per owner; jobs with GPUs first, then the oldest")
+        int, describe("maximum number of jobs per owner; jobs with GPUs first, then the oldest", 1, 4096)
     ] = 64
     max_ranks_per_owner: Annotated[
-        int, Meta(ge=1, le=65536, description="maximum number of ranks of one owner, over all its jobs")
+        int, describe("maximum number of ranks of one owner, over all its jobs", 1, 65536)
     ] = 1024
     max_ranks_per_job: Annotated[
-        int, Meta(ge=1, le=1024, description="maximum number of ranks of one job on this node; ranks with GPUs first")
+        int, describe("maximum number of ranks of one job on this node; ranks with GPUs first", 1, 1024)
     ] = 256
 
 
@@ -78,69 +81,53 @@ class Detector(Section, frozen=True):
     """Detection of suspected jobs. docs/tuning.md explains how to choose the values."""
 
     hold_seconds: Annotated[
-        float, Meta(ge=1.0, le=86400.0, description="a job that is quiet for this long is suspected: stacks are taken")
+        float, describe("a job that is quiet for this long is suspected: stacks are taken", 1.0, 86400.0)
     ] = 120.0
     startup_hold_seconds: Annotated[
-        float, Meta(ge=1.0, le=86400.0, description="a job that was never busy for this long is suspected")
+        float, describe("a job that was never busy for this long is suspected", 1.0, 86400.0)
     ] = 900.0
     stalled_hold_seconds: Annotated[
-        float,
-        Meta(ge=1.0, le=86400.0, description="page for a job that is stalled (some ranks progress) for this long"),
+        float, describe("page for a job that is stalled (some ranks progress) for this long", 1.0, 86400.0)
     ] = 900.0
     startup_no_ranks_hold_seconds: Annotated[
         float,
-        Meta(
-            ge=1.0,
-            le=86400.0,
-            description="page for a launcher without ranks, or ranks in a rendezvous with other nodes, after this time",
+        describe(
+            "page for a launcher without ranks, or ranks in a rendezvous with other nodes, after this time",
+            1.0,
+            86400.0,
         ),
     ] = 540.0
     startup_stalled_hold_seconds: Annotated[
-        float, Meta(ge=1.0, le=172800.0, description="page for a stalled job that was never busy after this time")
+        float, describe("page for a stalled job that was never busy after this time", 1.0, 172800.0)
     ] = 7200.0
     idle_ratio_of_limit: Annotated[
-        float, Meta(ge=0.0, le=0.5, description="idle power as a ratio of the limit, until an idle level is measured")
+        float, describe("idle power as a ratio of the limit, until an idle level is measured", 0.0, 0.5)
     ] = 0.10
     busy_ratio_of_limit: Annotated[
-        float, Meta(ge=0.05, le=0.95, description="a job is training once a GPU draws this ratio of its power limit")
+        float, describe("a job is training once a GPU draws this ratio of its power limit", 0.05, 0.95)
     ] = 0.30
     quiet_fraction: Annotated[
-        float, Meta(ge=0.0, le=0.9, description="a GPU is quiet at or below floor + this fraction of (busy - floor)")
+        float, describe("a GPU is quiet at or below floor + this fraction of (busy - floor)", 0.0, 0.9)
     ] = 0.35
     low_power_ratio_of_limit: Annotated[
-        float, Meta(ge=0.0, le=0.5, description="a GPU is also quiet at or below this ratio of its power limit; 0: off")
+        float, describe("a GPU is also quiet at or below this ratio of its power limit; 0: off", 0.0, 0.5)
     ] = 0.0
     quorum: Annotated[float, Meta(gt=0.0, le=1.0, description="ratio of the job's GPUs that must be quiet")] = 0.5
     busy_window_seconds: Annotated[
-        float,
-        Meta(
-            ge=10.0,
-            le=7200.0,
-            description="time window of the busy level, a high quantile of the power while the job works",
-        ),
+        float, describe("time window of the busy level, a high quantile of the power while the job works", 10.0, 7200.0)
     ] = 600.0
     confirming_captures: Annotated[
-        int,
-        Meta(
-            ge=1, le=10, description="page for a hung job after this many captures in a row in which no rank progresses"
-        ),
+        int, describe("page for a hung job after this many captures in a row in which no rank progresses", 1, 10)
     ] = 1
     recover_seconds: Annotated[
-        float, Meta(ge=0.0, le=3600.0, description="a job has recovered when its GPUs were not quiet for this long")
+        float, describe("a job has recovered when its GPUs were not quiet for this long", 0.0, 3600.0)
     ] = 10.0
-    cooldown_seconds: Annotated[
-        float, Meta(ge=0.0, le=86400.0, description="minimum time between two captures of one job")
-    ] = 20.0
+    cooldown_seconds: Annotated[float, describe("minimum time between two captures of one job", 0.0, 86400.0)] = 20.0
     recapture_seconds: Annotated[
-        float,
-        Meta(
-            ge=1.0,
-            le=86400.0,
-            description="first pause between captures of a stalled job; each next one is twice as long",
-        ),
+        float, describe("first pause between captures of a stalled job; each next one is twice as long", 1.0, 86400.0)
     ] = 30.0
     recapture_max_seconds: Annotated[
-        float, Meta(ge=1.0, le=86400.0, description="longest pause between captures of a stalled or hung job")
+        float, describe("longest pause between captures of a stalled or hung job", 1.0, 86400.0)
     ] = 900.0
 
 
@@ -148,71 +135,56 @@ class Progress(Section, frozen=True):
     """Progress counters: the collectives of each rank, counted in PyTorch's flight recorder."""
 
     read: Annotated[
-        bool, Meta(description="count the collectives of every rank with each power sample, without pausing it")
+        bool, describe("count the collectives of every rank with each power sample, without pausing it")
     ] = True
     shortest_gap_seconds: Annotated[
-        float, Meta(ge=5.0, le=86400.0, description="a job without a new collective is suspected at this age or later")
+        float, describe("a job without a new collective is suspected at this age or later", 5.0, 86400.0)
     ] = 10.0
     captures_per_hour: Annotated[
-        int, Meta(ge=0, le=60, description="maximum number of first captures of one job because of its counters")
+        int, describe("maximum number of first captures of one job because of its counters", 0, 60)
     ] = 6
     arrival_seconds: Annotated[
-        float,
-        Meta(
-            ge=1.0, le=3600.0, description="time between two readings of the times at which ranks enqueued collectives"
-        ),
+        float, describe("time between two readings of the times at which ranks enqueued collectives", 1.0, 3600.0)
     ] = 60.0
     straggler_seconds: Annotated[
-        float,
-        Meta(ge=1.0, le=86400.0, description="a rank is named as late after this time, by at least 300 collectives"),
+        float, describe("a rank is named as late after this time, by at least 300 collectives", 1.0, 86400.0)
     ] = 300.0
 
 
 class Capture(Section, frozen=True):
     """Captures: stack dumps and counters of all ranks of a job."""
 
-    rounds: Annotated[int, Meta(ge=1, le=10, description="number of dumps of each rank in a capture")] = 3
-    pause_seconds: Annotated[float, Meta(ge=0.1, le=300.0, description="time between two rounds")] = 5.0
-    dump_deadline_seconds: Annotated[
-        float, Meta(ge=0.5, le=60.0, description="time limit of one dump of one process")
-    ] = 5.0
-    round_deadline_seconds: Annotated[
-        float, Meta(ge=1.0, le=600.0, description="time limit of one round over all processes")
-    ] = 30.0
-    parallel: Annotated[int, Meta(ge=1, le=64, description="number of dumps at the same time")] = 8
+    rounds: Annotated[int, describe("number of dumps of each rank in a capture", 1, 10)] = 3
+    pause_seconds: Annotated[float, describe("time between two rounds", 0.1, 300.0)] = 5.0
+    dump_deadline_seconds: Annotated[float, describe("time limit of one dump of one process", 0.5, 60.0)] = 5.0
+    round_deadline_seconds: Annotated[float, describe("time limit of one round over all processes", 1.0, 600.0)] = 30.0
+    parallel: Annotated[int, describe("number of dumps at the same time", 1, 64)] = 8
     pystack: Annotated[
-        bool,
-        Meta(description="if py-spy cannot read a process, try pystack (if installed), without pausing the process"),
+        bool, describe("if py-spy cannot read a process, try pystack (if installed), without pausing the process")
     ] = True
-    logs: Annotated[
-        bool, Meta(description="use the last lines of each rank's standard output and error files as evidence")
-    ] = True
+    logs: Annotated[bool, describe("use the last lines of each rank's standard output and error files as evidence")] = (
+        True
+    )
     environment: Annotated[
-        bool, Meta(description="compare a fixed list of environment variables, without secrets, between ranks")
+        bool, describe("compare a fixed list of environment variables, without secrets, between ranks")
     ] = True
     details: Annotated[
-        bool,
-        Meta(
-            description="record open files, connections, children and memory of ranks that are named or to check first"
-        ),
+        bool, describe("record open files, connections, children and memory of ranks that are named or to check first")
     ] = True
-    kernel_log: Annotated[
-        bool, Meta(description="use kernel log lines about ranks, their mounts and devices as evidence")
-    ] = True
+    kernel_log: Annotated[bool, describe("use kernel log lines about ranks, their mounts and devices as evidence")] = (
+        True
+    )
     max_workers_per_rank: Annotated[
-        int,
-        Meta(
-            ge=0, le=1024, description="maximum number of data-loader workers dumped per rank; others are only counted"
-        ),
+        int, describe("maximum number of data-loader workers dumped per rank; others are only counted", 0, 1024)
     ] = 16
     counters: Annotated[
-        bool, Meta(description="read counters of GPUs and InfiniBand ports in a capture: NVLink, PCIe, GPM, errors")
+        bool, describe("read counters of GPUs and InfiniBand ports in a capture: NVLink, PCIe, GPM, errors")
     ] = True
     motion_cpu_ratio: Annotated[
-        float, Meta(ge=0.0, le=1.0, description="a rank that is not waiting and uses more CPU than this progresses")
+        float, describe("a rank that is not waiting and uses more CPU than this progresses", 0.0, 1.0)
     ] = 0.02
     motion_io_bytes_per_second: Annotated[
-        float, Meta(ge=0.0, description="a rank that reads and writes more than this between rounds progresses")
+        float, describe("a rank that reads and writes more than this between rounds progresses", 0.0)
     ] = 65536.0
 
     @property
@@ -225,10 +197,10 @@ class Crashes(Section, frozen=True):
     """Crash artifacts of ranks that died."""
 
     read: Annotated[
-        bool, Meta(description="read error files, cores and the kernel log; a crash is an incident and a warning")
+        bool, describe("read error files, cores and the kernel log; a crash is an incident and a warning")
     ] = True
     cores: Annotated[
-        bool, Meta(description="read the native stack from a core with gdb (if installed), as the job's owner")
+        bool, describe("read the native stack from a core with gdb (if installed), as the job's owner")
     ] = True
 
 
@@ -238,15 +210,12 @@ class Store(Section, frozen=True):
     directory: Annotated[str, Meta(min_length=1, description="state directory; incidents are in its incidents/")] = (
         "/var/lib/hangwatch"
     )
-    max_incidents: Annotated[
-        int, Meta(ge=1, le=100000, description="maximum number of incidents; the oldest are removed first")
-    ] = 200
-    max_bytes: Annotated[int, Meta(ge=1 << 20, description="maximum size of all incidents together")] = 1 << 30
+    max_incidents: Annotated[int, describe("maximum number of incidents; the oldest are removed first", 1, 100000)] = (
+        200
+    )
+    max_bytes: Annotated[int, describe("maximum size of all incidents together", 1 << 20)] = 1 << 30
     group: Annotated[
-        str,
-        Meta(
-            description="group (name or gid) that may read every incident; owners may read the incidents of their jobs"
-        ),
+        str, describe("group (name or gid) that may read every incident; owners may read the incidents of their jobs")
     ] = ""
     max_age_days: Annotated[float, Meta(gt=0, le=3650, description="age at which an incident is removed")] = 30.0
 
@@ -255,31 +224,22 @@ class Http(Section, frozen=True):
     """The HTTP port that serves metrics."""
 
     listen: Annotated[str, Meta(min_length=1, description="address to listen on; ::: all, of IPv4 and IPv6")] = "::"
-    port: Annotated[int, Meta(ge=0, le=65535, description="TCP port; 0: any free port")] = 9836
+    port: Annotated[int, describe("TCP port; 0: any free port", 0, 65535)] = 9836
     health_port: Annotated[
-        int, Meta(ge=0, le=65535, description="port for liveness probes: only /healthz, never with TLS; 0: port + 1")
+        int, describe("port for liveness probes: only /healthz, never with TLS; 0: port + 1", 0, 65535)
     ] = 0
     max_connections: Annotated[
-        int,
-        Meta(
-            ge=16,
-            le=1024,
-            description="maximum number of connections; a further connection replaces the oldest idle one",
-        ),
+        int, describe("maximum number of connections; a further connection replaces the oldest idle one", 16, 1024)
     ] = 256
     tls_certificate: Annotated[
-        str, Meta(description="PEM file of the certificate; with tls_key, metrics are served over HTTPS")
+        str, describe("PEM file of the certificate; with tls_key, metrics are served over HTTPS")
     ] = ""
-    tls_key: Annotated[str, Meta(description="PEM file of the private key")] = ""
+    tls_key: Annotated[str, describe("PEM file of the private key")] = ""
     incidents_token_file: Annotated[
-        str,
-        Meta(description="file with a bearer token; requests with this token may read incidents, with their stacks"),
+        str, describe("file with a bearer token; requests with this token may read incidents, with their stacks")
     ] = ""
     web_config_file: Annotated[
-        str,
-        Meta(
-            description="YAML of Prometheus exporters: TLS, client certificates, users; these users may read incidents"
-        ),
+        str, describe("YAML of Prometheus exporters: TLS, client certificates, users; these users may read incidents")
     ] = ""
     external_url: Annotated[
         str,
@@ -292,10 +252,7 @@ class Http(Section, frozen=True):
         ),
     ] = ""
     incidents_on_loopback: Annotated[
-        bool,
-        Meta(
-            description="every user and pod that can connect may read all incidents; only with listen 127.0.0.1 or ::1"
-        ),
+        bool, describe("every user and pod that can connect may read all incidents; only with listen 127.0.0.1 or ::1")
     ] = False
 
 
@@ -303,30 +260,28 @@ class Socket(Section, frozen=True):
     """The user socket: users ask the daemon about their own jobs, see docs/install-systemd.md."""
 
     path: Annotated[
-        str, Meta(description='unix socket; its folder must exist and only the daemon may write to it; "": no socket')
+        str, describe('unix socket; its folder must exist and only the daemon may write to it; "": no socket')
     ] = "/run/hangwatch/socket"
-    per_minute: Annotated[int, Meta(ge=1, le=600, description="maximum number of dumps per minute")] = 30
-    per_minute_of_owner: Annotated[
-        int, Meta(ge=1, le=600, description="maximum number of dumps per minute of one user")
-    ] = 6
+    per_minute: Annotated[int, describe("maximum number of dumps per minute", 1, 600)] = 30
+    per_minute_of_owner: Annotated[int, describe("maximum number of dumps per minute of one user", 1, 600)] = 6
 
 
 class Hooks(Section, frozen=True):
     """Programs that run when a job's state changes. Each is a list of path and arguments; see docs/hooks.md."""
 
-    on_hung: Annotated[tuple[str, ...], Meta(description="runs when a job on this node hangs; []: nothing runs")] = ()
-    on_stalled: Annotated[tuple[str, ...], Meta(description="runs when a job stalls")] = ()
-    on_recovered: Annotated[tuple[str, ...], Meta(description="runs when a hung or stalled job works again")] = ()
-    on_ended: Annotated[tuple[str, ...], Meta(description="runs when a hung or stalled job has ended")] = ()
-    on_crashed: Annotated[tuple[str, ...], Meta(description="runs when ranks of a job have died")] = ()
+    on_hung: Annotated[tuple[str, ...], describe("runs when a job on this node hangs; []: nothing runs")] = ()
+    on_stalled: Annotated[tuple[str, ...], describe("runs when a job stalls")] = ()
+    on_recovered: Annotated[tuple[str, ...], describe("runs when a hung or stalled job works again")] = ()
+    on_ended: Annotated[tuple[str, ...], describe("runs when a hung or stalled job has ended")] = ()
+    on_crashed: Annotated[tuple[str, ...], describe("runs when ranks of a job have died")] = ()
     deadline_seconds: Annotated[
-        float, Meta(ge=1.0, le=3600.0, description="a hook that takes longer is killed, with all its children")
+        float, describe("a hook that takes longer is killed, with all its children", 1.0, 3600.0)
     ] = 60.0
-    per_minute: Annotated[
-        int, Meta(ge=1, le=600, description="maximum number of hooks per minute; further hooks are not called")
-    ] = 30
+    per_minute: Annotated[int, describe("maximum number of hooks per minute; further hooks are not called", 1, 600)] = (
+        30
+    )
     per_minute_of_owner: Annotated[
-        int, Meta(ge=1, le=600, description="maximum number of hooks per minute for the jobs of one owner")
+        int, describe("maximum number of hooks per minute for the jobs of one owner", 1, 600)
     ] = 6
 
 

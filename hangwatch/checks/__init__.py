@@ -9,17 +9,3 @@ from hangwatch.checks.framework.result_table import (
     verbose_tables,
     worst_status,
 )
-
-__all__ = [
-    "ContractError",
-    "UnknownCheckError",
-    "checks",
-    "exit_code",
-    "json_schema",
-    "report_table",
-    "select",
-    "settings_for",
-    "to_json",
-    "verbose_tables",
-    "worst_status",
-]

@@ -8,5 +8,3 @@ died after another rank.
 from hangwatch.crash.artifacts import CrashArtifacts, Exit
 from hangwatch.crash.collection import collect_artifacts
 from hangwatch.crash.first_death import judge, make_incident
-
-__all__ = ["CrashArtifacts", "Exit", "collect_artifacts", "judge", "make_incident"]

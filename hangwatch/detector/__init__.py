@@ -16,19 +16,3 @@ from hangwatch.detector.on_capture import apply_capture, apply_light_capture, fi
 from hangwatch.detector.on_power import apply_missing_sample, apply_sample
 from hangwatch.detector.on_progress import apply_counters, apply_gap_capture, fail_gap_capture
 from hangwatch.detector.transitions import Action, TakeCapture, Transition, end_watch
-
-__all__ = [
-    "Action",
-    "TakeCapture",
-    "Transition",
-    "apply_capture",
-    "apply_counters",
-    "apply_gap_capture",
-    "apply_light_capture",
-    "apply_missing_sample",
-    "apply_sample",
-    "end_watch",
-    "fail_gap_capture",
-    "find_settled_ranks",
-    "warn_of_idle_worker",
-]

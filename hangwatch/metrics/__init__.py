@@ -1,5 +1,3 @@
 """Prometheus metrics, made from a snapshot of the board."""
 
 from hangwatch.metrics.collector import BoardCollector, families, registry
-
-__all__ = ["BoardCollector", "families", "registry"]

@@ -21,30 +21,3 @@ from hangwatch.state.on_diagnosis import (
 from hangwatch.state.on_sample import record_check, record_missing_sample, record_sample
 from hangwatch.state.on_scan import record_scan
 from hangwatch.state.restored_incidents import restore_incidents
-
-__all__ = [
-    "Action",
-    "ReadCrashArtifacts",
-    "SaveIncident",
-    "count_motion",
-    "count_unread_crash",
-    "drop_ended_silences",
-    "end_silence",
-    "record_arrival_orders",
-    "record_capture",
-    "record_check",
-    "record_counters",
-    "record_crash",
-    "record_failed_capture",
-    "record_failed_gap_capture",
-    "record_gap_capture",
-    "record_light_capture",
-    "record_missing_sample",
-    "record_note",
-    "record_sample",
-    "record_scan",
-    "record_silence",
-    "restore_hangs",
-    "restore_incidents",
-    "restore_silences",
-]

@@ -3,5 +3,3 @@
 from hangwatch.store.incident_folders import Store, open_writable
 from hangwatch.store.sharing import overflow_uid
 from hangwatch.store.store_lock import StoreTakenError
-
-__all__ = ["Store", "StoreTakenError", "open_writable", "overflow_uid"]

@@ -24,8 +24,7 @@ def power_rows(scenario: PowerScenario) -> list[tuple[str, ...]]:
         named = tuple(one.rank for one in verdict.named) if verdict and job.paged_at is not None else ()
         seconds = next((at - scenario.trouble_at for at in job.pages if at >= scenario.trouble_at), None)
         paged = _page(job.paged_at is not None, named, seconds if scenario.truth == "hang" else None)
-        name = scenario.name + (f" (known to be wrong: {scenario.weakness})" if scenario.weakness else "")
-        rows.append((name, scenario.truth, *paged))
+        rows.append((scenario.name, scenario.truth, *paged))
     return rows
 
 

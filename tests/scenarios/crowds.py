@@ -4,10 +4,11 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from hangwatch.model import JobState
 from tests.scenarios.external_servers import answering, beating, disk, sending, taking, vanishing
-from tests.scenarios.power import Expected
+from tests.scenarios.power import Expected, with_names
 from tests.scenarios.processes import HANG, LOOK
 from tests.scenarios.stage import Crowd, Neighbour, Observed, Stage, at_zero_in_a_hang, of_light_job
 
@@ -121,192 +122,135 @@ def saves_behind_gpu(stage: Stage) -> Observed:
         return stage.until_page().observed()
 
 
-LOOK_ALIKES = Crowd(
-    "look-alikes at once",
-    (
-        Neighbour(
-            "a pause that comes back",
-            "twice rank 0 waits at the same place until it is told to go on, and the others wait for it",
-            "healthy",
-            pause_that_comes_back,
-            Expected(f"{HANG} → recovered( → training)? → quiet → suspected → hung → recovered", pages_before=1),
-        ),
-        Neighbour(
-            "slow fsync",
-            "rank 0 is 12 s in fsync while the device writes 400 kB/s, the others wait",
-            "healthy",
-            slow_fsync,
-            Expected(LOOK),
-        ),
-        Neighbour(
-            "shards into memory",
-            "rank 0 receives 400 kB/s for 12 s, the others wait",
-            "healthy",
-            shard_into_memory,
-            Expected(LOOK),
-        ),
-        Neighbour(
-            "multipart upload",
-            "rank 0 uploads eight parts for 12 s, four at a time, each in a thread; the others wait",
-            "healthy",
-            multipart_upload,
-            Expected(LOOK),
-        ),
-        Neighbour(
-            "evaluation with sleeps",
-            "rank 0 evaluates for 12 s and sleeps in between, the others wait",
-            "healthy",
-            evaluation_with_sleeps,
-            Expected(LOOK),
-            ranks=4,
-        ),
-        Neighbour(
-            "an idle child",
-            "rank 0 waits for a program that sleeps for 12 s and has no connection; the others wait for rank 0",
-            "healthy",
-            idle_child("exit"),
-            Expected(LOOK),
-        ),
-        Neighbour(
-            "the output of an idle child",
-            "the same, and rank 0 reads what that program will say",
-            "healthy",
-            idle_child("output"),
-            Expected(LOOK),
-        ),
-        *(
-            Neighbour(
-                f"a {way} that {task}",
-                "rank 0 waits for its own worker, process or native thread, and that waits for 12 s; the others wait",
-                "healthy",
-                long_wait(way, task),
-                Expected(LOOK),
-            )
-            for way, task in (
-                ("loader", "asks"),
-                ("loader", "sleeps"),
-                ("process", "asks"),
-                ("client", "lock"),
-                ("client", "eventfd"),
-            )
-        ),
-        Neighbour(
-            "a person in a debugger",
-            "rank 0 is at the prompt of pdb for 12 s, the others wait",
-            "healthy",
-            in_a_debugger,
-            Expected(LOOK),
-        ),
-        Neighbour(
-            "training over, rank 0 uploads",
-            "the others have ended; rank 0 keeps the job alive",
-            "healthy",
-            over_but_uploads,
-            Expected("training → quiet → suspected → over"),
-        ),
-        Neighbour(
-            "ranks that come late",
-            "half of the ranks have no process for 16 s, the others wait for them to join",
-            "healthy",
-            late_ranks,
-            Expected("suspected → stalled → recovered( → training)?"),
-            ranks=4,
-            begins=JobState.STARTING,
-            program="tests.scenarios.late_launcher",
-        ),
+def _healthy(what: str, play: Callable[[Stage], Observed], states: str = LOOK, **options: Any) -> Neighbour:
+    expected = Expected(states, pages_before=options.pop("pages_before", 0))
+    return Neighbour(what, play, expected, **options)
+
+
+def _hang(
+    what: str, play: Callable[[Stage], Observed], named: tuple[int, ...] = (), states: str = HANG, **options: Any
+) -> Neighbour:
+    return Neighbour(what, play, Expected(states, True, named, 100.0), **options)
+
+
+_LOOK_ALIKES = {
+    "a pause that comes back": _healthy(
+        "twice rank 0 waits at the same place until it is told to go on, and the others wait for it",
+        pause_that_comes_back,
+        f"{HANG} → recovered( → training)? → quiet → suspected → hung → recovered",
+        pages_before=1,
     ),
-    startup_hold_seconds=3.0,
-    stalled_hold_seconds=12.0,
+    "slow fsync": _healthy("rank 0 is 12 s in fsync while the device writes 400 kB/s, the others wait", slow_fsync),
+    "shards into memory": _healthy("rank 0 receives 400 kB/s for 12 s, the others wait", shard_into_memory),
+    "multipart upload": _healthy(
+        "rank 0 uploads eight parts for 12 s, four at a time, each in a thread; the others wait", multipart_upload
+    ),
+    "evaluation with sleeps": _healthy(
+        "rank 0 evaluates for 12 s and sleeps in between, the others wait", evaluation_with_sleeps, ranks=4
+    ),
+    "an idle child": _healthy(
+        "rank 0 waits for a program that sleeps for 12 s and has no connection; the others wait for rank 0",
+        idle_child("exit"),
+    ),
+    "the output of an idle child": _healthy(
+        "the same, and rank 0 reads what that program will say", idle_child("output")
+    ),
+    **{
+        f"a {way} that {task}": _healthy(
+            "rank 0 waits for its own worker, process or native thread, and that waits for 12 s; the others wait",
+            long_wait(way, task),
+        )
+        for way, task in (
+            ("loader", "asks"),
+            ("loader", "sleeps"),
+            ("process", "asks"),
+            ("client", "lock"),
+            ("client", "eventfd"),
+        )
+    },
+    "a person in a debugger": _healthy("rank 0 is at the prompt of pdb for 12 s, the others wait", in_a_debugger),
+    "training over, rank 0 uploads": _healthy(
+        "the others have ended; rank 0 keeps the job alive", over_but_uploads, "training → quiet → suspected → over"
+    ),
+    "ranks that come late": _healthy(
+        "half of the ranks have no process for 16 s, the others wait for them to join",
+        late_ranks,
+        "suspected → stalled → recovered( → training)?",
+        ranks=4,
+        begins=JobState.STARTING,
+        program="tests.scenarios.late_launcher",
+    ),
+}
+LOOK_ALIKES = Crowd(
+    "look-alikes at once", with_names(_LOOK_ALIKES), startup_hold_seconds=3.0, stalled_hold_seconds=12.0
 )
 
 STORAGE_DIES = Crowd(
     "storage dies under eleven jobs",
     tuple(
-        Neighbour(
-            "storage dies, one of 11 jobs",
+        _hang(
             "all at once rank 1 of each job waits for a loader worker that reads from storage that does not respond"
             + ("; this job has another owner" if number == 11 else ""),
-            "hang",
             give_order(1, "loader"),
-            Expected(HANG, True, (1,), 100.0),
+            (1,),
+            name="storage dies, one of 11 jobs",
             is_apart=number == 11,
         )
         for number in range(1, 12)
     ),
 )
 
-HANGS = Crowd(
-    "hangs at once",
-    (
-        Neighbour(
-            "light job hangs over its line",
-            "250 W at work, 140 W in the hang, and the line at 133 W: power alone would never tell",
-            "hang",
-            give_order(2, "lock"),
-            Expected("training → suspected → hung", True, (2,), 100.0),
-            ranks=4,
-            shown=of_light_job,
-        ),
-        Neighbour(
-            "victims with GPUs at 0 %",
-            "rank 2 waits for a lock, the others spin in C: the page waits for stalled_hold_seconds",
-            "hang",
-            give_order("all", "behind-gpu 2"),
-            Expected("training → quiet → suspected → stalled", True, (), 100.0),
-            ranks=4,
-            shown=at_zero_in_a_hang,
-        ),
-        Neighbour(
-            "victims that ask in Python",
-            "rank 2 waits for a lock, the others loop in two lines of Python: the page waits for stalled_hold_seconds",
-            "hang",
-            give_order("all", "poll-gpu 2"),
-            Expected("training → quiet → suspected → (training → (quiet → )?suspected → )?stalled", True, (), 100.0),
-            ranks=4,
-            shown=at_zero_in_a_hang,
-        ),
-        Neighbour(
-            "a request to a server that is gone",
-            "rank 1 sends a request that is not acknowledged, the others wait",
-            "hang",
-            whom_is_gone,
-            Expected(HANG, True, (1,), 100.0),
-            ranks=4,
-        ),
-        *(
-            Neighbour(
-                f"a {way} that {task} for good",
-                "rank 0 waits for its own worker, process or thread, and that never ends; the others wait",
-                "hang",
-                wait_for_good(way, task),
-                Expected(HANG, True, (0,), 100.0),
-            )
-            for way, task in (
-                ("loader", "stops"),
-                ("process", "opens"),
-                ("process", "stops"),
-                ("heartbeat", "lock"),
-                ("heartbeat", "eventfd"),
-                ("circle", "-"),
-            )
-        ),
-        Neighbour(
-            "suspended, and ranks elsewhere",
-            "all ranks of this node are stopped, and those of another node wait for them",
-            "hang",
-            give_order("all", "stop-all"),
-            Expected("training → quiet → suspected → suspended", True, (), 100.0),
-            nodes=2,
-        ),
-        Neighbour(
-            "a victim inside torch.save",
-            "rank 0 waits for its GPU in a call that saves; rank 2 is stuck in fsync",
-            "hang",
-            saves_behind_gpu,
-            Expected(HANG, True, (2,), 100.0),
-            ranks=4,
-        ),
+_HANGS = {
+    "light job hangs over its line": _hang(
+        "250 W at work, 140 W in the hang, and the line at 133 W: power alone would never tell",
+        give_order(2, "lock"),
+        (2,),
+        "training → suspected → hung",
+        ranks=4,
+        shown=of_light_job,
     ),
-)
+    "victims with GPUs at 0 %": _hang(
+        "rank 2 waits for a lock, the others spin in C: the page waits for stalled_hold_seconds",
+        give_order("all", "behind-gpu 2"),
+        states="training → quiet → suspected → stalled",
+        ranks=4,
+        shown=at_zero_in_a_hang,
+    ),
+    "victims that ask in Python": _hang(
+        "rank 2 waits for a lock, the others loop in two lines of Python: the page waits for stalled_hold_seconds",
+        give_order("all", "poll-gpu 2"),
+        states="training → quiet → suspected → (training → (quiet → )?suspected → )?stalled",
+        ranks=4,
+        shown=at_zero_in_a_hang,
+    ),
+    "a request to a server that is gone": _hang(
+        "rank 1 sends a request that is not acknowledged, the others wait", whom_is_gone, (1,), ranks=4
+    ),
+    **{
+        f"a {way} that {task} for good": _hang(
+            "rank 0 waits for its own worker, process or thread, and that never ends; the others wait",
+            wait_for_good(way, task),
+            (0,),
+        )
+        for way, task in (
+            ("loader", "stops"),
+            ("process", "opens"),
+            ("process", "stops"),
+            ("heartbeat", "lock"),
+            ("heartbeat", "eventfd"),
+            ("circle", "-"),
+        )
+    },
+    "suspended, and ranks elsewhere": _hang(
+        "all ranks of this node are stopped, and those of another node wait for them",
+        give_order("all", "stop-all"),
+        states="training → quiet → suspected → suspended",
+        nodes=2,
+    ),
+    "a victim inside torch.save": _hang(
+        "rank 0 waits for its GPU in a call that saves; rank 2 is stuck in fsync", saves_behind_gpu, (2,), ranks=4
+    ),
+}
+HANGS = Crowd("hangs at once", with_names(_HANGS))
 
 CROWDS = (LOOK_ALIKES, STORAGE_DIES, HANGS)

@@ -4,6 +4,7 @@ Each says what every rank does, second by second. The settings are the daemon's 
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 from zlib import crc32
 
 from hangwatch.config import Detector, Settings
@@ -191,23 +192,34 @@ class Expected:
     action: ActionKind = "investigate"
 
 
+def truth_of(expected: tuple[Expected, ...]) -> str:
+    """Return `hang` if a job is expected to page, else `healthy`."""
+    return "hang" if any(job.page for job in expected) else "healthy"
+
+
+def with_names(rows: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the rows of a table, each with its key as its name."""
+    return tuple(replace(row, name=name) for name, row in rows.items())
+
+
 @dataclass(frozen=True)
 class PowerScenario:
     """A scenario, which is a row of the table in docs/benchmarks.md.
 
-    `truth` is `hang` or `healthy`. `trouble_at` is at or after the last progress of the last rank. `weakness`
-    describes a known defect. The test of such a row is expected to fail.
+    `trouble_at` is at or after the last progress of the last rank.
     """
 
-    name: str
     what: str
-    truth: str
     node: Node
     expected: tuple[Expected, ...]
     seconds: float
     trouble_at: float = HOUR
-    weakness: str = ""
     settings: Settings = SETTINGS
+    name: str = ""
+
+    @property
+    def truth(self) -> str:
+        return truth_of(self.expected)
 
 
 def _after(at: float, odd: int | None, stuck: Doing | None, others: Doing = WAITS, work: Doing = TRAINS) -> Node:
@@ -306,167 +318,168 @@ def _gpu_lost(then: Doing, others: Doing) -> Node:
     return replace(node, lost=lambda gpu, t: gpu == 3 and t >= HOUR)
 
 
-PLAIN_RULE = Settings(detector=Detector(confirming_captures=1, quiet_fraction=0.0, low_power_ratio_of_limit=0.12))
-
-
-def _plain(watts: float, how: str, states: str) -> PowerScenario:
-    """Return a hang in which every GPU draws `watts`. The limit of the plain rule is 84 W."""
-    stuck = replace(LOCKED, watts=watts, utilization_ratio=0.0)
-    node = replace(_after(HOUR, 5, stuck, replace(WAITS, watts=watts)), idle_watts=68.0, noise_ratio=0.0)
-    return PowerScenario(
-        f"plain rule, {watts:g} W",
-        f"low_power_ratio_of_limit = 0.12 of 700 W and quiet_fraction = 0; a hang at {watts:g} W{how}",
-        "hang",
-        node,
-        (Expected(states, True, (5,)),),
-        HOUR + 300,
-        settings=PLAIN_RULE,
-    )
-
-
 TRAINS_ON = "starting → training"
+TRAINS_LATER = "starting → suspected → training"
+JOINS_LATE = "starting → suspected → stalled → recovered → training"
+HANGS_AT_START = "starting → suspected → hung"
 HANGS = "starting → training → quiet → suspected → hung"
+STALLS = "starting → training → quiet → suspected → stalled"
 WAITS_FOR_NODES = "starting → training → quiet → suspected → waits_elsewhere"
 LOOKED_AT = "starting → training → quiet → suspected → stalled → recovered → training"
 TAUGHT = "starting → training → quiet → suspected → training"
-
+ENDS = "starting → training → quiet → ended"
+IS_OVER = "starting → training → quiet → suspected → over"
+DIPS = "starting → training ⇄ quiet"
+WAITS_AGAIN = (
+    "starting → (training → quiet → suspected → stalled → recovered) x11 → training → quiet → suspected → stalled"
+)
 ASKED = "starting → training → quiet → suspected → training → suspected → stalled"
+LIGHT_HANGS = "starting → training → suspected → hung"
+LIGHT_STALLS = "starting → training → suspected → stalled"
 
-HANG_SCENARIOS = (
-    PowerScenario(
-        "lock", "rank 5 waits for a lock", "hang", _after(HOUR, 5, LOCKED), (Expected(HANGS, True, (5,)),), HOUR + 300
-    ),
-    PowerScenario(
-        "a hang until its timeout",
+
+def _hang(
+    what: str,
+    node: Node,
+    named: tuple[int, ...] = (),
+    states: str = HANGS,
+    within_seconds: float = Expected.within_seconds,
+    seconds: float = HOUR + 300,
+    pages_before: int = 0,
+    **options: Any,
+) -> PowerScenario:
+    """Return the scenario of one job that hangs. The options are those of `PowerScenario`."""
+    expected = Expected(states, True, named, within_seconds, pages_before)
+    return PowerScenario(what, node, (expected,), seconds, **options)
+
+
+def _stuck(
+    what: str, rank: int, stuck: Doing | None, others: Doing = WAITS, work: Doing = TRAINS, **options: Any
+) -> PowerScenario:
+    """Return the scenario of one job in which all ranks wait for one, which is named. The options are those of `_hang`."""
+    return _hang(what, _after(HOUR, rank, stuck, others, work), (rank,), **options)
+
+
+def _healthy(
+    what: str,
+    node: Node,
+    states: str = LOOKED_AT,
+    seconds: float = HOUR + 1200,
+    pages_before: int = 0,
+    **options: Any,
+) -> PowerScenario:
+    """Return the scenario of one job that works, or will. The options are those of `PowerScenario`."""
+    return PowerScenario(what, node, (Expected(states, pages_before=pages_before),), seconds, **options)
+
+
+def _pause(what: str, odd: Doing, lasts: float = 480) -> PowerScenario:
+    """Return the scenario of one job in which rank 0 does something else for some seconds."""
+    return _healthy(what, _between(HOUR, HOUR + lasts, 0, odd))
+
+
+PLAIN_RULE = Settings(detector=Detector(confirming_captures=1, quiet_fraction=0.0, low_power_ratio_of_limit=0.12))
+
+
+def _plain(watts: float, how: str = "", states: str = HANGS) -> PowerScenario:
+    """Return a hang in which every GPU draws `watts`. The limit of the plain rule is 84 W."""
+    stuck = replace(LOCKED, watts=watts, utilization_ratio=0.0)
+    node = replace(_after(HOUR, 5, stuck, replace(WAITS, watts=watts)), idle_watts=68.0, noise_ratio=0.0)
+    what = f"low_power_ratio_of_limit = 0.12 of 700 W and quiet_fraction = 0; a hang at {watts:g} W{how}"
+    return _hang(what, node, (5,), states, settings=PLAIN_RULE)
+
+
+# What a hang may have in common with others: states, the longest time to the page, and the length of the script.
+_LATE: dict[str, Any] = {"states": STALLS, "within_seconds": 1050.0, "seconds": HOUR + 1200}
+_AFTER_LOOKS: dict[str, Any] = {"states": ASKED, "within_seconds": 1450.0, "seconds": HOUR + 1800}
+_AT_START: dict[str, Any] = {
+    "states": HANGS_AT_START,
+    "within_seconds": START_SECONDS,
+    "seconds": 1200.0,
+    "trouble_at": 0.0,
+}
+_FOR_NODES: dict[str, Any] = {"within_seconds": 600.0, "seconds": HOUR, "trouble_at": 0.0}
+
+_HANG = {
+    "lock": _stuck("rank 5 waits for a lock", 5, LOCKED),
+    "a hang until its timeout": _hang(
         "rank 5 waits for a lock; ten minutes later the collective times out, and all ranks end",
-        "hang",
-        Node(
-            lambda gpu, t: TRAINS if t < HOUR else None if t >= HOUR + 600 else LOCKED if gpu == 5 else WAITS,
-        ),
-        (Expected(f"{HANGS} → ended", True, (5,)),),
-        HOUR + 700,
+        Node(lambda gpu, t: TRAINS if t < HOUR else None if t >= HOUR + 600 else LOCKED if gpu == 5 else WAITS),
+        (5,),
+        f"{HANGS} → ended",
+        seconds=HOUR + 700,
     ),
-    PowerScenario(
-        "lock, and its GPU reads 98 %",
+    "lock, and its GPU reads 98 %": _stuck(
         "rank 5 waits for a lock while a kernel that it started before waits for the others",
-        "hang",
-        _after(HOUR, 5, replace(LOCKED, utilization_ratio=0.98)),
-        (Expected(HANGS, True, (5,)),),
-        HOUR + 300,
+        5,
+        replace(LOCKED, utilization_ratio=0.98),
     ),
-    PowerScenario(
-        "stuck loader",
-        "rank 2 waits for a data loader that gives nothing",
-        "hang",
-        _after(HOUR, 2, STUCK_LOADING),
-        (Expected(HANGS, True, (2,)),),
-        HOUR + 300,
+    "stuck loader": _stuck("rank 2 waits for a data loader that gives nothing", 2, STUCK_LOADING),
+    "blocked in the driver": _stuck("rank 0 is blocked in D state", 0, IN_DRIVER),
+    "rank gone": _stuck("the process of rank 7 is gone, the others wait for it", 7, None),
+    "culprit elsewhere": _hang(
+        "all ranks of this node wait for another node, and nothing says that there is one", _after(HOUR, None, None)
     ),
-    PowerScenario(
-        "blocked in the driver",
-        "rank 0 is blocked in D state",
-        "hang",
-        _after(HOUR, 0, IN_DRIVER),
-        (Expected(HANGS, True, (0,)),),
-        HOUR + 300,
-    ),
-    PowerScenario(
-        "rank gone",
-        "the process of rank 7 is gone, the others wait for it",
-        "hang",
-        _after(HOUR, 7, None),
-        (Expected(HANGS, True, (7,)),),
-        HOUR + 300,
-    ),
-    PowerScenario(
-        "culprit elsewhere",
-        "all ranks of this node wait for another node, and nothing says that there is one",
-        "hang",
-        _after(HOUR, None, None),
-        (Expected(HANGS, True),),
-        HOUR + 300,
-    ),
-    PowerScenario(
-        "culprit on a node that is gone",
+    "culprit on a node that is gone": _hang(
         "all ranks wait for other nodes, of which none is left to say so: two minutes before the collective times out",
-        "hang",
         replace(_after(HOUR, None, None), elsewhere=8),
-        (Expected(WAITS_FOR_NODES, True, within_seconds=495.0),),
-        HOUR + 600,
+        states=WAITS_FOR_NODES,
+        within_seconds=495.0,
+        seconds=HOUR + 600,
     ),
-    PowerScenario(
-        "a rank of this node hangs, of a job on two nodes",
+    "a rank of this node hangs, of a job on two nodes": _hang(
         "rank 3 waits for a lock, the others for it: that is a hang of this node",
-        "hang",
         replace(_after(HOUR, 3, LOCKED), elsewhere=8),
-        (Expected(HANGS, True, (3,)),),
-        HOUR + 300,
+        (3,),
     ),
-    PowerScenario(
-        "endless loop",
-        "rank 4 loops in Python: it moves, so the page waits for stalled_hold_seconds",
-        "hang",
-        _after(HOUR, 4, SPINS),
-        (Expected("starting → training → quiet → suspected → stalled", True, (4,), 1050.0),),
-        HOUR + 1200,
+    "endless loop": _stuck(
+        "rank 4 loops in Python: it moves, so the page waits for stalled_hold_seconds", 4, SPINS, **_LATE
     ),
-    PowerScenario(
-        "storage fails during a checkpoint",
+    "storage fails during a checkpoint": _hang(
         "rank 0 writes for 3 minutes, then its writes block",
-        "hang",
         Node(
             lambda gpu, t: (
                 TRAINS if t < HOUR else WAITS_AT_BARRIER if gpu else SAVES if t < HOUR + 180 else STUCK_SAVING
             )
         ),
-        (Expected("starting → training → quiet → suspected → stalled → hung", True, (0,), 240.0),),
-        HOUR + 600,
+        (0,),
+        "starting → training → quiet → suspected → stalled → hung",
+        within_seconds=240.0,
+        seconds=HOUR + 600,
         trouble_at=HOUR + 180,
     ),
-    PowerScenario(
-        "hang at start",
+    "hang at start": _hang(
         "rank 6 never joins; the job never drew any power",
-        "hang",
         Node(lambda gpu, _t: LOCKED if gpu == 6 else JOINS),
-        (Expected("starting → suspected → hung", True, (6,), START_SECONDS),),
-        1200.0,
-        trouble_at=0.0,
+        (6,),
+        **_AT_START,
     ),
-    PowerScenario(
-        "ranks that never come",
+    "ranks that never come": _hang(
         "2 of 8 ranks never have a process, the others wait for them to join",
-        "hang",
         Node(lambda gpu, _t: JOINS if gpu < 6 else None),
-        (Expected("starting → suspected → stalled → hung", True, (6, 7), 8130.0),),
-        2.5 * HOUR,
+        (6, 7),
+        "starting → suspected → stalled → hung",
+        within_seconds=8130.0,
+        seconds=2.5 * HOUR,
         trouble_at=0.0,
     ),
-    PowerScenario(
-        "a server that hangs in a request",
+    "a server that hangs in a request": _hang(
         "two hours without requests; then rank 3 waits for a lock and all others for it, at the same power",
-        "hang",
         Node(
             lambda gpu, t: (
                 LOCKED if gpu == 3 and t >= 2 * HOUR else AWAITS_BROADCAST if gpu or t >= 2 * HOUR else SERVES
             )
         ),
-        (Expected("starting → suspected → training → suspected → hung", True, (3,), HOUR),),
-        4 * HOUR,
+        (3,),
+        "starting → suspected → training → suspected → hung",
+        within_seconds=HOUR,
+        seconds=4 * HOUR,
         trouble_at=2 * HOUR,
     ),
-    PowerScenario(
-        "a rank that dies at the start",
-        "rank 7 ends while all join",
-        "hang",
-        Node(lambda gpu, t: JOINS if gpu < 7 or t < 60 else None),
-        (Expected("starting → suspected → hung", True, (7,), START_SECONDS),),
-        1200.0,
-        trouble_at=0.0,
+    "a rank that dies at the start": _hang(
+        "rank 7 ends while all join", Node(lambda gpu, t: JOINS if gpu < 7 or t < 60 else None), (7,), **_AT_START
     ),
-    PowerScenario(
-        "eleven jobs, one dead file system",
+    "eleven jobs, one dead file system": PowerScenario(
         "eleven jobs of two ranks; of each, rank 0 blocks in a read at the same second",
-        "hang",
         Node(
             lambda gpu, t: TRAINS if t < HOUR else WAITS if gpu % 2 else STUCK_READING,
             jobs=tuple((f"job-{number}", range(2 * number, 2 * number + 2)) for number in range(11)),
@@ -474,713 +487,429 @@ HANG_SCENARIOS = (
         (Expected(HANGS, True, (0,)),) * 11,
         HOUR + 300,
     ),
-    PowerScenario(
-        "hangwatch is started again in a hang",
+    "hangwatch is started again in a hang": _hang(
         "rank 5 waits for a lock; hangwatch is started again after four minutes, and after eight",
-        "hang",
         replace(_after(HOUR, 5, LOCKED), daemon=lambda t: max(0, int((t - HOUR) // 240))),
-        (Expected(HANGS, True, (5,)),),
-        HOUR + 700,
+        (5,),
+        seconds=HOUR + 700,
     ),
-    PowerScenario(
-        "a launcher that waits for another node",
+    "a launcher that waits for another node": _hang(
         "torchrun for two nodes; the other one never comes",
-        "hang",
         Node(
             lambda _gpu, _t: MEETS,
             jobs=(("job", range(0)),),
             waiting=Waiting(launcher="torchrun", run_id="pretrain", nodes="2", endpoint="10.0.0.1:29400"),
         ),
-        (Expected("starting → suspected → stalled", True, (), 600.0),),
-        HOUR,
-        trouble_at=0.0,
+        states="starting → suspected → stalled",
+        **_FOR_NODES,
     ),
-    PowerScenario(
-        "ranks that wait for those of another node",
+    "ranks that wait for those of another node": _hang(
         "eight of sixteen ranks wait in the rendezvous; the other node never comes",
-        "hang",
         Node(lambda _gpu, _t: JOINS, elsewhere=8),
-        (Expected("starting → suspected → waits_elsewhere", True, (), 600.0),),
-        HOUR,
-        trouble_at=0.0,
+        states="starting → suspected → waits_elsewhere",
+        **_FOR_NODES,
     ),
-    PowerScenario(
-        "hang in the first collective",
+    "hang in the first collective": _hang(
         "after a minute of loading rank 3 waits for a lock, and the others wait for it in the first collective",
-        "hang",
         Node(lambda gpu, t: STARTS if t < 60 else LOCKED if gpu == 3 else WAITS),
-        (Expected("starting → suspected → hung", True, (3,), START_SECONDS),),
-        HOUR,
+        (3,),
+        HANGS_AT_START,
+        within_seconds=START_SECONDS,
+        seconds=HOUR,
         trouble_at=60.0,
     ),
-    PowerScenario(
-        "light job hangs",
-        "a job that drew 250 of 700 W; waiting ranks draw 120 W",
-        "hang",
-        _after(HOUR, 5, LOCKED, work=LIGHT),
-        (Expected(HANGS, True, (5,)),),
-        HOUR + 300,
-    ),
-    PowerScenario(
-        "small cards hang",
+    "light job hangs": _stuck("a job that drew 250 of 700 W; waiting ranks draw 120 W", 5, LOCKED, work=LIGHT),
+    "small cards hang": _hang(
         "A100 of 400 W: 330 W at work, 86 W waiting",
-        "hang",
         replace(
             _after(HOUR, 1, replace(IN_DRIVER, watts=68.0), replace(WAITS, watts=86.0), replace(TRAINS, watts=330.0)),
             limit_watts=lambda _t: 400.0,
             idle_watts=56.0,
         ),
-        (Expected(HANGS, True, (1,)),),
-        HOUR + 300,
+        (1,),
     ),
-    PowerScenario(
-        "waiting at 29 % of the limit",
+    "waiting at 29 % of the limit": _hang(
         "H20 of 400 W: 118 W in the hang",
-        "hang",
         replace(
             _after(HOUR, 3, replace(LOCKED, watts=90.0), replace(WAITS, watts=118.0), replace(TRAINS, watts=380.0)),
             limit_watts=lambda _t: 400.0,
         ),
-        (Expected(HANGS, True, (3,)),),
-        HOUR + 300,
+        (3,),
     ),
-    PowerScenario(
-        "GPU lost, and the job hangs on it",
-        "GPU 3 falls off the bus; rank 3 blocks in the driver",
-        "hang",
-        _gpu_lost(IN_DRIVER, WAITS),
-        (Expected(HANGS, True, (3,)),),
-        HOUR + 300,
+    "GPU lost, and the job hangs on it": _hang(
+        "GPU 3 falls off the bus; rank 3 blocks in the driver", _gpu_lost(IN_DRIVER, WAITS), (3,)
     ),
-    PowerScenario(
-        "victims at module level",
+    "victims at module level": _stuck(
         "rank 5 waits for a lock; the others spin behind NCCL in `.item()` of a program without functions",
-        "hang",
-        _after(HOUR, 5, LOCKED, ITEM_IN_MODULE),
-        (Expected(HANGS, True, (5,)),),
-        HOUR + 300,
+        5,
+        LOCKED,
+        ITEM_IN_MODULE,
     ),
-    PowerScenario(
-        "victims in main",
-        "the same, in `main`",
-        "hang",
-        _after(HOUR, 5, LOCKED, ITEM_IN_MAIN),
-        (Expected(HANGS, True, (5,)),),
-        HOUR + 300,
-    ),
-    PowerScenario(
-        "victims that poll the host",
+    "victims in main": _stuck("the same, in `main`", 5, LOCKED, ITEM_IN_MAIN),
+    "victims that poll the host": _stuck(
         "the same, and the kernels of the victims poll through a network proxy: 0.8 GB/s over PCIe",
-        "hang",
-        _after(HOUR, 5, LOCKED, POLLS_THE_HOST),
-        (Expected(HANGS, True, (5,)),),
-        HOUR + 300,
+        5,
+        LOCKED,
+        POLLS_THE_HOST,
     ),
-    PowerScenario(
-        "victims in update",
-        "the same, in `update` of `learn`",
-        "hang",
-        _after(HOUR, 5, LOCKED, ITEM_IN_UPDATE),
-        (Expected(HANGS, True, (5,)),),
-        HOUR + 300,
-    ),
-    PowerScenario(
-        "victims with GPUs at 0 %",
+    "victims in update": _stuck("the same, in `update` of `learn`", 5, LOCKED, ITEM_IN_UPDATE),
+    "victims with GPUs at 0 %": _hang(
         "the same in `main`, and nothing tells them from ranks that compute: the page waits for stalled_hold_seconds",
-        "hang",
         _after(HOUR, 5, LOCKED, SPINS_AT_ZERO),
-        (Expected("starting → training → quiet → suspected → stalled", True, (), 1050.0),),
-        HOUR + 1200,
+        **_LATE,
     ),
-    PowerScenario(
-        "a victim inside add_scalar",
+    "a victim inside add_scalar": _hang(
         "rank 0 waits for its GPU in a call that logs; rank 3 asks a server that is gone",
-        "hang",
         Node(lambda gpu, t: TRAINS if t < HOUR else {0: ADDS_SCALAR, 3: PEER_GONE}.get(gpu, WAITS)),
-        (Expected(HANGS, True, (3,)),),
-        HOUR + 300,
+        (3,),
     ),
-    PowerScenario(
-        "a victim inside torch.save",
+    "a victim inside torch.save": _hang(
         "rank 0 waits for its GPU in a call that saves; rank 3 is stuck in fsync",
-        "hang",
         Node(lambda gpu, t: TRAINS if t < HOUR else {0: SAVES_BEHIND_GPU, 3: STUCK_SYNCING}.get(gpu, ITEM_IN_MAIN)),
-        (Expected(HANGS, True, (3,)),),
-        HOUR + 300,
+        (3,),
     ),
-    PowerScenario(
-        "a victim inside add_scalar, the culprit elsewhere",
+    "a victim inside add_scalar, the culprit elsewhere": _hang(
         "rank 0 waits for its GPU in a call that logs; no rank of this node blocks the job",
-        "hang",
         Node(lambda gpu, t: TRAINS if t < HOUR else ADDS_SCALAR if gpu == 0 else WAITS),
-        (Expected(HANGS, True),),
-        HOUR + 300,
     ),
-    PowerScenario(
-        "a request without a timeout",
+    "a request without a timeout": _stuck(
         "rank 0 asks a server that never answers, and is blocked: the page waits for stalled_hold_seconds",
-        "hang",
-        _after(HOUR, 0, AWAITS_SERVER),
-        (Expected("starting → training → quiet → suspected → stalled", True, (0,), 1050.0),),
-        HOUR + 1200,
+        0,
+        AWAITS_SERVER,
+        **_LATE,
     ),
-    PowerScenario(
-        "two jobs, one hangs",
+    "two jobs, one hangs": PowerScenario(
         "rank 2 of one job waits for a lock; the other job trains",
-        "hang",
         _two_jobs(),
         (Expected(HANGS, True, (2,)), Expected(TRAINS_ON)),
         HOUR + 300,
     ),
-    PowerScenario(
-        "light job hangs over its line",
+    "light job hangs over its line": _stuck(
         "250 W at work, 140 W in the hang, and the line at 133 W: power alone would never tell",
-        "hang",
-        _after(HOUR, 5, replace(LOCKED, watts=140.0), replace(WAITS, watts=140.0), LIGHT),
-        (Expected("starting → training → suspected → hung", True, (5,), 150.0),),
-        HOUR + 300,
+        5,
+        replace(LOCKED, watts=140.0),
+        replace(WAITS, watts=140.0),
+        LIGHT,
+        states=LIGHT_HANGS,
+        within_seconds=150.0,
     ),
-    PowerScenario(
-        "victims that ask in Python",
+    "victims that ask in Python": _hang(
         "rank 5 waits for a lock; the others ask in two lines of Python whether their collective is over: they seem to move,"
         " until two more captures find them there, and the page waits for stalled_hold_seconds from then on",
-        "hang",
         _after(HOUR, 5, LOCKED, ASKS_GPU),
-        (Expected(ASKED, True, (), 1450.0),),
-        HOUR + 1800,
+        **_AFTER_LOOKS,
     ),
-    PowerScenario(
-        "victims that ask in Python, their GPUs at 0 %",
+    "victims that ask in Python, their GPUs at 0 %": _hang(
         "the same, and the driver says that nothing runs on their GPUs",
-        "hang",
         _after(HOUR, 5, LOCKED, ASKS_GPU_AT_ZERO),
-        (Expected(ASKED, True, (), 1450.0),),
-        HOUR + 1800,
+        **_AFTER_LOOKS,
     ),
-    PowerScenario(
-        "victims that ask, over the line of their job",
+    "victims that ask, over the line of their job": _hang(
         "a job of 250 W; its ranks ask in Python at 140 W, and no line tells",
-        "hang",
         _after(HOUR, 5, replace(LOCKED, watts=140.0), replace(ASKS_GPU, watts=140.0), LIGHT),
-        (Expected("starting → training → suspected → stalled", True, (), 1450.0),),
-        HOUR + 1800,
+        states=LIGHT_STALLS,
+        within_seconds=1450.0,
+        seconds=HOUR + 1800,
     ),
-    PowerScenario(
-        "spinning at 0 %, over the line of their job",
+    "spinning at 0 %, over the line of their job": _hang(
         "a job of 250 W; its ranks spin at 140 W with their GPUs at 0 %: only captures minutes apart tell",
-        "hang",
         _after(HOUR, None, None, replace(SPINS_AT_ZERO, watts=140.0), LIGHT),
-        (Expected("starting → training → suspected → stalled", True, (), 1700.0),),
-        HOUR + 1800,
+        states=LIGHT_STALLS,
+        within_seconds=1700.0,
+        seconds=HOUR + 1800,
     ),
-    PowerScenario(
-        "lightest job hangs",
+    "lightest job hangs": _hang(
         "a job of 130 W, and 120 W in the hang: its power proves nothing, and only captures up to an hour apart can tell",
-        "hang",
         _after(2 * HOUR, 5, replace(LOCKED, watts=115.0), ITEM_IN_MAIN, LIGHTEST),
-        (Expected("starting → suspected → training → suspected → stalled", True, (), 2.5 * HOUR),),
-        6 * HOUR,
+        states="starting → suspected → training → suspected → stalled",
+        within_seconds=2.5 * HOUR,
+        seconds=6 * HOUR,
         trouble_at=2 * HOUR,
     ),
-    PowerScenario(
-        "very light job hangs",
+    "very light job hangs": _hang(
         "a job that never drew more than 150 W, and 120 W in the hang: only a capture can tell",
-        "hang",
         _after(2 * HOUR, 5, LOCKED, work=VERY_LIGHT),
-        (Expected("starting → suspected → training → suspected → hung", True, (5,), 150.0),),
-        4 * HOUR,
+        (5,),
+        "starting → suspected → training → suspected → hung",
+        within_seconds=150.0,
+        seconds=4 * HOUR,
         trouble_at=2 * HOUR,
     ),
-    *(_plain(watts, "", HANGS) for watts in (71.0, 72.0, 75.0, 84.0)),
-    _plain(85.0, ", which is above the threshold: a light capture is taken", "starting → training → suspected → hung"),
-)
+    **{f"plain rule, {watts:g} W": _plain(watts) for watts in (71.0, 72.0, 75.0, 84.0)},
+    "plain rule, 85 W": _plain(85.0, ", which is above the threshold: a light capture is taken", LIGHT_HANGS),
+}
 
-HEALTHY_SCENARIOS = (
-    PowerScenario(
-        "suspended for two hours",
+_HEALTHY = {
+    "suspended for two hours": _healthy(
         "all ranks are stopped (scontrol suspend, gang scheduling), then go on",
-        "healthy",
         _between(HOUR, 3 * HOUR, None, STOPPED, STOPPED),
-        (Expected("starting → training → quiet → suspected → suspended → recovered → training"),),
-        3 * HOUR + 300,
+        "starting → training → quiet → suspected → suspended → recovered → training",
+        seconds=3 * HOUR + 300,
     ),
-    PowerScenario(
-        "light evaluation",
+    "light evaluation": _healthy(
         "after an hour at 600 W, three hours at 350 W: flat, and under three quarters",
-        "healthy",
         _after(HOUR, None, None, replace(TRAINS, watts=350.0)),
-        (Expected(TRAINS_ON),),
-        4 * HOUR,
+        TRAINS_ON,
+        seconds=4 * HOUR,
     ),
-    PowerScenario(
-        "checkpoints on another node, again and again",
+    "checkpoints on another node, again and again": _healthy(
         "once an hour all ranks of this node wait 5 minutes for a rank of another node that saves",
-        "healthy",
         Node(lambda gpu, t: TRAINS if t % HOUR < HOUR - 300 else WAITS_AT_BARRIER, elsewhere=8),
-        (
-            Expected(
-                "starting → (training → quiet → suspected → waits_elsewhere → recovered) x2"
-                " → training → quiet → suspected → waits_elsewhere"
-            ),
-        ),
-        3 * HOUR,
+        "starting → (training → quiet → suspected → waits_elsewhere → recovered) x2"
+        " → training → quiet → suspected → waits_elsewhere",
+        seconds=3 * HOUR,
     ),
-    PowerScenario(
-        "long checkpoint",
-        "rank 0 writes for 10 minutes, the others wait",
-        "healthy",
-        _between(HOUR, HOUR + 600, 0, SAVES),
-        (Expected(LOOKED_AT),),
-        HOUR + 1200,
-    ),
-    PowerScenario(
-        "slow fsync",
-        "rank 0 is in fsync for 4 minutes while the device writes, the others wait",
-        "healthy",
-        _between(HOUR, HOUR + 240, 0, SYNCS),
-        (Expected(LOOKED_AT),),
-        HOUR + 1200,
-    ),
-    PowerScenario(
-        "generation over HTTP",
+    "long checkpoint": _pause("rank 0 writes for 10 minutes, the others wait", SAVES, 600),
+    "slow fsync": _pause("rank 0 is in fsync for 4 minutes while the device writes, the others wait", SYNCS, 240),
+    "generation over HTTP": _healthy(
         "reinforcement learning: 6 minutes of training, then rank 0 waits 4 minutes for a server, the others for it",
-        "healthy",
         Node(lambda gpu, t: TRAINS if t % 600 < 360 else AWAITS_SERVER if gpu == 0 else WAITS),
-        (
-            Expected(
-                "starting → (training → quiet → suspected → stalled → recovered) x11"
-                " → training → quiet → suspected → stalled"
-            ),
-        ),
-        2 * HOUR,
+        WAITS_AGAIN,
+        seconds=2 * HOUR,
     ),
-    PowerScenario(
-        "remote evaluation",
-        "rank 0 waits 8 minutes for ssh, the others for it",
-        "healthy",
-        _between(HOUR, HOUR + 480, 0, AWAITS_SSH),
-        (Expected(LOOKED_AT),),
-        HOUR + 1200,
+    "remote evaluation": _pause("rank 0 waits 8 minutes for ssh, the others for it", AWAITS_SSH),
+    "shards into memory": _pause("rank 0 receives 400 kB/s for 8 minutes, the others wait", RECEIVES),
+    "multipart upload": _pause(
+        "rank 0 waits 8 minutes for threads that upload the parts of a file, the others wait", UPLOADS_PARTS
     ),
-    PowerScenario(
-        "shards into memory",
-        "rank 0 receives 400 kB/s for 8 minutes, the others wait",
-        "healthy",
-        _between(HOUR, HOUR + 480, 0, RECEIVES),
-        (Expected(LOOKED_AT),),
-        HOUR + 1200,
+    "an idle child": _pause(
+        "rank 0 waits 8 minutes for sbatch --wait, which sleeps; the others for it", AWAITS_EVALUATION
     ),
-    PowerScenario(
-        "multipart upload",
-        "rank 0 waits 8 minutes for threads that upload the parts of a file, the others wait",
-        "healthy",
-        _between(HOUR, HOUR + 480, 0, UPLOADS_PARTS),
-        (Expected(LOOKED_AT),),
-        HOUR + 1200,
+    "a person in a debugger": _pause("rank 0 is at the prompt of pdb for 8 minutes, the others wait", DEBUGGED),
+    "asks every two seconds": _pause("rank 0 sleeps until a file is there, for 8 minutes, the others wait", ASKS_AGAIN),
+    "evaluation with sleeps": _pause(
+        "rank 0 evaluates for 8 minutes and sleeps in between, the others wait", EVALUATES_SLOWLY
     ),
-    PowerScenario(
-        "an idle child",
-        "rank 0 waits 8 minutes for sbatch --wait, which sleeps; the others for it",
-        "healthy",
-        _between(HOUR, HOUR + 480, 0, AWAITS_EVALUATION),
-        (Expected(LOOKED_AT),),
-        HOUR + 1200,
+    "training over, all linger": _healthy(
+        "the process group is destroyed, and no rank ends", _after(HOUR, None, None, LINGERS), IS_OVER, seconds=3 * HOUR
     ),
-    PowerScenario(
-        "a person in a debugger",
-        "rank 0 is at the prompt of pdb for 8 minutes, the others wait",
-        "healthy",
-        _between(HOUR, HOUR + 480, 0, DEBUGGED),
-        (Expected(LOOKED_AT),),
-        HOUR + 1200,
-    ),
-    PowerScenario(
-        "asks every two seconds",
-        "rank 0 sleeps until a file is there, for 8 minutes, the others wait",
-        "healthy",
-        _between(HOUR, HOUR + 480, 0, ASKS_AGAIN),
-        (Expected(LOOKED_AT),),
-        HOUR + 1200,
-    ),
-    PowerScenario(
-        "evaluation with sleeps",
-        "rank 0 evaluates for 8 minutes and sleeps in between, the others wait",
-        "healthy",
-        _between(HOUR, HOUR + 480, 0, EVALUATES_SLOWLY),
-        (Expected(LOOKED_AT),),
-        HOUR + 1200,
-    ),
-    PowerScenario(
-        "training over, all linger",
-        "the process group is destroyed, and no rank ends",
-        "healthy",
-        _after(HOUR, None, None, LINGERS),
-        (Expected("starting → training → quiet → suspected → over"),),
-        3 * HOUR,
-    ),
-    PowerScenario(
-        "training over, rank 0 uploads",
+    "training over, rank 0 uploads": _healthy(
         "the others have ended; rank 0 keeps the pod alive for two hours",
-        "healthy",
         Node(lambda gpu, t: TRAINS if t < HOUR else UPLOADS if gpu == 0 else None),
-        (Expected("starting → training → quiet → suspected → over"),),
-        3 * HOUR,
+        IS_OVER,
+        seconds=3 * HOUR,
     ),
-    PowerScenario(
-        "checkpoints every half hour",
+    "checkpoints every half hour": _healthy(
         "90 s each, shorter than the hold",
-        "healthy",
         Node(lambda gpu, t: TRAINS if t < 600 or t % 1800 >= 90 else (WAITS_AT_BARRIER if gpu else SAVES)),
-        (Expected("starting → training ⇄ quiet"),),
-        3 * HOUR,
+        DIPS,
+        seconds=3 * HOUR,
     ),
-    PowerScenario(
-        "evaluation on one rank",
-        "rank 0 evaluates for 8 minutes, the others wait",
-        "healthy",
-        _between(HOUR, HOUR + 480, 0, EVALUATES),
-        (Expected(LOOKED_AT),),
-        HOUR + 1200,
+    "evaluation on one rank": _pause("rank 0 evaluates for 8 minutes, the others wait", EVALUATES),
+    "evaluation on all ranks": _healthy(
+        "20 minutes at 160 W", _between(HOUR, HOUR + 1200, None, EVALUATES, EVALUATES), TAUGHT, seconds=HOUR + 1800
     ),
-    PowerScenario(
-        "evaluation on all ranks",
-        "20 minutes at 160 W",
-        "healthy",
-        _between(HOUR, HOUR + 1200, None, EVALUATES, EVALUATES),
-        (Expected(TAUGHT),),
-        HOUR + 1800,
-    ),
-    PowerScenario(
-        "a node that joins after 8 minutes",
+    "a node that joins after 8 minutes": _healthy(
         "eight of sixteen ranks wait for the others in the rendezvous",
-        "healthy",
         Node(lambda _gpu, t: TRAINS if t >= 480 else JOINS, elsewhere=8),
-        (Expected("starting → suspected → waits_elsewhere → recovered → training"),),
-        HOUR,
+        "starting → suspected → waits_elsewhere → recovered → training",
+        seconds=HOUR,
     ),
-    PowerScenario(
-        "first-step compile on one rank",
+    "first-step compile on one rank": _healthy(
         "rank 0 compiles for 10 minutes before the first step, the others wait for it",
-        "healthy",
         _startup(600, COMPILES, WAITS_AT_BARRIER),
-        (Expected("starting → training"),),
-        HOUR,
+        TRAINS_ON,
+        seconds=HOUR,
     ),
-    PowerScenario(
-        "a model that is mapped",
+    "a model that is mapped": _healthy(
         "all ranks read their model through mmap for 6 minutes: one line, no call, page faults in D state",
-        "healthy",
         _startup(360, READS_MAPPED, READS_MAPPED),
-        (Expected("starting → training"),),
-        HOUR,
+        TRAINS_ON,
+        seconds=HOUR,
     ),
-    PowerScenario(
-        "first-step compile",
+    "first-step compile": _healthy(
         "all ranks compile for 25 minutes before the first step",
-        "healthy",
         _startup(1500, COMPILES, COMPILES),
-        (Expected("starting → suspected → training"),),
-        HOUR,
+        TRAINS_LATER,
+        seconds=HOUR,
     ),
-    PowerScenario(
-        "rank 0 prepares data",
+    "rank 0 prepares data": _healthy(
         "for 90 minutes before the first step, the others wait for it",
-        "healthy",
         _startup(5400, STARTS, WAITS_AT_BARRIER),
-        (Expected("starting → suspected → stalled → recovered → training"),),
-        2 * HOUR,
+        JOINS_LATE,
+        seconds=2 * HOUR,
     ),
-    PowerScenario(
-        "starved but moving loader",
+    "starved but moving loader": _healthy(
         "after an hour: 2 s of work for every 20 s of loading",
-        "healthy",
         Node(lambda _gpu, t: TRAINS if t < HOUR or t % 22 < 2 else LOADS),
-        (Expected(TAUGHT),),
-        2 * HOUR,
+        TAUGHT,
+        seconds=2 * HOUR,
     ),
-    PowerScenario(
-        "pipeline bubbles",
+    "pipeline bubbles": _healthy(
         "each stage works 5 s and waits 3 s, in turns",
-        "healthy",
         _cycle((TRAINS, 5), (WAITS, 3), shift_seconds=1),
-        (Expected(TRAINS_ON),),
-        HOUR,
+        TRAINS_ON,
+        seconds=HOUR,
     ),
-    PowerScenario(
-        "deep pipeline bubbles",
+    "deep pipeline bubbles": _healthy(
         "each stage works 4 s and waits 4 s, in turns: half of the GPUs wait at any time, but never the same ones",
-        "healthy",
         _cycle((TRAINS, 4), (WAITS, 4), shift_seconds=1),
-        (Expected("starting → training ⇄ quiet"),),
-        HOUR,
+        DIPS,
+        seconds=HOUR,
     ),
-    PowerScenario(
-        "gradient accumulation",
+    "gradient accumulation": _healthy(
         "100 s of compute, then 25 s of all_reduce at 150 W",
-        "healthy",
         _cycle((TRAINS, 100), (replace(WAITS, watts=150.0), 25)),
-        (Expected("starting → training ⇄ quiet"),),
-        HOUR,
+        DIPS,
+        seconds=HOUR,
     ),
-    PowerScenario(
-        "two jobs, one ends",
+    "two jobs, one ends": PowerScenario(
         "four ranks are done and exit; the other job trains",
-        "healthy",
         Node(
             lambda gpu, t: TRAINS if gpu >= 4 or t < HOUR + 3 else None,
             jobs=(("ends", range(4)), ("trains", range(4, 8))),
         ),
-        (Expected("starting → training → quiet → ended"), Expected(TRAINS_ON)),
+        (Expected(ENDS), Expected(TRAINS_ON)),
         HOUR + 300,
     ),
-    PowerScenario(
-        "a job that ends",
+    "a job that ends": _healthy(
         "rank 0 writes the last checkpoint for 60 s, then all exit",
-        "healthy",
         Node(lambda gpu, t: TRAINS if t < HOUR else None if t > HOUR + 60 else WAITS_AT_BARRIER if gpu else SAVES),
-        (Expected("starting → training → quiet → ended"),),
-        HOUR + 300,
+        ENDS,
+        seconds=HOUR + 300,
     ),
-    PowerScenario(
-        "elastic restart",
+    "elastic restart": _healthy(
         "the launcher replaces all ranks; they start up for 10 minutes",
-        "healthy",
         _restarts(600),
-        (Expected("starting → training → ended → starting → training"),),
-        HOUR + 1200,
+        "starting → training → ended → starting → training",
     ),
-    PowerScenario(
-        "power capping",
-        "the limit falls from 700 to 310 W, and with it the power",
-        "healthy",
-        _capped(300),
-        (Expected(TRAINS_ON),),
-        HOUR + 1200,
-    ),
-    PowerScenario(
-        "power emergency",
-        "the limit falls from 700 to 206 W",
-        "healthy",
-        _capped(200),
-        (Expected(TAUGHT),),
-        2 * HOUR,
-    ),
-    PowerScenario(
-        "a network that became slow",
+    "power capping": _healthy("the limit falls from 700 to 310 W, and with it the power", _capped(300), TRAINS_ON),
+    "power emergency": _healthy("the limit falls from 700 to 206 W", _capped(200), TAUGHT, seconds=2 * HOUR),
+    "a network that became slow": _healthy(
         "gradients go over 10 Gb/s: one line for minutes behind a GPU at 120 W, and 2.4 GB/s over PCIe",
-        "healthy",
         Node(lambda _gpu, t: TRAINS if t < HOUR else REDUCES_SLOWLY),
-        (Expected(TAUGHT),),
-        4 * HOUR,
+        TAUGHT,
+        seconds=4 * HOUR,
     ),
-    PowerScenario(
-        "one GPU slower than the rest",
+    "one GPU slower than the rest": _healthy(
         "GPU 6 at 250 W, the others wait for it a third of the time",
-        "healthy",
         Node(
             lambda gpu, t: (
                 replace(TRAINS, watts=250.0) if gpu == 6 else TRAINS if t % 9 < 6 else replace(WAITS, watts=200.0)
             )
         ),
-        (Expected("starting → training ⇄ quiet"),),
-        HOUR,
+        DIPS,
+        seconds=HOUR,
     ),
-    PowerScenario(
-        "readings of one GPU lost",
-        "GPU 3 can no longer be read; the job trains on",
-        "healthy",
-        _gpu_lost(TRAINS, TRAINS),
-        (Expected(TRAINS_ON),),
-        HOUR + 1200,
+    "readings of one GPU lost": _healthy(
+        "GPU 3 can no longer be read; the job trains on", _gpu_lost(TRAINS, TRAINS), TRAINS_ON
     ),
-    PowerScenario(
-        "driver silent",
+    "driver silent": _healthy(
         "no sample for 10 minutes; the job trains on",
-        "healthy",
         Node(lambda _gpu, _t: TRAINS, silent=lambda t: HOUR <= t < HOUR + 600),
-        (Expected(f"{TRAINS_ON} → unknown → training"),),
-        HOUR + 1200,
+        f"{TRAINS_ON} → unknown → training",
     ),
-    PowerScenario(
-        "light fine-tuning",
-        "250 of 700 W",
-        "healthy",
-        Node(lambda _gpu, _t: LIGHT),
-        (Expected(TRAINS_ON),),
-        2 * HOUR,
+    "light fine-tuning": _healthy("250 of 700 W", Node(lambda _gpu, _t: LIGHT), TRAINS_ON, seconds=2 * HOUR),
+    "very light fine-tuning": _healthy(
+        "150 of 700 W from the first minute", Node(lambda _gpu, _t: VERY_LIGHT), TRAINS_LATER, seconds=4 * HOUR
     ),
-    PowerScenario(
-        "very light fine-tuning",
-        "150 of 700 W from the first minute",
-        "healthy",
-        Node(lambda _gpu, _t: VERY_LIGHT),
-        (Expected("starting → suspected → training"),),
-        4 * HOUR,
+    "lightest fine-tuning": _healthy(
+        "130 of 700 W, flat", Node(lambda _gpu, _t: LIGHTEST), TRAINS_LATER, seconds=4 * HOUR
     ),
-    PowerScenario(
-        "lightest fine-tuning",
-        "130 of 700 W, flat",
-        "healthy",
-        Node(lambda _gpu, _t: LIGHTEST),
-        (Expected("starting → suspected → training"),),
-        4 * HOUR,
-    ),
-    PowerScenario(
-        "lightest fine-tuning, mostly at one line",
+    "lightest fine-tuning, mostly at one line": _healthy(
         "the same, and once it has begun each rank is nine tenths of the time at the line where it waits for its GPU",
-        "healthy",
         Node(lambda gpu, t: LIGHTEST if t < 1000 or crc32(f"{gpu} {t}".encode()) % 10 == 0 else LIGHTEST_AT_ITEM),
-        (Expected("starting → suspected → (training → suspected → stalled → recovered) x6 → training"),),
-        4 * HOUR,
+        "starting → suspected → (training → suspected → stalled → recovered) x6 → training",
+        seconds=4 * HOUR,
     ),
-    PowerScenario(
-        "all ranks compute on CPU in two lines",
+    "all ranks compute on CPU in two lines": _healthy(
         "15 minutes of numpy after an hour: looks like a wait in Python, and ends before it pages",
-        "healthy",
         _between(HOUR, HOUR + 900, None, RESAMPLES, RESAMPLES),
-        (Expected("starting → training → quiet → suspected → training → suspected → stalled → recovered → training"),),
-        2 * HOUR,
+        "starting → training → quiet → suspected → training → suspected → stalled → recovered → training",
+        seconds=2 * HOUR,
     ),
-    PowerScenario(
-        "ranks that come late",
+    "ranks that come late": _healthy(
         "5 of 8 ranks have no process for 20 minutes (an image is pulled), the others wait for them to join",
-        "healthy",
         Node(lambda gpu, t: TRAINS if t >= 1210 else JOINS if gpu < 3 else STARTS if t >= 1200 else None),
-        (Expected("starting → suspected → stalled → recovered → training"),),
-        HOUR,
+        JOINS_LATE,
+        seconds=HOUR,
     ),
-    PowerScenario(
-        "ranks that come while the others are looked at",
+    "ranks that come while the others are looked at": _healthy(
         "5 of 8 ranks have no process until the stacks of the others are taken, and prepare for 15 s",
-        "healthy",
         Node(lambda gpu, t: TRAINS if t >= 918 else JOINS if gpu < 3 else STARTS if t >= 903 else None),
-        (Expected("starting → suspected → stalled → recovered → training"),),
-        HOUR,
+        JOINS_LATE,
+        seconds=HOUR,
     ),
-    PowerScenario(
-        "ranks that prepare longer",
+    "ranks that prepare longer": _healthy(
         "2 of 8 ranks download for 25 minutes before they join",
-        "healthy",
         Node(lambda gpu, t: TRAINS if t >= 1500 else JOINS if gpu < 6 else STARTS),
-        (Expected("starting → suspected → stalled → recovered → training"),),
-        HOUR,
+        JOINS_LATE,
+        seconds=HOUR,
     ),
-    PowerScenario(
-        "inference server under torchrun",
+    "inference server under torchrun": _healthy(
         "rank 0 waits for requests, the others for rank 0; none comes for three hours",
-        "healthy",
         Node(lambda gpu, _t: AWAITS_BROADCAST if gpu else SERVES),
-        (Expected("starting → suspected → training"),),
-        3 * HOUR,
+        TRAINS_LATER,
+        seconds=3 * HOUR,
     ),
-    PowerScenario(
-        "a server of its own",
+    "a server of its own": _healthy(
         "an unknown server without a launcher's name or a known frame: its ranks wait on a listening socket",
-        "healthy",
         Node(lambda _gpu, _t: SERVES_ITSELF),
-        (Expected("starting → suspected → training"),),
-        3 * HOUR,
+        TRAINS_LATER,
+        seconds=3 * HOUR,
     ),
-    PowerScenario(
-        "rollouts on other GPUs",
+    "rollouts on other GPUs": _healthy(
         "reinforcement learning: 6 minutes of training, then 4 minutes of waiting for rollouts",
-        "healthy",
         _cycle((TRAINS, 360), (AWAITS_ROLLOUTS, 240)),
-        (
-            Expected(
-                "starting → (training → quiet → suspected → stalled → recovered) x11"
-                " → training → quiet → suspected → stalled"
-            ),
-        ),
-        2 * HOUR,
+        WAITS_AGAIN,
+        seconds=2 * HOUR,
     ),
-)
+}
 
 _PAUSES_AGAIN = {state: f" → training → quiet → suspected → {state}" for state in ("hung", "stalled")}
-PAUSE_SCENARIOS = (
-    PowerScenario(
-        "a generation server, again and again",
+_PAUSE = {
+    "a generation server, again and again": _healthy(
         "reinforcement learning, 24 hours: every 10 minutes rank 0 waits 4 for a server elsewhere, the others for it",
-        "healthy",
         _pauses(AWAITS_GENERATION, 240, 600),
-        (
-            Expected(
-                "starting → (training → quiet → suspected → hung → recovered) x143" + _PAUSES_AGAIN["hung"],
-                pages_before=1,
-            ),
-        ),
-        DAY,
+        "starting → (training → quiet → suspected → hung → recovered) x143" + _PAUSES_AGAIN["hung"],
+        seconds=DAY,
+        pages_before=1,
         trouble_at=DAY,
     ),
-    PowerScenario(
-        "a remote evaluation, again and again",
+    "a remote evaluation, again and again": _healthy(
         "24 hours: every half hour rank 0 waits 5 minutes for an idle child that evaluates elsewhere",
-        "healthy",
         _pauses(AWAITS_EVALUATION, 300, 1800),
-        (Expected("starting → (training → quiet → suspected → stalled → recovered) x47" + _PAUSES_AGAIN["stalled"]),),
-        DAY,
+        "starting → (training → quiet → suspected → stalled → recovered) x47" + _PAUSES_AGAIN["stalled"],
+        seconds=DAY,
         trouble_at=DAY,
     ),
-    PowerScenario(
-        "a slow fsync, again and again",
+    "a slow fsync, again and again": _healthy(
         "24 hours: every hour rank 0 is 4 minutes in an fsync of which nothing can be seen to flow",
-        "healthy",
         _pauses(IN_FSYNC, 240, 3600),
-        (
-            Expected(
-                "starting → (training → quiet → suspected → hung → recovered) x23" + _PAUSES_AGAIN["hung"],
-                pages_before=1,
-            ),
-        ),
-        DAY,
+        "starting → (training → quiet → suspected → hung → recovered) x23" + _PAUSES_AGAIN["hung"],
+        seconds=DAY,
+        pages_before=1,
         trouble_at=DAY,
     ),
-    PowerScenario(
-        "polling, again and again",
+    "polling, again and again": _healthy(
         "24 hours: every half hour rank 0 asks for a file every 2 seconds, for 5 minutes",
-        "healthy",
         _pauses(POLLS, 300, 1800),
-        (
-            Expected(
-                "starting → (training → quiet → suspected → stalled → recovered) x47" + _PAUSES_AGAIN["stalled"],
-                pages_before=0,
-            ),
-        ),
-        DAY,
+        "starting → (training → quiet → suspected → stalled → recovered) x47" + _PAUSES_AGAIN["stalled"],
+        seconds=DAY,
         trouble_at=DAY,
     ),
-    PowerScenario(
-        "hang where it has paused",
+    "hang where it has paused": _hang(
         "after 12 hours of 4 minutes in every 10 the generation server does not answer any more",
-        "hang",
         _pauses(AWAITS_GENERATION, 240, 600, hang=(0, AWAITS_GENERATION)),
-        (
-            Expected(
-                "starting → (training → quiet → suspected → hung → recovered) x72" + _PAUSES_AGAIN["hung"],
-                True,
-                (0,),
-                2 * 240 + 15,
-                pages_before=1,
-            ),
-        ),
-        NOON + HOUR,
+        (0,),
+        "starting → (training → quiet → suspected → hung → recovered) x72" + _PAUSES_AGAIN["hung"],
+        within_seconds=2 * 240 + 15,
+        seconds=NOON + HOUR,
+        pages_before=1,
         trouble_at=NOON,
     ),
-    PowerScenario(
-        "hang elsewhere",
+    "hang elsewhere": _hang(
         "after 12 hours of 4 minutes in every 10 rank 1 waits for a lock",
-        "hang",
         _pauses(AWAITS_GENERATION, 240, 600, hang=(1, LOCKED)),
-        (
-            Expected(
-                "starting → (training → quiet → suspected → hung → recovered) x72" + _PAUSES_AGAIN["hung"],
-                True,
-                (1,),
-                SETTINGS.detector.hold_seconds + 15,
-                pages_before=1,
-            ),
-        ),
-        NOON + HOUR,
+        (1,),
+        "starting → (training → quiet → suspected → hung → recovered) x72" + _PAUSES_AGAIN["hung"],
+        within_seconds=SETTINGS.detector.hold_seconds + 15,
+        seconds=NOON + HOUR,
+        pages_before=1,
         trouble_at=NOON,
     ),
-)
+}
+
+HANG_SCENARIOS: tuple[PowerScenario, ...] = with_names(_HANG)
+HEALTHY_SCENARIOS: tuple[PowerScenario, ...] = with_names(_HEALTHY)
+PAUSE_SCENARIOS: tuple[PowerScenario, ...] = with_names(_PAUSE)

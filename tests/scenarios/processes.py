@@ -18,11 +18,11 @@ from msgspec.structs import replace
 from hangwatch.config import Capture
 from hangwatch.demo import playback
 from hangwatch.demo.scenarios import SCENARIOS as DEMOS
-from hangwatch.demo.scenarios import Answer
+from hangwatch.demo.scenarios import Answer, Scenario
 from hangwatch.demo.simulated_node import SimulatedNode, wait_until
 from hangwatch.model import Confidence, JobState
 from tests.scenarios.external_servers import answering
-from tests.scenarios.power import Expected
+from tests.scenarios.power import Expected, truth_of, with_names
 from tests.scenarios.stage import (
     DEADLINE_SECONDS,
     RANKS,
@@ -35,6 +35,8 @@ from tests.scenarios.stage import (
     training,
 )
 
+HANG = "training → quiet → suspected → hung"
+LOOK = "training → quiet → suspected → (training|stalled → recovered)"
 Run = Callable[[Path], tuple[Observed, ...]]
 
 
@@ -46,11 +48,22 @@ class ProcessScenario:
     the permitted times are long.
     """
 
-    name: str
     what: str
-    truth: str
     run: Run
     expected: tuple[Expected, ...]
+    name: str = ""
+
+    @property
+    def truth(self) -> str:
+        return truth_of(self.expected)
+
+
+def _hang(what: str, run: Run, named: tuple[int, ...] = (), states: str = HANG) -> ProcessScenario:
+    return ProcessScenario(what, run, (Expected(states, True, named, 100.0),))
+
+
+def _healthy(what: str, run: Run, states: str = LOOK) -> ProcessScenario:
+    return ProcessScenario(what, run, (Expected(states),))
 
 
 def demo(name: str) -> Run:
@@ -241,254 +254,154 @@ def killed_after_hang(directory: Path) -> tuple[Observed, ...]:
 
 
 AWAITS = ("pool", "queue", "loop")
-HANG = "training → quiet → suspected → hung"
-LOOK = "training → quiet → suspected → (training|stalled → recovered)"
 
-DEMO_SCENARIOS = tuple(
-    ProcessScenario(
-        f"demo: {name}",
-        f"one rank {scenario.what}" if scenario.target == "one" else scenario.what.removesuffix(" (healthy)"),
-        "hang" if scenario.right_answer in (Answer.NAMES_PLANTED, Answer.NAMES_NOBODY) else "healthy",
-        demo(name),
-        (
-            Expected(
-                states,
-                page=scenario.right_answer in (Answer.NAMES_PLANTED, Answer.NAMES_NOBODY),
-                named=(scenario.planted_rank(8, 1),) if scenario.right_answer is Answer.NAMES_PLANTED else (),
-                within_seconds=100.0,
-            ),
-        ),
-    )
-    for name, scenario in DEMOS.items()
-    for states in (
-        {
-            "spin": "training → quiet → suspected → stalled",
-            "checkpoint": LOOK,
-            "evaluation": LOOK,
-            "idle": "",
-            "all-waiting": "training → quiet → suspected → waits_elsewhere",
-        }.get(name, HANG),
-    )
-)
+_DEMO_STATES = {
+    "spin": "training → quiet → suspected → stalled",
+    "checkpoint": LOOK,
+    "evaluation": LOOK,
+    "idle": "",
+    "all-waiting": "training → quiet → suspected → waits_elsewhere",
+}
 
-PROCESS_SCENARIOS = (
-    ProcessScenario(
-        "two jobs, one hangs",
+
+def _demo(name: str, scenario: Scenario) -> ProcessScenario:
+    """Return the row of a scenario of `hangwatch demo`."""
+    what = f"one rank {scenario.what}" if scenario.target == "one" else scenario.what.removesuffix(" (healthy)")
+    named = (scenario.planted_rank(8, 1),) if scenario.right_answer is Answer.NAMES_PLANTED else ()
+    pages = scenario.right_answer in (Answer.NAMES_PLANTED, Answer.NAMES_NOBODY)
+    expected = Expected(_DEMO_STATES.get(name, HANG), pages, named, 100.0)
+    return ProcessScenario(what, demo(name), (expected,), f"demo: {name}")
+
+
+DEMO_SCENARIOS = tuple(_demo(name, scenario) for name, scenario in DEMOS.items())
+
+_ROWS = {
+    "two jobs, one hangs": ProcessScenario(
         "a rank of one job waits for a lock; the other job trains",
-        "hang",
         two_jobs,
         (Expected(HANG, True, (1,), 100.0), Expected("training")),
     ),
-    ProcessScenario(
-        "hang at start",
-        "rank 3 waits for a lock before the first step",
-        "hang",
-        hang_at_start,
-        (Expected("suspected → hung", True, (3,), 100.0),),
+    "hang at start": _hang("rank 3 waits for a lock before the first step", hang_at_start, (3,), "suspected → hung"),
+    "GPU lost, and the job hangs on it": _hang(
+        "GPU 2 can no longer be read, and its rank gets stuck", lost_gpu_hangs, (2,)
     ),
-    ProcessScenario(
-        "GPU lost, and the job hangs on it",
-        "GPU 2 can no longer be read, and its rank gets stuck",
-        "hang",
-        lost_gpu_hangs,
-        (Expected(HANG, True, (2,), 100.0),),
-    ),
-    ProcessScenario(
-        "victims in a function of any name",
+    "victims in a function of any name": _hang(
         "rank 3 waits for a lock; the others spin in one C call without the GIL, their GPUs at 100 %",
-        "hang",
         given("behind-gpu 3", pages=True),
-        (Expected(HANG, True, (3,), 100.0),),
+        (3,),
     ),
-    ProcessScenario(
-        "a GPU hangs, and another rank asks for its result",
+    "a GPU hangs, and another rank asks for its result": _hang(
         "rank 1 waits for its GPU, rank 2 asks every half second, the others wait in a barrier",
-        "hang",
         gpu_hangs,
-        (Expected("training → quiet → suspected → stalled", True, (2,), 100.0),),
+        (2,),
+        "training → quiet → suspected → stalled",
     ),
-    ProcessScenario(
-        "a victim that logs",
+    "a victim that logs": _hang(
         "rank 0 waits for its GPU in add_scalar; rank 3 asks a server that does not answer",
-        "hang",
         given("log-behind-gpu 3 {port}", pages=True),
-        (Expected("training → quiet → suspected → stalled", True, (3,), 100.0),),
+        (3,),
+        "training → quiet → suspected → stalled",
     ),
-    ProcessScenario(
-        "generation over HTTP",
-        "rank 0 waits 9 s for a server outside of the job, the others wait for rank 0",
-        "healthy",
-        given("wait-for-server {port}"),
-        (Expected(LOOK),),
+    "generation over HTTP": _healthy(
+        "rank 0 waits 9 s for a server outside of the job, the others wait for rank 0", given("wait-for-server {port}")
     ),
-    *(
-        ProcessScenario(
-            f"a thread blocked in open, awaited by a {way}",
+    **{
+        f"a thread blocked in open, awaited by a {way}": _hang(
             "a thread of rank 3 opens a FIFO without a writer, and rank 3 waits for it; the others wait for their GPUs",
-            "hang",
             given(f"open-in 3 {way} {{fifo}}", pages=True),
-            (Expected(HANG, True, (3,), 100.0),),
+            (3,),
         )
         for way in AWAITS
-    ),
-    *(
-        ProcessScenario(
-            f"generation over HTTP, awaited by a {way}",
+    },
+    **{
+        f"generation over HTTP, awaited by a {way}": _healthy(
             "a thread of rank 0 waits 9 s for a server outside of the job, the others wait for rank 0",
-            "healthy",
             given(f"ask-in {way} {{port}}"),
-            (Expected(LOOK),),
         )
         for way in AWAITS
+    },
+    "a child awaited by an event loop": _healthy(
+        "rank 0 waits 9 s for a child process under asyncio, the others wait for rank 0", given("await-child-in-loop 7")
     ),
-    ProcessScenario(
-        "a child awaited by an event loop",
-        "rank 0 waits 9 s for a child process under asyncio, the others wait for rank 0",
-        "healthy",
-        given("await-child-in-loop 7"),
-        (Expected(LOOK),),
-    ),
-    ProcessScenario(
-        "remote evaluation",
+    "remote evaluation": _healthy(
         "rank 0 waits 9 s for a child that is connected to another node, the others wait for rank 0",
-        "healthy",
         given("wait-for-child {port}"),
-        (Expected(LOOK),),
     ),
-    ProcessScenario(
-        "asks every two seconds",
-        "rank 0 sleeps for 2 s, again and again for 12 s, the others wait; rounds 2.5 s apart",
-        "healthy",
-        asks_again,
-        (Expected(LOOK),),
+    "asks every two seconds": _healthy(
+        "rank 0 sleeps for 2 s, again and again for 12 s, the others wait; rounds 2.5 s apart", asks_again
     ),
-    ProcessScenario(
-        "sleeps until it wakes",
-        "rank 0 sleeps once for 8 s, the others wait; the stalled hold is 6 s",
-        "healthy",
-        given("sleep-once 6"),
-        (Expected(LOOK),),
+    "sleeps until it wakes": _healthy(
+        "rank 0 sleeps once for 8 s, the others wait; the stalled hold is 6 s", given("sleep-once 6")
     ),
-    ProcessScenario(
-        "polls for a file that never comes",
+    "polls for a file that never comes": _hang(
         "rank 0 sleeps for 1 s again and again, the others wait for it",
-        "hang",
         polls_for_file,
-        (Expected("training → quiet → suspected → stalled → hung", True, (0,), 100.0),),
+        (0,),
+        "training → quiet → suspected → stalled → hung",
     ),
-    ProcessScenario(
-        "a hang beside threads that write metrics",
+    "a hang beside threads that write metrics": _hang(
         "rank 3 opens a FIFO without a writer, the others wait for it; in each rank a thread writes 200 kB/s",
-        "hang",
         given("open-beside-metrics 3 {fifo}", pages=True, stalled_hold_seconds=600.0),
-        (Expected(HANG, True, (3,), 100.0),),
+        (3,),
     ),
-    ProcessScenario(
-        "a thread reads for its rank",
-        "rank 0 waits 9 s for a thread that reads 500 kB/s, the others wait for rank 0",
-        "healthy",
-        given("await-reader 7"),
-        (Expected(LOOK),),
+    "a thread reads for its rank": _healthy(
+        "rank 0 waits 9 s for a thread that reads 500 kB/s, the others wait for rank 0", given("await-reader 7")
     ),
-    ProcessScenario(
-        "readings of one GPU lost",
-        "the driver can no longer read GPU 2; the job trains on",
-        "healthy",
-        lost_readings,
-        (Expected("training"),),
+    "readings of one GPU lost": _healthy(
+        "the driver can no longer read GPU 2; the job trains on", lost_readings, "training"
     ),
-    ProcessScenario(
-        "evaluation on one rank",
-        "rank 0 evaluates for 8 s, the others wait in a barrier",
-        "healthy",
-        given("evaluate-on-one 6"),
-        (Expected(LOOK),),
+    "evaluation on one rank": _healthy(
+        "rank 0 evaluates for 8 s, the others wait in a barrier", given("evaluate-on-one 6")
     ),
-    ProcessScenario(
-        "suspended for some seconds",
+    "suspended for some seconds": _healthy(
         "all ranks are stopped, as by scontrol suspend, and continued after more than the stalled hold",
-        "healthy",
         suspended,
-        (Expected("training → quiet → suspected → suspended → recovered"),),
+        "training → quiet → suspected → suspended → recovered",
     ),
-    ProcessScenario(
-        "training over, all linger",
-        "the ranks close their connections and sleep; none ends",
-        "healthy",
-        over,
-        (Expected("training → quiet → suspected → over"),),
+    "training over, all linger": _healthy(
+        "the ranks close their connections and sleep; none ends", over, "training → quiet → suspected → over"
     ),
-    ProcessScenario(
-        "independent workers read a dead file",
+    "independent workers read a dead file": _hang(
         "ranks without a connection to each other all open a file that does not respond",
-        "hang",
         given("read-dead-file {fifo}", pages=True),
-        (Expected(HANG, True, (), 100.0),),
     ),
-    ProcessScenario(
-        "the last worker reads a dead file",
+    "the last worker reads a dead file": _hang(
         "three ranks have ended; rank 2 opens a file that does not respond",
-        "hang",
         given("end-but-read {fifo} 2", pages=True),
-        (Expected("training → quiet( → training → quiet)? → suspected → hung", True, (), 100.0),),
+        states="training → quiet( → training → quiet)? → suspected → hung",
     ),
-    ProcessScenario(
-        "starved but moving loader",
+    "starved but moving loader": _healthy(
         "two batches take 6 s each; the loaders read all the time",
-        "healthy",
         given("starve 2"),
-        (Expected("training → quiet → suspected → training(.*training)?"),),
+        "training → quiet → suspected → training(.*training)?",
     ),
-    ProcessScenario(
-        "first-step compile",
-        "all ranks compile for 9 s before the first step",
-        "healthy",
-        first_compile,
-        (Expected("suspected → (training|stalled → recovered)"),),
+    "first-step compile": _healthy(
+        "all ranks compile for 9 s before the first step", first_compile, "suspected → (training|stalled → recovered)"
     ),
-    ProcessScenario(
-        "a job that ends", "all ranks exit", "healthy", job_ends, (Expected("training( → quiet)? → ended"),)
+    "a job that ends": _healthy("all ranks exit", job_ends, "training( → quiet)? → ended"),
+    "elastic restart": _healthy(
+        "the launcher replaces all ranks", elastic_restart, "training( → quiet)?( → ended)? → training"
     ),
-    ProcessScenario(
-        "elastic restart",
-        "the launcher replaces all ranks",
-        "healthy",
-        elastic_restart,
-        (Expected("training( → quiet)?( → ended)? → training"),),
+    "inference server without requests": _healthy(
+        "spawned workers of a server hold GPUs and wait", inference_server, ""
     ),
-    ProcessScenario(
-        "inference server without requests",
-        "spawned workers of a server hold GPUs and wait",
-        "healthy",
-        inference_server,
-        (Expected(""),),
-    ),
-    ProcessScenario(
-        "a server of one's own without requests",
+    "a server of one's own without requests": _healthy(
         "a parent accepts, two workers with RANK in their environment hold GPUs and read from a pipe of it",
-        "healthy",
         own_server,
-        (Expected("suspected → training"),),
+        "suspected → training",
     ),
-    ProcessScenario(
-        "a server with a queue, without requests",
+    "a server with a queue, without requests": _healthy(
         "a parent accepts; two workers wait at one queue of it, one polls shared memory",
-        "healthy",
         queue_server,
-        (Expected("suspected → training"),),
+        "suspected → training",
     ),
-    ProcessScenario(
-        "a rank in a debugger",
+    "a rank in a debugger": _healthy(
         "a person has attached gdb to rank 1, the others wait for it",
-        "healthy",
         in_gdb,
-        (Expected("training → quiet → suspected → suspended"),),
+        "training → quiet → suspected → suspended",
     ),
-    ProcessScenario(
-        "a hung job that is killed",
-        "rank 2 waits for a lock; after the page all ranks get SIGKILL",
-        "hang",
-        killed_after_hang,
-        (Expected(f"{HANG} → ended", True, (2,)),),
+    "a hung job that is killed": _hang(
+        "rank 2 waits for a lock; after the page all ranks get SIGKILL", killed_after_hang, (2,), f"{HANG} → ended"
     ),
-)
+}
+PROCESS_SCENARIOS: tuple[ProcessScenario, ...] = with_names(_ROWS)

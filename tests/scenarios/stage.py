@@ -33,7 +33,7 @@ from hangwatch.stacks import activity
 from hangwatch.state.board import JobEntry
 from hangwatch.verdict.diagnosis import Diagnosis
 from tests.scenarios.external_servers import UnavailableError
-from tests.scenarios.power import Expected
+from tests.scenarios.power import Expected, truth_of
 
 DEADLINE_SECONDS = 120.0
 TRAINING_SECONDS = 1.5  # enough for the busy level of each GPU
@@ -277,17 +277,20 @@ class Neighbour:
     the job has another owner, because it is in its own control group.
     """
 
-    name: str
     what: str
-    truth: str
     play: Callable[[Stage], Observed]
     expected: Expected
+    name: str = ""
     ranks: int = 2
     nodes: int = 1
     program: str = "hangwatch.demo.launcher"
     shown: ShowGpu = as_simulated
     is_apart: bool = False
     begins: JobState = JobState.TRAINING
+
+    @property
+    def truth(self) -> str:
+        return truth_of((self.expected,))
 
     def node(self) -> SimulatedNode:
         """Return a simulated node with the processes of this job. It is not started yet."""

@@ -20,8 +20,7 @@ FIRST_NAMES = frozenset(scenario.name for scenario in (*FIRST.values(), *PAUSE_S
 
 
 def row(scenario: PowerScenario) -> object:
-    marks = [pytest.mark.xfail(reason=scenario.weakness, raises=AssertionError)] if scenario.weakness else []
-    marks += [] if scenario.name in FIRST_NAMES else [pytest.mark.series]
+    marks = [] if scenario.name in FIRST_NAMES else [pytest.mark.series]
     return pytest.param(scenario, id=scenario.name, marks=marks)
 
 

@@ -7,7 +7,7 @@ from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, Rows, critical, ok, unknown, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point
 from hangwatch.probes.gpu import query
-from hangwatch.probes.gpu.details import FabricDetails, GpuFabric
+from hangwatch.probes.gpu.details import Details, GpuFabric
 from hangwatch.probes.node import pci
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import procfs
@@ -39,7 +39,7 @@ def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
 
     GPUs older than Hopper report no state. If such a node has NVSwitches on the PCI bus, a fabric manager must run.
     """
-    details = query.details(node, FabricDetails)
+    details = query.details(node, Details[GpuFabric])
     if details is None or isinstance(details, Fault):
         return details
     switches = len(pci.nvswitches(node.sys_root))
@@ -103,12 +103,12 @@ def _findings(gpu: GpuFabric) -> Iterator[CheckVerdict]:
 
 def table(sample: Sample) -> Rows:
     """Return one row per GPU."""
-    rows = [("GPU", "state", "error", "clique", "cluster", "problems")]
-    for gpu in sample.gpus:
-        clique = "" if gpu.clique is None else str(gpu.clique)
-        problems = ", ".join(gpu.health_problems)
-        rows.append((str(gpu.index), gpu.state or "", str(gpu.error or ""), clique, gpu.cluster_uuid or "", problems))
-    return rows
+    header = ("GPU", "state", "error", "clique", "cluster", "problems")
+    cells = (
+        (gpu.index, gpu.state, gpu.error or None, gpu.clique, gpu.cluster_uuid, ", ".join(gpu.health_problems))
+        for gpu in sample.gpus
+    )
+    return [header, *cells]
 
 
 CHECK = Check(

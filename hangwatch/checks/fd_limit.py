@@ -204,12 +204,10 @@ def _low(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
 
 def table(sample: Sample) -> contract.Rows:
     """Return one row per process, then the limits of new processes."""
-    rows = [("process", "open", "soft limit", "hard limit")]
-    for holder in sample.holders:
-        count = "" if holder.open is None else str(holder.open)
-        rows.append((str(holder), count, f"{holder.soft:.0f}", f"{holder.hard:.0f}"))
-    rows += [(f"{new.kind} ({new.source})", "", f"{new.soft:.0f}", f"{new.hard:.0f}") for new in sample.new]
-    return rows
+    header = ("process", "open", "soft limit", "hard limit")
+    rows = [(holder, holder.open, f"{holder.soft:.0f}", f"{holder.hard:.0f}") for holder in sample.holders]
+    new = [(f"{new.kind} ({new.source})", "", f"{new.soft:.0f}", f"{new.hard:.0f}") for new in sample.new]
+    return [header, *rows, *new]
 
 
 CHECK = Check(

@@ -136,9 +136,9 @@ def table(sample: Sample) -> contract.Rows:
     return [header, *(_row(presence) for presence in sample.jobs)]
 
 
-def _row(presence: Presence) -> tuple[str, ...]:
-    capacity = "" if presence.capacity is None else f"{presence.capacity:,}"
-    return str(presence.job), presence.state, " ".join(presence.libraries), capacity, presence.detail
+def _row(presence: Presence) -> tuple[object, ...]:
+    capacity = None if presence.capacity is None else f"{presence.capacity:,}"
+    return presence.job, presence.state, " ".join(presence.libraries), capacity, presence.detail
 
 
 CHECK = Check(

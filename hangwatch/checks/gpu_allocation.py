@@ -12,9 +12,9 @@ from functools import partial
 from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import GPU, Check, Metric, Rows, gpu_labels, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, Point, Value
+from hangwatch.model import CheckVerdict, Fault, GpuName, Point
 from hangwatch.probes.gpu import gpu_holders, query
-from hangwatch.probes.gpu.details import OccupancyDetails
+from hangwatch.probes.gpu.details import Details, GpuOccupancy
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid
 
@@ -33,14 +33,12 @@ LEFT_REMEDY = (
 NAMESPACE_REMEDY = "run hangwatch in the pid namespace of the node: `hostPID: true`, `docker run --pid=host`"
 
 
-class GpuUse(Value, frozen=True):
+class GpuUse(GpuName, frozen=True):
     """One GPU and its allocations.
 
     `is_used` is true if a process has a context on the GPU. It is None if the driver does not report that.
     """
 
-    index: int
-    uuid: str
     is_used: bool | None
     memory_used_bytes: int | None = None
     holders: tuple[gpu_holders.Holder, ...] = ()
@@ -55,11 +53,9 @@ class Sample(contract.Sample, frozen=True):
 
 def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     """Read from the driver if each GPU has a process. If one has none, read the allocations too."""
-    details = query.details(node, OccupancyDetails)
-    if not isinstance(details, OccupancyDetails):
+    details = query.details(node, Details[GpuOccupancy])
+    if not isinstance(details, Details):
         return details
-    if not (details.gpus or details.faults):
-        return None
     if not proc_pid.sees_all_pids(node.proc_root):
         detail = "hangwatch is not in the pid namespace of the node, so it cannot identify the processes of GPUs"
         return Fault(subject="pid namespace", reason="OtherPidNamespace", detail=detail, remedy=NAMESPACE_REMEDY)
@@ -184,11 +180,10 @@ def _remedy(holders: Sequence[gpu_holders.Holder]) -> str:
 
 def table(sample: Sample) -> Rows:
     """Return one row per GPU."""
-    rows = [("GPU", "has a process", "memory in use (GiB)", "allocated to")]
+    rows: list[Sequence[object]] = [("GPU", "has a process", "memory in use (GiB)", "allocated to")]
     for gpu in sample.gpus:
-        used = "" if gpu.is_used is None else "yes" if gpu.is_used else "no"
         memory = "" if gpu.memory_used_bytes is None else f"{gpu.memory_used_bytes / GIBIBYTE:.1f}"
-        rows.append((str(gpu.index), used, memory, _owners(gpu, sample)))
+        rows.append((gpu.index, gpu.is_used, memory, _owners(gpu, sample)))
     return rows
 
 

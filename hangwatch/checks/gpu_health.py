@@ -11,7 +11,7 @@ from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import GPU, Check, Metric, Rows, critical, gpu_labels, ok, warning, worst
 from hangwatch.model import CheckStatus, CheckVerdict, Fault, Point
 from hangwatch.probes.gpu import query
-from hangwatch.probes.gpu.details import SLOWDOWNS, GpuHealth, HealthDetails
+from hangwatch.probes.gpu.details import SLOWDOWNS, Details, GpuHealth
 from hangwatch.probes.node import pci
 from hangwatch.probes.node.machine import Node
 
@@ -83,11 +83,11 @@ class Sample(contract.Sample, frozen=True):
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
     """Read the health of every GPU from the driver. A driver that is missing or does not respond is a finding too."""
-    details = query.details(node, HealthDetails)
+    details = query.details(node, Details[GpuHealth])
     if isinstance(details, Fault):
         hangs = node.gpus is not None and node.gpus.status().stalled
         return Sample(driver_fault=details) if hangs or details.reason in DRIVER_TROUBLE else details
-    if details is None or not (details.gpus or details.faults):
+    if details is None:
         return None
     ranks = [
         (uuid, contract.RankName.of_rank(job, rank))
@@ -217,24 +217,13 @@ def _persistence(gpus: Sequence[GpuHealth], settings: Settings) -> Iterable[Chec
 
 def table(sample: Sample) -> Rows:
     """Return one row per GPU."""
-    header = [
-        "GPU",
-        "name",
-        "recovery",
-        "uncorrected",
-        "lifetime",
-        "remapped",
-        "pending",
-        "failed",
-        "clocks",
-        "persistence",
-    ]
-    return [header, *(_row(gpu) for gpu in sample.gpus)]
+    names = ("name", "recovery", "uncorrected", "lifetime", "remapped", "pending", "failed", "clocks", "persistence")
+    return [("GPU", *names), *(_row(gpu) for gpu in sample.gpus)]
 
 
-def _row(gpu: GpuHealth) -> tuple[str, ...]:
+def _row(gpu: GpuHealth) -> tuple[object, ...]:
     remapped = (gpu.remapped_rows_correctable, gpu.remapped_rows_uncorrectable)
-    cells = (
+    return (
         gpu.index,
         gpu.name,
         gpu.recovery_action,
@@ -246,13 +235,6 @@ def _row(gpu: GpuHealth) -> tuple[str, ...]:
         None if gpu.clocks_event_reasons is None else ", ".join(gpu.slowdowns) or "free",
         gpu.persistence_mode,
     )
-    return tuple(_shown(cell) for cell in cells)
-
-
-def _shown(cell: object) -> str:
-    if isinstance(cell, bool):
-        return "yes" if cell else "no"
-    return "" if cell is None else str(cell)
 
 
 CHECK = Check(

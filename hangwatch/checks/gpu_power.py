@@ -79,36 +79,22 @@ def _raise_limit(gpu: GpuSample, watts: float) -> str:
 
 def table(sample: Sample) -> Rows:
     """Return one row per GPU, in the units of nvidia-smi."""
-    header = [
-        "GPU",
-        "name",
-        "power.draw",
-        "enforced.power.limit",
-        "utilization",
-        "SM clock",
-        "temperature",
-        "memory",
-        "energy",
-    ]
-    return [header, *(_row(gpu) for gpu in sample.gpus)]
+    names = ("name", "power.draw", "enforced.power.limit", "utilization", "SM clock", "temperature", "memory", "energy")
+    return [("GPU", *names), *(_row(gpu) for gpu in sample.gpus)]
 
 
-def _row(gpu: GpuSample) -> tuple[str, ...]:
-    return (
-        str(gpu.index),
-        gpu.name or "",
-        _shown(gpu.power_watts, 1, "{:.2f} W"),
-        _shown(gpu.power_limit_watts, 1, "{:.2f} W"),
-        _shown(gpu.utilization_ratio, 100, "{:.0f} %"),
-        _shown(gpu.sm_clock_hertz, 1e-6, "{:.0f} MHz"),
-        _shown(gpu.temperature_celsius, 1, "{:.0f} C"),
-        _shown(gpu.memory_used_bytes, 1 / 2**20, "{:.0f} MiB"),
-        _shown(gpu.energy_joules, 1e-6, "{:.2f} MJ"),
+def _row(gpu: GpuSample) -> tuple[object, ...]:
+    numbers = (
+        (gpu.power_watts, 1, "{:.2f} W"),
+        (gpu.power_limit_watts, 1, "{:.2f} W"),
+        (gpu.utilization_ratio, 100, "{:.0f} %"),
+        (gpu.sm_clock_hertz, 1e-6, "{:.0f} MHz"),
+        (gpu.temperature_celsius, 1, "{:.0f} C"),
+        (gpu.memory_used_bytes, 1 / 2**20, "{:.0f} MiB"),
+        (gpu.energy_joules, 1e-6, "{:.2f} MJ"),
     )
-
-
-def _shown(number: float | None, factor: float, form: str) -> str:
-    return "" if number is None else form.format(number * factor)
+    cells = (None if number is None else form.format(number * factor) for number, factor, form in numbers)
+    return gpu.index, gpu.name, *cells
 
 
 CHECK = Check(

@@ -11,9 +11,9 @@ from statistics import median, median_high
 from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import GPU, Check, Metric, Rows, gpu_labels, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, GpuSample, Job, Point, Value
+from hangwatch.model import CheckVerdict, Fault, GpuName, GpuSample, Job, Point
 from hangwatch.probes.gpu import query
-from hangwatch.probes.gpu.details import HealthDetails
+from hangwatch.probes.gpu.details import Details, GpuHealth
 from hangwatch.probes.node.machine import Node
 
 CLOCK_RATIO = Metric(
@@ -33,12 +33,10 @@ REMEDY = (
 )
 
 
-class GpuSpeed(Value, frozen=True):
+class GpuSpeed(GpuName, frozen=True):
     """The clock of a GPU of a rank. The `usual` values are the medians over the GPUs of the same model and job."""
 
     rank: contract.RankName
-    index: int
-    uuid: str
     clock_hertz: float
     usual_hertz: float
     power_watts: float | None = None
@@ -69,8 +67,8 @@ def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     sweep = query.sweep(node) if jobs else None
     if sweep is None or isinstance(sweep, Fault):
         return sweep
-    details = query.details(node, HealthDetails)
-    health = details.gpus if isinstance(details, HealthDetails) else ()
+    details = query.details(node, Details[GpuHealth])
+    health = details.gpus if isinstance(details, Details) else ()
     slowdowns = {gpu.uuid: gpu.slowdowns for gpu in health}
     return Sample(
         monotonic_seconds=node.clock.monotonic(),
@@ -144,13 +142,11 @@ def _slow(gpu: GpuSpeed, window: Sequence[Sample]) -> Iterator[CheckVerdict]:
 
 def table(sample: Sample) -> Rows:
     """Return one row per busy GPU."""
-    rows = [("GPU", "job", "local rank", "SM clock", "usual", "power", "slowed by")]
+    rows: list[Sequence[object]] = [("GPU", "job", "local rank", "SM clock", "usual", "power", "slowed by")]
     for gpu in sample.gpus:
-        power = "" if gpu.power_watts is None else f"{gpu.power_watts:.0f} W"
+        power = None if gpu.power_watts is None else f"{gpu.power_watts:.0f} W"
         clock, usual = (f"{hertz / 1e6:,.0f} MHz" for hertz in (gpu.clock_hertz, gpu.usual_hertz))
-        rows.append(
-            (str(gpu.index), str(gpu.rank.job), gpu.rank.local_rank, clock, usual, power, ", ".join(gpu.slowdowns))
-        )
+        rows.append((gpu.index, gpu.rank.job, gpu.rank.local_rank, clock, usual, power, ", ".join(gpu.slowdowns)))
     return rows
 
 

@@ -12,6 +12,7 @@ from hangwatch.checks.framework.contract import (
     Check,
     Metric,
     Rows,
+    counter_growth,
     critical,
     gpu_labels,
     ok,
@@ -20,7 +21,7 @@ from hangwatch.checks.framework.contract import (
 )
 from hangwatch.model import CheckVerdict, Fault, Point
 from hangwatch.probes.gpu import query
-from hangwatch.probes.gpu.details import GpuLinks, NvLink, NvLinkDetails, PeerAccess
+from hangwatch.probes.gpu.details import Details, GpuLinks, NvLink, PeerAccess
 from hangwatch.probes.node import pci
 from hangwatch.probes.node.machine import Node
 
@@ -63,7 +64,7 @@ class Sample(contract.Sample, frozen=True):
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
     """Read the links and the peer access of every GPU. Return None if no GPU has links or peer GPUs."""
-    details = query.details(node, NvLinkDetails)
+    details = query.details(node, Details[GpuLinks])
     if details is None or isinstance(details, Fault):
         return details
     if not details.faults and not any(gpu.links or gpu.peers for gpu in details.gpus):
@@ -193,16 +194,15 @@ def _totals(gpu: GpuLinks) -> Counter[str]:
 
 
 def _errors(before: Sample, after: Sample) -> Iterator[CheckVerdict]:
-    """Judge the growth of error counters between two samples. A counter that decreased was reset and counts from 0."""
+    """Judge the growth of error counters between two samples."""
     seconds = after.taken_monotonic_seconds - before.taken_monotonic_seconds
-    earlier = {gpu.uuid: _totals(gpu) for gpu in before.gpus}
-    for gpu in after.gpus:
-        if gpu.uuid not in earlier or seconds <= 0:
-            continue
-        totals, remedy = earlier[gpu.uuid], ERROR_REMEDY.format(gpu=gpu.index)
-        growth = {
-            kind: total - totals[kind] if total >= totals[kind] else total for kind, total in _totals(gpu).items()
-        }
+    readings = [
+        {(gpu.uuid, kind): _totals(gpu)[kind] for gpu in sample.gpus for kind in COUNTERS} for sample in (before, after)
+    ]
+    grown = counter_growth(readings)
+    for gpu in after.gpus if seconds > 0 else ():
+        remedy = ERROR_REMEDY.format(gpu=gpu.index)
+        growth = {kind: grown[gpu.uuid, kind] for kind in COUNTERS}
         if failed := growth.get("failed_recoveries"):
             message = f"GPU {gpu.index}: {failed} NVLink recoveries failed within {seconds:.0f} s"
             yield critical("LinkRecoveryFailed", message, remedy)
@@ -222,25 +222,19 @@ def table(sample: Sample) -> Rows:
     The columns are those of `nvidia-smi nvlink -s` and `-e`, and of `nvidia-smi topo -p2p`.
     """
     header = ("GPU", "link", "state", "version", "peer", *COUNTERS)
-    rows = [(str(gpu.index), *_link_cells(link)) for gpu in sample.gpus for link in gpu.links]
+    rows = [(gpu.index, *_link_cells(link)) for gpu in sample.gpus for link in gpu.links]
     pairs = [
-        (str(gpu.index), f"to GPU {peer.peer}", f"nvlink {peer.nvlink}", f"read {peer.read}", f"write {peer.write}")
+        (gpu.index, f"to GPU {peer.peer}", f"nvlink {peer.nvlink}", f"read {peer.read}", f"write {peer.write}")
         for gpu in sample.gpus
         for peer in gpu.peers
     ]
     return [header, *rows, *((*pair, *[""] * len(COUNTERS)) for pair in pairs)]
 
 
-def _link_cells(link: NvLink) -> tuple[str, ...]:
+def _link_cells(link: NvLink) -> tuple[object, ...]:
     peer = " ".join(part for part in (link.peer, link.peer_pci) if part)
     counts = (getattr(link, kind) for kind in COUNTERS)
-    return (
-        str(link.link),
-        "up" if link.up else "down",
-        link.version or "",
-        peer,
-        *("" if count is None else str(count) for count in counts),
-    )
+    return link.link, "up" if link.up else "down", link.version, peer, *counts
 
 
 CHECK = Check(

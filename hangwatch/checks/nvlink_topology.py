@@ -8,7 +8,7 @@ from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, Rows, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point, Value
 from hangwatch.probes.gpu import query
-from hangwatch.probes.gpu.details import GpuPlace, TopologyDetails
+from hangwatch.probes.gpu.details import Details, GpuPlace
 from hangwatch.probes.node import pci
 from hangwatch.probes.node.machine import Node
 
@@ -39,11 +39,9 @@ class Sample(contract.Sample, frozen=True):
 
 def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     """Read the GPUs from the driver, and the network cards from /sys."""
-    details = query.details(node, TopologyDetails)
-    if details is None or isinstance(details, Fault):
+    details = query.details(node, Details[GpuPlace])
+    if not isinstance(details, Details):
         return details
-    if not details.gpus and not details.faults:
-        return None
     paths = {gpu.index: pci.path_of(node.sys_root, gpu.pci_address or "-") for gpu in details.gpus}
     cards = pci.nics(node.sys_root)
     nics = tuple(

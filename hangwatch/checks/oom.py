@@ -150,11 +150,10 @@ def _judge_counted(window: Sequence[Sample]) -> CheckVerdict:
 
 def table(sample: Sample) -> contract.Rows:
     """Return one row per kill, newest first."""
-    rows = [("when", "owner", "pid", "uid", "comm", "limit", "control group")]
+    rows: list[Sequence[object]] = [("when", "owner", "pid", "uid", "comm", "limit", "control group")]
     for kill in reversed(sample.log.kills if sample.log else ()):
         age = words.ago(sample.boot_seconds - kill.boot_seconds)
-        uid = "" if kill.uid is None else str(kill.uid)
-        rows.append((age, kill.owner, str(kill.pid), uid, words.printable(kill.comm), kill.limit, kill.limit_cgroup))
+        rows.append((age, kill.owner, kill.pid, kill.uid, words.printable(kill.comm), kill.limit, kill.limit_cgroup))
     return rows
 
 

@@ -7,7 +7,7 @@ from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import GPU, Check, Metric, Rows, gpu_labels, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point, Value
 from hangwatch.probes.gpu import query
-from hangwatch.probes.gpu.details import GpuBus, PcieDetails
+from hangwatch.probes.gpu.details import Details, GpuBus
 from hangwatch.probes.node import cpuinfo, pci
 from hangwatch.probes.node.machine import Node
 
@@ -43,11 +43,9 @@ class Sample(contract.Sample, frozen=True):
 
 def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     """Read the PCIe links from the driver, and the bridges above the GPUs from /sys."""
-    details = query.details(node, PcieDetails)
-    if details is None or isinstance(details, Fault):
+    details = query.details(node, Details[GpuBus])
+    if not isinstance(details, Details):
         return details
-    if not details.gpus and not details.faults:
-        return None
     reply = cpuinfo.read(node.proc_root)
     cpu = reply if isinstance(reply, cpuinfo.Cpu) else cpuinfo.Cpu()
     return Sample(
@@ -114,18 +112,17 @@ def _slow_links(sample: Sample) -> Iterator[CheckVerdict]:
 
 
 def _replays(before: Sample, after: Sample) -> Iterator[CheckVerdict]:
-    """Judge the number of replays between two samples. A counter that decreased was reset to 0 between them."""
+    """Judge the number of replays between two samples."""
     minutes = (after.taken_monotonic_seconds - before.taken_monotonic_seconds) / 60
-    earlier = {slot.gpu.uuid: slot.gpu.replays for slot in before.slots}
-    for gpu in (slot.gpu for slot in after.slots):
-        before_count = earlier.get(gpu.uuid)
-        if gpu.replays is None or before_count is None or minutes <= 0:
-            continue
-        rate = (gpu.replays - before_count if gpu.replays >= before_count else gpu.replays) / minutes
-        if rate > REPLAYS_PER_MINUTE:
+    readings = [
+        {(gpu.index, gpu.uuid): gpu.replays for gpu in (slot.gpu for slot in sample.slots) if gpu.replays is not None}
+        for sample in (before, after)
+    ]
+    for (index, _), growth in contract.counter_growth(readings).items():
+        if minutes > 0 and (rate := growth / minutes) > REPLAYS_PER_MINUTE:
             yield warning(
                 "PcieReplays",
-                f"GPU {gpu.index}: {rate:.0f} PCIe replays per minute (limit {REPLAYS_PER_MINUTE:g}): "
+                f"GPU {index}: {rate:.0f} PCIe replays per minute (limit {REPLAYS_PER_MINUTE:g}): "
                 "the link drops packets",
                 "dmesg | grep -i -e aer -e pcie; reseat the GPU or its riser",
             )
@@ -178,15 +175,15 @@ def table(sample: Sample) -> Rows:
     return [header, *(_row(slot) for slot in sample.slots)]
 
 
-def _row(slot: Slot) -> tuple[str, ...]:
+def _row(slot: Slot) -> tuple[object, ...]:
     translates = {None: "none or unknown", True: "translates", False: "passes through"}
     gpu, bridges = slot.gpu, slot.redirecting_bridges
     return (
-        str(gpu.index),
-        gpu.pci_address or "",
+        gpu.index,
+        gpu.pci_address,
         f"{gpu.generation} of {gpu.generation_max}" if gpu.generation is not None else "",
         f"{gpu.width} of {gpu.width_max}" if gpu.width is not None else "",
-        "" if gpu.replays is None else str(gpu.replays),
+        gpu.replays,
         translates[slot.iommu_translates],
         "unknown (needs root)" if bridges is None else ", ".join(bridges) or "none",
     )

@@ -13,6 +13,7 @@ it.
 from hangwatch.model.value import Value, Fault
 from hangwatch.model.gpus import (
     GpuLevels,
+    GpuName,
     GpuSample,
     GpuSweep,
     GpuUse,

@@ -5,14 +5,19 @@ from hangwatch.model.value import Fault, Value
 _NARROWEST_WATTS = 20.0  # a smaller difference between idle and work is noise
 
 
-class GpuSample(Value, frozen=True):
+class GpuName(Value, frozen=True):
+    """The index and the uuid of a GPU."""
+
+    index: int
+    uuid: str
+
+
+class GpuSample(GpuName, frozen=True):
     """One reading of one GPU. A field is None if this GPU does not have it, or if `faults` contains the reason.
 
     `mig_uuids` are its MIG instances, of which each can have a job of its own.
     """
 
-    index: int
-    uuid: str
     name: str | None = None
     power_watts: float | None = None
     power_limit_watts: float | None = None
@@ -56,7 +61,7 @@ class GpuUse(Value, frozen=True):
     dram_ratio: float
 
 
-class GpuTraffic(Value, frozen=True):
+class GpuTraffic(GpuName, frozen=True):
     """Traffic of the links of one GPU, as (sent, received), and the use of the GPU.
 
     The GPU counts bytes since an unknown moment; the counters wrap. `nvlink_bytes` is data without protocol
@@ -66,8 +71,6 @@ class GpuTraffic(Value, frozen=True):
     previous reading. It is None in the first reading and after a gap of one minute.
     """
 
-    index: int
-    uuid: str
     taken_monotonic_seconds: float
     nvlink_bytes: tuple[int, int] | None = None
     pcie_bytes: tuple[int, int] | None = None

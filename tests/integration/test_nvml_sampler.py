@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch.model import CheckStatus, Fault, GpuSweep, SamplerStatus
-from hangwatch.probes.gpu.details import FabricDetails, XidDetails
+from hangwatch.probes.gpu.details import Details, GpuFabric, XidDetails
 from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.node.machine import Clock
 from tests.conftest import wait_for
@@ -298,12 +298,12 @@ def test_details_of_which_one_gpu_makes_the_driver_block_cost_only_these_details
     first_sweep(sampler)
     fake_driver.add("gpu 5 fault nvmlDeviceGetGpuFabricInfoV sleep")
 
-    reply = sampler.query(FabricDetails, 60.0)
+    reply = sampler.query(Details[GpuFabric], 60.0)
 
     assert isinstance(reply, Fault) and (reply.subject, reply.reason) == ("gpu 5", "NoAnswer")
-    assert "FabricDetails" in reply.detail
+    assert "GpuFabric" in reply.detail
     sweep_where(sampler, lambda sweep: len(sweep.gpus) == 8, "GPU 5 to be sampled again")
-    again = sampler.query(FabricDetails, 60.0)
+    again = sampler.query(Details[GpuFabric], 60.0)
     assert isinstance(again, Fault) and "made the driver block" in again.detail
     assert len(first_sweep(sampler).gpus) == 8
 
@@ -382,7 +382,7 @@ def test_gpus_that_take_long_to_open_are_waited_for(fake_driver: FakeDriver, sta
     """
     fake_driver.add("gpu all fault nvmlDeviceGetHandleByIndex_v2 slow")
     sampler = start(deadline_seconds=2.0)
-    early = sampler.query(FabricDetails, 0.1)
+    early = sampler.query(Details[GpuFabric], 0.1)
     assert isinstance(early, Fault) and "still being opened" in early.detail and "nvidia-smi -pm 1" in early.remedy
     assert len(first_sweep(sampler).gpus) == 8
     status = sampler.status()
@@ -449,8 +449,8 @@ def test_sampling_goes_on_while_slow_details_are_collected(fake_driver: FakeDriv
     fake_driver.add("gpu all fault nvmlDeviceGetGpuFabricInfoV slow")
     sampler = start()
     before = first_sweep(sampler).taken_monotonic_seconds
-    replies: list[FabricDetails | Fault] = []
-    asking = threading.Thread(target=lambda: replies.append(sampler.query(FabricDetails, 20.0)))
+    replies: list[Details[GpuFabric] | Fault] = []
+    asking = threading.Thread(target=lambda: replies.append(sampler.query(Details[GpuFabric], 20.0)))
 
     asking.start()
     times: set[float] = set()
@@ -458,7 +458,7 @@ def test_sampling_goes_on_while_slow_details_are_collected(fake_driver: FakeDriv
         times.add(first_sweep(sampler).taken_monotonic_seconds)
         asking.join(0.05)
 
-    assert isinstance(replies[0], FabricDetails)
+    assert isinstance(replies[0], Details)
     assert len(replies[0].gpus) == 8
     assert len(times - {before}) >= 5  # eight slow calls took 2.4 s
 

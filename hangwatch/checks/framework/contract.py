@@ -14,12 +14,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Meta
 
 from hangwatch import config
-from hangwatch.model import CheckStatus, CheckVerdict, Fault, Job, JobName, Point, Rank, Value
+from hangwatch.model import CheckStatus, CheckVerdict, Fault, GpuName, Job, JobName, Point, Rank, Value
 from hangwatch.probes.node.machine import Node
 
 NOT_BASE_UNITS = re.compile(
@@ -115,19 +115,11 @@ class RankName(Value, frozen=True):
         return f"local rank {self.local_rank} of job {self.job}"
 
 
-class HasGpuName(Protocol):
-    """Any value with the index and the uuid of one GPU."""
-
-    @property
-    def index(self) -> int: ...  # noqa: D102
-    @property
-    def uuid(self) -> str: ...  # noqa: D102
-
-
 SampleT = TypeVar("SampleT", bound=Sample)
 SettingsT = TypeVar("SettingsT", bound=Settings)
 KeyT = TypeVar("KeyT")
-Rows: TypeAlias = Sequence[Sequence[str]]
+Rows: TypeAlias = Sequence[Sequence[object]]
+"""The cells of a table, header first. The runner writes them as text: yes or no for a bool, nothing for None."""
 
 
 @dataclass(frozen=True)
@@ -191,12 +183,12 @@ def _metric_rules(metric: Metric) -> Iterator[tuple[bool, str]]:
     yield fits_kind, f"{name} is a {metric.kind}: a counter ends in _total, a gauge does not"
 
 
-def gpu_labels(gpu: HasGpuName) -> dict[str, str]:
+def gpu_labels(gpu: GpuName) -> dict[str, str]:
     """Return the labels of a metric about a GPU."""
     return {"gpu": str(gpu.index), "uuid": gpu.uuid}
 
 
-def gpu_parts(gpus: Iterable[HasGpuName]) -> dict[str, str]:
+def gpu_parts(gpus: Iterable[GpuName]) -> dict[str, str]:
     """Return the names of GPUs by their uuids, for `Check.parts`."""
     return {gpu.uuid: f"GPU {gpu.index}" for gpu in gpus}
 

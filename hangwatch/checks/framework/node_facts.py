@@ -15,7 +15,7 @@ from hangwatch.checks import environment, fd_limit
 from hangwatch.model import Fault, Value
 from hangwatch.probes import pseudo_files
 from hangwatch.probes.gpu import query
-from hangwatch.probes.gpu.details import FirmwareDetails, GpuFirmware
+from hangwatch.probes.gpu.details import Details, GpuFirmware
 from hangwatch.probes.network import infiniband
 from hangwatch.probes.node import host
 from hangwatch.probes.node.machine import Node
@@ -76,7 +76,7 @@ def read_facts(node: Node) -> Facts:
 
 
 def _gpus(node: Node) -> Iterator[tuple[str, str]]:
-    sweep, details = query.sweep(node), query.details(node, FirmwareDetails)
+    sweep, details = query.sweep(node), query.details(node, Details[GpuFirmware])
     if sweep is not None and not isinstance(sweep, Fault) and sweep.driver_version:
         yield "driver", sweep.driver_version
     if details is None or isinstance(details, Fault):

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from hangwatch.checks.framework.contract import ABSENT, AnyCheck, Settings, join_first, ok, unknown, worst
 from hangwatch.checks.framework.registry import select
@@ -42,53 +42,44 @@ def run(check: AnyCheck, node: Node, settings: Settings, window: Window) -> Chec
     """Run a check once, append its sample to `window`, and return the result: `CheckFailed` if the check raises."""
     ran_unix_seconds, started = node.clock.unix(), node.clock.monotonic()
     try:
-        parts = _run_unguarded(check, node, settings, window)
+        result = _run_unguarded(check, node, settings, window)
     except Exception:  # a bug in one check must not stop the other checks or the daemon
         log.exception("check %s failed; please report this bug", check.name)
-        parts = _Parts(
-            verdict=unknown(
-                "CheckFailed",
-                f"the check {check.name} failed because of a bug in hangwatch; the state of the node is unknown",
-                "the log of hangwatch has the traceback; report this bug",
-            ),
-            success=False,
+        verdict = unknown(
+            "CheckFailed",
+            f"the check {check.name} failed because of a bug in hangwatch; the state of the node is unknown",
+            "the log of hangwatch has the traceback; report this bug",
         )
-    return CheckResult(
-        check=check.name,
-        duration_seconds=max(0.0, node.clock.monotonic() - started),
-        ran_unix_seconds=ran_unix_seconds,
-        **msgspec.structs.asdict(parts),
-    )
+        result = _result(check, verdict, success=False)
+    duration_seconds = max(0.0, node.clock.monotonic() - started)
+    return replace(result, duration_seconds=duration_seconds, ran_unix_seconds=ran_unix_seconds)
 
 
-class _Parts(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields of a CheckResult that come from the check."""
-
-    verdict: CheckVerdict
-    success: bool = True
-    faults: tuple[Fault, ...] = ()
-    points: tuple[Any, ...] = ()
-    table: tuple[tuple[str, ...], ...] = ()
+def _result(check: AnyCheck, verdict: CheckVerdict, success: bool = True, **others: Any) -> CheckResult:
+    """Return a result without its times."""
+    return CheckResult(check.name, verdict, success, duration_seconds=0.0, ran_unix_seconds=0.0, **others)
 
 
-def _run_unguarded(check: AnyCheck, node: Node, settings: Settings, window: Window) -> _Parts:
+def _run_unguarded(check: AnyCheck, node: Node, settings: Settings, window: Window) -> CheckResult:
     sample = check.observe(node, settings)
     if sample is None:
-        return _Parts(verdict=_judge_vanished(check, window, {}, ok(ABSENT, check.absent)))
+        return _result(check, _judge_vanished(check, window, {}, ok(ABSENT, check.absent)))
     if isinstance(sample, Fault):
-        return _Parts(verdict=_judge_faults(check, (sample,)), faults=(sample,))
+        return _result(check, _judge_faults(check, (sample,)), faults=(sample,))
     window.samples.append(sample)
     verdict = check.judge(tuple(window.samples), settings)
     if sample.faults and verdict.status is CheckStatus.OK:
         verdict = _judge_faults(check, sample.faults)
     elif not sample.faults:
         verdict = _judge_vanished(check, window, check.parts(sample), verdict)
-    return _Parts(
-        verdict=verdict,
-        faults=sample.faults,
-        points=tuple(check.points(sample)),
-        table=tuple(tuple(row) for row in check.table(sample)) if check.table else (),
-    )
+    rows = check.table(sample) if check.table else ()
+    table = tuple(tuple(map(_cell, row)) for row in rows)
+    return _result(check, verdict, faults=sample.faults, points=tuple(check.points(sample)), table=table)
+
+
+def _cell(value: object) -> str:
+    names = {None: "", True: "yes", False: "no"}
+    return names[value] if value is None or isinstance(value, bool) else str(value)
 
 
 def _judge_vanished(check: AnyCheck, window: Window, parts: Mapping[str, str], verdict: CheckVerdict) -> CheckVerdict:

@@ -3,9 +3,20 @@
 Checks request these values with `GpuSource.query`.
 """
 
+from typing import Generic, TypeVar
+
 from msgspec import field
 
-from hangwatch.model import Fault, Value
+from hangwatch.model import Fault, GpuName, Value
+
+GpuT = TypeVar("GpuT", bound=GpuName)
+
+
+class Details(Value, Generic[GpuT], frozen=True):
+    """The values of one class about all GPUs."""
+
+    gpus: tuple[GpuT, ...] = ()
+    faults: tuple[Fault, ...] = ()
 
 
 class NvLink(Value, frozen=True):
@@ -40,32 +51,21 @@ class PeerAccess(Value, frozen=True):
     write: str | None = None
 
 
-class GpuLinks(Value, frozen=True):
+class GpuLinks(GpuName, frozen=True):
     """The NVLinks of a GPU and its access to every other GPU. `links` is empty on a GPU without NVLink."""
 
-    index: int
-    uuid: str
     name: str | None = None
     links: tuple[NvLink, ...] = ()
     peers: tuple[PeerAccess, ...] = ()
 
 
-class NvLinkDetails(Value, frozen=True):
-    """The NVLinks of all GPUs."""
-
-    gpus: tuple[GpuLinks, ...] = ()
-    faults: tuple[Fault, ...] = ()
-
-
-class GpuPlace(Value, frozen=True):
+class GpuPlace(GpuName, frozen=True):
     """The location of a GPU: its bus, its CPUs and memory, and its distance to the other GPUs.
 
     `paths` maps the index of another GPU to "PIX", "PXB", "PHB", "NODE" or "SYS", nearest first. `direct_links` counts
     the NVLinks to another GPU, by its PCI address. `switch_links` counts the NVLinks to NVSwitches.
     """
 
-    index: int
-    uuid: str
     pci_address: str | None = None
     cpus: tuple[int, ...] = ()
     numa_node: int | None = None
@@ -73,13 +73,6 @@ class GpuPlace(Value, frozen=True):
     paths: dict[int, str] = field(default_factory=dict)
     direct_links: dict[str, int] = field(default_factory=dict)
     switch_links: int = 0
-
-
-class TopologyDetails(Value, frozen=True):
-    """The locations of all GPUs."""
-
-    gpus: tuple[GpuPlace, ...] = ()
-    faults: tuple[Fault, ...] = ()
 
 
 SLOWDOWNS = {
@@ -91,15 +84,13 @@ SLOWDOWNS = {
 """Bits of nvmlClocksEventReason* that slow the clocks. The others (idle, power cap, application clocks) are normal."""
 
 
-class GpuHealth(Value, frozen=True):
+class GpuHealth(GpuName, frozen=True):
     """The health of a GPU as the driver reports it.
 
     `recovery_action` is "None", "GpuReset", "NodeReboot", ... `clocks_event_reasons` is NVML's bit mask. Errors are
     counts: `uncorrected_errors` since the last reset of the GPU, the other counts over its life.
     """
 
-    index: int
-    uuid: str
     name: str | None = None
     pci_address: str | None = None
     recovery_action: str | None = None
@@ -121,14 +112,7 @@ class GpuHealth(Value, frozen=True):
         return tuple(reason for reason in reasons if not (is_specific and reason == "HwSlowdown"))
 
 
-class HealthDetails(Value, frozen=True):
-    """The health of all GPUs."""
-
-    gpus: tuple[GpuHealth, ...] = ()
-    faults: tuple[Fault, ...] = ()
-
-
-class GpuOccupancy(Value, frozen=True):
+class GpuOccupancy(GpuName, frozen=True):
     """The processes on a GPU, and the memory in use.
 
     `pids` are the processes with a context, for compute or graphics, in the initial pid namespace. None if the driver
@@ -136,24 +120,13 @@ class GpuOccupancy(Value, frozen=True):
     does not separate the two.
     """
 
-    index: int
-    uuid: str
     pids: tuple[int, ...] | None = None
     memory_used_bytes: int | None = None
 
 
-class OccupancyDetails(Value, frozen=True):
-    """The processes on all GPUs."""
-
-    gpus: tuple[GpuOccupancy, ...] = ()
-    faults: tuple[Fault, ...] = ()
-
-
-class GpuBus(Value, frozen=True):
+class GpuBus(GpuName, frozen=True):
     """The PCIe link of a GPU: current and highest generation and lanes, and replays since the driver was loaded."""
 
-    index: int
-    uuid: str
     pci_address: str | None = None
     generation: int | None = None
     generation_max: int | None = None
@@ -164,22 +137,13 @@ class GpuBus(Value, frozen=True):
     nvlinks_up: int = 0
 
 
-class PcieDetails(Value, frozen=True):
-    """The PCIe links of all GPUs."""
-
-    gpus: tuple[GpuBus, ...] = ()
-    faults: tuple[Fault, ...] = ()
-
-
-class GpuFabric(Value, frozen=True):
+class GpuFabric(GpuName, frozen=True):
     """The registration of a GPU with its NVSwitch fabric.
 
     `state` is "NotStarted", "InProgress" or "Completed"; None without a fabric. `error` is the NVML error of the
     registration, 0 if none. `health_problems` are the problems in the health mask.
     """
 
-    index: int
-    uuid: str
     state: str | None = None
     error: int = 0
     clique: int | None = None
@@ -187,32 +151,16 @@ class GpuFabric(Value, frozen=True):
     health_problems: tuple[str, ...] = ()
 
 
-class FabricDetails(Value, frozen=True):
-    """The registrations of all GPUs with the fabric."""
-
-    gpus: tuple[GpuFabric, ...] = ()
-    faults: tuple[Fault, ...] = ()
-
-
-class GpuFirmware(Value, frozen=True):
+class GpuFirmware(GpuName, frozen=True):
     """The firmware of a GPU.
 
     `inforom` is the version of its InfoROM image. `cuda_version` is the newest CUDA version that its driver supports.
     """
 
-    index: int
-    uuid: str
     name: str | None = None
     vbios: str | None = None
     inforom: str | None = None
     cuda_version: str | None = None
-
-
-class FirmwareDetails(Value, frozen=True):
-    """The firmware of all GPUs."""
-
-    gpus: tuple[GpuFirmware, ...] = ()
-    faults: tuple[Fault, ...] = ()
 
 
 class XidEvent(Value, frozen=True):

@@ -8,6 +8,7 @@ import msgspec
 
 from hangwatch import words
 from hangwatch.model import Fault, GpuSweep, TrafficSweep
+from hangwatch.probes.gpu.details import Details
 from hangwatch.probes.gpu.source import NO_DETAILS, NO_DRIVER, DetailsT, GpuSource
 from hangwatch.probes.node.pci import nvidia_gpus
 
@@ -22,7 +23,7 @@ TRAFFIC_DEADLINE_SECONDS = 1.0
 
 
 def details(node: Node, kind: type[DetailsT]) -> DetailsT | Fault | None:
-    """Return details of all GPUs, of one kind of `hangwatch.probes.gpu.details`.
+    """Return details of all GPUs, of one kind: `Details` of a class of `hangwatch.probes.gpu.details`, for example.
 
     None if GPUs are not sampled, or if neither the driver nor the PCI bus has any. A Fault if GPUs are on the bus but
     the driver does not respond.
@@ -31,7 +32,7 @@ def details(node: Node, kind: type[DetailsT]) -> DetailsT | Fault | None:
         return None
     reply = node.gpus.query(kind, DEADLINE_SECONDS)
     if not isinstance(reply, Fault):
-        return reply
+        return None if isinstance(reply, Details) and not (reply.gpus or reply.faults) else reply
     if reply.reason == NO_DETAILS:
         return None
     if reply.reason not in NO_DRIVER:

@@ -31,7 +31,7 @@ from hangwatch.probes.gpu.messages import (
     Question,
     SweepMessage,
 )
-from hangwatch.probes.gpu.source import INSTALL_DRIVER, NO_DRIVER, DetailsT
+from hangwatch.probes.gpu.source import INSTALL_DRIVER, NO_DRIVER, DetailsT, kind_name
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0
@@ -142,7 +142,7 @@ class NvmlSampler:
         is refused for ten minutes, so that the sampling of power continues.
         """
         end = time.monotonic() + deadline_seconds
-        name = kind.__name__
+        name = kind_name(kind)
         if time.monotonic() < self._suspended_until.get(name, 0.0):
             return _stalled(
                 name,

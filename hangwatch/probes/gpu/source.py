@@ -1,6 +1,6 @@
 """The interface of a source of GPU readings."""
 
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, get_args
 
 from hangwatch.model import Fault, GpuSweep, SamplerStatus, Value
 
@@ -13,6 +13,11 @@ NO_DETAILS = "NotSimulated"
 """Reason of faults for a source that has readings of its GPUs and no further details."""
 
 DetailsT = TypeVar("DetailsT", bound=Value)
+
+
+def kind_name(kind: type[Value]) -> str:
+    """Return the name of a kind of details: that of its class, or of the class of the values in `Details[...]`."""
+    return next(iter(get_args(kind)), kind).__name__
 
 
 class GpuSource(Protocol):

@@ -8,10 +8,9 @@ from typing import Any
 import pynvml
 from msgspec.structs import replace
 
-from hangwatch.model import Fault, GpuTraffic, TrafficSweep, Value
+from hangwatch.model import Fault, GpuName, GpuTraffic
 from hangwatch.probes.gpu.details import (
-    FabricDetails,
-    FirmwareDetails,
+    Details,
     GpuBus,
     GpuFabric,
     GpuFirmware,
@@ -19,13 +18,8 @@ from hangwatch.probes.gpu.details import (
     GpuLinks,
     GpuOccupancy,
     GpuPlace,
-    HealthDetails,
     NvLink,
-    NvLinkDetails,
-    OccupancyDetails,
-    PcieDetails,
     PeerAccess,
-    TopologyDetails,
 )
 from hangwatch.probes.gpu.driver_process import gpm
 from hangwatch.probes.gpu.driver_process.nvml_device import ABSENT, Gpu, gpu_fault, pci_address, scaled
@@ -358,19 +352,17 @@ def _cuda_driver_version(_: object) -> int:
     return int(pynvml.nvmlSystemGetCudaDriverVersion_v2())
 
 
-KINDS: dict[str, tuple[type[Value], Callable[[Gpu, Sequence[Gpu]], Value]]] = {
-    kind.__name__: (kind, read)
-    for kind, read in (
-        (NvLinkDetails, links),
-        (TopologyDetails, place),
-        (HealthDetails, health),
-        (OccupancyDetails, occupancy),
-        (PcieDetails, bus),
-        (FabricDetails, fabric),
-        (FirmwareDetails, firmware),
-        (TrafficSweep, traffic),
-    )
+KINDS: dict[str, Callable[[Gpu, Sequence[Gpu]], GpuName]] = {
+    "GpuLinks": links,
+    "GpuPlace": place,
+    "GpuHealth": health,
+    "GpuOccupancy": occupancy,
+    "GpuBus": bus,
+    "GpuFabric": fabric,
+    "GpuFirmware": firmware,
+    "TrafficSweep": traffic,
 }
+"""The reader of each kind of details, by `source.kind_name`."""
 
 
 def collect(
@@ -379,23 +371,22 @@ def collect(
     lost: Sequence[Fault],
     between: Callable[[], object],
     announce: Callable[[int | None, str], object],
-) -> Value:
+) -> Details[GpuName]:
     """Collect details of one kind (a key of KINDS) of all GPUs.
 
     `announce` is called before each GPU with its index, and after it with None. Then `between` is called, so that
     sampling continues.
     """
-    details, read = KINDS[kind]
-    values: list[Value] = []
+    values: list[GpuName] = []
     faults = list(lost)
     for gpu in gpus:
         gpu.faults = []
         announce(gpu.index, kind)
         try:
-            values.append(read(gpu, gpus))
+            values.append(KINDS[kind](gpu, gpus))
         except pynvml.NVMLError as error:
             gpu.faults = [gpu_fault(gpu.index, error, kind)]
         faults += gpu.faults
         announce(None, "")
         between()
-    return details(gpus=tuple(values), faults=tuple(faults))
+    return Details(gpus=tuple(values), faults=tuple(faults))

@@ -132,29 +132,18 @@ def _dump_remote(reach: Reach, options: DumpOptions) -> int:
         raise click.UsageError(
             "--pid, --native, --locals, --grouped, --stacks, --full and --config cannot be used with --nodes or --jobid"
         )
-    rounds = options.rounds or 2
+    options = options._replace(rounds=options.rounds or 2)
     if options.agentless:  # these modules are imported only if needed
-        from hangwatch.cli.dump_agentless import AgentlessOptions, dump_agentless
+        from hangwatch.cli.dump_agentless import dump_agentless
 
         if options.directory is not None or options.topology is not None or reach.via == "kubectl":
             raise click.UsageError(
                 "-o, --topology and --via kubectl cannot be used with --agentless; --raw writes the stacks"
             )
-        question = AgentlessOptions(reach, options.wanted, rounds, options.as_json_form, options.raw)
-        return dump_agentless(question, settings_from(None)[0])
-    from hangwatch.cli.many_nodes import NodesDumpOptions, dump_nodes
+        return dump_agentless(reach, options, settings_from(None)[0])
+    from hangwatch.cli.many_nodes import dump_nodes
 
-    return dump_nodes(
-        NodesDumpOptions(
-            reach=reach,
-            wanted=options.wanted,
-            rounds=rounds,
-            as_json_form=options.as_json_form,
-            directory=options.directory,
-            raw=options.raw,
-            topology=options.topology,
-        )
-    )
+    return dump_nodes(reach, options)
 
 
 def _dump_local(options: DumpOptions) -> int:

@@ -1,9 +1,10 @@
 """`hangwatch dump --nodes --agentless`: one verdict over nodes that have py-spy but not hangwatch."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 from msgspec.structs import replace
@@ -22,23 +23,16 @@ from hangwatch.report import as_json, dump_text
 from hangwatch.stacks.activity import load as load_activities
 from hangwatch.stacks.grouping import group_ranks
 
-
-class AgentlessOptions(NamedTuple):
-    """The options of `hangwatch dump --agentless`. `reach.remote_command` is the shell command that runs py-spy."""
-
-    reach: Reach
-    wanted: str | None
-    rounds: int
-    as_json_form: bool
-    raw: Path | None
+if TYPE_CHECKING:
+    from hangwatch.cli.dump import DumpOptions
 
 
-def dump_agentless(question: AgentlessOptions, settings: config.Settings) -> int:
+def dump_agentless(reach: Reach, question: DumpOptions, settings: config.Settings) -> int:
     """Run py-spy on many nodes and print one verdict per job. Return the exit code.
 
-    It is 0, or 1 or 2 without a verdict.
+    It is 0, or 1 or 2 without a verdict. `reach.remote_command` is the shell command that runs py-spy.
     """
-    nodes = resolve_nodes(question.reach)
+    nodes = resolve_nodes(reach)
     replies = agentless.Replies()
     stacks = None if question.raw is None else NewFolder(question.raw)
 
@@ -49,10 +43,11 @@ def dump_agentless(question: AgentlessOptions, settings: config.Settings) -> int
             if stacks is not None:
                 id_ = _id(process)
                 lines = "".join(f"{line}\n" for line in _lines(process))
-                stacks.write(_folder_of(process.job), f"{process.node}.{dump_text.file_name(id_)}", lines)
+                folder = f"uid{process.uid}-{hashlib.sha256(process.run.encode()).hexdigest()[:12]}"
+                stacks.write(folder, f"{process.node}.{dump_text.file_name(id_)}", lines)
 
-    reach = question.reach
-    command = agentless.command(reach.remote_command, reach.deadline_seconds, question.rounds, question.wanted or "")
+    rounds, wanted = question.rounds or 1, question.wanted or ""
+    command = agentless.command(reach.remote_command, reach.deadline_seconds, rounds, wanted)
     run_command(reach, nodes, command, replies, take)
     if stacks is not None:
         click.echo(f"stacks: {words.count(stacks.files, 'file')} in {question.raw}", err=True)
@@ -104,7 +99,3 @@ def _lines(process: Process) -> Iterator[str]:
         if not printed.startswith("Process "):  # an error message of py-spy, which does not contain the pid
             yield f"{lead}Process {process.pid}: python"
         yield from (f"{lead}{words.printable(line)}" for line in printed.rstrip("\n").split("\n"))
-
-
-def _folder_of(job: tuple[int, str]) -> str:
-    return f"uid{job[0]}-{hashlib.sha256(job[1].encode()).hexdigest()[:12]}"

@@ -152,7 +152,7 @@ def _answer(
     grouping = replace(grouping, notes=(*grouping.notes, *collected.notes))
     grouping = recorder_dumps.with_records(grouping, recorders.by_rank)
     job = incidents[0].job if incidents else None
-    ranks_here = _ranks_here(incidents) if not files else None
+    ranks_here = incidents[0].job.ranks_here or None if len(incidents) == 1 and not files else None
     verdict = judge.judge(grouping, ranks_here, recorders.by_rank) if dumps else None
     if verdict is not None and recorders.by_rank:
         verdict = complete(verdict, Supplement(evidence=recorders.evidence))
@@ -165,14 +165,6 @@ def _answer(
         of_logs = log_evidence.supplement(collected.logs, collected.works, size or None, collected.unranked)
         verdict = complete(verdict, of_logs)
     return grouping, with_action(complete(verdict, of_kernel), grouping), job
-
-
-def _ranks_here(incidents: Sequence[Incident]) -> int | None:
-    """Return the number of ranks on the node of the incident.
-
-    None if unknown, or unless there is exactly one incident.
-    """
-    return incidents[0].job.ranks_here or None if len(incidents) == 1 else None
 
 
 def _of_dumps(files: Iterable[_File], incidents: Iterable[Incident]) -> list[as_json.Answer]:
@@ -327,7 +319,8 @@ def _kind(path: Path, folder: Path | None) -> _Kind:
     A file given as an argument, a pipe and standard input are text unless their first bytes show another kind.
     """
     if path == Path("-"):
-        head = _first_input_bytes()
+        stream = sys.stdin.buffer  # its first bytes are not consumed
+        head = stream.peek(SNIFFED_BYTES) if isinstance(stream, io.BufferedReader) else b""
         return (
             "dumped" if incident_file.is_answer(head) else "compressed" if head.startswith((*_PACKED, _ZIP)) else "text"
         )
@@ -351,12 +344,6 @@ def _kind(path: Path, folder: Path | None) -> _Kind:
     if not head:
         return "empty"
     return "text" if folder is None or b"\0" not in head or head.startswith(_UTF_16) else "other"
-
-
-def _first_input_bytes() -> bytes:
-    """Return the first bytes of standard input without consuming them; b"" if standard input has no buffer."""
-    stream = sys.stdin.buffer
-    return stream.peek(SNIFFED_BYTES) if isinstance(stream, io.BufferedReader) else b""
 
 
 def _named_lines(files: Sequence[_File], now: Step) -> Iterator[tuple[str, Iterator[str]]]:

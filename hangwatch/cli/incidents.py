@@ -284,7 +284,12 @@ def _print_list(summaries: Sequence[Summary], sources: _Sources, wanted: str | N
 
     node = host.node_name()
     rows = [
-        (summary.folder, summary.job_id, _job_state(summary, sources.store, node), _verdict(summary))
+        (
+            summary.folder,
+            summary.job_id,
+            _job_state(summary, sources.store, node),
+            summary.problem or f"{summary.verdict}: {summary.message}",
+        )
         for summary in summaries
     ]
     if rows and sys.stdout.isatty():
@@ -310,10 +315,6 @@ def _list_similar(like: str, sources: _Sources, reach: Reach | None, *, as_json:
     summaries = sources.summaries() if reach is None else similar_incidents.read_nodes(reach)
     similar = similar_incidents.find_similar(incident, summaries)
     similar_incidents.print_similar(incident, similar, as_json=as_json)
-
-
-def _verdict(summary: Summary) -> str:
-    return summary.problem or f"{summary.verdict}: {summary.message}"
 
 
 def _on_terminal(folder: str, job: str, state: str, verdict: str, *, full: bool) -> list[str]:

@@ -7,9 +7,9 @@ import hashlib
 import re
 import shlex
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec.structs import replace
@@ -37,6 +37,7 @@ from hangwatch.model import Grouping, Job, Verdict, find_jobs
 from hangwatch.report import as_json, dump_text, html, text
 
 if TYPE_CHECKING:
+    from hangwatch.cli.dump import DumpOptions
     from hangwatch.fleet import remote_run
     from hangwatch.fleet.node_replies import Replies
 
@@ -210,19 +211,7 @@ def _chosen(wanted: str | None, jobs: Mapping[str, Job]) -> str:
 # --- `hangwatch dump --nodes` ----------------------------------------------------------------------------------------
 
 
-class NodesDumpOptions(NamedTuple):
-    """The options of `hangwatch dump --nodes`."""
-
-    reach: Reach
-    wanted: str | None
-    rounds: int
-    as_json_form: bool
-    directory: Path | None
-    raw: Path | None = None
-    topology: Path | None = None
-
-
-def dump_nodes(question: NodesDumpOptions) -> int:
+def dump_nodes(reach: Reach, question: DumpOptions) -> int:
     """Dump on many nodes at the same time and print one verdict per job. Return the exit code.
 
     1: no job was found. 2: no node could run the dump.
@@ -231,7 +220,7 @@ def dump_nodes(question: NodesDumpOptions) -> int:
 
     gc.disable()
     by_file = _by_file(question.topology)
-    nodes = resolve_nodes(question.reach)
+    nodes = resolve_nodes(reach)
     replies, kept = Replies(with_stacks=question.raw is not None), _Kept(question.directory)
     stacks = None if question.raw is None else NewFolder(question.raw)
 
@@ -244,14 +233,14 @@ def dump_nodes(question: NodesDumpOptions) -> int:
 
     only = f" --job {shlex.quote(question.wanted)}" if question.wanted else ""
     form = "--json --grouped" + (" --stacks" if stacks else "")
-    run_hangwatch(question.reach, nodes, f"dump {form} --rounds {question.rounds}{only}", replies, take)
+    run_hangwatch(reach, nodes, f"dump {form} --rounds {question.rounds}{only}", replies, take)
     if stacks is not None:
         click.echo(f"stacks: {words.count(stacks.files, 'file')} in {question.raw}", err=True)
     return _conclude(question, replies, kept, len(nodes), by_file)
 
 
 def _conclude(
-    question: NodesDumpOptions, replies: Replies, kept: _Kept, node_count: int, by_file: Mapping[str, Leaf]
+    question: DumpOptions, replies: Replies, kept: _Kept, node_count: int, by_file: Mapping[str, Leaf]
 ) -> int:
     """Print the verdict on each job. Return the exit code."""
     jobs = replies.gathering.jobs
@@ -266,7 +255,9 @@ def _conclude(
         if question.directory is not None and not question.as_json_form:
             click.echo(f"{words.printable(jobs[key].job_id)}: {words.printable(verdict.message)}")
         elif not question.as_json_form and len(keys) > 1:
-            click.echo(_head(jobs[key], replies.gathering.nodes(key)))
+            job, nodes = jobs[key], words.fold_nodes(replies.gathering.nodes(key))
+            owner = words.printable(job.owner) or "owner unknown"
+            click.echo(f"Job {words.printable(job.job_id)} ({owner}, key {job.key}) on {nodes}\n")
             click.echo(verdict_text(grouping, verdict), color=screen.is_colored())
         elif not question.as_json_form:
             screen.show(verdict_text(grouping, verdict))
@@ -277,11 +268,6 @@ def _conclude(
     if not answers:
         click.echo(describe_no_job(replies.without_job), err=True)
     return 0 if answers else BAD if replies.failed and not replies.answered else INCOMPLETE
-
-
-def _head(job: Job, nodes: Collection[str]) -> str:
-    owner = f"{words.printable(job.owner) or 'owner unknown'}, key {job.key}"
-    return f"Job {words.printable(job.job_id)} ({owner}) on {words.fold_nodes(nodes)}\n"
 
 
 def _keep_stacks(stacks: NewFolder, dump: sighting.GroupedDump) -> None:

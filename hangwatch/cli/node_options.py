@@ -36,7 +36,7 @@ topology_option = click.option(
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _OPTIONS = (
-    click.option("--nodes", "nodeset", help="Run on these nodes, as Slurm prints them: node[01-40]; or @group."),
+    click.option("--nodes", help="Run on these nodes, as Slurm prints them: node[01-40]; or @group."),
     click.option("--via", type=click.Choice(get_args(Via)), help="Program that reaches the nodes.  [default: ssh]"),
     click.option("--jobid", help="Run on the nodes of this Slurm job (from squeue, unless --nodes is given)."),
     click.option(
@@ -55,12 +55,12 @@ _OPTIONS = (
 class Reach(NamedTuple):
     """The nodes to run on, and the program that connects to them. `selector` and `namespace` are for kubectl."""
 
-    nodes: str | None
-    via: Via
-    jobid: str | None
-    deadline_seconds: float
     remote_command: str
-    via_options: str
+    nodes: str | None = None
+    via: Via = "ssh"
+    jobid: str | None = None
+    deadline_seconds: float = NODE_DEADLINE_SECONDS
+    via_options: str = ""
     selector: str | None = None
     namespace: str | None = None
 
@@ -72,47 +72,24 @@ def nodes_options(command: _Command) -> _Command:
     return command
 
 
-class _Given(NamedTuple):
-    """The options of `nodes_options` as the user gave them. An option that was not given is None."""
-
-    nodeset: str | None
-    via: Via | None
-    jobid: str | None
-    deadline_seconds: float | None
-    remote_command: str | None
-    via_options: str | None
-    selector: str | None
-    namespace: str | None
-
-
 def parse_reach(options: Mapping[str, Any], tool: str = "hangwatch") -> Reach | None:
     """Interpret the options of `nodes_options`; None if they select no nodes. Raises click.UsageError.
 
     `tool` is the default of --remote-command.
     """
-    nodeset, via, jobid, deadline_seconds, remote_command, via_options, selector, namespace = _Given(**options)
-    given = {"--nodes": nodeset, "--jobid": jobid, "--selector": selector, "--remote-command": remote_command}
-    for name, value in given.items():
-        if value is not None and not value.strip():
-            raise click.UsageError(f"{name} is empty: is a shell variable not set?")
-    if nodeset is None and jobid is None and selector is None:
-        if any(option is not None for option in (via, deadline_seconds, remote_command, via_options, namespace)):
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in ("nodes", "jobid", "selector", "remote_command"):
+        if name in given and not given[name].strip():
+            raise click.UsageError(f"--{name.replace('_', '-')} is empty: is a shell variable not set?")
+    if given.keys().isdisjoint({"nodes", "jobid", "selector"}):
+        if given:
             raise click.UsageError("--via, --via-options, --deadline and --remote-command need --nodes or --jobid")
         return None
-    if selector is None and namespace is not None:
+    if "namespace" in given and "selector" not in given:
         raise click.UsageError("--namespace needs --selector")
-    if selector is not None and (via != "kubectl" or nodeset is not None or jobid is not None):
+    if "selector" in given and (given.get("via") != "kubectl" or "nodes" in given or "jobid" in given):
         raise click.UsageError("--selector needs --via kubectl, and replaces --nodes and --jobid")
-    return Reach(
-        nodes=nodeset,
-        via=via or "ssh",
-        jobid=jobid,
-        deadline_seconds=deadline_seconds or NODE_DEADLINE_SECONDS,
-        remote_command=remote_command or tool,
-        via_options=via_options or "",
-        selector=selector,
-        namespace=namespace,
-    )
+    return Reach(**{"remote_command": tool, **given})
 
 
 def resolve_nodes(reach: Reach) -> list[str]:

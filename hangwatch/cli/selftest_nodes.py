@@ -7,12 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
-import msgspec
 
 from hangwatch import words
 from hangwatch.cli.node_options import Reach, resolve_nodes, run_hangwatch
 from hangwatch.cli.usage_errors import InputError
-from hangwatch.formats import decoding
 from hangwatch.selftest import launch, parts
 from hangwatch.selftest.launch import Course
 
@@ -82,13 +80,10 @@ class Nodes:
 
 def _ask(reach: Reach, nodes: Sequence[str], arguments: str, form: type[parts.AnswerT]) -> Mapping[str, parts.AnswerT]:
     """Run hangwatch on the nodes and return the reply of each node. Print the nodes that did not respond."""
-    from hangwatch.fleet.node_replies import AnswerError, ReplyCollector
+    from hangwatch.fleet.node_replies import ReplyCollector, parse_answer
 
     def read(printed: bytes, _: str) -> parts.AnswerT:
-        try:
-            return decoding.decode_json(printed, form)
-        except (msgspec.DecodeError, ValueError, RecursionError):
-            raise AnswerError("sent no result of a self-test: does it run the same version of hangwatch?") from None
+        return parse_answer(printed, form, "sent no result of a self-test: does it run the same version of hangwatch?")
 
     calls: ReplyCollector[parts.AnswerT] = ReplyCollector(read, {0}, lambda answer: (answer.printed_unix_seconds,) * 2)
     answers: dict[str, parts.AnswerT] = {}

@@ -74,11 +74,12 @@ def print_status(seen: Status) -> None:
             job.user if job.user and job.user != job.owner else "",
             describe_state(job),
             f"{job.seconds_in_state:.0f} s",
-            str(job.ranks) + (f" ({_absent(job)} absent)" if job.absent_local_ranks else ""),
+            str(job.ranks) + (f" ({absent} absent)" if absent else ""),
             _shown(job.collectives_per_second, "{:.3g}/s"),
             _what(job, unix_now),
         )
         for job in seen.jobs
+        for absent in [sum(last - first + 1 for first, last in job.absent_local_ranks)]
     ]
     checks = [
         (check.check, check.status, age_text(check.ran_unix_seconds, unix_now), check.message) for check in seen.checks
@@ -106,10 +107,6 @@ def _what(job: JobStatus, unix_now: float) -> str:
     for more in filter(None, (describe_timeout(job, unix_now), describe_straggler(job), describe_silence(job))):
         message = f"{message.removesuffix('.')}; {more}"
     return message
-
-
-def _absent(job: JobStatus) -> int:
-    return sum(last - first + 1 for first, last in job.absent_local_ranks)
 
 
 def _shown(value: float | None, form: str) -> str:

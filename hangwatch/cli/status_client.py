@@ -60,16 +60,10 @@ def decode_status(answer: Any) -> Status:
 
 def _local_url(http: config.Http) -> str:
     host = "127.0.0.1" if http.listen in ("0.0.0.0", "::", "") else http.listen  # noqa: S104 - compared, not bound
-    scheme = "https" if http.tls_certificate or _has_tls(http.web_config_file) else "http"
-    return f"{scheme}://{words.place(host, http.port)}"
-
-
-def _has_tls(web_config_file: str) -> bool:
-    """True if the web configuration file configures TLS.
-
-    The certificates are not read, since this user may not read them.
-    """
-    return bool(web_config_file) and ("tls_server_config",) in yaml_file.read(Path(web_config_file)).lines
+    # The certificates are not read, since this user may not read them.
+    file = http.web_config_file
+    has_tls = http.tls_certificate or (file and ("tls_server_config",) in yaml_file.read(Path(file)).lines)
+    return f"{'https' if has_tls else 'http'}://{words.place(host, http.port)}"
 
 
 def _fetch(url: str, client: WebClient) -> Any:

@@ -36,7 +36,6 @@ FIRST_SECONDS = 0.05  # interval of updates until the first answer
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WAKING = (*_ENDING, signal.SIGWINCH, signal.SIGTSTP)
 _SIGNALLED = 128
-_PASSED = "passed"
 _LOUD = {
     JobState.HUNG: "bold red",
     JobState.STALLED: "yellow",
@@ -214,7 +213,8 @@ def frame(seen: LastAnswer, now: float, unix_now: float) -> RenderableType:
     status = seen.status
     age = f"   as of {words.duration(round(now - seen.at))} ago" if seen.problem else ""
     line = Text(words.printable(f"{status.node}   GPU sampler: {status.sampler}   incidents: {status.store}{age}"))
-    return Group(head, line, _jobs(status, unix_now), *_engines(status), _gpus(status), _checks(status, unix_now))
+    engines = (_cut(engine_text(engine)) for engine in status.engines)
+    return Group(head, line, _jobs(status, unix_now), *engines, _gpus(status), _checks(status, unix_now))
 
 
 def _jobs(status: Status, unix_now: float) -> RenderableType:
@@ -234,7 +234,7 @@ class _Jobs(NamedTuple):
         yield from (*head, Segment.line())
         for row, job in zip(rows, self.jobs, strict=True):
             yield from (*row, Segment.line())
-            yield _cut(f"  {_prefix(_timeout(job, self.unix_now))}{_one_line(_message(job))}")
+            yield _cut(f"  {_describe_timeout(job, self.unix_now)}{_one_line(_message(job))}")
 
     def _table(self) -> Table:
         rows = [
@@ -254,12 +254,6 @@ class _Jobs(NamedTuple):
         return _table(heads[:shown], [row[:shown] for row in rows], ("job", "owner"))
 
 
-def _engines(status: Status) -> Iterator[Text]:
-    """Yield a line for each inference engine."""
-    for engine in status.engines:
-        yield _cut(engine_text(engine))
-
-
 def _message(job: JobStatus) -> str:
     """Return the silence of a job, its late rank and the verdict on it, else the detector's message.
 
@@ -269,15 +263,12 @@ def _message(job: JobStatus) -> str:
     return "; ".join(filter(None, (describe_silence(job), describe_straggler(job), message)))
 
 
-def _prefix(timeout: str) -> str:
-    """Return the text before a message that says when the collective timeout ends the job; "" if `timeout` is ""."""
-    return "" if not timeout else "its timeout has passed: " if timeout == _PASSED else f"times out in {timeout}: "
-
-
-def _timeout(job: JobStatus, unix_now: float) -> str:
-    """Return the time until the collective timeout of a hung job, or "passed", as text; "" if not known."""
+def _describe_timeout(job: JobStatus, unix_now: float) -> str:
+    """Return the text before a message that says when the collective timeout ends the job; "" if not known."""
     at = job.ends_itself_unix_seconds
-    return "" if at is None else words.duration(round(at - unix_now)) if at > unix_now else _PASSED
+    if at is None:
+        return ""
+    return f"times out in {words.duration(round(at - unix_now))}: " if at > unix_now else "its timeout has passed: "
 
 
 def _watts(job: JobStatus) -> Text:

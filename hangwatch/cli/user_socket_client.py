@@ -10,9 +10,8 @@ import struct
 import time
 from http import HTTPStatus
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import quote
-
-import msgspec
 
 from hangwatch import config
 from hangwatch.errors import TemporaryError
@@ -28,6 +27,7 @@ SHORT_SECONDS = 5.0
 MARGIN_SECONDS = 60.0
 _PIECE_BYTES = 1 << 16
 _BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
+T = TypeVar("T")
 
 
 class SocketError(Exception):
@@ -62,12 +62,17 @@ def jobs(settings: config.Settings) -> list[JobName]:
     ]
 
 
+def _ask_for(path: str, what: str, form: type[T]) -> T:
+    """Send a request, and decode the answer. Raises SocketError."""
+    try:
+        return decoding.decode_json(ask(path, what), form)
+    except ValueError as error:
+        raise SocketError(f"the daemon's answer is not of this version of hangwatch: {error}") from None
+
+
 def status(path: str) -> Status:
     """Return the daemon's status with the jobs of this user. Raises SocketError."""
-    try:
-        return decoding.decode_json(ask(path, "/status"), Status)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise SocketError(f"the daemon's answer is not of this version of hangwatch: {error}") from None
+    return _ask_for(path, "/status", Status)
 
 
 def dump(settings: config.Settings, which: str, rounds: int | None) -> Incident:
@@ -86,18 +91,12 @@ def dump(settings: config.Settings, which: str, rounds: int | None) -> Incident:
 
 def silence(path: str, query: str) -> SilenceAnswer:
     """Make the daemon silence a job of this user, or end that, see `web.silence_requests`. Raises SocketError."""
-    try:
-        return decoding.decode_json(ask(path, f"/silence?{query}"), SilenceAnswer)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise SocketError(f"the daemon's answer is not of this version of hangwatch: {error}") from None
+    return _ask_for(path, f"/silence?{query}", SilenceAnswer)
 
 
 def incidents(path: str) -> tuple[incident_file.Summary, ...]:
     """Return the incidents of this user's jobs, newest first. Raises SocketError."""
-    try:
-        return decoding.decode_json(ask(path, "/incidents"), incident_file.Incidents).incidents
-    except (msgspec.ValidationError, ValueError) as error:
-        raise SocketError(f"the daemon's answer is not of this version of hangwatch: {error}") from None
+    return _ask_for(path, "/incidents", incident_file.Incidents).incidents
 
 
 def incident(path: str, name: str) -> Incident:

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from hangwatch.fleet.node_replies import AnswerError, ReplyCollector
-from hangwatch.formats import decoding
+from hangwatch.fleet.node_replies import AnswerError, ReplyCollector, parse_answer
 from hangwatch.model import MOST_RANKS
 
 MOST_PROCESSES = 512  # of one node
@@ -127,10 +126,7 @@ class Replies(ReplyCollector[NodeOutput]):
 
 
 def _found(printed: bytes, node: str) -> NodeOutput:
-    try:
-        form = decoding.decode_json(printed, _Form)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise AnswerError(f"its answer cannot be read: {error}") from None
+    form = parse_answer(printed, _Form, "its answer cannot be read: {error}")
     fields_by_pid: dict[int, tuple[str, ...]] = {}
     pieces: dict[int, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for line in form.lines:

@@ -102,10 +102,13 @@ def _shared(verdict: Verdict, grouping: Grouping, leaves: Mapping[str, Leaf]) ->
         return ()
     everybody = len(grouping.members)
     holding = []
+    ids = [member.id for member in grouping.members]
+    switches = {node: f"{leaf.switch} (by {leaf.source})" for node, leaf in leaves.items()}
     for parts, count in (
-        _nodes(grouping, odd),
-        _rails(grouping, odd),
-        _switches(grouping, odd, leaves),
+        _by_name("node", "are on ", [rank.node for rank in ids], odd),
+        # The ranks with the same local rank on all nodes often share a network rail.
+        _by_name("rail", "are on one rail, local rank ", [rank.local_rank for rank in ids], odd),
+        _by_name("leaf_switch", "are on leaf switch ", [switches.get(rank.node or "") for rank in ids], odd),
         _process_groups(grouping, odd),
     ):
         holding += [part for part in parts if _chance(part, odd, everybody, count) <= _CHANCE]
@@ -158,21 +161,6 @@ def _evidence(part: _Part, odd: frozenset[int], everybody: int) -> Evidence:
 
 _Parts: TypeAlias = tuple[list[_Part], int]
 """The parts of one kind that contain all suspects, and the number of all parts of this kind."""
-
-
-def _nodes(grouping: Grouping, odd: frozenset[int]) -> _Parts:
-    return _by_name("node", "are on ", [member.id.node for member in grouping.members], odd)
-
-
-def _rails(grouping: Grouping, odd: frozenset[int]) -> _Parts:
-    """Return the rails: the ranks with the same local rank on all nodes, which often share a network rail."""
-    return _by_name("rail", "are on one rail, local rank ", [one.id.local_rank for one in grouping.members], odd)
-
-
-def _switches(grouping: Grouping, odd: frozenset[int], leaves: Mapping[str, Leaf]) -> _Parts:
-    names = {node: f"{leaf.switch} (by {leaf.source})" for node, leaf in leaves.items()}
-    switches = [names.get(member.id.node or "") for member in grouping.members]
-    return _by_name("leaf_switch", "are on leaf switch ", switches, odd)
 
 
 def _by_name(kind: str, prefix: str, names: Sequence[str | int | None], odd: frozenset[int]) -> _Parts:

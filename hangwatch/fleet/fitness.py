@@ -2,18 +2,19 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.checks.clock_skew import STEP_TIME
 from hangwatch.checks.clock_skew import Settings as ClockSettings
 from hangwatch.checks.framework import requested_ports
-from hangwatch.checks.framework.node_facts import Facts, JobVersions
+from hangwatch.checks.framework.node_facts import Facts
 from hangwatch.checks.framework.result_table import EXIT_CODES, Status
 from hangwatch.fleet.cross_node import ClockOffset
-from hangwatch.fleet.node_replies import AnswerError, ReplyCollector
-from hangwatch.formats import decoding
+from hangwatch.fleet.node_replies import AnswerError, ReplyCollector, parse_answer
 from hangwatch.model import CheckStatus, Value
 from hangwatch.probes.network.ports import MOST_PORTS
 
@@ -29,6 +30,9 @@ _STATUS: dict[CheckStatus, Status] = {
     CheckStatus.CRITICAL: "CRITICAL",
 }
 _SEVERITY = {status.name: int(status) for status in EXIT_CODES}
+_LONG_TEXTS = dict.fromkeys(("message", "detail", "remedy"), _MOST_CHARACTERS)
+
+T = TypeVar("T")
 
 
 class ReportedFault(msgspec.Struct, frozen=True):
@@ -106,10 +110,7 @@ class Fitness(ReplyCollector[NodeReport]):
 
 
 def _report(printed: bytes, _node: str) -> NodeReport:
-    try:
-        report = decoding.decode_json(printed, NodeReport)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise AnswerError(f"its answer is not the output of `hangwatch check --json`: {error}") from None
+    report = parse_answer(printed, NodeReport, "its answer is not the output of `hangwatch check --json`: {error}")
     if report.schema_version != 1:
         raise AnswerError("runs a newer hangwatch than this node: upgrade hangwatch on this node")
     if not report.printed_unix_seconds:
@@ -117,45 +118,25 @@ def _report(printed: bytes, _node: str) -> NodeReport:
     facts = len(report.facts.node) + sum(len(job.versions) for job in report.facts.jobs)
     if len(report.checks) > MOST_CHECKS or facts > MOST_FACTS or len(report.facts.jobs) > MOST_FACTS:
         raise AnswerError(f"its answer has more than {MOST_CHECKS} checks or {MOST_FACTS} facts; it is ignored")
-    return msgspec.structs.replace(
-        report, checks=tuple(map(_bounded, report.checks)), facts=_bounded_facts(report.facts)
-    )
+    checks = tuple(replace(check, faults=check.faults[:MOST_PORTS]) for check in report.checks)
+    return _bounded(replace(report, checks=checks))
 
 
-def _bounded(check: ReportedCheck) -> ReportedCheck:
-    return ReportedCheck(
-        check=words.elided(check.check, _NAME_CHARACTERS),
-        status=check.status,
-        reason=words.elided(check.reason, _NAME_CHARACTERS),
-        message=words.elided(check.message, _MOST_CHARACTERS),
-        remedy=words.elided(check.remedy, _MOST_CHARACTERS),
-        faults=tuple(
-            ReportedFault(
-                subject=words.elided(fault.subject, _NAME_CHARACTERS),
-                reason=words.elided(fault.reason, _NAME_CHARACTERS),
-                detail=words.elided(fault.detail, _MOST_CHARACTERS),
-                remedy=words.elided(fault.remedy, _MOST_CHARACTERS),
-            )
-            for fault in check.faults[:MOST_PORTS]
-        ),
-    )
-
-
-def _bounded_facts(facts: Facts) -> Facts:
-    def bounded_values(pairs: Mapping[str, str]) -> dict[str, str]:
-        return {
-            words.elided(name, _NAME_CHARACTERS): words.elided(value, _NAME_CHARACTERS) for name, value in pairs.items()
-        }
-
-    jobs = [
-        JobVersions(
-            job=words.elided(job.job, _NAME_CHARACTERS),
-            key=words.elided(job.key, _NAME_CHARACTERS),
-            versions=bounded_values(job.versions),
+def _bounded(value: T, characters: int = _NAME_CHARACTERS) -> T:
+    """Return a value with its texts cut: sentences to `_MOST_CHARACTERS`, all others to `_NAME_CHARACTERS`."""
+    bounded: Any = value
+    if isinstance(value, str):
+        bounded = words.elided(value, characters)
+    elif isinstance(value, dict):
+        bounded = {_bounded(name): _bounded(inner) for name, inner in value.items()}
+    elif isinstance(value, tuple):
+        bounded = tuple(map(_bounded, value))
+    elif isinstance(value, msgspec.Struct):
+        fields = {name: getattr(value, name) for name in value.__struct_fields__}
+        bounded = replace(
+            value, **{name: _bounded(inner, _LONG_TEXTS.get(name, characters)) for name, inner in fields.items()}
         )
-        for job in facts.jobs
-    ]
-    return Facts(node=bounded_values(facts.node), jobs=tuple(jobs))
+    return cast(T, bounded)
 
 
 def findings(reports: Mapping[str, NodeReport], *, every_wording: bool = False) -> list[Finding]:
@@ -224,15 +205,17 @@ def differences(reports: Mapping[str, NodeReport]) -> list[Difference]:
             for name, value in job.versions.items():
                 nodes_by_value[name, job.job, job.key][value].append(node)
     return [
-        Difference(fact=name, job=job, values=tuple(_held(nodes_of)))
+        Difference(
+            fact=name,
+            job=job,
+            values=tuple(
+                FactValue(value=value, nodes=tuple(sorted(set(nodes))))
+                for value, nodes in sorted(nodes_of.items(), key=lambda item: (-len(item[1]), item[0]))
+            ),
+        )
         for (name, job, _), nodes_of in nodes_by_value.items()
         if len(nodes_of) > 1
     ]
-
-
-def _held(nodes_of: Mapping[str, Sequence[str]]) -> Iterable[FactValue]:
-    for value, nodes in sorted(nodes_of.items(), key=lambda item: (-len(item[1]), item[0])):
-        yield FactValue(value=value, nodes=tuple(sorted(set(nodes))))
 
 
 def difference_finding(difference: Difference) -> Finding:

@@ -2,12 +2,9 @@
 
 from collections.abc import Mapping
 
-import msgspec
-
 from hangwatch.collectives.node_arrivals import NodeOrder, NodeTimes, PlaceTimes, compare_nodes
-from hangwatch.fleet.node_replies import AnswerError, ReplyCollector
+from hangwatch.fleet.node_replies import AnswerError, ReplyCollector, parse_answer
 from hangwatch.fleet.remote_run import Reply
-from hangwatch.formats import decoding
 from hangwatch.model import Value
 
 SCHEMA_VERSION = 1
@@ -59,10 +56,7 @@ class Replies(ReplyCollector[NodeRecords]):
 
 
 def _parse(printed: bytes, _: str) -> NodeRecords:
-    try:
-        records = decoding.decode_json(printed, NodeRecords)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        raise AnswerError("sent no records: does it run the same version of hangwatch?") from None
+    records = parse_answer(printed, NodeRecords, "sent no records: does it run the same version of hangwatch?")
     places = [place for job in records.jobs for place in job.places]
     are_uneven = any(len(place.numbers) != len(place.unix_ns) for place in places)
     if len(places) > MOST_PLACES or are_uneven or (records.clock_error_seconds or 0.0) < 0:

@@ -5,7 +5,7 @@ The reply of a node counts only for that node, even if it contains names of othe
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -17,8 +17,9 @@ from hangwatch.fleet.cross_node import ClockOffset
 from hangwatch.fleet.merge import SightingCollector
 from hangwatch.fleet.remote_run import MOST_ANSWER_BYTES, Reply
 from hangwatch.fleet.sighting import GroupedDump, Sighting
+from hangwatch.formats import decoding
 from hangwatch.formats.incident_file import StoreError
-from hangwatch.model import Capture, Grouping, Member
+from hangwatch.model import Grouping
 
 LEAST_OFFSET_SECONDS = 1.0
 _NOT_FOUND = 127  # exit code of sh(1) and timeout(1): no such command
@@ -34,6 +35,14 @@ AnswerT = TypeVar("AnswerT")
 
 class AnswerError(Exception):
     """A reply that is not valid. The message gives the reason."""
+
+
+def parse_answer(printed: bytes, form: type[AnswerT], problem: str) -> AnswerT:
+    """Decode the output of a node. Raises AnswerError with the text `problem`, where `{error}` is the reason."""
+    try:
+        return decoding.decode_json(printed, form)
+    except (ValueError, RecursionError) as error:
+        raise AnswerError(problem.format(error=error)) from None
 
 
 class ReplyCollector(Generic[AnswerT]):
@@ -164,9 +173,11 @@ def _start(output: bytes) -> int | None:
 
 def _dump(printed: bytes, node: str) -> GroupedDump:
     try:
-        return _of_node(sighting.parse(Path("its answer"), printed), node)
+        dump = sighting.parse(Path("its answer"), printed)
     except StoreError as error:
         raise AnswerError(str(error)) from None
+    # Names of nodes in the dump itself are not trusted.
+    return replace(dump, node=node, jobs=tuple(_sighting_of(each, node) for each in dump.jobs))
 
 
 def _dump_with_stacks(printed: bytes, node: str) -> GroupedDump:
@@ -175,27 +186,22 @@ def _dump_with_stacks(printed: bytes, node: str) -> GroupedDump:
         captures = sighting.captures(Path("its answer"), printed)
     except StoreError as error:
         raise AnswerError(str(error)) from None
-    return replace(dump, captures=tuple(_capture_of(capture, node) for capture in captures))
-
-
-def _capture_of(capture: Capture, node: str) -> Capture:
-    ranks = (replace(rank, id=replace(rank.id, node=node)) for rank in capture.ranks)
-    return replace(capture, node=node, ranks=tuple(ranks))
-
-
-def _of_node(dump: GroupedDump, node: str) -> GroupedDump:
-    """Return the dump with `node` as the node's name in all values. Names in the dump itself are not trusted."""
-    return replace(dump, node=node, jobs=tuple(_sighting_of(one, node) for one in dump.jobs))
+    with_node = (
+        replace(
+            capture, node=node, ranks=tuple(replace(rank, id=replace(rank.id, node=node)) for rank in capture.ranks)
+        )
+        for capture in captures
+    )
+    return replace(dump, captures=tuple(with_node))
 
 
 def _sighting_of(sighting: Sighting, node: str) -> Sighting:
-    groups = (replace(group, members=tuple(_members_of(group.members, node))) for group in sighting.grouping.groups)
+    groups = (
+        replace(group, members=tuple(replace(each, id=replace(each.id, node=node)) for each in group.members))
+        for group in sighting.grouping.groups
+    )
     grouping = Grouping(groups=tuple(groups), world_size=sighting.grouping.world_size, notes=sighting.grouping.notes)
     return replace(sighting, node=node, grouping=grouping)
-
-
-def _members_of(members: Iterable[Member], node: str) -> Iterable[Member]:
-    return (replace(member, id=replace(member.id, node=node)) for member in members)
 
 
 def _offset(reply: Reply, first_unix_seconds: float, last_unix_seconds: float) -> float:

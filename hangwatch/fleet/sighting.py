@@ -70,9 +70,7 @@ def make_sighting(incident: Incident) -> Sighting:
     """Return the sighting in an incident. Of the job's environment it has only SLURM_TOPOLOGY_ADDR."""
     environ = {name: value for name, value in incident.job.environ.items() if name == topology.ADDRESS}
     job = replace(incident.job, environ=environ, waiting=None)
-    return Sighting(
-        node=incident.node, job=job, opened_unix_seconds=incident.opened_unix_seconds, grouping=incident.grouping
-    )
+    return Sighting.copy_from(incident, job=job)
 
 
 def make_grouped_dump(
@@ -114,31 +112,13 @@ def parse(path: Path, content: bytes) -> GroupedDump:
     if (
         document is None
         or document.schema_version != INCIDENT_VERSION
-        or (document.jobs is None and not _is_whole(document))
+        or (document.jobs is None and (document.job is None or document.grouping is None))
     ):
         return _of_earlier_version(path, content)
-    if document.jobs is None:
-        assert document.job is not None
-        assert document.grouping is not None
-        jobs: tuple[Sighting, ...] = (
-            Sighting(
-                node=document.node,
-                job=document.job,
-                opened_unix_seconds=document.opened_unix_seconds,
-                grouping=document.grouping,
-            ),
-        )
-    else:
-        jobs = document.jobs
+    jobs = document.jobs if document.jobs is not None else (Sighting.copy_from(document),)
     for sighting in jobs:
         incident_file.check_rank_numbers(path, incident_file.rank_numbers(sighting.job, sighting.grouping))
-    return GroupedDump(
-        schema_version=document.schema_version,
-        hangwatch_version=document.hangwatch_version,
-        node=document.node,
-        printed_unix_seconds=document.printed_unix_seconds,
-        jobs=jobs,
-    )
+    return GroupedDump.copy_from(document, jobs=jobs)
 
 
 def captures(path: Path, content: bytes) -> tuple[Capture, ...]:
@@ -150,10 +130,6 @@ def captures(path: Path, content: bytes) -> tuple[Capture, ...]:
     numbers = (number for one in found for rank in one.ranks for number in (rank.id.rank, rank.id.local_rank))
     incident_file.check_rank_numbers(path, numbers)
     return found
-
-
-def _is_whole(decoded: _Found) -> bool:
-    return decoded.job is not None and decoded.grouping is not None
 
 
 def _of_earlier_version(path: Path, content: bytes) -> GroupedDump:

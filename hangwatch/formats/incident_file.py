@@ -353,39 +353,19 @@ def load_summary(folder: Path) -> Summary:
     """Return the summary of the incident in a folder. Most of the file is not decoded."""
     size_bytes = folder_size_bytes(folder)
     if (kept := load_marker(folder)) is not None:
-        return Summary(
-            folder=folder.name,
-            size_bytes=size_bytes,
-            incident_id=kept.incident_id,
-            node=kept.node,
-            job_id=kept.job_id,
-            job_key=kept.job_key,
-            job_name=kept.job_name,
-            opened_unix_seconds=kept.opened_unix_seconds,
-            verdict=kept.verdict,
-            message=kept.message,
-            problem=_marker_line(kept),
-        )
+        return Summary.copy_from(kept, folder=folder.name, size_bytes=size_bytes, problem=_marker_line(kept))
     try:
         head = decode(folder / INCIDENT_FILE, read_bytes(folder / INCIDENT_FILE), _Head)
     except StoreError as error:
         return Summary(folder=folder.name, size_bytes=size_bytes, problem=str(error))
-    return Summary(
+    return Summary.copy_from(
+        head,
+        head.job,
+        head.verdict,
         folder=folder.name,
         size_bytes=size_bytes,
-        incident_id=head.incident_id,
-        node=head.node,
-        job_id=head.job.job_id,
-        job_key=head.job.job_key,
-        job_name=head.job.job_name,
-        opened_unix_seconds=head.opened_unix_seconds,
-        closed_unix_seconds=head.closed_unix_seconds,
-        state=head.state,
         verdict=head.verdict.kind,
-        message=head.verdict.message,
         action=head.verdict.action.kind,
-        fingerprint=head.verdict.fingerprint,
-        uid=head.job.uid,
         has_hung=any(line.state == JobState.HUNG.value for line in head.timeline) or head.verdict.kind == CRASHED,
         is_named=bool(head.verdict.named),
         feedback=load_feedback(folder),
@@ -394,14 +374,7 @@ def load_summary(folder: Path) -> Summary:
 
 def as_past_hang(summary: Summary) -> PastHang:
     """Return an incident of a list as an earlier hang."""
-    return PastHang(
-        incident_id=summary.incident_id,
-        node=summary.node,
-        opened_unix_seconds=summary.opened_unix_seconds,
-        uid=summary.uid,
-        fingerprint=summary.fingerprint,
-        action=summary.action,
-    )
+    return PastHang.copy_from(summary)
 
 
 def _marker_line(kept: Marker) -> str:

@@ -1,8 +1,10 @@
 """Base class of all values, and `Fault`, returned instead of a value that could not be read."""
 
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
+
+ValueT = TypeVar("ValueT", bound="Value")
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -11,6 +13,14 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     The garbage collector does not track values: made of values only, none can be in a cycle. This takes a quarter off
     the grouping of 16,384 ranks. A class with a function or an event in a field sets `gc=True`.
     """
+
+    @classmethod
+    def copy_from(cls: type[ValueT], *sources: object, **others: object) -> ValueT:
+        """Return a value of this class: each field is one of `others`, else that of the first source that has it."""
+        fields: dict[str, object] = {}
+        for source in reversed(sources):
+            fields |= {name: getattr(source, name) for name in cls.__struct_fields__ if hasattr(source, name)}
+        return cls(**(fields | others))
 
 
 class Fault(Value, frozen=True):

@@ -125,7 +125,7 @@ def answer(grouping: Grouping, verdict: Verdict, job: Job | None = None, capture
     """Return the JSON form of a verdict on one job. `job` and `capture` are None if the input was only dumps."""
     return Answer(
         schema_version=SCHEMA_VERSION,
-        job=None if job is None else _job_head(job),
+        job=None if job is None else JobHead.copy_from(job),
         verdict=verdict,
         groups=tuple(_group(group) for group in grouping.groups),
         absent=tuple((ranks.start, ranks.stop - 1) for ranks in grouping.absent),
@@ -152,35 +152,15 @@ def render(form: Value) -> str:
     return msgspec.json.format(msgspec.json.encode(form), indent=1).decode() + "\n"
 
 
-def _job_head(job: Job) -> JobHead:
-    return JobHead(
-        job_id=job.job_id,
-        job_key=job.job_key,
-        launcher=job.launcher,
-        owner=job.owner,
-        user=job.user,
-        command=job.command,
-    )
-
-
 def _group(group: Group) -> GroupForm:
-    ids = group_ids(group)
-    return GroupForm(
-        ranks=tuple(rank.rank for rank in ids if rank.rank is not None),
-        members=tuple(ids),
-        nodes=tuple(sorted({rank.node for rank in ids if rank.node})),
-        activity=group.activity,
-        operation=group.operation,
-        waits=group.waits,
-        waits_for=group.waits_for,
-        phase=group.phase,
-        motion=group.motion,
-        frames=tuple(map(str, group.frames)),
+    parts = split_by_line(group)
+    return GroupForm.copy_from(
+        _part(group),
+        group,
+        nodes=tuple(sorted({member.id.node for member in group.members if member.id.node})),
         threads=tuple(map(_stack, group.threads)),
         workers=tuple(map(_stack, group.workers)),
-        fault=group.fault,
-        gone=group.gone,
-        parts=tuple(map(_part, parts)) if len(parts := split_by_line(group)) > 1 else (),
+        parts=tuple(map(_part, parts)) if len(parts) > 1 else (),
     )
 
 

@@ -41,11 +41,4 @@ def _without(snapshot: Snapshot, incident: Incident) -> tuple[PastHang, ...]:
 
 
 def _as_hang(incident: Incident) -> PastHang:
-    return PastHang(
-        incident_id=incident.incident_id,
-        node=incident.node,
-        opened_unix_seconds=incident.opened_unix_seconds,
-        uid=incident.job.uid,
-        fingerprint=incident.verdict.fingerprint,
-        action=incident.verdict.action.kind,
-    )
+    return PastHang.copy_from(incident, incident.job, incident.verdict, action=incident.verdict.action.kind)

@@ -129,14 +129,8 @@ def build_status(snapshot: Snapshot, node: str, now: float, settings: Detector =
             for job in snapshot.engines
         ),
         checks=tuple(
-            CheckLine(
-                check=name,
-                status=result.verdict.status.name,
-                reason=result.verdict.reason,
-                message=result.verdict.message,
-                ran_unix_seconds=result.ran_unix_seconds,
-            )
-            for name, result in sorted(snapshot.checks.items())
+            CheckLine.copy_from(result.verdict, result, status=result.verdict.status.name)
+            for _, result in sorted(snapshot.checks.items())
         ),
     )
 
@@ -146,18 +140,7 @@ def _gpus(snapshot: Snapshot) -> tuple[GpuStatus, ...]:
         return ()
     jobs = [*(entry.job for entry in snapshot.living), *snapshot.engines]
     read = [
-        GpuStatus(
-            index=gpu.index,
-            name=gpu.name,
-            power_watts=gpu.power_watts,
-            power_limit_watts=gpu.power_limit_watts,
-            utilization_ratio=gpu.utilization_ratio,
-            jobs=tuple(job.name for job in _holders(gpu, jobs)),
-            memory_used_bytes=gpu.memory_used_bytes,
-            memory_total_bytes=gpu.memory_total_bytes,
-            temperature_celsius=gpu.temperature_celsius,
-        )
-        for gpu in snapshot.sweep.gpus
+        GpuStatus.copy_from(gpu, jobs=tuple(job.name for job in _holders(gpu, jobs))) for gpu in snapshot.sweep.gpus
     ]
     unread = [
         GpuStatus(
@@ -186,23 +169,16 @@ def _holders(gpu: GpuSample, jobs: Iterable[Job]) -> list[Job]:
 def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus, ...]:
     readings = {gpu.uuid: gpu.power_watts for gpu in (snapshot.sweep.gpus if snapshot.sweep else ())}
     return tuple(
-        JobStatus(
-            job_id=entry.job.job_id,
+        JobStatus.copy_from(
+            entry.job,
             job_key=entry.job.key,
-            owner=entry.job.owner,
-            launcher=entry.job.launcher,
-            user=entry.job.user,
             state=entry.watch.state,
             message=entry.watch.message,
             seconds_in_state=now - entry.watch.since,
             ranks=len(entry.job.ranks),
-            world_size=entry.job.world_size,
-            absent_local_ranks=entry.job.absent_local_ranks,
             page=snapshot.pages(entry),
             verdict=verdict.message if verdict else None,
             incident=incident.incident_id if incident else None,
-            job_name=entry.job.job_name,
-            program=entry.job.program,
             power_watts=_total(readings.get(uuid) for uuid in entry.job.gpu_uuids),
             line_watts=_total(
                 low_power_threshold_watts(gpu, settings) if (gpu := entry.watch.power.gpus.get(uuid)) else None

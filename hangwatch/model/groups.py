@@ -1,7 +1,9 @@
 """Groups of ranks. `stacks.grouping` and `collectives` make these values, `verdict` and `fleet.merge` read them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain, pairwise
+
+from msgspec import structs
 
 from hangwatch.model.dumps import KernelLine, RankId
 from hangwatch.model.flight_records import Library
@@ -287,6 +289,14 @@ class Grouping(Value, frozen=True):
     def members(self) -> list[Member]:
         """All ranks of all groups."""
         return list(chain.from_iterable(group.members for group in self.groups))
+
+    def change_members(self, change: Callable[[Group, Member], Member]) -> "Grouping":
+        """Return the groups with `change(group, member)` in place of each member."""
+        groups = (
+            structs.replace(group, members=tuple(change(group, member) for member in group.members))
+            for group in self.groups
+        )
+        return structs.replace(self, groups=tuple(groups))
 
     @property
     def is_from_text(self) -> bool:

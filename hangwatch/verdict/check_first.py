@@ -95,11 +95,11 @@ def _is_alone_in_a_collective(scene: Scene, group: Group) -> bool:
 
     False if the two groups are the root and the other ranks of one collective, or if a group is a pipeline stage.
     """
-    return group.size == 1 and scene.are_all_collective and not scene.has_pipeline_stages and not scene.only_roles
+    return group.size == 1 and scene.are_all_collective and not scene.only_roles
 
 
-def _is_in_a_collective(scene: Scene, group: Group) -> bool:
-    return is_collective(group) and all(other.waits_for == "gpu" for other in scene.stacked if other is not group)
+def _do_others_wait_for_gpus(scene: Scene, group: Group) -> bool:
+    return all(other.waits_for == "gpu" for other in scene.stacked if other is not group)
 
 
 def _is_at_another_line(scene: Scene, _: Group) -> bool:
@@ -115,21 +115,11 @@ def _idles_in_loop(group: Group) -> bool:
     return activity.find_activity(group.activity).idles
 
 
-def _find_idle_servers(scene: Scene) -> Sequence[Group]:
-    """Return the ranks that wait for a request in a serving loop, while all other ranks are in collectives."""
-    return _find_groups_outside_collectives(scene, _idles_in_loop)
-
-
 def _awaits_orders(group: Group) -> bool:
     """True if the group waits in a loop for its next order from another process."""
     frame = find_caller(group.frames)
     receives = is_rooted(group) or is_between_two(group) or not is_collective(group)
     return group.waits and receives and frame is not None and activity.is_marked("orders", frame.function, frame.file)
-
-
-def _find_ranks_awaiting_orders(scene: Scene) -> Sequence[Group]:
-    """Return the ranks that wait in a loop for their next order, while all other ranks are in collectives."""
-    return _find_groups_outside_collectives(scene, _awaits_orders)
 
 
 def _awaits_process_or_events(scene: Scene, group: Group) -> bool:
@@ -141,7 +131,7 @@ def _awaits_process_or_events(scene: Scene, group: Group) -> bool:
     return (
         (_awaits_another_process(group) or _idles_in_loop(group))
         and not any(member.motion is Motion.MOVING for member in group.members)
-        and all(other.waits_for == "gpu" for other in scene.stacked if other is not group)
+        and _do_others_wait_for_gpus(scene, group)
     )
 
 
@@ -150,24 +140,18 @@ def _awaits_another_process(group: Group) -> bool:
     return is_answered_by_process(group) and not _idles_in_loop(group)
 
 
-def _find_ranks_awaiting_lock_file(scene: Scene) -> Sequence[Group]:
-    """Return the ranks that wait for a lock file, while all other ranks are in collectives: no rank holds it."""
-    return _find_groups_outside_collectives(scene, lambda group: group.activity == "lock_file")
+def _find_outside_collectives(wanted: Callable[[Group], bool]) -> Callable[[Scene], Sequence[Group]]:
+    """Return a function that finds the groups for which `wanted` is true, if all other groups are in collectives.
 
-
-def _find_ranks_awaiting_reply(scene: Scene) -> Sequence[Group]:
-    """Return the ranks that wait for a reply from another process, while all other ranks are in collectives."""
-    return _find_groups_outside_collectives(scene, _awaits_another_process)
-
-
-def _find_groups_outside_collectives(scene: Scene, wanted: Callable[[Group], bool]) -> Sequence[Group]:
-    """Return the groups for which `wanted` is true, if all other groups are in collectives.
-
-    Else return an empty list.
+    Else it returns an empty list.
     """
-    idle = [group for group in scene.stacked if wanted(group)]
-    inside = [group for group in scene.stacked if not wanted(group)]
-    return idle if inside and all(map(is_collective, inside)) else []
+
+    def suspects(scene: Scene) -> Sequence[Group]:
+        idle = [group for group in scene.stacked if wanted(group)]
+        inside = [group for group in scene.stacked if not wanted(group)]
+        return idle if inside and all(map(is_collective, inside)) else []
+
+    return suspects
 
 
 def _find_by_kernel_log(*names: str) -> Callable[[Scene], Sequence[Group]]:
@@ -234,24 +218,17 @@ def _find_busy_half(scene: Scene) -> Sequence[Group]:
     return busy if is_one and is_collective(others[0]) else []
 
 
-def _is_behind_gpu(_: Scene, group: Group) -> bool:
-    return group.waits_for == "gpu"
-
-
 def _find_low_power(scene: Scene) -> Sequence[Group]:
     """Return the groups without a working GPU, if each of their GPUs draws less power than every working GPU.
 
     Return an empty list if the power of one of these GPUs is unknown.
     """
-    working = [member for group in scene.stacked for member in group.members if _gpu_works(member.signature)]
-    still = [group for group in scene.stacked if not any(_gpu_works(member.signature) for member in group.members)]
+    works = Signature.GPU_WORKS
+    working = [member for group in scene.stacked for member in group.members if member.signature is works]
+    still = [group for group in scene.stacked if all(member.signature is not works for member in group.members)]
     drawn = [member.gpu.power_watts for group in still for member in group.members]
     least = min((member.gpu.power_watts or 0.0 for member in working), default=0.0)
     return still if drawn and all(watts is not None and watts < least for watts in drawn) else []
-
-
-def _gpu_works(signature: Signature) -> bool:
-    return signature is Signature.GPU_WORKS
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
@@ -260,11 +237,11 @@ def _gpu_works(signature: Signature) -> bool:
 def _make_rule(
     description: str,
     suspects: Callable[[Scene], Sequence[Group]],
-    waiting: tuple[str, ...],
-    says: Text,
-    settle: str | Text,
+    waiting: tuple[str, ...] = ("ranks", "gpu"),
+    says: Text = check_first_reasons.differs_from_others,
+    settle: str | Text = deciding_steps.find_blocking_call,
     *,
-    few: bool = True,
+    are_few: bool = False,
     may_name: bool = False,
     by_stack: bool = True,
 ) -> Rule:
@@ -274,7 +251,7 @@ def _make_rule(
         suspects=suspects,
         waiting=waiting,
         half_of="answered",
-        outnumber="three times" if few else "as many",
+        outnumber="three times" if are_few else "as many",
         confidence=Confidence.NONE,
         says=says,
         by_stack=by_stack,
@@ -290,7 +267,6 @@ CHECK_FIRST: tuple[Rule, ...] = (
         ANYTHING,
         check_first_reasons.stopped,
         deciding_steps.let_run,
-        few=False,
         by_stack=False,
     ),
     _make_rule(
@@ -300,25 +276,20 @@ CHECK_FIRST: tuple[Rule, ...] = (
         ANYTHING,
         check_first_reasons.died,
         deciding_steps.DIED,
-        few=False,
         by_stack=False,
     ),
     _make_rule(
         "have a thread that has been blocked in state `D` for minutes, according to the kernel's log",
         _find_by_kernel_log("hung_task"),
-        ("ranks", "gpu"),
-        check_first_reasons.hung_task,
-        deciding_steps.HUNG_TASK,
-        few=False,
+        says=check_first_reasons.hung_task,
+        settle=deciding_steps.HUNG_TASK,
         by_stack=False,
     ),
     _make_rule(
         "have lost a worker process to a fault or the OOM killer, according to the kernel's log",
         _find_by_kernel_log(*DEADLY),
-        ("ranks", "gpu"),
-        check_first_reasons.lost_worker,
-        deciding_steps.whether_it_waits,
-        few=False,
+        says=check_first_reasons.lost_worker,
+        settle=deciding_steps.whether_it_waits,
         by_stack=False,
     ),
     _make_rule(
@@ -327,70 +298,55 @@ CHECK_FIRST: tuple[Rule, ...] = (
         ("ranks", "gpu", "lock"),
         check_first_reasons.holds_lock,
         deciding_steps.LOCK,
-        few=False,
-        by_stack=False,
     ),
     _make_rule(
         "wait for a lock file, while all other ranks are in collectives",
-        _find_ranks_awaiting_lock_file,
-        ("ranks", "gpu"),
-        check_first_reasons.differs_from_others,
-        deciding_steps.LOCK_FILE,
-        few=False,
+        _find_outside_collectives(lambda group: group.activity == "lock_file"),
+        settle=deciding_steps.LOCK_FILE,
     ),
     _make_rule(
         "is one of two ranks and in no known wait, while the other rank waits",
         _other_of_two,
         ("ranks",),
-        check_first_reasons.differs_from_others,
-        deciding_steps.find_blocking_call,
-        few=False,
         may_name=True,
     ),
     _make_rule(
         "do not progress in the program's own code",
         _find_only_group(_is_in_own_code),
-        ("ranks", "gpu"),
-        check_first_reasons.differs_from_others,
-        deciding_steps.find_blocking_call,
+        are_few=True,
         may_name=True,
     ),
     _make_rule(
         "are in the program's own code, while the others do not progress in a JAX program over all processes",
         _find_group_outside_jax_program,
         ("gpu",),
-        check_first_reasons.differs_from_others,
-        deciding_steps.find_blocking_call,
-        few=False,
     ),
     _make_rule(
         "wait for one of their threads, which is in functions that no rule matches",
         _find_only_group(_asks_unknown_thread),
         ("ranks",),
-        check_first_reasons.differs_from_others,
-        deciding_steps.THREAD,
+        settle=deciding_steps.THREAD,
+        are_few=True,
         may_name=True,
     ),
     _make_rule(
         "wait for several of their threads, which are at different places",
         _find_only_group(_awaits_differing_threads),
-        ("ranks", "gpu"),
-        check_first_reasons.differs_from_others,
-        deciding_steps.THREADS,
+        settle=deciding_steps.THREADS,
+        are_few=True,
     ),
     _make_rule(
         "do not progress in the program's own code, while the others wait for a lock",
         _find_only_group(_is_outside_awaited_lock),
         ("lock",),
-        check_first_reasons.differs_from_others,
-        deciding_steps.find_blocking_call,
+        are_few=True,
     ),
     _make_rule(
         "have no thread in a collective, while all other ranks have one; all main threads are at the same place",
         _find_only_group(_lacks_thread_in_collective),
         ANYTHING,
         check_first_reasons.without_a_thread,
-        deciding_steps.find_blocking_call,
+        are_few=True,
     ),
     _make_rule(
         "are in the same functions as all others, at another line of the user's code",
@@ -398,73 +354,69 @@ CHECK_FIRST: tuple[Rule, ...] = (
         ANYTHING,
         check_first_reasons.other_line,
         deciding_steps.numbers,
+        are_few=True,
     ),
     _make_rule(
         "wait for their next order, while the others have gone on into a collective",
-        _find_ranks_awaiting_orders,
+        _find_outside_collectives(_awaits_orders),
         ("ranks",),
         check_first_reasons.awaits_orders,
         deciding_steps.ORDERS,
-        few=False,
     ),
     _make_rule(
         "wait in a loop for clients or events, while the others have gone on into a collective",
-        _find_idle_servers,
+        _find_outside_collectives(_idles_in_loop),
         ("ranks",),
         check_first_reasons.has_not_joined,
         deciding_steps.LOOP,
-        few=False,
     ),
     _make_rule(
         "wait for an answer from another process, while the others have gone on into a collective",
-        _find_ranks_awaiting_reply,
+        _find_outside_collectives(_awaits_another_process),
         ("ranks",),
         check_first_reasons.has_not_joined,
         deciding_steps.look_at,
+        are_few=True,
     ),
     _make_rule(
         "wait for another process or for events, while the others wait for their GPUs",
         _find_only_group(_awaits_process_or_events),
         ("gpu",),
-        check_first_reasons.differs_from_others,
-        deciding_steps.look_at,
+        settle=deciding_steps.look_at,
+        are_few=True,
     ),
     _make_rule(
         "is a single rank in another collective, or in another call of the same collective",
         _find_only_group(_is_alone_in_a_collective),
         ("ranks",),
-        check_first_reasons.differs_from_others,
-        deciding_steps.numbers,
+        settle=deciding_steps.numbers,
+        are_few=True,
     ),
     _make_rule(
         "wait in a collective, while the others wait for their GPUs",
-        _find_only_group(_is_in_a_collective),
+        _find_only_group(lambda scene, group: is_collective(group) and _do_others_wait_for_gpus(scene, group)),
         ("gpu",),
-        check_first_reasons.differs_from_others,
-        deciding_steps.numbers,
+        settle=deciding_steps.numbers,
+        are_few=True,
     ),
     _make_rule(
         "are half of the job and busy with one activity, while the others wait in one call of a collective",
         _find_busy_half,
         ("ranks",),
-        check_first_reasons.differs_from_others,
-        deciding_steps.look_at,
-        few=False,
+        settle=deciding_steps.look_at,
     ),
     _make_rule(
         "wait for their GPU, if the world size is unknown",
-        _find_only_group(_is_behind_gpu),
+        _find_only_group(lambda _, group: group.waits_for == "gpu"),
         ("ranks",),
-        check_first_reasons.differs_from_others,
-        deciding_steps.numbers,
+        settle=deciding_steps.numbers,
+        are_few=True,
     ),
     _make_rule(
         "have GPUs that all draw less power than every working GPU",
         _find_low_power,
         ("work",),
         check_first_reasons.low_power,
-        deciding_steps.find_blocking_call,
-        few=False,
     ),
 )
 """The rules for ranks to check first. They are tried in this order. Section 4 of docs/verdicts.md prints them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -59,23 +59,14 @@ class Diagnosis(Value, frozen=True):
         """
         if not any(member.id in ranks and member.motion is Motion.MOVING for member in self.grouping.members):
             return self
-        groups = tuple(_remove_motion_of(group, ranks) for group in self.grouping.groups)
-        grouping = replace(self.grouping, groups=groups)
-        return replace(self, grouping=grouping, verdict=_judge(grouping, self.capture, self.ranks_here, self.logs))
+        return self._judge_again(lambda _, member: _remove_motion(member) if member.id in ranks else member)
 
     def with_sleepers(self, polling: Collection[RankId], asleep: Collection[RankId]) -> Diagnosis:
         """Judge the capture again: `polling` ranks do not progress, and the motion of `asleep` ranks is unknown.
 
         Exception: a rank in `asleep` keeps its motion if its flight recorder shows an operation that stays open.
         """
-        if not any(member.id in polling or member.id in asleep for member in self.grouping.members):
-            return self
-        groups = tuple(
-            replace(group, members=tuple(_mark_sleep(one, polling, asleep) for one in group.members))
-            for group in self.grouping.groups
-        )
-        grouping = replace(self.grouping, groups=groups)
-        return replace(self, grouping=grouping, verdict=_judge(grouping, self.capture, self.ranks_here, self.logs))
+        return self._judge_again(lambda _, member: _mark_sleep(member, polling, asleep))
 
     def without_busy_gpus(self, least_ratio: float) -> Diagnosis:
         """Judge the capture again, of a job without new collectives: the power of its GPUs proves less.
@@ -83,10 +74,16 @@ class Diagnosis(Value, frozen=True):
         The motion of a rank is unknown if it waits for a GPU above `least_ratio` of the way from floor to busy level
         (or for ranks, while its GPU works).
         """
-        groups = tuple(_mark_busy_gpus(group, least_ratio) for group in self.grouping.groups)
-        if groups == self.grouping.groups:
+        return self._judge_again(
+            lambda group, member: (
+                replace(member, motion=Motion.UNKNOWN) if _has_busy_gpu(group, member, least_ratio) else member
+            )
+        )
+
+    def _judge_again(self, change: Callable[[Group, Member], Member]) -> Diagnosis:
+        grouping = self.grouping.change_members(change)
+        if grouping == self.grouping:
             return self
-        grouping = replace(self.grouping, groups=groups)
         return replace(self, grouping=grouping, verdict=_judge(grouping, self.capture, self.ranks_here, self.logs))
 
     def hide_from_other_users(self, job: Job) -> Job:
@@ -161,23 +158,12 @@ def _mark_sleep(member: Member, polling: Collection[RankId], asleep: Collection[
     return replace(member, motion=Motion.UNKNOWN) if member.id in asleep and is_judged else member
 
 
-def _mark_busy_gpus(group: Group, least_ratio: float) -> Group:
-    def is_busy(member: Member) -> bool:
-        ratio, signature = member.gpu.busy_power_ratio, member.signature
-        if group.waits_for == "ranks" or any(open_operations(member)):
-            return signature is Signature.GPU_WORKS
-        waits = signature is Signature.BEHIND_GPU or (group.waits_for == "gpu" and signature is Signature.BLOCKED)
-        return waits and ratio is not None and ratio > least_ratio
-
-    if not any(map(is_busy, group.members)):
-        return group
-    members = (replace(one, motion=Motion.UNKNOWN) if is_busy(one) else one for one in group.members)
-    return replace(group, members=tuple(members))
-
-
-def _remove_motion_of(group: Group, ranks: Collection[RankId]) -> Group:
-    members = (_remove_motion(one) if one.id in ranks else one for one in group.members)
-    return replace(group, members=tuple(members))
+def _has_busy_gpu(group: Group, member: Member, least_ratio: float) -> bool:
+    ratio, signature = member.gpu.busy_power_ratio, member.signature
+    if group.waits_for == "ranks" or any(open_operations(member)):
+        return signature is Signature.GPU_WORKS
+    waits = signature is Signature.BEHIND_GPU or (group.waits_for == "gpu" and signature is Signature.BLOCKED)
+    return waits and ratio is not None and ratio > least_ratio
 
 
 def _remove_motion(member: Member) -> Member:

@@ -12,13 +12,14 @@ from hangwatch.stacks import activity
 from hangwatch.tables import kernel_lines
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.measurements import (
+    CPU,
     CPU_GAP,
     FEWEST_TO_STAND_OUT,
+    POWER,
     SM_OF_A_KERNEL,
+    UTILIZATION,
     UTILIZATION_GAP,
-    cpu,
-    power,
-    utilization,
+    compare,
     values,
 )
 from hangwatch.verdict.scene import Scene
@@ -329,7 +330,7 @@ def _numbers(member: Member) -> list[str]:
 
 def _compared(members: Sequence[Member], rest: Sequence[Member]) -> Iterator[Evidence]:
     """Yield the measurements of the suspects next to those of the other ranks."""
-    drawn, used, busy = power(members, rest), utilization(members, rest), cpu(members, rest)
+    drawn, used, busy = (compare(members, rest, read) for read in (POWER, UTILIZATION, CPU))
     if drawn.is_measured:
         watts, others = f"{median(drawn.suspects):.0f} W", f"{median(drawn.others):.0f} W"
         message = f"GPU power {watts}, the others {others} ({min(drawn.others):.0f} to {max(drawn.others):.0f})"

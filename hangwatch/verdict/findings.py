@@ -63,7 +63,7 @@ class Finding(NamedTuple):
     confidence: Confidence = Confidence.NONE
     settle: str | Text = ""
     rule: Rule | None = None
-    answer: Answer = Answer("unknown")
+    answer: Answer = Answer("Unknown")
     by_numbers: bool = False
     apart: tuple[Group, ...] = ()
     contradicted: Finding | None = None

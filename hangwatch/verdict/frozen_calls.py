@@ -8,8 +8,8 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from hangwatch.model import STOPPED_STATES, Group, Grouping, Member, Motion, Signature
-from hangwatch.verdict.scene import OPENS_FIFO, lock_holder, process_of, stance_of
+from hangwatch.model import STOPPED_STATES, Grouping, Member, Motion, Signature
+from hangwatch.verdict.scene import OPENS_FIFO, lock_holder, process_of
 from hangwatch.verdict.sequence_rules import decide_by_records
 
 _ASLEEP_RATIO = 0.1  # of a core; a rank that tries a collective again sleeps in it
@@ -22,13 +22,12 @@ def with_frozen_ranks(grouping: Grouping) -> Grouping:
     """
     if not any(map(_may_only_wait, grouping.members)):
         return grouping
-    answer = decide_by_records(grouping.members, stance_of(grouping), grouping.world_size)
+    answer = decide_by_records(grouping)
     named = [member for member in grouping.members if member.id.rank in answer.named]
     others = frozenset(map(process_of, grouping.members))
     if not named or answer.graph.is_partial or not all(_is_held(each, others) for each in named):
         return grouping
-    groups = (_freeze(group, set(answer.named), answer.graph.waiting) for group in grouping.groups)
-    return replace(grouping, groups=tuple(groups))
+    return grouping.change_members(lambda _, member: _freeze(member, answer.named, answer.graph.waiting))
 
 
 def _is_held(member: Member, processes: Collection[tuple[str | None, int | None]]) -> bool:
@@ -51,13 +50,10 @@ def _may_only_wait(member: Member) -> bool:
     return member.signature is Signature.GPU_WORKS or (member.signature is Signature.COMPUTES and sleeps)
 
 
-def _freeze(group: Group, named: Collection[int], waiting: Collection[int]) -> Group:
-    def freeze(member: Member) -> Member:
-        if member.id.rank in named:
-            return replace(member, motion=Motion.FROZEN, signature=Signature.BLOCKED)
-        if member.id.rank in waiting and _may_only_wait(member):
-            does = Signature.BEHIND_GPU if member.signature is Signature.GPU_WORKS else Signature.POLLS
-            return replace(member, motion=Motion.FROZEN, signature=does)
-        return member
-
-    return replace(group, members=tuple(map(freeze, group.members)))
+def _freeze(member: Member, named: Collection[int], waiting: Collection[int]) -> Member:
+    if member.id.rank in named:
+        return replace(member, motion=Motion.FROZEN, signature=Signature.BLOCKED)
+    if member.id.rank in waiting and _may_only_wait(member):
+        does = Signature.BEHIND_GPU if member.signature is Signature.GPU_WORKS else Signature.POLLS
+        return replace(member, motion=Motion.FROZEN, signature=does)
+    return member

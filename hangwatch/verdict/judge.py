@@ -37,14 +37,13 @@ _HEALTH: dict[str, Text] = {
     "Suspended": job_headlines.suspended,
     "Over": job_headlines.over,
 }
-_BY_ANSWER: dict[str, tuple[str, Text, str]] = {
-    "not_joined": ("NotJoined", sequence_numbers.may_not_join, sequence_numbers.OWN_CODE),
-    "all_joined": ("AllJoined", sequence_numbers.all_joined, guidance.ITS_GPU),
-    "cycle": ("Cycle", sequence_numbers.cycle, sequence_numbers.BRANCH),
-    "still_open": ("AllJoined", sequence_numbers.still_open, ""),
-    "mismatch": ("Mismatch", sequence_numbers.mismatch, sequence_numbers.BRANCH),
+_BY_NUMBERS: dict[str, tuple[Text, str]] = {
+    "NotJoined": (sequence_numbers.may_not_join, sequence_numbers.OWN_CODE),
+    "AllJoined": (sequence_numbers.all_joined, guidance.ITS_GPU),
+    "Cycle": (sequence_numbers.cycle, sequence_numbers.BRANCH),
+    "Mismatch": (sequence_numbers.mismatch, sequence_numbers.BRANCH),
 }
-"""For each kind of `Answer` that names no rank: the kind of verdict, its text, and the check that would decide."""
+"""For each kind of `Answer` that names no rank: its text, and the check that would decide."""
 
 
 def judge(
@@ -77,7 +76,7 @@ def find(scene: Scene) -> Finding:
     is_paused = scene.health == "NoHangSeen"
     if scene.health is not None and not is_paused:
         return Finding(scene.health, scene, _HEALTH[scene.health], others=scene.stacked)
-    answer = decide_by_records(scene.grouping.members, scene.stance, scene.grouping.world_size)
+    answer = decide_by_records(scene.grouping)
     finding = _decide(scene, answer)._replace(answer=answer)
     if is_paused and not finding.is_named:
         return Finding("NoHangSeen", scene, job_headlines.no_hang_seen, others=scene.stacked)
@@ -91,10 +90,11 @@ def _decide(scene: Scene, answer: Answer) -> Finding:
     suspicion = next(_passing(RULES, scene, decides=True), None)
     named = _name(suspicion) if suspicion is not None and _is_supported_by_half(suspicion) else None
     is_by_stack = named is not None and named.kind not in _BY_KERNEL
-    if by_numbers is not None and (named is None or (is_by_stack and answer.kind != "still_open")):
+    if by_numbers is not None and (named is None or (is_by_stack and not answer.is_still_open)):
         return by_numbers
     if named is not None:
-        if is_by_stack and _contradicts(answer, named):
+        have_joined = named.members and all(process_key(member.id) in answer.graph.joined for member in named.members)
+        if is_by_stack and have_joined:
             return _contradiction(named, answer)
         return _without_name(named) if is_by_stack and _lacks_power_history(named) else named
     enclosed = None if answer.graph.have_communicated else _find_wrong_interface(scene)
@@ -111,30 +111,32 @@ def _decide(scene: Scene, answer: Answer) -> Finding:
 
 def _by_numbers(scene: Scene, answer: Answer) -> Finding | None:
     """Return the finding by sequence numbers. None if they show nothing; then the rules on stacks decide."""
-    odd = scene.odd_gpu if answer.kind == "all_joined" else None
+    odd = scene.odd_gpu if answer.kind == "AllJoined" and not answer.is_still_open else None
     ranks = {process_key(odd.member.id)} - {None} if odd is not None else set(answer.named or answer.check_first)
     suspects = tuple(
         keep_groups(scene.grouping.groups, lambda member: process_key(member.id) in ranks) if ranks else ()
     )
     members = [member for group in suspects for member in group.members]
-    if answer.named or (_is_late(answer, members) and scene.are_settled_by_kernel(members)):
+    is_late = answer.kind == "NotJoined" and 0 < len(members) <= len(answer.graph.waiting)
+    if answer.named or (is_late and scene.are_settled_by_kernel(members)):
         is_sure = bool(answer.named) and not answer.graph.is_partial
         is_outside = any(member.signature is Signature.AWAITS_OUTSIDE for member in members)
         confidence = Confidence.HIGH if is_sure and not is_outside else Confidence.MEDIUM
-        is_gpu = answer.kind == "gpu"
         return Finding(
-            kind="GpuBehind" if is_gpu else "NotJoined",
+            kind=answer.kind,
             scene=scene,
-            says=sequence_numbers.ends if is_gpu else sequence_numbers.not_joined,
+            says=sequence_numbers.ends if answer.kind == "GpuBehind" else sequence_numbers.not_joined,
             suspects=suspects,
             others=remove_suspects(suspects, scene.stacked),
             confidence=Confidence.LOW if _may_be_innocent(scene, suspects, answer) else confidence,
             by_numbers=True,
         )
-    if answer.kind not in _BY_ANSWER or (answer.kind == "not_joined" and not suspects):
+    if answer.kind == "Unknown" or (answer.kind == "NotJoined" and not suspects):
         return None
-    kind, says, settle = _BY_ANSWER[answer.kind]
-    return Finding(kind, scene, says, suspects, settle=settle, by_numbers=True, odd_gpu=odd if suspects else None)
+    says, settle = (sequence_numbers.still_open, "") if answer.is_still_open else _BY_NUMBERS[answer.kind]
+    return Finding(
+        answer.kind, scene, says, suspects, settle=settle, by_numbers=True, odd_gpu=odd if suspects else None
+    )
 
 
 def _may_be_innocent(scene: Scene, suspects: Sequence[Group], answer: Answer) -> bool:
@@ -148,16 +150,6 @@ def _may_be_innocent(scene: Scene, suspects: Sequence[Group], answer: Answer) ->
         for group in scene.stacked
     )
     return is_outside and all(map(waits_in_program, suspects))
-
-
-def _is_late(answer: Answer, members: Sequence[Member]) -> bool:
-    """True if these ranks have not joined by their flight recorders, and at least as many ranks wait."""
-    return answer.kind == "not_joined" and 0 < len(members) <= len(answer.graph.waiting)
-
-
-def _contradicts(answer: Answer, named: Finding) -> bool:
-    """True if by sequence numbers each named rank has joined the operations in which the other ranks wait."""
-    return bool(named.members) and all(process_key(one.id) in answer.graph.joined for one in named.members)
 
 
 def _contradiction(named: Finding, answer: Answer) -> Finding:

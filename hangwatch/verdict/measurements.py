@@ -16,10 +16,11 @@ _SM_OF_NO_KERNEL = 0.001
 SM_OF_A_KERNEL = 0.005
 
 Read = Callable[[Member], float | None]
+GpuNumber = Literal["power", "utilization", "kernel"]
 
-_POWER: Read = attrgetter("gpu.power_watts")
-_UTILIZATION: Read = attrgetter("gpu.utilization_ratio")
-_CPU: Read = attrgetter("usage.cpu_ratio")
+POWER: Read = attrgetter("gpu.power_watts")
+UTILIZATION: Read = attrgetter("gpu.utilization_ratio")
+CPU: Read = attrgetter("usage.cpu_ratio")
 
 
 class Compared(NamedTuple):
@@ -55,28 +56,13 @@ def compare(members: Iterable[Member], others: Iterable[Member], read: Read) -> 
     return Compared(values(members, read), values(others, read))
 
 
-def power(members: Iterable[Member], others: Iterable[Member]) -> Compared:
-    """Return the GPU power of `members` and of `others`, in watts."""
-    return compare(members, others, _POWER)
-
-
-def utilization(members: Iterable[Member], others: Iterable[Member]) -> Compared:
-    """Return the GPU utilization of `members` and of `others`, as ratios."""
-    return compare(members, others, _UTILIZATION)
-
-
-def cpu(members: Iterable[Member], others: Iterable[Member]) -> Compared:
-    """Return the CPU use of the processes of `members` and of `others`, as ratios of a core."""
-    return compare(members, others, _CPU)
-
-
 def is_supported(members: Sequence[Member], others: Sequence[Group]) -> bool:
     """True if the power, GPU utilization or CPU use of these ranks differs from that of the other ranks."""
     rest = [member for group in others for member in group.members]
     return (
-        power(members, rest).draws_less
-        or utilization(members, rest).is_apart(UTILIZATION_GAP)
-        or cpu(members, rest).is_apart(CPU_GAP)
+        compare(members, rest, POWER).draws_less
+        or compare(members, rest, UTILIZATION).is_apart(UTILIZATION_GAP)
+        or compare(members, rest, CPU).is_apart(CPU_GAP)
     )
 
 
@@ -90,8 +76,9 @@ def machine_says_the_same(members: Sequence[Member], others: Sequence[Group]) ->
     rest = [member for group in others for member in group.members]
     if all(member.waits.awaited is not None or member.waits.stuck_on is not None for member in members):
         return True
-    is_idle = utilization(members, rest).is_lower(UTILIZATION_GAP)
-    return (power(members, rest).draws_less and is_idle) or cpu(members, rest).is_lower(CPU_GAP)
+    is_idle = compare(members, rest, UTILIZATION).is_lower(UTILIZATION_GAP)
+    draws_less = compare(members, rest, POWER).draws_less
+    return (draws_less and is_idle) or compare(members, rest, CPU).is_lower(CPU_GAP)
 
 
 class OddGpu(NamedTuple):
@@ -102,7 +89,7 @@ class OddGpu(NamedTuple):
     """
 
     member: Member
-    number: Literal["power", "utilization", "kernel"]
+    number: GpuNumber
     value: float
     others: list[float]
 
@@ -114,34 +101,27 @@ def find_odd_gpu(members: Sequence[Member]) -> OddGpu | None:
     kernel while all others run one. The number must be known for all ranks, and for at least three.
     """
     odd: dict[object, OddGpu] = {}
-    if (lowest := _find_lowest(members, _POWER)) is not None:
-        member, value, others = lowest
-        if value < _POWER_RATIO * min(others):
-            odd[member.id] = OddGpu(member, "power", value, others)
-    if (lowest := _find_lowest(members, _UTILIZATION)) is not None:
-        member, value, others = lowest
-        if value <= min(others) - UTILIZATION_GAP:
-            odd[member.id] = OddGpu(member, "utilization", value, others)
-    if (
-        lowest := _find_lowest(members, lambda member: member.gpu.use.sm_ratio if member.gpu.use else None)
-    ) is not None:
-        member, value, others = lowest
-        if value < _SM_OF_NO_KERNEL and min(others) >= SM_OF_A_KERNEL:
-            odd[member.id] = OddGpu(member, "kernel", value, others)
+    for number, read, differs in _ODD:
+        measured = values(members, read)
+        if len(measured) < max(FEWEST_TO_STAND_OUT, len(members)):
+            continue
+        place = measured.index(min(measured))
+        value, others = measured.pop(place), measured
+        if differs(value, min(others)):
+            odd[members[place].id] = OddGpu(members[place], number, value, others)
     return next(iter(odd.values())) if len(odd) == 1 else None
 
 
-def _find_lowest(members: Sequence[Member], read: Read) -> tuple[Member, float, list[float]] | None:
-    """Return the member with the lowest value, that value, and the values of all others.
-
-    None for fewer than three members, or if a value is missing.
-    """
-    measured = values(members, read)
-    if len(measured) < max(FEWEST_TO_STAND_OUT, len(members)):
-        return None
-    lowest = min(measured)
-    place = measured.index(lowest)
-    return members[place], lowest, measured[:place] + measured[place + 1 :]
+_ODD: tuple[tuple[GpuNumber, Read, Callable[[float, float], bool]], ...] = (
+    ("power", POWER, lambda value, lowest: value < _POWER_RATIO * lowest),
+    ("utilization", UTILIZATION, lambda value, lowest: value <= lowest - UTILIZATION_GAP),
+    (
+        "kernel",
+        lambda member: member.gpu.use.sm_ratio if member.gpu.use else None,
+        lambda value, lowest: value < _SM_OF_NO_KERNEL and lowest >= SM_OF_A_KERNEL,
+    ),
+)
+"""The numbers of a GPU, and how the lowest differs from the lowest of all others."""
 
 
 def values(members: Iterable[Member], read: Read) -> list[float]:

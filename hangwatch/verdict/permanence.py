@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from hangwatch.collectives.process_groups import process_key
 from hangwatch.model import STOPPED_STATES, Group, Grouping, Member, RankId, Signature, Verdict
-from hangwatch.verdict.scene import open_operations, stance_of
+from hangwatch.verdict.scene import open_operations
 from hangwatch.verdict.sequence_rules import decide_by_records
 
-_BETWEEN_RANKS = frozenset({"cycle", "mismatch"})
+_BETWEEN_RANKS = frozenset({"Cycle", "Mismatch"})
 
 
 def find_waiting(grouping: Grouping) -> Iterator[Member]:
@@ -31,7 +31,7 @@ def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
     permanent = frozenset(member.id for member in grouping.members if member.id in named and _is_permanent(member))
     if permanent:
         return permanent
-    answer = decide_by_records(grouping.members, stance_of(grouping), grouping.world_size)
+    answer = decide_by_records(grouping)
     if answer.kind not in _BETWEEN_RANKS:
         return frozenset()
     ranks = set(answer.graph.cycle) | {

@@ -29,7 +29,6 @@ from hangwatch.model import (
 )
 from hangwatch.tables import kernel_lines, xids
 from hangwatch.verdict.fingerprint import hash_parts, make_fingerprint
-from hangwatch.verdict.scene import stance_of
 from hangwatch.verdict.sequence_rules import decide_by_records
 
 DAY_SECONDS = 86400.0
@@ -356,9 +355,7 @@ def _ran_out_of_node_memory(facts: _Facts) -> _Match | None:
 def _has_mismatch(facts: _Facts) -> _Match | None:
     if facts.verdict.kind not in ("Cycle", "Mismatch"):
         return None
-    grouping = facts.grouping
-    answer = decide_by_records(grouping.members, stance_of(grouping), grouping.world_size)
-    return _Match() if answer.kind in ("cycle", "mismatch") else None
+    return _Match() if decide_by_records(facts.grouping).kind in ("Cycle", "Mismatch") else None
 
 
 def _has_call_target(member: Member) -> bool:

@@ -57,13 +57,12 @@ def with_records(grouping: Grouping, records: Records) -> Grouping:
 
 
 def _add_records(grouping: Grouping, records: Records, *, counts_open: bool) -> Grouping:
-    def recorded(member: Member) -> Member:
+    def add(_: Group, member: Member) -> Member:
         rank_records = () if member.recorder.libraries or member.id.rank is None else records.get(member.id.rank, ())
         libraries = read_single_round(rank_records, counts_open=counts_open)
         return replace(member, recorder=replace(member.recorder, libraries=libraries)) if libraries else member
 
-    groups = (replace(group, members=tuple(map(recorded, group.members))) for group in grouping.groups)
-    return replace(grouping, groups=tuple(groups))
+    return grouping.change_members(add)
 
 
 def qualify(finding: Finding, records: Records) -> Finding:

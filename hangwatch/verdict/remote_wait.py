@@ -29,4 +29,4 @@ def waits_for_other_nodes(grouping: Grouping, verdict: Verdict, *, has_ranks_on_
     ]
     waiting = {rank for operation in outward for rank in operation.waiting}
     missing = on_this_node.intersection(graph.awaited)
-    return decide(graph).kind == "unknown" and bool(outward) and missing <= waiting
+    return decide(graph).kind == "Unknown" and bool(outward) and missing <= waiting

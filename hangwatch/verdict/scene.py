@@ -100,14 +100,6 @@ class Scene(Value, frozen=True, dict=True, eq=False, gc=True):
         """True if every rank known to exist has ended."""
         return 0 < self.existing <= count_ranks(self.gone)
 
-    def stance(self, member: Member) -> Stance:
-        """Return the kind of wait of a rank, by its stack and the kernel: see `Stance`."""
-        return self._stance_of(member)
-
-    @cached_property
-    def _stance_of(self) -> Callable[[Member], Stance]:
-        return stance_of(self.grouping)
-
     @cached_property
     def odd_gpu(self) -> OddGpu | None:
         """The only rank with a GPU that differs from all others; None if there is no such rank."""
@@ -148,14 +140,9 @@ class Scene(Value, frozen=True, dict=True, eq=False, gc=True):
         return any(member.motion is Motion.MOVING for group in self.stacked for member in group.members)
 
     @cached_property
-    def has_pipeline_stages(self) -> bool:
-        """True if a group waits for one other rank, as a pipeline stage does."""
-        return any(map(is_between_two, self.stacked))
-
-    @cached_property
     def are_all_collective(self) -> bool:
-        """True if every group is in a wait for ranks."""
-        return all(map(is_collective, self.stacked))
+        """True if every group is in a wait for ranks, and none waits for one other rank, as a pipeline stage does."""
+        return all(is_collective(group) and not is_between_two(group) for group in self.stacked)
 
     @cached_property
     def only_roles(self) -> bool:

@@ -3,38 +3,41 @@
 An awaited rank is named only if it has no open operation and, by its stack and the kernel, waits for no rank.
 """
 
-from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from hangwatch.collectives import wait_graph
-from hangwatch.collectives.wait_graph import PendingOperation, Stance, WaitGraph
-from hangwatch.model import Member
+from hangwatch.collectives.wait_graph import PendingOperation, WaitGraph
+from hangwatch.model import Grouping
+from hangwatch.verdict.scene import stance_of
 
-Kind = Literal["not_joined", "gpu", "cycle", "mismatch", "all_joined", "still_open", "unknown"]
+Kind = Literal["NotJoined", "GpuBehind", "Cycle", "Mismatch", "AllJoined", "Unknown"]
+"""The kinds of verdicts that follow from sequence numbers."""
 
 
 class Answer(NamedTuple):
     """The result of a wait-for graph: the ranks to name or to check first.
 
-    The most important pending operation of `graph` comes first.
+    The most important pending operation of `graph` comes first. `is_still_open` is true if all ranks have joined it,
+    but several have not finished it.
     """
 
     kind: Kind
     graph: WaitGraph = WaitGraph()
     named: tuple[int, ...] = ()
     check_first: tuple[int, ...] = ()
+    is_still_open: bool = False
 
 
 def decide(graph: WaitGraph) -> Answer:
     """Return the result of a wait-for graph. A mismatch comes first, then GPUs that are behind, then missing ranks."""
-    answer = Answer("unknown", graph)
+    answer = Answer("Unknown", graph)
     if graph.mismatches:
-        return answer._replace(kind="mismatch", check_first=_find_lone_sides(graph))
+        return answer._replace(kind="Mismatch", check_first=_find_lone_sides(graph))
     if graph.gpus and 2 * len(graph.gpus) <= len(graph.waiting):
-        return answer._replace(kind="gpu", named=tuple(end.rank for end in graph.gpus))
+        return answer._replace(kind="GpuBehind", named=tuple(end.rank for end in graph.gpus))
     if graph.awaited:
         return _decide_on_awaited(answer)
-    return answer._replace(kind="all_joined") if graph.is_complete else answer
+    return answer._replace(kind="AllJoined") if graph.is_complete else answer
 
 
 def _decide_on_awaited(answer: Answer) -> Answer:
@@ -47,18 +50,20 @@ def _decide_on_awaited(answer: Answer) -> Answer:
     for stance in ("elsewhere", "held"):  # first ranks that wait for nothing: they may block the ranks in "held"
         if named := tuple(rank for rank, its in stances.items() if its == stance and rank not in graph.busy):
             waiting = graph.waiting | {rank for rank, its in stances.items() if its == "waits"}
-            return answer._replace(kind="not_joined", named=named if len(named) <= len(waiting) else ())
+            return answer._replace(kind="NotJoined", named=named if len(named) <= len(waiting) else ())
     if busy := tuple(rank for rank, its in stances.items() if its in ("elsewhere", "held")):
-        return answer._replace(kind="not_joined", check_first=busy)
+        return answer._replace(kind="NotJoined", check_first=busy)
     if graph.cycle:
-        return answer._replace(kind="cycle", check_first=_find_lone_waiter(graph))
+        return answer._replace(kind="Cycle", check_first=_find_lone_waiter(graph))
     if still_open := _find_still_open(graph):
         others = (operation for operation in graph.pending if operation not in still_open)
-        return answer._replace(kind="still_open", graph=graph._replace(pending=(*still_open, *others)))
+        return answer._replace(
+            kind="AllJoined", graph=graph._replace(pending=(*still_open, *others)), is_still_open=True
+        )
     idle = tuple(rank for rank in stances if rank not in graph.busy)
     if not idle or any(stances[rank] == "waits" for rank in idle):
         return answer
-    return answer._replace(kind="not_joined", check_first=idle if len(idle) == 1 else ())
+    return answer._replace(kind="NotJoined", check_first=idle if len(idle) == 1 else ())
 
 
 def _find_lone_sides(graph: WaitGraph) -> tuple[int, ...]:
@@ -92,7 +97,7 @@ def _find_still_open(graph: WaitGraph) -> tuple[PendingOperation, ...]:
     return tuple(one for one in joined_by_all if len(one.waiting) > 1)
 
 
-def decide_by_records(members: Sequence[Member], stance: Callable[[Member], Stance], world_size: int | None) -> Answer:
+def decide_by_records(grouping: Grouping) -> Answer:
     """Return the result of the flight recorders. If they show no pending operation, nothing is known."""
-    answer = decide(wait_graph.build(members, stance, world_size))
-    return answer if answer.graph.pending else Answer("unknown")
+    answer = decide(wait_graph.build(grouping.members, stance_of(grouping), grouping.world_size))
+    return answer if answer.graph.pending else Answer("Unknown")

@@ -166,15 +166,15 @@ def kind_of(case: Case, answer: Answer) -> str:
     missing = {rank for pending in answer.graph.pending for rank in pending.missing}
     if answer.named:
         return "NotJoined"
-    if answer.kind == "mismatch":
+    if answer.kind == "Mismatch":
         return "Mismatch"
-    if answer.kind == "cycle":
+    if answer.kind == "Cycle":
         behind = {rank for pending in answer.graph.pending if pending.missing for rank in pending.waiting}
         return "Cycle" if missing <= behind else ""
-    if answer.kind == "not_joined" and answer.check_first:
+    if answer.kind == "NotJoined" and answer.check_first:
         (*_, stance) = [case.stances[rank] for rank in answer.check_first]
         return "CheckFirst" if stance != "unclear" or len(missing) == 1 else ""
-    if answer.kind == "all_joined":
+    if answer.kind == "AllJoined" and not answer.is_still_open:
         return "AllJoined" if len({one.name for one in answer.graph.pending}) == 1 else ""
     return ""
 
@@ -344,7 +344,7 @@ def test_two_worlds_in_one_job_are_not_compared(tmp_path: Path) -> None:
     # Both nodes have a rank 0 and a rank 1, so the job has two worlds.
     members = (standing(0, waits(6)), standing(1, waits(6)), standing(0, waits(3)), standing(1, done(2)))
     case = Case("k1", members, ("waits", "waits", "waits", "waits"), 2)
-    assert answer_of(case).kind == "unknown"
+    assert answer_of(case).kind == "Unknown"
     assert complaints([case], tmp_path) == ""
 
 

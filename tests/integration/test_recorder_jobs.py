@@ -51,7 +51,7 @@ def expected(name: str) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[in
 
 
 def summarise(answer: Answer) -> tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    cycle = answer.graph.cycle if answer.kind == "cycle" else ()
+    cycle = answer.graph.cycle if answer.kind == "Cycle" else ()
     return answer.kind, answer.named, answer.check_first, cycle
 
 
@@ -122,7 +122,7 @@ def test_running_job_names_no_rank(name: str, wanted: int, tmp_path: Path) -> No
                 ]
                 whole += all(member.recorder.libraries for member in members)
                 graph = wait_graph.build(members, lambda _: "elsewhere", len(members))
-                assert sequence_rules.decide(graph) == Answer("unknown")
+                assert sequence_rules.decide(graph) == Answer("Unknown")
             pace.wait(0.05)
     print(f"{whole} of {wanted} looks were of all ranks")
     assert whole >= wanted / 2
@@ -134,7 +134,7 @@ def test_side_threads_of_a_real_hang_are_no_motion(tmp_path: Path) -> None:
         def settled() -> Diagnosis | None:
             taken = job.look()
             is_blocked = {member.signature for member in taken.grouping.members} == {Signature.BLOCKED}
-            return taken if is_blocked and job.answer(taken).kind == "not_joined" else None
+            return taken if is_blocked and job.answer(taken).kind == "NotJoined" else None
 
         taken = wait_for(settled, "the hang")
     assert all((member.usage.io_bytes_per_second or 0) > 50_000 for member in taken.grouping.members)

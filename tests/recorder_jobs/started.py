@@ -25,7 +25,6 @@ from hangwatch.probes import torch_recorder
 from hangwatch.probes.process import procfs
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
-from hangwatch.verdict.scene import stance_of
 from hangwatch.verdict.sequence_rules import Answer, decide_by_records
 from tests.conftest import DATA, wait_for
 from tests.servers import free_port
@@ -78,7 +77,7 @@ class Started(NamedTuple):
 
     def answer(self, taken: Diagnosis) -> Answer:
         """Return the result of the sequence numbers alone, without stacks."""
-        return decide_by_records(taken.grouping.members, stance_of(taken.grouping), taken.grouping.world_size)
+        return decide_by_records(taken.grouping)
 
 
 @cache

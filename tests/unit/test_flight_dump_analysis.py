@@ -16,7 +16,7 @@ from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge, recorder_dumps
 from hangwatch.verdict.findings import Finding
-from hangwatch.verdict.scene import build_scene, stance_of
+from hangwatch.verdict.scene import build_scene
 from hangwatch.verdict.sequence_rules import Answer, decide_by_records
 from hangwatch.verdict.supplements import complete
 from hangwatch.verdict.wording import sequence_numbers
@@ -61,7 +61,7 @@ def judged(dumps: Mapping[int, dict[str, Any]]) -> tuple[Answer, Verdict]:
     grouping = group_ranks(ranks, TABLE, config.Capture(), joined.world_size)
     grouping = recorder_dumps.with_records(grouping, joined.by_rank)
     verdict = judge.judge(grouping, dumped_records=joined.by_rank)
-    return decide_by_records(grouping.members, stance_of(grouping), grouping.world_size), verdict
+    return decide_by_records(grouping), verdict
 
 
 def referee(dumps: Mapping[int, dict[str, Any]]) -> dict[tuple[str, int], tuple[set[int], set[int]]]:
@@ -223,7 +223,7 @@ def test_sizes_of_each_operation_are_compared_as_by_torch(
             dump["entries"][-1]["input_sizes"] = dump["entries"][-1]["output_sizes"] = NONE
     dumps[1]["entries"][-1]["input_sizes"], dumps[1]["entries"][-1]["output_sizes"] = inputs, outputs
     answer, _ = judged(dumps)
-    assert (answer.kind == "mismatch", bool(referee(dumps))) == (ours, theirs)
+    assert (answer.kind == "Mismatch", bool(referee(dumps))) == (ours, theirs)
     assert not ours or answer.check_first == (1,)
 
 
@@ -261,7 +261,7 @@ def test_stacks_that_answer_let_a_rank_be_named_with_medium_confidence() -> None
 
 
 def test_what_the_kernel_says_of_a_rank_is_not_hidden_by_dumps() -> None:
-    blocked = finding("RankBlocked", UNDUMPED, Answer("unknown"))
+    blocked = finding("RankBlocked", UNDUMPED, Answer("Unknown"))
     _, alone = judged({0: recorder(0, [WORLD], 0)})
     records = {0: parse(recorder(0, [WORLD], 0)).recorders}
     qualified = recorder_dumps.qualify(blocked, records)

@@ -111,13 +111,13 @@ def three_and(numbers: Numbers) -> list[Member]:
 @pytest.mark.parametrize(
     ("numbers", "stance", "kind", "named", "check_first"),
     [
-        (done(5), "elsewhere", "not_joined", (3,), ()),
-        (done(5), "unclear", "not_joined", (), (3,)),
-        (done(5), "waits", "unknown", (), ()),
-        (done(5) | waits(2, "1"), "elsewhere", "not_joined", (), (3,)),
-        (done(6), "elsewhere", "all_joined", (), ()),
-        (waits(6), "waits", "all_joined", (), ()),
-        ({}, "elsewhere", "not_joined", (3,), ()),
+        (done(5), "elsewhere", "NotJoined", (3,), ()),
+        (done(5), "unclear", "NotJoined", (), (3,)),
+        (done(5), "waits", "Unknown", (), ()),
+        (done(5) | waits(2, "1"), "elsewhere", "NotJoined", (), (3,)),
+        (done(6), "elsewhere", "AllJoined", (), ()),
+        (waits(6), "waits", "AllJoined", (), ()),
+        ({}, "elsewhere", "NotJoined", (3,), ()),
     ],
     ids=["elsewhere", "unclear", "in another wait", "with an open one", "gone on", "all come", "never came"],
 )
@@ -131,24 +131,24 @@ def test_open_operations_and_place_of_a_rank_decide(
 def test_one_round_or_an_operation_that_ended_in_between_tells_nothing() -> None:
     before, after = recorder(record(6, state="open")), recorder(record(6), record(7, state="open"))
     moving = [member(rank, before, last=[after]) for rank in range(3)]
-    assert judge([*moving, standing(3, done(5))], r3="elsewhere") == Answer("unknown")
+    assert judge([*moving, standing(3, done(5))], r3="elsewhere") == Answer("Unknown")
     unread = [Member(id=RankId(node="a", rank=rank)) for rank in range(4)]
-    assert judge(unread, r3="elsewhere") == Answer("unknown")
+    assert judge(unread, r3="elsewhere") == Answer("Unknown")
 
 
 def test_of_several_awaited_ranks_only_those_outside_are_named() -> None:
     job = [standing(0, waits(6)), standing(1, waits(6)), *(standing(rank, done(5)) for rank in (2, 3, 4))]
     found = judge(job, r2="unclear", r3="elsewhere", r4="waits")
-    assert (found.kind, found.named, found.check_first) == ("not_joined", (3,), ())
+    assert (found.kind, found.named, found.check_first) == ("NotJoined", (3,), ())
     found = judge(job, r2="unclear", r3="unclear", r4="unclear")
-    assert (found.kind, found.named, found.check_first) == ("not_joined", (), ())
+    assert (found.kind, found.named, found.check_first) == ("NotJoined", (), ())
 
 
 def test_more_ranks_than_wait_for_them_are_not_named() -> None:
     # One rank of four joined early, and the three others are still at work. Name no rank.
     job = [standing(0, waits(6)), *(standing(rank, done(5)) for rank in (1, 2, 3))]
     found = judge(job, r1="elsewhere", r2="elsewhere", r3="elsewhere")
-    assert (found.kind, found.named, found.check_first) == ("not_joined", (), ())
+    assert (found.kind, found.named, found.check_first) == ("NotJoined", (), ())
     assert judge(job, r1="elsewhere", r2="elsewhere").named == (1, 2)
     assert judge(job[:2], r1="elsewhere").named == (1,)
 
@@ -166,12 +166,12 @@ def test_unread_rank_makes_the_graph_partial_and_clears_no_suspect() -> None:
     found = judge([*job, Member(id=RankId(node="a", rank=4))], r3="elsewhere")
     assert (found.named, found.graph.is_partial) == ((3,), True)
     found = judge(job[:3], world_size=4)
-    assert (found.kind, found.graph.pending[0].unknown) == ("unknown", (3,))
+    assert (found.kind, found.graph.pending[0].unknown) == ("Unknown", (3,))
 
 
 def test_two_worlds_in_one_job_are_not_compared() -> None:
     job = three_and(done(5))
-    assert judge([*job, standing(3, waits(9))], r3="elsewhere") == Answer("unknown")
+    assert judge([*job, standing(3, waits(9))], r3="elsewhere") == Answer("Unknown")
 
 
 # --- operations that a buffer no longer shows ------------------------------------------------------------------------
@@ -179,13 +179,13 @@ def test_two_worlds_in_one_job_are_not_compared() -> None:
 
 @pytest.mark.parametrize(
     ("oldest_seconds", "node", "kind"),
-    [(5, "a", "not_joined"), (7, "a", "unknown"), (5, "b", "unknown")],
+    [(5, "a", "NotJoined"), (7, "a", "Unknown"), (5, "b", "Unknown")],
     ids=["reaches back", "begins later", "another clock"],
 )
 def test_a_wrapped_buffer_must_reach_back(oldest_seconds: int, node: str, kind: str) -> None:
     own = recorder(record(70, "own", created_unix_ns=oldest_seconds * 10**9), is_wrapped=True)
     found = judge([*three_and({})[:3], member(3, own, node=node)], r3="elsewhere")
-    assert (found.kind, found.named) == (kind, (3,) if kind == "not_joined" else ())
+    assert (found.kind, found.named) == (kind, (3,) if kind == "NotJoined" else ())
 
 
 def test_another_clock_is_believed_within_a_minute() -> None:
@@ -201,7 +201,7 @@ def test_an_operation_that_has_lost_its_record_is_open() -> None:
         groups=(GroupStatus(group_id=0, last_enqueued=9, last_started=-1, last_completed=5),),
     )
     found = judge([*three_and({})[:3], member(3, lost)], r3="elsewhere")
-    assert (found.kind, found.named, found.check_first) == ("not_joined", (), (3,))
+    assert (found.kind, found.named, found.check_first) == ("NotJoined", (), (3,))
 
 
 def test_what_torch_has_yet_to_count_is_not_open_where_its_record_shows_its_end() -> None:
@@ -217,9 +217,9 @@ def test_the_same_name_again_is_another_group() -> None:
     again = recorder(record(70), record(71), record(1, group_id=4, id=80), record(2, group_id=4, id=81, state="open"))
     once = recorder(record(70), record(71), record(1, group_id=7, id=80))
     found = judge([*(member(rank, again) for rank in range(3)), member(3, once)], r3="elsewhere")
-    assert (found.kind, found.named) == ("not_joined", (3,))
+    assert (found.kind, found.named) == ("NotJoined", (3,))
     before = recorder(record(70), record(71))
-    assert judge([*(member(rank, again) for rank in range(3)), member(3, before)], r3="elsewhere").kind == "unknown"
+    assert judge([*(member(rank, again) for rank in range(3)), member(3, before)], r3="elsewhere").kind == "Unknown"
 
 
 def test_groups_without_a_name_are_not_compared() -> None:
@@ -227,7 +227,7 @@ def test_groups_without_a_name_are_not_compared() -> None:
         member(rank, recorder(record(5 + (rank < 3), group_name="", state="open" if rank < 3 else "completed")))
         for rank in range(4)
     ]
-    assert judge(nameless, r3="elsewhere") == Answer("unknown")
+    assert judge(nameless, r3="elsewhere") == Answer("Unknown")
 
 
 # --- cycles ----------------------------------------------------------------------------------------------------------
@@ -241,13 +241,13 @@ def test_lone_member_of_a_cycle_is_checked_first() -> None:
         standing(3, waits(10)),
     ]
     found = judge(job)
-    assert (found.kind, found.graph.cycle, found.check_first, found.named) == ("cycle", (0, 1), (1,), ())
+    assert (found.kind, found.graph.cycle, found.check_first, found.named) == ("Cycle", (0, 1), (1,), ())
 
 
 def test_cycle_of_two_lone_ranks_points_at_no_rank() -> None:
     job = [standing(0, {"1": (4, 4), "2": (3, 4)}), standing(1, {"1": (3, 4), "2": (4, 4)})]
     found = judge(job)
-    assert (found.kind, found.graph.cycle, found.check_first) == ("cycle", (0, 1), ())
+    assert (found.kind, found.graph.cycle, found.check_first) == ("Cycle", (0, 1), ())
 
 
 def test_ring_of_groups_is_a_cycle_and_the_rank_ahead_is_not_checked_first() -> None:
@@ -258,7 +258,7 @@ def test_ring_of_groups_is_a_cycle_and_the_rank_ahead_is_not_checked_first() -> 
     ]
     job = [*(standing(rank, done(9) | pair) for rank, pair in enumerate(pairs)), standing(3, waits(10))]
     found = judge(job)
-    assert (found.kind, found.graph.cycle, found.check_first, found.named) == ("cycle", (0, 1, 2), (), ())
+    assert (found.kind, found.graph.cycle, found.check_first, found.named) == ("Cycle", (0, 1, 2), (), ())
 
 
 def test_rank_waiting_for_a_cycle_is_not_in_it() -> None:
@@ -278,11 +278,11 @@ def test_another_operation_under_the_same_number() -> None:
     job = three_and({})
     job[3] = member(3, recorder(record(5), record(6, operation="gloo:barrier", state="open")))
     found = judge(job)
-    assert (found.kind, found.check_first, found.named) == ("mismatch", (3,), ())
+    assert (found.kind, found.check_first, found.named) == ("Mismatch", (3,), ())
     assert found.graph.mismatches == ((("all_reduce", (0, 1, 2)), ("barrier", (3,))),)
 
 
-@pytest.mark.parametrize(("operation", "kind"), [("all_reduce", "mismatch"), ("scatter", "all_joined")])
+@pytest.mark.parametrize(("operation", "kind"), [("all_reduce", "Mismatch"), ("scatter", "AllJoined")])
 def test_sizes_differ_only_where_they_should_be_equal(operation: str, kind: str) -> None:
     job = [
         member(
@@ -292,7 +292,7 @@ def test_sizes_differ_only_where_they_should_be_equal(operation: str, kind: str)
         for rank in range(4)
     ]
     found = judge(job)
-    assert (found.kind, found.check_first) == (kind, (2,) if kind == "mismatch" else ())
+    assert (found.kind, found.check_first) == (kind, (2,) if kind == "Mismatch" else ())
 
 
 def nccl(*records: FlightRecord, names: Sequence[str] = ("1", "2")) -> RankRecords:
@@ -305,8 +305,8 @@ def test_another_order_of_the_same_operations() -> None:
     turned = [record(5, "2", id=1, group_id=2, state="open"), record(3, "1", id=2, state="open")]
     job = [member(rank, nccl(*(turned if rank == 1 else ordered))) for rank in range(4)]
     found = judge(job)
-    assert (found.kind, found.check_first) == ("mismatch", (1,))
-    assert judge([member(rank, nccl(*ordered)) for rank in range(4)]).kind == "all_joined"
+    assert (found.kind, found.check_first) == ("Mismatch", (1,))
+    assert judge([member(rank, nccl(*ordered)) for rank in range(4)]).kind == "AllJoined"
 
 
 AHEAD = (waits(7), waits(6), waits(8), waits(6))
@@ -316,27 +316,28 @@ AHEAD = (waits(7), waits(6), waits(8), waits(6))
 def test_to_what_all_have_come_and_some_are_still_in() -> None:
     job = [standing(rank, numbers) for rank, numbers in enumerate(AHEAD)]
     found = judge(job)
-    assert (found.kind, found.named, found.check_first) == ("still_open", (), ())
+    assert (found.kind, found.named, found.check_first) == ("AllJoined", (), ())
+    assert found.is_still_open
     assert (found.graph.pending[0].number, found.graph.pending[0].waiting) == (6, (1, 3))
     assert [one.number for one in found.graph.pending] == [6, 7, 8]
 
 
 def test_it_is_not_told_of_ranks_that_do_something_else_nor_where_not_all_are_known() -> None:
     job = [standing(rank, numbers) for rank, numbers in enumerate(AHEAD)]
-    assert judge(job, world_size=8).kind == "unknown"
-    assert judge(job, r3="elsewhere").kind == "not_joined"
-    assert judge(job, r3="unclear").kind == "unknown"
-    assert judge([*job[:3], standing(3, done(6))]).kind == "unknown", (
+    assert judge(job, world_size=8).kind == "Unknown"
+    assert judge(job, r3="elsewhere").kind == "NotJoined"
+    assert judge(job, r3="unclear").kind == "Unknown"
+    assert judge([*job[:3], standing(3, done(6))]).kind == "Unknown", (
         "it is done with 6, and waits in what no record shows"
     )
-    assert judge([standing(0, waits(7)), standing(1, waits(7)), *job[2:]]).kind == "unknown", "3 alone is still in it"
-    assert judge([*job[:3], standing(3, done(5))]).kind == "unknown", "it has not joined number 6"
+    assert judge([standing(0, waits(7)), standing(1, waits(7)), *job[2:]]).kind == "Unknown", "3 alone is still in it"
+    assert judge([*job[:3], standing(3, done(5))]).kind == "Unknown", "it has not joined number 6"
 
 
 def test_all_have_joined_only_if_all_members_are_known() -> None:
-    assert judge([standing(rank, waits(3, "1")) for rank in range(4)]).kind == "unknown"
-    assert judge([standing(rank, waits(6)) for rank in range(4)], world_size=8).kind == "unknown"
-    assert judge([standing(rank, waits(6)) for rank in range(4)]).kind == "all_joined"
+    assert judge([standing(rank, waits(3, "1")) for rank in range(4)]).kind == "Unknown"
+    assert judge([standing(rank, waits(6)) for rank in range(4)], world_size=8).kind == "Unknown"
+    assert judge([standing(rank, waits(6)) for rank in range(4)]).kind == "AllJoined"
 
 
 # --- NCCL's own traits ------------------------------------------------------------------------------------------------
@@ -345,12 +346,12 @@ def test_all_have_joined_only_if_all_members_are_known() -> None:
 def test_parts_of_a_batch_are_never_open() -> None:
     part = record(6, is_coalesced_part=True, state="open", is_p2p=True)
     closing = record(6, id=7, operation="nccl:coalesced", is_p2p=True)
-    assert judge([member(rank, nccl(part, closing)) for rank in range(4)]) == Answer("unknown")
+    assert judge([member(rank, nccl(part, closing)) for rank in range(4)]) == Answer("Unknown")
 
 
 def test_point_to_point_numbers_are_not_compared() -> None:
     job = [member(rank, nccl(record(6, "1", state="open", is_p2p=True))) for rank in range(3)]
-    assert judge([*job, member(3, nccl(record(2, "1")))], r3="elsewhere") == Answer("unknown")
+    assert judge([*job, member(3, nccl(record(2, "1")))], r3="elsewhere") == Answer("Unknown")
 
 
 # --- what holds for all jobs -----------------------------------------------------------------------------------------
@@ -396,8 +397,8 @@ def test_a_rank_that_is_not_read_never_makes_the_answer_surer(job: Drawn) -> Non
         fewer = [Member(id=RankId(node="a", rank=one.id.rank)) if one.id.rank == rank else one for one in members]
         less = judge(fewer, **by_rank)
         assert set(less.named) <= set(range(len(members))) - {rank}
-        assert less.graph.is_partial or less == Answer("unknown")
-        if less.kind == "all_joined":
+        assert less.graph.is_partial or less == Answer("Unknown")
+        if less.kind == "AllJoined":
             raise AssertionError(found)
 
 
@@ -405,7 +406,7 @@ def test_a_rank_that_is_not_read_never_makes_the_answer_surer(job: Drawn) -> Non
 def test_healthy_job_with_any_numbers_names_no_rank(numbers: list[int], stance: Stance) -> None:
     """Judge a healthy job with any numbers. No collective stays open."""
     members = [standing(rank, done(number)) for rank, number in enumerate(numbers)]
-    assert judge(members, **{f"r{rank}": stance for rank in range(len(numbers))}) == Answer("unknown")
+    assert judge(members, **{f"r{rank}": stance for rank in range(len(numbers))}) == Answer("Unknown")
 
 
 def all_in_one(ranks: int) -> list[Member]:

@@ -173,7 +173,7 @@ def different_operations(answer: Answer) -> str:
     pending = [operation for operation in answer.graph.pending if not operation.is_whole]
     waiting = [rank for operation in pending for rank in operation.waiting]
     groups = {(operation.library, operation.name, operation.description) for operation in pending}
-    if answer.kind != "unknown" or len(groups) < 2 or len(set(waiting)) < len(waiting):
+    if answer.kind != "Unknown" or len(groups) < 2 or len(set(waiting)) < len(waiting):
         return ""
     each = [f"{_name_ranks(operation.waiting)} in {describe_operation(operation)}" for operation in pending[:_SHOWN]]
     return (

@@ -19,6 +19,7 @@ _LONGEST_HEADING = 160
 _LINES_AFTER_HEADING = 16
 _LINES_AFTER_SENTENCE = 4
 _HOST_RANK = re.compile(r"^\[([^\[\]\s:]+):(\d{1,7})\](:?)")
+_OPEN_MPI = re.compile(r"^\[([\w.-]{1,64}):(\d{1,10})\] (?=\S)")  # host and pid, as UCX and PMIx write them, too
 _TORCHRUN = re.compile(r"^\[([A-Za-z_][\w.-]*?)(\d{1,7})\]:")
 _OF_RANK = re.compile(r"^\[[Rr](?:ank|ANK)[ =:_-]?(\d{1,7})\](?::|(?= |$)) ?")  # torch's, and of many programs
 _MPIRUN = re.compile(r"^\[(?:[^\[\],]*@)?\d+,(\d{1,7})\]<std\w+>:")
@@ -211,6 +212,8 @@ def _split_bracket(line: str, file_id: RankId) -> tuple[RankId, bool, str]:
         if file_id.local_rank is not None:
             return file_id, True, line
         rank = RankId(rank=int(match.group(1)))
+    elif match := _OPEN_MPI.match(line):
+        return replace(file_id, node=match.group(1), pid=int(match.group(2))), True, line[match.end() :]
     elif match := _HOST_RANK.match(line):
         number, is_local = int(match.group(2)), bool(match.group(3))  # a colon after it: torchrun --tee
         rank = RankId(node=match.group(1), rank=None if is_local else number, local_rank=number if is_local else None)

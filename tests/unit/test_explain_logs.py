@@ -324,6 +324,38 @@ def test_a_signal_in_the_summary_is_a_failure() -> None:
     assert "rank 12 (local rank 4) at 2026-11-22_02:51:43: exit code -9" in judged(*summary).message
 
 
+@pytest.mark.parametrize(
+    ("lines", "headline"),
+    [
+        (
+            ["srun: error: n4: tasks 0-7: Terminated", "srun: error: n7: task 27: Out Of Memory"],
+            "1 log of unknown ranks: srun: error: n7: task 27: Out Of Memory. ",
+        ),
+        (
+            [*TRACE, "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting. 31/32 clients joined."],
+            "1 log of unknown ranks: torch.distributed.DistStoreError: Timed out after 1801 seconds waiting. 31/32 cli",
+        ),
+        (
+            ["n1:1201:1455 [3] transport/net_ib.cc:1691 NCCL WARN NET/IB : Got completion from peer with status=12"],
+            "Logs of 1 rank: pid 1201 (n1) has lines about a problem, see the evidence: an InfiniBand or RoCE peer",
+        ),
+        (
+            ["[n2:22110] *** Process received signal ***", "MPI_ABORT was invoked on rank 6 in communicator X"],
+            "First to fail: rank 6: MPI_ABORT was invoked on rank 6 in communicator X. ",
+        ),
+        (
+            ["prterun noticed that process rank 3 with PID 22 on node n9 exited on signal 15 (Terminated)."],
+            "Logs of 1 rank: each failure blames other ranks: prterun noticed that process rank 3 with PID 22 on node",
+        ),
+        (["[n2:22110] Signal: Segmentation fault (11)"], "Logs of 1 rank: none reports a failure; pid 22110 (n2) ends"),
+    ],
+)
+def test_headline_is_what_a_launcher_or_an_unknown_rank_says(lines: list[str], headline: str, tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text("\n".join(lines))
+    answer = json.loads(CliRunner().invoke(explain, ["--json", str(tmp_path)]).stdout)
+    assert answer["verdict"]["message"].startswith(headline)
+
+
 def test_lines_that_are_kept_as_json_are_read_as_the_text_in_them() -> None:
     """Read the text inside JSON lines of Docker's json-file log and of `journalctl -o json`.
 

@@ -67,7 +67,8 @@ def supplement(
     hint = _find_hint(logs, kinds, ends, numbers) or _find_signal([*unranked, *logs])
     caveat = log_ends.caveat([log.id for log in logs if not (hint and log.failures)], log_ends.find_unwritten(logs))
     text = hint.text if hint else _describe_without_hint(logs, kinds, ends, unranked, numbers)
-    advice = _OF_DEAD_JOB if sum(len(kind.logs) for kind in kinds) * 2 > len(logs) else _OF_LIVE_JOB
+    failed = sum(len(kind.logs) for kind in kinds) if logs else sum(bool(log.failures) for log in unranked)
+    advice = _OF_DEAD_JOB if failed * 2 > len(logs) else _OF_LIVE_JOB
     why = f"{hint.why}{caveat}" if hint else ""
     return Supplement(
         evidence=(*_evidence(logs, kinds, ends), *map(_numbers_evidence, numbers), *_describe_unranked_logs(unranked)),
@@ -210,20 +211,27 @@ def _describe_without_hint(
     """Return a summary of logs that show no rank to check first: their numbers, or their failures and their ends."""
     if numbers and all(kind.failure.of_others for kind in kinds):
         return numbers[0].text
-    if not logs:
-        return f"{words.count(len(unranked), 'log')} of unknown ranks: see the evidence"
     own_failures = sum(not kind.failure.of_others for kind in kinds)
+    if not logs and (unowned := [_own_or_first(log.failures) for log in unranked if log.failures]):
+        return f"{words.count(len(unranked), 'log')} of unknown ranks: {_describe_failure(_own_or_first(unowned))}"
     if own_failures:
         failures = f"it is unknown which of {words.count(own_failures, 'failure')} was first"
+    elif kinds:
+        failures = f"each failure blames other ranks: {_describe_failure(kinds[0].failure)}"
     else:
-        failures = _describe_messages(logs)
-        if kinds:
-            failures = f"each failure blames other ranks: {_describe_failure(kinds[0].failure)}"
+        failures = _describe_messages([*logs, *unranked])
+    if not logs:
+        return f"{words.count(len(unranked), 'log')} of unknown ranks: {failures}"
     apart = log_ends.seconds_apart(logs)
     spread = f"; their last lines are up to {words.duration(apart)} apart" if apart else ""
     return f"logs of {words.count(len(logs))}: {failures}{spread}" + (
         f"; {log_ends.describe_ends(ends)}" if ends else ""
     )
+
+
+def _own_or_first(failures: Sequence[Failure]) -> Failure:
+    """Return the first failure that does not blame other ranks, else the first one."""
+    return next((failure for failure in failures if not failure.of_others), failures[0])
 
 
 def _describe_messages(logs: Sequence[RankLog]) -> str:
@@ -361,7 +369,7 @@ def _describe_unranked_logs(logs: Sequence[RankLog]) -> Iterator[Evidence]:
     for log in logs[:_UNRANKED_SHOWN]:
         where = words.printable(log.source) + (f", {words.name_ranks([log.id])}" if log.id.pid is not None else "")
         if log.failures:
-            failure = log.failures[0]
+            failure = _own_or_first(log.failures)
             text = f"{where}, line {failure.number}{_describe_time(failure.moment)}: {_describe_failure(failure)}"
             yield _make_evidence("log_failure", f"{text} (rank not known)", ())
         for name, message in log.messages.items():

@@ -62,7 +62,7 @@ _FATAL = re.compile(
     r"|Fatal Python error: |terminate called after throwing"
     r"|\[TC\]\S{0,200} Aborting process on rank \d{1,7} due to "
     r"|CUDA error: |^Segmentation fault\b|^Killed\b|\bout of memory\b.*\bKill"
-    r"|^srun: error: .*(?:Killed|Terminated|Segmentation fault|Exited with)"
+    r"|^srun: error: .*(?:Killed|Terminated|Segmentation fault|Exited with|Out Of Memory|Bus error|Aborted)"
 )
 _WORDS_OF_FATAL = (
     *("atchdog", "collective timeout", "NCCL work", "Fatal Python", "terminate called", "[TC]", "CUDA error"),
@@ -76,7 +76,8 @@ _OF_OTHERS = re.compile(
     r"|(?:timed? ?out|timeout).*\b(?:store|(?:monitored)?barrier|rendezvous)"
     r"|pair closure|Rendezvous\w*ClosedError|NCCL error in: .*unhandled system error"
     r"|mismatch between collectives|killed by signal: Terminated"
-    r"|\bWait timeout|\bSocket Timeout|reached monitoredBarrier, but|failed to pass monitoredBarrier",
+    r"|\bWait timeout|\bSocket Timeout|reached monitoredBarrier, but|failed to pass monitoredBarrier"
+    r"|^srun: error: .*: Terminated$|exited on signal 15\b",
     re.IGNORECASE,
 )
 _LOST = (
@@ -113,6 +114,7 @@ _CALLER = re.compile(r"^#\d{1,4} ([^\W\d]\w{0,199}) from ([\w./+-]{1,1000}):(\d{
 """A frame of the "Stack trace of the failed collective" that PyTorch prints if its flight recorder is on."""
 _ENDED = re.compile(r"failed \(exitcode: (-?\d{1,9})\) local_rank: (\d{1,7}) \(pid: (\d{1,10})\)")
 """A line of torchrun's agent, also where no summary follows (torch.distributed.elastic, multiprocessing/api.py)."""
+_TOLD_BY_MPI = re.compile(r"(?:MPI_ABORT was invoked on|noticed that process) rank (\d{1,7})\b")
 _ENDED_BY_OTHERS = ("-15", "-6")  # SIGTERM of the launcher; SIGABRT, as PyTorch's watchdog ends a rank at a timeout
 _SUMMARY = re.compile(r"^  (time|host|rank|exitcode|error_file|traceback) *: ?(.*)$")
 _SUMMARY_PID = re.compile(r"\(pid: (\d{1,10})\)")
@@ -291,6 +293,10 @@ class Log:
             rank = RankId(local_rank=int(local_rank), pid=int(pid))
             moment = self._read_moment(text)
             self.failures.append(Failure(f"exit code {code}", "", moment, number, code in _ENDED_BY_OTHERS, rank))
+        elif " rank " in text and (aborted := _TOLD_BY_MPI.search(text)):
+            rank = RankId(rank=int(aborted.group(1)))
+            reported = _mask_and_cut(text.strip())
+            self.failures.append(Failure(reported, "", self._read_moment(text), number, _is_of_others(reported), rank))
         elif words.holds_any(text, _WORDS_OF_FATAL) and _FATAL.search(text):
             self._fail(text, "", self._read_moment(text), number)
         else:

@@ -347,6 +347,34 @@ def test_a_signal_in_the_summary_is_a_failure() -> None:
             ["prterun noticed that process rank 3 with PID 22 on node n9 exited on signal 15 (Terminated)."],
             "Logs of 1 rank: each failure blames other ranks: prterun noticed that process rank 3 with PID 22 on node",
         ),
+        (
+            [
+                "(raylet) A worker died. Worker IP address: 10.8.0.9 Worker port: 1 Worker PID: 47 Worker exit type: "
+                "SYSTEM_ERROR Worker exit detail: connection error code 2."
+            ],
+            "First to fail: pid 47 (10.8.0.9): (raylet) A worker died.",
+        ),
+        (
+            ["[2025-12-02 10:00:12] [ERROR] [launch.py:325] ['python3', '--local_rank=5'] exits with return code = -9"],
+            "First to fail: local rank 5 at 2025-12-02 10:00:12: exit code -9.",
+        ),
+        (
+            ["2025-12-06 08:00:20: F rendezvous.cc:127] Termination timeout for `op 12` of 60 seconds exceeded."],
+            "1 log of unknown ranks: F rendezvous.cc:127] Termination timeout for `op 12` of 60 seconds exceeded.",
+        ),
+        (
+            [
+                f"[rank{rank}]:[E1201 03:41:22.812 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught collective "
+                f"operation timeout: WorkNCCL(SeqNum=311, OpType={operation}) ran for 1800059 milliseconds before it."
+                for rank, operation in ((12, "SEND"), (28, "RECV"))
+            ],
+            "In a group that the lines do not name, ranks 12,28 timed out in #311",
+        ),
+        (["=   RANK 3 PID 12 RUNNING AT n1"], "First to fail: rank 3 (n1, pid 12): =   RANK 3 PID 12 RUNNING AT n1."),
+        (
+            ["slurmstepd: error: *** JOB 9 ON z1 CANCELLED AT 2025-12-08T05:00:00 DUE TO NODE FAILURE ***"],
+            "1 log of unknown ranks: slurmstepd: error: *** JOB 9 ON z1 CANCELLED AT 2025-12-08T05:00:00 DUE TO NODE F",
+        ),
         (["[n2:22110] Signal: Segmentation fault (11)"], "Logs of 1 rank: none reports a failure; pid 22110 (n2) ends"),
     ],
 )

@@ -66,6 +66,10 @@ LINES = {
         "Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 401 'the operation cannot be "
         "performed in the present state'.",
     ),
+    "no_route": (WARN + "socketStartConnect: Connect to 10.0.0.7<45123> failed : No route to host",),
+    "ib_port_event": (
+        "a2:108:300 [1] transport/net_ib.cc:2200 NCCL WARN NET/IB : mlx5_1:1 Got async event : port error",
+    ),
     "connection_refused": (
         WARN + "socketStartConnect: Connect to 172.17.0.1<41123> failed : Connection refused",
         "gpu-07:1:1 [0] include/socket.h:403 NCCL WARN Connect to 10.0.0.1<1> failed : Connection refused",

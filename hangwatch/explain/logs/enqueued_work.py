@@ -185,7 +185,8 @@ def _compare_group(
     for standing in ahead if behind and not group.are_compared else timed:
         if standing.call is not None:
             by_call[_describe_call(standing.call, with_place=with_place)].append(standing.id)
-    if len(by_call) > 1 and (group.are_compared or not behind):
+    are_collectives = all(is_collective(standing.call.operation) for standing in timed if standing.call)
+    if len(by_call) > 1 and (group.are_compared or (not behind and are_collectives)):
         return _compare_calls(group, by_call, behind, is_of_job=is_of_job)
     if group.are_compared:
         return None

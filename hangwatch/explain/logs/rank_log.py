@@ -20,7 +20,7 @@ from hangwatch.explain.logs import kernel_text
 from hangwatch.explain.stacks.parsed_processes import LONGEST_LINE
 from hangwatch.formats import decoding, nccl_ras, pyspy_json, work_lines
 from hangwatch.model import RankId
-from hangwatch.tables import nccl_messages, secret_forms
+from hangwatch.tables import launcher_lines, nccl_messages, secret_forms
 
 MOST_FAILURES = 8  # of one rank: the first ones
 MOST_TOLD = 4096  # failures of ranks in a launcher's summary
@@ -61,12 +61,11 @@ _FATAL = re.compile(
     r"|detected by watchdog at work|Timeout at NCCL work: "
     r"|Fatal Python error: |terminate called after throwing"
     r"|\[TC\]\S{0,200} Aborting process on rank \d{1,7} due to "
-    r"|CUDA error: |^Segmentation fault\b|^Killed\b|\bout of memory\b.*\bKill"
-    r"|^srun: error: .*(?:Killed|Terminated|Segmentation fault|Exited with|Out Of Memory|Bus error|Aborted)"
+    r"|CUDA error: |Termination timeout for |^Segmentation fault\b|^Killed\b|\bout of memory\b.*\bKill"
 )
 _WORDS_OF_FATAL = (
     *("atchdog", "collective timeout", "NCCL work", "Fatal Python", "terminate called", "[TC]", "CUDA error"),
-    *("Segmentation", "Killed", "out of memory", "srun: error"),
+    *("Termination", "Segmentation", "Killed", "out of memory"),
 )
 _OF_OTHERS = re.compile(
     r"collective (?:operation )?timeout|detected by watchdog at work|due to timeout - "
@@ -112,10 +111,6 @@ _OF_ANOTHER = re.compile(
 )
 _CALLER = re.compile(r"^#\d{1,4} ([^\W\d]\w{0,199}) from ([\w./+-]{1,1000}):(\d{1,9})$")
 """A frame of the "Stack trace of the failed collective" that PyTorch prints if its flight recorder is on."""
-_ENDED = re.compile(r"failed \(exitcode: (-?\d{1,9})\) local_rank: (\d{1,7}) \(pid: (\d{1,10})\)")
-"""A line of torchrun's agent, also where no summary follows (torch.distributed.elastic, multiprocessing/api.py)."""
-_TOLD_BY_MPI = re.compile(r"(?:MPI_ABORT was invoked on|noticed that process) rank (\d{1,7})\b")
-_ENDED_BY_OTHERS = ("-15", "-6")  # SIGTERM of the launcher; SIGABRT, as PyTorch's watchdog ends a rank at a timeout
 _SUMMARY = re.compile(r"^  (time|host|rank|exitcode|error_file|traceback) *: ?(.*)$")
 _SUMMARY_PID = re.compile(r"\(pid: (\d{1,10})\)")
 _SUMMARY_RANK = re.compile(r"^(\d{1,7}) \(local_rank: (\d{1,7})\)$")
@@ -288,19 +283,21 @@ class Log:
             )
             self._in_traceback, self._where = True, ""
             self._indent = len(text) - len(text.lstrip())
-        elif "failed (exitcode" in text and (ended := _ENDED.search(text)):
-            code, local_rank, pid = ended.groups()
-            rank = RankId(local_rank=int(local_rank), pid=int(pid))
-            moment = self._read_moment(text)
-            self.failures.append(Failure(f"exit code {code}", "", moment, number, code in _ENDED_BY_OTHERS, rank))
-        elif " rank " in text and (aborted := _TOLD_BY_MPI.search(text)):
-            rank = RankId(rank=int(aborted.group(1)))
-            reported = _mask_and_cut(text.strip())
-            self.failures.append(Failure(reported, "", self._read_moment(text), number, _is_of_others(reported), rank))
+        elif (ended := launcher_lines.find(text)) is not None:
+            self._read_end(ended, text, number)
         elif words.holds_any(text, _WORDS_OF_FATAL) and _FATAL.search(text):
             self._fail(text, "", self._read_moment(text), number)
         else:
             self._ordinary_line = self.lines, number, text, self._before
+
+    def _read_end(self, ended: launcher_lines.Ended, text: str, number: int) -> None:
+        moment = self._read_moment(text)
+        if ended.rank == RankId():
+            self._fail(text, "", moment, number)
+        elif len(self.failures) < MOST_TOLD:
+            text = f"exit code {ended.exit_code}" if ended.exit_code else _mask_and_cut(text.strip())
+            of_others = ended.is_ended_by_others or _is_of_others(text)
+            self.failures.append(Failure(text, "", moment, number, of_others, ended.rank))
 
     def _read_traceback(self, text: str, number: int) -> bool:
         if not self._in_traceback:

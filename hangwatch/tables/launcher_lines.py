@@ -1,0 +1,43 @@
+"""Log lines by which a launcher, a scheduler or a library reports that a process ended (launcher_lines.toml)."""
+
+from functools import cache
+from typing import NamedTuple
+
+from hangwatch import tables
+from hangwatch.formats import decoding
+from hangwatch.model import RankId
+
+_ENDED_BY_OTHERS = ("-15", "-6")  # SIGTERM of the launcher; SIGABRT, as PyTorch's watchdog ends a rank at a timeout
+
+
+class Row(tables.LineRow, frozen=True, forbid_unknown_fields=True):
+    """A row of the table: a pattern for lines, and the program that prints them."""
+
+    source: str
+
+
+class Ended(NamedTuple):
+    """The process that ended, `RankId()` if the line does not tell it, and its exit code, "" if unknown."""
+
+    rank: RankId
+    exit_code: str
+
+    @property
+    def is_ended_by_others(self) -> bool:
+        """True if a launcher or a watchdog ended the process."""
+        return self.exit_code in _ENDED_BY_OTHERS
+
+
+@cache
+def _rows() -> tables.LineRows:
+    return tables.LineRows(tables.load("hangwatch.tables", "launcher_lines.toml", dict[str, Row]), whole=False)
+
+
+def find(line: str) -> Ended | None:
+    """Return the process that ended by a line of a log; None if the line reports no end."""
+    matched = _rows().first(line)
+    if matched is None:
+        return None
+    parts = {name: value for name, value in matched[1].groupdict().items() if value is not None}
+    code = parts.pop("code", "")
+    return Ended(decoding.convert(parts, RankId, strict=False), code)

@@ -1,5 +1,6 @@
 """The roles of dumped processes by stack and command line: ranks, launchers, helpers, and other programs. Pure."""
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -94,7 +95,11 @@ def find_programs(candidates: Sequence[ParsedProcess]) -> RankPrograms:
 
 
 def _was_forked(process: ParsedProcess) -> bool:
-    return any(_FORKED.search(frame.file) for frame in _find_main_frames(process))
+    """True for a child that multiprocessing forked. A parent that forks or joins its child is in the same file."""
+    return any(
+        inner.function.rpartition(".")[2] == "_bootstrap" and _FORKED.search(outer.file)
+        for inner, outer in itertools.pairwise(_find_main_frames(process))
+    )
 
 
 def _is_foreign(process: ParsedProcess) -> bool:

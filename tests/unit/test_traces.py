@@ -443,6 +443,13 @@ def test_forked_helper_is_no_rank_next_to_unforked_ranks() -> None:
     assert "not ranks of this job: pid 52 (train.py)" in found.notes[0]
 
 
+@pytest.mark.parametrize("function", ["Popen._launch", "poll"])
+def test_rank_that_forks_or_joins_its_child_is_a_rank(function: str) -> None:
+    parent = (f"{function} (multiprocessing/popen_fork.py:66)", "start (multiprocessing/process.py:121)")
+    found = collect(*process(50, *WAITS), *process(51, *parent, "load (train.py:40)"))
+    assert [rank.pid for rank in ids(found)] == [50, 51]
+
+
 def test_rank_below_a_fork_server_is_a_rank_and_the_server_is_none() -> None:
     command = "python -c from multiprocessing.forkserver import main; main(5, 6, ['__main__'])"
     server = ("main (multiprocessing/forkserver.py:240)", "<module> (<string>:1)")

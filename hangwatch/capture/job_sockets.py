@@ -155,10 +155,7 @@ class JobSockets:
 
     def all_links(self, pid: int) -> Collection[str]:
         """Return the targets of all descriptors of a process; empty without the permission to read them."""
-        try:
-            return sockets.descriptors(pid, self.proc_root).values()
-        except OSError:
-            return ()
+        return sockets.descriptors(pid, self.proc_root).values()
 
     def links(self, pid: int, descriptors: Iterable[int]) -> Iterator[str]:
         """Yield the targets of these descriptors of a process. Targets that cannot be read are skipped."""

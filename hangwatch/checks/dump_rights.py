@@ -11,7 +11,7 @@ from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, JobName, Point, Value
 from hangwatch.probes.node.machine import Node
-from hangwatch.probes.process import dump_obstacles, dump_permissions, pyspy, pystack
+from hangwatch.probes.process import dump_obstacles, dump_permissions, procfs, pyspy, pystack
 
 DUMPABLE = Metric(name="dump_permitted", help="1 if hangwatch may take the stack of the rank", labels=contract.RANK)
 MOST_JOBS = 4  # in one message
@@ -53,7 +53,7 @@ def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
             rank=contract.RankName.of_rank(job, rank),
             pid=rank.id.pid,
             permitted=permitted,
-            user_id=dump_permissions.user_of(node.proc_root, rank.id.pid),
+            user_id=procfs.read_user_id(rank.id.pid, node.proc_root),
             obstacle=dump_obstacles.find_obstacle(rank.id.pid, node.proc_root, has_pystack=pystack.is_installed()),
         )
         for job in node.jobs

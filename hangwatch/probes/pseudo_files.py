@@ -1,6 +1,7 @@
 """Read the small files of /proc and /sys. A result is a text, None if the file is absent, or a Fault."""
 
 import errno
+import os
 from pathlib import Path
 
 from hangwatch.model import Fault
@@ -9,6 +10,7 @@ from hangwatch.model import Fault
 ABSENT = frozenset({errno.ENOENT, errno.ESRCH, errno.ENOTDIR, errno.EOPNOTSUPP, errno.ENODEV, errno.ENXIO})
 DENIED = frozenset({errno.EACCES, errno.EPERM})
 LIMIT_BYTES = 4 << 20
+PAGE_BYTES = 4096
 MAY_READ = "run as root, or grant CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
 
 
@@ -26,15 +28,36 @@ def read_or_empty(path: Path | str, limit_bytes: int = LIMIT_BYTES) -> str:
 
 def read_bytes(path: Path | str, subject: str, limit_bytes: int = LIMIT_BYTES) -> bytes | Fault | None:
     """Return the bytes of a file, otherwise like `read`."""
+    raw = read_start(path, limit_bytes)
+    return fault_of(raw, subject, str(path)) if isinstance(raw, OSError) else raw
+
+
+def read_start(path: Path | str, limit_bytes: int) -> bytes | OSError:
+    """Return the first `limit_bytes` of a file, or the error if it is gone or denied."""
     try:
-        with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - called often, with strings, too
-            parts = []
-            while limit_bytes > 0 and (part := file.read(min(limit_bytes, 1 << 16))):
-                parts.append(part)
-                limit_bytes -= len(part)
-            return b"".join(parts)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        return fault_of(error, subject, str(path))
+        return error
+    try:
+        if limit_bytes <= PAGE_BYTES:  # the kernel returns a small file in one read
+            return os.read(descriptor, limit_bytes)
+        parts = []
+        while limit_bytes > 0 and (part := os.read(descriptor, min(limit_bytes, 1 << 16))):
+            parts.append(part)
+            limit_bytes -= len(part)
+        return b"".join(parts)
+    except OSError as error:
+        return error
+    finally:
+        os.close(descriptor)
+
+
+def read_link(path: Path | str) -> str:
+    """Return the target of a link; empty if it cannot be read."""
+    try:
+        return os.readlink(path)  # noqa: PTH115 - also magic links of /proc, which are no paths
+    except OSError:
+        return ""
 
 
 def names(folder: Path, subject: str) -> tuple[str, ...] | Fault | None:

@@ -93,7 +93,7 @@ def test_a_file_system_that_gives_no_answer_costs_the_deadline_of_one_process(tm
             mounted.close()  # closed first: the end of the process waits for the file system
     assert fine is not None
     assert held is None
-    wait_for(lambda: process_details.abandoned_children() == 0, "the reader to be let go")
+    wait_for(lambda: process_details.RUNNER.abandoned.count() == 0, "the reader to be let go")
 
 
 @pytest.mark.parametrize("reads_details", [True, False])

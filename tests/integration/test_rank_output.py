@@ -223,4 +223,4 @@ def test_a_reader_that_gives_no_answer_costs_its_deadline_and_a_note(
     with writing(SLEEPS, "hello\n", to=[opened(tmp_path / "log")]) as (rank,):
         found = look([rank])
     assert [note for note in found.capture.notes if "logs" in note] == ["the logs of some ranks were not read: Timeout"]
-    assert rank_output.abandoned_children() == 0
+    assert rank_output.RUNNER.abandoned.count() == 0

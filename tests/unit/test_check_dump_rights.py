@@ -11,7 +11,7 @@ import pytest
 from hangwatch.checks.dump_rights import RankRight, Sample, judge
 from hangwatch.checks.framework.contract import RankName, Settings
 from hangwatch.probes.node.machine import Node
-from hangwatch.probes.process import dump_permissions, pyspy
+from hangwatch.probes.process import dump_permissions, procfs, pyspy
 from tests.node_tree import NodeTree, job, rank, real_rank, run, status_and_reason, values
 
 ROOT = dump_permissions.Rights(
@@ -88,8 +88,8 @@ def test_the_table_and_the_owner_of_a_rank(tree: NodeTree) -> None:
     assert rows["capabilities"] == "CAP_SYS_PTRACE"
     assert rows["yama ptrace_scope"] == "1"
     assert rows["local rank 0 of job 77 (pid 10)"] == "may be dumped"
-    assert dump_permissions.user_of(tree.proc, 10) == 1000
-    assert dump_permissions.user_of(tree.proc, 11) is None
+    assert procfs.read_user_id(10, tree.proc) == 1000
+    assert procfs.read_user_id(11, tree.proc) is None
     own = dump_permissions.read_rights(tree.proc)
     assert isinstance(own, dump_permissions.Rights) and own.user_id == 500
 

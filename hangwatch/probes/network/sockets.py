@@ -182,10 +182,18 @@ def _listed_end(field: str) -> End:
 def descriptors(pid: int, proc_root: Path) -> dict[int, str]:
     """Return the link of each of the first `MOST_DESCRIPTORS` descriptors of a process, see proc_pid_fd(5).
 
-    Raises OSError if that is not permitted or the process is gone.
+    Empty if that is not permitted or the process is gone.
     """
+    return _descriptors(pid, proc_root) or {}
+
+
+def _descriptors(pid: int, proc_root: Path) -> dict[int, str] | None:
     found = {}
-    with os.scandir(f"{proc_root}/{pid}/fd") as entries:
+    try:
+        entries = os.scandir(f"{proc_root}/{pid}/fd")
+    except OSError:
+        return None
+    with entries:
         for entry in itertools.islice(entries, MOST_DESCRIPTORS):
             try:  # contextlib.suppress costs a fifth of the time
                 found[int(entry.name)] = os.readlink(entry.path)  # noqa: PTH115 - a magic link, not a path
@@ -196,11 +204,8 @@ def descriptors(pid: int, proc_root: Path) -> dict[int, str]:
 
 def sockets_of_process(pid: int, proc_root: Path) -> dict[int, int] | None:
     """Return the inodes of all sockets of a process by descriptor; None if not permitted or too many."""
-    try:
-        links = descriptors(pid, proc_root)
-    except OSError:
-        return None
-    return None if len(links) >= MOST_DESCRIPTORS else _sockets_among(links)
+    links = _descriptors(pid, proc_root)
+    return None if links is None or len(links) >= MOST_DESCRIPTORS else _sockets_among(links)
 
 
 def _sockets_among(links: Mapping[int, str]) -> dict[int, int]:
@@ -288,10 +293,7 @@ def store_endpoint(pid: int, port: int, proc_root: Path, tables: PortTables | No
     the initial user namespace. In another one a user may create a network with the addresses of other nodes
     (user_namespaces(7)). `tables` are those of the current scan.
     """
-    try:
-        inodes = _sockets_among(descriptors(pid, proc_root)).values()
-    except OSError:
-        return None
+    inodes = _sockets_among(descriptors(pid, proc_root)).values()
     if not inodes:  # the kernel takes milliseconds for each table
         return None
     rows = (tables or PortTables(proc_root)).read(port, pid)

@@ -96,11 +96,9 @@ def mount_of_system_call(proc_root: Path, pid: int, thread: int | None = None) -
 
     The source is /proc/PID/syscall, see proc_pid_syscall(5). Calls that name a file by its path give None.
     """
-    fields = system_calls.read_fields(pid, proc_root, thread)
-    name = system_calls.names_by_number().get(int(fields[0])) if fields else None
-    if name is None or system_calls.calls_by_name()[name].on != "descriptor":
-        return None
-    return mount_of(proc_root, pid, int(fields[1], 16))
+    call = system_calls.read(pid, proc_root, thread)
+    is_of_file = call is not None and call.row.on == "descriptor"
+    return mount_of(proc_root, pid, call.arguments[0]) if call is not None and is_of_file else None
 
 
 def mount_of(proc_root: Path, pid: int, descriptor: int) -> Mount | None:

@@ -12,7 +12,8 @@ from typing import TextIO
 from hangwatch import words
 
 # sd-daemon(3): "<N>" at the start of a line on stderr is its syslog priority.
-_DEBUG, _INFO, _WARNING, _ERROR, _CRITICAL = 7, 6, 4, 3, 2
+_PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+_DEBUG = 7
 
 
 def is_journal(environ: Mapping[str, str], descriptor: int) -> bool:
@@ -81,12 +82,4 @@ class JournalFormatter(logging.Formatter):
 
 
 def _priority(level: int) -> int:
-    for threshold, priority in (
-        (logging.CRITICAL, _CRITICAL),
-        (logging.ERROR, _ERROR),
-        (logging.WARNING, _WARNING),
-        (logging.INFO, _INFO),
-    ):
-        if level >= threshold:
-            return priority
-    return _DEBUG
+    return next((priority for threshold, priority in _PRIORITIES if level >= threshold), _DEBUG)

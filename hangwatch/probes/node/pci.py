@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hangwatch.model import Value
+from hangwatch.probes import pseudo_files
 
 NVIDIA = 0x10DE
 DISPLAY_CLASS = 0x03  # VGA and 3D controllers
@@ -87,11 +88,8 @@ def steps_below_switch(device: PciPath, other: PciPath) -> tuple[str, ...]:
 
 def nics(sys_root: Path) -> tuple[Nic, ...]:
     """Return the RDMA devices on the PCI bus, sorted by name."""
-    try:
-        links = sorted((sys_root / "class/infiniband").iterdir())
-    except OSError:
-        return ()
-    paths = ((link.name, _path(link / "device")) for link in links)
+    folder = sys_root / "class/infiniband"
+    paths = ((name, _path(folder / name / "device")) for name in _names(folder))
     return tuple(Nic(name=name, path=path) for name, path in paths if path is not None)
 
 
@@ -101,7 +99,7 @@ def nvidia_gpus(sys_root: Path) -> tuple[str, ...]:
         device.name
         for device in _nvidia_devices(sys_root)
         if (_number(device / "class") or 0) >> 16 == DISPLAY_CLASS
-        and not _bound_to(device, "vfio-pci")
+        and Path(pseudo_files.read_link(device / "driver")).name != "vfio-pci"
         and not (device / "physfn").exists()
     )
 
@@ -116,27 +114,19 @@ def nvswitches(sys_root: Path) -> tuple[str, ...]:
 
 
 def _nvidia_devices(sys_root: Path) -> Iterable[Path]:
-    try:
-        devices = sorted((sys_root / "bus/pci/devices").iterdir())
-    except OSError:
-        return ()
-    return (device for device in devices if _number(device / "vendor") == NVIDIA)
+    folder = sys_root / "bus/pci/devices"
+    return (folder / name for name in _names(folder) if _number(folder / name / "vendor") == NVIDIA)
 
 
-def _bound_to(device: Path, driver: str) -> bool:
-    try:
-        return (device / "driver").readlink().name == driver
-    except OSError:
-        return False
+def _names(folder: Path) -> tuple[str, ...]:
+    names = pseudo_files.names(folder, "PCI bus")
+    return names if isinstance(names, tuple) else ()
 
 
 def iommu_translates(sys_root: Path, address: str) -> bool | None:
     """True if an IOMMU translates the addresses of a device's transfers; None without an IOMMU or before Linux 5.11."""
-    try:
-        kind = (sys_root / "bus/pci/devices" / address / "iommu_group/type").read_text().strip()
-    except OSError:
-        return None
-    return kind in TRANSLATED
+    kind = pseudo_files.read_or_empty(sys_root / "bus/pci/devices" / address / "iommu_group/type").strip()
+    return kind in TRANSLATED if kind else None
 
 
 def redirecting_bridges(sys_root: Path, path: PciPath) -> tuple[str, ...] | None:
@@ -146,11 +136,8 @@ def redirecting_bridges(sys_root: Path, path: PciPath) -> tuple[str, ...] | None
     """
     redirecting = []
     for step in path.steps[1:-1]:
-        try:
-            config = (sys_root / "bus/pci/devices" / step / "config").read_bytes()
-        except OSError:
-            return None
-        if len(config) <= CONFIG_EXTENDED_START:
+        config = pseudo_files.read_bytes(sys_root / "bus/pci/devices" / step / "config", step)
+        if not isinstance(config, bytes) or len(config) <= CONFIG_EXTENDED_START:
             return None
         if acs_redirects(config):
             redirecting.append(step)
@@ -172,6 +159,6 @@ def acs_redirects(config: bytes) -> bool:
 
 def _number(path: Path) -> int | None:
     try:
-        return int(path.read_text().strip(), 0)
-    except (OSError, ValueError):
+        return int(pseudo_files.read_or_empty(path), 0)
+    except ValueError:
         return None

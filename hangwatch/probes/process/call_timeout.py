@@ -29,10 +29,10 @@ _OWN_PROC = Path("/proc")
 def add_end(pid: int, call: SystemCall | None, proc_root: Path, thread: int | None = None) -> SystemCall | None:
     """Return the call of the main thread (or `thread`) with its latest end, if the thread is still in that call."""
     row = None if call is None else system_calls.calls_by_name().get(call.name)
-    fields = system_calls.read_fields(pid, proc_root, thread) if row is not None and row.timeout else []
-    if call is None or row is None or not fields or int(fields[0]) != call.number:
+    current = system_calls.read(pid, proc_root, thread) if row is not None and row.timeout else None
+    if call is None or row is None or current is None or current.number != call.number:
         return call
-    arguments = [int(field, 16) for field in fields[1:7]]
+    arguments = current.arguments
     address, raw = arguments[row.timeout_at], b""
     if row.timeout in _UNITS and address:
         raw = process_memory.SHARED.read(proc_root / str(pid) / "mem", address, _PAIR.size)
@@ -41,7 +41,7 @@ def add_end(pid: int, call: SystemCall | None, proc_root: Path, thread: int | No
         return call
     now = 0.0 if clock == _LENGTH else time.clock_gettime(clock)
     left_seconds = decode_timeout(row.timeout, arguments[row.timeout_at], raw, now)
-    if left_seconds is None or system_calls.read_fields(pid, proc_root, thread) != fields:
+    if left_seconds is None or system_calls.read(pid, proc_root, thread) != current:
         return call
     return replace(call, left_seconds=left_seconds, until_unix_seconds=time.time() + left_seconds)
 

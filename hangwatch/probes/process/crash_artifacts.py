@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from hangwatch import words
 from hangwatch.model import Fault, Process, ProcessId, Value
-from hangwatch.probes import child
+from hangwatch.probes import child, pseudo_files
 from hangwatch.probes.process import proc_pid, procfs
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
@@ -113,8 +113,8 @@ class RankSnapshots:
             uid=None if process.is_setuid else process.uid,
             comm=process.comm,
             error_file=process.environ.get(ERROR_FILE, ""),
-            program=_link(folder / "exe"),
-            folder=_link(folder / "cwd"),
+            program=pseudo_files.read_link(folder / "exe"),
+            folder=pseudo_files.read_link(folder / "cwd"),
             mounts=proc_pid.namespace(self._proc_root, process.id.pid, "mnt"),
             inner_pid=procfs.read_inner_pid(process.id.pid, self._proc_root),
             logs=self._logs(process),
@@ -125,15 +125,8 @@ class RankSnapshots:
 
     def _logs(self, process: Process) -> tuple[str, ...]:
         folders = (self._proc_root / str(pid) / "fd" for pid in (process.parent_pid, process.id.pid))
-        links = (_link(folder / name) for folder in folders for name in ("2", "1"))
+        links = (pseudo_files.read_link(folder / name) for folder in folders for name in ("2", "1"))
         return tuple(dict.fromkeys(link for link in links if link.startswith("/") and not link.startswith("/dev/")))
-
-
-def _link(path: Path) -> str:
-    try:
-        return str(path.readlink())
-    except OSError:
-        return ""
 
 
 def find_root(mounts: str | None, living: Iterable[int], proc_root: Path = procfs.PROC) -> Path | None:
@@ -196,12 +189,12 @@ def find_cores(ranks: Sequence[tuple[RankSnapshot, Path]], proc_root: Path = pro
 
     A core that the kernel passes to a program is `refused`.
     """
-    pattern = _text(proc_root / _CORE_PATTERN)
+    pattern = pseudo_files.read_or_empty(proc_root / _CORE_PATTERN).strip()
     if not pattern:
         return [None] * len(ranks)
     if pattern.startswith("|"):
         return [Core(path="", refused=_piped(pattern, seen.id.pid)) for seen, _ in ranks]
-    uses_pid = _text(proc_root / _CORE_USES_PID) == "1"
+    uses_pid = pseudo_files.read_or_empty(proc_root / _CORE_USES_PID).strip() == "1"
     candidates = [
         (index, seen, root, path)
         for index, (seen, root) in enumerate(ranks)
@@ -276,13 +269,6 @@ def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
-        return ""
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
         return ""
 
 

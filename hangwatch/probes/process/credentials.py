@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from hangwatch.model import ProcessId, Value
+from hangwatch.probes import pseudo_files
 from hangwatch.probes.process import procfs
 
 _MOST_BYTES = 1 << 20  # 65,536 groups, the limit of the kernel
@@ -24,7 +25,7 @@ class Credentials(Value, frozen=True):
 
 def read_credentials(pid: int, proc_root: Path = procfs.PROC) -> Credentials | None:
     """Return the rights of a process. None if it has ended, or if its ids differ, as those of a setuid program do."""
-    raw = procfs.read_start(f"{proc_root}/{pid}/status", _MOST_BYTES)
+    raw = pseudo_files.read_start(f"{proc_root}/{pid}/status", _MOST_BYTES)
     stat = procfs.read_stat(f"{proc_root}/{pid}")
     if not isinstance(raw, bytes) or stat is None:
         return None

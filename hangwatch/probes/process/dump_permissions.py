@@ -56,10 +56,3 @@ def may_attach(proc_root: Path, pid: int) -> bool | None:
     except OSError as error:
         return None if error.errno in pseudo_files.ABSENT else False
     return True
-
-
-def user_of(proc_root: Path, pid: int) -> int | None:
-    """Return the effective user id of a process; None if unknown."""
-    rows = proc_pid.status(proc_root, pid)
-    words = rows.get("Uid", "").split() if isinstance(rows, dict) else []
-    return int(words[1]) if len(words) > 1 else None

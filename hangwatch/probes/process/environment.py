@@ -29,18 +29,22 @@ class Environment(NamedTuple):
     complete: bool
 
 
-def read(descriptor: int, folder: str, wanted: Container[str], shown: Container[str] = ()) -> Environment:
-    """Return the variables in `wanted` and `shown` from an open `environ`. `folder` is its folder in /proc.
+def read(folder: str, wanted: Container[str], shown: Container[str] = ()) -> Environment:
+    """Return the variables in `wanted` and `shown` of the process with this folder in /proc.
 
     At most 256 KiB are read, and 1,024 characters per value are kept. Above 4 KiB in all, variables are dropped, those
     in `shown` first. Raises OSError: the process is gone, or reading is denied.
     """
-    head = _read_at(descriptor, 0, READ_BYTES)
-    if len(head) < READ_BYTES:
-        return select([head], wanted, shown, whole=True)
-    end = max(os.fstat(descriptor).st_size, _length(folder))  # a file of /proc has no size
-    half = READ_BYTES // 2
-    return select([head[:half], _read_at(descriptor, max(end - half, half), half)], wanted, shown, whole=False)
+    descriptor = os.open(f"{folder}/environ", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        head = _read_at(descriptor, 0, READ_BYTES)
+        if len(head) < READ_BYTES:
+            return select([head], wanted, shown, whole=True)
+        end = max(os.fstat(descriptor).st_size, _length(folder))  # a file of /proc has no size
+        half = READ_BYTES // 2
+        return select([head[:half], _read_at(descriptor, max(end - half, half), half)], wanted, shown, whole=False)
+    finally:
+        os.close(descriptor)
 
 
 def read_allowed(pid: int, proc_root: Path, wanted: Container[str] = environment_names.ALLOWED) -> dict[str, str]:
@@ -49,15 +53,9 @@ def read_allowed(pid: int, proc_root: Path, wanted: Container[str] = environment
     The call may block for ever: see `locked_memory`.
     """
     try:
-        descriptor = os.open(f"{proc_root}/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
+        return read(f"{proc_root}/{pid}", wanted).variables
     except OSError:
         return {}
-    try:
-        return read(descriptor, f"{proc_root}/{pid}", wanted).variables
-    except OSError:
-        return {}
-    finally:
-        os.close(descriptor)
 
 
 def _read_at(descriptor: int, offset: int, limit_bytes: int) -> bytes:

@@ -24,9 +24,8 @@ def find_awaited_lock(pid: int, descriptor: int, proc_root: Path) -> FileLock | 
     The holder is unknown in three cases. It has ended, and its child inherited the lock: /proc/locks omits locks
     without a pid. It is on another node (NFS). Or the lock belongs to an open file description.
     """
-    try:
-        path = str((proc_root / str(pid) / "fd" / str(descriptor)).readlink())
-    except OSError:
+    path = pseudo_files.read_link(f"{proc_root}/{pid}/fd/{descriptor}")
+    if not path:
         return None
     holder = _holder(pid, proc_root)
     held = None if holder is None else _held_by(holder, pid, path, proc_root)
@@ -43,12 +42,10 @@ def find_polled_lock(pid: int, proc_root: Path) -> FileLock | None:
     held = [(fields[5].rpartition(":")[2], _pid(fields)) for fields in lines if len(fields) > 5 and fields[1] != "->"]
     holders = {inode: holder for inode, holder in held if holder not in (None, pid)}
     lock_by_path: dict[str, FileLock | None] = {}
-    try:
-        links = itertools.islice(sockets.descriptors(pid, proc_root).items(), _MOST_DESCRIPTORS if holders else 0)
-        files = [(number, path) for number, path in links if path.startswith("/") and not path.startswith("/dev/")]
-    except OSError:
-        return None
-    for number, path in files:
+    links = sockets.descriptors(pid, proc_root) if holders else {}
+    for number, path in itertools.islice(links.items(), _MOST_DESCRIPTORS):
+        if not path.startswith("/") or path.startswith("/dev/"):
+            continue
         rows = pseudo_files.read_or_empty(proc_root / str(pid) / "fdinfo" / str(number)).splitlines()
         inode = next((row.split()[-1] for row in rows if row.startswith("ino:")), "")
         if (holder := holders.get(inode)) is not None:
@@ -73,10 +70,7 @@ def _may_hold(holder: int, pid: int, path: str, proc_root: Path) -> bool:
     """
     if proc_pid.namespace(proc_root, holder, "mnt") != proc_pid.namespace(proc_root, pid, "mnt"):
         return True
-    try:
-        return path in sockets.descriptors(holder, proc_root).values()
-    except OSError:
-        return False
+    return path in sockets.descriptors(holder, proc_root).values()
 
 
 def _holder(pid: int, proc_root: Path) -> int | None:

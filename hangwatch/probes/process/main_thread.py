@@ -22,7 +22,6 @@ _READ_AHEAD_BYTES = 128 << 10  # read by a major page fault: read_ahead_kb of Do
 _MOST_PIDS = 1 << 22  # PID_MAX_LIMIT
 _MOST_PATH_BYTES = 512
 _MOST_THREADS = 65536
-_UNKNOWN = system_calls.Row()
 _POLLFD = struct.Struct("=ihh")
 
 
@@ -58,12 +57,10 @@ def read_call(pid: int, proc_root: Path, thread: int | None = None) -> SystemCal
     None if the thread runs in user space, or if its call may not be read.
     """
     folder = proc_root / str(pid)
-    fields = system_calls.read_fields(pid, proc_root, thread)
-    if not fields:
+    call = system_calls.read(pid, proc_root, thread)
+    if call is None:
         return None
-    number, arguments = int(fields[0]), [int(field, 16) for field in fields[1:7]]
-    name = system_calls.names_by_number().get(number, "")
-    row = system_calls.calls_by_name().get(name, _UNKNOWN)
+    number, name, row, arguments = call
     kind, first = row.kind, arguments[0]
     if name == "fcntl" and arguments[1] not in (fcntl.F_SETLKW, _F_OFD_SETLKW):
         kind = "other"
@@ -121,12 +118,11 @@ def read_path(pid: int, proc_root: Path, thread: int | None = None) -> str | Non
 
     The path is read from the memory of the process, so the owner of the process can forge it.
     """
-    fields = system_calls.read_fields(pid, proc_root, thread)
-    name = system_calls.names_by_number().get(int(fields[0]), "") if fields else ""
-    index = {"path": 1, "path_at": 2}.get(system_calls.calls_by_name().get(name, _UNKNOWN).on)
-    if index is None:
+    call = system_calls.read(pid, proc_root, thread)
+    index = {"path": 0, "path_at": 1}.get(call.row.on) if call is not None else None
+    if call is None or index is None:
         return None
-    raw = process_memory.SHARED.read(proc_root / str(pid) / "mem", int(fields[index], 16), _MOST_PATH_BYTES)
+    raw = process_memory.SHARED.read(proc_root / str(pid) / "mem", call.arguments[index], _MOST_PATH_BYTES)
     return os.fsdecode(raw.partition(b"\0")[0]) or None
 
 

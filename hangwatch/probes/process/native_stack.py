@@ -37,15 +37,14 @@ def waits_in_torch(pid: int, proc_root: Path, thread: int | None = None) -> bool
     text = pseudo_files.read(folder / "task" / str(thread or pid) / "syscall", f"pid {pid}")
     if not isinstance(text, str):
         return None
-    fields = text.split()
-    number = int(fields[0]) if len(fields) == 9 and fields[0].isdecimal() else -1
-    if system_calls.names_by_number().get(number) not in _SLEEPS:
+    call = system_calls.parse(text)
+    if call is None or call.name not in _SLEEPS or len(call.arguments) < 8:
         return False
     content = process_memory.SHARED.read_pieces(folder / "maps", [(0, _MOST_MAPS_BYTES)])
     if not isinstance(content, tuple):
         return None
     mapped = native_frames.mappings(b"".join(content))
-    stack, address = int(fields[7], 16), int(fields[8], 16)
+    stack, address = call.arguments[6:8]
     by_tables = _is_torch(address, stack, mapped, _Pages(folder / "mem"))
     return by_tables if by_tables is not None else _has_torch_on_top(stack, mapped, folder / "mem")
 

@@ -69,14 +69,13 @@ def resident_bytes(rows: dict[str, str]) -> int | None:
 
 def variables(proc_root: Path, pid: int, wanted: Collection[str]) -> dict[str, str] | Fault | None:
     """Return the wanted variables of the environment with which a process was started, see `process/environment`."""
-    folder = proc_root / str(pid)
+    folder = f"{proc_root}/{pid}"
 
     def read(_: ProcessId) -> dict[str, str] | Fault | None:
         try:
-            with (folder / "environ").open("rb", buffering=0) as file:
-                return environment.read(file.fileno(), str(folder), wanted).variables
+            return environment.read(folder, wanted).variables
         except OSError as error:
-            return pseudo_files.fault_of(error, f"pid {pid}", str(folder / "environ"))
+            return pseudo_files.fault_of(error, f"pid {pid}", f"{folder}/environ")
 
     return locked_memory.SHARED.read_one(_target(proc_root, pid), read)
 
@@ -115,10 +114,7 @@ def _target(proc_root: Path, pid: int) -> Target:
 
 def namespace(proc_root: Path, pid: int | str, kind: str) -> str | None:
     """Return the name of a namespace of a process, e.g. `net:[4026531840]`; None if unknown."""
-    try:
-        return os.readlink(f"{proc_root}/{pid}/ns/{kind}")  # noqa: PTH115 - a magic link, not a path
-    except OSError:
-        return None
+    return pseudo_files.read_link(f"{proc_root}/{pid}/ns/{kind}") or None
 
 
 def sees_all_pids(proc_root: Path) -> bool:

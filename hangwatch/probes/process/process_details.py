@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
+from msgspec import structs
 
 from hangwatch import words
 from hangwatch.formats import decoding
@@ -24,30 +25,17 @@ MOST_PROCESSES = 8
 _PARALLEL = 2
 _LISTED = 32
 _CHARACTERS = 200
-_RUNNER = child.Runner("reader of details")
+RUNNER = child.Runner("reader of details")
 
 
-class _Answer(msgspec.Struct):
-    """The output of a child. A value is None or empty if it could not be read."""
+class _Answer(ProcessDetails, frozen=True):
+    """The output of a child. The cores are a list, and the texts are not bounded."""
 
-    resident_bytes: int | None = None
-    shared_bytes: int | None = None
-    swap_bytes: int | None = None
-    niceness: int | None = None
-    cpus: list[int] = []
-    threads: int | None = None
-    descriptors: int | None = None
-    connections: list[str] = []
-    children: list[str] = []
-    files: list[str] = []
+    cpus: tuple[int, ...] = ()  # type: ignore[assignment]
 
 
 _ANSWER = decoding.decoder(_Answer)
-
-
-def abandoned_children() -> int:
-    """Return the number of abandoned children that still wait for a process or a file system."""
-    return _RUNNER.abandoned.count()
+_LISTS = ("connections", "children", "files")
 
 
 def read(
@@ -65,10 +53,10 @@ def read(
 
     def ask(target: ProcessId) -> ProcessDetails | None:
         remaining = end - time.monotonic()
-        if remaining <= 0 or _RUNNER.refusal(target) is not None:
+        if remaining <= 0 or RUNNER.refusal(target) is not None:
             return None
         command = [sys.executable, "-I", str(CHILD), str(target.pid)]
-        printed = _RUNNER.run(command, target, share=share, deadline_seconds=remaining, stop=stop)
+        printed = RUNNER.run(command, target, share=share, deadline_seconds=remaining, stop=stop)
         return None if isinstance(printed, Fault) or not procfs.is_alive(target) else _parse(printed.out)
 
     read_targets = targets[:MOST_PROCESSES]
@@ -82,19 +70,6 @@ def _parse(raw: bytes) -> ProcessDetails | None:
         answer = _ANSWER.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return ProcessDetails(
-        resident_bytes=answer.resident_bytes,
-        shared_bytes=answer.shared_bytes,
-        swap_bytes=answer.swap_bytes,
-        niceness=answer.niceness,
-        cpus=words.fold(answer.cpus),
-        threads=answer.threads,
-        descriptors=answer.descriptors,
-        connections=_listed(answer.connections),
-        children=_listed(answer.children),
-        files=_listed(answer.files),
-    )
-
-
-def _listed(texts: Sequence[str]) -> tuple[str, ...]:
-    return tuple(words.elided(text, _CHARACTERS) for text in texts[:_LISTED])
+    values = structs.asdict(answer)
+    lists = {name: tuple(words.elided(text, _CHARACTERS) for text in values[name][:_LISTED]) for name in _LISTS}
+    return ProcessDetails(**values | lists | {"cpus": words.fold(answer.cpus)})

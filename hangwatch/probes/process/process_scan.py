@@ -22,7 +22,6 @@ from hangwatch.probes.process.environment import Environment
 from hangwatch.probes.process.locked_memory import Target
 from hangwatch.probes.process.procfs import (
     COMM_CHARACTERS,
-    PAGE_BYTES,
     PROC,
     Stat,
     denied,
@@ -30,10 +29,10 @@ from hangwatch.probes.process.procfs import (
     parse_stat,
     paths_of_cgroups,
     printable,
-    read_start,
     read_stat,
     read_user_ids,
 )
+from hangwatch.probes.pseudo_files import PAGE_BYTES, read_link, read_start
 from hangwatch.tables import launchers
 
 _CMDLINE_LIMIT_BYTES = 4 << 10
@@ -323,11 +322,10 @@ def _is_python(root: str, pid: int, *, has_rank: bool) -> bool | None:
 
     setproctitle changes the name, the command line and the environment of a process, but not its executable.
     """
+    program = read_link(f"{root}/{pid}/exe")
+    if not program or python_files.is_interpreter(program) or not has_rank:
+        return python_files.is_interpreter(program) or None
     try:
-        if python_files.is_interpreter(os.readlink(f"{root}/{pid}/exe")):  # noqa: PTH115 - a magic link
-            return True
-        if not has_rank:
-            return None
         with open(f"{root}/{pid}/maps", "rb") as maps:  # noqa: PTH123 - a file of the kernel
             return any(python_files.is_library(os.fsdecode(line.rstrip())) for line in maps)
     except OSError:
@@ -336,15 +334,9 @@ def _is_python(root: str, pid: int, *, has_rank: bool) -> bool | None:
 
 def _read_environment(root: str, pid: int) -> Environment | OSError:
     try:
-        descriptor = os.open(f"{root}/{pid}/environ", os.O_RDONLY | os.O_CLOEXEC)
+        return environment.read(f"{root}/{pid}", launchers.VARIABLES, launchers.SHOWN)
     except OSError as error:
         return error
-    try:
-        return environment.read(descriptor, f"{root}/{pid}", launchers.VARIABLES, launchers.SHOWN)
-    except OSError as error:
-        return error
-    finally:
-        os.close(descriptor)
 
 
 def _faults(pid: int, answer: Environment | OSError) -> tuple[Fault, ...]:

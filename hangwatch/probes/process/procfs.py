@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from hangwatch import words
 from hangwatch.model import Fault, ProcessId, Value
+from hangwatch.probes.pseudo_files import PAGE_BYTES, read_start
 
 PROC = Path("/proc")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD, field 9 of stat
-PAGE_BYTES = 4096
 _THREADS_ASKED = 64
 FRAMEWORK_MAPPED_BYTES = 300 << 20  # torch 2.13 without CUDA maps 627 MiB, a plain Python less than this
 COMM_CHARACTERS = 15  # TASK_COMM_LEN without the final NUL
@@ -233,26 +233,6 @@ def list_pids(folder: str) -> list[str]:
         return [name for name in os.listdir(folder) if name.isdecimal()]  # noqa: PTH208 - 600 names at each scan
     except OSError:
         return []
-
-
-def read_start(path: str, limit_bytes: int) -> bytes | OSError:
-    """Return the first `limit_bytes` of a file, or the error if it is gone or denied."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        return error
-    try:
-        if limit_bytes <= PAGE_BYTES:  # the kernel returns a small file in one read
-            return os.read(descriptor, limit_bytes)
-        parts = []
-        while limit_bytes > 0 and (part := os.read(descriptor, min(limit_bytes, 65536))):
-            parts.append(part)
-            limit_bytes -= len(part)
-        return b"".join(parts)
-    except OSError as error:
-        return error
-    finally:
-        os.close(descriptor)
 
 
 def read_stat(folder: str) -> Stat | None:

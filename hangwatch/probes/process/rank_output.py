@@ -4,7 +4,6 @@ A file system may not respond, so one child per file system reads them. See proc
 """
 
 import io
-import os
 import sys
 import threading
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from hangwatch import words
 from hangwatch.model import Fault, OutputEnd, ProcessId
-from hangwatch.probes import child
+from hangwatch.probes import child, pseudo_files
 from hangwatch.probes.node import filesystems
 from hangwatch.probes.process import procfs
 
@@ -26,12 +25,7 @@ _MOST_PATH_CHARACTERS = 200
 _MOST_MOUNTS = 8
 _PARALLEL = 4
 _DELETED = " (deleted)"
-_RUNNER = child.Runner("reader of logs")
-
-
-def abandoned_children() -> int:
-    """Return the number of abandoned children that still wait for a file system."""
-    return _RUNNER.abandoned.count()
+RUNNER = child.Runner("reader of logs")
 
 
 def read(
@@ -59,7 +53,7 @@ def read(
 
     def read_mount(files: Mapping[ProcessId, Mapping[int, str]]) -> child.Printed | Fault:
         arguments = [f"{target.pid}:{targets[target]}:{','.join(map(str, paths))}" for target, paths in files.items()]
-        return _RUNNER.run(
+        return RUNNER.run(
             [sys.executable, "-I", "-S", str(CHILD), str(most_bytes), *arguments],
             next(iter(files)),
             share=share,
@@ -67,7 +61,7 @@ def read(
             stop=stop,
         )
 
-    per_mount = [files for files in by_mount.values() if _RUNNER.refusal(next(iter(files))) is None][:_MOST_MOUNTS]
+    per_mount = [files for files in by_mount.values() if RUNNER.refusal(next(iter(files))) is None][:_MOST_MOUNTS]
     with ThreadPoolExecutor(_PARALLEL, thread_name_prefix="outputs") as pool:
         for files, printed in zip(per_mount, pool.map(read_mount, per_mount), strict=True):
             if isinstance(printed, Fault):
@@ -82,12 +76,9 @@ def _files(target: ProcessId, proc_root: Path) -> dict[int, tuple[str, str]]:
     """Return the device and path of standard output and error, if they are files. No file is touched."""
     found = {}
     for descriptor in (1, 2):
-        try:
-            path = os.readlink(f"{proc_root}/{target.pid}/fd/{descriptor}")  # noqa: PTH115 - a magic link, not a path
-        except OSError:
-            continue
-        mount = filesystems.mount_of(proc_root, target.pid, descriptor) if path.startswith("/") else None
+        path = pseudo_files.read_link(f"{proc_root}/{target.pid}/fd/{descriptor}")
         if path.startswith("/") and not path.startswith("/dev/"):
+            mount = filesystems.mount_of(proc_root, target.pid, descriptor)
             found[descriptor] = (mount.device if mount else "", path)
     return found
 

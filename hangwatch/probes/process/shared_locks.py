@@ -24,10 +24,9 @@ def awaited_address(pid: int, proc_root: Path, thread: int | None = None) -> int
 
     None if it waits for a private futex or for none.
     """
-    fields = system_calls.read_fields(pid, proc_root, thread)
-    if not fields or system_calls.names_by_number().get(int(fields[0])) != "futex":
-        return None
-    return None if int(fields[2], 16) & _PRIVATE_FLAG else int(fields[1], 16)
+    call = system_calls.read(pid, proc_root, thread)
+    is_shared = call is not None and call.name == "futex" and not call.arguments[1] & _PRIVATE_FLAG
+    return call.arguments[0] if call is not None and is_shared else None
 
 
 def regions(pid: int, proc_root: Path, most: int = MOST_REGIONS) -> Regions:

@@ -6,7 +6,7 @@ The rows are in system_calls.toml. Numbers differ between architectures; only x8
 import platform
 from functools import cache
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -29,19 +29,41 @@ class Row(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     says: str = ""
 
 
+_UNKNOWN = Row()
+
+
 @cache
 def calls_by_name() -> dict[str, Row]:
     """Return the rows of `system_calls.toml`, keyed by system call name."""
     return tables.load("hangwatch.tables", "system_calls.toml", dict[str, Row])
 
 
-def read_fields(pid: int, proc_root: Path, thread: int | None = None) -> list[str]:
-    """Return the fields of proc_pid_syscall(5) for a thread: the number of the call, its arguments in hex, and others.
+class Call(NamedTuple):
+    """The system call that a thread is in, see proc_pid_syscall(5).
 
-    `thread` None means the main thread. Empty if the thread is not in a system call, or if the file may not be read.
+    `name` is empty and `row` has no meaning for a call that is not in the table. `arguments` are its six arguments, the
+    stack pointer and the program counter.
     """
-    fields = pseudo_files.read_or_empty(f"{proc_root}/{pid}/task/{thread or pid}/syscall").split()
-    return fields if len(fields) > 6 and fields[0].isdecimal() else []
+
+    number: int
+    name: str
+    row: Row
+    arguments: tuple[int, ...]
+
+
+def read(pid: int, proc_root: Path, thread: int | None = None) -> Call | None:
+    """Return the call of the main thread (or `thread`); None if it is in none, or if the file may not be read."""
+    return parse(pseudo_files.read_or_empty(f"{proc_root}/{pid}/task/{thread or pid}/syscall"))
+
+
+def parse(text: str) -> Call | None:
+    """Parse the text of /proc/PID/syscall; None for a thread that is not in a system call."""
+    fields = text.split()
+    if len(fields) <= 6 or not fields[0].isdecimal():
+        return None
+    name = names_by_number().get(int(fields[0]), "")
+    arguments = tuple(int(field, 16) for field in fields[1:])
+    return Call(int(fields[0]), name, calls_by_name().get(name, _UNKNOWN), arguments)
 
 
 @cache

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from hangwatch.model import ProcessId
 from hangwatch.model.flight_records import Library, RankRecords, ThreadKind
+from hangwatch.probes import pseudo_files
 from hangwatch.probes.process import process_memory, procfs
 
 MOST_THREADS = 4096
@@ -69,5 +70,5 @@ def _read_names(folder: Path, tids: set[int], *, is_inner: bool) -> dict[int, by
     if is_inner:
         outer = procfs.list_pids(str(folder))[:MOST_THREADS]
         by_tid = {procfs.read_inner_pid(int(name), folder): name for name in outer}
-    raw = {tid: procfs.read_start(f"{folder}/{by_tid[tid]}/comm", 64) for tid in tids if tid in by_tid}
+    raw = {tid: pseudo_files.read_start(f"{folder}/{by_tid[tid]}/comm", 64) for tid in tids if tid in by_tid}
     return {tid: name for tid, name in raw.items() if isinstance(name, bytes)}

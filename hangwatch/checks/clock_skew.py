@@ -172,13 +172,11 @@ def table(sample: Sample) -> contract.Rows:
 
 
 CHECK = Check(
-    name="clock_skew",
     every_seconds=60,
     settings=Settings,
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(SYNCHRONIZED, OFFSET, ESTIMATED, MAXIMUM),
     table=table,
     window=10,
 )

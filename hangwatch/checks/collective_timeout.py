@@ -127,12 +127,10 @@ def _sentence(job: TimeoutSettings) -> str:
 
 
 CHECK = Check(
-    name="collective_timeout",
     every_seconds=60,
     settings=contract.Settings,
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(TIMEOUT, HEARTBEAT, DUMP_AFTER),
     absent="no training job runs on this node",
 )

@@ -170,13 +170,11 @@ def table(sample: Sample) -> contract.Rows:
 
 
 CHECK = Check(
-    name="dump_rights",
     every_seconds=60,
     settings=contract.Settings,
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(DUMPABLE,),
     table=table,
     absent="this node has no /proc/self/status",
 )

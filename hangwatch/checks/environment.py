@@ -213,13 +213,11 @@ def table(sample: Sample) -> contract.Rows:
 
 
 CHECK = Check(
-    name="environment",
     every_seconds=300,
     settings=Settings,
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(KNOWN_HANG,),
     table=table,
     absent="no training job runs on this node",
 )

@@ -112,13 +112,11 @@ def table(sample: Sample) -> Rows:
 
 
 CHECK = Check(
-    name="fabric",
     every_seconds=120.0,
     settings=contract.Settings,
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(COMPLETED,),
     absent="this node has no NVSwitch fabric",
     table=table,
     parts=lambda sample: contract.gpu_parts(sample.gpus),

@@ -211,13 +211,11 @@ def table(sample: Sample) -> contract.Rows:
 
 
 CHECK = Check(
-    name="fd_limit",
     every_seconds=60,
     settings=Settings,
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(NODE_OPEN, NODE_MAX, OPEN, SOFT, HARD),
     table=table,
     absent="this node has no fs.file-nr",
 )

@@ -142,13 +142,11 @@ def _row(presence: Presence) -> tuple[object, ...]:
 
 
 CHECK = Check(
-    name="flight_recorder",
     every_seconds=EVERY_SECONDS,
     settings=contract.Settings,
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(CAPACITY,),
     absent="no job on this node has loaded PyTorch",
     table=table,
 )

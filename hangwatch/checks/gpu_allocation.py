@@ -7,7 +7,6 @@ configured time shows them, because jobs take a while to start and to end.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
@@ -118,7 +117,7 @@ def _held(window: Sequence[Sample]) -> Iterator[CheckVerdict]:
     by_owner: dict[tuple[str, ...], list[tuple[GpuUse, float]]] = {}
     for gpu in filter(_is_held, window[-1].gpus):
         names = _names(gpu)
-        seconds = _idle_seconds(window, gpu, partial(_is_held_by, names))
+        seconds = _idle_seconds(window, gpu, lambda now, names=names: _names(now) == names)  # type: ignore[misc]
         if seconds is not None and seconds >= HELD_SECONDS:
             by_owner.setdefault(names, []).append((gpu, seconds))
     for idle in by_owner.values():
@@ -144,10 +143,6 @@ def _idle_seconds(window: Sequence[Sample], gpu: GpuUse, condition: Callable[[Gp
 
 def _is_held(gpu: GpuUse) -> bool:
     return gpu.is_used is False and bool(gpu.holders)
-
-
-def _is_held_by(names: tuple[str, ...], gpu: GpuUse) -> bool:
-    return _names(gpu) == names
 
 
 def _names(gpu: GpuUse) -> tuple[str, ...]:
@@ -188,13 +183,11 @@ def table(sample: Sample) -> Rows:
 
 
 CHECK = Check(
-    name="gpu_allocation",
     every_seconds=EVERY_SECONDS,
     settings=contract.Settings,
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(IDLE, LEFT),
     table=table,
     window=int(LONGEST_SECONDS / EVERY_SECONDS) + 2,
     absent="this node has no NVIDIA GPU",

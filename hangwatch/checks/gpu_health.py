@@ -126,7 +126,10 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     sample = window[-1]
     if sample.driver_fault is not None:
         return _driver_verdict(sample.driver_fault)
-    findings = [_lost_verdict(fault) for fault in _lost(sample)]
+    findings = [
+        critical(fault.reason, f"{fault.subject.replace('gpu', 'GPU')} does not respond: {fault.detail}", fault.remedy)
+        for fault in _lost(sample)
+    ]
     for gpu in sample.gpus:
         findings += [*_recovery(gpu), *_memory(gpu), *_slowdowns(gpu)]
     findings += [*_not_listed(sample, settings), *_persistence(sample.gpus, settings)]
@@ -148,12 +151,6 @@ def _lost(sample: Sample) -> list[Fault]:
     answering = {f"gpu {gpu.index}" for gpu in sample.gpus}
     unanswered = {fault.subject: fault for fault in sample.faults if fault.subject not in answering}
     return list(unanswered.values())
-
-
-def _lost_verdict(fault: Fault) -> CheckVerdict:
-    return critical(
-        fault.reason, f"{fault.subject.replace('gpu', 'GPU')} does not respond: {fault.detail}", fault.remedy
-    )
 
 
 def _not_listed(sample: Sample, settings: Settings) -> Iterable[CheckVerdict]:
@@ -238,13 +235,11 @@ def _row(gpu: GpuHealth) -> tuple[object, ...]:
 
 
 CHECK = Check(
-    name="gpu_health",
     every_seconds=60.0,
     settings=Settings,
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(LOST, RECOVERY, UNCORRECTED, REMAPPED, REMAP_PENDING, REMAP_FAILED, SLOWED, PERSISTENCE),
     absent="this node has no NVIDIA GPU",
     table=table,
     parts=_parts,

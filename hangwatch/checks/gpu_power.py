@@ -69,12 +69,8 @@ def _lowered_limits(gpus: Sequence[GpuSample]) -> Iterable[CheckVerdict]:
                     "PowerLimitLowered",
                     f"GPU {gpu.index} has a power limit of {limit:.0f} W, other GPUs of this model {usual:.0f} W: "
                     "its job is slower",
-                    _raise_limit(gpu, usual),
+                    f"nvidia-smi -i {gpu.index} -pl {usual:.0f}",
                 )
-
-
-def _raise_limit(gpu: GpuSample, watts: float) -> str:
-    return f"nvidia-smi -i {gpu.index} -pl {watts:.0f}"
 
 
 def table(sample: Sample) -> Rows:
@@ -98,13 +94,11 @@ def _row(gpu: GpuSample) -> tuple[object, ...]:
 
 
 CHECK = Check(
-    name="gpu_power",
     every_seconds=60.0,
     settings=contract.Settings,
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(LIMIT_RATIO,),
     absent="this node has no NVIDIA GPU",
     table=table,
     parts=lambda sample: contract.gpu_parts(sample.gpus),

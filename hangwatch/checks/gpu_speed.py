@@ -151,13 +151,11 @@ def table(sample: Sample) -> Rows:
 
 
 CHECK = Check(
-    name="gpu_speed",
     every_seconds=EVERY_SECONDS,
     settings=contract.Settings,
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(CLOCK_RATIO,),
     table=table,
     window=int(LONGEST_SECONDS / EVERY_SECONDS) + 2,
     absent="no job with several GPUs runs on this node",

@@ -142,13 +142,11 @@ def table(sample: Sample) -> contract.Rows:
 
 
 CHECK = Check(
-    name="infiniband",
     every_seconds=60,
     settings=Settings,
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(ACTIVE, RATE, EVENTS),
     table=table,
     absent="this node has no InfiniBand or RoCE adapter",
     window=11,

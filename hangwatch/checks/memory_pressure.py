@@ -95,12 +95,10 @@ def _gib(size_bytes: int) -> str:
 
 
 CHECK = Check(
-    name="memory_pressure",
     every_seconds=30,
     settings=Settings,
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(AVAILABLE, TOTAL, STALLED, PRESSURE),
     absent="this node has no /proc/meminfo",
 )

@@ -160,7 +160,8 @@ def _job(
     environ = proc_pid.variables(node.proc_root, pid, VARIABLES)
     if not isinstance(environ, dict):
         return environ
-    is_same_namespace = _same_namespace(node.proc_root, pid)
+    namespaces = {proc_pid.namespace(node.proc_root, view, "net") for view in (pid, "self")}
+    is_same_namespace = len(namespaces) == 1
     net_root = node.proc_root / str(pid) / "net"
     interfaces = node_interfaces if is_same_namespace else network.interfaces(net_root, None)
     if not isinstance(interfaces, tuple):
@@ -205,10 +206,6 @@ def _enclosed(node: Node, job: Job, interfaces: tuple[Interface, ...], port: int
         if address is not None:
             return [Enclosed(rank=contract.RankName.of_rank(job, rank), address=address)]
     return []
-
-
-def _same_namespace(proc_root: Path, pid: int) -> bool:
-    return proc_pid.namespace(proc_root, pid, "net") == proc_pid.namespace(proc_root, "self", "net")
 
 
 def _uses(
@@ -413,13 +410,11 @@ def table(sample: Sample) -> contract.Rows:
 
 
 CHECK = Check(
-    name="network",
     every_seconds=60,
     settings=Settings,
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(UP, ERRORS, MASTER),
     table=table,
     absent="no training job runs on this node, and it has no default route (IPv4 or IPv6)",
     window=11,

@@ -238,13 +238,11 @@ def _link_cells(link: NvLink) -> tuple[object, ...]:
 
 
 CHECK = Check(
-    name="nvlink_status",
     every_seconds=60.0,
     settings=Settings,
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(LINKS, LINKS_UP, ERRORS, REFUSED),
     parts=_parts,
     absent="this node has no NVIDIA GPU, or a single one without NVLink",
     table=table,

@@ -174,13 +174,11 @@ def _shown(number: int | None) -> str:
 
 
 CHECK = Check(
-    name="nvlink_topology",
     every_seconds=300.0,
     settings=contract.Settings,
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(PAIRS,),
     absent="this node has no NVIDIA GPU",
     table=table,
     window=REMEMBERED_RUNS,

@@ -158,13 +158,11 @@ def table(sample: Sample) -> contract.Rows:
 
 
 CHECK = Check(
-    name="oom",
     every_seconds=EVERY_SECONDS,
     settings=Settings,
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(KILLS, COUNTED),
     table=table,
     window=COUNTED_WINDOW,
     absent="this node has neither /dev/kmsg nor a counter of OOM kills",

@@ -190,13 +190,11 @@ def _row(slot: Slot) -> tuple[object, ...]:
 
 
 CHECK = Check(
-    name="pcie",
     every_seconds=60.0,
     settings=contract.Settings,
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(GENERATION, LANES, REPLAYS),
     absent="this node has no NVIDIA GPU",
     table=table,
     parts=lambda sample: contract.gpu_parts(slot.gpu for slot in sample.slots),

@@ -187,13 +187,11 @@ def table(sample: Sample) -> contract.Rows:
 
 
 CHECK = Check(
-    name="ranks",
     every_seconds=15,
     settings=contract.Settings,
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(EXPECTED, ALIVE, UNINTERRUPTIBLE, STOPPED, ZOMBIES, RESIDENT),
     table=table,
     absent="no training job runs on this node",
 )

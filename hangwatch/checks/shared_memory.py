@@ -119,12 +119,10 @@ def _mib(size_bytes: int) -> str:
 
 
 CHECK = Check(
-    name="shared_memory",
     every_seconds=30,
     settings=Settings,
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(SIZE, AVAILABLE),
     absent="this node has no /dev/shm",
 )

@@ -213,13 +213,11 @@ def table(sample: Sample) -> contract.Rows:
 
 
 CHECK = Check(
-    name="storage",
     every_seconds=60,
     settings=Settings,
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(ANSWERS, SECONDS, AVAILABLE, SIZE, STUCK_CHILDREN),
     table=table,
     absent="this node has no network file system mounted and stores no incidents",
 )

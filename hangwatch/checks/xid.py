@@ -223,13 +223,11 @@ def table(sample: Sample) -> contract.Rows:
 
 
 CHECK = Check(
-    name="xid",
     every_seconds=15,
     settings=Settings,
     observe=observe,
     points=points,
     judge=judge,
-    metrics=(XIDS, NVML_ONLY, SXIDS, HUNG, MISSED),
     table=table,
     absent="this node has no /dev/kmsg, and NVML reports no XID",
 )

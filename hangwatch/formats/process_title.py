@@ -22,9 +22,14 @@ class Title(NamedTuple):
     numbers: dict[str, int]
 
     @property
+    def is_scoped(self) -> bool:
+        """True if it names a class or engine, as in `ray::Actor`. Programs of Python set such titles."""
+        return "::" in self.text
+
+    @property
     def family(self) -> str:
         """The title without numbers and without an actor's method. Processes of one kind have the same family."""
-        actor = self.text.partition(".")[0] if "::" in self.text else self.text
+        actor = self.text.partition(".")[0] if self.is_scoped else self.text
         return _DIGITS.sub("#", _NUMBERS.sub("", actor))
 
     @property

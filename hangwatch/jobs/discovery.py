@@ -12,9 +12,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from hangwatch import config, words
-from hangwatch.formats import process_title
 from hangwatch.jobs import owners, process_role, rank_gpus, user_limits
-from hangwatch.jobs.membership import Membership, claim_order, find_memberships, holds_gpu
+from hangwatch.jobs.membership import Membership, claim_order, find_memberships, holds_gpu, pids_of_ranks
 from hangwatch.jobs.process_role import RankSlot
 from hangwatch.jobs.process_tree import INIT_PID, Tree, start_order
 from hangwatch.model import FoundJobs, GpuSample, GpuSweep, Job, Process, ProcessId, Rank, Worker, gaps, spans
@@ -51,7 +50,7 @@ def find_jobs(
     memberships, left_out = user_limits.apply_limits(
         find_memberships(tree, samples, endpoints, hosts, ancestors), tree, samples, limits
     )
-    ranks = {process.id.pid for membership in memberships for process, _ in membership.members}
+    ranks = pids_of_ranks(memberships)
     names = _names(memberships, tree, node, lambda membership: claim_order(membership, samples, endpoints))
     jobs = [_job(name, membership, tree, samples, ranks) for membership, name in zip(memberships, names, strict=True)]
     jobs.sort(key=lambda job: (job.job_id, job.processes[0]))
@@ -189,8 +188,8 @@ def _rank(
 
 def _title(process: Process) -> str | None:
     """Return the title that a process has set for itself, without an actor's method; None without a usable title."""
-    title = process_title.read(" ".join(process.cmdline[:1]))
-    return title.name.partition(".")[0] if title and title.name else None
+    title = process_role.title_of(process)
+    return title.text.partition(".")[0] if title else None
 
 
 def _samples(gpus: GpuSweep | None, tree: Tree, ticks_per_second: int) -> list[GpuSample]:

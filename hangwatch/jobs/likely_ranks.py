@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from hangwatch.formats import process_title
+from hangwatch.jobs import process_role
 from hangwatch.jobs.process_tree import Tree
 from hangwatch.model import Process
 
@@ -17,11 +18,11 @@ def find_likely_ranks(processes: Iterable[Process], gpu_pids: Collection[int]) -
     apart from its numbers, and that has `::` or "worker" in it.
     """
     tree = Tree(list(processes))
-    titles = {process.id.pid: title for process in tree if (title := _title(process)) is not None}
+    titles = {process.id.pid: title for process in tree if (title := process_role.title_of(process)) is not None}
     workers = {pid for pid, title in titles.items() if title.is_worker}
     if not workers:
         families = Counter(title.family for title in titles.values())
-        workers = {pid for pid, title in titles.items() if families[title.family] > 1 and _is_of_a_worker(title.text)}
+        workers = {pid for pid, title in titles.items() if families[title.family] > 1 and _is_of_a_worker(title)}
     found = [process for process in tree if process.id.pid in workers or process.id.pid in gpu_pids]
     return sorted(found, key=lambda process: process.id.pid)
 
@@ -38,14 +39,9 @@ def find_ranks_below(pid: int, processes: Iterable[Process], gpu_pids: Collectio
 
 def describe(process: Process) -> str:
     """Return the title of a process, else its program."""
-    title = _title(process)
+    title = process_role.title_of(process)
     return title.text if title is not None else process.comm
 
 
-def _title(process: Process) -> process_title.Title | None:
-    title = process_title.read(process.cmdline[0] if process.cmdline else process.comm)
-    return title if title is not None and title.name else None
-
-
-def _is_of_a_worker(text: str) -> bool:
-    return ("::" in text or "worker" in text.lower()) and not text.endswith(_IDLE)
+def _is_of_a_worker(title: process_title.Title) -> bool:
+    return (title.is_scoped or "worker" in title.text.lower()) and not title.text.endswith(_IDLE)

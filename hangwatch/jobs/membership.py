@@ -10,7 +10,7 @@ import functools
 import operator
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hangwatch import words
 from hangwatch.jobs import engine_workers, forked_ranks, nested_slots, process_role, program_launched
@@ -73,20 +73,27 @@ def find_memberships(
     with a process group.
     """
     memberships = _memberships_by_slot(tree, samples, endpoints)
-    memberships += _connected_memberships(
-        tree, hosts, {process.id.pid for membership in memberships for process, _ in membership.members}
-    )
-    ranks = {process.id.pid for membership in memberships for process, _ in membership.members}
-    memberships += _spawned_memberships(tree, samples, ranks)
-    ranks = {process.id.pid for membership in memberships for process, _ in membership.members}
-    memberships += _connected_memberships(tree, ancestors, ranks)
-    ranks = {process.id.pid for membership in memberships for process, _ in membership.members}
-    memberships += [_of_siblings("fork", *siblings) for siblings in forked_ranks.find_siblings(tree, samples, ranks)]
+    memberships += _connected_memberships(tree, hosts, pids_of_ranks(memberships))
+    memberships += _spawned_memberships(tree, samples, pids_of_ranks(memberships))
+    memberships += _connected_memberships(tree, ancestors, pids_of_ranks(memberships))
+    families = forked_ranks.find_siblings(tree, samples, pids_of_ranks(memberships))
+    memberships += [_of_siblings("fork", head, members) for head, members in families]
     memberships += _hidden_memberships(tree, memberships)
-    ranks |= {process.id.pid for membership in memberships for process, _ in membership.members}
-    memberships += [_engine_membership(engine) for engine in engine_workers.find_engines(tree, ranks)]
+    engines = engine_workers.find_engines(tree, pids_of_ranks(memberships))
+    memberships += [
+        _of_siblings("engine", head, members, has_places=False, engine=name) for name, head, members in engines
+    ]
     memberships += _waiting_memberships(tree, memberships)
     return memberships
+
+
+def pids_of_ranks(memberships: Iterable[Membership]) -> set[int]:
+    """Return the pids of the ranks of these jobs."""
+    return {process.id.pid for membership in memberships for process, _ in membership.members}
+
+
+def _of_siblings(launcher: str, head: Process | None, members: Sequence[Process], **others: Any) -> Membership:
+    return Membership(launcher, head, [(process, None) for process in members], owner_of(members[0]), **others)
 
 
 # --- ranks with a rank slot in their environment --------------------------------------------------------------------
@@ -224,9 +231,8 @@ def _join_parts(
         process, slot = membership.members[0]
         assert slot is not None
         run = (*_run(process, slot), *process_role.rendezvous(process.environ))
-        runs.setdefault((membership.owner.name, *run, slot.world_size), _Run()).place(
-            membership, _stores(membership, endpoints)
-        )
+        stores = frozenset(endpoints[process.id] for process, _ in membership.members if process.id in endpoints)
+        runs.setdefault((membership.owner.name, *run, slot.world_size), _Run()).place(membership, stores)
     return [part.as_membership() for run in runs.values() for part in run.parts]
 
 
@@ -284,10 +290,6 @@ class _Part:
             if membership.launcher_process is not None
         )
         return first._replace(members=members, more_launcher_processes=heads) if len(self.memberships) > 1 else first
-
-
-def _stores(membership: Membership, endpoints: Mapping[ProcessId, str]) -> frozenset[str]:
-    return frozenset(endpoints[process.id] for process, _ in membership.members if process.id in endpoints)
 
 
 def _rank_number(member: tuple[Process, RankSlot | None]) -> int:
@@ -367,7 +369,8 @@ def _without_doubles(group: list[_SlotHolder], tree: Tree) -> list[list[_SlotHol
     Containers may share addresses and ports, so the group may be several jobs. An attempt number counts only
     between processes of one parent, because any process can write such a number.
     """
-    is_one = len({holder.slot.attempt for holder in group}) == 1 and not _has_doubles(group, tree)
+    ranks = [holder.slot.rank for holder in _topmost(group, tree)]
+    is_one = len({holder.slot.attempt for holder in group}) == 1 and len(ranks) == len(set(ranks))
     if group[0].launcher_process is not None or is_one:
         return [group]
     by_parent: dict[ProcessId | None, list[_SlotHolder]] = {}
@@ -376,11 +379,6 @@ def _without_doubles(group: list[_SlotHolder], tree: Tree) -> list[list[_SlotHol
         outside = next((up for up in tree.ancestors(holder.process) if up.id.pid not in pids), None)
         by_parent.setdefault(outside.id if outside else None, []).append(holder)
     return list(by_parent.values())
-
-
-def _has_doubles(group: list[_SlotHolder], tree: Tree) -> bool:
-    tops = [holder.slot.rank for holder in _topmost(group, tree)]
-    return len(tops) > len(set(tops))
 
 
 def _ranks_of(
@@ -407,7 +405,8 @@ def _ranks_of(
     group = [holder for holder in group if (holder.process.id.pid, holder.slot.rank) not in holds]
     chosen: dict[int, _SlotHolder] = {}
     # A helper that outlived its parent is a child of init, and younger. It must not take the rank slot.
-    for holder in sorted(_topmost(group, tree), key=_orphans_last_youngest_first):
+    by_start = sorted(_topmost(group, tree), key=lambda holder: -holder.process.id.start_ticks)
+    for holder in sorted(by_start, key=lambda holder: holder.process.parent_pid == INIT_PID):
         chosen.setdefault(holder.slot.rank, holder)
     return [(chosen[rank].process, chosen[rank].slot) for rank in sorted(chosen)]
 
@@ -417,10 +416,6 @@ def _above_gpu_holder(holder: _SlotHolder, on_gpu: set[int], tree: Tree) -> Iter
     process = holder.process
     if process.id.pid in on_gpu and not process_role.is_multiprocessing(process):
         yield from (up for up in tree.ancestors(process) if up.id.pid not in on_gpu and up.cmdline != process.cmdline)
-
-
-def _orphans_last_youngest_first(holder: _SlotHolder) -> tuple[bool, int]:
-    return holder.process.parent_pid == INIT_PID, -holder.process.id.start_ticks
 
 
 def _topmost(group: list[_SlotHolder], tree: Tree) -> list[_SlotHolder]:
@@ -457,14 +452,7 @@ def _connected_memberships(tree: Tree, heads: Mapping[ProcessId, ProcessId], ran
         elif head is None and above is not None:
             kind = process_role.launcher_kind(above)
             launcher, head = kind or launcher, None if process_role.is_shared(kind) else above
-        yield Membership(
-            launcher,
-            head,
-            [(process, None) for process in members],
-            owner_of(members[0]),
-            notes=(note,),
-            has_places=launcher == "spawn" and not is_host,
-        )
+        yield _of_siblings(launcher, head, members, notes=(note,), has_places=launcher == "spawn" and not is_host)
 
 
 # --- ranks of mp.spawn, which only have a place in the order of start -----------------------------------------------
@@ -475,7 +463,7 @@ def _spawned_memberships(tree: Tree, samples: Sequence[GpuSample], ranks: set[in
     for process in tree:
         if process_role.is_spawned(process) and not is_within(process, ranks, tree):
             siblings.setdefault(process.parent_pid, []).append(process)
-    holders = tree.with_ancestors(pid for gpu in samples for pid in gpu.pids)
+    holders = tree.gpu_holders(samples)
     memberships = []
     for parent_pid, group in siblings.items():
         head = tree.get(parent_pid) if parent_pid != INIT_PID else None
@@ -484,10 +472,6 @@ def _spawned_memberships(tree: Tree, samples: Sequence[GpuSample], ranks: set[in
             continue
         memberships.append(_of_siblings("spawn", head, members))
     return memberships
-
-
-def _of_siblings(launcher: str, head: Process | None, members: Sequence[Process]) -> Membership:
-    return Membership(launcher, head, [(process, None) for process in members], owner_of(members[0]))
 
 
 def _spawned_ranks(group: list[Process], holders: set[int]) -> list[Process]:
@@ -519,26 +503,10 @@ def _hidden_memberships(tree: Tree, memberships: Sequence[Membership]) -> list[M
         kind = process_role.launcher_kind(process)
         if kind is None or not process_role.starts_only_ranks(kind) or process.id in heads:
             continue
-        ranks = [child for child in tree.children(process) if child.faults and _may_be_rank(child)]
+        ranks = [child for child in tree.children(process) if child.faults and process_role.may_be_rank(child)]
         if ranks:
-            ranks.sort(key=start_order)
-            hidden.append(Membership(kind, process, [(rank, None) for rank in ranks], owner_of(ranks[0])))
+            hidden.append(_of_siblings(kind, process, sorted(ranks, key=start_order)))
     return hidden
-
-
-def _may_be_rank(process: Process) -> bool:
-    helper = process_role.is_loader_worker(process) or process_role.is_resource_tracker(process)
-    return process_role.is_python(process) and not helper and process_role.launcher_kind(process) is None
-
-
-# --- inference engines ----------------------------------------------------------------------------------------------
-
-
-def _engine_membership(engine: engine_workers.EngineWorkers) -> Membership:
-    members = [(process, None) for process in engine.workers]
-    return Membership(
-        "engine", engine.head, list(members), owner_of(engine.workers[0]), has_places=False, engine=engine.engine
-    )
 
 
 # --- launchers that have no rank ------------------------------------------------------------------------------------
@@ -551,8 +519,7 @@ def _waiting_memberships(tree: Tree, memberships: Sequence[Membership]) -> list[
     has only ssh as a child, and srun starts shells. Of nested launchers, only the innermost is returned. Processes
     below a rank belong to that rank's job.
     """
-    ranks = {process.id.pid for membership in memberships for process, _ in membership.members}
-    waiting_launchers = []
+    ranks, waiting_launchers = pids_of_ranks(memberships), []
     for process in tree:
         waiting = process_role.find_waiting(process)
         if waiting is None or is_within(process, ranks, tree) or _is_fork(process, tree.parent(process)):

@@ -224,9 +224,14 @@ def is_python(process: Process) -> bool:
         return process.is_python
     if process.comm.startswith(TABLE.python_comms):
         return True
-    first = process.cmdline[0] if process.cmdline else ""
-    title = process_title.read(first)
-    return python_files.is_interpreter(base_name(first)) or (title is not None and "::" in title.text)
+    title = process_title.read(first := "".join(process.cmdline[:1]))
+    return python_files.is_interpreter(base_name(first)) or (title is not None and title.is_scoped)
+
+
+def title_of(process: Process) -> process_title.Title | None:
+    """Return the title that a process has set for itself; None without a usable title."""
+    title = process_title.read(process.cmdline[0] if process.cmdline else process.comm)
+    return title if title is not None and title.name else None
 
 
 def is_loader_worker(process: Process) -> bool:
@@ -237,6 +242,12 @@ def is_loader_worker(process: Process) -> bool:
 def is_resource_tracker(process: Process) -> bool:
     """True if this is the resource tracker of multiprocessing, for which no rank waits."""
     return any("multiprocessing.resource_tracker" in argument for argument in process.cmdline)
+
+
+def may_be_rank(process: Process) -> bool:
+    """True for Python that is neither a launcher nor a helper of another process."""
+    is_helper = is_loader_worker(process) or is_resource_tracker(process)
+    return is_python(process) and not is_helper and launcher_kind(process) is None
 
 
 def starts_helpers(process: Process) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from hangwatch.model import ENDED_STATES, Process
+from hangwatch.model import ENDED_STATES, GpuSample, Process
 
 INIT_PID = 1
 _MAX_DEPTH = 64
@@ -50,10 +50,10 @@ class Tree:
         """Return the direct children of a process."""
         return self._children.get(process.id.pid, ())
 
-    def with_ancestors(self, pids: Iterable[int]) -> set[int]:
-        """Return those of `pids` that are running, together with the pids of all their ancestors."""
+    def gpu_holders(self, samples: Iterable[GpuSample]) -> set[int]:
+        """Return the pids of the running processes that hold a GPU, and of all their ancestors."""
         found: set[int] = set()
-        for pid in pids:
+        for pid in (pid for gpu in samples for pid in gpu.pids):
             process = self.get(pid)
             while process is not None and process.id.pid not in found:
                 found.add(process.id.pid)

@@ -51,7 +51,7 @@ def find_ranks(tree: Tree, started: Iterable[tuple[Process, RankSlot]]) -> Itera
         ):
             continue
         members = others
-        if first is not None and owner_of(first) == family.owner and _may_lead(first):
+        if first is not None and owner_of(first) == family.owner and process_role.may_be_rank(first):
             rendezvous = {TABLE.rendezvous.address: family.address, TABLE.rendezvous.port: family.port}
             slot = others[0][1]._replace(rank=0, local_rank=0)
             members = [(replace(first, environ=rendezvous | dict(first.environ)), slot), *others]
@@ -70,8 +70,3 @@ def _family(process: Process, slot: RankSlot, tree: Tree) -> _Family | None:
     parent = tree.parent(process)
     parent_pid = INIT_PID if parent is None else parent.id.pid
     return _Family(parent_pid, owner_of(process), address, port, node, slot.world_size)
-
-
-def _may_lead(process: Process) -> bool:
-    is_helper = process_role.is_loader_worker(process) or process_role.launcher_kind(process) is not None
-    return process_role.is_python(process) and not is_helper

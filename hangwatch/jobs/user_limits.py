@@ -21,7 +21,7 @@ def apply_limits(
     memberships: Sequence[Membership], tree: Tree, samples: Sequence[GpuSample], limits: config.Jobs
 ) -> tuple[list[Membership], tuple[NotMonitored, ...]]:
     """Return the jobs to monitor, with at most `max_ranks_per_job` ranks each, and the counts of the rest by owner."""
-    holders = _holders(tree, samples)
+    holders = tree.gpu_holders(samples)
     trimmed = [_trimmed(membership, holders, limits.max_ranks_per_job) for membership in memberships]
     jobs, ranks = Counter[str](), Counter[str]()
     for membership, kept in zip(memberships, trimmed, strict=True):
@@ -87,11 +87,6 @@ def _precedence(membership: Membership, holders: set[int]) -> tuple[bool, bool, 
 
 def _holds(membership: Membership, holders: set[int]) -> bool:
     return any(process.id.pid in holders for process, _ in membership.members)
-
-
-def _holders(tree: Tree, samples: Sequence[GpuSample]) -> set[int]:
-    """Return the pids of the processes that hold a GPU, and of their ancestors."""
-    return tree.with_ancestors(pid for gpu in samples for pid in gpu.pids)
 
 
 def _trimmed(membership: Membership, holders: set[int], most: int) -> Membership:

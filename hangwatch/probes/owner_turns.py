@@ -1,10 +1,30 @@
-"""Turns of owners of jobs in a thread that works for all of them."""
+"""Turns of owners of jobs where one thread works for all of them."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from operator import itemgetter
+from types import MappingProxyType
 from typing import TypeVar
 
 T = TypeVar("T")
+
+
+def order_by_turns(
+    owned: Iterable[tuple[str, T]],
+    is_first: Callable[[T], bool],
+    counts: Mapping[str, int] = MappingProxyType({}),
+    late: Collection[str] = (),
+) -> list[tuple[str, T]]:
+    """Return items, given with their owners: those that are `is_first`, then those of all owners in turn.
+
+    `counts` are the items that an owner has had: owners with many come later. Owners in `late` come last.
+    """
+    turns, seen = [], Counter(counts)
+    for owner, item in owned:
+        turns.append(((not is_first(item), owner in late, seen[owner]), owner, item))
+        seen[owner] += 1
+    return [(owner, item) for _, owner, item in sorted(turns, key=itemgetter(0))]
 
 
 class OwnerTurns:

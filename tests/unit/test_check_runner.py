@@ -37,7 +37,7 @@ def check_of(observe: Any, **others: Any) -> Check[Any, Any]:
     def judge(window: Sequence[Reading], settings: Settings) -> CheckVerdict:
         return contract.ok("Read", f"read {[sample.number for sample in window]}")
 
-    plain = Check("disk", 60, Settings, observe, points, judge, (READS,), "no disk here")
+    plain = Check(60, Settings, observe, points, judge, "no disk here", name="disk", metrics=(READS,))
     return replace(plain, **others)
 
 
@@ -169,8 +169,8 @@ def test_an_unknown_name_says_what_was_meant() -> None:
 def test_every_check_of_this_tree_keeps_the_contract() -> None:
     found = checks.checks()
     assert len(found) >= 14
-    for name, check in found.items():
-        assert contract.find_contract_problems(name, check) == []
+    for check in found.values():
+        assert contract.find_contract_problems(check) == []
         assert check.settings().enabled is True
         assert 5 <= check.every_seconds <= 300
 
@@ -178,7 +178,6 @@ def test_every_check_of_this_tree_keeps_the_contract() -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"name": "disc"}, "must be the module name"),
         ({"every_seconds": 0}, "must be 1 to 3600"),
         ({"window": 0}, "at least one sample"),
         ({"settings": dict}, "extends contract.Settings"),
@@ -195,11 +194,11 @@ def test_every_check_of_this_tree_keeps_the_contract() -> None:
 )
 def test_a_breach_is_told_in_words(change: dict[str, Any], problem: str) -> None:
     broken = replace(check_of(lambda node, settings: None), **change)
-    assert any(problem in line for line in contract.find_contract_problems("disk", broken))
+    assert any(problem in line for line in contract.find_contract_problems(broken))
 
 
 def test_a_module_without_a_check_is_a_breach() -> None:
-    assert contract.find_contract_problems("disk", None) == ["has no CHECK = Check(...)"]
+    assert contract.find_contract_problems(None) == ["has no CHECK = Check(...)"]
 
 
 def test_a_file_that_breaks_the_contract_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

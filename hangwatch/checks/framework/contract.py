@@ -124,41 +124,37 @@ Rows: TypeAlias = Sequence[Sequence[object]]
 
 @dataclass(frozen=True)
 class Check(Generic[SampleT, SettingsT]):
-    """The definition of a check. `name` is the name of its module.
+    """The definition of a check. The registry sets `name`, the name of its module, and `metrics`, all of its module.
 
     `absent` is the sentence for a node that lacks the device, file or job that the check examines. `judge` gets at
     most the last `window` samples. `parts` returns the names of the parts of the node that a sample shows, by a key.
     If a sample lacks a part of an earlier one, the result has at least the status `vanished`.
     """
 
-    name: str
     every_seconds: float
     settings: type[SettingsT]
     observe: Callable[[Node, SettingsT], SampleT | Fault | None]
     points: Callable[[SampleT], Iterable[Point]]
     judge: Callable[[Sequence[SampleT], SettingsT], CheckVerdict]
-    metrics: tuple[Metric, ...] = ()
     absent: str = "this node has nothing that this check examines"
     table: Callable[[SampleT], Rows] | None = None
     window: int = 2
     parts: Callable[[SampleT], Mapping[str, str]] = lambda _: {}
     vanished: CheckStatus = CheckStatus.WARNING
+    name: str = ""
+    metrics: tuple[Metric, ...] = ()
 
 
 AnyCheck: TypeAlias = Check[Any, Any]
 
 
-def find_contract_problems(module_name: str, candidate: object) -> list[str]:
+def find_contract_problems(candidate: object) -> list[str]:
     """Return one sentence for each rule of this contract that `candidate`, the CHECK of a module, breaks."""
     if not isinstance(candidate, Check):
         return ["has no CHECK = Check(...)"]
     parts = {"observe": candidate.observe, "points": candidate.points, "judge": candidate.judge}
     extends_settings = isinstance(candidate.settings, type) and issubclass(candidate.settings, Settings)
     rules = (
-        (
-            candidate.name == module_name,
-            f"CHECK.name is {candidate.name!r}; it must be the module name {module_name!r}",
-        ),
         (1 <= candidate.every_seconds <= 3600, f"every_seconds is {candidate.every_seconds:g}; it must be 1 to 3600"),
         (candidate.window >= 1, f"window is {candidate.window}; judge needs at least one sample"),
         (extends_settings, "settings must be a class that extends contract.Settings"),

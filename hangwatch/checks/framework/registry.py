@@ -3,11 +3,12 @@
 import importlib
 import pkgutil
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from hangwatch import config
-from hangwatch.checks.framework.contract import AnyCheck, Check, Settings, find_contract_problems
+from hangwatch.checks.framework.contract import AnyCheck, Check, Metric, Settings, find_contract_problems
 from hangwatch.errors import UserError
 from hangwatch.formats import toml_file
 
@@ -30,8 +31,12 @@ def checks() -> dict[str, AnyCheck]:
     for module in pkgutil.iter_modules([str(Path(__file__).parents[1])]):
         if module.ispkg:
             continue
-        candidate = getattr(importlib.import_module(f"{PACKAGE}.{module.name}"), "CHECK", None)
-        broken = find_contract_problems(module.name, candidate)
+        values = vars(importlib.import_module(f"{PACKAGE}.{module.name}"))
+        candidate = values.get("CHECK")
+        if isinstance(candidate, Check):
+            metrics = tuple(value for value in values.values() if isinstance(value, Metric))
+            candidate = replace(candidate, name=module.name, metrics=metrics)
+        broken = find_contract_problems(candidate)
         problems += [f"hangwatch/checks/{module.name}.py: {problem}" for problem in broken]
         if isinstance(candidate, Check) and not broken:
             valid_checks[module.name] = candidate

@@ -8,13 +8,13 @@ with growing pauses, until they have all three.
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from hangwatch.model import Fault, Process
+from hangwatch.probes.owner_turns import order_by_turns
 from hangwatch.probes.process.live_environ import LiveEnvironments, Modules, Place
 from hangwatch.probes.process.procfs import FRAMEWORK_MAPPED_BYTES, PROC, read_mapped_bytes
 from hangwatch.tables import launchers
@@ -59,7 +59,9 @@ class LateEnvironments:
                 more.append(candidate)
         places = {candidate.source.id: candidate.place for candidate in due if candidate.place is not None}
         unchanged = self._live.find_unchanged(places)
-        for candidate, owner in _in_turn(due, gpu_pids, owner_of) if due else ():
+        due.sort(key=lambda candidate: candidate.due_monotonic_seconds)
+        owned = ((owner_of(candidate.source), candidate) for candidate in due)
+        for owner, candidate in order_by_turns(owned, lambda each: each.source.id.pid in gpu_pids):
             if time.monotonic() > now + seconds:
                 break
             had_more = candidate.has_more
@@ -149,15 +151,3 @@ class _Candidate:
             environ = {**self.source.environ, **self._variables}
             self._merged = self.source, replace(self.source, environ=environ, libraries=libraries)
         return self._merged[1]
-
-
-def _in_turn(
-    candidates: Iterable[_Candidate], gpu_pids: Collection[int], owner_of: Callable[[Process], str]
-) -> Iterator[tuple[_Candidate, str]]:
-    turns, seen = [], Counter[str]()
-    for candidate in sorted(candidates, key=lambda candidate: candidate.due_monotonic_seconds):
-        owner = owner_of(candidate.source)
-        turns.append((candidate.source.id.pid not in gpu_pids, seen[owner], candidate, owner))
-        seen[owner] += 1
-    for *_, candidate, owner in sorted(turns, key=lambda turn: turn[:2]):
-        yield candidate, owner

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from hangwatch.formats import python_files
 from hangwatch.model import ENDED_STATES, Fault, Process, ProcessId
+from hangwatch.probes.owner_turns import order_by_turns
 from hangwatch.probes.process import environment, late_environ, locked_memory
 from hangwatch.probes.process.environment import Environment
 from hangwatch.probes.process.locked_memory import Target
@@ -99,7 +100,7 @@ class ProcessScan:
         self._unread = Counter()
         unlimited, limited = [], []
         owned = [(share_of(self._entries[pid].process), pid) for pid in new]
-        for owner, pid in _in_turn(owned, counts, with_gpu, self._late_owners):
+        for owner, pid in order_by_turns(owned, with_gpu.__contains__, counts, self._late_owners):
             target = Target(self._entries[pid].process.id, owner, holds_gpu=pid in with_gpu)
             if pid in with_gpu:
                 unlimited.append(target)
@@ -244,21 +245,6 @@ def _with_ancestors(stats: Mapping[int, Stat | Process], pids: Iterable[int]) ->
             found.add(pid)
             pid = stats[pid].parent_pid  # noqa: PLW2901 - upwards
     return found
-
-
-def _in_turn(
-    owned: Iterable[tuple[str, int]], counts: Mapping[str, int], first: Collection[int], late: Collection[str]
-) -> list[tuple[str, int]]:
-    """Return the processes in the order in which to read them: those in `first`, then the owners in turn.
-
-    Owners with many processes come later, owners in `late` last.
-    """
-    turns, seen = [], Counter(counts)
-    for owner, pid in owned:
-        turns.append((pid not in first, owner in late, seen[owner], owner, pid))
-        seen[owner] += 1
-    turns.sort(key=lambda turn: turn[:3])
-    return [(owner, pid) for *_, owner, pid in turns]
 
 
 _parse_cgroups = functools.lru_cache(maxsize=64)(paths_of_cgroups)  # most processes share a few

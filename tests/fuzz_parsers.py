@@ -76,7 +76,7 @@ def _proc(*names: str) -> list[bytes]:
 
 def _parse_record(text: str) -> object:
     record = kmsg.parse_record(text)
-    return None if record is None else kmsg.parse_event(record)
+    return None if record is None else kernel_lines.find(record.text)
 
 
 def _collect(raw: bytes) -> object:

@@ -126,7 +126,7 @@ def _by_mount(job: Job, logged: Sequence[LoggedLine], proc_root: Path) -> Iterat
     A line about a device of this node is yielded for all ranks.
     """
     rows = kernel_lines.load()
-    lines = [line for line in logged if rows[line.name].names not in {"process", "task", "gpu"}]
+    lines = [line for line in logged if rows[line.name].names not in {"process", "task", "gpu", "switch"}]
     if not lines:
         return
     mounts: dict[str | None, tuple[filesystems.Mount, ...]] = {}

@@ -7,7 +7,7 @@ NVML also reports the XIDs since the daemon started. An XID in both sources is o
 counts too: the log line was overwritten, or hangwatch has no permission to read the log.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 from msgspec import Meta
@@ -18,7 +18,8 @@ from hangwatch.checks.framework.contract import Check, Metric, critical, ok, war
 from hangwatch.model import CheckVerdict, Fault, Point
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import XidDetails, XidEvent
-from hangwatch.probes.node.kmsg import KernelEvent, KernelEvents, LoggedLine
+from hangwatch.probes.node import kmsg
+from hangwatch.probes.node.kmsg import KernelEvents, LoggedLine
 from hangwatch.probes.node.machine import Node
 from hangwatch.tables import kernel_lines, xids
 
@@ -39,7 +40,7 @@ SAME_EVENT_SECONDS = 60.0
 NVML events get the time of the sample, which is later than the log line. The log's clock drifts against
 CLOCK_MONOTONIC.
 """
-METRIC_OF_KIND = {"xid": XIDS, "sxid": SXIDS, "hung_task": HUNG}
+METRIC_OF_ROW = dict(zip(kmsg.COUNTED, (XIDS, SXIDS, HUNG), strict=True))
 
 
 class Settings(contract.Settings, frozen=True):
@@ -59,20 +60,18 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """The events of the kernel log and of NVML, oldest first. `boot_seconds` is the uptime of the node.
+    """The errors in the kernel log and in NVML, oldest first. `boot_seconds` is the uptime of the node.
 
-    `counts` are (kind, subject, code, number of events) in the log. `missed` counts log records that were
-    overwritten before hangwatch read them. `by_nvml` are the events in both sources, `nvml_only` the events in NVML
-    only. `lines` are errors without a number.
+    `counts` are (row, subject, code, number of lines) in the log. `missed` counts log records that were overwritten
+    before hangwatch read them. `by_nvml` are the XIDs in both sources, `nvml_only` the XIDs in NVML only.
     """
 
-    events: tuple[KernelEvent, ...]
+    lines: tuple[LoggedLine, ...]
     counts: tuple[tuple[str, str, int, int], ...]
     missed: int
     boot_seconds: float
-    lines: tuple[LoggedLine, ...] = ()
-    by_nvml: tuple[KernelEvent, ...] = ()
-    nvml_only: tuple[KernelEvent, ...] = ()
+    by_nvml: tuple[LoggedLine, ...] = ()
+    nvml_only: tuple[LoggedLine, ...] = ()
 
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
@@ -83,13 +82,13 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
     if (log is None or isinstance(log, Fault)) and not from_nvml:
         return log
     read = log if isinstance(log, KernelEvents) else KernelEvents()
-    in_both, nvml_only = _match_events(read.events, from_nvml)
-    events = sorted((*read.events, *nvml_only), key=lambda event: event.boot_seconds)
+    in_both, nvml_only = _match_events(read.lines, from_nvml)
+    rows = kernel_lines.load()
+    logged = (line for line in read.lines if line.name in METRIC_OF_ROW or rows[line.name].severity)
     return Sample(
-        events=tuple(events),
+        lines=tuple(sorted((*logged, *nvml_only), key=lambda line: line.boot_seconds)),
         counts=read.counts,
         missed=read.missed,
-        lines=tuple(line for line in read.lines if kernel_lines.load()[line.name].severity),
         boot_seconds=node.clock.monotonic(),
         by_nvml=in_both,
         nvml_only=nvml_only,
@@ -97,49 +96,41 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
 
 
 def _match_events(
-    logged: Sequence[KernelEvent], from_nvml: Iterable[XidEvent]
-) -> tuple[tuple[KernelEvent, ...], tuple[KernelEvent, ...]]:
-    """Return the log events that NVML also reported, and the events that only NVML reported.
+    logged: Sequence[LoggedLine], from_nvml: Iterable[XidEvent]
+) -> tuple[tuple[LoggedLine, ...], tuple[LoggedLine, ...]]:
+    """Return the lines of XIDs that NVML also reported, and lines for the XIDs that only NVML reported.
 
-    `logged` has only the newest event of each GPU and XID. An older NVML event of the same GPU and XID matches it
-    too.
+    `logged` has only the newest line of each GPU and XID. An older NVML event of the same GPU and XID matches it too.
     """
-    newest = {(xids.shorten_address(event.subject), event.code): event for event in logged if event.kind == "xid"}
-    in_both: dict[KernelEvent, None] = {}
-    nvml_only: dict[tuple[str, int], KernelEvent] = {}
+    newest = {(xids.shorten_address(line.subject), line.code): line for line in logged if line.name == "xid"}
+    in_both: dict[LoggedLine, None] = {}
+    nvml_only: dict[tuple[str, int], LoggedLine] = {}
     for xid in from_nvml:
-        gpu = xids.shorten_address(xid.pci_address or "")
-        since = xid.seen_monotonic_seconds - SAME_EVENT_SECONDS
-        same = next(
-            (
-                event
-                for (address, code), event in newest.items()
-                if code == xid.code and gpu in ("", address) and event.boot_seconds >= since
-            ),
-            None,
+        gpu, seen_seconds = xids.shorten_address(xid.pci_address or ""), xid.seen_monotonic_seconds
+        of_code = ((address, line) for (address, code), line in newest.items() if code == xid.code)
+        same = (
+            line
+            for address, line in of_code
+            if gpu in ("", address) and line.boot_seconds >= seen_seconds - SAME_EVENT_SECONDS
         )
-        if same is not None:
-            in_both[same] = None
+        if (line := next(same, None)) is not None:
+            in_both[line] = None
         else:
-            nvml_only[gpu, xid.code] = KernelEvent(
-                kind="xid",
-                subject=gpu or "unknown",
-                code=xid.code,
-                boot_seconds=xid.seen_monotonic_seconds,
-                text=f"XID {xid.code} of GPU {gpu or 'unknown'}{xids.FROM_NVML}",
-            )
+            subject = gpu or "unknown"
+            text = f"XID {xid.code} of GPU {subject}{xids.FROM_NVML}"
+            nvml_only[gpu, xid.code] = LoggedLine("xid", subject, "", seen_seconds, text, xid.code)
     return tuple(in_both), tuple(nvml_only.values())
 
 
 def points(sample: Sample) -> Iterable[Point]:
-    """Yield the number of events since the oldest record that the kernel log still had when hangwatch started."""
+    """Yield the number of errors since the oldest record that the kernel log still had when hangwatch started."""
     yield MISSED.point(sample.missed)
-    for kind, subject, code, count in sample.counts:
-        metric = METRIC_OF_KIND[kind]
+    for row, subject, code, count in sample.counts:
+        metric = METRIC_OF_ROW[row]
         values = dict(zip(metric.labels, (subject, str(code)), strict=False))
         yield metric.point(count, **values)
-    for event in sample.nvml_only:
-        yield NVML_ONLY.point(1, pci=event.subject, xid=str(event.code))
+    for line in sample.nvml_only:
+        yield NVML_ONLY.point(1, pci=line.subject, xid=str(line.code))
 
 
 def count_errors(points: Iterable[Point]) -> float:
@@ -148,78 +139,72 @@ def count_errors(points: Iterable[Point]) -> float:
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
-    """Judge the recent events and lines. Events with the same subject and code are one finding, the worst."""
+    """Judge the recent lines. Lines of the same row, subject and code are one finding, the worst."""
     sample = window[-1]
     findings: dict[tuple[str, str, int], CheckVerdict] = {}
-    for event in reversed(sample.events):
-        finding, key = _judge_event(event, sample, settings), (event.kind, event.subject, event.code)
+    for line in reversed(sample.lines):
+        finding, key = _judge_line(line, sample, settings), (line.name, line.subject, line.code)
         if finding is not None and (key not in findings or finding.status > findings[key].status):
             findings[key] = finding
     hours = settings.critical_recent_seconds / 3600
     healthy = ok("KernelLogQuiet", f"no relevant XID, SXID or hung task in the last {hours:.0f} h")
-    return worst([*findings.values(), *_judge_lines(sample, settings)], healthy)
-
-
-def _judge_lines(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
-    for line in reversed(sample.lines):
-        row, age_seconds = kernel_lines.load()[line.name], sample.boot_seconds - line.boot_seconds
-        if age_seconds <= _recent_seconds(row.severity, settings):
-            judged = critical if row.severity == "critical" else warning
-            device = "GPU" if row.names == "gpu" else "device"
-            message = f"{device} {line.subject or 'unknown'} {words.ago(age_seconds)}: {row.meaning}"
-            yield judged("DeviceError", message, row.remedy)
+    return worst(findings.values(), healthy)
 
 
 def _recent_seconds(level: str, settings: Settings) -> float:
     return settings.critical_recent_seconds if level == "critical" else settings.recent_seconds
 
 
-def _judge_event(event: KernelEvent, sample: Sample, settings: Settings) -> CheckVerdict | None:
-    age_seconds = sample.boot_seconds - event.boot_seconds
-    if event.kind == "xid":
-        return _judge_xid(event, age_seconds, settings, _sources(event, sample))
-    if event.kind == "sxid":
-        return _judge_sxid(event, age_seconds, settings)
-    if age_seconds > settings.recent_seconds:
+def _judge_line(line: LoggedLine, sample: Sample, settings: Settings) -> CheckVerdict | None:
+    age_seconds = sample.boot_seconds - line.boot_seconds
+    if line.name == "xid":
+        return _judge_xid(line, age_seconds, settings, _sources(line, sample))
+    if line.name == "sxid":
+        return _judge_sxid(line, age_seconds, settings)
+    row = kernel_lines.load()[line.name]
+    if age_seconds > _recent_seconds(row.severity, settings):
         return None
-    message = f"{event.subject} (pid {event.code}) hung in the kernel {words.ago(age_seconds)}"
-    return warning("HungTask", message, "`hangwatch check storage`; `dmesg -T | grep -A20 'blocked for more'`")
+    if line.name == "hung_task":
+        message = f"{line.comm} (pid {line.subject}) hung in the kernel {words.ago(age_seconds)}"
+        return warning("HungTask", message, "`hangwatch check storage`; `dmesg -T | grep -A20 'blocked for more'`")
+    level, device = critical if row.severity == "critical" else warning, "GPU" if row.names == "gpu" else "device"
+    message = f"{device} {line.subject or 'unknown'} {words.ago(age_seconds)}: {row.meaning}"
+    return level("DeviceError", message, row.remedy)
 
 
-def _sources(event: KernelEvent, sample: Sample) -> str:
+def _sources(line: LoggedLine, sample: Sample) -> str:
     """Return a text on the sources of an XID, in parentheses; "" if only the kernel log reported it."""
-    if event in sample.nvml_only:
+    if line in sample.nvml_only:
         return " (reported by NVML only; the kernel log does not have it)"
-    return " (reported by the kernel log and by NVML)" if event in sample.by_nvml else ""
+    return " (reported by the kernel log and by NVML)" if line in sample.by_nvml else ""
 
 
-def _judge_xid(event: KernelEvent, age_seconds: float, settings: Settings, sources: str) -> CheckVerdict | None:
-    row, level = xids.find_meaning(event.code), xids.severity(event.code, event.text)
-    is_ignored = level == "notice" or event.code in settings.ignored_xids
+def _judge_xid(line: LoggedLine, age_seconds: float, settings: Settings, sources: str) -> CheckVerdict | None:
+    row, level = xids.find_meaning(line.code), xids.severity(line.code, line.text)
+    is_ignored = level == "notice" or line.code in settings.ignored_xids
     if is_ignored or age_seconds > _recent_seconds(level, settings):
         return None
-    message = f"GPU {event.subject}: XID {event.code} {words.ago(age_seconds)}: {row.meaning}{sources}"
+    message = f"GPU {line.subject}: XID {line.code} {words.ago(age_seconds)}: {row.meaning}{sources}"
     if level == "critical":
         return critical("GpuError", message, row.action)
     return warning("GpuWarning", message, row.action)
 
 
-def _judge_sxid(event: KernelEvent, age_seconds: float, settings: Settings) -> CheckVerdict | None:
+def _judge_sxid(line: LoggedLine, age_seconds: float, settings: Settings) -> CheckVerdict | None:
     """Judge an SXID. Its log line states its severity: `SXid (PCI:0000:c1:00.0): 12028, Non-fatal, Link 32 ...`."""
     if age_seconds > settings.critical_recent_seconds:
         return None
-    line = event.text.partition("): ")[2].partition(",")[2].strip()
-    message = f"NVSwitch {event.subject}: SXID {event.code} {words.ago(age_seconds)}: {line}"
-    if xids.is_fatal_switch_line(event.text):
+    error = line.text.partition("): ")[2].partition(",")[2].strip()
+    message = f"NVSwitch {line.subject}: SXID {line.code} {words.ago(age_seconds)}: {error}"
+    if xids.is_fatal_switch_line(line.text):
         return critical("SwitchError", message, "drain the node, reset all GPUs and switches; `hangwatch check fabric`")
     return warning("SwitchWarning", message, "`hangwatch check fabric`, `hangwatch check nvlink_status`")
 
 
 def table(sample: Sample) -> contract.Rows:
-    """Return one row per event and line, newest first."""
-    events = [(event.boot_seconds, event.text) for event in sample.events]
-    events += [(line.boot_seconds, line.text) for line in sample.lines]
-    return [("when", "event"), *((words.ago(sample.boot_seconds - at), text) for at, text in sorted(events)[::-1])]
+    """Return one row per line, newest first."""
+    lines = sorted(((line.boot_seconds, line.text) for line in sample.lines), reverse=True)
+    return [("when", "event"), *((words.ago(sample.boot_seconds - at), text) for at, text in lines)]
 
 
 CHECK = Check(

@@ -13,8 +13,9 @@ T = TypeVar("T")
 FORMS = {
     "{PCI}": r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]",
     "{XID}": r"NVRM: Xid \((?:PCI:)?(?P<subject>[0-9A-Fa-f:.]{5,20})[^)]{0,60}\): (?P<code>\d{1,4})\b",
+    "{SXID}": r"nvidia-nvswitch\d*: SXid \((?:PCI:)?(?P<subject>[0-9A-Fa-f:.]{5,20})[^)]{0,60}\): (?P<code>\d{1,6})\b",
 }
-"""Forms in patterns of tables: the PCI address of a device, and the head of an XID line.
+"""Forms in patterns of tables: the PCI address of a device, and the heads of the lines of an XID and of an SXID.
 
 The line of a MIG instance has `GPU-I:01 GPU-CI:02` after the address.
 """

@@ -10,7 +10,7 @@ from hangwatch import tables
 from hangwatch.tables import xids
 
 LONGEST_LINE = 1024
-Names = Literal["process", "task", "nfs", "lustre", "ceph", "gpu", "device"]
+Names = Literal["process", "task", "nfs", "lustre", "ceph", "gpu", "switch", "device"]
 
 
 class Row(tables.LineRow, frozen=True, forbid_unknown_fields=True):
@@ -26,11 +26,16 @@ class Row(tables.LineRow, frozen=True, forbid_unknown_fields=True):
 
 
 class MatchedLine(NamedTuple):
-    """A line that matches a row: the name of the row, the subject of the line, and a library if the line names one."""
+    """A line that matches a row: the name of the row, and the subject of the line.
+
+    `where` is a library, `code` the number of an XID or SXID, and `comm` the name of a process, if the line has them.
+    """
 
     name: str
     subject: str
     where: str
+    code: int
+    comm: str
 
 
 @cache
@@ -55,8 +60,9 @@ def find(line: str) -> MatchedLine | None:
     matched = _rows().first(line[:LONGEST_LINE])
     if matched is None:
         return None
-    groups = matched[1].groupdict()
-    return MatchedLine(matched[0], groups.get("subject") or "", groups.get("where") or "")
+    groups = {name: text for name, text in matched[1].groupdict().items() if text}
+    subject, where, code, comm = map(groups.get, ("subject", "where", "code", "comm"))
+    return MatchedLine(matched[0], subject or "", where or "", int(code or 0), comm or "")
 
 
 def describe(name: str, line: str) -> str:

@@ -14,7 +14,6 @@ _RECOVERY_ACTION_CHANGED = 154
 _PROCESS_NAME = re.compile(r"name=.{0,15}")  # a process chooses its name; the kernel keeps 15 bytes
 _DETAIL = re.compile(r"[^)]*\): \d+, (?:Severity |Data \{)")
 LINE = tables.compile_pattern("^{XID}")
-SWITCH_LINE = re.compile(r"^nvidia-nvswitch\d*: SXid \((?:PCI:)?(?P<subject>[0-9A-Fa-f:.]+)[^)]*\): (?P<code>\d+)")
 
 
 class Meaning(Value, frozen=True):

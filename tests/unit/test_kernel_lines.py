@@ -129,6 +129,7 @@ LINES = {
         ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.", "0000:3b:00"),
         ("NVRM: Xid (0000:3b:00): 13, Graphics Exception", "0000:3b:00"),
     ),
+    "sxid": (("nvidia-nvswitch3: SXid (PCI:0000:c4:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", "0000:c4:00.0"),),
 }
 GPU = "GPU-00000000-0000-0000-0000-{:012d}"
 SEGFAULT = LINES["segfault"][0][0].replace("14654", "{}")

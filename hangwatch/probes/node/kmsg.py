@@ -13,9 +13,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
-from hangwatch import tables
 from hangwatch.model import Fault, Value
 from hangwatch.probes.node import oom_kills
 from hangwatch.probes.node.oom_kills import OomKills
@@ -25,43 +23,23 @@ from hangwatch.tables import kernel_lines, xids
 RECORD_BYTES = 8192
 _FACILITY_BITS = 3  # the lower bits of the priority are the level, see syslog(2)
 MAX_RECORDS_PER_READ = 200_000
-EVENTS_KEPT = 128  # of each kind, so that many events of one kind do not displace those of another
-KEYS_KEPT = 512
-LINES_KEPT = 512  # of each row of kernel_lines.toml, by subject
-MAY_READ = "run as root, or grant CAP_SYSLOG; in a container, mount /dev/kmsg and allow the device"
+COUNTED = ("xid", "sxid", "hung_task")
+"""The rows of kernel_lines.toml of which every line is counted."""
 
-K = TypeVar("K")
-V = TypeVar("V")
+KEYS_KEPT = 512
+LINES_KEPT = 512  # of each row, so that many lines of one row do not displace those of another
+MAY_READ = "run as root, or grant CAP_SYSLOG; in a container, mount /dev/kmsg and allow the device"
 
 _HEAD = re.compile(rb"\d{1,9},(\d{1,20}),\d{1,20},[^;]*;")
 _RECORD = re.compile(r"(\d{1,9}),(\d{1,20}),(\d{1,20}),[^;]*;(.*)", re.DOTALL)
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\\x1b\[[0-9;]*[A-Za-z]")  # kmsg writes an escape character as \x1b
-_PATTERNS = {
-    "xid": xids.LINE,
-    "sxid": xids.SWITCH_LINE,
-    "hung_task": tables.compile_pattern(kernel_lines.load()["hung_task"].pattern),
-}
-_LITERALS = ("Xid (", "\x1b", "\\x1b")  # of `_PATTERNS`, with those of `kernel_lines`; an escape may split any literal
+_LITERALS = ("\x1b", "\\x1b")  # with those of `kernel_lines`; an escape may split any literal
 
 
 class KernelRecord(Value, frozen=True):
     """A record of the kernel log. `boot_seconds` is the time since boot. `text` has no terminal escapes."""
 
     sequence: int
-    boot_seconds: float
-    text: str
-
-
-class KernelEvent(Value, frozen=True):
-    """An XID, an SXID or a hung task.
-
-    `kind` is xid, sxid or hung_task. `subject` is the PCI address of the GPU or switch, or the comm of the process.
-    `code` is the number of the XID or SXID, or the pid.
-    """
-
-    kind: str
-    subject: str
-    code: int
     boot_seconds: float
     text: str
 
@@ -77,17 +55,17 @@ class LoggedLine(Value, frozen=True):
     where: str
     boot_seconds: float
     text: str
+    code: int = 0
+    comm: str = ""
 
 
 class KernelEvents(Value, frozen=True):
-    """The newest event of each kind, subject, code and `xids.key_of_line`, oldest first.
+    """The newest line of each row of kernel_lines.toml and subject, of an XID or SXID also of each code and severity.
 
-    `lines` has the newest line of each row of kernel_lines.toml and subject, oldest first. `counts` are the totals by
-    kind, subject and code; the code of a hung task is 0. `missed` counts the records that the kernel overwrote before
-    they were read. `oom` are the OOM kills.
+    The oldest comes first. `counts` are the totals by row, subject and code; for a hung task by comm, with code 0.
+    `missed` counts the records that the kernel overwrote before they were read. `oom` are the OOM kills.
     """
 
-    events: tuple[KernelEvent, ...] = ()
     lines: tuple[LoggedLine, ...] = ()
     counts: tuple[tuple[str, str, int, int], ...] = ()
     missed: int = 0
@@ -108,25 +86,9 @@ def parse_record(raw: str) -> KernelRecord | None:
     return KernelRecord(sequence=int(found.group(2)), boot_seconds=int(found.group(3)) / 1e6, text=text)
 
 
-def parse_event(record: KernelRecord) -> KernelEvent | None:
-    """Return the event that a record holds; None if it is neither an XID nor an SXID nor a hung task."""
-    for kind, pattern in _PATTERNS.items():
-        found = pattern.match(record.text)
-        if found:
-            subject, code = ("comm", "subject") if kind == "hung_task" else ("subject", "code")
-            return KernelEvent(
-                kind=kind,
-                subject=found.group(subject),
-                code=int(found.group(code)),
-                boot_seconds=record.boot_seconds,
-                text=record.text[:512],
-            )
-    return None
-
-
 @cache
 def _candidates() -> re.Pattern[bytes]:
-    """Return a pattern that every record with an event, a known line or an OOM kill contains. Few others do."""
+    """Return a pattern that every record with a known line or an OOM kill contains. Few others do."""
     literals = (*_LITERALS, *kernel_lines.literals(), *oom_kills.LITERALS)
     return re.compile("|".join(map(re.escape, literals)).encode())
 
@@ -134,7 +96,7 @@ def _candidates() -> re.Pattern[bytes]:
 class KernelLog:
     """A reader of kernel logs that continues where the last read ended.
 
-    A read also returns earlier events, up to a limit. It parses only new records.
+    A read also returns earlier lines, up to a limit. It parses only new records.
     """
 
     def __init__(self) -> None:
@@ -142,7 +104,7 @@ class KernelLog:
         self._followed: dict[Path, _Follower] = {}
 
     def read(self, path: Path) -> KernelEvents | Fault | None:
-        """Return the events of the log at `path`; None if there is no log. The read never blocks."""
+        """Return the lines of the log at `path`; None if there is no log. The read never blocks."""
         with self._lock:
             follower = self._followed.get(path)
             try:
@@ -160,7 +122,7 @@ class KernelLog:
 
 
 class _Follower:
-    """An open kernel log: its last sequence number, and the kept events and lines."""
+    """An open kernel log: its last sequence number, and the kept lines."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -168,9 +130,6 @@ class _Follower:
         self._partial = b""
         self._last_sequence: int | None = None
         self._missed = 0
-        self._events: dict[str, OrderedDict[tuple[str, int, str], KernelEvent]] = {
-            kind: OrderedDict() for kind in _PATTERNS
-        }
         self._counts: Counter[tuple[str, str, int]] = Counter()
         self._oom = oom_kills.OomLog()
         self._lines_by_row: dict[str, OrderedDict[str, LoggedLine]] = {
@@ -191,30 +150,25 @@ class _Follower:
                 self._keep(record)
 
     def _keep(self, record: KernelRecord) -> None:
-        event = parse_event(record)
-        if event is not None:
-            self._keep_event(event)
-        self._keep_line(record)
-        self._oom.read_line(record.text, record.boot_seconds)
-
-    def _keep_line(self, record: KernelRecord) -> None:
         for name, subject in kernel_lines.find_ended(record.text):
             self._lines_by_row[name].pop(subject.partition(" ")[0].rstrip(":"), None)
         match = kernel_lines.find(record.text)
         if match is not None:
-            line = LoggedLine(**match._asdict(), boot_seconds=record.boot_seconds, text=record.text[:512])
-            code = xids.read_code(record.text)  # a harmless XID does not replace another one of the same GPU
-            key = match.subject if code is None else f"{match.subject} {code} {xids.key_of_line(code, line.text)}"
-            _keep_newest(self._lines_by_row[match.name], key, line, LINES_KEPT)
+            self._keep_line(LoggedLine(**match._asdict(), boot_seconds=record.boot_seconds, text=record.text[:512]))
+        self._oom.read_line(record.text, record.boot_seconds)
 
-    def _keep_event(self, event: KernelEvent) -> None:
-        is_error = event.kind.endswith("xid")
-        key = (event.kind, event.subject, event.code if is_error else 0)
-        if is_error and key in self._counts and xids.is_detail(event.text):
-            return
-        level = xids.key_of_line(event.code, event.text) if is_error else ""
-        _keep_newest(self._events[event.kind], (event.subject, event.code, level), event, EVENTS_KEPT)
-        if key in self._counts or len(self._counts) < KEYS_KEPT:
+    def _keep_line(self, line: LoggedLine) -> None:
+        key, kept_as = (line.name, line.comm if line.name == "hung_task" else line.subject, line.code), line.subject
+        if line.code:  # a harmless error does not replace another one of the same device
+            if key in self._counts and xids.is_detail(line.text):
+                return
+            kept_as = f"{line.subject} {line.code} {xids.key_of_line(line.code, line.text)}"
+        kept = self._lines_by_row[line.name]
+        kept[kept_as] = line
+        kept.move_to_end(kept_as)
+        if len(kept) > LINES_KEPT:
+            kept.popitem(last=False)
+        if line.name in COUNTED and (key in self._counts or len(self._counts) < KEYS_KEPT):
             self._counts[key] += 1
 
     def _lines(self) -> Iterator[bytes]:
@@ -237,22 +191,13 @@ class _Follower:
             yield from lines
 
     def events(self) -> KernelEvents:
-        events = [event for kept in self._events.values() for event in kept.values()]
         lines = [line for kept in self._lines_by_row.values() for line in kept.values()]
         return KernelEvents(
-            events=tuple(sorted(events, key=lambda event: event.boot_seconds)),
             lines=tuple(sorted(lines, key=lambda line: line.boot_seconds)),
             counts=tuple((*key, count) for key, count in sorted(self._counts.items())),
             missed=self._missed,
             oom=self._oom.kills(),
         )
-
-
-def _keep_newest(kept: OrderedDict[K, V], key: K, value: V, most: int) -> None:
-    kept[key] = value
-    kept.move_to_end(key)
-    if len(kept) > most:
-        kept.popitem(last=False)
 
 
 SHARED = KernelLog()

@@ -72,9 +72,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     return ok("TeaThere", f"{left} bytes of tea are there")
 
 
-CHECK = Check(
-    name="tea", every_seconds=60, settings=Settings, observe=observe, points=points, judge=judge, metrics=(LEFT,)
-)
+CHECK = Check(Settings, observe, points, judge)
 '''
 
 
@@ -213,8 +211,7 @@ def test_the_daemon_runs_it_and_exports_its_numbers(tree: Tree, tmp_path: Path) 
     ("text", "problem"),
     [
         ("CHECK = None\n", "has no CHECK = Check(...)"),
-        (TEA.replace('name="tea",', 'name="coffee",'), "it must be the module name 'milk'"),
-        (TEA.replace('name="tea",', 'name="milk",'), "metric 'tea_left_bytes' belongs to milk.py"),
+        (TEA, "metric 'tea_left_bytes' belongs to milk.py"),
     ],
 )
 def test_a_file_that_is_no_check_is_named_without_a_traceback(tree: Tree, text: str, problem: str) -> None:

@@ -171,12 +171,4 @@ def table(sample: Sample) -> contract.Rows:
     return [*rows, *((source, f"{offset:+.6f}", remarks.get(source, "")) for source, offset in _offsets(sample))]
 
 
-CHECK = Check(
-    every_seconds=60,
-    settings=Settings,
-    observe=observe,
-    points=points,
-    judge=judge,
-    table=table,
-    window=10,
-)
+CHECK = Check(Settings, observe, points, judge, table, window=10)

@@ -126,11 +126,4 @@ def _sentence(job: TimeoutSettings) -> str:
     return f"job {job.job} {timeout}{ignored}"
 
 
-CHECK = Check(
-    every_seconds=60,
-    settings=contract.Settings,
-    observe=observe,
-    points=points,
-    judge=judge,
-    absent="no training job runs on this node",
-)
+CHECK = Check(contract.Settings, observe, points, judge, absent="no training job runs on this node")

@@ -169,12 +169,4 @@ def table(sample: Sample) -> contract.Rows:
     return rows
 
 
-CHECK = Check(
-    every_seconds=60,
-    settings=contract.Settings,
-    observe=observe,
-    points=points,
-    judge=judge,
-    table=table,
-    absent="this node has no /proc/self/status",
-)
+CHECK = Check(contract.Settings, observe, points, judge, table, absent="this node has no /proc/self/status")

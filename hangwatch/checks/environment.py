@@ -212,12 +212,4 @@ def table(sample: Sample) -> contract.Rows:
     return rows
 
 
-CHECK = Check(
-    every_seconds=300,
-    settings=Settings,
-    observe=observe,
-    points=points,
-    judge=judge,
-    table=table,
-    absent="no training job runs on this node",
-)
+CHECK = Check(Settings, observe, points, judge, table, every_seconds=300, absent="no training job runs on this node")

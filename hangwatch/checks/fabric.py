@@ -112,12 +112,12 @@ def table(sample: Sample) -> Rows:
 
 
 CHECK = Check(
+    contract.Settings,
+    observe,
+    points,
+    judge,
+    table,
     every_seconds=120.0,
-    settings=contract.Settings,
-    observe=observe,
-    points=points,
-    judge=judge,
+    parts=contract.gpu_parts,
     absent="this node has no NVSwitch fabric",
-    table=table,
-    parts=lambda sample: contract.gpu_parts(sample.gpus),
 )

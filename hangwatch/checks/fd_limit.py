@@ -210,12 +210,4 @@ def table(sample: Sample) -> contract.Rows:
     return [header, *rows, *new]
 
 
-CHECK = Check(
-    every_seconds=60,
-    settings=Settings,
-    observe=observe,
-    points=points,
-    judge=judge,
-    table=table,
-    absent="this node has no fs.file-nr",
-)
+CHECK = Check(Settings, observe, points, judge, table, absent="this node has no fs.file-nr")

@@ -142,11 +142,11 @@ def _row(presence: Presence) -> tuple[object, ...]:
 
 
 CHECK = Check(
+    contract.Settings,
+    observe,
+    points,
+    judge,
+    table,
     every_seconds=EVERY_SECONDS,
-    settings=contract.Settings,
-    observe=observe,
-    points=points,
-    judge=judge,
     absent="no job on this node has loaded PyTorch",
-    table=table,
 )

@@ -183,13 +183,13 @@ def table(sample: Sample) -> Rows:
 
 
 CHECK = Check(
+    contract.Settings,
+    observe,
+    points,
+    judge,
+    table,
     every_seconds=EVERY_SECONDS,
-    settings=contract.Settings,
-    observe=observe,
-    points=points,
-    judge=judge,
-    table=table,
     window=int(LONGEST_SECONDS / EVERY_SECONDS) + 2,
+    parts=contract.gpu_parts,
     absent="this node has no NVIDIA GPU",
-    parts=lambda sample: contract.gpu_parts(sample.gpus),
 )

@@ -235,13 +235,12 @@ def _row(gpu: GpuHealth) -> tuple[object, ...]:
 
 
 CHECK = Check(
-    every_seconds=60.0,
-    settings=Settings,
-    observe=observe,
-    points=points,
-    judge=judge,
-    absent="this node has no NVIDIA GPU",
-    table=table,
+    Settings,
+    observe,
+    points,
+    judge,
+    table,
     parts=_parts,
     vanished=CheckStatus.CRITICAL,
+    absent="this node has no NVIDIA GPU",
 )

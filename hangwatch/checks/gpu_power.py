@@ -94,12 +94,5 @@ def _row(gpu: GpuSample) -> tuple[object, ...]:
 
 
 CHECK = Check(
-    every_seconds=60.0,
-    settings=contract.Settings,
-    observe=observe,
-    points=points,
-    judge=judge,
-    absent="this node has no NVIDIA GPU",
-    table=table,
-    parts=lambda sample: contract.gpu_parts(sample.gpus),
+    contract.Settings, observe, points, judge, table, parts=contract.gpu_parts, absent="this node has no NVIDIA GPU"
 )

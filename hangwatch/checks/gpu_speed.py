@@ -151,12 +151,12 @@ def table(sample: Sample) -> Rows:
 
 
 CHECK = Check(
+    contract.Settings,
+    observe,
+    points,
+    judge,
+    table,
     every_seconds=EVERY_SECONDS,
-    settings=contract.Settings,
-    observe=observe,
-    points=points,
-    judge=judge,
-    table=table,
     window=int(LONGEST_SECONDS / EVERY_SECONDS) + 2,
     absent="no job with several GPUs runs on this node",
 )

@@ -142,14 +142,13 @@ def table(sample: Sample) -> contract.Rows:
 
 
 CHECK = Check(
-    every_seconds=60,
-    settings=Settings,
-    observe=observe,
-    points=points,
-    judge=judge,
-    table=table,
-    absent="this node has no InfiniBand or RoCE adapter",
+    Settings,
+    observe,
+    points,
+    judge,
+    table,
     window=11,
     parts=lambda sample: {port.name: port.name for port in sample.ports if port.state == "ACTIVE"},
     vanished=CheckStatus.CRITICAL,
+    absent="this node has no InfiniBand or RoCE adapter",
 )

@@ -94,11 +94,4 @@ def _gib(size_bytes: int) -> str:
     return f"{size_bytes / (1 << 30):.1f} GiB"
 
 
-CHECK = Check(
-    every_seconds=30,
-    settings=Settings,
-    observe=observe,
-    points=points,
-    judge=judge,
-    absent="this node has no /proc/meminfo",
-)
+CHECK = Check(Settings, observe, points, judge, every_seconds=30, absent="this node has no /proc/meminfo")

@@ -410,12 +410,11 @@ def table(sample: Sample) -> contract.Rows:
 
 
 CHECK = Check(
-    every_seconds=60,
-    settings=Settings,
-    observe=observe,
-    points=points,
-    judge=judge,
-    table=table,
-    absent="no training job runs on this node, and it has no default route (IPv4 or IPv6)",
+    Settings,
+    observe,
+    points,
+    judge,
+    table,
     window=11,
+    absent="no training job runs on this node, and it has no default route (IPv4 or IPv6)",
 )

@@ -123,7 +123,7 @@ def _parts(sample: Sample) -> dict[str, str]:
         for link in gpu.links
         if link.up
     }
-    return contract.gpu_parts(sample.gpus) | up
+    return contract.gpu_parts(sample) | up
 
 
 def _up(gpu: GpuLinks) -> int:
@@ -238,12 +238,11 @@ def _link_cells(link: NvLink) -> tuple[object, ...]:
 
 
 CHECK = Check(
-    every_seconds=60.0,
-    settings=Settings,
-    observe=observe,
-    points=points,
-    judge=judge,
+    Settings,
+    observe,
+    points,
+    judge,
+    table,
     parts=_parts,
     absent="this node has no NVIDIA GPU, or a single one without NVLink",
-    table=table,
 )

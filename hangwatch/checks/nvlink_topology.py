@@ -174,13 +174,13 @@ def _shown(number: int | None) -> str:
 
 
 CHECK = Check(
+    contract.Settings,
+    observe,
+    points,
+    judge,
+    table,
     every_seconds=300.0,
-    settings=contract.Settings,
-    observe=observe,
-    points=points,
-    judge=judge,
-    absent="this node has no NVIDIA GPU",
-    table=table,
     window=REMEMBERED_RUNS,
-    parts=lambda sample: contract.gpu_parts(sample.gpus),
+    parts=contract.gpu_parts,
+    absent="this node has no NVIDIA GPU",
 )

@@ -158,12 +158,12 @@ def table(sample: Sample) -> contract.Rows:
 
 
 CHECK = Check(
+    Settings,
+    observe,
+    points,
+    judge,
+    table,
     every_seconds=EVERY_SECONDS,
-    settings=Settings,
-    observe=observe,
-    points=points,
-    judge=judge,
-    table=table,
     window=COUNTED_WINDOW,
     absent="this node has neither /dev/kmsg nor a counter of OOM kills",
 )

@@ -40,6 +40,11 @@ class Sample(contract.Sample, frozen=True):
     virtual: bool = False
     amd: bool = False
 
+    @property
+    def gpus(self) -> tuple[GpuBus, ...]:
+        """The GPUs of all slots."""
+        return tuple(slot.gpu for slot in self.slots)
+
 
 def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     """Read the PCIe links from the driver, and the bridges above the GPUs from /sys."""
@@ -75,7 +80,7 @@ def _slots(node: Node, gpus: Sequence[GpuBus]) -> Iterator[Slot]:
 
 def points(sample: Sample) -> Iterable[Point]:
     """Yield the PCIe generation, lanes and replays of each GPU."""
-    for gpu in (slot.gpu for slot in sample.slots):
+    for gpu in sample.gpus:
         for metric, number in ((GENERATION, gpu.generation), (LANES, gpu.width), (REPLAYS, gpu.replays)):
             yield from metric.points(number, **gpu_labels(gpu))
 
@@ -86,7 +91,7 @@ def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
     findings = [*_slow_links(sample), *_translation(sample), *_redirects(sample)]
     if len(window) > 1:
         findings += _replays(window[-2], sample)
-    gpus = [slot.gpu for slot in sample.slots]
+    gpus = sample.gpus
     loaded = sum(_loaded(gpu) for gpu in gpus)
     speeds = sorted({f"gen {gpu.generation_max} x{gpu.width_max}" for gpu in gpus if gpu.width_max})
     links = f"{words.count(len(gpus), 'GPU')} on {', '.join(speeds) or 'links of unknown speed'}"
@@ -99,7 +104,7 @@ def _loaded(gpu: GpuBus) -> bool:
 
 
 def _slow_links(sample: Sample) -> Iterator[CheckVerdict]:
-    for gpu in (slot.gpu for slot in sample.slots):
+    for gpu in sample.gpus:
         pairs = ((gpu.generation, gpu.generation_max), (gpu.width, gpu.width_max))
         is_slow = any(now is not None and most is not None and now < most for now, most in pairs)
         if is_slow and _loaded(gpu):
@@ -115,7 +120,7 @@ def _replays(before: Sample, after: Sample) -> Iterator[CheckVerdict]:
     """Judge the number of replays between two samples."""
     minutes = (after.taken_monotonic_seconds - before.taken_monotonic_seconds) / 60
     readings = [
-        {(gpu.index, gpu.uuid): gpu.replays for gpu in (slot.gpu for slot in sample.slots) if gpu.replays is not None}
+        {(gpu.index, gpu.uuid): gpu.replays for gpu in sample.gpus if gpu.replays is not None}
         for sample in (before, after)
     ]
     for (index, _), growth in contract.counter_growth(readings).items():
@@ -190,12 +195,5 @@ def _row(slot: Slot) -> tuple[object, ...]:
 
 
 CHECK = Check(
-    every_seconds=60.0,
-    settings=contract.Settings,
-    observe=observe,
-    points=points,
-    judge=judge,
-    absent="this node has no NVIDIA GPU",
-    table=table,
-    parts=lambda sample: contract.gpu_parts(slot.gpu for slot in sample.slots),
+    contract.Settings, observe, points, judge, table, parts=contract.gpu_parts, absent="this node has no NVIDIA GPU"
 )

@@ -187,11 +187,5 @@ def table(sample: Sample) -> contract.Rows:
 
 
 CHECK = Check(
-    every_seconds=15,
-    settings=contract.Settings,
-    observe=observe,
-    points=points,
-    judge=judge,
-    table=table,
-    absent="no training job runs on this node",
+    contract.Settings, observe, points, judge, table, every_seconds=15, absent="no training job runs on this node"
 )

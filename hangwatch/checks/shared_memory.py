@@ -118,11 +118,4 @@ def _mib(size_bytes: int) -> str:
     return f"{size_bytes / (1 << 20):,.0f} MiB"
 
 
-CHECK = Check(
-    every_seconds=30,
-    settings=Settings,
-    observe=observe,
-    points=points,
-    judge=judge,
-    absent="this node has no /dev/shm",
-)
+CHECK = Check(Settings, observe, points, judge, every_seconds=30, absent="this node has no /dev/shm")

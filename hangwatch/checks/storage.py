@@ -213,11 +213,10 @@ def table(sample: Sample) -> contract.Rows:
 
 
 CHECK = Check(
-    every_seconds=60,
-    settings=Settings,
-    observe=observe,
-    points=points,
-    judge=judge,
-    table=table,
+    Settings,
+    observe,
+    points,
+    judge,
+    table,
     absent="this node has no network file system mounted and stores no incidents",
 )

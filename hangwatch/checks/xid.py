@@ -208,11 +208,11 @@ def table(sample: Sample) -> contract.Rows:
 
 
 CHECK = Check(
+    Settings,
+    observe,
+    points,
+    judge,
+    table,
     every_seconds=15,
-    settings=Settings,
-    observe=observe,
-    points=points,
-    judge=judge,
-    table=table,
     absent="this node has no /dev/kmsg, and NVML reports no XID",
 )

@@ -96,14 +96,14 @@ def test_job_with_vanished_ranks_has_no_finding(tree: NodeTree) -> None:
 
 def test_an_environment_that_may_not_be_read(tree: NodeTree, monkeypatch: pytest.MonkeyPatch) -> None:
     tree.process(10)
-    opened = Path.open
+    opened = os.open
 
-    def guarded(path: Path, *arguments: object, **others: object) -> object:
-        if path.name == "environ":
+    def guarded(path: Path | str, flags: int) -> int:
+        if str(path).endswith("/environ"):
             raise PermissionError(13, "Permission denied")
-        return opened(path, *arguments, **others)  # type: ignore[call-overload]
+        return opened(path, flags)
 
-    monkeypatch.setattr(Path, "open", guarded)
+    monkeypatch.setattr(os, "open", guarded)
     result = run("collective_timeout", tree.node(job(rank(10)), dump_after_seconds=135.0))
     assert status_and_reason(result) == ("UNKNOWN", "PermissionDenied")
     assert "CAP_SYS_PTRACE" in result.verdict.remedy

@@ -24,8 +24,7 @@ def write(folder: Path, *entries: str) -> Path:
 
 
 def read(folder: Path, wanted: Collection[str], shown: Collection[str] = ()) -> environments.Environment:
-    with (folder / "environ").open("rb") as file:
-        return environments.read(file.fileno(), str(folder), wanted, shown)
+    return environments.read(str(folder), wanted, shown)
 
 
 def noise(size_bytes: int) -> list[str]:

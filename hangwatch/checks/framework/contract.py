@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, Protocol, TypeAlias, TypeVar
 
 from msgspec import Meta
 
@@ -115,6 +115,13 @@ class RankName(Value, frozen=True):
         return f"local rank {self.local_rank} of job {self.job}"
 
 
+class HasGpus(Protocol):
+    """A sample with values about GPUs."""
+
+    @property
+    def gpus(self) -> Iterable[GpuName]: ...  # noqa: D102
+
+
 SampleT = TypeVar("SampleT", bound=Sample)
 SettingsT = TypeVar("SettingsT", bound=Settings)
 KeyT = TypeVar("KeyT")
@@ -131,13 +138,13 @@ class Check(Generic[SampleT, SettingsT]):
     If a sample lacks a part of an earlier one, the result has at least the status `vanished`.
     """
 
-    every_seconds: float
     settings: type[SettingsT]
     observe: Callable[[Node, SettingsT], SampleT | Fault | None]
     points: Callable[[SampleT], Iterable[Point]]
     judge: Callable[[Sequence[SampleT], SettingsT], CheckVerdict]
-    absent: str = "this node has nothing that this check examines"
     table: Callable[[SampleT], Rows] | None = None
+    every_seconds: float = 60.0
+    absent: str = "this node has nothing that this check examines"
     window: int = 2
     parts: Callable[[SampleT], Mapping[str, str]] = lambda _: {}
     vanished: CheckStatus = CheckStatus.WARNING
@@ -184,9 +191,9 @@ def gpu_labels(gpu: GpuName) -> dict[str, str]:
     return {"gpu": str(gpu.index), "uuid": gpu.uuid}
 
 
-def gpu_parts(gpus: Iterable[GpuName]) -> dict[str, str]:
-    """Return the names of GPUs by their uuids, for `Check.parts`."""
-    return {gpu.uuid: f"GPU {gpu.index}" for gpu in gpus}
+def gpu_parts(sample: HasGpus) -> dict[str, str]:
+    """Return the names of the GPUs of a sample by their uuids, for `Check.parts`."""
+    return {gpu.uuid: f"GPU {gpu.index}" for gpu in sample.gpus}
 
 
 def join_first(parts: Sequence[str], shown: int = 2) -> str:

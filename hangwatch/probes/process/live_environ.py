@@ -87,9 +87,9 @@ class LiveEnvironments:
             program = bytes((self._proc_root / str(process.pid) / "exe").readlink())
             (maps,) = self._reader(process, "maps")([(0, MOST_MAPS_BYTES)])
         except OSError as error:
-            return _fault(process, UnreadableError("ProcessGone", str(error)))
+            return UnreadableError("ProcessGone", str(error)).fault(process)
         except UnreadableError as error:
-            return _fault(process, error)
+            return error.fault(process)
         return parse_maps(maps, program)
 
     def find_place(self, process: ProcessId, modules: Modules, owner: str) -> Place | Fault:
@@ -107,8 +107,8 @@ class LiveEnvironments:
                 if offset is not None:
                     return Place(module.start + offset)
         except UnreadableError as error:
-            return _fault(process, error)
-        return _fault(process, UnreadableError("NoSymbol", "neither its program nor a C library defines environ"))
+            return error.fault(process)
+        return UnreadableError("NoSymbol", "neither its program nor a C library defines environ").fault(process)
 
     def find_unchanged(self, places: Mapping[ProcessId, Place]) -> frozenset[ProcessId]:
         """Return the processes which still have the array of this place. One question asks for many processes."""
@@ -116,7 +116,9 @@ class LiveEnvironments:
         unchanged: list[ProcessId] = []
         for first in range(0, len(known), _PROCESSES_PER_QUESTION):
             part = known[first : first + _PROCESSES_PER_QUESTION]
-            files = [FilePlaces(self._memory(process), _array_places(place)) for process, place in part]
+            files = [
+                FilePlaces(self._proc_root / str(process.pid) / "mem", _array_places(place)) for process, place in part
+            ]
             for (process, place), pieces in zip(part, process_memory.SHARED.read_files(files), strict=True):
                 if not isinstance(pieces, int) and _has_array(place, *pieces):
                     unchanged.append(process)
@@ -133,7 +135,7 @@ class LiveEnvironments:
         try:
             return read_environ(self._reader(process, "mem"), place, wanted, shown)
         except UnreadableError as error:
-            return _fault(process, error)
+            return error.fault(process)
 
     def read_variables(self, process: ProcessId, owner: str) -> dict[str, str]:
         """Return the variables of launchers that a process has now; empty if they cannot be read."""
@@ -144,9 +146,6 @@ class LiveEnvironments:
 
     def _reader(self, process: ProcessId, name: str) -> Read:
         return process_memory.reader(self._proc_root / str(process.pid) / name, MOST_SECONDS)
-
-    def _memory(self, process: ProcessId) -> Path:
-        return self._proc_root / str(process.pid) / "mem"
 
 
 def parse_maps(maps: bytes, program: bytes) -> Modules:
@@ -258,8 +257,8 @@ def _choose(image: Image, pointers: bytes, wanted: Container[str], shown: Contai
     addresses = [address for (address,) in struct.iter_unpack("<Q", pointers)]
     chosen = []
     for address, head in zip(addresses, image.take_all_mapped(addresses, _NAME_BYTES), strict=True):
-        name, equals, _ = head.partition(b"\0")[0].partition(b"=")
-        if equals and _is_in(name, wanted, shown):
+        name, equals, _ = head.partition(b"\0")[0].decode("utf-8", "replace").partition("=")
+        if equals and (name in wanted or name in shown):
             chosen.append(address)
     if len(chosen) > MOST_CHOSEN:
         raise UnreadableError("TooLarge", f"more than {MOST_CHOSEN} variables have the wanted names")
@@ -290,12 +289,3 @@ def _array_places(place: Place) -> list[tuple[int, int]]:
 def _has_array(place: Place, symbol: bytes, pointers: bytes) -> bool:
     expected = place.pointers + bytes(8) if place.array else b""
     return int.from_bytes(symbol, "little") == place.array and pointers == expected
-
-
-def _is_in(name: bytes, wanted: Container[str], shown: Container[str]) -> bool:
-    text = name.decode("utf-8", "replace")
-    return text in wanted or text in shown
-
-
-def _fault(process: ProcessId, error: UnreadableError) -> Fault:
-    return Fault(subject=f"pid {process.pid}", reason=error.reason, detail=error.detail)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from typing import NamedTuple, TypeAlias
+
+from hangwatch.model import Fault, ProcessId
 
 MOST_BYTES = 8 << 20  # of one reading: 4,096 records of 512 bytes, and the memory they point to
 MOST_STRING_BYTES = 4096
@@ -36,6 +37,10 @@ class UnreadableError(Exception):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail = reason, detail
+
+    def fault(self, process: ProcessId) -> Fault:
+        """Return the error as a fault of reading a process."""
+        return Fault(subject=f"pid {process.pid}", reason=self.reason, detail=self.detail)
 
 
 def require(condition: bool, what: str) -> None:
@@ -184,12 +189,3 @@ def map_nodes(image: Image, address: int, raw: bytes, value_bytes: int, most: in
             break
     require(len(nodes) == count, "a map has fewer nodes than its count")
     return nodes
-
-
-def spans(numbers: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return the ranges of rising numbers, each as (first, last)."""
-    if not numbers:
-        return ()
-    starts = [numbers[0], *(after for before, after in pairwise(numbers) if after != before + 1)]
-    ends = [*(before for before, after in pairwise(numbers) if after != before + 1), numbers[-1]]
-    return tuple(zip(starts, ends, strict=True))

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec.structs import replace
 
+from hangwatch.model import spans
 from hangwatch.model.flight_records import (
     EARLIEST_UNIX_NS,
     LATEST_UNIX_NS,
@@ -32,7 +33,6 @@ from hangwatch.probes.process.memory_image import (
     content,
     map_nodes,
     require,
-    spans,
     text_at,
     vector,
 )
@@ -370,10 +370,9 @@ def _members(image: Image, address: int, raw: bytes, layout: Layout) -> tuple[Gr
         numbers = sorted(struct.unpack(f"<{len(raw_ranks) // 8}Q", raw_ranks))
         require(not numbers or numbers[-1] < MOST_RANK, "a rank is out of its range")
         require(len(set(numbers)) == len(numbers), "a group lists a rank twice")
-        group_members = GroupMembers(
-            name=texts.decode(name, contents), description=texts.decode(description, contents), ranks=spans(numbers)
-        )
-        members.append(group_members)
+        ranges = spans(range(number, number + 1) for number in numbers)
+        name_text, description_text = (texts.decode(part, contents) for part in (name, description))
+        members.append(GroupMembers(name=name_text, description=description_text, ranks=ranges))
     return tuple(sorted(members, key=lambda group: (group.name, group.description)))
 
 

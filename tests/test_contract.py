@@ -159,7 +159,7 @@ def test_its_settings_are_in_the_configuration(tree: Tree, tmp_path: Path) -> No
 
 def test_it_is_in_the_page_of_checks(tree: Tree) -> None:
     page = tree.python(
-        "from hangwatch import checks\nfrom hangwatch.checks.framework import reference_page as documentation\n"
+        "from hangwatch.checks.framework import reference_page as documentation, registry as checks\n"
         "print(documentation.page(checks.checks()))"
     )
     assert "## tea" in page

@@ -80,21 +80,23 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
     # The daemon creates its directory when it starts. Until then, the space of the parent directory counts.
     directories = [str(path) for path in (directory, *directory.parents)] if directory else []
     spaces = node.filesystems.read_space([*mounts, *directories], settings.deadline_seconds)
-    faults = (space for space in spaces.values() if isinstance(space, Fault))
-    not_started = next((fault for fault in faults if fault.reason == NOT_STARTED), None)
-    if not_started is not None:
-        return not_started
+    faults = {path: space for path, space in spaces.items() if isinstance(space, Fault)}
+    reasons = {path: fault.reason for path, fault in faults.items()}
+    if NOT_STARTED in reasons.values():
+        return next(fault for fault in faults.values() if fault.reason == NOT_STARTED)
     # A mount that was unmounted during the measurement fails, but is not broken: ignore it.
-    still_mounted = _paths(node, settings) if any(isinstance(spaces[path], Fault) for path in mounts) else mounts
+    still_mounted = _paths(node, settings) if not faults.keys().isdisjoint(mounts) else mounts
     answers = [
         _answer(mount, spaces[path], seen_by)
         for path, (mount, seen_by) in mounts.items()
-        # A mount that is missing in a rank's namespace disappeared with the rank, or with the process that mounted it.
-        if not _is_private(spaces[path]) and not (seen_by is not None and _is_missing(spaces[path]))
-        if isinstance(spaces[path], filesystems.Space) or still_mounted.get(path) == (mount, seen_by)
+        # Not broken: a FUSE mount that only another user may read, not even root; and a mount that is missing in the
+        # namespace of a rank: it disappeared with the rank, or with the process that mounted it.
+        if reasons.get(path) not in ("PermissionDenied", "" if seen_by is None else "Missing")
+        if path not in faults or still_mounted.get(path) == (mount, seen_by)
     ]
     if directories:
-        space = next((spaces[path] for path in directories if not _is_missing(spaces[path])), spaces[directories[0]])
+        present = (spaces[path] for path in directories if reasons.get(path) != "Missing")
+        space = next(present, spaces[directories[0]])
         answers.append(_answer(filesystems.Mount(path=directories[0], type=INCIDENTS, source="", device=""), space))
     if not answers:
         return None
@@ -105,15 +107,6 @@ def _answer(mount: filesystems.Mount, space: filesystems.Space | Fault, seen_by:
     if isinstance(space, Fault):
         return Answer(mount=mount.path, type=mount.type, seen_by=seen_by, fault=space)
     return Answer(mount=mount.path, type=mount.type, seen_by=seen_by, space=space)
-
-
-def _is_private(space: filesystems.Space | Fault) -> bool:
-    """True for a FUSE mount of another user. Only that user may read it, not even root may. It is not broken."""
-    return isinstance(space, Fault) and space.reason == "PermissionDenied"
-
-
-def _is_missing(space: filesystems.Space | Fault) -> bool:
-    return isinstance(space, Fault) and space.reason == "Missing"
 
 
 def _paths(node: Node, settings: Settings) -> dict[str, tuple[filesystems.Mount, int | None]]:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.checks import gpu_health, select, settings_for
+from hangwatch.checks import gpu_health
+from hangwatch.checks.framework.registry import select, settings_for
 from hangwatch.checks.framework.runner import Window, new_window, run
 from hangwatch.config import Settings
 from hangwatch.model import CheckResult, CheckStatus, Job

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch import checks, config
+from hangwatch import config
 from hangwatch.checks.framework import contract, reference_page, registry, result_table, runner
 from hangwatch.checks.framework.contract import Check, Metric, Sample, Settings
 from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Fault, Point, ProcessId, Rank
@@ -152,22 +152,22 @@ def test_run_all_of_names_runs_these_only() -> None:
 
 
 def test_a_check_that_is_switched_off_runs_only_by_its_name() -> None:
-    settings = checks.settings_for(config.parse("[checks.xid]\nenabled = false\n", "h.toml"), "h.toml")
+    settings = registry.settings_for(config.parse("[checks.xid]\nenabled = false\n", "h.toml"), "h.toml")
     everything = [result.check for result in runner.run_all(Node(), settings)]
     assert "xid" not in everything and "ranks" in everything
     assert [result.check for result in runner.run_all(Node(), settings, ["xid"])] == ["xid"]
 
 
 def test_an_unknown_name_says_what_was_meant() -> None:
-    with pytest.raises(checks.UnknownCheckError, match="did you mean 'clock_skew'"):
-        checks.select(["clock_scew"])
+    with pytest.raises(registry.UnknownCheckError, match="did you mean 'clock_skew'"):
+        registry.select(["clock_scew"])
 
 
 # --- contract ------------------------------------------------------------------------------------------------------
 
 
 def test_every_check_of_this_tree_keeps_the_contract() -> None:
-    found = checks.checks()
+    found = registry.checks()
     assert len(found) >= 14
     for check in found.values():
         assert contract.find_contract_problems(check) == []
@@ -210,7 +210,7 @@ def test_a_file_that_breaks_the_contract_is_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(registry, "PACKAGE", "broken_checks")
     monkeypatch.setattr(registry, "__file__", str(folder / "framework" / "registry.py"))
     importlib.invalidate_caches()
-    with pytest.raises(checks.ContractError, match=r"checks/tea\.py: has no CHECK"):
+    with pytest.raises(registry.ContractError, match=r"checks/tea\.py: has no CHECK"):
         registry.checks.__wrapped__()
     sys.modules.pop("broken_checks.tea", None)
 
@@ -227,7 +227,7 @@ def test_a_point_has_the_labels_of_its_metric() -> None:
 
 def test_checks_never_import_one_another() -> None:
     folder = Path(registry.__file__).parents[1]
-    names = set(checks.checks())
+    names = set(registry.checks())
     for name in names:
         text = (folder / f"{name}.py").read_text()
         for other in names - {name}:
@@ -282,9 +282,9 @@ def test_growth_counts_on_after_a_wrap() -> None:
 
 def test_settings_are_decoded_by_check() -> None:
     settings = config.parse("[checks.clock_skew]\nwarning_seconds = 0.2\n", "h.toml")
-    decoded = checks.settings_for(settings, "h.toml")
+    decoded = registry.settings_for(settings, "h.toml")
     assert decoded["clock_skew"].warning_seconds == 0.2  # type: ignore[attr-defined]
-    assert set(decoded) == set(checks.checks())
+    assert set(decoded) == set(registry.checks())
 
 
 @pytest.mark.parametrize(
@@ -305,15 +305,15 @@ def test_settings_are_decoded_by_check() -> None:
 )
 def test_a_wrong_section_names_file_section_and_key(text: str, words: list[str]) -> None:
     with pytest.raises(config.ConfigError) as raised:
-        checks.settings_for(config.parse(text, "h.toml"), "h.toml")
+        registry.settings_for(config.parse(text, "h.toml"), "h.toml")
     for word in words:
         assert word in str(raised.value)
 
 
 def test_the_sample_configuration_holds_every_check_and_can_be_read_back() -> None:
-    text = config.sample({name: check.settings for name, check in checks.checks().items()})
-    read = checks.settings_for(config.parse(text, "sample"), "sample")
-    assert read == {name: check.settings() for name, check in checks.checks().items()}
+    text = config.sample({name: check.settings for name, check in registry.checks().items()})
+    read = registry.settings_for(config.parse(text, "sample"), "sample")
+    assert read == {name: check.settings() for name, check in registry.checks().items()}
 
 
 # --- forms ---------------------------------------------------------------------------------------------------------
@@ -403,12 +403,12 @@ def test_the_schema_in_docs_is_current(golden: Callable[[str, str], None]) -> No
 
 @pytest.mark.golden
 def test_the_page_of_checks_in_docs_is_current(golden: Callable[[str, str], None]) -> None:
-    golden("../../../docs/checks.md", reference_page.page(checks.checks()))
+    golden("../../../docs/checks.md", reference_page.page(registry.checks()))
 
 
 def test_the_page_of_checks_names_every_check_setting_and_metric() -> None:
-    page = reference_page.page(checks.checks())
-    for name, check in checks.checks().items():
+    page = reference_page.page(registry.checks())
+    for name, check in registry.checks().items():
         assert f"## {name}\n" in page
         assert all(f"`hangwatch_{metric.name}" in page for metric in check.metrics)
         assert all(f"| `{field.name}` |" in page for field in msgspec.structs.fields(check.settings))
@@ -421,7 +421,7 @@ def test_json_meets_the_schema_in_docs() -> None:
     results = runner.run_all(Node(), {})
     report = json.loads(result_table.to_json(results, "node1", "critical"))
     jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(report)
-    assert {entry["check"] for entry in report["checks"]} == set(checks.checks())
+    assert {entry["check"] for entry in report["checks"]} == set(registry.checks())
     assert report["exit_code"] == result_table.exit_code(results, "critical")
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**report, "status": "FINE"}, json.loads(SCHEMA.read_text()))

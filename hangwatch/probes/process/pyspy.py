@@ -15,8 +15,6 @@ import signal
 import sys
 import threading
 import time
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,7 +35,7 @@ _SILENT_SECONDS = 60.0  # time before the next call of `--version`
 _SETTLE_SECONDS = 0.01  # a target without its tracer runs for a moment before a pending stop takes effect
 _MORE_TRIES = 4
 _LOCK = threading.Lock()
-_VERSIONS: dict[Path, Future[tuple[int, ...] | None]] = {}
+_VERSIONS: dict[Path, tuple[int, ...]] = {}
 _SILENT_UNTIL: dict[Path, float] = {}
 _VERSION_READER = child.Runner("py-spy")
 MOST_MEMORY_BYTES = 48 << 20  # a torch rank needs 8 MiB, 66,000 frames (16 MiB of JSON, as much as is read) 32 MiB
@@ -160,22 +158,12 @@ def version(program: Path) -> tuple[int, ...] | None:
     with _LOCK:
         if time.monotonic() < _SILENT_UNTIL.get(program, 0.0):
             return SILENT
-        is_first = program not in _VERSIONS
-        answer = _VERSIONS.setdefault(program, Future())
-    if is_first:
-        parsed = None
-        try:
-            parsed = _version(program)
-        finally:
-            if not parsed:  # later callers try again
-                with _LOCK:
-                    del _VERSIONS[program]
-                    if parsed == SILENT:
-                        _SILENT_UNTIL[program] = time.monotonic() + _SILENT_SECONDS
-            answer.set_result(parsed)
-    with contextlib.suppress(FutureTimeoutError):
-        return answer.result(2 * _VERSION_DEADLINE_SECONDS)
-    return SILENT
+        parsed = _VERSIONS.get(program) or _version(program)
+        if parsed == SILENT:
+            _SILENT_UNTIL[program] = time.monotonic() + _SILENT_SECONDS
+        elif parsed is not None:
+            _VERSIONS[program] = parsed
+        return parsed
 
 
 def _version(program: Path) -> tuple[int, ...] | None:

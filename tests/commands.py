@@ -10,26 +10,31 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hangwatch import cli
 
 PROGRAM = str(Path(cli.__file__).parents[1] / "__main__.py")
+Finished = subprocess.CompletedProcess[str]
+HANGWATCH = (sys.executable, "-m", "hangwatch")
 LEAVES = ("check", "run")
 """Commands that end their process at once, whatever blocks."""
 
 
-def start(*arguments: object, **environ: str) -> subprocess.CompletedProcess[str]:
+def finished(*command: object, **options: Any) -> Finished:
+    """Run a program to its end. Return what it printed, as text. The options are those of `subprocess.run`."""
+    usual = {"capture_output": True, "text": True, "timeout": 120, "check": False}
+    return subprocess.run(list(map(str, command)), **{**usual, **options})
+
+
+def start(*arguments: object, **environ: str) -> Finished:
     """Start a command as a program. Fail if it reports a bug."""
-    command = [sys.executable, "-m", "hangwatch", *map(str, arguments)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, **environ}
-    )
-    return _without_bug(done)
+    return _without_bug(finished(*HANGWATCH, *arguments, env={**os.environ, **environ}))
 
 
-def hangwatch(*arguments: object, stdin: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+def hangwatch(*arguments: object, stdin: str = "", **environ: str) -> Finished:
     """Run a command with files as its standard streams. Fail if it reports a bug."""
     if arguments[0] in LEAVES:
         return start(*arguments, **environ)
@@ -49,7 +54,7 @@ def hangwatch(*arguments: object, stdin: str = "", **environ: str) -> subprocess
     return _without_bug(subprocess.CompletedProcess(arguments, end.value.code or 0, printed, complaints))
 
 
-def _without_bug(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+def _without_bug(done: Finished) -> Finished:
     assert "Traceback" not in done.stdout + done.stderr
     assert "this is a bug" not in done.stderr, done.stderr
     return done
@@ -60,7 +65,7 @@ def refused(*arguments: object, says: str) -> None:
     assert_refused(hangwatch(*arguments), says)
 
 
-def assert_refused(done: subprocess.CompletedProcess[str], says: str) -> None:
+def assert_refused(done: Finished, says: str) -> None:
     assert done.returncode == 2, (done.returncode, done.stderr)
     assert says in done.stderr
     messages = [line for line in done.stderr.splitlines() if line.startswith("hangwatch: ")]

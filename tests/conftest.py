@@ -65,13 +65,27 @@ MACHINES = frozenset(
     for folder, names in (("deploy", _DEPLOY), ("integration", _INTEGRATION), ("scenarios", "crowds"))
     for name in names.split()
 )
+# Files with tests that wait, each of them for 16 seconds down to 1: the mean of (worker seconds - CPU seconds).
+_WAITING = """
+scenarios/processes integration/daemon integration/restart integration/job_libraries integration/selftest
+integration/light_capture integration/merge_urls integration/awaited_threads integration/rpc integration/demo
+integration/memory integration/check_ports integration/source_lines integration/check_nodes
+integration/ranks_without_rank integration/real_hangs integration/signatures integration/hooks
+integration/progress_counters integration/stop_while_writing integration/process_details unit/on_progress
+integration/user_socket integration/call_frames
+"""
+WAITING = [f"tests/{name.replace('/', '/test_')}.py" for name in _WAITING.split()]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of the lane `machines`, and sort: tests that wait begin first, because a run ends with the last."""
+    files = {item.nodeid: item.nodeid.partition("::")[0] for item in items}
     for item in items:
-        if item.nodeid.partition("::")[0] in MACHINES:
+        if files[item.nodeid] in MACHINES:
             item.add_marker("machines")
+    order = {file: number for number, file in enumerate(WAITING)}
+    items.sort(key=lambda item: order.get(files[item.nodeid], len(order)))
 
 
 @pytest.hookimpl(optionalhook=True)

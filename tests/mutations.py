@@ -2,10 +2,10 @@
 
 usage: python -m tests.mutations [--count 200] [--seed 1] [--only WORDS] [--workers 2]
 
-First run the mutants written by hand (`NAMED`). Then run `--count` others: `--seed` draws them from all mutants of
-the modules of `TESTS`. Each mutant runs in a copy of the tree against the tests of its module, up to the first
-failure. `tests/equivalent_mutants.toml` lists mutants that no test has to detect, with the reason. Exit with 1 if a
-named mutant survives, or if at least one in ten of the other drawn mutants survives.
+Run `--count` mutants: `--seed` draws them from all mutants of the modules of `TESTS`. Each mutant runs in a copy of
+the tree against the tests of its module, up to the first failure. `tests/equivalent_mutants.toml` lists mutants that
+no test has to detect, with the reason. Exit with 1 if at least one in ten of the other mutants survives. Guards that
+must not go have rows in tests/faults/faults.toml.
 """
 
 import argparse
@@ -112,108 +112,6 @@ TESTS = {
     "store/store_lock.py": STORE_TESTS,
     "store/sharing.py": STORE_TESTS,
 }
-
-
-class Named(NamedTuple):
-    """A mutant that must not survive. It replaces the only line that matches `line` and keeps the indentation.
-
-    The test `test` must fail with it. On a loaded machine another test may fail for a different reason.
-    """
-
-    what: str
-    test: str
-    module: str
-    line: str
-    replacement: str
-
-
-NAMED = (
-    Named(
-        "a rank that a dying py-spy left stopped is continued",
-        "integration/test_pyspy.py::test_a_target_that_a_dying_py_spy_leaves_stopped_runs_on",
-        "probes/process/pyspy.py",
-        r"os\.kill\(.*SIGCONT\)",
-        "pass",
-    ),
-    Named(
-        "its state is read again some milliseconds later",
-        "integration/test_pyspy.py::test_a_target_that_obeys_a_stop_only_after_py_spy_has_ended_runs_on",
-        "probes/process/pyspy.py",
-        r"time\.sleep\(pause_seconds\)",
-        "pass",
-    ),
-    Named(
-        "a capture that raises does not lose the hang",
-        "integration/test_daemon.py::test_a_look_that_fails_as_a_whole_loses_no_hang",
-        "daemon/captures.py",
-        r"except Exception as error:  # after any error.*",
-        "except ZeroDivisionError as error:",
-    ),
-    Named(
-        "the scan again after a capture",
-        "integration/test_daemon.py::test_a_job_that_ends_while_it_is_looked_at_has_ended_and_is_not_hung",
-        "daemon/captures.py",
-        r"self\._scan\(common\.clock\(\)\)  # a job that ended during its capture must not be judged.*",
-        "pass",
-    ),
-    Named(
-        "closed incidents are no longer exported",
-        "unit/test_metrics.py::test_closed_incident_is_no_longer_exported",
-        "state/board.py",
-        r"return self\.incident if self\.incident is not None and .* else None",
-        "return self.incident",
-    ),
-    Named(
-        "a capture that never comes back is given up",
-        "unit/test_detector.py::test_a_capture_that_never_comes_back_is_given_up_and_asked_for_again",
-        "detector/capture_due.py",
-        r"if now - watch\.since >= CAPTURE_LOST_SECONDS:",
-        "if False:",
-    ),
-    Named(
-        "roles of one collective have one caller",
-        "unit/test_hangs.py",
-        "verdict/scene.py",
-        r"return None not in called_by and len\(places\) == 1",
-        "return True",
-    ),
-    Named("many named are less sure", "unit/test_hangs.py", "verdict/rules.py", r"many = .*", "many = False"),
-    Named(
-        "more than half must move, not just half",
-        "unit/test_detector.py::test_more_than_half_of_the_ranks_must_move_to_teach_that_this_power_is_work",
-        "detector/job_watch.py",
-        r"return self\.moving \* 2 > self\.total",
-        "return self.moving * 2 >= self.total",
-    ),
-    Named(
-        "a GPU at its low-power threshold is quiet",
-        "unit/test_detector.py::test_gpu_is_quiet_at_its_threshold_and_not_above",
-        "detector/power_level.py",
-        r"line, watts = low_power_threshold_watts\(gpu, settings\), gpu\.watts",
-        "line, watts = low_power_threshold_watts(gpu, settings), None if gpu.watts is None else gpu.watts + 1e-9",
-    ),
-    Named(
-        "a dump's deadline is cut by its round's",
-        "integration/test_capture.py::test_a_dump_may_not_outlast_its_round",
-        "capture/process_dump.py",
-        r"return min\(self\.request\.settings\.dump_deadline_seconds \+ threads \* _SECONDS_PER_THREAD, left_seconds\)",
-        "return self.request.settings.dump_deadline_seconds",
-    ),
-    Named(
-        "a file is on disk before it counts",
-        "unit/test_store.py::test_a_new_incident_is_on_disk_before_it_appears",
-        "store/durable.py",
-        r"os\.fsync\(file\.fileno\(\)\)",
-        "pass",
-    ),
-    Named(
-        "a folder's list of files is on disk",
-        "unit/test_store.py::test_a_new_incident_is_on_disk_before_it_appears",
-        "store/durable.py",
-        r"os\.fsync\(inner\)",
-        "pass",
-    ),
-)
 
 
 class Mutant(NamedTuple):
@@ -442,19 +340,8 @@ class Copy:
 
         For each call that led to the failure the output has a line of the source.
         """
-        command = [
-            ROOT / "tests" / "worker",
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "--no-header",
-            "--tb=short",
-            "--show-capture=no",
-            "-p",
-            "no:cacheprovider",
-        ]
+        options = ["-x", "-q", "--no-header", "--tb=short", "--show-capture=no", "-p", "no:cacheprovider"]
+        command = [ROOT / "tests" / "worker", sys.executable, "-m", "pytest", *options]
         environ = {**os.environ, "PYTHONPATH": str(self.folder), "COLUMNS": "400"}
         environ.pop("PYTHONDONTWRITEBYTECODE", None)  # pytest then rewrites the tests once, not for each mutant
         try:
@@ -502,22 +389,6 @@ def source_of(module: str) -> str:
     return (ROOT / "hangwatch" / module).read_text()
 
 
-def named_mutants() -> list[Mutant]:
-    """Return the mutants of `NAMED`. Exit if a pattern matches no line or more than one."""
-    made = []
-    for one in NAMED:
-        source = source_of(one.module)
-        lines = source.splitlines(keepends=True)
-        found = [number for number, line in enumerate(lines) if re.fullmatch(one.line, line.strip())]
-        if len(found) != 1:
-            sys.exit(f"{one.what}: {len(found)} lines of hangwatch/{one.module} fit {one.line}")
-        (number,) = found
-        indent = lines[number][: len(lines[number]) - len(lines[number].lstrip())]
-        lines[number] = f"{indent}{one.replacement}\n"
-        made.append(Mutant(one.module, number + 1, source, "".join(lines), (one.test,)))
-    return made
-
-
 def draw_mutants(count: int, seed: int, words: str = "") -> list[Mutant]:
     """Return `count` random mutants, in source order.
 
@@ -553,29 +424,24 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="number of parallel workers (default: %(default)s)")
     chosen = parser.parse_args()
     known = equivalents()
-    first = [mutant for mutant in named_mutants() if chosen.only in mutant.module]
-    others = draw_mutants(chosen.count, chosen.seed, chosen.only)
-    if not first and not others:
+    drawn = draw_mutants(chosen.count, chosen.seed, chosen.only)
+    if not drawn:
         parser.error(f"--only {chosen.only}: no mutant is in a module with these words in its path")
     with tempfile.TemporaryDirectory(prefix="hangwatch-mutations-") as folder:
         copies = [Copy(Path(folder) / str(number)) for number in range(chosen.workers)]
-        needed = {test for mutant in (*first, *others) for test in mutant.tests}
+        needed = {test for mutant in drawn for test in mutant.tests}
         if broken := copies[0].first_failure(sorted(needed), UNCHANGED_SECONDS):
             sys.exit(f"without any mutant: {broken}")
-        print(f"{len(first)} named mutants")
-        named_survivors = run(first, copies)
-        print(f"{len(others)} drawn mutants")
-        survivors = run(others, copies)
+        survivors = run(drawn, copies)
     unknown = [mutant for mutant in survivors if (mutant.module, *mutant.diff) not in known]
-    for title, those in (("named", named_survivors), ("drawn", unknown)):
-        for mutant in those:
-            print(f"\n{title}: {mutant}")
-    share = len(unknown) / max(1, len(others))
+    for mutant in unknown:
+        print(f"\n{mutant}")
+    share = len(unknown) / len(drawn)
     print(
-        f"\n{len(named_survivors)} of {len(first)} named mutants survive; of {len(others)} drawn {len(unknown)} "
-        f"({share:.1%}), and {len(survivors) - len(unknown)} that change nothing"
+        f"\nof {len(drawn)} mutants {len(unknown)} survive ({share:.1%}), "
+        f"and {len(survivors) - len(unknown)} that change nothing"
     )
-    return int(bool(named_survivors) or share >= MOST_SURVIVORS)
+    return int(share >= MOST_SURVIVORS)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import Finished, finished
 from tests.conftest import wait_for
 from tests.servers import free_port
 
@@ -93,21 +94,11 @@ class Tree:
     def environ(self) -> dict[str, str]:
         return {**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(*arguments), capture_output=True, text=True, env=self.environ(), cwd=self.root, timeout=60
-        )
+    def run(self, *arguments: str) -> Finished:
+        return finished(*self.command(*arguments), env=self.environ(), cwd=self.root)
 
     def python(self, program: str) -> str:
-        return subprocess.run(
-            [sys.executable, "-c", program],
-            capture_output=True,
-            text=True,
-            env=self.environ(),
-            cwd=self.root,
-            check=True,
-            timeout=60,
-        ).stdout
+        return finished(sys.executable, "-c", program, env=self.environ(), cwd=self.root, check=True).stdout
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ import pytest
 import yaml
 
 import hangwatch
+from tests.commands import finished
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -66,9 +67,7 @@ def context() -> list[Path]:
     For each file, the last matching pattern of .dockerignore decides.
     """
     patterns = [line for line in (REPOSITORY / ".dockerignore").read_text().split("\n") if line and line[0] != "#"]
-    tracked = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    )
+    tracked = finished("git", "ls-files", "-co", "--exclude-standard", cwd=REPOSITORY, check=True)
     paths = [*tracked.stdout.splitlines(), "hangwatch/__pycache__/config.cpython-312.pyc"]
     return [Path(name) for name in paths if _is_sent(name, patterns)]
 

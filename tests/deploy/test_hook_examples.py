@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -17,6 +16,7 @@ from hangwatch.hooks import due_hook
 from hangwatch.model import JobState
 from hangwatch.model.recommended_action import RecommendedAction
 from tests import samples
+from tests.commands import finished
 
 ROOT = Path(__file__).parents[2]
 HOOKS = ROOT / "deploy" / "hooks"
@@ -57,7 +57,7 @@ class Site:
         called = due_hook(config.Hooks(on_hung=every, on_recovered=every), found, moved_to, incident)
         assert called is not None
         environ = {**called.environ, "PATH": f"{self._bin}:{called.environ['PATH']}"}
-        done = subprocess.run(called.command, env=environ, capture_output=True, text=True, timeout=60)
+        done = finished(*called.command, env=environ)
         assert done.returncode == status, done.stdout + done.stderr
         return done.stdout
 

@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from hangwatch.checks.framework import registry
 from hangwatch.cli import hangwatch as hangwatch_command
 from hangwatch.web import web_config
 from tests.certificates import make_authority, make_certificate
+from tests.commands import finished
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted((REPOSITORY / "docs").glob("install-*.md"))
@@ -91,9 +91,7 @@ def test_paths_of_the_repository_exist(page: Path) -> None:
 
 
 def test_options_of_the_installer_exist() -> None:
-    usage = subprocess.run(
-        [REPOSITORY / "deploy/systemd/install.sh", "--help"], capture_output=True, text=True, check=True
-    )
+    usage = finished(REPOSITORY / "deploy/systemd/install.sh", "--help", check=True)
     used = {word for line in typed(SYSTEMD) if "install.sh" in line for word in line.split() if word.startswith("--")}
     assert used
     assert used <= set(re.findall(r"--\w[\w-]*", usage.stdout))
@@ -147,9 +145,7 @@ def test_prometheus_takes_the_snippet_with_the_rules(tmp_path: Path) -> None:
     (tmp_path / "prometheus.yml").write_text(snippet)
     for name in yaml.safe_load(snippet)["rule_files"]:
         shutil.copy(REPOSITORY / "deploy/prometheus" / name, tmp_path)
-    done = subprocess.run(
-        ["promtool", "check", "config", "prometheus.yml"], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = finished("promtool", "check", "config", "prometheus.yml", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     (pattern,) = set(re.findall(r'up\{job=~"(.*?)"\}', (tmp_path / "hangwatch.rules.yaml").read_text()))
     assert re.fullmatch(pattern, yaml.safe_load(snippet)["scrape_configs"][0]["job_name"])

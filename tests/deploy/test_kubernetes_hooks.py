@@ -3,7 +3,6 @@
 import json
 import shutil
 import ssl
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +19,7 @@ from hangwatch.model import JobState, Rank
 from hangwatch.model.recommended_action import RecommendedAction
 from tests import samples
 from tests.certificates import make_authority, make_certificate
+from tests.commands import finished
 from tests.deploy.test_helm import objects
 from tests.kubernetes_api import VERSION, KubernetesApi, Object
 from tests.other_users import needs_root
@@ -228,9 +228,7 @@ def test_hook_in_a_pod_uses_the_token_of_its_service_account(tmp_path: Path, mon
         call = hooks.due_hook(settings, samples.loader_hang(), JobState.HUNG, None)
         assert call is not None
         command = ("unshare", "--mount", "sh", "-ec", IN_A_POD, "sh", str(tmp_path), *call.command)
-        done = subprocess.run(
-            command, env={**call.environ, "HOME": str(tmp_path)}, capture_output=True, text=True, timeout=60
-        )
+        done = finished(*command, env={**call.environ, "HOME": str(tmp_path)})
         assert (done.stdout, done.stderr) == (f"event of Node {NODE}\n", "")
         assert len(api.find("events")) == 1
 

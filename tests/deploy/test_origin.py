@@ -2,12 +2,13 @@
 
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tests.commands import finished
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -44,9 +45,7 @@ def foreign(text: str) -> list[str]:
 def texts() -> list[Path]:
     if shutil.which("git") is None:
         pytest.skip("needs git")
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    listed = finished("git", "ls-files", "-co", "--exclude-standard", cwd=ROOT, check=True)
     paths = [ROOT / name for name in listed.stdout.splitlines() if not name.startswith("tests/")]
     return [path for path in paths if path.is_file() and path.suffix not in {".png", ".json"}]
 

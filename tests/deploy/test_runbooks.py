@@ -24,6 +24,7 @@ from click.testing import CliRunner
 from hangwatch import config
 from hangwatch.cli import hangwatch as hangwatch_command
 from hangwatch.cli.explain import explain
+from tests.commands import Finished, finished
 from tests.conftest import wait_for
 from tests.deploy.promql import ROOT, RULES
 from tests.integration import targets
@@ -194,7 +195,7 @@ def test_nccl_recipe_of_the_runbook_is_explained(
             )
         (tmp_path / pattern.replace("%h", host).replace("%p", str(pid))).write_text("\n".join(lines) + "\n")
     typed = shell_line("hangwatch explain nccl").replace("hangwatch", f"{sys.executable} -m hangwatch", 1)
-    done = subprocess.run(["bash", "-c", typed], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = finished("bash", "-c", typed, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     shown = " ".join(done.stdout.split())
     assert all(text in shown for text in expected_texts), done.stdout
@@ -216,7 +217,7 @@ def test_error_file_without_torchrun_leads_explain_to_the_cause(
     line = shell_line("srun sh -c").removeprefix("srun ").replace("python", sys.executable)
     for rank in "01":
         environ = {**os.environ, "SLURM_PROCID": rank, "RANK": rank}
-        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environ, capture_output=True, text=True)
+        done = finished("bash", "-c", line, cwd=tmp_path, env=environ)
         assert done.returncode != 0 and "ValueError" in done.stderr
     told = CliRunner().invoke(explain, [str(tmp_path), "--json"])
     verdict = json.loads(told.stdout)["verdict"]
@@ -287,7 +288,7 @@ def test_gdb_shows_where_a_core_died(tmp_path: Path) -> None:
         process.wait(60)
     (core,) = [path for path in tmp_path.iterdir() if path.name.startswith("core")]
     line = shell_line("gdb -batch").replace("python core", f"{sys.executable} {core}")
-    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=200, check=True)
+    done = finished("bash", "-c", line, timeout=200, check=True)
     assert "Program terminated with signal SIGABRT" in done.stdout
     assert re.search(r"^#\d+ .*\bread\b", done.stdout, re.MULTILINE), done.stdout
 
@@ -328,15 +329,17 @@ def variables(beginning: str) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words[: words.index("torchrun")])
 
 
-def _torchrun(folder: Path, arguments: list[str], **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *arguments],
+def _torchrun(folder: Path, arguments: list[str], **environ: str) -> Finished:
+    return finished(
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        *arguments,
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder), **environ},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
     )
 
 

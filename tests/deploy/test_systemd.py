@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from hangwatch import __version__
+from tests.commands import Finished, finished
 
 REPOSITORY = Path(__file__).parents[2]
 SYSTEMD = REPOSITORY / "deploy/systemd"
@@ -41,9 +42,9 @@ def units(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def analyze(*arguments: str, units: Path) -> subprocess.CompletedProcess[str]:
+def analyze(*arguments: str, units: Path) -> Finished:
     environ = {**os.environ, "SYSTEMD_UNIT_PATH": f"{units}:", "SYSTEMD_COLORS": "0"}
-    return subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True, env=environ, check=False)
+    return finished("systemd-analyze", *arguments, env=environ)
 
 
 def settings(text: str) -> dict[str, list[str]]:
@@ -165,9 +166,7 @@ def test_the_user_is_a_system_user_without_a_shell(tmp_path: Path) -> None:
 
 
 def refused(*arguments: str, script: Path = INSTALL, user: int | None = None) -> str:
-    done = subprocess.run(
-        [str(script), *arguments], capture_output=True, text=True, user=user, cwd="/", check=False, timeout=60
-    )
+    done = finished(script, *arguments, user=user, cwd="/")
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr
@@ -306,10 +305,7 @@ def wheels(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tracked(*under: str) -> set[str]:
     """Return the files of the repository below these folders, also new files that are not yet committed."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", *under],
-        cwd=REPOSITORY, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    listed = finished("git", "ls-files", "-co", "--exclude-standard", *under, cwd=REPOSITORY, check=True)
     return {name for name in listed.stdout.splitlines() if os.path.lexists(REPOSITORY / name)}
 
 
@@ -411,7 +407,7 @@ def test_the_debian_package_brings_program_unit_user_manual_and_completion(wheel
     ):
         assert f"_HANGWATCH_COMPLETE={shell}_complete" in (root / "usr/share" / name).read_text()
     field = ["dpkg-deb", "--field", package, "Version", "Depends"]
-    told = subprocess.run(field, capture_output=True, text=True, check=True).stdout
+    told = finished(*field, check=True).stdout
     assert f"Version: {__version__}\n" in told and "Depends: python3 (>= " in told
 
 

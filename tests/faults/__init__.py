@@ -39,28 +39,40 @@ class Guard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return source.replace(self.text, self.replacement)
 
 
-class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A fault. `noticed` is the time until hangwatch notices it, and how.
+class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A guard and its test.
 
-    The cells name settings and limits of the code: "{config:Gpu.sample_seconds + probes.child:KILL_SECONDS} s".
     `test` is the pytest node that fails without the guard. `fails_with` is a part of its traceback in pytest's short
     form: of an assertion, of another line of source, or of the exception.
     """
 
     name: str
-    group: str
-    broken: str
-    works: str
-    noticed: str
-    lost: str
     test: str
     fails_with: str
     guard: Guard
 
 
+class Row(Proof, frozen=True, kw_only=True):
+    """A fault. `noticed` is the time until hangwatch notices it, and how.
+
+    The cells name settings and limits of the code: "{config:Gpu.sample_seconds + probes.child:KILL_SECONDS} s".
+    """
+
+    group: str
+    broken: str
+    works: str
+    noticed: str
+    lost: str
+
+
 def load_rows() -> tuple[Row, ...]:
     """Return the rows of the table. Raises msgspec.ValidationError if a field is missing or unknown."""
     return msgspec.convert(tomllib.loads(TABLE.read_text())["fault"], tuple[Row, ...])
+
+
+def load_proofs() -> tuple[Proof, ...]:
+    """Return the rows of the table, and the rules that are no consequence of a fault."""
+    return (*load_rows(), *msgspec.convert(tomllib.loads(TABLE.read_text())["rule"], tuple[Proof, ...]))
 
 
 def _limit(reference: str) -> float:

@@ -14,14 +14,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.faults import Row, load_rows
+from tests.faults import Proof, load_proofs
 from tests.mutations import Copy, run_in_copies
 
 TEST_SECONDS = 60.0  # without its guard, a test may wait for what never happens
 BROKEN_CODE = re.compile(r"^E +(?:NameError|UnboundLocalError|AttributeError|TypeError|ImportError)\b", re.MULTILINE)
 
 
-def find_flaw(copy: Copy, row: Row) -> str:
+def find_flaw(copy: Copy, row: Proof) -> str:
     """Run the test of the row with its guard and without it. Return why the row is not proved, or an empty text."""
     tests = [row.test.removeprefix("tests/")]
     if report := copy.report(tests, test_seconds=TEST_SECONDS):
@@ -55,7 +55,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="number of parallel workers (default: %(default)s)")
     chosen = parser.parse_args()
     names = chosen.names
-    rows = [row for row in load_rows() if not names or row.name in names]
+    rows = [row for row in load_proofs() if not names or row.name in names]
     if unknown := set(names) - {row.name for row in rows}:
         sys.exit(f"no row has the name {', '.join(sorted(unknown))}")
     os.environ.setdefault("HANGWATCH_NOTHING_MAY_SKIP", "1")  # a test that is skipped proves nothing

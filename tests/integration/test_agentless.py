@@ -16,6 +16,7 @@ import pytest
 
 from hangwatch.fleet import agentless
 from hangwatch.fleet.remote_run import Reply
+from tests.commands import HANGWATCH, Finished, finished
 from tests.conftest import wait_for
 from tests.integration.test_dump_nodes import RUN_ID, VIA_HERE, job_of_four
 from tests.integration.test_hostile_input import hangwatch
@@ -37,16 +38,13 @@ dist.barrier()
 """
 
 
-def ask(*arguments: str, py_spy: str = PY_SPY, run_as: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+def ask(*arguments: str, py_spy: str = PY_SPY, run_as: Sequence[str] = ()) -> Finished:
     """Run `hangwatch dump --agentless` with these arguments.
 
     The deadline is long, because py-spy may take seconds per rank on a loaded machine.
     """
     how = ("--agentless", "--deadline", "90", "--remote-command", py_spy)
-    return subprocess.run(
-        [*run_as, sys.executable, "-m", "hangwatch", "dump", *how, *arguments],
-        capture_output=True, text=True, timeout=150, cwd="/" if run_as else None, check=False,
-    )  # fmt: skip
+    return finished(*run_as, *HANGWATCH, "dump", *how, *arguments, timeout=150, cwd="/" if run_as else None)
 
 
 def jobs(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:

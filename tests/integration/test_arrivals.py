@@ -3,13 +3,12 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.commands import HANGWATCH, Finished, finished
 from tests.conftest import wait_for
 from tests.real_daemon import RealDaemon, TorchJob
 
@@ -23,10 +22,10 @@ def arrival(daemon: RealDaemon, job: TorchJob) -> dict[str, Any]:
     return next((one["arrival"] for one in jobs if one["job_id"] == job.run_id), None) or {"reason": None}
 
 
-def run_slow(daemon: RealDaemon, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hangwatch", "slow", "--config", str(daemon.config)]
+def run_slow(daemon: RealDaemon, *arguments: str) -> Finished:
+    command = [*HANGWATCH, "slow", "--config", str(daemon.config)]
     command += ["--url", f"http://{daemon.address}", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return finished(*command)
 
 
 def test_late_rank_of_a_real_job_is_named_and_none_before(tmp_path: Path) -> None:

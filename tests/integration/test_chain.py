@@ -6,14 +6,13 @@ torchrun over gloo, the fake driver, py-spy and the incident folder take part.
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from hangwatch.formats import incident_file
 from hangwatch.model import JobState
+from tests.commands import HANGWATCH, Finished, finished
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.real_daemon import RealDaemon, TorchJob
@@ -145,7 +144,5 @@ def _states_until_hung(daemon: RealDaemon, job_id: str) -> list[str]:
     return states[began + 1 :]
 
 
-def _hangwatch(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hangwatch", *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
+def _hangwatch(*arguments: str) -> Finished:
+    return finished(*HANGWATCH, *arguments)

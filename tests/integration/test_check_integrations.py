@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import Finished, finished
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
 WELL = '[checks.network]\ninterfaces = ""\n'
 SICK = '[checks.network]\ninterfaces = "=nosuch0"\n'
@@ -35,7 +37,7 @@ class Site:
         self.hangwatch.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{program}" "$@" --config {self.config}\n')
         self.hangwatch.chmod(0o755)
 
-    def run(self, script: str, *arguments: str, check: str = "network") -> subprocess.CompletedProcess[str]:
+    def run(self, script: str, *arguments: str, check: str = "network") -> Finished:
         environ = {
             **os.environ,
             "HANGWATCH": str(self.hangwatch),
@@ -43,9 +45,7 @@ class Site:
             "SCONTROL": str(self.scontrol),
             "SLURMD_NODENAME": "n1",
         }
-        return subprocess.run(
-            [str(DEPLOY / script), *arguments], capture_output=True, text=True, env=environ, timeout=60
-        )
+        return finished(DEPLOY / script, *arguments, env=environ)
 
     def updates(self) -> list[str]:
         return [line for line in self.calls.read_text().splitlines() if line.startswith("update")]

@@ -47,7 +47,7 @@ from hangwatch.state.status import build_status
 from hangwatch.tables.launchers import TABLE
 from hangwatch.words import name_ranks
 from tests import samples
-from tests.commands import hangwatch, start
+from tests.commands import HANGWATCH, Finished, finished, hangwatch, start
 from tests.conftest import wait_for
 from tests.other_users import as_user, needs_root
 
@@ -139,13 +139,7 @@ def completed(*words: str) -> list[str]:
     """Return the values that bash offers for the last of these words."""
     typed = {"COMP_WORDS": shlex.join(("hangwatch", *words)), "COMP_CWORD": str(len(words))}
     entry = "from hangwatch.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", entry],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "_HANGWATCH_COMPLETE": "bash_complete", **typed},
-    )
+    done = finished(sys.executable, "-c", entry, env={**os.environ, "_HANGWATCH_COMPLETE": "bash_complete", **typed})
     return list(filter(None, done.stdout.splitlines()))
 
 
@@ -293,9 +287,9 @@ def test_unreadable_incidents_error_lists_places_and_user() -> None:
         config = place / "hangwatch.toml"
         config.write_text(f'[store]\ndirectory = "{place}"\n[socket]\npath = "{place}/socket"\n[http]\nport = 1\n')
 
-        def run_as_nobody(command: str) -> subprocess.CompletedProcess[str]:
-            line = [*as_user(NOBODY), sys.executable, "-m", "hangwatch", command, "--config", str(config)]
-            return subprocess.run(line, capture_output=True, text=True, check=False)
+        def run_as_nobody(command: str) -> Finished:
+            line = [*as_user(NOBODY), *HANGWATCH, command, "--config", str(config)]
+            return finished(*line)
 
         told = run_as_nobody("report").stderr
         assert f"no incidents that you may read in {place}/incidents: Permission denied" in told
@@ -330,13 +324,7 @@ def test_commands_do_not_load_the_daemon(command: str) -> None:
         f"try: main({command.split()!r})\n"
         f"except SystemExit: print('loaded', [name for name in {LEAN} if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        input=DUMP.format(leaf="f (a.py:1)"),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = finished(sys.executable, "-c", program, input=DUMP.format(leaf="f (a.py:1)"), check=True)
     assert done.stdout.splitlines()[-1] == "loaded []", done.stderr
 
 
@@ -550,8 +538,8 @@ def test_each_of_several_jobs_is_printed_and_a_line_for_each_at_the_end() -> Non
     """Run as a user who sees only their own jobs, because other jobs may exist on this machine."""
     names = [f"several-{os.getpid()}-{number}" for number in range(2)]
     with jobs_of(*((name, NOBODY) for name in names)):
-        command = [*as_user(NOBODY), sys.executable, "-m", "hangwatch", "dump"]
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        command = [*as_user(NOBODY), *HANGWATCH, "dump"]
+        shown = finished(*command, check=True).stdout
     for name in names:
         assert shown.index("Groups, largest first") < shown.index(f"\n{name}\t")
         assert f"Job       {name}" in shown
@@ -566,7 +554,7 @@ def test_the_answer_on_one_job_is_there_while_the_next_is_looked_at() -> None:
     """
     names = [f"as-they-come-{os.getpid()}-{number}" for number in range(2)]
     with jobs_of((names[0], NOBODY)) as first, jobs_of((names[1], NOBODY)) as second:
-        command = [*as_user(NOBODY), sys.executable, "-m", "hangwatch", "dump", "--rounds", "2"]
+        command = [*as_user(NOBODY), *HANGWATCH, "dump", "--rounds", "2"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as dump:
             assert dump.stdout is not None
             told = next(line for line in dump.stdout if line.startswith("Job "))
@@ -593,10 +581,10 @@ def test_the_job_of_a_stranger_is_left_out_and_said(tmp_path: Path) -> None:
     ):
         try:
             assert theirs.stdout is not None and theirs.stdout.readline() == "up\n"
-            dumps = [*as_user(NOBODY), sys.executable, "-m", "hangwatch", "dump"]
-            done = subprocess.run(dumps, capture_output=True, text=True, timeout=60, check=True)
+            dumps = [*as_user(NOBODY), *HANGWATCH, "dump"]
+            done = finished(*dumps, check=True)
             selected = ["--pid", str(theirs.pid)]
-            refused = subprocess.run([*dumps, *selected], capture_output=True, text=True, timeout=60, check=False)
+            refused = finished(*dumps, *selected)
         finally:
             os.killpg(theirs.pid, signal.SIGKILL)
     assert (refused.returncode, refused.stdout) == (1, "")

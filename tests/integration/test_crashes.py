@@ -25,6 +25,7 @@ from hangwatch.probes.node import kmsg
 from hangwatch.probes.process import crash_artifacts, crash_artifacts_child, procfs
 from hangwatch.state import steps
 from hangwatch.state.board import Snapshot
+from tests.commands import finished
 from tests.conftest import wait_for
 from tests.integration import targets
 from tests.other_users import as_user, needs_root
@@ -470,7 +471,7 @@ def test_core_of_root_is_read_as_user_nobody(tmp_path: Path) -> None:
 def crash_artifacts_child_with(request: dict[str, object]) -> str:
     """Run the child process that reads crash artifacts. Return its output for this request."""
     command = [sys.executable, "-I", "-m", crash_artifacts_child.__name__]
-    return subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, timeout=60).stdout
+    return finished(*command, input=json.dumps(request)).stdout
 
 
 # --- hostile owners --------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from hangwatch.demo.playback import Outcome, Watcher, answer
 from hangwatch.demo.scenarios import SCENARIOS, Answer
 from hangwatch.formats import incident_file
 from hangwatch.model import JobState, RankId, Verdict
+from tests.commands import finished
 from tests.conftest import wait_for
 from tests.scenarios.names import assert_names_do_not_matter
 from tests.scenarios.stage import LookingDaemon
@@ -76,14 +77,14 @@ def test_a_healthy_look_alike_ends_without_a_page(name: str, tmp_path: Path) -> 
 
 def test_the_command_exits_0_and_says_which_rank_it_named(tmp_path: Path) -> None:
     options = ["--scenario", COMMAND_LINE, "--ranks", "4", "--seed", "5", "--keep", str(tmp_path / "state")]
-    done = subprocess.run([HANGWATCH, "demo", *options], capture_output=True, text=True, timeout=100)
+    done = finished(HANGWATCH, "demo", *options)
     assert (done.returncode, done.stderr) == (0, "")
     planted = SCENARIOS[COMMAND_LINE].planted_rank(4, 5)
     assert f"right: hangwatch paged and named rank {planted}; the demo blocked rank {planted}" in done.stdout
     report = re.search(r"^report: (.*)$", done.stdout, re.MULTILINE)
     assert Path(report[1]).read_text().lower().startswith("<!doctype html>")
     (again,) = re.findall(r"^again: (.*)$", done.stdout, re.MULTILINE)
-    shown = subprocess.run(shlex.split(again), capture_output=True, text=True, timeout=60, check=True).stdout
+    shown = finished(*shlex.split(again), check=True).stdout
     assert shown == Path(report[1]).with_name("report.txt").read_text()
     for command in ("explain", "merge"):  # as in the README
         answer = [HANGWATCH, command, Path(report[1]).parent, "--json"]

@@ -16,6 +16,7 @@ from hangwatch.demo import simulated_gpus
 from hangwatch.demo.phases import Phase, PhaseAge
 from hangwatch.demo.simulated_gpus import SimulatedGpus
 from hangwatch.demo.simulated_node import NodeError, SimulatedNode
+from tests.commands import finished
 from tests.conftest import wait_for
 
 RANKS = 3
@@ -52,7 +53,7 @@ def is_gone(pid: int) -> bool:
 
 def stack_of(pid: int) -> list[str]:
     """Return the names of the functions in all threads, innermost first."""
-    shown = subprocess.run([PY_SPY, "dump", "--pid", str(pid)], capture_output=True, text=True, check=True).stdout
+    shown = finished(PY_SPY, "dump", "--pid", pid, check=True).stdout
     return [line.split("(")[0].strip() for line in shown.splitlines() if line.startswith("    ")]
 
 

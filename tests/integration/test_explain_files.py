@@ -5,8 +5,6 @@ import os
 import pickle
 import shutil
 import string
-import subprocess
-import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -20,7 +18,7 @@ from hangwatch.model import Incident
 from hangwatch.report import text
 from hangwatch.report.folder import render_files
 from tests import samples
-from tests.commands import hangwatch
+from tests.commands import HANGWATCH, Finished, finished, hangwatch
 from tests.conftest import DATA
 from tests.other_users import as_user
 
@@ -28,7 +26,7 @@ LOG = "2026-11-22 12:00:02,100 INFO backward 812\n"
 SECRET = "ValueError: the password of root"
 
 
-def explain(*paths: Path | str) -> subprocess.CompletedProcess[str]:
+def explain(*paths: Path | str) -> Finished:
     return hangwatch("explain", *paths)
 
 
@@ -112,13 +110,7 @@ def test_what_its_reader_may_not_read_is_left_out_and_told(opened: Path) -> None
     (opened / "rank2").chmod(0o444)  # the names in it can be read, but nothing else
     (opened / "rank3" / "rank3.log").chmod(0)
     user = as_user(4001) if os.geteuid() == 0 else []
-    done = subprocess.run(
-        [*user, sys.executable, "-m", "hangwatch", "explain", str(opened)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = finished(*user, *HANGWATCH, "explain", opened)
     assert (done.returncode, done.stderr) == (0, "")
     said = " ".join(done.stdout.split())
     assert "rank 0 ends at 'INFO backward 812'" in said
@@ -184,9 +176,9 @@ def test_zip_is_not_read_as_text(tmp_path: Path) -> None:
     path = tmp_path / "dumps.zip"
     with zipfile.ZipFile(path, "w") as packed:
         packed.write(DATA / "explain" / "pgrep.txt")
-    command = [sys.executable, "-m", "hangwatch", "explain", "-"]
+    command = [*HANGWATCH, "explain", "-"]
     with path.open("rb") as file:
-        piped = subprocess.run(command, stdin=file, capture_output=True, text=True, timeout=120, check=False)
+        piped = finished(*command, stdin=file)
     for done in (explain(path), piped):
         assert done.returncode == 2
         assert "skipped, compressed" in done.stderr and "unzip" in done.stderr

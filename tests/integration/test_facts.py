@@ -1,21 +1,17 @@
 """The facts by which nodes are compared: these are the facts in `hangwatch check --json`."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 from hangwatch.checks.framework import node_facts
+from tests.commands import HANGWATCH, finished
 from tests.fake_driver import FakeDriver
 from tests.node_tree import NodeTree
 
 
 def test_versions_of_driver_and_firmware_and_the_gpus_by_model(fake_driver: FakeDriver) -> None:
     fake_driver.add("gpu 3 vbios 96.00.74.00.01")
-    done = subprocess.run(
-        [sys.executable, "-m", "hangwatch", "check", "memory_pressure", "--json"],
-        capture_output=True, text=True, timeout=60, env=fake_driver.environ,
-    )  # fmt: skip
+    done = finished(*HANGWATCH, "check", "memory_pressure", "--json", env=fake_driver.environ)
     told = json.loads(done.stdout)["facts"]["node"]
     assert told["driver"] == "570.86.15"
     assert told["cuda_of_driver"] == "12.8"

@@ -5,7 +5,6 @@ import os
 import shlex
 import stat
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from hangwatch.formats.incident_file import FEEDBACK_FILE, INCIDENT_FILE, MARKER
 from hangwatch.model import Feedback
 from hangwatch.store import Store
 from tests import robustness, samples, schemas
-from tests.commands import hangwatch
+from tests.commands import HANGWATCH, Finished, finished, hangwatch
 from tests.other_users import as_user, needs_root
 
 NOBODY, OWNER = 65534, 4242
@@ -39,12 +38,12 @@ class Node:
     def folder(self, name: str) -> Path:
         return self.root / "incidents" / self.folders[name]
 
-    def run(self, *arguments: str, before: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, before: tuple[str, ...] = ()) -> Finished:
         command = [*arguments, "--config", str(self.config)]
         if not before:
             return hangwatch(*command)
-        command = [*before, sys.executable, "-m", "hangwatch", *command]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        command = [*before, *HANGWATCH, *command]
+        return finished(*command)
 
     def judge(self, name: str, *arguments: str) -> None:
         done = self.run("verdict", self.folders[name], *arguments)

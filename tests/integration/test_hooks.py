@@ -4,8 +4,6 @@ The daemon runs them when a job hangs, and the report lists them. The daemon doe
 run.
 """
 
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from hangwatch import config
 from hangwatch.demo import playback
 from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.formats import incident_file
+from tests.commands import HANGWATCH, finished
 from tests.conftest import wait_for
 from tests.integration.test_daemon import quick_daemon
 
@@ -49,8 +48,6 @@ def test_a_job_that_hangs_calls_its_hook_and_the_report_tells_it(tmp_path: Path)
 def test_a_hook_that_cannot_be_is_refused_at_the_start(tmp_path: Path) -> None:
     path = tmp_path / "h.toml"
     path.write_text('[hooks]\non_hung = ["/usr/bin/env", "{jobid}"]\n')
-    done = subprocess.run(
-        [sys.executable, "-m", "hangwatch", "run", "--config", str(path)], capture_output=True, text=True
-    )
+    done = finished(*HANGWATCH, "run", "--config", path)
     assert done.returncode == 2
     assert f"{path}: [hooks]: on_hung[1]: '{{jobid}}'" in done.stderr

@@ -20,6 +20,8 @@ import pytest
 
 from hangwatch import store
 from tests import commands, samples
+from tests.commands import HANGWATCH, Finished, finished
+from tests.conftest import obeys_ctrl_c
 from tests.other_users import as_user, needs_root
 
 MEMORY_BYTES = 1 << 30  # address space for a command that only refuses its input
@@ -28,7 +30,7 @@ DEADLINE_SECONDS = 60
 USER = 4001
 
 
-def hangwatch(*arguments: str, output: int = subprocess.PIPE, **options: Any) -> subprocess.CompletedProcess[str]:
+def hangwatch(*arguments: str, output: int = subprocess.PIPE, **options: Any) -> Finished:
     """Run a command with bounded memory and CPU time. Fail if a signal ends it or if it reports a bug."""
     memory_bytes, cpu_seconds = options.pop("memory_bytes", MEMORY_BYTES), options.pop("cpu_seconds", DEADLINE_SECONDS)
 
@@ -240,18 +242,13 @@ def test_page_is_not_written_to_a_fifo_without_a_reader(kept: dict[str, str], tm
     for command in ("report", "explain", "merge"):
         refused(command, "--html", str(tmp_path / "page"), kept["INCIDENT"], says="a pipe without a reader")
         refused(command, "--html", "-", kept["INCIDENT"], says="give a file name", cwd=tmp_path)
-    done = subprocess.run(
-        ["bash", "-c", f"{sys.executable} -m hangwatch report --html >(cat >&2) {kept['INCIDENT']}; wait $!"],
-        capture_output=True,
-        check=True,
-        timeout=DEADLINE_SECONDS,
-    )
-    assert b"</html>" in done.stderr
+    command = f"{sys.executable} -m hangwatch report --html >(cat >&2) {kept['INCIDENT']}; wait $!"
+    assert "</html>" in finished("bash", "-c", command, check=True).stderr
 
 
 def test_a_configuration_that_the_shell_made_is_read() -> None:
     command = f'{sys.executable} -m hangwatch config --check <(printf "[http]\nport = 70000\n")'
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    done = finished("bash", "-c", command)
     assert done.returncode == 2
     assert ":2: [http]: port" in done.stderr, done.stderr
 
@@ -387,9 +384,7 @@ def test_a_full_disk_behind_standard_output(command: str, kept: dict[str, str]) 
 def test_a_full_disk_behind_standard_error() -> None:
     with Path("/dev/full").open("w") as full:
         for arguments in (("report", "/nowhere"), ("explain",), ("explain", "/nowhere")):
-            done = subprocess.run(
-                [sys.executable, "-m", "hangwatch", *arguments], stdout=full, stderr=full, check=False, timeout=60
-            )
+            done = subprocess.run([*HANGWATCH, *arguments], stdout=full, stderr=full, check=False, timeout=60)
             assert done.returncode == 2, arguments
 
 
@@ -406,14 +401,7 @@ def test_closed_standard_streams_are_not_reused_for_files(closed: tuple[int, ...
         (("explain", "--html", str(page), kept["INCIDENT"]), 0),
         (("explain", "-"), 2),
     ):
-        done = subprocess.run(
-            ["sh", "-c", f'exec "$@"{shut}', "sh", sys.executable, "-m", "hangwatch", *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=DEADLINE_SECONDS,
-        )
+        done = finished("sh", "-c", f'exec "$@"{shut}', "sh", *HANGWATCH, *arguments, stdin=subprocess.DEVNULL)
         assert (done.returncode, "this is a bug" in done.stderr) == (code, False), done.stderr
         assert bool(done.stdout) == (code == 0 and 1 not in closed)
     assert page.read_text().startswith("<!")
@@ -442,14 +430,8 @@ def test_ctrl_c_while_it_starts_leaves_no_traceback(module: str, code: int, says
     The console script and `python -m` start in the same module.
     """
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTED_AT.format(name=module))
-    done = subprocess.run(
-        [sys.executable, "-m", "hangwatch", "report", "/nowhere"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=DEADLINE_SECONDS,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a script's `&` ignores SIGINT
+    done = finished(
+        *HANGWATCH, "report", "/nowhere", env={**os.environ, "PYTHONPATH": str(tmp_path)}, preexec_fn=obeys_ctrl_c
     )
     assert (done.returncode, done.stderr) == (code, says)
     assert 'hangwatch = "hangwatch.__main__:main"' in (Path(__file__).parents[2] / "pyproject.toml").read_text()
@@ -458,14 +440,9 @@ def test_ctrl_c_while_it_starts_leaves_no_traceback(module: str, code: int, says
 def test_ctrl_c_ignored_by_the_parent_is_ignored(kept: dict[str, str], tmp_path: Path) -> None:
     """Ignore Ctrl-C if the parent process ignored it, as after `nohup` or `&` in a script."""
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTED_AT.format(name="click"))
-    done = subprocess.run(
-        ["sh", "-c", 'trap "" INT; exec "$@"', "sh", sys.executable, "-m", "hangwatch", "report", kept["INCIDENT"]],
-        capture_output=True,
-        check=False,
-        timeout=DEADLINE_SECONDS,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
+    ignoring = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *HANGWATCH]
+    done = finished(*ignoring, "report", kept["INCIDENT"], env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @needs_root
@@ -476,9 +453,7 @@ def test_a_working_directory_that_may_not_be_entered(command: str, tmp_path: Pat
     (tmp_path / "x").mkdir()
     opened = as_user(0)  # the interpreter is reachable; root opens the folder and enters it before it becomes the user
     for path in ("x", f"{tmp_path}/x"):
-        done = subprocess.run(
-            [*opened, "sh", "-c", f"{script} {command} {path}"], capture_output=True, text=True, check=False
-        )
+        done = finished(*opened, "sh", "-c", f"{script} {command} {path}")
         assert (done.returncode, done.stderr.count("hangwatch: ")) == (2, 1), done.stderr
         assert "this is a bug" not in done.stderr
 

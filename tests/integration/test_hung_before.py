@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.commands import HANGWATCH, finished
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.integration.test_page import DEPLOY, HUNG_POWER, alertmanager_config
@@ -110,8 +110,8 @@ def test_second_page_shows_that_it_happened_before_and_where(tmp_path: Path, fak
 
 
 def listed(daemon: RealDaemon, *arguments: str) -> str:
-    command = [sys.executable, "-m", "hangwatch", "incidents", *arguments, "--config", str(daemon.config)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    command = [*HANGWATCH, "incidents", *arguments, "--config", str(daemon.config)]
+    done = finished(*command)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -10,7 +10,6 @@ import os
 import shutil
 import socket
 import ssl
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +27,7 @@ from hangwatch.web import auth
 from hangwatch.web.http_server import ServeError, Server, prepare, usable_url
 from tests import samples
 from tests.certificates import make_authority, make_certificate
-from tests.commands import hangwatch, refused
+from tests.commands import finished, hangwatch, refused
 from tests.conftest import wait_for
 
 SECRET = "s3cret-of-alice"
@@ -370,7 +369,7 @@ def curl(*arguments: str) -> tuple[int, str]:
         "%{http_code}",
         *arguments,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = finished(*command)
     return done.returncode, done.stdout
 
 

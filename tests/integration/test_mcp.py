@@ -22,6 +22,7 @@ from hangwatch import store
 from hangwatch.cli import mcp_server
 from hangwatch.demo.simulated_node import SimulatedNode
 from tests import samples
+from tests.commands import HANGWATCH, finished
 from tests.conftest import wait_for
 from tests.dead_mount import dead_mount
 from tests.fake_driver import FakeDriver, h100
@@ -43,7 +44,7 @@ HELLO = {
 @contextlib.asynccontextmanager
 async def session(config: Path, *prefix: str) -> AsyncIterator[ClientSession]:
     """Start the server behind `prefix` and yield the session of a client that has greeted it."""
-    command = [*prefix, sys.executable, "-m", "hangwatch", "mcp", "--config", str(config)]
+    command = [*prefix, *HANGWATCH, "mcp", "--config", str(config)]
     server = StdioServerParameters(command=command[0], args=command[1:], cwd="/", env={"LD_LIBRARY_PATH": ""})
     async with stdio_client(server) as streams, ClientSession(*streams) as client:
         await client.initialize()
@@ -206,7 +207,7 @@ def test_only_the_protocol_is_on_stdout_and_no_process_outlives_the_client(kept:
         {"jsonrpc": "2.0", "method": "notifications/initialized"},
         *({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": arguments} for number in (2, 3)),
     ]
-    command = [sys.executable, "-m", "hangwatch", "mcp", "--config", str(kept)]
+    command = [*HANGWATCH, "mcp", "--config", str(kept)]
     with (
         dead_mount(folder),
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server,
@@ -237,19 +238,12 @@ def children_of(pid: int) -> list[int]:
 
 def test_without_the_sdk_it_exits_2_and_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "mcp.py").write_text("raise ImportError('No module named mcp')")
-    done = subprocess.run(
-        [sys.executable, "-m", "hangwatch", "mcp"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = finished(*HANGWATCH, "mcp", env={**os.environ, "PYTHONPATH": str(tmp_path)}, stdin=subprocess.DEVNULL)
     assert (done.returncode, done.stdout) == (2, "")
     assert "pip install 'mcp>=2.3,<3'" in done.stderr
 
 
 def test_other_commands_do_not_import_the_sdk() -> None:
     code = "import sys; from hangwatch.cli import main\ntry: main(['--help'])\nfinally: assert not {'mcp', 'pydantic'} & {*sys.modules}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = finished(sys.executable, "-c", code)
     assert done.returncode == 0, done.stderr

@@ -12,6 +12,7 @@ import pytest
 
 from hangwatch.probes.child import MOST_ABANDONED_OF_SHARE
 from hangwatch.probes.process import main_thread, process_memory, procfs
+from tests.commands import finished
 from tests.conftest import wait_for
 from tests.locked_memory_processes import polling
 
@@ -88,9 +89,7 @@ def test_ctrl_c_does_not_reach_the_memory_child() -> None:
         "os.killpg(0, signal.SIGINT)\n"
         "print(first, read())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], start_new_session=True, capture_output=True, text=True, check=False, timeout=60
-    )
+    done = finished(sys.executable, "-c", script, start_new_session=True)
     assert (done.stdout, done.stderr) == ("8 8\n", "")
 
 

@@ -13,7 +13,6 @@ import itertools
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ from typing import Any
 
 import pytest
 
+from tests.commands import HANGWATCH, Finished, finished
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.integration.test_dump_nodes import answer
@@ -166,8 +166,8 @@ class Fleet:
         """
         where = ["--nodes", "n[0-3]", "--via", "ssh", "--via-options", f"-F {self.ssh_config}", "--deadline", "60"]
         there = ["--remote-command", f"sh {self.remote}"]
-        command = [sys.executable, "-m", "hangwatch", "dump", *where, *there, *more, "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+        command = [*HANGWATCH, "dump", *where, *there, *more, "--json"]
+        done = finished(*command, timeout=200)
         told = answer(done)
         (job,) = [one for one in told["jobs"] if one["job"]["job_key"] == self.key(uid)]
         return told, job
@@ -290,10 +290,10 @@ def test_a_node_that_dies_with_its_daemon_is_one_page_that_names_it_and_its_rank
 
 
 def test_silence_by_the_owner_on_one_node_ends_the_page_of_its_job_only(fleet: Fleet) -> None:
-    def silence(uid: int, *arguments: str) -> subprocess.CompletedProcess[str]:
-        there = [*fleet.nodes["n0"].inside, *as_user(uid), sys.executable, "-m", "hangwatch", "silence"]
+    def silence(uid: int, *arguments: str) -> Finished:
+        there = [*fleet.nodes["n0"].inside, *as_user(uid), *HANGWATCH, "silence"]
         command = [*there, fleet.key(BOB), *arguments, "--config", str(fleet.daemons["n0"].config)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd="/")
+        return finished(*command, cwd="/")
 
     firing = 'ALERTS{alertname="HangwatchTrainingHung",alertstate="firing"}'
 

@@ -17,6 +17,7 @@ from hangwatch.model import CheckStatus, Fault, GpuSweep, SamplerStatus
 from hangwatch.probes.gpu.details import Details, GpuFabric, XidDetails
 from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.node.machine import Clock
+from tests.commands import finished
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100, uuid_of
 from tests.node_tree import Checked, NodeTree, values
@@ -490,7 +491,7 @@ except pynvml.NVMLError_LibRmVersionMismatch:
 
 def test_a_driver_that_answers_for_no_gpu_any_more_is_opened_anew(fake_driver: FakeDriver) -> None:
     program = [sys.executable, "-c", REOPEN, str(fake_driver.scenario)]
-    done = subprocess.run(program, env=fake_driver.environ, capture_output=True, text=True, timeout=60)
+    done = finished(*program, env=fake_driver.environ)
     assert done.stdout.splitlines() == ["8 0", "answers, so it is not opened anew", "0 8", "opened anew"], done.stderr
 
 
@@ -516,7 +517,7 @@ print(len(driver.sweep().gpus), len(driver.sweep().faults))
 
 def test_gpu_that_was_lost_at_the_start_is_found_in_half_a_minute(fake_driver: FakeDriver) -> None:
     program = [sys.executable, "-c", FIND, str(fake_driver.scenario)]
-    done = subprocess.run(program, env=fake_driver.environ, capture_output=True, text=True, timeout=60)
+    done = finished(*program, env=fake_driver.environ)
     assert done.stdout.splitlines() == ["7 1", "7 1", "8 0"], done.stderr
 
 

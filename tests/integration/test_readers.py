@@ -21,6 +21,7 @@ from hangwatch.model import Incident
 from hangwatch.probes.process import procfs
 from hangwatch.store import Store
 from tests import samples
+from tests.commands import HANGWATCH, Finished, finished
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.integration import targets
@@ -107,7 +108,7 @@ def attempt(place: Path, names: dict[int | None, str], uid: int, *groups: int) -
     home.mkdir(exist_ok=True)
     os.chown(home, uid, uid)
     command = [*as_user(uid, groups=groups), sys.executable, "-c", ATTEMPT, str(place / "state"), *names.values()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, "HOME": str(home)})
+    done = finished(*command, env={**os.environ, "HOME": str(home)})
     assert done.returncode == 0, done.stderr
     found: dict[str, object] = json.loads(done.stdout)
     return found
@@ -195,11 +196,11 @@ def test_the_commands_show_what_may_be_read(place: Path, uid: int, groups: tuple
     _, names = kept(place)
     config = place / "hangwatch.toml"
     config.write_text(f'[store]\ndirectory = "{place}/state"\n')
-    as_this = [*as_user(uid, groups=groups), sys.executable, "-m", "hangwatch"]
+    as_this = [*as_user(uid, groups=groups), *HANGWATCH]
 
-    def hangwatch(*arguments: str) -> subprocess.CompletedProcess[str]:
+    def hangwatch(*arguments: str) -> Finished:
         command = [*as_this, *arguments, "--config", str(config)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+        return finished(*command, cwd="/")
 
     listed = hangwatch("incidents", "--json")
     assert listed.returncode == 0, listed.stderr

@@ -20,6 +20,7 @@ from hangwatch.model import Verdict
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge
+from tests.commands import finished
 from tests.conftest import wait_for
 from tests.servers import free_port, require_host_name
 
@@ -70,9 +71,7 @@ def explained(folder: Path, how: str = "--nonblocking") -> Verdict:
     """Dump each rank, with the prefix `[host:rank]`. Return the verdict on the dumps."""
     lines, ranks = [], sorted(folder.glob("at-?"))
     for path in ranks:
-        done = subprocess.run(
-            [PYSPY, "dump", how, "--pid", path.read_text()], capture_output=True, text=True, timeout=60
-        )
+        done = finished(PYSPY, "dump", how, "--pid", path.read_text())
         prefix = f"[here:{path.name.removeprefix('at-')}]"
         lines += [prefix + line for line in (done.stdout + done.stderr).splitlines()]
     found = traces.collect([("dump.txt", lines)], world_size=len(ranks))

@@ -6,7 +6,6 @@ The whole chart and the fall of power must be visible.
 import html as escaping
 import json
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from msgspec.structs import replace
 from hangwatch.model import JobState, PowerSeries, TimelineEntry
 from hangwatch.report import html
 from tests import samples
+from tests.commands import finished
 from tests.servers import chromium
 
 PHONE_PIXELS = 375
@@ -59,7 +59,7 @@ def seen(tmp_path: Path, hung_seconds: int) -> dict[str, list[list[float]]]:
     (tmp_path / "around.html").write_text(AROUND % PHONE_PIXELS)
     page = (tmp_path / "around.html").as_uri()
     command = chromium(tmp_path, "--allow-file-access-from-files", "--dump-dom", page)
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    done = finished(*command, check=True)
     found = re.search(r"\{.*\}", done.stdout, re.DOTALL)
     assert found, done.stdout
     return json.loads(escaping.unescape(found[0]))  # type: ignore[no-any-return]

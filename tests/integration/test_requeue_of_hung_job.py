@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import finished
 from tests.conftest import wait_for
 from tests.fake_driver import HGX_ADDRESSES, FakeDriver, h100, uuid_of
 from tests.integration.test_requeue_over_slurm import SCRIPT, restarts, shown, start_now
@@ -42,11 +43,17 @@ def submit(folder: Path) -> str:
     torchrun = f"exec {sys.executable} -m torch.distributed.run --standalone --nproc-per-node=4"
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     environ.pop("RANK", None)
-    done = subprocess.run(
-        ["sbatch", "--parsable", "--requeue", "-N1", f"--output={folder}/job.log", "--wrap",
-         f"{torchrun} {JOBS}/stuck_on_a_fifo.py {folder}"],
-        env=environ, capture_output=True, text=True, check=True, timeout=30,
-    )  # fmt: skip
+    done = finished(
+        "sbatch",
+        "--parsable",
+        "--requeue",
+        "-N1",
+        f"--output={folder}/job.log",
+        "--wrap",
+        f"{torchrun} {JOBS}/stuck_on_a_fifo.py {folder}",
+        env=environ,
+        check=True,
+    )
     job = done.stdout.strip()
     wait_for(lambda: shown(job, "%T") == "RUNNING", "the job to run")
     return job

@@ -14,6 +14,7 @@ from hangwatch import config, hooks
 from hangwatch.model import JobState
 from hangwatch.model.recommended_action import ActionKind, RecommendedAction
 from tests import samples
+from tests.commands import finished
 from tests.conftest import wait_for
 from tests.slurm_nodes import ask, idle_slurm, needs_slurm
 
@@ -38,7 +39,7 @@ def claims(tmp_path: Path) -> Iterator[Path]:
 def submit(*options: str) -> str:
     """Submit a job that sleeps and wait until it runs. Return its number."""
     command = ["sbatch", "--parsable", "--requeue", "--output=/dev/null", *options, "--wrap", "sleep 600"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    done = finished(*command, check=True)
     number = done.stdout.strip()
     wait_for(lambda: "RUNNING" in shown(number, "%T"), "the job to run")
     return number

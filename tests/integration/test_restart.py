@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.formats import incident_file
 from hangwatch.model import JobState
+from tests.commands import HANGWATCH, Finished, finished
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.real_daemon import RealDaemon
@@ -133,10 +132,8 @@ def _incident(daemon: RealDaemon, job_id: str) -> str:
     return row["incident"]
 
 
-def _hangwatch(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "hangwatch", *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
+def _hangwatch(*arguments: str) -> Finished:
+    return finished(*HANGWATCH, *arguments)
 
 
 def test_corrupted_silences_do_not_stop_the_daemon(fake_driver: FakeDriver, tmp_path: Path) -> None:

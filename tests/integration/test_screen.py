@@ -7,7 +7,6 @@ import pty
 import re
 import struct
 import subprocess
-import sys
 import termios
 import threading
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from hangwatch.config import Http
 from hangwatch.state.status import CheckLine, Status
 from hangwatch.web.http_server import Server
 from tests import samples
+from tests.commands import HANGWATCH, finished
 from tests.other_users import needs_root
 
 
@@ -38,7 +38,7 @@ def in_terminal(
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
     chosen = {**inherited, "TERM": "xterm-256color", "PAGER": None, "LESS": None, **environ}
-    command = [*before, sys.executable, "-m", "hangwatch", *arguments]
+    command = [*before, *HANGWATCH, *arguments]
     env = {name: value for name, value in chosen.items() if value is not None}
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.STDOUT, env=env):
         os.close(theirs)
@@ -146,13 +146,7 @@ def test_what_is_longer_than_the_screen_goes_to_the_readers_pager(incident: str,
     assert not in_terminal("report", incident, rows=20, PAGER=str(pager), TERM="dumb").startswith("paged")
     assert not in_terminal("report", "--no-pager", incident, rows=20, PAGER=str(pager)).startswith("paged")
     assert not in_terminal("--no-pager", "report", incident, rows=20, PAGER=str(pager)).startswith("paged")
-    piped = subprocess.run(
-        [sys.executable, "-m", "hangwatch", "report", incident],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PAGER": str(pager), "LINES": "5"},
-    )
+    piped = finished(*HANGWATCH, "report", incident, check=True, env={**os.environ, "PAGER": str(pager), "LINES": "5"})
     assert not piped.stdout.startswith("paged")
 
 
@@ -202,7 +196,7 @@ def test_explain_says_what_it_reads_while_it_reads_and_leaves_no_trace_of_it(tmp
     stack = 'Process 9: python train.py\n\nThread 9 (idle): "MainThread"\n    wait (train.py:3)\n'
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 60, 0, 0))
-    command = [sys.executable, "-m", "hangwatch", "explain", "-"]
+    command = [*HANGWATCH, "explain", "-"]
     env = {**os.environ, "TERM": "xterm-256color"}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=theirs, env=env) as process:
         os.close(theirs)
@@ -223,7 +217,7 @@ def test_explain_says_what_it_reads_while_it_reads_and_leaves_no_trace_of_it(tmp
 
 
 def test_progress_line_is_absent_for_quick_steps_and_without_a_terminal(typed: dict[str, tuple[str, ...]]) -> None:
-    command = [sys.executable, "-m", "hangwatch", *typed["explain"]]
+    command = [*HANGWATCH, *typed["explain"]]
     assert subprocess.run(command, capture_output=True, check=True).stderr == b""
     with progress_line.shown(quiet_seconds=0.0) as now:
         now.say("reading")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -14,10 +13,11 @@ import pytest
 from hangwatch.selftest import launch
 from hangwatch.selftest.outcome import judge
 from tests import schemas
+from tests.commands import HANGWATCH, Finished, finished
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
-COMMAND = [sys.executable, "-m", "hangwatch", "selftest", "--python", sys.executable]
+COMMAND = [*HANGWATCH, "selftest", "--python", sys.executable]
 
 
 def planted(folder: Path, where: str, module: str, function: str, trouble: str) -> dict[str, str]:
@@ -48,8 +48,8 @@ def on_device(device: int) -> str:
     return f'"--device={device}" in sys.orig_argv'
 
 
-def run(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=380)
+def run(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> Finished:
+    return finished(*command, env=environ, timeout=380)
 
 
 def test_ranks_that_are_well_pass() -> None:

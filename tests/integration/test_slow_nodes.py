@@ -4,13 +4,13 @@ The clocks of the nodes are the clock of this machine. The error of each clock i
 """
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.commands import HANGWATCH, Finished, finished
 from tests.conftest import wait_for
 from tests.namespace_nodes import JobOverNodes, cluster, needs_namespaces, sshd_on
 from tests.ssh_nodes import needs_sshd
@@ -28,14 +28,12 @@ def test_node_with_a_late_rank_is_named_if_the_clocks_prove_it(tmp_path: Path) -
         ) as job,
     ):
 
-        def slow(clock_error: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        def slow(clock_error: str, *arguments: str) -> Finished:
             remote = tmp_path / "hangwatch-there"
             written = f's/"clock_error_seconds":[^,]*/"clock_error_seconds":{clock_error}/'
             remote.write_text(f"{sys.executable} -m hangwatch \"$@\" | sed '{written}'\n")
             command = [
-                sys.executable,
-                "-m",
-                "hangwatch",
+                *HANGWATCH,
                 "slow",
                 "--nodes",
                 "n[0-1]",
@@ -43,7 +41,7 @@ def test_node_with_a_late_rank_is_named_if_the_clocks_prove_it(tmp_path: Path) -
                 f"-F {ssh_config}",
             ]
             command += ["--remote-command", f"sh {remote}", *arguments]
-            return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+            return finished(*command)
 
         def order(clock_error: str) -> dict[str, Any]:
             done = slow(clock_error, "--json")

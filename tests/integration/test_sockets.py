@@ -5,7 +5,6 @@ import os
 import select
 import shutil
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 
 from hangwatch.probes.network import sockets
 from hangwatch.probes.process import main_thread, procfs
+from tests.commands import finished
 from tests.conftest import wait_for
 from tests.integration import targets
 
@@ -229,8 +229,6 @@ def test_connections_in_a_forbidden_network_namespace_are_listed(
         "found = sockets.read(int(sys.argv[1]), Path('/proc'))\n"
         "print(*(f'{one.inode} {one.carried_bytes}' for one in found.values()), sep=',')\n"
     )
-    seen = subprocess.run(
-        [sys.executable, "-c", code, str(pid)], capture_output=True, text=True, timeout=60, check=True
-    )
+    seen = finished(sys.executable, "-c", code, pid, check=True)
     rows = dict(row.split() for row in seen.stdout.strip().split(","))
     assert {rows.get(str(inode)) for inode in inodes} == {"None"}, rows

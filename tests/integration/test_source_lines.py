@@ -12,6 +12,7 @@ from msgspec import structs
 
 from hangwatch.model import Frame
 from hangwatch.probes.process import credentials, source_line, source_line_child
+from tests.commands import HANGWATCH, finished
 from tests.integration import targets
 from tests.other_users import needs_root
 
@@ -40,12 +41,9 @@ def open_for_all(path: Path) -> None:
 
 
 def test_dump_shows_the_line_at_which_a_process_is(tmp_path: Path) -> None:
-    dump = [sys.executable, "-m", "hangwatch", "dump"]
+    dump = [*HANGWATCH, "dump"]
     with targets.python(running(tmp_path / "program.py", tmp_path), tmp_path) as pid:
-        texts = [
-            subprocess.run([*dump, f"--pid={pid}", *more], capture_output=True, text=True, timeout=120).stdout
-            for more in ([], ["--full"], ["--json"])
-        ]
+        texts = [finished(*dump, f"--pid={pid}", *more).stdout for more in ([], ["--full"], ["--json"])]
         subprocess.run([*dump, f"--pid={pid}", "-o", str(tmp_path / "kept")], capture_output=True, timeout=120)
     assert f"program.py:6): {SLEEP}\n" in texts[0]
     assert f"program.py:6): {SLEEP}\n" in texts[1]

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from hangwatch.state.board import Board
 from hangwatch.state.steps import SaveIncident
 from hangwatch.store import Store, StoreTakenError
 from tests import samples
+from tests.commands import HANGWATCH, Finished, finished
 from tests.conftest import wait_for
 from tests.dead_mount import dead_mount
 from tests.integration.test_secrets_in_exceptions import DyingRank
@@ -200,8 +200,8 @@ def test_marker_is_listed_and_explained_to_a_reader(tmp_path: Path) -> None:
     assert "Traceback" not in listed.stderr + report.stderr
 
 
-def _hangwatch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _hangwatch(folder: Path, *arguments: str) -> Finished:
     chosen = folder / "hangwatch.toml"
     chosen.write_text(f'[store]\ndirectory = "{folder}"\n')
-    command = [sys.executable, "-m", "hangwatch", *arguments, "--config", str(chosen)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    command = [*HANGWATCH, *arguments, "--config", str(chosen)]
+    return finished(*command)

@@ -5,7 +5,6 @@ name.
 """
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from hangwatch import words
 from hangwatch.explain import traces
+from tests.commands import HANGWATCH, finished
 from tests.conftest import wait_for
 from tests.integration import targets
 from tests.unit.test_explain_stacks import explained
@@ -102,13 +102,7 @@ subprocess.run([sys.executable, {str(program)!r}, folder, {method!r}, {servers!r
         found = traces.collect((f"{pid}.txt", text) for pid, text in texts.items())
         ranks = [f"--pid={rank.id.pid}" for rank in found.ranks]
         live, of_parent, without_pid = (
-            subprocess.run(
-                [sys.executable, "-m", "hangwatch", "dump", *arguments],
-                capture_output=True,
-                text=True,
-                timeout=300,
-                check=False,
-            )
+            finished(*HANGWATCH, "dump", *arguments, timeout=300)
             for arguments in (ranks, [f"--pid={parent}", "--json"], [])
         )
     assert len(found.ranks) == 4, found.notes
@@ -129,5 +123,5 @@ subprocess.run([sys.executable, {str(program)!r}, folder, {method!r}, {servers!r
 
 def dump(pid: int) -> list[str]:
     pyspy = Path(sys.executable).parent / "py-spy"
-    done = subprocess.run([pyspy, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=60, check=False)
+    done = finished(pyspy, "dump", "--pid", pid)
     return (done.stdout or f"Process {pid}:\n{done.stderr}").splitlines()

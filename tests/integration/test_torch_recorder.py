@@ -26,6 +26,7 @@ from hangwatch.probes.torch_recorder import layouts, libraries, search, symbols,
 from hangwatch.probes.torch_recorder.progress_counters import ProgressCounters
 from hangwatch.report import as_json
 from hangwatch.stacks import activity
+from tests.commands import finished
 from tests.conftest import wait_for
 from tests.dead_mount import dying_mount
 from tests.integration import targets
@@ -131,7 +132,7 @@ def test_another_user_has_no_right_to_it(tmp_path: Path) -> None:
     )
     with targets.python(ALONE.format(more=""), tmp_path) as pid:
         command = [*as_user(NOBODY), sys.executable, "-c", code.format(pid=pid)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd="/")
+        done = finished(*command, check=True, cwd="/")
     assert "PermissionDenied" in done.stdout and "CAP_SYS_PTRACE" in done.stdout
 
 

@@ -24,6 +24,7 @@ from hangwatch.probes.process import procfs
 from hangwatch.store import Store
 from hangwatch.web.listener import Answer, Listener, Request, text
 from tests import samples
+from tests.commands import HANGWATCH, Finished, finished
 from tests.conftest import wait_for
 from tests.integration import targets
 from tests.other_users import as_user, needs_root
@@ -53,14 +54,14 @@ class Node(NamedTuple):
     socket: Path
     pids: dict[int, int]
 
-    def hangwatch(self, uid: int, *arguments: str, prefix: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    def hangwatch(self, uid: int, *arguments: str, prefix: tuple[str, ...] = ()) -> Finished:
         """Run a hangwatch command as this user. Its configuration names the user socket."""
         config = self.daemon.folder / "user.toml"
         config.write_text(
             f'[store]\ndirectory = "{self.daemon.state}"\n[http]\nport = 1\n[socket]\npath = "{self.socket}"\n'
         )
-        command = [*prefix, *as_user(uid), sys.executable, "-m", "hangwatch", *arguments, "--config", str(config)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+        command = [*prefix, *as_user(uid), *HANGWATCH, *arguments, "--config", str(config)]
+        return finished(*command, cwd="/")
 
     def get(self, uid: int, what: str) -> tuple[int, str]:
         """Send a request as this user. Return the status and the text of the response."""
@@ -74,7 +75,7 @@ connection.request("GET", {what!r})
 answer = connection.getresponse()
 print(answer.status, answer.read().decode())
 """
-        done = subprocess.run([*as_user(uid), sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        done = finished(*as_user(uid), sys.executable, "-c", code, check=True)
         status, _, words = done.stdout.partition(" ")
         return int(status), words
 

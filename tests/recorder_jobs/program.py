@@ -113,19 +113,16 @@ def halves(name: str) -> dist.ProcessGroup:
 # --- a rank that does not join ---------------------------------------------------------------------------------------
 
 
-def own_code() -> None:
-    steps(5)
-    if rank() == 2:
-        prepare_batch()
-    mark_arrival()
-    reduce()
+def in_thread(task: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that waits for a task of its executor."""
+    return lambda: concurrent.futures.ThreadPoolExecutor(1).submit(task).result()
 
 
-def thread_in_own_code() -> None:
-    """Rank 2 waits for a task of its executor, which is in the program's own code."""
-    steps(5)
-    if rank() == 2:
-        concurrent.futures.ThreadPoolExecutor(1).submit(prepare_batch).result()
+def before_reduce(count: int, blocked: dict[int, Callable[[], None]]) -> None:
+    """Make some steps. Then each rank in `blocked` blocks in its function, and the others wait for it."""
+    steps(count)
+    if rank() in blocked:
+        blocked[rank()]()
     mark_arrival()
     reduce()
 
@@ -141,14 +138,6 @@ def collective_in_threads() -> None:
 
 def wait_for_gradients() -> None:
     later().wait()
-
-
-def lock_in_own_code() -> None:
-    steps(5)
-    if rank() == 1:
-        read_metrics()
-    mark_arrival()
-    reduce()
 
 
 def fifo_beside_metrics() -> None:
@@ -170,33 +159,17 @@ def write_metrics() -> None:
             time.sleep(0.1)
 
 
-def thread_reads() -> None:
-    """Let a thread of rank 2 read 500 kB/s. Rank 2 waits for it, and the others wait for rank 2."""
-    steps(5)
-    if rank() == 2:
-        mark_arrival()
-        concurrent.futures.ThreadPoolExecutor(1).submit(read_slowly).result()
-    mark_arrival()
-    reduce()
-
-
 def read_slowly() -> None:
+    """Read 500 kB/s."""
+    mark_arrival()
     with Path("/dev/zero").open("rb", buffering=0) as file:
         while True:
             file.read(50_000)
             time.sleep(0.1)
 
 
-def thread_asks() -> None:
-    """Let a thread of rank 2 wait for a server outside the job. Rank 2 waits for it, and the others for rank 2."""
-    steps(5)
-    if rank() == 2:
-        concurrent.futures.ThreadPoolExecutor(1).submit(ask_server).result()
-    mark_arrival()
-    reduce()
-
-
 def ask_server() -> None:
+    """Wait for a server outside the job."""
     with socket.create_connection(("127.0.0.2", int(os.environ["SERVER"]))) as server:
         mark_arrival()
         server.recv(1)
@@ -359,14 +332,6 @@ def chain_of_groups() -> None:
     mark_arrival()
     reduce(tp)
     reduce(dp)
-
-
-def two_do_not_join() -> None:
-    steps(4)
-    if rank() in (1, 4):
-        prepare_batch()
-    mark_arrival()
-    reduce()
 
 
 def asleep_before_receiving() -> None:
@@ -701,14 +666,6 @@ def wrapped_over_a_rare_one() -> None:
     reduce(evaluation)
 
 
-def detail() -> None:
-    steps(3)
-    if rank() == 1:
-        prepare_batch()
-    mark_arrival()
-    reduce()
-
-
 def pipeline() -> None:
     """Let stages send and receive, which is not recorded. The last stage blocks in its own code."""
     steps(2)
@@ -716,15 +673,6 @@ def pipeline() -> None:
         prepare_batch()
     mark_arrival()
     dist.recv(torch.ones(1), src=rank() + 1)
-
-
-def other_node() -> None:
-    """Block rank 5. Only ranks 0 to 3 are captured."""
-    steps(3)
-    if rank() == 5:
-        prepare_batch()
-    mark_arrival()
-    reduce()
 
 
 # --- healthy ---------------------------------------------------------------------------------------------------------
@@ -776,6 +724,18 @@ def dump_when_asked() -> None:
             (FOLDER / f"dumped-{number}.new").write_text(asked)
             (FOLDER / f"dumped-{number}.new").rename(FOLDER / f"dumped-{number}")
         time.sleep(0.02)
+
+
+BEFORE_REDUCE = {
+    "own_code": (5, {2: prepare_batch}),
+    "thread_in_own_code": (5, {2: in_thread(prepare_batch)}),
+    "lock_in_own_code": (5, {1: read_metrics}),
+    "thread_reads": (5, {2: in_thread(read_slowly)}),
+    "thread_asks": (5, {2: in_thread(ask_server)}),
+    "two_do_not_join": (4, {1: prepare_batch, 4: prepare_batch}),
+    "detail": (3, {1: prepare_batch}),
+    "other_node": (3, {5: prepare_batch}),  # only ranks 0 to 3 are captured
+}
 
 
 def init() -> None:
@@ -845,5 +805,8 @@ if __name__ == "__main__" and (name := ordered()) and forked():
         library_threads.start_all(FOLDER)
     if "DUMPS" in os.environ:
         threading.Thread(target=dump_when_asked, daemon=True).start()
-    globals()[name]()
+    if name in BEFORE_REDUCE:
+        before_reduce(*BEFORE_REDUCE[name])
+    else:
+        globals()[name]()
     time.sleep(FOREVER)

@@ -31,7 +31,7 @@ def shard_into_memory(stage: Stage) -> Observed:
 
 def multipart_upload(stage: Stage) -> Observed:
     with taking(BYTES_PER_SECOND) as port:
-        stage.trouble("all", f"upload {port} 8 {SHARD_BYTES // 8}")
+        stage.trouble("all", f"upload-parts {port} 8 {SHARD_BYTES // 8}")
         return stage.until_resumed().observed()
 
 
@@ -122,44 +122,39 @@ def saves_behind_gpu(stage: Stage) -> Observed:
         return stage.until_page().observed()
 
 
-def _healthy(what: str, play: Callable[[Stage], Observed], states: str = LOOK, **options: Any) -> Neighbour:
+def _healthy(play: Callable[[Stage], Observed], states: str = LOOK, **options: Any) -> Neighbour:
     expected = Expected(states, pages_before=options.pop("pages_before", 0))
-    return Neighbour(what, play, expected, **options)
+    return Neighbour(play, expected, **options)
 
 
 def _hang(
-    what: str, play: Callable[[Stage], Observed], named: tuple[int, ...] = (), states: str = HANG, **options: Any
+    play: Callable[[Stage], Observed], named: tuple[int, ...] = (), states: str = HANG, **options: Any
 ) -> Neighbour:
-    return Neighbour(what, play, Expected(states, True, named, 100.0), **options)
+    return Neighbour(play, Expected(states, True, named, 100.0), **options)
 
 
 _LOOK_ALIKES = {
+    # twice rank 0 waits at the same place until it is told to go on, and the others wait for it
     "a pause that comes back": _healthy(
-        "twice rank 0 waits at the same place until it is told to go on, and the others wait for it",
         pause_that_comes_back,
         f"{HANG} → recovered( → training)? → quiet → suspected → hung → recovered",
         pages_before=1,
     ),
-    "slow fsync": _healthy("rank 0 is 12 s in fsync while the device writes 400 kB/s, the others wait", slow_fsync),
-    "shards into memory": _healthy("rank 0 receives 400 kB/s for 12 s, the others wait", shard_into_memory),
-    "multipart upload": _healthy(
-        "rank 0 uploads eight parts for 12 s, four at a time, each in a thread; the others wait", multipart_upload
-    ),
-    "evaluation with sleeps": _healthy(
-        "rank 0 evaluates for 12 s and sleeps in between, the others wait", evaluation_with_sleeps, ranks=4
-    ),
-    "an idle child": _healthy(
-        "rank 0 waits for a program that sleeps for 12 s and has no connection; the others wait for rank 0",
-        idle_child("exit"),
-    ),
-    "the output of an idle child": _healthy(
-        "the same, and rank 0 reads what that program will say", idle_child("output")
-    ),
+    # rank 0 is 12 s in fsync while the device writes 400 kB/s, the others wait
+    "slow fsync": _healthy(slow_fsync),
+    # rank 0 receives 400 kB/s for 12 s, the others wait
+    "shards into memory": _healthy(shard_into_memory),
+    # rank 0 uploads eight parts for 12 s, four at a time, each in a thread; the others wait
+    "multipart upload": _healthy(multipart_upload),
+    # rank 0 evaluates for 12 s and sleeps in between, the others wait
+    "evaluation with sleeps": _healthy(evaluation_with_sleeps, ranks=4),
+    # rank 0 waits for a program that sleeps for 12 s and has no connection; the others wait for rank 0
+    "an idle child": _healthy(idle_child("exit")),
+    # the same, and rank 0 reads what that program will say
+    "the output of an idle child": _healthy(idle_child("output")),
+    # rank 0 waits for its own worker, process or native thread, and that waits for 12 s; the others wait
     **{
-        f"a {way} that {task}": _healthy(
-            "rank 0 waits for its own worker, process or native thread, and that waits for 12 s; the others wait",
-            long_wait(way, task),
-        )
+        f"a {way} that {task}": _healthy(long_wait(way, task))
         for way, task in (
             ("loader", "asks"),
             ("loader", "sleeps"),
@@ -168,12 +163,12 @@ _LOOK_ALIKES = {
             ("client", "eventfd"),
         )
     },
-    "a person in a debugger": _healthy("rank 0 is at the prompt of pdb for 12 s, the others wait", in_a_debugger),
-    "training over, rank 0 uploads": _healthy(
-        "the others have ended; rank 0 keeps the job alive", over_but_uploads, "training → quiet → suspected → over"
-    ),
+    # rank 0 is at the prompt of pdb for 12 s, the others wait
+    "a person in a debugger": _healthy(in_a_debugger),
+    # the others have ended; rank 0 keeps the job alive
+    "training over, rank 0 uploads": _healthy(over_but_uploads, "training → quiet → suspected → over"),
+    # half of the ranks have no process for 16 s, the others wait for them to join
     "ranks that come late": _healthy(
-        "half of the ranks have no process for 16 s, the others wait for them to join",
         late_ranks,
         "suspected → stalled → recovered( → training)?",
         ranks=4,
@@ -185,53 +180,40 @@ LOOK_ALIKES = Crowd(
     "look-alikes at once", with_names(_LOOK_ALIKES), startup_hold_seconds=3.0, stalled_hold_seconds=12.0
 )
 
+# all at once rank 1 of each job waits for a loader worker that reads from storage that does not respond; the eleventh
+# job has another owner
 STORAGE_DIES = Crowd(
     "storage dies under eleven jobs",
     tuple(
-        _hang(
-            "all at once rank 1 of each job waits for a loader worker that reads from storage that does not respond"
-            + ("; this job has another owner" if number == 11 else ""),
-            give_order(1, "loader"),
-            (1,),
-            name="storage dies, one of 11 jobs",
-            is_apart=number == 11,
-        )
+        _hang(give_order(1, "loader"), (1,), name="storage dies, one of 11 jobs", is_apart=number == 11)
         for number in range(1, 12)
     ),
 )
 
 _HANGS = {
+    # 250 W at work, 140 W in the hang, and the line at 133 W: power alone would never tell
     "light job hangs over its line": _hang(
-        "250 W at work, 140 W in the hang, and the line at 133 W: power alone would never tell",
-        give_order(2, "lock"),
-        (2,),
-        "training → suspected → hung",
-        ranks=4,
-        shown=of_light_job,
+        give_order(2, "lock"), (2,), "training → suspected → hung", ranks=4, shown=of_light_job
     ),
+    # rank 2 waits for a lock, the others spin in C: the page waits for stalled_hold_seconds
     "victims with GPUs at 0 %": _hang(
-        "rank 2 waits for a lock, the others spin in C: the page waits for stalled_hold_seconds",
         give_order("all", "behind-gpu 2"),
         states="training → quiet → suspected → stalled",
         ranks=4,
         shown=at_zero_in_a_hang,
     ),
+    # rank 2 waits for a lock, the others loop in two lines of Python: the page waits for stalled_hold_seconds
     "victims that ask in Python": _hang(
-        "rank 2 waits for a lock, the others loop in two lines of Python: the page waits for stalled_hold_seconds",
         give_order("all", "poll-gpu 2"),
         states="training → quiet → suspected → (training → (quiet → )?suspected → )?stalled",
         ranks=4,
         shown=at_zero_in_a_hang,
     ),
-    "a request to a server that is gone": _hang(
-        "rank 1 sends a request that is not acknowledged, the others wait", whom_is_gone, (1,), ranks=4
-    ),
+    # rank 1 sends a request that is not acknowledged, the others wait
+    "a request to a server that is gone": _hang(whom_is_gone, (1,), ranks=4),
+    # rank 0 waits for its own worker, process or thread, and that never ends; the others wait
     **{
-        f"a {way} that {task} for good": _hang(
-            "rank 0 waits for its own worker, process or thread, and that never ends; the others wait",
-            wait_for_good(way, task),
-            (0,),
-        )
+        f"a {way} that {task} for good": _hang(wait_for_good(way, task), (0,))
         for way, task in (
             ("loader", "stops"),
             ("process", "opens"),
@@ -241,15 +223,12 @@ _HANGS = {
             ("circle", "-"),
         )
     },
+    # all ranks of this node are stopped, and those of another node wait for them
     "suspended, and ranks elsewhere": _hang(
-        "all ranks of this node are stopped, and those of another node wait for them",
-        give_order("all", "stop-all"),
-        states="training → quiet → suspected → suspended",
-        nodes=2,
+        give_order("all", "stop-all"), states="training → quiet → suspected → suspended", nodes=2
     ),
-    "a victim inside torch.save": _hang(
-        "rank 0 waits for its GPU in a call that saves; rank 2 is stuck in fsync", saves_behind_gpu, (2,), ranks=4
-    ),
+    # rank 0 waits for its GPU in a call that saves; rank 2 is stuck in fsync
+    "a victim inside torch.save": _hang(saves_behind_gpu, (2,), ranks=4),
 }
 HANGS = Crowd("hangs at once", with_names(_HANGS))
 

@@ -209,7 +209,6 @@ class PowerScenario:
     `trouble_at` is at or after the last progress of the last rank.
     """
 
-    what: str
     node: Node
     expected: tuple[Expected, ...]
     seconds: float
@@ -339,7 +338,6 @@ LIGHT_STALLS = "starting → training → suspected → stalled"
 
 
 def _hang(
-    what: str,
     node: Node,
     named: tuple[int, ...] = (),
     states: str = HANGS,
@@ -350,42 +348,36 @@ def _hang(
 ) -> PowerScenario:
     """Return the scenario of one job that hangs. The options are those of `PowerScenario`."""
     expected = Expected(states, True, named, within_seconds, pages_before)
-    return PowerScenario(what, node, (expected,), seconds, **options)
+    return PowerScenario(node, (expected,), seconds, **options)
 
 
 def _stuck(
-    what: str, rank: int, stuck: Doing | None, others: Doing = WAITS, work: Doing = TRAINS, **options: Any
+    rank: int, stuck: Doing | None, others: Doing = WAITS, work: Doing = TRAINS, **options: Any
 ) -> PowerScenario:
     """Return the scenario of one job in which all ranks wait for one, which is named. The options are those of `_hang`."""
-    return _hang(what, _after(HOUR, rank, stuck, others, work), (rank,), **options)
+    return _hang(_after(HOUR, rank, stuck, others, work), (rank,), **options)
 
 
 def _healthy(
-    what: str,
-    node: Node,
-    states: str = LOOKED_AT,
-    seconds: float = HOUR + 1200,
-    pages_before: int = 0,
-    **options: Any,
+    node: Node, states: str = LOOKED_AT, seconds: float = HOUR + 1200, pages_before: int = 0, **options: Any
 ) -> PowerScenario:
     """Return the scenario of one job that works, or will. The options are those of `PowerScenario`."""
-    return PowerScenario(what, node, (Expected(states, pages_before=pages_before),), seconds, **options)
+    return PowerScenario(node, (Expected(states, pages_before=pages_before),), seconds, **options)
 
 
-def _pause(what: str, odd: Doing, lasts: float = 480) -> PowerScenario:
+def _pause(odd: Doing, lasts: float = 480) -> PowerScenario:
     """Return the scenario of one job in which rank 0 does something else for some seconds."""
-    return _healthy(what, _between(HOUR, HOUR + lasts, 0, odd))
+    return _healthy(_between(HOUR, HOUR + lasts, 0, odd))
 
 
 PLAIN_RULE = Settings(detector=Detector(confirming_captures=1, quiet_fraction=0.0, low_power_ratio_of_limit=0.12))
 
 
-def _plain(watts: float, how: str = "", states: str = HANGS) -> PowerScenario:
-    """Return a hang in which every GPU draws `watts`. The limit of the plain rule is 84 W."""
+def _plain(watts: float, states: str = HANGS) -> PowerScenario:
+    """Return a hang in which every GPU draws `watts`. The limit of the plain rule is 84 W: 0.12 of 700 W."""
     stuck = replace(LOCKED, watts=watts, utilization_ratio=0.0)
     node = replace(_after(HOUR, 5, stuck, replace(WAITS, watts=watts)), idle_watts=68.0, noise_ratio=0.0)
-    what = f"low_power_ratio_of_limit = 0.12 of 700 W and quiet_fraction = 0; a hang at {watts:g} W{how}"
-    return _hang(what, node, (5,), states, settings=PLAIN_RULE)
+    return _hang(node, (5,), states, settings=PLAIN_RULE)
 
 
 # What a hang may have in common with others: states, the longest time to the page, and the length of the script.
@@ -400,42 +392,35 @@ _AT_START: dict[str, Any] = {
 _FOR_NODES: dict[str, Any] = {"within_seconds": 600.0, "seconds": HOUR, "trouble_at": 0.0}
 
 _HANG = {
-    "lock": _stuck("rank 5 waits for a lock", 5, LOCKED),
+    # rank 5 waits for a lock
+    "lock": _stuck(5, LOCKED),
+    # rank 5 waits for a lock; ten minutes later the collective times out, and all ranks end
     "a hang until its timeout": _hang(
-        "rank 5 waits for a lock; ten minutes later the collective times out, and all ranks end",
         Node(lambda gpu, t: TRAINS if t < HOUR else None if t >= HOUR + 600 else LOCKED if gpu == 5 else WAITS),
         (5,),
         f"{HANGS} → ended",
         seconds=HOUR + 700,
     ),
-    "lock, and its GPU reads 98 %": _stuck(
-        "rank 5 waits for a lock while a kernel that it started before waits for the others",
-        5,
-        replace(LOCKED, utilization_ratio=0.98),
-    ),
-    "stuck loader": _stuck("rank 2 waits for a data loader that gives nothing", 2, STUCK_LOADING),
-    "blocked in the driver": _stuck("rank 0 is blocked in D state", 0, IN_DRIVER),
-    "rank gone": _stuck("the process of rank 7 is gone, the others wait for it", 7, None),
-    "culprit elsewhere": _hang(
-        "all ranks of this node wait for another node, and nothing says that there is one", _after(HOUR, None, None)
-    ),
+    # rank 5 waits for a lock while a kernel that it started before waits for the others
+    "lock, and its GPU reads 98 %": _stuck(5, replace(LOCKED, utilization_ratio=0.98)),
+    # rank 2 waits for a data loader that gives nothing
+    "stuck loader": _stuck(2, STUCK_LOADING),
+    # rank 0 is blocked in D state
+    "blocked in the driver": _stuck(0, IN_DRIVER),
+    # the process of rank 7 is gone, the others wait for it
+    "rank gone": _stuck(7, None),
+    # all ranks of this node wait for another node, and nothing says that there is one
+    "culprit elsewhere": _hang(_after(HOUR, None, None)),
+    # all ranks wait for other nodes, of which none is left to say so: two minutes before the collective times out
     "culprit on a node that is gone": _hang(
-        "all ranks wait for other nodes, of which none is left to say so: two minutes before the collective times out",
-        replace(_after(HOUR, None, None), elsewhere=8),
-        states=WAITS_FOR_NODES,
-        within_seconds=495.0,
-        seconds=HOUR + 600,
+        replace(_after(HOUR, None, None), elsewhere=8), states=WAITS_FOR_NODES, within_seconds=495.0, seconds=HOUR + 600
     ),
-    "a rank of this node hangs, of a job on two nodes": _hang(
-        "rank 3 waits for a lock, the others for it: that is a hang of this node",
-        replace(_after(HOUR, 3, LOCKED), elsewhere=8),
-        (3,),
-    ),
-    "endless loop": _stuck(
-        "rank 4 loops in Python: it moves, so the page waits for stalled_hold_seconds", 4, SPINS, **_LATE
-    ),
+    # rank 3 waits for a lock, the others for it: that is a hang of this node
+    "a rank of this node hangs, of a job on two nodes": _hang(replace(_after(HOUR, 3, LOCKED), elsewhere=8), (3,)),
+    # rank 4 loops in Python: it moves, so the page waits for stalled_hold_seconds
+    "endless loop": _stuck(4, SPINS, **_LATE),
+    # rank 0 writes for 3 minutes, then its writes block
     "storage fails during a checkpoint": _hang(
-        "rank 0 writes for 3 minutes, then its writes block",
         Node(
             lambda gpu, t: (
                 TRAINS if t < HOUR else WAITS_AT_BARRIER if gpu else SAVES if t < HOUR + 180 else STUCK_SAVING
@@ -447,14 +432,10 @@ _HANG = {
         seconds=HOUR + 600,
         trouble_at=HOUR + 180,
     ),
-    "hang at start": _hang(
-        "rank 6 never joins; the job never drew any power",
-        Node(lambda gpu, _t: LOCKED if gpu == 6 else JOINS),
-        (6,),
-        **_AT_START,
-    ),
+    # rank 6 never joins; the job never drew any power
+    "hang at start": _hang(Node(lambda gpu, _t: LOCKED if gpu == 6 else JOINS), (6,), **_AT_START),
+    # 2 of 8 ranks never have a process, the others wait for them to join
     "ranks that never come": _hang(
-        "2 of 8 ranks never have a process, the others wait for them to join",
         Node(lambda gpu, _t: JOINS if gpu < 6 else None),
         (6, 7),
         "starting → suspected → stalled → hung",
@@ -462,8 +443,8 @@ _HANG = {
         seconds=2.5 * HOUR,
         trouble_at=0.0,
     ),
+    # two hours without requests; then rank 3 waits for a lock and all others for it, at the same power
     "a server that hangs in a request": _hang(
-        "two hours without requests; then rank 3 waits for a lock and all others for it, at the same power",
         Node(
             lambda gpu, t: (
                 LOCKED if gpu == 3 and t >= 2 * HOUR else AWAITS_BROADCAST if gpu or t >= 2 * HOUR else SERVES
@@ -475,11 +456,12 @@ _HANG = {
         seconds=4 * HOUR,
         trouble_at=2 * HOUR,
     ),
+    # rank 7 ends while all join
     "a rank that dies at the start": _hang(
-        "rank 7 ends while all join", Node(lambda gpu, t: JOINS if gpu < 7 or t < 60 else None), (7,), **_AT_START
+        Node(lambda gpu, t: JOINS if gpu < 7 or t < 60 else None), (7,), **_AT_START
     ),
+    # eleven jobs of two ranks; of each, rank 0 blocks in a read at the same second
     "eleven jobs, one dead file system": PowerScenario(
-        "eleven jobs of two ranks; of each, rank 0 blocks in a read at the same second",
         Node(
             lambda gpu, t: TRAINS if t < HOUR else WAITS if gpu % 2 else STUCK_READING,
             jobs=tuple((f"job-{number}", range(2 * number, 2 * number + 2)) for number in range(11)),
@@ -487,14 +469,12 @@ _HANG = {
         (Expected(HANGS, True, (0,)),) * 11,
         HOUR + 300,
     ),
+    # rank 5 waits for a lock; hangwatch is started again after four minutes, and after eight
     "hangwatch is started again in a hang": _hang(
-        "rank 5 waits for a lock; hangwatch is started again after four minutes, and after eight",
-        replace(_after(HOUR, 5, LOCKED), daemon=lambda t: max(0, int((t - HOUR) // 240))),
-        (5,),
-        seconds=HOUR + 700,
+        replace(_after(HOUR, 5, LOCKED), daemon=lambda t: max(0, int((t - HOUR) // 240))), (5,), seconds=HOUR + 700
     ),
+    # torchrun for two nodes; the other one never comes
     "a launcher that waits for another node": _hang(
-        "torchrun for two nodes; the other one never comes",
         Node(
             lambda _gpu, _t: MEETS,
             jobs=(("job", range(0)),),
@@ -503,14 +483,12 @@ _HANG = {
         states="starting → suspected → stalled",
         **_FOR_NODES,
     ),
+    # eight of sixteen ranks wait in the rendezvous; the other node never comes
     "ranks that wait for those of another node": _hang(
-        "eight of sixteen ranks wait in the rendezvous; the other node never comes",
-        Node(lambda _gpu, _t: JOINS, elsewhere=8),
-        states="starting → suspected → waits_elsewhere",
-        **_FOR_NODES,
+        Node(lambda _gpu, _t: JOINS, elsewhere=8), states="starting → suspected → waits_elsewhere", **_FOR_NODES
     ),
+    # after a minute of loading rank 3 waits for a lock, and the others wait for it in the first collective
     "hang in the first collective": _hang(
-        "after a minute of loading rank 3 waits for a lock, and the others wait for it in the first collective",
         Node(lambda gpu, t: STARTS if t < 60 else LOCKED if gpu == 3 else WAITS),
         (3,),
         HANGS_AT_START,
@@ -518,9 +496,10 @@ _HANG = {
         seconds=HOUR,
         trouble_at=60.0,
     ),
-    "light job hangs": _stuck("a job that drew 250 of 700 W; waiting ranks draw 120 W", 5, LOCKED, work=LIGHT),
+    # a job that drew 250 of 700 W; waiting ranks draw 120 W
+    "light job hangs": _stuck(5, LOCKED, work=LIGHT),
+    # A100 of 400 W: 330 W at work, 86 W waiting
     "small cards hang": _hang(
-        "A100 of 400 W: 330 W at work, 86 W waiting",
         replace(
             _after(HOUR, 1, replace(IN_DRIVER, watts=68.0), replace(WAITS, watts=86.0), replace(TRAINS, watts=330.0)),
             limit_watts=lambda _t: 400.0,
@@ -528,106 +507,76 @@ _HANG = {
         ),
         (1,),
     ),
+    # H20 of 400 W: 118 W in the hang
     "waiting at 29 % of the limit": _hang(
-        "H20 of 400 W: 118 W in the hang",
         replace(
             _after(HOUR, 3, replace(LOCKED, watts=90.0), replace(WAITS, watts=118.0), replace(TRAINS, watts=380.0)),
             limit_watts=lambda _t: 400.0,
         ),
         (3,),
     ),
-    "GPU lost, and the job hangs on it": _hang(
-        "GPU 3 falls off the bus; rank 3 blocks in the driver", _gpu_lost(IN_DRIVER, WAITS), (3,)
-    ),
-    "victims at module level": _stuck(
-        "rank 5 waits for a lock; the others spin behind NCCL in `.item()` of a program without functions",
-        5,
-        LOCKED,
-        ITEM_IN_MODULE,
-    ),
-    "victims in main": _stuck("the same, in `main`", 5, LOCKED, ITEM_IN_MAIN),
-    "victims that poll the host": _stuck(
-        "the same, and the kernels of the victims poll through a network proxy: 0.8 GB/s over PCIe",
-        5,
-        LOCKED,
-        POLLS_THE_HOST,
-    ),
-    "victims in update": _stuck("the same, in `update` of `learn`", 5, LOCKED, ITEM_IN_UPDATE),
-    "victims with GPUs at 0 %": _hang(
-        "the same in `main`, and nothing tells them from ranks that compute: the page waits for stalled_hold_seconds",
-        _after(HOUR, 5, LOCKED, SPINS_AT_ZERO),
-        **_LATE,
-    ),
+    # GPU 3 falls off the bus; rank 3 blocks in the driver
+    "GPU lost, and the job hangs on it": _hang(_gpu_lost(IN_DRIVER, WAITS), (3,)),
+    # rank 5 waits for a lock; the others spin behind NCCL in `.item()` of a program without functions
+    "victims at module level": _stuck(5, LOCKED, ITEM_IN_MODULE),
+    # the same, in `main`
+    "victims in main": _stuck(5, LOCKED, ITEM_IN_MAIN),
+    # the same, and the kernels of the victims poll through a network proxy: 0.8 GB/s over PCIe
+    "victims that poll the host": _stuck(5, LOCKED, POLLS_THE_HOST),
+    # the same, in `update` of `learn`
+    "victims in update": _stuck(5, LOCKED, ITEM_IN_UPDATE),
+    # the same in `main`, and nothing tells them from ranks that compute: the page waits for stalled_hold_seconds
+    "victims with GPUs at 0 %": _hang(_after(HOUR, 5, LOCKED, SPINS_AT_ZERO), **_LATE),
+    # rank 0 waits for its GPU in a call that logs; rank 3 asks a server that is gone
     "a victim inside add_scalar": _hang(
-        "rank 0 waits for its GPU in a call that logs; rank 3 asks a server that is gone",
-        Node(lambda gpu, t: TRAINS if t < HOUR else {0: ADDS_SCALAR, 3: PEER_GONE}.get(gpu, WAITS)),
-        (3,),
+        Node(lambda gpu, t: TRAINS if t < HOUR else {0: ADDS_SCALAR, 3: PEER_GONE}.get(gpu, WAITS)), (3,)
     ),
+    # rank 0 waits for its GPU in a call that saves; rank 3 is stuck in fsync
     "a victim inside torch.save": _hang(
-        "rank 0 waits for its GPU in a call that saves; rank 3 is stuck in fsync",
         Node(lambda gpu, t: TRAINS if t < HOUR else {0: SAVES_BEHIND_GPU, 3: STUCK_SYNCING}.get(gpu, ITEM_IN_MAIN)),
         (3,),
     ),
+    # rank 0 waits for its GPU in a call that logs; no rank of this node blocks the job
     "a victim inside add_scalar, the culprit elsewhere": _hang(
-        "rank 0 waits for its GPU in a call that logs; no rank of this node blocks the job",
-        Node(lambda gpu, t: TRAINS if t < HOUR else ADDS_SCALAR if gpu == 0 else WAITS),
+        Node(lambda gpu, t: TRAINS if t < HOUR else ADDS_SCALAR if gpu == 0 else WAITS)
     ),
-    "a request without a timeout": _stuck(
-        "rank 0 asks a server that never answers, and is blocked: the page waits for stalled_hold_seconds",
-        0,
-        AWAITS_SERVER,
-        **_LATE,
-    ),
-    "two jobs, one hangs": PowerScenario(
-        "rank 2 of one job waits for a lock; the other job trains",
-        _two_jobs(),
-        (Expected(HANGS, True, (2,)), Expected(TRAINS_ON)),
-        HOUR + 300,
-    ),
+    # rank 0 asks a server that never answers, and is blocked: the page waits for stalled_hold_seconds
+    "a request without a timeout": _stuck(0, AWAITS_SERVER, **_LATE),
+    # rank 2 of one job waits for a lock; the other job trains
+    "two jobs, one hangs": PowerScenario(_two_jobs(), (Expected(HANGS, True, (2,)), Expected(TRAINS_ON)), HOUR + 300),
+    # 250 W at work, 140 W in the hang, and the line at 133 W: power alone would never tell
     "light job hangs over its line": _stuck(
-        "250 W at work, 140 W in the hang, and the line at 133 W: power alone would never tell",
-        5,
-        replace(LOCKED, watts=140.0),
-        replace(WAITS, watts=140.0),
-        LIGHT,
-        states=LIGHT_HANGS,
-        within_seconds=150.0,
+        5, replace(LOCKED, watts=140.0), replace(WAITS, watts=140.0), LIGHT, states=LIGHT_HANGS, within_seconds=150.0
     ),
-    "victims that ask in Python": _hang(
-        "rank 5 waits for a lock; the others ask in two lines of Python whether their collective is over: they seem to move,"
-        " until two more captures find them there, and the page waits for stalled_hold_seconds from then on",
-        _after(HOUR, 5, LOCKED, ASKS_GPU),
-        **_AFTER_LOOKS,
-    ),
-    "victims that ask in Python, their GPUs at 0 %": _hang(
-        "the same, and the driver says that nothing runs on their GPUs",
-        _after(HOUR, 5, LOCKED, ASKS_GPU_AT_ZERO),
-        **_AFTER_LOOKS,
-    ),
+    # rank 5 waits for a lock; the others ask in two lines of Python whether their collective is over: they seem to
+    # move, until two more captures find them there, and the page waits for stalled_hold_seconds from then on
+    "victims that ask in Python": _hang(_after(HOUR, 5, LOCKED, ASKS_GPU), **_AFTER_LOOKS),
+    # the same, and the driver says that nothing runs on their GPUs
+    "victims that ask in Python, their GPUs at 0 %": _hang(_after(HOUR, 5, LOCKED, ASKS_GPU_AT_ZERO), **_AFTER_LOOKS),
+    # a job of 250 W; its ranks ask in Python at 140 W, and no line tells
     "victims that ask, over the line of their job": _hang(
-        "a job of 250 W; its ranks ask in Python at 140 W, and no line tells",
         _after(HOUR, 5, replace(LOCKED, watts=140.0), replace(ASKS_GPU, watts=140.0), LIGHT),
         states=LIGHT_STALLS,
         within_seconds=1450.0,
         seconds=HOUR + 1800,
     ),
+    # a job of 250 W; its ranks spin at 140 W with their GPUs at 0 %: only captures minutes apart tell
     "spinning at 0 %, over the line of their job": _hang(
-        "a job of 250 W; its ranks spin at 140 W with their GPUs at 0 %: only captures minutes apart tell",
         _after(HOUR, None, None, replace(SPINS_AT_ZERO, watts=140.0), LIGHT),
         states=LIGHT_STALLS,
         within_seconds=1700.0,
         seconds=HOUR + 1800,
     ),
+    # a job of 130 W, and 120 W in the hang: its power proves nothing, and only captures up to an hour apart can tell
     "lightest job hangs": _hang(
-        "a job of 130 W, and 120 W in the hang: its power proves nothing, and only captures up to an hour apart can tell",
         _after(2 * HOUR, 5, replace(LOCKED, watts=115.0), ITEM_IN_MAIN, LIGHTEST),
         states="starting → suspected → training → suspected → stalled",
         within_seconds=2.5 * HOUR,
         seconds=6 * HOUR,
         trouble_at=2 * HOUR,
     ),
+    # a job that never drew more than 150 W, and 120 W in the hang: only a capture can tell
     "very light job hangs": _hang(
-        "a job that never drew more than 150 W, and 120 W in the hang: only a capture can tell",
         _after(2 * HOUR, 5, LOCKED, work=VERY_LIGHT),
         (5,),
         "starting → suspected → training → suspected → hung",
@@ -636,125 +585,94 @@ _HANG = {
         trouble_at=2 * HOUR,
     ),
     **{f"plain rule, {watts:g} W": _plain(watts) for watts in (71.0, 72.0, 75.0, 84.0)},
-    "plain rule, 85 W": _plain(85.0, ", which is above the threshold: a light capture is taken", LIGHT_HANGS),
+    # above the threshold: a light capture is taken
+    "plain rule, 85 W": _plain(85.0, LIGHT_HANGS),
 }
 
 _HEALTHY = {
+    # all ranks are stopped (scontrol suspend, gang scheduling), then go on
     "suspended for two hours": _healthy(
-        "all ranks are stopped (scontrol suspend, gang scheduling), then go on",
         _between(HOUR, 3 * HOUR, None, STOPPED, STOPPED),
         "starting → training → quiet → suspected → suspended → recovered → training",
         seconds=3 * HOUR + 300,
     ),
-    "light evaluation": _healthy(
-        "after an hour at 600 W, three hours at 350 W: flat, and under three quarters",
-        _after(HOUR, None, None, replace(TRAINS, watts=350.0)),
-        TRAINS_ON,
-        seconds=4 * HOUR,
-    ),
+    # after an hour at 600 W, three hours at 350 W: flat, and under three quarters
+    "light evaluation": _healthy(_after(HOUR, None, None, replace(TRAINS, watts=350.0)), TRAINS_ON, seconds=4 * HOUR),
+    # once an hour all ranks of this node wait 5 minutes for a rank of another node that saves
     "checkpoints on another node, again and again": _healthy(
-        "once an hour all ranks of this node wait 5 minutes for a rank of another node that saves",
         Node(lambda gpu, t: TRAINS if t % HOUR < HOUR - 300 else WAITS_AT_BARRIER, elsewhere=8),
         "starting → (training → quiet → suspected → waits_elsewhere → recovered) x2"
         " → training → quiet → suspected → waits_elsewhere",
         seconds=3 * HOUR,
     ),
-    "long checkpoint": _pause("rank 0 writes for 10 minutes, the others wait", SAVES, 600),
-    "slow fsync": _pause("rank 0 is in fsync for 4 minutes while the device writes, the others wait", SYNCS, 240),
+    # rank 0 writes for 10 minutes, the others wait
+    "long checkpoint": _pause(SAVES, 600),
+    # rank 0 is in fsync for 4 minutes while the device writes, the others wait
+    "slow fsync": _pause(SYNCS, 240),
+    # reinforcement learning: 6 minutes of training, then rank 0 waits 4 minutes for a server, the others for it
     "generation over HTTP": _healthy(
-        "reinforcement learning: 6 minutes of training, then rank 0 waits 4 minutes for a server, the others for it",
         Node(lambda gpu, t: TRAINS if t % 600 < 360 else AWAITS_SERVER if gpu == 0 else WAITS),
         WAITS_AGAIN,
         seconds=2 * HOUR,
     ),
-    "remote evaluation": _pause("rank 0 waits 8 minutes for ssh, the others for it", AWAITS_SSH),
-    "shards into memory": _pause("rank 0 receives 400 kB/s for 8 minutes, the others wait", RECEIVES),
-    "multipart upload": _pause(
-        "rank 0 waits 8 minutes for threads that upload the parts of a file, the others wait", UPLOADS_PARTS
-    ),
-    "an idle child": _pause(
-        "rank 0 waits 8 minutes for sbatch --wait, which sleeps; the others for it", AWAITS_EVALUATION
-    ),
-    "a person in a debugger": _pause("rank 0 is at the prompt of pdb for 8 minutes, the others wait", DEBUGGED),
-    "asks every two seconds": _pause("rank 0 sleeps until a file is there, for 8 minutes, the others wait", ASKS_AGAIN),
-    "evaluation with sleeps": _pause(
-        "rank 0 evaluates for 8 minutes and sleeps in between, the others wait", EVALUATES_SLOWLY
-    ),
-    "training over, all linger": _healthy(
-        "the process group is destroyed, and no rank ends", _after(HOUR, None, None, LINGERS), IS_OVER, seconds=3 * HOUR
-    ),
+    # rank 0 waits 8 minutes for ssh, the others for it
+    "remote evaluation": _pause(AWAITS_SSH),
+    # rank 0 receives 400 kB/s for 8 minutes, the others wait
+    "shards into memory": _pause(RECEIVES),
+    # rank 0 waits 8 minutes for threads that upload the parts of a file, the others wait
+    "multipart upload": _pause(UPLOADS_PARTS),
+    # rank 0 waits 8 minutes for sbatch --wait, which sleeps; the others for it
+    "an idle child": _pause(AWAITS_EVALUATION),
+    # rank 0 is at the prompt of pdb for 8 minutes, the others wait
+    "a person in a debugger": _pause(DEBUGGED),
+    # rank 0 sleeps until a file is there, for 8 minutes, the others wait
+    "asks every two seconds": _pause(ASKS_AGAIN),
+    # rank 0 evaluates for 8 minutes and sleeps in between, the others wait
+    "evaluation with sleeps": _pause(EVALUATES_SLOWLY),
+    # the process group is destroyed, and no rank ends
+    "training over, all linger": _healthy(_after(HOUR, None, None, LINGERS), IS_OVER, seconds=3 * HOUR),
+    # the others have ended; rank 0 keeps the pod alive for two hours
     "training over, rank 0 uploads": _healthy(
-        "the others have ended; rank 0 keeps the pod alive for two hours",
-        Node(lambda gpu, t: TRAINS if t < HOUR else UPLOADS if gpu == 0 else None),
-        IS_OVER,
-        seconds=3 * HOUR,
+        Node(lambda gpu, t: TRAINS if t < HOUR else UPLOADS if gpu == 0 else None), IS_OVER, seconds=3 * HOUR
     ),
+    # 90 s each, shorter than the hold
     "checkpoints every half hour": _healthy(
-        "90 s each, shorter than the hold",
         Node(lambda gpu, t: TRAINS if t < 600 or t % 1800 >= 90 else (WAITS_AT_BARRIER if gpu else SAVES)),
         DIPS,
         seconds=3 * HOUR,
     ),
-    "evaluation on one rank": _pause("rank 0 evaluates for 8 minutes, the others wait", EVALUATES),
+    # rank 0 evaluates for 8 minutes, the others wait
+    "evaluation on one rank": _pause(EVALUATES),
+    # 20 minutes at 160 W
     "evaluation on all ranks": _healthy(
-        "20 minutes at 160 W", _between(HOUR, HOUR + 1200, None, EVALUATES, EVALUATES), TAUGHT, seconds=HOUR + 1800
+        _between(HOUR, HOUR + 1200, None, EVALUATES, EVALUATES), TAUGHT, seconds=HOUR + 1800
     ),
+    # eight of sixteen ranks wait for the others in the rendezvous
     "a node that joins after 8 minutes": _healthy(
-        "eight of sixteen ranks wait for the others in the rendezvous",
         Node(lambda _gpu, t: TRAINS if t >= 480 else JOINS, elsewhere=8),
         "starting → suspected → waits_elsewhere → recovered → training",
         seconds=HOUR,
     ),
-    "first-step compile on one rank": _healthy(
-        "rank 0 compiles for 10 minutes before the first step, the others wait for it",
-        _startup(600, COMPILES, WAITS_AT_BARRIER),
-        TRAINS_ON,
-        seconds=HOUR,
-    ),
-    "a model that is mapped": _healthy(
-        "all ranks read their model through mmap for 6 minutes: one line, no call, page faults in D state",
-        _startup(360, READS_MAPPED, READS_MAPPED),
-        TRAINS_ON,
-        seconds=HOUR,
-    ),
-    "first-step compile": _healthy(
-        "all ranks compile for 25 minutes before the first step",
-        _startup(1500, COMPILES, COMPILES),
-        TRAINS_LATER,
-        seconds=HOUR,
-    ),
-    "rank 0 prepares data": _healthy(
-        "for 90 minutes before the first step, the others wait for it",
-        _startup(5400, STARTS, WAITS_AT_BARRIER),
-        JOINS_LATE,
-        seconds=2 * HOUR,
-    ),
+    # rank 0 compiles for 10 minutes before the first step, the others wait for it
+    "first-step compile on one rank": _healthy(_startup(600, COMPILES, WAITS_AT_BARRIER), TRAINS_ON, seconds=HOUR),
+    # all ranks read their model through mmap for 6 minutes: one line, no call, page faults in D state
+    "a model that is mapped": _healthy(_startup(360, READS_MAPPED, READS_MAPPED), TRAINS_ON, seconds=HOUR),
+    # all ranks compile for 25 minutes before the first step
+    "first-step compile": _healthy(_startup(1500, COMPILES, COMPILES), TRAINS_LATER, seconds=HOUR),
+    # for 90 minutes before the first step, the others wait for it
+    "rank 0 prepares data": _healthy(_startup(5400, STARTS, WAITS_AT_BARRIER), JOINS_LATE, seconds=2 * HOUR),
+    # after an hour: 2 s of work for every 20 s of loading
     "starved but moving loader": _healthy(
-        "after an hour: 2 s of work for every 20 s of loading",
-        Node(lambda _gpu, t: TRAINS if t < HOUR or t % 22 < 2 else LOADS),
-        TAUGHT,
-        seconds=2 * HOUR,
+        Node(lambda _gpu, t: TRAINS if t < HOUR or t % 22 < 2 else LOADS), TAUGHT, seconds=2 * HOUR
     ),
-    "pipeline bubbles": _healthy(
-        "each stage works 5 s and waits 3 s, in turns",
-        _cycle((TRAINS, 5), (WAITS, 3), shift_seconds=1),
-        TRAINS_ON,
-        seconds=HOUR,
-    ),
-    "deep pipeline bubbles": _healthy(
-        "each stage works 4 s and waits 4 s, in turns: half of the GPUs wait at any time, but never the same ones",
-        _cycle((TRAINS, 4), (WAITS, 4), shift_seconds=1),
-        DIPS,
-        seconds=HOUR,
-    ),
-    "gradient accumulation": _healthy(
-        "100 s of compute, then 25 s of all_reduce at 150 W",
-        _cycle((TRAINS, 100), (replace(WAITS, watts=150.0), 25)),
-        DIPS,
-        seconds=HOUR,
-    ),
+    # each stage works 5 s and waits 3 s, in turns
+    "pipeline bubbles": _healthy(_cycle((TRAINS, 5), (WAITS, 3), shift_seconds=1), TRAINS_ON, seconds=HOUR),
+    # each stage works 4 s and waits 4 s, in turns: half of the GPUs wait at any time, but never the same ones
+    "deep pipeline bubbles": _healthy(_cycle((TRAINS, 4), (WAITS, 4), shift_seconds=1), DIPS, seconds=HOUR),
+    # 100 s of compute, then 25 s of all_reduce at 150 W
+    "gradient accumulation": _healthy(_cycle((TRAINS, 100), (replace(WAITS, watts=150.0), 25)), DIPS, seconds=HOUR),
+    # four ranks are done and exit; the other job trains
     "two jobs, one ends": PowerScenario(
-        "four ranks are done and exit; the other job trains",
         Node(
             lambda gpu, t: TRAINS if gpu >= 4 or t < HOUR + 3 else None,
             jobs=(("ends", range(4)), ("trains", range(4, 8))),
@@ -762,27 +680,24 @@ _HEALTHY = {
         (Expected(ENDS), Expected(TRAINS_ON)),
         HOUR + 300,
     ),
+    # rank 0 writes the last checkpoint for 60 s, then all exit
     "a job that ends": _healthy(
-        "rank 0 writes the last checkpoint for 60 s, then all exit",
         Node(lambda gpu, t: TRAINS if t < HOUR else None if t > HOUR + 60 else WAITS_AT_BARRIER if gpu else SAVES),
         ENDS,
         seconds=HOUR + 300,
     ),
-    "elastic restart": _healthy(
-        "the launcher replaces all ranks; they start up for 10 minutes",
-        _restarts(600),
-        "starting → training → ended → starting → training",
-    ),
-    "power capping": _healthy("the limit falls from 700 to 310 W, and with it the power", _capped(300), TRAINS_ON),
-    "power emergency": _healthy("the limit falls from 700 to 206 W", _capped(200), TAUGHT, seconds=2 * HOUR),
+    # the launcher replaces all ranks; they start up for 10 minutes
+    "elastic restart": _healthy(_restarts(600), "starting → training → ended → starting → training"),
+    # the limit falls from 700 to 310 W, and with it the power
+    "power capping": _healthy(_capped(300), TRAINS_ON),
+    # the limit falls from 700 to 206 W
+    "power emergency": _healthy(_capped(200), TAUGHT, seconds=2 * HOUR),
+    # gradients go over 10 Gb/s: one line for minutes behind a GPU at 120 W, and 2.4 GB/s over PCIe
     "a network that became slow": _healthy(
-        "gradients go over 10 Gb/s: one line for minutes behind a GPU at 120 W, and 2.4 GB/s over PCIe",
-        Node(lambda _gpu, t: TRAINS if t < HOUR else REDUCES_SLOWLY),
-        TAUGHT,
-        seconds=4 * HOUR,
+        Node(lambda _gpu, t: TRAINS if t < HOUR else REDUCES_SLOWLY), TAUGHT, seconds=4 * HOUR
     ),
+    # GPU 6 at 250 W, the others wait for it a third of the time
     "one GPU slower than the rest": _healthy(
-        "GPU 6 at 250 W, the others wait for it a third of the time",
         Node(
             lambda gpu, t: (
                 replace(TRAINS, watts=250.0) if gpu == 6 else TRAINS if t % 9 < 6 else replace(WAITS, watts=200.0)
@@ -791,105 +706,90 @@ _HEALTHY = {
         DIPS,
         seconds=HOUR,
     ),
-    "readings of one GPU lost": _healthy(
-        "GPU 3 can no longer be read; the job trains on", _gpu_lost(TRAINS, TRAINS), TRAINS_ON
-    ),
+    # GPU 3 can no longer be read; the job trains on
+    "readings of one GPU lost": _healthy(_gpu_lost(TRAINS, TRAINS), TRAINS_ON),
+    # no sample for 10 minutes; the job trains on
     "driver silent": _healthy(
-        "no sample for 10 minutes; the job trains on",
-        Node(lambda _gpu, _t: TRAINS, silent=lambda t: HOUR <= t < HOUR + 600),
-        f"{TRAINS_ON} → unknown → training",
+        Node(lambda _gpu, _t: TRAINS, silent=lambda t: HOUR <= t < HOUR + 600), f"{TRAINS_ON} → unknown → training"
     ),
-    "light fine-tuning": _healthy("250 of 700 W", Node(lambda _gpu, _t: LIGHT), TRAINS_ON, seconds=2 * HOUR),
-    "very light fine-tuning": _healthy(
-        "150 of 700 W from the first minute", Node(lambda _gpu, _t: VERY_LIGHT), TRAINS_LATER, seconds=4 * HOUR
-    ),
-    "lightest fine-tuning": _healthy(
-        "130 of 700 W, flat", Node(lambda _gpu, _t: LIGHTEST), TRAINS_LATER, seconds=4 * HOUR
-    ),
+    # 250 of 700 W
+    "light fine-tuning": _healthy(Node(lambda _gpu, _t: LIGHT), TRAINS_ON, seconds=2 * HOUR),
+    # 150 of 700 W from the first minute
+    "very light fine-tuning": _healthy(Node(lambda _gpu, _t: VERY_LIGHT), TRAINS_LATER, seconds=4 * HOUR),
+    # 130 of 700 W, flat
+    "lightest fine-tuning": _healthy(Node(lambda _gpu, _t: LIGHTEST), TRAINS_LATER, seconds=4 * HOUR),
+    # the same, and once it has begun each rank is nine tenths of the time at the line where it waits for its GPU
     "lightest fine-tuning, mostly at one line": _healthy(
-        "the same, and once it has begun each rank is nine tenths of the time at the line where it waits for its GPU",
         Node(lambda gpu, t: LIGHTEST if t < 1000 or crc32(f"{gpu} {t}".encode()) % 10 == 0 else LIGHTEST_AT_ITEM),
         "starting → suspected → (training → suspected → stalled → recovered) x6 → training",
         seconds=4 * HOUR,
     ),
+    # 15 minutes of numpy after an hour: looks like a wait in Python, and ends before it pages
     "all ranks compute on CPU in two lines": _healthy(
-        "15 minutes of numpy after an hour: looks like a wait in Python, and ends before it pages",
         _between(HOUR, HOUR + 900, None, RESAMPLES, RESAMPLES),
         "starting → training → quiet → suspected → training → suspected → stalled → recovered → training",
         seconds=2 * HOUR,
     ),
+    # 5 of 8 ranks have no process for 20 minutes (an image is pulled), the others wait for them to join
     "ranks that come late": _healthy(
-        "5 of 8 ranks have no process for 20 minutes (an image is pulled), the others wait for them to join",
         Node(lambda gpu, t: TRAINS if t >= 1210 else JOINS if gpu < 3 else STARTS if t >= 1200 else None),
         JOINS_LATE,
         seconds=HOUR,
     ),
+    # 5 of 8 ranks have no process until the stacks of the others are taken, and prepare for 15 s
     "ranks that come while the others are looked at": _healthy(
-        "5 of 8 ranks have no process until the stacks of the others are taken, and prepare for 15 s",
         Node(lambda gpu, t: TRAINS if t >= 918 else JOINS if gpu < 3 else STARTS if t >= 903 else None),
         JOINS_LATE,
         seconds=HOUR,
     ),
+    # 2 of 8 ranks download for 25 minutes before they join
     "ranks that prepare longer": _healthy(
-        "2 of 8 ranks download for 25 minutes before they join",
-        Node(lambda gpu, t: TRAINS if t >= 1500 else JOINS if gpu < 6 else STARTS),
-        JOINS_LATE,
-        seconds=HOUR,
+        Node(lambda gpu, t: TRAINS if t >= 1500 else JOINS if gpu < 6 else STARTS), JOINS_LATE, seconds=HOUR
     ),
+    # rank 0 waits for requests, the others for rank 0; none comes for three hours
     "inference server under torchrun": _healthy(
-        "rank 0 waits for requests, the others for rank 0; none comes for three hours",
-        Node(lambda gpu, _t: AWAITS_BROADCAST if gpu else SERVES),
-        TRAINS_LATER,
-        seconds=3 * HOUR,
+        Node(lambda gpu, _t: AWAITS_BROADCAST if gpu else SERVES), TRAINS_LATER, seconds=3 * HOUR
     ),
-    "a server of its own": _healthy(
-        "an unknown server without a launcher's name or a known frame: its ranks wait on a listening socket",
-        Node(lambda _gpu, _t: SERVES_ITSELF),
-        TRAINS_LATER,
-        seconds=3 * HOUR,
-    ),
-    "rollouts on other GPUs": _healthy(
-        "reinforcement learning: 6 minutes of training, then 4 minutes of waiting for rollouts",
-        _cycle((TRAINS, 360), (AWAITS_ROLLOUTS, 240)),
-        WAITS_AGAIN,
-        seconds=2 * HOUR,
-    ),
+    # an unknown server without a launcher's name or a known frame: its ranks wait on a listening socket
+    "a server of its own": _healthy(Node(lambda _gpu, _t: SERVES_ITSELF), TRAINS_LATER, seconds=3 * HOUR),
+    # reinforcement learning: 6 minutes of training, then 4 minutes of waiting for rollouts
+    "rollouts on other GPUs": _healthy(_cycle((TRAINS, 360), (AWAITS_ROLLOUTS, 240)), WAITS_AGAIN, seconds=2 * HOUR),
 }
 
 _PAUSES_AGAIN = {state: f" → training → quiet → suspected → {state}" for state in ("hung", "stalled")}
 _PAUSE = {
+    # reinforcement learning, 24 hours: every 10 minutes rank 0 waits 4 for a server elsewhere, the others for it
     "a generation server, again and again": _healthy(
-        "reinforcement learning, 24 hours: every 10 minutes rank 0 waits 4 for a server elsewhere, the others for it",
         _pauses(AWAITS_GENERATION, 240, 600),
         "starting → (training → quiet → suspected → hung → recovered) x143" + _PAUSES_AGAIN["hung"],
         seconds=DAY,
         pages_before=1,
         trouble_at=DAY,
     ),
+    # 24 hours: every half hour rank 0 waits 5 minutes for an idle child that evaluates elsewhere
     "a remote evaluation, again and again": _healthy(
-        "24 hours: every half hour rank 0 waits 5 minutes for an idle child that evaluates elsewhere",
         _pauses(AWAITS_EVALUATION, 300, 1800),
         "starting → (training → quiet → suspected → stalled → recovered) x47" + _PAUSES_AGAIN["stalled"],
         seconds=DAY,
         trouble_at=DAY,
     ),
+    # 24 hours: every hour rank 0 is 4 minutes in an fsync of which nothing can be seen to flow
     "a slow fsync, again and again": _healthy(
-        "24 hours: every hour rank 0 is 4 minutes in an fsync of which nothing can be seen to flow",
         _pauses(IN_FSYNC, 240, 3600),
         "starting → (training → quiet → suspected → hung → recovered) x23" + _PAUSES_AGAIN["hung"],
         seconds=DAY,
         pages_before=1,
         trouble_at=DAY,
     ),
+    # 24 hours: every half hour rank 0 asks for a file every 2 seconds, for 5 minutes
     "polling, again and again": _healthy(
-        "24 hours: every half hour rank 0 asks for a file every 2 seconds, for 5 minutes",
         _pauses(POLLS, 300, 1800),
         "starting → (training → quiet → suspected → stalled → recovered) x47" + _PAUSES_AGAIN["stalled"],
         seconds=DAY,
         trouble_at=DAY,
     ),
+    # after 12 hours of 4 minutes in every 10 the generation server does not answer any more
     "hang where it has paused": _hang(
-        "after 12 hours of 4 minutes in every 10 the generation server does not answer any more",
         _pauses(AWAITS_GENERATION, 240, 600, hang=(0, AWAITS_GENERATION)),
         (0,),
         "starting → (training → quiet → suspected → hung → recovered) x72" + _PAUSES_AGAIN["hung"],
@@ -898,8 +798,8 @@ _PAUSE = {
         pages_before=1,
         trouble_at=NOON,
     ),
+    # after 12 hours of 4 minutes in every 10 rank 1 waits for a lock
     "hang elsewhere": _hang(
-        "after 12 hours of 4 minutes in every 10 rank 1 waits for a lock",
         _pauses(AWAITS_GENERATION, 240, 600, hang=(1, LOCKED)),
         (1,),
         "starting → (training → quiet → suspected → hung → recovered) x72" + _PAUSES_AGAIN["hung"],

@@ -48,7 +48,6 @@ class ProcessScenario:
     the permitted times are long.
     """
 
-    what: str
     run: Run
     expected: tuple[Expected, ...]
     name: str = ""
@@ -58,12 +57,12 @@ class ProcessScenario:
         return truth_of(self.expected)
 
 
-def _hang(what: str, run: Run, named: tuple[int, ...] = (), states: str = HANG) -> ProcessScenario:
-    return ProcessScenario(what, run, (Expected(states, True, named, 100.0),))
+def _hang(run: Run, named: tuple[int, ...] = (), states: str = HANG) -> ProcessScenario:
+    return ProcessScenario(run, (Expected(states, True, named, 100.0),))
 
 
-def _healthy(what: str, run: Run, states: str = LOOK) -> ProcessScenario:
-    return ProcessScenario(what, run, (Expected(states),))
+def _healthy(run: Run, states: str = LOOK) -> ProcessScenario:
+    return ProcessScenario(run, (Expected(states),))
 
 
 def demo(name: str) -> Run:
@@ -130,7 +129,7 @@ def over(directory: Path) -> tuple[Observed, ...]:
 
 
 def first_compile(directory: Path) -> tuple[Observed, ...]:
-    node = SimulatedNode(RANKS, worker=WORKER, first_order="all compile 7")
+    node = SimulatedNode(RANKS, worker=WORKER, first_order="all compile-model 7")
     with staged(settings(directory, startup_hold_seconds=3.0), node) as (stage,):
         stage.until(JobState.SUSPECTED)
         return (stage.until_resumed().observed(),)
@@ -266,142 +265,87 @@ _DEMO_STATES = {
 
 def _demo(name: str, scenario: Scenario) -> ProcessScenario:
     """Return the row of a scenario of `hangwatch demo`."""
-    what = f"one rank {scenario.what}" if scenario.target == "one" else scenario.what.removesuffix(" (healthy)")
     named = (scenario.planted_rank(8, 1),) if scenario.right_answer is Answer.NAMES_PLANTED else ()
     pages = scenario.right_answer in (Answer.NAMES_PLANTED, Answer.NAMES_NOBODY)
     expected = Expected(_DEMO_STATES.get(name, HANG), pages, named, 100.0)
-    return ProcessScenario(what, demo(name), (expected,), f"demo: {name}")
+    return ProcessScenario(demo(name), (expected,), f"demo: {name}")
 
 
 DEMO_SCENARIOS = tuple(_demo(name, scenario) for name, scenario in DEMOS.items())
 
 _ROWS = {
-    "two jobs, one hangs": ProcessScenario(
-        "a rank of one job waits for a lock; the other job trains",
-        two_jobs,
-        (Expected(HANG, True, (1,), 100.0), Expected("training")),
-    ),
-    "hang at start": _hang("rank 3 waits for a lock before the first step", hang_at_start, (3,), "suspected → hung"),
-    "GPU lost, and the job hangs on it": _hang(
-        "GPU 2 can no longer be read, and its rank gets stuck", lost_gpu_hangs, (2,)
-    ),
-    "victims in a function of any name": _hang(
-        "rank 3 waits for a lock; the others spin in one C call without the GIL, their GPUs at 100 %",
-        given("behind-gpu 3", pages=True),
-        (3,),
-    ),
+    # a rank of one job waits for a lock; the other job trains
+    "two jobs, one hangs": ProcessScenario(two_jobs, (Expected(HANG, True, (1,), 100.0), Expected("training"))),
+    # rank 3 waits for a lock before the first step
+    "hang at start": _hang(hang_at_start, (3,), "suspected → hung"),
+    # GPU 2 can no longer be read, and its rank gets stuck
+    "GPU lost, and the job hangs on it": _hang(lost_gpu_hangs, (2,)),
+    # rank 3 waits for a lock; the others spin in one C call without the GIL, their GPUs at 100 %
+    "victims in a function of any name": _hang(given("behind-gpu 3", pages=True), (3,)),
+    # rank 1 waits for its GPU, rank 2 asks every half second, the others wait in a barrier
     "a GPU hangs, and another rank asks for its result": _hang(
-        "rank 1 waits for its GPU, rank 2 asks every half second, the others wait in a barrier",
-        gpu_hangs,
-        (2,),
-        "training → quiet → suspected → stalled",
+        gpu_hangs, (2,), "training → quiet → suspected → stalled"
     ),
+    # rank 0 waits for its GPU in add_scalar; rank 3 asks a server that does not answer
     "a victim that logs": _hang(
-        "rank 0 waits for its GPU in add_scalar; rank 3 asks a server that does not answer",
-        given("log-behind-gpu 3 {port}", pages=True),
-        (3,),
-        "training → quiet → suspected → stalled",
+        given("log-behind-gpu 3 {port}", pages=True), (3,), "training → quiet → suspected → stalled"
     ),
-    "generation over HTTP": _healthy(
-        "rank 0 waits 9 s for a server outside of the job, the others wait for rank 0", given("wait-for-server {port}")
-    ),
+    # rank 0 waits 9 s for a server outside of the job, the others wait for rank 0
+    "generation over HTTP": _healthy(given("wait-for-server {port}")),
+    # a thread of rank 3 opens a FIFO without a writer, and rank 3 waits for it; the others wait for their GPUs
     **{
-        f"a thread blocked in open, awaited by a {way}": _hang(
-            "a thread of rank 3 opens a FIFO without a writer, and rank 3 waits for it; the others wait for their GPUs",
-            given(f"open-in 3 {way} {{fifo}}", pages=True),
-            (3,),
-        )
+        f"a thread blocked in open, awaited by a {way}": _hang(given(f"open-in 3 {way} {{fifo}}", pages=True), (3,))
         for way in AWAITS
     },
-    **{
-        f"generation over HTTP, awaited by a {way}": _healthy(
-            "a thread of rank 0 waits 9 s for a server outside of the job, the others wait for rank 0",
-            given(f"ask-in {way} {{port}}"),
-        )
-        for way in AWAITS
-    },
-    "a child awaited by an event loop": _healthy(
-        "rank 0 waits 9 s for a child process under asyncio, the others wait for rank 0", given("await-child-in-loop 7")
-    ),
-    "remote evaluation": _healthy(
-        "rank 0 waits 9 s for a child that is connected to another node, the others wait for rank 0",
-        given("wait-for-child {port}"),
-    ),
-    "asks every two seconds": _healthy(
-        "rank 0 sleeps for 2 s, again and again for 12 s, the others wait; rounds 2.5 s apart", asks_again
-    ),
-    "sleeps until it wakes": _healthy(
-        "rank 0 sleeps once for 8 s, the others wait; the stalled hold is 6 s", given("sleep-once 6")
-    ),
-    "polls for a file that never comes": _hang(
-        "rank 0 sleeps for 1 s again and again, the others wait for it",
-        polls_for_file,
-        (0,),
-        "training → quiet → suspected → stalled → hung",
-    ),
+    # a thread of rank 0 waits 9 s for a server outside of the job, the others wait for rank 0
+    **{f"generation over HTTP, awaited by a {way}": _healthy(given(f"ask-in {way} {{port}}")) for way in AWAITS},
+    # rank 0 waits 9 s for a child process under asyncio, the others wait for rank 0
+    "a child awaited by an event loop": _healthy(given("await-child-in-loop 7")),
+    # rank 0 waits 9 s for a child that is connected to another node, the others wait for rank 0
+    "remote evaluation": _healthy(given("wait-for-child {port}")),
+    # rank 0 sleeps for 2 s, again and again for 12 s, the others wait; rounds 2.5 s apart
+    "asks every two seconds": _healthy(asks_again),
+    # rank 0 sleeps once for 8 s, the others wait; the stalled hold is 6 s
+    "sleeps until it wakes": _healthy(given("sleep-once 6")),
+    # rank 0 sleeps for 1 s again and again, the others wait for it
+    "polls for a file that never comes": _hang(polls_for_file, (0,), "training → quiet → suspected → stalled → hung"),
+    # rank 3 opens a FIFO without a writer, the others wait for it; in each rank a thread writes 200 kB/s
     "a hang beside threads that write metrics": _hang(
-        "rank 3 opens a FIFO without a writer, the others wait for it; in each rank a thread writes 200 kB/s",
-        given("open-beside-metrics 3 {fifo}", pages=True, stalled_hold_seconds=600.0),
-        (3,),
+        given("open-beside-metrics 3 {fifo}", pages=True, stalled_hold_seconds=600.0), (3,)
     ),
-    "a thread reads for its rank": _healthy(
-        "rank 0 waits 9 s for a thread that reads 500 kB/s, the others wait for rank 0", given("await-reader 7")
-    ),
-    "readings of one GPU lost": _healthy(
-        "the driver can no longer read GPU 2; the job trains on", lost_readings, "training"
-    ),
-    "evaluation on one rank": _healthy(
-        "rank 0 evaluates for 8 s, the others wait in a barrier", given("evaluate-on-one 6")
-    ),
-    "suspended for some seconds": _healthy(
-        "all ranks are stopped, as by scontrol suspend, and continued after more than the stalled hold",
-        suspended,
-        "training → quiet → suspected → suspended → recovered",
-    ),
-    "training over, all linger": _healthy(
-        "the ranks close their connections and sleep; none ends", over, "training → quiet → suspected → over"
-    ),
-    "independent workers read a dead file": _hang(
-        "ranks without a connection to each other all open a file that does not respond",
-        given("read-dead-file {fifo}", pages=True),
-    ),
+    # rank 0 waits 9 s for a thread that reads 500 kB/s, the others wait for rank 0
+    "a thread reads for its rank": _healthy(given("await-reader 7")),
+    # the driver can no longer read GPU 2; the job trains on
+    "readings of one GPU lost": _healthy(lost_readings, "training"),
+    # rank 0 evaluates for 8 s, the others wait in a barrier
+    "evaluation on one rank": _healthy(given("evaluate-on-one 6")),
+    # all ranks are stopped, as by scontrol suspend, and continued after more than the stalled hold
+    "suspended for some seconds": _healthy(suspended, "training → quiet → suspected → suspended → recovered"),
+    # the ranks close their connections and sleep; none ends
+    "training over, all linger": _healthy(over, "training → quiet → suspected → over"),
+    # ranks without a connection to each other all open a file that does not respond
+    "independent workers read a dead file": _hang(given("read-dead-file {fifo}", pages=True)),
+    # three ranks have ended; rank 2 opens a file that does not respond
     "the last worker reads a dead file": _hang(
-        "three ranks have ended; rank 2 opens a file that does not respond",
-        given("end-but-read {fifo} 2", pages=True),
-        states="training → quiet( → training → quiet)? → suspected → hung",
+        given("end-but-read {fifo} 2", pages=True), states="training → quiet( → training → quiet)? → suspected → hung"
     ),
-    "starved but moving loader": _healthy(
-        "two batches take 6 s each; the loaders read all the time",
-        given("starve 2"),
-        "training → quiet → suspected → training(.*training)?",
-    ),
-    "first-step compile": _healthy(
-        "all ranks compile for 9 s before the first step", first_compile, "suspected → (training|stalled → recovered)"
-    ),
-    "a job that ends": _healthy("all ranks exit", job_ends, "training( → quiet)? → ended"),
-    "elastic restart": _healthy(
-        "the launcher replaces all ranks", elastic_restart, "training( → quiet)?( → ended)? → training"
-    ),
-    "inference server without requests": _healthy(
-        "spawned workers of a server hold GPUs and wait", inference_server, ""
-    ),
-    "a server of one's own without requests": _healthy(
-        "a parent accepts, two workers with RANK in their environment hold GPUs and read from a pipe of it",
-        own_server,
-        "suspected → training",
-    ),
-    "a server with a queue, without requests": _healthy(
-        "a parent accepts; two workers wait at one queue of it, one polls shared memory",
-        queue_server,
-        "suspected → training",
-    ),
-    "a rank in a debugger": _healthy(
-        "a person has attached gdb to rank 1, the others wait for it",
-        in_gdb,
-        "training → quiet → suspected → suspended",
-    ),
-    "a hung job that is killed": _hang(
-        "rank 2 waits for a lock; after the page all ranks get SIGKILL", killed_after_hang, (2,), f"{HANG} → ended"
-    ),
+    # two batches take 6 s each; the loaders read all the time
+    "starved but moving loader": _healthy(given("starve 2"), "training → quiet → suspected → training(.*training)?"),
+    # all ranks compile for 9 s before the first step
+    "first-step compile": _healthy(first_compile, "suspected → (training|stalled → recovered)"),
+    # all ranks exit
+    "a job that ends": _healthy(job_ends, "training( → quiet)? → ended"),
+    # the launcher replaces all ranks
+    "elastic restart": _healthy(elastic_restart, "training( → quiet)?( → ended)? → training"),
+    # spawned workers of a server hold GPUs and wait
+    "inference server without requests": _healthy(inference_server, ""),
+    # a parent accepts, two workers with RANK in their environment hold GPUs and read from a pipe of it
+    "a server of one's own without requests": _healthy(own_server, "suspected → training"),
+    # a parent accepts; two workers wait at one queue of it, one polls shared memory
+    "a server with a queue, without requests": _healthy(queue_server, "suspected → training"),
+    # a person has attached gdb to rank 1, the others wait for it
+    "a rank in a debugger": _healthy(in_gdb, "training → quiet → suspected → suspended"),
+    # rank 2 waits for a lock; after the page all ranks get SIGKILL
+    "a hung job that is killed": _hang(killed_after_hang, (2,), f"{HANG} → ended"),
 }
 PROCESS_SCENARIOS: tuple[ProcessScenario, ...] = with_names(_ROWS)

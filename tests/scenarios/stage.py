@@ -277,7 +277,6 @@ class Neighbour:
     the job has another owner, because it is in its own control group.
     """
 
-    what: str
     play: Callable[[Stage], Observed]
     expected: Expected
     name: str = ""

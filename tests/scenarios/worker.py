@@ -5,14 +5,13 @@ It needs only the standard library.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
+from functools import partial, wraps
 from pathlib import Path
 
 from hangwatch.demo import faults, loader, worker
@@ -86,13 +85,27 @@ def join_late(me: Rank, late: str) -> None:
     barrier(me.peers)
 
 
+def on_rank_0(phase: Phase) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator for an order that only rank 0 obeys, as this phase. The others wait for it in a barrier."""
+
+    def wrap(task: Callable[..., None]) -> Callable[..., None]:
+        @wraps(task)
+        def order(me: Rank, *words: str) -> None:
+            if me.rank == 0:
+                me.begins(phase)
+                task(me, *words)
+            me.begins(Phase.COLLECTIVE)
+            barrier(me.peers)
+
+        return order
+
+    return wrap
+
+
+@on_rank_0(Phase.EVALUATION)
 def evaluate_on_one(me: Rank, seconds: str) -> None:
     """Let rank 0 evaluate for `seconds`. The others wait for it."""
-    if me.rank == 0:
-        me.begins(Phase.EVALUATION)
-        evaluate(me, float(seconds))
-    me.begins(Phase.COLLECTIVE)
-    barrier(me.peers)
+    evaluate(me, float(seconds))
 
 
 def stop_all(me: Rank) -> None:
@@ -217,99 +230,77 @@ def connected(port: str) -> socket.socket:
     return socket.create_connection((SERVER, int(port)))
 
 
+@on_rank_0(Phase.LOADING)
 def wait_for_server(me: Rank, port: str) -> None:
     """Let rank 0 wait for a server. The others wait for it."""
-    if me.rank == 0:
-        me.begins(Phase.LOADING)
-        ask(port)
-    me.begins(Phase.COLLECTIVE)
-    barrier(me.peers)
+    ask(port)
 
 
+@on_rank_0(Phase.LOADING)
 def wait_for_child(me: Rank, port: str) -> None:
     """Let rank 0 wait for a child that waits for a server, as with ssh or srun. The others wait for rank 0."""
-    if me.rank == 0:
-        me.begins(Phase.LOADING)
-        rank, child = os.getpid(), os.fork()
-        if child == 0:
-            set_identity("ssh", rank, me.folder)
-            ask(port)
-            os._exit(0)
-        os.waitpid(child, 0)
-    me.begins(Phase.COLLECTIVE)
-    barrier(me.peers)
+    rank, child = os.getpid(), os.fork()
+    if child == 0:
+        set_identity("ssh", rank, me.folder)
+        ask(port)
+        os._exit(0)
+    os.waitpid(child, 0)
 
 
+@on_rank_0(Phase.LOADING)
 def wait_for_idle_child(me: Rank, seconds: str, how: str) -> None:
     """Let rank 0 wait for a program that sleeps without connections, as sbatch --wait does between its requests.
 
     If `how` is "exit", rank 0 waits for its exit. If it is "output", rank 0 waits for its output, as subprocess.run
     does with `capture_output`.
     """
-    with waited_for(me, Phase.LOADING) as is_mine:
-        if is_mine:
-            reads, writes = os.pipe()
-            rank, child = os.getpid(), os.fork()
-            if child == 0:
-                set_identity("sbatch", rank, me.folder)
-                os.set_inheritable(writes, True)
-                os.execlp("sleep", "sleep", seconds)
-            os.close(writes)
-            if how == "output":
-                os.read(reads, 1)
-            os.waitpid(child, 0)
-            os.close(reads)
+    reads, writes = os.pipe()
+    rank, child = os.getpid(), os.fork()
+    if child == 0:
+        set_identity("sbatch", rank, me.folder)
+        os.set_inheritable(writes, True)
+        os.execlp("sleep", "sleep", seconds)
+    os.close(writes)
+    if how == "output":
+        os.read(reads, 1)
+    os.waitpid(child, 0)
+    os.close(reads)
 
 
-@contextlib.contextmanager
-def waited_for(me: Rank, phase: Phase) -> Iterator[bool]:
-    """Run the body of `with` as `phase` on rank 0. The others wait for rank 0 in a barrier.
-
-    Yield True on rank 0, else False.
-    """
-    if me.rank == 0:
-        me.begins(phase)
-    yield me.rank == 0
-    me.begins(Phase.COLLECTIVE)
-    barrier(me.peers)
-
-
+@on_rank_0(Phase.LOADING)
 def ask_again(me: Rank, seconds: str, pause_seconds: str) -> None:
     """Let rank 0 sleep repeatedly, as between two checks for a file. The others wait for it."""
-    with waited_for(me, Phase.LOADING) as is_mine:
-        end = time.monotonic() + float(seconds)
-        while is_mine and time.monotonic() < end:
-            time.sleep(float(pause_seconds))
+    end = time.monotonic() + float(seconds)
+    while time.monotonic() < end:
+        time.sleep(float(pause_seconds))
 
 
+@on_rank_0(Phase.LOADING)
 def sleep_once(me: Rank, seconds: str) -> None:
     """Let rank 0 sleep once. The others wait for it."""
-    with waited_for(me, Phase.LOADING) as is_mine:
-        if is_mine:
-            time.sleep(float(seconds))
+    time.sleep(float(seconds))
 
 
+@on_rank_0(Phase.LOADING)
 def poll_for_file(me: Rank, path: str, pause_seconds: str) -> None:
     """Let rank 0 poll until a file exists. The others wait for it."""
-    with waited_for(me, Phase.LOADING) as is_mine:
-        while is_mine and not Path(path).exists():
-            time.sleep(float(pause_seconds))
+    while not Path(path).exists():
+        time.sleep(float(pause_seconds))
 
 
+@on_rank_0(Phase.EVALUATION)
 def evaluate_slowly(me: Rank, seconds: str) -> None:
     """Let rank 0 evaluate, with sleeps in between. The others wait for it."""
-    with waited_for(me, Phase.EVALUATION) as is_mine:
-        end = time.monotonic() + float(seconds)
-        while is_mine and time.monotonic() < end:
-            answer = sum(range(20_000))
-            time.sleep(0.3 + answer % 2 * 0.001)
+    end = time.monotonic() + float(seconds)
+    while time.monotonic() < end:
+        answer = sum(range(20_000))
+        time.sleep(0.3 + answer % 2 * 0.001)
 
 
+@on_rank_0(Phase.CHECKPOINT)
 def sync_checkpoint(me: Rank, path: str, size_bytes: str) -> None:
     """Let rank 0 wait in one fsync(2) until `size_bytes` are on the disk. The others wait for it."""
-    with waited_for(me, Phase.CHECKPOINT) as is_mine:
-        if is_mine:
-            write_and_sync(path, int(size_bytes))
+    write_and_sync(path, int(size_bytes))
 
 
 def write_and_sync(path: str, size_bytes: int) -> None:
@@ -344,19 +335,17 @@ def torch_save() -> None:
     read_loss()
 
 
+@on_rank_0(Phase.LOADING)
 def receive_shard(me: Rank, port: str, size_bytes: str) -> None:
     """Let rank 0 receive a shard into memory. The others wait for it."""
-    with waited_for(me, Phase.LOADING) as is_mine:
-        if is_mine:
-            with connected(port) as server:
-                server.recv(int(size_bytes), socket.MSG_WAITALL)
+    with connected(port) as server:
+        server.recv(int(size_bytes), socket.MSG_WAITALL)
 
 
+@on_rank_0(Phase.CHECKPOINT)
 def upload_parts(me: Rank, port: str, parts: str, size_bytes: str) -> None:
     """Let rank 0 upload a file in parts, each in a separate thread. The others wait for it."""
-    with waited_for(me, Phase.CHECKPOINT) as is_mine:
-        if is_mine:
-            upload(port, int(parts), int(size_bytes))
+    upload(port, int(parts), int(size_bytes))
 
 
 def upload(port: str, parts: int, size_bytes: int) -> None:
@@ -384,11 +373,10 @@ def end_but_upload(me: Rank, port: str, parts: str, size_bytes: str) -> None:
     time.sleep(600)
 
 
+@on_rank_0(Phase.LOADING)
 def ask_in(me: Rank, way: str, port: str) -> None:
     """Let rank 0 wait for a server in another thread. The others wait for rank 0."""
-    with waited_for(me, Phase.LOADING) as is_mine:
-        if is_mine:
-            await_task(way, partial(ask, port))
+    await_task(way, partial(ask, port))
 
 
 def open_in(me: Rank, odd: str, way: str, path: str) -> None:
@@ -428,6 +416,7 @@ def await_task(way: str, task: Callable[[], object]) -> None:
         results.get()
 
 
+@on_rank_0(Phase.LOADING)
 def await_child_in_loop(me: Rank, seconds: str) -> None:
     """Let rank 0 wait for a child in an event loop. The others wait for rank 0."""
     import asyncio
@@ -437,16 +426,13 @@ def await_child_in_loop(me: Rank, seconds: str) -> None:
         child = await asyncio.create_subprocess_exec("sleep", seconds, preexec_fn=named)
         await child.wait()
 
-    with waited_for(me, Phase.LOADING) as is_mine:
-        if is_mine:
-            asyncio.run(run_child())
+    asyncio.run(run_child())
 
 
+@on_rank_0(Phase.LOADING)
 def ask_for_word(me: Rank, path: str) -> None:
     """Let rank 0 read from a FIFO until a process writes to it. The others wait for rank 0."""
-    with waited_for(me, Phase.LOADING) as is_mine:
-        if is_mine:
-            Path(path).read_text()
+    Path(path).read_text()
 
 
 def open_beside_metrics(me: Rank, odd: str, path: str) -> None:
@@ -470,14 +456,13 @@ def write_metrics() -> None:
             time.sleep(0.1)
 
 
+@on_rank_0(Phase.LOADING)
 def await_reader(me: Rank, seconds: str) -> None:
     """Let rank 0 wait for a lock of its own thread, which reads 500 kB/s for `seconds`. The others wait for rank 0."""
-    with waited_for(me, Phase.LOADING) as is_mine:
-        if is_mine:
-            reads = threading.Lock()
-            reads.acquire()
-            threading.Thread(target=read_slowly, args=(float(seconds), reads), daemon=True).start()
-            reads.acquire()
+    reads = threading.Lock()
+    reads.acquire()
+    threading.Thread(target=read_slowly, args=(float(seconds), reads), daemon=True).start()
+    reads.acquire()
 
 
 def read_slowly(seconds: float, reads: threading.Lock) -> None:
@@ -490,11 +475,10 @@ def read_slowly(seconds: float, reads: threading.Lock) -> None:
     reads.release()
 
 
+@on_rank_0(Phase.LOADING)
 def debug(me: Rank, seconds: str) -> None:
     """Stop rank 0 in a debugger for `seconds`, until the person at its terminal continues. The others wait for it."""
-    with waited_for(me, Phase.LOADING) as is_mine:
-        if is_mine:
-            stand_at_prompt(float(seconds))
+    stand_at_prompt(float(seconds))
 
 
 def stand_at_prompt(seconds: float) -> None:
@@ -519,52 +503,18 @@ def ask_whom_is_gone(me: Rank, port: str, odd: str) -> None:
     barrier(me.peers)
 
 
+@on_rank_0(Phase.LOADING)
 def wait_long(me: Rank, way: str, task: str, argument: str) -> None:
     """Let rank 0 wait in one of the ways of `long_waits`. The others wait for it."""
-    with waited_for(me, Phase.LOADING) as is_mine:
-        if is_mine:
-            long_waits.WAYS[way](me, task, argument)
+    long_waits.WAYS[way](me, task, argument)
 
 
 def main() -> None:
-    """Run the demo's rank with the orders of this module."""
+    """Run the demo's rank with the orders of this module: its functions of `me`."""
     loader.read_shard = read_shard
-    worker.ORDERS |= {
-        "starve": starve,
-        "compile": compile_model,
-        "evaluate-on-one": evaluate_on_one,
-        "stop-all": stop_all,
-        "meet": meet,
-        "linger": linger,
-        "read-dead-file": read_dead_file,
-        "end-but-read": end_but_read,
-        "join-late": join_late,
-        "behind-gpu": behind_gpu,
-        "log-behind-gpu": log_behind_gpu,
-        "wait-for-server": wait_for_server,
-        "wait-for-child": wait_for_child,
-        "wait-for-idle-child": wait_for_idle_child,
-        "poll-gpu": poll_gpu,
-        "gpu-hangs": gpu_hangs,
-        "ask-again": ask_again,
-        "sleep-once": sleep_once,
-        "poll-for-file": poll_for_file,
-        "evaluate-slowly": evaluate_slowly,
-        "sync-checkpoint": sync_checkpoint,
-        "save-behind-gpu": save_behind_gpu,
-        "receive-shard": receive_shard,
-        "upload": upload_parts,
-        "end-but-upload": end_but_upload,
-        "ask-for-word": ask_for_word,
-        "await-reader": await_reader,
-        "open-beside-metrics": open_beside_metrics,
-        "ask-in": ask_in,
-        "open-in": open_in,
-        "await-child-in-loop": await_child_in_loop,
-        "debug": debug,
-        "ask-whom-is-gone": ask_whom_is_gone,
-        "wait-long": wait_long,
-    }
+    own = (function for function in globals().values() if getattr(function, "__module__", "") == __name__)
+    orders = (function for function in own if function.__code__.co_varnames[:1] == ("me",))
+    worker.ORDERS |= {function.__name__.replace("_", "-"): function for function in orders}
     worker.main()
 
 

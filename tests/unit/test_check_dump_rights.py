@@ -12,6 +12,7 @@ from hangwatch.checks.dump_rights import RankRight, Sample, judge
 from hangwatch.checks.framework.contract import RankName, Settings
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import dump_permissions, procfs, pyspy
+from tests.commands import finished
 from tests.node_tree import NodeTree, job, rank, real_rank, run, status_and_reason, values
 
 ROOT = dump_permissions.Rights(
@@ -154,9 +155,7 @@ def test_dump_rights_check_stops_no_process() -> None:
         "print(rights.may_attach(Path('/proc'), int(sys.argv[1])), rights.read_rights(Path('/proc')).capabilities)\n"
     )
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as target:
-        answer = subprocess.run(
-            [sys.executable, "-c", reader, str(target.pid)], capture_output=True, text=True, check=True
-        ).stdout
+        answer = finished(sys.executable, "-c", reader, target.pid, check=True).stdout
         assert answer.split() == ["False", "()"]
         assert status_and_reason(run("dump_rights", Node(jobs=(job(real_rank(target.pid)),)))) == (
             "OK",

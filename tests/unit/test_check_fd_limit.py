@@ -15,6 +15,7 @@ from hangwatch.model import Fault
 from hangwatch.probes.node import file_limits
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid
+from tests.commands import finished
 from tests.node_tree import NodeTree, job, rank, real_rank, run, status_and_reason, values
 
 
@@ -163,9 +164,7 @@ def test_a_process_that_may_not_be_asked_is_a_fault_with_a_remedy() -> None:
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "print(pidfiles.variables(Path('/proc'), int(sys.argv[1]), ['PATH']))\n"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", reader, str(os.getpid())], capture_output=True, text=True, check=True
-    ).stdout
+    answer = finished(sys.executable, "-c", reader, os.getpid(), check=True).stdout
     assert "PermissionDenied" in answer and "CAP_SYS_PTRACE" in answer
 
 

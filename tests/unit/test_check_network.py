@@ -26,6 +26,7 @@ from hangwatch.probes.network import interfaces, sockets
 from hangwatch.probes.network.interfaces import Interface, Route
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import main_thread
+from tests.commands import finished
 from tests.conftest import wait_for
 from tests.node_tree import Checked, FakeClock, NodeTree, job, rank, run, status_and_reason, values
 
@@ -482,13 +483,7 @@ def test_a_master_on_a_network_that_drops_packets(tmp_path: Path) -> None:  # lo
     root = Path(__file__).parents[2]
     # A new mount namespace as well: /sys then shows the interfaces of the new network namespace.
     inside = f"mount -t sysfs sysfs /sys && exec {sys.executable} {program}"
-    answer = subprocess.run(
-        ["unshare", "--net", "--mount", "sh", "-c", inside],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        timeout=60,
-    )
+    answer = finished("unshare", "--net", "--mount", "sh", "-c", inside, env={**os.environ, "PYTHONPATH": str(root)})
     if "unshare failed" in answer.stderr or "mount:" in answer.stderr:
         pytest.skip(f"needs namespaces: {answer.stderr.strip()}")
     assert answer.stdout.splitlines() == [

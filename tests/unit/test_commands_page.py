@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 
@@ -11,12 +10,13 @@ import pytest
 
 from hangwatch import cli
 from hangwatch.cli import reference
+from tests.commands import HANGWATCH, finished
 
 
 @pytest.mark.golden
 def test_the_page_is_what_the_commands_say(golden: Callable[[str, str], None]) -> None:
     # In a separate process: a command that ran earlier without its group keeps the wrong help option.
-    done = subprocess.run([sys.executable, "-m", "hangwatch.cli.reference", "markdown"], capture_output=True, text=True)
+    done = finished(sys.executable, "-m", "hangwatch.cli.reference", "markdown")
     golden("../../../docs/commands.md", done.stdout)
 
 
@@ -29,13 +29,7 @@ def test_the_man_page_has_every_command_and_option() -> None:
             for option in parameter.opts if isinstance(parameter, click.Option) and not parameter.hidden else ():
                 assert option.replace("-", "\\-") in page
     if shutil.which("man"):
-        done = subprocess.run(
-            ["man", "--warnings", "-l", "-"],
-            input=page,
-            capture_output=True,
-            text=True,
-            env={**os.environ, "LC_ALL": "C"},
-        )
+        done = finished("man", "--warnings", "-l", "-", input=page, env={**os.environ, "LC_ALL": "C"})
         assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -43,5 +37,5 @@ def test_the_shell_completes_commands() -> None:
     for shell, _, line in reference.COMPLETION:
         assert f"_HANGWATCH_COMPLETE={shell}_source hangwatch" in line
     environ = {**os.environ, "COMP_WORDS": "hangwatch inc", "COMP_CWORD": "1", "_HANGWATCH_COMPLETE": "bash_complete"}
-    done = subprocess.run([sys.executable, "-m", "hangwatch"], capture_output=True, text=True, env=environ)
+    done = finished(*HANGWATCH, env=environ)
     assert done.stdout.split() == ["plain,incidents"]

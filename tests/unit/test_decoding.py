@@ -3,10 +3,11 @@
 Without the lock, a process of this test soon dies of a segmentation fault.
 """
 
-import subprocess
 import sys
 
 import pytest
+
+from tests.commands import finished
 
 RACE = """
 import sys, threading
@@ -40,5 +41,5 @@ for number in range(100):
 
 @pytest.mark.parametrize("way", ["json", "toml", "convert"])
 def test_new_type_decoded_by_several_threads_does_not_crash(way: str) -> None:
-    done = subprocess.run([sys.executable, "-c", RACE, way], capture_output=True, text=True, timeout=200)
+    done = finished(sys.executable, "-c", RACE, way, timeout=200)
     assert done.returncode == 0, (done.returncode, done.stderr[-2000:])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import PAGE, ROOT, Row, load_rows, page_lines
+from tests.faults import PAGE, ROOT, Proof, load_proofs, load_rows, page_lines
 
 FEWEST = 50
 SHORTEST_REASON = 15  # an "AssertionError" can have any cause
@@ -32,8 +32,8 @@ def test_the_table_has_at_least_fifty_rows_each_with_its_own_name_and_cells() ->
         assert row.guard.replacement != row.guard.text, row.name
 
 
-@pytest.mark.parametrize("row", load_rows(), ids=lambda row: row.name)
-def test_row_of_the_table_names_a_test_and_a_guard_that_exist(row: Row) -> None:
+@pytest.mark.parametrize("row", load_proofs(), ids=lambda row: row.name)
+def test_row_of_the_table_names_a_test_and_a_guard_that_exist(row: Proof) -> None:
     path, _, test = row.test.partition("::")
     assert test.partition("[")[0] in function_names(ROOT / path)
     changed = row.guard.removed_from((ROOT / row.guard.file).read_text())

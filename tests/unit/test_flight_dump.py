@@ -8,7 +8,6 @@ import os
 import pickle
 import resource
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -23,6 +22,7 @@ from hangwatch.explain import file_names
 from hangwatch.explain.flight_dumps import rank_recorders, recorder_dump
 from hangwatch.explain.flight_dumps.rank_recorders import DumpFile
 from hangwatch.formats import safe_pickle
+from tests.commands import finished
 
 NOW = 1_795_338_512.0
 CREATED_NS = 1_795_338_000 * 10**9
@@ -318,9 +318,7 @@ def in_a_child(content: bytes, folder: Path) -> tuple[str, int, float]:
     path = folder / "bomb"
     path.write_bytes(content)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [sys.executable, "-c", IN_A_CHILD, path], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = finished(sys.executable, "-c", IN_A_CHILD, path)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr[-500:]
     why, mebibytes = done.stdout.strip().rsplit("\n", 1)

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.commands import finished
 from tests.conftest import wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -118,7 +118,7 @@ def test_tool_is_scored_by_kind_of_case(tmp_path: Path) -> None:
     assert score.score(tmp_path, tool) == {"stacks": {"right": 1}}
     assert score.score(tmp_path, tool, ["traces"]) == {}
     plain = [sys.executable, "-I", "-S", score.__file__, str(tmp_path), *tool]  # without installed packages
-    printed = subprocess.run(plain, capture_output=True, text=True, check=True).stdout
+    printed = finished(*plain, check=True).stdout
     assert printed.splitlines()[1].split() == ["stacks", "1", "0", "0", "0", "0", "0", "1.0"]
     assert score.score(tmp_path, ["false"]) == score.score(tmp_path, ["/no/such"]) == {"stacks": {"failed": 1}}
 

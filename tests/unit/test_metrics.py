@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import subprocess
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -42,6 +41,7 @@ from hangwatch.model import (
 )
 from hangwatch.state.board import Board, JobEntry, Snapshot
 from tests import hangs, samples
+from tests.commands import finished
 
 NOW = 1000.0
 UNIX_NOW = samples.OPENED + 5.25
@@ -183,7 +183,7 @@ def test_promtool_has_nothing_to_say() -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (apt-get install prometheus)")
-    said = subprocess.run([promtool, "check", "metrics"], input=scrape(board()), capture_output=True, text=True)
+    said = finished(promtool, "check", "metrics", input=scrape(board()))
     assert (said.returncode, said.stderr) == (0, "")
 
 

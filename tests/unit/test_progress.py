@@ -73,8 +73,8 @@ def grouping(motion: Motion = Motion.FROZEN, gone: bool = False) -> Grouping:
 class Life:
     """A replacement of the daemon for one job: it calls the pure steps and records their actions."""
 
-    def __init__(self) -> None:
-        self.snapshot, self.now = Snapshot(), 1000.0
+    def __init__(self, now: float = 1000.0) -> None:
+        self.snapshot, self.now = Snapshot(), now
         self.saved: list[Incident] = []
         self.moves: list[JobState | None] = []
         self.captures = 0
@@ -114,8 +114,12 @@ class Life:
         return self.now + 1e9
 
     @property
+    def entry(self) -> JobEntry:
+        return self.snapshot.jobs["42"]
+
+    @property
     def state(self) -> JobState:
-        return self.snapshot.jobs["42"].watch.state
+        return self.entry.watch.state
 
     def resume(self, *incidents: Incident, living: Job | None = None) -> None:
         ranks = frozenset(rank.id for rank in living.ranks) if living else frozenset[ProcessId]()
@@ -133,11 +137,23 @@ class Life:
             self.captures += isinstance(action, TakeCapture)
 
 
-def hung() -> Life:
+def at_work(**changes: object) -> Life:
+    """Return the state of a job that works."""
     life = Life()
-    life.discover(job())
+    life.discover(replace(job(), **changes))
     life.power(600, 60)
+    return life
+
+
+def quiet(**changes: object) -> Life:
+    """Return the state of a job that worked before and is now suspected. Its capture is running."""
+    life = at_work(**changes)
     life.power(110, 26)
+    return life
+
+
+def hung() -> Life:
+    life = quiet()
     assert life.captures == 1
     life.look(grouping())
     assert life.state is JobState.HUNG
@@ -146,7 +162,7 @@ def hung() -> Life:
 
 def test_an_incident_opens_and_closes() -> None:
     life = hung()
-    assert life.snapshot.jobs["42"].page
+    assert life.entry.page
     opened = life.saved[-1]
     assert (opened.state, opened.closed_unix_seconds) == (JobState.HUNG, None)
     assert [line.state for line in opened.timeline][-3:] == [JobState.QUIET, JobState.SUSPECTED, JobState.HUNG]
@@ -155,9 +171,9 @@ def test_an_incident_opens_and_closes() -> None:
     assert closed.incident_id == opened.incident_id
     assert closed.state is JobState.RECOVERED
     assert closed.closed_unix_seconds is not None
-    assert not life.snapshot.jobs["42"].page
+    assert not life.entry.page
     life.power(600, 70)
-    assert life.snapshot.jobs["42"].incident is None, "back at work, the board forgets it; the store keeps it"
+    assert life.entry.incident is None, "back at work, the board forgets it; the store keeps it"
 
 
 def test_a_move_is_told_once_and_what_a_hook_came_to_is_no_move() -> None:
@@ -209,34 +225,28 @@ def test_an_elastic_restart_ends_the_incident_and_begins_anew() -> None:
     life.discover(job(pid=900))
     assert life.saved[-1].state is JobState.ENDED
     assert life.state is JobState.STARTING
-    assert life.snapshot.jobs["42"].incident is None
+    assert life.entry.incident is None
 
 
 def test_a_rank_that_went_is_absent_although_nothing_said_how_many_there_should_be() -> None:
     life = hung()
     life.discover(job(ranks=1))
-    assert life.snapshot.jobs["42"].job.absent_local_ranks == ((1, 1),)
+    assert life.entry.job.absent_local_ranks == ((1, 1),)
     assert life.state is JobState.HUNG
 
 
 def test_a_gone_rank_counts_as_frozen() -> None:
-    life = Life()
-    life.discover(job())
-    life.power(600, 60)
-    life.power(110, 26)
+    life = quiet()
     waiting, gone = grouping().groups[0], grouping(Motion.UNKNOWN, gone=True).groups[0]
     life.look(Grouping(groups=(waiting, replace(gone, key="gone", members=gone.members[1:]))))
     assert life.state is JobState.HUNG
 
 
 def test_a_job_of_which_nothing_is_left_is_not_hung() -> None:
-    life = Life()
-    life.discover(job())
-    life.power(600, 60)
-    life.power(110, 26)
+    life = quiet()
     life.look(grouping(Motion.UNKNOWN, gone=True))
     assert life.state is JobState.STALLED
-    assert not life.snapshot.jobs["42"].page
+    assert not life.entry.page
 
 
 def test_a_job_keeps_its_name_while_its_ranks_live() -> None:
@@ -248,18 +258,11 @@ def test_a_job_keeps_its_name_while_its_ranks_live() -> None:
     renamed, other = replace(job(), job_id="42-p100"), job(pid=500, job_id="42-p500")
     life.discover(renamed, other)
     assert life.state is JobState.HUNG
-    assert life.snapshot.jobs["42"].page
+    assert life.entry.page
     assert life.snapshot.jobs["42-p500"].watch.state is JobState.STARTING
     life.discover(other)
     assert life.state is JobState.ENDED
     assert life.snapshot.jobs["42-p500"].watch.state is JobState.STARTING
-
-
-def at_work(**changes: bool) -> Life:
-    life = Life()
-    life.discover(replace(job(), **changes))
-    life.power(600, 60)
-    return life
 
 
 def apart() -> Job:
@@ -278,7 +281,7 @@ def test_key_moves_to_job_that_holds_a_gpu() -> None:
     life.power(600, 5)
     began = life.snapshot.jobs["42-p500"].watch
     life.discover(apart(), real)
-    taken, given = life.snapshot.jobs["42"], life.snapshot.jobs["42-p100"]
+    taken, given = life.entry, life.snapshot.jobs["42-p100"]
     assert (taken.job.ranks, given.job.ranks) == (real.ranks, job().ranks)
     assert (taken.watch.identity.job_id, taken.watch.identity.job_key) == ("42", "42")
     assert (taken.watch.state, taken.watch.since, taken.watch.power.gpus) == (
@@ -291,30 +294,30 @@ def test_key_moves_to_job_that_holds_a_gpu() -> None:
     )
     assert set(life.snapshot.jobs) == {"42", "42-p100"}
     life.discover(job(), replace(real, job_id="42-p500", job_key="42-p500"))
-    assert life.snapshot.jobs["42"].job.ranks == real.ranks, "and is not taken back"
+    assert life.entry.job.ranks == real.ranks, "and is not taken back"
 
 
 @pytest.mark.parametrize("claim", [False, True])
 def test_job_that_held_a_gpu_keeps_its_key(claim: bool) -> None:
     life = at_work(holds_gpu=True)
-    before = life.snapshot.jobs["42"].watch
+    before = life.entry.watch
     life.discover(apart(), replace(job(pid=500), holds_gpu=claim))
-    assert life.snapshot.jobs["42"].watch == before
+    assert life.entry.watch == before
     assert {entry.job.job_id for entry in life.snapshot.jobs.values()} == {"42", "42-p500"}
     life.discover(replace(apart(), holds_gpu=False), replace(job(pid=500), holds_gpu=claim))
-    assert life.snapshot.jobs["42"].watch == before, "also while the driver does not list it"
+    assert life.entry.watch == before, "also while the driver does not list it"
 
 
 def test_temporary_claimant_does_not_restart_the_job() -> None:
     life = Life()
     life.discover(job())
-    before = life.snapshot.jobs["42"].watch
+    before = life.entry.watch
     for number in range(4):
         life.now += 10
         life.discover(apart(), replace(job(pid=500 + number), holds_gpu=True))
         life.now += 10
         life.discover(job())
-        after = life.snapshot.jobs["42"].watch
+        after = life.entry.watch
         assert (after.identity.began, after.since, after.state) == (before.identity.began, before.since, before.state)
 
 
@@ -323,7 +326,7 @@ def test_at_its_start_a_job_takes_the_name_that_the_scan_finds_later_and_goes_on
     life.discover(replace(job(), job_id="pid100", job_key="pid100"))
     life.now += 10
     life.discover(job())
-    assert life.snapshot.jobs["42"].watch.since == 1000.0
+    assert life.entry.watch.since == 1000.0
     assert set(life.snapshot.jobs) == {"42"}
 
 
@@ -335,7 +338,7 @@ def test_two_pods_that_become_one_job_lose_neither_incident_nor_page(open_one: i
     life.discover(job(), other)
     joined = replace(job(), ranks=(*job().ranks, *other.ranks))
     if open_one == 500:
-        entry = life.snapshot.jobs["42"]
+        entry = life.entry
         later = steps.record_scan(Snapshot(), [other], life.now, life.unix)[0].jobs["42-p500"]
         generation = later.watch.identity.generation
         identity = replace(entry.watch.identity, job_id="42-p500", job_key="42-p500", generation=generation)
@@ -367,16 +370,13 @@ def test_open_incident_keeps_its_key_despite_another_claimant() -> None:
     mine, claimant = replace(job(), job_id="42-p100", job_key="42-p100"), job(pid=500, job_id="42")
     life.discover(mine, claimant)
     assert life.state is JobState.HUNG
-    assert life.snapshot.jobs["42"].page
-    assert {rank.id.pid for rank in life.snapshot.jobs["42"].job.ranks} == {rank.id.pid for rank in mine.ranks}
+    assert life.entry.page
+    assert {rank.id.pid for rank in life.entry.job.ranks} == {rank.id.pid for rank in mine.ranks}
     assert len(life.snapshot.jobs) == 2
 
 
 def test_a_capture_that_fails_as_a_whole_is_tried_again() -> None:
-    life = Life()
-    life.discover(job())
-    life.power(600, 60)
-    life.power(110, 26)
+    life = quiet()
     life._take(steps.record_failed_capture(life.snapshot, "42", now=life.now, unix_now=life.unix, settings=RULES))
     assert life.state is JobState.STALLED
     life.power(110, 40)
@@ -388,10 +388,7 @@ def test_a_capture_that_fails_as_a_whole_is_tried_again() -> None:
 
 
 def test_moving_ranks_open_no_incident() -> None:
-    life = Life()
-    life.discover(job())
-    life.power(600, 60)
-    life.power(110, 26)
+    life = quiet()
     life.look(grouping(Motion.MOVING))
     assert life.state is JobState.TRAINING
     assert life.saved == []
@@ -457,14 +454,11 @@ def test_incident_with_one_capture_of_another_user_is_unreadable(
     looks: tuple[int | None, ...], reader: int | None
 ) -> None:
     # A rank is captured once as a setuid program and once as the user's program: execve(2) keeps the pid.
-    life = Life()
-    life.discover(replace(job(), uid=7))
-    life.power(600, 60)
-    life.power(110, 26)
+    life = quiet(uid=7)
     for uid in looks:
         life.look(grouping(), uid=uid)
         life.power(110, 120)
-    incident = life.snapshot.jobs["42"].incident
+    incident = life.entry.incident
     assert incident is not None
     assert (len(incident.captures), incident.job.uid) == (2, reader)
 
@@ -585,8 +579,7 @@ def test_earlier_strangers_do_not_change_state_or_page(
 
 def started_again(saved: Incident, *jobs: Job, seconds_later: float = 30) -> Life:
     """Return a restarted daemon, which has found `jobs` and has read `saved`, the incident of the old daemon."""
-    life = Life()
-    life.now = saved.opened_unix_seconds - 1e9 + seconds_later
+    life = Life(saved.opened_unix_seconds - 1e9 + seconds_later)
     life.discover(*jobs)
     life.resume(saved, living=job())
     return life
@@ -596,7 +589,7 @@ def test_an_incident_goes_on_in_the_next_daemon_and_is_looked_at_at_once() -> No
     before = hung()
     left = before.saved[-1]
     life = started_again(left, job())
-    entry = life.snapshot.jobs["42"]
+    entry = life.entry
     assert (life.state, entry.page) == (JobState.HUNG, True), "no start-up hold, no moment without a page"
     assert life.saved[-1].incident_id == left.incident_id
     assert life.saved[-1].captures == left.captures
@@ -630,7 +623,7 @@ def test_the_job_keeps_the_name_that_is_on_the_page() -> None:
     renamed, claimant = replace(job(), job_id="42-p100"), job(pid=500)
     life = started_again(hung().saved[-1], renamed, claimant)
     assert life.state is JobState.HUNG
-    assert {rank.id.pid for rank in life.snapshot.jobs["42"].job.ranks} == {100, 101}
+    assert {rank.id.pid for rank in life.entry.job.ranks} == {100, 101}
     life.discover(renamed, claimant)
     assert life.state is JobState.HUNG
     assert len(life.snapshot.jobs) == 2
@@ -638,7 +631,7 @@ def test_the_job_keeps_the_name_that_is_on_the_page() -> None:
 
 def test_a_rank_that_went_during_the_restart_is_absent() -> None:
     life = started_again(hung().saved[-1], job(ranks=1))
-    assert life.snapshot.jobs["42"].job.absent_local_ranks == ((1, 1),)
+    assert life.entry.job.absent_local_ranks == ((1, 1),)
     assert life.state is JobState.HUNG
 
 
@@ -675,10 +668,7 @@ def test_of_two_incidents_of_the_same_processes_the_later_goes_on() -> None:
 
 
 def test_a_stalled_job_does_not_wait_anew_for_its_page() -> None:
-    before = Life()
-    before.discover(job())
-    before.power(600, 60)
-    before.power(110, 26)
+    before = quiet()
     both = grouping().groups[0]
     one_moves = replace(
         both,
@@ -695,9 +685,9 @@ def test_a_stalled_job_does_not_wait_anew_for_its_page() -> None:
         ),
     )
     early = started_again(left, job(), seconds_later=RULES.stalled_hold_seconds - 10)
-    assert (early.state, early.snapshot.jobs["42"].page) == (JobState.STALLED, False)
+    assert (early.state, early.entry.page) == (JobState.STALLED, False)
     late = started_again(left, job(), seconds_later=RULES.stalled_hold_seconds + 1)
-    assert (late.state, late.snapshot.jobs["42"].page) == (JobState.STALLED, True)
+    assert (late.state, late.entry.page) == (JobState.STALLED, True)
 
 
 # --- XIDs and link errors --------------------------------------------------------------------------------------------
@@ -741,9 +731,7 @@ def life_with_a_pause(*after: Job, checks: tuple[CheckResult, ...] = ()) -> Life
     Rank 0 waits for a server in both pauses. `checks` are recorded in the first pause. `after` are the jobs that a
     scan finds between the pauses.
     """
-    life = Life()
-    life.discover(job())
-    life.power(600, 60)
+    life = at_work()
     life.power(80, 25)
     life.look(AT_A_SERVER)
     for check in checks:
@@ -774,13 +762,13 @@ AT_A_SERVER = Grouping(
 
 def test_known_pause_delays_the_page_and_is_in_the_message() -> None:
     life = life_with_a_pause()
-    entry = life.snapshot.jobs["42"]
+    entry = life.entry
     assert (entry.watch.state, entry.page) == (JobState.HUNG, False)
     assert (
         "known pause at this place of at most 40 s: hangwatch pages after 80 s" in entry.incident.timeline[-1].message
     )
     life.power(80, 60)
-    assert life.snapshot.jobs["42"].page
+    assert life.entry.page
 
 
 def test_the_time_out_that_an_open_operation_recorded_is_the_jobs() -> None:
@@ -801,25 +789,25 @@ def test_the_time_out_that_an_open_operation_recorded_is_the_jobs() -> None:
         for group, told in zip(AT_A_SERVER.groups, recorded, strict=True)
     )
     life = life_with_a_pause()
-    assert (life.snapshot.jobs["42"].watch.timeout.seconds, life.snapshot.jobs["42"].page) == (600.0, False)
+    assert (life.entry.watch.timeout.seconds, life.entry.page) == (600.0, False)
     life.look(Grouping(groups=groups))
-    assert (life.snapshot.jobs["42"].watch.timeout.seconds, life.snapshot.jobs["42"].page) == (140.0, True)
-    life.discover(life.snapshot.jobs["42"].job)
-    assert life.snapshot.jobs["42"].watch.timeout.seconds == 140.0, "a scan knows its environment only"
+    assert (life.entry.watch.timeout.seconds, life.entry.page) == (140.0, True)
+    life.discover(life.entry.job)
+    assert life.entry.watch.timeout.seconds == 140.0, "a scan knows its environment only"
 
 
 def test_the_timeline_of_an_incident_says_why_it_was_looked_at_before_the_time_out() -> None:
     life = hung()
     life.power(110, 20)
     before = life.captures
-    entry = life.snapshot.jobs["42"]
+    entry = life.entry
     recorded_seconds = job_watch.quiet_seconds(entry.watch, life.now) + 40.0
     told = replace(entry.watch, timeout=replace(entry.watch.timeout, recorded_seconds=recorded_seconds))
     told = job_watch.with_capture_record(told, captured_at=life.now - 60)
     life.snapshot = life.snapshot.with_job(replace(entry, watch=told))
     life.power(110, 5)
     assert life.captures == before + 1
-    entry = life.snapshot.jobs["42"]
+    entry = life.entry
     line = entry.incident.timeline[-1]
     assert (line.state, line.unix_seconds) == (JobState.HUNG, life.unix - 4)
     assert line.message == (
@@ -831,14 +819,14 @@ def test_the_timeline_of_an_incident_says_why_it_was_looked_at_before_the_time_o
 
 def test_pause_of_replaced_ranks_is_not_learned() -> None:
     life = life_with_a_pause(job(pid=500))
-    assert life.snapshot.jobs["42"].watch.pauses == ()
-    assert life.snapshot.jobs["42"].page
+    assert life.entry.watch.pauses == ()
+    assert life.entry.page
 
 
 def test_pause_with_a_link_warning_is_not_learned() -> None:
     life = life_with_a_pause(checks=(result("nvlink_status", CheckStatus.WARNING),))
-    assert life.snapshot.jobs["42"].watch.pauses == ()
-    assert life.snapshot.jobs["42"].page
+    assert life.entry.watch.pauses == ()
+    assert life.entry.page
 
 
 def test_processes_that_are_gone_are_remembered_and_bounded() -> None:
@@ -850,7 +838,7 @@ def test_processes_that_are_gone_are_remembered_and_bounded() -> None:
         worker = Worker(id=ProcessId(pid=5000 + number, start_ticks=1), comm="pt_data_worker")
         life.discover(replace(all_here, ranks=(replace(first, workers=(worker,)), second)))
     life.discover(replace(all_here, ranks=(first,)))
-    ended = life.snapshot.jobs["42"].job.ended
+    ended = life.entry.job.ended
     assert [one.id.pid for one in ended if not one.is_worker] == [second.id.pid]
     assert [one.id.pid for one in ended if one.is_worker] == list(range(5036, 5100))
     assert {one.rank for one in ended if one.is_worker} == {0}
@@ -889,7 +877,7 @@ def test_why_a_rank_died_is_known_of_the_job_that_goes_on_without_it() -> None:
     told = replace(dead, ended=(replace(dead.ended[0], died=died),))
     life.snapshot, _ = steps.record_crash(life.snapshot, replace(crash(1), job=told), now=life.now)
     life.discover(without)
-    entry = life.snapshot.jobs["42"]
+    entry = life.entry
     assert [one.died for one in entry.job.ended] == [died]
     assert [dump.died for dump in rank_dumps.absent_ranks(entry.job, "n1")] == [died]
 

@@ -29,16 +29,7 @@ from hangwatch.state.board import Snapshot
 from hangwatch.state.restored_incidents import STARTED_AGAIN
 from hangwatch.state.steps import SaveIncident
 from hangwatch.verdict.diagnosis import Diagnosis
-from tests.unit.test_progress import RULES, Life, grouping, hung, job, started_again
-
-
-def quiet() -> Life:
-    """Return the state of a job that worked before and is now suspected. Its capture is running."""
-    life = Life()
-    life.discover(job())
-    life.power(600, 60)
-    life.power(110, 26)
-    return life
+from tests.unit.test_progress import RULES, Life, at_work, grouping, hung, job, quiet, started_again
 
 
 def sweep(*gpus: GpuSample) -> GpuSweep:
@@ -97,9 +88,7 @@ def test_a_gpu_that_no_sample_speaks_of_is_no_reason_to_fail() -> None:
 
 
 def test_seconds_without_samples_are_no_silence() -> None:
-    life = Life()
-    life.discover(job())
-    life.power(600, 60)
+    life = at_work()
     life.power(110, 1)
     life.now += 100
     life.power(110, 5)
@@ -118,9 +107,9 @@ def test_a_stalled_job_pages_by_a_sample_once_its_hold_is_over() -> None:
         ),
     )
     life.look(Grouping(groups=(one_moves,)))
-    assert (life.state, life.snapshot.jobs["42"].page) == (JobState.STALLED, False)
+    assert (life.state, life.entry.page) == (JobState.STALLED, False)
     life.power(110, int(RULES.stalled_hold_seconds))
-    assert (life.state, life.snapshot.jobs["42"].page) == (JobState.STALLED, True)
+    assert (life.state, life.entry.page) == (JobState.STALLED, True)
 
 
 # --- a scan ----------------------------------------------------------------------------------------------------------
@@ -148,13 +137,13 @@ def test_job_that_once_held_a_gpu_keeps_this_fact() -> None:
         life = Life()
         for holds_gpu in (before, later):
             life.discover(replace(job(), holds_gpu=holds_gpu))
-        assert life.snapshot.jobs["42"].held_gpu is seen
+        assert life.entry.held_gpu is seen
 
 
 def test_a_job_that_ended_is_shown_for_two_minutes_with_the_reason() -> None:
     life = hung()
     life.discover()
-    entry = life.snapshot.jobs["42"]
+    entry = life.entry
     assert (entry.watch.message, entry.page) == ("all its ranks on this node have ended", False)
     line = TimelineEntry(unix_seconds=life.unix, state=JobState.ENDED, message=entry.watch.message)
     assert entry.timeline[-1] == line
@@ -173,7 +162,7 @@ def test_a_restart_says_so_in_the_incident_that_it_ends() -> None:
     life = hung()
     life.discover(job(pid=900))
     assert life.saved[-1].timeline[-1].message == "its ranks were replaced by new ones"
-    assert life.snapshot.jobs["42"].timeline == ()
+    assert life.entry.timeline == ()
 
 
 def test_of_each_share_the_last_64_that_ended_are_shown() -> None:
@@ -198,9 +187,9 @@ def test_only_local_ranks_that_are_known_can_be_missed() -> None:
     nameless = Rank(id=ProcessId(pid=7, start_ticks=100), rank=None, local_rank=None)
     life.discover(replace(job(ranks=3), ranks=(*job(ranks=3).ranks, nameless)))
     life.discover(replace(job(ranks=1), ranks=(*job(ranks=1).ranks, nameless)))
-    assert life.snapshot.jobs["42"].job.absent_local_ranks == ((1, 2),)
+    assert life.entry.job.absent_local_ranks == ((1, 2),)
     life.discover(replace(job(ranks=2), ranks=(*job(ranks=2).ranks, nameless)))
-    assert life.snapshot.jobs["42"].job.absent_local_ranks == ((2, 2),)
+    assert life.entry.job.absent_local_ranks == ((2, 2),)
 
 
 # --- a capture -------------------------------------------------------------------------------------------------------
@@ -241,9 +230,7 @@ def test_a_capture_in_which_all_are_stopped_counts_as_a_rest() -> None:
 
 
 def test_light_capture_with_all_ranks_frozen_begins_suspicion() -> None:
-    life = Life()
-    life.discover(job())
-    life.power(600, 60)
+    life = at_work()
     life.power(430, 30)
     before, still = life.snapshot, MotionCount(frozen=2, moving=0, unknown=0)
     assert steps.record_light_capture(before, "nobody", still, now=life.now, unix_now=7.0, settings=RULES) == (
@@ -275,7 +262,7 @@ def test_failed_capture_is_counted_and_does_not_page() -> None:
 
 def test_a_capture_that_failed_of_a_job_without_ranks_judges_it_as_little() -> None:
     life = quiet()
-    entry = life.snapshot.jobs["42"]
+    entry = life.entry
     life.snapshot = life.snapshot.with_job(replace(entry, job=replace(entry.job, ranks=())))
     shown, _ = steps.record_failed_capture(life.snapshot, "42", now=life.now, unix_now=life.unix, settings=RULES)
     watch = shown.jobs["42"].watch
@@ -297,7 +284,7 @@ def test_each_look_is_saved_once_and_says_what_is_known_by_now() -> None:
             steps.record_capture(life.snapshot, look(number, count(frozen=number)), now=life.now, settings=RULES)
         )
         (saved,) = life.saved[before:]
-        assert saved == life.snapshot.jobs["42"].incident
+        assert saved == life.entry.incident
         assert (saved.incident_id, saved.state, saved.job.command) == (
             opened.incident_id,
             JobState.HUNG,
@@ -318,28 +305,26 @@ def test_a_look_that_makes_a_stalled_job_hung_is_saved_once_with_its_new_state()
         life.look(count(frozen=2))
     (saved,) = life.saved[before:]
     assert (saved.state, saved.timeline[-1].state, len(saved.captures)) == (JobState.HUNG, JobState.HUNG, 3)
-    assert life.snapshot.jobs["42"].page
+    assert life.entry.page
 
 
 def test_an_incident_stays_on_the_board_until_the_job_is_back_at_work() -> None:
     life = hung()
     life.power(600, 10)
     assert life.state is JobState.RECOVERED
-    closed = life.snapshot.jobs["42"].incident
+    closed = life.entry.incident
     assert closed is not None and closed.closed_unix_seconds is not None
     life.discover()
-    assert life.snapshot.jobs["42"].incident == closed, "it was closed when it recovered, not when the job ended"
+    assert life.entry.incident == closed, "it was closed when it recovered, not when the job ended"
     assert closed.closed_unix_seconds < life.unix + 1
 
 
 def test_of_a_job_that_goes_up_and_down_the_last_sixty_lines_are_shown() -> None:
-    life = Life()
-    life.discover(job())
-    life.power(600, 60)
+    life = at_work()
     for _ in range(40):
         life.power(110, 10)
         life.power(600, 10)
-    timeline = life.snapshot.jobs["42"].timeline
+    timeline = life.entry.timeline
     assert len(timeline) == 60
     assert timeline[-1].unix_seconds > life.unix - 25
     assert [line.unix_seconds for line in timeline] == sorted(line.unix_seconds for line in timeline)
@@ -351,8 +336,7 @@ def test_of_a_job_that_goes_up_and_down_the_last_sixty_lines_are_shown() -> None
 def test_what_was_closed_meanwhile_is_saved_without_power_and_with_its_end() -> None:
     """Save the incident without its power curve: the restarted daemon has only later power samples."""
     left = hung().saved[-1]
-    life = Life()
-    life.now = left.opened_unix_seconds - 1e9 + 30
+    life = Life(left.opened_unix_seconds - 1e9 + 30)
     shown, (action,) = steps.restore_incidents(
         life.snapshot, [left], frozenset(), now=life.now, unix_now=life.unix, settings=RULES
     )
@@ -366,8 +350,7 @@ def test_what_was_closed_meanwhile_is_saved_without_power_and_with_its_end() -> 
 
 def test_what_goes_on_is_saved_with_the_power_that_its_job_draws() -> None:
     left = hung().saved[-1]
-    life = Life()
-    life.now = left.opened_unix_seconds - 1e9 + 30
+    life = Life(left.opened_unix_seconds - 1e9 + 30)
     life.discover(job())
     living = frozenset(rank.id for rank in job().ranks)
     shown, actions = steps.restore_incidents(
@@ -383,13 +366,12 @@ def test_what_goes_on_is_saved_with_the_power_that_its_job_draws() -> None:
 
 def test_a_job_that_was_back_at_work_when_its_incident_was_read_goes_on_without_it() -> None:
     left = hung().saved[-1]
-    life = Life()
-    life.now = left.opened_unix_seconds - 1e9 + 30
+    life = Life(left.opened_unix_seconds - 1e9 + 30)
     life.discover(job())
     life.power(600, 60)
     assert life.state is JobState.TRAINING
     life.resume(left, living=job())
-    assert (life.state, life.snapshot.jobs["42"].incident) == (JobState.TRAINING, None)
+    assert (life.state, life.entry.incident) == (JobState.TRAINING, None)
     assert (
         life.saved[-1].timeline[-1].message == "the job was working when hangwatch read this incident after its restart"
     )
@@ -425,9 +407,9 @@ def test_resumed_job_keeps_name_and_key_of_its_incident() -> None:
 def test_key_of_a_job_does_not_move_during_a_capture() -> None:
     """Keep the key during a capture, because the result of the capture goes to the job with this key."""
     life = quiet()
-    assert life.snapshot.jobs["42"].incident is None
+    assert life.entry.incident is None
     life.discover(replace(job(), job_id="42-p100", job_key="42-p100"), replace(job(pid=500), holds_gpu=True))
-    assert life.snapshot.jobs["42"].job.ranks == job().ranks
+    assert life.entry.job.ranks == job().ranks
     life.look(grouping())
     assert life.state is JobState.HUNG
 
@@ -437,7 +419,7 @@ def test_of_two_watches_that_become_one_the_one_that_is_looked_at_goes_on() -> N
     other = replace(job(pid=50, ranks=1), job_id="42-p50", job_key="42-p50")
     life.discover(job(), other)
     life.discover(replace(job(), ranks=(*other.ranks, *job().ranks)))
-    assert (life.state, life.snapshot.jobs["42"].watch.capture_record.capturing) == (JobState.SUSPECTED, True)
+    assert (life.state, life.entry.watch.capture_record.capturing) == (JobState.SUSPECTED, True)
 
 
 def test_of_two_watches_that_are_alike_the_one_of_the_key_goes_on_and_then_the_older() -> None:
@@ -447,7 +429,7 @@ def test_of_two_watches_that_are_alike_the_one_of_the_key_goes_on_and_then_the_o
     life.now += 10
     life.discover(job(), other)
     life.discover(replace(job(), ranks=(*other.ranks, *job().ranks)))
-    assert life.snapshot.jobs["42"].watch.since == 1010.0
+    assert life.entry.watch.since == 1010.0
 
 
 def test_where_a_job_falls_apart_the_part_with_most_of_its_ranks_goes_on() -> None:

@@ -28,6 +28,7 @@ from hangwatch.store import incident_folders as folders
 from hangwatch.store.store_lock import LOCK_FILE
 from hangwatch.words import incident_name
 from tests import samples
+from tests.commands import finished
 
 FILES = {"report.txt": "text", "report.html": "<p>", "dumps/20260314T031501Z-round1/rank0.txt": "Process 1: x"}
 DAY = 86400.0
@@ -295,7 +296,7 @@ def test_a_directory_without_permission_says_what_to_do(tmp_path: Path) -> None:
             print(error)
     """
     with tempfile.TemporaryDirectory() as place:
-        ran = subprocess.run([sys.executable, "-c", textwrap.dedent(code), place], capture_output=True, text=True)
+        ran = finished(sys.executable, "-c", textwrap.dedent(code), place)
     assert "Permission denied" in ran.stdout, ran.stderr
     assert "or run as root" in ran.stdout
 
@@ -610,9 +611,7 @@ def test_marker_with_any_text_is_one_line_and_bounded(tmp_path: Path) -> None:
 def test_leftovers_of_a_crash_are_removed_and_those_of_a_living_writer_kept(tmp_path: Path) -> None:
     kept = open_writable(tmp_path)
     folder = kept.save(samples.loader_hang(), FILES)
-    dead = subprocess.run(
-        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True
-    ).stdout
+    dead = finished(sys.executable, "-c", "import os; print(os.getpid())").stdout
     for name in (f".tmp-{dead.strip()}-20260101T000000Z-x", f".tmp-{os.getpid()}-old", ".tmp-garbage"):
         (kept.incidents / name / "dumps").mkdir(parents=True)
         (kept.incidents / name / "dumps" / "a").write_text("x")

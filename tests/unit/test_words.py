@@ -1,7 +1,6 @@
 """Values as words: a folded list means the same as its input, and foreign text is harmless."""
 
 import re
-import subprocess
 import sys
 import unicodedata
 
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 
 from hangwatch import words
 from hangwatch.model import Job, RankId
+from tests.commands import finished
 
 
 @given(st.lists(st.integers(0, 3000)))
@@ -140,7 +140,7 @@ DAEMON_ONLY = {"tornado", "prometheus_client", "apscheduler"}
 )
 def test_what_starts_loads_no_more_than_it_needs(module: str, without: set[str]) -> None:
     loaded = f"import sys, hangwatch.{module}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
-    names = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True).stdout.split()
+    names = finished(sys.executable, "-c", loaded, check=True).stdout.split()
     assert "hangwatch" in names
     assert not without & set(names)
 

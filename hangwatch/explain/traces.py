@@ -221,7 +221,7 @@ class _LogCollector:
             elif reader.strange:
                 strange += reader.strange
                 example = example or reader.strange_example
-                if not reader.processes and (reader.log.messages or reader.log.failures) and len(streams) > 1:
+                if (reader.log.messages or reader.log.failures) and (reader.processes or len(streams) > 1):
                     self._keep_unranked(name, rank, reader.log)
                 if is_log and len(streams) == 1 and not reader.processes:
                     self._unknown[name] = rank, reader.log

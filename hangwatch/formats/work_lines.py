@@ -38,9 +38,16 @@ _SETUP = re.compile(
     r"NCCL INFO (?:\[Rank \d{1,7}\] )?(?:nccl\w{1,30} )?comm 0x[0-9a-f]{1,16} rank (\d{1,7}) n[rR]anks (\d{1,7})\b"
     r".{0,120}?(?: commId (0x[0-9a-f]{1,16}).{0,40}?)? - Init (START|COMPLETE)"
 )
-_ABSENT = re.compile(r"\bRanks? (\d{1,7}(?:, ?\d{1,7}){0,4095}) failed to pass monitoredBarrier")
+_ABSENT = {
+    "did not reach a monitored barrier in time": re.compile(
+        r"\bRanks? (\d{1,7}(?:, ?\d{1,7}){0,4095}) failed to pass monitoredBarrier"
+    ),
+    "did not give the others the id of their communicator of NCCL": re.compile(
+        r"retrieving ncclUniqueId from \[(\d{1,7})\] .{0,200}[Tt]ime ?out.{0,200}/default_pg/"
+    ),
+}
 _WORDS = (
-    *(" - Init ", "monitoredBarrier", "enqueued", "WorkNCCL(", "collective"),
+    *(" - Init ", "monitoredBarrier", "ncclUniqueId", "enqueued", "WorkNCCL(", "collective"),
     *("lagging ranks", " started ", "the barrier: ", "/task:"),
 )
 _HIGHEST = 1 << 48  # torch 2.2 prints a variable that was never set
@@ -60,7 +67,7 @@ class WorkLine(NamedTuple):
     * "running": one rank and its `operation`, with its `size`.
     * "ras": a sentence (`name`) on an answer of NCCL's RAS, and the `processes` to check first because of `operation`.
     * "setup": a rank began to create a communicator of `enqueued` ranks; `completed` is 1 if it has finished.
-    * "absent": `ranks` did not reach PyTorch's monitored barrier.
+    * "absent": `ranks` did not do what `operation` says, for example reach PyTorch's monitored barrier.
     * "barrier": `ranks` contains the number of tasks that reached it, and the number of all tasks. "task": a task that
       did not reach it.
 
@@ -115,8 +122,9 @@ def parse(text: str) -> tuple[WorkLine, ...]:
         return (WorkLine("barrier", (int(barrier.group(1)), int(barrier.group(2)))),)
     if task := _TASK.match(text.strip()):
         return (WorkLine("task", (int(task.group(1)),)),)
-    if absent := _ABSENT.search(text):
-        return (WorkLine("absent", _parse_numbers(absent.group(1))),)
+    for why, pattern in _ABSENT.items():
+        if absent := pattern.search(text):
+            return (WorkLine("absent", _parse_numbers(absent.group(1)), operation=why),)
     if setup := _SETUP.search(text):
         member, size, communicator, end = setup.groups()
         line = WorkLine("setup", (int(member),), communicator or "", enqueued=int(size))

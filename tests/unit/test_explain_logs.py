@@ -370,6 +370,34 @@ def test_a_signal_in_the_summary_is_a_failure() -> None:
             ],
             "In a group that the lines do not name, ranks 12,28 timed out in #311",
         ),
+        (
+            [
+                f"[rank{rank}]: torch.distributed.DistBackendError: [{rank}] is setting up NCCL communicator and retrieving "
+                "ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: wait timeout "
+                "after 600000ms, keys: /default_pg/0//cuda//0"
+                for rank in (1, 2, 3)
+            ],
+            "Rank 0 did not give the others the id of their communicator of NCCL. ",
+        ),
+        (
+            [
+                "[rank7]: terminate called after throwing an instance of 'c10::DistBackendError'",
+                "[rank7]:   what():  [PG ID 0 Rank 7] watchdog thread terminated: CUDA error: an illegal memory access",
+                f"[rank0]:{WATCHDOG.format(rank=0)}",
+            ],
+            "First to fail: rank 7: what():  [PG ID 0 Rank 7] watchdog thread terminated: CUDA error: an illegal memory",
+        ),
+        (
+            [
+                "[rank6]: ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress",
+                *(f"[rank{rank}]:{WATCHDOG.format(rank=rank)}" for rank in range(4)),
+            ],
+            "Only the log of rank 6 has an error: the watchdog thread of PyTorch stood still",
+        ),
+        (
+            ["[../gloo/transport/tcp/pair.cc:598] step 1", "[pair.cc:598] Killed", "RuntimeError: lost"],
+            "1 log of unknown ranks: RuntimeError: lost. ",
+        ),
         (["=   RANK 3 PID 12 RUNNING AT n1"], "First to fail: rank 3 (n1, pid 12): =   RANK 3 PID 12 RUNNING AT n1."),
         (
             ["slurmstepd: error: *** JOB 9 ON z1 CANCELLED AT 2025-12-08T05:00:00 DUE TO NODE FAILURE ***"],

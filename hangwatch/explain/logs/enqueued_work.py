@@ -330,10 +330,12 @@ def _compare_barriers(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
 
     The log may list only some of these tasks.
     """
-    absent = {rank for _, _, (line, *_) in works if line.kind == "absent" for rank in line.ranks}
-    if absent:
-        ids = _find_ids(absent, works)
-        why = "did not reach a monitored barrier in time"
+    absent: dict[str, set[int]] = defaultdict(set)
+    for _, _, (line, *_) in works:
+        if line.kind == "absent":
+            absent[line.operation].update(line.ranks)
+    for why, ranks in absent.items():
+        ids = _find_ids(ranks, works)
         yield WorkFinding(f"{words.name_ranks(ids)} {why}", ids, ids if len(ids) < _FEWEST_SEEN else (), f"it {why}")
     sizes = [line.ranks for _, _, (line, *_) in works if line.kind == "barrier"]
     tasks = {line.ranks[0] for _, _, (line, *_) in works if line.kind == "task"}

@@ -1,7 +1,7 @@
 """Evidence from the logs of all ranks. The rank that fails first is to be checked first; it is never named. Pure."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec import structs
@@ -110,13 +110,8 @@ def _find_first_error(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterat
                 _make_check(rank, why, f"read the end of {first.kind.logs[0].source}") for rank in first.kind.ids
             )
         return
-    rows = nccl_messages.load()
-    messages = [(rows[name], log, message) for log in logs for name, message in log.messages.items()]
-    troubles = [(row, log, message) for row, log, message in messages if row.about in ("self", "peer")]
-    if len({log.id for _, log, _ in troubles}) == 1 and len(logs) > TIMES_AS_MANY:
-        row, log, message = min(troubles, key=lambda trouble: trouble[2].number)
-        why = f"only its log has an error: {row.meaning} ({_quote(message)})"
-        yield _make_check(log.id, why, row.remedy)
+    if (lone := _find_lone_trouble(logs, ("self", "peer"))) is not None:
+        yield _make_check(lone.ranks[0], lone.why, lone.settle)
 
 
 class _Hint(NamedTuple):
@@ -131,6 +126,18 @@ class _Hint(NamedTuple):
     why: str
     settle: str
     is_sure: bool = True
+
+
+def _find_lone_trouble(logs: Sequence[RankLog], about: Collection[str]) -> _Hint | None:
+    """Return a hint on the rank that alone has a line of NCCL about such a problem, if there are enough other ranks."""
+    rows = nccl_messages.load()
+    messages = [(rows[name], log, message) for log in logs for name, message in log.messages.items()]
+    troubles = [(row, log, message) for row, log, message in messages if row.about in about]
+    if len({log.id for _, log, _ in troubles}) != 1 or len(logs) <= TIMES_AS_MANY:
+        return None
+    row, log, message = min(troubles, key=lambda trouble: trouble[2].number)
+    text = f"only the log of {words.name_ranks([log.id])} has an error: {row.meaning}"
+    return _Hint(text, (log.id,), f"only its log has an error: {row.meaning} ({_quote(message)})", row.remedy)
 
 
 def _find_hint(
@@ -153,6 +160,8 @@ def _find_hint(
             f"read {words.printable(pointing.source)} before that time, or dump its stack (`hangwatch dump --pid N`)"
         )
         return _Hint(pointing.text, pointing.behind, pointing.why, settle)
+    if (lone := _find_lone_trouble(logs, ("self",))) is not None:
+        return lone
     if any(finding.all_joined for finding in numbers):
         return None
     if (silent := _find_silent(logs, kinds)) is not None:

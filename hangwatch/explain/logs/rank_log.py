@@ -59,12 +59,12 @@ _LAST_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,63}\.){0,8}[A-Z]\w{0,63}(?:Error
 _FATAL = re.compile(
     r"Watchdog caught collective operation timeout|collective timeout from +this local rank"
     r"|detected by watchdog at work|Timeout at NCCL work: "
-    r"|Fatal Python error: |terminate called after throwing"
+    r"|Fatal Python error: |^\s*what\(\): |terminate called without"
     r"|\[TC\]\S{0,200} Aborting process on rank \d{1,7} due to "
     r"|CUDA error: |Termination timeout for |^Segmentation fault\b|^Killed\b|\bout of memory\b.*\bKill"
 )
 _WORDS_OF_FATAL = (
-    *("atchdog", "collective timeout", "NCCL work", "Fatal Python", "terminate called", "[TC]", "CUDA error"),
+    *("atchdog", "collective timeout", "NCCL work", "Fatal Python", "what()", "terminate called", "[TC]", "CUDA error"),
     *("Termination", "Segmentation", "Killed", "out of memory"),
 )
 _OF_OTHERS = re.compile(

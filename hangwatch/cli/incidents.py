@@ -237,7 +237,7 @@ def incidents(
     folder: Path | None,
     config_path: Path | None,
     **reaching: Any,
-) -> None:
+) -> int:
     """List the incidents that this node keeps, newest first.
 
     With JOB, the id, key or name of a job, list only its incidents. With --like, --nodes also asks other nodes. --stats
@@ -254,12 +254,12 @@ def incidents(
         from hangwatch.cli import feedback
 
         feedback.export_case(sources.store.find(exported), folder)
-        return
+        return 0
     if like is not None:
         if with_statistics:
             raise click.UsageError("give either --like or --stats")
         _list_similar(like, sources, reach, as_json=as_json)
-        return
+        return 0
     summaries = sources.summaries()
     if wanted is not None:
         summaries = tuple(
@@ -269,13 +269,13 @@ def incidents(
         from hangwatch.cli import feedback
 
         feedback.print_statistics(summaries, as_json=as_json)
-        return
-    if as_json:
+    elif as_json:
         sys.stdout.buffer.write(
             msgspec.json.encode(incident_file.Incidents(schema_version=1, incidents=summaries)) + b"\n"
         )
-        return
-    _print_list(summaries, sources, wanted, full=full)
+    else:
+        _print_list(summaries, sources, wanted, full=full)
+    return int(wanted is not None and not summaries)
 
 
 def _print_list(summaries: Sequence[Summary], sources: _Sources, wanted: str | None, *, full: bool) -> None:

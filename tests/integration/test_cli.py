@@ -338,7 +338,7 @@ def test_incidents_lists_the_incidents_of_one_job(tmp_path: Path) -> None:
         done = hangwatch("incidents", wanted, "--config", str(config))
         assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["incident", expected]
     none = hangwatch("incidents", "78", "--config", str(config))
-    assert (none.returncode, "78: no incident of such a job" in none.stdout) == (0, True), none.stdout
+    assert (none.returncode, "78: no incident of such a job" in none.stdout) == (1, True), none.stdout
 
 
 def test_incidents_of_two_jobs_are_not_mixed(tmp_path: Path) -> None:

@@ -110,9 +110,9 @@ def test_a_child_is_told(tmp_path: Path) -> None:
         assert (found.child_pid, found.child_comm) == (procfs.read_children(pid)[0], "sleep")
 
 
-def test_what_a_path_is_called_is_bounded_and_printable(tmp_path: Path) -> None:
-    """Block a process at a FIFO that has a hostile name and no writer."""
-    code = "import os\nname = folder + '/a\\n\\x1b[31m' + 'b' * 220\nos.mkfifo(name)\nready()\nopen(name)"
+def test_what_a_path_is_called_is_absolute_bounded_and_printable(tmp_path: Path) -> None:
+    """Block a process at a FIFO in its working directory that has a hostile name and no writer."""
+    code = "import os\nos.chdir(folder)\nname = './a\\n\\x1b[31m' + 'b' * 220\nos.mkfifo(name)\nready()\nopen(name)"
     with targets.python(code, tmp_path) as pid:
         found = read_call(pid, "openat")
         assert found.path.startswith(f"{tmp_path}/a\\n\\x1b[31mb")

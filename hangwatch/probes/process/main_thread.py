@@ -17,6 +17,7 @@ from hangwatch.probes.process import process_memory, procfs, system_calls
 
 MOST_DESCRIPTORS = 1024  # of one poll, select or epoll
 
+_AT_FDCWD, _DESCRIPTOR_BITS = -100, 0xFFFFFFFF  # of fcntl.h; a descriptor is the lower half of an argument
 _F_OFD_SETLKW = 38
 _READ_AHEAD_BYTES = 128 << 10  # read by a major page fault: read_ahead_kb of Documentation/ABI/stable/sysfs-block
 _MOST_PIDS = 1 << 22  # PID_MAX_LIMIT
@@ -116,14 +117,21 @@ def read_state(pid: int, thread: int, proc_root: Path) -> tuple[str | None, str 
 def read_path(pid: int, proc_root: Path, thread: int | None = None) -> str | None:
     """Return the path argument of the system call of the main thread (or `thread`); None if the call has none.
 
-    The path is read from the memory of the process, so the owner of the process can forge it.
+    It is absolute, in the mount namespace of the process, if its folder can be read. It is read from the memory of the
+    process, so the owner of the process can forge it.
     """
     call = system_calls.read(pid, proc_root, thread)
     index = {"path": 0, "path_at": 1}.get(call.row.on) if call is not None else None
     if call is None or index is None:
         return None
     raw = process_memory.SHARED.read(proc_root / str(pid) / "mem", call.arguments[index], _MOST_PATH_BYTES)
-    return os.fsdecode(raw.partition(b"\0")[0]) or None
+    path = os.fsdecode(raw.partition(b"\0")[0])
+    if not path or path.startswith("/"):
+        return path or None
+    at = call.arguments[0] & _DESCRIPTOR_BITS
+    link = f"fd/{at}" if index and at != _AT_FDCWD & _DESCRIPTOR_BITS else "cwd"
+    folder = pseudo_files.read_link(proc_root / str(pid) / link)
+    return os.path.normpath(f"{folder}/{path}") if folder else path
 
 
 def _polled(folder: Path, address: int, count: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,23 @@ def finished(*command: object, **options: Any) -> Finished:
     """Run a program to its end. Return what it printed, as text. The options are those of `subprocess.run`."""
     usual = {"capture_output": True, "text": True, "timeout": 120, "check": False}
     return subprocess.run(list(map(str, command)), **{**usual, **options})
+
+
+@contextlib.contextmanager
+def spawn(*command: object, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Run a program until the end of `with`, which kills it. Its standard input and output are pipes of text."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(list(map(str, command)), **{**pipes, **options}) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    """Wait for the next line that the process prints. Return it without its end."""
+    assert process.stdout is not None
+    return process.stdout.readline().rstrip("\n")
 
 
 def start(*arguments: object, **environ: str) -> Finished:

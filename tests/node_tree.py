@@ -156,10 +156,20 @@ class Checked:
         assert {point.name for point in result.points} <= declared
         return result
 
+    def expect(self, outcome: tuple[str, str], node: Node) -> CheckResult:
+        result = self.run(node)
+        assert status_and_reason(result) == outcome, result.verdict
+        return result
+
 
 def run(name: str, node: Node, **settings: Any) -> CheckResult:
     """Run a check once, as `hangwatch check` does."""
     return Checked(name, **settings).run(node)
+
+
+def expect(outcome: tuple[str, str], name: str, node: Node, **settings: Any) -> CheckResult:
+    """Run a check once. Assert its status and reason, e.g. ("WARNING", "ClockOff"), and return its result."""
+    return Checked(name, **settings).expect(outcome, node)
 
 
 def status_and_reason(result: CheckResult) -> tuple[str, str]:

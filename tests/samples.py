@@ -104,16 +104,21 @@ def member(
 
 def waiting(ranks: Iterable[int], node: str = NODE) -> Group:
     kernel, usage = KernelFacts(state="R"), Usage(cpu_ratio=0.99, io_bytes_per_second=0.0)
+    members = (
+        member(rank, node, kernel, usage, GpuReadings(power_watts=118.0 + rank % 5, utilization_ratio=1.0))
+        for rank in ranks
+    )
+    return in_collective("a1f03c77", members, ALL_REDUCE)
+
+
+def in_collective(key: str, members: Iterable[Member], frames: tuple[Frame, ...], name: str = "all_reduce") -> Group:
     return Group(
-        key="a1f03c77",
+        key=key,
         activity="collective_wait",
-        operation="all_reduce",
+        operation=name,
         waits_for="ranks",
-        members=tuple(
-            member(rank, node, kernel, usage, GpuReadings(power_watts=118.0 + rank % 5, utilization_ratio=1.0))
-            for rank in ranks
-        ),
-        frames=ALL_REDUCE,
+        members=tuple(members),
+        frames=frames,
     )
 
 
@@ -193,6 +198,12 @@ def process_dump(pid: int, frames: tuple[Frame, ...], number: int) -> ProcessDum
     )
 
 
+def main_dump(frames: tuple[Frame, ...], at: float = 0.0, **fields: object) -> ProcessDump:
+    """Return a dump of a process in which the main thread, its only one, has these frames."""
+    main = Thread(name="MainThread", thread_id="1", frames=frames, is_main=True)
+    return ProcessDump(taken_monotonic_seconds=at, threads=(main,), **fields)  # type: ignore[arg-type]
+
+
 def blocked_dump(rank: int) -> RankDump:
     """Return the dump of a rank in D state.
 
@@ -212,6 +223,10 @@ def blocked_dump(rank: int) -> RankDump:
         cpu_seconds=811.2,
     )
     return RankDump(id=rank_id(rank), rounds=(found, found, found))
+
+
+def _supports(kind: str, message: str, rank: RankId) -> Evidence:
+    return Evidence(kind=kind, message=message, ranks=(rank,), supports=True)
 
 
 D_STATE = Fault(
@@ -345,30 +360,16 @@ def loader_hang() -> Incident:
         named=(odd,),
         confidence=Confidence.HIGH,
         evidence=(
-            Evidence(
-                kind="OutsideCollective",
-                message="7 of 8 ranks wait in all_reduce; rank 7 is in data loading, outside any collective",
-                ranks=(odd,),
-                supports=True,
+            _supports(
+                "OutsideCollective",
+                "7 of 8 ranks wait in all_reduce; rank 7 is in data loading, outside any collective",
+                odd,
             ),
-            Evidence(
-                kind="Frozen",
-                message="its stack did not change over 3 rounds 5 s apart, CPU 0 %",
-                ranks=(odd,),
-                supports=True,
+            _supports("Frozen", "its stack did not change over 3 rounds 5 s apart, CPU 0 %", odd),
+            _supports(
+                "LoaderWorker", "its worker pt_data_worker (pid 52001) is in read_shard (ourdata/shards.py:58)", odd
             ),
-            Evidence(
-                kind="LoaderWorker",
-                message="its worker pt_data_worker (pid 52001) is in read_shard (ourdata/shards.py:58)",
-                ranks=(odd,),
-                supports=True,
-            ),
-            Evidence(
-                kind="GpuDiffers",
-                message="its GPU reads 0 % and 98 W; the others 100 % and 118-122 W",
-                ranks=(odd,),
-                supports=True,
-            ),
+            _supports("GpuDiffers", "its GPU reads 0 % and 98 W; the others 100 % and 118-122 W", odd),
             Evidence(kind="Xid", message="no XID error on this node in the last hour"),
         ),
     )
@@ -406,14 +407,7 @@ def blocked_in_kernel() -> Incident:
         "All 7 other ranks wait for it in all_reduce.",
         named=(odd,),
         confidence=Confidence.HIGH,
-        evidence=(
-            Evidence(
-                kind="StateD",
-                message="in state D in 3 of 3 rounds, wchan nfs_wait_bit_killable",
-                ranks=(odd,),
-                supports=True,
-            ),
-        ),
+        evidence=(_supports("StateD", "in state D in 3 of 3 rounds, wchan nfs_wait_bit_killable", odd),),
     )
     dumps = [rank_dump(rank, ALL_REDUCE) for rank in range(8) if rank != 3] + [blocked_dump(3)]
     groups = (waiting(rank for rank in range(8) if rank != 3), undumpable)
@@ -461,22 +455,9 @@ def mismatch() -> Incident:
         Frame(function="_sync_buffers", file="trainer/loop.py", line=140),
         *_STEP,
     )
-    other = Group(
-        key="b4b4b4b4",
-        activity="collective_wait",
-        operation="broadcast",
-        waits_for="ranks",
-        members=tuple(
-            member(
-                rank,
-                kernel=KernelFacts(state="R"),
-                usage=Usage(cpu_ratio=1.0),
-                gpu=GpuReadings(power_watts=121.0, utilization_ratio=1.0),
-            )
-            for rank in range(4, 8)
-        ),
-        frames=broadcast,
-    )
+    gpu = GpuReadings(power_watts=121.0, utilization_ratio=1.0)
+    members = (member(rank, kernel=KernelFacts(state="R"), usage=Usage(cpu_ratio=1.0), gpu=gpu) for rank in range(4, 8))
+    other = in_collective("b4b4b4b4", members, broadcast, "broadcast")
     verdict = Verdict(
         kind="Mismatch",
         message="No rank can be named: the ranks wait in 2 different places: ranks 0-3 on gpu-a12 wait in all_reduce; "
@@ -493,6 +474,11 @@ def mismatch() -> Incident:
     return incident(groups=(waiting(range(4)), other), verdict=verdict, dumps=dumps)
 
 
+def _judged(dumps: Sequence[RankDump]) -> Incident:
+    grouping = group_ranks(dumps, activity.load(), config.Capture(), 4)
+    return incident(groups=grouping.groups, verdict=judge(grouping, 4), dumps=dumps, world_size=4)
+
+
 @functools.cache
 def own_code() -> Incident:
     """Return a hang of 4 ranks: rank 2 is in a C call of the program's own code; the others are in backward."""
@@ -506,16 +492,14 @@ def own_code() -> Incident:
         Frame(function="train", file="train.py", line=40),
     )
     dumps = [rank_dump(rank, reserve if rank == 2 else backward) for rank in range(4)]
-    grouping = group_ranks(dumps, activity.load(), config.Capture(), 4)
-    return incident(groups=grouping.groups, verdict=judge(grouping, 4), dumps=dumps, world_size=4)
+    return _judged(dumps)
 
 
 @functools.cache
 def other_line() -> Incident:
     """Return a hang of 4 ranks: rank 3 calls the same all_reduce from another line of the same function."""
     dumps = [rank_dump(rank, (*ALL_REDUCE[:2], replace(ALL_REDUCE[2], line=300 - (rank // 3)))) for rank in range(4)]
-    grouping = group_ranks(dumps, activity.load(), config.Capture(), 4)
-    return incident(groups=grouping.groups, verdict=judge(grouping, 4), dumps=dumps, world_size=4)
+    return _judged(dumps)
 
 
 @functools.cache
@@ -552,11 +536,7 @@ def parallel_groups() -> Incident:
         message="Rank 31 (gpu-a15, local rank 7, pid 41207) is loading data. All 31 other ranks wait for it in 4 different calls.",
         named=(odd,),
         confidence=Confidence.MEDIUM,
-        evidence=(
-            Evidence(
-                kind="OutsideCollective", message="31 of 32 ranks wait in a collective", supports=True, ranks=(odd,)
-            ),
-        ),
+        evidence=(_supports("OutsideCollective", "31 of 32 ranks wait in a collective", odd),),
     )
     return incident(groups=(*groups, named), verdict=verdict, ranks=range(24, 32), world_size=32)
 
@@ -584,24 +564,16 @@ def fleet(nodes: int = 2048, odd_rank: int = 9731, absent_node: int | None = 77)
     for number, (share, caller) in enumerate(zip(sizes, callers, strict=True)):
         end = len(ranks) if number == len(sizes) - 1 else start + int(len(ranks) * share)
         frames = (*ALL_REDUCE[:2], Frame(function=caller, file="trainer/loop.py", line=181), *_STEP)
-        groups.append(
-            Group(
-                key=f"f00000{number:02d}",
-                activity="collective_wait",
-                operation="all_reduce",
-                waits_for="ranks",
-                members=tuple(
-                    member(
-                        rank,
-                        names[rank // 8],
-                        kernel=KernelFacts(state="R"),
-                        gpu=GpuReadings(power_watts=118.0 + rank % 9),
-                    )
-                    for rank in ranks[start:end]
-                ),
-                frames=frames,
+        members = (
+            member(
+                rank,
+                names[rank // 8],
+                kernel=KernelFacts(state="R"),
+                gpu=GpuReadings(power_watts=118.0 + rank % 9),
             )
+            for rank in ranks[start:end]
         )
+        groups.append(in_collective(f"f00000{number:02d}", members, frames))
         start = end
     odd = rank_id(odd_rank, names[odd_rank // 8])
     groups.append(alone(loading([odd_rank]), odd))
@@ -612,12 +584,7 @@ def fleet(nodes: int = 2048, odd_rank: int = 9731, absent_node: int | None = 77)
         named=(odd,),
         confidence=Confidence.HIGH,
         evidence=(
-            Evidence(
-                kind="OutsideCollective",
-                message=f"{len(ranks):,} of {nodes * 8:,} ranks wait in all_reduce",
-                ranks=(odd,),
-                supports=True,
-            ),
+            _supports("OutsideCollective", f"{len(ranks):,} of {nodes * 8:,} ranks wait in all_reduce", odd),
             Evidence(
                 kind="NoAnswer",
                 message=f"{len(absent)} ranks of {names[absent_node or 0]} did not respond; that alone names no rank",

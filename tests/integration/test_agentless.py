@@ -16,7 +16,7 @@ import pytest
 
 from hangwatch.fleet import agentless
 from hangwatch.fleet.remote_run import Reply
-from tests.commands import HANGWATCH, Finished, finished
+from tests.commands import HANGWATCH, Finished, finished, first_line, spawn
 from tests.conftest import wait_for
 from tests.integration.test_dump_nodes import RUN_ID, VIA_HERE, job_of_four
 from tests.integration.test_hostile_input import hangwatch
@@ -84,13 +84,9 @@ sys.stdin.read()
 
 def test_a_loader_worker_is_no_rank() -> None:
     environ = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "loaders"}
-    with subprocess.Popen(
-        [sys.executable, "-c", FORKING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ
-    ) as rank:
-        assert rank.stdout is not None
-        rank.stdout.readline()
+    with spawn(sys.executable, "-c", FORKING, env=environ) as rank:
+        first_line(rank)
         (job,) = jobs(ask(*VIA_HERE, "--json", "--rounds", "1", "--job", "loaders"))
-        rank.kill()
     assert [member["pid"] for member in members(job)] == [rank.pid]
     assert not any("appears as pid" in note for note in job["notes"])
 
@@ -146,14 +142,10 @@ def test_hostile_environment_changes_only_the_name_of_the_job(tmp_path: Path) ->
     }
     program = 'import sys\nprint("up", flush=True)\nsys.stdin.read()'
     forged = ["[other:5]Process 1: python\n}\n=1 0 5 8 other", "\x1b[2J"]
-    with subprocess.Popen(
-        [sys.executable, "-c", program, *forged], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ
-    ) as owner:
-        assert owner.stdout is not None
-        owner.stdout.readline()
+    with spawn(sys.executable, "-c", program, *forged, env=environ) as owner:
+        first_line(owner)
         raw = tmp_path / "raw"
         found = jobs(ask(*VIA_HERE, "--json", "--rounds", "1", "--raw", str(raw), "--job", "owntouchx"))
-        owner.kill()
     (job,) = [job for job in found if owner.pid in {member["pid"] for member in members(job)}]
     assert [(member["rank"], member["node"]) for member in members(job)] == [(None, "one")]
     assert job["world_size"] is None
@@ -175,16 +167,12 @@ def test_ranks_with_unreadable_environment_are_found_by_their_launcher(folder_fo
     allowed.chmod(0o755)
     # A shell with the process name torchrun, which waits for its rank.
     shell = f'"{sys.executable}" -c "import time; time.sleep(600)" & echo $!; wait'
-    with subprocess.Popen(
-        ["torchrun", "-c", shell], executable="/bin/sh", stdout=subprocess.PIPE, env={**os.environ, "RANK": "3"}
-    ) as launcher:
-        assert launcher.stdout is not None
-        rank = int(launcher.stdout.readline())
+    with spawn("torchrun", "-c", shell, executable="/bin/sh", env={**os.environ, "RANK": "3"}) as launcher:
+        rank = int(first_line(launcher))
         try:
             done = ask(*VIA_HERE, "--json", "--rounds", "1", py_spy=str(allowed), run_as=as_user(4001))
         finally:
             os.kill(rank, 9)
-            launcher.kill()
     found = jobs(done)
     (job,) = [job for job in found if rank in {member["pid"] for member in members(job)}]
     assert {member["rank"] for member in members(job)} == {None}

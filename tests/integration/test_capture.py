@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -27,6 +28,7 @@ from hangwatch.probes.process import procfs
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.stacks import activity
 from hangwatch.verdict import second_round
+from hangwatch.verdict.diagnosis import Diagnosis
 from tests.conftest import wait_for
 from tests.integration import targets
 from tests.other_users import needs_root
@@ -89,6 +91,14 @@ def one_rank(pid: int, start_ticks: int | None = None) -> Job:
     return Job(job_id="one", launcher="plain", launcher_id=None, ranks=(Rank(id=identity, rank=0, local_rank=0),))
 
 
+def take(job: Job, settings: config.Capture = QUICK, **options: Any) -> Capture:
+    return capture(job, CaptureRequest(settings=settings, node="here", **options))
+
+
+def diagnosed(job: Job, settings: config.Capture = QUICK, **options: Any) -> Diagnosis:
+    return diagnose_job(job, CaptureRequest(settings=settings, node="here", **options), activity.load())
+
+
 def innermost(dump: ProcessDump) -> str:
     (main,) = (thread for thread in dump.threads if thread.is_main)
     return main.frames[0].function
@@ -97,9 +107,7 @@ def innermost(dump: ProcessDump) -> str:
 def test_every_rank_and_its_workers_in_every_round(tmp_path: Path) -> None:
     seen: list[Fault | None] = []
     with ranks(tmp_path, 3, workers=2) as job:
-        taken = capture(
-            job, CaptureRequest(settings=QUICK, node="here", observe_dump=lambda seconds, fault: seen.append(fault))
-        )
+        taken = take(job, observe_dump=lambda seconds, fault: seen.append(fault))
     assert (taken.rounds, taken.node, taken.world_size, taken.notes) == (2, "here", 16, ())
     assert [(one.id.rank, one.id.local_rank, one.id.node, one.gone) for one in taken.ranks] == [
         (8, 0, "here", False),
@@ -135,9 +143,7 @@ def test_numbers_of_the_gpus_of_a_rank(tmp_path: Path) -> None:
             launcher_id=None,
             ranks=(Rank(id=rank.id, rank=0, local_rank=0, gpu_uuids=("GPU-0", "GPU-1")),),
         )
-        (dumped,) = capture(
-            job, CaptureRequest(settings=QUICK, node="here", rounds=1, gpus=GpuSources(read_sweep=lambda: sweep))
-        ).ranks
+        (dumped,) = take(job, rounds=1, gpus=GpuSources(read_sweep=lambda: sweep)).ranks
     assert (dumped.power_watts, dumped.utilization_ratio) == (80.0, 0.5)
 
 
@@ -149,7 +155,7 @@ def test_a_rank_that_ends_between_two_rounds_is_gone_and_keeps_its_first_stack(t
             os.kill(victim, signal.SIGKILL)
             targets.wait_for_state(victim, "Z")
 
-        taken = capture(job, CaptureRequest(settings=QUICK, node="here", observe_dump=_once_after(2, end)))
+        taken = take(job, observe_dump=_once_after(2, end))
     alive, gone = taken.ranks
     assert (alive.gone, gone.gone) == (False, True)
     assert (innermost(gone.rounds[0]), gone.rounds[1].threads) == ("train", ())
@@ -171,14 +177,9 @@ def test_what_ports_of_the_node_count_during_a_look(tmp_path: Path) -> None:
     (tmp_path / "ranks").mkdir()
     with ranks(tmp_path / "ranks", 2) as job:
         settings = replace(QUICK, rounds=3)
-        taken = capture(
-            job,
-            CaptureRequest(
-                settings=settings, node="here", observe_dump=_once_after(3, grow), paths=NodePaths(sys_root=tmp_path)
-            ),
-        )
+        taken = take(job, settings, observe_dump=_once_after(3, grow), paths=NodePaths(sys_root=tmp_path))
         off = replace(settings, counters=False)
-        unread = capture(job, CaptureRequest(settings=off, node="here", paths=NodePaths(sys_root=tmp_path)))
+        unread = take(job, off, paths=NodePaths(sys_root=tmp_path))
     for rank in taken.ranks[:2]:
         assert rank.ports is not None
         assert rank.ports.worse == ("mlx5_3/1 link_downed +1",)
@@ -192,14 +193,8 @@ def test_the_kernels_log_is_evidence_unless_it_is_turned_off(tmp_path: Path) -> 
     with targets.python(targets.SLEEPING, tmp_path) as pid:
 
         def report_lines(**more: bool) -> list[str]:
-            taken = diagnose_job(
-                job_of_pids([pid]),
-                CaptureRequest(
-                    settings=replace(QUICK, rounds=1, **more),
-                    node="here",
-                    paths=NodePaths(kernel_log=tmp_path / "kmsg"),
-                ),
-                activity.load(),
+            taken = diagnosed(
+                job_of_pids([pid]), replace(QUICK, rounds=1, **more), paths=NodePaths(kernel_log=tmp_path / "kmsg")
             )
             return [line.text for rank in taken.capture.ranks for line in rank.kernel_lines]
 
@@ -226,23 +221,16 @@ def test_rank_in_unknown_code_is_seen_in_a_second_round(tmp_path: Path) -> None:
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         targets.wait_for_state(pid, "S")
         job = job_of_pids([pid])
-        look = diagnose_job(
-            job,
-            CaptureRequest(
-                settings=settings,
-                node="here",
-                rounds=1,
-                needs_second_round=partial(second_round.is_needed, table=activity.load()),
-            ),
-            activity.load(),
+        look = diagnosed(
+            job, settings, rounds=1, needs_second_round=partial(second_round.is_needed, table=activity.load())
         )
-        asked = diagnose_job(job, CaptureRequest(settings=settings, node="here", rounds=1), activity.load())
+        asked = diagnosed(job, settings, rounds=1)
     assert (look.capture.rounds, asked.capture.rounds) == (2, 1)
 
 
 def test_another_process_of_the_same_pid_is_not_dumped(tmp_path: Path) -> None:
     with targets.python(targets.SLEEPING, tmp_path) as pid:
-        taken = capture(one_rank(pid, start_ticks=1), CaptureRequest(settings=QUICK, node="here", rounds=1))
+        taken = take(one_rank(pid, start_ticks=1), rounds=1)
     (rank,) = taken.ranks
     assert (rank.gone, rank.rounds[0].threads) == (True, ())
 
@@ -254,7 +242,7 @@ def test_ranks_that_were_absent_before_are_gone_with_their_number(tmp_path: Path
         job = Job(
             job_id="x", launcher="torchrun", launcher_id=None, ranks=(known,), absent_local_ranks=((0, 0), (3, 3))
         )
-        taken = capture(job, CaptureRequest(settings=QUICK, node="here", rounds=1))
+        taken = take(job, rounds=1)
     assert [(one.id.rank, one.id.local_rank, one.id.pid, one.gone) for one in taken.ranks] == [
         (17, 1, pid, False),
         (16, 0, None, True),
@@ -265,7 +253,7 @@ def test_ranks_that_were_absent_before_are_gone_with_their_number(tmp_path: Path
 def test_of_a_thousand_absent_ranks_some_are_listed_and_the_rest_is_counted(tmp_path: Path) -> None:
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         job = replace(one_rank(pid), absent_local_ranks=((1, 1023),))
-        taken = capture(job, CaptureRequest(settings=QUICK, node="here", rounds=1))
+        taken = take(job, rounds=1)
     assert len(taken.ranks) == 1 + ABSENT_LISTED
     assert taken.notes == ("1,023 local ranks should be here and have no process: the first 64 are listed",)
 
@@ -279,7 +267,7 @@ def test_stopped_and_blocked_ranks_are_dumped_as_they_are(tmp_path: Path) -> Non
             if letter == "T":
                 targets.stop(pid)
             targets.wait_for_state(pid, letter)
-            (rank,) = capture(one_rank(pid), CaptureRequest(settings=QUICK, node="here", rounds=1)).ranks
+            (rank,) = take(one_rank(pid), rounds=1).ranks
             assert targets.state(pid) == letter
         (dump,) = rank.rounds
         assert (dump.state, dump.state_after, dump.fault, rank.gone) == (letter, letter, None, False)
@@ -291,7 +279,7 @@ def _ranks_at(pid: int, place: str) -> tuple[RankDump, ...]:
 
     The file system may first block the rank at another place.
     """
-    taken = capture(one_rank(pid), CaptureRequest(settings=QUICK, node="here", rounds=1)).ranks
+    taken = take(one_rank(pid), rounds=1).ranks
     return taken if innermost(taken[0].rounds[0]) == place else ()
 
 
@@ -300,7 +288,7 @@ def test_what_is_undumpable_keeps_its_place_with_the_reason() -> None:
     try:
         wait_for(lambda: Path(f"/proc/{child.pid}/comm").read_text() == "sleep\n", "sleep to be executed")
         targets.wait_for_state(child.pid, "S")
-        (rank,) = capture(one_rank(child.pid), CaptureRequest(settings=QUICK, node="here", rounds=1)).ranks
+        (rank,) = take(one_rank(child.pid), rounds=1).ranks
     finally:
         child.kill()
         child.wait()
@@ -309,21 +297,11 @@ def test_what_is_undumpable_keeps_its_place_with_the_reason() -> None:
     assert rank.rounds[0].fault.remedy.startswith("if it is not a Python process, give the pid of a rank")
 
 
-def test_workers_are_bounded_and_the_rest_is_told(tmp_path: Path) -> None:
-    settings = replace(QUICK, rounds=1, max_workers_per_rank=2)
-    with ranks(tmp_path, 2, workers=3) as job:
-        taken = capture(job, CaptureRequest(settings=settings, node="here"))
-    assert [len(rank.workers) for rank in taken.ranks] == [2, 2]
-    assert taken.notes == ("2 of 6 worker processes were not dumped: max_workers_per_rank is 2",)
-
-
 def test_deadlines_hold_when_py_spy_hangs(tmp_path: Path) -> None:
     settings = config.Capture(rounds=1, parallel=2, dump_deadline_seconds=2.0, round_deadline_seconds=3.0)
     with ranks(tmp_path, 6) as job:
         began = time.monotonic()
-        taken = capture(
-            job, CaptureRequest(settings=settings, node="here", paths=NodePaths(pyspy_path=_hanging_pyspy(tmp_path)))
-        )
+        taken = take(job, settings, paths=NodePaths(pyspy_path=_hanging_pyspy(tmp_path)))
         seconds = time.monotonic() - began
     assert seconds < 60, "py-spy hangs for 600 s"
     reasons = [rank.rounds[0].fault.reason for rank in taken.ranks if rank.rounds[0].fault is not None]
@@ -334,9 +312,7 @@ def test_deadlines_hold_when_py_spy_hangs(tmp_path: Path) -> None:
 def test_a_dump_may_not_outlast_its_round(tmp_path: Path) -> None:
     settings = config.Capture(rounds=1, dump_deadline_seconds=30.0, round_deadline_seconds=3.0)
     with ranks(tmp_path, 1) as job:
-        (rank,) = capture(
-            job, CaptureRequest(settings=settings, node="here", paths=NodePaths(pyspy_path=_hanging_pyspy(tmp_path)))
-        ).ranks
+        (rank,) = take(job, settings, paths=NodePaths(pyspy_path=_hanging_pyspy(tmp_path))).ranks
     (dump,) = rank.rounds
     assert dump.fault is not None and dump.fault.reason == "Timeout"
     assert (dump.duration_seconds or 0) < 25
@@ -354,9 +330,7 @@ def test_a_shutdown_ends_a_capture_at_once(tmp_path: Path) -> None:
     settings = config.Capture(rounds=3, pause_seconds=120.0)
     with ranks(tmp_path, 2) as job:
         began = time.monotonic()
-        taken = capture(
-            job, CaptureRequest(settings=settings, node="here", stop=stop, observe_dump=lambda *_: stop.set())
-        )
+        taken = take(job, settings, stop=stop, observe_dump=lambda *_: stop.set())
     assert time.monotonic() - began < 100
     assert taken.rounds == 1
     assert "interrupted" in taken.notes[0]
@@ -372,7 +346,7 @@ def test_eight_ranks_and_64_workers_take_less_than_two_seconds(tmp_path: Path) -
     with ranks(tmp_path, 8, workers=8) as job:
         for _ in range(3):
             idle_before = idle_seconds()
-            taken = capture(job, CaptureRequest(settings=replace(QUICK, rounds=1), node="here"))
+            taken = take(job, replace(QUICK, rounds=1))
             idle = (idle_seconds() - idle_before) / (os.cpu_count() or 1) / taken.duration_seconds
             dumps = [dump for one in taken.ranks for each in (one, *one.workers) for dump in each.rounds]
             print(f"{len(dumps)} dumps in {taken.duration_seconds:.2f} s, cores idle for {idle:.0%}")
@@ -389,7 +363,7 @@ def idle_seconds() -> float:
 
 def test_pids_that_a_person_names(tmp_path: Path) -> None:
     with targets.python(targets.SLEEPING, tmp_path) as pid:
-        taken = capture(job_of_pids([pid, 4_000_000]), CaptureRequest(settings=QUICK, node="here", rounds=1))
+        taken = take(job_of_pids([pid, 4_000_000]), rounds=1)
     there, nowhere = taken.ranks
     assert (there.id.pid, there.gone, innermost(there.rounds[0])) == (pid, False, "asleep")
     assert (nowhere.id.pid, nowhere.gone) == (4_000_000, True)
@@ -400,13 +374,13 @@ def test_a_worker_that_comes_from_nowhere_is_no_trouble() -> None:
     nobody, worker = ProcessId(pid=4_000_000, start_ticks=1), ProcessId(pid=4_000_001, start_ticks=1)
     rank = Rank(id=nobody, rank=0, local_rank=0, workers=(Worker(id=worker, comm="pt_data_worker"),))
     job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=(rank,))
-    taken: Capture = capture(job, CaptureRequest(settings=QUICK, node="here"))
+    taken: Capture = take(job)
     assert (taken.rounds, taken.ranks[0].gone, len(taken.ranks[0].workers[0].rounds)) == (2, True, 2)
 
 
 @pytest.mark.parametrize("rounds", [1, 3])
 def test_the_number_of_rounds_may_be_asked_for(rounds: int) -> None:
-    taken = capture(one_rank(os.getpid()), CaptureRequest(settings=QUICK, node="here", rounds=rounds))
+    taken = take(one_rank(os.getpid()), rounds=rounds)
     assert (taken.rounds, len(taken.ranks[0].rounds)) == (rounds, rounds)
 
 
@@ -421,7 +395,7 @@ def test_a_process_that_is_not_the_readers_is_not_dumped(tmp_path: Path, ids: tu
     code = f"import os, time\nready()\nos.setresuid({real}, {effective}, {effective})\ntime.sleep(600)"
     with targets.python(code, tmp_path) as pid:
         wait_for(lambda: procfs.read_user_ids(pid) == (real, effective, effective), "the user")
-        (rank,) = capture(replace(job_of_pids([pid]), uid=4001), CaptureRequest(settings=QUICK, node="here")).ranks
+        (rank,) = take(replace(job_of_pids([pid]), uid=4001)).ranks
     reasons = [dump.fault.reason if dump.fault else "" for dump in rank.rounds]
     assert (any(dump.threads for dump in rank.rounds), set(reasons)) == (is_shown, {"" if is_shown else "AnotherUsers"})
 

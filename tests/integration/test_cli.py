@@ -47,7 +47,7 @@ from hangwatch.state.status import build_status
 from hangwatch.tables.launchers import TABLE
 from hangwatch.words import name_ranks
 from tests import samples
-from tests.commands import HANGWATCH, Finished, finished, hangwatch, start
+from tests.commands import HANGWATCH, Finished, finished, first_line, hangwatch, spawn, start
 from tests.conftest import wait_for
 from tests.other_users import as_user, needs_root
 
@@ -371,15 +371,10 @@ def jobs_of(*wanted: tuple[str, int]) -> Iterator[set[int]]:
     with contextlib.ExitStack() as stack:
         pids = set()
         for run_id, user in wanted:
-            process = subprocess.Popen(
-                [*(as_user(user) if user != os.getuid() else ()), sys.executable, "-c", program],
-                env={**os.environ, **environ, "TORCHELASTIC_RUN_ID": run_id},
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            assert process.stdout is not None and process.stdout.readline() == "up\n"
+            as_this = as_user(user) if user != os.getuid() else ()
+            own = {**os.environ, **environ, "TORCHELASTIC_RUN_ID": run_id}
+            process = stack.enter_context(spawn(*as_this, sys.executable, "-c", program, env=own))
+            assert first_line(process) == "up"
             pids.add(process.pid)
         yield pids
 

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ from hangwatch.probes.node import kmsg
 from hangwatch.probes.process import crash_artifacts, crash_artifacts_child, procfs
 from hangwatch.state import steps
 from hangwatch.state.board import Snapshot
-from tests.commands import finished
+from tests.commands import finished, spawn
 from tests.conftest import wait_for
 from tests.integration import targets
 from tests.other_users import as_user, needs_root
@@ -373,7 +374,7 @@ def folder_of_owner() -> Iterator[Path]:
 
 
 def seen(
-    process: subprocess.Popen[bytes],
+    process: subprocess.Popen[Any],
     *,
     uid: int,
     error_file: str = "",
@@ -418,8 +419,7 @@ def test_the_native_stack_of_a_core_in_a_container(folder_of_owner: Path) -> Non
 
     The kernel opens /proc/PID/root only for a reader with the same group id.
     """
-    launcher = subprocess.Popen(["unshare", "--mount", "--propagation", "private", *AS_OWNER, "sleep", "600"])
-    try:
+    with spawn("unshare", "--mount", "--propagation", "private", *AS_OWNER, "sleep", "600") as launcher:
         wait_for(lambda: procfs.read_counters(launcher.pid).comm == "sleep", "the container")
         inside = ["nsenter", f"--mount=/proc/{launcher.pid}/ns/mnt", "env", f"--chdir={folder_of_owner}"]
         known = shell_that_segfaults(folder_of_owner, inside)
@@ -430,9 +430,6 @@ def test_the_native_stack_of_a_core_in_a_container(folder_of_owner: Path) -> Non
         if core.refused.startswith("cores go to"):
             return
         stack = crash_artifacts.native_stack(known, core, root)
-    finally:
-        launcher.kill()
-        launcher.wait()
     assert collection._frames(stack)[0].startswith(("kill ", "__GI_kill ")), stack
 
 
@@ -524,12 +521,8 @@ def hostile(kind: str, folder: Path) -> Path:
 )
 def test_what_is_no_error_file_of_the_owner_is_refused(tmp_path: Path, kind: str, why: str) -> None:
     path = hostile(kind, tmp_path)
-    process = subprocess.Popen(["sleep", "60"])
-    try:
+    with spawn("sleep", "60") as process:
         known = seen(process, uid=OWNER if kind == "another user's" else os.geteuid(), error_file=str(path))
-    finally:
-        process.kill()
-        process.wait()
     (file,) = crash_artifacts.read_error_files([(known, Path("/"))])
     assert file.text == ""
     assert why in file.refused and bool(why) == bool(file.refused)
@@ -565,12 +558,8 @@ def test_a_link_that_root_made_where_only_root_writes_is_followed(
 @pytest.mark.parametrize("place", ["/dev/zero", "text", "notes"])
 def test_what_is_no_core_of_the_process_is_none(tmp_path: Path, place: str) -> None:
     """Reject a device, a text, and a file with notes that end beyond the end of the file."""
-    process = subprocess.Popen(["sleep", "60"], cwd=tmp_path)
-    try:
+    with spawn("sleep", "60", cwd=tmp_path) as process:
         known = seen(process, uid=os.geteuid())
-    finally:
-        process.kill()
-        process.wait()
     path = Path("/dev/zero") if place == "/dev/zero" else tmp_path / "core"
     if place == "text":
         path.write_text("no core " * 1000)
@@ -586,12 +575,8 @@ def test_what_is_no_core_of_the_process_is_none(tmp_path: Path, place: str) -> N
 
 
 def test_where_a_core_can_lie(tmp_path: Path) -> None:
-    process = subprocess.Popen(["sleep", "60"], cwd=tmp_path)
-    try:
+    with spawn("sleep", "60", cwd=tmp_path) as process:
         known = seen(process, uid=1000)
-    finally:
-        process.kill()
-        process.wait()
     pid = process.pid
     assert crash_artifacts.core_paths("core", known, uses_pid=False) == (f"{tmp_path}/core",)
     assert crash_artifacts.core_paths("core", known, uses_pid=True) == (f"{tmp_path}/core.{pid}",)

@@ -19,7 +19,7 @@ from hangwatch.fleet import sighting
 from hangwatch.model import Grouping, Incident
 from hangwatch.report import as_json
 from tests import samples
-from tests.commands import hangwatch, refused
+from tests.commands import first_line, hangwatch, refused, spawn
 from tests.conftest import obeys_ctrl_c, wait_for
 from tests.integration import test_hostile_input as bounded
 
@@ -318,12 +318,8 @@ def job_of_four() -> Iterator[set[int]]:
         pids = set()
         for rank in range(4):
             mine = {**os.environ, **environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            started = stack.enter_context(
-                subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=mine)
-            )
-            stack.callback(started.kill)
-            assert started.stdout is not None
-            started.stdout.readline()
+            started = stack.enter_context(spawn(sys.executable, "-c", program, env=mine))
+            first_line(started)
             pids.add(started.pid)
         yield pids
 

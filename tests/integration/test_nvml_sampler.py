@@ -2,8 +2,6 @@
 
 import itertools
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -17,7 +15,7 @@ from hangwatch.model import CheckStatus, Fault, GpuSweep, SamplerStatus
 from hangwatch.probes.gpu.details import Details, GpuFabric, XidDetails
 from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.node.machine import Clock
-from tests.commands import finished
+from tests.commands import finished, first_line, spawn
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100, uuid_of
 from tests.node_tree import Checked, NodeTree, values
@@ -401,16 +399,9 @@ def test_the_child_dies_with_its_parent_even_while_the_driver_blocks(fake_driver
         "print(sampler._child.pid, flush=True)\n"
         "time.sleep(60)\n"
     )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", program], env=fake_driver.environ, stdout=subprocess.PIPE, text=True
-    )
-    assert parent.stdout is not None
-    child = int(parent.stdout.readline())
-    assert Path(f"/proc/{child}").exists()
-
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    parent.stdout.close()
+    with spawn(sys.executable, "-c", program, env=fake_driver.environ) as parent:
+        child = int(first_line(parent))
+        assert Path(f"/proc/{child}").exists()
 
     def gone() -> bool:
         try:

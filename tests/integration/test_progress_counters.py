@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from hangwatch.model import ProcessId
 from hangwatch.model.flight_records import ProgressCounter
 from hangwatch.probes.torch_recorder.progress_counters import ProgressCounters
+from tests.commands import first_line, spawn
 from tests.conftest import identity, wait_for
 from tests.integration import targets
 from tests.other_users import needs_root
@@ -80,12 +80,8 @@ class Followed:
 @contextlib.contextmanager
 def false_libraries(folder: Path, count: int) -> Iterator[list[ProcessId]]:
     """Start processes of user nobody which map files that look like libtorch."""
-    with subprocess.Popen([sys.executable, FALSE_LIBRARY, folder, str(count)], stdout=subprocess.PIPE) as first:
-        try:
-            assert first.stdout is not None
-            yield [identity(int(first.stdout.readline())) for _ in range(count)]
-        finally:
-            first.kill()
+    with spawn(sys.executable, FALSE_LIBRARY, folder, count) as first:
+        yield [identity(int(first_line(first))) for _ in range(count)]
 
 
 def test_only_collectives_of_the_main_thread_count(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ A rank that waits for a semaphore of another rank is not the late rank.
 """
 
 import contextlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from hangwatch.probes.process import procfs, shared_locks
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict.wording import clauses
+from tests.commands import first_line, spawn
 from tests.conftest import wait_for
 from tests.integration import targets
 
@@ -61,14 +61,9 @@ def name(request: pytest.FixtureRequest) -> str:
 @contextlib.contextmanager
 def held(name: str) -> Iterator[int]:
     """Start a process that holds the semaphore `name`. Yield its pid."""
-    command = [sys.executable, "-c", HOLDS, name]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        try:
-            yield holder.pid
-        finally:
-            assert holder.stdin is not None
-            holder.stdin.close()
+    with spawn(sys.executable, "-c", HOLDS, name) as holder:
+        assert first_line(holder) == "held"
+        yield holder.pid
 
 
 def seen(*pids: int) -> Group:

@@ -29,6 +29,7 @@ from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict.wording import clauses
 from tests import debug_client
+from tests.commands import first_line, spawn
 from tests.conftest import identity, wait_for
 from tests.fake_driver import FakeDriver, uuid_of
 from tests.integration import targets
@@ -319,12 +320,9 @@ COPIES = "import os\nnull = os.open(os.devnull, os.O_WRONLY)\nwhile True: os.wri
 def sidecar(does: str, folder: Path) -> Iterator[int]:
     """Run a process outside the job at a Unix socket: it "copies" or "receives". Yield its pid."""
     command = [sys.executable, "-c", SIDECAR, str(folder / "socket"), does, COPIES]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline()
-        try:
-            yield process.pid
-        finally:
-            process.kill()
+    with spawn(*command) as process:
+        first_line(process)
+        yield process.pid
 
 
 @pytest.mark.parametrize(
@@ -501,16 +499,10 @@ def test_rank_in_debugpy_polls(comes: bool) -> None:
 
     Its main thread wakes 47 times a second while it waits for the editor, and 5 times at a breakpoint.
     """
-    program = [sys.executable, "-Xfrozen_modules=off", "-c", DEBUGGED]
-    child = subprocess.Popen(program, stdout=subprocess.PIPE)
-    try:
-        assert child.stdout is not None
-        port = int(child.stdout.readline())
+    with spawn(sys.executable, "-Xfrozen_modules=off", "-c", DEBUGGED) as child:
+        port = int(first_line(child))
         with debug_client.attach_debugger(port) if comes else contextlib.nullcontext():
             taken = capture(job_of_pids([child.pid]), CaptureRequest(settings=SETTINGS, node="here"))
-    finally:
-        child.kill()
-        child.communicate(timeout=60)
     (nameless,) = group_ranks(taken, Table(()), SETTINGS).members
     assert (nameless.signature, nameless.motion) == (Signature.POLLS, Motion.UNKNOWN)
     (group,) = group_ranks(taken, activity.load(), SETTINGS).groups

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from hangwatch.capture.job_scan import JobScan
 from hangwatch.model import Job
+from tests.commands import first_line, spawn
 from tests.conftest import wait_for
 from tests.other_users import needs_root
 
@@ -25,11 +25,9 @@ def rank(*before: str) -> Iterator[int]:
     place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     command = [*before, sys.executable, "-c", PROGRAM]
     environ = {**os.environ, **place, "USER": "alice", "LOGNAME": "alice", "SLURM_JOB_USER": "alice"}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ) as process:
-        assert process.stdin is not None and process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
+    with spawn(*command, env=environ) as process:
+        assert first_line(process) == "ready"
         yield process.pid
-        process.stdin.close()
 
 
 def job_of(pid: int, scan: JobScan) -> Job:

@@ -24,7 +24,7 @@ from hangwatch.probes.process import procfs
 from hangwatch.store import Store
 from hangwatch.web.listener import Answer, Listener, Request, text
 from tests import samples
-from tests.commands import HANGWATCH, Finished, finished
+from tests.commands import HANGWATCH, Finished, finished, first_line, spawn
 from tests.conftest import wait_for
 from tests.integration import targets
 from tests.other_users import as_user, needs_root
@@ -235,14 +235,11 @@ def test_client_sends_nothing_to_a_socket_of_another_user(tmp_path: Path) -> Non
     folder = Path(tempfile.mkdtemp(prefix="own-jobs-"))
     os.chown(folder, OTHER, OTHER)
     his = folder / "socket"
-    with subprocess.Popen(
-        [*as_user(OTHER), sys.executable, "-c", listens, str(his)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as listening:
-        try:
-            assert listening.stdout is not None and listening.stdout.readline()
+    try:
+        with spawn(*as_user(OTHER), sys.executable, "-c", listens, his) as listening:
+            first_line(listening)
             os.chown(his, 0, 0)
             with pytest.raises(SocketError, match="the listener is neither root nor the user hangwatch"):
                 user_socket_client.ask(str(his), "/status")
-        finally:
-            listening.kill()
-            shutil.rmtree(folder)
+    finally:
+        shutil.rmtree(folder)

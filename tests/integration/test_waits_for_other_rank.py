@@ -19,6 +19,7 @@ from hangwatch.probes.process import blocked_call, main_thread, procfs
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict.wording import clauses
+from tests.commands import first_line, spawn
 from tests.conftest import wait_for
 from tests.integration import targets
 
@@ -69,13 +70,9 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def other_rank(folder: Path, *, accepts: bool = False) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", OTHER, str(folder), "accepts" if accepts else "listens"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None and other.stdout.readline() == "ready\n"
-        try:
-            yield other
-        finally:
-            other.kill()
+    with spawn(sys.executable, "-c", OTHER, folder, "accepts" if accepts else "listens") as other:
+        assert first_line(other) == "ready"
+        yield other
 
 
 def seen(kind: str, pid: int, *ranks: int) -> tuple[Group, Member]:

@@ -7,7 +7,7 @@ import pytest
 
 from hangwatch.jobs import collective_timeout
 from hangwatch.probes.node.machine import Node
-from tests.node_tree import NodeTree, job, rank, real_rank, run, status_and_reason, values
+from tests.node_tree import NodeTree, expect, job, rank, real_rank, run, status_and_reason, values
 
 GPU = "GPU-0"
 
@@ -86,7 +86,7 @@ def test_odd_values_are_taken_as_not_set(tree: NodeTree) -> None:
 
 
 def test_no_job(tree: NodeTree) -> None:
-    assert status_and_reason(run("collective_timeout", tree.node())) == ("OK", "NotPresent")
+    expect(("OK", "NotPresent"), "collective_timeout", tree.node())
 
 
 def test_job_with_vanished_ranks_has_no_finding(tree: NodeTree) -> None:
@@ -104,8 +104,9 @@ def test_an_environment_that_may_not_be_read(tree: NodeTree, monkeypatch: pytest
         return opened(path, flags)
 
     monkeypatch.setattr(os, "open", guarded)
-    result = run("collective_timeout", tree.node(job(rank(10)), dump_after_seconds=135.0))
-    assert status_and_reason(result) == ("UNKNOWN", "PermissionDenied")
+    result = expect(
+        ("UNKNOWN", "PermissionDenied"), "collective_timeout", tree.node(job(rank(10)), dump_after_seconds=135.0)
+    )
     assert "CAP_SYS_PTRACE" in result.verdict.remedy
 
 

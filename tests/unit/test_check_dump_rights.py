@@ -13,7 +13,7 @@ from hangwatch.checks.framework.contract import RankName, Settings
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import dump_permissions, procfs, pyspy
 from tests.commands import finished
-from tests.node_tree import NodeTree, job, rank, real_rank, run, status_and_reason, values
+from tests.node_tree import NodeTree, expect, job, rank, real_rank, run, values
 
 ROOT = dump_permissions.Rights(
     user_id=0,
@@ -44,24 +44,22 @@ def tree(tmp_path: Path) -> NodeTree:
 def test_all_ranks_may_be_dumped(tree: NodeTree) -> None:
     tree.process(10)
     tree.process(11)
-    result = run("dump_rights", tree.node(job(rank(10), rank(11, 1))))
-    assert status_and_reason(result) == ("OK", "DumpsPermitted")
+    result = expect(("OK", "DumpsPermitted"), "dump_rights", tree.node(job(rank(10), rank(11, 1))))
     assert values(result, "dump_permitted") == {("77", "0"): 1, ("77", "1"): 1}
 
 
 def test_without_a_job_the_capabilities_count(tree: NodeTree) -> None:
-    assert status_and_reason(run("dump_rights", tree.node())) == ("OK", "DumpsPermitted")
+    expect(("OK", "DumpsPermitted"), "dump_rights", tree.node())
     tree.process("self", capabilities="0000000000000000", uid=1000)
-    result = run("dump_rights", tree.node())
-    assert status_and_reason(result) == ("WARNING", "CapabilityMissing")
+    result = expect(("WARNING", "CapabilityMissing"), "dump_rights", tree.node())
     assert "CAP_SYS_PTRACE" in result.verdict.remedy
 
 
 def test_yama_forbids_everything(tree: NodeTree) -> None:
     tree.write("proc/sys/kernel/yama/ptrace_scope", "3\n")
-    assert status_and_reason(run("dump_rights", tree.node())) == ("WARNING", "DumpForbidden")
+    expect(("WARNING", "DumpForbidden"), "dump_rights", tree.node())
     tree.write("proc/sys/kernel/yama/ptrace_scope", "2\n")
-    assert status_and_reason(run("dump_rights", tree.node())) == ("OK", "DumpsPermitted")
+    expect(("OK", "DumpsPermitted"), "dump_rights", tree.node())
 
 
 @pytest.mark.parametrize(
@@ -118,20 +116,19 @@ def test_py_spy_itself(changes: dict[str, Any], reason: str) -> None:
 
 def test_a_rank_that_vanished_is_left_out(tree: NodeTree) -> None:
     tree.process(10)
-    result = run("dump_rights", tree.node(job(rank(10), rank(11, 1))))
-    assert status_and_reason(result) == ("OK", "DumpsPermitted")
+    result = expect(("OK", "DumpsPermitted"), "dump_rights", tree.node(job(rank(10), rank(11, 1))))
     assert values(result, "dump_permitted") == {("77", "0"): 1}
 
 
 def test_a_node_that_shows_nothing(tmp_path: Path) -> None:
-    assert status_and_reason(run("dump_rights", NodeTree(tmp_path).node())) == ("OK", "NotPresent")
+    expect(("OK", "NotPresent"), "dump_rights", NodeTree(tmp_path).node())
 
 
 def test_a_status_that_may_not_be_read(tree: NodeTree) -> None:
     status = tree.proc / "self" / "status"
     status.unlink()
     status.mkdir()
-    assert status_and_reason(run("dump_rights", tree.node())) == ("UNKNOWN", "CannotRead")
+    expect(("UNKNOWN", "CannotRead"), "dump_rights", tree.node())
 
 
 def test_this_process_may_look_at_itself_and_is_not_touched() -> None:
@@ -157,9 +154,13 @@ def test_dump_rights_check_stops_no_process() -> None:
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as target:
         answer = finished(sys.executable, "-c", reader, target.pid, check=True).stdout
         assert answer.split() == ["False", "()"]
-        assert status_and_reason(run("dump_rights", Node(jobs=(job(real_rank(target.pid)),)))) == (
-            "OK",
-            "DumpsPermitted",
+        expect(
+            (
+                "OK",
+                "DumpsPermitted",
+            ),
+            "dump_rights",
+            Node(jobs=(job(real_rank(target.pid)),)),
         )
         assert Path(f"/proc/{target.pid}/stat").read_text().rpartition(")")[2].split()[0] in "SR"
         target.stdin.close()  # type: ignore[union-attr]

@@ -13,7 +13,7 @@ from hangwatch.checks import environment
 from hangwatch.checks.environment import JobEnvironment, matching, packages_of, rules, satisfies, version_in
 from hangwatch.model import JobName
 from hangwatch.probes.node.machine import Node
-from tests.node_tree import NodeTree, job, rank, real_rank, run, status_and_reason, values
+from tests.node_tree import NodeTree, expect, job, rank, real_rank, run, status_and_reason, values
 
 
 def running(
@@ -84,8 +84,7 @@ PIP_PACKAGES = ["nvidia_nccl_cu11-2.14.3.dist-info", "torch-2.0.1+cu118.dist-inf
 
 def test_a_job_that_is_known_to_hang(tree: NodeTree) -> None:
     process(tree, PIP_PACKAGES, {"CUDA_LAUNCH_BLOCKING": "1", "SECRET": "hunter2"}, PIP_MAPS)
-    result = run("environment", tree.node(job(rank(10))))
-    assert status_and_reason(result) == ("WARNING", "KnownToHang")
+    result = expect(("WARNING", "KnownToHang"), "environment", tree.node(job(rank(10))))
     assert "NCCL 2.14.3 deadlocks" in result.verdict.message
     assert "https://github.com/NVIDIA/nccl/issues/750" in result.verdict.remedy
     assert values(result, "environment_known_hang") == {("77", "launch_blocking"): 1}
@@ -96,8 +95,7 @@ def test_a_job_that_is_known_to_hang(tree: NodeTree) -> None:
 
 def test_a_job_that_is_well(tree: NodeTree) -> None:
     process(tree, PIP_PACKAGES, {}, PIP_MAPS)
-    result = run("environment", tree.node(job(rank(10))))
-    assert status_and_reason(result) == ("OK", "NothingKnown")
+    result = expect(("OK", "NothingKnown"), "environment", tree.node(job(rank(10))))
     assert "NCCL 2.14.3, PyTorch 2.0.1" in result.verdict.message
 
 
@@ -110,13 +108,13 @@ def test_nccl_of_the_system_tells_its_version_by_its_file(tree: NodeTree) -> Non
 def test_a_job_of_many_nodes(tree: NodeTree) -> None:
     process(tree, [], {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, [])
     one_node = job(rank(10), world_size=8, local_world_size=8)
-    assert status_and_reason(run("environment", tree.node(one_node))) == ("OK", "NothingKnown")
+    expect(("OK", "NothingKnown"), "environment", tree.node(one_node))
     two_nodes = job(rank(10), world_size=16, local_world_size=8)
-    assert status_and_reason(run("environment", tree.node(two_nodes))) == ("WARNING", "KnownToHang")
+    expect(("WARNING", "KnownToHang"), "environment", tree.node(two_nodes))
 
 
 def test_no_job(tree: NodeTree) -> None:
-    assert status_and_reason(run("environment", tree.node())) == ("OK", "NotPresent")
+    expect(("OK", "NotPresent"), "environment", tree.node())
 
 
 def test_a_rank_that_vanished(tree: NodeTree) -> None:
@@ -129,8 +127,7 @@ def test_libraries_that_may_not_be_read(tree: NodeTree) -> None:
     maps = tree.proc / "10" / "maps"
     maps.unlink()
     maps.mkdir()  # reading a folder fails, for root, too
-    result = run("environment", tree.node(job(rank(10))))
-    assert status_and_reason(result) == ("UNKNOWN", "CannotRead")
+    expect(("UNKNOWN", "CannotRead"), "environment", tree.node(job(rank(10))))
 
 
 @pytest.mark.torch

@@ -16,7 +16,7 @@ from hangwatch.probes.node import file_limits
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid
 from tests.commands import finished
-from tests.node_tree import NodeTree, job, rank, real_rank, run, status_and_reason, values
+from tests.node_tree import NodeTree, expect, job, rank, real_rank, run, values
 
 
 @pytest.fixture
@@ -27,16 +27,14 @@ def tree(tmp_path: Path) -> NodeTree:
 
 
 def test_well_without_a_job(tree: NodeTree) -> None:
-    result = run("fd_limit", tree.node())
-    assert status_and_reason(result) == ("OK", "FilesLeft")
+    result = expect(("OK", "FilesLeft"), "fd_limit", tree.node())
     assert values(result, "fd_open_files") == {(): 1184}
 
 
 def test_well_with_ranks_and_workers(tree: NodeTree) -> None:
     for pid in (10, 11, 12):
         tree.process(pid, open_files=pid)
-    result = run("fd_limit", tree.node(job(rank(10, 3, workers=[11, 12]))))
-    assert status_and_reason(result) == ("OK", "FilesLeft")
+    result = expect(("OK", "FilesLeft"), "fd_limit", tree.node(job(rank(10, 3, workers=[11, 12]))))
     assert values(result, "fd_process_open_files") == {("77", "rank"): 10, ("77", "worker"): 12}
     assert values(result, "fd_process_soft_limit") == {("77", "rank"): 1048576, ("77", "worker"): 1048576}
 
@@ -51,65 +49,59 @@ def test_well_with_ranks_and_workers(tree: NodeTree) -> None:
 )
 def test_a_rank_near_its_limit(tree: NodeTree, open_files: int, soft: str, expected: tuple[str, str]) -> None:
     tree.process(10, open_files=open_files, soft=soft, hard=soft)
-    result = run("fd_limit", tree.node(job(rank(10))))
-    assert status_and_reason(result) == expected
+    result = expect(expected, "fd_limit", tree.node(job(rank(10))))
     assert "pid 10" in result.verdict.message
 
 
 def test_a_worker_near_its_limit_is_named_as_a_worker(tree: NodeTree) -> None:
     tree.process(10)
     tree.process(11, open_files=99, soft="100", hard="1048576")
-    result = run("fd_limit", tree.node(job(rank(10, workers=[11]))))
-    assert status_and_reason(result) == ("CRITICAL", "FilesExhausted")
+    result = expect(("CRITICAL", "FilesExhausted"), "fd_limit", tree.node(job(rank(10, workers=[11]))))
     assert "a worker of local rank 0" in result.verdict.message
 
 
 def test_a_low_hard_limit_is_a_warning_that_says_how_many(tree: NodeTree) -> None:
     for pid in (10, 11):
         tree.process(pid, soft="1024", hard="4096")
-    result = run("fd_limit", tree.node(job(rank(10), rank(11, 1))))
-    assert status_and_reason(result) == ("WARNING", "HardLimitLow")
+    result = expect(("WARNING", "HardLimitLow"), "fd_limit", tree.node(job(rank(10), rank(11, 1))))
     assert "4096" in result.verdict.message and "1 more" in result.verdict.message
-    assert status_and_reason(run("fd_limit", tree.node(job(rank(10))), minimum_hard_limit=4096)) == ("OK", "FilesLeft")
+    expect(("OK", "FilesLeft"), "fd_limit", tree.node(job(rank(10))), minimum_hard_limit=4096)
 
 
 def test_what_starts_jobs_is_asked_before_there_is_one(tree: NodeTree) -> None:
     tree.process(500, comm="slurmd", soft="1024", hard="4096")
     tree.process(501, comm="bash", soft="1024", hard="1024")
-    result = run("fd_limit", tree.node())
-    assert status_and_reason(result) == ("WARNING", "HardLimitLow")
+    result = expect(("WARNING", "HardLimitLow"), "fd_limit", tree.node())
     assert "slurmd" in result.verdict.message
 
 
 def test_a_full_node(tree: NodeTree) -> None:
     tree.write("proc/sys/fs/file-nr", "970\t0\t1000\n")
-    assert status_and_reason(run("fd_limit", tree.node())) == ("CRITICAL", "NodeFilesExhausted")
+    expect(("CRITICAL", "NodeFilesExhausted"), "fd_limit", tree.node())
     tree.write("proc/sys/fs/file-nr", "810\t0\t1000\n")
-    assert status_and_reason(run("fd_limit", tree.node())) == ("WARNING", "NodeFilesHigh")
+    expect(("WARNING", "NodeFilesHigh"), "fd_limit", tree.node())
 
 
 def test_unlimited_is_a_limit_too(tree: NodeTree) -> None:
     tree.process(10, soft="unlimited", hard="unlimited")
-    result = run("fd_limit", tree.node(job(rank(10))))
-    assert status_and_reason(result) == ("OK", "FilesLeft")
+    result = expect(("OK", "FilesLeft"), "fd_limit", tree.node(job(rank(10))))
     assert values(result, "fd_process_hard_limit") == {("77", "rank"): math.inf}
 
 
 def test_a_node_without_the_file(tmp_path: Path) -> None:
-    assert status_and_reason(run("fd_limit", NodeTree(tmp_path).node())) == ("OK", "NotPresent")
+    expect(("OK", "NotPresent"), "fd_limit", NodeTree(tmp_path).node())
 
 
 @pytest.mark.parametrize("text", ["many\n", "1 2\n", "1 0 x\n", "1 2 3 4\n", ""])
 def test_a_file_that_cannot_be_understood(tree: NodeTree, text: str) -> None:
     tree.write("proc/sys/fs/file-nr", text)
-    assert status_and_reason(run("fd_limit", tree.node())) == ("UNKNOWN", "UnreadableFileNr")
+    expect(("UNKNOWN", "UnreadableFileNr"), "fd_limit", tree.node())
 
 
 def test_limits_that_cannot_be_understood_are_a_fault_not_a_crash(tree: NodeTree) -> None:
     tree.process(10)
     tree.write("proc/10/limits", "\x1b[1mLimit\x1b[0m  garbage\n")
-    result = run("fd_limit", tree.node(job(rank(10))))
-    assert status_and_reason(result) == ("UNKNOWN", "UnreadableLimits")
+    result = expect(("UNKNOWN", "UnreadableLimits"), "fd_limit", tree.node(job(rank(10))))
     assert result.faults[0].subject == "pid 10"
 
 
@@ -117,8 +109,7 @@ def test_a_pid_that_vanishes_between_two_reads_is_no_fault(tree: NodeTree) -> No
     tree.process(10)
     tree.process(11)
     (tree.proc / "11" / "fd" / "0").parent.rename(tree.proc / "11" / "gone")
-    result = run("fd_limit", tree.node(job(rank(10), rank(11, 1), rank(12, 2))))
-    assert status_and_reason(result) == ("OK", "FilesLeft")
+    result = expect(("OK", "FilesLeft"), "fd_limit", tree.node(job(rank(10), rank(11, 1), rank(12, 2))))
     assert not result.faults
     assert set(values(result, "fd_process_open_files")) == {("77", "rank")}
 
@@ -142,8 +133,7 @@ def test_a_real_process_near_its_limit() -> None:
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
         assert child.stdout and child.stdout.readline() == "ready\n"
-        result = run("fd_limit", Node(jobs=(job(real_rank(child.pid)),)))
-        assert status_and_reason(result) == ("CRITICAL", "FilesExhausted")
+        result = expect(("CRITICAL", "FilesExhausted"), "fd_limit", Node(jobs=(job(real_rank(child.pid)),)))
         assert values(result, "fd_process_open_files")["77", "rank"] == 19
         child.stdin.close()  # type: ignore[union-attr]
 
@@ -194,8 +184,7 @@ def test_what_a_login_and_a_unit_would_get_is_said_without_a_job(started: NodeTr
     started.write(
         "etc/security/limits.d/90-nofile.conf", "* soft nofile 4096\n*  hard  nofile 8192 # low\nbob - nofile 1\n"
     )
-    result = run("fd_limit", started.node())
-    assert status_and_reason(result) == ("OK", "FilesLeft")
+    result = expect(("OK", "FilesLeft"), "fd_limit", started.node())
     assert (
         "new processes of a systemd unit may open 1024 files and raise that limit to 524288 (systemd's own default)"
         in result.verdict.message

@@ -9,7 +9,7 @@ from hangwatch.model import Job
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.torch_recorder import Recorders, layouts
 from tests.integration import targets
-from tests.node_tree import NodeTree, job, rank, real_rank, run, status_and_reason, values
+from tests.node_tree import NodeTree, expect, job, rank, real_rank, run, status_and_reason, values
 from tests.recorder_memory import Memory, Operation, as_process, recorder
 
 NEWEST = layouts.candidates("")[-1]
@@ -35,8 +35,7 @@ def recording(tree: NodeTree, pid: int, capacity: int = 2000, library: str = "cu
 
 
 def test_a_recorder_that_is_there_is_told(tree: NodeTree) -> None:
-    result = run("flight_recorder", tree.node(recording(tree, 10)))
-    assert status_and_reason(result) == ("OK", "RecordersRead")
+    result = expect(("OK", "RecordersRead"), "flight_recorder", tree.node(recording(tree, 10)))
     assert values(result, "flight_recorder_capacity") == {("J10",): 2000}
     assert result.verdict.message == "flight recorder on in 1 of 1 job with PyTorch"
 
@@ -50,7 +49,7 @@ def test_each_process_is_read_once(tree: NodeTree) -> None:
     assert values(run("flight_recorder", node), "flight_recorder_capacity") == {("J10",): 2000}
     new = tree.node(recording(tree, 10), recorders=Recorders(tree.proc))
     tree.process(10, start_ticks=200)
-    assert status_and_reason(run("flight_recorder", new)) == ("OK", "NotPresent"), "another process under the same pid"
+    expect(("OK", "NotPresent"), "flight_recorder", new)
 
 
 def test_of_one_owner_a_few_are_asked_in_each_turn(tree: NodeTree) -> None:

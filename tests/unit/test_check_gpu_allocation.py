@@ -16,7 +16,7 @@ from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.node.machine import Node
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100, uuid_of
-from tests.node_tree import Checked, NodeTree, run, status_and_reason, values
+from tests.node_tree import Checked, NodeTree, expect, run, status_and_reason, values
 
 UUIDS = [uuid_of(index) for index in range(4)]
 POD_UID = "6f1c2d3e-0a1b-4c5d-8e9f-001122334455"
@@ -100,8 +100,9 @@ def looks(tree: NodeTree, gpus: Gpus, check: Checked, minutes: int) -> tuple[tup
 
 
 def test_gpus_that_are_used(tree: NodeTree, gpus: Gpus) -> None:
-    result = run("gpu_allocation", tree.node(gpus=gpus.set(True, True, memory_bytes=TAKEN).sampler))
-    assert status_and_reason(result) == ("OK", "GpusAccountedFor")
+    result = expect(
+        ("OK", "GpusAccountedFor"), "gpu_allocation", tree.node(gpus=gpus.set(True, True, memory_bytes=TAKEN).sampler)
+    )
     assert result.verdict.message == "4 of 4 GPUs have a process"
     assert set(values(result, "gpu_memory_without_process_bytes").values()) == {0}
 
@@ -185,8 +186,7 @@ def test_stale_kubelet_checkpoint_holds_no_gpu(tree: NodeTree, gpus: Gpus, given
 def test_a_checkpoint_of_another_form_is_said(tree: NodeTree, gpus: Gpus, text: str) -> None:
     member(tree, 600, POD)
     tree.write(f"proc/1/root/{gpu_holders.CHECKPOINT}", text)
-    result = run("gpu_allocation", tree.node(gpus=gpus.set(False).sampler))
-    assert status_and_reason(result) == ("UNKNOWN", "UnreadableCheckpoint")
+    result = expect(("UNKNOWN", "UnreadableCheckpoint"), "gpu_allocation", tree.node(gpus=gpus.set(False).sampler))
     assert "kubelet_internal_checkpoint" in result.verdict.message
 
 
@@ -215,13 +215,14 @@ def test_in_a_pid_namespace_of_its_own_it_does_not_guess(tree: NodeTree, gpus: G
     link = tree.proc / "self" / "ns" / "pid"
     link.unlink()
     link.symlink_to("pid:[4026532301]")
-    result = run("gpu_allocation", tree.node(gpus=gpus.set(False, memory_bytes=TAKEN).sampler))
-    assert status_and_reason(result) == ("UNKNOWN", "OtherPidNamespace")
+    result = expect(
+        ("UNKNOWN", "OtherPidNamespace"), "gpu_allocation", tree.node(gpus=gpus.set(False, memory_bytes=TAKEN).sampler)
+    )
     assert "hostPID" in result.verdict.remedy
 
 
 def test_without_gpus(tree: NodeTree) -> None:
-    assert status_and_reason(run("gpu_allocation", tree.node())) == ("OK", "NotPresent")
+    expect(("OK", "NotPresent"), "gpu_allocation", tree.node())
 
 
 @pytest.mark.parametrize("value", ["9", "0,x", "99999", "-1", "1" * 5000, "0-9999"])
@@ -245,9 +246,13 @@ JSON = st.recursive(
 def test_a_checkpoint_that_may_not_be_read_is_said(tree: NodeTree, gpus: Gpus) -> None:
     member(tree, 600, POD)
     (tree.proc / "1" / "root" / gpu_holders.CHECKPOINT).mkdir(parents=True)
-    assert status_and_reason(run("gpu_allocation", tree.node(gpus=gpus.set(False).sampler))) == (
-        "UNKNOWN",
-        "CannotRead",
+    expect(
+        (
+            "UNKNOWN",
+            "CannotRead",
+        ),
+        "gpu_allocation",
+        tree.node(gpus=gpus.set(False).sampler),
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hangwatch.probes.network import infiniband
 from tests.conftest import wait_for
-from tests.node_tree import Checked, NodeTree, run, status_and_reason, values
+from tests.node_tree import Checked, NodeTree, expect, run, status_and_reason, values
 
 
 def port(
@@ -37,8 +37,7 @@ def port(
 def test_ports_that_are_well(tree: NodeTree) -> None:
     for number in range(8):
         port(tree, f"mlx5_{number}", link_downed=3, local_ack_timeout_err=17)
-    result = run("infiniband", tree.node())
-    assert status_and_reason(result) == ("OK", "PortsActive")
+    result = expect(("OK", "PortsActive"), "infiniband", tree.node())
     assert "8 of 8 ports active at 400 Gb/sec" in result.verdict.message
     assert values(result, "infiniband_port_rate_bytes_per_second")["mlx5_0", "1"] == 5e10
     assert values(result, "infiniband_port_events_total")["mlx5_7", "1", "local_ack_timeout_err"] == 17
@@ -47,65 +46,60 @@ def test_ports_that_are_well(tree: NodeTree) -> None:
 def test_adapter_that_vanishes_stays_a_finding(tree: NodeTree) -> None:
     port(tree)
     checked = Checked("infiniband")
-    assert status_and_reason(checked.run(tree.node())) == ("OK", "PortsActive")
+    checked.expect(("OK", "PortsActive"), tree.node())
     shutil.rmtree(tree.sys / "class")
     results = [checked.run(tree.node()) for _ in range(15)]
     assert {status_and_reason(result) for result in results} == {("CRITICAL", "Vanished")}
     assert "mlx5_0/1" in results[-1].verdict.message
     port(tree)
-    assert status_and_reason(checked.run(tree.node())) == ("OK", "PortsActive")
+    checked.expect(("OK", "PortsActive"), tree.node())
 
 
 def test_a_node_without_adapters(tree: NodeTree) -> None:
-    assert status_and_reason(run("infiniband", tree.node())) == ("OK", "NotPresent")
+    expect(("OK", "NotPresent"), "infiniband", tree.node())
     (tree.sys / "class" / "infiniband").mkdir(parents=True)
-    assert status_and_reason(run("infiniband", tree.node())) == ("OK", "NotPresent")
+    expect(("OK", "NotPresent"), "infiniband", tree.node())
 
 
 def test_a_port_that_is_not_used_is_told_and_no_finding(tree: NodeTree) -> None:
     port(tree)
     port(tree, "mlx5_1", state="1: DOWN", physical="3: Disabled")
-    result = run("infiniband", tree.node())
-    assert status_and_reason(result) == ("OK", "PortsActive")
+    result = expect(("OK", "PortsActive"), "infiniband", tree.node())
     assert "mlx5_1/1 not active" in result.verdict.message
-    assert status_and_reason(run("infiniband", tree.node(), expected_active_ports=2)) == ("CRITICAL", "PortsMissing")
+    expect(("CRITICAL", "PortsMissing"), "infiniband", tree.node(), expected_active_ports=2)
 
 
 def test_no_port_active(tree: NodeTree) -> None:
     port(tree, state="1: DOWN", physical="2: Polling")
-    assert status_and_reason(run("infiniband", tree.node())) == ("WARNING", "NoPortActive")
+    expect(("WARNING", "NoPortActive"), "infiniband", tree.node())
 
 
 def test_on_ethernet_one_lane_and_no_cable_are_common(tree: NodeTree) -> None:
     port(tree, rate="25 Gb/sec (1X EDR)", link_layer="Ethernet")
-    assert status_and_reason(run("infiniband", tree.node())) == ("OK", "PortsActive")
+    expect(("OK", "PortsActive"), "infiniband", tree.node())
     port(tree, state="1: DOWN", physical="3: Disabled", link_layer="Ethernet")
-    result = run("infiniband", tree.node())
-    assert status_and_reason(result) == ("OK", "PortsActive")
+    result = expect(("OK", "PortsActive"), "infiniband", tree.node())
     assert "0 of 1 ports active; mlx5_0/1 not active" in result.verdict.message
-    assert status_and_reason(run("infiniband", tree.node(), expected_active_ports=1)) == ("CRITICAL", "PortsMissing")
+    expect(("CRITICAL", "PortsMissing"), "infiniband", tree.node(), expected_active_ports=1)
 
 
 def test_a_link_without_a_subnet_manager(tree: NodeTree) -> None:
     port(tree)
     port(tree, "mlx5_1", state="2: INIT")
-    result = run("infiniband", tree.node())
-    assert status_and_reason(result) == ("WARNING", "PortNotActivated")
+    result = expect(("WARNING", "PortNotActivated"), "infiniband", tree.node())
     assert "subnet manager" in result.verdict.remedy
 
 
 def test_a_port_that_goes_down_stays_a_finding_beyond_the_window(tree: NodeTree) -> None:
     check, node = Checked("infiniband"), tree.node()
     port(tree)
-    assert status_and_reason(check.run(node)) == ("OK", "PortsActive")
+    check.expect(("OK", "PortsActive"), node)
     port(tree, state="1: DOWN", physical="2: Polling")
-    result = check.run(node)
-    assert status_and_reason(result) == ("CRITICAL", "PortWentDown")
+    result = check.expect(("CRITICAL", "PortWentDown"), node)
     assert "mlx5_0/1 is DOWN (Polling); it was ACTIVE before" in result.verdict.message
     for _ in range(9):
-        assert status_and_reason(check.run(node)) == ("CRITICAL", "PortWentDown")
-    result = check.run(node)
-    assert status_and_reason(result) == ("CRITICAL", "Vanished")
+        check.expect(("CRITICAL", "PortWentDown"), node)
+    result = check.expect(("CRITICAL", "Vanished"), node)
     assert "none of 1 ports is active" in result.verdict.message
 
 
@@ -115,7 +109,7 @@ def test_an_adapter_that_vanishes(tree: NodeTree) -> None:
     port(tree, "mlx5_1")
     check.run(node)
     (tree.sys / "class/infiniband/mlx5_1").rename(tree.sys / "gone")
-    assert status_and_reason(check.run(node)) == ("CRITICAL", "PortGone")
+    check.expect(("CRITICAL", "PortGone"), node)
 
 
 def test_a_rate_that_falls(tree: NodeTree) -> None:
@@ -123,8 +117,7 @@ def test_a_rate_that_falls(tree: NodeTree) -> None:
     port(tree)
     check.run(node)
     port(tree, rate="100 Gb/sec (1X NDR)")
-    result = check.run(node)
-    assert status_and_reason(result) == ("WARNING", "RateFell")
+    result = check.expect(("WARNING", "RateFell"), node)
     assert "it ran at 400 Gb/sec before" in result.verdict.message
 
 
@@ -160,8 +153,7 @@ def test_counters_are_judged_by_what_they_grew(
     assert status_and_reason(check.run(node)) == ("OK", "PortsActive"), "a high value by itself is history"
     tree.time.pass_seconds(60)
     port(tree, **{counter: 7000 + grown})
-    result = check.run(node)
-    assert status_and_reason(result) == expected
+    result = check.expect(expected, node)
     if expected[0] != "OK":
         assert f"{counter} grew by {grown} within 60 s" in result.verdict.message
 
@@ -173,13 +165,12 @@ def test_a_counter_that_wraps_or_is_reset(tree: NodeTree) -> None:
         result = check.run(node)
     assert status_and_reason(result) == ("OK", "PortsActive"), "from 255 to 3 is 3 more, not -252"
     port(tree, symbol_error=20)
-    assert status_and_reason(check.run(node)) == ("WARNING", "PortErrors")
+    check.expect(("WARNING", "PortErrors"), node)
 
 
 def test_counters_that_an_adapter_does_not_have(tree: NodeTree) -> None:
     port(tree, port_rcv_errors="N/A (no PMA)")
-    result = run("infiniband", tree.node())
-    assert status_and_reason(result) == ("OK", "PortsActive")
+    result = expect(("OK", "PortsActive"), "infiniband", tree.node())
     assert set(values(result, "infiniband_port_events_total")) == {
         ("mlx5_0", "1", "link_downed"),
         ("mlx5_0", "1", "symbol_error"),
@@ -192,8 +183,7 @@ def test_a_port_that_should_answer_and_does_not(tree: NodeTree) -> None:
     state = tree.sys / "class/infiniband/mlx5_1/ports/1/state"
     state.unlink()
     state.mkdir()  # reading a folder fails, for root, too
-    result = run("infiniband", tree.node())
-    assert status_and_reason(result) == ("UNKNOWN", "CannotRead")
+    result = expect(("UNKNOWN", "CannotRead"), "infiniband", tree.node())
     assert result.faults[0].subject == "mlx5_1/1"
     assert ("mlx5_0", "1") in values(result, "infiniband_port_active")
 

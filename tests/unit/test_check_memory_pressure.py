@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hangwatch.model import Fault
 from hangwatch.probes.node import memory_pressure
 from hangwatch.probes.node.machine import Node
-from tests.node_tree import NodeTree, run, status_and_reason, values
+from tests.node_tree import NodeTree, expect, run, values
 
 MEMINFO = "MemTotal:       1000000 kB\nMemFree:          10 kB\nMemAvailable:   {available} kB\nSwapTotal: 0 kB\n"
 PSI = "some avg10=1.00 avg60={some} avg300=0.10 total=2500000\nfull avg10=0.00 avg60={full} avg300=0.00 total=1500000\n"
@@ -21,8 +21,7 @@ def fill(tree: NodeTree, available: int = 900000, some: str = "0.50", full: str 
 
 def test_available_memory_without_pressure_is_ok(tree: NodeTree) -> None:
     fill(tree)
-    result = run("memory_pressure", tree.node())
-    assert status_and_reason(result) == ("OK", "MemoryLeft")
+    result = expect(("OK", "MemoryLeft"), "memory_pressure", tree.node())
     assert values(result, "memory_available_bytes") == {(): 900000 * 1024}
     assert result.verdict.message == "0.9 GiB of 1.0 GiB available, all tasks waited for memory for 0% of the last 60 s"
     assert values(result, "memory_stalled_seconds_total") == {("some",): 2.5, ("full",): 1.5}
@@ -41,36 +40,35 @@ def test_available_memory_without_pressure_is_ok(tree: NodeTree) -> None:
 )
 def test_memory_that_gets_short(tree: NodeTree, available: int, full: str, expected: tuple[str, str]) -> None:
     fill(tree, available, full=full)
-    assert status_and_reason(run("memory_pressure", tree.node())) == expected
+    expect(expected, "memory_pressure", tree.node())
 
 
 def test_one_task_that_waits_is_no_finding(tree: NodeTree) -> None:
     fill(tree, some="95.00")
-    assert status_and_reason(run("memory_pressure", tree.node())) == ("OK", "MemoryLeft")
+    expect(("OK", "MemoryLeft"), "memory_pressure", tree.node())
 
 
 def test_a_kernel_without_psi(tree: NodeTree) -> None:
     fill(tree, psi=False)
-    result = run("memory_pressure", tree.node())
-    assert status_and_reason(result) == ("OK", "MemoryLeft")
+    result = expect(("OK", "MemoryLeft"), "memory_pressure", tree.node())
     assert "no PSI" in result.verdict.message
     assert not values(result, "memory_pressure_ratio")
 
 
 def test_no_meminfo(tree: NodeTree) -> None:
-    assert status_and_reason(run("memory_pressure", tree.node())) == ("OK", "NotPresent")
+    expect(("OK", "NotPresent"), "memory_pressure", tree.node())
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: kB\n", "MemTotal: lots kB\nMemAvailable: 1 kB\n"])
 def test_a_meminfo_that_cannot_be_understood(tree: NodeTree, text: str) -> None:
     tree.write("proc/meminfo", text)
-    assert status_and_reason(run("memory_pressure", tree.node())) == ("UNKNOWN", "UnreadableMeminfo")
+    expect(("UNKNOWN", "UnreadableMeminfo"), "memory_pressure", tree.node())
 
 
 def test_a_file_that_should_be_readable_and_is_not(tree: NodeTree) -> None:
     fill(tree, psi=False)
     (tree.proc / "pressure" / "memory").mkdir(parents=True)
-    assert status_and_reason(run("memory_pressure", tree.node())) == ("UNKNOWN", "CannotRead")
+    expect(("UNKNOWN", "CannotRead"), "memory_pressure", tree.node())
 
 
 def test_this_machine() -> None:

@@ -28,7 +28,7 @@ from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import main_thread
 from tests.commands import finished
 from tests.conftest import wait_for
-from tests.node_tree import Checked, FakeClock, NodeTree, job, rank, run, status_and_reason, values
+from tests.node_tree import Checked, FakeClock, NodeTree, expect, job, rank, run, status_and_reason, values
 
 DEV = """Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
@@ -82,18 +82,16 @@ def connection(tree: NodeTree, state: str = "01", retransmits: int = 0) -> None:
 
 
 def test_without_a_job_the_default_route_counts(tree: NodeTree) -> None:
-    result = run("network", tree.node())
-    assert status_and_reason(result) == ("OK", "NetworkUp")
+    result = expect(("OK", "NetworkUp"), "network", tree.node())
     assert values(result, "network_interface_up") == {("eth0",): 1}
     tree.write("sys/class/net/eth0/operstate", "lowerlayerdown\n")
-    assert status_and_reason(run("network", tree.node())) == ("CRITICAL", "InterfaceDown")
+    expect(("CRITICAL", "InterfaceDown"), "network", tree.node())
 
 
 def test_the_route_to_the_master(tree: NodeTree) -> None:
     process(tree, **MASTER)
     connection(tree)
-    result = run("network", tree.node(job(rank(10))))
-    assert status_and_reason(result) == ("OK", "NetworkUp")
+    result = expect(("OK", "NetworkUp"), "network", tree.node(job(rank(10))))
     assert "ib0 up, 192.168.7.1:29500 responds" in result.verdict.message
     assert values(result, "network_master_answers") == {("77",): 1}
     assert ("job 77", "the route to 192.168.7.1", "ib0", "up", "192.168.7.9") in result.table
@@ -123,8 +121,7 @@ def test_nccl_socket_ifname(tree: NodeTree, value: str, expected: list[str], rea
 def test_an_interface_without_an_address(tree: NodeTree) -> None:
     tree.write("proc/self/net/fib_trie", "")
     process(tree, NCCL_SOCKET_IFNAME="ib0")
-    result = run("network", tree.node(job(rank(10))))
-    assert status_and_reason(result) == ("CRITICAL", "InterfaceDown")
+    result = expect(("CRITICAL", "InterfaceDown"), "network", tree.node(job(rank(10))))
     assert "ib0 is up and has no address" in result.verdict.message
 
 
@@ -141,15 +138,13 @@ def test_an_address_that_lies_in_no_route_of_its_interface(tree: NodeTree) -> No
         "proc/self/net/fib_trie",
         "     |-- 127.0.0.1\n        /32 host LOCAL\n     |-- 10.0.0.5\n        /32 host LOCAL\n",
     )
-    result = run("network", tree.node())
-    assert status_and_reason(result) == ("OK", "NetworkUp")
+    result = expect(("OK", "NetworkUp"), "network", tree.node())
     assert result.table[1][2:] == ("eth0", "up", "10.0.0.5")
 
 
 def test_a_master_on_this_node_is_behind_lo(tree: NodeTree) -> None:
     process(tree, MASTER_ADDR="127.0.0.1")
-    result = run("network", tree.node(job(rank(10))))
-    assert status_and_reason(result) == ("OK", "NetworkUp")
+    result = expect(("OK", "NetworkUp"), "network", tree.node(job(rank(10))))
     assert result.table[1][2] == "lo"
 
 
@@ -166,10 +161,9 @@ def test_a_node_with_ipv6_only(tree: NodeTree) -> None:
         tree.write(f"proc/{view}/net/fib_trie", "")
         tree.write(f"proc/{view}/net/if_inet6", f"fd{'0' * 29}5 02 40 00 80     eth0\n")
     tree.write("proc/self/net/ipv6_route", UNREACHABLE_V6)
-    assert status_and_reason(run("network", tree.node())) == ("OK", "NotPresent")
+    expect(("OK", "NotPresent"), "network", tree.node())
     tree.write("proc/self/net/ipv6_route", UNREACHABLE_V6 + DEFAULT_V6)
-    result = run("network", tree.node())
-    assert status_and_reason(result) == ("OK", "NetworkUp")
+    result = expect(("OK", "NetworkUp"), "network", tree.node())
     assert values(result, "network_interface_up") == {("eth0",): 1}
 
 
@@ -181,13 +175,12 @@ def test_a_dead_master_counts_even_where_no_interface_is_known(tree: NodeTree) -
     tree.write(
         "proc/10/net/tcp6", TCP + f"   0: {remote}:D431 {remote}:733C 01 00000000:00000000 00:00000000 00000009 0 0 1\n"
     )
-    assert status_and_reason(run("network", tree.node(job(rank(10))))) == ("WARNING", "MasterSilent")
+    expect(("WARNING", "MasterSilent"), "network", tree.node(job(rank(10))))
 
 
 def test_a_setting_names_interfaces_too(tree: NodeTree) -> None:
-    result = run("network", tree.node(), interfaces="ib,enp")
-    assert status_and_reason(result) == ("OK", "NetworkUp")
-    assert status_and_reason(run("network", tree.node(), interfaces="enp")) == ("CRITICAL", "NoInterface")
+    expect(("OK", "NetworkUp"), "network", tree.node(), interfaces="ib,enp")
+    expect(("CRITICAL", "NoInterface"), "network", tree.node(), interfaces="enp")
 
 
 @pytest.mark.parametrize(
@@ -204,27 +197,26 @@ def test_the_connections_that_ranks_hold(
 ) -> None:
     process(tree, **MASTER)
     connection(tree, state, retransmits)
-    assert status_and_reason(run("network", tree.node(job(rank(10))), connect=False)) == expected
+    expect(expected, "network", tree.node(job(rank(10))), connect=False)
 
 
 def test_a_master_that_is_silent_twice_is_critical(tree: NodeTree) -> None:
     process(tree, **MASTER)
     connection(tree, retransmits=9)
     check, node = Checked("network"), tree.node(job(rank(10)))
-    assert status_and_reason(check.run(node)) == ("WARNING", "MasterSilent")
-    assert status_and_reason(check.run(node)) == ("CRITICAL", "MasterSilent")
+    check.expect(("WARNING", "MasterSilent"), node)
+    check.expect(("CRITICAL", "MasterSilent"), node)
     connection(tree)
-    assert status_and_reason(check.run(node)) == ("OK", "NetworkUp")
+    check.expect(("OK", "NetworkUp"), node)
 
 
 def test_bad_packets_are_judged_by_their_growth(tree: NodeTree) -> None:
     check, node = Checked("network"), tree.node()
     tree.write("proc/self/net/dev", DEV.format(errors=4_000_000))
-    assert status_and_reason(check.run(node)) == ("OK", "NetworkUp")
+    check.expect(("OK", "NetworkUp"), node)
     tree.time.pass_seconds(60)
     tree.write("proc/self/net/dev", DEV.format(errors=4_000_101))
-    result = check.run(node)
-    assert status_and_reason(result) == ("WARNING", "InterfaceErrors")
+    result = check.expect(("WARNING", "InterfaceErrors"), node)
     assert "eth0 had 101 bad packets within 60 s" in result.verdict.message
     assert values(result, "network_interface_errors_total")["eth0", "receive"] == 4_000_101
 
@@ -235,25 +227,23 @@ def test_a_job_in_a_network_of_its_own_is_not_connected_to(tree: NodeTree) -> No
         link = tree.proc / view / "ns" / "net"
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(f"net:[{inode}]")
-    result = run("network", tree.node(job(rank(10))))
-    assert status_and_reason(result) == ("OK", "NetworkUp")
+    result = expect(("OK", "NetworkUp"), "network", tree.node(job(rank(10))))
     assert values(result, "network_master_answers") == {}
     assert values(result, "network_interface_up") == {}, "/sys shows only our own namespace"
 
 
 def test_master_with_unresolvable_name_is_no_finding(tree: NodeTree) -> None:
     process(tree, MASTER_ADDR="n" * 70, MASTER_PORT="29500")
-    result = run("network", tree.node(job(rank(10))))
-    assert status_and_reason(result) == ("OK", "NetworkUp")
+    result = expect(("OK", "NetworkUp"), "network", tree.node(job(rank(10))))
     assert values(result, "network_master_answers") == {}
 
 
 def test_a_rank_that_vanished(tree: NodeTree) -> None:
-    assert status_and_reason(run("network", tree.node(job(rank(11))))) == ("OK", "NetworkUp")
+    expect(("OK", "NetworkUp"), "network", tree.node(job(rank(11))))
 
 
 def test_a_node_without_network(tmp_path: Path) -> None:
-    assert status_and_reason(run("network", NodeTree(tmp_path).node())) == ("OK", "NotPresent")
+    expect(("OK", "NotPresent"), "network", NodeTree(tmp_path).node())
 
 
 def test_an_environment_that_may_not_be_read(tree: NodeTree) -> None:
@@ -261,8 +251,7 @@ def test_an_environment_that_may_not_be_read(tree: NodeTree) -> None:
     environ = tree.proc / "10" / "environ"
     environ.unlink()
     environ.mkdir()
-    result = run("network", tree.node(job(rank(10))))
-    assert status_and_reason(result) == ("UNKNOWN", "CannotRead")
+    result = expect(("UNKNOWN", "CannotRead"), "network", tree.node(job(rank(10))))
     assert result.faults[0].subject == "pid 10"
 
 
@@ -273,12 +262,9 @@ def test_an_interface_that_has_only_ipv6(tree: NodeTree) -> None:
     tree.write("proc/self/net/if_inet6", "short row\n" + link_local)
     process(tree, NCCL_SOCKET_IFNAME="ib0")
     node = tree.node(job(rank(10)))
-    assert status_and_reason(run("network", node)) == ("CRITICAL", "InterfaceDown"), (
-        "a link-local address is not an address"
-    )
+    expect(("CRITICAL", "InterfaceDown"), "network", node)
     tree.write("proc/self/net/if_inet6", link_local + row.format(address="fd" + "0" * 29 + "2", scope="00"))
-    result = run("network", node)
-    assert status_and_reason(result) == ("OK", "NetworkUp")
+    result = expect(("OK", "NetworkUp"), "network", node)
     assert result.table[1][4] == "fd00::2"
 
 
@@ -286,7 +272,7 @@ def test_tables_that_may_not_be_read(tree: NodeTree) -> None:
     dev = tree.proc / "self" / "net" / "dev"
     dev.unlink()
     dev.mkdir()
-    assert status_and_reason(run("network", tree.node())) == ("UNKNOWN", "CannotRead")
+    expect(("UNKNOWN", "CannotRead"), "network", tree.node())
 
 
 # --- addresses that lead only to this node ---------------------------------------------------------------------------
@@ -318,8 +304,9 @@ def test_docker_s_bridge_leads_to_no_other_node(tree: NodeTree) -> None:
     tree.write("proc/self/net/fib_trie", FIB_TRIE + "     |-- 172.17.0.1\n        /32 host LOCAL\n")
     tree.write("sys/class/net/docker0/operstate", "up\n")
     process(tree, GLOO_SOCKET_IFNAME="docker0")
-    result = run("network", tree.node(job(rank(10), world_size=16, local_world_size=8)))
-    assert status_and_reason(result) == ("WARNING", "WrongInterface")
+    result = expect(
+        ("WARNING", "WrongInterface"), "network", tree.node(job(rank(10), world_size=16, local_world_size=8))
+    )
     assert "GLOO_SOCKET_IFNAME=docker0 selects docker0, which reaches no other node" in result.verdict.message
 
 

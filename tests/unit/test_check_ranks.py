@@ -12,14 +12,15 @@ import pytest
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import procfs
 from tests.conftest import wait_for
-from tests.node_tree import Checked, NodeTree, job, rank, real_rank, run, status_and_reason, values
+from tests.node_tree import Checked, NodeTree, expect, job, rank, real_rank, run, status_and_reason, values
 
 
 def test_all_ranks_alive(tree: NodeTree) -> None:
     for pid in (10, 11, 12):
         tree.process(pid, state="R", rss_kib=2048)
-    result = run("ranks", tree.node(job(rank(10), rank(11, 1, workers=[12]), local_world_size=2)))
-    assert status_and_reason(result) == ("OK", "RanksAlive")
+    result = expect(
+        ("OK", "RanksAlive"), "ranks", tree.node(job(rank(10), rank(11, 1, workers=[12]), local_world_size=2))
+    )
     assert values(result, "ranks_expected") == {("77",): 2}
     assert values(result, "ranks_alive") == {("77",): 2}
     memory = values(result, "ranks_resident_memory_bytes")
@@ -61,8 +62,7 @@ def test_a_rank_that_is_gone_while_the_others_live(tree: NodeTree) -> None:
     check, node = Checked("ranks"), tree.node(job(rank(10), rank(11, 1)))
     tree.process(10)
     check.run(node)
-    result = check.run(node)
-    assert status_and_reason(result) == ("WARNING", "RankGone")
+    result = check.expect(("WARNING", "RankGone"), node)
     assert values(result, "ranks_alive") == {("77",): 1}
 
 
@@ -77,9 +77,8 @@ def test_a_rank_that_never_came(tree: NodeTree) -> None:
     tree.process(10)
     half = job(rank(10), local_world_size=2, absent_local_ranks=((1, 1),))
     check, node = Checked("ranks"), tree.node(half)
-    assert status_and_reason(check.run(node)) == ("WARNING", "RankGone")
-    result = check.run(node)
-    assert status_and_reason(result) == ("WARNING", "RankGone")
+    check.expect(("WARNING", "RankGone"), node)
+    result = check.expect(("WARNING", "RankGone"), node)
     assert "local rank 1 of job 77" in result.verdict.message
     assert values(result, "ranks_expected") == {("77",): 2}
 
@@ -95,13 +94,12 @@ def test_a_thousand_ranks_that_never_came_are_one_finding(tree: NodeTree) -> Non
 def test_dead_workers_are_counted(tree: NodeTree) -> None:
     tree.process(10)
     tree.process(11, state="Z")
-    result = run("ranks", tree.node(job(rank(10, workers=[11, 12]))))
-    assert status_and_reason(result) == ("OK", "RanksAlive")
+    result = expect(("OK", "RanksAlive"), "ranks", tree.node(job(rank(10, workers=[11, 12]))))
     assert values(result, "ranks_zombies") == {("77",): 1}
 
 
 def test_no_job(tree: NodeTree) -> None:
-    assert status_and_reason(run("ranks", tree.node())) == ("OK", "NotPresent")
+    expect(("OK", "NotPresent"), "ranks", tree.node())
 
 
 def test_a_stat_that_cannot_be_understood_is_a_rank_gone_not_a_crash(tree: NodeTree) -> None:
@@ -129,7 +127,7 @@ def state_of(pid: int) -> str:
 def test_real_processes_stopped_and_dead() -> None:
     with sleeper() as stopped, sleeper() as dead, sleeper() as well:
         node = Node(jobs=(job(*(real_rank(child.pid, at) for at, child in enumerate((stopped, dead, well)))),))
-        assert status_and_reason(run("ranks", node)) == ("OK", "RanksAlive")
+        expect(("OK", "RanksAlive"), "ranks", node)
         os.kill(stopped.pid, signal.SIGSTOP)
         dead.kill()
         wait_for(lambda: (state_of(stopped.pid), state_of(dead.pid)) == ("T", "Z"), "a stopped and a dead process")

@@ -11,7 +11,7 @@ from hangwatch.probes.node.filesystems import FilesystemReader
 from hangwatch.probes.node.machine import Node
 from tests.conftest import wait_for
 from tests.dead_mount import dead_mount, tmpfs
-from tests.node_tree import NodeTree, job, rank, run, status_and_reason, values
+from tests.node_tree import NodeTree, expect, job, rank, run, status_and_reason, values
 
 GIB = 1 << 30
 
@@ -57,7 +57,7 @@ def test_this_machine() -> None:
 
 
 def test_a_node_without_it(tmp_path: Path) -> None:
-    assert status_and_reason(run("shared_memory", NodeTree(tmp_path).node())) == ("OK", "NotPresent")
+    expect(("OK", "NotPresent"), "shared_memory", NodeTree(tmp_path).node())
 
 
 def test_a_job_in_a_container_with_64_mib_that_are_full(tmp_path: Path) -> None:
@@ -68,8 +68,9 @@ def test_a_job_in_a_container_with_64_mib_that_are_full(tmp_path: Path) -> None:
         link.parent.mkdir(parents=True)
         link.symlink_to(f"mnt:[{inode}]")
     with tmpfs(tree.proc / "10" / "root" / "dev" / "shm", "64m") as shm:
-        result = run("shared_memory", tree.node(job(rank(10))), minimum_size_bytes=65 << 20)
-        assert status_and_reason(result) == ("WARNING", "SharedMemorySmall")
+        result = expect(
+            ("WARNING", "SharedMemorySmall"), "shared_memory", tree.node(job(rank(10))), minimum_size_bytes=65 << 20
+        )
         assert "job 77 has 64 MiB of 64 MiB left in /dev/shm" in result.verdict.message
         assert "--shm-size" in result.verdict.remedy
         (shm / "torch_4711").write_bytes(b"\0" * (64 << 20))

@@ -23,7 +23,7 @@ from hangwatch.probes.node import filesystems
 from hangwatch.probes.node.filesystems import FilesystemReader, Mount, Space
 from tests.conftest import wait_for
 from tests.dead_mount import dead_mount, tmpfs
-from tests.node_tree import NodeTree, job, rank, run, status_and_reason, values
+from tests.node_tree import NodeTree, expect, job, rank, run, status_and_reason, values
 
 PLAIN = "22 1 0:21 / /proc rw - proc proc rw\n25 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
 MOUNTINFO = "{number} 25 0:{number} / {path} rw,relatime shared:9 - {type} {source} rw,vers=4.2\n"
@@ -61,8 +61,7 @@ def verdict(answer: Answer, **settings: Any) -> tuple[str, str]:
 
 def test_network_file_systems_that_answer(tree: NodeTree) -> None:
     mounted(tree, ("data", "nfs4"), ("scratch and more", "lustre"))
-    result = run("storage", tree.node())
-    assert status_and_reason(result) == ("OK", "StorageAnswers")
+    result = expect(("OK", "StorageAnswers"), "storage", tree.node())
     assert "2 network file systems mounted" in result.verdict.message
     answers = values(result, "storage_answers")
     assert answers == {(str(tree.root / "data"), "nfs4"): 1, (str(tree.root / "scratch and more"), "lustre"): 1}
@@ -70,20 +69,20 @@ def test_network_file_systems_that_answer(tree: NodeTree) -> None:
 
 
 def test_no_network_file_system(tree: NodeTree) -> None:
-    assert status_and_reason(run("storage", tree.node())) == ("OK", "NotPresent")
+    expect(("OK", "NotPresent"), "storage", tree.node())
 
 
 def test_space_for_incidents_counts_even_before_the_folder_exists(tree: NodeTree) -> None:
-    result = run("storage", tree.node(state_directory=tree.root / "var" / "lib" / "hangwatch"))
-    assert status_and_reason(result) == ("OK", "StorageAnswers")
+    result = expect(
+        ("OK", "StorageAnswers"), "storage", tree.node(state_directory=tree.root / "var" / "lib" / "hangwatch")
+    )
     assert values(result, "storage_available_bytes")[str(tree.root / "var/lib/hangwatch"), INCIDENTS] > 0
 
 
 def test_a_mount_that_is_gone_from_under_its_path(tree: NodeTree) -> None:
     mounted(tree, ("data", "nfs4"))
     (tree.root / "data").rmdir()
-    result = run("storage", tree.node())
-    assert status_and_reason(result) == ("CRITICAL", "StorageBroken")
+    result = expect(("CRITICAL", "StorageBroken"), "storage", tree.node())
     assert "No such file" in result.verdict.message
 
 
@@ -99,24 +98,21 @@ def test_mount_taken_away_while_it_is_asked_is_not_broken(tree: NodeTree, monkey
     gives_answer = f"import os\nos.write(1, {error_answer(errno.ENOTCONN)!r})\n"
     child = tree.write("child.py", f"open({mounts!r}, 'w').write({PLAIN!r})\n{gives_answer}")
     monkeypatch.setattr(filesystems, "CHILD", child)
-    assert status_and_reason(run("storage", tree.node())) == ("OK", "NotPresent")
+    expect(("OK", "NotPresent"), "storage", tree.node())
 
 
 def test_the_mounts_of_a_job_in_its_own_namespace_are_asked_through_its_root(tree: NodeTree) -> None:
     tree.process(10)
     mounted(tree, ("data", "nfs4"), view="10")
     (tree.proc / "10" / "root").symlink_to(tree.root)
-    result = run("storage", tree.node(job(rank(10))))
-    assert status_and_reason(result) == ("OK", "StorageAnswers")
+    result = expect(("OK", "StorageAnswers"), "storage", tree.node(job(rank(10))))
     assert values(result, "storage_answers") == {("/data", "nfs4"): 1}
 
 
 def test_a_rank_that_ends_while_its_mounts_are_asked_breaks_no_storage(tree: NodeTree) -> None:
     tree.process(10)
     mounted(tree, ("data", "nfs4"), view="10")
-    assert status_and_reason(run("storage", tree.node(job(rank(10))))) == ("OK", "NotPresent"), (
-        "there is no /proc/10/root any more"
-    )
+    expect(("OK", "NotPresent"), "storage", tree.node(job(rank(10))))
 
 
 def test_a_mount_that_only_a_rank_sees_is_not_for_this_node_to_unmount(tree: NodeTree) -> None:
@@ -132,15 +128,14 @@ def test_a_slow_server_is_nothing_to_unmount() -> None:
 
 
 def test_slow_state_directory_is_a_warning(tree: NodeTree) -> None:
-    result = run("storage", tree.node(state_directory=tree.root), slow_seconds=0.0)
-    assert status_and_reason(result) == ("WARNING", "StorageSlow")
+    expect(("WARNING", "StorageSlow"), "storage", tree.node(state_directory=tree.root), slow_seconds=0.0)
 
 
 def test_a_child_that_cannot_be_started_is_unknown(tree: NodeTree, monkeypatch: pytest.MonkeyPatch) -> None:
     mounted(tree, ("data", "nfs4"))
     monkeypatch.setattr(filesystems.sys, "executable", str(tree.write("python", "not executable")))
-    assert status_and_reason(run("storage", tree.node())) == ("UNKNOWN", "OnlookerNotStarted")
-    assert status_and_reason(run("shared_memory", tree.node())) == ("UNKNOWN", "OnlookerNotStarted")
+    expect(("UNKNOWN", "OnlookerNotStarted"), "storage", tree.node())
+    expect(("UNKNOWN", "OnlookerNotStarted"), "shared_memory", tree.node())
 
 
 def test_a_real_read_only_file_system_says_so(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hangwatch.probes.node import kmsg
 from hangwatch.probes.node.machine import Node
 from hangwatch.tables import kernel_lines, xids
 from tests.conftest import DATA
-from tests.node_tree import Checked, NodeTree, run, status_and_reason, values
+from tests.node_tree import Checked, NodeTree, expect, run, status_and_reason, values
 
 FELL_OFF = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 PAGE_FAULT = "NVRM: Xid (PCI:0000:04:00): 31, pid=4711, name=python, Ch 00000010, intr 00000000. MMU Fault"
@@ -38,7 +38,7 @@ def log(tree: NodeTree, *lines: str, boot_seconds: float = 990.0, first: int = 1
 
 def test_a_quiet_log(tree: NodeTree) -> None:
     log(tree, "Linux version 6.1.0", "eth0: link up")
-    assert status_and_reason(run("xid", tree.node())) == ("OK", "KernelLogQuiet")
+    expect(("OK", "KernelLogQuiet"), "xid", tree.node())
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,7 @@ def test_a_quiet_log(tree: NodeTree) -> None:
 )
 def test_what_a_line_means(tree: NodeTree, line: str, expected: tuple[str, str], words: list[str]) -> None:
     log(tree, line)
-    result = run("xid", tree.node())
-    assert status_and_reason(result) == expected
+    result = expect(expected, "xid", tree.node())
     for word in words:
         assert word in result.verdict.message
 
@@ -88,10 +87,9 @@ def test_xids_that_say_themselves_how_bad_they_are(tree: NodeTree, line: str, ex
 def test_what_is_long_past_counts_no_more(tree: NodeTree) -> None:
     log(tree, FELL_OFF, PAGE_FAULT, HUNG, boot_seconds=10.0)
     tree.time.now_monotonic = 10 + 3601
-    assert status_and_reason(run("xid", tree.node())) == ("CRITICAL", "GpuError")
+    expect(("CRITICAL", "GpuError"), "xid", tree.node())
     tree.time.now_monotonic = 10 + 86401
-    result = run("xid", tree.node())
-    assert status_and_reason(result) == ("OK", "KernelLogQuiet")
+    result = expect(("OK", "KernelLogQuiet"), "xid", tree.node())
     assert values(result, "xid_errors_total") == {("0000:3b:00", "79"): 1, ("0000:04:00", "31"): 1}
 
 
@@ -99,8 +97,7 @@ def test_a_fatal_sxid_is_one_event_with_its_lines_of_registers(tree: NodeTree) -
     switch = "nvidia-nvswitch3: SXid (PCI:0000:c4:00.0): 20034, "
     details = ("Severity 1 Engine instance 48 Sub-engine instance 00", "Data {0x50610002, 0x10100030, 0x00000000}")
     log(tree, f"{switch}Fatal, Link 48 LTSSM Fault Up", *(switch + detail for detail in details))
-    result = run("xid", tree.node())
-    assert status_and_reason(result) == ("CRITICAL", "SwitchError")
+    result = expect(("CRITICAL", "SwitchError"), "xid", tree.node())
     assert "Link 48 LTSSM" in result.verdict.message
     assert values(result, "sxid_errors_total") == {("0000:c4:00.0", "20034"): 1}
 
@@ -126,13 +123,12 @@ def test_later_line_of_an_error_does_not_hide_a_fatal_one(tree: NodeTree, worse:
 def test_recovered_gpu_replaces_its_recovery_action(tree: NodeTree) -> None:
     action = "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x{} to 0x{}"
     log(tree, action.format("0 (None)", "1 (GPU Reset)"), action.format("1 (GPU Reset)", "0 (None)"))
-    assert status_and_reason(run("xid", tree.node())) == ("OK", "KernelLogQuiet")
+    expect(("OK", "KernelLogQuiet"), "xid", tree.node())
 
 
 def test_ignored_xids_are_counted_and_no_finding(tree: NodeTree) -> None:
     log(tree, PAGE_FAULT)
-    result = run("xid", tree.node(), ignored_xids=(31,))
-    assert status_and_reason(result) == ("OK", "KernelLogQuiet")
+    result = expect(("OK", "KernelLogQuiet"), "xid", tree.node(), ignored_xids=(31,))
     assert values(result, "xid_errors_total") == {("0000:04:00", "31"): 1}
 
 
@@ -175,15 +171,14 @@ def test_a_flood_is_bounded(tree: NodeTree) -> None:
 def test_a_flood_of_one_kind_hides_no_other(tree: NodeTree) -> None:
     log(tree, FELL_OFF)
     log(tree, *(f"INFO: task python:{pid} blocked for more than 120 seconds." for pid in range(1000)), first=2)
-    result = run("xid", tree.node())
-    assert status_and_reason(result) == ("CRITICAL", "GpuError")
+    result = expect(("CRITICAL", "GpuError"), "xid", tree.node())
     assert values(result, "hung_tasks_total") == {("python",): 1000}
 
 
 @pytest.mark.parametrize("line", [FELL_OFF, SXID_FATAL])
 def test_a_process_cannot_name_itself_an_xid(tree: NodeTree, line: str) -> None:
     log(tree, f"audit: comm={line}", f"x {line}")
-    assert status_and_reason(run("xid", tree.node())) == ("OK", "KernelLogQuiet")
+    expect(("OK", "KernelLogQuiet"), "xid", tree.node())
 
 
 def test_terminal_escapes_continuations_and_garbage(tree: NodeTree) -> None:
@@ -198,7 +193,7 @@ def test_terminal_escapes_continuations_and_garbage(tree: NodeTree) -> None:
 
 
 def test_a_node_without_a_log(tree: NodeTree) -> None:
-    assert status_and_reason(run("xid", tree.node())) == ("OK", "NotPresent")
+    expect(("OK", "NotPresent"), "xid", tree.node())
 
 
 def test_a_log_that_may_not_be_read(tree: NodeTree, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,8 +201,7 @@ def test_a_log_that_may_not_be_read(tree: NodeTree, monkeypatch: pytest.MonkeyPa
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "open", denied)
-    result = run("xid", tree.node())
-    assert status_and_reason(result) == ("UNKNOWN", "PermissionDenied")
+    result = expect(("UNKNOWN", "PermissionDenied"), "xid", tree.node())
     assert "CAP_SYSLOG" in result.verdict.remedy
 
 
@@ -259,8 +253,7 @@ def test_process_name_does_not_decide_the_severity(code: int, text: str, expecte
 
 def test_a_real_log_of_a_node_that_lost_a_gpu(tree: NodeTree) -> None:
     (tree.dev / "kmsg").write_bytes((DATA / "checks" / "kmsg_gpu_lost.txt").read_bytes())
-    result = run("xid", tree.node())
-    assert status_and_reason(result) == ("CRITICAL", "GpuError")
+    result = expect(("CRITICAL", "GpuError"), "xid", tree.node())
     assert values(result, "xid_errors_total") == {
         ("0000:3b:00", "79"): 1,
         ("0000:3b:00", "154"): 1,

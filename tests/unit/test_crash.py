@@ -11,7 +11,7 @@ from hangwatch.crash import CrashArtifacts, collection
 from hangwatch.explain.logs import rank_log
 from hangwatch.explain.stacks import gdb_text
 from hangwatch.formats import incident_file, launcher_text
-from hangwatch.model import Confidence, EndedProcess, Job, KernelLine, ProcessId, RankId
+from hangwatch.model import Confidence, EndedProcess, Incident, Job, KernelLine, ProcessId, RankId, Verdict
 from hangwatch.probes.process import crash_artifacts
 from hangwatch.report import html, text
 from hangwatch.stacks import activity
@@ -71,6 +71,17 @@ def job(*artifacts: CrashArtifacts, world_size: int | None = None) -> Job:
     )
 
 
+def judged(found: list[CrashArtifacts], **sizes: int) -> Verdict:
+    verdict = crash.judge(job(*found, **sizes), found)
+    assert verdict is not None
+    return verdict
+
+
+def incident_of(found: list[CrashArtifacts], at: float = NOW, **sizes: int) -> Incident:
+    verdict = judged(found, **sizes)
+    return crash.make_incident(job(*found, **sizes), "n1", found, verdict, activity.load(), unix_now=at)
+
+
 @pytest.mark.parametrize(
     ("artifacts", "named", "confidence", "words"),
     [
@@ -120,8 +131,8 @@ def job(*artifacts: CrashArtifacts, world_size: int | None = None) -> Job:
 def test_first_dead_rank_is_named_by_its_artifacts(
     artifacts: list[CrashArtifacts], named: list[int], confidence: Confidence, words: str
 ) -> None:
-    verdict = crash.judge(job(*artifacts), artifacts)
-    assert verdict is not None and verdict.kind == "Crashed"
+    verdict = judged(artifacts)
+    assert verdict.kind == "Crashed"
     assert [rank.rank for rank in verdict.named] == named, verdict.message
     assert verdict.confidence is confidence
     assert words in verdict.message
@@ -147,8 +158,7 @@ def test_how_a_rank_ended_is_said_and_a_signal_is_a_reason(
     found = [make_artifacts(rank)._replace(exit=one) for rank, one in enumerate(exits)] + [
         make_artifacts(7, error=RESET)
     ]
-    verdict = crash.judge(job(*found), found)
-    assert verdict is not None
+    verdict = judged(found)
     assert ([rank.rank for rank in verdict.named], verdict.confidence) == (named, confidence)
     told = [rank for vote in verdict.evidence if vote.kind == "exit" for rank in vote.ranks]
     assert len(told) == sum(one is not None and one.code != 0 for one in exits)
@@ -203,8 +213,7 @@ def test_that_a_container_took_its_files_with_it_is_said_once_for_all_its_ranks(
         make_artifacts(0, segfault=1),
         *(make_artifacts(rank)._replace(refused=(collection._CONTAINER_GONE,)) for rank in (1, 2, 3)),
     ]
-    verdict = crash.judge(job(*found), found)
-    assert verdict is not None
+    verdict = judged(found)
     (told,) = (vote for vote in verdict.evidence if vote.kind == "not_read")
     assert told.message.startswith("ranks 1-3 on n1: its container no longer exists") and told.message.endswith(
         "keep them"
@@ -218,8 +227,8 @@ def test_an_end_in_order_is_no_crash() -> None:
 
 def test_rank_without_error_is_not_suspected_if_other_nodes_exist() -> None:
     found = [make_artifacts(0, error=RESET), make_artifacts(1), make_artifacts(2, error=RESET)]
-    verdict = crash.judge(job(*found, world_size=8), found)
-    assert verdict is not None and not verdict.named and not verdict.check_first
+    verdict = judged(found, world_size=8)
+    assert not verdict.named and not verdict.check_first
 
 
 def test_a_worker_that_was_killed_is_told_and_is_not_the_end_of_its_rank() -> None:
@@ -228,8 +237,8 @@ def test_a_worker_that_was_killed_is_told_and_is_not_the_end_of_its_rank() -> No
         make_artifacts(0, error="RuntimeError: DataLoader worker is killed", at=5),
         make_artifacts(1, segfault=1, text=line),
     ]
-    verdict = crash.judge(job(*found), found)
-    assert verdict is not None and [rank.rank for rank in verdict.named] == [0]
+    verdict = judged(found)
+    assert [rank.rank for rank in verdict.named] == [0]
     assert any("Killed process 9001" in vote.message for vote in verdict.evidence)
 
 
@@ -238,24 +247,19 @@ def test_what_was_not_read_is_said_once_something_tells_of_a_crash() -> None:
         make_artifacts(0, error="ValueError: a"),
         make_artifacts(1)._replace(refused=("its core /dev/zero: is not a regular file",)),
     ]
-    verdict = crash.judge(job(*found), found)
-    assert verdict is not None
+    verdict = judged(found)
     assert any(vote.kind == "not_read" and "is not a regular file" in vote.message for vote in verdict.evidence)
 
 
 def test_words_of_the_owner_are_printable_and_bounded() -> None:
     found = [make_artifacts(0, error="ValueError: \\u001b[31m\\u202e" + "x" * 5000)]
-    verdict = crash.judge(job(*found), found)
-    assert verdict is not None
+    verdict = judged(found)
     assert verdict.message.isprintable() and len(verdict.message) < 1000
 
 
 def test_the_incident_is_closed_and_can_be_shown() -> None:
     found = [make_artifacts(0, error=RESET), make_artifacts(1, segfault=1.0), make_artifacts(2)]
-    whole = job(*found)
-    verdict = crash.judge(whole, found)
-    assert verdict is not None
-    incident = crash.make_incident(whole, "n1", found, verdict, activity.load(), unix_now=NOW)
+    incident = incident_of(found)
     assert incident.closed_unix_seconds == incident.opened_unix_seconds == NOW
     assert "segfault in libnccl.so.2" in text.render(incident)
     assert "segfault in libnccl.so.2" in html.render(incident)
@@ -264,10 +268,7 @@ def test_the_incident_is_closed_and_can_be_shown() -> None:
 def test_crash_report_lists_dead_ranks_and_causes_in_all_forms() -> None:
     # A crash report lists no missing or differing ranks and no stacks, because there was no capture.
     found = [make_artifacts(0, error=RESET), make_artifacts(1, segfault=1.0), make_artifacts(2)]
-    whole = job(*found, world_size=8)
-    verdict = crash.judge(whole, found)
-    assert verdict is not None
-    incident = crash.make_incident(whole, "n1", found, verdict, activity.load(), unix_now=NOW)
+    incident = incident_of(found, world_size=8)
     report, page = text.render(incident), html.render(incident)
     assert "  3 ranks, all ended on n1, world size 8" in report
     assert "<dt>Ranks</dt><dd>3 ranks, all ended, world size 8</dd>" in page
@@ -283,11 +284,7 @@ def test_lost_connection_recommends_a_restart_once_a_day() -> None:
     snapshot, actions = Snapshot(), []
     for number, hours in enumerate((0.0, 2.0, 40.0)):
         ended = [one._replace(id=replace(one.id, pid=100 * number + (one.id.rank or 0) + 1)) for one in found]
-        whole = job(*ended)
-        verdict = crash.judge(whole, ended)
-        assert verdict is not None
-        at = NOW + hours * 3600
-        incident = crash.make_incident(whole, "n1", ended, verdict, activity.load(), unix_now=at)
+        incident = incident_of(ended, NOW + hours * 3600)
         snapshot, _ = steps.record_crash(snapshot, incident, now=hours * 3600)
         actions.append(snapshot.past_hangs[-1].action)
     assert actions == ["restart", "investigate", "restart"]
@@ -316,27 +313,10 @@ Thread 1 (Thread 0x7f00 (LWP 14654)):
 @pytest.mark.parametrize("error", ["Preempted: checkpoint written", "ImportError: no flash"])
 def test_equal_errors_in_one_second_name_no_rank(error: str) -> None:
     found = [make_artifacts(rank, error=error, at=1) for rank in range(3)]
-    verdict = crash.judge(job(*found), found)
-    assert verdict is not None
+    verdict = judged(found)
     assert (verdict.named, verdict.check_first, verdict.confidence) == ((), (), Confidence.NONE)
     assert "No rank can be named: 3 ranks ended in the same second (" in verdict.message
     assert f": {error.partition(':')[0]}, according to its error file" in verdict.message
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        "RuntimeError: DataLoader worker (pid 77) is killed by signal: Terminated.",
-        "RuntimeError: Application timeout caused pair closure",
-        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
-        "RuntimeError: Detected mismatch between collectives on ranks",
-    ],
-)
-def test_terminated_or_disconnected_rank_is_not_named(error: str) -> None:
-    found = [make_artifacts(0, error=error, at=1), make_artifacts(1)]
-    verdict = crash.judge(job(*found), found)
-    assert verdict is not None
-    assert (verdict.named, verdict.confidence) == ((), Confidence.NONE)
 
 
 @pytest.mark.parametrize(
@@ -361,14 +341,17 @@ def test_lost_connection_to_outside_is_an_error_of_the_rank(error: str) -> None:
         make_artifacts(1, error=error, at=2),
         make_artifacts(2, error=RESET, at=3),
     ]
-    verdict = crash.judge(job(*found), found)
-    assert verdict is not None
+    verdict = judged(found)
     assert ([rank.rank for rank in verdict.named], verdict.confidence) == ([1], Confidence.MEDIUM)
 
 
 @pytest.mark.parametrize(
     "error",
     [
+        "RuntimeError: DataLoader worker (pid 77) is killed by signal: Terminated.",
+        "RuntimeError: Application timeout caused pair closure",
+        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
+        "RuntimeError: Detected mismatch between collectives on ranks",
         "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:34688",
         "RuntimeError: [pair.cc:598] writev [10.0.0.1]:4444: Connection reset by peer",
         "RuntimeError: [unbound_buffer.cc:81] gloo: Timed out waiting 1800000ms for recv operation to complete",
@@ -379,10 +362,9 @@ def test_lost_connection_to_outside_is_an_error_of_the_rank(error: str) -> None:
         "RuntimeError: connection refused (this error originated at tensorpipe/transport/uv/connection_impl.cc:141)",
     ],
 )
-def test_lost_connection_to_rank_or_store_is_a_consequence(error: str) -> None:
+def test_terminated_or_disconnected_rank_is_not_named(error: str) -> None:
     found = [make_artifacts(0, error=error, at=1), make_artifacts(1)]
-    verdict = crash.judge(job(*found), found)
-    assert verdict is not None
+    verdict = judged(found)
     assert (verdict.named, verdict.confidence) == ((), Confidence.NONE), verdict.message
 
 
@@ -460,10 +442,8 @@ def test_verdict_has_the_type_of_an_exception_and_the_incident_its_text(name: st
     # without secrets.
     case = (secret_texts.FORMS | secret_texts.MORE)[name]
     found = [crashed_by(f"ShardError: zebra {case.text}", -1)]
-    whole = job(*found)
-    verdict = crash.judge(whole, found)
-    assert verdict is not None
-    incident = crash.make_incident(whole, "n1", found, verdict, activity.load(), unix_now=NOW)
+    incident = incident_of(found)
+    verdict = incident.verdict
     assert ": ShardError, according to its error file" in verdict.message and "zebra" not in verdict.message
     assert not any("zebra" in entry.message for entry in incident.timeline)
     died = incident.job.ended[0].died
@@ -488,8 +468,7 @@ def test_verdict_on_an_exception_without_a_type_has_none_of_its_text(error_text:
         moment=rank_log.Moment("unix", NOW, "")
     )
     found = [make_artifacts(0)._replace(failure=failure)]
-    verdict = crash.judge(job(*found), found)
-    assert verdict is not None
+    verdict = judged(found)
     assert ": an exception, according to its error file" in verdict.message and "unter" not in verdict.message
 
 

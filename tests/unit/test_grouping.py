@@ -18,6 +18,7 @@ from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge
 from hangwatch.verdict.wording import clauses
+from tests.samples import main_dump
 
 TABLE = activity.load()
 SETTINGS = config.Capture()
@@ -179,10 +180,7 @@ def test_a_capture_brings_its_world_size_and_notes() -> None:
 
 def test_a_group_is_shown_by_its_lowest_rank() -> None:
     def dump_of_rank(rank: int, line: int) -> RankDump:
-        thread = Thread(name="MainThread", thread_id="1", frames=stack(STACKS[0], line), is_main=True)
-        return RankDump(
-            id=RankId(node="n", rank=rank), rounds=(ProcessDump(taken_monotonic_seconds=0.0, threads=(thread,)),)
-        )
+        return RankDump(id=RankId(node="n", rank=rank), rounds=(main_dump(stack(STACKS[0], line)),))
 
     (found,) = group([dump_of_rank(3, 30), dump_of_rank(1, 10), dump_of_rank(2, 20)]).groups
     assert [member.id.rank for member in found.members] == [1, 2, 3]
@@ -190,20 +188,14 @@ def test_a_group_is_shown_by_its_lowest_rank() -> None:
 
 
 def test_ranks_of_two_nodes_with_the_same_numbers_are_not_lost() -> None:
-    thread = Thread(name="MainThread", thread_id="1", frames=stack(STACKS[0], 1), is_main=True)
-    dump = RankDump(
-        id=RankId(node="a", local_rank=0), rounds=(ProcessDump(taken_monotonic_seconds=0.0, threads=(thread,)),)
-    )
+    dump = RankDump(id=RankId(node="a", local_rank=0), rounds=(main_dump(stack(STACKS[0], 1)),))
     other = structs.replace(dump, id=RankId(node="b", local_rank=0))
     assert len(group([dump, other]).groups[0].members) == 2
 
 
 def test_a_rank_that_appears_twice_has_one_place() -> None:
     def dump_with_stack(lines: tuple[str, ...]) -> RankDump:
-        thread = Thread(name="MainThread", thread_id="1", frames=stack(lines, 1), is_main=True)
-        return RankDump(
-            id=RankId(node="a", rank=0), rounds=(ProcessDump(taken_monotonic_seconds=0.0, threads=(thread,)),)
-        )
+        return RankDump(id=RankId(node="a", rank=0), rounds=(main_dump(stack(lines, 1)),))
 
     first, second = group([dump_with_stack(STACKS[0])]), group([dump_with_stack(STACKS[7])])
     merged = merge.merge(first, second)
@@ -214,8 +206,7 @@ def test_a_rank_that_appears_twice_has_one_place() -> None:
 @pytest.mark.parametrize(("world_size", "per_node"), [(4_000_000, 1), (10**30, 8)])
 def test_a_world_size_costs_nothing(world_size: int, per_node: int) -> None:
     # The world size comes from an environment or a file and may be any number, so nothing may count up to it.
-    thread = Thread(name="MainThread", thread_id="1", frames=stack(STACKS[0], 1), is_main=True)
-    rounds = (ProcessDump(taken_monotonic_seconds=0.0, threads=(thread,)),)
+    rounds = (main_dump(stack(STACKS[0], 1)),)
     dumps = [RankDump(id=RankId(node=f"n{rank // per_node}", rank=rank), rounds=rounds) for rank in (0, 1, 2, 9)]
     tracemalloc.start()
     grouping = group(dumps, world_size)
@@ -233,8 +224,7 @@ def test_rank_that_left_a_collective_is_not_named() -> None:
     # for it.
     def dump(at: float, function: str, file: str) -> ProcessDump:
         frames = (Frame(function=function, file=file), Frame(function="train", file="train.py"))
-        thread = Thread(name="MainThread", thread_id="1", frames=frames, is_main=True)
-        return ProcessDump(taken_monotonic_seconds=at, threads=(thread,), state="S")
+        return main_dump(frames, at, state="S")
 
     wait, work = ("all_reduce", "torch/distributed/distributed_c10d.py"), ("__getitem__", "torch/utils/data/dataset.py")
     others = [RankDump(id=RankId(rank=i), rounds=(dump(0, *wait), dump(5, *wait))) for i in range(3)]
@@ -251,8 +241,7 @@ def test_rank_waiting_for_clients_has_not_joined(server: int | None, expected: t
     # A rank that waits for clients, in any function, is idle and was never in a collective.
     def dump(function: str, file: str, server: int | None = None) -> ProcessDump:
         frames = (Frame(function=function, file=file), Frame(function="train", file="train.py"))
-        thread = Thread(name="MainThread", thread_id="1", frames=frames, is_main=True)
-        return ProcessDump(taken_monotonic_seconds=0.0, threads=(thread,), state="S", server=server)
+        return main_dump(frames, state="S", server=server)
 
     waits = dump("broadcast", "torch/distributed/distributed_c10d.py")
     ranks = [RankDump(id=RankId(rank=rank, pid=100 + rank), rounds=(waits, waits)) for rank in range(3)]
@@ -273,8 +262,7 @@ def test_ranks_in_other_places_do_not_wait_for_a_suspect(
     # waits for a leaving rank. If most ranks leave, the others are the next suspects.
     def dump(at: float, function: str, file: str) -> ProcessDump:
         frames = (Frame(function=function, file=file), Frame(function="main", file="train.py"))
-        thread = Thread(name="MainThread", thread_id="1", frames=frames, is_main=True)
-        return ProcessDump(taken_monotonic_seconds=at, threads=(thread,), state="S")
+        return main_dump(frames, at, state="S")
 
     leaving = ("destroy_process_group", "torch/distributed/distributed_c10d.py")
     reducing = ("all_reduce", "torch/distributed/distributed_c10d.py")
@@ -306,8 +294,7 @@ def test_wait_for_loader_shows_the_worker_with_a_task(state: str | None, which: 
         return WorkerDump(pid=pid, comm="pt_data_worker", rounds=(dump, dump))
 
     waits = stack(("__next__ (torch/utils/data/dataloader.py)", "main (train.py)"), 38)
-    threads = (Thread(name="MainThread", thread_id="1", frames=waits, is_main=True),)
-    dump = ProcessDump(taken_monotonic_seconds=0.0, threads=threads, state="S")
+    dump = main_dump(waits, state="S")
     idle = [worker(pid, _IDLE, 3, "S") for pid in (72, 73)]
     rank = RankDump(id=RankId(rank=2), rounds=(dump, dump), workers=(*idle, worker(71, _TASK, 1, state)))
     (found,) = group([rank]).groups
@@ -336,10 +323,9 @@ def test_rank_with_unreadable_memory_joins_the_group_at_its_line(seen: tuple[boo
     # Four ranks sleep at one line of their program; three of them sleep inside torch's code. `seen` has one item
     # per round: True if the fourth rank sleeps inside torch's code, None if its memory was unreadable.
     def dumped(rank: int, in_torch: tuple[bool | None, ...]) -> RankDump:
-        thread = Thread(name="MainThread", thread_id="1", frames=stack(("sort (mine.py)",), 7), is_main=True)
+        frames = stack(("sort (mine.py)",), 7)
         rounds = tuple(
-            ProcessDump(taken_monotonic_seconds=5.0 * number, threads=(thread,), state="S", waits_in_torch=one)
-            for number, one in enumerate(in_torch)
+            main_dump(frames, 5.0 * number, state="S", waits_in_torch=one) for number, one in enumerate(in_torch)
         )
         return RankDump(id=RankId(rank=rank, pid=100 + rank), rounds=rounds)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from hangwatch.model import GpuSample, Job, Process, ProcessId, Rank
 from hangwatch.probes.process import procfs
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.tables import launchers as launcher_table
+from tests.commands import first_line, spawn
 from tests.conftest import wait_for
 from tests.proc_tree import FOLDER, describe, expected_jobs, jobs_in, lay_out, sweep
 
@@ -137,12 +137,6 @@ def test_accelerate_with_a_rank_that_ended(tmp_path: Path) -> None:
     assert slots(job) == [(0, 0, 1010)]
 
 
-def test_deepspeed_and_a_service_that_outlived_its_rank(tmp_path: Path) -> None:
-    (job,) = jobs_in("deepspeed", tmp_path)
-    assert (job.job_id, job.launcher, job.local_world_size) == ("pid1000-1000", "deepspeed", 2)
-    assert slots(job) == [(0, 0, 1010), (1, 1, 1011)]
-
-
 def test_slurm_steps_are_jobs_and_a_batch_script_and_a_notebook_are_not(tmp_path: Path) -> None:
     step, elastic = jobs_in("slurm", tmp_path, EIGHT)
     assert (step.job_id, step.launcher) == ("1", "srun")
@@ -151,12 +145,6 @@ def test_slurm_steps_are_jobs_and_a_batch_script_and_a_notebook_are_not(tmp_path
     assert (elastic.job_id, elastic.launcher) == ("1.2", "torchrun")
     assert slots(elastic) == [(0, 0, 6327), (1, 1, 6328)]
     assert (elastic.world_size, elastic.local_world_size) == (4, 2)
-
-
-def test_srun_with_a_shell_around_each_rank(tmp_path: Path) -> None:
-    (job,) = jobs_in("srun_wrapper", tmp_path)
-    assert (job.job_id, job.launcher) == ("77", "srun")
-    assert slots(job) == [(8, 0, 511), (9, 1, 521)]
 
 
 def test_absent_ranks_of_a_slurm_step_are_told_by_its_layout(tmp_path: Path) -> None:
@@ -308,13 +296,8 @@ def started(folder: Path, name: str, script: str, **variables: str) -> Iterator[
     """Run a script under another process name until the block ends; yield its pid when it says that it is ready."""
     (folder / "rank.py").write_text(script)
     environ = os.environ | variables | {"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": str(os.getpid())}
-    command = [name, str(folder / "rank.py")]
-    with subprocess.Popen(command, executable=sys.executable, env=environ, stdout=-1, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield int(process.stdout.readline())
-        finally:
-            process.kill()
+    with spawn(name, folder / "rank.py", executable=sys.executable, env=environ) as process:
+        yield int(first_line(process))
 
 
 TITLED = """import os, signal
@@ -452,39 +435,10 @@ def test_several_jobs_on_one_node(tmp_path: Path) -> None:
     assert {found["a.py"].job_id, found["b.py"].job_id} == {"pid100-100-29500", "pid100-100-29501"}
 
 
-def test_containers_that_share_loopback_and_port_are_two_jobs(tmp_path: Path) -> None:
-    found = {job.command: (job.job_id, slots(job)) for job in jobs_in("containers", tmp_path)}
-    assert found == {
-        "a.py": ("pid130-130-29500", [(0, None, 132), (1, None, 133)]),
-        "b.py": ("pid140-130-29500", [(0, None, 142), (1, None, 143)]),
-    }
-
-
-def test_the_rank_of_a_pod_is_not_the_rank_of_a_process(tmp_path: Path) -> None:
-    (job,) = jobs_in("kubeflow", tmp_path)
-    assert (job.job_id, job.launcher) == ("10.1.2.3-29400", "torchrun")
-    assert slots(job) == [(2, 0, 150), (3, 1, 151)]
-
-
-def test_after_an_elastic_restart_the_last_attempt_counts(tmp_path: Path) -> None:
-    (job,) = jobs_in("elastic_restart", tmp_path)
-    assert (job.job_id, slots(job)) == ("run-7", [(0, 0, 1030), (1, 1, 1031)])
-
-
 def test_ranks_of_a_killed_agent_are_one_job(tmp_path: Path) -> None:
     (job,) = jobs_in("torchrun_orphans", tmp_path)
     assert (job.job_id, job.launcher, job.launcher_id) == ("run-7", "torchrun", None)
     assert slots(job) == [(0, 0, 1010), (1, 1, 1011)]
-
-
-def test_what_a_dead_agent_left_behind_is_no_second_job(tmp_path: Path) -> None:
-    (job,) = jobs_in("remnants", tmp_path)
-    assert (job.job_id, slots(job)) == ("run-7", [(0, 0, 2030), (1, 1, 2031)])
-
-
-def test_a_run_inside_a_rank_is_a_job_of_its_own(tmp_path: Path) -> None:
-    found = {job.job_id: job for job in jobs_in("nested", tmp_path)}
-    assert {name: slots(job) for name, job in found.items()} == {"outer": [(0, 0, 1010)], "inner": [(0, 0, 1030)]}
 
 
 def test_what_a_neighbour_copies_changes_nothing_of_a_job_in_either_order_of_start(tmp_path: Path) -> None:

@@ -36,14 +36,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 def at(opened: float, job_id: str = "42", **changes: object) -> Incident:
-    base = samples.mismatch()
-    return samples.replaced(
-        base,
-        incident_id=name_at(opened, job_id),
-        job=samples.job(range(2), 2, job_id=job_id),
-        opened_unix_seconds=opened,
-        **changes,
-    )
+    usual = {"incident_id": name_at(opened, job_id), "job": samples.job(range(2), 2, job_id=job_id)}
+    return samples.replaced(samples.mismatch(), opened_unix_seconds=opened, **{**usual, **changes})
 
 
 def name_at(opened: float, job_id: str = "42") -> str:
@@ -211,7 +205,7 @@ def test_any_text_survives(
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../b", ".hidden", "a//b", "a/b/c/d/e", "", "a\n"])
 def test_names_that_could_leave_the_folder_are_refused(tmp_path: Path, name: str) -> None:
     kept = open_writable(tmp_path)
-    with pytest.raises(StoreError):
+    with pytest.raises(StoreError, match="is not a valid name for a file of an incident"):
         kept.save(samples.loader_hang(), {name: "x"})
     assert list((tmp_path / "incidents").iterdir()) == []
 
@@ -223,9 +217,8 @@ def test_a_link_in_the_place_of_incidents_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "state").mkdir()
     (tmp_path / "state/incidents").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StoreError) as error:
+    with pytest.raises(StoreError, match="does not follow links"):
         open_writable(tmp_path / "state")
-    assert "does not follow links" in message_of(error)
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
@@ -251,9 +244,8 @@ def test_a_link_in_the_place_of_a_file_or_folder_is_not_written_through(tmp_path
 def test_world_writable_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "incidents").mkdir()
     (tmp_path / "incidents").chmod(0o777)
-    with pytest.raises(StoreError) as error:
+    with pytest.raises(StoreError, match="chmod o-w"):
         open_writable(tmp_path)
-    assert "chmod o-w" in message_of(error)
 
 
 def test_a_sticky_folder_such_as_tmp_is_fine(tmp_path: Path) -> None:
@@ -267,9 +259,8 @@ def test_a_sticky_folder_such_as_tmp_is_fine(tmp_path: Path) -> None:
 def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / "incidents").mkdir()
     os.chown(tmp_path / "incidents", 12345, -1)
-    with pytest.raises(StoreError) as error:
+    with pytest.raises(StoreError, match="belongs to user 12345"):
         open_writable(tmp_path)
-    assert "belongs to user 12345" in message_of(error)
 
 
 def test_a_file_in_the_place_of_the_directory(tmp_path: Path) -> None:
@@ -304,9 +295,8 @@ def test_a_directory_without_permission_says_what_to_do(tmp_path: Path) -> None:
 @needs_root
 def test_a_read_only_file_system_says_what_to_do(tmp_path: Path, small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    with pytest.raises(StoreError) as error:
+    with pytest.raises(StoreError, match="read-only"):
         open_writable(small_disk)
-    assert "read-only" in message_of(error)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -368,9 +358,6 @@ def test_what_is_no_file_is_told_and_does_not_stop_us(tmp_path: Path) -> None:
         with pytest.raises(StoreError):
             incident_file.load(tmp_path)
         path.rmdir() if path.is_dir() else path.unlink()
-    with pytest.raises(StoreError) as error:
-        incident_file.load(tmp_path / "nowhere")
-    assert "hangwatch incidents" in message_of(error)
 
 
 def test_summaries_newest_first_with_the_unreadable_among_them(tmp_path: Path) -> None:
@@ -702,9 +689,8 @@ def test_a_full_disk_costs_the_new_incident_and_nothing_else(small_disk: Path) -
     old = kept.save(at(1e9), {"report.txt": "x" * 600_000})
     before = tree(kept.incidents)
     for attempt in (at(2e9), at(1e9)):  # a new folder, and an update of the old one
-        with pytest.raises(StoreError) as error:
+        with pytest.raises(StoreError, match="the disk is full"):
             kept.save(attempt, {"report.html": "y" * 1_500_000, "dumps/a/b.txt": "z" * 600_000})
-        assert "the disk is full" in message_of(error)
     assert incident_file.load(old) == at(1e9)
     after = tree(kept.incidents)
     assert after == before
@@ -748,9 +734,7 @@ def test_saving_one_incident_needs_no_lock(tmp_path: Path) -> None:
     open_writable(tmp_path).save(at(1e9), FILES)
 
 
-def test_what_was_left_open_is_read_back_newest_first_within_bounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_left_open_is_read_back_newest_first(tmp_path: Path) -> None:
     kept = open_writable(tmp_path)
     node = at(1e9).node
     for number, changes in enumerate(
@@ -766,10 +750,6 @@ def test_what_was_left_open_is_read_back_newest_first_within_bounds(
         kept.save(at(1e9 + number * DAY, **changes), FILES)
     (tmp_path / "incidents" / name_at(1e9 + 2 * DAY) / "incident.json").write_text("{")
     assert [found.opened_unix_seconds for found in kept.left_open(node)] == [1e9 + DAY, 1e9]
-    monkeypatch.setattr(folders, "MOST_LEFT_OPEN", 1)
-    assert [found.opened_unix_seconds for found in kept.left_open(node)] == [1e9 + DAY]
-    monkeypatch.setattr(folders, "MOST_LEFT_OPEN_BYTES", 10)
-    assert kept.left_open(node) == ()
 
 
 @pytest.mark.parametrize("opened", [1e12, 1e300, -1e14])

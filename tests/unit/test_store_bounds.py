@@ -27,24 +27,8 @@ from hangwatch.model import (
 )
 from hangwatch.store import Store
 from hangwatch.store import incident_folders as folders
-from hangwatch.words import incident_name
 from tests import samples
-
-DAY = 86400.0
-
-
-def at(opened: float, **changes: object) -> Incident:
-    job = samples.job(range(2), 2, job_id="42")
-    return samples.replaced(
-        samples.mismatch(),
-        **{"incident_id": incident_name(job, opened), "job": job, "opened_unix_seconds": opened, **changes},
-    )
-
-
-def writable(root: Path, **bounds: float) -> Store:
-    kept = Store(root, **bounds)  # type: ignore[arg-type]
-    kept.make_writable()
-    return kept
+from tests.unit.test_store import DAY, at, open_writable
 
 
 def error_of(call: Callable[[], object]) -> tuple[str, str]:
@@ -72,7 +56,7 @@ def names(kept: Store) -> list[str]:
 
 
 def test_incident_numbers_are_not_reused_after_removal(tmp_path: Path) -> None:
-    kept = writable(tmp_path, max_incidents=1)
+    kept = open_writable(tmp_path, max_incidents=1)
     assert order(kept.save(at(1e9), {})) == b"1"
     assert order(kept.save(at(2e9), {})) == b"2"
     assert len(kept.prune()) == 1
@@ -81,7 +65,7 @@ def test_incident_numbers_are_not_reused_after_removal(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("written", [None, "", "soon", "-1"])
 def test_what_was_never_counted_is_older_than_all_that_was(tmp_path: Path, written: str | None) -> None:
-    kept = writable(tmp_path, max_incidents=1)
+    kept = open_writable(tmp_path, max_incidents=1)
     late, first = kept.save(at(2e9), {}), kept.save(at(1e9), {})
     (first / "order").write_text("1")
     (late / "order").unlink() if written is None else (late / "order").write_text(written)
@@ -90,7 +74,7 @@ def test_what_was_never_counted_is_older_than_all_that_was(tmp_path: Path, writt
 
 def test_at_their_very_limits_all_stay(tmp_path: Path) -> None:
     for days in (0, 5, 10):
-        writable(tmp_path).save(at(1e9 + days * DAY), {"report.txt": "x" * 1000})
+        open_writable(tmp_path).save(at(1e9 + days * DAY), {"report.txt": "x" * 1000})
     size = sum(summary.size_bytes for summary in Store(tmp_path).summaries())
     kept = Store(tmp_path, max_incidents=3, max_bytes=size, max_age_days=10)
     assert kept.prune(by_age=9) == ()
@@ -98,7 +82,7 @@ def test_at_their_very_limits_all_stay(tmp_path: Path) -> None:
 
 
 def test_open_incidents_take_room_and_stay(tmp_path: Path) -> None:
-    kept = writable(tmp_path, max_bytes=150_000)
+    kept = open_writable(tmp_path, max_bytes=150_000)
     big, second, third = (
         kept.save(at(1e9 + number), {"report.txt": "x" * size}) for number, size in enumerate((120_000, 60_000, 60_000))
     )
@@ -106,16 +90,8 @@ def test_open_incidents_take_room_and_stay(tmp_path: Path) -> None:
     assert names(kept) == [big.name]
 
 
-def test_the_last_one_stays_however_big_and_only_the_last(tmp_path: Path) -> None:
-    kept = writable(tmp_path, max_bytes=1)
-    older, last = (kept.save(at(1e9 + number), {}) for number in range(2))
-    assert kept.prune() == (older.name,)
-    assert kept.prune() == ()
-    assert names(kept) == [last.name]
-
-
 def test_a_date_that_does_not_exist_is_older_than_all(tmp_path: Path) -> None:
-    kept = writable(tmp_path, max_age_days=1)
+    kept = open_writable(tmp_path, max_age_days=1)
     folder = kept.save(at(1e9), {})
     strange = folder.rename(folder.with_name("20269999T999999Z-x"))
     newer = kept.save(at(2e9), {})
@@ -127,7 +103,7 @@ def test_a_date_that_does_not_exist_is_older_than_all(tmp_path: Path) -> None:
 
 
 def test_a_line_of_the_list_says_what_the_incident_says(tmp_path: Path) -> None:
-    kept = writable(tmp_path)
+    kept = open_writable(tmp_path)
     incident = at(1e9, state=JobState.RECOVERED, closed_unix_seconds=1e9 + 60, node="gpu-b07")
     folder = kept.save(incident, {"report.txt": "abc", "dumps/r1/rank0.bin": b"\xff"})
     (listed,) = kept.summaries()
@@ -152,7 +128,7 @@ def test_a_line_of_the_list_says_what_the_incident_says(tmp_path: Path) -> None:
 
 
 def test_of_a_broken_one_the_list_says_what_is_wrong_and_no_more(tmp_path: Path) -> None:
-    kept = writable(tmp_path)
+    kept = open_writable(tmp_path)
     folder = kept.save(at(1e9), {})
     (folder / "incident.json").write_text("")
     (listed,) = kept.summaries()
@@ -167,7 +143,7 @@ def test_of_a_broken_one_the_list_says_what_is_wrong_and_no_more(tmp_path: Path)
 
 
 def test_a_broken_one_is_written_again(tmp_path: Path) -> None:
-    kept = writable(tmp_path)
+    kept = open_writable(tmp_path)
     folder = kept.save(at(1e9), {})
     (folder / "incident.json").write_text("{")
     assert kept.save(at(1e9), {}) == folder
@@ -175,7 +151,7 @@ def test_a_broken_one_is_written_again(tmp_path: Path) -> None:
 
 
 def test_ten_nodes_that_write_into_one_store_are_one_too_many(tmp_path: Path) -> None:
-    kept = writable(tmp_path)
+    kept = open_writable(tmp_path)
     folders = [kept.save(at(1e9, node=f"node-{number}"), {}) for number in range(9)]
     first = folders[0]
     assert [folder.name for folder in folders] == [first.name, *(f"{first.name}-{number}" for number in range(2, 10))]
@@ -187,7 +163,7 @@ def test_ten_nodes_that_write_into_one_store_are_one_too_many(tmp_path: Path) ->
 
 def test_exact_incident_name_wins_over_a_longer_match(tmp_path: Path) -> None:
     """Find the incident with exactly this name, although the name of another incident contains it."""
-    kept = writable(tmp_path)
+    kept = open_writable(tmp_path)
     first, second = (kept.save(at(1e9, node=node), {}) for node in ("a", "b"))
     assert first.name in second.name
     assert (kept.find(first.name), kept.find(second.name)) == (first, second)
@@ -197,7 +173,7 @@ def test_exact_incident_name_wins_over_a_longer_match(tmp_path: Path) -> None:
 
 
 def test_the_newest_of_a_job_by_its_id_key_or_name(tmp_path: Path) -> None:
-    kept = writable(tmp_path)
+    kept = open_writable(tmp_path)
     assert (kept.newest(), kept.newest("42")) == (None, None)
     mine = [kept.save(at(1e9 + hour * 3600), {}) for hour in range(2)]
     other = samples.job(range(2), 2, job_id="43")
@@ -214,7 +190,7 @@ def test_the_newest_of_a_job_by_its_id_key_or_name(tmp_path: Path) -> None:
 
 
 def test_one_file_of_one_incident_and_nothing_else_is_read(tmp_path: Path) -> None:
-    kept = writable(tmp_path / "state")
+    kept = open_writable(tmp_path / "state")
     folder = kept.save(at(1e9), {"report.html": "<p>", "dumps/r1/rank0.txt": "Process 1: x"})
     (tmp_path / "state/incidents/secret").write_text("x")
     (tmp_path / "state/incidents/notes").mkdir()
@@ -240,7 +216,7 @@ def test_one_file_of_one_incident_and_nothing_else_is_read(tmp_path: Path) -> No
 
 
 def test_the_version_that_is_read_is_this_one(tmp_path: Path) -> None:
-    folder = writable(tmp_path).save(at(1e9), {})
+    folder = open_writable(tmp_path).save(at(1e9), {})
     path = folder / "incident.json"
     told = json.loads(path.read_text())
     for version in range(1, INCIDENT_VERSION + 1):
@@ -340,7 +316,7 @@ def test_no_number_that_no_cluster_has_is_believed(tmp_path: Path, place: str) -
 
 def test_text_that_is_no_unicode_is_written_escaped_and_the_rest_as_it_is(tmp_path: Path) -> None:
     incident = at(1e9, host_facts=(("Kernel", "5.15"), ("od\udcffd", "x\ud800")))
-    read = incident_file.load(writable(tmp_path).save(incident, {"report.txt": "x\udcff"}))
+    read = incident_file.load(open_writable(tmp_path).save(incident, {"report.txt": "x\udcff"}))
     assert read == replace(incident, host_facts=(("Kernel", "5.15"), ("od\\udcffd", "x\\ud800")))
 
 
@@ -367,46 +343,43 @@ def test_a_file_in_the_place_of_the_incidents(tmp_path: Path) -> None:
     assert "try as root" in remedy
 
 
-def test_world_writable_state_directory_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("call", [Store.make_writable, Store.lock])
+def test_world_writable_state_directory_is_refused_and_gets_no_lock(
+    tmp_path: Path, call: Callable[[Store], object]
+) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state").chmod(0o777)
-    what, remedy = error_of(lambda: writable(tmp_path / "state"))
+    what, remedy = error_of(lambda: call(Store(tmp_path / "state")))
     assert what.startswith(f"{tmp_path}/state: all users can write there")
     assert f"chmod o-w {tmp_path}/state" in remedy
+    assert list((tmp_path / "state").iterdir()) == []
 
 
 def test_the_directory_may_be_passed_by_all_and_changed_by_us_alone(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
-        writable(tmp_path / "var/hangwatch")
+        open_writable(tmp_path / "var/hangwatch")
     finally:
         os.umask(before)
     assert (tmp_path / "var/hangwatch").stat().st_mode & 0o777 == 0o755
 
 
+FULL = "the disk is full: free space or lower [store] max_bytes; older incidents are untouched"
+IN_PLACE = "a link or a file is in the place of a folder: move it away; hangwatch does not follow links there"
 MAY_NOT = "this user may not write there: set a directory of this user ([store] directory, or -o), or run as root"
 
 
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
-        (errno.ENOSPC, "the disk is full: free space or lower [store] max_bytes; older incidents are untouched"),
-        (errno.EDQUOT, "the disk is full: free space or lower [store] max_bytes; older incidents are untouched"),
+        (errno.ENOSPC, FULL),
+        (errno.EDQUOT, FULL),
         (errno.EACCES, MAY_NOT),
         (errno.EPERM, MAY_NOT),
         (errno.EROFS, "the file system is read-only: set [store] directory (under systemd: StateDirectory=hangwatch)"),
-        (
-            errno.ELOOP,
-            "a link or a file is in the place of a folder: move it away; hangwatch does not follow links there",
-        ),
-        (
-            errno.ENOTDIR,
-            "a link or a file is in the place of a folder: move it away; hangwatch does not follow links there",
-        ),
-        (
-            errno.EEXIST,
-            "a link or a file is in the place of a folder: move it away; hangwatch does not follow links there",
-        ),
+        (errno.ELOOP, IN_PLACE),
+        (errno.ENOTDIR, IN_PLACE),
+        (errno.EEXIST, IN_PLACE),
         (errno.EIO, "set [store] directory to a local directory that works"),
     ],
 )
@@ -414,7 +387,7 @@ MAY_NOT = "this user may not write there: set a directory of this user ([store] 
 def test_what_the_system_says_comes_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str, named: bool
 ) -> None:
-    kept = writable(tmp_path / "state")
+    kept = open_writable(tmp_path / "state")
 
     def refuse(descriptor: int) -> None:
         raise OSError(number, os.strerror(number), *(["/a/file"] if named else []))
@@ -426,11 +399,6 @@ def test_what_the_system_says_comes_with_what_to_do(
         assert what == f"{kept.incidents}: incidents cannot be written: {place}{os.strerror(number)}"
         assert told.strip() == remedy
     assert list(kept.incidents.iterdir()) == [path for path in kept.incidents.iterdir() if "writable" in path.name]
-
-
-def test_a_name_that_is_none_is_told(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"'\.\./x' is not a valid name for a file of an incident"):
-        writable(tmp_path).save(at(1e9), {"../x": ""})
 
 
 # --- owner -----------------------------------------------------------------------------------------------------------
@@ -473,15 +441,6 @@ def test_what_an_earlier_daemon_wrote_into_the_lock_is_gone(tmp_path: Path) -> N
     kept.unlock()
 
 
-def test_world_writable_directory_gets_no_lock(tmp_path: Path) -> None:
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state").chmod(0o777)
-    what, remedy = error_of(Store(tmp_path / "state").lock)
-    assert what.startswith(f"{tmp_path}/state: all users can write there")
-    assert f"chmod o-w {tmp_path}/state" in remedy
-    assert not (tmp_path / "state/lock").exists()
-
-
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EIO])
 def test_where_the_system_gives_no_lock_it_is_said_and_nothing_is_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
@@ -500,7 +459,7 @@ def test_where_the_system_gives_no_lock_it_is_said_and_nothing_is_held(
 def test_what_was_left_open_fills_the_room_to_the_brim_and_the_rest_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept = writable(tmp_path)
+    kept = open_writable(tmp_path)
     saved = [kept.save(at(1e9 + number), {}) for number in range(3)]
     sizes = [(folder / "incident.json").stat().st_size for folder in saved]
     node = at(1e9).node
@@ -524,7 +483,7 @@ def test_what_was_left_open_fills_the_room_to_the_brim_and_the_rest_is_named(
 def test_what_one_owner_left_open_does_not_take_the_room_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept = writable(tmp_path)
+    kept = open_writable(tmp_path)
     others = at(1e9)
     kept.save(replace(others, job=replace(others.job, share="uid 2")), {})
     for number in range(1, 4):
@@ -537,7 +496,7 @@ def test_what_one_owner_left_open_does_not_take_the_room_of_others(
 def test_an_open_incident_that_no_version_reads_is_said_and_the_others_go_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kept = writable(tmp_path)
+    kept = open_writable(tmp_path)
     broken, _sound = (kept.save(at(1e9 + number), {}) for number in (1, 0))
     told = json.loads((broken / "incident.json").read_text())
     (broken / "incident.json").write_text(json.dumps({**told, "schema_version": INCIDENT_VERSION + 1}))

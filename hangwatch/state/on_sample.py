@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from hangwatch import detector
-from hangwatch.checks import nvlink_status, xid
+from hangwatch.checks import xid
 from hangwatch.config import Detector
 from hangwatch.detector import job_watch
 from hangwatch.detector.capture_due import LOOK_SECONDS
@@ -74,7 +74,7 @@ def record_missing_sample(
 def record_check(snapshot: Snapshot, result: CheckResult, *, now: float) -> Snapshot:
     """Record a check result. New GPU errors in it get the time `now` (CLOCK_MONOTONIC, seconds)."""
     before = snapshot.checks.get(result.check)
-    came = result.check == nvlink_status.CHECK.name and result.verdict.status >= CheckStatus.WARNING
-    if result.check == xid.CHECK.name and before is not None:
+    came = result.check == "nvlink_status" and result.verdict.status >= CheckStatus.WARNING
+    if result.check == "xid" and before is not None:
         came = xid.count_errors(result.points) > xid.count_errors(before.points)
     return replace(snapshot.with_check(result), gpu_errors_at=now if came else snapshot.gpu_errors_at)

@@ -71,15 +71,15 @@ def job(*artifacts: CrashArtifacts, world_size: int | None = None) -> Job:
     )
 
 
-def judged(found: list[CrashArtifacts], **sizes: int) -> Verdict:
-    verdict = crash.judge(job(*found, **sizes), found)
+def judged(artifacts: list[CrashArtifacts], **sizes: int) -> Verdict:
+    verdict = crash.judge(job(*artifacts, **sizes), artifacts)
     assert verdict is not None
     return verdict
 
 
-def incident_of(found: list[CrashArtifacts], at: float = NOW, **sizes: int) -> Incident:
-    verdict = judged(found, **sizes)
-    return crash.make_incident(job(*found, **sizes), "n1", found, verdict, activity.load(), unix_now=at)
+def incident_of(artifacts: list[CrashArtifacts], at: float = NOW, **sizes: int) -> Incident:
+    verdict = judged(artifacts, **sizes)
+    return crash.make_incident(job(*artifacts, **sizes), "n1", artifacts, verdict, activity.load(), unix_now=at)
 
 
 @pytest.mark.parametrize(

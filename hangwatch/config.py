@@ -307,10 +307,7 @@ class Log(Section, frozen=True):
 
 
 class Settings(Section, frozen=True):
-    """The whole configuration.
-
-    `checks` has one undecoded table per check, which the check decodes to its own settings.
-    """
+    """The whole configuration. `checks` has an undecoded table for each check, which the check decodes itself."""
 
     gpu: Gpu = Gpu()
     jobs: Jobs = Jobs()

@@ -58,10 +58,7 @@ def describe_job(job: Job) -> str:
 
 
 def utc(unix_seconds: float, form: str = "%Y-%m-%d %H:%M:%S UTC") -> str:
-    """Return a Unix time as text in UTC, in the strftime(3) form `form`.
-
-    A time outside the calendar is shown as a number.
-    """
+    """Return a Unix time in UTC, in the form of strftime(3). A time outside the calendar is shown as a number."""
     try:
         return datetime.fromtimestamp(unix_seconds, timezone.utc).strftime(form)
     except (ValueError, OverflowError, OSError):
@@ -169,10 +166,7 @@ def unfold(text: str) -> tuple[int, ...] | None:
 
 
 def fold_ranges(ranges: Iterable[range]) -> str:
-    """Return ranges of numbers as `fold` does: range(0, 3) and range(5, 6) are "0-2,5".
-
-    The numbers are not listed singly.
-    """
+    """Return ranges as `fold` does, without listing the numbers: range(0, 3) and range(5, 6) are "0-2,5"."""
     ends = ((numbers.start, numbers.stop - 1) for numbers in ranges)
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ends)
 

@@ -72,10 +72,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command to run. Raises click.UsageError for an unknown command.
-
-        The error suggests the most similar name.
-        """
+        """Return the command to run. Raises click.UsageError for an unknown one, with the most similar name."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
@@ -184,10 +181,7 @@ def _run(arguments: list[str] | None) -> int:
 
 
 def _refuse_empty(arguments: list[str]) -> None:
-    """Raise UserError if an argument is empty: as a path, "" would mean the current folder.
-
-    The value of --via-options may be empty.
-    """
+    """Raise UserError if an argument is empty: as a path, "" would be the current folder. Exception: --via-options."""
     for previous, argument in zip(["", *arguments], arguments, strict=False):
         if not argument and previous != "--via-options":
             raise UserError("an argument is empty: is a shell variable not set?")

@@ -399,7 +399,7 @@ def _write_or_show(options: DumpOptions, incident: Incident, *, is_only_job: boo
     """Write the report of a job to the folder of -o, or print its verdict. A single verdict may go to a pager."""
     if options.directory is not None:
         from hangwatch import store
-        from hangwatch.report.folder import render_files
+        from hangwatch.report.html import render_files
 
         folder = store.open_writable(options.directory).save(incident, render_files(incident))
         click.echo(f"report: {folder}", err=True)

@@ -39,10 +39,7 @@ def http_config_option(when: str) -> Callable[[_Command], _Command]:
 
 
 def load_client(path: Path | None, option: str = "--http-config") -> WebClient:
-    """Read the HTTP configuration in a file; without a file, use no credentials.
-
-    Raises InputError, which names `option`.
-    """
+    """Read an HTTP configuration; without a file, use no credentials. Raises InputError, which names `option`."""
     from hangwatch.fleet import http_client
     from hangwatch.formats import yaml_file
 

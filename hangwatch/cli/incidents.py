@@ -130,10 +130,7 @@ class _Sources:
             return None
 
     def none_found(self) -> str:
-        """Return the message that there is no incident.
-
-        It names the folder and the user, and says when an incident begins.
-        """
+        """Return the message that there is no incident: in which folder, for which user, and when one begins."""
         uid = os.geteuid()
         hold = words.duration(self.settings.detector.hold_seconds)
         lines = [
@@ -318,10 +315,7 @@ def _list_similar(like: str, sources: _Sources, reach: Reach | None, *, as_json:
 
 
 def _on_terminal(folder: str, job: str, state: str, verdict: str, *, full: bool) -> list[str]:
-    """Return two lines about an incident, cut to the width of the terminal.
-
-    With `full`, the verdict is wrapped instead.
-    """
+    """Return two lines about an incident, cut to the terminal's width. `full` wraps the verdict instead."""
     folder, state, job, verdict = (words.printable(" ".join(text.split())) for text in (folder, state, job, verdict))
     head = f"{folder}  {state}  {job}"
     columns = max(screen.columns(), len(_INDENT) + 20)

@@ -158,10 +158,7 @@ class _Trial(NamedTuple):
     as_json: bool
 
     def conclude(self, tested: tuple[str, ...], test: _Test) -> int:
-        """Test these devices, print the result and return the exit code.
-
-        With --bisect, search the bad device after a failure.
-        """
+        """Test these devices, print the result and return the exit code. --bisect searches the bad device."""
         findings = test.findings(tested)
         events = test.events
         halved = None

@@ -322,10 +322,7 @@ def _checks(status: Status, unix_now: float) -> RenderableType:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str | Text]], shrinking: Sequence[str]) -> Table:
-    """Return a table with one line per row.
-
-    In a narrow terminal, the widest of the `shrinking` columns is cut first.
-    """
+    """Return a table with one line per row. In a narrow terminal, the widest `shrinking` column is cut first."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in header:
         table.add_column(_cut(name), no_wrap=name not in shrinking, overflow="ellipsis")

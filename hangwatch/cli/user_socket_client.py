@@ -31,10 +31,7 @@ T = TypeVar("T")
 
 
 class SocketError(Exception):
-    """A failed request over the user socket.
-
-    The message gives the reason: no socket, not the daemon's socket, or refused.
-    """
+    """A failed request over the user socket. The message says why: no socket, not the daemon's, or refused."""
 
 
 class NoDaemonError(SocketError):
@@ -42,10 +39,7 @@ class NoDaemonError(SocketError):
 
 
 class BusyError(SocketError, TemporaryError):
-    """A request that may succeed later.
-
-    The daemon did not respond, or a limit of this user or of all users is reached.
-    """
+    """A request that may succeed later: the daemon did not respond, or a limit of users is reached."""
 
 
 def may_not_read(pids: list[int]) -> bool:
@@ -100,10 +94,7 @@ def incidents(path: str) -> tuple[incident_file.Summary, ...]:
 
 
 def incident(path: str, name: str) -> Incident:
-    """Return an incident of this user's jobs, by its name or a unique part of the name.
-
-    Raises SocketError and StoreError.
-    """
+    """Return an incident of this user, by its name or a unique part of it. Raises SocketError and StoreError."""
     names = [summary.folder for summary in incidents(path) if name in summary.folder]
     exact = [name] if name in names else names
     if len(exact) != 1:

@@ -16,7 +16,7 @@ from hangwatch.formats.incident_file import StoreError
 from hangwatch.hooks import HookResult, Hooks
 from hangwatch.model import ENDED_STATES, Incident, JobState, ProcessId
 from hangwatch.probes.process import procfs
-from hangwatch.report.folder import render_files
+from hangwatch.report.html import render_files
 from hangwatch.state import steps
 from hangwatch.state.arrival_status import build_arrival_status
 from hangwatch.state.board import Snapshot, extend, extend_collectives
@@ -193,7 +193,7 @@ class IncidentWriter:
     def _record_hook(self, ended: HookResult) -> None:
         """Record the result of a hook in the log and in its incident. Store its output in the incident's folder."""
         call = ended.call
-        self._board.put(Snapshot.with_hook, call.event, ended.outcome)
+        self._board.put(Snapshot.count, "hook_runs", (call.event, ended.outcome))
         level = logging.INFO if ended.is_ok else logging.WARNING
         log.log(level, "%s: %s", call.incident.job.name.in_log, ended.message)
         if ended.output and call.folder is not None:

@@ -10,7 +10,7 @@ from hangwatch.model.flight_records import ProgressCounter, RankRecords
 from hangwatch.probes import torch_recorder
 from hangwatch.probes.process import procfs
 from hangwatch.probes.torch_recorder.progress_counters import ProgressCounters
-from hangwatch.state.board import Snapshot
+from hangwatch.state.board import Board
 
 OLD_SECONDS = 10.0  # older counters are not used: they would look as if all jobs stood still
 
@@ -25,11 +25,11 @@ class RankCounters:
         self._oldest_seconds = max(OLD_SECONDS, 3 * settings.gpu.sample_seconds)
         self._latest: tuple[float, Mapping[ProcessId, ProgressCounter | Fault]] | None = None
 
-    def read(self, snapshot: Snapshot) -> None:
+    def read(self, board: Board) -> None:
         """Read the counters of all ranks on the board."""
         began = self._clock()
-        owners = {rank.id: entry.job.share or entry.job.owner for entry in snapshot.living for rank in entry.job.ranks}
-        self._counters.follow(owners)
+        jobs = (entry.job for entry in board.snapshot.living)
+        self._counters.follow({rank.id: job.share or job.owner for job in jobs for rank in job.ranks})
         self._latest = began, self._counters.read()
 
     def look(self) -> None:

@@ -166,9 +166,6 @@ class Daemon:
         self.board.remember_collectives(time.time())
         self._do(wanted)
 
-    def _read_counters(self) -> None:
-        self._counters.read(self.board.snapshot)
-
     def _discover(self, since: float | None = None) -> None:
         """Scan /proc for jobs, unless a scan began after `since` (CLOCK_MONOTONIC, seconds; default: now).
 
@@ -243,17 +240,14 @@ class Daemon:
         """Report that a task has not ended when it is due again. `find_health_problem` reports late power samples."""
         if not self._checking.report_overrun(task) and task not in ("sample", "counters", "recorders", "arrivals"):
             runs = self.board.snapshot.late_tasks.get(task, 0) + 1
-            self.board.put(Snapshot.with_late_task, task)
+            self.board.put(Snapshot.count, "late_tasks", task)
             if runs == 1:
                 log.warning("%s is still running at its next tick; see hangwatch_late_tasks_total", task)
 
     # --- lifecycle ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the server and every task.
-
-        Raises StoreTakenError, ServeError or PortTakenError before any task runs.
-        """
+        """Start the server and all tasks. Before that it may raise StoreTakenError, ServeError or PortTakenError."""
         self._keeping.refuse_second_daemon()
         self._server = Server(
             self.settings.http,
@@ -266,10 +260,11 @@ class Daemon:
         self._own_jobs.start()
         self._gpus.start()
         schedule = self._schedule
-        schedule.run_every(self.settings.gpu.sample_seconds, "sample", "sample", self._sample)
+        sample_seconds = self.settings.gpu.sample_seconds
+        schedule.run_every(sample_seconds, "sample", "sample", self._sample)
         if self.settings.progress.read:
-            schedule.run_every(self.settings.gpu.sample_seconds, "counters", "counters", self._read_counters)
-            schedule.run_every(self.settings.gpu.sample_seconds, "recorders", "recorders", self._counters.look)
+            schedule.run_every(sample_seconds, "counters", "counters", self._counters.read, self.board)
+            schedule.run_every(sample_seconds, "recorders", "recorders", self._counters.look)
             schedule.run_every(self.settings.progress.arrival_seconds, "recorders", "arrivals", self._arrivals.read)
         schedule.run_every(self.settings.jobs.discover_seconds, "slow", "discover", self._discover)
         schedule.run_once("slow", self._discover)

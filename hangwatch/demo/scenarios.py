@@ -18,10 +18,7 @@ class Answer(Enum):
 
 
 class Scenario(NamedTuple):
-    """A scenario of the demo.
-
-    `order` is sent to `target`: `one` random rank, `all` ranks, or the `peers` on other nodes.
-    """
+    """A scenario of the demo. `order` is sent to `target`: `one` random rank, `all`, or the `peers` elsewhere."""
 
     name: str
     what: str

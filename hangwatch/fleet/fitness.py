@@ -87,10 +87,7 @@ class FactValue(Value, frozen=True):
 
 
 class Difference(Value, frozen=True):
-    """A fact that is not the same on all nodes. The most common value is first.
-
-    `job` is null for a fact about nodes.
-    """
+    """A fact that differs between nodes, its most common value first. `job` is null for a fact about nodes."""
 
     fact: str
     job: str | None

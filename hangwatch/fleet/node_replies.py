@@ -80,10 +80,7 @@ class ReplyCollector(Generic[AnswerT]):
 
     @property
     def complaints(self) -> list[tuple[str, list[str]]]:
-        """A list of (text, nodes) for the texts that nodes printed on standard error.
-
-        The most frequent text is first.
-        """
+        """A list of (text, nodes) for the texts on standard error of nodes. The most frequent text is first."""
         return _folded(self._complaints)
 
     def take(self, reply: Reply) -> AnswerT | None:
@@ -127,10 +124,7 @@ class ReplyCollector(Generic[AnswerT]):
 
 
 class Replies(ReplyCollector[GroupedDump]):
-    """The replies of all nodes to `hangwatch dump --json --grouped`.
-
-    `with_stacks`: the replies contain all stacks too.
-    """
+    """The replies of all nodes to `hangwatch dump --json --grouped`. `with_stacks`: they contain all stacks, too."""
 
     def __init__(self, *, with_stacks: bool = False) -> None:
         read = _dump_with_stacks if with_stacks else _dump

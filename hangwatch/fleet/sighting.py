@@ -122,10 +122,7 @@ def parse(path: Path, content: bytes) -> GroupedDump:
 
 
 def captures(path: Path, content: bytes) -> tuple[Capture, ...]:
-    """Return the captures in the output of `hangwatch dump --json --grouped --stacks`. Raises StoreError.
-
-    Errors name `path`.
-    """
+    """Return the captures in the output of `hangwatch dump --json --grouped --stacks`. Raises StoreError."""
     found = incident_file.decode(path, content, _Captures).captures
     numbers = (number for one in found for rank in one.ranks for number in (rank.id.rank, rank.id.local_rank))
     incident_file.check_rank_numbers(path, numbers)
@@ -133,10 +130,7 @@ def captures(path: Path, content: bytes) -> tuple[Capture, ...]:
 
 
 def _of_earlier_version(path: Path, content: bytes) -> GroupedDump:
-    """Parse an incident of any supported version. Return it as a grouped dump.
-
-    Raises StoreError for anything else.
-    """
+    """Parse an incident of any supported version to a grouped dump. Raises StoreError for anything else."""
     try:
         incident = incident_file.parse(path, content)
     except incident_file.StoreError:

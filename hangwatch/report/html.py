@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from hangwatch import words
 from hangwatch.model import Feedback, Group, Grouping, Incident, RankDump, Value, Verdict
-from hangwatch.report import phrases, power_chart
-from hangwatch.report.dump_text import rank_lines, shown_round
+from hangwatch.report import phrases, power_chart, text
+from hangwatch.report.dump_text import dump_files, rank_lines, shown_round
 from hangwatch.report.stack_tree import merge_tree
 from hangwatch.stacks.user_code import split_groups_by_line
 from hangwatch.verdict import environment_diff as variables
@@ -38,18 +38,8 @@ class RawStacks(Value, frozen=True):
     rounds: str
 
 
-class Bounds(Value, frozen=True):
-    """Limits on the content of a page. If a page is too large, it is rendered again with lower limits."""
-
-    groups: int
-    raw_characters: int
-
-
-_BOUNDS = (
-    Bounds(groups=40, raw_characters=600_000),
-    Bounds(groups=8, raw_characters=60_000),
-    Bounds(groups=2, raw_characters=10_000),
-)
+_BOUNDS = ((40, 600_000), (8, 60_000), (2, 10_000))
+"""Limits on the groups and on the characters of raw stacks. A page that is too large is rendered with the next ones."""
 
 
 class Section(Value, frozen=True):
@@ -67,42 +57,41 @@ def render(incident: Incident, feedback: Feedback | None = None) -> str:
     return _render_page(incident.grouping, incident.verdict, incident, about)
 
 
+def render_files(incident: Incident) -> dict[str, str]:
+    """Return the text of each file of an incident's folder except incident.json, by its path, for `store.save`."""
+    return {"report.txt": text.render(incident), "report.html": render(incident), **dump_files(incident)}
+
+
 def render_grouping(grouping: Grouping, verdict: Verdict) -> str:
     """Return the HTML page of dumps that belong to no incident. It has no power chart, timeline or host section."""
     return _render_page(grouping, verdict, None)
 
 
 def _render_page(grouping: Grouping, verdict: Verdict, incident: Incident | None, feedback: str = "") -> str:
-    for bounds in _BOUNDS:
-        page = _render_bounded_page(grouping, verdict, incident, bounds, feedback)
+    parts = split_groups_by_line(grouping).groups
+    odd = phrases.odd_groups(parts, verdict)
+    template, style, style_hash = _template()
+    for most_groups, raw_characters in _BOUNDS:
+        shown, rest = phrases.shown_groups(parts, odd, most_groups)
+        page = template.render(
+            style=style,
+            style_hash=style_hash,
+            incident=incident,
+            grouping=grouping,
+            verdict=verdict,
+            feedback=feedback,
+            odd=odd,
+            own=phrases.own_places(shown),
+            seen=sum(len(group.members) for group in grouping.groups),
+            trees=merge_tree(shown),
+            sections=_make_sections(shown, odd, incident, raw_characters),
+            more_groups=phrases.more_groups(rest) if rest else "",
+            chart=power_chart.chart(incident) if incident is not None else None,
+            tone=_choose_headline_class(verdict, incident),
+        )
         if len(page.encode()) < MAX_BYTES:
             break
     return page
-
-
-def _render_bounded_page(
-    grouping: Grouping, verdict: Verdict, incident: Incident | None, bounds: Bounds, feedback: str
-) -> str:
-    parts = split_groups_by_line(grouping).groups
-    odd = phrases.odd_groups(parts, verdict)
-    shown, rest = phrases.shown_groups(parts, odd, bounds.groups)
-    template, style, style_hash = _template()
-    return template.render(
-        style=style,
-        style_hash=style_hash,
-        incident=incident,
-        grouping=grouping,
-        verdict=verdict,
-        feedback=feedback,
-        odd=odd,
-        own=phrases.own_places(shown),
-        seen=sum(len(group.members) for group in grouping.groups),
-        trees=merge_tree(shown),
-        sections=_make_sections(shown, odd, incident, bounds),
-        more_groups=phrases.more_groups(rest) if rest else "",
-        chart=power_chart.chart(incident) if incident is not None else None,
-        tone=_choose_headline_class(verdict, incident),
-    )
 
 
 def _choose_headline_class(verdict: Verdict, incident: Incident | None) -> str:
@@ -113,12 +102,11 @@ def _choose_headline_class(verdict: Verdict, incident: Incident | None) -> str:
 
 
 def _make_sections(
-    groups: Sequence[Group], odd: frozenset[str], incident: Incident | None, bounds: Bounds
+    groups: Sequence[Group], odd: frozenset[str], incident: Incident | None, remaining_characters: int
 ) -> list[Section]:
     """Return a section for each group, with the raw stacks of a few ranks. Groups of suspects get theirs first."""
     dumps = {dump.id: dump for dump in incident.captures[-1].ranks} if incident and incident.captures else {}
     command = incident.job.command if incident else ""
-    remaining_characters = bounds.raw_characters
     raw: dict[int, tuple[RawStacks, ...]] = {}
     for group in sorted(groups, key=lambda group: group.key not in odd):
         kept = []

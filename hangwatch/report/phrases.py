@@ -31,6 +31,7 @@ _NAMED_LISTED = 4
 _REASONS_LISTED = 4
 _NO_RECORDER_EXPECTED = frozenset({"NoTorch", "ProcessGone"})
 _FOLDED = 200  # characters of a list of ranks or nodes
+_UNITS = {"%": 0.01, "W": 1.0, "kB/s": 1e3, "MB/s": 1e6}
 _VOTES = {True: "for", False: "against", None: "context"}
 _STATES = {
     "R": "running",
@@ -45,10 +46,7 @@ _STATES = {
 
 
 def named(verdict: Verdict) -> list[str]:
-    """Return the named ranks, one entry per rank. More than four ranks are one folded entry.
-
-    `["no rank"]` if none is named.
-    """
+    """Return the named ranks, one entry per rank; more than four as one folded entry. `["no rank"]` if none."""
     return _list_ranks(verdict.named) or ["no rank"]
 
 
@@ -94,12 +92,7 @@ def _list_ranks(ids: Sequence[RankId]) -> list[str]:
 
 def notes(grouping: Grouping) -> tuple[str, ...]:
     """Return the notes on the input, and the reasons why the sequence numbers of some ranks are missing."""
-    return (*grouping.notes, *_explain_unread(grouping.members))
-
-
-def _explain_unread(members: Sequence[Member]) -> Iterator[str]:
-    """Yield the reasons why flight recorders could not be read."""
-    yield from explain_faults("sequence numbers", _recorder_faults(members))
+    return (*grouping.notes, *explain_faults("sequence numbers", _recorder_faults(grouping.members)))
 
 
 def _recorder_faults(members: Iterable[Member]) -> Iterator[tuple[RankId, Fault]]:
@@ -214,25 +207,24 @@ def numbers(members: Sequence[Member]) -> tuple[tuple[str, str], ...]:
     wchans = Counter(
         printable(member.kernel.wchan) for member in members if member.kernel.wchan and member.kernel.wchan != "0"
     )
+    ports = [member.gpu.ports for member in members if member.gpu.ports]
+    readings: tuple[tuple[str, str, Iterable[float | None]], ...] = (
+        ("CPU", "%", (member.usage.cpu_ratio for member in members)),
+        ("I/O", "kB/s", (member.usage.io_bytes_per_second for member in members)),
+        ("GPU power", "W", (member.gpu.power_watts for member in members)),
+        ("GPU utilisation", "%", (member.gpu.utilization_ratio for member in members)),
+        ("NVLink", "MB/s", (member.gpu.nvlink_bytes_per_second for member in members)),
+        ("PCIe", "MB/s", (member.gpu.pcie_bytes_per_second for member in members)),
+        ("SMs with a kernel", "%", (use.sm_ratio for use in uses)),
+        ("tensor cores", "%", (use.tensor_ratio for use in uses)),
+        ("GPU memory bandwidth", "%", (use.dram_ratio for use in uses)),
+        ("RDMA ports of the node", "MB/s", (port.bytes_per_second for port in ports)),
+    )
     rows = (
         ("state", _describe_counts(states, len(members))),
         ("wchan", _describe_counts(wchans, len(members))),
         ("GIL", _describe_gil(members)),
-        ("CPU", _format_range([_percent(member.usage.cpu_ratio) for member in members], "%")),
-        ("I/O", _format_range([_kilobytes(member.usage.io_bytes_per_second) for member in members], "kB/s")),
-        ("GPU power", _format_range([member.gpu.power_watts for member in members], "W")),
-        ("GPU utilisation", _format_range([_percent(member.gpu.utilization_ratio) for member in members], "%")),
-        ("NVLink", _format_range([_megabytes(member.gpu.nvlink_bytes_per_second) for member in members], "MB/s")),
-        ("PCIe", _format_range([_megabytes(member.gpu.pcie_bytes_per_second) for member in members], "MB/s")),
-        ("SMs with a kernel", _format_range([_percent(use.sm_ratio) for use in uses], "%")),
-        ("tensor cores", _format_range([_percent(use.tensor_ratio) for use in uses], "%")),
-        ("GPU memory bandwidth", _format_range([_percent(use.dram_ratio) for use in uses], "%")),
-        (
-            "RDMA ports of the node",
-            _format_range(
-                [_megabytes(member.gpu.ports.bytes_per_second) for member in members if member.gpu.ports], "MB/s"
-            ),
-        ),
+        *((name, _format_range(values, unit)) for name, unit, values in readings),
     )
     return tuple((name, text) for name, text in rows if text)
 
@@ -298,24 +290,12 @@ def _describe_gil(members: Sequence[Member]) -> str:
     return "held" if holders == len(members) else f"held by {holders} of {len(members)}"
 
 
-def _format_range(values: Sequence[float | None], unit: str) -> str:
-    readings = [value for value in values if value is not None]
+def _format_range(values: Iterable[float | None], unit: str) -> str:
+    readings = [value / _UNITS[unit] for value in values if value is not None]
     if not readings:
         return ""
     low, high = round(min(readings)), round(max(readings))
     return f"{low} {unit}" if low == high else f"{low}-{high} {unit}"
-
-
-def _percent(ratio: float | None) -> float | None:
-    return None if ratio is None else ratio * 100
-
-
-def _megabytes(bytes_per_second: float | None) -> float | None:
-    return None if bytes_per_second is None else bytes_per_second / 1e6
-
-
-def _kilobytes(bytes_per_second: float | None) -> float | None:
-    return None if bytes_per_second is None else bytes_per_second / 1000
 
 
 def details(process: ProcessDetails) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partialmethod
 from types import MappingProxyType
 
 from msgspec import structs
@@ -48,23 +49,15 @@ class _Style(Value, frozen=True):
     user_places: frozenset[tuple[str, str]] = frozenset()
     source_lines: Mapping[Frame, str] = MappingProxyType({})
 
-    def strong(self, text: str) -> str:
-        return f"\x1b[1m{text}\x1b[0m" if self.color else text
+    def _painted(self, code: str, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self.color else text
 
-    def bad(self, text: str) -> str:
-        return f"\x1b[1;31m{text}\x1b[0m" if self.color else text
-
-    def doubtful(self, text: str) -> str:
-        return f"\x1b[1;33m{text}\x1b[0m" if self.color else text
-
-    def good(self, text: str) -> str:
-        return f"\x1b[1;32m{text}\x1b[0m" if self.color else text
-
-    def odd(self, text: str) -> str:
-        return f"\x1b[1;35m{text}\x1b[0m" if self.color else text
-
-    def faint(self, text: str) -> str:
-        return f"\x1b[2m{text}\x1b[0m" if self.color else text
+    strong = partialmethod(_painted, "1")
+    bad = partialmethod(_painted, "1;31")
+    doubtful = partialmethod(_painted, "1;33")
+    good = partialmethod(_painted, "1;32")
+    odd = partialmethod(_painted, "1;35")
+    faint = partialmethod(_painted, "2")
 
     def frame(self, frame: Frame) -> str:
         """Return the frame as text. Frames of the user's code are highlighted."""
@@ -85,12 +78,17 @@ def render(incident: Incident, feedback: Feedback | None = None, *, color: bool 
     format, with the prefix `[host:rank]`, so `hangwatch explain report.txt` can read them.
     """
     style = _style(incident.grouping, color, width)
-    lines = _head_lines(incident, feedback, style)
+    about = "" if feedback is None else phrases.describe_feedback(feedback, incident.verdict)
+    lines = _verdict_lines(incident.verdict, style) + _table([("Feedback", about), *_heading(incident)], style)
     lines += _grouping_lines(incident.grouping, incident.verdict, style)
     lines += _rank_sections(incident, style)
     lines += _section("Progress", _progress_lines(incident, style), style)
     lines += _section("Power", _power_lines(incident, style), style)
-    lines += _section("Timeline", _timeline_lines(incident, style), style)
+    timeline = (
+        style.wrapped(f"{words.utc(step.unix_seconds)}  {step.state.value:<9}  {step.message}", " " * 36)
+        for step in incident.timeline
+    )
+    lines += _section("Timeline", itertools.chain.from_iterable(timeline), style)
     lines += _section("Host", _table(incident.host_facts, style), style)
     taken = [capture for capture in incident.captures if capture.rounds]
     lines += _section("Captures", _capture_lines(taken, style), style)
@@ -171,11 +169,6 @@ def _message_lines(verdict: Verdict, style: _Style) -> list[str]:
 def _verdict_lines(verdict: Verdict, style: _Style) -> list[str]:
     longest = max(map(len, style.wrapped(verdict.message, "  ")))
     return [*_message_lines(verdict, style), "=" * min(longest, style.width), ""]
-
-
-def _head_lines(incident: Incident, feedback: Feedback | None, style: _Style) -> list[str]:
-    about = "" if feedback is None else phrases.describe_feedback(feedback, incident.verdict)
-    return _verdict_lines(incident.verdict, style) + _table([("Feedback", about), *_heading(incident)], style)
 
 
 def _heading(incident: Incident) -> list[tuple[str, str]]:
@@ -412,11 +405,6 @@ def _draw_sparks(values: Sequence[float], top: float, most: int) -> str:
     cuts = [size * number // slices for number in range(slices + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
     return "".join(_BLOCKS[min(int(mean / (top or 1.0) * len(_BLOCKS)), len(_BLOCKS) - 1)] for mean in means)
-
-
-def _timeline_lines(incident: Incident, style: _Style) -> Iterator[str]:
-    for step in incident.timeline:
-        yield from style.wrapped(f"{words.utc(step.unix_seconds)}  {step.state.value:<9}  {step.message}", " " * 36)
 
 
 def _capture_lines(captures: Sequence[Capture], style: _Style) -> Iterator[str]:

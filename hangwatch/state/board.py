@@ -147,10 +147,6 @@ class Snapshot(Value, frozen=True):
         """The keys of the jobs that have not ended."""
         return frozenset(entry.job.key for entry in self.living)
 
-    def with_late_task(self, task: str) -> Snapshot:
-        """Return the snapshot with a task counted that was due while its last run had not ended."""
-        return replace(self, late_tasks=self.late_tasks | {task: self.late_tasks.get(task, 0) + 1})
-
     def with_job(self, entry: JobEntry) -> Snapshot:
         """Return the snapshot with this job added or replaced."""
         return replace(self, jobs={**self.jobs, entry.job.key: entry})
@@ -186,11 +182,6 @@ class Snapshot(Value, frozen=True):
         counted = replace(self, dumps=self.dumps.add(seconds))
         return counted if fault is None else counted.count("dump_failures", fault.reason)
 
-    def with_hook(self, event: str, outcome: str) -> Snapshot:
-        """Return the snapshot with one more hook run, counted by event and outcome."""
-        key = (event, outcome)
-        return replace(self, hook_runs={**self.hook_runs, key: self.hook_runs.get(key, 0) + 1})
-
     def with_series(self, incident: Incident) -> Snapshot:
         """Return the snapshot with the series of this incident, if its job still has this incident."""
         entry = self.jobs.get(incident.job.key)
@@ -199,12 +190,12 @@ class Snapshot(Value, frozen=True):
         series = {"power": incident.power, "collectives": incident.collectives, "arrival": incident.arrival}
         return self.with_job(replace(entry, incident=replace(entry.incident, **series)))
 
-    def count(self, name: str, key: str) -> Snapshot:
+    def count(self, name: str, key: str | tuple[str, str]) -> Snapshot:
         """Return the snapshot with a count increased by one: the count for `key` in the field `name`.
 
-        The field is `captures` or `dump_failures`.
+        The field is `captures`, `dump_failures`, `hook_runs` or `late_tasks`.
         """
-        counter: dict[str, int] = getattr(self, name)
+        counter: dict[str | tuple[str, str], int] = getattr(self, name)
         return replace(self, **{name: {**counter, key: counter.get(key, 0) + 1}})
 
 

@@ -1,10 +1,11 @@
-"""Step of the board for a reading of the progress counters of all ranks."""
+"""Steps of the board for readings of the progress counters of all ranks, and for the arrival orders of jobs."""
 
 from collections.abc import Mapping
 
 from msgspec.structs import replace
 
 from hangwatch import detector
+from hangwatch.collectives.arrival import ArrivalOrder
 from hangwatch.config import Detector, Progress
 from hangwatch.detector import job_watch
 from hangwatch.model import Fault, ProcessId
@@ -53,3 +54,13 @@ def record_counters(
         snapshot = snapshot.with_job(stepped)
         actions += more
     return snapshot, tuple(actions)
+
+
+def record_arrival_orders(snapshot: Snapshot, orders: Mapping[str, ArrivalOrder]) -> Snapshot:
+    """Record the arrival order of every living job, by `Job.key`. A job without one loses its earlier one.
+
+    It never changes the state of a job.
+    """
+    for entry in snapshot.living:
+        snapshot = snapshot.with_job(replace(entry, arrival_order=orders.get(entry.job.key)))
+    return snapshot

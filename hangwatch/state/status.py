@@ -83,10 +83,7 @@ class GpuStatus(Value, frozen=True):
 
 
 class CheckLine(Value, frozen=True):
-    """One check as /status shows it.
-
-    `ran_unix_seconds` is the time of its run; null from a daemon that does not report it.
-    """
+    """A check as /status shows it. `ran_unix_seconds` is the time of its run; null from an older daemon."""
 
     check: str
     status: str

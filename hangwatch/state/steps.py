@@ -7,8 +7,7 @@ from hangwatch.state.actions import Action, ReadCrashArtifacts, SaveIncident
 from hangwatch.state.hang_history import restore_hangs
 from hangwatch.state.incident_timeline import record_note
 from hangwatch.state.job_silences import drop_ended_silences, end_silence, record_silence, restore_silences
-from hangwatch.state.on_arrivals import record_arrival_orders
-from hangwatch.state.on_counters import record_counters
+from hangwatch.state.on_counters import record_arrival_orders, record_counters
 from hangwatch.state.on_crash import count_unread_crash, record_crash
 from hangwatch.state.on_diagnosis import (
     count_motion,

@@ -17,10 +17,7 @@ _READ, _WRITE, _SEARCH = 4, 2, 1
 
 
 class Readers(NamedTuple):
-    """The user and the group, by number, that may read.
-
-    `passers`: all users may pass through a folder but not list it.
-    """
+    """The user and the group, by number, that may read. `passers`: all users may pass through a folder."""
 
     uid: int | None = None
     gid: int | None = None

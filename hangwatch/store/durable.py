@@ -88,10 +88,7 @@ def create(parent: int, name: str, content: Mapping[str, bytes], allow: Allow = 
 
 
 def update(parent: int, name: str, content: Mapping[str, bytes], allow: Allow = _only_us) -> None:
-    """Replace files of an existing folder, or add files, each by rename.
-
-    After an OSError each file is either old or new.
-    """
+    """Replace or add files of an existing folder by rename. After an OSError each file is either old or new."""
     with folder(name, parent) as old:
         refuse_unsafe(Path(name), old)
         allow(old)
@@ -106,10 +103,7 @@ def discard(parent: int, name: str, file: str) -> None:
 
 
 def add(parent: int, name: str, content: Mapping[str, bytes], allow: Allow = _only_us) -> None:
-    """Replace files of a folder, or add files, as `update` does.
-
-    If the folder does not exist, it is made. Raises OSError.
-    """
+    """Replace or add files as `update` does. If the folder does not exist, it is made. Raises OSError."""
     with made_folder(name, parent):
         update(parent, name, content, allow)
 

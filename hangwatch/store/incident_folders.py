@@ -32,15 +32,7 @@ from typing import BinaryIO
 
 from hangwatch import config, words
 from hangwatch.formats import bounded_read, incident_file
-from hangwatch.formats.incident_file import (
-    FEEDBACK_FILE,
-    INCIDENT_FILE,
-    MARKER_FILE,
-    StoreError,
-    Summary,
-    folder_size_bytes,
-    read_bytes,
-)
+from hangwatch.formats.incident_file import INCIDENT_FILE, MARKER_FILE, StoreError, Summary, read_bytes
 from hangwatch.model import CRASHED, OPEN_STATES, Feedback, Incident, Job, PastHang
 from hangwatch.store import access_lists, durable, retention
 from hangwatch.store.error_advice import explain_errors
@@ -203,16 +195,14 @@ class Store:
             durable.add(folder, "hooks", {file_name: content}, allow)
 
     def save_feedback(self, name: str, feedback: Feedback) -> None:
-        """Write or replace the feedback on the incident of this folder name. It has the same readers.
-
-        Raises StoreError.
-        """
+        """Write or replace the feedback on an incident. It has the same readers. Raises StoreError."""
         with explain_errors(self.incidents), self.opened() as incidents, durable.folder(name, incidents) as folder:
             durable.refuse_unsafe(self.incidents / name, folder)
             incident = os.open(INCIDENT_FILE, os.O_RDONLY | os.O_CLOEXEC | incident_file.NO_LINK, dir_fd=folder)
             try:
                 content = incident_file.encode(feedback)
-                durable.replace_file(folder, FEEDBACK_FILE, content, partial(access_lists.copy_readers, incident))
+                allow = partial(access_lists.copy_readers, incident)
+                durable.replace_file(folder, incident_file.FEEDBACK_FILE, content, allow)
             finally:
                 os.close(incident)
             os.fsync(folder)
@@ -279,7 +269,7 @@ class Store:
             Stored(
                 name=name,
                 owner=self._line_in(name, OWNER_FILE) or "",
-                size_bytes=folder_size_bytes(self.incidents / name),
+                size_bytes=incident_file.folder_size_bytes(self.incidents / name),
                 is_open=name in open_folders,
                 crash_of=self._line_in(name, CRASH_FILE),
             )
@@ -318,10 +308,7 @@ class Store:
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[int]:
-        """Open the folder `incidents/`; make it if it does not exist.
-
-        Raises OSError, also for a link, and UnsafeFolderError.
-        """
+        """Open the folder `incidents/`, or make it. Raises OSError, also for a link, and UnsafeFolderError."""
         with durable.folder(self.root) as root:
             durable.refuse_unsafe(self.root, root)
             with durable.made_folder("incidents", root) as incidents:

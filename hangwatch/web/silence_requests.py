@@ -16,7 +16,6 @@ from hangwatch.model import (
     LONGEST_REASON,
     LONGEST_SILENCE_SECONDS,
     SHORTEST_SILENCE_SECONDS,
-    Job,
     PageSilence,
     SilenceAnswer,
     find_jobs,
@@ -55,18 +54,14 @@ def answer_silence(board: Board, store: Store, uid: int, query: str) -> Answer:
     if not SHORTEST_SILENCE_SECONDS <= seconds <= LONGEST_SILENCE_SECONDS:
         return BAD_SECONDS
     reason = words.printable(parameters.get("reason", ""))[:LONGEST_REASON]
-    silence = _silence(jobs[0], time.time() + seconds, uid, reason)
+    silence = PageSilence(
+        job_id=jobs[0].job_id, job_key=jobs[0].key, until_unix_seconds=time.time() + seconds, uid=uid, reason=reason
+    )
     if not board.change(steps.record_silence, silence):
         return TOO_MANY
     why = f": {reason}" if reason else ""
     log.info("%s: silenced by user %d until %s%s", silence.name.in_log, uid, words.utc(silence.until_unix_seconds), why)
     return _saved(board, store, silence)
-
-
-def _silence(job: Job, until_unix_seconds: float, uid: int, reason: str) -> PageSilence:
-    return PageSilence(
-        job_id=job.job_id, job_key=job.key, until_unix_seconds=until_unix_seconds, uid=uid, reason=reason
-    )
 
 
 def _end(board: Board, store: Store, uid: int, wanted: str) -> Answer:

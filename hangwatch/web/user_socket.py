@@ -266,14 +266,12 @@ class _OwnIncidents:
 
     def open_file(self, incident_id: str, name: str) -> BinaryIO | None:
         """Open a file of an incident; None if there is no such file, or if this user may not read it."""
-        return self._store.open_file(incident_id, name) if self._is_own(incident_id) else None
+        is_own = self._uid == 0 or self._store.is_listed(incident_id, self._uid)
+        return self._store.open_file(incident_id, name) if is_own else None
 
     def summaries(self) -> tuple[incident_file.Summary, ...]:
         """Return the incidents that this user may read, newest first. Raises StoreError."""
         return self._store.summaries(None if self._uid == 0 else self._uid)
-
-    def _is_own(self, name: str) -> bool:
-        return self._uid == 0 or self._store.is_listed(name, self._uid)
 
 
 def _unsafe(folder: Path) -> str | None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from hangwatch import store
 from hangwatch.model import Incident
 from hangwatch.report import text
-from hangwatch.report.folder import render_files
+from hangwatch.report.html import render_files
 from tests import samples
 from tests.commands import HANGWATCH, Finished, finished, hangwatch
 from tests.conftest import DATA

@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 
 from hangwatch.config import Http
 from hangwatch.formats.incident_file import INCIDENT_FILE
-from hangwatch.report.folder import render_files
+from hangwatch.report.html import render_files
 from hangwatch.store import Store, open_writable
 from hangwatch.web import auth
 from hangwatch.web.http_server import ServeError, Server, prepare, usable_url

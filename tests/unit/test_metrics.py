@@ -82,7 +82,11 @@ def board(**changes: object) -> Board:
         jobs={incident.job.job_id: entry},
         checks={"clock_skew": check},
     )
-    snapshot = snapshot.count("captures", "frozen").count("dump_failures", "PermissionDenied").with_hook("hung", "ok")
+    snapshot = (
+        snapshot.count("captures", "frozen")
+        .count("dump_failures", "PermissionDenied")
+        .count("hook_runs", ("hung", "ok"))
+    )
     one.set(**{name: getattr(snapshot, name) for name in snapshot.__struct_fields__} | changes)
     return one
 
@@ -348,5 +352,5 @@ def test_two_jobs_that_share_a_gpu_give_no_series_twice() -> None:
 
 
 def test_task_that_outlasts_its_interval_is_counted() -> None:
-    late = Snapshot().with_late_task("discover").with_late_task("discover")
+    late = Snapshot().count("late_tasks", "discover").count("late_tasks", "discover")
     assert 'hangwatch_late_tasks_total{task="discover"} 2.0' in scrape(board(late_tasks=late.late_tasks))

@@ -72,11 +72,6 @@ class HookResult(NamedTuple):
     outcome: Outcome
     output: bytes | None = None
 
-    @property
-    def is_ok(self) -> bool:
-        """True if the hook exited with status 0."""
-        return self.outcome == "ok"
-
 
 def zero_counts(settings: Settings) -> dict[tuple[str, str], int]:
     """Return a count of 0 for each configured hook and each outcome, because a Prometheus counter must begin at 0."""

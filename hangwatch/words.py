@@ -101,10 +101,7 @@ def short_duration(seconds: float) -> str:
 
 
 def describe_sleep(sleep: Sleep) -> str:
-    """Return the sleep of a rank as text: "sleeps until 15:24:10 UTC".
-
-    The text for a rank that polls is "polls every 30 s ...".
-    """
+    """Return a sleep as text: "sleeps until 15:24:10 UTC", or "polls every 30 s ..." for a rank that polls."""
     if sleep.is_polling:
         return f"polls every {duration(max(sleep.seconds, 0.1))} for something that does not happen"
     return f"sleeps until {utc(sleep.until_unix_seconds, '%H:%M:%S UTC')}"

@@ -56,7 +56,7 @@ def diagnose_job(job: Job, request: CaptureRequest, activities: Table) -> Diagno
     if settings.kernel_log:
         taken = _with_kernel_lines(taken, job, request.paths)
     sweep = request.gpus.read_sweep() if request.gpus.read_sweep else None
-    facts = host.facts(sweep.driver_version if sweep else None)
+    facts = host.read_facts(sweep.driver_version if sweep else None)
     owner_ranks = {} if stop.is_set() else _own_ranks(taken, job, proc_root)
     ends, notes = _outputs(owner_ranks, job, stop, proc_root) if settings.logs else ({}, ())
     compared = environment_diff.compare(_environs(owner_ranks, job, proc_root)) if settings.environment else None

@@ -253,7 +253,7 @@ class JobSockets:
     def thread_calls(self, pid: int) -> dict[int, SystemCall]:
         """Return the system calls of the other threads of a process, by thread, read once a round."""
         if pid not in self._thread_calls:
-            threads = main_thread.other_threads(pid, self.proc_root, _MOST_THREADS)
+            threads = main_thread.list_other_threads(pid, self.proc_root, _MOST_THREADS)
             calls = ((thread, main_thread.read_call(pid, self.proc_root, thread)) for thread in threads)
             self._thread_calls[pid] = {thread: call for thread, call in calls if call is not None}
         return self._thread_calls[pid]

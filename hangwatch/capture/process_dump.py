@@ -87,16 +87,7 @@ class ProcessDumper(NamedTuple):
         if (fault := self._anothers(target)) is not None:
             return ProcessDump(taken_monotonic_seconds=now, fault=fault, state=counters.state)
         call = call_timeout.add_end(target.pid, main_thread.read_call(target.pid, proc_root), proc_root)
-        dump = ProcessDump(
-            taken_monotonic_seconds=now,
-            state=counters.state,
-            wchan=counters.wchan,
-            kernel_stack=counters.kernel_stack,
-            cpu_seconds=counters.cpu_seconds,
-            io_bytes=counters.io_bytes,
-            fetched_bytes=counters.fetched_bytes,
-            call=call,
-        )
+        dump = ProcessDump.copy_from(counters, taken_monotonic_seconds=now, call=call)
         recorders, recorder_faults = self._recorders(target, end - time.monotonic())
         with self._slot(end - now):
             before = main_thread.read_counters(target.pid, proc_root, self._awaited_before(target))

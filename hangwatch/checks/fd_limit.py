@@ -38,6 +38,8 @@ REMEDY_JOB = (
 )
 REMEDY_NODE = "raise fs.file-max by sysctl; `lsof | awk '{print $1}' | sort | uniq -c` counts open files by program"
 WORKERS_PER_RANK = 256
+WARNING_RATIO = 0.8  # of a limit in use
+CRITICAL_RATIO = 0.95
 
 
 class Settings(contract.Settings, frozen=True):
@@ -46,12 +48,6 @@ class Settings(contract.Settings, frozen=True):
     minimum_hard_limit: Annotated[
         int, Meta(ge=0, le=1 << 30, description="warning if the hard limit of a job or a launcher is lower than this")
     ] = 65536
-    warning_ratio: Annotated[
-        float, Meta(gt=0.0, le=1.0, description="warning if this share of the soft limit or more is in use")
-    ] = 0.8
-    critical_ratio: Annotated[
-        float, Meta(gt=0.0, le=1.0, description="critical if this share of the soft limit or more is in use")
-    ] = 0.95
     launchers: Annotated[tuple[str, ...], Meta(description="processes (comm) that pass their hard limit to jobs")] = (
         "slurmd",
         "containerd",
@@ -159,7 +155,7 @@ def points(sample: Sample) -> Iterable[Point]:
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     """Judge the open files of the node and of every process, then the hard limits."""
     sample = window[-1]
-    findings = [*_node(sample, settings), *_use(sample, settings), *_low(sample, settings)]
+    findings = [*_node(sample), *_use(sample), *_low(sample, settings)]
     ranks = words.count(sum(holder.role == "rank" for holder in sample.holders), "rank")
     most = max((holder.open / holder.soft for holder in sample.holders if holder.open is not None), default=None)
     used = f"{ranks} use at most {most:.0%} of their limit" if most is not None else "no training job is running"
@@ -174,22 +170,22 @@ def _limits(new: NewProcess) -> str:
     return f"new processes of {new.kind} may open {limits} ({new.source}{others})"
 
 
-def _node(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
+def _node(sample: Sample) -> Iterator[CheckVerdict]:
     used_ratio = sample.node_open / sample.node_max if sample.node_max else 0.0
     message = f"the node has {sample.node_open} of {sample.node_max} files open"
-    if used_ratio >= settings.critical_ratio:
+    if used_ratio >= CRITICAL_RATIO:
         yield critical("NodeFilesExhausted", message, REMEDY_NODE)
-    elif used_ratio >= settings.warning_ratio:
+    elif used_ratio >= WARNING_RATIO:
         yield warning("NodeFilesHigh", message, REMEDY_NODE)
 
 
-def _use(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
+def _use(sample: Sample) -> Iterator[CheckVerdict]:
     for holder in sample.holders:
         used_ratio = (holder.open or 0) / holder.soft if holder.soft else 1.0
         message = f"{holder} has {holder.open} of {holder.soft:.0f} files open"
-        if used_ratio >= settings.critical_ratio:
+        if used_ratio >= CRITICAL_RATIO:
             yield critical("FilesExhausted", message, REMEDY_JOB)
-        elif used_ratio >= settings.warning_ratio:
+        elif used_ratio >= WARNING_RATIO:
             yield warning("FilesHigh", message, REMEDY_JOB)
 
 

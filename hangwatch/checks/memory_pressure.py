@@ -27,6 +27,8 @@ PRESSURE = Metric(
     labels=("kind",),
 )  # fmt: skip
 REMEDY = "`ps aux --sort=-rss | head`, `hangwatch check ranks --verbose`; use fewer loader workers or less prefetch"
+WARNING_STALLED_RATIO = 0.10  # of 60 s, in which all tasks waited for memory
+CRITICAL_STALLED_RATIO = 0.40
 
 
 class Settings(contract.Settings, frozen=True):
@@ -34,12 +36,6 @@ class Settings(contract.Settings, frozen=True):
 
     warning_available_ratio: Annotated[Ratio, Meta(description="warning if less than this is available")] = 0.05
     critical_available_ratio: Annotated[Ratio, Meta(description="critical if less than this is available")] = 0.02
-    warning_stalled_ratio: Annotated[
-        Ratio, Meta(description="warning if all tasks waited for memory for more than this share of 60 s")
-    ] = 0.10
-    critical_stalled_ratio: Annotated[
-        Ratio, Meta(description="critical if all tasks waited for memory for more than this share of 60 s")
-    ] = 0.40
 
 
 class Sample(contract.Sample, frozen=True):
@@ -79,8 +75,8 @@ def _findings(memory: memory_pressure.Memory, settings: Settings) -> Iterator[Ch
     elif available_ratio < settings.warning_available_ratio:
         yield warning("MemoryLow", message, REMEDY)
     stalled_ratio = memory.full.ratio_60s if memory.full else 0.0
-    if stalled_ratio > settings.warning_stalled_ratio:
-        level = critical if stalled_ratio > settings.critical_stalled_ratio else warning
+    if stalled_ratio > WARNING_STALLED_RATIO:
+        level = critical if stalled_ratio > CRITICAL_STALLED_RATIO else warning
         yield level("MemoryStalls", _stalls(memory), REMEDY)
 
 

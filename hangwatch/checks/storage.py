@@ -13,7 +13,6 @@ from msgspec import Meta
 from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
-from hangwatch.config import Ratio
 from hangwatch.model import CheckVerdict, Fault, Point, Value
 from hangwatch.probes.node import filesystems
 from hangwatch.probes.node.filesystems import NOT_STARTED
@@ -30,6 +29,7 @@ STUCK_CHILDREN = Metric(name="storage_stuck_children", help="children of hangwat
 INCIDENTS = "incidents"
 MOUNTS_LIMIT = 64
 MINIMUM_INCIDENT_BYTES = 64 << 20
+MINIMUM_AVAILABLE_RATIO = 0.01  # on a network file system
 REMEDY_HUNG = (
     "`dmesg | tail`; check the server and the network to it; `umount -f -l` makes blocked calls fail, which ends the "
     "jobs that use it"
@@ -46,9 +46,6 @@ class Settings(contract.Settings, frozen=True):
     slow_seconds: Annotated[float, Meta(ge=0.0, le=7.0, description="warning if a response takes longer than this")] = (
         1.0
     )
-    minimum_available_ratio: Annotated[
-        Ratio, Meta(description="warning if less space than this is left on a network file system")
-    ] = 0.01
     also_types: Annotated[tuple[str, ...], Meta(description="more file system types to check")] = ()
     ignored_mounts: Annotated[tuple[str, ...], Meta(description="mount points that are not checked")] = ()
 
@@ -176,8 +173,8 @@ def _judge_one(answer: Answer, settings: Settings) -> Iterator[CheckVerdict]:
         limit = f"limit {MINIMUM_INCIDENT_BYTES / (1 << 20):.0f} MiB"
         message = f"{name} {answer.mount} has {free / (1 << 20):.0f} MiB left ({limit})"
         yield warning("IncidentSpaceLow", message, "free space, or set [store] directory to another file system")
-    elif size and free < size * settings.minimum_available_ratio and not answer.space.read_only:
-        message = f"{name} has {free / size:.1%} left (limit {settings.minimum_available_ratio:.1%})"
+    elif size and free < size * MINIMUM_AVAILABLE_RATIO and not answer.space.read_only:
+        message = f"{name} has {free / size:.1%} left (limit {MINIMUM_AVAILABLE_RATIO:.1%})"
         yield warning("StorageFull", message, "free space: checkpoints will fail")
 
 

@@ -14,18 +14,8 @@ from msgspec.structs import replace
 from hangwatch import config, words
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.capture.request import CaptureRequest, GpuSources
-from hangwatch.cli import progress_line, screen
+from hangwatch.cli import node_jobs, progress_line, screen
 from hangwatch.cli.config_choice import config_option, settings_from
-from hangwatch.cli.node_jobs import (
-    GPU_SECONDS,
-    NO_JOB,
-    find_jobs,
-    gpus_by_pid,
-    job_option,
-    jobs_of_pids,
-    pid_option,
-    running_sampler,
-)
 from hangwatch.cli.node_options import Reach, nodes_options, parse_reach, topology_option
 from hangwatch.cli.progress_line import Step
 from hangwatch.cli.source_lines import read_source_lines
@@ -75,8 +65,8 @@ class DumpOptions(NamedTuple):
 @click.command(
     context_settings={"allow_extra_args": True}, short_help="Take the stacks of all ranks now; name the blocking rank."
 )
-@job_option("Dump only this job, by id, key or name.  [default: every job on this node]")
-@pid_option(
+@node_jobs.job_option("Dump only this job, by id, key or name.  [default: every job on this node]")
+@node_jobs.pid_option(
     "Dump these processes instead of jobs. The pid of a launcher or an inference server means all its ranks. "
     "Repeatable."
 )
@@ -151,7 +141,7 @@ def _dump_local(options: DumpOptions) -> int:
     _refuse_conflicts(options)
     settings, _ = settings_from(options.config_path)
     dumped: list[Incident] = []
-    with running_sampler(settings) as gpus:
+    with node_jobs.running_sampler(settings) as gpus:
         local = _LocalDump(options, settings, gpus)
         try:
             jobs = local.jobs()
@@ -177,7 +167,7 @@ def _dump_local(options: DumpOptions) -> int:
         print_jobs(dumped, with_message=options.directory is not None)
     _report_unreadable(unreadable, options)
     is_empty = not (dumped or unreadable)
-    _report_missing(local.refused, [local.no_daemon or NO_JOB, *local.likely_ranks()] if is_empty else ())
+    _report_missing(local.refused, [local.no_daemon or node_jobs.NO_JOB, *local.likely_ranks()] if is_empty else ())
     return 0 if dumped else 1
 
 
@@ -212,7 +202,7 @@ class _LocalDump:
     def __init__(self, options: DumpOptions, settings: config.Settings, gpus: NvmlSampler) -> None:
         self._options, self._settings, self._gpus = options, settings, gpus
         self._node, self._activities = host.node_name(), activity.load(settings.activities.rules)
-        self._sweep = gpus.wait_for_sweep(GPU_SECONDS)
+        self._sweep = gpus.wait_for_sweep(node_jobs.GPU_SECONDS)
         self.refused: list[UserError | TemporaryError] = []
         self.no_daemon = ""
         self._whole_job: Job | None = None  # the job of the only selected process
@@ -221,15 +211,12 @@ class _LocalDump:
         """Return the jobs that the options select. Raises InputError."""
         options, limits = self._options, self._settings.jobs
         if options.pids:
-            jobs, self._whole_job = jobs_of_pids(options.pids, self._sweep, limits)
+            jobs, self._whole_job = node_jobs.jobs_of_pids(options.pids, self._sweep, limits)
             return jobs
-        return find_jobs(options.wanted, self._sweep, limits, every=options.grouped)
+        return node_jobs.find_jobs(options.wanted, self._sweep, limits, every=options.grouped)
 
     def incident(self, job: Job) -> Incident:
-        """Dump one job and return its incident.
-
-        If the kernel denies the user the stacks of this job, the daemon dumps it.
-        """
+        """Dump one job and return its incident. If the kernel denies the user its stacks, the daemon dumps it."""
         by_daemon = None if self._options.is_special else self._daemon_incident(job)
         if by_daemon is not None:
             return by_daemon
@@ -263,7 +250,7 @@ class _LocalDump:
 
         Such a process holds a GPU or is titled like a worker. Then yield the command that dumps these.
         """
-        gpus = gpus_by_pid(self._sweep)
+        gpus = node_jobs.gpus_by_pid(self._sweep)
         scanned = ProcessScan().processes(gpus)
         yield from membership.list_ended_ranks(scanned)[:MOST_LIKELY_RANKS]
         processes = likely_ranks.find_likely_ranks(scanned, gpus)[:MOST_LIKELY_RANKS]
@@ -314,8 +301,9 @@ class _LocalDump:
 
         dumped: list[Incident] = []
         try:
-            for job in user_socket_client.jobs(self._settings):
-                if self._options.wanted in (None, job.job_id, job.job_key) and job.job_key not in dumped_keys:
+            for job in user_socket_client.status(self._settings.socket.path).jobs:
+                is_new = job.state is not JobState.ENDED and job.job_key not in dumped_keys
+                if is_new and self._options.wanted in (None, job.job_id, job.job_key):
                     key = f"job={job.job_key}"
                     dumped.append(user_socket_client.dump(self._settings, key, self._options.rounds))
         except user_socket_client.BusyError as error:

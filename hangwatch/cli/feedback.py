@@ -153,10 +153,7 @@ def _make_row(counts: KindStatistics) -> tuple[str, ...]:
 
 
 def export_case(folder: Path, target: Path) -> None:
-    """Write the incident in `folder` as an anonymous test case to the new folder `target`.
-
-    Raises StoreError and InputError.
-    """
+    """Write the incident in `folder` as an anonymous test case to `target`. Raises StoreError and InputError."""
     incident, feedback = incident_file.load(folder), incident_file.load_feedback(folder)
     if feedback is None:
         raise InputError(f"{folder.name}: has no feedback, so the right verdict is not known\n  {_HOW}")

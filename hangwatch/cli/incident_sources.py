@@ -85,10 +85,7 @@ def fetch(request: FetchRequest, replies: Replies) -> str | None:
 
 
 def _prometheus_sites(request: FetchRequest) -> tuple[str, list[Site], list[str]]:
-    """Return the key of the job, the daemons on its nodes, and the names of nodes without a known daemon.
-
-    Raises InputError.
-    """
+    """Return the job's key, the daemons on its nodes, and the nodes without a known daemon. Raises InputError."""
     from hangwatch.fleet import incident_fetch as fetching
     from hangwatch.fleet import prometheus
 

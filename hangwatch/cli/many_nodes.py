@@ -15,16 +15,8 @@ import click
 from msgspec.structs import replace
 
 from hangwatch import words
-from hangwatch.cli import incident_sources, screen
-from hangwatch.cli.node_options import (
-    MOST_TOLD,
-    NODE_DEADLINE_SECONDS,
-    Reach,
-    describe_no_job,
-    resolve_nodes,
-    run_hangwatch,
-    topology_option,
-)
+from hangwatch.cli import incident_sources, node_options, screen
+from hangwatch.cli.node_options import MOST_TOLD, Reach
 from hangwatch.cli.output import html_option, json_option, nodes_dump, print_answer, verdict_text
 from hangwatch.cli.output_files import NewFolder, files_below, write_text
 from hangwatch.cli.usage_errors import InputError
@@ -56,7 +48,7 @@ job_option = click.option("--job", "wanted", help="Merge only this job, by id, k
 @click.argument("sources", nargs=-1, metavar="FILE|DIR|URL...")
 @click.option("--prometheus", help="URL of a Prometheus server: also merge from all nodes on which it saw the --job.")
 @job_option
-@topology_option
+@node_options.topology_option
 @click.option("--as-one-job", is_flag=True, help="Merge incidents of several jobs as if they were one job.")
 @incident_sources.http_config_option("For URLs")
 @click.option(
@@ -68,7 +60,7 @@ job_option = click.option("--job", "wanted", help="Merge only this job, by id, k
     "--deadline",
     "deadline_seconds",
     type=click.FloatRange(1, 3600),
-    default=NODE_DEADLINE_SECONDS,
+    default=node_options.NODE_DEADLINE_SECONDS,
     show_default=True,
     help="Seconds to wait for each URL.",
 )
@@ -220,7 +212,7 @@ def dump_nodes(reach: Reach, question: DumpOptions) -> int:
 
     gc.disable()
     by_file = _by_file(question.topology)
-    nodes = resolve_nodes(reach)
+    nodes = node_options.resolve_nodes(reach)
     replies, kept = Replies(with_stacks=question.raw is not None), _Kept(question.directory)
     stacks = None if question.raw is None else NewFolder(question.raw)
 
@@ -233,7 +225,8 @@ def dump_nodes(reach: Reach, question: DumpOptions) -> int:
 
     only = f" --job {shlex.quote(question.wanted)}" if question.wanted else ""
     form = "--json --grouped" + (" --stacks" if stacks else "")
-    run_hangwatch(reach, nodes, f"dump {form} --rounds {question.rounds}{only}", replies, take)
+    arguments = f"dump {form} --rounds {question.rounds}{only}"
+    node_options.run_hangwatch(reach, nodes, arguments, replies, take)
     if stacks is not None:
         click.echo(f"stacks: {words.count(stacks.files, 'file')} in {question.raw}", err=True)
     return _conclude(question, replies, kept, len(nodes), by_file)
@@ -266,7 +259,7 @@ def _conclude(
         form = nodes_dump(replies, replies.without_job, answers)
         click.echo(as_json.render(form), nl=False)
     if not answers:
-        click.echo(describe_no_job(replies.without_job), err=True)
+        click.echo(node_options.describe_no_job(replies.without_job), err=True)
     return 0 if answers else BAD if replies.failed and not replies.answered else INCOMPLETE
 
 

@@ -40,10 +40,7 @@ def markdown() -> str:
 
 
 def _drop_described(text: str, described: set[str]) -> str:
-    """Return a help text without --help, list of commands and the options in `described`.
-
-    Its other options are added to `described`.
-    """
+    """Return a help text without --help, commands and options in `described`, to which its others are added."""
     before, heading, options = text.partition("\nOptions:\n")
     rest = options.partition("\n\nCommands:\n")[0]
     shown, repeated = [], []

@@ -7,14 +7,14 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import msgspec
 
 from hangwatch import words
 from hangwatch.cli.node_options import nodes_options, parse_reach
-from hangwatch.cli.selftest_nodes import NodeOptions, Nodes
+from hangwatch.cli.selftest_nodes import Nodes, SelftestOptions
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.model import GpuSample, Value
 from hangwatch.probes.gpu.sampler import NvmlSampler
@@ -94,13 +94,11 @@ def selftest(*, script: bool, **given: Any) -> int:
     if script:
         click.echo(launch.SCRIPT)
         return 0
-    trial = _Trial(**{name: given.pop(name) for name in _Trial._fields})
-    role = _NodeRole(**{name: given.pop(name) for name in _NodeRole._fields})
-    question = NodeOptions(trial.backend, **{name: given.pop(name) for name in NodeOptions._fields[1:]})
+    question = SelftestOptions(**{name: given.pop(name) for name in SelftestOptions._fields})
     if (reach := parse_reach(given)) is not None:
         nodes = Nodes(reach, question)
         python = question.python or "python3"
-        return trial.conclude(nodes.units, _Test(lambda half, _: nodes.run(half), python, trial))
+        return _conclude(nodes.units, _Test(lambda half, _: nodes.run(half), python, question), question)
     gpus = () if question.ranks is not None else _gpus()
     plan = launch.Plan(
         python=_interpreter(question.python),
@@ -108,14 +106,14 @@ def selftest(*, script: bool, **given: Any) -> int:
         timeout_seconds=question.timeout_seconds,
         sees_gpus=bool(gpus),
     )
-    if role.part is not None:
-        return _take_part(role.part, role.node_name, role.port or 0, gpus, plan)
+    if question.part is not None:
+        return _take_part(question.part, question.node_name, question.port or 0, gpus, plan)
     tested = _devices(question.devices, question.ranks, gpus)
-    if role.offer:
+    if question.offer:
         offer = parts.Offer(devices=tested, port=launch.free_port(), printed_unix_seconds=time.time())
         click.echo(msgspec.json.encode(offer))
         return 0
-    return trial.conclude(tested, _Test(lambda half, say: launch.run(half, plan, say), plan.python, trial))
+    return _conclude(tested, _Test(lambda half, say: launch.run(half, plan, say), plan.python, question), question)
 
 
 def _take_part(part: str, node: str, port: int, gpus: Sequence[GpuSample], plan: launch.Plan) -> int:
@@ -140,54 +138,38 @@ def _no_interpreter(python: str, error: OSError) -> InputError:
     return InputError(f"--python {python}: {error.strerror or error}")
 
 
-class _NodeRole(NamedTuple):
-    """The hidden options with which a test over several nodes calls `hangwatch selftest` on each node."""
-
-    offer: bool
-    part: str | None
-    node_name: str
-    port: int | None
-
-
-class _Trial(NamedTuple):
-    """The options of a test that do not depend on its devices."""
-
-    backend: str
-    late_seconds: float
-    bisect: bool
-    as_json: bool
-
-    def conclude(self, tested: tuple[str, ...], test: _Test) -> int:
-        """Test these devices, print the result and return the exit code. --bisect searches the bad device."""
-        findings = test.findings(tested)
-        events = test.events
-        halved = None
-        if findings and self.bisect and len(tested) > 1:
-            halved = halving.halve(tested, lambda half: not test.findings(half))
-        answer = Answer(
-            schema_version=1,
-            node=host.node_name(),
-            devices=tested,
-            backend=next((event.backend for event in events if event.backend), self.backend),
-            passed=not findings,
-            findings=findings,
-            suspects=halved.suspects if halved else (),
-            is_sure=halved is not None and halved.is_sure,
-            tries=1 + (halved.tries if halved else 0),
-            bandwidths=outcome.bandwidths(events),
-        )
-        if self.as_json:
-            click.echo(msgspec.json.encode(answer))
-        else:
-            _print(answer)
-        return 0 if answer.passed else 1
+def _conclude(tested: tuple[str, ...], test: _Test, question: SelftestOptions) -> int:
+    """Test these devices, print the result and return the exit code. --bisect searches the bad device."""
+    findings = test.findings(tested)
+    events = test.events
+    halved = None
+    if findings and question.bisect and len(tested) > 1:
+        halved = halving.halve(tested, lambda half: not test.findings(half))
+    answer = Answer(
+        schema_version=1,
+        node=host.node_name(),
+        devices=tested,
+        backend=next((event.backend for event in events if event.backend), question.backend),
+        passed=not findings,
+        findings=findings,
+        suspects=halved.suspects if halved else (),
+        is_sure=halved is not None and halved.is_sure,
+        tries=1 + (halved.tries if halved else 0),
+        bandwidths=outcome.bandwidths(events),
+    )
+    if question.as_json:
+        click.echo(msgspec.json.encode(answer))
+    else:
+        _print(answer)
+    return 0 if answer.passed else 1
 
 
 class _Test:
     """A test that can run on any set of devices. `events` are the results of the ranks in the last run."""
 
-    def __init__(self, run: _Run, python: str, trial: _Trial) -> None:
-        self._run, self._python, self._late_seconds, self._quiet = run, python, trial.late_seconds, trial.as_json
+    def __init__(self, run: _Run, python: str, question: SelftestOptions) -> None:
+        self._run, self._python = run, python
+        self._late_seconds, self._quiet = question.late_seconds, question.as_json
         self.events: tuple[outcome.Event, ...] = ()
 
     def findings(self, devices: Sequence[str]) -> tuple[outcome.Finding, ...]:

@@ -21,18 +21,28 @@ if TYPE_CHECKING:
 _STEPS = 10  # longest duration of a test, as a multiple of the timeout of one step. It ends at the first failed step
 
 
-class NodeOptions(NamedTuple):
-    """The options that every node gets. If `python` is None, each node uses its default interpreter."""
+class SelftestOptions(NamedTuple):
+    """The options of `hangwatch selftest`. If `python` is None, each node uses its default interpreter.
+
+    A test over several nodes calls `hangwatch selftest` on each node with the hidden options, the last four.
+    """
 
     backend: str
     timeout_seconds: float
     python: str | None
     devices: str | None
     ranks: int | None
+    late_seconds: float
+    bisect: bool
+    as_json: bool
+    offer: bool
+    part: str | None
+    node_name: str
+    port: int | None
 
     @property
-    def options(self) -> str:
-        """The options as text for a shell.
+    def node_options(self) -> str:
+        """The options that every node gets, as text for a shell.
 
         --devices is not among them, because the layout of a test contains the devices.
         """
@@ -48,7 +58,7 @@ class Nodes:
     The constructor queries the nodes. It raises InputError if a node does not respond: a test without it could mislead.
     """
 
-    def __init__(self, reach: Reach, question: NodeOptions) -> None:
+    def __init__(self, reach: Reach, question: SelftestOptions) -> None:
         if reach.via == "pdsh":
             raise click.UsageError("--via pdsh cannot run a self-test: it passes no name to each node; use --via ssh")
         seconds = launch.START_SECONDS + _STEPS * question.timeout_seconds
@@ -74,7 +84,7 @@ class Nodes:
         layout = parts.layout_of(chosen)
         port = self._offers[next(iter(layout))].port
         place = f"--part {parts.written(layout)} --node-name %h --port {port}"
-        answers = _ask(self._reach, list(layout), f"selftest {place} {self._question.options}", parts.Part)
+        answers = _ask(self._reach, list(layout), f"selftest {place} {self._question.node_options}", parts.Part)
         return parts.joined(layout, {node: answer.course for node, answer in answers.items()})
 
 

@@ -6,19 +6,9 @@ from pathlib import Path
 import click
 
 from hangwatch import words
-from hangwatch.cli import progress_line
+from hangwatch.cli import node_jobs, progress_line
 from hangwatch.cli.config_choice import config_option, settings_from
 from hangwatch.cli.job_choice import choose_only
-from hangwatch.cli.node_jobs import (
-    GPU_SECONDS,
-    NO_JOB,
-    find_jobs,
-    job_option,
-    jobs_of_pids,
-    pid_option,
-    read_recorders,
-    running_sampler,
-)
 from hangwatch.cli.output_files import write_new
 from hangwatch.model import Fault, Job, RankId
 from hangwatch.report import trace_events
@@ -29,8 +19,8 @@ MOST_RECORDS = 1 << 17  # of all ranks: all records of 32 full recorders
 
 
 @click.command(short_help="Write the last collectives of all ranks of a job as a Perfetto trace.")
-@job_option("The job, by id, key or name.  [default: the only job on this node]")
-@pid_option("Show these processes instead. The pid of a launcher means all its ranks. Repeatable.")
+@node_jobs.job_option("The job, by id, key or name.  [default: the only job on this node]")
+@node_jobs.pid_option("Show these processes instead. The pid of a launcher means all its ranks. Repeatable.")
 @click.option(
     "-o",
     "path",
@@ -52,15 +42,14 @@ def timeline(wanted: str | None, pids: tuple[int, ...], path: Path | None, confi
     if path is None and sys.stdout.isatty():
         raise click.UsageError("a trace is not for a terminal: give -o FILE")
     settings, _ = settings_from(config_path)
-    with running_sampler(settings) as gpus, progress_line.shown() as step:
-        sweep = gpus.wait_for_sweep(GPU_SECONDS)
-        jobs = (
-            jobs_of_pids(pids, sweep, settings.jobs)[0]
-            if pids
-            else find_jobs(wanted, sweep, settings.jobs, every=False)
-        )
+    with node_jobs.running_sampler(settings) as gpus, progress_line.shown() as step:
+        sweep = gpus.wait_for_sweep(node_jobs.GPU_SECONDS)
+        if pids:
+            jobs, _ = node_jobs.jobs_of_pids(pids, sweep, settings.jobs)
+        else:
+            jobs = node_jobs.find_jobs(wanted, sweep, settings.jobs, every=False)
         if not jobs:
-            click.echo(NO_JOB, err=True)
+            click.echo(node_jobs.NO_JOB, err=True)
             return 1
         job = choose_only(jobs)
         step.say(f"job {words.printable(job.job_id)}: reading the flight recorders of {words.count(len(job.ranks))}")
@@ -86,7 +75,7 @@ def _read(job: Job) -> tuple[list[RankTrace], list[tuple[RankId, Fault]]]:
     """Return the flight recorders of the ranks of a job, and the reasons why some could not be read."""
     most = max(1, MOST_RECORDS // max(1, len(job.ranks)))
     traces, faults = [], []
-    for rank, recorders, rank_faults in read_recorders(job):
+    for rank, recorders, rank_faults in node_jobs.read_recorders(job):
         traces.append(RankTrace(rank, [trace_events.keep_newest(each, most) for each in recorders]))
         faults += rank_faults
     return traces, faults

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from hangwatch import config
 from hangwatch.errors import TemporaryError
 from hangwatch.formats import decoding, incident_file
-from hangwatch.model import Incident, JobName, JobState, SilenceAnswer
+from hangwatch.model import Incident, SilenceAnswer
 from hangwatch.probes.process import dump_permissions, procfs
 from hangwatch.state.status import Status
 from hangwatch.web.protocol import AGAIN_SECONDS, MOST_ROUNDS, peer_of
@@ -45,15 +45,6 @@ class BusyError(SocketError, TemporaryError):
 def may_not_read(pids: list[int]) -> bool:
     """True if the kernel denies this user the memory of one of these processes, and so its stacks. See ptrace(2)."""
     return os.geteuid() != 0 and any(dump_permissions.may_attach(procfs.PROC, pid) is False for pid in pids)
-
-
-def jobs(settings: config.Settings) -> list[JobName]:
-    """Return the running jobs of this user that the daemon monitors. Raises SocketError."""
-    return [
-        JobName(job_id=job.job_id, job_key=job.job_key)
-        for job in status(settings.socket.path).jobs
-        if job.state is not JobState.ENDED
-    ]
 
 
 def _ask_for(path: str, what: str, form: type[T]) -> T:

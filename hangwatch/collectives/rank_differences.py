@@ -66,18 +66,18 @@ def find_differences(
 def _rate(name: str, unit: float = 1.0) -> Callable[[RankLoad, RankLoad], float | None]:
     """Return a function for the growth of the counter `name` in units per second."""
 
-    def rate(before: RankLoad, now: RankLoad) -> float | None:
+    def compute_rate(before: RankLoad, now: RankLoad) -> float | None:
         first, last = getattr(before, name), getattr(now, name)
         passed = now.read_monotonic_seconds - before.read_monotonic_seconds
         return None if first is None or last is None or passed < _SHORTEST_SECONDS else (last - first) / passed / unit
 
-    return rate
+    return compute_rate
 
 
 def _worker_rate(name: str, unit: float = 1.0) -> Callable[[RankLoad, RankLoad], float | None]:
     """Return a function as `_rate`; its value is None if a worker has started or ended."""
-    rate = _rate(name, unit)
-    return lambda before, now: rate(before, now) if before.workers == now.workers else None
+    compute_rate = _rate(name, unit)
+    return lambda before, now: compute_rate(before, now) if before.workers == now.workers else None
 
 
 _MIB = float(1 << 20)

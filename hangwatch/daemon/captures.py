@@ -94,9 +94,7 @@ class CaptureRunner:
                 return
             with common.running_steps.running(job.name.in_log, "the scan after its capture"):
                 self._scan(common.clock())  # a job that ended during its capture must not be judged as hung
-                common.do_actions(
-                    common.board.change(steps.record_capture, look, now=common.clock(), settings=settings)
-                )
+                common.change(steps.record_capture, look, now=common.clock(), settings=settings)
             log.info("%s: %s", job.name.in_log, look.verdict.message)
         except Exception as error:  # after any error, the suspicion must not be lost
             if str(error) == "can't start new thread":
@@ -108,30 +106,20 @@ class CaptureRunner:
                 return
             now, unix_now = common.clock(), time.time()
             if wanted.result == "gap":
-                common.do_actions(common.board.change(steps.record_failed_gap_capture, wanted.job_key, now=now))
+                common.change(steps.record_failed_gap_capture, wanted.job_key, now=now)
                 return
-            common.do_actions(
-                common.board.change(
-                    steps.record_failed_capture, wanted.job_key, now=now, unix_now=unix_now, settings=settings
-                )
-            )
+            common.change(steps.record_failed_capture, wanted.job_key, now=now, unix_now=unix_now, settings=settings)
 
     def _record_light_capture(self, job_key: str, motion: MotionCount) -> None:
         common, settings = self._common, self._common.settings.detector
         now, unix_now = common.clock(), time.time()
-        common.do_actions(
-            common.board.change(
-                steps.record_light_capture, job_key, motion, now=now, unix_now=unix_now, settings=settings
-            )
-        )
+        common.change(steps.record_light_capture, job_key, motion, now=now, unix_now=unix_now, settings=settings)
 
     def _record_gap_capture(self, look: Diagnosis) -> None:
         common, settings = self._common, self._common.settings.detector
         self._scan(common.clock())  # a job that ended during its capture must not be suspected
         now, unix_now = common.clock(), time.time()
-        common.do_actions(
-            common.board.change(steps.record_gap_capture, look, now=now, unix_now=unix_now, settings=settings)
-        )
+        common.change(steps.record_gap_capture, look, now=now, unix_now=unix_now, settings=settings)
 
     def capture_for_owner(self, job: Job, rounds: int | None) -> Diagnosis | None:
         """Capture a job while its owner waits for the result. Return None if the daemon is stopping.

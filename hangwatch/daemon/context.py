@@ -4,14 +4,16 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Concatenate, NamedTuple, ParamSpec
 
 from hangwatch.config import Settings
 from hangwatch.probes.gpu.source import GpuSource
 from hangwatch.schedule.scheduler import Schedule
 from hangwatch.stacks.activity import Table
-from hangwatch.state.board import Board
+from hangwatch.state.board import Board, Snapshot
 from hangwatch.state.steps import Action
+
+P = ParamSpec("P")
 
 
 class RunningSteps:
@@ -60,3 +62,12 @@ class DaemonContext(NamedTuple):
     do_actions: Callable[[Iterable[Action]], None]
     clock: Callable[[], float]
     running_steps: RunningSteps
+
+    def change(
+        self,
+        step: Callable[Concatenate[Snapshot, P], tuple[Snapshot, tuple[Action, ...]]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
+        """Change the board by a step, and carry out the actions that it returns."""
+        self.do_actions(self.board.change(step, *args, **kwargs))

@@ -87,4 +87,4 @@ class DeadRanks:
             return
         incident = crash.make_incident(job, common.node, found, verdict, common.activities, unix_now=time.time())
         log.warning("%s: %s", job.name.in_log, verdict.message)
-        common.do_actions(common.board.change(steps.record_crash, incident, now=common.clock()))
+        common.change(steps.record_crash, incident, now=common.clock())

@@ -141,11 +141,7 @@ class IncidentWriter:
         living = frozenset(filter(self._is_alive, processes))
         common, settings = self._common, self._common.settings.detector
         now, unix_now = common.clock(), time.time()
-        common.do_actions(
-            common.board.change(
-                steps.restore_incidents, incidents, living, now=now, unix_now=unix_now, settings=settings
-            )
-        )
+        common.change(steps.restore_incidents, incidents, living, now=now, unix_now=unix_now, settings=settings)
 
     def _resume_silences(self) -> None:
         """Continue the silences of an earlier daemon. A file that cannot be read is only logged."""
@@ -194,13 +190,11 @@ class IncidentWriter:
         """Record the result of a hook in the log and in its incident. Store its output in the incident's folder."""
         call = ended.call
         self._board.put(Snapshot.count, "hook_runs", (call.event, ended.outcome))
-        level = logging.INFO if ended.is_ok else logging.WARNING
+        level = logging.INFO if ended.outcome == "ok" else logging.WARNING
         log.log(level, "%s: %s", call.incident.job.name.in_log, ended.message)
         if ended.output and call.folder is not None:
             self._common.schedule.run_once("store", self._keep_output, call.folder, f"{call.key}.txt", ended.output)
-        self._common.do_actions(
-            self._board.change(steps.record_note, call.incident, ended.message, unix_now=time.time())
-        )
+        self._common.change(steps.record_note, call.incident, ended.message, unix_now=time.time())
 
     def _keep_output(self, folder: Path, name: str, output: bytes) -> None:
         try:

@@ -20,14 +20,11 @@ class CheckRunner:
 
     def __init__(self, common: DaemonContext, settings: Mapping[str, Settings]) -> None:
         self._common, self._settings = common, settings
-        self._checks = {name: check for name, check in registry.checks().items() if self._is_on(name)}
+        enabled = {name for name, section in settings.items() if section.enabled}
+        self._checks = {name: check for name, check in registry.checks().items() if name in enabled}
         self._windows = {name: runner.new_window(check) for name, check in self._checks.items()}
         self._began: dict[str, float] = {}
         self._again_at: dict[str, float] = {}
-
-    def _is_on(self, name: str) -> bool:
-        settings = self._settings.get(name)
-        return settings is not None and settings.enabled
 
     def schedule_tasks(self) -> None:
         """Schedule every check. The first runs start at once."""

@@ -39,10 +39,7 @@ class Rank(NamedTuple):
 
 
 def compute(batch: bytes, cpu_seconds: float) -> float:
-    """Simulate a GPU kernel: use the CPU for `cpu_seconds`, as its launch does, then sleep for one step.
-
-    Return a number.
-    """
+    """Simulate a GPU kernel: use the CPU as its launch does, sleep for one step, and return a number."""
     loss, end = 0.0, time.thread_time() + cpu_seconds
     while time.thread_time() < end:
         loss += sum(batch[::64])

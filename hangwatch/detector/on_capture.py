@@ -118,12 +118,12 @@ def _judge(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -
     return confirm_state(watch, JobState.STALLED, moving, now, settings)
 
 
-def _waits_for_other_nodes(watch: JobWatch, seen: MotionCount) -> bool:
+def _waits_for_other_nodes(watch: JobWatch, motion: MotionCount) -> bool:
     """True if all ranks wait for ranks of other nodes, and this node has shown no GPU error.
 
     False for a job that is already hung: its page must not come and go.
     """
-    return seen.waits_elsewhere and watch.state is not JobState.HUNG and not had_gpu_errors(watch, watch.quiet_since)
+    return motion.waits_elsewhere and watch.state is not JobState.HUNG and not had_gpu_errors(watch, watch.quiet_since)
 
 
 def _with_movers(watch: JobWatch, seen: MotionCount) -> JobWatch:

@@ -1,7 +1,7 @@
 """Evidence that only a comparison of nodes shows. It is added to a verdict, but never adds a suspect. Pure."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import exp, lgamma
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
@@ -48,35 +48,25 @@ def judge(
     return replace(verdict, evidence=(*verdict.evidence, *node_evidence)) if node_evidence else verdict
 
 
-def _silent(nodes: Sequence[str]) -> tuple[Evidence, ...]:
-    if not nodes:
-        return ()
-    told = f"{words.count(len(nodes), 'node')} ({words.elided(words.fold_nodes(nodes), _SHOWN)})"
-    return (
-        Evidence(
-            kind="unanswered_nodes",
-            message=f"no response from {told}: check it first; its ranks may block the others",
-        ),
-    )
+def _silent(nodes: Sequence[str]) -> Iterator[Evidence]:
+    if nodes:
+        told = f"{words.count(len(nodes), 'node')} ({words.elided(words.fold_nodes(nodes), _SHOWN)})"
+        message = f"no response from {told}: check it first; its ranks may block the others"
+        yield Evidence(kind="unanswered_nodes", message=message)
 
 
-def _shared_node(verdict: Verdict, grouping: Grouping) -> tuple[Evidence, ...]:
-    """Return evidence if all suspects are on one node. Its text has the number of other ranks on that node."""
+def _shared_node(verdict: Verdict, grouping: Grouping) -> Iterator[Evidence]:
+    """Yield evidence if all suspects are on one node. Its text has the number of other ranks on that node."""
     ranks: Sequence[RankId] = verdict.named or verdict.check_first
     nodes = {rank.node for rank in ranks}
     node = next(iter(nodes), None)
     on_nodes = Counter(member.id.node for member in grouping.members)
     if len(ranks) < 2 or len(nodes) > 1 or node is None or len(on_nodes) < 2:
-        return ()
+        return
     others = on_nodes[node] - len(ranks)
     other_ranks = f"its {words.count(others, 'other rank')} {'is' if others == 1 else 'are'} not suspects"
-    return (
-        Evidence(
-            kind="shared_node",
-            message=f"all {len(ranks)} suspects are on {words.printable(node)}"
-            + (f"; {other_ranks}" if others else ", and they are all of its ranks: check the node"),
-        ),
-    )
+    more = f"; {other_ranks}" if others else ", and they are all of its ranks: check the node"
+    yield Evidence(kind="shared_node", message=f"all {len(ranks)} suspects are on {words.printable(node)}{more}")
 
 
 class _Part(NamedTuple):
@@ -189,17 +179,15 @@ def _process_groups(grouping: Grouping, odd: frozenset[int]) -> _Parts:
     return [part for part in parts if odd <= part.ranks], len(parts)
 
 
-def _clocks(clocks: Sequence[ClockOffset]) -> tuple[Evidence, ...]:
+def _clocks(clocks: Sequence[ClockOffset]) -> Iterator[Evidence]:
     if not clocks:
-        return ()
+        return
     worst = max(clocks, key=lambda one: abs(one.seconds))
     ahead = "ahead of" if worst.seconds > 0 else "behind"
     nodes = words.elided(words.fold_nodes(one.node for one in clocks), _SHOWN)
-    return (
-        Evidence(
-            kind="clocks",
-            message=f"the clocks of {nodes} differ from the clock of the node that collected the dumps: the clock of "
-            f"{words.printable(worst.node)} is at least {words.duration(abs(worst.seconds))} {ahead} it, so times of "
-            "different nodes cannot be compared",
-        ),
+    yield Evidence(
+        kind="clocks",
+        message=f"the clocks of {nodes} differ from the clock of the node that collected the dumps: the clock of "
+        f"{words.printable(worst.node)} is at least {words.duration(abs(worst.seconds))} {ahead} it, so times of "
+        "different nodes cannot be compared",
     )

@@ -12,7 +12,7 @@ from hangwatch.checks.clock_skew import STEP_TIME
 from hangwatch.checks.clock_skew import Settings as ClockSettings
 from hangwatch.checks.framework import requested_ports
 from hangwatch.checks.framework.node_facts import Facts
-from hangwatch.checks.framework.result_table import EXIT_CODES, Status
+from hangwatch.checks.framework.result_table import EXIT_CODES, JsonFault, Status
 from hangwatch.fleet.cross_node import ClockOffset
 from hangwatch.fleet.node_replies import AnswerError, ReplyCollector, parse_answer
 from hangwatch.model import CheckStatus, Value
@@ -35,24 +35,18 @@ _LONG_TEXTS = dict.fromkeys(("message", "detail", "remedy"), _MOST_CHARACTERS)
 T = TypeVar("T")
 
 
-class ReportedFault(msgspec.Struct, frozen=True):
-    """A part of a node that did not respond. In a report of `check network --to`, it is a port."""
-
-    subject: str
-    reason: str
-    detail: str
-    remedy: str
-
-
 class ReportedCheck(msgspec.Struct, frozen=True):
-    """The result of one check on one node: the fields that are compared between nodes."""
+    """The result of one check on one node: the fields that are compared between nodes.
+
+    A fault is a part of the node that did not respond. In a report of `check network --to`, it is a port.
+    """
 
     check: str
     status: Status
     reason: str
     message: str
     remedy: str
-    faults: tuple[ReportedFault, ...] = ()
+    faults: tuple[JsonFault, ...] = ()
 
 
 class NodeReport(msgspec.Struct, frozen=True):
@@ -156,23 +150,17 @@ def _folded(saying: Sequence[tuple[str, ReportedCheck]]) -> Finding:
     message, _ = wordings.most_common(1)[0]
     said = next(said for _, said in saying if said.message == message)
     others = len(wordings) - 1
-    return Finding(
-        nodes=tuple(sorted(node for node, _ in saying)),
-        check=said.check,
-        status=said.status,
-        reason=said.reason,
-        message=message + (f" (and {words.count(others, 'similar message')}: --verbose)" if others else ""),
-        remedy=said.remedy,
-    )
+    more = f" (and {words.count(others, 'similar message')}: --verbose)" if others else ""
+    return Finding.copy_from(said, nodes=tuple(sorted(node for node, _ in saying)), message=message + more)
 
 
 def find_unreachable_ports(reports: Mapping[str, NodeReport]) -> list[Finding]:
     """Return the ports that nodes cannot reach. Equal failures of the same nodes are one finding."""
-    failures: dict[tuple[str, str], dict[str, ReportedFault]] = defaultdict(dict)
+    failures: dict[tuple[str, str], dict[str, JsonFault]] = defaultdict(dict)
     for node, report in reports.items():
         for fault in (fault for check in report.checks for fault in check.faults):
             failures[fault.subject, fault.reason][node] = fault
-    alike: dict[tuple[str, str, tuple[str, ...]], list[ReportedFault]] = defaultdict(list)
+    alike: dict[tuple[str, str, tuple[str, ...]], list[JsonFault]] = defaultdict(list)
     for (subject, reason), by_node in failures.items():
         _, _, port = subject.rpartition(":")
         alike[reason, port, tuple(sorted(by_node))].append(next(iter(by_node.values())))

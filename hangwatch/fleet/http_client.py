@@ -124,10 +124,7 @@ def _authorization(document: Document, settings: _File) -> str | None:
 
 
 def _secret(document: Document, section: str, key: str, value: str, file: str) -> str:
-    """Return `value`, or the content of `file` without the line end.
-
-    Raises YamlError unless exactly one of them is set.
-    """
+    """Return `value`, or the content of `file`. Raises YamlError unless exactly one of them is set."""
     if bool(value) == bool(file):
         raise document.error_at((section, key), f"set either {key} or {key}_file")
     if value:

@@ -172,10 +172,7 @@ class _Fetching:
 
 
 def choose_incidents(listed: Sequence[Summary], wanted: str | None) -> list[str]:
-    """Return the folders of the incidents to download from a node: the newest of each job.
-
-    `wanted` selects jobs as in `fetch`.
-    """
+    """Return the folders of a node's incidents to download: the newest of each job that `wanted` selects."""
     readable = [one for one in listed if not one.problem and _FOLDER.fullmatch(one.folder)]
     newest_first = sorted(readable, key=lambda one: (one.opened_unix_seconds, one.folder), reverse=True)
     if wanted is not None:

@@ -67,10 +67,7 @@ class SightingCollector:
         return frozenset(self._newest[key])
 
     def ranks_here(self, key: str) -> int | None:
-        """Return the number of ranks on a job's node.
-
-        None if it is not known, or if the job has sightings of several nodes.
-        """
+        """Return the number of ranks on the node of a job; None if unknown, or if it has sightings of several nodes."""
         sightings = list(self._newest[key].values())
         return sightings[0].job.ranks_here or None if len(sightings) == 1 else None
 

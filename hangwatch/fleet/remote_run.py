@@ -152,25 +152,15 @@ class _Collecting:
         self._on_progress(Progress(self._asked - len(self._waiting), self._asked, now - self._began))
 
 
-class _Client(ExecClient):  # type: ignore[misc]
-    """A local process that runs a command on nodes. Its output is kept in limited size, as bytes instead of lines."""
+class _NodeClient(ExecClient):  # type: ignore[misc]
+    """A local process that runs the command on one node. Its output is kept in limited size, as bytes."""
 
     worker: _Worker
 
     def _build_cmd(self) -> tuple[list[str], None]:
-        return list(self._arguments()), None
-
-    def _arguments(self) -> Sequence[str]:
-        raise NotImplementedError
-
-
-class _NodeClient(_Client):
-    """A local process that runs the command on one node."""
-
-    def _arguments(self) -> Sequence[str]:
         assert isinstance(self.worker.transport, OnePerNode)
         self.worker.collecting.started(self.key)
-        return self.worker.transport.command(self.key)
+        return list(self.worker.transport.command(self.key)), None
 
     def _handle_read(self, sname: str) -> None:
         text = self._read(sname)
@@ -180,19 +170,21 @@ class _NodeClient(_Client):
             self.worker.collecting.ended(self.key, None)
 
 
-class _AllClient(_Client):
+class _AllClient(ExecClient):  # type: ignore[misc]
     """A local process that runs the command on all nodes. A label at the start of each line identifies the node."""
+
+    worker: _Worker
 
     def __init__(self, *arguments: object, **options: object) -> None:
         super().__init__(*arguments, **options)
         self._node_of: dict[str, str] = {}
         self._complaints: dict[str, bytes] = {}  # by label, until the node's name arrives on the other stream
 
-    def _arguments(self) -> Sequence[str]:
+    def _build_cmd(self) -> tuple[list[str], None]:
         assert isinstance(self.worker.transport, OneForAll)
         for node in self.key:
             self.worker.collecting.started(node)
-        return self.worker.transport.command
+        return list(self.worker.transport.command), None
 
     def _handle_read(self, sname: str) -> None:
         for line in self._readlines(sname):
@@ -245,7 +237,7 @@ class _Worker(ExecWorker):  # type: ignore[misc]
     def __init__(
         self,
         nodes: NodeSet,
-        client: type[_Client],
+        client: type[_NodeClient | _AllClient],
         transport: Transport,
         collecting: _Collecting,
         deadline_seconds: float,

@@ -133,10 +133,7 @@ def pods_by_node(listed: bytes) -> dict[str, Pod]:
 
 
 def nodes_of_pods(listed: bytes) -> list[str]:
-    """Parse the output of `kubectl get pods --output json`. Return the nodes of the pods that have not ended.
-
-    Raises ValueError.
-    """
+    """Return the nodes of pods that have not ended in `kubectl get pods --output json`. Raises ValueError."""
     found = decoding.decode_json(listed, _List)
     return sorted({item.spec.node for item in found.items if item.spec.node and item.status.phase not in _ENDED})
 

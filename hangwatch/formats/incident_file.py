@@ -179,16 +179,12 @@ def encode(incident: Incident | Marker | Feedback) -> bytes:
 
 def encode_marker(incident: Incident) -> bytes:
     """Return the marker of an incident: one line of JSON."""
-    marker = Marker(
-        incident_id=incident.incident_id,
-        node=incident.node,
-        job_id=incident.job.job_id,
-        job_key=incident.job.job_key,
-        job_name=incident.job.job_name,
+    marker = Marker.copy_from(
+        incident,
+        incident.job,
         verdict=incident.verdict.kind,
         message=incident.verdict.message[:_MARKER_MESSAGE],
         ranks=incident.verdict.named[:_MARKER_RANKS],
-        opened_unix_seconds=incident.opened_unix_seconds,
         hangwatch_version=__version__,
     )
     return encode(marker) + b"\n"

@@ -81,10 +81,7 @@ def _place(place: collective_progress.RankStance) -> tuple[str, str]:
 
 
 def _progress(snapshot: Snapshot) -> Iterator[tuple[JobEntry, collective_progress.JobProgress]]:
-    """Yield each job with an open incident, with its progress.
-
-    Each owner, and each of its jobs, gets an equal part of the limit.
-    """
+    """Yield each job with an open incident, and its progress. Owners and their jobs get equal parts of the limit."""
     entries = [entry for entry in snapshot.jobs.values() if entry.open_incident is not None]
     jobs_of = Counter(entry.job.share for entry in entries)
     for entry in entries:

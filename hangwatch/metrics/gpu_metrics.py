@@ -80,10 +80,7 @@ def _levels(snapshot: Snapshot, settings: Detector) -> Iterator[Metric]:
 
 
 def _hardest_working(snapshot: Snapshot) -> dict[str, GpuPower]:
-    """Return the power history of each GPU, by uuid.
-
-    If two jobs use one GPU, return the history with the higher busy level.
-    """
+    """Return the power history of each GPU by uuid; of two jobs on one GPU, that with the higher busy level."""
     powers: dict[str, GpuPower] = {}
     for entry in snapshot.jobs.values():
         for uuid, gpu in entry.watch.power.gpus.items() if entry.watch.state is not JobState.ENDED else ():

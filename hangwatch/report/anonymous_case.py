@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -52,18 +52,13 @@ def render_case(incident: Incident, feedback: Feedback, name: str) -> dict[str, 
     by_node: dict[str, list[RankDump]] = {}
     for dump in dumps:
         by_node.setdefault(dump.id.node or "", []).append(dump)
-    files = {
-        f"trace-{node}.out": "".join(f"{line}\n" for line in _lines(node_dumps, capture.rounds))
-        for node, node_dumps in by_node.items()
-    }
+    files = {}
+    for node, node_dumps in by_node.items():
+        taken = [(dump, number) for number in range(capture.rounds) for dump in node_dumps]
+        lines = (line for dump, number in taken for line in dump_text.rank_lines(dump, _COMMAND, number))
+        files[f"trace-{node}.out"] = "".join(f"{line}\n" for line in lines)
     expectation = {"id": name, **_describe(incident, capture), **_expect(feedback, ranks, names)}
     return {**files, EXPECTATION_FILE: msgspec.json.format(msgspec.json.encode(expectation), indent=1).decode() + "\n"}
-
-
-def _lines(dumps: Sequence[RankDump], rounds: int) -> Iterator[str]:
-    for number in range(rounds):
-        for dump in dumps:
-            yield from dump_text.rank_lines(dump, _COMMAND, number)
 
 
 def _describe(incident: Incident, capture: Capture) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from hangwatch.model import Capture, Frame, Incident, ProcessDump, RankDump, RankId, Thread
+from hangwatch.model import Capture, Incident, ProcessDump, RankDump, RankId, Thread
 from hangwatch.words import printable, utc
 
 GONE = "no such process: its node responds, but the process of this rank does not exist"
@@ -110,20 +110,13 @@ def _thread_lines(thread: Thread) -> Iterator[str]:
     yield f"Thread {printable(thread.thread_id) or '?'} ({flags}){name}"
     for frame in thread.frames:
         yield f"    {printable(str(frame))}"
-        yield from _local_lines(frame)
-
-
-def _local_lines(frame: Frame) -> Iterator[str]:
-    if frame.locals:
-        yield "        Locals:"
-        yield from (f"            {printable(name)}: {printable(value)}" for name, value in frame.locals)
+        if frame.locals:
+            yield "        Locals:"
+            yield from (f"            {printable(name)}: {printable(value)}" for name, value in frame.locals)
 
 
 def file_name(rank: RankId) -> str:
-    """Return the name of a rank's file: `rank7.txt`.
-
-    If the rank is unknown, the name contains the local rank or the pid.
-    """
+    """Return the name of a rank's file: `rank7.txt`; of an unknown rank, with its local rank or pid."""
     if rank.rank is not None:
         return f"rank{rank.rank}.txt"
     return f"local-rank{rank.local_rank}.txt" if rank.local_rank is not None else f"pid{rank.pid}.txt"

@@ -71,6 +71,8 @@ def _render_page(grouping: Grouping, verdict: Verdict, incident: Incident | None
     parts = split_groups_by_line(grouping).groups
     odd = phrases.odd_groups(parts, verdict)
     template, style, style_hash = _template()
+    is_closed = incident is not None and incident.closed_unix_seconds is not None
+    tone = "over" if is_closed else "named" if verdict.named else "open"  # the CSS class of the headline
     for most_groups, raw_characters in _BOUNDS:
         shown, rest = phrases.shown_groups(parts, odd, most_groups)
         page = template.render(
@@ -87,18 +89,11 @@ def _render_page(grouping: Grouping, verdict: Verdict, incident: Incident | None
             sections=_make_sections(shown, odd, incident, raw_characters),
             more_groups=phrases.more_groups(rest) if rest else "",
             chart=power_chart.chart(incident) if incident is not None else None,
-            tone=_choose_headline_class(verdict, incident),
+            tone=tone,
         )
         if len(page.encode()) < MAX_BYTES:
             break
     return page
-
-
-def _choose_headline_class(verdict: Verdict, incident: Incident | None) -> str:
-    """Return the CSS class of the headline: "named", "open" if no rank is named, "over" for a closed incident."""
-    if incident is not None and incident.closed_unix_seconds is not None:
-        return "over"
-    return "named" if verdict.named else "open"
 
 
 def _make_sections(

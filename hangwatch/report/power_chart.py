@@ -135,16 +135,14 @@ def _draw_collectives(counted: CollectiveSeries, plane: _Plane) -> str:
 
 def _draw_line(gpu: PowerSeries, number: int, odd: bool, plane: _Plane) -> Line:
     end = plane.y(gpu.watts[-1])
-    return Line(
+    return Line.copy_from(
+        gpu,
         path=_draw_path(gpu.unix_seconds, gpu.watts, plane),
         name=f"GPU {gpu.index}",
         local_ranks=words.fold(gpu.local_ranks) if gpu.local_ranks else "",
         style=number,
         odd=odd,
         now_watts=gpu.watts[-1],
-        busy_watts=gpu.busy_watts,
-        low_power_threshold_watts=gpu.low_power_threshold_watts,
-        limit_watts=gpu.limit_watts,
         label_y=end + 17 if end < BOTTOM - 20 else end - 24,
     )
 
@@ -187,10 +185,7 @@ def _draw_path(times: Sequence[float], watts: Sequence[float], plane: _Plane) ->
 
 
 def _choose_samples(watts: Sequence[float]) -> list[int]:
-    """Return the indexes of the samples to draw.
-
-    If there are too many samples, draw the lowest and the highest of each slice of time.
-    """
+    """Return the indexes of the samples to draw: all, or the lowest and the highest of each slice of time."""
     size, slices = len(watts), _MAX_POINTS // 2
     if size <= _MAX_POINTS:
         return list(range(size))

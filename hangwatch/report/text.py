@@ -396,10 +396,7 @@ def _describe_levels(series: PowerSeries) -> str:
 
 
 def _draw_sparks(values: Sequence[float], top: float, most: int) -> str:
-    """Return a row of block characters: the mean value in each slice of time.
-
-    The lowest block is 0, the highest is `top`.
-    """
+    """Return a row of blocks for the mean value in each slice of time. The lowest is 0, the highest is `top`."""
     size = len(values)
     slices = min(most, _SPARKS, size)
     cuts = [size * number // slices for number in range(slices + 1)]

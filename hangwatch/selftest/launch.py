@@ -128,10 +128,7 @@ def _listen(
 
 
 def _meaning(rank: int, line: str, explained: set[tuple[int, str]]) -> Iterator[str]:
-    """Yield the meaning and remedy of a line of NCCL, once for each rank and kind of line.
-
-    Lines about NCCL's setup yield nothing.
-    """
+    """Yield what a line of NCCL means and its remedy, once for each rank and kind; nothing for its setup."""
     message = nccl_messages.find(line)
     if message is None or (rank, message.name) in explained:
         return

@@ -97,10 +97,7 @@ def judge(
 
 
 def bandwidths(events: Sequence[Event]) -> tuple[Bandwidth, ...]:
-    """Return the rate of each rank's all_reduce with its neighbours, the slowest rank first.
-
-    The worse repeats are ignored.
-    """
+    """Return the rate of each rank's all_reduce with its neighbours, the slowest first, by the better repeats."""
     pairs = [event for event in events if len(event.group) == 2]
     sizes = {(event.rank, event.group): event.bytes for event in pairs if event.event == "bytes"}
     durations: dict[tuple[int, tuple[int, ...]], list[float]] = defaultdict(list)

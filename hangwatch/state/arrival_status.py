@@ -15,17 +15,12 @@ def build_arrival_status(order: ArrivalOrder, job: Job) -> ArrivalStatus:
     """Return the arrival order of a job for /status and incidents."""
     by_id, place = {rank.id: rank for rank in job.ranks}, order.place
     ordered = sorted(order.lateness_seconds.items(), key=lambda item: -item[1])
-    return ArrivalStatus(
+    return ArrivalStatus.copy_from(
+        order,
         is_named=order.named is not None,
-        reason=order.reason,
         message=_describe(order, by_id),
         ranks=tuple(
-            RankLateness(
-                rank=by_id[process].rank,
-                local_rank=by_id[process].local_rank,
-                pid=process.pid,
-                lateness_seconds=seconds,
-            )
+            RankLateness.copy_from(by_id[process], process, lateness_seconds=seconds)
             for process, seconds in ordered
             if process in by_id
         ),
@@ -33,13 +28,6 @@ def build_arrival_status(order: ArrivalOrder, job: Job) -> ArrivalStatus:
         group=place.group if place else "",
         operation=place.operation if place else "",
         position=place.position if place else 0,
-        records=order.records,
-        step_seconds=order.step_seconds,
-        lateness_ratio=order.lateness_ratio,
-        standard_errors=order.standard_errors,
-        last_ratio=order.last_ratio,
-        ready_in_seconds=order.ready_in_seconds,
-        differences=order.differences,
     )
 
 

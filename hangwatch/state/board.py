@@ -224,10 +224,7 @@ class Board:
             return answer
 
     def put(self, step: Callable[Concatenate[Snapshot, P], Snapshot], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Replace the snapshot by the value that `step(snapshot, ...)` returns.
-
-        The limits on `step` are those of `change`.
-        """
+        """Replace the snapshot by the value of `step(snapshot, ...)`, which has the limits of `change`."""
         with self._lock:
             self._snapshot = step(self._snapshot, *args, **kwargs)
 
@@ -316,10 +313,7 @@ def _columns(points: Iterable[tuple[float, float]]) -> _Columns:
 
 
 def extend(old: tuple[PowerSeries, ...], new: tuple[PowerSeries, ...]) -> tuple[PowerSeries, ...]:
-    """Return the power series of an incident with the points of `new` that are newer.
-
-    Each GPU has at most about 900 points.
-    """
+    """Return an incident's power series with the newer points of `new`, about 900 points for each GPU at most."""
     by_uuid = {series.uuid: series for series in new}
     extended = []
     for series in old:

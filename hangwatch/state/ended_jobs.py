@@ -47,12 +47,6 @@ def ask_for_artifacts(before: JobEntry, after: Job) -> tuple[ReadCrashArtifacts,
 def _as_ended(job: Job, unix_now: float) -> Iterator[EndedProcess]:
     """Yield each rank and worker of a job as a process that ended at `unix_now`."""
     for rank in job.ranks:
-        ended = EndedProcess(
-            id=rank.id,
-            rank=rank.rank,
-            local_rank=rank.local_rank,
-            gone_unix_seconds=unix_now,
-            gpu_uuids=rank.gpu_uuids,
-        )
+        ended = EndedProcess.copy_from(rank, gone_unix_seconds=unix_now)
         yield ended
         yield from (replace(ended, id=worker.id, is_worker=True, gpu_uuids=()) for worker in rank.workers)

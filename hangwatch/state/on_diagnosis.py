@@ -46,7 +46,10 @@ def record_capture(
             look.grouping, look.verdict, has_ranks_on_other_nodes=entry.job.has_ranks_on_other_nodes
         ),
     )
-    watch, wanted = detector.apply_capture(_with_timeout(watch, look), seen, now, settings)
+    recorded_seconds = timeout_forecast.recorded_seconds(look.grouping)
+    if recorded_seconds is not None:  # the timeout of the open operations overrides that from the environment
+        watch = replace(watch, timeout=replace(watch.timeout, recorded_seconds=recorded_seconds))
+    watch, wanted = detector.apply_capture(watch, seen, now, settings)
     entry = replace(entry, watch=watch, page=job_watch.should_page(watch, now, settings))
     look = _recommend(snapshot, entry, look, is_pausing=job_watch.longest_pause_seconds(watch, now) is not None)
     if watch.is_open:
@@ -81,12 +84,6 @@ def _follow_sleepers(watch: JobWatch, look: Diagnosis, now: float, settings: Det
     polling = sleepers.find_polling(asleep, look.grouping, now, settings.hold_seconds)
     look = look.with_sleepers(polling, sleepers.find_asleep(asleep, settings.stalled_hold_seconds))
     return job_watch.with_suspicion(watch, sleepers=asleep), look
-
-
-def _with_timeout(watch: JobWatch, look: Diagnosis) -> JobWatch:
-    """Return the watch with the timeout of the open operations. It overrides the timeout from the environment."""
-    told = timeout_forecast.recorded_seconds(look.grouping)
-    return watch if told is None else replace(watch, timeout=replace(watch.timeout, recorded_seconds=told))
 
 
 def record_light_capture(

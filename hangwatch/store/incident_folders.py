@@ -167,7 +167,8 @@ class Store:
             folder = self.incidents / name
             is_marked = (folder / MARKER_FILE).exists()
             if folder.exists():
-                new = {path: data for path, data in content.items() if _is_new(folder, path)}
+                kept = {path for path in content if path.startswith("dumps/") and (folder / path).exists()}
+                new = {path: data for path, data in content.items() if path not in kept}
                 if is_marked:
                     new[INCIDENT_FILE] = new.pop(INCIDENT_FILE)
                 durable.update(incidents, name, new, self._sharing.owner_and_group(incident.job.uid))
@@ -264,7 +265,8 @@ class Store:
         At most `by_age` further incidents are removed because of their age: after a jump of the clock by a month,
         not all of them must be lost. Raises StoreError if a folder cannot be removed.
         """
-        newest_first = self._in_order()
+        # The last saved one is first. The times in the names may be wrong.
+        newest_first = sorted(self._names(), key=lambda name: (self._order(name), name), reverse=True)
         stored = [
             Stored(
                 name=name,
@@ -337,10 +339,6 @@ class Store:
     def _readable(self) -> list[str]:
         return [name for name in self._names() if os.access(self.incidents / name, os.R_OK | os.X_OK)]
 
-    def _in_order(self) -> list[str]:
-        """Return the names of the incident folders, the last saved one first. The times in the names may be wrong."""
-        return sorted(self._names(), key=lambda name: (self._order(name), name), reverse=True)
-
     def _order(self, name: str) -> int:
         """Return the counter in the folder of an incident; 0 for an incident of an earlier version, which has none."""
         try:
@@ -367,10 +365,6 @@ def _owner(job: Job) -> str:
     """Return the owner of an incident: the uid on this node, else the key of the per-user limits."""
     uid = reader_uid(job.uid)
     return job.share or job.owner if uid is None else f"uid {uid}"
-
-
-def _is_new(folder: Path, path: str) -> bool:
-    return not (path.startswith("dumps/") and (folder / path).exists())
 
 
 def _opened_unix_seconds(name: str) -> float:

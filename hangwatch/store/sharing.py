@@ -28,10 +28,7 @@ class Sharing:
         self._logged: set[str] = set()
 
     def begin(self, incidents: int) -> None:
-        """Let job owners pass through the folder of incidents. Remove deleted incidents from their lists.
-
-        Raises OSError.
-        """
+        """Let job owners pass through the folder of incidents, and update their lists. Raises OSError."""
         if self._is_shared:
             self._gid = _gid(self._group, self._warn_once)
             self._allow(Readers(gid=self._gid, passers=True))(incidents)
@@ -104,10 +101,7 @@ class Sharing:
 
 
 def _gid(group: str, warn: Callable[[str], None]) -> int | None:
-    """Return the gid of a group, given by name or number.
-
-    None, with a warning, for an unknown group. LDAP may be down.
-    """
+    """Return the gid of a group, by name or number; None, with a warning, if unknown. LDAP may be down."""
     if group.isascii() and group.isdigit():
         return int(group)
     if not group:

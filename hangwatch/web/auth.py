@@ -179,10 +179,7 @@ def _passwords(rules: Rules, before: Passwords | None = None) -> Passwords | Non
 
 
 def _user_and_password(given: str) -> tuple[str | None, bytes]:
-    """Decode the credentials of basic authentication (RFC 7617) to user and password.
-
-    The user is None if the credentials are invalid.
-    """
+    """Decode basic authentication (RFC 7617) to user and password. The user is None if it is invalid."""
     try:
         user, colon, password = base64.b64decode(given.strip(), validate=True).partition(b":")
         return (user.decode() if colon else None), password

@@ -51,7 +51,10 @@ class Passwords:
         cost = max((cost_of(hashed) or 0 for hashed in hashes.values()), default=0)
         self._unknown_user = f"$2b${max(cost, 4):02d}${_NO_PASSWORD}".encode()
         self._key: bytes = secrets.token_bytes(32) if before is None else before._key
-        self._right: dict[str, bytes] = {} if before is None else before._still_right(self._hashes)
+        self._right: dict[str, bytes] = {}
+        if before is not None:
+            unchanged = {user for user, hashed in before._hashes.items() if self._hashes.get(user) == hashed}
+            self._right = {user: digest for user, digest in before._right.items() if user in unchanged}
         self._wrong: dict[bytes, None] = {}  # the oldest first
         self._trying: dict[bytes, asyncio.Task[bool]] = {}
         self._addresses: set[str] = set()
@@ -98,9 +101,6 @@ class Passwords:
             if len(self._wrong) > WRONG_KEPT:
                 del self._wrong[next(iter(self._wrong))]
         return is_right
-
-    def _still_right(self, hashes: Mapping[str, bytes]) -> dict[str, bytes]:
-        return {user: digest for user, digest in self._right.items() if hashes.get(user) == self._hashes[user]}
 
     def _timed(self, user: str, password: bytes) -> tuple[bool, float]:
         """Check a password. Return the result and the used CPU seconds. On a busy node more seconds elapse."""

@@ -55,18 +55,15 @@ NOT_YOURS = text(HTTPStatus.NOT_FOUND, "no such job of yours runs on this node")
 log = logging.getLogger(__name__)
 
 
-class _RequestedJob(NamedTuple):
-    """The requested job, by the pid of one of its processes or by its key. The other field is empty."""
-
-    pid: str = ""
-    job: str = ""
-
-
 class _Dump(NamedTuple):
-    """A queued dump. If `rounds` is None, a second round is taken only if the first round may mislead."""
+    """A queued dump of a job, by the pid of one of its processes or by its key; the other field is empty.
+
+    If `rounds` is None, a second round is taken only if the first round may mislead.
+    """
 
     uid: int
-    requested: _RequestedJob
+    pid: str
+    job_key: str
     rounds: int | None
     answer: Future[Answer]
 
@@ -192,7 +189,6 @@ class UserSocket:
 
     async def _answer_dump(self, uid: int, query: str) -> Answer:
         parameters = {name: values[-1] for name, values in parse_qs(query[:256]).items()}
-        requested = _RequestedJob(parameters.get("pid", ""), parameters.get("job", ""))
         rounds = parameters.get("rounds")
         if rounds is not None and rounds not in map(str, range(1, MOST_ROUNDS + 1)):
             return text(HTTPStatus.BAD_REQUEST, f"rounds={rounds}: must be 1 to {MOST_ROUNDS}")
@@ -203,7 +199,8 @@ class UserSocket:
         if len(self._dumping) >= MOST_WAITING_DUMPS:
             return _refused_for_now(f"{MOST_WAITING_DUMPS} dumps are running or queued")
         self._dumping.add(uid)
-        wanted = _Dump(uid, requested, None if rounds is None else int(rounds), Future())
+        pid, job_key = parameters.get("pid", ""), parameters.get("job", "")
+        wanted = _Dump(uid, pid, job_key, None if rounds is None else int(rounds), Future())
         wanted.answer.add_done_callback(lambda _: self._dumping.discard(uid))
         self._turns.add(str(uid), wanted)
         self._dumps.submit(self._dump_in_turn)
@@ -221,23 +218,24 @@ class UserSocket:
             wanted = turn.item
             try:
                 if wanted.answer.set_running_or_notify_cancel():
-                    wanted.answer.set_result(self._dump(wanted.uid, wanted.requested, wanted.rounds))
+                    wanted.answer.set_result(self._dump(wanted))
             except Exception as error:
                 wanted.answer.set_exception(error)
             finally:
                 self._turns.end(turn)
 
-    def _dump(self, uid: int, requested: _RequestedJob, rounds: int | None) -> Answer:
+    def _dump(self, wanted: _Dump) -> Answer:
         """Dump a job. Check its owner before and after the dump, because a process can change its user."""
         self._scan()
-        job = _own_job(self._board.snapshot, uid, requested)
+        uid = wanted.uid
+        job = _own_job(self._board.snapshot, uid, wanted.pid, wanted.job_key)
         if job is None:
             return NOT_YOURS
-        diagnosis = self._diagnose(job, rounds)
+        diagnosis = self._diagnose(job, wanted.rounds)
         if diagnosis is None:
             return text(HTTPStatus.SERVICE_UNAVAILABLE, "the daemon is stopping")
         self._scan()
-        after = _own_job(self._board.snapshot, uid, _RequestedJob(job=job.key))
+        after = _own_job(self._board.snapshot, uid, "", job.key)
         if after is None or after.processes != job.processes:
             return text(HTTPStatus.CONFLICT, "the job changed during the dump")
         content = incident_file.encode(diagnosis.incident(after, JobState.SUSPECTED))
@@ -251,11 +249,11 @@ def _refused_for_now(why: str) -> Answer:
     return text(HTTPStatus.SERVICE_UNAVAILABLE, f"dumps are refused: {why}; try again in {AGAIN_SECONDS} s")
 
 
-def _own_job(snapshot: Snapshot, uid: int, requested: _RequestedJob) -> Job | None:
+def _own_job(snapshot: Snapshot, uid: int, pid: str, job_key: str) -> Job | None:
     """Return the requested running job if this user owns it or is root; None if there is no such job."""
     jobs = [*(entry.job for entry in snapshot.living), *snapshot.engines]
     own = (job for job in jobs if uid in (0, job.uid))
-    return next((job for job in own if requested.job == job.key or requested.pid in map(str, job.pids)), None)
+    return next((job for job in own if job_key == job.key or pid in map(str, job.pids)), None)
 
 
 class _OwnIncidents:
@@ -275,10 +273,7 @@ class _OwnIncidents:
 
 
 def _unsafe(folder: Path) -> str | None:
-    """Return the reason why another user could replace a socket in this folder; None if the folder is safe.
-
-    Raises OSError.
-    """
+    """Return why another user could replace a socket in this folder; None if it is safe. Raises OSError."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         return "its folder is a link or not a folder"

@@ -1,6 +1,7 @@
 """The alert rules: promtool accepts them. Every alert has three test cases, and its runbook and metrics exist."""
 
 import re
+import runpy
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -27,6 +28,12 @@ ALERT_NAMES = [rule["alert"] for rule in ALERTS]
 @cache
 def _cases() -> list[dict[str, Any]]:
     return [case for path in sorted(CASES.glob("*.yaml")) for case in yaml.safe_load(path.read_text())["tests"]]
+
+
+@pytest.mark.golden
+def test_the_file_is_what_its_generator_builds(golden: Callable[[str, str], None]) -> None:
+    generator = runpy.run_path(str(RULES.with_name("generate.py")))
+    golden("../../../deploy/prometheus/hangwatch.rules.yaml", generator["render"]())
 
 
 def test_promtool_takes_the_rules() -> None:

@@ -125,7 +125,7 @@ WAYS = {"pool": POOL, "pool of four": ALIKE, "queue": QUEUE, "join": JOIN, "thre
 
 def in_call(pid: int, kind: str) -> bool:
     """True if any thread of a process is in a system call of this kind or name."""
-    threads = (pid, *main_thread.other_threads(pid, procfs.PROC, 64))
+    threads = (pid, *main_thread.list_other_threads(pid, procfs.PROC, 64))
     calls = (main_thread.read_call(pid, procfs.PROC, thread) for thread in threads)
     return any(call is not None and kind in (call.kind, call.name) for call in calls)
 

@@ -91,7 +91,7 @@ def seen(kind: str, pid: int, *ranks: int) -> tuple[Group, Member]:
         return kind != "receives" or is_childs or link.startswith("socket:") or link.endswith(".fifo")
 
     def waits() -> bool:
-        threads = main_thread.other_threads(pid, procfs.PROC, 4)
+        threads = main_thread.list_other_threads(pid, procfs.PROC, 4)
         below = procfs.read_children(pid, procfs.PROC)
         return any(map(is_in_call, (pid, *below))) or any(is_in_call(pid, thread) for thread in threads)
 

@@ -8,7 +8,7 @@ from hangwatch.probes.node import host
 
 
 def test_facts_of_this_host_agree_with_psutil() -> None:
-    facts = dict(host.facts("570.86.15"))
+    facts = dict(host.read_facts("570.86.15"))
 
     assert facts["cpus"] == f"{psutil.cpu_count()} ({psutil.cpu_count(logical=False) or 'unknown'} cores)"
     assert facts["memory"].endswith(f" of {psutil.virtual_memory().total / 2**30:.0f} GiB available")
@@ -16,4 +16,4 @@ def test_facts_of_this_host_agree_with_psutil() -> None:
     hours = int(facts["up for"].removesuffix(" h"))
     assert abs(hours - (time.time() - psutil.boot_time()) / 3600) <= 1
     assert facts["NVIDIA driver"] == "570.86.15"
-    assert "NVIDIA driver" not in dict(host.facts(None))
+    assert "NVIDIA driver" not in dict(host.read_facts(None))

@@ -162,25 +162,16 @@ def to_json(
 
 
 def _json_result(result: CheckResult) -> JsonResult:
-    verdict = result.verdict
-    return JsonResult(
-        check=result.check,
-        status=cast("Status", verdict.status.name),
-        reason=verdict.reason,
-        message=verdict.message,
-        remedy=verdict.remedy,
-        success=result.success,
+    return JsonResult.copy_from(
+        result,
+        result.verdict,
+        status=result.verdict.status.name,
         duration_seconds=round(result.duration_seconds, 6),
-        ran_unix_seconds=result.ran_unix_seconds,
-        faults=tuple(
-            JsonFault(subject=fault.subject, reason=fault.reason, detail=fault.detail, remedy=fault.remedy)
-            for fault in result.faults
-        ),
+        faults=tuple(map(JsonFault.copy_from, result.faults)),
         points=tuple(
             JsonPoint(name=f"hangwatch_{point.name}", value=point.value, labels=dict(point.labels))
             for point in result.points
         ),
-        table=result.table,
     )
 
 

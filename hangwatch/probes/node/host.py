@@ -25,7 +25,7 @@ def kernel_release() -> str:
     return platform.release()
 
 
-def facts(driver_version: str | None) -> tuple[tuple[str, str], ...]:
+def read_facts(driver_version: str | None) -> tuple[tuple[str, str], ...]:
     """Return names and values that help to compare incidents; `driver_version` is the version of the NVIDIA driver."""
     hours_up = time.clock_gettime(time.CLOCK_BOOTTIME) / 3600
     pairs = [

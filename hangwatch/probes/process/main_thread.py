@@ -84,7 +84,7 @@ def read_call(pid: int, proc_root: Path, thread: int | None = None) -> SystemCal
     return SystemCall(number=number, name=name, kind=kind, descriptors=descriptors, child=child if is_pid else None)
 
 
-def other_threads(pid: int, proc_root: Path, most: int) -> tuple[int, ...]:
+def list_other_threads(pid: int, proc_root: Path, most: int) -> tuple[int, ...]:
     """Return the ids of the threads besides the main thread: at most `most`, the youngest first."""
     names = pseudo_files.names(proc_root / str(pid) / "task", f"pid {pid}")
     threads = (int(name) for name in names if name.isdecimal()) if isinstance(names, tuple) else ()
@@ -100,7 +100,7 @@ def find_thread(pid: int, inner_thread: int, proc_root: Path) -> int | None:
     folder = proc_root / str(pid) / "task"
     if procfs.read_inner_pid(pid, proc_root) == pid:
         return inner_thread if (folder / str(inner_thread)).is_dir() else None
-    threads = other_threads(pid, proc_root, _MOST_THREADS)[::-1]
+    threads = list_other_threads(pid, proc_root, _MOST_THREADS)[::-1]
     place = bisect.bisect_left(threads, inner_thread, key=lambda thread: procfs.read_inner_pid(thread, folder))
     is_there = place < len(threads) and procfs.read_inner_pid(threads[place], folder) == inner_thread
     return threads[place] if is_there else None

@@ -82,11 +82,8 @@ def board(**changes: object) -> Board:
         jobs={incident.job.job_id: entry},
         checks={"clock_skew": check},
     )
-    snapshot = (
-        snapshot.count("captures", "frozen")
-        .count("dump_failures", "PermissionDenied")
-        .count("hook_runs", ("hung", "ok"))
-    )
+    for name, key in (("captures", "frozen"), ("dump_failures", "PermissionDenied"), ("hook_runs", ("hung", "ok"))):
+        snapshot = snapshot.count(name, key)
     one.set(**{name: getattr(snapshot, name) for name in snapshot.__struct_fields__} | changes)
     return one
 

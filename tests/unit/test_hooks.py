@@ -206,7 +206,7 @@ def test_hook_has_no_capability_secret_or_open_file_of_the_daemon(
     with (tmp_path / "secret").open("w") as secret:
         os.set_inheritable(secret.fileno(), True)
         ended = ran(script("grep -E '^(Cap|NoNew)' /proc/self/status; env; ls -l /proc/self/fd; pwd"))
-    assert ended.is_ok and ended.output is not None
+    assert ended.outcome == "ok" and ended.output is not None
     text = ended.output.decode()
     rights = dict(line.split(":\t") for line in text.splitlines()[:6])
     bounding = rights.pop("CapBnd")
@@ -241,7 +241,7 @@ def test_background_process_of_a_hook_is_killed_when_it_ends(script: Script, tmp
     ended = ran(
         script(f"mkfifo {fifo}; setsid sh -c 'sleep 1000 & echo $!; echo >{fifo}; wait' & read _ <{fifo}; echo done")
     )
-    assert ended.is_ok and ended.output is not None
+    assert ended.outcome == "ok" and ended.output is not None
     pid, word = ended.output.split()
     assert word == b"done"
     wait_for(lambda: not Path(f"/proc/{int(pid)}").exists(), "the process that was left to be gone")
@@ -273,7 +273,7 @@ def test_killed_daemon_leaves_no_hook_running(script: Script, tmp_path: Path) ->
 
 def test_long_output_of_a_hook_keeps_only_its_beginning(script: Script) -> None:
     ended = ran(script("head -c 30000000 /dev/zero; echo ended >&2"))
-    assert ended.is_ok and ended.output is not None
+    assert ended.outcome == "ok" and ended.output is not None
     assert MOST_OUTPUT_BYTES < len(ended.output) < MOST_OUTPUT_BYTES + 100
     assert ended.output.endswith(b"... the rest of the output was dropped\n")
 
@@ -288,7 +288,7 @@ def test_long_output_of_a_hook_keeps_only_its_beginning(script: Script) -> None:
 )
 def test_hook_result_has_outcome_and_message(script: Script, lines: str, says: str, outcome: str) -> None:
     ended = ran(script(lines))
-    assert (ended.outcome, ended.is_ok) == (outcome, outcome == "ok")
+    assert ended.outcome == outcome
     assert f"hook on_hung (hook.sh) {says} after" in ended.message
 
 
@@ -339,7 +339,7 @@ def test_slow_hook_of_one_owner_does_not_delay_other_owners(tmp_path: Path, scri
     for number in (2, 3):
         door.write_text("go")
         wait_for(lambda number=number: len(ended) == number, f"hook {number}")
-    assert all(one.is_ok for one in ended)
+    assert all(one.outcome == "ok" for one in ended)
     for thread in threads:
         thread.join()
 

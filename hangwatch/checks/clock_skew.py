@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.config import describe
 from hangwatch.model import CheckVerdict, Fault, Point
 from hangwatch.probes.network import sntp
 from hangwatch.probes.node import chrony, timex
@@ -51,8 +52,7 @@ class Settings(contract.Settings, frozen=True):
         float, Meta(gt=0.0, le=3600.0, description="critical if the offset is larger than this")
     ] = 1.0
     require_synchronized: Annotated[
-        bool,
-        Meta(description="false: ignore an unsynchronized clock, for example if a hypervisor sets it; then set peers"),
+        bool, describe("false: ignore an unsynchronized clock, for example if a hypervisor sets it; then set peers")
     ] = True
     peers: Annotated[
         tuple[str, ...], Meta(max_length=MAX_PEERS, description="NTP servers or other nodes to query: host, host:port")

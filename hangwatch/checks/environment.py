@@ -12,11 +12,11 @@ from pathlib import Path, PurePosixPath
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from hangwatch import tables
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, ok, warning, worst
+from hangwatch.config import describe
 from hangwatch.model import CheckVerdict, Fault, Job, JobName, Point, Value
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid
@@ -41,7 +41,7 @@ _COMPARISONS = {
 class Settings(contract.Settings, frozen=True):
     """Rules to ignore."""
 
-    ignored_rules: Annotated[tuple[str, ...], Meta(description="names of rules in environment.toml to ignore")] = ()
+    ignored_rules: Annotated[tuple[str, ...], describe("names of rules in environment.toml to ignore")] = ()
 
 
 class Rule(Value, frozen=True):

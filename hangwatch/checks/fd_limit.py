@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from msgspec import Meta
-
 from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.config import describe
 from hangwatch.model import CheckVerdict, Fault, JobName, Point, Value
 from hangwatch.probes import pseudo_files
 from hangwatch.probes.node import file_limits
@@ -46,9 +45,9 @@ class Settings(contract.Settings, frozen=True):
     """Limits on open files."""
 
     minimum_hard_limit: Annotated[
-        int, Meta(ge=0, le=1 << 30, description="warning if the hard limit of a job or a launcher is lower than this")
+        int, describe("warning if the hard limit of a job or a launcher is lower than this", 0, 1 << 30)
     ] = 65536
-    launchers: Annotated[tuple[str, ...], Meta(description="processes (comm) that pass their hard limit to jobs")] = (
+    launchers: Annotated[tuple[str, ...], describe("processes (comm) that pass their hard limit to jobs")] = (
         "slurmd",
         "containerd",
         "dockerd",

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import GPU, Check, Metric, Rows, critical, gpu_labels, ok, warning, worst
+from hangwatch.config import describe
 from hangwatch.model import CheckStatus, CheckVerdict, Fault, Point
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import SLOWDOWNS, Details, GpuHealth
@@ -62,10 +62,8 @@ REBOOT = "drain the node, then reboot it"
 class Settings(contract.Settings, frozen=True):
     """Requirements for the health of each GPU."""
 
-    expected_gpus: Annotated[
-        int, Meta(ge=0, le=64, description="critical if the driver lists fewer GPUs than this; 0: unknown")
-    ] = 0
-    require_persistence_mode: Annotated[bool, Meta(description="warn if persistence mode is off")] = True
+    expected_gpus: Annotated[int, describe("critical if the driver lists fewer GPUs than this; 0: unknown", 0, 64)] = 0
+    require_persistence_mode: Annotated[bool, describe("warn if persistence mode is off")] = True
 
 
 class Sample(contract.Sample, frozen=True):

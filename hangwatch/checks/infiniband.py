@@ -7,10 +7,9 @@ Counters are judged by their growth within the last ten minutes, not by their va
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
-from msgspec import Meta
-
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, counter_growth, critical, ok, warning, worst
+from hangwatch.config import describe
 from hangwatch.model import CheckStatus, CheckVerdict, Fault, Point
 from hangwatch.probes.network import infiniband
 from hangwatch.probes.network.infiniband import Port
@@ -32,13 +31,13 @@ class Settings(contract.Settings, frozen=True):
     """Expected ports of this node, and the limit on errors."""
 
     expected_active_ports: Annotated[
-        int, Meta(ge=0, le=1024, description="critical if fewer ports than this are active; 0: unknown")
+        int, describe("critical if fewer ports than this are active; 0: unknown", 0, 1024)
     ] = 0
     expected_gigabits_per_second: Annotated[
-        float, Meta(ge=0.0, le=10000.0, description="warning if an active port is slower than this; 0: unknown")
+        float, describe("warning if an active port is slower than this; 0: unknown", 0.0, 10000.0)
     ] = 0.0
     errors: Annotated[
-        int, Meta(ge=0, description="warning if a port has more errors of one kind than this within ten minutes")
+        int, describe("warning if a port has more errors of one kind than this within ten minutes", 0)
     ] = 100
 
 

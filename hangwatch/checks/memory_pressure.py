@@ -7,11 +7,9 @@ the whole job waits for its slowest rank.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
-from msgspec import Meta
-
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
-from hangwatch.config import Ratio
+from hangwatch.config import Ratio, describe
 from hangwatch.model import CheckVerdict, Fault, Point
 from hangwatch.probes.node import memory_pressure
 from hangwatch.probes.node.machine import Node
@@ -34,8 +32,8 @@ CRITICAL_STALLED_RATIO = 0.40
 class Settings(contract.Settings, frozen=True):
     """Limits of available memory and memory stalls."""
 
-    warning_available_ratio: Annotated[Ratio, Meta(description="warning if less than this is available")] = 0.05
-    critical_available_ratio: Annotated[Ratio, Meta(description="critical if less than this is available")] = 0.02
+    warning_available_ratio: Annotated[Ratio, describe("warning if less than this is available")] = 0.05
+    critical_available_ratio: Annotated[Ratio, describe("critical if less than this is available")] = 0.02
 
 
 class Sample(contract.Sample, frozen=True):

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, TypeAlias
 
-from msgspec import Meta
 from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, counter_growth, critical, ok, warning, worst
+from hangwatch.config import describe
 from hangwatch.model import CheckVerdict, Fault, Job, JobName, Point, Value, is_loopback
 from hangwatch.probes.network import interfaces as network
 from hangwatch.probes.network import sockets
@@ -51,15 +51,12 @@ class Settings(contract.Settings, frozen=True):
     """Required interfaces, the limit on errors, and permission to connect to masters."""
 
     interfaces: Annotated[
-        str,
-        Meta(description="interfaces that must work, written as in NCCL_SOCKET_IFNAME; empty: those that jobs use"),
+        str, describe("interfaces that must work, written as in NCCL_SOCKET_IFNAME; empty: those that jobs use")
     ] = ""
-    errors: Annotated[
-        int, Meta(ge=0, description="warning if an interface has more bad packets than this within ten minutes")
-    ] = 100
-    connect: Annotated[bool, Meta(description="open a connection to the master if no rank has one; false: never")] = (
-        True
+    errors: Annotated[int, describe("warning if an interface has more bad packets than this within ten minutes", 0)] = (
+        100
     )
+    connect: Annotated[bool, describe("open a connection to the master if no rank has one; false: never")] = True
 
 
 class Use(Value, frozen=True):

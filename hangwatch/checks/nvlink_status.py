@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
-from msgspec import Meta
-
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import (
     GPU,
@@ -19,6 +17,7 @@ from hangwatch.checks.framework.contract import (
     warning,
     worst,
 )
+from hangwatch.config import describe
 from hangwatch.model import CheckVerdict, Fault, Point
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import Details, GpuLinks, NvLink, PeerAccess
@@ -45,12 +44,7 @@ class Settings(contract.Settings, frozen=True):
     """Expected NVLinks."""
 
     expected_links: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=64,
-            description="number of NVLinks of a GPU that must be up; 0: as many as other GPUs of its model have",
-        ),
+        int, describe("number of NVLinks of a GPU that must be up; 0: as many as other GPUs of its model have", 0, 64)
     ] = 0
 
 

@@ -9,11 +9,10 @@ cannot read the kernel log, the kernel's counter still shows the number of kills
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
-from msgspec import Meta
-
 from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.config import describe
 from hangwatch.model import CheckVerdict, Fault, Point
 from hangwatch.probes.node import oom_kills
 from hangwatch.probes.node.kmsg import KernelEvents
@@ -46,16 +45,10 @@ KERNEL_LOG_REMEDY = "`dmesg -T | grep -i 'killed process'` on the host lists the
 class Settings(contract.Settings, frozen=True):
     """Time for which a kill is a finding."""
 
-    recent_seconds: Annotated[
-        float, Meta(ge=1.0, le=604800.0, description="time after a kill during which it is a warning")
-    ] = 3600.0
+    recent_seconds: Annotated[float, describe("time after a kill during which it is a warning", 1.0, 604800.0)] = 3600.0
     critical_recent_seconds: Annotated[
         float,
-        Meta(
-            ge=0.0,
-            le=604800.0,
-            description="time after a kill during which it is critical if the node itself ran out of memory",
-        ),
+        describe("time after a kill during which it is critical if the node itself ran out of memory", 0.0, 604800.0),
     ] = 600.0
 
 

@@ -7,11 +7,9 @@ NCCL cannot set up its transport, and the other ranks wait.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
-from msgspec import Meta
-
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, critical, join_first, ok, warning, worst
-from hangwatch.config import Ratio
+from hangwatch.config import Ratio, describe
 from hangwatch.model import CheckVerdict, Fault, JobName, Point, Value
 from hangwatch.probes.node import filesystems
 from hangwatch.probes.node.machine import Node
@@ -32,9 +30,9 @@ REMEDY_FULL = "`ls -lhS /dev/shm`: remove torch_* and nccl-* files of processes 
 class Settings(contract.Settings, frozen=True):
     """Limits on size and free space."""
 
-    minimum_size_bytes: Annotated[int, Meta(ge=0, description="warning if /dev/shm is smaller than this")] = 1 << 30
-    warning_available_ratio: Annotated[Ratio, Meta(description="warning if less space than this is left")] = 0.10
-    critical_available_ratio: Annotated[Ratio, Meta(description="critical if less space than this is left")] = 0.01
+    minimum_size_bytes: Annotated[int, describe("warning if /dev/shm is smaller than this", 0)] = 1 << 30
+    warning_available_ratio: Annotated[Ratio, describe("warning if less space than this is left")] = 0.10
+    critical_available_ratio: Annotated[Ratio, describe("critical if less space than this is left")] = 0.01
 
 
 class Shm(Value, frozen=True):

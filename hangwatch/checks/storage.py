@@ -8,11 +8,10 @@ reads them, so a dead mount cannot block hangwatch.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated
 
-from msgspec import Meta
-
 from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.config import describe
 from hangwatch.model import CheckVerdict, Fault, Point, Value
 from hangwatch.probes.node import filesystems
 from hangwatch.probes.node.filesystems import NOT_STARTED
@@ -41,13 +40,11 @@ class Settings(contract.Settings, frozen=True):
     """Limits on response time and free space."""
 
     deadline_seconds: Annotated[
-        float, Meta(ge=0.1, le=3.5, description="a file system that does not respond within this time is hung")
+        float, describe("a file system that does not respond within this time is hung", 0.1, 3.5)
     ] = 3.0
-    slow_seconds: Annotated[float, Meta(ge=0.0, le=7.0, description="warning if a response takes longer than this")] = (
-        1.0
-    )
-    also_types: Annotated[tuple[str, ...], Meta(description="more file system types to check")] = ()
-    ignored_mounts: Annotated[tuple[str, ...], Meta(description="mount points that are not checked")] = ()
+    slow_seconds: Annotated[float, describe("warning if a response takes longer than this", 0.0, 7.0)] = 1.0
+    also_types: Annotated[tuple[str, ...], describe("more file system types to check")] = ()
+    ignored_mounts: Annotated[tuple[str, ...], describe("mount points that are not checked")] = ()
 
 
 class Answer(Value, frozen=True):

@@ -10,11 +10,10 @@ counts too: the log line was overwritten, or hangwatch has no permission to read
 from collections.abc import Iterable, Sequence
 from typing import Annotated
 
-from msgspec import Meta
-
 from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.config import describe
 from hangwatch.model import CheckVerdict, Fault, Point
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import XidDetails, XidEvent
@@ -47,16 +46,12 @@ class Settings(contract.Settings, frozen=True):
     """Time for which an event is a finding, and the XIDs to ignore."""
 
     recent_seconds: Annotated[
-        float,
-        Meta(ge=1.0, le=604800.0, description="time after an XID warning or a hung task during which it is a finding"),
+        float, describe("time after an XID warning or a hung task during which it is a finding", 1.0, 604800.0)
     ] = 3600.0
     critical_recent_seconds: Annotated[
-        float,
-        Meta(ge=1.0, le=2592000.0, description="time after a critical XID or an SXID during which it is a finding"),
+        float, describe("time after a critical XID or an SXID during which it is a finding", 1.0, 2592000.0)
     ] = 86400.0
-    ignored_xids: Annotated[
-        tuple[int, ...], Meta(description="XIDs that are only counted: they are never a finding")
-    ] = ()
+    ignored_xids: Annotated[tuple[int, ...], describe("XIDs that are only counted: they are never a finding")] = ()
 
 
 class Sample(contract.Sample, frozen=True):

@@ -13,7 +13,6 @@ from hangwatch.capture.job_scan import JobScan
 from hangwatch.checks.framework import node_facts, registry, requested_ports, result_table, runner
 from hangwatch.checks.framework.contract import Settings as CheckSettings
 from hangwatch.checks.framework.node_facts import Facts
-from hangwatch.cli.completion import complete_checks
 from hangwatch.cli.config_choice import config_option, settings_with_checks
 from hangwatch.cli.node_options import nodes_options, parse_reach
 from hangwatch.cli.text_tables import print_checks
@@ -30,7 +29,7 @@ LEAST_FACTS_SECONDS = 0.2
 
 
 @click.command()
-@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_checks)
+@click.argument("names", nargs=-1, metavar="[NAME]...")
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, see docs/json.md.")
 @click.option("--verbose", "-v", is_flag=True, help="Also show the tables of checks, such as the NVLink matrix.")

@@ -19,7 +19,6 @@ import click
 
 from hangwatch import config
 from hangwatch.cli import screen
-from hangwatch.cli.completion import complete_scenarios
 from hangwatch.cli.config_choice import Proof, config_option, settings_with_checks
 from hangwatch.cli.usage_errors import InputError, MachineError
 
@@ -98,19 +97,15 @@ def run(config_path: Path | None) -> None:
         daemon.stop()
         raise
     log.info("stopping")
-    threading.Thread(target=_leave_after, args=(STOP_SECONDS,), daemon=True).start()
+    deadline = threading.Timer(STOP_SECONDS, _leave)
+    deadline.daemon = True
+    deadline.start()
     daemon.stop()
     _leave()
 
 
-def _leave_after(seconds: float) -> NoReturn:
-    """End the process after `seconds`, even if a slow client or a dead mount still blocks a thread."""
-    time.sleep(seconds)
-    _leave()
-
-
 def _leave() -> NoReturn:
-    """End the process at once, even if a dead driver or mount still blocks a thread."""
+    """End the process at once, even if a slow client, a dead driver or a dead mount still blocks a thread."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -150,13 +145,7 @@ def configuration(check_path: Path | None, sample: bool) -> None:
 
 
 @click.command()
-@click.option(
-    "--scenario",
-    default="loader",
-    show_default=True,
-    help="The fault to simulate; `list` prints all.",
-    shell_complete=complete_scenarios,
-)
+@click.option("--scenario", default="loader", show_default=True, help="The fault to simulate; `list` prints all.")
 @click.option("--ranks", default=8, show_default=True, type=click.IntRange(2, 64), help="Ranks on the simulated node.")
 @click.option("--seed", default=None, type=int, help="Choose the rank that gets stuck.  [default: random]")
 @click.option(

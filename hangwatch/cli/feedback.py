@@ -11,7 +11,6 @@ import click
 import msgspec
 
 from hangwatch import store, words
-from hangwatch.cli.completion import complete_incidents
 from hangwatch.cli.config_choice import config_option, settings_from
 from hangwatch.cli.output_files import NewFolder
 from hangwatch.cli.text_tables import print_table
@@ -47,7 +46,7 @@ class FeedbackStatistics(Value, frozen=True):
 
 
 @click.command(short_help="Record whether the verdict of an incident was right.")
-@click.argument("name", metavar="INCIDENT", shell_complete=complete_incidents)
+@click.argument("name", metavar="INCIDENT")
 @click.option("--right", "is_right", is_flag=True, help="The named rank was the culprit, or none could be named.")
 @click.option("--wrong", "is_wrong", is_flag=True, help="The verdict named another rank, or should have named one.")
 @click.option("--culprit", type=click.IntRange(0), metavar="RANK", help="With --wrong: the rank that blocked the job.")

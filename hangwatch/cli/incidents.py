@@ -13,7 +13,6 @@ import msgspec
 
 from hangwatch import store, words
 from hangwatch.cli import screen
-from hangwatch.cli.completion import complete_incidents, complete_jobs_of_incidents
 from hangwatch.cli.config_choice import config_option, settings_from
 from hangwatch.cli.node_options import Reach, nodes_options, parse_reach
 from hangwatch.cli.output_files import write_text
@@ -30,19 +29,8 @@ T = TypeVar("T")
 
 
 @click.command(short_help="Print an incident, by default the newest one.")
-@click.argument(
-    "name",
-    required=False,
-    type=click.Path(path_type=Path),
-    metavar="[NAME|DIR|FILE]",
-    shell_complete=complete_incidents,
-)
-@click.option(
-    "--job",
-    "wanted",
-    help="The newest incident of this job, by its id, key or name.",
-    shell_complete=complete_jobs_of_incidents,
-)
+@click.argument("name", required=False, type=click.Path(path_type=Path), metavar="[NAME|DIR|FILE]")
+@click.option("--job", "wanted", help="The newest incident of this job, by its id, key or name.")
 @click.option("--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page here.")
 @click.option("--json", "as_json", is_flag=True, help="Print incident.json, see docs/json.md.")
 @screen.no_pager_option
@@ -203,14 +191,13 @@ def _file_of(path: Path) -> Path | None:
 
 
 @click.command(short_help="List the incidents that this node keeps, newest first.")
-@click.argument("wanted", metavar="[JOB]", required=False, shell_complete=complete_jobs_of_incidents)
+@click.argument("wanted", metavar="[JOB]", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, see docs/json.md.")
 @click.option("-l", "--full", is_flag=True, help="On a terminal, show each verdict in full instead of one line.")
 @click.option(
     "--like",
     metavar="INCIDENT",
     help="Only incidents at the same place as this one: equal functions and files in the stacks.",
-    shell_complete=complete_incidents,
 )
 @click.option("--stats", "with_statistics", is_flag=True, help="Print how often verdicts of each kind were right.")
 @click.option(
@@ -218,7 +205,6 @@ def _file_of(path: Path) -> Path | None:
     "exported",
     metavar="INCIDENT",
     help="Write the stacks of this incident as an anonymous test case to -o.",
-    shell_complete=complete_incidents,
 )
 @click.option("-o", "folder", type=click.Path(path_type=Path, file_okay=False), help="With --export: a new folder.")
 @config_option

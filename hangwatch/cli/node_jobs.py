@@ -8,7 +8,6 @@ import click
 
 from hangwatch import config
 from hangwatch.capture.job_scan import JobScan
-from hangwatch.cli.completion import complete_running_jobs
 from hangwatch.cli.job_choice import choose
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.jobs import discovery, likely_ranks
@@ -43,7 +42,7 @@ class _Pid(click.IntRange):
 
 def job_option(text: str) -> Decorator:
     """Return the option --job with this help."""
-    return click.option("--job", "wanted", help=text, shell_complete=complete_running_jobs)
+    return click.option("--job", "wanted", help=text)
 
 
 def pid_option(text: str) -> Decorator:

@@ -22,26 +22,14 @@ from hangwatch.state.status import JobStatus, Status
 @click.option("--url", help="URL of the daemon.  [default: this host, at the port in the configuration]")
 @http_config_option("If the daemon requires credentials")
 @click.option("--json", "as_json", is_flag=True, help="Print the JSON of /status, see docs/json.md.")
-@click.option(
-    "--watch", "is_watched", is_flag=True, help="Update every second, as `hangwatch top` does. q or Ctrl-C ends it."
-)
-def status(
-    config_path: Path | None, url: str | None, http_config: Path | None, as_json: bool, is_watched: bool
-) -> int | None:
+def status(config_path: Path | None, url: str | None, http_config: Path | None, as_json: bool) -> None:
     """Show GPUs, jobs and checks, as the daemon on this node sees them."""
     settings, source = settings_from(config_path)
-    if is_watched:
-        if as_json:
-            raise click.UsageError("give either --watch or --json")
-        from hangwatch.cli import top
-
-        return top.watch(lambda: decode_status(fetch_status(settings, source, url, http_config)))
     answer = fetch_status(settings, source, url, http_config)
     if as_json:
         click.echo(json.dumps(answer, indent=2))
     else:
         print_status(decode_status(answer))
-    return None
 
 
 def print_status(seen: Status) -> None:

@@ -106,8 +106,9 @@ class ReplyCollector(Generic[AnswerT]):
     def complain(self, complaints: Mapping[str, bytes]) -> None:
         """Record the texts that nodes printed on standard error, by node."""
         for node, complaint in complaints.items():
-            if said := _text(complaint):
-                self._complaints[said].append(node)
+            lines = (words.printable(line.strip()) for line in complaint.decode("utf-8", "replace").splitlines())
+            if shown := list(filter(None, lines))[:_COMPLAINT_LINES]:
+                self._complaints["\n".join(shown)].append(node)
 
     def _printed(self, reply: Reply) -> bytes:
         """Return the JSON in a reply. Raises AnswerError if there is none."""
@@ -117,8 +118,9 @@ class ReplyCollector(Generic[AnswerT]):
             raise AnswerError(f"{self._tool} is not on its PATH: use --remote-command /path/to/{self._tool}")
         if reply.status is not None and reply.status not in self._answering:
             raise AnswerError(f"{self._tool} ended with exit code {reply.status}")
-        start = _start(reply.output)
-        if start is None:
+        # A login may print text before the JSON.
+        start = 0 if reply.output.startswith(b"{") else reply.output.find(b"\n{")
+        if start < 0:
             raise AnswerError("sent no JSON" + (f" (exit code {reply.status})" * bool(reply.status)))
         return reply.output[start:]
 
@@ -149,20 +151,6 @@ class Replies(ReplyCollector[GroupedDump]):
 
 def _folded(nodes_of: dict[str, list[str]]) -> list[tuple[str, list[str]]]:
     return sorted(nodes_of.items(), key=lambda item: (-len(item[1]), item[0]))
-
-
-def _text(complaint: bytes) -> str:
-    lines = [line.strip() for line in complaint.decode("utf-8", "replace").splitlines()]
-    shown = [words.printable(line) for line in lines if line][:_COMPLAINT_LINES]
-    return "\n".join(shown)
-
-
-def _start(output: bytes) -> int | None:
-    """Return the offset of the JSON in the output; None if there is none. A login may print text before it."""
-    if output.startswith(b"{"):
-        return 0
-    at = output.find(b"\n{")
-    return None if at < 0 else at + 1
 
 
 def _dump(printed: bytes, node: str) -> GroupedDump:

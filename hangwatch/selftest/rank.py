@@ -122,7 +122,7 @@ class Rank:
             host=self.host,
             pid=os.getpid(),
             device=self.options.device,
-            name=self._name(device),
+            name=str(self.torch.cuda.get_device_name(device)) if device.type == "cuda" else "cpu",
             backend=backend,
             interface=interface,
             address=address,
@@ -155,9 +155,6 @@ class Rank:
         device = self.torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % count if count else 0)
         self.torch.cuda.set_device(device)
         return backend, device
-
-    def _name(self, device: Any) -> str:
-        return str(self.torch.cuda.get_device_name(device)) if device.type == "cuda" else "cpu"
 
     def _compute(self, device: Any) -> None:
         size = 2048 if device.type == "cuda" else 256

@@ -1,5 +1,7 @@
 """Steps of the board for a power sample, and for a check that reports GPU errors."""
 
+from collections import defaultdict
+
 from msgspec.structs import replace
 
 from hangwatch import detector
@@ -10,9 +12,8 @@ from hangwatch.detector.capture_due import LOOK_SECONDS
 from hangwatch.detector.power_level import update_idle_levels
 from hangwatch.model import CheckResult, CheckStatus, GpuSweep, SamplerStatus
 from hangwatch.state.actions import Action
-from hangwatch.state.board import Snapshot
+from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.state.incident_timeline import update_timeline
-from hangwatch.state.ray_pages import page_ray_jobs_once
 from hangwatch.state.shared_gpus import find_shared_gpus, ignores_power
 
 
@@ -53,7 +54,7 @@ def record_sample(
         stepped = replace(entry, watch=watch, page=job_watch.should_page(watch, now, settings))
         stepped, more = update_timeline(stepped, (*wanted, *warned), sweep.taken_unix_seconds)
         snapshot, actions = snapshot.with_job(stepped), [*actions, *more]
-    return page_ray_jobs_once(before, snapshot), tuple(actions)
+    return _page_ray_jobs_once(before, snapshot), tuple(actions)
 
 
 def record_missing_sample(
@@ -78,3 +79,25 @@ def record_check(snapshot: Snapshot, result: CheckResult, *, now: float) -> Snap
     if result.check == "xid" and before is not None:
         came = xid.count_errors(result.points) > xid.count_errors(before.points)
     return replace(snapshot.with_check(result), gpu_errors_at=now if came else snapshot.gpu_errors_at)
+
+
+def _page_ray_jobs_once(before: Snapshot, snapshot: Snapshot) -> Snapshot:
+    """Return the snapshot with at most one page for each Ray job: its worker groups are jobs that wait for each other.
+
+    The group that already pages in the snapshot `before` pages, else one with a named rank, else the group that was
+    hung first.
+    """
+    paging = {entry.job.key for entry in before.living if entry.page}
+    groups: defaultdict[tuple[str, str], list[JobEntry]] = defaultdict(list)
+    for entry in snapshot.living:
+        if entry.page and entry.job.launcher == "ray" and entry.job.job_name:
+            groups[entry.job.share, entry.job.job_name].append(entry)
+    for entries in groups.values():
+        entries.sort(key=lambda entry: (entry.job.key not in paging, not _names_rank(entry), entry.watch.since))
+        for other in entries[1:]:
+            snapshot = snapshot.with_job(replace(other, page=False))
+    return snapshot
+
+
+def _names_rank(entry: JobEntry) -> bool:
+    return entry.incident is not None and bool(entry.incident.verdict.named)

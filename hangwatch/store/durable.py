@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeAlias
 
+from hangwatch.formats.incident_file import StoreError, write_remedy
+
 _TEMPORARY = ".tmp-"
 _WRITER = re.compile(r"\.tmp-(?P<pid>[0-9]{1,10})(\.(?P<ticks>[0-9]{1,20}))?-")
 Allow: TypeAlias = Callable[[int], None]
@@ -24,6 +26,18 @@ _OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 class UnsafeFolderError(Exception):
     """A folder in which another user could make links or read hangwatch's files. The message has the remedy."""
+
+
+@contextlib.contextmanager
+def explain_errors(path: Path) -> Iterator[None]:
+    """Convert an OSError in the `with` block to a StoreError, which names `path` and the remedy."""
+    try:
+        yield
+    except UnsafeFolderError as error:
+        raise StoreError(str(error)) from None
+    except OSError as error:
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
+        raise StoreError(f"{path}: incidents cannot be written: {what}\n  {write_remedy(error.errno)}") from None
 
 
 @contextlib.contextmanager

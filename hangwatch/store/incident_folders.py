@@ -35,7 +35,7 @@ from hangwatch.formats import bounded_read, incident_file
 from hangwatch.formats.incident_file import INCIDENT_FILE, MARKER_FILE, StoreError, Summary, read_bytes
 from hangwatch.model import CRASHED, OPEN_STATES, Feedback, Incident, Job, PastHang
 from hangwatch.store import access_lists, durable, retention
-from hangwatch.store.error_advice import explain_errors
+from hangwatch.store.durable import explain_errors
 from hangwatch.store.retention import Stored
 from hangwatch.store.sharing import Sharing, reader_uid
 from hangwatch.store.silence_file import SilenceFile

@@ -11,7 +11,7 @@ from hangwatch.formats.incident_file import NO_LINK, StoreError
 from hangwatch.model import PageSilence
 from hangwatch.state.board import Board
 from hangwatch.store import durable
-from hangwatch.store.error_advice import explain_errors
+from hangwatch.store.durable import explain_errors
 
 SILENCE_FILE = "silences.json"
 MOST_BYTES = 16 << 20

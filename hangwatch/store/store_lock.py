@@ -9,7 +9,7 @@ from pathlib import Path
 from hangwatch.errors import TemporaryError
 from hangwatch.formats.incident_file import NO_LINK, StoreError
 from hangwatch.store import durable
-from hangwatch.store.error_advice import explain_errors
+from hangwatch.store.durable import explain_errors
 
 LOCK_FILE = "lock"
 

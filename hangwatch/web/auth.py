@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hmac
 import ipaddress
 import logging
@@ -187,14 +188,11 @@ def _user_and_password(given: str) -> tuple[str | None, bytes]:
         return None, b""
 
 
-def _files_state(files: tuple[Path, ...]) -> tuple[tuple[int, int, int] | None, ...]:
+def _files_state(files: tuple[Path, ...]) -> dict[Path, tuple[int, int, int]]:
     """Return a value that is different after a change of one of the files."""
-    return tuple(map(_state_of, files))
-
-
-def _state_of(path: Path) -> tuple[int, int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+    states = {}
+    for path in files:
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            states[path] = (status.st_mtime_ns, status.st_size, status.st_ino)
+    return states

@@ -26,9 +26,10 @@ from hangwatch.config import Http
 from hangwatch.errors import TemporaryError, UserError
 from hangwatch.formats import bounded_read
 from hangwatch.metrics import text_format
+from hangwatch.store import Store
 from hangwatch.web.auth import Admission, Rules
 from hangwatch.web.cached_page import Gzipped, Page
-from hangwatch.web.incident_pages import IncidentPages, Incidents
+from hangwatch.web.incident_pages import IncidentPages
 from hangwatch.web.listener import Answer, Listener, Request, resolve_address, text
 
 HEALTH_CONNECTIONS = 64
@@ -66,7 +67,7 @@ class Server:
         *,
         status: Callable[[], Any],
         unhealthy: Callable[[], str | None],
-        incidents: Incidents | None = None,
+        incidents: Store | None = None,
     ) -> None:
         self._settings = settings
         self._unhealthy = unhealthy

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import msgspec
 
@@ -16,6 +16,7 @@ from hangwatch.fleet import sighting
 from hangwatch.formats import bounded_read, incident_file
 from hangwatch.formats.incident_file import INCIDENT_FILE
 from hangwatch.formats.incident_file import Incidents as Listed
+from hangwatch.store import Store
 from hangwatch.web.cached_page import Page
 from hangwatch.web.listener import Answer, text
 
@@ -32,21 +33,14 @@ _PATH = re.compile(r"/incidents/([^/]+)(?:/([^/]*))?")
 _MISSING = text(HTTPStatus.NOT_FOUND, "no such incident")
 
 
-class Incidents(Protocol):
-    """The methods of a store of incidents that the pages need."""
-
-    def open_file(self, incident_id: str, name: str) -> BinaryIO | None:
-        """Open a file of an incident; None if there is no such file."""
-
-    def summaries(self) -> tuple[incident_file.Summary, ...]:
-        """Return all incidents, newest first. Raises StoreError."""
-
-
 class IncidentPages:
-    """The pages for clients that may read incidents. A store on a dead mount blocks only the threads in `reading`."""
+    """The pages for clients that may read incidents. A store on a dead mount blocks only the threads in `reading`.
 
-    def __init__(self, incidents: Incidents, reading: ThreadPoolExecutor) -> None:
-        self._incidents, self._reading = incidents, reading
+    `uid` is a user who may read only the incidents of the user's own jobs; 0: all incidents are readable.
+    """
+
+    def __init__(self, incidents: Store, reading: ThreadPoolExecutor, uid: int = 0) -> None:
+        self._incidents, self._reading, self._uid = incidents, reading, uid
         self._list = Page(JSON, self._listed, reading)
 
     async def answer(self, path: str) -> Answer:
@@ -63,7 +57,7 @@ class IncidentPages:
             return Answer(HTTPStatus.OK, JSON, grouped) if grouped is not None else _MISSING
         if name not in FILES:
             return _MISSING
-        file = await loop.run_in_executor(self._reading, self._incidents.open_file, incident_id, name)
+        file = await loop.run_in_executor(self._reading, self._open, incident_id, name)
         if file is None:
             return _MISSING
         size_bytes = os.fstat(file.fileno()).st_size
@@ -73,9 +67,14 @@ class IncidentPages:
             return text(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the file is too large")
         return Answer(HTTPStatus.OK, FILES[name], b"", pieces=pieces, size_bytes=size_bytes)
 
+    def _open(self, incident_id: str, name: str) -> BinaryIO | None:
+        """Open a file of an incident; None if there is no such file, or if this user may not read it."""
+        is_readable = self._uid == 0 or self._incidents.is_listed(incident_id, self._uid)
+        return self._incidents.open_file(incident_id, name) if is_readable else None
+
     def _listed(self) -> bytes:
         try:
-            summaries = self._incidents.summaries()
+            summaries = self._incidents.summaries(self._uid or None)
         except incident_file.StoreError:  # the message is not sent, because it contains paths
             summaries = ()
         return msgspec.json.encode(Listed(schema_version=LIST_VERSION, incidents=summaries))
@@ -85,7 +84,7 @@ class IncidentPages:
 
         None if the incident does not exist or cannot be read.
         """
-        file = self._incidents.open_file(incident_id, INCIDENT_FILE)
+        file = self._open(incident_id, INCIDENT_FILE)
         if file is None:
             return None
         try:

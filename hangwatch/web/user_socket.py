@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 from urllib.parse import parse_qs
 
 import msgspec
@@ -173,7 +173,7 @@ class UserSocket:
             silence_call = partial(answer_silence, self._board, self._store, uid, request.query)
             return await asyncio.get_running_loop().run_in_executor(self._reading, silence_call)
         if request.path == "/incidents" or request.path.startswith("/incidents/"):
-            return await IncidentPages(_OwnIncidents(self._store, uid), self._reading).answer(request.path)
+            return await IncidentPages(self._store, self._reading, uid).answer(request.path)
         return text(HTTPStatus.NOT_FOUND, "not found")
 
     def _status(self, uid: int) -> status.Status:
@@ -254,22 +254,6 @@ def _own_job(snapshot: Snapshot, uid: int, pid: str, job_key: str) -> Job | None
     jobs = [*(entry.job for entry in snapshot.living), *snapshot.engines]
     own = (job for job in jobs if uid in (0, job.uid))
     return next((job for job in own if job_key == job.key or pid in map(str, job.pids)), None)
-
-
-class _OwnIncidents:
-    """The incidents that one user may read: the incidents of the user's own jobs, or all incidents for root."""
-
-    def __init__(self, store: Store, uid: int) -> None:
-        self._store, self._uid = store, uid
-
-    def open_file(self, incident_id: str, name: str) -> BinaryIO | None:
-        """Open a file of an incident; None if there is no such file, or if this user may not read it."""
-        is_own = self._uid == 0 or self._store.is_listed(incident_id, self._uid)
-        return self._store.open_file(incident_id, name) if is_own else None
-
-    def summaries(self) -> tuple[incident_file.Summary, ...]:
-        """Return the incidents that this user may read, newest first. Raises StoreError."""
-        return self._store.summaries(None if self._uid == 0 else self._uid)
 
 
 def _unsafe(folder: Path) -> str | None:

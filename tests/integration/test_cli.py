@@ -6,7 +6,6 @@ import json
 import os
 import pkgutil
 import re
-import shlex
 import signal
 import socket
 import subprocess
@@ -48,7 +47,6 @@ from hangwatch.tables.launchers import TABLE
 from hangwatch.words import name_ranks
 from tests import samples
 from tests.commands import HANGWATCH, Finished, finished, first_line, hangwatch, spawn, start
-from tests.conftest import wait_for
 from tests.other_users import as_user, needs_root
 
 NOBODY = 65534
@@ -133,33 +131,6 @@ def test_what_a_file_of_others_holds_does_nothing_to_the_terminal(command: str, 
     assert done.returncode == 2
     assert f"{file}: was written by a newer hangwatch \\x1b]0;title" in done.stderr
     assert all(line.isprintable() for line in done.stderr.splitlines())
-
-
-def completed(*words: str) -> list[str]:
-    """Return the values that bash offers for the last of these words."""
-    typed = {"COMP_WORDS": shlex.join(("hangwatch", *words)), "COMP_CWORD": str(len(words))}
-    entry = "from hangwatch.cli import main; main()"
-    done = finished(sys.executable, "-c", entry, env={**os.environ, "_HANGWATCH_COMPLETE": "bash_complete", **typed})
-    return list(filter(None, done.stdout.splitlines()))
-
-
-def test_values_are_completed(tmp_path: Path) -> None:
-    """Offer checks, scenarios, running jobs and incidents. Offer nothing if they cannot be read."""
-    assert completed("check", "clo") == ["plain,clock_skew"]
-    assert completed("demo", "--scenario", "load") == ["plain,loader"]
-    incident = samples.loader_hang()
-    folder = store.open_writable(tmp_path).save(incident, {})
-    config = tmp_path / "hangwatch.toml"
-    config.write_text(f'[store]\ndirectory = "{tmp_path}"\n')
-    report = ("report", "--config", str(config))
-    assert completed(*report, folder.name[:4]) == [f"plain,{folder.name}", f"file,{folder.name[:4]}"]
-    assert f"plain,{incident.job.job_id}" in completed(*report, "--job", incident.job.job_id[:2])
-    rank = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "completed-job"}
-    program = [sys.executable, "-c", "import sys; sys.stdin.read()"]
-    with subprocess.Popen(program, env=rank, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL):
-        wait_for(lambda: completed("dump", "--job", "completed-j") == ["plain,completed-job"], "the job to be offered")
-    config.write_text("not a configuration")
-    assert completed("dump", "--config", str(config), "--job", "") == []
 
 
 def test_config_errors_name_file_section_and_key(tmp_path: Path) -> None:

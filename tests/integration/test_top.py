@@ -157,7 +157,7 @@ def test_however_it_ends_the_terminal_is_as_it_was(end: Callable[[Terminal], Non
 
 
 def test_resized_terminal_is_redrawn_and_stopped_one_restored() -> None:
-    with served() as port, terminal(port, command=("status", "--watch")) as shown:
+    with served() as port, terminal(port) as shown:
         shown.wait_for("stuck")
         shown.resize(50, 12)
         os.killpg(shown.process.pid, signal.SIGWINCH)

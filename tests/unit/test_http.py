@@ -51,7 +51,7 @@ class Incidents:
         file.seek(0)
         return file
 
-    def summaries(self) -> tuple[Summary, ...]:
+    def summaries(self, _of_user=None) -> tuple[Summary, ...]:
         return ()
 
 

@@ -145,9 +145,9 @@ def _dump_local(options: DumpOptions) -> int:
         local = _LocalDump(options, settings, gpus)
         try:
             jobs = local.jobs()
-        except InputError as error:
+        except InputError as problem:
             jobs = []
-            local.refused.append(error)
+            local.refused.append(problem)
         unreadable = _unreadable(jobs, is_selected=bool(options.wanted or options.pids))
         jobs = [job for job in jobs if job not in unreadable]
         for job in jobs:
@@ -166,8 +166,11 @@ def _dump_local(options: DumpOptions) -> int:
     elif options.directory is not None or len(dumped) > 1:
         print_jobs(dumped, with_message=options.directory is not None)
     _report_unreadable(unreadable, options)
-    is_empty = not (dumped or unreadable)
-    _report_missing(local.refused, [local.no_daemon or node_jobs.NO_JOB, *local.likely_ranks()] if is_empty else ())
+    if not (dumped or unreadable):
+        click.echo("\n".join((local.no_daemon or node_jobs.NO_JOB, *local.likely_ranks())), err=True)
+    for error in local.refused:
+        if isinstance(error, TemporaryError):
+            raise error
     return 0 if dumped else 1
 
 
@@ -372,15 +375,6 @@ def _report_unreadable(unreadable: Sequence[Job], options: DumpOptions) -> None:
         names = ", ".join(owners[:MOST_OWNERS]) + (" and more" if len(owners) > MOST_OWNERS else "")
         jobs = words.count(len(unreadable), "job")
         click.echo(f"not dumped: {jobs}: this user may not read the stacks of {names}\n  {_see_all(options)}", err=True)
-
-
-def _report_missing(refused: Sequence[Exception], no_job: Sequence[str]) -> None:
-    """Print the lines that say that there is no job. Raises the first TemporaryError in `refused`."""
-    if no_job:
-        click.echo("\n".join(no_job), err=True)
-    for error in refused:
-        if isinstance(error, TemporaryError):
-            raise error
 
 
 def _write_or_show(options: DumpOptions, incident: Incident, *, is_only_job: bool) -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from hangwatch import config, words
 from hangwatch.cli import screen
-from hangwatch.cli.node_options import Reach, resolve_nodes, run_command
+from hangwatch.cli.node_options import Reach, resolve_nodes, run_hangwatch
 from hangwatch.cli.output import nodes_dump, verdict_text
 from hangwatch.cli.output_files import NewFolder
 from hangwatch.explain import traces
@@ -48,7 +48,7 @@ def dump_agentless(reach: Reach, question: DumpOptions, settings: config.Setting
 
     rounds, wanted = question.rounds or 1, question.wanted or ""
     command = agentless.command(reach.remote_command, reach.deadline_seconds, rounds, wanted)
-    run_command(reach, nodes, command, replies, take)
+    run_hangwatch(reach._replace(remote_command=command), nodes, "", replies, take)
     if stacks is not None:
         click.echo(f"stacks: {words.count(stacks.files, 'file')} in {question.raw}", err=True)
     answers = []

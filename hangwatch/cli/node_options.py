@@ -15,7 +15,7 @@ from hangwatch import words
 from hangwatch.cli import screen
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.fleet import nodeset, transports
-from hangwatch.fleet.transports import Via
+from hangwatch.fleet.transports import Via, nodes_of_pods
 
 if TYPE_CHECKING:
     from hangwatch.fleet import remote_run
@@ -34,6 +34,7 @@ topology_option = click.option(
     "SLURM_TOPOLOGY_ADDR]",
 )
 
+T = TypeVar("T")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _OPTIONS = (
     click.option("--nodes", help="Run on these nodes, as Slurm prints them: node[01-40]; or @group."),
@@ -116,20 +117,9 @@ def run_hangwatch(
 
     At the end, print the nodes that did not respond, and the error messages of nodes. Raises InputError.
     """
-    run_command(reach, nodes, f"{reach.remote_command} {arguments}", roll_call, on_reply)
-
-
-def run_command(
-    reach: Reach,
-    nodes: Sequence[str],
-    command: str,
-    roll_call: ReplyCollector[Any],
-    on_reply: Callable[[remote_run.Reply], None],
-) -> None:
-    """Run a shell command on all nodes, and show the progress. At the end, print the failures. Raises InputError."""
     from hangwatch.fleet import remote_run
 
-    transport = _transport(reach, command, nodes)
+    transport = _transport(reach, f"{reach.remote_command} {arguments}".strip(), nodes)
     progress = Progress()
     try:
         complaints = remote_run.run_on_nodes(
@@ -201,7 +191,8 @@ def _transport(reach: Reach, command: str, nodes: Sequence[str]) -> transports.T
                 raise click.UsageError("--via srun needs --jobid: it starts a step of that job")
             return transports.srun(command, seconds, nodes, reach.jobid, options)
         case "kubectl":
-            pods = _pods(options)
+            selected = ["get", "pods", "--all-namespaces", "--selector", POD_SELECTOR]
+            pods = _read_pods([*options, *selected], transports.pods_by_node)
             missing = [node for node in nodes if node not in pods]
             if missing:
                 raise InputError(f"--via kubectl: no pod of hangwatch runs on {words.fold_nodes(missing)}")
@@ -219,11 +210,7 @@ def _options(reach: Reach) -> list[str]:
 def _nodes_of_pods(reach: Reach) -> list[str]:
     """Return the nodes of the pods that --selector matches. Raises InputError, and NodesError for a bad node name."""
     namespace = [] if reach.namespace is None else [f"--namespace={reach.namespace}"]
-    command = ["kubectl", *_options(reach), "get", "pods", *namespace, f"--selector={reach.selector}"]
-    try:
-        nodes = transports.nodes_of_pods(_printed_by([*command, "--output", "json"]))
-    except ValueError as error:
-        raise InputError(f"--via kubectl: its list of pods cannot be read: {error}") from None
+    nodes = _read_pods([*_options(reach), "get", "pods", *namespace, f"--selector={reach.selector}"], nodes_of_pods)
     if not nodes:
         raise InputError(
             f"--selector {reach.selector}: no pod with this label has a node\n"
@@ -260,11 +247,10 @@ def _nodes_of_slurm_job(job: str | None, via: str | None) -> list[str]:
     return nodeset.expand(",".join(parts.values()))  # a list for each component of a heterogeneous job
 
 
-def _pods(options: Sequence[str]) -> dict[str, transports.Pod]:
-    """Return the pods in which hangwatch runs, by node. Raises InputError."""
-    command = ["kubectl", *options, "get", "pods", "--all-namespaces", "--selector", POD_SELECTOR, "--output", "json"]
+def _read_pods(arguments: Sequence[str], read: Callable[[bytes], T]) -> T:
+    """Return what `read` makes of the list of pods that kubectl prints. Raises InputError."""
     try:
-        return transports.pods_by_node(_printed_by(command))
+        return read(_printed_by(["kubectl", *arguments, "--output", "json"]))
     except ValueError as error:
         raise InputError(f"--via kubectl: its list of pods cannot be read: {error}") from None
 

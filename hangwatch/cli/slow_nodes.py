@@ -8,7 +8,7 @@ import msgspec
 
 from hangwatch import config, words
 from hangwatch.cli.node_jobs import find_jobs, read_recorders
-from hangwatch.cli.node_options import Reach, resolve_nodes, run_hangwatch
+from hangwatch.cli.node_options import Reach, describe_no_job, resolve_nodes, run_hangwatch
 from hangwatch.cli.text_tables import print_table
 from hangwatch.collectives.arrival import list_collectives
 from hangwatch.collectives.node_arrivals import NodeOrder, find_median_times
@@ -78,9 +78,7 @@ def slow_nodes(reach: Reach, wanted: str | None, *, as_json_form: bool) -> int:
             click.echo(f"job {words.printable(replies.job_ids[key])} ({key}): {describe(order)}")
             _print_nodes(order)
         if replies.answered and not orders:
-            click.echo(
-                f"no training job found on {words.fold_nodes(replies.answered)} that this user may see", err=True
-            )
+            click.echo(describe_no_job(replies.answered), err=True)
     if not replies.answered:
         return 2
     return 0 if any(order.reason == "" for order in orders.values()) else 1

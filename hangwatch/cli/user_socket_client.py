@@ -105,7 +105,11 @@ def ask(path: str, what: str, deadline_seconds: float = SHORT_SECONDS) -> bytes:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             _connect(connection, path, deadline_seconds)
             connection.settimeout(deadline_seconds)
-            answer = _answer(connection, what)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused: the answer has the reason
+                request = f"GET {what} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+                connection.sendall(request.encode("ascii"))
+            answer = http.client.HTTPResponse(connection, method="GET")
+            answer.begin()
             content = b""
             while piece := answer.read1(_PIECE_BYTES):
                 content += piece
@@ -125,15 +129,6 @@ def ask(path: str, what: str, deadline_seconds: float = SHORT_SECONDS) -> bytes:
         kind = BusyError if answer.status in _BUSY else SocketError
         raise kind(f"the daemon answered: {content[:500].decode('utf-8', 'replace').strip()}")
     return content
-
-
-def _answer(connection: socket.socket, what: str) -> http.client.HTTPResponse:
-    """Send the request. Return the response after its header was read. Raises OSError and http.client.HTTPException."""
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused: the answer has the reason
-        connection.sendall(f"GET {what} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode("ascii"))
-    answer = http.client.HTTPResponse(connection, method="GET")
-    answer.begin()
-    return answer
 
 
 def _connect(connection: socket.socket, path: str, deadline_seconds: float) -> None:

@@ -184,7 +184,7 @@ class Daemon:
             with self.board.running("scan", began):
                 found_jobs = self._scan.find(self.board.snapshot.sweep, self.node)
             now, unix_now = self._clock(), time.time()
-            self.board.put(Snapshot.with_scan, now - began, found_jobs)
+            self.board.set(scan_seconds=now - began, left_out=found_jobs.left_out, engines=found_jobs.engines)
             self._log_not_monitored(found_jobs.left_out)
             before = self.board.snapshot.living_keys
             self._do(self.board.change(steps.record_scan, found_jobs.jobs, now, unix_now, procfs.TICKS_PER_SECOND))

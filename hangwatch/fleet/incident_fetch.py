@@ -117,19 +117,14 @@ def page(url: str, client: WebClient, *, most_bytes: int, deadline_seconds: floa
         raise TimeoutError(str(error) or f"no response within {deadline_seconds:g} s") from None
 
 
-class _Fetching:
+class _Fetching(NamedTuple):
     """The requests of one `fetch` to many nodes."""
 
-    def __init__(
-        self,
-        client: WebClient,
-        wanted: str | None,
-        deadline_seconds: float,
-        on_reply: Callable[[Reply], object],
-        on_failure: Callable[[str, str], None],
-    ) -> None:
-        self._client, self._wanted, self._deadline_seconds = client, wanted, deadline_seconds
-        self._on_reply, self._on_failure = on_reply, on_failure
+    client: WebClient
+    wanted: str | None
+    deadline_seconds: float
+    on_reply: Callable[[Reply], object]
+    on_failure: Callable[[str, str], None]
 
     async def all(self, sites: Sequence[Site], on_progress: Callable[[Progress], None]) -> None:
         began = time.monotonic()
@@ -147,28 +142,28 @@ class _Fetching:
         async with slots:
             asked = time.time()
             try:
-                await asyncio.wait_for(self._of_node(site), self._deadline_seconds)
+                await asyncio.wait_for(self._of_node(site), self.deadline_seconds)
             except FetchError as error:
-                self._on_failure(site.node, str(error))
+                self.on_failure(site.node, str(error))
             except (TimeoutError, asyncio.TimeoutError):
-                self._on_reply(Reply(site.node, b"", None, asked, time.time(), is_late=True))
+                self.on_reply(Reply(site.node, b"", None, asked, time.time(), is_late=True))
 
     async def _of_node(self, site: Site) -> None:
         names = [site.incident] if site.incident is not None else await self._newest(site)
         for name in names:
             asked = time.time()
             url = f"{site.base}/incidents/{name}/grouped.json"
-            body = await _page(url, self._client, MOST_ANSWER_BYTES, self._deadline_seconds)
-            self._on_reply(Reply(site.node, body, 0, asked, time.time()))
+            body = await _page(url, self.client, MOST_ANSWER_BYTES, self.deadline_seconds)
+            self.on_reply(Reply(site.node, body, 0, asked, time.time()))
 
     async def _newest(self, site: Site) -> list[str]:
         """Read the list of incidents of a node. Return the names of the incidents to download. Raises FetchError."""
-        body = await _page(f"{site.base}/incidents", self._client, MOST_LIST_BYTES, self._deadline_seconds)
+        body = await _page(f"{site.base}/incidents", self.client, MOST_LIST_BYTES, self.deadline_seconds)
         try:
             listed = decoding.decode_json(body, Incidents).incidents
         except (msgspec.DecodeError, ValueError, RecursionError):
             raise FetchError("returned no list of incidents: is it a hangwatch daemon?") from None
-        return choose_incidents(listed, self._wanted)
+        return choose_incidents(listed, self.wanted)
 
 
 def choose_incidents(listed: Sequence[Summary], wanted: str | None) -> list[str]:

@@ -1,7 +1,7 @@
 """Merging of the groups of ranks from many nodes. Pure."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.json import encode
 from msgspec.structs import force_setattr, replace
@@ -116,39 +116,36 @@ def _nodes(nodes: Iterable[str]) -> str:
     return words.elided(words.fold_nodes(nodes), _SHOWN)
 
 
-def _outdated(older: Sequence[str]) -> list[str]:
-    if not older:
-        return []
-    ignored = f"{words.count(len(older), 'older incident')} of {_nodes(older)} ignored"
-    return [f"{ignored}: only the newest incident of a node is used"]
+def _outdated(older: Sequence[str]) -> Iterator[str]:
+    if older:
+        ignored = f"{words.count(len(older), 'older incident')} of {_nodes(older)} ignored"
+        yield f"{ignored}: only the newest incident of a node is used"
 
 
-def _apart(sightings: Sequence[Sighting]) -> list[str]:
-    """Return a note if the sightings are more than ten minutes apart, because they may be of two hangs."""
+def _apart(sightings: Sequence[Sighting]) -> Iterator[str]:
+    """Yield a note if the sightings are more than ten minutes apart, because they may be of two hangs."""
     ordered = sorted(sightings, key=lambda one: (one.opened_unix_seconds, one.node))
     first, last = ordered[0], ordered[-1]
     apart = last.opened_unix_seconds - first.opened_unix_seconds
-    if not apart > _MOST_APART_SECONDS:
-        return []
-    return [
-        f"the incidents began {words.duration(apart)} apart: on {words.printable(first.node)} at "
-        f"{words.utc(first.opened_unix_seconds)}, on {words.printable(last.node)} at "
-        f"{words.utc(last.opened_unix_seconds)}; they may be of two hangs"
-    ]
+    if apart > _MOST_APART_SECONDS:
+        yield (
+            f"the incidents began {words.duration(apart)} apart: on {words.printable(first.node)} at "
+            f"{words.utc(first.opened_unix_seconds)}, on {words.printable(last.node)} at "
+            f"{words.utc(last.opened_unix_seconds)}; they may be of two hangs"
+        )
 
 
-def _sizes(sightings: Sequence[Sighting]) -> list[str]:
+def _sizes(sightings: Sequence[Sighting]) -> Iterator[str]:
     by_size: dict[int, list[str]] = defaultdict(list)
     for one in sightings:
         if one.grouping.world_size is not None:
             by_size[one.grouping.world_size].append(one.node)
-    if len(by_size) < 2:
-        return []
-    told = "; ".join(f"{size:,} on {_nodes(nodes)}" for size, nodes in sorted(by_size.items())[:4])
-    return [f"nodes report different world sizes ({told}); the largest is used"]
+    if len(by_size) > 1:
+        told = "; ".join(f"{size:,} on {_nodes(nodes)}" for size, nodes in sorted(by_size.items())[:4])
+        yield f"nodes report different world sizes ({told}); the largest is used"
 
 
-def _claimed_twice(grouping: Grouping) -> list[str]:
+def _claimed_twice(grouping: Grouping) -> Iterator[str]:
     claims: dict[int, str | None] = {}
     twice: set[int] = set()
     nodes: set[str] = set()
@@ -157,6 +154,5 @@ def _claimed_twice(grouping: Grouping) -> list[str]:
         if rank is not None and claims.setdefault(rank, node) != node:
             twice.add(rank)
             nodes.update(filter(None, (claims[rank], node)))
-    if not twice:
-        return []
-    return [f"rank {words.elided(words.fold(twice), _SHOWN)} is on more than one node: {_nodes(nodes)}"]
+    if twice:
+        yield f"rank {words.elided(words.fold(twice), _SHOWN)} is on more than one node: {_nodes(nodes)}"

@@ -24,7 +24,6 @@ from hangwatch.model import (
     CheckResult,
     CollectiveSeries,
     Fault,
-    FoundJobs,
     GpuSweep,
     Incident,
     Job,
@@ -172,10 +171,6 @@ class Snapshot(Value, frozen=True):
     def running_seconds(self, task: str, now: float) -> float:
         """Return the seconds for which the oldest running scan or capture (`task`) has been running; 0 if none is."""
         return max((now - began for began in self.running.get(task, ())), default=0.0)
-
-    def with_scan(self, seconds: float, jobs: FoundJobs) -> Snapshot:
-        """Return the snapshot with the duration of the newest scan in seconds, and what it found besides jobs."""
-        return replace(self, scan_seconds=seconds, left_out=jobs.left_out, engines=jobs.engines)
 
     def with_dump(self, seconds: float, fault: Fault | None) -> Snapshot:
         """Return the snapshot with one more dump: its duration in seconds, and its fault if it failed."""

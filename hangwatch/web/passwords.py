@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import hmac
 import ipaddress
+import re
 import secrets
 import time
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ WRONG_KEPT = 256  # wrong passwords kept, so that a scraper with an old password
 COSTLY = 12  # above this cost each attempt takes at least half a second of CPU
 MOST_COST = 14  # about a second of CPU
 MOST_BYTES = 72  # bcrypt uses only these bytes of a password; Go also cuts it here
+_BCRYPT = re.compile(r"\$2[aby]\$([0-9]{2})\$[A-Za-z0-9./]{53}")
 _NO_PASSWORD = "." * 53  # salt and hash that no password has
 
 
@@ -119,13 +121,9 @@ class Passwords:
 
 def cost_of(hashed: str) -> int | None:
     """Return the cost of a bcrypt hash. None: the text is not a bcrypt hash."""
-    parts = hashed.split("$")
-    if len(parts) != 4 or parts[1] not in ("2a", "2b", "2y") or len(parts[3]) != 53 or not parts[2].isdigit():
-        return None
-    if not hashed.isascii() or not all(character.isalnum() or character in "./" for character in parts[3]):
-        return None
-    cost = int(parts[2])
-    return cost if 4 <= cost <= 31 and len(parts[2]) == 2 else None
+    match = _BCRYPT.fullmatch(hashed)
+    cost = int(match[1]) if match else 0
+    return cost if 4 <= cost <= 31 else None
 
 
 def _queue_key(address: str) -> str:

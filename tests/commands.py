@@ -43,7 +43,6 @@ def spawn(*command: object, **options: Any) -> Iterator[subprocess.Popen[str]]:
 
 def first_line(process: subprocess.Popen[str]) -> str:
     """Wait for the next line that the process prints. Return it without its end."""
-    assert process.stdout is not None
     return process.stdout.readline().rstrip("\n")
 
 

@@ -5,8 +5,6 @@
 * A test waits for a condition under a deadline; it does not sleep.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re
@@ -156,7 +154,6 @@ def wait_for(probe: Callable[[], T], what: str, deadline_seconds: float = 60.0) 
 def identity(pid: int) -> ProcessId:
     """Return the identity of a process that exists."""
     found = procfs.read_state(pid)
-    assert found is not None
     return found[0]
 
 

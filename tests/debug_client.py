@@ -24,8 +24,7 @@ def attach_debugger(port: int) -> Iterator[None]:
             length = 0
             while line := incoming.readline().strip():
                 length = int(line.partition(b":")[2])
-            found: dict[str, Any] = json.loads(incoming.read(length))
-            return found
+            return json.loads(incoming.read(length))
 
         def wait_for_event(name: str) -> None:
             while receive().get("event") != name:

@@ -3,7 +3,6 @@
 usage: python -m tests.fuzz_environ [--count 100000] [--seed 1]
 """
 
-import argparse
 import contextlib
 import random
 import time
@@ -14,6 +13,7 @@ from hangwatch.probes.process.environment import KEPT_CHARACTERS
 from hangwatch.probes.process.live_environ import Place
 from hangwatch.probes.process.memory_image import MOST_BYTES, Image, UnreadableError
 from tests.environ_memory import PAGE_BYTES, EnvironMemory, make
+from tests.soak import number_options
 
 WANTED = frozenset({"RANK", "WORLD_SIZE", "MASTER_ADDR"})
 NUMBERS = (0, 1, 7, 8, 255, 4095, 4096, 2**31, 2**32 - 1, 2**47, 2**48, 2**63, 2**64 - 1)
@@ -48,7 +48,6 @@ def read_all(memory: EnvironMemory) -> None:
     offset = live_environ.find_symbol(Image(read), memory.start, page)
     for symbol in (memory.symbol, memory.symbol if offset is None else memory.start + offset):
         answer = live_environ.read_environ(read, Place(symbol), WANTED)
-        assert answer is not None
         assert answer[1].variables.keys() <= WANTED
         assert sum(map(len, answer[1].variables.values())) <= KEPT_CHARACTERS
 
@@ -61,10 +60,7 @@ def within_limits() -> Iterator[None]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--count", type=int, default=100_000)
-    options.add_argument("--seed", type=int, default=1)
-    chosen = options.parse_args()
+    chosen = number_options(__doc__, count=100_000, seed=1)
     choice, slowest, refused = random.Random(chosen.seed), 0.0, 0
     for number in range(chosen.count):
         memory = make([*(b"V%d=x" % index for index in range(choice.randint(0, 40))), b"RANK=3"])

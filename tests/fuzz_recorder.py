@@ -8,7 +8,6 @@ bounds. Records that no recorder can hold are reported, see `find_nonsense`. A c
 cannot be detected.
 """
 
-import argparse
 import random
 import struct
 import sys
@@ -23,6 +22,7 @@ from hangwatch.probes.process.memory_image import UnreadableError
 from hangwatch.probes.torch_recorder import decode, layouts, rows
 from hangwatch.probes.torch_recorder.layouts import Layout
 from tests.recorder_memory import Group, Memory, Operation, recorder
+from tests.soak import number_options
 
 GROUPS = (Group(), Group(id=3, name="7", description="tensor_parallel_group", ranks=(0, 1, 6), counts=(9, -1, 8)))
 NUMBERS = (
@@ -198,11 +198,7 @@ def fuzz(count: int, seed: int) -> Counter[str]:
 
 
 def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--count", type=int, default=1_000_000)
-    options.add_argument("--seed", type=int, default=1)
-    options.add_argument("--processes", type=int, default=2)
-    chosen = options.parse_args()
+    chosen = number_options(__doc__, count=1_000_000, seed=1, processes=2)
     each = -(-chosen.count // (chosen.processes * 50))
     with ProcessPoolExecutor(chosen.processes) as pool:
         parts = pool.map(fuzz, [each] * chosen.processes * 50, range(chosen.seed, chosen.seed + chosen.processes * 50))

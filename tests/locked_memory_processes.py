@@ -72,7 +72,6 @@ def polling(folder: Path, uid: int, count: int) -> Iterator[list[int]]:
     """
     with _kept(_POLLS, folder, uid, count) as children:
         for child in children:
-            assert child.stdout is not None
             assert child.stdout.readline() == b"mapped\n"
         yield [child.pid for child in children]
 
@@ -94,11 +93,9 @@ def _kept(program: str, folder: Path, uid: int, count: int) -> Iterator[list[sub
             command = [sys.executable, "-c", program, str(folder / "mnt/f"), str(number), str(uid)]
             child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ)
             children.append(child)
-            assert child.stdout is not None
             assert child.stdout.readline() == b"ready\n"
         fall_silent()
         for child in children:
-            assert child.stdin is not None
             child.stdin.write(b"go\n")
             child.stdin.flush()
         yield children

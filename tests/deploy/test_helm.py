@@ -102,8 +102,7 @@ def manifests(values: dict[str, Any], kubernetes: str = "1.32", path: Path = CHA
     rendered = _native.call_string(
         "helm_render", loaded(path)._raw(), json.dumps(with_image(values)), json.dumps(options)
     )
-    files: dict[str, str] = json.loads(rendered)
-    return files
+    return json.loads(rendered)
 
 
 def objects(values: dict[str, Any], kubernetes: str = "1.32", path: Path = CHART) -> list[dict[str, Any]]:

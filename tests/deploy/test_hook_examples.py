@@ -55,7 +55,6 @@ class Site:
         (incident / "incident.json").write_bytes(incident_file.encode(found))
         every = (str(HOOKS / name), *arguments)
         called = due_hook(config.Hooks(on_hung=every, on_recovered=every), found, moved_to, incident)
-        assert called is not None
         environ = {**called.environ, "PATH": f"{self._bin}:{called.environ['PATH']}"}
         done = finished(*called.command, env=environ)
         assert done.returncode == status, done.stdout + done.stderr

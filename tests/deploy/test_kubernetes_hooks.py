@@ -73,7 +73,6 @@ class Cluster:
         )
         incident = replace(sample, job=replace(sample.job, **{"ranks": tuple(ranks), **job}), verdict=verdict)
         call = hooks.due_hook(config.Hooks(on_hung=(str(HOOKS / name), *arguments)), incident, JobState.HUNG, None)
-        assert call is not None
         return hooks.run(call._replace(environ={**call.environ, **self._environ}), 60.0)
 
 
@@ -85,7 +84,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 def output_of(result: hooks.HookResult, outcome: str = "ok") -> str:
     assert result.outcome == outcome, result
-    assert result.output is not None
     return result.output.decode()
 
 
@@ -226,7 +224,6 @@ def test_hook_in_a_pod_uses_the_token_of_its_service_account(tmp_path: Path, mon
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(api.port))
         settings = config.Hooks(on_hung=(str(HOOKS / "kubernetes-event.sh"),))
         call = hooks.due_hook(settings, samples.loader_hang(), JobState.HUNG, None)
-        assert call is not None
         command = ("unshare", "--mount", "sh", "-ec", IN_A_POD, "sh", str(tmp_path), *call.command)
         done = finished(*command, env={**call.environ, "HOME": str(tmp_path)})
         assert (done.stdout, done.stderr) == (f"event of Node {NODE}\n", "")

@@ -49,8 +49,7 @@ def ask(*arguments: str, py_spy: str = PY_SPY, run_as: Sequence[str] = ()) -> Fi
 
 def jobs(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     assert done.returncode in (0, 1), done.stderr
-    found: list[dict[str, Any]] = json.loads(done.stdout)["jobs"]
-    return found
+    return json.loads(done.stdout)["jobs"]
 
 
 def members(job: dict[str, Any]) -> list[dict[str, Any]]:

@@ -31,7 +31,6 @@ def test_end_of_a_wait_is_read(code: str, tmp_path: Path) -> None:
     with targets.python(code, tmp_path) as pid:
         wait_for(lambda: (call := _call(pid)) is not None and call.left_seconds is not None, "the wait")
         call = _call(pid)
-    assert call is not None
     assert call.left_seconds is not None
     assert call.until_unix_seconds is not None
     assert 500 < call.left_seconds <= 600
@@ -43,7 +42,6 @@ def test_wait_without_a_timeout_has_no_end(code: str, tmp_path: Path) -> None:
     with targets.python(code, tmp_path) as pid:
         wait_for(lambda: (call := _call(pid)) is not None and call.name in {"futex", "poll"}, "the wait")
         call = _call(pid)
-    assert call is not None
     assert call.left_seconds is call.until_unix_seconds is None
 
 

@@ -32,8 +32,7 @@ def answer_of(
     ]
     facts = Facts(node={"driver": driver, "kernel": "6.8"}, jobs=(JobVersions("train", key, {"torch": torch}),))
     text = result_table.to_json(results, "liar", facts=facts, began_unix_seconds=PRINTED, printed_unix_seconds=PRINTED)
-    found: dict[str, Any] = json.loads(text)
-    return found
+    return json.loads(text)
 
 
 def keep(folder: Path, node: str, answer: dict[str, Any], ahead_seconds: int = 0) -> None:

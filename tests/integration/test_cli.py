@@ -522,7 +522,6 @@ def test_the_answer_on_one_job_is_there_while_the_next_is_looked_at() -> None:
     with jobs_of((names[0], NOBODY)) as first, jobs_of((names[1], NOBODY)) as second:
         command = [*as_user(NOBODY), *HANGWATCH, "dump", "--rounds", "2"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as dump:
-            assert dump.stdout is not None
             told = next(line for line in dump.stdout if line.startswith("Job "))
             (pid,) = second if names[0] in told else first
             os.kill(pid, signal.SIGKILL)

@@ -126,7 +126,6 @@ def test_a_rank_that_segfaults_is_named_by_the_kernel(tmp_path: Path) -> None:
         log = kernel_log_with_segfault_of(pids[1], tmp_path)
         wait_for(lambda: "Root Cause" in (folder / "job.log").read_text(), "the last words of torchrun", 120)
         verdict = watch.verdict(log, counted_as_the_kernel_does(tmp_path))
-    assert verdict is not None
     assert [rank.rank for rank in verdict.named] == [1], verdict.message
     assert "segfault in libc" in verdict.message and verdict.confidence.value == "high"
     assert any(vote.kind == "kernel_log" and f"[{pids[1]}]: segfault at 0" in vote.message for vote in verdict.evidence)
@@ -159,7 +158,6 @@ def test_a_real_rank_of_another_user_segfaults_and_its_core_shows_where(folder_o
         )
         without = crash.judge(job, crash.collect_artifacts(job, "here", watch.last_seen, cores=False, proc_root=root))
     assert without is not None and "core" not in {vote.kind for vote in without.evidence}
-    assert verdict is not None
     assert ([rank.rank for rank in verdict.named], verdict.confidence.value) == ([1], "high"), verdict.message
     assert "segfault in libc" in verdict.message and "1 rank still running" in verdict.message
     told = {vote.kind: vote.message for vote in verdict.evidence}
@@ -382,7 +380,6 @@ def seen(
 ) -> crash_artifacts.RankSnapshot:
     """Record the process as a scan does. Return its snapshot."""
     state = procfs.read_state(process.pid)
-    assert state is not None
     known = memory or crash_artifacts.RankSnapshots()
     environ = {crash_artifacts.ERROR_FILE: error_file}
     known.note([(Process(id=state[0], parent_pid=1, comm="sh", state="S", uid=uid, environ=environ), "share")])
@@ -403,7 +400,6 @@ def shell_that_segfaults(
     try:
         wait_for(lambda: procfs.read_counters(process.pid).comm == "sh", "the shell")
         known = seen(process, uid=OWNER)
-        assert process.stdin is not None
         process.stdin.write(b"now\n")
         process.stdin.close()
         assert process.wait(60) == -signal.SIGSEGV
@@ -426,7 +422,6 @@ def test_the_native_stack_of_a_core_in_a_container(folder_of_owner: Path) -> Non
         root = crash_artifacts.find_root(known.mounts, [launcher.pid])
         assert root == Path(f"/proc/{launcher.pid}/root")
         (core,) = crash_artifacts.find_cores([(known, root)])
-        assert core is not None
         if core.refused.startswith("cores go to"):
             return
         stack = crash_artifacts.native_stack(known, core, root)
@@ -438,7 +433,6 @@ def test_the_native_stack_of_a_core(folder_of_owner: Path) -> None:
     """Run gdb as the owner of the core. If the kernel pipes cores to a program, the result must say so."""
     known = shell_that_segfaults(folder_of_owner)
     (core,) = crash_artifacts.find_cores([(known, Path("/"))])
-    assert core is not None
     if Path("/proc/sys/kernel/core_pattern").read_text().startswith("|"):
         assert core.refused.startswith("cores go to")
         return
@@ -453,7 +447,6 @@ def test_the_native_stack_of_a_core(folder_of_owner: Path) -> None:
 def test_core_of_root_is_read_as_user_nobody(tmp_path: Path) -> None:
     known = shell_that_segfaults(tmp_path, as_user=())._replace(uid=0)
     (core,) = crash_artifacts.find_cores([(known, Path("/"))])
-    assert core is not None
     if core.refused.startswith("cores go to"):
         return
     stack = crash_artifacts.native_stack(known, core, Path("/"))

@@ -73,8 +73,7 @@ def ask(
 
 def answer(done: subprocess.CompletedProcess[str]) -> dict[str, object]:
     assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 def test_one_verdict_over_nodes_each_under_the_name_that_was_asked(nodes: Path) -> None:

@@ -56,7 +56,6 @@ def held(path: Path, how: str, *, is_left: bool = False) -> Iterator[subprocess.
         try:
             yield holder
         finally:
-            assert holder.stdin is not None
             holder.stdin.close()  # its child ends with its standard input
 
 

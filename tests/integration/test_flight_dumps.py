@@ -22,8 +22,7 @@ THREADS_THAT_LOOK = {"gloo_tcp_loop", "dump_when_asked"}  # again and again, als
 def verdict(folder: Path) -> dict[str, Any]:
     done = CliRunner().invoke(explain, ["--json", str(folder)])
     assert done.exit_code == 0, done.output
-    answer: dict[str, Any] = json.loads(done.stdout)["verdict"]
-    return answer
+    return json.loads(done.stdout)["verdict"]
 
 
 def ranks(of: list[dict[str, Any]]) -> list[int]:

@@ -117,5 +117,4 @@ def listed(daemon: RealDaemon, *arguments: str) -> str:
 
 
 def incidents(daemon: RealDaemon, *arguments: str) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(listed(daemon, *arguments))
-    return answer
+    return json.loads(listed(daemon, *arguments))

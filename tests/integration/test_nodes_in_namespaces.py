@@ -6,8 +6,6 @@ the second, rank 1 on n1 calls all_reduce in another group than the others. At t
 their order.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

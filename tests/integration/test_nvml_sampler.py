@@ -49,9 +49,7 @@ def sweep_where(sampler: NvmlSampler, holds: Callable[[GpuSweep], bool], what: s
         sweep = sampler.latest()
         return sweep if sweep is not None and holds(sweep) else None
 
-    found = wait_for(probe, what)
-    assert found is not None
-    return found
+    return wait_for(probe, what)
 
 
 def next_sweep(sampler: NvmlSampler, last: GpuSweep) -> GpuSweep:
@@ -65,9 +63,7 @@ def status_where(sampler: NvmlSampler, holds: Callable[[SamplerStatus], bool], w
         status = sampler.status()
         return status if holds(status) else None
 
-    found = wait_for(probe, what)
-    assert found is not None
-    return found
+    return wait_for(probe, what)
 
 
 DRIVER_PROCESS = b"hangwatch.probes.gpu.driver_process"
@@ -218,7 +214,6 @@ def test_a_driver_that_blocks_is_given_up_within_its_deadline_and_replaced(
     assert time.monotonic() - began < 30.0
 
     assert not status.alive
-    assert status.fault is not None
     assert status.fault.reason == "Stalled"
     assert str(blocked) in status.fault.detail
     assert status.abandoned == 0
@@ -277,7 +272,6 @@ def test_gpu_wedged_at_start_differs_from_dead_driver(fake_driver: FakeDriver, s
     fake_driver.add("gpu all fault all sleep")
     silent = start(deadline_seconds=1.0, start_deadline_seconds=1.0)
     status = status_where(silent, lambda status: status.restarts >= 2, "the driver to be given up twice")
-    assert status.fault is not None
     assert (silent.latest(), status.fault.subject, status.fault.reason) == (None, "driver", "Stalled")
 
 
@@ -314,7 +308,6 @@ def test_a_driver_that_crashes_is_started_again(fake_driver: FakeDriver, start: 
     fake_driver.add("gpu 2 fault nvmlDeviceGetName crash", "gpu 2 fault nvmlDeviceGetPowerUsage crash")
 
     status = status_where(sampler, lambda status: status.fault is not None, "the crash")
-    assert status.fault is not None
     assert status.fault.reason == "Crashed"
     assert "SIGSEGV" in status.fault.detail
     assert not status.stalled
@@ -328,7 +321,6 @@ def test_no_driver_is_one_fault_and_is_looked_for_again(fake_driver: FakeDriver,
     sampler = start(driver_retry_seconds=0.3)
 
     status = status_where(sampler, lambda status: status.fault is not None, "the missing driver")
-    assert status.fault is not None
     assert (status.fault.subject, status.fault.reason) == ("driver", "DriverNotLoaded")
     assert "modprobe nvidia" in status.fault.remedy
     assert sampler.latest() is None
@@ -344,7 +336,6 @@ def test_no_driver_library_is_driver_not_found(tmp_path: Path) -> None:
         status = status_where(sampler, lambda status: status.fault is not None, "the missing library")
     finally:
         sampler.stop()
-    assert status.fault is not None
     assert (status.fault.subject, status.fault.reason) == ("driver", "DriverNotFound")
     assert "NVIDIA driver" in status.fault.remedy
     assert not status.alive
@@ -356,7 +347,6 @@ def test_a_driver_replaced_under_us_is_opened_anew(fake_driver: FakeDriver, star
     sampler = start()
 
     status = status_where(sampler, lambda status: status.fault is not None, "the mismatch")
-    assert status.fault is not None
     assert status.fault.reason == "LibRmVersionMismatch"
     assert "reboot" in status.fault.remedy
     fake_driver.write(h100())
@@ -369,7 +359,6 @@ def test_a_driver_that_blocks_while_it_opens_is_given_up(fake_driver: FakeDriver
     sampler = start(deadline_seconds=1.0, start_deadline_seconds=1.0)
     status = status_where(sampler, lambda status: status.stalled, "the stall")
     assert time.monotonic() - began < 30.0
-    assert status.fault is not None
     assert "persistence mode" in status.fault.remedy
     assert sampler.latest() is None
 
@@ -514,7 +503,6 @@ def test_gpu_that_was_lost_at_the_start_is_found_in_half_a_minute(fake_driver: F
 
 def test_wait_for_first_sweep_ends_with_sweep_or_reason(fake_driver: FakeDriver, start: Start) -> None:
     sweep = start().wait_for_sweep(60.0)
-    assert sweep is not None
     assert len(sweep.gpus) == 8
 
     fake_driver.vanish()
@@ -565,7 +553,6 @@ def test_gpu_with_unkillable_call_is_not_tried_again(fake_driver: FakeDriver, st
     seen: list[int | None] = []
 
     def blocked() -> bool:
-        assert sampler._child is not None
         seen.append(sampler._child.announced.gpu)
         return seen[-5:] == [3] * 5
 

@@ -50,11 +50,6 @@ def keys(table: dict[str, Any], *path: str) -> Iterator[tuple[tuple[str, ...], A
             yield (*path, key), value
 
 
-def text_of(path: tuple[str, ...], value: object) -> str:
-    """Return a configuration that has only this key. JSON values are valid TOML values, too."""
-    return f"[{'.'.join(path[:-1])}]\n{path[-1]} = {json.dumps(value)}\n"
-
-
 OLD_KEYS = dict(keys(tomllib.loads(CONFIG)))
 OLD_ACTIVITIES = [rule["activity"] for rule in tomllib.loads(CONFIG)["activities"]["rules"]]
 
@@ -70,7 +65,7 @@ def test_configuration_of_old_release_is_accepted_as_a_whole() -> None:
 @pytest.mark.parametrize("path", OLD_KEYS, ids=".".join)
 def test_key_of_old_release_has_its_effect_or_names_its_successor(path: tuple[str, ...]) -> None:
     value, name = OLD_KEYS[path], ".".join(path)
-    text = text_of(path, value)
+    text = f"[{'.'.join(path[:-1])}]\n{path[-1]} = {json.dumps(value)}\n"
     if name in RENAMED:
         with pytest.raises(config.ConfigError, match=f"did you mean '{RENAMED[name]}'"):
             registry.settings_for(config.parse(text, "hangwatch.toml"), "hangwatch.toml", text)

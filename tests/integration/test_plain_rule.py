@@ -3,8 +3,6 @@
 The rule uses no power baseline.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

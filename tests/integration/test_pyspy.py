@@ -98,13 +98,6 @@ def test_after_a_torn_stack_the_target_is_paused_once_and_runs_on(tmp_path: Path
         assert targets.state(pid) == "R"
 
 
-def test_before_a_suspicion_a_torn_stack_stays_unread_and_nothing_is_paused(tmp_path: Path) -> None:
-    with targets.python(targets.SPINNING, tmp_path) as pid:
-        answer = dump(pid, pyspy_path=_torn_at_first(tmp_path), mode=pyspy.DumpMode(may_pause=False))
-        assert (answer.json, answer.paused, targets.state(pid)) == (None, False, "R")
-        assert answer.fault is not None
-
-
 def test_a_stopped_process_is_read_and_left_stopped(tmp_path: Path) -> None:
     with targets.python(targets.SPINNING, tmp_path) as pid:
         targets.stop(pid)
@@ -156,33 +149,6 @@ def test_variables_are_shown_only_when_a_person_asks(tmp_path: Path) -> None:
         without, shown = dump(pid), dump(pid, mode=pyspy.DumpMode(include_locals=True))
     assert b"hunter2" not in (without.json or b"")
     assert b"hunter2" in (shown.json or b"")
-
-
-def test_gone_and_zombie(tmp_path: Path) -> None:
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    targets.wait_for_state(child.pid, "Z")
-    zombie = dump(child.pid)
-    child.wait()
-    gone = dump(child.pid)
-    assert zombie.fault is not None and gone.fault is not None
-    assert (zombie.fault.reason, zombie.state_after) == ("ProcessGone", "Z")
-    assert (gone.fault.reason, gone.state_after) == ("ProcessGone", None)
-
-
-def test_what_is_no_python(tmp_path: Path) -> None:
-    child = subprocess.Popen(["sleep", "600"])
-    try:
-        wait_for(lambda: Path(f"/proc/{child.pid}/comm").read_text() == "sleep\n", "sleep to be executed")
-        answer = dump(child.pid)
-    finally:
-        child.kill()
-        child.wait()
-    assert answer.fault is not None
-    assert (answer.fault.reason, answer.fault.detail) == (
-        "NotPython",
-        "Failed to find python version from target process",
-    )
-    assert not answer.paused
 
 
 @needs_root
@@ -252,7 +218,6 @@ def test_a_py_spy_that_hangs_is_ended_at_the_deadline_and_not_retried(tmp_path: 
     fake = fake_pyspy(tmp_path, "exec sleep 600")
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         answer = dump(pid, pyspy_path=fake, deadline_seconds=0.5)
-    assert answer.fault is not None
     assert (answer.fault.reason, answer.paused) == ("Timeout", False)
     assert 0.5 <= answer.duration_seconds < 30
 
@@ -332,7 +297,6 @@ def wait_until_it_works(pid: int) -> None:
 def test_a_py_spy_that_may_leave_a_rank_stopped_is_refused(tmp_path: Path, printed: str, words: str) -> None:
     old = fake_pyspy(tmp_path, "", f'[ "$1" = --version ] && echo "{printed}" || touch {tmp_path}/dumped')
     answer = dump(os.getpid(), pyspy_path=old)
-    assert answer.fault is not None
     assert (answer.fault.reason, words in answer.fault.detail) == ("PyspyTooOld", True)
     assert not (tmp_path / "dumped").exists()
 
@@ -430,7 +394,6 @@ def test_a_process_of_many_threads_is_read_up_to_what_py_spy_can(tmp_path: Path)
     assert threads[-1].name == "<2,745 threads left out>"
     with targets.python(_MANY.replace("THREADS", "4200"), tmp_path) as pid:
         fault = pyspy.dump(pid, deadline_seconds=60.0).fault
-    assert fault is not None
     assert (fault.reason, fault.about) == ("TooManyThreads", "tool")
     assert "4,201 threads" in fault.detail
 
@@ -443,7 +406,6 @@ def test_a_deep_stack_is_read_up_to_what_py_spy_can(tmp_path: Path) -> None:
     assert [frame.function for frame in deepest.frames].count("<frames left out>") == 1
     with targets.python(_DEEP.replace("FRAMES", "4200"), tmp_path) as pid:
         fault = pyspy.dump(pid, deadline_seconds=60.0).fault
-    assert fault is not None
     assert (fault.reason, fault.about) == ("NoInterpreter", "tool")
     assert "deeper than 4,096 frames" in fault.remedy
 

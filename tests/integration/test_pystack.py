@@ -117,7 +117,6 @@ def test_a_rank_in_a_chroot_has_its_stack(tmp_path: Path) -> None:
 def test_disabled_pystack_leaves_only_the_fault_of_py_spy(tmp_path: Path) -> None:
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         dump = one_look(pid, tmp_path, pystack=False)
-    assert dump.fault is not None
     assert (dump.threads, dump.fault.reason, "pystack:" in dump.fault.detail) == ((), "NoInterpreter", False)
 
 
@@ -154,7 +153,6 @@ def test_a_mapped_file_that_is_a_link_by_now_is_not_followed(tmp_path: Path) -> 
         mapped.unlink()
         (tmp_path / "lib.so (deleted)").symlink_to("/dev/zero")
         answer = pystack.dump(pid, UNREAD, deadline_seconds=60.0)
-    assert answer.fault is not None
     assert "lib.so (deleted) is not the file at this path" in answer.fault.detail
 
 
@@ -164,7 +162,6 @@ def test_a_process_that_is_no_python_keeps_py_spys_fault_with_both_complaints(tm
             answer = pystack.dump(child.pid, UNREAD, deadline_seconds=60.0)
         finally:
             child.kill()
-    assert answer.fault is not None
     assert answer.fault.reason == "NoInterpreter"
     assert answer.fault.detail.startswith("none; pystack: Engine error: Could not determine python version")
 
@@ -175,7 +172,6 @@ def test_what_does_not_answer_is_ended_at_the_deadline(tmp_path: Path, monkeypat
     monkeypatch.setattr(pystack, "CHILD", script)
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         answer = pystack.dump(pid, UNREAD, deadline_seconds=3.0)
-    assert answer.fault is not None
     assert answer.fault.detail == "none; pystack: no stacks within 3 s"
     started = tmp_path / "pid"  # on a loaded machine it may not have started yet
     assert not started.exists() or not Path(f"/proc/{started.read_text()}").exists()
@@ -187,7 +183,6 @@ def test_without_it_the_fault_says_what_to_install(tmp_path: Path, monkeypatch: 
     monkeypatch.delitem(sys.modules, "pystack")
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     answer = pystack.dump(os.getpid(), UNREAD, deadline_seconds=5.0)
-    assert answer.fault is not None
     assert "pip install 'pystack>=1.7,<2'" in answer.fault.remedy
     assert (answer.fault.reason, answer.fault.detail) == ("NoInterpreter", "none")
 

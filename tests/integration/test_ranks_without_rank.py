@@ -141,7 +141,6 @@ def test_forks_are_found_by_the_gpus_that_they_hold(tmp_path: Path) -> None:
     with targets.python(FORKS, tmp_path) as launcher:
         forks = pids(tmp_path, 2)
         job = job_of(forks)
-    assert job is not None
     assert (job.launcher, job.launcher_id is not None and job.launcher_id.pid) == ("fork", launcher)
     assert [(rank.local_rank, rank.id.pid, rank.gpu_uuids) for rank in job.ranks] == [
         (number, pid, (f"GPU-a{number}",)) for number, pid in enumerate(forks)
@@ -152,7 +151,6 @@ def test_a_program_that_starts_the_other_ranks_is_the_first_of_them(tmp_path: Pa
     with targets.python(LED, tmp_path) as first:
         ranks = pids(tmp_path, 3)
         job = job_of(ranks)
-    assert job is not None
     assert (job.launcher, job.world_size, job.local_world_size) == ("lightning", 3, 3)
     assert [(rank.rank, rank.id.pid) for rank in job.ranks] == list(enumerate(ranks))
     assert (ranks[0], job.environ["MASTER_PORT"]) == (first, "29517")
@@ -167,7 +165,6 @@ def test_spawned_ranks_are_found_by_the_variables_that_they_set_later(tmp_path: 
     finally:
         os.killpg(launcher.pid, signal.SIGKILL)
         launcher.wait()
-    assert job is not None
     assert (job.launcher, job.launcher_id is not None and job.launcher_id.pid) == ("spawn", launcher.pid)
     assert (job.world_size, [(rank.rank, rank.id.pid) for rank in job.ranks]) == (3, list(enumerate(ranks)))
 

@@ -110,8 +110,7 @@ def attempt(place: Path, names: dict[int | None, str], uid: int, *groups: int) -
     command = [*as_user(uid, groups=groups), sys.executable, "-c", ATTEMPT, str(place / "state"), *names.values()]
     done = finished(*command, env={**os.environ, "HOME": str(home)})
     assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 def test_owner_can_read_but_not_change_its_incident(place: Path) -> None:
@@ -276,8 +275,7 @@ def read_as(uid: int, folder: Path) -> dict[str, str]:
     with os.fdopen(reader) as pipe:
         text = pipe.read()
     os.waitpid(child, 0)
-    answer: dict[str, str] = json.loads(text)
-    return answer
+    return json.loads(text)
 
 
 def test_incident_of_real_daemon_is_readable_by_its_owner_only(

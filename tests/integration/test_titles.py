@@ -98,7 +98,6 @@ subprocess.run([sys.executable, {str(program)!r}, folder, {method!r}, {servers!r
             return texts if waiting == 3 and started == 1 + len(servers.split()) else None
 
         texts = wait_for(dump_all, "the ranks and servers", 120.0)
-        assert texts is not None
         found = traces.collect((f"{pid}.txt", text) for pid, text in texts.items())
         ranks = [f"--pid={rank.id.pid}" for rank in found.ranks]
         live, of_parent, without_pid = (

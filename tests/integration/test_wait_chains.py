@@ -1,7 +1,5 @@
 """Waits that lead through the driver of a job: measured, and followed to the rank for which the driver waits."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

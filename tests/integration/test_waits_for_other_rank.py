@@ -109,7 +109,6 @@ def test_rank_with_child_waiting_for_a_lock_of_another_rank_waits_for_it(how: st
         group, member = seen("locks", pid, other.pid)
         _, alone = seen("locks", pid)
     path = str(tmp_path / "the.lock")
-    assert member.waits.file_lock is not None
     comm = member.waits.file_lock.holder_comm
     assert member.waits.file_lock == FileLock(path, holder_pid=other.pid, holder_comm=comm, by_child=True)
     assert group.waits_for == "lock" and member.waits.awaited is None

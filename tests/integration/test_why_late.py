@@ -1,7 +1,5 @@
 """Differences of a late rank with injected causes: real processes, the fake driver, and files of control groups."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

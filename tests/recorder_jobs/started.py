@@ -1,7 +1,5 @@
 """A job of tests/data/waitfor.toml, run as plain processes, and a capture of it as the daemon takes it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -92,7 +90,6 @@ def source() -> subprocess.Popen[str]:
 def forked(name: str, folder: Path, environ: dict[str, str]) -> int:
     """Start a job. Return the pid of its first process, from which its ranks are forked."""
     stdin, stdout = source().stdin, source().stdout
-    assert stdin is not None and stdout is not None
     stdin.write(json.dumps({"name": name, "folder": str(folder), "environ": environ}) + "\n")
     stdin.flush()
     return int(stdout.readline())

@@ -3,8 +3,6 @@
 Each way is a function of a rank. It needs only the standard library.
 """
 
-from __future__ import annotations
-
 import _thread
 import collections
 import operator

@@ -126,10 +126,6 @@ _AWAITED: tuple[tuple[str, Doing], ...] = (
 )
 
 
-def _node_that_joins(seconds: float) -> Node:
-    return Node(lambda _gpu, t: TRAINS if t >= seconds else power.JOINS, elsewhere=8)
-
-
 def _checkpoints() -> Node:
     """Return a node that saves 8 s every 10 minutes, and 80 s once."""
 
@@ -163,7 +159,9 @@ LOOK_ALIKES = (
     ),
     Healthy("accumulation", Node(lambda _gpu, t: TRAINS if t % 90 < 2 else TRAINS_ALONE)),
     Healthy("a checkpoint ten times longer than ever", _checkpoints()),
-    Healthy("a node that joins after 8 minutes", _node_that_joins(480)),
+    Healthy(
+        "a node that joins after 8 minutes", Node(lambda _gpu, t: TRAINS if t >= 480 else power.JOINS, elsewhere=8)
+    ),
     Healthy("a first compile of 10 minutes", Node(lambda _gpu, t: TRAINS if t >= 600 else power.COMPILES)),
     Healthy("a CUDA graph that replays", Node(lambda _gpu, t: LAUNCHES if t < HOUR else REPLAYS)),
 )

@@ -8,7 +8,6 @@ descriptors must be unchanged. At the end each process must exit with its own co
 Then the same runs without captures. The longest pause that a process saw is printed for both.
 """
 
-import argparse
 import hashlib
 import json
 import re
@@ -24,6 +23,7 @@ from hangwatch.capture.request import CaptureRequest
 from hangwatch.capture.rounds import job_of_pids
 from hangwatch.config import Capture
 from hangwatch.stacks import activity
+from tests.soak import number_options
 
 EXIT_CODE = 7
 PROGRAM = f"""
@@ -79,7 +79,6 @@ def start() -> Target:
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert process.stdout is not None
     process.stdout.readline()
     return Target(process, _fields(process.pid), _descriptors(process.pid))
 
@@ -136,10 +135,7 @@ def report(name: str, longest: float, harm: Sequence[str]) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--processes", type=int, default=4)
-    options = parser.parse_args()
+    options = number_options(__doc__, count=1000, processes=4)
     began = time.monotonic()
     longest, harm, stacks = run(options.processes, options.count, 0.0)
     report(f"{options.count} captures of {options.processes} processes, {stacks} stacks", longest, harm)

@@ -9,7 +9,6 @@ one higher. The command exits with 1 if not. The daemon monitors all jobs that i
 would count: run it in a pid namespace of its own, as `make long PART=soak` does.
 """
 
-import argparse
 import contextlib
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from hangwatch.demo.simulated_node import SimulatedNode
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, compile_library, h100
 from tests.real_daemon import RealDaemon
+from tests.soak import number_options
 from tests.soak.growth import find_growth
 
 RANKS, STUCK = 4, 2
@@ -74,9 +74,7 @@ def live(daemon: RealDaemon, driver: FakeDriver) -> Usage:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=30.0)
-    end = time.monotonic() + 60 * parser.parse_args().minutes
+    end = time.monotonic() + 60 * number_options(__doc__, minutes=30.0).minutes
     usages: list[Usage] = []
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

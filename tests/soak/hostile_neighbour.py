@@ -11,7 +11,6 @@ Each row is one life of the job: its state, page and named rank. All load is bou
 loopback. The script ends only processes that it started.
 """
 
-import argparse
 import contextlib
 import ctypes
 import os
@@ -29,6 +28,7 @@ from pathlib import Path
 
 from tests.fake_driver import FakeDriver, compile_library, h100
 from tests.real_daemon import RealDaemon
+from tests.soak import number_options
 
 LIBC = ctypes.CDLL(None)
 RANKS = 4
@@ -359,9 +359,7 @@ def resident_mebibytes(pid: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=20.0)
-    options = parser.parse_args()
+    options = number_options(__doc__, minutes=20.0)
     wrong = lives = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -6,7 +6,6 @@ Each time a real daemon monitors a job that hangs from the start (fake driver, s
 repeatedly. The signal is sent at a random moment, chosen by the seed.
 """
 
-import argparse
 import random
 import signal
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 from hangwatch.demo.simulated_node import SimulatedNode
 from tests.fake_driver import FakeDriver, compile_library, h100
 from tests.real_daemon import RealDaemon
+from tests.soak import number_options
 
 DEADLINE_SECONDS = 5.0
 BUSY = {
@@ -47,11 +47,7 @@ def once(library: Path, node: SimulatedNode, seed: int) -> float | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--lanes", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
+    options = number_options(__doc__, count=200, lanes=3, seed=1)
     with tempfile.TemporaryDirectory() as name, SimulatedNode(2) as node, ThreadPoolExecutor(options.lanes) as pool:
         library = compile_library(Path(name))
         seeds = range(options.seed, options.seed + options.count)

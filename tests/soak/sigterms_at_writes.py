@@ -6,7 +6,6 @@ Each time a real daemon monitors a job that hangs from the start (fake driver, s
 up to 60 ms after the verdict is logged, chosen by the seed. The integration test runs some of the seeds.
 """
 
-import argparse
 import random
 import re
 import signal
@@ -26,6 +25,7 @@ from hangwatch.store import Store
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, compile_library, h100
 from tests.real_daemon import RealDaemon
+from tests.soak import number_options
 
 RANKS = 4
 WINDOW_SECONDS = 0.06
@@ -81,11 +81,7 @@ def driver_of(library: Path, scenario: Path, node: SimulatedNode) -> FakeDriver:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=50)
-    parser.add_argument("--lanes", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
+    options = number_options(__doc__, count=50, lanes=2, seed=1)
     with (
         tempfile.TemporaryDirectory() as name,
         SimulatedNode(RANKS) as node,

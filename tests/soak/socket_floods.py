@@ -7,7 +7,6 @@ flooder are printed. Then `--users` users, each with a job, flood the socket in 
 user runs `hangwatch dump`.
 """
 
-import argparse
 import os
 import random
 import shutil
@@ -25,6 +24,7 @@ from tests.integration import targets
 from tests.integration.test_user_socket import RANK, Node, names_of
 from tests.other_users import as_user
 from tests.real_daemon import RealDaemon
+from tests.soak import number_options
 
 PYTHON = "/usr/bin/python3"  # every user may run it
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -150,11 +150,7 @@ def answered(node: Node, victim: int, users: list[int], dumps: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--dumps", type=int, default=20)
-    parser.add_argument("--users", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    options = parser.parse_args()
+    options = number_options(__doc__, dumps=20, users=12, seconds=5.0)
     victim, *users = random.sample(range(1 << 20, 1 << 30), 1 + options.users)
     with node_with_jobs([victim, *users]) as node:
         for kind, where, modes in (("unix", str(node.socket), OVER_UNIX), ("tcp", node.daemon.address, OVER_TCP)):

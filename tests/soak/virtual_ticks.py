@@ -8,7 +8,6 @@ Python has allocated. The median of the last quarter must be within 5 % of that 
 fills the bounded tables, for example that of earlier hangs. The command exits with 1 if a number grows.
 """
 
-import argparse
 import gc
 import sys
 import tracemalloc
@@ -22,6 +21,7 @@ from hangwatch.metrics import collector
 from hangwatch.model import Job, ProcessId
 from tests.scenarios.power import LOCKED, TRAINS, WAITS
 from tests.scenarios.simulation import SETTINGS, Doing, Node, Simulation
+from tests.soak import number_options
 from tests.soak.growth import find_growth
 
 RANKS = 2
@@ -89,9 +89,7 @@ def play(ticks: int) -> list[Size]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--ticks", type=int, default=200_000)
-    sizes = play(parser.parse_args().ticks)
+    sizes = play(number_options(__doc__, ticks=200_000).ticks)
     growing = find_growth(sizes, 4)
     print("\n".join(growing) or f"{len(sizes)} rounds of jobs: nothing grows")
     return int(bool(growing))

@@ -1,7 +1,5 @@
 """The registry of recorders in damaged memory: a few reads, then a fault."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 

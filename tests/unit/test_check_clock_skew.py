@@ -1,7 +1,5 @@
 """clock_skew: the kernel's clock state, a real chronyd on loopback, peers by SNTP, and jumps of the clock."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -3,8 +3,6 @@
 The tests use fixture trees and real network namespaces.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

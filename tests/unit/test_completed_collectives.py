@@ -57,7 +57,6 @@ def test_operations_before_the_oldest_open_one_are_completed(
     rounds: list[Round], completed: int | None, *, stays_open: bool
 ) -> None:
     measured = measure(*rounds)
-    assert measured is not None
     assert (measured.completed, measured.stays_open) == (completed, stays_open)
 
 
@@ -101,7 +100,6 @@ def test_usual_gap_is_the_shortest_of_the_groups_that_count() -> None:
     groups = tuple(GroupStatus(group_id=number, usual_gap_seconds=20.0 - number, **status) for number in range(2))
     read = recorder(by(MAIN, 990), by(BEAT, 999, group_id=1), groups=groups)
     measured = completed_collectives.measure([[read]], MAIN)
-    assert measured is not None
     assert (measured.idle_seconds, measured.usual_gap_seconds) == (10.0, 20.0)
 
 

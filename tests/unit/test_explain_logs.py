@@ -181,7 +181,6 @@ def test_a_progress_bar_is_the_line_that_a_terminal_shows() -> None:
 )
 def test_times(text: str, clock: str, same: str) -> None:
     first, second = rank_log.read_moment(text), rank_log.read_moment(same)
-    assert first is not None and second is not None
     assert (first.clock, first.seconds) == (clock, second.seconds) == (second.clock, second.seconds)
 
 

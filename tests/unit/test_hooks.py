@@ -144,7 +144,6 @@ def test_text_of_a_job_owner_is_neither_option_nor_shell_code(script: Script) ->
     command = ("/usr/bin/true", *(f"{{{name}}}" for name in names))
     hostile = incident(job_id="--rm; $(x)\n`y`", job_name="../-a b", job_key="k1", owner="Slurm job 4711", uid=1004)
     call = due_hook(config.Hooks(on_hung=command), hostile, JobState.HUNG, Path("/state/incidents/one"))
-    assert call is not None
     assert call.command[1:] == (
         "/state/incidents/one", "one", "_-rm____x___y_", "_._-a_b", "k1", "hung", "Slurm job 4711", "1004", "4711", samples.NODE,
     )  # fmt: skip
@@ -165,7 +164,6 @@ def test_pods_are_those_of_the_named_ranks() -> None:
             JobState.HUNG,
             None,
         )
-        assert call is not None
         return call.environ.get("HANGWATCH_PODS")
 
     assert pods((2,)) == "0a1b2c32"
@@ -178,7 +176,6 @@ def test_verdict_has_no_character_that_ends_a_string() -> None:
     text = "Rank 3 is blocked in \"$(x)\\`y`\n' at a.py:7. " + "x" * 600
     hostile = replace(found, verdict=replace(found.verdict, message=text))
     call = due_hook(config.Hooks(on_hung=("/usr/bin/true", "{message}", "{kind}")), hostile, JobState.HUNG, None)
-    assert call is not None
     message, kind = call.command[1:]
     assert message.startswith("Rank 3 is blocked in __(x)__y___ at a.py:7. xxx") and len(message) == 500
     assert (call.environ["HANGWATCH_MESSAGE"], kind) == (message, found.verdict.kind)

@@ -586,8 +586,6 @@ def test_without_a_descriptor_it_waits_and_goes_on() -> None:
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ}
     ) as running:
-        assert running.stdin is not None
-        assert running.stdout is not None
         port = int(running.stdout.readline())
         assert running.stdout.readline() == "full\n"
         with socket.create_connection(("127.0.0.1", port), timeout=1.0) as one:

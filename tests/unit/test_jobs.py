@@ -1,7 +1,5 @@
 """The jobs in a tree like /proc, for each launcher: a real scan of written trees."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

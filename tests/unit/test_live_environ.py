@@ -19,7 +19,6 @@ ENTRIES = (b"HOME=/root", b"RANK=3", b"TOKEN=secret", b"no equals sign", b"MASTE
 
 def variables(memory: EnvironMemory) -> dict[str, str]:
     answer = read_environ(memory.memory.read, Place(memory.symbol), WANTED)
-    assert answer is not None
     return answer[1].variables
 
 
@@ -96,7 +95,6 @@ def read_while_changing(offset: int) -> dict[str, str]:
         return pieces
 
     answer = read_environ(read, Place(memory.symbol), WANTED)
-    assert answer is not None
     return answer[1].variables
 
 

@@ -44,7 +44,6 @@ def test_pci_paths_gpus_and_nics_of_a_node(tmp_path: Path) -> None:
 
     gpu = pci.path_of(tmp_path, "0000:9d:00.0")
 
-    assert gpu is not None
     assert (gpu.steps[0], gpu.steps[-1], gpu.numa_node) == ("pci0000:9a", "0000:9d:00.0", 1)
     cards = pci.nics(tmp_path)
     assert [card.name for card in cards] == [f"mlx5_{number}" for number in range(8)]

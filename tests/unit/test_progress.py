@@ -459,7 +459,6 @@ def test_incident_with_one_capture_of_another_user_is_unreadable(
         life.look(grouping(), uid=uid)
         life.power(110, 120)
     incident = life.entry.incident
-    assert incident is not None
     assert (len(incident.captures), incident.job.uid) == (2, reader)
 
 

@@ -33,7 +33,6 @@ def failed(reply: Reply) -> str:
 def test_a_node_speaks_under_the_name_by_which_it_was_asked() -> None:
     replies = Replies()
     dump = replies.take(reply())
-    assert dump is not None
     (one,) = dump.jobs
     assert (dump.node, one.node) == ("n1", "n1")
     assert {member.id.node for member in one.grouping.members} == {"n1"}

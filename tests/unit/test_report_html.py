@@ -215,7 +215,6 @@ def test_a_hostile_amount_of_everything_fits() -> None:
 def test_more_gpus_than_lines_become_a_band() -> None:
     incident = samples.replaced(samples.loader_hang(), power=samples.power(frozenset({7}), gpus=40))
     chart = power_chart.chart(incident)
-    assert chart is not None
     assert [line.name for line in chart.lines] == ["median of 40 GPUs", "GPU 7"]
     assert chart.band.startswith("M")
     assert "from the lowest to the highest" in Page(html.render(incident)).text
@@ -254,7 +253,6 @@ def test_progress_goes_on_after_a_restart_of_the_daemon(before: list[int], after
     whole = series([1000, *before], 0)
     assert extend_collectives(whole, series([1000, *before], 0)) == whole
     joined = extend_collectives(whole, series(after, 100))
-    assert joined is not None
     assert list(joined.totals) == sorted(joined.totals)
     assert joined.totals[-1] - joined.totals[0] == sum(before) + sum(after[1:])
     if sum(after[1:]) == 0 and before[-1]:
@@ -269,7 +267,6 @@ def test_a_silence_is_a_gap_and_peaks_survive_thinning() -> None:
         samples.loader_hang(), power=(PowerSeries(uuid="u", index=0, unix_seconds=times, watts=watts),)
     )
     chart = power_chart.chart(incident)
-    assert chart is not None
     (line,) = chart.lines
     assert line.path.count("M") == 2
     lowest = min(float(y) for y in re.findall(r",([\d.]+)", line.path))
@@ -317,7 +314,6 @@ def test_many_captures_do_not_write_over_each_other() -> None:
         for n in range(100)
     )
     chart = power_chart.chart(samples.replaced(incident, captures=captures))
-    assert chart is not None
     labelled = [mark.at for mark in chart.captures if mark.label]
     assert len(labelled) > 1
     assert all(b - a >= 80 for a, b in pairwise(labelled))

@@ -146,7 +146,6 @@ def test_rank_that_polls_for_nothing_is_frozen_after_the_hold(polls: Signature) 
     captured(life, 10.0, polls)
     assert life.state is JobState.HUNG
     incident = life.snapshot.jobs["42"].incident
-    assert incident is not None
     (asleep,) = (one for one in incident.grouping.members if one.id == RANK)
     assert asleep.motion is Motion.FROZEN
     assert asleep.stack.sleep is not None

@@ -40,7 +40,6 @@ def sleep_in(*rounds: ProcessDump) -> Sleep | None:
 )
 def test_sleep_tells_its_end(taken: ProcessDump) -> None:
     sleep = sleep_in(taken, taken)
-    assert sleep is not None
     assert (sleep.until_unix_seconds, sleep.seconds, sleep.is_polling) == (1030.0, 30.0, False)
 
 
@@ -78,7 +77,6 @@ def test_sleep_of_a_capture_is_that_of_its_last_round_and_the_longest() -> None:
     first, last = dump(NANOSLEEP), dump(later)
     assert sleep_in(first, dump(None, line=49), last) == sleep_in(first, last)
     sleep = sleep_in(first, last)
-    assert sleep is not None
     assert (sleep.until_unix_seconds, sleep.seconds) == (1031.0, 30.0)
 
 

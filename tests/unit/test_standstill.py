@@ -44,7 +44,6 @@ def test_a_rank_is_settled_after_several_looks_and_so_much_time() -> None:
 def test_a_rank_with_bytes_is_settled_later() -> None:
     carrying = CodeRegion(within="loop", places=("1",), carries=True)
     known = after(stay("1"), carrying, stay("1"))
-    assert known is not None
     assert known.stay.carries
     assert not list(standstill.find_settled({RANK: known}, 899.0, 240.0, 900.0))
     assert list(standstill.find_settled({RANK: known}, 900.0, 240.0, 900.0)) == [RANK]

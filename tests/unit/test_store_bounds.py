@@ -197,7 +197,6 @@ def test_one_file_of_one_incident_and_nothing_else_is_read(tmp_path: Path) -> No
     (tmp_path / "state/incidents/notes/report.html").write_text("x")
     for name, content in (("report.html", b"<p>"), ("dumps/r1/rank0.txt", b"Process 1: x")):
         file = kept.open_file(folder.name, name)
-        assert file is not None
         with file:
             assert file.read() == content
     for incident, name in (

@@ -45,7 +45,6 @@ def test_settings_of_exporters_are_accepted(folder: Path) -> None:
     assert settings.users == {"alice": HASH, "123": HASH}
     assert settings.allowed_sans == {"prometheus.example", "10.0.0.1"}
     assert settings.files == (path, folder / "node.pem", folder / "node-key.pem", folder / "ca.pem")
-    assert settings.tls is not None
     assert settings.tls.verify_mode is ssl.CERT_REQUIRED
     assert settings.tls.maximum_version is ssl.TLSVersion.TLSv1_2
     of_tls12 = [one["name"] for one in settings.tls.get_ciphers() if one["protocol"] == "TLSv1.2"]

@@ -410,10 +410,7 @@ def test_a_network_policy_that_would_do_nothing_is_refused() -> None:
 def test_a_scrape_that_may_last_longer_than_its_interval_is_refused(
     interval: str, timeout: str, is_refused: bool
 ) -> None:
-    """Refuse a scrape timeout longer than the interval.
-
-    The Prometheus operator only logs such a PodMonitor and ignores it.
-    """
+    """The Prometheus operator only logs such a PodMonitor and ignores it."""
     values = {"podMonitor": {"enabled": True, "interval": interval, "scrapeTimeout": timeout}}
     if is_refused:
         with pytest.raises(helm_python.HelmRenderError, match=f"scrapeTimeout={timeout} is longer than"):

@@ -360,10 +360,7 @@ def test_a_worker_that_comes_from_nowhere_is_no_trouble() -> None:
 @needs_root
 @pytest.mark.parametrize(("ids", "is_shown"), [((4001, 4001), True), ((4002, 4002), False), ((4001, 0), False)])
 def test_a_process_that_is_not_the_readers_is_not_dumped(tmp_path: Path, ids: tuple[int, int], is_shown: bool) -> None:
-    """Do not dump a process that has changed its user.
-
-    Any process of a job can change its user: execve(2) of a setuid program keeps the pid.
-    """
+    """Any process of a job can change its user: execve(2) of a setuid program keeps the pid."""
     real, effective = ids
     code = f"import os, time\nready()\nos.setresuid({real}, {effective}, {effective})\ntime.sleep(600)"
     with targets.python(code, tmp_path) as pid:
@@ -393,10 +390,7 @@ functions[0](0)
 
 
 def test_what_a_program_makes_of_its_stacks_fills_no_memory(tmp_path: Path) -> None:
-    """Limit the size of the kept stacks.
-
-    The process has 20 threads with 30 functions each. Each name has 4,000 characters, so py-spy prints 7 MB.
-    """
+    """The process has 20 threads with 30 functions each. Each name has 4,000 characters, so py-spy prints 7 MB."""
     with targets.python(MANY_THREADS, tmp_path) as pid:
         job = job_of_pids([pid])
         found = [

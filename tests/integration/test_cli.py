@@ -531,10 +531,7 @@ def test_the_answer_on_one_job_is_there_while_the_next_is_looked_at() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts processes of another user")
 def test_the_job_of_a_stranger_is_left_out_and_said(tmp_path: Path) -> None:
-    """Report that a job of another user exists, without its data.
-
-    Its launcher shows the job: all users can read which process started which.
-    """
+    """Its launcher shows the job: all users can read which process started which."""
     launcher = tmp_path / "torchrun"
     rank = "import time; print('up', flush=True); time.sleep(120)"
     launcher.write_text(f"import subprocess, sys\nsubprocess.run([sys.executable, '-u', '-c', {rank!r}])\n")

@@ -297,10 +297,7 @@ def test_of_dead_ranks_so_many_are_remembered_and_one_owner_crowds_out_no_other(
 
 
 def test_first_of_200_ranks_that_die_together_is_named(tmp_path: Path) -> None:
-    """Kill 200 ranks that each have an error file.
-
-    One scan finds all of them gone, so it does not show which died first.
-    """
+    """One scan finds all of them gone, so it does not show which died first."""
     ranks = [Rank(id=ProcessId(pid=999_000_000 + n, start_ticks=1), rank=n, local_rank=n) for n in range(200)]
     job = Job(job_id="many", launcher="torchrun", launcher_id=None, ranks=tuple(ranks), share="uid 1")
     known, now = crash_artifacts.RankSnapshots(tree_of_ranks(tmp_path, ranks)), time.time()
@@ -320,10 +317,7 @@ def test_first_of_200_ranks_that_die_together_is_named(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_ends_just_now_is_remembered_as_it_was(tmp_path: Path) -> None:
-    """Keep the data of a rank while it ends.
-
-    The kernel removes its program, its folder and its namespaces, in this order.
-    """
+    """The kernel removes its program, its folder and its namespaces, in this order."""
     rank = Rank(id=ProcessId(pid=999_000_000, start_ticks=1), rank=0, local_rank=0)
     known, process = (
         crash_artifacts.RankSnapshots(tree_of_ranks(tmp_path, [rank])),

@@ -225,10 +225,7 @@ def test_a_look_that_fails_as_a_whole_loses_no_hang(tmp_path: Path) -> None:
 
 
 def test_a_check_that_found_no_job_looks_again_when_one_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the check when a job appears, although its next tick is five minutes away.
-
-    Otherwise the status page would show "no training job runs on this node" next to the job.
-    """
+    """Otherwise the status page would show "no training job runs on this node" next to the job."""
     monkeypatch.setattr(node_checks, "CHECK_AGAIN_SECONDS", 0.1)
     node = SimulatedNode(2)
     looks: list[int] = []
@@ -283,10 +280,7 @@ def test_jobs_that_hang_together_are_looked_at_together(tmp_path: Path) -> None:
 
 
 def test_captures_that_wait_while_a_scan_runs_share_the_next_one(tmp_path: Path) -> None:
-    """Share one scan between all captures that wait for a scan.
-
-    With 10,000 processes, one scan per capture delayed the page of another user by half a minute.
-    """
+    """With 10,000 processes, one scan per capture delayed the page of another user by half a minute."""
     with (
         SimulatedNode(2) as node,
         quick_daemon(node, tmp_path, jobs=config.Jobs(discover_seconds=600.0)) as daemon,

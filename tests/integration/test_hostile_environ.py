@@ -79,10 +79,7 @@ def test_what_others_write_into_environments_keeps_no_page_back(fake_driver: Fak
 
 
 def test_scan_that_does_not_return_is_a_health_problem(tmp_path: Path) -> None:
-    """Block the scan at a FIFO in a fake /proc.
-
-    No file of a real /proc is known to block a scan. The test of `locked_memory` has reads that do block.
-    """
+    """No file of a real /proc is known to block a scan. The test of `locked_memory` has reads that do block."""
     lay_out("1 (init) S parent=0 start=1\n7 (python) S parent=1 start=9\n", tmp_path)
     (tmp_path / "7" / "stat").unlink()
     os.mkfifo(tmp_path / "7" / "stat")

@@ -425,10 +425,7 @@ sys.meta_path.insert(0, Finder())
     [("click", -signal.SIGINT, ""), ("hangwatch.cli.incidents", 130, "\nstopped\n")],
 )
 def test_ctrl_c_while_it_starts_leaves_no_traceback(module: str, code: int, says: str, tmp_path: Path) -> None:
-    """Interrupt the start while different modules are imported.
-
-    The console script and `python -m` start in the same module.
-    """
+    """The console script and `python -m` start in the same module."""
     (tmp_path / "sitecustomize.py").write_text(INTERRUPTED_AT.format(name=module))
     done = finished(
         *HANGWATCH, "report", "/nowhere", env={**os.environ, "PYTHONPATH": str(tmp_path)}, preexec_fn=obeys_ctrl_c

@@ -75,10 +75,7 @@ def test_a_process_that_lets_go_is_read(tmp_path: Path) -> None:
 
 
 def test_gpu_process_is_read_although_blocked_threads_are_at_the_limit() -> None:
-    """Read a process that holds a GPU, even after the limit of blocked threads is reached.
-
-    The blocked threads read processes of many uids, which may all belong to one person.
-    """
+    """The blocked threads read processes of many uids, which may all belong to one person."""
     reads = locked_memory.Readers(deadline_seconds=0.02)
     free = threading.Event()
     me = identity(1)

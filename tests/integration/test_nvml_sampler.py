@@ -364,10 +364,7 @@ def test_a_driver_that_blocks_while_it_opens_is_given_up(fake_driver: FakeDriver
 
 
 def test_gpus_that_take_long_to_open_are_waited_for(fake_driver: FakeDriver, start: Start) -> None:
-    """Wait for GPUs that open slowly.
-
-    Without persistence mode each takes a second or more, so eight of them exceed the deadline of a sample.
-    """
+    """Without persistence mode each takes a second or more, so eight of them exceed the deadline of a sample."""
     fake_driver.add("gpu all fault nvmlDeviceGetHandleByIndex_v2 slow")
     sampler = start(deadline_seconds=2.0)
     early = sampler.query(Details[GpuFabric], 0.1)

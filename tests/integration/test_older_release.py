@@ -79,10 +79,7 @@ def test_key_of_old_release_has_its_effect_or_names_its_successor(path: tuple[st
 
 @pytest.mark.parametrize("name", OLD_ACTIVITIES)
 def test_activity_of_old_release_is_known_or_names_its_successor(name: str) -> None:
-    """Accept the name of the activity, or give the new name.
-
-    If a rule has an unknown activity, it defines a new activity.
-    """
+    """If a rule has an unknown activity, it defines a new activity."""
     rule = config.ActivityRule(activity=name, function="ours")
     if name in RENAMED:
         with pytest.raises(config.ConfigError, match=RENAMED[name]):

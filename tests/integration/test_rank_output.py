@@ -108,10 +108,7 @@ def test_a_deleted_file_is_read_by_its_descriptor(tmp_path: Path) -> None:
 
 
 def test_a_fifo_is_not_opened(tmp_path: Path) -> None:
-    """Do not open a FIFO.
-
-    A writer that waits for a reader would continue, and SIGPIPE would then kill it.
-    """
+    """A writer that waits for a reader would continue, and SIGPIPE would then kill it."""
     os.mkfifo(tmp_path / "log")
     fifo = os.open(tmp_path / "log", os.O_RDWR)
     with writing(SLEEPS, "", to=[fifo]) as (rank,):

@@ -456,10 +456,7 @@ def test_bytes_that_a_rank_receives_into_memory_are_motion(tmp_path: Path) -> No
 
 
 def test_rank_in_a_debugger_waits_for_a_person() -> None:
-    """Warn first, and page only after the stalled hold.
-
-    The rank waits for a person, not for the job, so it is not judged.
-    """
+    """The rank waits for a person, not for the job, so it is not judged."""
     ours, theirs = os.openpty()
     child = subprocess.Popen([sys.executable, "-c", "breakpoint()\n"], stdin=theirs, stdout=theirs, stderr=theirs)
     try:
@@ -495,10 +492,7 @@ step = 1
 
 @pytest.mark.parametrize("comes", [False, True], ids=["no debugger has attached", "at a breakpoint"])
 def test_rank_in_debugpy_polls(comes: bool) -> None:
-    """Recognize debugpy, which uses no terminal.
-
-    Its main thread wakes 47 times a second while it waits for the editor, and 5 times at a breakpoint.
-    """
+    """Its main thread wakes 47 times a second while it waits for the editor, and 5 times at a breakpoint."""
     with spawn(sys.executable, "-Xfrozen_modules=off", "-c", DEBUGGED) as child:
         port = int(first_line(child))
         with debug_client.attach_debugger(port) if comes else contextlib.nullcontext():

@@ -71,10 +71,7 @@ def test_a_unix_socket_tells_its_other_end_and_whether_it_listens(tmp_path: Path
 
 
 def test_an_ipv4_address_inside_ipv6_is_one_address() -> None:
-    """Compare the two ends of a connection.
-
-    torch's store listens on IPv4 and IPv6, so one end may have its IPv4 address in IPv6 form.
-    """
+    """torch's store listens on IPv4 and IPv6, so one end may have its IPv4 address in IPv6 form."""
     with contextlib.ExitStack() as stack:
         listening = stack.enter_context(socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True))
         ours = stack.enter_context(socket.create_connection(("127.0.0.1", listening.getsockname()[1])))

@@ -325,10 +325,7 @@ def test_a_library_below_a_link_is_not_opened(tmp_path: Path) -> None:
 
 
 def test_a_child_that_has_had_no_core_yet_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep a slow child.
-
-    No Python reads a library within 0.01 s, so this child still runs at its deadline.
-    """
+    """No Python reads a library within 0.01 s, so this child still runs at its deadline."""
     with targets.python(ALONE.format(more=""), tmp_path) as pid:
         read(identity(pid))  # puts the library into the page cache: the child waits for no disk
         monkeypatch.setattr(symbols, "SHARED", symbols.SymbolTables(deadline_seconds=0.01))

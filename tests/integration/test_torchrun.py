@@ -283,10 +283,7 @@ def test_ranks_in_different_collectives_are_shown_and_none_is_named(job: RealJob
 
 
 def test_a_job_that_destroyed_its_process_group_is_over_and_before_that_it_is_not(tmp_path: Path) -> None:
-    """Destroy the process group.
-
-    This closes the connections between the ranks, and those to the store in torchrun's agent.
-    """
+    """This closes the connections between the ranks, and those to the store in torchrun's agent."""
     program = PROGRAM.with_name("ends.py")
     torchrun = beside_python("torchrun")
     with launched(tmp_path, torchrun, f"--nproc-per-node={RANKS}", str(program), str(tmp_path)) as one:
@@ -307,10 +304,7 @@ def idle_judgement(job: RealJob) -> tuple[Grouping, Verdict] | None:
 
 
 def test_a_job_with_ddp_that_destroyed_its_process_group_is_over(tmp_path: Path) -> None:
-    """Count only connections on which a main thread receives.
-
-    With DDP, idle connections to the store and between the ranks remain after the end of the group.
-    """
+    """With DDP, idle connections to the store and between the ranks remain after the end of the group."""
     program = PROGRAM.with_name("ends.py")
     torchrun = beside_python("torchrun")
     with launched(tmp_path, torchrun, f"--nproc-per-node={RANKS}", str(program), str(tmp_path), "ddp") as one:

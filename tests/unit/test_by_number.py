@@ -132,10 +132,7 @@ def test_rank_sleeping_in_torch_is_not_named_against_the_numbers() -> None:
 
 
 def test_advice_omits_numbers_that_the_evidence_has() -> None:
-    """Do not recommend collecting sequence numbers that the evidence already has.
-
-    By its stack, rank 3 is the rank to check first: no other rank is in its barrier.
-    """
+    """By its stack, rank 3 is the rank to check first: no other rank is in its barrier."""
     pair = {"eval": (0, 1)}
     others = [standing(rank, waits(6)) for rank in range(3)]
     barrier = Frame(function="barrier", file="torch/distributed/distributed_c10d.py", line=7)

@@ -59,10 +59,7 @@ def test_kill_at_the_limit_of_a_job_names_the_job(tree: NodeTree) -> None:
 
 
 def test_all_processes_of_a_pod_are_one_finding(tree: NodeTree) -> None:
-    """Join the lines of one pod.
-
-    With memory.oom.group, which the kubelet sets, the kernel writes one summary and a line for each killed process.
-    """
+    """With memory.oom.group, which the kubelet sets, the kernel writes one summary and a line for each killed process."""
     container = f"{POD}/cri-containerd-12.scope"
     group = f"Tasks in {container} are going to be killed due to memory.oom.group set"
     log(tree, summary(10, limit=container, cgroup=container), killed(10), group, *map(killed, range(11, 14)))

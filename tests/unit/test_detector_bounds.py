@@ -512,10 +512,7 @@ def test_two_watches_of_one_job_are_the_first_with_what_the_second_knows() -> No
 
 
 def test_ranks_that_moved_in_an_earlier_suspicion_are_forgotten() -> None:
-    """Forget which ranks moved in an earlier suspicion.
-
-    Ranks 0 and 1 move in the first suspicion, another rank in the second. The job was never at work.
-    """
+    """Ranks 0 and 1 move in the first suspicion, another rank in the second. The job was never at work."""
 
     def movers(*ranks: int) -> dict[str, object]:
         return {"movers": frozenset(RankId(rank=rank) for rank in ranks)}

@@ -495,10 +495,7 @@ def test_second_claimant_of_a_live_rank_is_a_separate_job(tmp_path: Path) -> Non
 
 
 def test_a_pod_that_is_not_connected_to_the_store_is_no_part_of_the_job(tmp_path: Path) -> None:
-    """Exclude a pod without a connection to the job's store.
-
-    In pods all users are uid 0, so a process that copies a job's variables can claim a rank.
-    """
+    """In pods all users are uid 0, so a process that copies a job's variables can claim a rank."""
     text = (FOLDER / "pytorchjob_pods.proc").read_text()
     pod = text[text.index("140 (") : text.index("= plain")]
     intruder = re.sub(r"\b14(\d)\b", r"15\1", pod).replace("RANK=3", "RANK=1").replace("3b7d9e04", "f00dcafe")
@@ -533,10 +530,7 @@ def test_pods_of_which_none_is_seen_connected_are_jobs_of_their_own(name: str, t
 
 @pytest.mark.parametrize("space", ["user:[4026532999]", ""])
 def test_store_address_in_a_user_made_network_joins_no_jobs(space: str, tmp_path: Path) -> None:
-    """Do not join jobs by a store address in a network namespace that a user may have made.
-
-    A user is root in its user namespace and can use the store address of another user there.
-    """
+    """A user is root in its user namespace and can use the store address of another user there."""
     root = lay_out(TREES["pytorchjob_pods"], tmp_path)
     (root / "142/ns/user").unlink()
     if space:

@@ -166,10 +166,7 @@ def test_what_is_no_line_of_the_kernel(line: str) -> None:
 
 @given(comm=st.text(min_size=1, max_size=15).filter(lambda text: "\n" not in text))
 def test_no_comm_makes_a_pid_of_its_own(comm: str) -> None:
-    """Find the right pid.
-
-    A process can choose only its name, the 15 bytes before the pid; the kernel writes the rest.
-    """
+    """A process can choose only its name, the 15 bytes before the pid; the kernel writes the rest."""
     said = kernel_lines.find(f"{comm}[4242]: segfault at 0 ip 0 sp 0 error 4 in x[0+1]")
     assert said is None or said.subject == "4242"
 

@@ -250,10 +250,7 @@ def test_a_job_of_which_nothing_is_left_is_not_hung() -> None:
 
 
 def test_a_job_keeps_its_name_while_its_ranks_live() -> None:
-    """Keep the name of a job even if a scan would give another name.
-
-    This occurs if the allocation gets a second job, or if the launcher is killed.
-    """
+    """This occurs if the allocation gets a second job, or if the launcher is killed."""
     life = hung()
     renamed, other = replace(job(), job_id="42-p100"), job(pid=500, job_id="42-p500")
     life.discover(renamed, other)
@@ -271,10 +268,7 @@ def apart() -> Job:
 
 
 def test_key_moves_to_job_that_holds_a_gpu() -> None:
-    """Give the key to the job on a GPU.
-
-    Otherwise an older process with copied variables would have this key on all nodes.
-    """
+    """Else an older process with copied variables would have this key on all nodes."""
     life = at_work()
     real = replace(job(pid=500), holds_gpu=True)
     life.discover(job(), replace(real, job_id="42-p500", job_key="42-p500", holds_gpu=False))
@@ -422,10 +416,7 @@ def test_jobs_do_not_disturb_each_other() -> None:
 
 
 def test_ranks_with_a_stack_count_as_seen() -> None:
-    """Count ranks with a stack as seen, even if they spin next to idle GPUs.
-
-    Then the job pages after the stalled hold.
-    """
+    """Then the job pages after the stalled hold."""
     members = tuple(Member(id=RankId(node="n1", rank=i), signature=Signature.SPINS) for i in range(2))
     stack = (Frame(function="step", file="mine.py", line=7),)
     seen = steps.count_motion(Grouping(groups=(Group(key="k", activity="unknown", members=members, frames=stack),)))
@@ -928,10 +919,7 @@ def test_a_crash_of_the_same_processes_is_one_incident_told_anew() -> None:
 
 
 def test_later_crash_without_a_name_does_not_replace_a_named_crash() -> None:
-    """Keep the crash with the named rank.
-
-    The ranks of the next attempt only report each other, and the warning of that attempt ends after seconds.
-    """
+    """The ranks of the next attempt only report each other, and the warning of that attempt ends after seconds."""
     named = crash(1, 100)
     named = replace(named, verdict=replace(named.verdict, named=(RankId(rank=0),)))
     snapshot, _ = steps.record_crash(Snapshot(), named, now=0.0)

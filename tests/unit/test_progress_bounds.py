@@ -64,10 +64,7 @@ def test_sample_is_stored_and_learns_idle_level_of_free_gpus() -> None:
 
 
 def test_learned_idle_level_is_the_floor_of_low_power() -> None:
-    """Use the measured idle level as the floor.
-
-    At 250 W a GPU that idles at 170 W has low power. A GPU that idles at 60 W may be at work.
-    """
+    """At 250 W a GPU that idles at 170 W has low power. A GPU that idles at 60 W may be at work."""
     states = {}
     for idle in (60.0, 170.0):
         life = Life()

@@ -133,10 +133,7 @@ def test_whole_paths_are_cut_to_the_package_or_the_program() -> None:
 
 
 def test_long_names_are_cut() -> None:
-    """Cut long names: py-spy prints up to 4,095 characters per name.
-
-    A few processes could fill gigabytes of the daemon.
-    """
+    """A few processes could fill gigabytes of the daemon."""
     long = "x" * 4000
     (read,) = pyspy_json.parse_json(json.dumps([thread(long, 7, (f"f{long}", f"/home/u/{long}/train.py", 3))]), 7)
     (frame,) = read.frames

@@ -123,10 +123,8 @@ def test_a_stack_of_a_thousand_frames() -> None:
 
 
 def test_a_very_deep_stack_is_drawn_in_the_time_of_its_frames() -> None:
-    """Draw a very deep tree within a time limit.
-
-    An earlier version compared each frame with all others, which took minutes of CPU time. The limit allows for
-    slow machines.
+    """An earlier version compared each frame with all others, which took minutes of CPU time. The limit allows for slow
+    machines.
     """
     frames = tuple(Frame(function="call", file="a.py", line=1) for _ in range(20_000))
     deep = [

@@ -297,10 +297,7 @@ PLACES: dict[str, Callable[[Incident, int], Incident]] = {
 
 @pytest.mark.parametrize("place", PLACES)
 def test_no_number_that_no_cluster_has_is_believed(tmp_path: Path, place: str) -> None:
-    """Refuse numbers that no cluster reaches.
-
-    The size of a report depends on rank numbers, which come from an environment.
-    """
+    """The size of a report depends on rank numbers, which come from an environment."""
     (tmp_path / "dumps").mkdir()
     for number, sign in ((MOST_RANKS, 1), (MOST_RANKS, -1), (MOST_RANKS + 1, 1), (MOST_RANKS + 1, -1)):
         incident = PLACES[place](at(1e9), sign * number)

@@ -1,8 +1,9 @@
 """Scenarios with many jobs of real processes on one node, at the same time, under one daemon."""
 
+import contextlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,43 +18,21 @@ BYTES_PER_SECOND = 400_000
 SHARD_BYTES = int(WAIT_SECONDS) * BYTES_PER_SECOND
 
 
-def slow_fsync(stage: Stage) -> Observed:
-    with tempfile.TemporaryDirectory() as folder, disk(Path(folder), BYTES_PER_SECOND) as storage:
-        stage.trouble("all", f"sync-checkpoint {storage.folder}/checkpoint.pt {SHARD_BYTES}")
-        return stage.until_resumed().observed()
+@contextlib.contextmanager
+def file_on_disk(bytes_per_second: int) -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder, disk(Path(folder), bytes_per_second) as storage:
+        yield f"{storage.folder}/checkpoint.pt"
 
 
-def shard_into_memory(stage: Stage) -> Observed:
-    with sending(BYTES_PER_SECOND, WAIT_SECONDS) as port:
-        stage.trouble("all", f"receive-shard {port} {SHARD_BYTES}")
-        return stage.until_resumed().observed()
+def resumes(order: str, serve: Callable[[], Any] = contextlib.nullcontext) -> Callable[[Stage], Observed]:
+    """Return a function that gives `order` to all ranks and waits until the job has resumed.
 
-
-def multipart_upload(stage: Stage) -> Observed:
-    with taking(BYTES_PER_SECOND) as port:
-        stage.trouble("all", f"upload-parts {port} 8 {SHARD_BYTES // 8}")
-        return stage.until_resumed().observed()
-
-
-def evaluation_with_sleeps(stage: Stage) -> Observed:
-    stage.trouble("all", f"evaluate-slowly {WAIT_SECONDS}")
-    return stage.until_resumed().observed()
-
-
-def idle_child(how: str) -> Callable[[Stage], Observed]:
-    def play(stage: Stage) -> Observed:
-        stage.trouble("all", f"wait-for-idle-child {WAIT_SECONDS} {how}")
-        return stage.until_resumed().observed()
-
-    return play
-
-
-def long_wait(way: str, task: str) -> Callable[[Stage], Observed]:
-    """Return a function that lets rank 0 wait for an answer, see `long_waits`, and then waits for its end."""
+    `{}` in `order` is what `serve` yields.
+    """
 
     def play(stage: Stage) -> Observed:
-        with answering(WAIT_SECONDS) as port:
-            stage.trouble("all", f"wait-long {way} {task} {WAIT_SECONDS if task == 'sleeps' else port}")
+        with serve() as served:
+            stage.trouble("all", order.format(served))
             return stage.until_resumed().observed()
 
     return play
@@ -70,11 +49,6 @@ def wait_for_good(way: str, task: str) -> Callable[[Stage], Observed]:
             return stage.until_page().observed()
 
     return play
-
-
-def in_a_debugger(stage: Stage) -> Observed:
-    stage.trouble("all", f"debug {WAIT_SECONDS}")
-    return stage.until_resumed().observed()
 
 
 def pause_that_comes_back(stage: Stage) -> Observed:
@@ -117,8 +91,8 @@ def whom_is_gone(stage: Stage) -> Observed:
 
 
 def saves_behind_gpu(stage: Stage) -> Observed:
-    with tempfile.TemporaryDirectory() as folder, disk(Path(folder), 1) as storage:
-        stage.trouble("all", f"save-behind-gpu 2 {storage.folder}/checkpoint.pt {1 << 20}")
+    with file_on_disk(1) as path:
+        stage.trouble("all", f"save-behind-gpu 2 {path} {1 << 20}")
         return stage.until_page().observed()
 
 
@@ -141,30 +115,31 @@ _LOOK_ALIKES = {
         pages_before=1,
     ),
     # rank 0 is 12 s in fsync while the device writes 400 kB/s, the others wait
-    "slow fsync": _healthy(slow_fsync),
+    "slow fsync": _healthy(
+        resumes(f"sync-checkpoint {{}} {SHARD_BYTES}", serve=lambda: file_on_disk(BYTES_PER_SECOND))
+    ),
     # rank 0 receives 400 kB/s for 12 s, the others wait
-    "shards into memory": _healthy(shard_into_memory),
+    "shards into memory": _healthy(
+        resumes(f"receive-shard {{}} {SHARD_BYTES}", serve=lambda: sending(BYTES_PER_SECOND, WAIT_SECONDS))
+    ),
     # rank 0 uploads eight parts for 12 s, four at a time, each in a thread; the others wait
-    "multipart upload": _healthy(multipart_upload),
+    "multipart upload": _healthy(
+        resumes(f"upload-parts {{}} 8 {SHARD_BYTES // 8}", serve=lambda: taking(BYTES_PER_SECOND))
+    ),
     # rank 0 evaluates for 12 s and sleeps in between, the others wait
-    "evaluation with sleeps": _healthy(evaluation_with_sleeps, ranks=4),
+    "evaluation with sleeps": _healthy(resumes(f"evaluate-slowly {WAIT_SECONDS}"), ranks=4),
     # rank 0 waits for a program that sleeps for 12 s and has no connection; the others wait for rank 0
-    "an idle child": _healthy(idle_child("exit")),
+    "an idle child": _healthy(resumes(f"wait-for-idle-child {WAIT_SECONDS} exit")),
     # the same, and rank 0 reads what that program will say
-    "the output of an idle child": _healthy(idle_child("output")),
+    "the output of an idle child": _healthy(resumes(f"wait-for-idle-child {WAIT_SECONDS} output")),
     # rank 0 waits for its own worker, process or native thread, and that waits for 12 s; the others wait
+    "a loader that sleeps": _healthy(resumes(f"wait-long loader sleeps {WAIT_SECONDS}")),
     **{
-        f"a {way} that {task}": _healthy(long_wait(way, task))
-        for way, task in (
-            ("loader", "asks"),
-            ("loader", "sleeps"),
-            ("process", "asks"),
-            ("client", "lock"),
-            ("client", "eventfd"),
-        )
+        f"a {way} that {task}": _healthy(resumes(f"wait-long {way} {task} {{}}", serve=lambda: answering(WAIT_SECONDS)))
+        for way, task in (("loader", "asks"), ("process", "asks"), ("client", "lock"), ("client", "eventfd"))
     },
     # rank 0 is at the prompt of pdb for 12 s, the others wait
-    "a person in a debugger": _healthy(in_a_debugger),
+    "a person in a debugger": _healthy(resumes(f"debug {WAIT_SECONDS}")),
     # the others have ended; rank 0 keeps the job alive
     "training over, rank 0 uploads": _healthy(over_but_uploads, "training → quiet → suspected → over"),
     # half of the ranks have no process for 16 s, the others wait for them to join

@@ -219,11 +219,17 @@ def group(*members: Member, motion: Motion = Motion.FROZEN, frames: tuple[Frame,
     )
 
 
-def test_launcher_is_captured_after_half_of_its_hold() -> None:
+def waits(seconds: int = 99, job: Job | None = None) -> Life:
+    """Return the state after a launcher has waited this long. The default is until it is captured."""
     life = Life()
-    life.discover(launcher())
+    life.discover(job or launcher())
+    life.passes(seconds)
+    return life
+
+
+def test_launcher_is_captured_after_half_of_its_hold() -> None:
+    life = waits(98)
     assert life.states == {"of-the-launcher": JobState.STARTING}
-    life.passes(98)
     assert not life.looks
     life.passes(1)
     assert life.looks == ["no rank, 100 s after its launcher began to wait"]
@@ -231,9 +237,7 @@ def test_launcher_is_captured_after_half_of_its_hold() -> None:
 
 @pytest.mark.parametrize("motion", [Motion.FROZEN, Motion.MOVING])
 def test_launcher_is_stalled_and_pages_after_its_hold(motion: Motion) -> None:
-    life = Life()
-    life.discover(launcher())
-    life.passes(99)
+    life = waits()
     life.look(motion)
     assert life.states == {"of-the-launcher": JobState.STALLED}
     life.passes(90)
@@ -247,9 +251,7 @@ def test_launcher_is_stalled_and_pages_after_its_hold(motion: Motion) -> None:
 
 
 def test_srun_and_mpirun_have_no_stack_and_never_page() -> None:
-    life = Life()
-    life.discover(launcher(Waiting(launcher="srun")))
-    life.passes(99)
+    life = waits(job=launcher(Waiting(launcher="srun")))
     life.look(Motion.UNKNOWN, ())
     life.passes(1000)
     assert life.states == {"of-the-launcher": JobState.STALLED}
@@ -258,9 +260,7 @@ def test_srun_and_mpirun_have_no_stack_and_never_page() -> None:
 
 @pytest.mark.parametrize("key", ["of-the-launcher", "of-the-ranks"])
 def test_once_its_ranks_come_the_incident_closes_and_there_is_one_job_that_starts(key: str) -> None:
-    life = Life()
-    life.discover(launcher())
-    life.passes(99)
+    life = waits()
     life.look()
     life.discover(ranks(key=key))
     assert life.states == {key: JobState.STARTING}
@@ -347,9 +347,7 @@ def test_a_launcher_that_ends_is_a_job_that_has_ended() -> None:
 
 
 def test_an_open_incident_goes_on_under_a_new_daemon_while_the_launcher_lives() -> None:
-    life = Life()
-    life.discover(launcher())
-    life.passes(99)
+    life = waits()
     life.look()
     (incident,) = (entry.incident for entry in life.snapshot.jobs.values())
 

@@ -265,7 +265,7 @@ def _kernel_calls(rounds: Mapping[int, Sequence[ProcessDump]], job: Job, proc_ro
     for target, dumps in ((ids[pid], dumps) for pid, dumps in rounds.items() if pid in ids):
         if time.monotonic() > end:
             break
-        call = blocked_call.read_awaited(target.pid, dumps, pids, strangers, end)
+        call = blocked_call.read(target.pid, dumps, pids, strangers, end)
         uid = credentials.read_only_user(target, proc_root)
         is_same = uid == job.uid if job.uid else procfs.is_alive(target, proc_root)
         if call is not None and is_same:

@@ -6,7 +6,7 @@ exceeds a limit.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hangwatch import config
 from hangwatch.jobs.membership import Membership
@@ -43,19 +43,18 @@ def fold_by_owner(left_out: Sequence[NotMonitored]) -> tuple[NotMonitored, ...]:
     """
     by_owner: dict[str, NotMonitored] = {}
     for entry in left_out:
-        before = by_owner.get(entry.owner, NotMonitored(owner=entry.owner))
-        by_owner[entry.owner] = NotMonitored(
-            owner=entry.owner,
-            jobs=before.jobs + entry.jobs,
-            ranks=before.ranks + entry.ranks,
-            processes=before.processes + entry.processes,
-        )
+        by_owner[entry.owner] = _sum(entry.owner, filter(None, (by_owner.get(entry.owner), entry)))
     ordered = sorted(by_owner.values(), key=lambda entry: (-entry.ranks, -entry.processes, -entry.jobs, entry.owner))
     named, rest = ordered[:OWNERS_NAMED], ordered[OWNERS_NAMED:]
     if rest:
-        sums = {name: sum(getattr(entry, name) for entry in rest) for name in ("jobs", "ranks", "processes")}
-        named.append(NotMonitored(owner=OTHERS, **sums))
+        named.append(_sum(OTHERS, rest))
     return tuple(named)
+
+
+def _sum(owner: str, entries: Iterable[NotMonitored]) -> NotMonitored:
+    counts = zip(*((entry.jobs, entry.ranks, entry.processes) for entry in entries), strict=True)
+    jobs, ranks, processes = map(sum, counts)
+    return NotMonitored(owner=owner, jobs=jobs, ranks=ranks, processes=processes)
 
 
 def _chosen(memberships: Sequence[Membership], holders: set[int], limits: config.Jobs) -> set[int]:

@@ -17,7 +17,7 @@ import pytest
 from hangwatch import config
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.capture.request import CaptureRequest
-from hangwatch.model import CallTarget, Job, KernelCall, Rank, Worker
+from hangwatch.model import CallTarget, Job, KernelCall, ProcessDump, Rank, Worker
 from hangwatch.probes.network import sockets
 from hangwatch.probes.process import blocked_call, main_thread, procfs
 from hangwatch.stacks import activity
@@ -51,10 +51,16 @@ def read_call(pid: int, name: str, kin: tuple[int, ...] = ()) -> KernelCall:
     `kin` are the pids of related processes.
     """
     wait_for(lambda: (call := main_thread.read_call(pid, procfs.PROC)) and call.name == name, f"{pid} to be in {name}")
-    seen = [main_thread.read_call(pid, procfs.PROC)] * 2
-    found = blocked_call.read(pid, seen, kin, time.monotonic() + 60, procfs.PROC)
+    found = blocked_call_of(pid, pid, kin, time.monotonic() + 60)
     assert found is not None
     return found
+
+
+def blocked_call_of(pid: int, dumped_pid: int, kin: tuple[int, ...], end: float) -> KernelCall | None:
+    """Return the blocked call of process `pid`, with dumps in which it was in the call of process `dumped_pid`."""
+    call = main_thread.read_call(dumped_pid, procfs.PROC)
+    dumps = [ProcessDump(taken_monotonic_seconds=0.0, call=call)] * 2
+    return blocked_call.read(pid, dumps, kin, blocked_call.Strangers((), procfs.PROC), end)
 
 
 def _reads(pid: int, descriptor: int) -> bool:
@@ -181,15 +187,13 @@ def test_searches_of_a_job_find_its_own_processes_before_those_outside() -> None
 def test_own_pipe_is_told_only_after_a_whole_search(tmp_path: Path) -> None:
     with targets.python("import os\nback, forth = os.pipe()\nready()\nos.read(back, 1)", tmp_path) as pid:
         assert [target.other_pid for target in read_call(pid, "read").behind] == [pid]
-        seen = [main_thread.read_call(pid, procfs.PROC)] * 2
-        found = blocked_call.read(pid, seen, (), time.monotonic(), procfs.PROC)
+        found = blocked_call_of(pid, pid, (), time.monotonic())
     assert [target.other_pid for target in found.behind] == [None]
 
 
 def test_process_that_has_continued_has_no_blocked_call() -> None:
-    calls = [main_thread.read_call(1, procfs.PROC)]
-    assert blocked_call.read(os.getpid(), calls, (), time.monotonic() + 2, procfs.PROC) is None
-    assert blocked_call.read(4_000_000, calls, (), time.monotonic() + 2, procfs.PROC) is None
+    assert blocked_call_of(os.getpid(), 1, (), time.monotonic() + 2) is None
+    assert blocked_call_of(4_000_000, 1, (), time.monotonic() + 2) is None
 
 
 TABLE = activity.load((config.ActivityRule(activity="collective_wait", function="all_wait", file="<string>"),))

@@ -34,46 +34,29 @@ _READ, _WRITE = 0o400, 0o200  # mode bits of a link in /proc/PID/fd: open for re
 
 
 def read(
-    pid: int, calls: Sequence[SystemCall | None], related_pids: Iterable[int], end: float, proc_root: Path
+    pid: int, dumps: Sequence[ProcessDump], related_pids: Iterable[int], strangers: Strangers, end: float
 ) -> KernelCall | None:
-    """Return the system call in which the main thread is blocked, with its target; None if it has left the call.
+    """Return the system call in which a process is blocked, with its target; None if it has left the call.
 
-    `calls` are the calls of the main thread in the rounds of a capture. The process at the other end of a pipe or
-    socket is searched among `related_pids` first, then on the whole node until `end` (CLOCK_MONOTONIC, seconds).
+    It is the call of the thread for which the main thread waits, else of the main thread, by the dumps of all rounds.
+    The process at the other end of a pipe or socket is searched among `related_pids` first, then on the whole node
+    until `end` (CLOCK_MONOTONIC, seconds).
     """
-    return read_thread(pid, None, calls, _Search(pid, related_pids, end, proc_root), proc_root)
-
-
-def read_awaited(
-    pid: int, dumps: Sequence[ProcessDump], job_pids: Iterable[int], strangers: Strangers, end: float
-) -> KernelCall | None:
-    """Return the same of the thread that its main thread waits for, else of the main thread, by its dumps."""
-    job = JobHolders((), lambda *_: (), strangers)
-    search = _Search(pid, job_pids, end, strangers.proc_root, job)
-    thread = dumps[-1].awaited_thread if dumps else None
-    calls = [dump.call if dump.awaited_thread == thread else None for dump in dumps]
-    call = read_thread(pid, None if thread is None else thread.id, calls, search, strangers.proc_root)
-    return (
-        call if call is None or thread is None else structs.replace(call, thread=thread.name or f"thread {thread.id}")
-    )
-
-
-def read_thread(
-    pid: int, thread: int | None, calls: Sequence[SystemCall | None], search: _Search, proc_root: Path
-) -> KernelCall | None:
-    """Return the call that the main thread (or `thread`) is blocked in, see `read`."""
+    proc_root, awaited = strangers.proc_root, dumps[-1].awaited_thread if dumps else None
+    thread = None if awaited is None else awaited.id
+    calls = [dump.call if dump.awaited_thread == awaited else None for dump in dumps]
     call = follow_child(pid, main_thread.read_call(pid, proc_root, thread), proc_root)
     last_call = calls[-1] if calls else None
     if call is None or last_call is None or not call.name or not _is_same(call, last_call):
         return None
     same = itertools.takewhile(lambda each: each is not None and _is_same(each, last_call), reversed(calls))
-    rounds = sum(1 for _ in same)
+    search = _Search(pid, related_pids, end, proc_root, JobHolders((), lambda *_: (), strangers))
     child = _child(pid, call.child, proc_root)
     is_lock = call.kind == "locks"
     return KernelCall(
         name=call.name,
         says=system_calls.calls_by_name()[call.name].says or call.name,
-        rounds=rounds,
+        rounds=sum(1 for _ in same),
         descriptors=len(call.descriptors),
         behind=tuple(
             _with_state(call_target, proc_root)
@@ -85,6 +68,7 @@ def read_thread(
         child_comm=_comm(child, proc_root) if child is not None else "",
         child_state=_state(child, proc_root),
         file_lock=file_locks.find_awaited_lock(pid, call.descriptors[0], proc_root) if is_lock else None,
+        thread="" if awaited is None else awaited.name or f"thread {thread}",
     )
 
 
@@ -244,11 +228,8 @@ class _Search:
     `end` is CLOCK_MONOTONIC in seconds. `job` is shared by the searches of the job's processes.
     """
 
-    def __init__(
-        self, pid: int, kin: Iterable[int], end: float, proc_root: Path, job: JobHolders | None = None
-    ) -> None:
-        self._pid, self._end, self._root = pid, end, proc_root
-        self._job = job or JobHolders((), lambda *_: (), Strangers((), proc_root))
+    def __init__(self, pid: int, kin: Iterable[int], end: float, proc_root: Path, job: JobHolders) -> None:
+        self._pid, self._end, self._root, self._job = pid, end, proc_root, job
         self._children, self._kin = procfs.read_children(pid, proc_root, _MOST_CHILDREN), tuple(kin)
 
     @cached_property

@@ -175,20 +175,7 @@ class ProcessScan:
         process = before.process
         if (process.comm, process.state, process.parent_pid) == (stat.comm, stat.state, stat.parent_pid):
             return before._replace(stat_hash=stat.content_hash)
-        # msgspec.structs.replace takes three times as long, and states change at every scan.
-        process = Process(
-            id=process.id,
-            parent_pid=stat.parent_pid,
-            comm=stat.comm,
-            state=stat.state,
-            cmdline=process.cmdline,
-            environ=process.environ,
-            uid=process.uid,
-            is_setuid=process.is_setuid,
-            cgroups=process.cgroups,
-            faults=process.faults,
-            is_python=process.is_python,
-        )
+        process = replace(process, parent_pid=stat.parent_pid, comm=stat.comm, state=stat.state)
         return _Entry(process, before.program, stat.content_hash, before.complete, before.may_set_rank)
 
 
@@ -284,16 +271,13 @@ def _read_once(root: str, stat: Stat, entry: _Entry) -> _Entry:
     answer = _read_environment(root, stat.pid)
     environ = answer.variables if isinstance(answer, Environment) else {}
     faults = _faults(stat.pid, answer)
-    process = Process(
-        id=owned.id,
+    process = replace(
+        owned,
         parent_pid=stat.parent_pid,
         comm=stat.comm,
         state=stat.state,
         cmdline=_parse_cmdline(raw_cmdline) if isinstance(raw_cmdline, bytes) else (),
         environ=environ,
-        uid=owned.uid,
-        is_setuid=owned.is_setuid,
-        cgroups=owned.cgroups,
         faults=faults,
         is_python=_is_python(root, stat.pid, has_rank=not launchers.RANKS.isdisjoint(environ)),
     )

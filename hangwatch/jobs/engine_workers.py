@@ -65,12 +65,10 @@ def _find_head(process: Process, tree: Tree) -> Process | None:
         kind = process_role.launcher_kind(up)
         if kind is not None:
             return head if process_role.is_shared(kind) else up
-        if not any(up.comm.startswith(row.comms) or _has_server(up, row.server) for row in TABLE.engines):
+        if not any(
+            up.comm.startswith(row.comms) or row.server in process_role.program(up.cmdline) for row in TABLE.engines
+        ):
             break
         head = up
     parent = tree.parent(process)
     return head or (None if parent is None or parent.id.pid == INIT_PID else parent)
-
-
-def _has_server(process: Process, word: str) -> bool:
-    return word in process_role.program(process.cmdline)

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from hangwatch.formats import process_title
 from hangwatch.jobs import process_role
 from hangwatch.jobs.process_tree import Tree
 from hangwatch.model import Process
@@ -22,7 +21,9 @@ def find_likely_ranks(processes: Iterable[Process], gpu_pids: Collection[int]) -
     workers = {pid for pid, title in titles.items() if title.is_worker}
     if not workers:
         families = Counter(title.family for title in titles.values())
-        workers = {pid for pid, title in titles.items() if families[title.family] > 1 and _is_of_a_worker(title)}
+        similar = {pid: title for pid, title in titles.items() if families[title.family] > 1}
+        working = {pid: title for pid, title in similar.items() if not title.text.endswith(_IDLE)}
+        workers = {pid for pid, title in working.items() if title.is_scoped or "worker" in title.text.lower()}
     found = [process for process in tree if process.id.pid in workers or process.id.pid in gpu_pids]
     return sorted(found, key=lambda process: process.id.pid)
 
@@ -41,7 +42,3 @@ def describe(process: Process) -> str:
     """Return the title of a process, else its program."""
     title = process_role.title_of(process)
     return title.text if title is not None else process.comm
-
-
-def _is_of_a_worker(title: process_title.Title) -> bool:
-    return (title.is_scoped or "worker" in title.text.lower()) and not title.text.endswith(_IDLE)

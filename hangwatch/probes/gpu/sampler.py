@@ -223,10 +223,13 @@ class NvmlSampler:
             try:
                 messages = child.messages(deadline)
             except TimeoutError:
-                if child.announced.gpu is not None and child.got_answer:
-                    return self._block_gpu(child.announced, deadline)
-                if child.announced.gpu is not None:
-                    self._asked_last = (*self._asked_last, child.announced.gpu)
+                gpu = child.announced.gpu
+                if gpu is not None and child.got_answer:
+                    with self._changed:  # stop reading this GPU
+                        self._blocked.block(gpu, child.announced.purpose, deadline, time.monotonic())
+                        return self._blocked.faults[gpu]
+                if gpu is not None:
+                    self._asked_last = (*self._asked_last, gpu)
                     child.announced = CallAnnouncement(gpu=None)
                 detail = f"process {child.pid} has been waiting for the driver for {deadline:g} s"
                 return _stalled("driver", detail, remedy)
@@ -251,13 +254,6 @@ class NvmlSampler:
             else:
                 deadline = self._open_deadline_seconds if about_gpu else self._start_deadline_seconds
             self._retry_blocked()
-
-    def _block_gpu(self, announced: CallAnnouncement, deadline_seconds: float) -> Fault:
-        """Stop reading the GPU about which the driver does not respond. Return the fault of this GPU."""
-        assert announced.gpu is not None
-        with self._changed:
-            self._blocked.block(announced.gpu, announced.purpose, deadline_seconds, time.monotonic())
-            return self._blocked.faults[announced.gpu]
 
     # --- GPUs that are not read ------------------------------------------------------------------------------------
 

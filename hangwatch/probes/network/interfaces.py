@@ -4,7 +4,6 @@ import errno
 import ipaddress
 import re
 import socket
-import struct
 from pathlib import Path
 
 from hangwatch.model import INTERFACES_OF_ONE_NODE, Fault, Value
@@ -122,7 +121,8 @@ def parse_routes(text: str) -> tuple[Route, ...]:
     found = []
     for interface, destination, flags, metric, mask in _ROUTE.findall(text):
         if int(flags, 16) & _RTF_UP:
-            network = ipaddress.IPv4Network((int(_v4(destination)), int(mask, 16).bit_count()), strict=False)
+            address = socket.ntohl(int(destination, 16))  # written in the byte order of the host
+            network = ipaddress.IPv4Network((address, int(mask, 16).bit_count()), strict=False)
             found.append(Route(interface=interface, network=network, metric=int(metric)))
     return tuple(found)
 
@@ -203,11 +203,6 @@ def connect(address: str, port: int, deadline_seconds: float) -> Fault | None:
         reason = _REASONS.get(error.errno or 0, "NoAnswer")
         return Fault(subject=f"{address} port {port}", reason=reason, detail=detail)
     return None
-
-
-def _v4(word: str) -> ipaddress.IPv4Address:
-    """Parse a hexadecimal address in the byte order of the host."""
-    return ipaddress.IPv4Address(struct.pack("=I", int(word, 16)))
 
 
 def _local_addresses(net_root: Path) -> tuple[ipaddress.IPv4Address, ...]:

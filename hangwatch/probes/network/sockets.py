@@ -259,13 +259,10 @@ def find_unreachable_listener(
     others = [each for each in held if store_port not in (each.local[1], each.remote[1])]
     listening = [each for each in others if each.listens]
     ends = [each.local for each in listening] + [each.remote for each in others if each.is_open]
-    if not listening or not all(_is_within(end, addresses) for end in ends):
-        return None
-    return format_end(listening[0].local)
-
-
-def _is_within(end: End, addresses: Collection[str]) -> bool:
-    return ipaddress.ip_address(end[0]).is_loopback or format_address(end) in addresses
+    is_reachable = any(
+        not ipaddress.ip_address(end[0]).is_loopback and format_address(end) not in addresses for end in ends
+    )
+    return format_end(listening[0].local) if listening and not is_reachable else None
 
 
 class PortTables:
@@ -301,16 +298,11 @@ def store_endpoint(pid: int, port: int, proc_root: Path, tables: PortTables | No
     end = next((ends[inode] for inode in inodes if inode in ends), None)
     if end is None:
         return None
-    is_loopback = ipaddress.ip_address(end[0]).is_loopback
-    is_unique = not is_loopback and _is_in_initial_user_namespace(pid, proc_root)
+    user_namespaces = {proc_pid.namespace(proc_root, each, "user") for each in (pid, 1)}
+    is_initial = len(user_namespaces) == 1 and None not in user_namespaces  # None: it may not be read
+    is_unique = not ipaddress.ip_address(end[0]).is_loopback and is_initial
     namespace = None if is_unique else proc_pid.namespace(proc_root, pid, "net")
     return f"{format_end(end)}{f' in {namespace}' if namespace else ''}"
-
-
-def _is_in_initial_user_namespace(pid: int, proc_root: Path) -> bool:
-    """True if the process is in the user namespace of init. False if one of the two may not be read."""
-    space = proc_pid.namespace(proc_root, pid, "user")
-    return space is not None and space == proc_pid.namespace(proc_root, 1, "user")
 
 
 def _channel(pid: int, proc_root: Path) -> socket.socket:

@@ -53,7 +53,8 @@ def read(file_root: Path, proc_root: Path) -> tuple[NewProcess, ...]:
     comm = pseudo_files.read(proc_root / "1" / "comm", "pid 1")
     unit = _unit(file_root) if isinstance(comm, str) and comm.strip() == "systemd" else None
     login = _login(file_root, unit) if _applies_limits(file_root) else None
-    max_limit = _nr_open(proc_root)
+    number = pseudo_files.number(pseudo_files.read(proc_root / "sys" / "fs" / "nr_open", "fs.nr_open"))
+    max_limit = math.inf if number is None else number
     processes = [process for process in (unit, login) if process is not None]
     return tuple(replace(each, soft=min(each.soft, max_limit), hard=min(each.hard, max_limit)) for each in processes)
 
@@ -70,8 +71,8 @@ def _unit(file_root: Path) -> NewProcess:
 def _login(file_root: Path, unit: NewProcess | None) -> NewProcess | None:
     """Return the limits from the lines for all users (`*`); None if a limit is unknown."""
     soft, hard, source = (unit.soft, unit.hard, unit.source) if unit else (None, None, "")
-    others = 0
-    for path, line in _lines(_pam_files(file_root)):
+    others, folder = 0, file_root / "etc" / "security"
+    for path, line in _lines([folder / "limits.conf", *_conf_files(folder / "limits.d")]):
         match = _LIMIT.fullmatch(line)
         value = _number(match[3]) if match else None
         if match is None or value is None:
@@ -109,11 +110,6 @@ def _number(word: str) -> float | None:
     return float(int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]) if match else None
 
 
-def _nr_open(proc_root: Path) -> float:
-    number = pseudo_files.number(pseudo_files.read(proc_root / "sys" / "fs" / "nr_open", "fs.nr_open"))
-    return math.inf if number is None else number
-
-
 def _systemd_files(file_root: Path) -> Iterator[Path]:
     """Yield the main file, then the drop-ins sorted by name.
 
@@ -128,11 +124,6 @@ def _systemd_files(file_root: Path) -> Iterator[Path]:
         for path in _conf_files(root / "system.conf.d"):
             by_name.setdefault(path.name, path)
     yield from (by_name[name] for name in sorted(by_name))
-
-
-def _pam_files(file_root: Path) -> list[Path]:
-    folder = file_root / "etc" / "security"
-    return [folder / "limits.conf", *_conf_files(folder / "limits.d")]
 
 
 def _applies_limits(file_root: Path) -> bool:

@@ -77,9 +77,6 @@ class JournalFormatter(logging.Formatter):
 
         The journal stores a line without a priority as information.
         """
-        prefix = f"<{_priority(record.levelno)}>"
+        priority = next((number for level, number in _PRIORITIES if record.levelno >= level), _DEBUG)
+        prefix = f"<{priority}>"
         return "\n".join(prefix + line for line in super().format(record).splitlines())
-
-
-def _priority(level: int) -> int:
-    return next((priority for threshold, priority in _PRIORITIES if level >= threshold), _DEBUG)

@@ -47,10 +47,8 @@ def parse(meminfo: str, pressure: str) -> Memory | Fault:
     except (KeyError, ValueError, IndexError):
         detail = "/proc/meminfo lacks MemTotal or MemAvailable"
         return Fault(subject="memory", reason="UnreadableMeminfo", detail=detail)
-    stalls = {row[0]: _stall(row) for row in _ROW.findall(pressure)}
+    stalls = {
+        kind: Stall(ratio_60s=float(percent) / 100, total_seconds=int(total_us) / 1e6)
+        for kind, percent, total_us in _ROW.findall(pressure)
+    }
     return Memory(total_bytes=total, available_bytes=available, some=stalls.get("some"), full=stalls.get("full"))
-
-
-def _stall(row: tuple[str, ...]) -> Stall:
-    _, ratio_60s, total_us = row
-    return Stall(ratio_60s=float(ratio_60s) / 100, total_seconds=int(total_us) / 1e6)

@@ -59,7 +59,7 @@ def read(
         rounds=sum(1 for _ in same),
         descriptors=len(call.descriptors),
         behind=tuple(
-            _with_state(call_target, proc_root)
+            structs.replace(call_target, other_state=_state(call_target.other_pid, proc_root))
             for number in call.descriptors[:_MOST_SHOWN]
             if (call_target := _behind(pid, number, search, proc_root)) is not None
         ),
@@ -167,11 +167,6 @@ def _state(pid: int | None, proc_root: Path) -> str:
     """Return the state letter of a process; "" if there is none."""
     state = None if pid is None else procfs.read_state(pid, proc_root)
     return state[1] if state is not None else ""
-
-
-def _with_state(target: CallTarget, proc_root: Path) -> CallTarget:
-    state = _state(target.other_pid, proc_root)
-    return structs.replace(target, other_state=state) if state else target
 
 
 def _behind(pid: int, descriptor: int, search: _Search, proc_root: Path) -> CallTarget | None:

@@ -37,7 +37,8 @@ def add_end(pid: int, call: SystemCall | None, proc_root: Path, thread: int | No
     if row.timeout in _UNITS and address:
         raw = process_memory.SHARED.read(proc_root / str(pid) / "mem", address, _PAIR.size)
     clock = find_clock(call.name, arguments)
-    if clock is None or (clock == _MONOTONIC and not _has_same_clock(pid, proc_root)):
+    spaces = proc_pid.namespace(proc_root, pid, "time"), proc_pid.namespace(_OWN_PROC, "self", "time")
+    if clock is None or (clock == _MONOTONIC and spaces[0] != spaces[1]):  # shifted, see time_namespaces(7)
         return call
     now = 0.0 if clock == _LENGTH else time.clock_gettime(clock)
     left_seconds = decode_timeout(row.timeout, arguments[row.timeout_at], raw, now)
@@ -75,11 +76,3 @@ def decode_timeout(layout: str, argument: int, raw: bytes, now: float) -> float 
         is_valid = seconds >= 0 and 0 <= parts < _UNITS[layout]
         left = seconds - now + parts / _UNITS[layout] if is_valid else None
     return None if left is None or left > MOST_SECONDS else max(0.0, left)
-
-
-def _has_same_clock(pid: int, proc_root: Path) -> bool:
-    """True if the process has the same CLOCK_MONOTONIC as hangwatch.
-
-    A time namespace may shift this clock, see time_namespaces(7).
-    """
-    return proc_pid.namespace(proc_root, pid, "time") == proc_pid.namespace(_OWN_PROC, "self", "time")

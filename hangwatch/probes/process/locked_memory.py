@@ -84,7 +84,10 @@ class Readers:
     def read_one(self, target: Target, read: Callable[[ProcessId], Answer]) -> Answer | Fault:
         """Return the result of `read` for one process; a fault if the process was not read."""
         answers = self.read([target], read)
-        return answers[target.id] if target.id in answers else _not_asked(target)
+        if target.id in answers:
+            return answers[target.id]
+        detail = f"too many threads already wait for the memory of processes, of {target.owner} or in total"
+        return Fault(subject=f"pid {target.id.pid}", reason="NotAsked", detail=detail)
 
     def _askable(
         self, targets: list[Target], answers: dict[ProcessId, Answer | Fault], late: Counter[str]
@@ -163,11 +166,6 @@ def _no_answer(target: ProcessId) -> Fault:
         detail=f"the memory of pid {target.pid} is locked: its environment and maps cannot be read",
         remedy=f"repair the file system that it waits for: see /proc/{target.pid}/stack, /proc/{target.pid}/mountinfo",
     )
-
-
-def _not_asked(target: Target) -> Fault:
-    detail = f"too many threads already wait for the memory of processes, of {target.owner} or in total"
-    return Fault(subject=f"pid {target.id.pid}", reason="NotAsked", detail=detail)
 
 
 SHARED = Readers()

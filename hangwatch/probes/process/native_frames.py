@@ -76,7 +76,8 @@ def _caller(
         rules = _rules(address, _entry(address, base, read), read)
         register, offset = rules.frame
         frame = registers[register] + offset
-        saved = {number: _word(read, frame + at) for number, at in rules.saved.items() if number in (_RBP, _RETURN)}
+        places = {number: frame + at for number, at in rules.saved.items() if number in (_RBP, _RETURN)}
+        saved = {number: int.from_bytes(_bytes(read, place, 8), "little") for number, place in places.items()}
     except (_UnknownFrameError, StopIteration, KeyError, ValueError, struct.error, IndexError):  # or truncated
         return None
     if rules.saved.get(_RETURN) != -8:
@@ -97,10 +98,6 @@ class _Rules(NamedTuple):
 
     frame: tuple[int, int]
     saved: dict[int, int]
-
-
-def _word(read: Read, address: int) -> int:
-    return int(struct.unpack("<Q", _bytes(read, address, 8))[0])
 
 
 def _bytes(read: Read, address: int, count: int) -> bytes:

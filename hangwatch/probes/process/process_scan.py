@@ -44,10 +44,6 @@ _CANDIDATE_COMMS = tuple({name[:COMM_CHARACTERS] for name in launchers.CANDIDATE
 _MAY_READ = "run hangwatch as root, or grant it CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
 
 
-def _user(process: Process) -> str:
-    return f"uid {process.uid}"
-
-
 class ProcessScan:
     """The processes of this node. Constant values are cached: each scan reads only `stat` of a known process."""
 
@@ -67,7 +63,7 @@ class ProcessScan:
         self,
         gpu_pids: Collection[int] = (),
         *,
-        share_of: Callable[[Process], str] = _user,
+        share_of: Callable[[Process], str] = lambda process: f"uid {process.uid}",
         max_per_owner: int = 4096,
         budget_seconds: float = 2.0,
         related_only: bool = False,
@@ -212,17 +208,16 @@ def _candidates(stats: Mapping[int, Stat | Process], gpu_pids: Collection[int]) 
     for pid, stat in stats.items():
         children.setdefault(stat.parent_pid, []).append(pid)
     found: set[int] = set()
-    queue = [pid for pid, stat in stats.items() if pid in gpu_pids or _is_candidate_comm(stat.comm)]
+    by_comm = {
+        pid for pid, stat in stats.items() if stat.comm.startswith(_CANDIDATE_COMMS) or stat.comm.endswith(".py")
+    }
+    queue = [pid for pid in stats if pid in gpu_pids or pid in by_comm]
     while queue:
         pid = queue.pop()
         if pid not in found:
             found.add(pid)
             queue += children.get(pid, ())
     return found
-
-
-def _is_candidate_comm(comm: str) -> bool:
-    return comm.startswith(_CANDIDATE_COMMS) or comm.endswith(".py")
 
 
 def _with_ancestors(stats: Mapping[int, Stat | Process], pids: Iterable[int]) -> set[int]:
@@ -268,7 +263,11 @@ def _read_process(root: str, stat: Stat, entry: _Entry) -> _Entry:
 def _read_once(root: str, stat: Stat, entry: _Entry) -> _Entry:
     owned = _with_owner(root, entry).process  # the entry is cached for ever: it must have its owner
     raw_cmdline = read_start(f"{root}/{stat.pid}/cmdline", _CMDLINE_LIMIT_BYTES)
-    answer = _read_environment(root, stat.pid)
+    answer: Environment | OSError
+    try:
+        answer = environment.read(f"{root}/{stat.pid}", launchers.VARIABLES, launchers.SHOWN)
+    except OSError as error:
+        answer = error
     environ = answer.variables if isinstance(answer, Environment) else {}
     faults = _faults(stat.pid, answer)
     process = replace(
@@ -300,13 +299,6 @@ def _is_python(root: str, pid: int, *, has_rank: bool) -> bool | None:
             return any(python_files.is_library(os.fsdecode(line.rstrip())) for line in maps)
     except OSError:
         return None
-
-
-def _read_environment(root: str, pid: int) -> Environment | OSError:
-    try:
-        return environment.read(f"{root}/{pid}", launchers.VARIABLES, launchers.SHOWN)
-    except OSError as error:
-        return error
 
 
 def _faults(pid: int, answer: Environment | OSError) -> tuple[Fault, ...]:

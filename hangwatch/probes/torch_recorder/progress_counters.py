@@ -117,13 +117,12 @@ class ProgressCounters:
 
     def follow(self, ranks: Mapping[ProcessId, str]) -> None:
         """Set the ranks to read, each with its owner. All others are forgotten."""
+        root, now = self._proc_root, self._clock()
         with self._lock:
             self._ranks = {
-                process: self._ranks.get(process) or self._new(process, owner) for process, owner in ranks.items()
+                process: self._ranks.get(process) or _Rank(owner, root / str(process.pid) / "mem", now)
+                for process, owner in ranks.items()
             }
-
-    def _new(self, process: ProcessId, owner: str) -> _Rank:
-        return _Rank(owner, self._proc_root / str(process.pid) / "mem", self._clock())
 
     def read(self) -> dict[ProcessId, ProgressCounter | Fault]:
         """Return the counter of each rank, or the reason why it has none. A rank that is not yet known is left out."""

@@ -35,7 +35,8 @@ def use(gpu: Gpu) -> GpuUse | None:
 
     None at the first call, if the previous call was more than a minute ago, and without GPM.
     """
-    if not _has_gpm(gpu):
+    support = gpu.ask(pynvml.nvmlGpmQueryDeviceSupport)
+    if support is None or not support.isSupportedDevice:
         return None
     before, now = gpu.gpm, time.monotonic()
     sample = _sample(gpu, before)
@@ -45,11 +46,6 @@ def use(gpu: Gpu) -> GpuUse | None:
     if before is None or now - before.taken_monotonic_seconds > LONGEST_SECONDS:
         return None
     return _between(gpu, before.sample, sample)
-
-
-def _has_gpm(gpu: Gpu) -> bool:
-    support = gpu.ask(pynvml.nvmlGpmQueryDeviceSupport)
-    return support is not None and bool(support.isSupportedDevice)
 
 
 def _sample(gpu: Gpu, before: Reading | None) -> Any:

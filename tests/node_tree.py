@@ -143,7 +143,7 @@ class Checked:
     def __init__(self, name: str, **settings: Any) -> None:
         self.check = registry.checks()[name]
         self.settings = self.check.settings(**settings)
-        self.window = runner.new_window(self.check)
+        self.window = runner.Window(self.check)
 
     def run(self, node: Node) -> CheckResult:
         result = runner.run(self.check, node, self.settings, self.window)

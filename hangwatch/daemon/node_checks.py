@@ -22,7 +22,7 @@ class CheckRunner:
         self._common, self._settings = common, settings
         enabled = {name for name, section in settings.items() if section.enabled}
         self._checks = {name: check for name, check in registry.checks().items() if name in enabled}
-        self._windows = {name: runner.new_window(check) for name, check in self._checks.items()}
+        self._windows = {name: runner.Window(check) for name, check in self._checks.items()}
         self._began: dict[str, float] = {}
         self._again_at: dict[str, float] = {}
 

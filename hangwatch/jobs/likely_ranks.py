@@ -24,8 +24,8 @@ def find_likely_ranks(processes: Iterable[Process], gpu_pids: Collection[int]) -
         similar = {pid: title for pid, title in titles.items() if families[title.family] > 1}
         working = {pid: title for pid, title in similar.items() if not title.text.endswith(_IDLE)}
         workers = {pid for pid, title in working.items() if title.is_scoped or "worker" in title.text.lower()}
-    found = [process for process in tree if process.id.pid in workers or process.id.pid in gpu_pids]
-    return sorted(found, key=lambda process: process.id.pid)
+    likely = [process for process in tree if process.id.pid in workers or process.id.pid in gpu_pids]
+    return sorted(likely, key=lambda process: process.id.pid)
 
 
 def find_ranks_below(pid: int, processes: Iterable[Process], gpu_pids: Collection[int]) -> list[int]:

@@ -9,7 +9,7 @@ import pytest
 
 from hangwatch.checks import gpu_health
 from hangwatch.checks.framework.registry import select, settings_for
-from hangwatch.checks.framework.runner import Window, new_window, run
+from hangwatch.checks.framework.runner import Window, run
 from hangwatch.config import Settings
 from hangwatch.model import CheckResult, CheckStatus, Job
 from hangwatch.probes.gpu.sampler import NvmlSampler
@@ -58,9 +58,7 @@ class Machine:
         clock = Clock(monotonic=lambda: self.now, unix=lambda: 1.7e9 + self.now)
         node = Node(sys_root=self.sys_root, proc_root=self.proc_root, gpus=self.sampler, clock=clock, jobs=self.jobs)
         return {
-            check.name: run(
-                check, node, self.settings[check.name], self.windows.setdefault(check.name, new_window(check))
-            )
+            check.name: run(check, node, self.settings[check.name], self.windows.setdefault(check.name, Window(check)))
             for check in select(names or GPU_CHECKS)
         }
 

@@ -42,7 +42,7 @@ def check_of(observe: Any, **others: Any) -> Check[Any, Any]:
 
 
 def run(check: Check[Any, Any], node: Node | None = None) -> CheckResult:
-    return runner.run(check, node or Node(), Settings(), runner.new_window(check))
+    return runner.run(check, node or Node(), Settings(), runner.Window(check))
 
 
 def test_a_value_becomes_a_verdict_and_points() -> None:
@@ -109,7 +109,7 @@ def test_what_a_check_raises_costs_that_check_only(caplog: pytest.LogCaptureFixt
 def test_the_window_grows_to_its_length_newest_last() -> None:
     numbers = iter(range(10))
     check = check_of(lambda node, settings: Reading(number=next(numbers)), window=3)
-    window = runner.new_window(check)
+    window = runner.Window(check)
     results = [runner.run(check, Node(), Settings(), window) for _ in range(4)]
     assert [result.verdict.message for result in results] == [
         "read [0]",

@@ -26,16 +26,14 @@ VANISHED_REMEDY = "`dmesg -T | tail`, `hangwatch check xid`; if it was removed o
 
 
 class Window:
-    """The last samples of a check, and the names of all parts of the node that a sample has shown."""
+    """The last samples of a check, and the names of all parts of the node that a sample has shown.
 
-    def __init__(self, size: int) -> None:
-        self.samples: deque[Any] = deque(maxlen=size)
+    Pass the same window to each run of the check.
+    """
+
+    def __init__(self, check: AnyCheck) -> None:
+        self.samples: deque[Any] = deque(maxlen=check.window)
         self.parts: dict[str, str] = {}
-
-
-def new_window(check: AnyCheck) -> Window:
-    """Return an empty window for the last samples of a check. Pass the same window to each run of the check."""
-    return Window(check.window)
 
 
 def run(check: AnyCheck, node: Node, settings: Settings, window: Window) -> CheckResult:
@@ -131,7 +129,7 @@ def run_all(
     queued: queue.SimpleQueue[CheckResult] = queue.SimpleQueue()
 
     def run_one(check: AnyCheck) -> None:
-        queued.put(run(check, node, settings[check.name], new_window(check)))
+        queued.put(run(check, node, settings[check.name], Window(check)))
 
     began_unix_seconds, began = node.clock.unix(), node.clock.monotonic()
     for check in selected:

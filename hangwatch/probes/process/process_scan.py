@@ -208,9 +208,8 @@ def _candidates(stats: Mapping[int, Stat | Process], gpu_pids: Collection[int]) 
     for pid, stat in stats.items():
         children.setdefault(stat.parent_pid, []).append(pid)
     found: set[int] = set()
-    by_comm = {
-        pid for pid, stat in stats.items() if stat.comm.startswith(_CANDIDATE_COMMS) or stat.comm.endswith(".py")
-    }
+    comms = {pid: stat.comm for pid, stat in stats.items()}
+    by_comm = {pid for pid, comm in comms.items() if comm.startswith(_CANDIDATE_COMMS) or comm.endswith(".py")}
     queue = [pid for pid in stats if pid in gpu_pids or pid in by_comm]
     while queue:
         pid = queue.pop()

@@ -73,7 +73,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     return ok("TeaThere", f"{left} bytes of tea are there")
 
 
-CHECK = Check(Settings, observe, points, judge)
+CHECK = Check(observe, points, judge, settings=Settings)
 '''
 
 

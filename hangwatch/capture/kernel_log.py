@@ -9,8 +9,7 @@ from pathlib import Path
 
 from hangwatch import words
 from hangwatch.model import BLOCKED_STATES, Job, KernelLine, ProcessId
-from hangwatch.probes.gpu import pci_addresses
-from hangwatch.probes.node import filesystems
+from hangwatch.probes.node import filesystems, pci
 from hangwatch.probes.node.kmsg import LoggedLine
 from hangwatch.probes.process import proc_pid, procfs
 from hangwatch.tables import kernel_lines, xids
@@ -113,7 +112,7 @@ def _by_gpu(job: Job, logged: Sequence[LoggedLine], proc_root: Path) -> Iterator
     """Yield (pid of the rank, line) for each line about a GPU of the rank. A rank that has ended counts, too."""
     rows = kernel_lines.load()
     lines = [line for line in logged if rows[line.name].names == "gpu"]
-    uuids = pci_addresses.read_uuids(proc_root) if lines else {}
+    uuids = pci.nvidia_uuids(proc_root) if lines else {}
     gpus = [*((rank.id.pid, rank.gpu_uuids) for rank in job.ranks), *((one.id.pid, one.gpu_uuids) for one in job.ended)]
     for line in lines:
         uuid = uuids.get(xids.shorten_address(line.subject))

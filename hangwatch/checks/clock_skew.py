@@ -171,4 +171,4 @@ def table(sample: Sample) -> contract.Rows:
     return [*rows, *((source, f"{offset:+.6f}", remarks.get(source, "")) for source, offset in _offsets(sample))]
 
 
-CHECK = Check(Settings, observe, points, judge, table, window=10)
+CHECK = Check(observe, points, judge, table, Settings, window=10)

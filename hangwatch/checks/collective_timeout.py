@@ -126,4 +126,4 @@ def _sentence(job: TimeoutSettings) -> str:
     return f"job {job.job} {timeout}{ignored}"
 
 
-CHECK = Check(contract.Settings, observe, points, judge, absent="no training job runs on this node")
+CHECK = Check(observe, points, judge, absent="no training job runs on this node")

@@ -169,4 +169,4 @@ def table(sample: Sample) -> contract.Rows:
     return rows
 
 
-CHECK = Check(contract.Settings, observe, points, judge, table, absent="this node has no /proc/self/status")
+CHECK = Check(observe, points, judge, table, absent="this node has no /proc/self/status")

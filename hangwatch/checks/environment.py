@@ -212,4 +212,4 @@ def table(sample: Sample) -> contract.Rows:
     return rows
 
 
-CHECK = Check(Settings, observe, points, judge, table, every_seconds=300, absent="no training job runs on this node")
+CHECK = Check(observe, points, judge, table, Settings, every_seconds=300, absent="no training job runs on this node")

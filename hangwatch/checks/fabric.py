@@ -112,7 +112,6 @@ def table(sample: Sample) -> Rows:
 
 
 CHECK = Check(
-    contract.Settings,
     observe,
     points,
     judge,

@@ -205,4 +205,4 @@ def table(sample: Sample) -> contract.Rows:
     return [header, *rows, *new]
 
 
-CHECK = Check(Settings, observe, points, judge, table, absent="this node has no fs.file-nr")
+CHECK = Check(observe, points, judge, table, Settings, absent="this node has no fs.file-nr")

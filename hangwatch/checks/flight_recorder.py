@@ -142,11 +142,5 @@ def _row(presence: Presence) -> tuple[object, ...]:
 
 
 CHECK = Check(
-    contract.Settings,
-    observe,
-    points,
-    judge,
-    table,
-    every_seconds=EVERY_SECONDS,
-    absent="no job on this node has loaded PyTorch",
+    observe, points, judge, table, every_seconds=EVERY_SECONDS, absent="no job on this node has loaded PyTorch"
 )

@@ -19,8 +19,7 @@ from hangwatch.probes.process import proc_pid
 
 IDLE = Metric(name="gpu_held_without_process", help="1 while the GPU is allocated and has no process", labels=GPU)
 LEFT = Metric(name="gpu_memory_without_process_bytes", help="memory in use while the GPU has no process", labels=GPU)
-EVERY_SECONDS = 60.0
-LONGEST_SECONDS = 7200.0
+WINDOW = 122  # the samples of two hours
 HELD_SECONDS = 1800.0  # of an allocated GPU without a process
 LEFT_SECONDS = 600.0  # of memory in use without a process
 GIBIBYTE = 1 << 30
@@ -183,13 +182,5 @@ def table(sample: Sample) -> Rows:
 
 
 CHECK = Check(
-    contract.Settings,
-    observe,
-    points,
-    judge,
-    table,
-    every_seconds=EVERY_SECONDS,
-    window=int(LONGEST_SECONDS / EVERY_SECONDS) + 2,
-    parts=contract.gpu_parts,
-    absent="this node has no NVIDIA GPU",
+    observe, points, judge, table, window=WINDOW, parts=contract.gpu_parts, absent="this node has no NVIDIA GPU"
 )

@@ -233,11 +233,11 @@ def _row(gpu: GpuHealth) -> tuple[object, ...]:
 
 
 CHECK = Check(
-    Settings,
     observe,
     points,
     judge,
     table,
+    Settings,
     parts=_parts,
     vanished=CheckStatus.CRITICAL,
     absent="this node has no NVIDIA GPU",

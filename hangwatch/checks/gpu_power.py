@@ -93,6 +93,4 @@ def _row(gpu: GpuSample) -> tuple[object, ...]:
     return gpu.index, gpu.name, *cells
 
 
-CHECK = Check(
-    contract.Settings, observe, points, judge, table, parts=contract.gpu_parts, absent="this node has no NVIDIA GPU"
-)
+CHECK = Check(observe, points, judge, table, parts=contract.gpu_parts, absent="this node has no NVIDIA GPU")

@@ -21,8 +21,7 @@ CLOCK_RATIO = Metric(
     help="SM clock as a ratio of the median over the busy GPUs of the same model and job",
     labels=(*contract.RANK, *GPU),
 )
-EVERY_SECONDS = 60.0
-LONGEST_SECONDS = 3600.0
+WINDOW = 62  # the samples of an hour
 SLOW_RATIO = 0.1  # part of the median by which a clock is below it
 SLOW_SECONDS = 300.0
 BUSY_RATIO = 0.5  # utilization from which the clock of a GPU counts
@@ -150,13 +149,4 @@ def table(sample: Sample) -> Rows:
     return rows
 
 
-CHECK = Check(
-    contract.Settings,
-    observe,
-    points,
-    judge,
-    table,
-    every_seconds=EVERY_SECONDS,
-    window=int(LONGEST_SECONDS / EVERY_SECONDS) + 2,
-    absent="no job with several GPUs runs on this node",
-)
+CHECK = Check(observe, points, judge, table, window=WINDOW, absent="no job with several GPUs runs on this node")

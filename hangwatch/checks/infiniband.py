@@ -141,11 +141,11 @@ def table(sample: Sample) -> contract.Rows:
 
 
 CHECK = Check(
-    Settings,
     observe,
     points,
     judge,
     table,
+    Settings,
     window=11,
     parts=lambda sample: {port.name: port.name for port in sample.ports if port.state == "ACTIVE"},
     vanished=CheckStatus.CRITICAL,

@@ -88,4 +88,4 @@ def _gib(size_bytes: int) -> str:
     return f"{size_bytes / (1 << 30):.1f} GiB"
 
 
-CHECK = Check(Settings, observe, points, judge, every_seconds=30, absent="this node has no /proc/meminfo")
+CHECK = Check(observe, points, judge, settings=Settings, every_seconds=30, absent="this node has no /proc/meminfo")

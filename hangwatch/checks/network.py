@@ -407,11 +407,11 @@ def table(sample: Sample) -> contract.Rows:
 
 
 CHECK = Check(
-    Settings,
     observe,
     points,
     judge,
     table,
+    Settings,
     window=11,
     absent="no training job runs on this node, and it has no default route (IPv4 or IPv6)",
 )

@@ -232,11 +232,11 @@ def _link_cells(link: NvLink) -> tuple[object, ...]:
 
 
 CHECK = Check(
-    Settings,
     observe,
     points,
     judge,
     table,
+    Settings,
     parts=_parts,
     absent="this node has no NVIDIA GPU, or a single one without NVLink",
 )

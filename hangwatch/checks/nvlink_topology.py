@@ -174,7 +174,6 @@ def _shown(number: int | None) -> str:
 
 
 CHECK = Check(
-    contract.Settings,
     observe,
     points,
     judge,

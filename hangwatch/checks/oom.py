@@ -151,11 +151,11 @@ def table(sample: Sample) -> contract.Rows:
 
 
 CHECK = Check(
-    Settings,
     observe,
     points,
     judge,
     table,
+    Settings,
     every_seconds=EVERY_SECONDS,
     window=COUNTED_WINDOW,
     absent="this node has neither /dev/kmsg nor a counter of OOM kills",

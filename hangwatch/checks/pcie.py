@@ -1,14 +1,16 @@
 """The PCIe link of each GPU, and the bus settings that break peer-to-peer transfers (ACS, IOMMU translation)."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import GPU, Check, Metric, Rows, gpu_labels, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point, Value
+from hangwatch.probes import pseudo_files
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import Details, GpuBus
-from hangwatch.probes.node import cpuinfo, pci
+from hangwatch.probes.node import pci
 from hangwatch.probes.node.machine import Node
 
 GENERATION = Metric(
@@ -18,6 +20,7 @@ LANES = Metric(name="gpu_pcie_lanes", help="PCIe lanes in use", labels=GPU)
 REPLAYS = Metric(name="gpu_pcie_replays_total", help="PCIe packets sent again", labels=GPU, kind="counter")
 LOADED_RATIO = 0.2  # GPU utilization from which its link must run at full speed; idle links slow down
 REPLAYS_PER_MINUTE = 8.0
+VIRTUAL = re.compile(r"^flags\s*:.*\shypervisor\b", re.MULTILINE)  # in /proc/cpuinfo
 
 
 class Slot(Value, frozen=True):
@@ -51,13 +54,12 @@ def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     details = query.details(node, Details[GpuBus])
     if not isinstance(details, Details):
         return details
-    reply = cpuinfo.read(node.proc_root)
-    cpu = reply if isinstance(reply, cpuinfo.Cpu) else cpuinfo.Cpu()
+    cpu = pseudo_files.read_or_empty(node.proc_root / "cpuinfo").partition("\n\n")[0]
     return Sample(
         taken_monotonic_seconds=node.clock.monotonic(),
         slots=tuple(_slots(node, details.gpus)),
-        virtual="hypervisor" in cpu.flags,
-        amd=cpu.vendor == "AuthenticAMD",
+        virtual=VIRTUAL.search(cpu) is not None,
+        amd="AuthenticAMD" in cpu,
         faults=details.faults,
     )
 
@@ -194,6 +196,4 @@ def _row(slot: Slot) -> tuple[object, ...]:
     )
 
 
-CHECK = Check(
-    contract.Settings, observe, points, judge, table, parts=contract.gpu_parts, absent="this node has no NVIDIA GPU"
-)
+CHECK = Check(observe, points, judge, table, parts=contract.gpu_parts, absent="this node has no NVIDIA GPU")

@@ -186,6 +186,4 @@ def table(sample: Sample) -> contract.Rows:
     return rows
 
 
-CHECK = Check(
-    contract.Settings, observe, points, judge, table, every_seconds=15, absent="no training job runs on this node"
-)
+CHECK = Check(observe, points, judge, table, every_seconds=15, absent="no training job runs on this node")

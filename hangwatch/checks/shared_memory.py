@@ -116,4 +116,4 @@ def _mib(size_bytes: int) -> str:
     return f"{size_bytes / (1 << 20):,.0f} MiB"
 
 
-CHECK = Check(Settings, observe, points, judge, every_seconds=30, absent="this node has no /dev/shm")
+CHECK = Check(observe, points, judge, settings=Settings, every_seconds=30, absent="this node has no /dev/shm")

@@ -200,10 +200,10 @@ def table(sample: Sample) -> contract.Rows:
 
 
 CHECK = Check(
-    Settings,
     observe,
     points,
     judge,
     table,
+    Settings,
     absent="this node has no network file system mounted and stores no incidents",
 )

@@ -203,11 +203,11 @@ def table(sample: Sample) -> contract.Rows:
 
 
 CHECK = Check(
-    Settings,
     observe,
     points,
     judge,
     table,
+    Settings,
     every_seconds=15,
     absent="this node has no /dev/kmsg, and NVML reports no XID",
 )

@@ -37,7 +37,7 @@ def check_of(observe: Any, **others: Any) -> Check[Any, Any]:
     def judge(window: Sequence[Reading], settings: Settings) -> CheckVerdict:
         return contract.ok("Read", f"read {[sample.number for sample in window]}")
 
-    plain = Check(Settings, observe, points, judge, absent="no disk here", name="disk", metrics=(READS,))
+    plain = Check(observe, points, judge, absent="no disk here", name="disk", metrics=(READS,))
     return replace(plain, **others)
 
 

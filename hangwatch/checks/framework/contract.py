@@ -138,11 +138,11 @@ class Check(Generic[SampleT, SettingsT]):
     If a sample lacks a part of an earlier one, the result has at least the status `vanished`.
     """
 
-    settings: type[SettingsT]
     observe: Callable[[Node, SettingsT], SampleT | Fault | None]
     points: Callable[[SampleT], Iterable[Point]]
     judge: Callable[[Sequence[SampleT], SettingsT], CheckVerdict]
     table: Callable[[SampleT], Rows] | None = None
+    settings: type[SettingsT] = Settings  # type: ignore[assignment]
     every_seconds: float = 60.0
     absent: str = "this node has nothing that this check examines"
     window: int = 2

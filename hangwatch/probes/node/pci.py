@@ -1,11 +1,13 @@
 """Read the PCI bus from /sys: positions of devices, their drivers, and obstacles to peer-to-peer traffic."""
 
+import re
 import struct
 from collections.abc import Iterable
 from pathlib import Path
 
 from hangwatch.model import Value
 from hangwatch.probes import pseudo_files
+from hangwatch.tables import xids
 
 NVIDIA = 0x10DE
 DISPLAY_CLASS = 0x03  # VGA and 3D controllers
@@ -17,6 +19,9 @@ CONFIG_EXTENDED_START = 0x100
 
 TRANSLATED = ("DMA", "DMA-FQ")
 """Types of an IOMMU group that translate addresses. All other types are pass-through (kernel sysfs ABI)."""
+
+
+_UUID = re.compile(r"^GPU UUID:\s*(GPU-[0-9a-f-]{36})\s*$", re.MULTILINE)
 
 
 class PciPath(Value, frozen=True):
@@ -111,6 +116,18 @@ def nvswitches(sys_root: Path) -> tuple[str, ...]:
         for device in _nvidia_devices(sys_root)
         if (_number(device / "class") or 0) >> 8 == BRIDGE_OTHER_CLASS
     )
+
+
+def nvidia_uuids(proc_root: Path) -> dict[str, str]:
+    """Return the UUID of each GPU by its PCI address (`0000:3b:00`), from the driver's files; empty without a driver.
+
+    NVML may hang; these files do not: /proc/driver/nvidia/gpus/<address>/information.
+    """
+    folder = proc_root / "driver" / "nvidia" / "gpus"
+    matches = (
+        (name, _UUID.search(pseudo_files.read_or_empty(folder / name / "information"))) for name in _names(folder)
+    )
+    return {xids.shorten_address(name): match[1] for name, match in matches if match is not None}
 
 
 def _nvidia_devices(sys_root: Path) -> Iterable[Path]:

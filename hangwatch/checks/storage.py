@@ -94,7 +94,7 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
         answers.append(_answer(filesystems.Mount(path=directories[0], type=INCIDENTS, source="", device=""), space))
     if not answers:
         return None
-    return Sample(answers=tuple(answers), stuck_children=node.filesystems.abandoned_children())
+    return Sample(answers=tuple(answers), stuck_children=node.filesystems.abandoned.count())
 
 
 def _answer(mount: filesystems.Mount, space: filesystems.Space | Fault, seen_by: int | None = None) -> Answer:

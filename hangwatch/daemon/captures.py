@@ -181,4 +181,4 @@ class CaptureRunner:
     def _count_dump(self, seconds: float, fault: Fault | None) -> None:
         self._common.board.put(Snapshot.with_dump, seconds, fault)
         if fault is not None and fault.reason in pyspy.STUCK_REASONS:
-            self._common.board.set(dumpers_stuck=pyspy.abandoned_dumpers())
+            self._common.board.set(dumpers_stuck=pyspy.DUMPER.abandoned.count())

@@ -192,7 +192,7 @@ class Daemon:
                 self._checking.run_absent_soon(self.board.snapshot.checks)
             if self.board.snapshot.unresumed_incidents:
                 self._keeping.resume(self.board.snapshot.unresumed_incidents)
-            self.board.set(dumpers_stuck=pyspy.abandoned_dumpers())
+            self.board.set(dumpers_stuck=pyspy.DUMPER.abandoned.count())
             self._scanned_at = began
         finally:
             self._scanning.release()

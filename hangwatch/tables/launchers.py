@@ -141,22 +141,16 @@ VARIABLES = _variables(TABLE)
 SHOWN = frozenset(TABLE.shown)
 """Variables that are only shown in incidents: settings of NCCL and PyTorch."""
 
-RANKS = frozenset(row.ranks.rank for row in TABLE.launchers if row.ranks is not None and not row.ranks.started_by_first)
+_OF_RANKS = [row.ranks for row in TABLE.launchers if row.ranks is not None]
+
+RANKS = frozenset(ranks.rank for ranks in _OF_RANKS if not ranks.started_by_first)
 """Variables that show the number of a rank without any other variable."""
 
-SLOT_NAMES = tuple(
-    sorted(
-        {
-            name
-            for row in TABLE.launchers
-            if row.ranks is not None
-            for name in (row.ranks.rank, *row.ranks.size, *row.ranks.local_rank, TABLE.rendezvous.port)
-        }
-    )
-)
-"""Variables that make up a rank slot."""
+_SIZES = frozenset(name for ranks in _OF_RANKS for name in ranks.size)
+_SLOTS = {name for ranks in _OF_RANKS for name in (ranks.rank, *ranks.local_rank)}
 
-_SIZES = frozenset(name for row in TABLE.launchers if row.ranks is not None for name in row.ranks.size)
+SLOT_NAMES = tuple(sorted({*_SLOTS, *_SIZES, TABLE.rendezvous.port}))
+"""Variables that make up a rank slot."""
 
 CANDIDATES = _candidates(TABLE)
 """Beginnings of the names of programs that may belong to a job: Python and launchers. A comm may be truncated."""

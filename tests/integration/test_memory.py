@@ -27,11 +27,11 @@ def test_memory_that_gives_no_answer_costs_a_child_and_half_a_second(tmp_path: P
         calls = [main_thread.read_call(pid, procfs.PROC) for pid in (*pids, *pids)]
         assert time.monotonic() - began < 60.0
         assert [call.descriptors for call in calls if call] == [()] * 4
-        assert process_memory.SHARED.abandoned_children() == 2, "one for each, however often it is asked"
+        assert process_memory.SHARED.abandoned.count() == 2, "one for each, however often it is asked"
         assert set(threading.enumerate()) <= before, "no thread of ours waits"
         own = process_memory.SHARED.read(procfs.PROC / str(os.getpid()) / "mem", id(before), 8)
         assert len(own) == 8, "others are read"
-    wait_for(lambda: process_memory.SHARED.abandoned_children() == 0, "the children to end with the file system")
+    wait_for(lambda: process_memory.SHARED.abandoned.count() == 0, "the children to end with the file system")
 
 
 def test_so_many_children_are_left_behind_and_no_more(tmp_path: Path) -> None:
@@ -39,8 +39,8 @@ def test_so_many_children_are_left_behind_and_no_more(tmp_path: Path) -> None:
     with polling(tmp_path, NOBODY, most + 2) as pids:
         for pid in pids:
             main_thread.read_call(pid, procfs.PROC)
-        assert process_memory.SHARED.abandoned_children() == most
-    wait_for(lambda: process_memory.SHARED.abandoned_children() == 0, "the children to end with the file system")
+        assert process_memory.SHARED.abandoned.count() == most
+    wait_for(lambda: process_memory.SHARED.abandoned.count() == 0, "the children to end with the file system")
 
 
 def test_thread_that_waits_for_the_reader_comes_before_the_thread_that_has_just_read() -> None:
@@ -74,7 +74,7 @@ def test_a_child_that_has_no_core_is_waited_for(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(process_memory, "STARTUP_SECONDS", 0.5)
     reader = process_memory.MemoryReader()
     assert len(reader.read(procfs.PROC / str(os.getpid()) / "mem", id(busy), 8)) == 8
-    assert reader.abandoned_children() == 0
+    assert reader.abandoned.count() == 0
 
 
 def test_ctrl_c_does_not_reach_the_memory_child() -> None:

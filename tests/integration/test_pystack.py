@@ -175,7 +175,7 @@ def test_what_does_not_answer_is_ended_at_the_deadline(tmp_path: Path, monkeypat
     assert answer.fault.detail == "none; pystack: no stacks within 3 s"
     started = tmp_path / "pid"  # on a loaded machine it may not have started yet
     assert not started.exists() or not Path(f"/proc/{started.read_text()}").exists()
-    assert pyspy.abandoned_dumpers() == 0
+    assert pyspy.DUMPER.abandoned.count() == 0
 
 
 def test_without_it_the_fault_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

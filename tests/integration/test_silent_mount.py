@@ -85,7 +85,7 @@ def ranks(folder: Path, *bodies: str) -> Iterator[Ranks]:
             subprocess.run(["umount", "-l", folder / "mnt"], check=False)
     for child in children:
         child.wait(timeout=60)
-    wait_for(lambda: pyspy.abandoned_dumpers() == 0, "the py-spys to end once the mount is gone")
+    wait_for(lambda: pyspy.DUMPER.abandoned.count() == 0, "the py-spys to end once the mount is gone")
 
 
 def settled(pid: int, body: str) -> bool:
@@ -126,14 +126,16 @@ def test_a_process_on_which_a_py_spy_hangs_is_not_dumped_again(tmp_path: Path) -
         assert (first.fault.reason, first.fault.about) == ("DumperStuck", "tool")
         assert first.fault == second.fault
         assert second.duration_seconds == 0.0, "no py-spy is started"
-        assert (pyspy.abandoned_dumpers(), dumpers()) == (1, 1)
+        assert (pyspy.DUMPER.abandoned.count(), dumpers()) == (1, 1)
 
 
 def test_a_rank_that_reads_from_the_silent_mount_is_named_and_the_job_pages_at_once(tmp_path: Path) -> None:
     with ranks(tmp_path, SPINNING, READING, SPINNING) as (job, fall_silent):
         fall_silent()
         seen, again = look(job), look(job)
-        assert (pyspy.abandoned_dumpers(), dumpers()) == (3, 3), "one for each rank, however often they are looked at"
+        assert (pyspy.DUMPER.abandoned.count(), dumpers()) == (3, 3), (
+            "one for each rank, however often they are looked at"
+        )
     for one in (seen, again):
         assert one.verdict.kind == "MountSilent"
         assert [rank.rank for rank in one.verdict.named] == [1]

@@ -347,14 +347,14 @@ def test_a_library_that_gives_no_answer_costs_a_child(tmp_path: Path, monkeypatc
             began = time.monotonic()
             assert fault(process).reason in ("NoRecorder", "UnknownLayout", "NoAnswer")
             assert time.monotonic() - began < 20.0
-            left = tables.abandoned_children()
+            left = tables.runner.abandoned.count()
             assert left == 1
             fault(process)
-            assert tables.abandoned_children() == left, "it is not asked again so soon"
+            assert tables.runner.abandoned.count() == left, "it is not asked again so soon"
             (library,) = libraries.parse_maps(Path(f"/proc/{pid}/maps").read_bytes()).libraries
             for number, share in enumerate(("uid 1", "uid 1", "uid 1", "uid 2"), 1):
                 other = library._replace(inode=library.inode + number)
                 assert tables.look_up(other, b"", process, share, procfs.PROC).is_late
-            assert tables.abandoned_children() == left + 2, "one file of each owner has been asked for"
+            assert tables.runner.abandoned.count() == left + 2, "one file of each owner has been asked for"
             mounted.close()  # closed first: the process that uses it cannot end before
-    wait_for(lambda: tables.abandoned_children() == 0, "the child to end with the file system")
+    wait_for(lambda: tables.runner.abandoned.count() == 0, "the child to end with the file system")

@@ -109,4 +109,4 @@ def test_one_that_should_answer_and_does_not(tmp_path: Path, monkeypatch: pytest
         result = run("shared_memory", tree.node(filesystems=onlookers))
         assert status_and_reason(result)[0] == "UNKNOWN"
         assert isinstance(result.faults[0], Fault) and result.faults[0].reason == "NoAnswer"
-    wait_for(lambda: onlookers.abandoned_children() == 0, "the children to end once the mount is gone")
+    wait_for(lambda: onlookers.abandoned.count() == 0, "the children to end once the mount is gone")

@@ -220,8 +220,8 @@ def test_dead_mount_is_hung_and_blocks_no_other_reader(tree: NodeTree) -> None:
         assert values(result, "storage_answers")[str(dead), "fuse.deadfs"] == 0
         again = run("storage", node, deadline_seconds=0.5)
         assert status_and_reason(again) == ("CRITICAL", "StorageHung")
-        assert onlookers.abandoned_children() <= 1, "it is not asked again while a child still hangs in it"
-    wait_for(lambda: onlookers.abandoned_children() == 0, "the children to end once the mount is gone")
+        assert onlookers.abandoned.count() <= 1, "it is not asked again while a child still hangs in it"
+    wait_for(lambda: onlookers.abandoned.count() == 0, "the children to end once the mount is gone")
 
 
 def test_the_living_answer_beside_the_dead(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_the_living_answer_beside_the_dead(tmp_path: Path) -> None:
         assert isinstance(fault, Fault) and fault.reason == "NoAnswer"
         listed = onlookers.list_names([str(dead), str(tmp_path)], 0.5)
         assert listed[str(tmp_path)] == ("dead",)
-    wait_for(lambda: onlookers.abandoned_children() == 0, "the children to end once the mount is gone")
+    wait_for(lambda: onlookers.abandoned.count() == 0, "the children to end once the mount is gone")
 
 
 def test_a_child_that_the_kernel_holds_is_left_behind_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,12 +246,12 @@ def test_a_child_that_the_kernel_holds_is_left_behind_once(tmp_path: Path, monke
     for _ in range(3):
         answer = onlookers.read_space(["/data"], 0.1)["/data"]
         assert isinstance(answer, Fault) and answer.reason == "NoAnswer"
-    assert onlookers.abandoned_children() == 1
+    assert onlookers.abandoned.count() == 1
     monkeypatch.undo()
     assert isinstance(onlookers.read_space(["/"], 5.0)["/"], Space), "other paths are still asked"
     for one in onlookers._abandoned._abandoned:
         assert one.child.end(10.0)
-    assert onlookers.abandoned_children() == 0
+    assert onlookers.abandoned.count() == 0
     assert isinstance(onlookers.read_space(["/"], 5.0)["/"], Space)
 
 

@@ -397,7 +397,7 @@ def test_stopped_dump_is_interrupted_and_leaves_no_child(target: Target) -> None
     stop.set()
     fault = fault_of(target.dump(target.pyspy("exec sleep 600"), stop=stop))
     assert fault_parts(fault) == ("Interrupted", "tool", "hangwatch was asked to stop", "")
-    assert pyspy.abandoned_dumpers() == 0
+    assert pyspy.DUMPER.abandoned.count() == 0
 
 
 def test_waiting_for_pyspy_uses_no_cpu(target: Target) -> None:
@@ -423,7 +423,7 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Pope
     yield kept
     for child in kept:
         os.kill(child.pid, signal.SIGKILL)
-    wait_for(lambda: pyspy.abandoned_dumpers() == 0, "all to be reaped")
+    wait_for(lambda: pyspy.DUMPER.abandoned.count() == 0, "all to be reaped")
 
 
 def test_pyspy_that_cannot_be_ended_is_abandoned_and_named(
@@ -436,7 +436,7 @@ def test_pyspy_that_cannot_be_ended_is_abandoned_and_named(
     assert (fault.reason, fault.about, fault.reason in pyspy.STUCK_REASONS) == ("DumperStuck", "tool", True)
     assert f"py-spy (pid {child.pid}) hangs in the kernel" in fault.detail
     assert "file system" in fault.remedy and "dmesg" in fault.remedy
-    assert pyspy.abandoned_dumpers() == 1
+    assert pyspy.DUMPER.abandoned.count() == 1
     assert (child.stdout is not None and child.stdout.closed, child.stderr is not None and child.stderr.closed) == (
         True,
         True,
@@ -450,7 +450,7 @@ def test_process_is_dumped_again_after_its_abandoned_pyspy_ended(
 ) -> None:
     target.dump(target.pyspy("exec sleep 600"), deadline_seconds=0.1)
     os.kill(unkillable.pop().pid, signal.SIGKILL)
-    wait_for(lambda: pyspy.abandoned_dumpers() == 0, "it to be reaped")
+    wait_for(lambda: pyspy.DUMPER.abandoned.count() == 0, "it to be reaped")
     assert target.dump(target.pyspy(STACKS)).fault is None
 
 

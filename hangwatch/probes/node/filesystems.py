@@ -164,7 +164,7 @@ class FilesystemReader:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._abandoned = AbandonedChildren()
+        self.abandoned = AbandonedChildren()
         self._names: dict[str, str] = {}
 
     def read_space(self, paths: Sequence[str], deadline_seconds: float) -> dict[str, Space | Fault]:
@@ -213,18 +213,14 @@ class FilesystemReader:
         """
         path = f"{proc_root}/{pid}/root{mount.path}"
         with self._lock:
-            stuck = self._abandoned.targets()
+            stuck = self.abandoned.targets()
             known = self._names.get(mount.device)
             self._names[mount.device] = known if known in stuck and known is not None else path
             return self._names[mount.device]
 
-    def abandoned_children(self) -> int:
-        """Return the number of abandoned children that still hang in the kernel."""
-        return self._abandoned.count()
-
     def _ask(self, questions: list[tuple[str, str]], deadline_seconds: float) -> dict[tuple[str, str], object]:
         """Return the raw answer to each question; None if no answer came in time."""
-        stuck = self._abandoned.targets()
+        stuck = self.abandoned.targets()
         new_questions = [question for question in dict.fromkeys(questions) if question[1] not in stuck]
         answers: dict[tuple[str, str], object] = dict.fromkeys(questions)
         if not new_questions:
@@ -238,7 +234,7 @@ class FilesystemReader:
             answers[new_questions[number]] = answer
         unanswered = frozenset(path for kind, path in new_questions if answers[kind, path] is None)
         if not child.end(_STUCK_SECONDS if unanswered else KILL_SECONDS):
-            self._abandoned.add(child, unanswered)
+            self.abandoned.add(child, unanswered)
         return answers
 
 

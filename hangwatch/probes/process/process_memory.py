@@ -84,7 +84,7 @@ class MemoryReader:
     def __init__(self) -> None:
         self._turns = Turns()
         self._child: Child | None = None
-        self._abandoned = AbandonedChildren()
+        self.abandoned = AbandonedChildren()
 
     def read(self, memory: Path, address: int, count: int) -> bytes:
         """Return up to `count` bytes of a /proc/PID/mem; empty if not permitted, not mapped, or not read in time."""
@@ -114,9 +114,9 @@ class MemoryReader:
         """
         answers: list[list[bytes] | int] = []
         with self._turns:
-            readable = [file for file in files if self._abandoned.pid_for(file.path) is None]
+            readable = [file for file in files if self.abandoned.pid_for(file.path) is None]
             stuck = None
-            if readable and self._abandoned.begin(share, 0.0):
+            if readable and self.abandoned.begin(share, 0.0):
                 try:
                     for _ in range(2):  # an idle child may have ended: start another one
                         answers = []
@@ -130,13 +130,9 @@ class MemoryReader:
                 except OSError:  # no child could start
                     stuck = self._end_child(0.0)
                 finally:
-                    self._abandoned.end(share, readable[max(0, len(answers) - 1)].path, stuck)
+                    self.abandoned.end(share, readable[max(0, len(answers) - 1)].path, stuck)
         by_file = dict(zip(map(id, readable), answers, strict=False))
         return [by_file.get(id(file), errno.EBUSY) for file in files]
-
-    def abandoned_children(self) -> int:
-        """Return the number of abandoned children that still wait for a process."""
-        return self._abandoned.count()
 
     def _end_child(self, seconds: float) -> Child | None:
         """End the child. Return it if it still exists after `seconds`, else None."""

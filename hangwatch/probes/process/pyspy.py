@@ -144,11 +144,6 @@ def find() -> Path | None:
     return Path(found) if found else None
 
 
-def abandoned_dumpers() -> int:
-    """Return the number of dumpers that hang in the kernel and survived SIGKILL."""
-    return DUMPER.abandoned.count()
-
-
 def version(program: Path) -> tuple[int, ...] | None:
     """Return the version of a py-spy, e.g. (0, 4, 3); None if unknown. A known version is cached by path.
 

@@ -64,11 +64,7 @@ class SymbolTables:
         self._symbols: dict[_Key, Symbols] = {}
         self._silent_until: dict[_Key | str, float] = {}  # files and owners
         self._locks: dict[_Key, threading.Lock] = {}
-        self._runner = child.Runner("reader of symbols", starvation=STARVATION)
-
-    def abandoned_children(self) -> int:
-        """Return the number of abandoned children that still wait for a file."""
-        return self._runner.abandoned.count()
+        self.runner = child.Runner("reader of symbols", starvation=STARVATION)
 
     def look_up(self, library: Mapped, first_page: bytes, process: ProcessId, share: str, proc_root: Path) -> Symbols:
         """Return the symbols of the file that this process has mapped; empty if it cannot be read.
@@ -99,7 +95,7 @@ class SymbolTables:
     def _ask(self, key: _Key, path: str, process: ProcessId, share: str, proc_root: Path) -> Symbols | None:
         """Return the answer of a child; None if it did not respond, or was ended by its limit of CPU time."""
         question = [f"{proc_root}/{process.pid}/root", path, key.device, key.inode, key.offset, key.library]
-        printed = self._runner.run(
+        printed = self.runner.run(
             [sys.executable, "-I", str(CHILD), json.dumps(question)],
             process,
             share=share,

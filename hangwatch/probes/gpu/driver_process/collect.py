@@ -22,7 +22,7 @@ from hangwatch.probes.gpu.details import (
     PeerAccess,
 )
 from hangwatch.probes.gpu.driver_process import gpm
-from hangwatch.probes.gpu.driver_process.nvml_device import ABSENT, Gpu, gpu_fault, pci_address, scaled
+from hangwatch.probes.gpu.driver_process.nvml_device import ABSENT, Gpu, nvml_fault, pci_address, scaled
 
 READ = 0  # NVML_P2P_CAPS_INDEX_READ, which pynvml defines as a tuple
 SET_WORDS = 16  # 64 CPUs or memory nodes per word, up to 1,024
@@ -115,7 +115,7 @@ def _read_field(gpu: Gpu, field: int, scope: int) -> Any:
         return None
     if values[0].nvmlReturn not in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_INVALID_ARGUMENT, *ABSENT):
         error = pynvml.NVMLError(values[0].nvmlReturn)
-        gpu.faults.append(gpu_fault(gpu.index, error, f"nvmlDeviceGetFieldValues({field})"))
+        gpu.faults.append(nvml_fault(error, f"nvmlDeviceGetFieldValues({field})", gpu.index))
     return values[0] if values[0].nvmlReturn == pynvml.NVML_SUCCESS else None
 
 
@@ -385,7 +385,7 @@ def collect(
         try:
             values.append(KINDS[kind](gpu, gpus))
         except pynvml.NVMLError as error:
-            gpu.faults = [gpu_fault(gpu.index, error, kind)]
+            gpu.faults = [nvml_fault(error, kind, gpu.index)]
         faults += gpu.faults
         announce(None, "")
         between()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pynvml
 
 from hangwatch.model import Fault, GpuSample, GpuSweep
-from hangwatch.probes.gpu.driver_process.nvml_device import Gpu, gpu_fault, scaled
+from hangwatch.probes.gpu.driver_process.nvml_device import Gpu, nvml_fault, scaled
 from hangwatch.probes.gpu.driver_process.xid_events import XidListener
 from hangwatch.probes.gpu.messages import Begin
 
@@ -88,7 +88,7 @@ class Driver:
             try:
                 gpu = Gpu(index)
             except pynvml.NVMLError as error:
-                self.lost.append(gpu_fault(index, error, "nvmlDeviceGetHandleByIndex"))
+                self.lost.append(nvml_fault(error, "nvmlDeviceGetHandleByIndex", index))
                 continue
             if last := before.get(gpu.uuid):
                 gpu.pids, gpu.energy_joules = last.pids, last.energy_joules
@@ -117,7 +117,7 @@ def read_gpu(gpu: Gpu, is_full: bool) -> GpuSample | Fault:
     try:
         sample = _read_fields(gpu, is_full)
     except pynvml.NVMLError as error:
-        return gpu_fault(gpu.index, error, "sample")
+        return nvml_fault(error, "sample", gpu.index)
     readings = (sample.power_watts, sample.utilization_ratio, sample.memory_used_bytes, sample.temperature_celsius)
     if gpu.faults and all(reading is None for reading in readings):
         return gpu.faults[0]

@@ -13,14 +13,10 @@ from hangwatch.probes.gpu.source import INSTALL_DRIVER
 
 T = TypeVar("T")
 
-DRIVER_REMEDIES = {
+REMEDIES = {
     "DriverNotFound": INSTALL_DRIVER,
     "DriverNotLoaded": "run `modprobe nvidia`, then `dmesg | grep -i nvrm`",
     "LibRmVersionMismatch": "the driver was upgraded while programs used it: reboot, or reload its kernel modules",
-    "NoPermission": "run as root, or allow this user to open /dev/nvidia*",
-    "Unknown": "dmesg | grep -i -e nvrm -e xid",
-}
-GPU_REMEDIES = {
     "GpuIsLost": "drain the node, look for XID 79 in `dmesg`, then power-cycle the node: a GPU reset rarely helps",
     "ResetRequired": "drain the node, stop hangwatch and all GPU programs, run `nvidia-smi --gpu-reset -i {index}`",
     "NoPermission": "run as root, or allow this user to open /dev/nvidia*",
@@ -42,14 +38,14 @@ def reason_of(error: pynvml.NVMLError) -> str:
     return name.removeprefix("NVMLError_") if name != "NVMLError" else f"Error{error.value}"
 
 
-def driver_fault(error: pynvml.NVMLError, call: str) -> Fault:
-    """Return a fault about the whole driver. `call` is the NVML call that failed."""
+def nvml_fault(error: pynvml.NVMLError, call: str, index: int | None = None) -> Fault:
+    """Return a fault about a GPU, or about the whole driver. `call` is the NVML call that failed."""
     reason = reason_of(error)
     return Fault(
-        subject="driver",
+        subject="driver" if index is None else f"gpu {index}",
         reason=reason,
         detail=f"{call}: {error} (NVML error {error.value})",
-        remedy=DRIVER_REMEDIES.get(reason, ""),
+        remedy=REMEDIES.get(reason, "").format(index="INDEX" if index is None else index),
     )
 
 
@@ -86,7 +82,7 @@ class Gpu:
             if error.value in GONE:
                 raise
             if error.value not in ABSENT:
-                self.faults.append(gpu_fault(self.index, error, call.__name__))
+                self.faults.append(nvml_fault(error, call.__name__, self.index))
             return None
 
     def _read_mig_uuids(self) -> Iterator[str]:
@@ -106,17 +102,6 @@ class Gpu:
             return self.ask(call, other.handle, *arguments)
         except pynvml.NVMLError:
             return None
-
-
-def gpu_fault(index: int, error: pynvml.NVMLError, call: str) -> Fault:
-    """Return a fault about one GPU. `call` is the NVML call that failed."""
-    reason = reason_of(error)
-    return Fault(
-        subject=f"gpu {index}",
-        reason=reason,
-        detail=f"{call}: {error} (NVML error {error.value})",
-        remedy=GPU_REMEDIES.get(reason, "").format(index=index),
-    )
 
 
 def pci_address(pci: Any) -> str:

@@ -17,7 +17,7 @@ from hangwatch.formats import decoding
 from hangwatch.model import Fault, GpuSweep, Value
 from hangwatch.probes.gpu.details import XidDetails
 from hangwatch.probes.gpu.driver_process.driver import Driver
-from hangwatch.probes.gpu.driver_process.nvml_device import driver_fault
+from hangwatch.probes.gpu.driver_process.nvml_device import nvml_fault
 from hangwatch.probes.gpu.messages import (
     AdmitOrder,
     Answer,
@@ -122,7 +122,7 @@ def main() -> None:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        send(parent, DriverFailure(fault=driver_fault(error, "nvmlInit")))
+        send(parent, DriverFailure(fault=nvml_fault(error, "nvmlInit")))
         return
     driver = Driver(begin, lambda gpu, purpose: send(parent, CallAnnouncement(gpu=gpu, purpose=purpose)))
     try:
@@ -131,6 +131,6 @@ def main() -> None:
         send(parent, Hello())
         serve(driver, parent, begin.sample_seconds)
     except pynvml.NVMLError as error:
-        send(parent, DriverFailure(fault=driver_fault(error, "sweep")))
+        send(parent, DriverFailure(fault=nvml_fault(error, "sweep")))
     # no nvmlShutdown: it can block, and the parent waits for this process to end
     os._exit(0)

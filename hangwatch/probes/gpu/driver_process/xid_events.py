@@ -1,5 +1,6 @@
 """Read XIDs from the events of NVML."""
 
+import contextlib
 import ctypes
 import time
 from collections import deque
@@ -42,19 +43,15 @@ class XidListener:
             return
         for gpu in gpus:
             announce(gpu.index, "register for XIDs")
-            try:
+            with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlDeviceRegisterEvents(gpu.handle, pynvml.nvmlEventTypeXidCriticalError, self._set)
-            except pynvml.NVMLError:
-                continue
 
     def forget(self) -> None:
         """Free the driver's event set. Call this before the driver is closed."""
         if self._set is not None:
             listening, self._set = self._set, None
-            try:
+            with contextlib.suppress(pynvml.NVMLError):
                 pynvml.nvmlEventSetFree(listening)
-            except pynvml.NVMLError:
-                return
 
     def drain(self) -> None:
         """Add the XIDs since the last call to `events`."""

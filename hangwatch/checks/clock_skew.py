@@ -22,15 +22,15 @@ from hangwatch.probes.node import chrony, timex
 from hangwatch.probes.node.machine import Node
 
 SYNCHRONIZED = Metric(
-    name="clock_synchronized", help="1 while the clock is synchronized: chronyd follows a source, else no STA_UNSYNC"
+    "clock_synchronized", "1 while the clock is synchronized: chronyd follows a source, else no STA_UNSYNC"
 )
 OFFSET = Metric(
-    name="clock_offset_seconds",
-    help="time by which the source is ahead of this clock; source kernel: the correction that remains",
+    "clock_offset_seconds",
+    "time by which the source is ahead of this clock; source kernel: the correction that remains",
     labels=("source",),
 )
-ESTIMATED = Metric(name="clock_estimated_error_seconds", help="the kernel's estimated error (adjtimex esterror)")
-MAXIMUM = Metric(name="clock_maximum_error_seconds", help="the kernel's maximum error (adjtimex maxerror)")
+ESTIMATED = Metric("clock_estimated_error_seconds", "the kernel's estimated error (adjtimex esterror)")
+MAXIMUM = Metric("clock_maximum_error_seconds", "the kernel's maximum error (adjtimex maxerror)")
 
 KEEP_TIME = (
     "systemctl enable --now chronyd (on the host); then `chronyc -n sources` must mark a source with *; "

@@ -19,14 +19,14 @@ from hangwatch.probes.process import proc_pid
 RECORDED = "from its flight recorder"
 
 TIMEOUT = Metric(
-    name="collective_timeout_seconds", help="timeout of the job's collectives, after which the job ends",
-    labels=contract.JOB,
-)  # fmt: skip
+    "collective_timeout_seconds", "timeout of the job's collectives, after which the job ends", labels=contract.JOB
+)
 HEARTBEAT = Metric(
-    name="collective_heartbeat_timeout_seconds", help="timeout of PyTorch's monitor for a stuck NCCL watchdog",
+    "collective_heartbeat_timeout_seconds",
+    "timeout of PyTorch's monitor for a stuck NCCL watchdog",
     labels=contract.JOB,
-)  # fmt: skip
-DUMP_AFTER = Metric(name="collective_dump_after_seconds", help="seconds from a hang until hangwatch has the stacks")
+)
+DUMP_AFTER = Metric("collective_dump_after_seconds", "seconds from a hang until hangwatch has the stacks")
 MARGIN_SECONDS = 30.0  # least time between the end of a capture and the collective timeout
 
 

@@ -13,7 +13,7 @@ from hangwatch.model import CheckVerdict, Fault, JobName, Point, Value
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import dump_obstacles, dump_permissions, procfs, pyspy, pystack
 
-DUMPABLE = Metric(name="dump_permitted", help="1 if hangwatch may take the stack of the rank", labels=contract.RANK)
+DUMPABLE = Metric("dump_permitted", "1 if hangwatch may take the stack of the rank", labels=contract.RANK)
 MOST_JOBS = 4  # in one message
 YAMA_FORBIDS_ALL = 3
 ALLOW_PTRACE = "set kernel.yama.ptrace_scope = 1 in /etc/sysctl.d, then reboot"

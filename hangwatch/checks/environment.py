@@ -22,9 +22,10 @@ from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid
 
 KNOWN_HANG = Metric(
-    name="environment_known_hang", help="1 for each known cause of hangs in the environment of the job",
+    "environment_known_hang",
+    "1 for each known cause of hangs in the environment of the job",
     labels=(*contract.JOB, "rule"),
-)  # fmt: skip
+)
 DEADLINE_SECONDS = 2.0
 
 _LIBRARIES = re.compile(r"/libnccl\.so|/libtorch_cpu\.so")

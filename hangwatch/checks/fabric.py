@@ -13,9 +13,7 @@ from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import procfs
 
 COMPLETED = Metric(
-    name="gpu_fabric_completed",
-    help="1 if the fabric manager has registered the GPU without error",
-    labels=contract.GPU,
+    "gpu_fabric_completed", "1 if the fabric manager has registered the GPU without error", labels=contract.GPU
 )
 
 MANAGER_PROGRAM = "nv-fabricmanager"

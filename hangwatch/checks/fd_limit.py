@@ -20,16 +20,14 @@ from hangwatch.probes.node.file_limits import NewProcess
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid, procfs
 
-NODE_OPEN = Metric(name="fd_open_files", help="files open on the node (fs.file-nr)")
-NODE_MAX = Metric(name="fd_max_files", help="maximum of open files on the node (fs.file-max)")
+NODE_OPEN = Metric("fd_open_files", "files open on the node (fs.file-nr)")
+NODE_MAX = Metric("fd_max_files", "maximum of open files on the node (fs.file-max)")
 LABELS = (*contract.JOB, "role")
 OPEN = Metric(
-    name="fd_process_open_files",
-    help="highest number of open files of one process with this role in the job",
-    labels=LABELS,
+    "fd_process_open_files", "highest number of open files of one process with this role in the job", labels=LABELS
 )
-SOFT = Metric(name="fd_process_soft_limit", help="the job's lowest soft limit on open files", labels=LABELS)
-HARD = Metric(name="fd_process_hard_limit", help="the job's lowest hard limit on open files", labels=LABELS)
+SOFT = Metric("fd_process_soft_limit", "the job's lowest soft limit on open files", labels=LABELS)
+HARD = Metric("fd_process_hard_limit", "the job's lowest hard limit on open files", labels=LABELS)
 
 REMEDY_JOB = (
     "raise the limit where the job starts: LimitNOFILE=1048576 in slurmd's or containerd's unit, `ulimit -n`, "

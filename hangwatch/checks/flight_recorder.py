@@ -19,9 +19,10 @@ MOST_JOBS_OF_AN_OWNER = 8
 EVERY_SECONDS = 300
 
 CAPACITY = Metric(
-    name="flight_recorder_capacity", help="operations that PyTorch's flight recorder can hold; 0 if it is off",
+    "flight_recorder_capacity",
+    "operations that PyTorch's flight recorder can hold; 0 if it is off",
     labels=contract.JOB,
-)  # fmt: skip
+)
 
 State = Literal["there", "unused", "off", "unread"]
 

@@ -17,8 +17,8 @@ from hangwatch.probes.gpu.details import Details, GpuOccupancy
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid
 
-IDLE = Metric(name="gpu_held_without_process", help="1 while the GPU is allocated and has no process", labels=GPU)
-LEFT = Metric(name="gpu_memory_without_process_bytes", help="memory in use while the GPU has no process", labels=GPU)
+IDLE = Metric("gpu_held_without_process", "1 while the GPU is allocated and has no process", labels=GPU)
+LEFT = Metric("gpu_memory_without_process_bytes", "memory in use while the GPU has no process", labels=GPU)
 WINDOW = 122  # the samples of two hours
 HELD_SECONDS = 1800.0  # of an allocated GPU without a process
 LEFT_SECONDS = 600.0  # of memory in use without a process

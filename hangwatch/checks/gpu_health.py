@@ -15,24 +15,18 @@ from hangwatch.probes.gpu.details import SLOWDOWNS, Details, GpuHealth
 from hangwatch.probes.node import pci
 from hangwatch.probes.node.machine import Node
 
-LOST = Metric(name="gpu_lost", help="GPUs that the driver lists but that do not respond")
-RECOVERY = Metric(name="gpu_recovery_needed", help="1 if the driver requests a reset or reboot", labels=GPU)
+LOST = Metric("gpu_lost", "GPUs that the driver lists but that do not respond")
+RECOVERY = Metric("gpu_recovery_needed", "1 if the driver requests a reset or reboot", labels=GPU)
 UNCORRECTED = Metric(
-    name="gpu_uncorrected_memory_errors", help="Uncorrectable ECC errors since the GPU was last reset", labels=GPU
+    "gpu_uncorrected_memory_errors", "Uncorrectable ECC errors since the GPU was last reset", labels=GPU
 )
 REMAPPED = Metric(
-    name="gpu_remapped_rows",
-    help="Memory rows replaced by spare rows during the life of the GPU",
-    labels=(*GPU, "cause"),
+    "gpu_remapped_rows", "Memory rows replaced by spare rows during the life of the GPU", labels=(*GPU, "cause")
 )
-REMAP_PENDING = Metric(
-    name="gpu_row_remap_pending", help="1 if a memory row will be replaced at the next reset", labels=GPU
-)
-REMAP_FAILED = Metric(
-    name="gpu_row_remap_failed", help="1 if no spare row was left to replace a bad memory row", labels=GPU
-)
-SLOWED = Metric(name="gpu_clocks_slowed", help="1 for each reason that slows the clocks", labels=(*GPU, "reason"))
-PERSISTENCE = Metric(name="gpu_persistence_mode", help="1 if the driver stays loaded between jobs", labels=GPU)
+REMAP_PENDING = Metric("gpu_row_remap_pending", "1 if a memory row will be replaced at the next reset", labels=GPU)
+REMAP_FAILED = Metric("gpu_row_remap_failed", "1 if no spare row was left to replace a bad memory row", labels=GPU)
+SLOWED = Metric("gpu_clocks_slowed", "1 for each reason that slows the clocks", labels=(*GPU, "reason"))
+PERSISTENCE = Metric("gpu_persistence_mode", "1 if the driver stays loaded between jobs", labels=GPU)
 
 MEANINGS = {
     "HwSlowdown": "the hardware slows its clocks (heat, power or a brake signal)",

@@ -10,7 +10,7 @@ from hangwatch.model import CheckVerdict, Fault, GpuSample, Point
 from hangwatch.probes.gpu import query
 from hangwatch.probes.node.machine import Node
 
-LIMIT_RATIO = Metric(name="gpu_power_ratio", help="Power drawn as a share of the enforced limit", labels=GPU)
+LIMIT_RATIO = Metric("gpu_power_ratio", "Power drawn as a share of the enforced limit", labels=GPU)
 LIMIT_TOLERANCE_RATIO = 0.05  # between the power limits of GPUs of one model
 
 

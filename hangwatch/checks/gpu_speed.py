@@ -17,8 +17,8 @@ from hangwatch.probes.gpu.details import Details, GpuHealth
 from hangwatch.probes.node.machine import Node
 
 CLOCK_RATIO = Metric(
-    name="gpu_clock_ratio",
-    help="SM clock as a ratio of the median over the busy GPUs of the same model and job",
+    "gpu_clock_ratio",
+    "SM clock as a ratio of the median over the busy GPUs of the same model and job",
     labels=(*contract.RANK, *GPU),
 )
 WINDOW = 62  # the samples of an hour

@@ -16,12 +16,11 @@ from hangwatch.probes.network.infiniband import Port
 from hangwatch.probes.node.machine import Node
 
 PORT_LABELS = ("device", "port")
-ACTIVE = Metric(name="infiniband_port_active", help="1 while the port is ACTIVE", labels=PORT_LABELS)
-RATE = Metric(name="infiniband_port_rate_bytes_per_second", help="current rate of the port", labels=PORT_LABELS)
+ACTIVE = Metric("infiniband_port_active", "1 while the port is ACTIVE", labels=PORT_LABELS)
+RATE = Metric("infiniband_port_rate_bytes_per_second", "current rate of the port", labels=PORT_LABELS)
 EVENTS = Metric(
-    name="infiniband_port_events_total", help="error counters of the port", labels=(*PORT_LABELS, "counter"),
-    kind="counter",
-)  # fmt: skip
+    "infiniband_port_events_total", "error counters of the port", labels=(*PORT_LABELS, "counter"), kind="counter"
+)
 LINK_COUNTERS = ("link_downed", "link_error_recovery")
 INFINIBAND = "InfiniBand"  # on Ethernet, ports with one lane or without a cable are common
 REMEDY = "`ibstat`, `ibdiagnet`; check the cable, the transceiver and the switch port"

@@ -14,16 +14,17 @@ from hangwatch.model import CheckVerdict, Fault, Point
 from hangwatch.probes.node import memory_pressure
 from hangwatch.probes.node.machine import Node
 
-AVAILABLE = Metric(name="memory_available_bytes", help="memory that is available without swapping (MemAvailable)")
-TOTAL = Metric(name="memory_total_bytes", help="memory of the node (MemTotal)")
+AVAILABLE = Metric("memory_available_bytes", "memory that is available without swapping (MemAvailable)")
+TOTAL = Metric("memory_total_bytes", "memory of the node (MemTotal)")
 STALLED = Metric(
-    name="memory_stalled_seconds_total", help="time in which some or all tasks waited for memory (PSI)",
-    labels=("kind",), kind="counter",
-)  # fmt: skip
-PRESSURE = Metric(
-    name="memory_pressure_ratio", help="share of the last 60 s in which some or all tasks waited for memory",
+    "memory_stalled_seconds_total",
+    "time in which some or all tasks waited for memory (PSI)",
     labels=("kind",),
-)  # fmt: skip
+    kind="counter",
+)
+PRESSURE = Metric(
+    "memory_pressure_ratio", "share of the last 60 s in which some or all tasks waited for memory", labels=("kind",)
+)
 REMEDY = "`ps aux --sort=-rss | head`, `hangwatch check ranks --verbose`; use fewer loader workers or less prefetch"
 WARNING_STALLED_RATIO = 0.10  # of 60 s, in which all tasks waited for memory
 CRITICAL_STALLED_RATIO = 0.40

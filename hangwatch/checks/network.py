@@ -26,12 +26,11 @@ from hangwatch.probes.network.interfaces import Interface
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import main_thread, proc_pid
 
-UP = Metric(name="network_interface_up", help="1 while the interface is up", labels=("interface",))
+UP = Metric("network_interface_up", "1 while the interface is up", labels=("interface",))
 ERRORS = Metric(
-    name="network_interface_errors_total", help="packets with errors", labels=("interface", "direction"),
-    kind="counter",
-)  # fmt: skip
-MASTER = Metric(name="network_master_answers", help="1 while MASTER_ADDR:MASTER_PORT responds", labels=contract.JOB)
+    "network_interface_errors_total", "packets with errors", labels=("interface", "direction"), kind="counter"
+)
+MASTER = Metric("network_master_answers", "1 while MASTER_ADDR:MASTER_PORT responds", labels=contract.JOB)
 
 VARIABLES = frozenset({"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT"})
 CONNECT_SECONDS = 2.0

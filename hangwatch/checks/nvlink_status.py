@@ -24,12 +24,10 @@ from hangwatch.probes.gpu.details import Details, GpuLinks, NvLink, PeerAccess
 from hangwatch.probes.node import pci
 from hangwatch.probes.node.machine import Node
 
-LINKS = Metric(name="gpu_nvlinks", help="NVLinks that the GPU has", labels=GPU)
-LINKS_UP = Metric(name="gpu_nvlinks_up", help="NVLinks that are up", labels=GPU)
-ERRORS = Metric(
-    name="gpu_nvlink_errors_total", help="Errors of all NVLinks of the GPU", labels=(*GPU, "kind"), kind="counter"
-)
-REFUSED = Metric(name="gpu_peer_access_refused", help="Other GPUs that this GPU cannot reach", labels=(*GPU, "access"))
+LINKS = Metric("gpu_nvlinks", "NVLinks that the GPU has", labels=GPU)
+LINKS_UP = Metric("gpu_nvlinks_up", "NVLinks that are up", labels=GPU)
+ERRORS = Metric("gpu_nvlink_errors_total", "Errors of all NVLinks of the GPU", labels=(*GPU, "kind"), kind="counter")
+REFUSED = Metric("gpu_peer_access_refused", "Other GPUs that this GPU cannot reach", labels=(*GPU, "access"))
 
 COUNTERS = ("replays", "recoveries", "crc_flit_errors", "crc_data_errors", "failed_recoveries", "symbol_errors")
 NOISE = ("replays", "crc_flit_errors", "crc_data_errors")

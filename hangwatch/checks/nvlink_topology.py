@@ -12,9 +12,7 @@ from hangwatch.probes.gpu.details import Details, GpuPlace
 from hangwatch.probes.node import pci
 from hangwatch.probes.node.machine import Node
 
-PAIRS = Metric(
-    name="gpu_pairs", help="Pairs of GPUs by connection, in the terms of nvidia-smi topo -m", labels=("path",)
-)
+PAIRS = Metric("gpu_pairs", "Pairs of GPUs by connection, in the terms of nvidia-smi topo -m", labels=("path",))
 NEAR = ("PIX", "PXB")
 """Paths on which a network card reaches the memory of a GPU without the host bridge of the CPU."""
 

@@ -20,12 +20,12 @@ from hangwatch.probes.node.machine import Node
 from hangwatch.probes.node.oom_kills import OomKill, OomKills
 
 KILLS = Metric(
-    name="oom_kills_total", help="processes killed for lack of memory, from the kernel log", labels=("comm", "limit"),
+    "oom_kills_total",
+    "processes killed for lack of memory, from the kernel log",
+    labels=("comm", "limit"),
     kind="counter",
-)  # fmt: skip
-COUNTED = Metric(
-    name="oom_kills_counted_total", help="processes killed for lack of memory since the node booted", kind="counter"
 )
+COUNTED = Metric("oom_kills_counted_total", "processes killed for lack of memory since the node booted", kind="counter")
 PATH_CHARACTERS = 100
 EVERY_SECONDS = 15.0
 COUNTED_WINDOW = 41

@@ -14,10 +14,10 @@ from hangwatch.probes.node import pci
 from hangwatch.probes.node.machine import Node
 
 GENERATION = Metric(
-    name="gpu_pcie_generation", help="current PCIe generation of the link; lower while the GPU is idle", labels=GPU
+    "gpu_pcie_generation", "current PCIe generation of the link; lower while the GPU is idle", labels=GPU
 )
-LANES = Metric(name="gpu_pcie_lanes", help="PCIe lanes in use", labels=GPU)
-REPLAYS = Metric(name="gpu_pcie_replays_total", help="PCIe packets sent again", labels=GPU, kind="counter")
+LANES = Metric("gpu_pcie_lanes", "PCIe lanes in use", labels=GPU)
+REPLAYS = Metric("gpu_pcie_replays_total", "PCIe packets sent again", labels=GPU, kind="counter")
 LOADED_RATIO = 0.2  # GPU utilization from which its link must run at full speed; idle links slow down
 REPLAYS_PER_MINUTE = 8.0
 VIRTUAL = re.compile(r"^flags\s*:.*\shypervisor\b", re.MULTILINE)  # in /proc/cpuinfo

@@ -24,12 +24,12 @@ from hangwatch.model import (
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid, procfs
 
-EXPECTED = Metric(name="ranks_expected", help="ranks that the job should have on this node", labels=JOB)
-ALIVE = Metric(name="ranks_alive", help="ranks that are alive", labels=JOB)
-UNINTERRUPTIBLE = Metric(name="ranks_uninterruptible", help="ranks in an uninterruptible sleep (D)", labels=JOB)
-STOPPED = Metric(name="ranks_stopped", help="ranks that are stopped (T)", labels=JOB)
-ZOMBIES = Metric(name="ranks_zombies", help="ranks and workers that ended and were not reaped (Z)", labels=JOB)
-RESIDENT = Metric(name="ranks_resident_memory_bytes", help="memory of a rank and its workers", labels=contract.RANK)
+EXPECTED = Metric("ranks_expected", "ranks that the job should have on this node", labels=JOB)
+ALIVE = Metric("ranks_alive", "ranks that are alive", labels=JOB)
+UNINTERRUPTIBLE = Metric("ranks_uninterruptible", "ranks in an uninterruptible sleep (D)", labels=JOB)
+STOPPED = Metric("ranks_stopped", "ranks that are stopped (T)", labels=JOB)
+ZOMBIES = Metric("ranks_zombies", "ranks and workers that ended and were not reaped (Z)", labels=JOB)
+RESIDENT = Metric("ranks_resident_memory_bytes", "memory of a rank and its workers", labels=contract.RANK)
 
 LAUNCHERS_LISTED = 4
 GONE = "gone"

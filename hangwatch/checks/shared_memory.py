@@ -16,8 +16,8 @@ from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid
 
 LABELS = ("scope", *contract.JOB)
-SIZE = Metric(name="shared_memory_size_bytes", help="size of /dev/shm", labels=LABELS)
-AVAILABLE = Metric(name="shared_memory_available_bytes", help="bytes left in /dev/shm", labels=LABELS)
+SIZE = Metric("shared_memory_size_bytes", "size of /dev/shm", labels=LABELS)
+AVAILABLE = Metric("shared_memory_available_bytes", "bytes left in /dev/shm", labels=LABELS)
 DEADLINE_SECONDS = 3.0
 _SHOWN = 3
 REMEDY_SIZE = (

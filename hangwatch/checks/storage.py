@@ -19,11 +19,11 @@ from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid
 
 MOUNT_LABELS = ("mount", "type")
-ANSWERS = Metric(name="storage_answers", help="1 while the file system responds in time", labels=MOUNT_LABELS)
-SECONDS = Metric(name="storage_answer_seconds", help="duration of the last statvfs call", labels=MOUNT_LABELS)
-AVAILABLE = Metric(name="storage_available_bytes", help="bytes left for ordinary users", labels=MOUNT_LABELS)
-SIZE = Metric(name="storage_size_bytes", help="size of the file system", labels=MOUNT_LABELS)
-STUCK_CHILDREN = Metric(name="storage_stuck_children", help="children of hangwatch that hang in a dead mount")
+ANSWERS = Metric("storage_answers", "1 while the file system responds in time", labels=MOUNT_LABELS)
+SECONDS = Metric("storage_answer_seconds", "duration of the last statvfs call", labels=MOUNT_LABELS)
+AVAILABLE = Metric("storage_available_bytes", "bytes left for ordinary users", labels=MOUNT_LABELS)
+SIZE = Metric("storage_size_bytes", "size of the file system", labels=MOUNT_LABELS)
+STUCK_CHILDREN = Metric("storage_stuck_children", "children of hangwatch that hang in a dead mount")
 
 INCIDENTS = "incidents"
 MOUNTS_LIMIT = 64

@@ -22,16 +22,12 @@ from hangwatch.probes.node.kmsg import KernelEvents, LoggedLine
 from hangwatch.probes.node.machine import Node
 from hangwatch.tables import kernel_lines, xids
 
-XIDS = Metric(name="xid_errors_total", help="XIDs in the kernel log", labels=("pci", "xid"), kind="counter")
-NVML_ONLY = Metric(
-    name="xid_nvml_only_events", help="XIDs that NVML reported and the kernel log lacks", labels=("pci", "xid")
-)
-SXIDS = Metric(name="sxid_errors_total", help="SXIDs in the kernel log", labels=("pci", "sxid"), kind="counter")
-HUNG = Metric(name="hung_tasks_total", help="tasks that the kernel reported as hung", labels=("comm",), kind="counter")
+XIDS = Metric("xid_errors_total", "XIDs in the kernel log", labels=("pci", "xid"), kind="counter")
+NVML_ONLY = Metric("xid_nvml_only_events", "XIDs that NVML reported and the kernel log lacks", labels=("pci", "xid"))
+SXIDS = Metric("sxid_errors_total", "SXIDs in the kernel log", labels=("pci", "sxid"), kind="counter")
+HUNG = Metric("hung_tasks_total", "tasks that the kernel reported as hung", labels=("comm",), kind="counter")
 MISSED = Metric(
-    name="kernel_log_missed_total",
-    help="kernel log records that were overwritten before hangwatch read them",
-    kind="counter",
+    "kernel_log_missed_total", "kernel log records that were overwritten before hangwatch read them", kind="counter"
 )
 SAME_EVENT_SECONDS = 60.0
 """Tolerance between the times of one XID in both sources.

@@ -32,10 +32,7 @@ class Table(Value, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def load() -> dict[str, Row]:
-    """Return the rows by name, in the order in which they are applied.
-
-    Raises MsgspecError if a row does not fit.
-    """
+    """Return the rows by name, in the order in which they are applied. Raises MsgspecError if a row does not fit."""
     table = tables.load("hangwatch.tables", "secret_forms.toml", Table)
     fragments: dict[str, str] = {}
     for name, pattern in table.fragments.items():

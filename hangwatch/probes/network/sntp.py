@@ -42,10 +42,7 @@ def parse_peer(peer: str) -> tuple[str, int]:
 def query(
     peers: Sequence[str], deadline_seconds: float = 2.0, unix_clock: Callable[[], float] = time.time
 ) -> dict[str, PeerOffset | Fault]:
-    """Ask all peers at once. Return, by peer, an answer or a Fault.
-
-    The deadline excludes name look-ups.
-    """
+    """Ask all peers at once. Return, by peer, an answer or a Fault. The deadline excludes name look-ups."""
     answers: dict[str, PeerOffset | Fault] = {}
     waiting: dict[str, tuple[socket.socket, bytes]] = {}
     for peer in peers:

@@ -28,10 +28,7 @@ Answer = TypeVar("Answer")
 
 
 class Target(NamedTuple):
-    """A process and its owner.
-
-    If `holds_gpu`, the process is read even if the total limit is reached.
-    """
+    """A process and its owner. If `holds_gpu`, the process is read even if the total limit is reached."""
 
     id: ProcessId
     owner: str

@@ -34,10 +34,7 @@ from hangwatch.probes.node import daemon_heap
 
 
 def private_stdout() -> BinaryIO:
-    """Return the pipe to the parent, and redirect all other output to stderr.
-
-    The driver library sometimes prints.
-    """
+    """Return the pipe to the parent, and redirect all other output to stderr. The driver library sometimes prints."""
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return pipe
@@ -54,23 +51,21 @@ def send(parent: BinaryIO, message: Message) -> None:
 
 def answer(question: Question, driver: Driver, between: Callable[[], object]) -> Answer:
     """Return the answer to a question. `between` is called after each GPU, so that sampling continues."""
-    details = _details(question.kind, driver, between)
-    if isinstance(details, Fault):
-        return Answer(number=question.number, fault=details)
-    return Answer(number=question.number, details=msgspec.Raw(msgspec.json.encode(details)))
-
-
-def _details(kind: str, driver: Driver, between: Callable[[], object]) -> Value:
     from hangwatch.probes.gpu.driver_process import collect  # saves memory in a daemon without GPU checks
 
+    details: Value
+    kind = question.kind
     if kind == GpuSweep.__name__:
-        return driver.sweep()
-    if kind == XidDetails.__name__:
+        details = driver.sweep()
+    elif kind == XidDetails.__name__:
         driver.xids.drain()
-        return XidDetails(events=tuple(driver.xids.events))
-    if kind in collect.KINDS:
-        return collect.collect(kind, driver.gpus, driver.lost, between, driver.announce)
-    return Fault(subject="driver", reason="UnknownQuestion", detail=f"unknown kind of details: {kind}")
+        details = XidDetails(events=tuple(driver.xids.events))
+    elif kind in collect.KINDS:
+        details = collect.collect(kind, driver.gpus, driver.lost, between, driver.announce)
+    else:
+        fault = Fault(subject="driver", reason="UnknownQuestion", detail=f"unknown kind of details: {kind}")
+        return Answer(number=question.number, fault=fault)
+    return Answer(number=question.number, details=msgspec.Raw(msgspec.json.encode(details)))
 
 
 class SampleTimer:

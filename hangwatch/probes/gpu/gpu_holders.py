@@ -10,13 +10,12 @@ job and its user come from the kernel.
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from hangwatch import words
 from hangwatch.formats import decoding
-from hangwatch.model import Fault, Value
+from hangwatch.model import Fault, ProcessId, Value
 from hangwatch.probes import pseudo_files
 from hangwatch.probes.process import proc_pid, procfs
 from hangwatch.tables import cgroups
@@ -72,11 +71,6 @@ class _Checkpoint(msgspec.Struct):
     data: _Data = msgspec.field(name="Data")
 
 
-class _Member(NamedTuple):
-    began_ticks: int
-    pid: int
-
-
 def read(proc_root: Path, uuids: Sequence[str]) -> Holders:
     """Return the holders of the GPUs with these uuids, which are in the order of GPU indexes."""
     members = _members_by_holder(proc_root)
@@ -87,18 +81,18 @@ def read(proc_root: Path, uuids: Sequence[str]) -> Holders:
     return Holders(holders=(*filter(None, slurm), *pods))
 
 
-def _members_by_holder(proc_root: Path) -> dict[str, list[_Member]]:
+def _members_by_holder(proc_root: Path) -> dict[str, list[ProcessId]]:
     """Return the processes of each Slurm job and pod, the oldest first."""
-    found: dict[str, list[_Member]] = {}
+    found: dict[str, list[ProcessId]] = {}
     for pid, paths in procfs.read_cgroups(proc_root):
         name = next(filter(None, map(cgroups.describe_owner, paths)), "")
         now = procfs.read_state(pid, proc_root) if name else None
         if now is not None:
-            found.setdefault(name, []).append(_Member(now[0].start_ticks, pid))
-    return {name: sorted(found[name]) for name in sorted(found)}
+            found.setdefault(name, []).append(now[0])
+    return {name: sorted(found[name], key=lambda process: process.start_ticks) for name in sorted(found)}
 
 
-def _slurm_holder(proc_root: Path, job: str, members: Sequence[_Member], uuids: Sequence[str]) -> Holder | None:
+def _slurm_holder(proc_root: Path, job: str, members: Sequence[ProcessId], uuids: Sequence[str]) -> Holder | None:
     """Return a Slurm job with the GPUs that the variables of its processes name; None if they name no GPU.
 
     slurmstepd runs as root, and does not have these variables.
@@ -124,7 +118,7 @@ def _uuids_by_variables(proc_root: Path, pid: int, uuids: Sequence[str]) -> tupl
 
 
 def _pods(
-    proc_root: Path, members: Mapping[str, Sequence[_Member]], uuids: Sequence[str]
+    proc_root: Path, members: Mapping[str, Sequence[ProcessId]], uuids: Sequence[str]
 ) -> tuple[Holder, ...] | Fault:
     """Return the pods in the kubelet's file, as process 1 sees the file. It is read only if this node has a pod."""
     if not any(name.startswith("pod ") for name in members):
@@ -145,7 +139,7 @@ def _pods(
 
 
 def _pod_holders(
-    entries: Iterable[_Entry], members: Mapping[str, Sequence[_Member]], uuids: Sequence[str]
+    entries: Iterable[_Entry], members: Mapping[str, Sequence[ProcessId]], uuids: Sequence[str]
 ) -> Iterator[Holder]:
     for entry in entries:
         name = f"pod {entry.pod}"
@@ -168,5 +162,5 @@ def _uuid(device: str, uuids: Sequence[str]) -> str | None:
     return uuids[int(found["index"])] if int(found["index"]) < len(uuids) else None
 
 
-def _seconds(members: Sequence[_Member]) -> float:
-    return members[0].began_ticks / procfs.TICKS_PER_SECOND
+def _seconds(members: Sequence[ProcessId]) -> float:
+    return members[0].start_ticks / procfs.TICKS_PER_SECOND

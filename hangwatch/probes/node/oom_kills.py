@@ -74,24 +74,11 @@ class OomKills(Value, frozen=True):
     counts: tuple[tuple[str, Limit, int], ...] = ()
 
 
-class _Summary(Value, frozen=True):
-    """A log line that the kernel writes before a kill. `pid` is the process to be killed.
-
-    `pid` is None if the line is about a whole control group.
-    """
-
-    boot_seconds: float
-    limit: Limit
-    limit_cgroup: str
-    cgroup: str
-    pid: int | None = None
-
-
 class OomLog:
     """A reader of the lines of the log, in order. It keeps a limited number of owners, and of kills per owner."""
 
     def __init__(self) -> None:
-        self._summary: _Summary | None = None
+        self._summary: OomKill | None = None  # by a line before the kill, which has no comm; pid 0: a whole group
         self._kept: OrderedDict[tuple[Limit, str], deque[OomKill]] = OrderedDict()
         self._counts: Counter[tuple[str, Limit]] = Counter()
         self._result: OomKills | None = None  # cached until the next kill
@@ -111,9 +98,7 @@ class OomLog:
             return
         is_same = summary is not None and boot_seconds - summary.boot_seconds < SAME_KILL_SECONDS
         limit_cgroup = summary.limit_cgroup if summary is not None and is_same else ""
-        self._summary = _Summary(
-            boot_seconds=boot_seconds, limit="cgroup", limit_cgroup=limit_cgroup, cgroup=match["cgroup"]
-        )
+        self._summary = OomKill(0, "", boot_seconds, "cgroup", cgroup=match["cgroup"], limit_cgroup=limit_cgroup)
 
     def _kill(self, match: re.Match[str], boot_seconds: float) -> OomKill:
         pid, uid, summary = int(match["pid"]), match["uid"], self._summary
@@ -121,7 +106,7 @@ class OomLog:
         cgroup = limit_cgroup = ""
         if (
             summary is not None
-            and summary.pid in (None, pid)
+            and summary.pid in (0, pid)
             and boot_seconds - summary.boot_seconds < SAME_KILL_SECONDS
             and (summary.limit == "cgroup") == (limit == "cgroup")
         ):
@@ -155,17 +140,13 @@ class OomLog:
         return self._result
 
 
-def _parse_summary(text: str, boot_seconds: float) -> _Summary | None:
+def _parse_summary(text: str, boot_seconds: float) -> OomKill | None:
     match = None if any(text.count(key) > 1 for key in _KEYS) else _SUMMARY.fullmatch(text)
-    if match is None or match["constraint"] not in _LIMITS:
+    limit = None if match is None else _LIMITS.get(match["constraint"])
+    if match is None or limit is None:
         return None
-    return _Summary(
-        boot_seconds=boot_seconds,
-        limit=_LIMITS[match["constraint"]],
-        limit_cgroup=match["limit_cgroup"] or "",
-        cgroup=match["cgroup"],
-        pid=int(match["pid"]),
-    )
+    pid, cgroup, limit_cgroup = int(match["pid"]), match["cgroup"], match["limit_cgroup"] or ""
+    return OomKill(pid, "", boot_seconds, limit, cgroup=cgroup, limit_cgroup=limit_cgroup)
 
 
 def read_kill_count(proc_root: Path) -> int | Fault | None:

@@ -33,6 +33,7 @@ from hangwatch.verdict import judge as culprit
 from tests.conftest import wait_for
 from tests.integration import targets
 from tests.proc_tree import sweep
+from tests.real_daemon import RealDaemon
 from tests.servers import free_port, require_host_name
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
@@ -349,6 +350,12 @@ def test_mp_spawn(tmp_path: Path) -> None:
         assert verdict.named == (RankId(node="here", rank=None, local_rank=2, pid=one.pid(2)),)
 
 
+def ranks_by_daemon(daemon: RealDaemon, pid: int) -> list[float]:
+    """Return the number of ranks of the jobs that process `pid` has launched."""
+    ranks = daemon.samples("hangwatch_job_ranks")
+    return [number for labels, number in ranks if labels["job_id"].startswith(f"pid{pid}-")]
+
+
 @pytest.mark.parametrize(
     "method", ["tcp", "file", *(pytest.param(each, marks=pytest.mark.series) for each in ("env", "node"))]
 )
@@ -372,3 +379,8 @@ def test_mp_spawn_without_gpus_is_found(method: str, tmp_path: Path) -> None:
         assert any(f"pid {one.pid(0)} is likely rank 0" in note for note in found.notes) == (method == "tcp")
         (answer,) = json.loads(CliRunner().invoke(dump, ["--json", "--pid", str(one.launcher.pid)]).stdout)["jobs"]
         assert sum(len(group["members"]) for group in answer["groups"]) == RANKS
+        if method == "node":
+            with RealDaemon(tmp_path / "hw", os.environ) as daemon:
+                wait_for(
+                    lambda: ranks_by_daemon(daemon, one.launcher.pid) == [RANKS], "the daemon to find the ranks", 90
+                )

@@ -249,7 +249,7 @@ def test_a_child_that_the_kernel_holds_is_left_behind_once(tmp_path: Path, monke
     assert onlookers.abandoned.count() == 1
     monkeypatch.undo()
     assert isinstance(onlookers.read_space(["/"], 5.0)["/"], Space), "other paths are still asked"
-    for one in onlookers._abandoned._abandoned:
+    for one in onlookers.abandoned._abandoned:
         assert one.child.end(10.0)
     assert onlookers.abandoned.count() == 0
     assert isinstance(onlookers.read_space(["/"], 5.0)["/"], Space)

@@ -133,9 +133,7 @@ def test_a_rank_that_reads_from_the_silent_mount_is_named_and_the_job_pages_at_o
     with ranks(tmp_path, SPINNING, READING, SPINNING) as (job, fall_silent):
         fall_silent()
         seen, again = look(job), look(job)
-        assert (pyspy.DUMPER.abandoned.count(), dumpers()) == (3, 3), (
-            "one for each rank, however often they are looked at"
-        )
+        assert (pyspy.DUMPER.abandoned.count(), dumpers()) == (3, 3), "one for each rank, however often it is asked"
     for one in (seen, again):
         assert one.verdict.kind == "MountSilent"
         assert [rank.rank for rank in one.verdict.named] == [1]

@@ -275,13 +275,6 @@ def test_the_table_is_complete_where_it_matters() -> None:
         assert row.severity == "notice" or row.action, f"XID {code} says nothing to do"
 
 
-@given(st.text(max_size=300))
-def test_any_line_is_a_record_or_none(text: str) -> None:
-    record = kmsg.parse_record(text)
-    line = None if record is None else kernel_lines.find(record.text)
-    assert line is None or line.name in kernel_lines.load()
-
-
 @given(st.integers(0, 1 << 60), st.integers(0, 1 << 60), st.text(max_size=80))
 def test_a_record_keeps_its_number_and_time(sequence: int, microseconds: int, text: str) -> None:
     record = kmsg.parse_record(f"6,{sequence},{microseconds},-;{text}")

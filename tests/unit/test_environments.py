@@ -1,6 +1,5 @@
 """The environment variables that a scan keeps of a process, from /proc-like files of any size."""
 
-from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,12 @@ from tests.proc_tree import lay_out
 RANK = "1 (init) S parent=0 start=1\n7 (python) S parent=1 start=9\n $ python train.py\n + RANK=3 WORLD_SIZE=4\n"
 
 
-def write(folder: Path, *entries: str) -> Path:
+def write(folder: Path, *entries: str) -> str:
     folder.mkdir(exist_ok=True)
     (folder / "environ").write_text("".join(f"{entry}\0" for entry in entries))
     if not (folder / "stat").exists():
         (folder / "stat").write_text("7 (python) S\n")
-    return folder
-
-
-def read(folder: Path, wanted: Collection[str], shown: Collection[str] = ()) -> environments.Environment:
-    return environments.read(str(folder), wanted, shown)
+    return str(folder)
 
 
 def noise(size_bytes: int) -> list[str]:
@@ -35,21 +30,21 @@ def noise(size_bytes: int) -> list[str]:
 def test_variables_at_both_ends_of_a_large_environment_are_found(tmp_path: Path, place: str) -> None:
     count = {"before": 1, "behind": 0, "between": 2}[place]
     entries = [*noise(3_000_000 if count else 0), "RANK=3", *noise(3_000_000 if count != 1 else 0)]
-    answer = read(write(tmp_path, *entries), {"RANK"})
+    answer = environments.read(write(tmp_path, *entries), {"RANK"})
     assert answer.variables == ({} if place == "between" else {"RANK": "3"})
     assert not answer.complete
 
 
 def test_cut_entry_is_dropped(tmp_path: Path) -> None:
     whole = environments.READ_BYTES // 2
-    answer = read(write(tmp_path, "A" * (whole - 10), "RANK=123456789012345", *noise(3_000_000)), {"RANK"})
+    answer = environments.read(write(tmp_path, "A" * (whole - 10), "RANK=123456789012345", *noise(3_000_000)), {"RANK"})
     assert answer.variables == {}
 
 
 def test_kept_variables_are_bounded_and_wanted_ones_come_first(tmp_path: Path) -> None:
     shown = [f"NCCL_{number}" for number in range(100)]
     folder = write(tmp_path, *(f"{name}={'y' * 5000}" for name in shown), "RANK=3", "USER=" + "z" * 5000)
-    answer = read(folder, {"RANK", "USER"}, shown)
+    answer = environments.read(folder, {"RANK", "USER"}, shown)
     assert answer.variables["RANK"] == "3"
     assert answer.variables["USER"] == "z" * environments.VALUE_CHARACTERS
     assert sum(len(name) + len(value) for name, value in answer.variables.items()) <= environments.KEPT_CHARACTERS

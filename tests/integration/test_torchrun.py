@@ -95,8 +95,9 @@ class RealJob:
 
     def find(self) -> Job:
         on_gpus = sweep({rank: (self.pid(rank),) for rank in range(RANKS)}) if self.has_gpus else None
-        found = self.scan.find(on_gpus, "here").jobs
-        (job,) = (job for job in found if self.pid(0) in {rank.id.pid for rank in job.ranks})
+        (job,) = wait_for(  # on a busy machine the first scan may not read all processes in its time
+            lambda: [job for job in self.scan.find(on_gpus, "here").jobs if self.pid(0) in job.pids], "the job", 60
+        )
         return job
 
     def judge(self) -> tuple[Job, Grouping, Verdict]:

@@ -47,10 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class HookCall(NamedTuple):
-    """A hook to run: its configuration key, command and environment, and the incident with its folder.
-
-    `folder` is None if the incident was not written.
-    """
+    """A hook to run: its key, command and environment, and the incident with its folder, None if not written."""
 
     key: str
     command: tuple[str, ...]

@@ -280,10 +280,7 @@ def _folder_of(key: str) -> str:
 
 
 class _Kept:
-    """The folder of -o: the reply of each node, which `hangwatch merge` can read, and a report for each job.
-
-    Without -o, nothing is written.
-    """
+    """The folder of -o, if given: the reply of each node for `hangwatch merge`, and a report for each job."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory

@@ -152,10 +152,7 @@ def report_failures(roll_call: ReplyCollector[Any], deadline_seconds: float) -> 
 
 
 class Progress:
-    """A line with the number of nodes that have responded.
-
-    On a terminal the line is rewritten. Elsewhere it is printed once, at the end.
-    """
+    """A line with the number of nodes that have responded: rewritten on a terminal, else printed at the end."""
 
     def __init__(self) -> None:
         self._is_terminal = screen.can_write_over(sys.stderr)

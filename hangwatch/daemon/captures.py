@@ -40,10 +40,7 @@ class _QueuedCapture(NamedTuple):
 
 
 class CaptureRunner:
-    """The runner of a daemon's captures.
-
-    `scan(since)` scans /proc for jobs, unless a scan began after `since` (CLOCK_MONOTONIC, seconds).
-    """
+    """The runner of a daemon's captures. `scan(since)` scans for jobs, unless a scan began after `since`."""
 
     def __init__(self, common: DaemonContext, scan: Callable[[float], None]) -> None:
         self._common, self._scan = common, scan

@@ -1,7 +1,4 @@
-"""A data loader in a separate process, forked from its rank. It is named `pt_data_worker`, as in torch.
-
-Standard library only: ranks import it.
-"""
+"""A data loader in a process that its rank has forked, as in torch. Standard library only: ranks import it."""
 
 import os
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""The scenarios of the demo, each with its right verdict.
-
-To add a scenario, add an order in `worker.ORDERS` and a row here.
-"""
+"""The scenarios of the demo, each with its right verdict. A new one also needs an order in `worker.ORDERS`."""
 
 import random
 from enum import Enum

@@ -1,7 +1,4 @@
-"""Collectives over a Unix socket to the launcher. A rank that waits for its peers is really blocked in them.
-
-Standard library only, because ranks import it.
-"""
+"""Collectives over a Unix socket to the launcher, in which ranks really block. Standard library only."""
 
 import socket
 from typing import NamedTuple

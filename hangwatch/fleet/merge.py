@@ -34,10 +34,7 @@ def merge_all(groupings: Iterable[Grouping]) -> Grouping:
 
 
 class SightingCollector:
-    """A collection of sightings. It keeps the newest sighting of each job on each node; the order of adding is free.
-
-    Equal stacks are stored once.
-    """
+    """The newest sighting of each job on each node, added in any order. Equal stacks are stored once."""
 
     def __init__(self) -> None:
         self._newest: dict[str, dict[str, Sighting]] = defaultdict(dict)

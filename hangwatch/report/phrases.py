@@ -153,11 +153,6 @@ def mark(verdict: Verdict) -> str:
     return "named" if verdict.named else "check first"
 
 
-def all_odd(groups: Iterable[Group], odd: frozenset[str]) -> bool:
-    """True if all groups of a branch of the stack tree are odd. Then the whole branch is marked."""
-    return all(group.key in odd for group in groups)
-
-
 def shown_groups(groups: Sequence[Group], odd: frozenset[str], limit: int) -> tuple[list[Group], list[Group]]:
     """Return the groups that a report shows, the largest first, and the groups that it only counts.
 

@@ -39,10 +39,7 @@ _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class _Style(Value, frozen=True):
-    """The layout of lines: colours, width, and the places of the user's code, which are highlighted.
-
-    `source_lines` are the known lines of source text.
-    """
+    """The layout of lines: colours, width, the highlighted places of the user's code, and known source lines."""
 
     color: bool
     width: int

@@ -9,10 +9,7 @@ Passes = Callable[[Sequence[str]], bool]
 
 
 class Halved(Value, frozen=True):
-    """The result of a bisection: the suspect devices, and the number of tests.
-
-    `is_sure`: there is one suspect, and a test with it has failed.
-    """
+    """The suspects of a bisection, and the number of tests. `is_sure`: one suspect, and a test with it failed."""
 
     suspects: tuple[str, ...]
     is_sure: bool

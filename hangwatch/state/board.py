@@ -81,10 +81,7 @@ class Crash(Value, frozen=True):
 
 
 class DumpHistogram(Value, frozen=True):
-    """A histogram of the durations of single dumps, in seconds.
-
-    `counts` are the dumps in each bucket. The export makes them cumulative.
-    """
+    """A histogram of dump durations in seconds: `counts` of each bucket, which the export makes cumulative."""
 
     counts: tuple[int, ...] = (0,) * (len(DUMP_BUCKETS_SECONDS) + 1)
     sum_seconds: float = 0.0

@@ -67,10 +67,7 @@ class Settings(config.Section, frozen=True):
 
 
 class Metric(Value, frozen=True):
-    """A metric that a check exports.
-
-    `name` is without the prefix `hangwatch_` and ends in a base unit or, if a counter, in `_total`.
-    """
+    """A metric of a check. `name` has no `hangwatch_` and ends in a base unit, that of a counter in `_total`."""
 
     name: str
     help: str

@@ -394,10 +394,7 @@ def decode(table: object, section: type[T], source: str, path: tuple[str, ...], 
 
 
 def sample(sections: dict[str, type[Any]] | None = None) -> str:
-    """Return a commented configuration file with all defaults.
-
-    `sections` maps names of checks to their Settings structs.
-    """
+    """Return a commented configuration file with all defaults. `sections` are the Settings of checks by name."""
     lines = ["# hangwatch configuration. Every key is optional; the values shown are the defaults.", ""]
     for name, hint in get_type_hints(Settings).items():
         if isinstance(hint, type) and issubclass(hint, Section) and name != "activities":

@@ -23,7 +23,7 @@ from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError, with_sudo
 from hangwatch.errors import TemporaryError, UserError
 from hangwatch.jobs import likely_ranks, membership
-from hangwatch.model import Incident, Job, JobState, RankDump, Verdict
+from hangwatch.model import Incident, Job, JobState, RankDump
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.node import host
@@ -331,14 +331,11 @@ def print_jobs(dumped: Sequence[Incident], *, with_message: bool) -> None:
     rows = []
     for incident in sorted(dumped, key=lambda incident: not incident.verdict.named):
         job, verdict = incident.job, incident.verdict
-        rows.append((job.job_id, job.owner, verdict.kind, _named(verdict), verdict.message)[: len(header)])
+        named = words.name_ranks(verdict.named) if verdict.named else "none"
+        if verdict.check_first and not verdict.named:
+            named = f"none; check first: {words.name_ranks(verdict.check_first)}"
+        rows.append((job.job_id, job.owner, verdict.kind, named, verdict.message)[: len(header)])
     print_table(header, rows, "")
-
-
-def _named(verdict: Verdict) -> str:
-    if verdict.named:
-        return words.name_ranks(verdict.named)
-    return f"none; check first: {words.name_ranks(verdict.check_first)}" if verdict.check_first else "none"
 
 
 def _as_json(node: str, dumped: Sequence[Incident], *, grouped: bool, with_stacks: bool) -> str:

@@ -130,7 +130,11 @@ def _answer(
     looked_at = now.each([path for path, _ in files], len(files), "looking at")
     kinds = {path: _kind(path, folder) for path, (_, folder) in zip(looked_at, files, strict=True)}
     texts = [(path, folder) for path, folder in files if kinds[path] in ("text", "empty")]
-    collected = traces.collect(_named_lines(texts, now), world_size)
+    named_lines = (
+        (str(path), _lines(path, folder, now, f"reading {number:,} of {len(texts):,}: "))
+        for number, (path, folder) in enumerate(texts, 1)
+    )
+    collected = traces.collect(named_lines, world_size)
     recorders, notes = _flight_dumps([(path, folder) for path, folder in files if kinds[path] == "recorder"], now)
     now.say(f"comparing {words.count(len(collected.ranks), 'rank')}")
     answers = _of_dumps([(path, folder) for path, folder in files if kinds[path] == "dumped"], incidents)
@@ -346,12 +350,6 @@ def _kind(path: Path, folder: Path | None) -> _Kind:
     return "text" if folder is None or b"\0" not in head or head.startswith(_UTF_16) else "other"
 
 
-def _named_lines(files: Sequence[_File], now: Step) -> Iterator[tuple[str, Iterator[str]]]:
-    for number, (path, folder) in enumerate(files, 1):
-        name = "standard input" if path == Path("-") else str(path)
-        yield str(path), _lines(path, folder, now, f"reading {number:,} of {len(files):,}: {name}")
-
-
 def _flight_dumps(files: Sequence[_File], now: Step) -> tuple[rank_recorders.JoinedDumps, list[str]]:
     """Return the flight recorder dumps in these files, joined by rank, and notes on invalid dumps in folders.
 
@@ -387,9 +385,9 @@ def _lines(path: Path, folder: Path | None, now: Step, doing: str) -> Iterator[s
     The encoding is UTF-8, or UTF-16 with a byte order mark, as PowerShell's `>` writes it. A very long line, such
     as that of a progress bar, is split at a carriage return.
     """
-    now.say(doing)
     is_input = path == Path("-")
     stream, name = (sys.stdin.buffer, "standard input") if is_input else (_opened(path, folder), str(path))
+    now.say(f"{doing}{name}")
     remaining_bytes, number = MOST_BYTES, 0
     with stream:
         if _is_endless(stream.fileno()):

@@ -197,10 +197,7 @@ def _suspend() -> None:
 
 
 def frame(seen: LastAnswer, now: float, unix_now: float) -> RenderableType:
-    """Return the status as it is drawn on the terminal. Jobs that need an operator are first.
-
-    `now` is a time of CLOCK_MONOTONIC.
-    """
+    """Return the status as it is drawn, with jobs that need an operator first. `now` is CLOCK_MONOTONIC."""
     head = Text("hangwatch top   q quits", style="dim")
     problem, *advice = (seen.problem or "").splitlines() or [""]
     if problem:
@@ -214,13 +211,10 @@ def frame(seen: LastAnswer, now: float, unix_now: float) -> RenderableType:
     age = f"   as of {words.duration(round(now - seen.at))} ago" if seen.problem else ""
     line = Text(words.printable(f"{status.node}   GPU sampler: {status.sampler}   incidents: {status.store}{age}"))
     engines = (_cut(engine_text(engine)) for engine in status.engines)
-    return Group(head, line, _jobs(status, unix_now), *engines, _gpus(status), _checks(status, unix_now))
-
-
-def _jobs(status: Status, unix_now: float) -> RenderableType:
     order = {state: place for place, state in enumerate(_ORDER)}
-    jobs = sorted(status.jobs, key=lambda job: (order.get(job.state, len(order)), job.state is JobState.ENDED))
-    return _Jobs(jobs, unix_now) if jobs else Text("no jobs", style="dim")
+    ordered = sorted(status.jobs, key=lambda job: (order.get(job.state, len(order)), job.state is JobState.ENDED))
+    jobs = _Jobs(ordered, unix_now) if ordered else Text("no jobs", style="dim")
+    return Group(head, line, jobs, *engines, _gpus(status), _checks(status, unix_now))
 
 
 class _Jobs(NamedTuple):

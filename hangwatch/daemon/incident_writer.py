@@ -114,10 +114,7 @@ class IncidentWriter:
         self._write_pending()
 
     def _write_pending(self) -> None:
-        """Write the queued incidents.
-
-        First write a marker for each, so that a crash of the daemon loses none unnoticed.
-        """
+        """Write the queued incidents, first a marker for each: a crash of the daemon loses none unnoticed."""
         with self._writing:
             while self._pending:
                 while self._unmarked:

@@ -135,10 +135,7 @@ def _chance(part: _Part, odd: frozenset[int], everybody: int, parts: int) -> flo
 
 
 def _ways_logarithm(size: int, drawn: int) -> float:
-    """Return the natural logarithm of the number of ways to draw `drawn` of `size` ranks.
-
-    The number itself can have 30,000 digits.
-    """
+    """Return the natural logarithm of the number of ways to draw ranks. The number may have 30,000 digits."""
     return lgamma(size + 1) - lgamma(drawn + 1) - lgamma(size - drawn + 1)
 
 

@@ -80,7 +80,10 @@ class SightingCollector:
         sightings = [found for key in keys for _, found in sorted(self._newest[key].items())]
         merged = merge_all(sighting.grouping for sighting in sightings)
         older = [node for key in keys for node in self._older[key]]
-        notes = [*_outdated(older), *_apart(sightings), *_sizes(sightings), *_claimed_twice(merged)]
+        notes = [*_apart(sightings), *_sizes(sightings), *_claimed_twice(merged)]
+        if older:
+            ignored = f"{words.count(len(older), 'older incident')} of {_nodes(older)} ignored"
+            notes.insert(0, f"{ignored}: only the newest incident of a node is used")
         return replace(merged, notes=(*merged.notes, *notes))
 
     def _share_values(self, grouping: Grouping) -> None:
@@ -111,12 +114,6 @@ def _age(sighting: Sighting) -> tuple[float, bytes]:
 
 def _nodes(nodes: Iterable[str]) -> str:
     return words.elided(words.fold_nodes(nodes), _SHOWN)
-
-
-def _outdated(older: Sequence[str]) -> Iterator[str]:
-    if older:
-        ignored = f"{words.count(len(older), 'older incident')} of {_nodes(older)} ignored"
-        yield f"{ignored}: only the newest incident of a node is used"
 
 
 def _apart(sightings: Sequence[Sighting]) -> Iterator[str]:

@@ -149,10 +149,7 @@ def _of_earlier_version(path: Path, content: bytes) -> GroupedDump:
 
 
 def _dump_version(content: bytes) -> int | None:
-    """Return the schema version in the output of `hangwatch dump --json`.
-
-    None for a newer version, or for other content.
-    """
+    """Return the schema version in the output of `hangwatch dump --json`; None if newer, or for other content."""
     try:
         version = decoding.decode_json(content, _WithJobs).schema_version
     except (msgspec.DecodeError, ValueError, RecursionError):

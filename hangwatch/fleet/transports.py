@@ -113,10 +113,7 @@ def _named(command: str, node: str) -> str:
 
 
 def kubectl(command: str, seconds: float, pods: Mapping[str, Pod], options: Sequence[str] = ()) -> OnePerNode:
-    """Return the kubectl command for each node. It runs `command` in the node's hangwatch pod.
-
-    %h in `command` is the node's name.
-    """
+    """Return the kubectl command for each node, in its hangwatch pod. %h in `command` is the node's name."""
 
     def node_command(node: str) -> Sequence[str]:
         pod = pods[node]
@@ -139,10 +136,7 @@ def nodes_of_pods(listed: bytes) -> list[str]:
 
 
 def pdsh(command: str, seconds: float, nodes: str, fanout: int, options: Sequence[str] = ()) -> OneForAll:
-    """Return one pdsh command for all nodes.
-
-    The script on each node has the deadline: pdsh's own timeouts are not used.
-    """
+    """Return one pdsh command for all nodes. The script on each node has the deadline, not pdsh."""
     asked = f"sh -c {shlex.quote(script(command, seconds))}"
     return OneForAll(["pdsh", "-f", str(fanout), *options, "-w", nodes, asked], _labelled(_PDSH_LINE), _pdsh_status)
 

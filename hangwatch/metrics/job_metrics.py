@@ -86,7 +86,10 @@ def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
     opened = gauge("incident_opened_timestamp_seconds", "Time at which the incident was opened", (*JOB, "incident"))
     text = "Time at which the collective timeout ends the job, if it is known; `source` says how"
     ends = gauge("incident_timeout_timestamp_seconds", text, (*JOB, "incident", "source"))
-    fingerprints = _list_fingerprints(snapshot)
+    # At most `MOST_FINGERPRINTS`: a user can make many.
+    open_incidents = (entry.open_incident for entry in snapshot.jobs.values())
+    unique = dict.fromkeys(each.verdict.fingerprint for each in open_incidents if each is not None)
+    fingerprints = frozenset(itertools.islice(unique, MOST_FINGERPRINTS))
     for entry in snapshot.jobs.values():
         incident = entry.open_incident
         if incident is None:
@@ -138,13 +141,6 @@ def activities(snapshot: Snapshot) -> Iterator[Metric]:
         for key, count in counts.items():
             ranks.add_metric([*name, *key], count)
     yield from (activity, ranks)
-
-
-def _list_fingerprints(snapshot: Snapshot) -> frozenset[str]:
-    """Return the fingerprints of the open incidents, at most `MOST_FINGERPRINTS`: a user can make many."""
-    open_incidents = (entry.open_incident for entry in snapshot.jobs.values())
-    fingerprints = dict.fromkeys(one.verdict.fingerprint for one in open_incidents if one is not None)
-    return frozenset(itertools.islice(fingerprints, MOST_FINGERPRINTS))
 
 
 def _page(incident: Incident, external_url: str) -> str:

@@ -133,11 +133,6 @@ def _describe_rounds(dump: RankDump) -> str:
     return f"round {shown_round(dump) + 1} of {len(stacks)}; rounds differ: see dumps/"
 
 
-def _format_bar_width(count: int, total: int) -> str:
-    """Return the width of a bar in percent, as text. It is at least 1.5, so that a small bar stays visible."""
-    return f"{max(100 * count / max(total, 1), 1.5):.1f}"
-
-
 def _shorten(value: object) -> object:
     """Return a text shortened and with its control characters escaped. The template itself escapes HTML."""
     return words.elided(value, _MAX_TEXT) if type(value) is str else value
@@ -173,7 +168,7 @@ def _environment() -> Environment:
         next_step=next_step,
         describe_action=describe_action,
         power=power_chart,
-        bar=_format_bar_width,
+        bar=lambda count, total: f"{max(100 * count / max(total, 1), 1.5):.1f}",  # in percent; a small bar is visible
         max_rows=MAX_ROWS,
     )
     return environment

@@ -142,7 +142,10 @@ def _style(grouping: Grouping, color: bool, width: int) -> _Style:
 def _rank_sections(incident: Incident, style: _Style) -> list[str]:
     """Return the sections about single ranks: process details, environment and last log lines."""
     lines = _section("Process details", _detail_lines(incident, style), style)
-    lines += _section("Environment, where it differs", _environment_lines(incident, style), style)
+    environment = incident.captures[-1].environment if incident.captures else None
+    differences = map(environment_diff.describe_difference, environment.differences if environment else ())
+    wrapped = [line for difference in differences for line in style.wrapped(difference, "    ")]
+    lines += _section("Environment, where it differs", wrapped, style)
     return lines + _section("Last log lines", _log_lines(incident), style)
 
 
@@ -339,12 +342,6 @@ def _detail_lines(incident: Incident, style: _Style) -> Iterator[str]:
             yield f"{words.name_ranks([rank.id])}:"
             for line in phrases.details(rank.details):
                 yield from style.wrapped(f"    {line}", "      ")
-
-
-def _environment_lines(incident: Incident, style: _Style) -> Iterator[str]:
-    environment = incident.captures[-1].environment if incident.captures else None
-    for difference in environment.differences if environment else ():
-        yield from style.wrapped(environment_diff.describe_difference(difference), "    ")
 
 
 def _log_lines(incident: Incident) -> Iterator[str]:

@@ -65,10 +65,7 @@ def read(text: str) -> Layout:
 
 
 def place_of(layout: Layout, node: str, port: int) -> Place:
-    """Return the ranks of a node. The master is the first node.
-
-    Raises ValueError if the layout does not have this node.
-    """
+    """Return the ranks of a node; the master is the first node. Raises ValueError if the layout lacks it."""
     nodes = list(layout)
     if node not in layout:
         raise ValueError(f"{words.elided(node, 80)!r} is not among the nodes")

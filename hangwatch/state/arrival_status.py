@@ -1,7 +1,7 @@
 """The arrival order of a job as /status and incidents show it, with a sentence about the late rank. Pure."""
 
 from hangwatch import words
-from hangwatch.collectives.arrival import FEWEST_RECORDS, ArrivalOrder, Place
+from hangwatch.collectives.arrival import FEWEST_RECORDS, ArrivalOrder
 from hangwatch.model import ArrivalStatus, Job, ProcessId, Rank, RankLateness
 
 _SHOWS_ON_CPU = "With gloo this is all that the rank does in a step: loader, forward and backward pass."
@@ -52,12 +52,9 @@ def _describe(order: ArrivalOrder, by_id: dict[ProcessId, Rank]) -> str:
         return f"No rank is named: {name} is late by {amount}, but only in a part of the job: this may be its role."
     others = words.count(len(order.lateness_seconds) - 1, "other rank")
     shows = _SHOWS_ON_CPU if order.place.library == "gloo" else _SHOWS_ON_GPU
+    at = words.printable(f"{order.place.operation} of group {order.place.group}")
+    at += f" (number {order.place.position + 1} in the step)" if order.place.position else ""
     return (
-        f"{name[0].upper()}{name[1:]} is late by {amount}: it enqueues {_describe_place(order.place)} after the"
+        f"{name[0].upper()}{name[1:]} is late by {amount}: it enqueues {at} after the"
         f" {others}, last in {order.last_ratio:.0%} of {order.records} steps. {shows}"
     )
-
-
-def _describe_place(place: Place) -> str:
-    operation = words.printable(f"{place.operation} of group {place.group}")
-    return f"{operation} (number {place.position + 1} in the step)" if place.position else operation

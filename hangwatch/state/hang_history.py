@@ -27,7 +27,8 @@ def restore_hangs(snapshot: Snapshot, hangs: Iterable[PastHang]) -> Snapshot:
 
 def remember_hang(snapshot: Snapshot, incident: Incident) -> Snapshot:
     """Return the snapshot with an incident of a job that is hung or has crashed."""
-    return restore_hangs(replace(snapshot, past_hangs=_without(snapshot, incident)), (_as_hang(incident),))
+    hang = PastHang.copy_from(incident, incident.job, incident.verdict, action=incident.verdict.action.kind)
+    return restore_hangs(replace(snapshot, past_hangs=_without(snapshot, incident)), (hang,))
 
 
 def find_history(snapshot: Snapshot, job: Job, incident: Incident | None, node: str, unix_now: float) -> History:
@@ -38,7 +39,3 @@ def find_history(snapshot: Snapshot, job: Job, incident: Incident | None, node: 
 
 def _without(snapshot: Snapshot, incident: Incident) -> tuple[PastHang, ...]:
     return tuple(hang for hang in snapshot.past_hangs if hang.incident_id != incident.incident_id)
-
-
-def _as_hang(incident: Incident) -> PastHang:
-    return PastHang.copy_from(incident, incident.job, incident.verdict, action=incident.verdict.action.kind)

@@ -93,11 +93,8 @@ def _page_ray_jobs_once(before: Snapshot, snapshot: Snapshot) -> Snapshot:
         if entry.page and entry.job.launcher == "ray" and entry.job.job_name:
             groups[entry.job.share, entry.job.job_name].append(entry)
     for entries in groups.values():
-        entries.sort(key=lambda entry: (entry.job.key not in paging, not _names_rank(entry), entry.watch.since))
+        named = {entry.job.key for entry in entries if entry.incident is not None and entry.incident.verdict.named}
+        entries.sort(key=lambda entry: (entry.job.key not in paging, entry.job.key not in named, entry.watch.since))
         for other in entries[1:]:
             snapshot = snapshot.with_job(replace(other, page=False))
     return snapshot
-
-
-def _names_rank(entry: JobEntry) -> bool:
-    return entry.incident is not None and bool(entry.incident.verdict.named)

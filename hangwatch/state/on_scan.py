@@ -29,7 +29,8 @@ def record_scan(
     `now` is CLOCK_MONOTONIC in seconds. `ticks_per_second` is the unit of `start_ticks`.
     """
     actions: list[Action] = []
-    before = _ranks_of_launchers(snapshot)
+    with_ranks = [entry for entry in snapshot.jobs.values() if entry.job.ranks]
+    before = {launcher: entry.watch for entry in with_ranks for launcher in entry.job.launcher_ids}
     jobs = [job for job in jobs if not _has_just_lost_its_ranks(job, before, now)]
     matches = assign_names(match_jobs(snapshot, jobs))
     followed = {entry.job.key for match in matches.values() for entry in match.entries}
@@ -106,12 +107,6 @@ def _end_missing(
     return ended, (*gone, *actions)
 
 
-def _ranks_of_launchers(snapshot: Snapshot) -> dict[ProcessId, JobWatch]:
-    """Return {launcher: watch of its job}, for the launchers that have or had ranks."""
-    entries = [entry for entry in snapshot.jobs.values() if entry.job.ranks]
-    return {launcher: entry.watch for entry in entries for launcher in entry.job.launcher_ids}
-
-
 def _has_just_lost_its_ranks(job: Job, before: Mapping[ProcessId, JobWatch], now: float) -> bool:
     """True if a launcher has just lost the ranks of a monitored job, because the job ends or its ranks start again.
 
@@ -127,10 +122,7 @@ def _end(entry: JobEntry, message: str, now: float, unix_now: float) -> tuple[Jo
 
 
 def _without_old_ends(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with only the newest ended jobs of each owner.
-
-    Many short jobs must not fill the board.
-    """
+    """Return the snapshot with the newest ended jobs of each owner: many short jobs must not fill the board."""
     ended = [entry for entry in snapshot.jobs.values() if entry.watch.state is JobState.ENDED]
     seen = Counter[str]()
     for entry in sorted(ended, key=lambda entry: -entry.watch.since):

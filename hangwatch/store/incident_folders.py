@@ -33,7 +33,7 @@ from typing import BinaryIO
 from hangwatch import config, words
 from hangwatch.formats import bounded_read, incident_file
 from hangwatch.formats.incident_file import INCIDENT_FILE, MARKER_FILE, StoreError, Summary, read_bytes
-from hangwatch.model import CRASHED, OPEN_STATES, Feedback, Incident, Job, PastHang
+from hangwatch.model import CRASHED, OPEN_STATES, Feedback, Incident, PastHang
 from hangwatch.store import access_lists, durable, retention
 from hangwatch.store.durable import explain_errors
 from hangwatch.store.retention import Stored
@@ -182,9 +182,11 @@ class Store:
     def _create(self, incidents: int, name: str, incident: Incident, content: Mapping[str, bytes]) -> None:
         """Make the folder of an incident. Let the job's owner read it, and add it to their list. Raises OSError."""
         order = 1 + max(map(self._order, self._names()), default=0)
-        all_files = {**content, OWNER_FILE: _bytes(_owner(incident.job)), ORDER_FILE: str(order).encode()}
+        key, uid = incident.job.share or incident.job.owner, reader_uid(incident.job.uid)
+        owner = key if uid is None else f"uid {uid}"
+        all_files = {**content, OWNER_FILE: _bytes(owner), ORDER_FILE: str(order).encode()}
         if incident.verdict.kind == CRASHED:
-            all_files[CRASH_FILE] = _bytes(incident.job.share or incident.job.owner)
+            all_files[CRASH_FILE] = _bytes(key)
         durable.create(incidents, name, all_files, self._sharing.owner_and_group(incident.job.uid))
         self._sharing.enlist(name, incident.job.uid)
 
@@ -359,12 +361,6 @@ class Store:
             f"{self.incidents / first}: {_SAME_NAME} other incidents have this name\n"
             "  give each node its own [store] directory"
         )
-
-
-def _owner(job: Job) -> str:
-    """Return the owner of an incident: the uid on this node, else the key of the per-user limits."""
-    uid = reader_uid(job.uid)
-    return job.share or job.owner if uid is None else f"uid {uid}"
 
 
 def _opened_unix_seconds(name: str) -> float:

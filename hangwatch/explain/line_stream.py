@@ -4,6 +4,7 @@ Pure.
 """
 
 import re
+from collections.abc import Sequence
 from types import ModuleType
 
 from hangwatch import words
@@ -73,7 +74,8 @@ class Reader:
     """A reader of one stream: it finds stack dumps of any tool, and passes the other lines to `log`.
 
     `strange` is the number of lines outside of stack dumps, `lone_frames` is the number of frames of py-spy among them.
-    `begins_inside` is true if the first of them is a frame, so that the head of a dump is cut.
+    `begins_inside` is true if the first of them is a frame, so that the head of a dump is cut; `ends_inside` if the
+    tail of the last dump is cut.
     `has_dump` is true if the stream contains the output of a tool other than faulthandler, which prints into a log.
     `has_answer` is true if it contains an answer or a report of hangwatch. `is_log` is true if the name of the stream
     is that of a log: then "Error: " is not a line of py-spy.
@@ -97,7 +99,7 @@ class Reader:
         self._kind: ModuleType | None = None
         self._unclear: list[ParsedProcess] = []
         self._number = 0
-        self.begins_inside = False
+        self.begins_inside = self.ends_inside = False
         self._decoration: re.Pattern[str] | None = None
         self._before = ""
 
@@ -143,9 +145,11 @@ class Reader:
 
     def end(self) -> None:
         """Close the dump or log entry that is still open at the end of the stream."""
+        count, is_outermost_first = len(self.processes), self._text is not None and self._text.is_outermost_first
         if self._pyspy is not None:
             self._pyspy.end()  # its lines may be the stack of another tool
         self._close_text()
+        self.ends_inside = len(self.processes) > max(count, 1) and _is_cut(self.processes, -(not is_outermost_first))
         self.log.end()
         if not self.strange:
             self.processes += self._unclear
@@ -204,6 +208,19 @@ class Reader:
         self.processes += found
         self.has_dump = self.has_dump or (bool(found) and self._kind is not faulthandler_text)
         self._text = self._kind = None
+
+
+def _is_cut(processes: Sequence[ParsedProcess], end: int) -> bool:
+    """True if the last stack ends at a frame at which no other stack ends, but after which another one goes on.
+
+    `end` is the index of the frame that a tool prints last: -1 for the outermost one, 0 for the innermost one.
+    """
+    *others, last = processes
+    cut = last.threads[-1].frames if last.threads else ()
+    whole = {thread.frames for process in others for thread in process.threads if thread.frames}
+    if not cut or any(frames[end] == cut[end] for frames in whole):
+        return False
+    return any(cut[end] in frames for frames in whole)
 
 
 def _generalise(before: str) -> re.Pattern[str]:

@@ -22,7 +22,8 @@ from hangwatch.explain.stacks.parsed_processes import HugeStackError, Interned, 
 from hangwatch.formats import process_title
 from hangwatch.model import Fault, ProcessDump, RankDump, RankId, WorkerDump
 
-_CUT = Fault(subject="process", reason="NoStack", detail="the text begins inside the dump of this process")
+_BEGINS_INSIDE = Fault(subject="process", reason="NoStack", detail="the text begins inside the dump of this process")
+_ENDS_INSIDE = structs.replace(_BEGINS_INSIDE, detail="the text ends inside the dump of this process")
 _SNIFFED_LINES = 400
 _SNIFFED_CHARACTERS = 400
 _MOST_STREAMS = 1 << 17  # of one source, because any program may write prefixes
@@ -436,14 +437,16 @@ class _Processes(NamedTuple):
 
 def _sort_processes(source: _Source, notes: list[str]) -> _Processes:
     """Divide the processes of one stream into candidates and helpers. Launchers are left out."""
-    processes = [process for process in source.reader.processes if not roles.is_launcher(process)]
-    if len(processes) < len(source.reader.processes):
-        notes.append(f"{source.name}: {len(source.reader.processes) - len(processes)} launcher processes skipped")
+    every = list(source.reader.processes)
+    if source.reader.ends_inside and not source.id.is_numbered:
+        every[-1] = every[-1]._replace(threads=(), fault=_ENDS_INSIDE)
+    processes = [process for process in every if not roles.is_launcher(process)]
+    if len(processes) < len(every):
+        notes.append(f"{source.name}: {len(every) - len(processes)} launcher processes skipped")
     pids = {process.pid for process in processes}
     helpers: list[ParsedProcess] = []
-    candidates = (
-        [ParsedProcess(None, "", None, (), _CUT)] if source.reader.begins_inside and not source.id.is_numbered else []
-    )
+    begins_inside = source.reader.begins_inside and not source.id.is_numbered
+    candidates = [ParsedProcess(None, "", None, (), _BEGINS_INSIDE)] if begins_inside else []
     for process in processes:
         is_helper = roles.is_helper(process, pids) and (source.id.is_numbered or not roles.is_in_collective(process))
         (helpers if is_helper else candidates).append(process)

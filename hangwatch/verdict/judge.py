@@ -96,7 +96,7 @@ def _decide(scene: Scene, answer: Answer) -> Finding:
         have_joined = named.members and all(process_key(member.id) in answer.graph.joined for member in named.members)
         if is_by_stack and have_joined:
             return _contradiction(named, answer)
-        return _without_name(named) if is_by_stack and _lacks_power_history(named) else named
+        return _without_name(named) if is_by_stack and _may_not_wait(named) else named
     enclosed = None if answer.graph.have_communicated else _find_wrong_interface(scene)
     return (
         _mount_silent(scene)
@@ -254,15 +254,20 @@ def _stand_apart(finding: Finding) -> tuple[Group, ...]:
     return apart if count_ranks(apart) <= len(finding.members) else ()
 
 
-def _lacks_power_history(finding: Finding) -> bool:
-    """True if only busy GPUs show that the others wait, and the power of these GPUs at work is unknown.
+def _may_not_wait(finding: Finding) -> bool:
+    """True if only busy GPUs, or the kernel's part of their stacks, show that the others wait.
 
-    Without that power, a GPU with little work looks like a GPU on which a kernel only waits. Only a daemon measures it.
+    Without the power of these GPUs at work, a GPU with little work looks like a GPU on which a kernel only waits. Only
+    a daemon measures that power. A futex in a stack of the kernel may be any wait, or a short one.
     """
     rule = finding.rule
     assert rule is not None
     waiting = [group for group in finding.others if waits_for(group) in rule.waiting]
-    return bool(waiting) and all(map(_waits_by_use_alone, waiting))
+    return bool(waiting) and all(_waits_by_use_alone(group) or _is_in_kernel_alone(group) for group in waiting)
+
+
+def _is_in_kernel_alone(group: Group) -> bool:
+    return all(frame.file == "[kernel]" for frame in group.frames)
 
 
 def _waits_by_use_alone(group: Group) -> bool:
@@ -358,7 +363,7 @@ def _name_by_kernel(lead: Finding) -> Finding | None:
     waiting = lead.waiting("ranks", "gpu", "lock")
     if lead.rule is None or waiting < len(lead.members) or waiting * 2 < lead.scene.answered:
         return None
-    if not lead.scene.are_settled_by_kernel(lead.members) or _lacks_power_history(lead):
+    if not lead.scene.are_settled_by_kernel(lead.members) or _may_not_wait(lead):
         return None
     lead = lead._replace(rule=lead.rule._replace(confidence=Confidence.LOW))
     return _name(lead) if _is_supported_by_half(lead) else None

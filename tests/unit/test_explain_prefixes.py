@@ -180,6 +180,10 @@ LOGS = {
         for rank in (0, 1, 3)
     ],
 }
+ENDS_INSIDE = "the text ends inside the dump of this process"
+CUT_AT = {"format_stack": {2}, "kernel": {2}, "profiling": {1, 2}, "gdb": set()}
+"""The numbers of lines at the end without which a frame is lost that the other processes show."""
+
 CHECK_FIRST_OF_LOGS = {"failed": [2], "blamed": [1], "behind": [2], "all joined": [], "mismatch": [2]}
 
 
@@ -243,4 +247,16 @@ def test_cut_stacks_name_no_other_rank_or_are_known_to_be_cut(kind: str) -> None
         _, named_now, first_now, ranks_now = judge_lines(lines[cut:])
         assert {*named_now} <= {*named, -1}
         assert {*first_now} <= {*named, *first, *(() if len(ranks_now) == len(ranks) else ranks), -1}
-        assert {*judge_lines(lines[:-cut])[1]} <= {*named, -1}
+        _, named_now, first_now, _ = judge_lines(lines[:-cut])
+        assert {*named_now} <= {*named, -1}
+        assert {*first_now} <= {*named, *first}
+
+
+@pytest.mark.parametrize("kind", STACKS)
+@pytest.mark.parametrize("cut", [0, 1, 2])
+def test_text_that_ends_inside_a_stack_says_so(kind: str, cut: int) -> None:
+    lines = STACKS[kind][: len(STACKS[kind]) - cut - (not STACKS[kind][-1])]
+    *others, last = traces.collect([("job.txt", [line + "\n" for line in lines])]).ranks
+    assert not any(rank.rounds[-1].fault for rank in others)
+    fault = last.rounds[-1].fault
+    assert (fault is not None and fault.detail == ENDS_INSIDE) == (cut in CUT_AT.get(kind, {1}))

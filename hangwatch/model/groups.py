@@ -131,6 +131,17 @@ class KernelFacts(Value, frozen=True):
     worker_call: WorkerCall | None = None
     lines: tuple[KernelLine, ...] = ()
 
+    @property
+    def calls(self) -> tuple[KernelCall, ...]:
+        """The known system calls of the rank and of its worker."""
+        of_worker = None if self.worker_call is None else self.worker_call.call
+        return tuple(call for call in (self.call, of_worker) if call is not None)
+
+    @property
+    def tells_object(self) -> bool:
+        """True if the object of the rank's own call is known."""
+        return self.call is not None and self.call.has_object
+
 
 class Usage(Value, frozen=True):
     """CPU time and I/O of a rank between the rounds of a capture. All fields are None after a single round.

@@ -121,6 +121,11 @@ class KernelCall(Value, frozen=True):
     file_lock: FileLock | None = None
     thread: str = ""
 
+    @property
+    def has_object(self) -> bool:
+        """True if its file, peer, child or lock is known. The name alone explains little: each lock is a futex call."""
+        return bool(self.behind or self.path or self.child_pid or self.file_lock)
+
 
 class WorkerCall(Value, frozen=True):
     """The system call of the worker process for which a rank waits."""

@@ -27,7 +27,7 @@ from hangwatch.verdict.scene import (
     process_of,
     waits_for,
 )
-from hangwatch.verdict.wording import check_first_reasons, deciding_steps
+from hangwatch.verdict.wording import check_first_reasons, deciding_steps, stuck_on
 
 # --- which ranks differ -----------------------------------------------------------------------------------------------
 
@@ -266,7 +266,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
         find_stopped,
         ANYTHING,
         check_first_reasons.stopped,
-        deciding_steps.let_run,
+        lambda finding: stuck_on.look_at(finding.members[0]),
         by_stack=False,
     ),
     _make_rule(

@@ -136,18 +136,15 @@ def _find_lone_gpu(members: Sequence[Member]) -> tuple[Member, float, list[float
 
 def absence(grouping: Grouping) -> Iterator[Evidence]:
     """Yield evidence on the ranks that did not respond, and on the ranks of nodes that were not captured."""
-    if grouping.is_from_text and grouping.absent:
-        absent = f"{words.count_ranges(grouping.absent)} ({words.fold_ranges(grouping.absent)})"
-        first = islice(chain.from_iterable(grouping.absent), _MOST_IDS)
-        ranks = tuple(RankId(rank=rank) for rank in first)
-        yield Evidence(kind="unanswered", message=f"not in the input: {absent}", ranks=ranks)
-        return
-    if grouping.unanswered:
-        silent = f"{words.count_ranges(grouping.unanswered)} ({words.fold_ranges(grouping.unanswered)})"
-        message = f"{silent} did not respond: check them first, although healthy ranks sometimes do not respond either"
-        first = islice(chain.from_iterable(grouping.unanswered), _MOST_IDS)
-        yield Evidence(kind="unanswered", message=message, ranks=tuple(RankId(rank=rank) for rank in first))
-    if grouping.absent_not_queried:
+    is_text = grouping.is_from_text and bool(grouping.absent)
+    silent = grouping.absent if is_text else grouping.unanswered
+    if silent:
+        counted = f"{words.count_ranges(silent)} ({words.fold_ranges(silent)})"
+        why = "check them first, although healthy ranks sometimes do not respond either"
+        message = f"not in the input: {counted}" if is_text else f"{counted} did not respond: {why}"
+        ranks = tuple(RankId(rank=rank) for rank in islice(chain.from_iterable(silent), _MOST_IDS))
+        yield Evidence(kind="unanswered", message=message, ranks=ranks)
+    if grouping.absent_not_queried and not is_text:
         absent = f"{words.count_ranges(grouping.absent_not_queried)} ({words.fold_ranges(grouping.absent_not_queried)})"
         yield Evidence(kind="other_nodes", message=f"on other nodes, not captured: {absent} of the job")
 
@@ -158,21 +155,17 @@ def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> Iterato
     `everybody` are all ranks of the job. A peer among them is shown by its rank.
     """
     by_node: dict[str | None, dict[int, RankId]] = {}
-    in_call = [member for member in members if member.kernel.call is not None]
-    nodes = {member.id.node for member in in_call}
+    in_call = [(member, call) for member in members if (call := member.kernel.call) is not None]
+    nodes = {member.id.node for member, _ in in_call}
     for member in everybody if in_call else ():
         if member.id.node in nodes and member.id.pid is not None:
             by_node.setdefault(member.id.node, {})[member.id.pid] = member.id
-    for member in in_call:
+    for member, call in in_call:
         ranks = by_node.get(member.id.node, {})
-        if call := clauses.describe_call(member, ranks):
-            wchan = f"wchan {member.kernel.wchan}" if member.kernel.wchan else None
-            parts = (
-                f"{clauses.describe_caller(member)} is in {call}",
-                wchan,
-                clauses.describe_worker_call(member, ranks),
-            )
-            yield _evidence("system_call", [member], "; ".join(filter(None, parts)))
+        does = f"{clauses.describe_caller(member)} is in {clauses.describe_call(call, member, ranks)}"
+        wchan = f"wchan {member.kernel.wchan}" if member.kernel.wchan else None
+        worker = clauses.describe_worker_call(member, ranks)
+        yield _evidence("system_call", [member], "; ".join(filter(None, (does, wchan, worker))))
 
 
 def died(members: Iterable[Member], named: Collection[RankId]) -> Iterator[Evidence]:

@@ -84,7 +84,7 @@ class Finding(NamedTuple):
     @property
     def fewest_neighbours(self) -> int:
         """The number of ranks with a stack on a suspect's node: the lowest number of all these nodes."""
-        return min(map(self.scene.neighbours, self.suspects))
+        return min(self.scene.stacks_by_node.get(member.id.node, 0) for member in self.members)
 
     def waiting(self, *kinds: str) -> int:
         """Return the number of other ranks in one of these waits; for "work", of other ranks with a working GPU."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from hangwatch.collectives.process_groups import process_key
-from hangwatch.model import Confidence, Group, Grouping, Member, Motion, Signature, Verdict
+from hangwatch.model import Confidence, Group, Grouping, Motion, Signature, Verdict
 from hangwatch.stacks import activity
 from hangwatch.verdict import recorder_dumps
 from hangwatch.verdict.check_first import CHECK_FIRST
@@ -38,7 +38,7 @@ _HEALTH: dict[str, Text] = {
     "Over": job_headlines.over,
 }
 _BY_NUMBERS: dict[str, tuple[Text, str]] = {
-    "NotJoined": (sequence_numbers.may_not_join, sequence_numbers.OWN_CODE),
+    "NotJoined": (sequence_numbers.not_joined, sequence_numbers.OWN_CODE),
     "AllJoined": (sequence_numbers.all_joined, guidance.ITS_GPU),
     "Cycle": (sequence_numbers.cycle, sequence_numbers.BRANCH),
     "Mismatch": (sequence_numbers.mismatch, sequence_numbers.BRANCH),
@@ -267,7 +267,7 @@ def _may_not_wait(finding: Finding) -> bool:
 
 
 def _is_in_kernel_alone(group: Group) -> bool:
-    return all(frame.file == "[kernel]" for frame in group.frames)
+    return {frame.file for frame in group.frames} == {"[kernel]"}
 
 
 def _waits_by_use_alone(group: Group) -> bool:
@@ -399,15 +399,11 @@ def _with_stuck_task(unnamed: Finding) -> Finding | None:
     """
     scene = unnamed.scene
     group = scene.stacked[0] if len(scene.stacked) == 1 and not scene.failed else None
-    suspects = keep_groups((group,) if group is not None else (), _has_task)
+    suspects = keep_groups((group,) if group is not None else (), lambda member: member.stack.task is not None)
     odd = count_ranks(suspects)
     if group is None or not odd or 4 * odd > group.size or group.motion is Motion.MOVING:
         return None
     return unnamed._replace(suspects=tuple(suspects), settle=deciding_steps.native_frames)
-
-
-def _has_task(member: Member) -> bool:
-    return member.stack.task is not None
 
 
 def _find_unnamed(scene: Scene, fine: Scene) -> Finding:

@@ -106,7 +106,10 @@ def with_action(
     """
     suspects = _find_suspects(verdict, grouping)
     mark = make_fingerprint((group for group, _ in suspects), grouping.groups)
-    mark = mark or _mark_crash(verdict, [member for _, member in suspects] or grouping.members)
+    ranks = [member for _, member in suspects] or grouping.members
+    died = next((member.died for member in ranks if member.died is not None), None)
+    if not mark and died is not None and verdict.kind == CRASHED:  # a dead rank has no stack
+        mark = hash_parts((CRASHED, died.text))
     facts = _Facts(verdict, grouping, suspects, (history or History())._replace(fingerprint=mark), is_known_pause)
     matches = ((row, match) for name, row in load().items() if (match := CONDITIONS[name](facts)) is not None)
     row, match = next(matches, (None, _Match()))
@@ -128,12 +131,6 @@ def describe_hangs(hangs: Iterable[PastHang]) -> str:
     """Return the nodes of some hangs as text: "gpu-07 (2 times), gpu-11 (1 time)"."""
     by_node = Counter(hang.node for hang in hangs).most_common(_MOST_NODES)
     return ", ".join(f"{words.printable(node)} ({words.count(number, 'time')})" for node, number in by_node)
-
-
-def _mark_crash(verdict: Verdict, members: Iterable[Member]) -> str:
-    """Return the fingerprint of a crash, from the exception and its place: a dead rank has no stack. "" without one."""
-    died = next((member.died for member in members if member.died is not None), None)
-    return "" if died is None or verdict.kind != CRASHED else hash_parts((CRASHED, died.text))
 
 
 def _make_action(row: Row, match: _Match, verdict: Verdict) -> RecommendedAction:
@@ -247,13 +244,8 @@ def _find_target(facts: _Facts, is_wanted: Callable[[Member, CallTarget], bool])
 
     Without suspects, the calls of all ranks count.
     """
-    for member in facts.looked_at:
-        worker = member.kernel.worker_call
-        for call in (member.kernel.call, None if worker is None else worker.call):
-            for target in () if call is None else call.behind:
-                if is_wanted(member, target):
-                    return target, member
-    return None
+    targets = ((one, member) for member in facts.looked_at for call in member.kernel.calls for one in call.behind)
+    return next(((target, member) for target, member in targets if is_wanted(member, target)), None)
 
 
 def _waits_for_local_device(facts: _Facts) -> _Match | None:
@@ -361,8 +353,7 @@ def _has_mismatch(facts: _Facts) -> _Match | None:
 def _has_call_target(member: Member) -> bool:
     """True if a file, mount, peer, device or other process may be behind the blocked call of a rank or its worker."""
     kernel, waits = member.kernel, member.waits
-    calls = filter(None, (kernel.call, None if kernel.worker_call is None else kernel.worker_call.call))
-    is_call = any(call.behind or call.path or call.child_pid or call.file_lock for call in calls)
+    is_call = any(call.has_object for call in kernel.calls)
     targets = (kernel.silent_mount, waits.file_lock, waits.awaited, waits.stuck_on, waits.object, waits.tracer)
     is_in_kernel = not member.is_measured or kernel.state in BLOCKED_STATES
     return is_call or is_in_kernel or any(target is not None for target in targets)

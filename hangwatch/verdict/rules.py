@@ -114,11 +114,7 @@ def _find_dead_with_cause(scene: Scene) -> Sequence[Group]:
 
 def _find_gone_by_themselves(scene: Scene) -> Sequence[Group]:
     """Return the ended ranks, except ranks with crash artifacts that blame another rank."""
-
-    def followed(member: Member) -> bool:
-        return member.died is not None and member.died.of_others
-
-    return keep_groups(scene.gone, lambda member: not followed(member))
+    return keep_groups(scene.gone, lambda member: member.died is None or not member.died.of_others)
 
 
 def died_first(scene: Scene) -> Sequence[Group]:
@@ -282,7 +278,7 @@ RULES: tuple[Rule, ...] = (
     _make_gone_rule(
         "have ended, and died first according to their crash artifacts or a fault in the kernel's log",
         _find_dead_with_cause,
-        rank_headlines.gone_first,
+        lambda finding: rank_headlines.gone(finding, finding.scene.gone),
     ),
     _make_gone_rule(
         "have ended (or are a zombie) on a node that responds, and no crash artifact blames another rank",

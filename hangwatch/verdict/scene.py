@@ -124,7 +124,8 @@ class Scene(Value, frozen=True, dict=True, eq=False, gc=True):
     @cached_property
     def are_alike(self) -> bool:
         """True if all groups are in the same functions."""
-        return len({functions_of(group) for group in self.stacked}) <= 1
+        places = {(group.activity, *(frame.place for frame in python_frames(group))) for group in self.stacked}
+        return len(places) <= 1
 
     @cached_property
     def locked_out(self) -> tuple[Member, ...]:
@@ -178,13 +179,6 @@ class Scene(Value, frozen=True, dict=True, eq=False, gc=True):
     def are_settled_by_kernel(self, members: Iterable[Member]) -> bool:
         """True if each of these ranks was blocked in every round in one call that no rank ends."""
         return all(_is_settled_by_kernel(member, self.processes) for member in members)
-
-    def neighbours(self, group: Group) -> int:
-        """Return the number of ranks with a stack on the same node.
-
-        If the group has several nodes, return the lowest number.
-        """
-        return min(self.stacks_by_node.get(member.id.node, 0) for member in group.members)
 
 
 def build_scene(grouping: Grouping, ranks_here: int | None) -> Scene:
@@ -416,11 +410,6 @@ def is_answered_by_process(group: Group) -> bool:
 def is_between_two(group: Group) -> bool:
     """True if the group waits for one other rank, as a pipeline stage does."""
     return activity.find_activity(group.activity).is_between_two
-
-
-def functions_of(group: Group) -> tuple[object, ...]:
-    """Return the activity and the Python functions of a group, without line numbers."""
-    return group.activity, *(frame.place for frame in python_frames(group))
 
 
 def keep_members(group: Group, wanted: Callable[[Member], bool]) -> Group | None:

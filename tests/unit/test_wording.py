@@ -134,7 +134,7 @@ PEER = CallTarget(kind="connection", what="10.0.0.7 port 29500")
 def test_what_is_behind_a_call_is_said(call: KernelCall, signature: Signature, phrase: str) -> None:
     """Say that a file system does not respond only if no bytes flow."""
     member = Member(id=RankId(node="n1", rank=3, pid=13), signature=signature, kernel=KernelFacts(state="D", call=call))
-    assert clauses.describe_call(member, {13: member.id, 14: RankId(node="n1", rank=4, pid=14)}) == phrase
+    assert clauses.describe_call(call, member, {13: member.id, 14: RankId(node="n1", rank=4, pid=14)}) == phrase
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_fifo_on_a_file_system_of_another_machine_does_not_make_that_silent(
     member = Member(
         id=RankId(rank=3), signature=Signature.BLOCKED, kernel=KernelFacts(state=state, wchan=wchan, call=call)
     )
-    assert ("does not respond" in (clauses.describe_call(member, {}) or "")) is is_silent
+    assert ("does not respond" in clauses.describe_call(call, member, {})) is is_silent
 
 
 def test_sentence_has_the_blocked_call_of_the_named_rank() -> None:

@@ -136,14 +136,6 @@ def _describe_holder(lock: FileLock) -> str:
     return f", held by pid {lock.holder_pid} ({lock.holder_comm})"
 
 
-def describe_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
-    """Return the system call of a rank: "read() on /data/shard-3, on /data (nfs4), in each of 3 rounds".
-
-    None if the call was not read or the rank is in no call. `ranks` are the ranks on its node, keyed by pid.
-    """
-    return None if member.kernel.call is None else _describe_kernel_call(member.kernel.call, member, ranks)
-
-
 def describe_worker_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:
     """Return the system call of the worker process for which a rank waits. None if the call was not read.
 
@@ -158,10 +150,14 @@ def describe_worker_call(member: Member, ranks: Mapping[int, RankId]) -> str | N
         id=structs.replace(member.id, pid=worker.pid),
         kernel=structs.replace(member.kernel, state=None, wchan=None),
     )
-    return f"its worker (pid {worker.pid}) is in {_describe_kernel_call(worker.call, of_worker, ranks)}"
+    return f"its worker (pid {worker.pid}) is in {describe_call(worker.call, of_worker, ranks)}"
 
 
-def _describe_kernel_call(call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> str:
+def describe_call(call: KernelCall, member: Member, ranks: Mapping[int, RankId]) -> str:
+    """Return a system call of a rank: "read() on /data/shard-3, on /data (nfs4), in each of 3 rounds".
+
+    `ranks` are the ranks on its node, keyed by pid.
+    """
     rounds = "" if call.rounds < 2 else f", in each of {call.rounds} rounds"
     return f"{describe_object(call, member, ranks)}{rounds}"
 
@@ -218,26 +214,6 @@ def _process(pid: int, comm: str, state: str) -> str:
     """Return a process in words: "pid 47 (tee, stopped)"."""
     stopped = ", stopped" if state in STOPPED_STATES else ""
     return f"pid {pid} ({comm}{stopped})"
-
-
-def tells_call(member: Member) -> bool:
-    """True if more than the name of the rank's system call is known: a file, peer, child or lock.
-
-    The name alone explains little. For example, every wait for a lock is a futex call.
-    """
-    return tells(member.kernel.call)
-
-
-def tells_what_holds(member: Member) -> bool:
-    """True if more than the name is known of the rank's system call, or of the call of its worker."""
-    return tells(member.kernel.call) or (
-        member.kernel.worker_call is not None and tells(member.kernel.worker_call.call)
-    )
-
-
-def tells(call: KernelCall | None) -> bool:
-    """True if the object of a call is known: a file, a peer, a child or a lock."""
-    return call is not None and bool(call.behind or call.path or call.child_pid or call.file_lock)
 
 
 def _describe_target(target: CallTarget, member: Member, ranks: Mapping[int, RankId]) -> str:

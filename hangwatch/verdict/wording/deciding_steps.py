@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from hangwatch.model import Member
 from hangwatch.stacks import activity
 from hangwatch.verdict.findings import Finding
-from hangwatch.verdict.wording import clauses, stuck_on
+from hangwatch.verdict.wording import stuck_on
 
 SEQUENCE_NUMBERS = (
     "compare sequence numbers (flight recorder, NCCL RAS): which rank is a call behind, or in another branch or group?"
@@ -59,19 +59,14 @@ def _native_frames(members: Sequence[Member]) -> str:
     return f"{again}if it still runs, {command} on its host shows its call below Python"
 
 
-def let_run(finding: Finding) -> str:
-    """Return the command that lets the first suspect run again."""
-    return stuck_on.look_at(finding.members[0])
-
-
 def find_blocking_call(finding: Finding) -> str:
     """Return the object of the call of the first suspect, or the command that shows native frames if one is unknown."""
-    untold = [member for member in finding.members if not clauses.tells_what_holds(member)]
+    untold = [member for member in finding.members if not any(call.has_object for call in member.kernel.calls)]
     return _native_frames(untold) if untold else stuck_on.look_at(finding.members[0]) or BEHIND_CALL
 
 
 def whether_it_waits(finding: Finding) -> str:
     """Return the check that shows if a rank still waits for the worker process that it has lost."""
-    is_told = all(map(clauses.tells_call, finding.members))
+    is_told = all(member.kernel.tells_object for member in finding.members)
     shown = "its call in the evidence" if is_told else "`hangwatch dump --native`"
     return f"check if it still waits for that worker: {shown}, and its log"

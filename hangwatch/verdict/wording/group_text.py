@@ -18,11 +18,6 @@ def rank_ids(groups: Iterable[Group]) -> list[RankId]:
     return [member.id for group in groups for member in group.members]
 
 
-def sentence(text: str) -> str:
-    """Return the text with a capital as its first letter."""
-    return words.sentence(text)
-
-
 def name_ranks(groups: Iterable[Group]) -> str:
     """Return the names of the ranks of these groups: "ranks 0-6 on a and b"."""
     return words.name_ranks(rank_ids(groups))

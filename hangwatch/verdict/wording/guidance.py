@@ -33,7 +33,7 @@ def where_to_look(grouping: Grouping) -> str:
     if failed:
         pronoun = "it" if len(failed) == 1 else "them"
         hint = f"{words.count(len(failed))} could not be dumped: check {pronoun} first, see the evidence."
-        calls = [_blocked_call(member, grouping) for member in failed if clauses.tells_call(member)]
+        calls = [_blocked_call(member, grouping) for member in failed if member.kernel.tells_object]
         return "".join(f" {text}" for text in (*([hint] if groups else ()), *calls[:_MOST_SENTENCES]))
     specific_hints = list(dict.fromkeys(filter(None, map(_find_hint, groups))))[:_MOST_SENTENCES]
     calls = _blocked_calls(grouping, groups)
@@ -45,7 +45,7 @@ def _blocked_calls(grouping: Grouping, groups: Sequence[Group]) -> list[str]:
     """Describe the call of one rank of each group, if more than the name of the call was read."""
     found = []
     for group in groups:
-        member = next((one for one in group.members if clauses.tells_call(one)), None)
+        member = next((one for one in group.members if one.kernel.tells_object), None)
         if member is not None:
             others = "" if group.size == 1 else f", like {words.count(group.size - 1, 'other rank')} at that place,"
             found.append(_blocked_call(member, grouping, others))

@@ -18,7 +18,6 @@ from hangwatch.verdict.wording.group_text import (
     during,
     name_ranks,
     rank_ids,
-    sentence,
 )
 from hangwatch.verdict.wording.rank_headlines import store_endpoint
 
@@ -164,7 +163,9 @@ def refused(finding: Finding) -> str:
     ranks, serving = finding.scene.refused, finding.scene.store_servers
     if serving:
         names = words.name_ranks([member.id for member in serving])
-        where = f"{sentence(names)} serves that port, so the address belongs to another host: correct MASTER_ADDR."
+        where = (
+            f"{words.sentence(names)} serves that port, so the address belongs to another host: correct MASTER_ADDR."
+        )
     elif any(member.id.rank == 0 for member in ranks):
         where = "Rank 0 is among them: the launcher does not serve that address, or uses another port."
     elif any(member.waits.store is not None and member.waits.store.is_on_loopback for member in ranks):
@@ -224,7 +225,7 @@ def _describe_one_process(group: Group, scene: Scene) -> str:
     doing = f"{describe(group, several=False)}{during([group])}{clauses.describe_line(group)}"
     threads = (f"{describe_stack(one, group)} in {find_caller(one.frames) or 'native code'}" for one in group.threads)
     member = group.members[0]
-    call = f" It is blocked in {clauses.blocked_call(member, scene.grouping)}." if clauses.tells_call(member) else ""
+    call = f" It is blocked in {clauses.blocked_call(member, scene.grouping)}." if member.kernel.tells_object else ""
     return f"{'; '.join([f'{name_ranks([group])} {doing}', *islice(threads, _SHOWN)])}.{call}"
 
 
@@ -269,7 +270,7 @@ def cannot_tell(finding: Finding) -> str:
         few = f"only {scene.answered:,} of {scene.existing:,} ranks responded"
     elif waiting:
         few = f"only {waiting:,} of {scene.answered:,} ranks {'waits' if waiting == 1 else 'wait'} for other ranks"
-    return f"no rank can be named: {few}. {sentence('; '.join(describe_each(groups)))}.{where}"
+    return f"no rank can be named: {few}. {words.sentence('; '.join(describe_each(groups)))}.{where}"
 
 
 def _describe_no_stacks(scene: Scene) -> str:

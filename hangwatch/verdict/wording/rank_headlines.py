@@ -14,15 +14,9 @@ from hangwatch.verdict.wording.group_text import (
     name_ranks,
     others_wait,
     rank_ids,
-    sentence,
 )
 
 _SHOWN = 4
-
-
-def gone_first(finding: Finding) -> str:
-    """Return the headline for the ranks that died first, followed by the other ranks that have ended."""
-    return gone(finding, finding.scene.gone)
 
 
 def gone(finding: Finding, all_gone: Sequence[Group] = ()) -> str:
@@ -33,7 +27,7 @@ def gone(finding: Finding, all_gone: Sequence[Group] = ()) -> str:
     told = {member.id for group in all_gone for member in group.members if member.died is not None}
     silent = [rank for rank in rank_ids(all_gone) if rank not in ids and rank not in told]
     also = "has ended, too" if len(silent) == 1 else "have ended, too"
-    rest = f" {sentence(words.name_ranks(silent))} {also}; the cause is unknown." if silent else ""
+    rest = f" {words.sentence(words.name_ranks(silent))} {also}; the cause is unknown." if silent else ""
     return f"{words.name_ranks(ids)} {verb}{why}. {_describe_others(finding)}.{rest}"
 
 
@@ -117,11 +111,6 @@ def named(ranks: Sequence[Group], why: str) -> str:
     return f"{name_ranks(ranks)}{joined}."
 
 
-def also_differing(groups: Sequence[Group]) -> str:
-    """Return a hint to check other ranks that differ but are not named; "" if there are none."""
-    return f" Check these, too: {'; '.join(describe_each(groups))}." if groups else ""
-
-
 def whole_nodes(named: Sequence[Member], grouping: Grouping) -> str:
     """Return a hint to check the nodes if the named ranks are all ranks of some nodes, but not of all nodes; else "".
 
@@ -142,7 +131,7 @@ def whole_nodes(named: Sequence[Member], grouping: Grouping) -> str:
 def _describe_others(finding: Finding) -> str:
     """Return a sentence on the wait of the other ranks, without the full stop."""
     awaited = " for it" if len(finding.members) == 1 else " for them"
-    return sentence(others_wait(finding.others, awaited=awaited))
+    return words.sentence(others_wait(finding.others, awaited=awaited))
 
 
 def store_endpoint(members: Iterable[Member]) -> str:

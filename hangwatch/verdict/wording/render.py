@@ -8,7 +8,7 @@ from hangwatch import words
 from hangwatch.model import CheckFirst, Evidence, Member, RankId, Verdict
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.wording import check_first_reasons, clauses, guidance, job_headlines, rank_headlines, stuck_on
-from hangwatch.verdict.wording.group_text import name_ranks, sentence
+from hangwatch.verdict.wording.group_text import describe_each, name_ranks
 
 
 def render(finding: Finding, evidence: Sequence[Evidence]) -> Verdict:
@@ -43,15 +43,15 @@ def _write_message(finding: Finding, text: str, settle: str) -> str:
     if finding.rule is None and finding.suspects and not finding.is_named:
         why = _explain_check(finding, finding.members[0], text)
         look = check_first_reasons.check_first(finding.suspects, why, settle)
-        return f"{sentence(text)} {look.removeprefix(check_first_reasons.NOT_NAMED)}"
+        return f"{words.sentence(text)} {look.removeprefix(check_first_reasons.NOT_NAMED)}"
     if finding.rule is None:
-        return text if finding.kind == "NoRanks" else sentence(text)
+        return text if finding.kind == "NoRanks" else words.sentence(text)
     if finding.is_named:
         text = rank_headlines.named(finding.suspects, text) if settle else text
-        more = rank_headlines.also_differing(finding.apart) + rank_headlines.whole_nodes(finding.members, grouping)
-        return sentence(text) + more + limit
+        apart = f" Check these, too: {'; '.join(describe_each(finding.apart))}." if finding.apart else ""
+        return words.sentence(text) + apart + rank_headlines.whole_nodes(finding.members, grouping) + limit
     where_to_look = guidance.where_to_look(grouping) if grouping.unanswered else ""
-    return sentence(check_first_reasons.check_first(finding.suspects, text, settle)) + limit + where_to_look
+    return words.sentence(check_first_reasons.check_first(finding.suspects, text, settle)) + limit + where_to_look
 
 
 def _explain_check(finding: Finding, member: Member, text: str) -> str:
@@ -69,5 +69,5 @@ def _explain_check(finding: Finding, member: Member, text: str) -> str:
 def _describe_call(finding: Finding, evidence: Sequence[Evidence]) -> str:
     """Return a sentence on the system call of the only suspect; "" if only the name of the call is known."""
     calls = [one.message for one in evidence if one.kind == "system_call"]
-    is_one = len(calls) == len(finding.members) == 1 and clauses.tells_call(finding.members[0])
+    is_one = len(calls) == len(finding.members) == 1 and finding.members[0].kernel.tells_object
     return f" In the kernel it{calls[0].removeprefix(words.name_ranks([finding.members[0].id]))}." if is_one else ""

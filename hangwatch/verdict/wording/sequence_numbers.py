@@ -13,7 +13,6 @@ from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.scene import Scene, open_operations, process_of
 from hangwatch.verdict.sequence_rules import Answer
 from hangwatch.verdict.wording import check_first_reasons, clauses
-from hangwatch.verdict.wording.group_text import sentence
 
 _SHOWN = 4
 _DESCRIPTION_SHOWN = 40
@@ -95,19 +94,23 @@ def _describe_others(pending: PendingOperation) -> Iterator[str]:
 
 
 def not_joined(finding: Finding) -> str:
-    """Return the headline for ranks that have not joined: their activity, the operation, and its waiting ranks."""
+    """Return the headline for ranks that have not joined: their activity, the operation, and its waiting ranks.
+
+    If they are not named, it also says why.
+    """
     ranks = set(finding.answer.named or finding.answer.check_first)
     pending = max(
-        (one for one in finding.answer.graph.pending if not ranks.isdisjoint(one.missing)),
-        key=lambda one: (len(ranks.intersection(one.missing)), len(one.waiting)),
+        (operation for operation in finding.answer.graph.pending if not ranks.isdisjoint(operation.missing)),
+        key=lambda operation: (len(ranks.intersection(operation.missing)), len(operation.waiting)),
     )
     have, waited = "has" if len(ranks) == 1 else "have", "has" if len(pending.waiting) == 1 else "have"
     duration = _describe_duration(pending)
     wait = f"{waited} waited {duration}" if duration else "waits" if len(pending.waiting) == 1 else "wait"
-    late = "It" if len(ranks) == len(finding.suspects) == 1 else sentence(_name_ranks(sorted(ranks)))
-    doing = sentence("; ".join(_describe_activity(group) for group in finding.suspects[:_SHOWN]))
+    why = "" if finding.is_named else f" {_why_not_named(finding)}"
+    late = "It" if len(ranks) == len(finding.suspects) == 1 else words.sentence(_name_ranks(sorted(ranks)))
+    doing = words.sentence("; ".join(_describe_activity(group) for group in finding.suspects[:_SHOWN]))
     joined = f"{late} {have} not joined {describe_operation(pending)}"
-    return f"{doing}. {joined}, where {_name_ranks(pending.waiting)} {wait}."
+    return f"{doing}. {joined}, where {_name_ranks(pending.waiting)} {wait}.{why}"
 
 
 def _describe_activity(group: Group) -> str:
@@ -120,11 +123,6 @@ def _describe_activity(group: Group) -> str:
         verb = "is" if group.size == 1 else "are"
         return f"{who} {verb} {clauses.describe_stop(group.members)}"
     return f"{who} {clauses.describe_activity(group, several=group.size > 1)}{clauses.describe_line(group)}"
-
-
-def may_not_join(finding: Finding) -> str:
-    """Return the headline for ranks that have not joined an operation, and the reason why they are not named."""
-    return f"{not_joined(finding)} {_why_not_named(finding)}"
 
 
 def _why_not_named(finding: Finding) -> str:
@@ -161,7 +159,7 @@ def cycle(finding: Finding) -> str:
         company = [other for other in pending.waiting if other != rank and other not in awaited]
         too = f", as {_name_ranks(company)} {'does' if len(company) == 1 else 'do'}" if company else ""
         waits.append(f"{_name_ranks([rank])} for {_name_ranks(awaited)} in {describe_operation(pending)}{too}")
-    return sentence(f"{_name_ranks(graph.cycle)} wait for each other: {'; '.join(waits)}.")
+    return words.sentence(f"{_name_ranks(graph.cycle)} wait for each other: {'; '.join(waits)}.")
 
 
 def different_operations(answer: Answer) -> str:
@@ -194,7 +192,7 @@ def _describe_sides(sides: Sides, pending: Sequence[PendingOperation]) -> str:
     about = [one for one in pending if ranks.issuperset(one.waiting) and ranks.issubset(one.members)]
     about = [one for one in about if one.operation in called] or about or [*pending]
     each = "; ".join(f"{_name_ranks(ranks)}: {words.printable(text)}" for text, ranks in sides[:_SHOWN])
-    return f"The ranks of one process group do not match ({_name_operations(about[:1])}). {sentence(each)}."
+    return f"The ranks of one process group do not match ({_name_operations(about[:1])}). {words.sentence(each)}."
 
 
 def still_open(finding: Finding) -> str:
@@ -203,7 +201,8 @@ def still_open(finding: Finding) -> str:
     If the collective has a root, the text says that ranks with different roots never finish it.
     """
     first = finding.answer.graph.pending[0]
-    root = "if one of them calls it with another root (src or dst), then " if _is_rooted(first) else ""
+    is_rooted = activity.is_marked("rooted", first.operation)
+    root = "if one of them calls it with another root (src or dst), then " if is_rooted else ""
     are = "is" if len(first.waiting) == 1 else "are"
     duration = _describe_duration(first)
     inside = f"{_name_ranks(first.waiting)} {are} still in it{f' ({duration})' if duration else ''}"
@@ -222,7 +221,7 @@ def ends(finding: Finding) -> str:
         if awaited:
             late.setdefault(min(awaited, key=lambda one: len(one.members)), []).append(rank)
     programs = (_describe_program(ranks, operation) for operation, ranks in late.items())
-    return " ".join(map(sentence, [*map(_describe_gpu, graph.gpus), *programs][:_SHOWN]))
+    return " ".join(map(words.sentence, [*map(_describe_gpu, graph.gpus), *programs][:_SHOWN]))
 
 
 def _describe_gpu(end: GpuEnd) -> str:
@@ -243,10 +242,6 @@ def _describe_program(ranks: Sequence[int], pending: PendingOperation) -> str:
     return f"{_name_ranks(ranks)} {have} not joined {operation}, where {wait}: {behind} behind."
 
 
-def _is_rooted(pending: PendingOperation) -> bool:
-    return activity.is_marked("rooted", pending.operation)
-
-
 def all_joined(finding: Finding) -> str:
     """Return the headline for operations that all ranks have joined.
 
@@ -260,7 +255,7 @@ def all_joined(finding: Finding) -> str:
     key = None if odd is None else process_key(odd.member.id)
     if odd is None or key is None:
         return f"{joined} Check {_ALL_GPUS}"
-    return f"{joined} {sentence(_name_ranks([key]))}: {check_first_reasons.odd_gpu(odd)}."
+    return f"{joined} {words.sentence(_name_ranks([key]))}: {check_first_reasons.odd_gpu(odd)}."
 
 
 def _describe_equal_counts(finding: Finding) -> str:

@@ -164,12 +164,12 @@ def _place_of_rank(group: Group, member: Member) -> str:
         return f"{rank}, which has ended"
     if member.is_stopped:
         return f"{rank}, which is stopped"
-    if worker is not None and clauses.tells(worker.call):
+    if worker is not None and worker.call.has_object:
         return f"{_call(worker.call, member)} in {_worker(group, worker.pid)} of {rank}"
     busy = clauses.find_busy_worker(group)
     if busy is not None and busy.user_frame is not None:
         return f"{busy.user_frame} in {_worker(group, busy.pid)} of {rank}"
-    if member.kernel.call is not None and clauses.tells(member.kernel.call):
+    if member.kernel.call is not None and member.kernel.call.has_object:
         return f"{_call(member.kernel.call, member)} {of_rank}"
     if member.waits.file_lock is not None:
         return f"the lock of {_cut(member.waits.file_lock.path)} {of_rank}"

@@ -17,37 +17,23 @@ def pair(seconds: int, parts: int) -> bytes:
     return struct.pack("=qq", seconds, parts)
 
 
-@pytest.mark.parametrize(
-    ("layout", "argument", "raw", "now", "left_seconds"),
-    [
-        ("timespec", ADDRESS, pair(1030, 500_000_000), 1000.0, 30.5),
-        ("timespec", ADDRESS, pair(40, 0), 0.0, 40.0),
-        ("timespec", ADDRESS, pair(990, 0), 1000.0, 0.0),
-        ("timeval", ADDRESS, pair(2, 250_000), 0.0, 2.25),
-        ("milliseconds", 0xDEAD_BEEF_0000_9C40, b"", 0.0, 40.0),
-        ("milliseconds", 0xFFFF_FFFF, b"", 0.0, None),
-        ("timespec", 0, b"", 0.0, None),
-        ("timespec", ADDRESS, b"", 0.0, None),
-        ("timespec", ADDRESS, pair(-1, 0), 0.0, None),
-        ("timespec", ADDRESS, pair(1, 10**9), 0.0, None),
-        ("timeval", ADDRESS, pair(1, 10**6), 0.0, None),
-        ("timespec", ADDRESS, pair((1 << 63) - 1, 0), 0.0, None),
-    ],
-    ids=[
-        "a deadline",
-        "a length",
-        "a deadline that has passed",
-        "a timeval",
-        "milliseconds below an undefined half",
-        "poll without an end",
-        "no pointer",
-        "not readable",
-        "negative",
-        "a second too many nanoseconds",
-        "a second too many microseconds",
-        "threading.TIMEOUT_MAX",
-    ],
-)
+TIMEOUTS = {
+    "a deadline": ("timespec", ADDRESS, pair(1030, 500_000_000), 1000.0, 30.5),
+    "a length": ("timespec", ADDRESS, pair(40, 0), 0.0, 40.0),
+    "a deadline that has passed": ("timespec", ADDRESS, pair(990, 0), 1000.0, 0.0),
+    "a timeval": ("timeval", ADDRESS, pair(2, 250_000), 0.0, 2.25),
+    "milliseconds below an undefined half": ("milliseconds", 0xDEAD_BEEF_0000_9C40, b"", 0.0, 40.0),
+    "poll without an end": ("milliseconds", 0xFFFF_FFFF, b"", 0.0, None),
+    "no pointer": ("timespec", 0, b"", 0.0, None),
+    "not readable": ("timespec", ADDRESS, b"", 0.0, None),
+    "negative": ("timespec", ADDRESS, pair(-1, 0), 0.0, None),
+    "a second too many nanoseconds": ("timespec", ADDRESS, pair(1, 10**9), 0.0, None),
+    "a second too many microseconds": ("timeval", ADDRESS, pair(1, 10**6), 0.0, None),
+    "threading.TIMEOUT_MAX": ("timespec", ADDRESS, pair((1 << 63) - 1, 0), 0.0, None),
+}
+
+
+@pytest.mark.parametrize(("layout", "argument", "raw", "now", "left_seconds"), TIMEOUTS.values(), ids=TIMEOUTS)
 def test_timeout_is_decoded(layout: str, argument: int, raw: bytes, now: float, left_seconds: float | None) -> None:
     assert call_timeout.decode_timeout(layout, argument, raw, now) == left_seconds
 

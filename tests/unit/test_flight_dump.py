@@ -90,25 +90,17 @@ def test_a_pickle_and_the_same_as_json_are_read_alike(protocol: int) -> None:
     assert recorder_dump.parse(told.encode()) == found
 
 
-@pytest.mark.parametrize(
-    ("given", "counts"),
-    [
-        ({"profiling_name": "gloo:all_reduce", "state": "scheduled", "retired": True}, False),
-        ({"profiling_name": "gloo:all_reduce", "state": "scheduled", "retired": False}, True),
-        ({"profiling_name": "nccl2:all_reduce", "state": "scheduled", "retired": True}, False),
-        ({"profiling_name": "xccl:all_reduce", "state": "scheduled", "retired": False}, True),
-        ({"state": "started", "retired": True}, True),
-        ({"state": "completed", "retired": False}, False),
-    ],
-    ids=[
-        "gloo retired it",
-        "gloo has it open",
-        "nccl2 retired it",
-        "xccl has it open",
-        "NCCL retired it at its time-out",
-        "completed, not yet retired",
-    ],
-)
+LIBRARIES = {
+    "gloo retired it": ({"profiling_name": "gloo:all_reduce", "state": "scheduled", "retired": True}, False),
+    "gloo has it open": ({"profiling_name": "gloo:all_reduce", "state": "scheduled", "retired": False}, True),
+    "nccl2 retired it": ({"profiling_name": "nccl2:all_reduce", "state": "scheduled", "retired": True}, False),
+    "xccl has it open": ({"profiling_name": "xccl:all_reduce", "state": "scheduled", "retired": False}, True),
+    "NCCL retired it at its time-out": ({"state": "started", "retired": True}, True),
+    "completed, not yet retired": ({"state": "completed", "retired": False}, False),
+}
+
+
+@pytest.mark.parametrize(("given", "counts"), LIBRARIES.values(), ids=LIBRARIES)
 def test_what_is_open_is_told_by_each_library_in_its_own_way(given: dict[str, object], counts: bool) -> None:
     assert bool(list(parse(dumped(entry(0, **given))).opened)) == counts
 

@@ -81,29 +81,25 @@ def test_rank_that_tries_its_collective_again_progresses_only_if_it_computes(
     assert [member.motion for member in tried.members] == [*[motion] * 3, Motion.FROZEN]
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        at_work(standing(3, done(5))),
-        at_work(standing(3, done(5)), **{**FIFO, "usage": Usage(switches_per_second=0.4)}),
-        at_work(standing(3, done(5)), **{**FIFO, "usage": Usage()}),
-        at_work(standing(3, done(5)), waits=Waits(object="file"), kernel=KernelFacts(wchan="folio_wait_bit")),
-        at_work(standing(3, done(5)), waits=Waits(object="socket", awaited=None)),
-        at_work(standing(3, done(5)), waits=Waits(object="child"), kernel=KernelFacts(wchan="do_wait")),
-        at_work(standing(3, done(5)), waits=Waits(file_lock=FileLock(path="/data/lock"))),
-        at_work(standing(3, {WORLD: (6, 6)}), **FIFO),
-    ],
-    ids=[
-        "it evaluates",
-        "it returns from its calls",
-        "switches were not counted",
-        "it reads a slow mount in one call",
-        "it receives from outside",
-        "it waits for a child that works",
-        "the holder of its lock is unknown",
-        "it has joined",
-    ],
-)
+MAY_STILL_JOIN = {
+    "it evaluates": at_work(standing(3, done(5))),
+    "it returns from its calls": at_work(standing(3, done(5)), **{**FIFO, "usage": Usage(switches_per_second=0.4)}),
+    "switches were not counted": at_work(standing(3, done(5)), **{**FIFO, "usage": Usage()}),
+    "it reads a slow mount in one call": at_work(
+        standing(3, done(5)), waits=Waits(object="file"), kernel=KernelFacts(wchan="folio_wait_bit")
+    ),
+    "it receives from outside": at_work(standing(3, done(5)), waits=Waits(object="socket", awaited=None)),
+    "it waits for a child that works": at_work(
+        standing(3, done(5)), waits=Waits(object="child"), kernel=KernelFacts(wchan="do_wait")
+    ),
+    "the holder of its lock is unknown": at_work(
+        standing(3, done(5)), waits=Waits(file_lock=FileLock(path="/data/lock"))
+    ),
+    "it has joined": at_work(standing(3, {WORLD: (6, 6)}), **FIFO),
+}
+
+
+@pytest.mark.parametrize("odd", MAY_STILL_JOIN.values(), ids=MAY_STILL_JOIN)
 def test_rank_that_may_still_join_keeps_the_motion_that_power_shows(odd: Member) -> None:
     assert motions(job(odd)) == {Motion.MOVING}
 

@@ -7,7 +7,7 @@ from hangwatch.detector import known_pauses, power_level
 from hangwatch.detector.capture_due import double_pause
 from hangwatch.detector.job_watch import JobWatch, with_capture_record, with_power
 from hangwatch.detector.known_pauses import EndedPause
-from hangwatch.detector.transitions import Action, enter_state
+from hangwatch.detector.transitions import Change, enter_state
 from hangwatch.detector.watch_parts import Recovered
 from hangwatch.model import JobState
 
@@ -34,7 +34,7 @@ def drop_low_baselines(watch: JobWatch, settings: Detector) -> JobWatch:
     return with_power(watch, gpus=watch.power.gpus | untaught)
 
 
-def recover(watch: JobWatch, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
+def recover(watch: JobWatch, message: str, now: float) -> Change:
     """Return the watch in state `recovered`, because the job works again.
 
     When this state ends, `learn_pause` stores the pause.

@@ -15,7 +15,7 @@ from hangwatch.detector.job_watch import (
     with_suspicion,
 )
 from hangwatch.detector.power_level import GpuPower
-from hangwatch.detector.transitions import Action, TakeCapture, confirm_state
+from hangwatch.detector.transitions import Change, TakeCapture, confirm_state
 from hangwatch.detector.watch_parts import Starting
 from hangwatch.model import JobState
 
@@ -25,9 +25,7 @@ LOOK_SECONDS = Capture().usual_seconds
 LAST_LOOK_SECONDS = 30.0  # longest time between the last capture and the timeout; a newer capture is not repeated
 
 
-def light_capture_when_due(
-    watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
-) -> tuple[JobWatch, tuple[Action, ...]]:
+def light_capture_when_due(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> Change:
     """Request a light capture if it is due: power fell and has been flat for the hold, or the job always draws little.
 
     In both cases the power alone shows neither work nor a hang.
@@ -51,7 +49,7 @@ def light_capture_when_due(
     return _request_light_capture(watch, reason, now)
 
 
-def _request_light_capture(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
+def _request_light_capture(watch: JobWatch, reason: str, now: float) -> Change:
     wanted = TakeCapture(job_key=watch.identity.job_key, reason=reason, is_light=True, result="low_power")
     return with_capture_record(watch, light_capture_since=now), (wanted,)
 
@@ -88,9 +86,7 @@ def _low_seconds(watch: JobWatch, now: float) -> float:
     return 0.0 if watch.capture_record.low_since is None else now - watch.capture_record.low_since
 
 
-def light_capture_at_start(
-    watch: JobWatch, start: Starting, now: float, settings: Detector
-) -> tuple[JobWatch, tuple[Action, ...]]:
+def light_capture_at_start(watch: JobWatch, start: Starting, now: float, settings: Detector) -> Change:
     """Request a light capture of a starting job if it is due: after `hold_seconds`, then again and again."""
     watch = replace(give_up_lost_light_capture(watch, now), phase=start)
     looks, began = watch.capture_record, watch.identity.began
@@ -100,7 +96,7 @@ def light_capture_at_start(
     return _request_light_capture(watch, f"it is not busy, {now - began:.0f} s after its start", now)
 
 
-def capture_when_due(watch: JobWatch, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
+def capture_when_due(watch: JobWatch, now: float) -> Change:
     """Request the next capture of an open incident if it is due."""
     wanted_at = None if watch.open_incident is None else watch.open_incident.capture_wanted_at
     if not watch.capture_record.capturing and wanted_at is not None and now >= wanted_at:
@@ -109,7 +105,7 @@ def capture_when_due(watch: JobWatch, now: float) -> tuple[JobWatch, tuple[Actio
     return watch, ()
 
 
-def capture_before_timeout(watch: JobWatch, now: float, capture_seconds: float) -> tuple[JobWatch, tuple[Action, ...]]:
+def capture_before_timeout(watch: JobWatch, now: float, capture_seconds: float) -> Change:
     """Request one more capture, once per hang, shortly before the collective timeout ends the job.
 
     After the timeout, the processes and their stacks are gone. A job that was never busy is skipped, because it is
@@ -133,7 +129,7 @@ def capture_before_timeout(watch: JobWatch, now: float, capture_seconds: float) 
     return with_suspicion(watch, timeout_capture_at=now), (wanted,)
 
 
-def give_up_lost_capture(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
+def give_up_lost_capture(watch: JobWatch, now: float, settings: Detector) -> Change:
     """Abandon a capture that has not ended after 300 s. The job is then stalled, and a new capture is planned."""
     if now - watch.since >= CAPTURE_LOST_SECONDS:
         message = f"its stacks could not be taken within {CAPTURE_LOST_SECONDS:g} s"

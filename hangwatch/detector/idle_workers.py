@@ -13,7 +13,7 @@ from hangwatch.config import Detector
 from hangwatch.detector import power_level
 from hangwatch.detector.job_watch import JobWatch, with_power
 from hangwatch.detector.power_level import GpuPower
-from hangwatch.detector.transitions import Action, Transition
+from hangwatch.detector.transitions import Change, Transition
 from hangwatch.model import Job, JobName, JobState
 
 WORKED_SECONDS = 1800.0  # before, as long as the others
@@ -42,9 +42,7 @@ def forget_low_power(gpu: GpuPower) -> GpuPower:
     return gpu if gpu.low_since_seconds is None else replace(gpu, low_since_seconds=None)
 
 
-def warn_of_idle_worker(
-    watch: JobWatch, job: Job, now: float, settings: Detector
-) -> tuple[JobWatch, tuple[Action, ...]]:
+def warn_of_idle_worker(watch: JobWatch, job: Job, now: float, settings: Detector) -> Change:
     """Warn, at most once an hour, of a rank with a GPU that stopped working while all others work.
 
     The job keeps its state.

@@ -20,7 +20,7 @@ from hangwatch.detector.job_watch import (
     with_suspicion,
 )
 from hangwatch.detector.on_progress import apply_confirming_capture, end_suspicion, proves_nothing
-from hangwatch.detector.transitions import Action, begin_suspicion, confirm_state, enter_state, plan_next_capture
+from hangwatch.detector.transitions import Change, begin_suspicion, confirm_state, enter_state, plan_next_capture
 from hangwatch.detector.watch_parts import GLANCE_SECONDS, Starting
 from hangwatch.model import CodeRegion, JobState, RankId
 
@@ -32,9 +32,7 @@ _RESTING_WORDS = {
 }
 
 
-def apply_capture(
-    watch: JobWatch, seen: MotionCount, now: float, settings: Detector
-) -> tuple[JobWatch, tuple[Action, ...]]:
+def apply_capture(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> Change:
     """Change the state of a job by the result of a capture. Return the changed watch and the actions."""
     watch = with_capture_record(with_power(watch, is_serving=seen.serves), capturing=False, captured_at=now)
     if watch.state is not JobState.SUSPECTED and not watch.is_open:
@@ -86,7 +84,7 @@ def _capture_after_waking(watch: JobWatch, now: float, settings: Detector) -> Jo
     return with_open_incident(watch, capture_wanted_at=woken_at)
 
 
-def _judge(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
+def _judge(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> Change:
     """Decide if a job is hung, stalled, or waits for other nodes. Return the changed watch and the actions.
 
     The job is not at rest, and at most half of its ranks progress.
@@ -143,7 +141,7 @@ def _with_places(watch: JobWatch, places: frozenset[str]) -> JobWatch:
     return with_suspicion(watch, places=known_pauses.add_places(before, places))
 
 
-def _learn_work(watch: JobWatch, message: str, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
+def _learn_work(watch: JobWatch, message: str, now: float, settings: Detector) -> Change:
     """Learn that the present power is not a sign of a hang. End the suspicion. A later light capture verifies it."""
     voters = [gpu for gpu in watch.power.gpus.values() if gpu.recent]
     if watch.gap is None or (voters and is_quiet(voters, settings)):
@@ -170,9 +168,7 @@ def _describe_known_pause(watch: JobWatch, now: float, settings: Detector) -> st
     return f"; known pause at this place of at most {longest:.0f} s: hangwatch pages after {hold:.0f} s"
 
 
-def apply_light_capture(
-    watch: JobWatch, seen: MotionCount, now: float, settings: Detector
-) -> tuple[JobWatch, tuple[Action, ...]]:
+def apply_light_capture(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> Change:
     """Change the state of a job by the result of a light capture. Return the changed watch and the actions.
 
     If most ranks progress, the present power becomes the learned baseline. If at least half of the ranks do not

@@ -18,7 +18,7 @@ from hangwatch.detector.capture_due import (
 from hangwatch.detector.gpu_quorum import has_fallen, has_quorum, is_back, is_down, is_quiet, quiet_uuids
 from hangwatch.detector.job_watch import JobWatch, quiet_seconds, with_capture_record, with_open_incident, with_power
 from hangwatch.detector.power_level import GpuPower
-from hangwatch.detector.transitions import Action, begin_suspicion, enter_state
+from hangwatch.detector.transitions import Change, begin_suspicion, enter_state
 from hangwatch.detector.watch_parts import Recovered, Silence, Starting, Unknown
 from hangwatch.model import GpuSample, JobState
 
@@ -41,7 +41,7 @@ def apply_sample(
     gap_seconds: float = SAMPLE_GAP_SECONDS,
     gpu_errors_at: float | None = None,
     capture_seconds: float = LOOK_SECONDS,
-) -> tuple[JobWatch, tuple[Action, ...]]:
+) -> Change:
     """Change the state of a job by one power sample of its GPUs. Return the changed watch and the actions.
 
     `samples` and `idle` (idle levels in watts) are by uuid. A gap between samples of more than `gap_seconds` does
@@ -77,7 +77,7 @@ def apply_sample(
     return (watch, actions) if actions else capture_before_timeout(watch, now, capture_seconds)
 
 
-def apply_missing_sample(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
+def apply_missing_sample(watch: JobWatch, now: float, settings: Detector) -> Change:
     """Change the state of a job without a power sample. After the hold, the state becomes unknown.
 
     A launcher without ranks is not affected, because it is judged by time only. A job with counters is judged by them.
@@ -104,7 +104,7 @@ def apply_missing_sample(watch: JobWatch, now: float, settings: Detector) -> tup
     return replace(watch, phase=Unknown(before=before)), actions
 
 
-def _without_readings(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
+def _without_readings(watch: JobWatch, now: float, settings: Detector) -> Change:
     """Change the state of a job after a sample in which none of its GPUs could be read.
 
     Such a sample proves neither a hang nor work.
@@ -114,7 +114,7 @@ def _without_readings(watch: JobWatch, now: float, settings: Detector) -> tuple[
     return apply_missing_sample(watch, now, settings)
 
 
-def _without_ranks(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
+def _without_ranks(watch: JobWatch, now: float, settings: Detector) -> Change:
     """Change the state of a launcher without ranks. It draws no power: a capture is due if its start takes too long."""
     is_due = now - watch.identity.began >= settings.startup_no_ranks_hold_seconds * WARNED_RATIO
     if watch.state is JobState.STARTING and is_due:
@@ -126,9 +126,7 @@ def _without_ranks(watch: JobWatch, now: float, settings: Detector) -> tuple[Job
     return capture_when_due(watch, now) if watch.is_open else (watch, ())
 
 
-def _starting(
-    watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
-) -> tuple[JobWatch, tuple[Action, ...]]:
+def _starting(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> Change:
     if has_quorum(sum(power_level.is_busy(gpu, settings) for gpu in voters), voters, settings):
         learnt = {uuid: power_level.count_as_work(gpu, now, settings) for uuid, gpu in watch.power.gpus.items()}
         return enter_state(
@@ -172,9 +170,7 @@ def _over_fixed_threshold_since(
     return now if before is None else before
 
 
-def _training(
-    watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
-) -> tuple[JobWatch, tuple[Action, ...]]:
+def _training(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> Change:
     if is_quiet(voters, settings):
         return _fall_quiet(watch, voters, now, settings)
     # The power of a job that was never busy cannot fall: only a later capture can show a standstill.
@@ -194,9 +190,7 @@ def _training(
     return light_capture_when_due(watch, voters, now, settings)
 
 
-def _quiet(
-    watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
-) -> tuple[JobWatch, tuple[Action, ...]]:
+def _quiet(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> Change:
     if not is_quiet(voters, settings):
         return enter_state(watch, JobState.TRAINING, "power is back", now)
     watch = _keep_quiet_gpus(watch, voters, now, settings)
@@ -210,9 +204,7 @@ def _quiet(
     return watch, ()
 
 
-def _fall_quiet(
-    watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
-) -> tuple[JobWatch, tuple[Action, ...]]:
+def _fall_quiet(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> Change:
     quiet = quiet_uuids(watch, settings)
     gpus = {uuid: idle_workers.forget_low_power(gpu) for uuid, gpu in watch.power.gpus.items()}
     watch = replace(with_power(watch, gpus=gpus), silence=Silence(since=now, gpus=quiet))
@@ -233,17 +225,13 @@ def _keep_quiet_gpus(watch: JobWatch, voters: list[GpuPower], now: float, settin
     return replace(watch, silence=Silence(since=now, gpus=quiet))
 
 
-def _suspected(
-    watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
-) -> tuple[JobWatch, tuple[Action, ...]]:
+def _suspected(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> Change:
     if is_back(watch, voters, settings):
         return enter_state(watch, JobState.TRAINING, "the GPUs were busy again before the capture ended", now)
     return give_up_lost_capture(watch, now, settings)
 
 
-def _open(
-    watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
-) -> tuple[JobWatch, tuple[Action, ...]]:
+def _open(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> Change:
     if is_back(watch, voters, settings):
         back_since = (
             now
@@ -257,9 +245,7 @@ def _open(
     return capture_when_due(with_open_incident(watch, back_since=None), now)
 
 
-def _recovered(
-    watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector
-) -> tuple[JobWatch, tuple[Action, ...]]:
+def _recovered(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> Change:
     if is_quiet(voters, settings):
         return _fall_quiet(learn_pause(watch, now), voters, now, settings)
     if now - watch.since >= RECOVERED_SHOWN_SECONDS:
@@ -267,7 +253,7 @@ def _recovered(
     return watch, ()
 
 
-def _end_recovery(watch: JobWatch, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
+def _end_recovery(watch: JobWatch, message: str, now: float) -> Change:
     taught = learn_pause(watch, now)
     learnt = ""
     ended = watch.phase.ended if isinstance(watch.phase, Recovered) else None

@@ -28,7 +28,7 @@ from hangwatch.detector.job_watch import (
 )
 from hangwatch.detector.known_pauses import EndedPause
 from hangwatch.detector.progress_gaps import HOUR_SECONDS, follow_counters, skip_time
-from hangwatch.detector.transitions import Action, TakeCapture, confirm_state, enter_state
+from hangwatch.detector.transitions import Change, TakeCapture, confirm_state, enter_state
 from hangwatch.detector.watch_parts import GapSuspicion, Silence, Suspicion
 from hangwatch.model import JobState, ProcessId
 from hangwatch.model.flight_records import ProgressCounter
@@ -47,7 +47,7 @@ def apply_counters(
     *,
     capture_seconds: float,
     gap_seconds: float,
-) -> tuple[JobWatch, tuple[Action, ...]]:
+) -> Change:
     """Change the state of a job by one reading of the counters of its ranks. Return the changed watch and the actions.
 
     A time of more than `gap_seconds` without a reading does not count. `capture_seconds` is the usual duration of a
@@ -80,9 +80,7 @@ def _skip_time(watch: JobWatch, seconds: float) -> JobWatch:
     return with_suspicion(watch, gap=replace(gap, asked_at=gap.asked_at + seconds))
 
 
-def _capture_gap(
-    watch: JobWatch, now: float, settings: Detector, progress: Progress, capture_seconds: float
-) -> tuple[JobWatch, tuple[Action, ...]]:
+def _capture_gap(watch: JobWatch, now: float, settings: Detector, progress: Progress, capture_seconds: float) -> Change:
     """Request a light capture if the present gap is unusual.
 
     Before the hold, the number of these captures is limited. After one in which the job progressed, the next one is
@@ -116,13 +114,13 @@ def _capture_gap(
 
 def _begin_suspicion(
     watch: JobWatch, gap: GapSuspicion, message: str, now: float, places: frozenset[str] = frozenset()
-) -> tuple[JobWatch, tuple[Action, ...]]:
+) -> Change:
     silence = Silence(since=now - watch.progress.gap_seconds(now))
     watch = replace(watch, silence=silence, suspicion=Suspicion(fell=True, places=places, gap=gap))
     return enter_state(watch, JobState.SUSPECTED, message, now)
 
 
-def _ask_at_hold(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
+def _ask_at_hold(watch: JobWatch, reason: str, now: float) -> Change:
     """Request the capture that ends at the hold, and decides if the job is hung."""
     gap = GapSuspicion(advances=watch.progress.advances, asked_at=now) if watch.gap is None else watch.gap
     gap = replace(gap, asked_at=now, is_at_hold=True)
@@ -136,9 +134,7 @@ def _next_capture_seconds(watch: JobWatch) -> float:
     return looks.next_gap_seconds if looks.gap_in_progress == watch.progress.advances else 0.0
 
 
-def apply_gap_capture(
-    watch: JobWatch, seen: MotionCount, now: float, settings: Detector
-) -> tuple[JobWatch, tuple[Action, ...]]:
+def apply_gap_capture(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -> Change:
     """Change the state of a job by the result of a light capture of its gap. Return the changed watch and the actions.
 
     A gap proves nothing if most ranks progress, or if the power is not low and no rank waits for another one: the job
@@ -176,14 +172,12 @@ def _expect_progress(watch: JobWatch, now: float) -> JobWatch:
     return with_capture_record(watch, next_gap_seconds=twice, gap_in_progress=watch.progress.advances)
 
 
-def end_suspicion(watch: JobWatch, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
+def end_suspicion(watch: JobWatch, message: str, now: float) -> Change:
     """Return the watch of a job that progresses without a new collective, although its counters are still."""
     return enter_state(_expect_progress(watch, now), JobState.TRAINING, message, now)
 
 
-def _suspected(
-    watch: JobWatch, gap: GapSuspicion, now: float, settings: Detector, capture_seconds: float
-) -> tuple[JobWatch, tuple[Action, ...]]:
+def _suspected(watch: JobWatch, gap: GapSuspicion, now: float, settings: Detector, capture_seconds: float) -> Change:
     """Request the next capture of a suspected job if it is due.
 
     It is due so that its last round ends at the hold. It is due earlier if the first capture found what cannot end by
@@ -205,7 +199,7 @@ def _suspected(
 
 def apply_confirming_capture(
     watch: JobWatch, gap: GapSuspicion, seen: MotionCount, now: float, settings: Detector
-) -> tuple[JobWatch, tuple[Action, ...]]:
+) -> Change:
     """Change the state of a suspected job by a capture before the hold: hung if it confirms the first one."""
     confirmed = gap.permanent & seen.permanent
     places = known_pauses.add_places(watch.suspicion.places if watch.suspicion else frozenset(), seen.places)
@@ -217,7 +211,7 @@ def apply_confirming_capture(
     return confirm_state(watch, JobState.HUNG, message, now, settings)
 
 
-def _continue(watch: JobWatch, now: float, settings: Detector) -> tuple[JobWatch, tuple[Action, ...]]:
+def _continue(watch: JobWatch, now: float, settings: Detector) -> Change:
     """Change the state of a suspected or open job that enqueues collectives again."""
     silent_since = watch.quiet_since
     if watch.state is not JobState.SUSPECTED:

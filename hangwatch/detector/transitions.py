@@ -31,9 +31,11 @@ class Transition(Value, frozen=True):
 
 
 Action: TypeAlias = TakeCapture | Transition
+Change: TypeAlias = tuple[JobWatch, tuple[Action, ...]]
+"""The result of a step: the changed watch of a job, and the actions."""
 
 
-def enter_state(watch: JobWatch, state: JobState, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
+def enter_state(watch: JobWatch, state: JobState, message: str, now: float) -> Change:
     """Return the watch in `state`, and the transition. Only quiet, suspected and open states keep the last silence."""
     name = JobName(job_id=watch.identity.job_id, job_key=watch.identity.job_key)
     move = Transition(job=name, before=watch.state, state=state, message=message)
@@ -46,7 +48,7 @@ def enter_state(watch: JobWatch, state: JobState, message: str, now: float) -> t
     return replace(watch, state=state, since=now, message=message, phase=phase), (move,)
 
 
-def begin_suspicion(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
+def begin_suspicion(watch: JobWatch, reason: str, now: float) -> Change:
     """Return the watch in state suspected, and a request to capture every rank."""
     since = watch.identity.began if watch.capture_record.low_since is None else watch.capture_record.low_since
     watch = replace(
@@ -58,9 +60,7 @@ def begin_suspicion(watch: JobWatch, reason: str, now: float) -> tuple[JobWatch,
     return watch, (*actions, TakeCapture(job_key=watch.identity.job_key, reason=reason))
 
 
-def confirm_state(
-    watch: JobWatch, state: JobState, message: str, now: float, settings: Detector
-) -> tuple[JobWatch, tuple[Action, ...]]:
+def confirm_state(watch: JobWatch, state: JobState, message: str, now: float, settings: Detector) -> Change:
     """Return the watch in an open state, which may be its state already, with the next capture planned."""
     if watch.state is state:
         return plan_next_capture(replace(watch, message=message), now, settings), ()
@@ -80,7 +80,7 @@ def plan_next_capture(watch: JobWatch, now: float, settings: Detector) -> JobWat
     return with_open_incident(watch, capture_pause_seconds=pause, capture_wanted_at=now + pause)
 
 
-def end_watch(watch: JobWatch, message: str, now: float) -> tuple[JobWatch, tuple[Action, ...]]:
+def end_watch(watch: JobWatch, message: str, now: float) -> Change:
     """Return the watch in state ended: its ranks are gone, or a restart has replaced them."""
     if watch.state is JobState.ENDED:
         return watch, ()

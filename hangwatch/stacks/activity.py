@@ -82,35 +82,39 @@ class Activity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return self.waits_for == "ranks" and self.work_is_in is None and not self.leaves_the_job
 
 
-class _Rule(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    activity: str
-    order: Order
+class _Row(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """A row with the patterns of a frame: of the name of its function, and of its file."""
+
     why: str
     functions: tuple[str, ...]
     file: str = ""
     files: tuple[str, ...] = ()
+
+
+class _Rule(_Row, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    activity: str
+    order: Order
     defined_in: DefinedIn = "anywhere"
     operation: str = ""
     around_waits: bool = False
     is_caller: bool = False
     runs_program: bool = False
 
+    def applies_to(self, of_user: bool | None) -> bool:
+        """True if the rule applies to a frame.
 
-class _Marked(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+        `of_user` is true if the frame belongs to the user's program, None if unknown.
+        """
+        return {"anywhere": True, "library": of_user is not True, "installed": of_user is False}[self.defined_in]
+
+
+class _Marked(_Row, forbid_unknown_fields=True, frozen=True, kw_only=True):
     mark: Mark
-    why: str
-    functions: tuple[str, ...]
-    file: str = ""
-    files: tuple[str, ...] = ()
 
 
-class _Awaiting(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class _Awaiting(_Row, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A caller that waits for other threads, and how these threads are recognised: by a frame, or by their name."""
 
-    why: str
-    functions: tuple[str, ...]
-    file: str = ""
-    files: tuple[str, ...] = ()
     thread_functions: tuple[str, ...] = ()
     thread_file: str = ""
     thread_names: tuple[str, ...] = ()
@@ -189,10 +193,21 @@ class _Names:
         return name in self.plain or self.globs.match(name)
 
 
+class _Patterns(NamedTuple):
+    """The compiled patterns of a row."""
+
+    function: _Names
+    file: _Globs
+
+    def match(self, function: str, file: str) -> bool:
+        """True if they match a plain name, and a short path with a `/` before it."""
+        return self.function.match(function) and self.file.match(file)
+
+
 class _Candidates:
     """An index of the rules by the literal words in their patterns, so that few rules are tried on each frame."""
 
-    def __init__(self, rules: Iterable[_CompiledRule]) -> None:
+    def __init__(self, rules: Iterable[_Patterns]) -> None:
         self._by_name: dict[str, set[int]] = {}
         self._by_word: dict[str, set[int]] = {}
         self._by_file: dict[str, set[int]] = {}
@@ -215,35 +230,10 @@ def _find_by_word(text: str, by_word: Mapping[str, set[int]]) -> list[set[int]]:
     return [numbers for word, numbers in by_word.items() if word in text]
 
 
-class _CompiledRule(NamedTuple):
-    activity: str
-    order: Order
-    function: _Names
-    file: _Globs
-    defined_in: DefinedIn
-    operation: str
-    around_waits: bool
-    is_caller: bool
-    runs_program: bool
-
-    def applies_to(self, of_user: bool | None) -> bool:
-        """True if the rule applies to a frame.
-
-        `of_user` is true if the frame belongs to the user's program, None if unknown.
-        """
-        return {"anywhere": True, "library": of_user is not True, "installed": of_user is False}[self.defined_in]
-
-
-def _compile(rule: _Rule) -> _CompiledRule:
-    patterns = _make_patterns(rule)
-    conditions = (rule.around_waits, rule.is_caller, rule.runs_program)
-    return _CompiledRule(rule.activity, rule.order, *patterns, rule.defined_in, rule.operation, *conditions)
-
-
-def _make_patterns(row: _Rule | _Marked | _Awaiting) -> tuple[_Names, _Globs]:
+def _make_patterns(row: _Row) -> _Patterns:
     """Return the patterns of a row: for a function's plain name, and for a file's short path with a `/` before it."""
     files = row.files or ((row.file,) if row.file else ("*/*",))
-    return _Names(row.functions), _Globs(files, _make_path_pattern)
+    return _Patterns(_Names(row.functions), _Globs(files, _make_path_pattern))
 
 
 def _make_path_pattern(pattern: str) -> str:
@@ -266,9 +256,9 @@ class Table:
     """
 
     def __init__(self, rules: Sequence[_Rule]) -> None:
-        self._rules = tuple(_compile(rule) for rule in rules)
-        self._candidates = _Candidates(self._rules)
-        self._of_place: dict[_OwnedFrame, dict[Order, _CompiledRule]] = {}
+        self._rules = [(rule, _make_patterns(rule)) for rule in rules]
+        self._candidates = _Candidates(patterns for _, patterns in self._rules)
+        self._of_place: dict[_OwnedFrame, dict[Order, _Rule]] = {}
         self._of_stack: dict[tuple[tuple[stack_frames.Place, ...], int | None], Match] = {}
 
     def classify(self, frames: Sequence[Frame], installed_frames: int | None = None) -> StackActivity:
@@ -321,9 +311,7 @@ class Table:
                 return _refine_by_native(stack, native, self._extend_outwards(stack, *found))
         return Match(StackActivity("unknown", _find_name(stack, _find_leaf(stack)) if stack else None, waits=False), -1)
 
-    def _first(
-        self, stack: Sequence[_OwnedFrame], indexes: Sequence[int], order: Order
-    ) -> tuple[int, _CompiledRule] | None:
+    def _first(self, stack: Sequence[_OwnedFrame], indexes: Sequence[int], order: Order) -> tuple[int, _Rule] | None:
         for index in indexes:
             rule = self._rules_of(stack[index]).get(order)
             if rule is None or (rule.around_waits and not self._is_around_wait(stack, index)):
@@ -340,7 +328,7 @@ class Table:
         within = (place for place in _find_python(stack)[:_LEAF_DEPTH] if place < index)
         return any(self._rules_of(stack[place]).keys() & {"leaf", "base"} for place in within)
 
-    def _extend_outwards(self, stack: Sequence[_OwnedFrame], index: int, rule: _CompiledRule) -> Match:
+    def _extend_outwards(self, stack: Sequence[_OwnedFrame], index: int, rule: _Rule) -> Match:
         """Extend a match to the outermost frame of the same file. This frame is the call that the program made.
 
         If the rank waits for other ranks, frames of thin wrappers (loggers, context managers) are skipped.
@@ -359,7 +347,7 @@ class Table:
         operation = deciding.operation or (name.lstrip("_") if waits else name)
         return Match(StackActivity(deciding.activity, operation, waits), named)
 
-    def _rules_of(self, owned: _OwnedFrame) -> dict[Order, _CompiledRule]:
+    def _rules_of(self, owned: _OwnedFrame) -> dict[Order, _Rule]:
         found = self._of_place.get(owned)
         if found is None:
             if len(self._of_place) >= _CACHE_LIMIT:
@@ -367,14 +355,14 @@ class Table:
             found = self._of_place[owned] = self._match_place(owned)
         return found
 
-    def _match_place(self, owned: _OwnedFrame) -> dict[Order, _CompiledRule]:
+    def _match_place(self, owned: _OwnedFrame) -> dict[Order, _Rule]:
         function, file = owned.place[0], _make_rooted_path(owned)
         if not stack_frames.is_native(*owned.place):
             function = stack_frames.plain_name(function)
-        found: dict[Order, _CompiledRule] = {}
-        for rule in map(self._rules.__getitem__, self._candidates.find(function, file)):
+        found: dict[Order, _Rule] = {}
+        for rule, patterns in map(self._rules.__getitem__, self._candidates.find(function, file)):
             wanted = rule.order not in found and rule.applies_to(owned.by_user)
-            if wanted and rule.function.match(function) and rule.file.match(file):
+            if wanted and patterns.match(function, file):
                 found[rule.order] = rule
         return found
 
@@ -518,10 +506,10 @@ def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
             )
         extra.append(
             _Rule(
-                rule.activity,
-                "certain",
-                "configured",
-                (rule.function,),
+                activity=rule.activity,
+                order="certain",
+                why="configured",
+                functions=(rule.function,),
                 file=f"*/{rule.file.removeprefix('*/')}",
                 operation=rule.operation,
             )
@@ -559,7 +547,7 @@ class Vocabulary:
 @cache
 def load_vocabularies() -> tuple[Vocabulary, Vocabulary]:
     """Return the names of functions, and the names of folders and files, in the rules and marks of the table."""
-    rows: tuple[_Rule | _Marked, ...] = (*_built_in().rules, *_built_in().marks)
+    rows: tuple[_Row, ...] = (*_built_in().rules, *_built_in().marks)
     paths = (path for row in rows for path in (*row.files, row.file))
     return (
         Vocabulary(name for row in rows for name in row.functions),
@@ -574,7 +562,7 @@ def find_activity(name: str) -> Activity:
 
 
 @cache
-def _load_marks(mark: Mark) -> tuple[tuple[_Names, _Globs], ...]:
+def _load_marks(mark: Mark) -> tuple[_Patterns, ...]:
     return tuple(_make_patterns(row) for row in _built_in().marks if row.mark == mark)
 
 
@@ -582,14 +570,14 @@ def _load_marks(mark: Mark) -> tuple[tuple[_Names, _Globs], ...]:
 def is_marked(mark: Mark, function: str, file: str = "") -> bool:
     """True if the table gives this mark to a function in a file, or to the name of a collective."""
     name, path = stack_frames.plain_name(function), f"/{stack_frames.short_path(file)}"
-    return any(functions.match(name) and files.match(path) for functions, files in _load_marks(mark))
+    return any(patterns.match(name, path) for patterns in _load_marks(mark))
 
 
 class AwaitedBy(NamedTuple):
     """A row of the table `awaits_threads`, compiled."""
 
-    caller: tuple[_Names, _Globs]
-    thread: tuple[_Names, _Globs]
+    caller: _Patterns
+    thread: _Patterns
     names: _Names
 
     def calls(self, frames: Iterable[Frame]) -> bool:
@@ -601,11 +589,9 @@ class AwaitedBy(NamedTuple):
         return self.names.match(thread.name or "") or _has_frame(self.thread, thread.frames)
 
 
-def _has_frame(patterns: tuple[_Names, _Globs], frames: Iterable[Frame]) -> bool:
-    functions, files = patterns
+def _has_frame(patterns: _Patterns, frames: Iterable[Frame]) -> bool:
     return any(
-        functions.match(stack_frames.plain_name(frame.function))
-        and files.match(f"/{stack_frames.short_path(frame.file)}")
+        patterns.match(stack_frames.plain_name(frame.function), f"/{stack_frames.short_path(frame.file)}")
         for frame in frames
     )
 
@@ -617,7 +603,7 @@ def awaits_threads() -> tuple[AwaitedBy, ...]:
     return tuple(
         AwaitedBy(
             _make_patterns(row),
-            (_Names(row.thread_functions), _Globs((row.thread_file,), _make_path_pattern)),
+            _Patterns(_Names(row.thread_functions), _Globs((row.thread_file,), _make_path_pattern)),
             _Names(row.thread_names),
         )
         for row in rows

@@ -65,9 +65,10 @@ def name_lowest_number(case: Path) -> Answer:
 
 def ask_torchfrtrace(case: Path) -> Answer:
     """Name the ranks that torch's analyzer finds missing in the first collective that does not match."""
-    from torch.distributed.flight_recorder.components import builder
+    from torch.distributed.flight_recorder.components import builder, utils
     from torch.distributed.flight_recorder.components.config_manager import JobConfig
 
+    vars(utils).setdefault("tabulate", str)  # an optional package, which only prints
     details = {str(rank): {"rank": rank, "host_name": f"host{rank}", **dump} for rank, dump in _dumps(case).items()}
     database = builder.build_db(details, JobConfig().parse_args([]), "2.10")
     missing = (sorted(one.missing_ranks) for one in database.collectives if one.missing_ranks)
@@ -122,15 +123,16 @@ def ask_hangwatch(case: Path) -> Answer:
 
 
 class Tool(NamedTuple):
-    """A tool, and the kinds of cases with evidence that it reads."""
+    """A tool, and the kinds of cases with evidence that it reads. `is_program`: it runs a program for each case."""
 
     ask: Callable[[Path], Answer]
     kinds: tuple[str, ...]
+    is_program: bool = False
 
 
-STACKS, RECORDERS, TRACES = ("stacks", "stacks-alone"), ("recorders", "subgroups"), ("traces",)
+STACKS, RECORDERS, TRACES = ("stacks",), ("recorders", "subgroups", "parallel"), ("traces",)
 TOOLS = {
-    "hangwatch": Tool(ask_hangwatch, (*RECORDERS, *STACKS)),
+    "hangwatch": Tool(ask_hangwatch, (*RECORDERS, *STACKS), is_program=True),
     "no-answer": Tool(lambda _case: {}, (*RECORDERS, *STACKS, *TRACES)),
     "smallest-group": Tool(name_smallest_group, STACKS),
     "lowest-number": Tool(name_lowest_number, RECORDERS),

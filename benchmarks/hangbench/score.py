@@ -7,8 +7,9 @@ of ranks, `hung` is true or false for a power trace. The folder is a fresh copy:
 tell nothing. A command that ends with an error, takes two minutes, prints more than a MiB or anything else fails.
 
 A right answer is 1 point. If no rank is guilty, an answer without ranks is right. If some guilty ranks are named, or
-only guilty ranks are to be checked first, that is 0.5. Silence, a failure, and an innocent rank to check first are 0.
-An innocent named rank, one that does not exist, and a page for a healthy job are -3. Prints the points by kind.
+only guilty ranks are to be checked first, or a pair with a guilty rank, that is 0.5. Silence, a failure, and other
+ranks to check first are 0. An innocent named rank, one that does not exist, and a page for a healthy job are -3. Prints
+the points by kind.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 RIGHT, CHECK_FIRST, SILENT, MISLEADS, WRONG, FAILED = "right", "check first", "silent", "misleads", "wrong", "failed"
@@ -50,7 +52,7 @@ def judge(expected: dict, answer: object) -> str:
     if named:
         return RIGHT if named == guilty else WRONG if named - guilty else CHECK_FIRST
     if first:
-        return CHECK_FIRST if first <= guilty else MISLEADS
+        return CHECK_FIRST if first <= guilty or (len(first) == 2 and first & guilty) else MISLEADS
     return SILENT if guilty else RIGHT
 
 
@@ -109,12 +111,14 @@ def load_answers(folder: Path) -> dict[str, dict]:
     return json.loads((folder / "answers.json").read_text())
 
 
-def score(folder: Path, command: list[str], kinds: Collection[str] | None = None) -> dict[str, Counter]:
-    """Return how often each outcome occurs, by kind of case."""
+def score(
+    folder: Path, answer_case: Callable[[Path], object], kinds: Collection[str] | None = None
+) -> dict[str, Counter]:
+    """Return how often each outcome occurs, by kind of case. `answer_case` gets the folder of a case."""
     outcomes: dict[str, Counter] = defaultdict(Counter)
     expected = {number: one for number, one in load_answers(folder).items() if kinds is None or one["kind"] in kinds}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        answers = pool.map(lambda number: ask(command, folder / "cases" / number), expected)
+        answers = pool.map(lambda number: answer_case(folder / "cases" / number), expected)
         for one, answer in zip(expected.values(), answers, strict=True):
             outcomes[one["kind"]][judge(one, answer)] += 1
     return dict(sorted(outcomes.items()))
@@ -132,7 +136,7 @@ def main() -> None:
     if not (folder / "answers.json").exists():
         sys.exit(f"{folder}: no cases; write them with: make hangbench")
     print(f"{'kind':12}" + "".join(f"{outcome:>13}" for outcome in POINTS) + f"{'points':>9}")
-    for kind, counts in score(folder, sys.argv[2:]).items():
+    for kind, counts in score(folder, partial(ask, sys.argv[2:])).items():
         print(f"{kind:12}" + "".join(f"{counts[outcome]:13}" for outcome in POINTS) + f"{points(counts):9.1f}")
 
 

@@ -6,6 +6,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,10 @@ def hangbench(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ([2, 3], {"named": [2]}, "check first"),
         ([2], {"named": [], "check_first": [2]}, "check first"),
         ([2], {"check_first": [1]}, "misleads"),
-        ([2], {"check_first": [1, 2]}, "misleads"),
+        ([2], {"check_first": [1, 2]}, "check first"),
+        ([2, 3], {"check_first": [1, 2]}, "check first"),
+        ([2], {"check_first": [0, 1]}, "misleads"),
+        ([2], {"check_first": [1, 2, 3]}, "misleads"),
         ([], {"check_first": [1]}, "misleads"),
         ([2], {}, "silent"),
         ([], {"named": [1]}, "wrong"),
@@ -115,12 +119,14 @@ def test_tool_is_scored_by_kind_of_case(tmp_path: Path) -> None:
         (case / f"rank-{number}.txt").write_text(f"Thread 7 (idle)\n    {text} (train.py:1)\n")
     (tmp_path / "answers.json").write_text(json.dumps({"000": {"kind": "stacks", "guilty": [2]}}))
     tool = [sys.executable, baselines.__file__, "smallest-group"]
-    assert score.score(tmp_path, tool) == {"stacks": {"right": 1}}
-    assert score.score(tmp_path, tool, ["traces"]) == {}
+    asked = partial(score.ask, tool)
+    assert score.score(tmp_path, asked) == {"stacks": {"right": 1}}
+    assert score.score(tmp_path, asked, ["traces"]) == {}
     plain = [sys.executable, "-I", "-S", score.__file__, str(tmp_path), *tool]  # without installed packages
     printed = finished(*plain, check=True).stdout
     assert printed.splitlines()[1].split() == ["stacks", "1", "0", "0", "0", "0", "0", "1.0"]
-    assert score.score(tmp_path, ["false"]) == score.score(tmp_path, ["/no/such"]) == {"stacks": {"failed": 1}}
+    failing = (partial(score.ask, [command]) for command in ("false", "/no/such"))
+    assert [score.score(tmp_path, tool) for tool in failing] == [{"stacks": {"failed": 1}}] * 2
 
 
 def test_case_has_only_evidence(hangbench: Path) -> None:
@@ -199,6 +205,6 @@ def test_low_power_at_the_end_of_a_trace_tells_nothing(hangbench: Path) -> None:
 
 def test_score_does_not_depend_on_the_time_of_the_copy(hangbench: Path) -> None:
     answers = score.load_answers(hangbench)
-    number = next(number for number, one in answers.items() if one["kind"] == "recorders" and one["guilty"])
+    number = next(number for number, one in answers.items() if one["name"] == "own code")
     answer = score.ask([sys.executable, baselines.__file__, "hangwatch"], hangbench / "cases" / number)
     assert score.judge(answers[number], answer) == "check first"

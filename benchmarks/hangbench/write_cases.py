@@ -170,7 +170,7 @@ def make_innocents() -> Iterator[Case]:
             programs.append([own, REDUCES] * steps + (last + [own, REDUCES] * 4 if name != "waits outside" else []))
         job = test_fronts.Simulation(programs, [dice.randint(0, 6) for _ in EIGHT])
         at = 2 * steps
-        if name == "waits outside":  # a file lock or a key of the store: the guilty rank has not come to it
+        if name == "waits outside":  # a file lock or a key of the store, which the guilty rank has not reached
             job.run({guilty: at - 1, victim: at - 2}, {})
         elif name == "skips a barrier":
             job.run({}, dict.fromkeys(EIGHT, at))

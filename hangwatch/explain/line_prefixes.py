@@ -19,9 +19,9 @@ _LONGEST_HEADING = 160
 _LINES_AFTER_HEADING = 16
 _LINES_AFTER_SENTENCE = 4
 _HOST_RANK = re.compile(r"^\[(?![^\]]*\.(?:cc?|cpp|cu|h|py):)([^\[\]\s:/]+):(\d{1,7})\](:?)")  # not [pair.cc:598]
-_OPEN_MPI = re.compile(
-    r"^\[(?![^\]]*\.(?:cc?|cpp|cu|h|py):)([\w.-]{1,64}):(\d{1,10})\] (?=\S)"
-)  # host and pid, as UCX and PMIx write them, too
+_OPEN_MPI = re.compile(  # host and pid, before a message of Open MPI itself
+    r"^\[([\w.-]{1,64}):(\d{1,10})\] (?=\*\*\* |Signal|Failing at|\[ ?\d|(?:PMIX|PRTE|ORTE|OPAL) |\d+ more process)"
+)
 _TORCHRUN = re.compile(r"^\[([A-Za-z_][\w.-]*?)(\d{1,7})\]:")
 _OF_RANK = re.compile(r"^\[[Rr](?:ank|ANK)[ =:_-]?(\d{1,7})\](?::|(?= |$)) ?")  # torch's, and of many programs
 _MPIRUN = re.compile(r"^\[(?:[^\[\],]*@)?\d+,(\d{1,7})\]<std\w+>:")

@@ -65,8 +65,7 @@ def dumped(look: Diagnosis, table: activity.Table, settings: config.Capture) -> 
                 rank,
                 rounds=rank.rounds[-rounds:],
                 workers=tuple(replace(worker, rounds=worker.rounds[-rounds:]) for worker in rank.workers),
-                busy_power_ratio=None,
-                works_lightly=False,
+                gpu=replace(rank.gpu, busy_power_ratio=None, works_lightly=False),
             )
             for rank in look.capture.ranks
         )

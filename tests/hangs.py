@@ -23,6 +23,7 @@ from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.tables import kernel_lines
 from hangwatch.verdict import judge
+from tests.samples import change_dump
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -72,9 +73,8 @@ def dump(stand: dict[str, Any], number: int, pid: int) -> ProcessDump:
             Thread(name=extra["name"] or None, thread_id=str(pid + 100 + place), frames=frames(extra["frames"]))
         )
     states = stand.get("states")
-    return ProcessDump(
-        taken_monotonic_seconds=5.0 * number,
-        threads=tuple(threads),
+    return change_dump(
+        ProcessDump(taken_monotonic_seconds=5.0 * number, threads=tuple(threads)),
         fault=fault(pid, *stand["fault"]) if "fault" in stand else None,
         state=states[number] if states else stand.get("state"),
         wchan=stand.get("wchan"),
@@ -108,8 +108,8 @@ def rank_dumps(case: dict[str, Any]) -> list[RankDump]:
                 loader = tuple(ProcessDump(taken_monotonic_seconds=5.0 * n, threads=(thread,)) for n in rounds)
                 workers = tuple(WorkerDump(pid=9000 + n, comm="pt_data_worker", rounds=loader) for n in range(4))
             found.append(
-                RankDump(
-                    id=RankId(node=f"node{rank // size}", rank=rank, local_rank=rank % size, pid=pid),
+                change_dump(
+                    RankDump(id=RankId(node=f"node{rank // size}", rank=rank, local_rank=rank % size, pid=pid)),
                     rounds=() if stand.get("gone") else tuple(dump(stand, n, pid) for n in rounds),
                     workers=workers,
                     gone=stand.get("gone", False),

@@ -6,6 +6,7 @@ They are written by hand. Only incidents with a rank to check first come from th
 import functools
 import math
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -26,6 +27,7 @@ from hangwatch.model import (
     Job,
     JobState,
     KernelFacts,
+    MainThread,
     Member,
     Motion,
     PowerSeries,
@@ -46,6 +48,7 @@ from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict.judge import judge
 
+DumpT = TypeVar("DumpT", ProcessDump, RankDump)
 OPENED = 1773458100.0  # 2026-03-14 03:15:00 UTC
 NODE = "gpu-a12"
 COMMAND = "python -u train.py --config configs/llama3-8b.yaml"
@@ -201,7 +204,16 @@ def process_dump(pid: int, frames: tuple[Frame, ...], number: int) -> ProcessDum
 def main_dump(frames: tuple[Frame, ...], at: float = 0.0, **fields: object) -> ProcessDump:
     """Return a dump of a process in which the main thread, its only one, has these frames."""
     main = Thread(name="MainThread", thread_id="1", frames=frames, is_main=True)
-    return ProcessDump(taken_monotonic_seconds=at, threads=(main,), **fields)  # type: ignore[arg-type]
+    return change_dump(ProcessDump(taken_monotonic_seconds=at, threads=(main,)), **fields)
+
+
+def change_dump(dump: DumpT, **fields: object) -> DumpT:
+    """Return the dump of a process or rank with these fields, each in the part that has it."""
+    for part in {"main", "traffic", "waits", "gpu"} & set(dump.__struct_fields__):
+        value = getattr(dump, part)
+        names = [name for name in value.__struct_fields__ if name in fields]
+        fields[part] = replace(value, **{name: fields.pop(name) for name in names})
+    return replace(dump, **fields)
 
 
 def blocked_dump(rank: int) -> RankDump:
@@ -214,7 +226,7 @@ def blocked_dump(rank: int) -> RankDump:
         fault=D_STATE,
         state="D",
         state_after="D",
-        wchan="nfs_wait_bit_killable",
+        main=MainThread(wchan="nfs_wait_bit_killable"),
         kernel_stack=(
             "nfs_wait_bit_killable+0x1e/0x90 [nfs]",
             "__wait_on_bit+0x2c/0x90",

@@ -29,6 +29,8 @@ from hangwatch.model import (
     Store,
     SystemCall,
     Thread,
+    Traffic,
+    Waits,
     is_loopback,
 )
 from hangwatch.probes.network import interfaces, sockets
@@ -115,46 +117,54 @@ class JobConnections:
         return {pid: self._far_ends(pid) for pid in serving}
 
     def add_connections(self, pid: int, dump: ProcessDump, threads: Sequence[Thread] = ()) -> ProcessDump:
-        """Return the dump of process `pid` with all fields about connections. `call` and `state` must be set before.
+        """Return the dump of process `pid` with its traffic and waits. `main` and `state` must be set before.
 
         `threads` are those with a Python stack.
         """
-        call, state = dump.call, dump.state
-        thread = None if dump.awaited_thread is None else dump.awaited_thread.id
-        kind = call.kind if call else None
+        main, call = dump.main, dump.main.call
+        thread = None if main.awaited_thread is None else main.awaited_thread.id
         server = None if call is None else self._server(pid, call)
         chain = Chain() if call is None else self._chains.follow(pid, call, threads, server)
         children_bytes, children_cpu = self._measure(chain.processes)
         is_apart = bool(chain.processes) or server not in (None, pid)
         peers, active_peers = (None, None)
-        if call is not None or state == "R":
+        if call is not None or dump.state == "R":
             peers, active_peers = self._peers(pid, call, is_apart=is_apart)
-        device_bytes, dirty_bytes = self._written(pid, thread, state, kind)
+        device_bytes, dirty_bytes = self._written(pid, thread, dump.state, call.kind if call else None)
+        at_lock = call is not None and call.name == "futex"
+        if call is not None:
+            call_object = self._object(pid, call, chain.file_lock)
+            call = replace(call, object=call_object, workers=chain.workers)
         return replace(
             dump,
-            socket_bytes=self._carried(pid),
-            rank_bytes=None if self._is_partial else self._carried(pid, "ranks", self._to_ranks(pid)),
-            object_bytes=self._carried(pid, "object", self._of_call(pid, call)),
-            children_bytes=children_bytes,
-            children_cpu_seconds=children_cpu,
-            awaited=chain.awaited,
-            device_bytes=device_bytes,
-            dirty_bytes=dirty_bytes,
-            peers=peers,
-            active_peers=active_peers,
-            thread_in_file=call is not None and call.name == "futex" and self._has_thread_in_file(pid),
-            server=server,
-            job_server=self._job_server,
-            store=self._store(pid, call),
-            awaits_store=None if call is None else self._awaits_store(pid, call),
-            enclosed_at=self._enclosed_at(pid),
-            stuck_on=None if call is None else self._stuck_on(pid, call),
-            file_lock=chain.file_lock,
-            asks_rank=chain.asks_rank,
-            shares_lock=call is not None and call.name == "futex" and self._shares_lock(pid, thread),
-            call=None
-            if call is None
-            else replace(call, object=self._object(pid, call, chain.file_lock), workers=chain.workers),
+            main=replace(
+                main,
+                call=call,
+                device_bytes=device_bytes,
+                dirty_bytes=dirty_bytes,
+                thread_in_file=at_lock and self._has_thread_in_file(pid),
+            ),
+            traffic=Traffic(
+                socket_bytes=self._carried(pid),
+                rank_bytes=None if self._is_partial else self._carried(pid, "ranks", self._to_ranks(pid)),
+                object_bytes=self._carried(pid, "object", self._of_call(pid, call)),
+                children_bytes=children_bytes,
+                children_cpu_seconds=children_cpu,
+            ),
+            waits=Waits(
+                awaited=chain.awaited,
+                peers=peers,
+                active_peers=active_peers,
+                server=server,
+                job_server=self._job_server,
+                store=self._store(pid, call),
+                awaits_store=None if call is None else self._awaits_store(pid, call),
+                enclosed_at=self._enclosed_at(pid),
+                stuck_on=None if call is None else self._stuck_on(pid, call),
+                file_lock=chain.file_lock,
+                asks_rank=chain.asks_rank,
+                shares_lock=at_lock and self._shares_lock(pid, thread),
+            ),
         )
 
     def _measure(self, processes: Sequence[int]) -> tuple[int | None, float | None]:

@@ -22,6 +22,8 @@ from hangwatch.model import (
     STOPPED_STATES,
     AwaitedThread,
     Fault,
+    FileLock,
+    MainThread,
     ProcessDump,
     ProcessId,
     SystemCall,
@@ -87,18 +89,21 @@ class ProcessDumper(NamedTuple):
         if (fault := self._anothers(target)) is not None:
             return ProcessDump(taken_monotonic_seconds=now, fault=fault, state=counters.state)
         call = call_timeout.add_end(target.pid, main_thread.read_call(target.pid, proc_root), proc_root)
-        dump = ProcessDump.copy_from(counters, taken_monotonic_seconds=now, call=call)
+        main = MainThread(wchan=counters.wchan, call=call)
+        dump = ProcessDump.copy_from(counters, taken_monotonic_seconds=now, main=main)
         recorders, recorder_faults = self._recorders(target, end - time.monotonic())
         with self._slot(end - now):
             before = main_thread.read_counters(target.pid, proc_root, self._awaited_before(target))
             threads, answer = self._stacks(target, counters.state, end - time.monotonic())
             dump = self._with_awaited_thread(target, dump, threads)
             after = main_thread.read_counters(target.pid, proc_root, self._awaited_before(target))
-        dump = self._with_polled_lock(target, self.connections.add_connections(target.pid, dump, threads), threads)
+        dump = self.connections.add_connections(target.pid, dump, threads)
         if (fault := self._anothers(target)) is not None:  # checked again: execve keeps the pid
             return ProcessDump(taken_monotonic_seconds=now, fault=fault, state=counters.state)
         if self.request.observe_dump is not None:
             self.request.observe_dump(answer.duration_seconds, answer.fault)
+        if (call := dump.main.call) is not None:
+            call = replace(call, descriptors=call.descriptors[:_DESCRIPTORS_KEPT])
         return replace(
             dump,
             threads=threads,
@@ -106,18 +111,18 @@ class ProcessDumper(NamedTuple):
             state_after=answer.state_after,
             called=self._called(target, answer.fault),
             duration_seconds=answer.duration_seconds,
-            call=None
-            if dump.call is None
-            else replace(dump.call, descriptors=dump.call.descriptors[:_DESCRIPTORS_KEPT]),
-            main_before=before,
-            main_after=after,
-            frozen_cgroup=cgroup_freezer.frozen_cgroup(
-                target.pid, counters.state, counters.wchan, proc_root, self.request.paths.sys_root
+            main=replace(dump.main, call=call, before=before, after=after),
+            waits=replace(
+                dump.waits,
+                file_lock=dump.waits.file_lock or self._find_polled_lock(target, threads),
+                frozen_cgroup=cgroup_freezer.frozen_cgroup(
+                    target.pid, counters.state, counters.wchan, proc_root, self.request.paths.sys_root
+                ),
+                tracer=_tracer(target.pid, proc_root) if counters.state in STOPPED_STATES else None,
+                waits_in_torch=self._waits_in_torch(target),
             ),
-            tracer=_tracer(target.pid, proc_root) if counters.state in STOPPED_STATES else None,
             recorders=recorders,
             recorder_faults=recorder_faults,
-            waits_in_torch=self._waits_in_torch(target),
         )
 
     def _awaited_before(self, target: ProcessId) -> int | None:
@@ -130,14 +135,14 @@ class ProcessDumper(NamedTuple):
             return None
         return native_stack.waits_in_torch(target.pid, self.request.paths.proc_root, self._awaited_before(target))
 
-    def _with_polled_lock(self, target: ProcessId, dump: ProcessDump, threads: tuple[Thread, ...]) -> ProcessDump:
-        """Return the dump with the lock that the main thread tries to take again and again, if it polls a lock file."""
+    def _find_polled_lock(self, target: ProcessId, threads: tuple[Thread, ...]) -> FileLock | None:
+        """Return the lock that the main thread tries to take again and again, if it polls a lock file."""
         main, table = stack_frames.main_thread(threads), self.request.activities
-        if main is None or table is None or dump.file_lock is not None or target not in self.ranks:
-            return dump
+        if main is None or table is None or target not in self.ranks:
+            return None
         if not find_activity(table.classify_thread(main).activity).held_elsewhere:
-            return dump
-        return replace(dump, file_lock=file_locks.find_polled_lock(target.pid, self.request.paths.proc_root))
+            return None
+        return file_locks.find_polled_lock(target.pid, self.request.paths.proc_root)
 
     def _with_awaited_thread(self, target: ProcessId, dump: ProcessDump, threads: tuple[Thread, ...]) -> ProcessDump:
         """Return the dump with the call and the state of the thread, or the child, that the main thread waits for."""
@@ -147,7 +152,8 @@ class ProcessDumper(NamedTuple):
         thread = None if inner is None else main_thread.find_thread(target.pid, inner, proc_root)
         if stack is None or thread is None:
             self.awaited.pop(target, None)
-            return replace(dump, call=blocked_call.follow_child(target.pid, dump.call, proc_root))
+            call = blocked_call.follow_child(target.pid, dump.main.call, proc_root)
+            return replace(dump, main=replace(dump.main, call=call))
         awaited = self.awaited[target] = AwaitedThread(id=thread, name=words.printable(stack.name or ""))
         state, wchan = main_thread.read_state(target.pid, thread, proc_root)
         call = main_thread.read_call(target.pid, proc_root, thread)
@@ -155,10 +161,8 @@ class ProcessDumper(NamedTuple):
             call = call_timeout.add_end(target.pid, call, proc_root, thread)
         return replace(
             dump,
-            awaited_thread=awaited,
-            call=_with_earlier_end(call, dump.call),
             state=state if state in BLOCKED_STATES else dump.state,
-            wchan=wchan,
+            main=MainThread(awaited_thread=awaited, wchan=wchan, call=_with_earlier_end(call, dump.main.call)),
         )
 
     def _recorders(self, target: ProcessId, left_seconds: float) -> tuple[tuple[RankRecords, ...], tuple[Fault, ...]]:

@@ -2,14 +2,13 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from hangwatch.capture import silent_mounts
 from hangwatch.model import (
     ENDED_STATES,
     GpuLevels,
+    GpuReadings,
     GpuSweep,
-    GpuUse,
     Job,
     ProcessDump,
     ProcessId,
@@ -26,36 +25,23 @@ from hangwatch.stacks.link_traffic import gpu_use, link_rates
 ABSENT_LISTED = 64
 
 
-class GpuNumbers(NamedTuple):
-    """The driver's numbers about the GPUs of one rank. A number is None if unknown. `RankDump` explains the fields."""
-
-    power_watts: float | None
-    utilization_ratio: float | None
-    busy_power_ratio: float | None
-    works_lightly: bool
-    nvlink_bytes_per_second: float | None
-    pcie_bytes_per_second: float | None
-    gpu_use: GpuUse | None
-
-
-def gpu_numbers(
+def measure_gpus(
     rank: Rank, sweeps: Sequence[GpuSweep], levels: Mapping[str, GpuLevels], carried: Sequence[TrafficSweep]
-) -> GpuNumbers:
-    """Return the GPU numbers of a rank.
-
-    Power and utilization are means over all sweeps and GPUs. Link rates and `gpu_use` are those of its busiest GPU.
-    """
+) -> GpuReadings:
+    """Return the load of a rank's GPUs. Power and utilization are means over all sweeps and GPUs."""
     held = [gpu for sweep in sweeps for gpu in sweep.gpus if gpu.uuid in rank.gpu_uuids]
     levels_and_watts = [
         (levels[gpu.uuid], gpu.power_watts) for gpu in held if gpu.uuid in levels and gpu.power_watts is not None
     ]
-    return GpuNumbers(
-        _mean([gpu.power_watts for gpu in held]),
-        _mean([gpu.utilization_ratio for gpu in held]),
-        _mean([level.ratio(watts) for level, watts in levels_and_watts]),
-        bool(levels_and_watts) and all(level.is_light for level, _ in levels_and_watts),
-        *link_rates(rank.gpu_uuids, carried),
-        gpu_use(rank.gpu_uuids, carried),
+    links = link_rates(rank.gpu_uuids, carried)
+    return GpuReadings(
+        power_watts=_mean([gpu.power_watts for gpu in held]),
+        utilization_ratio=_mean([gpu.utilization_ratio for gpu in held]),
+        busy_power_ratio=_mean([level.ratio(watts) for level, watts in levels_and_watts]),
+        works_lightly=bool(levels_and_watts) and all(level.is_light for level, _ in levels_and_watts),
+        nvlink_bytes_per_second=links.nvlink,
+        pcie_bytes_per_second=links.pcie,
+        use=gpu_use(rank.gpu_uuids, carried),
     )
 
 
@@ -68,7 +54,7 @@ def make_rank_dump(
     rank: Rank,
     taken: Sequence[dict[ProcessId, ProcessDump]],
     node: str,
-    numbers: GpuNumbers,
+    gpu: GpuReadings,
     mount_by_pid: Mapping[int, filesystems.Mount],
 ) -> RankDump:
     """Return the dump of a rank and its workers, made from their dumps in all rounds.
@@ -86,7 +72,7 @@ def make_rank_dump(
             if taken and worker.id in taken[0]
         ),
         gone=bool(rounds) and _is_gone(rounds[-1]),
-        **numbers._asdict(),
+        gpu=gpu,
         silent_mount=str(mount) if mount else None,
         waits_for_mount=silent_mounts.is_waiting_for(rounds, mount),
         most_peers=rank.most_peers,

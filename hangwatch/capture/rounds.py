@@ -33,7 +33,9 @@ def capture(job: Job, request: CaptureRequest) -> Capture:
     proc_root = request.paths.proc_root
     silent = silent_mounts.find_mounts(rounds.targets, rounds.taken, proc_root)
     waiting = launcher_wait.measure_wait(job, proc_root)
-    present = [replace(dump, waiting=waiting, ports=by_ports) for dump in rounds.rank_dumps(silent)]
+    present = [
+        replace(dump, waiting=waiting, gpu=replace(dump.gpu, ports=by_ports)) for dump in rounds.rank_dumps(silent)
+    ]
     return Capture(
         job_id=job.job_id,
         job_key=job.key,
@@ -115,10 +117,10 @@ class _Rounds:
         `silent` has the file systems that do not respond, by pid of the process.
         """
         carried, levels = self._links.gpu_traffic(), self._request.gpus.levels
-        numbers = (rank_dumps.gpu_numbers(rank, self._sweeps, levels, carried) for rank in self.ranks)
+        readings = (rank_dumps.measure_gpus(rank, self._sweeps, levels, carried) for rank in self.ranks)
         return [
-            rank_dumps.make_rank_dump(rank, self.taken, self._request.node, of_gpus, silent)
-            for rank, of_gpus in zip(self.ranks, numbers, strict=True)
+            rank_dumps.make_rank_dump(rank, self.taken, self._request.node, gpu, silent)
+            for rank, gpu in zip(self.ranks, readings, strict=True)
         ]
 
 

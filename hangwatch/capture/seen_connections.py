@@ -40,7 +40,7 @@ class SeenConnections:
         )
 
     def _count(self, job: Job, tables: dict[str, Connections]) -> dict[ProcessId, int]:
-        """Count the connections of each rank to other ranks, as in `ProcessDump.peers`."""
+        """Count the connections of each rank to other ranks, as in `Waits.peers`."""
         processes = (*(rank.id for rank in job.ranks), *job.launcher_ids)
         held = {process: self._open(process.pid, tables) for process in processes}
         ends = {one.local: process for process, each in held.items() for one in each}

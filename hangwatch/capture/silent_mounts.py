@@ -37,4 +37,6 @@ def is_waiting_for(rounds: Sequence[ProcessDump], mount: filesystems.Mount | Non
     if mount is None:
         return False
     places = FUSE_WAITS if mount.type.startswith("fuse") else frozenset[str]()
-    return all(dump.state in BLOCKED_STATES or dump.called == mount.device or dump.wchan in places for dump in rounds)
+    return all(
+        dump.state in BLOCKED_STATES or dump.called == mount.device or dump.main.wchan in places for dump in rounds
+    )

@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -51,14 +51,24 @@ _MEMBER_PARTS = {
     "recorder": "recorded recorder_faults",
 }
 """The part of `Member` in which version 3 has each field of version 2."""
+_RANK_PARTS = {"gpu": f"{_MEMBER_PARTS['gpu']} works_lightly"}
+_DUMP_PARTS = {
+    "main": "wchan call main_before main_after awaited_thread device_bytes dirty_bytes thread_in_file",
+    "traffic": "socket_bytes rank_bytes object_bytes children_bytes children_cpu_seconds",
+    "waits": "frozen_cgroup tracer awaited server job_server file_lock shares_lock asks_rank stuck_on waits_in_torch "
+    "store awaits_store peers active_peers enclosed_at",
+}
+"""The parts of `RankDump` and `ProcessDump` in which version 4 has each field of version 3."""
 _NEW_NAMES = {
+    "main_before": "before",
+    "main_after": "after",
     "kernel_call": "call",
     "kernel_lines": "lines",
     "gpu_use": "use",
     "recorded": "libraries",
     "recorder_faults": "faults",
 }
-"""Fields of `Member` of version 2 that have another name in version 3."""
+"""Fields that have another name in their part."""
 _ANSWER = re.compile(rb'\s*\{\s*"schema_version":\s*\d+,\s*"node":')
 _ENDING = re.compile(rb'"schema_version":([0-9]{1,4})\}\s*\Z')
 _ENDING_BYTES = 256
@@ -288,15 +298,19 @@ def _upgraded(incident: dict[str, Any], version: int) -> bytes:
         _set_ranges(incident)
     for group in _objects(incident.get("grouping"), "groups"):
         for member in _objects(group, "members"):
-            _set_parts(member)
+            _set_parts(member, _MEMBER_PARTS)
             if isinstance(waits := member.get("waits"), dict):
                 _rename(waits.get("awaited"), "who", "name")
+                member["most_peers"] = waits.pop("most_peers", 0)
         for stack in (*_objects(group, "threads"), *_objects(group, "workers"), *_objects(group, "awaited")):
             _rename(stack, "own", "user_frame")
     for capture in _objects(incident, "captures"):
         for rank in _objects(capture, "ranks"):
-            for dump in _objects(rank, "rounds"):
-                _rename(dump.get("awaited"), "who", "name")
+            _set_parts(rank, _RANK_PARTS)
+            for process in (rank, *_objects(rank, "workers")):
+                for dump in _objects(process, "rounds"):
+                    _rename(dump.get("awaited"), "who", "name")
+                    _set_parts(dump, _DUMP_PARTS)
     return msgspec.json.encode(incident)
 
 
@@ -311,11 +325,11 @@ def _rename(fields: object, old: str, new: str) -> None:
         fields[new] = fields.pop(old)
 
 
-def _set_parts(member: dict[str, Any]) -> None:
-    """Change a member of version 2 to version 3, in which its fields are in groups ("parts")."""
-    for part, names in _MEMBER_PARTS.items():
-        if fields := {_NEW_NAMES.get(name, name): member.pop(name) for name in names.split() if name in member}:
-            member[part] = fields
+def _set_parts(fields: dict[str, Any], parts: Mapping[str, str]) -> None:
+    """Move the fields of a value of an earlier version into its parts."""
+    for part, names in parts.items():
+        if moved := {_NEW_NAMES.get(name, name): fields.pop(name) for name in names.split() if name in fields}:
+            fields[part] = moved
 
 
 def _set_ranges(incident: dict[str, Any]) -> None:

@@ -65,6 +65,8 @@ from hangwatch.model.waits import (
 from hangwatch.model.dumps import (
     ThreadCounters,
     AwaitedThread,
+    MainThread,
+    Traffic,
     ProcessDump,
     KernelLine,
     OutputEnd,

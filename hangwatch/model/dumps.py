@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from hangwatch.model.flight_records import RankRecords
-from hangwatch.model.gpus import GpuUse, PortTraffic
+from hangwatch.model.gpus import GpuReadings
 from hangwatch.model.jobs import Died, Waiting
 from hangwatch.model.stacks import Thread
 from hangwatch.model.value import Fault, Value
-from hangwatch.model.waits import AsksRank, Awaited, FileLock, KernelCall, Store, SystemCall, WorkerCall
+from hangwatch.model.waits import KernelCall, SystemCall, Waits, WorkerCall
 
 
 class ThreadCounters(Value, frozen=True):
@@ -39,59 +37,57 @@ class AwaitedThread(Value, frozen=True):
     name: str
 
 
+class MainThread(Value, frozen=True):
+    """The main thread of a process in one round, or the thread that it waits for. A field is None if it was not read.
+
+    * `awaited_thread`: the thread that the main thread waits for, or one of several at one place. If it is set, all
+      other fields are facts about that thread.
+    * `wchan`: the kernel function in which it sleeps. `call`: its system call.
+    * `before`, `after`: its counters before and after the dump. A dump itself causes context switches.
+    * `device_bytes` and `dirty_bytes` are read only if it is in state `D` in a call that writes: the bytes that the
+      device of the file has written, and the bytes that the whole node must still write.
+    * `thread_in_file`: it waits for a thread, and a thread is in a call on a file, pipe or child.
+    """
+
+    wchan: str | None = None
+    call: SystemCall | None = None
+    before: ThreadCounters | None = None
+    after: ThreadCounters | None = None
+    awaited_thread: AwaitedThread | None = None
+    device_bytes: int | None = None
+    dirty_bytes: int | None = None
+    thread_in_file: bool = False
+
+
+class Traffic(Value, frozen=True):
+    """Bytes on the connections of a process since the first round. A field is None if it was not read.
+
+    * `socket_bytes`: on its TCP connections. `rank_bytes`: on its connections to other ranks. `object_bytes`: on the
+      connection that the main thread's call uses.
+    * `children_bytes`, `children_cpu_seconds`: bytes and CPU time of the processes outside the job that it waits for:
+      of a child, or of the process at the other end of a pipe or Unix socket, with descendants.
+    """
+
+    socket_bytes: int | None = None
+    rank_bytes: int | None = None
+    object_bytes: int | None = None
+    children_bytes: int | None = None
+    children_cpu_seconds: float | None = None
+
+
 class ProcessDump(Value, frozen=True):
     """One process in one round: its stacks, or the fault that replaces them, and its state in the kernel.
 
     A field is None if its object was not seen, or could not be read.
 
-    The process:
-    * `state`: the letter of /proc/PID/stat, None if the process was gone. `state_after`: the same after the dump. It
-      shows a process that the dump left stopped.
+    * `state`: the letter of /proc/PID/stat, None if the process was gone. If the main thread waits for a thread in
+      state `D`, it is `D`. `state_after`: the same after the dump. It shows a process that the dump left stopped.
     * `io_bytes`: rchar + wchar of /proc/PID/io. `fetched_bytes`: read_bytes of the same file, the bytes from storage,
       including pages of mapped files.
     * `called`: the file system that its system call uses, as the device (major:minor). It is read only if py-spy hangs.
-    * `frozen_cgroup`: the control group that freezes it, as its folder below /sys/fs/cgroup. `tracer`: the process that
-      traces it while it is stopped ("gdb, pid 4711").
-
-    The main thread, or the thread that it waits for:
-    * `awaited_thread`: the thread that the main thread waits for, or one of several at one place. If it is set, all
-      facts about the main thread are facts about that thread. `wchan` is, too, and `state` if that is `D`.
-    * `call`: its system call. `main_before`, `main_after`: its counters before and after the dump. A dump itself causes
-      context switches.
-    * `awaited`: the peer outside of the job that it waits for.
-    * `device_bytes` and `dirty_bytes` are read only if it is in state `D` in a call that writes: the bytes that the
-      device of the file has written, and the bytes that the whole node must still write.
-    * `waits_in_torch`: it slept in code of torch, NCCL or CUDA. The calling line of Python does not matter.
-    * `thread_in_file`: it waits for a thread, and a thread is in a call on a file, pipe or child.
-
-    Traffic:
-    * `socket_bytes`: bytes on the TCP connections of the process since the first round. `rank_bytes`: bytes on its
-      connections to other ranks. `object_bytes`: bytes on the connection that the main thread's call uses.
-    * `children_bytes`, `children_cpu_seconds`: bytes and CPU time of the processes outside the job that it waits for:
-      of a child, or of the process at the other end of a pipe or Unix socket, with descendants.
-    * `peers`: number of connections to other ranks of its job. These are open TCP connections to the ranks or their
-      store (to any address, if the job has ranks on other nodes). Pipes and Unix sockets on which the main thread
-      receives count, too, except those to `server`.
-    * `active_peers`: number of those connections that have carried bytes since the first round, or on which the main
-      thread has received. In the first round all connections count.
-
-    Other processes of the job:
-    * `server`: pid of the process that waits for clients, with its main thread on a listening socket. It is this
-      process, or a rank or ancestor to which all of the main thread's awaited connections lead.
-    * `job_server`: pid of any process of the job on this node that waits for clients.
-    * `file_lock`: the file lock that it waits for, or tries to take again and again. `shares_lock`: it waits for a lock
-      in memory that another rank maps, too.
-    * `store`: the store of the job, with the state of the process's sockets. `awaits_store`: the thread that receives
-      from the store: the main thread or, if that sleeps, another.
-    * `asks_rank`: the part that receives from another rank on this node: the main thread, another thread while the main
-      thread sleeps, or an awaited child.
-    * `stuck_on`: the file or pipe that the main thread reads or writes, if no other process of the job has it open.
-    * `enclosed_at`: the address at which it waits for other ranks, if the job has ranks on other nodes that cannot
-      reach this address.
-
-    `recorders` are PyTorch's flight recorders in its memory, one for each library, shortened by
-    `collectives.rank_records.drop_unneeded`. `recorder_faults` are the reasons why a recorder could not be read. Both
-    are empty for a worker, and if the recorders were not read in this round.
+    * `recorders` are PyTorch's flight recorders in its memory, one for each library, shortened by
+      `collectives.rank_records.drop_unneeded`. `recorder_faults` are the reasons why a recorder could not be read. Both
+      are empty for a worker, and if the recorders were not read in this round.
     """
 
     taken_monotonic_seconds: float
@@ -99,42 +95,17 @@ class ProcessDump(Value, frozen=True):
     fault: Fault | None = None
     state: str | None = None
     state_after: str | None = None
-    wchan: str | None = None
     called: str | None = None
     kernel_stack: tuple[str, ...] = ()
     cpu_seconds: float | None = None
     io_bytes: int | None = None
     fetched_bytes: int | None = None
     duration_seconds: float | None = None
-    call: SystemCall | None = None
-    main_before: ThreadCounters | None = None
-    main_after: ThreadCounters | None = None
-    awaited_thread: AwaitedThread | None = None
-    socket_bytes: int | None = None
-    children_bytes: int | None = None
-    children_cpu_seconds: float | None = None
-    awaited: Awaited | None = None
-    device_bytes: int | None = None
-    dirty_bytes: int | None = None
-    frozen_cgroup: str | None = None
-    tracer: str | None = None
-    peers: int | None = None
-    active_peers: int | None = None
-    thread_in_file: bool = False
-    server: int | None = None
-    job_server: int | None = None
-    file_lock: FileLock | None = None
-    shares_lock: bool = False
-    asks_rank: AsksRank | None = None
-    stuck_on: str | None = None
-    store: Store | None = None
-    awaits_store: Literal["main", "thread"] | None = None
-    enclosed_at: str | None = None
+    main: MainThread = MainThread()
+    traffic: Traffic = Traffic()
+    waits: Waits = Waits()
     recorders: tuple[RankRecords, ...] = ()
     recorder_faults: tuple[Fault, ...] = ()
-    waits_in_torch: bool | None = None
-    rank_bytes: int | None = None
-    object_bytes: int | None = None
 
 
 class KernelLine(Value, frozen=True):
@@ -236,11 +207,6 @@ class RankDump(Value, frozen=True):
     that does not respond, so that py-spy hangs. `waits_for_mount`: the kernel showed the process in a call on that file
     system in every round.
 
-    `busy_power_ratio` is the position of the power between the floor (0) and the busy level (1) of its GPU, None
-    without a history. `works_lightly`: the busy level of its GPU is no higher than the power of a hang. NVLink and PCIe
-    rates are those of its busiest GPU, both directions added up, over the rounds. `gpu_use` is that of the GPU with the
-    highest SM ratio. `ports` is the traffic of its node's ports.
-
     `kernel_call`, `last_lines` and `details` are read only for ranks that the first verdict names or checks first. So
     is `worker_call`, if the rank waits for a worker. `kernel_lines` are the lines since the job began. `died` is as
     in `EndedProcess`, `most_peers` as in `Rank`.
@@ -250,14 +216,7 @@ class RankDump(Value, frozen=True):
     rounds: tuple[ProcessDump, ...] = ()
     workers: tuple[WorkerDump, ...] = ()
     gone: bool = False
-    power_watts: float | None = None
-    utilization_ratio: float | None = None
-    busy_power_ratio: float | None = None
-    works_lightly: bool = False
-    nvlink_bytes_per_second: float | None = None
-    pcie_bytes_per_second: float | None = None
-    gpu_use: GpuUse | None = None
-    ports: PortTraffic | None = None
+    gpu: GpuReadings = GpuReadings()
     silent_mount: str | None = None
     waits_for_mount: bool = False
     waiting: Waiting | None = None

@@ -101,14 +101,15 @@ class GpuReadings(Value, frozen=True):
     """Load of the GPUs of one rank during a capture. A field is None if the device does not have it.
 
     `busy_power_ratio` is the position of the power between the floor (0) and the busy level (1) of this GPU. It is
-    None without a power history. NVLink and PCIe bytes are the sum of both directions of the rank's busiest GPU,
-    over the rounds. `use` is from the GPU with the highest SM use. `ports` are the InfiniBand and RoCE ports of the
-    rank's node.
+    None without a power history. `works_lightly`: the busy level is no higher than the power of a hang. NVLink and PCIe
+    bytes are the sum of both directions of the rank's busiest GPU, over the rounds. `use` is from the GPU with the
+    highest SM use. `ports` are the InfiniBand and RoCE ports of the rank's node.
     """
 
     power_watts: float | None = None
     utilization_ratio: float | None = None
     busy_power_ratio: float | None = None
+    works_lightly: bool = False
     nvlink_bytes_per_second: float | None = None
     pcie_bytes_per_second: float | None = None
     use: GpuUse | None = None

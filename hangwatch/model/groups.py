@@ -192,13 +192,11 @@ class Member(Value, frozen=True):
     """One rank in a group, with all facts from a capture of `rounds` rounds.
 
     A field keeps its default if its source gave no data. `signature` is the measured behaviour. `motion` follows from
-    the signature, or from the collectives in the flight recorders of all ranks. `waiting` and `died` are as in
-    `RankDump`.
+    the signature, or from the collectives in the flight recorders of all ranks. `waiting`, `died` and `most_peers` are
+    as in `RankDump`.
 
-    `waits` combines all rounds. Its `peers` includes the connections of the rank's workers and is the maximum of all
-    rounds. Its `store` and `enclosed_at` are from the last round; `store` is "retries" only if no round showed a
-    connection. Each of its other fields is set only if it was the same in all rounds. Its `awaits_store` is
-    "thread" only if the rank waits for a thread.
+    `waits` combines all rounds, see `stacks.kernel_facts.read_waits`. Its `awaits_store` is "thread" only if the rank
+    waits for a thread.
     """
 
     id: RankId
@@ -213,6 +211,7 @@ class Member(Value, frozen=True):
     recorder: RecorderFacts = RecorderFacts()
     waiting: Waiting | None = None
     died: Died | None = None
+    most_peers: int = 0
 
     @property
     def is_measured(self) -> bool:

@@ -11,7 +11,7 @@ from hangwatch.model.verdicts import Verdict
 CRASHED = "Crashed"
 """The kind of a verdict on ranks that died. A user can cause any number of such incidents."""
 
-INCIDENT_VERSION = 3  # 2: Job.absent_local_ranks are ranges; 3: Member has parts
+INCIDENT_VERSION = 4  # 2: Job.absent_local_ranks are ranges; 3: Member has parts; 4: dumps have parts
 
 LONGEST_CAUSE = 500
 """Characters of the cause in a feedback."""

@@ -191,20 +191,35 @@ class Awaited(Value, frozen=True):
 class Waits(Value, frozen=True):
     """The waits of a process for anything outside of itself, and its connections to other ranks, by the kernel.
 
-    A field is None if the process has no such wait, or if it was not seen. Details: `ProcessDump`, `SystemCall`.
+    A field is None if the process has no such wait, or if it was not seen.
 
-    * `frozen_cgroup`: the control group that freezes it, below /sys/fs/cgroup. `tracer`: the process that stops it.
-    * `awaited`: a peer outside of the job. `object`: the kind of object that its main thread waited for in all rounds.
-    * `server`: pid of the process that waits for clients and from which this process receives. It may be the process
-      itself. `job_server`: pid of any process of its job that waits for clients.
-    * `file_lock`: the awaited file lock. `shares_lock`: it waits for a lock in memory that another rank maps, too.
-    * `asks_rank`: the part of the process that receives from another rank of its job.
-    * `stuck_on`: the file or pipe that it reads or writes, if no other process of its job has it open.
-    * `waits_in_torch`: its main thread sleeps in code of torch, NCCL or CUDA.
-    * `store`: the store of its job. `awaits_store`: the thread that receives from the store.
-    * `peers`: number of connections to other ranks. `active_peers`: number of those connections in use. `most_peers`:
-      the highest number that an earlier scan saw.
-    * `enclosed_at`: the address at which it waits for other ranks, if no other node of the job can reach this address.
+    Other processes:
+    * `frozen_cgroup`: the control group that freezes it, as its folder below /sys/fs/cgroup. `tracer`: the process that
+      traces it while it is stopped ("gdb, pid 4711").
+    * `awaited`: the end of the wait of its main thread, outside of the job.
+    * `server`: pid of the process that waits for clients, with its main thread on a listening socket. It is this
+      process, or a rank or ancestor to which all of the main thread's awaited connections lead.
+    * `job_server`: pid of any process of the job on this node that waits for clients.
+    * `file_lock`: the file lock that it waits for, or tries to take again and again. `shares_lock`: it waits for a lock
+      in memory that another rank maps, too.
+    * `asks_rank`: the part that receives from another rank on this node: the main thread, another thread while the main
+      thread sleeps, or an awaited child.
+    * `store`: the store of the job, with the state of the process's sockets. `awaits_store`: the thread that receives
+      from the store: the main thread or, if that sleeps, another.
+
+    The main thread:
+    * `object`: the kind of object that it waited for in all rounds. It is set over all rounds only.
+    * `stuck_on`: the file or pipe that it reads or writes, if no other process of the job has it open.
+    * `waits_in_torch`: it slept in code of torch, NCCL or CUDA. The calling line of Python does not matter.
+
+    Connections:
+    * `peers`: number of connections to other ranks of its job. These are open TCP connections to the ranks or their
+      store (to any address, if the job has ranks on other nodes). Pipes and Unix sockets on which the main thread
+      receives count, too, except those to `server`.
+    * `active_peers`: number of those connections that have carried bytes since the first round, or on which the main
+      thread has received. In the first round all connections count.
+    * `enclosed_at`: the address at which it waits for other ranks, if the job has ranks on other nodes that cannot
+      reach this address.
     """
 
     frozen_cgroup: str | None = None
@@ -221,6 +236,5 @@ class Waits(Value, frozen=True):
     awaits_store: Literal["main", "thread"] | None = None
     peers: int | None = None
     active_peers: int | None = None
-    most_peers: int = 0
     enclosed_at: str | None = None
     object: CallObject | None = None

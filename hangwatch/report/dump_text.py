@@ -40,7 +40,7 @@ def process_lines(dump: ProcessDump) -> Iterator[str]:
         yield f"Fault: {printable(dump.fault.reason)}"
     if dump.fault is not None or not dump.threads:
         yield from (
-            f"{name}: {printable(text)}" for name, text in (("State", dump.state), ("Wchan", dump.wchan)) if text
+            f"{name}: {printable(text)}" for name, text in (("State", dump.state), ("Wchan", dump.main.wchan)) if text
         )
         yield from (f"Kernel: {printable(line)}" for line in dump.kernel_stack)
     for thread in dump.threads:

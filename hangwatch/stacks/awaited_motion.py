@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from hangwatch.model import EnqueuedOperation, RankDump, Waits, WorkerDump
-from hangwatch.stacks import activity, rates
+from hangwatch.stacks import activity, kernel_facts, rates
 from hangwatch.stacks.process_activity import ProcessActivity
 from hangwatch.stacks.rates import MainRates, Rates
 
@@ -47,10 +47,10 @@ def measure_awaited(rank: RankDump, main: MainRates, awaited: Awaited | None) ->
         process = Rates(process.cpu_ratio if awaited == "gpu" else main.cpu_ratio, carried)
     if awaited in ("ranks", "gpu"):
         return AwaitedRates(awaited, process)
-    calls = [dump.call for dump in rank.rounds if dump.call is not None]
+    calls = kernel_facts.list_calls(rank.rounds)
     behind = {pid for call in calls for pid in call.workers}
     is_unknown = not behind and all(call.object in ("pipe", "socket") for call in calls)
-    may_be_any = awaited is None or (is_unknown and not any(dump.awaited for dump in rank.rounds))
+    may_be_any = awaited is None or (is_unknown and not any(dump.waits.awaited for dump in rank.rounds))
     workers = tuple(worker for worker in rank.workers if may_be_any or worker.pid in behind)
     measured = (rates.measure_process(worker.rounds) for worker in workers)
     return AwaitedRates(awaited, process, workers, (*measured, rates.measure_children(rank.rounds)))

@@ -16,7 +16,6 @@ from hangwatch.model import (
     EnqueuedOperation,
     Fault,
     Frame,
-    GpuReadings,
     Group,
     Grouping,
     KernelFacts,
@@ -237,7 +236,7 @@ def _correct_by_measurement(
     """
     waits = measured.waits
     may_await_child = bool(process_activity.awaited) or activity.find_activity(process_activity.doing.activity).idles
-    if may_await_child and all(dump.call is not None and dump.call.kind == "awaits_child" for dump in rank.rounds):
+    if may_await_child and kernel_facts.awaits_child(rank.rounds):
         awaits = process_activity.doing._replace(activity=activity.AWAITS_CHILD, waits=False)
         return process_activity._replace(key=f"{process_activity.key}-child", doing=awaits, waits_for="nothing")
     if waits.file_lock is not None and process_activity.waits_for not in ("ranks", "gpu"):
@@ -296,7 +295,7 @@ def _make_member(
         kernel=memory.share(
             KernelFacts(
                 state=_merge_states(rank.rounds),
-                wchan=answer.dump.wchan if answer.dump else None,
+                wchan=answer.dump.main.wchan if answer.dump else None,
                 silent_mount=rank.silent_mount,
                 waits_for_mount=rank.waits_for_mount,
                 receives=_is_receiving(rank.rounds),
@@ -308,11 +307,12 @@ def _make_member(
             )
         ),
         usage=measured.usage,
-        waits=_complete_waits(waits, rank, answer.process_activity),
-        gpu=memory.share(_gpu_readings(rank)),
+        waits=structs.replace(waits, awaits_store=_find_store_wait(waits, answer.process_activity)),
+        gpu=memory.share(rank.gpu),
         waiting=rank.waiting,
         recorder=recorder if recorder.libraries else memory.share(recorder),
         died=rank.died,
+        most_peers=rank.most_peers,
     )
 
 
@@ -334,30 +334,6 @@ def _find_main_thread_id(rank: RankDump) -> int | None:
 
 def _list_operations(recorder: RecorderFacts) -> list[EnqueuedOperation]:
     return [one for library in recorder.libraries for records in library.groups for one in records.operations]
-
-
-def _complete_waits(waits: Waits, rank: RankDump, process_activity: ProcessActivity | None) -> Waits:
-    return structs.replace(
-        waits,
-        awaits_store=_find_store_wait(waits, process_activity),
-        store=kernel_facts.merge_store(rank),
-        peers=kernel_facts.count_peers(rank),
-        active_peers=kernel_facts.count_active_peers(rank),
-        most_peers=rank.most_peers,
-        enclosed_at=rank.rounds[-1].enclosed_at if rank.rounds else None,
-    )
-
-
-def _gpu_readings(rank: RankDump) -> GpuReadings:
-    return GpuReadings(
-        power_watts=rank.power_watts,
-        utilization_ratio=rank.utilization_ratio,
-        busy_power_ratio=rank.busy_power_ratio,
-        nvlink_bytes_per_second=rank.nvlink_bytes_per_second,
-        pcie_bytes_per_second=rank.pcie_bytes_per_second,
-        use=rank.gpu_use,
-        ports=rank.ports,
-    )
 
 
 def _find_store_wait(waits: Waits, process_activity: ProcessActivity | None) -> Literal["main", "thread"] | None:
@@ -418,7 +394,7 @@ def _is_executor(frame: Frame) -> bool:
 
 
 def _is_receiving(rounds: Sequence[ProcessDump]) -> bool:
-    call = rounds[-1].call if rounds else None
+    call = rounds[-1].main.call if rounds else None
     return call is not None and call.kind == "receives"
 
 

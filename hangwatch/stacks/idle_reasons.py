@@ -74,7 +74,7 @@ def _have_worked_together(members: Sequence[Member]) -> bool:
 
     def has_met(member: Member) -> bool:
         has_communicated = any(library.groups for library in member.recorder.libraries)
-        return bool(member.waits.most_peers or member.waits.peers) or has_communicated
+        return bool(member.most_peers or member.waits.peers) or has_communicated
 
     return any(_is_gone(member) or has_met(member) for member in members)
 
@@ -141,7 +141,7 @@ def _waits_for_turn(group: Group, member: Member) -> bool:
     False if the rank has connections to other ranks, or if its GPU or its CPU is in use.
     """
     waits = member.waits
-    if waits.job_server is None or waits.peers != 0 or waits.most_peers or group.waits_for in ("ranks", "gpu"):
+    if waits.job_server is None or waits.peers != 0 or member.most_peers or group.waits_for in ("ranks", "gpu"):
         return False
     works = (member.usage.cpu_ratio or 0.0) > _IDLE_CPU_RATIO or (member.gpu.busy_power_ratio or 0.0) > _FLOOR_RATIO
     at_turn = member.signature is Signature.POLLS or (member.signature is Signature.BLOCKED and waits.shares_lock)

@@ -8,25 +8,27 @@ from typing import Any
 
 from msgspec import structs
 
-from hangwatch.model import BLOCKED_STATES, CallObject, ProcessDump, RankDump, Rests, Store, Waits
+from hangwatch.model import BLOCKED_STATES, Awaited, CallObject, ProcessDump, RankDump, Rests, Store, SystemCall, Waits
 
 _NOTHING = Waits()
-_OF_ALL_ROUNDS = ("store", "peers", "active_peers", "most_peers", "enclosed_at", "object")
+_OF_ALL_ROUNDS = ("awaited", "store", "peers", "active_peers", "enclosed_at", "object")
 _SIGNAL_WAITS = frozenset({"pause", "rt_sigsuspend", "rt_sigtimedwait"})
-_FIELDS = tuple(name for name in Waits.__struct_fields__ if name not in (*_OF_ALL_ROUNDS, "awaited"))
+_FIELDS = tuple(name for name in Waits.__struct_fields__ if name not in _OF_ALL_ROUNDS)
 _of_round: attrgetter[tuple[Any, ...]] = attrgetter(*_FIELDS)
 _DEFAULTS = _of_round(_NOTHING)
 
 
-def read_waits(rounds: Sequence[ProcessDump]) -> Waits:
-    """Return the waits that all rounds of a process have in common. A value that changed is left at its default.
+def read_waits(rank: RankDump) -> Waits:
+    """Return the waits that all rounds of a rank have in common. A value that changed is left at its default.
 
     Exception: `frozen_cgroup` and `awaited` may change between rounds. If every round has a value, the last one is
     returned. Rounds in which the connections could not be read, or in which the awaited process was not found, say
-    nothing about `awaited` if two other rounds do. `object` is set if the
-    call of the main thread did not change. Facts that do not come from all rounds are left at their defaults.
+    nothing about `awaited` if two other rounds do. `object` is set if the call of the main thread did not change.
+    `peers` and `active_peers` are those of the rank or of one of its workers, whichever is higher: `peers` in any
+    round, `active_peers` in the last round. `store` and `enclosed_at` are from the last round.
     """
-    read = [_of_round(dump) for dump in rounds]
+    rounds, processes = rank.rounds, (rank.rounds, *[worker.rounds for worker in rank.workers])
+    read = [_of_round(dump.waits) for dump in rounds]
     shown: dict[str, Any] = {}
     if read.count(_DEFAULTS) < len(read):
         shown = {
@@ -34,54 +36,61 @@ def read_waits(rounds: Sequence[ProcessDump]) -> Waits:
             for name, *values in zip(_FIELDS, *read, strict=True)
             if (None not in values if name == "frozen_cgroup" else all(value == values[0] for value in values))
         }
-    awaited = [dump.awaited for dump in rounds if dump.awaited or dump.call is None or dump.peers is not None]
+    if len(rounds) < 2:
+        shown.pop("stuck_on", None)
+    return structs.replace(
+        _NOTHING,
+        **shown,
+        awaited=_merge_awaited(rounds),
+        store=_merge_store(rounds),
+        peers=_find_highest([dump.waits.peers for each in processes for dump in each]),
+        active_peers=_find_highest([each[-1].waits.active_peers for each in processes if each]),
+        enclosed_at=rounds[-1].waits.enclosed_at if rounds else None,
+        object=_find_object(rounds),
+    )
+
+
+def _merge_awaited(rounds: Sequence[ProcessDump]) -> Awaited | None:
+    awaited = [
+        dump.waits.awaited
+        for dump in rounds
+        if dump.waits.awaited or dump.main.call is None or dump.waits.peers is not None
+    ]
     unknown = [peer for peer in awaited if peer is not None and peer.end == "unknown"]
     peers = [peer for peer in awaited if peer not in unknown]
     if unknown and len(peers) < 2:
-        shown["awaited"] = unknown[-1]
-    elif peers and None not in peers:
-        moved = [peer for peer in peers if peer is not None and peer.end != "held"]
-        shown["awaited"] = (moved or peers)[-1]
-    if len(rounds) < 2:
-        shown.pop("stuck_on", None)
-    elif (call_object := _find_object(rounds)) is not None:
-        shown["object"] = call_object
-    return structs.replace(_NOTHING, **shown) if shown else _NOTHING
+        return unknown[-1]
+    if not peers or None in peers:
+        return None
+    moved = [peer for peer in peers if peer is not None and peer.end != "held"]
+    return (moved or peers)[-1]
 
 
 def _find_object(rounds: Sequence[ProcessDump]) -> CallObject | None:
     """Return the kind of object (file, pipe, child) that the main thread's call is about. None if unknown.
 
-    None also if the call changed between the rounds.
+    None also if the call changed between the rounds, or if there is only one round.
     """
-    calls = [dump.call for dump in rounds]
+    if len(rounds) < 2:
+        return None
+    calls = [dump.main.call for dump in rounds]
     known = {(call.number, call.descriptors[:1], call.child, call.object) for call in calls if call is not None}
     return known.pop()[-1] if None not in calls and len(known) == 1 else None
+
+
+def list_calls(rounds: Sequence[ProcessDump]) -> list[SystemCall]:
+    """Return the call of the main thread in each round in which it was in a call."""
+    return [dump.main.call for dump in rounds if dump.main.call is not None]
+
+
+def awaits_child(rounds: Sequence[ProcessDump]) -> bool:
+    """True if the main thread waited for a child in every round."""
+    return all(dump.main.call is not None and dump.main.call.kind == "awaits_child" for dump in rounds)
 
 
 def awaits_object(waits: Waits) -> bool:
     """True if the main thread waits for an object such as a file or pipe, and no other rank is behind that object."""
     return waits.object is not None and waits.asks_rank is None and waits.awaits_store is None
-
-
-def count_peers(rank: RankDump) -> int | None:
-    """Return the number of connections to other ranks: the highest of all rounds, of the rank or one of its workers.
-
-    None if a number is unknown.
-    """
-    counts = [dump.peers for dump in rank.rounds]
-    for worker in rank.workers:
-        counts += [dump.peers for dump in worker.rounds]
-    return _find_highest(counts)
-
-
-def count_active_peers(rank: RankDump) -> int | None:
-    """Return the number of connections in use to other ranks, of the rank or one of its workers, whichever is higher.
-
-    Only the last round counts. None if a number is unknown.
-    """
-    processes = (rank.rounds, *[worker.rounds for worker in rank.workers])
-    return _find_highest([rounds[-1].active_peers for rounds in processes if rounds])
 
 
 def _find_highest(counts: Sequence[int | None]) -> int | None:
@@ -96,22 +105,22 @@ def find_rest(rounds: Sequence[ProcessDump]) -> Rests | None:
 
     Rounds in which the thread ran are ignored.
     """
-    calls = [dump.call for dump in rounds if dump.call is not None]
+    calls = list_calls(rounds)
     if len(calls) < 2:
         return None
     if all(call.kind == "sleeps" or call.name in _SIGNAL_WAITS for call in calls):
         return "sleep"
-    is_thread = all(call.name == "futex" for call in calls) and not any(dump.thread_in_file for dump in rounds)
+    is_thread = all(call.name == "futex" for call in calls) and not any(dump.main.thread_in_file for dump in rounds)
     return "thread" if is_thread else None
 
 
-def merge_store(rank: RankDump) -> Store | None:
+def _merge_store(rounds: Sequence[ProcessDump]) -> Store | None:
     """Return the store of a rank, with the state of its sockets in the last round. None if no round shows a store.
 
     The state is "retries" only if no round showed a connection. It stays "retries" if the rank did not sleep in one
     round, because it was about to try again.
     """
-    found = [dump.store for dump in rank.rounds if dump.store is not None]
+    found = [dump.waits.store for dump in rounds if dump.waits.store is not None]
     if not found or found[-1].has_connection:
         return found[-1] if found else None
     slept = any(one.socket == "retries" for one in found)
@@ -140,4 +149,4 @@ def is_held_outside(rank: RankDump, waits: Waits) -> bool:
         return True
     if lock is not None and lock.holder_pid not in (None, rank.id.pid):
         return True
-    return all(dump.call is not None and dump.call.kind == "awaits_child" for dump in rank.rounds)
+    return awaits_child(rank.rounds)

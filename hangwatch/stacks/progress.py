@@ -81,7 +81,7 @@ def measure(
 
     A single round shows only if a process has ended.
     """
-    waits = kernel_facts.read_waits(rank.rounds)
+    waits = kernel_facts.read_waits(rank)
     if len(rank.rounds) < 2 and all(len(worker.rounds) < 2 for worker in rank.workers):
         signature = Signature.GONE if _has_ended(rank) else Signature.UNKNOWN
         return Measured(signature=signature, waits=waits)
@@ -177,15 +177,16 @@ class _Measurements(NamedTuple):
     @property
     def gpu_works(self) -> bool:
         """True if the rank's GPU draws as much power as at work, or its links carry more than a hanging kernel does."""
-        links = (self.rank.nvlink_bytes_per_second, self.rank.pcie_bytes_per_second)
-        at_work = exceeds(self.rank.busy_power_ratio, GPU_AT_WORK_RATIO) and not self.rank.works_lightly
+        gpu = self.rank.gpu
+        links = (gpu.nvlink_bytes_per_second, gpu.pcie_bytes_per_second)
+        at_work = exceeds(gpu.busy_power_ratio, GPU_AT_WORK_RATIO) and not gpu.works_lightly
         return at_work or any(exceeds(carried, LINK_AT_WORK_BYTES_PER_SECOND) for carried in links)
 
     @property
     def is_gpu_power_ambiguous(self) -> bool:
         """True if the GPU's power proves nothing: the job draws so little at work that a hang may draw as much."""
-        ratio = self.rank.busy_power_ratio
-        return self.rank.works_lightly and (ratio is None or ratio > GPU_AT_WORK_RATIO)
+        ratio = self.rank.gpu.busy_power_ratio
+        return self.rank.gpu.works_lightly and (ratio is None or ratio > GPU_AT_WORK_RATIO)
 
     @property
     def workers_work(self) -> bool:
@@ -320,18 +321,18 @@ def _sleeps_repeatedly(seen: _Measurements) -> bool:
 
     Rounds in which it was awake do not matter.
     """
-    calls = [dump.call.kind for dump in seen.rank.rounds if dump.call is not None]
-    return len(calls) > 1 and set(calls) == {"sleeps"} and exceeds(seen.main.switches, 0.0)
+    kinds = [call.kind for call in kernel_facts.list_calls(seen.rank.rounds)]
+    return len(kinds) > 1 and set(kinds) == {"sleeps"} and exceeds(seen.main.switches, 0.0)
 
 
 def _sleeps_in_program(seen: _Measurements) -> bool:
     """True if the rank sleeps for longer than a poll of its GPU lasts, or if its program itself called the sleep."""
-    asleep = [dump for dump in seen.rank.rounds if dump.call is not None]
-    lengths = [dump.call.left_seconds for dump in asleep if dump.call is not None and dump.call.kind == "sleeps"]
+    asleep = [dump for dump in seen.rank.rounds if dump.main.call is not None]
+    lengths = [call.left_seconds for call in kernel_facts.list_calls(asleep) if call.kind == "sleeps"]
     known = [seconds for seconds in lengths if seconds is not None]
     if not known or len(known) < len(asleep):
         return False
-    is_programs = all(dump.waits_in_torch is False for dump in asleep) and not any(
+    is_programs = all(dump.waits.waits_in_torch is False for dump in asleep) and not any(
         stood.library_lines for stood in seen.places
     )
     return is_programs or max(known) > _LONGEST_GPU_POLL_SECONDS
@@ -341,7 +342,7 @@ def _is_behind_gpu(seen: _Measurements) -> bool:
     """True if a kernel runs on the rank's GPU, and the deciding thread may be waiting for that kernel."""
     if kernel_facts.awaits_object(seen.waits) or _sleeps_in_program(seen):
         return False
-    at_work = seen.rank.utilization_ratio
+    at_work = seen.rank.gpu.utilization_ratio
     holds_gil = any(stood.owns_gil is True for stood in seen.places)
     return at_work is not None and at_work >= _GPU_IN_KERNEL_RATIO and not holds_gil
 
@@ -385,13 +386,7 @@ def _writes_back(rounds: Sequence[ProcessDump], settings: config.Capture) -> boo
 
     The counters of the file's device decide. If they are missing, the node's amount of unwritten data decides.
     """
-    first, last = rounds[0], rounds[-1]
-    seconds = last.taken_monotonic_seconds - first.taken_monotonic_seconds
-    if seconds <= 0:
-        return False
-    least = settings.motion_io_bytes_per_second
-    if first.device_bytes is not None and last.device_bytes is not None:
-        return (last.device_bytes - first.device_bytes) / seconds > least
-    if first.dirty_bytes is not None and last.dirty_bytes is not None:
-        return (first.dirty_bytes - last.dirty_bytes) / seconds > least
-    return False
+    written = rates.measure_change(rounds, "main.device_bytes")
+    if written is None and (unwritten := rates.measure_change(rounds, "main.dirty_bytes")) is not None:
+        written = -unwritten
+    return exceeds(written, settings.motion_io_bytes_per_second)

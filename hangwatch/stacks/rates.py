@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 from hangwatch.model import ProcessDump, ThreadCounters
@@ -72,24 +73,15 @@ def measure_main_thread(rounds: Sequence[ProcessDump]) -> MainRates:
 
 def measure_process(rounds: Sequence[ProcessDump]) -> Rates:
     """Return the rates of a process from the first round to the last."""
-    seconds = _measure_seconds(rounds)
-    if seconds is None:
-        return Rates(None, None)
-    first, last = rounds[0], rounds[-1]
-    files, sockets = (first.io_bytes, last.io_bytes), (first.socket_bytes, last.socket_bytes)
-    called, fetched = (
-        _measure_growth(*files, seconds),
-        _measure_growth(first.fetched_bytes, last.fetched_bytes, seconds),
-    )
+    called, fetched = _measure_growth(rounds, "io_bytes"), _measure_growth(rounds, "fetched_bytes")
     read = called if fetched is None else max(called or 0.0, fetched)  # both count storage reads
-    carried = sum_known([read, _measure_growth(*sockets, seconds)])
-    return Rates(_measure_growth(first.cpu_seconds, last.cpu_seconds, seconds), carried)
+    carried = sum_known([read, _measure_growth(rounds, "traffic.socket_bytes")])
+    return Rates(_measure_growth(rounds, "cpu_seconds"), carried)
 
 
 def measure_ranks(rounds: Sequence[ProcessDump]) -> float | None:
     """Return the bytes per second on connections to other ranks; None if they were not counted."""
-    seconds = _measure_seconds(rounds)
-    return None if seconds is None else _measure_growth(rounds[0].rank_bytes, rounds[-1].rank_bytes, seconds)
+    return _measure_growth(rounds, "traffic.rank_bytes")
 
 
 def measure_object(rounds: Sequence[ProcessDump]) -> float | None:
@@ -97,22 +89,21 @@ def measure_object(rounds: Sequence[ProcessDump]) -> float | None:
 
     None if the counters of the main thread were not read.
     """
-    seconds, intervals = _measure_seconds(rounds), _between_dumps(rounds)
+    intervals = _between_dumps(rounds)
     between = sum(last.read_monotonic_seconds - first.read_monotonic_seconds for first, last in intervals)
     read = [
         max(0, last.io_bytes - first.io_bytes)
         for first, last in intervals
         if first.io_bytes is not None and last.io_bytes is not None
     ]
-    if seconds is None or between <= 0 or not read:
+    if between <= 0 or not read:
         return None
-    carried = _measure_growth(rounds[0].object_bytes, rounds[-1].object_bytes, seconds)
-    return sum_known([sum(read) / between, carried])
+    return sum_known([sum(read) / between, _measure_growth(rounds, "traffic.object_bytes")])
 
 
 def _between_dumps(rounds: Sequence[ProcessDump]) -> list[tuple[ThreadCounters, ThreadCounters]]:
     """Return the counters at both ends of each interval between two dumps. Both are of the same thread."""
-    spans = ((one.main_after, two.main_before) for one, two in pairwise(rounds))
+    spans = ((one.main.after, two.main.before) for one, two in pairwise(rounds))
     return [(after, before) for after, before in spans if after is not None and before is not None]
 
 
@@ -121,26 +112,28 @@ def measure_children(rounds: Sequence[ProcessDump]) -> Rates:
 
     A round in which they were not found does not count.
     """
-    found = [dump for dump in rounds if (dump.children_bytes, dump.children_cpu_seconds) != (None, None)]
-    seconds = _measure_seconds(found)
-    if seconds is None:
-        return Rates(None, None)
-    first, last = found[0], found[-1]
+    counted = [(dump.traffic.children_bytes, dump.traffic.children_cpu_seconds) for dump in rounds]
+    found = [dump for dump, counters in zip(rounds, counted, strict=True) if counters != (None, None)]
     return Rates(
-        _measure_growth(first.children_cpu_seconds, last.children_cpu_seconds, seconds),
-        _measure_growth(first.children_bytes, last.children_bytes, seconds),
+        _measure_growth(found, "traffic.children_cpu_seconds"), _measure_growth(found, "traffic.children_bytes")
     )
 
 
-def _measure_seconds(rounds: Sequence[ProcessDump]) -> float | None:
+def measure_change(rounds: Sequence[ProcessDump], counter: str) -> float | None:
+    """Return the change of a counter per second, from the first round to the last. None if it was not read in both.
+
+    `counter` is the path of a field of `ProcessDump`.
+    """
     if len(rounds) < 2:
         return None
-    seconds = rounds[-1].taken_monotonic_seconds - rounds[0].taken_monotonic_seconds
-    return seconds if seconds > 0 else None
+    read = attrgetter("taken_monotonic_seconds", counter)
+    (began, first), (ended, last) = read(rounds[0]), read(rounds[-1])
+    return None if ended <= began or first is None or last is None else (last - first) / (ended - began)
 
 
-def _measure_growth(first: float | None, last: float | None, seconds: float) -> float | None:
-    return None if first is None or last is None else max(0.0, last - first) / seconds
+def _measure_growth(rounds: Sequence[ProcessDump], counter: str) -> float | None:
+    change = measure_change(rounds, counter)
+    return None if change is None else max(0.0, change)
 
 
 def sum_rates(every: Sequence[Rates]) -> Rates:

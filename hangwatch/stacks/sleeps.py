@@ -19,7 +19,7 @@ def find_sleep(rank: RankDump, activities: Sequence[ProcessActivity | None]) -> 
     asleep = [
         (dump, process_activity)
         for dump, process_activity in zip(rank.rounds, activities, strict=True)
-        if dump.call is not None and process_activity is not None
+        if dump.main.call is not None and process_activity is not None
     ]
     if not asleep or not all(_is_sleep(dump, process_activity) for dump, process_activity in asleep):
         return None
@@ -27,25 +27,25 @@ def find_sleep(rank: RankDump, activities: Sequence[ProcessActivity | None]) -> 
         _hash_place(_find_main_thread(dump), _deciding_thread(dump, process_activity))
         for dump, process_activity in asleep
     }
-    remaining_seconds = [dump.call.left_seconds or 0.0 for dump, _ in asleep if dump.call]
-    last = asleep[-1][0].call
+    remaining_seconds = [dump.main.call.left_seconds or 0.0 for dump, _ in asleep if dump.main.call]
+    last = asleep[-1][0].main.call
     if len(places) > 1 or last is None or last.until_unix_seconds is None:
         return None
     return Sleep(until_unix_seconds=last.until_unix_seconds, seconds=max(remaining_seconds), place=places.pop())
 
 
 def _is_sleep(dump: ProcessDump, process_activity: ProcessActivity) -> bool:
-    main, call = _find_main_thread(dump), dump.call
-    if main is None or call is None or call.left_seconds is None or dump.waits_in_torch:
+    main, call = _find_main_thread(dump), dump.main.call
+    if main is None or call is None or call.left_seconds is None or dump.waits.waits_in_torch:
         return False
     deciding = _deciding_thread(dump, process_activity)
     if process_activity.waits_for == "ranks" or (
         deciding is not main and process_activity.telling not in process_activity.awaited
     ):
         return False
-    if dump.awaited is not None or dump.asks_rank is not None or dump.awaits_store is not None:
+    if dump.waits.awaited is not None or dump.waits.asks_rank is not None or dump.waits.awaits_store is not None:
         return False
-    return call.kind == "sleeps" or (dump.waits_in_torch is False and _is_called_by_program(main))
+    return call.kind == "sleeps" or (dump.waits.waits_in_torch is False and _is_called_by_program(main))
 
 
 def _find_main_thread(dump: ProcessDump) -> Thread | None:

@@ -17,7 +17,7 @@ import pytest
 from hangwatch import config
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.capture.request import CaptureRequest
-from hangwatch.model import CallTarget, Job, KernelCall, ProcessDump, Rank, Worker
+from hangwatch.model import CallTarget, Job, KernelCall, MainThread, ProcessDump, Rank, Worker
 from hangwatch.probes.network import sockets
 from hangwatch.probes.process import blocked_call, main_thread, procfs
 from hangwatch.stacks import activity
@@ -59,7 +59,7 @@ def read_call(pid: int, name: str, kin: tuple[int, ...] = ()) -> KernelCall:
 def blocked_call_of(pid: int, dumped_pid: int, kin: tuple[int, ...], end: float) -> KernelCall | None:
     """Return the blocked call of process `pid`, with dumps in which it was in the call of process `dumped_pid`."""
     call = main_thread.read_call(dumped_pid, procfs.PROC)
-    dumps = [ProcessDump(taken_monotonic_seconds=0.0, call=call)] * 2
+    dumps = [ProcessDump(taken_monotonic_seconds=0.0, main=MainThread(call=call))] * 2
     return blocked_call.read(pid, dumps, kin, blocked_call.Strangers((), procfs.PROC), end)
 
 

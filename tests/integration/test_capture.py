@@ -120,11 +120,12 @@ def test_every_rank_and_its_workers_in_every_round(tmp_path: Path) -> None:
         first, second = rank.rounds
         assert second.taken_monotonic_seconds - first.taken_monotonic_seconds >= 0.2
         assert (first.state, first.state_after, first.fault) == ("S", "S", None)
-        counted = [first.main_before, first.main_after, second.main_before, second.main_after]
+        counted = [first.main.before, first.main.after, second.main.before, second.main.after]
         switches = [one.voluntary_switches for one in counted if one is not None]
         assert len(switches) == 4 and switches == sorted(switches)
         assert first.cpu_seconds is not None and first.io_bytes is not None
-        assert any(word in (first.wchan or "") for word in ("nanosleep", "nsleep", "poll", "select")), first.wchan
+        wchan = first.main.wchan or ""
+        assert any(word in wchan for word in ("nanosleep", "nsleep", "poll", "select")), wchan
     assert seen == [None] * 18
 
 
@@ -162,9 +163,9 @@ def test_what_ports_of_the_node_count_during_a_look(tmp_path: Path) -> None:
         off = replace(settings, counters=False)
         unread = take(job, off, paths=NodePaths(sys_root=tmp_path))
     for rank in taken.ranks[:2]:
-        assert rank.ports.worse == ("mlx5_3/1 link_downed +1",)
-        assert rank.ports.bytes_per_second == pytest.approx(8e6 / taken.duration_seconds, rel=0.5)
-    assert [rank.ports for rank in unread.ranks[:2]] == [None, None]
+        assert rank.gpu.ports.worse == ("mlx5_3/1 link_downed +1",)
+        assert rank.gpu.ports.bytes_per_second == pytest.approx(8e6 / taken.duration_seconds, rel=0.5)
+    assert [rank.gpu.ports for rank in unread.ranks[:2]] == [None, None]
 
 
 def test_the_kernels_log_is_evidence_unless_it_is_turned_off(tmp_path: Path) -> None:

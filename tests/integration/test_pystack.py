@@ -206,7 +206,7 @@ def test_both_dumpers_ended_by_a_signal_are_told_without_advice_to_use_them(
     assert dump.fault is not None and dump.fault.reason == "DumperCrashed"
     assert dump.fault.detail == "py-spy was ended by signal 11 (SIGSEGV); pystack: ended by signal 11 (SIGSEGV)"
     assert "gdb" in dump.fault.remedy and "pystack" not in dump.fault.remedy
-    assert dump.call is not None and dump.wchan
+    assert dump.main.call is not None and dump.main.wchan
 
 
 def test_program_mapped_below_its_first_page_is_a_known_failure_of_both(tmp_path: Path) -> None:

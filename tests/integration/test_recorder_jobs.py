@@ -138,7 +138,7 @@ def test_side_threads_of_a_real_hang_are_no_motion(tmp_path: Path) -> None:
 
         taken = wait_for(settled, "the hang")
     assert all((member.usage.io_bytes_per_second or 0) > 50_000 for member in taken.grouping.members)
-    assert max(dump.rank_bytes or 0 for rank in taken.capture.ranks for dump in rank.rounds) < 10_000
+    assert max(dump.traffic.rank_bytes or 0 for rank in taken.capture.ranks for dump in rank.rounds) < 10_000
     assert [rank.rank for rank in taken.verdict.named] == [3]
 
 
@@ -200,8 +200,8 @@ def test_bytes_of_a_collective_are_motion(tmp_path: Path) -> None:
 
         def have_moved() -> bool:
             (first, last) = zip(*(rank.rounds for rank in job.look(2.0).capture.ranks), strict=True)
-            assert all(dump.rank_bytes == 0 for dump in first), "counted since the first round"
-            return all((dump.rank_bytes or 0) > 1 << 20 for dump in last)
+            assert all(dump.traffic.rank_bytes == 0 for dump in first), "counted since the first round"
+            return all((dump.traffic.rank_bytes or 0) > 1 << 20 for dump in last)
 
         wait_for(have_moved, "a collective of all ranks")
 

@@ -411,7 +411,7 @@ def test_which_thread_waits_for_an_answer_of_the_store(tmp_path: Path) -> None:
                 targets.wait_until_blocked(pid)
                 job = job_of(pid, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(store))
                 taken = capture(job, CaptureRequest(settings=SETTINGS, node="here"))
-            assert {dump.awaits_store for dump in taken.ranks[0].rounds} == {which}
+            assert {dump.waits.awaits_store for dump in taken.ranks[0].rounds} == {which}
 
 
 def test_worker_awaited_by_pid_counts_as_outside(tmp_path: Path) -> None:

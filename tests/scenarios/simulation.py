@@ -44,6 +44,7 @@ from hangwatch.state import steps
 from hangwatch.state.board import Snapshot
 from hangwatch.state.steps import Action
 from hangwatch.verdict.diagnosis import Diagnosis, diagnose
+from tests.samples import change_dump
 
 NODE = "node-1"
 SETTINGS = Settings(detector=Detector(confirming_captures=1))
@@ -392,15 +393,14 @@ class Simulation:
             voluntary_switches=int(self._switches[gpu]),
             faulted_bytes=int(self._faulted_bytes[gpu]),
         )
-        return ProcessDump(
-            taken_monotonic_seconds=t,
-            threads=(main,),
+        return change_dump(
+            ProcessDump(taken_monotonic_seconds=t, threads=(main,)),
             state=doing.state,
             state_after=doing.state,
             cpu_seconds=self._cpu_seconds[gpu],
             io_bytes=int(self._io_bytes[gpu]),
-            main_before=counters,
-            main_after=counters,
+            before=counters,
+            after=counters,
             socket_bytes=int(self._socket_bytes[gpu]),
             awaited=doing.awaited,
             call=SystemCall(number=230, name="clock_nanosleep", kind="sleeps") if doing.sleeps else None,
@@ -440,8 +440,8 @@ class Simulation:
         watched = self.snapshot.jobs.get(taking.job_id)
         levels = gpu_levels(watched.watch.power.gpus, self.settings.detector) if watched else {}
         level = levels.get(f"GPU-{gpu}")
-        return RankDump(
-            id=RankId(node=NODE, rank=rank, local_rank=rank, pid=self.node.process(gpu, t).pid),
+        return change_dump(
+            RankDump(id=RankId(node=NODE, rank=rank, local_rank=rank, pid=self.node.process(gpu, t).pid)),
             rounds=() if doing is None else tuple(one[gpu] for one in taking.rounds),
             gone=doing is None,
             power_watts=None if lost else doing.watts,

@@ -190,8 +190,8 @@ faults = st.builds(
     st.sampled_from(["Timed out", "No such process", "py-spy: no such file", "odd"]),
 )
 dumps = st.builds(
-    ProcessDump,
-    taken_monotonic_seconds=st.just(0.0),
+    samples.change_dump,
+    st.just(ProcessDump(taken_monotonic_seconds=0.0)),
     threads=st.lists(threads, max_size=3).map(tuple),
     fault=st.none() | faults,
     state=st.just("D"),

@@ -22,6 +22,7 @@ from hangwatch.model import (
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict.judge import judge
+from tests.samples import change_dump
 
 READ = SystemCall(number=0, name="read", kind="receives", descriptors=(5,))
 FLOCK = SystemCall(number=73, name="flock", kind="locks", descriptors=(5,))
@@ -62,20 +63,19 @@ def rank(number: int, call: SystemCall | None, *frames: Frame) -> RankDump:
     main = structs.replace(main, installed_frames=sum("/" in frame.file for frame in frames))
     counters = ThreadCounters(read_monotonic_seconds=0.0, cpu_seconds=0.0, voluntary_switches=0)
     rounds = tuple(
-        ProcessDump(
-            taken_monotonic_seconds=5.0 * at,
-            threads=(main,),
+        change_dump(
+            ProcessDump(taken_monotonic_seconds=5.0 * at, threads=(main,)),
             state="S",
             cpu_seconds=0.0,
             io_bytes=0,
             call=call,
-            main_before=structs.replace(counters, read_monotonic_seconds=5.0 * at),
-            main_after=structs.replace(counters, read_monotonic_seconds=5.0 * at),
+            before=structs.replace(counters, read_monotonic_seconds=5.0 * at),
+            after=structs.replace(counters, read_monotonic_seconds=5.0 * at),
         )
         for at in range(3)
     )
     identity = RankId(node="n1", rank=number, pid=100 + number)
-    return RankDump(id=identity, rounds=rounds, utilization_ratio=1.0, busy_power_ratio=0.1)
+    return change_dump(RankDump(id=identity, rounds=rounds), utilization_ratio=1.0, busy_power_ratio=0.1)
 
 
 def test_rank_blocked_in_open_is_named_despite_a_busy_gpu() -> None:

@@ -206,7 +206,7 @@ def test_a_dump_comes_with_what_the_kernel_says_of_the_process(tmp_path: Path) -
     taken = node.take(node.pyspy(), observe_dump=lambda seconds, fault: seen.append((seconds, fault)))
     (dump,) = taken.ranks[0].rounds
     assert (dump.state, dump.state_after, dump.fault, dump.called) == ("S", "S", None, None)
-    assert (dump.wchan, dump.io_bytes, dump.fetched_bytes) == ("futex_wait_queue", 77, 5)
+    assert (dump.main.wchan, dump.io_bytes, dump.fetched_bytes) == ("futex_wait_queue", 77, 5)
     assert dump.kernel_stack == ("futex_wait_queue+0x60/0x90", "do_futex+0x100")
     assert dump.cpu_seconds is not None
     assert seen == [(dump.duration_seconds, None)]
@@ -325,8 +325,8 @@ def test_numbers_are_means_over_the_sweeps_after_each_round_and_a_ranks_own_gpus
         gpus=GpuSources(read_sweep=lambda: next(coming), levels=levels),
     )
     first, second = taken.ranks
-    assert (first.power_watts, first.utilization_ratio, first.busy_power_ratio) == (200.0, 0.5, 0.25)
-    assert (second.power_watts, second.utilization_ratio, second.busy_power_ratio) == (500.0, None, None)
+    assert (first.gpu.power_watts, first.gpu.utilization_ratio, first.gpu.busy_power_ratio) == (200.0, 0.5, 0.25)
+    assert (second.gpu.power_watts, second.gpu.utilization_ratio, second.gpu.busy_power_ratio) == (500.0, None, None)
     assert next(coming, "all asked for") == "all asked for"
 
 
@@ -334,7 +334,7 @@ def test_numbers_of_one_sweep_count_and_without_any_there_are_none(tmp_path: Pat
     node = Node(tmp_path, ranks=1)
     for gpus, watts in ((sweep(gpu(0, 70.0)), 70.0), (None, None)):
         (rank,) = node.take(node.pyspy(), gpus=GpuSources(read_sweep=partial(next, iter((gpus,))))).ranks
-        assert (rank.power_watts, rank.utilization_ratio, rank.busy_power_ratio) == (watts, None, None)
+        assert (rank.gpu.power_watts, rank.gpu.utilization_ratio, rank.gpu.busy_power_ratio) == (watts, None, None)
 
 
 def traffic(seconds: float, *carried: int) -> TrafficSweep:
@@ -356,7 +356,7 @@ def test_links_are_read_once_a_round_and_each_rank_has_those_of_its_own_gpus(tmp
     taken = node.take(
         node.pyspy(), replace(ONCE, rounds=3), gpus=GpuSources(read_sweep=sweep, read_traffic=lambda: next(coming))
     )
-    rates = [(rank.nvlink_bytes_per_second, rank.pcie_bytes_per_second) for rank in taken.ranks]
+    rates = [(rank.gpu.nvlink_bytes_per_second, rank.gpu.pcie_bytes_per_second) for rank in taken.ranks]
     assert rates == [(100.0, None), (0.0, None)]
     assert next(coming, "all asked for") == "all asked for"
 
@@ -369,7 +369,7 @@ def test_link_traffic_that_failed_is_not_read_again_in_the_capture(tmp_path: Pat
         replace(ONCE, rounds=3),
         gpus=GpuSources(read_sweep=sweep, read_traffic=lambda: asked.append(None)),
     )
-    assert (len(asked), taken.rounds, taken.ranks[0].nvlink_bytes_per_second) == (1, 3, None)
+    assert (len(asked), taken.rounds, taken.ranks[0].gpu.nvlink_bytes_per_second) == (1, 3, None)
 
 
 # --- absent ranks and notes ------------------------------------------------------------------------------------------

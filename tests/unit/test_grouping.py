@@ -18,7 +18,7 @@ from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge
 from hangwatch.verdict.wording import clauses
-from tests.samples import main_dump
+from tests.samples import change_dump, main_dump
 
 TABLE = activity.load()
 SETTINGS = config.Capture()
@@ -77,8 +77,8 @@ def rank_dumps(draw: st.DrawFn, rank: int) -> RankDump:
             )
         )
     worker = WorkerDump(pid=7, comm="pt_data_worker", rounds=tuple(rounds[-1:]))
-    return RankDump(
-        id=RankId(node=f"n{rank // 4}", rank=rank, local_rank=rank % 4, pid=100 + rank),
+    return change_dump(
+        RankDump(id=RankId(node=f"n{rank // 4}", rank=rank, local_rank=rank % 4, pid=100 + rank)),
         rounds=tuple(rounds),
         workers=(worker,) if draw(st.booleans()) else (),
         gone=draw(st.sampled_from([False] * 9 + [True])),

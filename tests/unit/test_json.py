@@ -135,13 +135,14 @@ LEFT_OUT = {"waits", "nccl_ras"}
 
 RENAMED_FIELDS = {"own": "user_frame", "who": "name"}
 RENAMED = {"kernel_lines": "lines", "recorded": "libraries", "kernel_call": "call", "gpu_use": "use"}
-PARTS = ("stack", "kernel", "usage", "waits", "gpu", "recorder")
+RENAMED |= {"recorder_faults": "faults", "main_before": "before", "main_after": "after"}
+PARTS = ("stack", "kernel", "usage", "main", "traffic", "waits", "gpu", "recorder")
 
 
-def side_by_side(member: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a member in one flat dictionary, as in earlier versions."""
-    fields = {key: value for part in PARTS for key, value in member[part].items()}
-    return {**member, **fields, "recorder_faults": fields["faults"], **{a: fields[b] for a, b in RENAMED.items()}}
+def side_by_side(value: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a member or a process in one flat dictionary, as in earlier versions."""
+    fields = {key: field for part in PARTS for key, field in value.get(part, {}).items()}
+    return {**value, **fields, **{old: fields[new] for old, new in RENAMED.items() if new in fields}}
 
 
 def _get_renamed(fields: dict[str, Any], key: str) -> Any:
@@ -151,7 +152,7 @@ def _get_renamed(fields: dict[str, Any], key: str) -> Any:
 def lost(before: Any, after: Any, path: str = "") -> list[str]:
     """Return the paths of values of `before` that `after` lacks. New fields in `after` do not count."""
     if isinstance(before, dict) and isinstance(after, dict):
-        if "motion" in before and "recorder" in after:
+        if before.keys() & {"motion", "taken_monotonic_seconds", "rounds"}:
             after = side_by_side(after)
         kept = {key: value for key, value in before.items() if key not in LEFT_OUT}
         return [one for key, value in kept.items() for one in lost(value, _get_renamed(after, key), f"{path}.{key}")]
@@ -199,7 +200,7 @@ def test_renamed_fields_of_version_2_are_read(earlier: Path) -> None:
     (group,) = incident.grouping.groups[:1]
     assert str(group.workers[0].user_frame) == "load (a.py:3)"
     assert group.members[0].waits.awaited == Awaited(name="10.0.0.9 port 443")
-    assert incident.captures[0].ranks[0].rounds[0].awaited == Awaited(name="its child 7 (ssh)")
+    assert incident.captures[0].ranks[0].rounds[0].waits.awaited == Awaited(name="its child 7 (ssh)")
 
 
 def test_an_incident_of_an_earlier_version_meets_the_schema(earlier: Path) -> None:

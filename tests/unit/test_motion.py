@@ -21,12 +21,14 @@ from hangwatch.model import (
     SystemCall,
     Thread,
     ThreadCounters,
+    Waits,
     WorkerDump,
 )
 from hangwatch.stacks import activity, kernel_facts, progress
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.stacks.process_activity import find_process_activity
+from tests.samples import change_dump
 from tests.unit.test_waitfor import record, recorder
 
 NO_NAMES = Table(())
@@ -53,12 +55,17 @@ def frames(lines: list[str]) -> tuple[Frame, ...]:
     return tuple(found)
 
 
-def measure(stack_dump: RankDump, settings: config.Capture = SETTINGS) -> progress.Measured:
+def measure(
+    stack_dump: RankDump,
+    settings: config.Capture = SETTINGS,
+    table: Table = NO_NAMES,
+    operations: tuple[EnqueuedOperation, ...] = (),
+) -> progress.Measured:
     activities = [
-        find_process_activity(dump.threads, NO_NAMES) if any(thread.frames for thread in dump.threads) else None
+        find_process_activity(dump.threads, table) if any(thread.frames for thread in dump.threads) else None
         for dump in stack_dump.rounds
     ]
-    return progress.measure(stack_dump, activities, settings)
+    return progress.measure(stack_dump, activities, settings, operations=operations)
 
 
 def in_calls(*calls: SystemCall | None) -> tuple[ProcessDump, ...]:
@@ -67,7 +74,7 @@ def in_calls(*calls: SystemCall | None) -> tuple[ProcessDump, ...]:
     The main thread is in this system call, or runs (None).
     """
     found = dumps([STILL[0]] * len(calls), switches=0.1)
-    return tuple(structs.replace(dump, call=call) for dump, call in zip(found, calls, strict=True))
+    return tuple(change_dump(dump, call=call) for dump, call in zip(found, calls, strict=True))
 
 
 def main_thread(lines: list[str], owns_gil: bool | None) -> Thread:
@@ -117,15 +124,14 @@ def dumps(  # noqa: PLR0913 - a counter each, and most tests set one
         )
 
     return tuple(
-        ProcessDump(
-            taken_monotonic_seconds=5.0 * number,
-            threads=(main_thread(lines, gil),) if lines else (),
+        change_dump(
+            ProcessDump(taken_monotonic_seconds=5.0 * number, threads=(main_thread(lines, gil),) if lines else ()),
             fault=None if lines else FAILED,
             state=state,
             cpu_seconds=100.0 + 5.0 * number * cpu,
             io_bytes=int(5.0 * number * io),
-            main_before=counters(number, number),
-            main_after=counters(number, number + 1),
+            before=counters(number, number),
+            after=counters(number, number + 1),
             **{
                 name: int(1e9 + 5.0 * number * value) if type(value) in (int, float) else value
                 for name, value in more.items()
@@ -152,11 +158,8 @@ def rank(
     `power` is the power of its GPU, as a ratio between idle (0) and busy (1).
     """
     workers = (WorkerDump(pid=2, comm="pt_data_worker", rounds=worker),) if worker else ()
-    return RankDump(
-        id=RankId(rank=0),
-        rounds=rounds,
-        workers=workers,
-        gone=gone,
+    return change_dump(
+        RankDump(id=RankId(rank=0), rounds=rounds, workers=workers, gone=gone),
         utilization_ratio=use,
         busy_power_ratio=power,
         works_lightly=light,
@@ -298,27 +301,6 @@ def test_signature(name: str, stack_dump: RankDump, expected: Signature) -> None
     assert measure(stack_dump).signature is expected, name
 
 
-@pytest.mark.parametrize(
-    ("name", "stack_dump", "expected"),
-    [
-        ("its workers do not progress", rank(AT_LOADER, dumps(STILL), use=1.0, power=0.1), Signature.BLOCKED),
-        ("a worker computes", rank(AT_LOADER, dumps([HERE, THERE]), use=1.0, power=0.1), Signature.COMPUTES),
-        ("a worker reads", rank(AT_LOADER, dumps(STILL, io=1e6), use=1.0, power=0.1), Signature.TRANSFERS),
-        ("it has no workers: it collates itself, maybe a tensor of its GPU",
-         rank(AT_LOADER, use=1.0, power=0.1), Signature.BEHIND_GPU),
-        ("it spins, which no wait for workers does",
-         rank(dumps([LOADER] * 3, cpu=1.0), dumps(STILL), use=1.0, power=0.1), Signature.BEHIND_GPU),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
-def test_rank_waiting_for_loader_workers_does_not_wait_for_its_gpu(
-    name: str, stack_dump: RankDump, expected: Signature
-) -> None:
-    table = activity.load()
-    activities = [find_process_activity(dump.threads, table) for dump in stack_dump.rounds]
-    assert progress.measure(stack_dump, activities, SETTINGS).signature is expected, name
-
-
 IN_COLLECTIVE = [["all_reduce (torch/distributed/distributed_c10d.py:2810)", *HERE]] * 3
 RECEIVES = structs.replace(READS, name="recvfrom", object="socket")
 AT_PIPE = structs.replace(READS, object="pipe")
@@ -370,15 +352,20 @@ BESIDE = {"io": 1e5, "main_io": 0.0, "rank_bytes": 0.0}  # a side thread writes 
          rank(dumps(STILL, cpu=1.0, **BESIDE), use=1.0, power=0.1), Signature.BEHIND_GPU),
         ("waits for a lock of its program, maybe of that thread",
          rank(dumps(STILL, **BESIDE)), Signature.TRANSFERS),
+        ("waits for loader workers, which do not progress", rank(AT_LOADER, dumps(STILL), use=1.0, power=0.1), Signature.BLOCKED),
+        ("waits for loader workers, and one computes", rank(AT_LOADER, dumps([HERE, THERE]), use=1.0, power=0.1), Signature.COMPUTES),
+        ("waits for loader workers, and one reads", rank(AT_LOADER, dumps(STILL, io=1e6), use=1.0, power=0.1), Signature.TRANSFERS),
+        ("has no loader workers: it collates itself, maybe a tensor of its GPU",
+         rank(AT_LOADER, use=1.0, power=0.1), Signature.BEHIND_GPU),
+        ("spins, which no wait for workers does",
+         rank(dumps([LOADER] * 3, cpu=1.0), dumps(STILL), use=1.0, power=0.1), Signature.BEHIND_GPU),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_only_motion_of_what_the_main_thread_waits_for_counts(
     name: str, stack_dump: RankDump, expected: Signature
 ) -> None:
-    table = activity.load()
-    activities = [find_process_activity(dump.threads, table) for dump in stack_dump.rounds]
-    assert progress.measure(stack_dump, activities, SETTINGS).signature is expected, name
+    assert measure(stack_dump, table=activity.load()).signature is expected, name
 
 
 BACKWARD = [["_engine_run_backward (torch/autograd/graph.py:850)", *HERE]] * 3
@@ -399,9 +386,7 @@ def test_rank_with_an_open_operation_moves_by_bytes_to_other_ranks_alone(
     name: str, stacks: list[list[str]], operation: EnqueuedOperation, expected: Signature
 ) -> None:
     """Compiled code that calls a collective shows no Python frame of it."""
-    table, stack_dump = activity.load(), rank(dumps(stacks, **BESIDE))
-    activities = [find_process_activity(dump.threads, table) for dump in stack_dump.rounds]
-    measured = progress.measure(stack_dump, activities, SETTINGS, operations=(operation,))
+    measured = measure(rank(dumps(stacks, **BESIDE)), table=activity.load(), operations=(operation,))
     assert measured.signature is expected, name
 
 
@@ -474,7 +459,7 @@ def test_without_any_counter_a_line_that_stays_is_blocked() -> None:
 
 
 def test_without_counters_of_threads_those_of_the_process_tell() -> None:
-    rounds = tuple(structs.replace(dump, main_before=None, main_after=None) for dump in SPINNING)
+    rounds = tuple(change_dump(dump, before=None, after=None) for dump in SPINNING)
     assert measure(rank(rounds)).signature is Signature.SPINS
 
 
@@ -488,18 +473,17 @@ def test_frozen_rank_is_stopped_in_any_process_state() -> None:
     def held(state: str, *cgroups: str | None) -> RankDump:
         rounds = dumps(STILL, state=state)
         pairs = zip(rounds, cgroups, strict=True)
-        return rank(tuple(structs.replace(dump, frozen_cgroup=cgroup) for dump, cgroup in pairs))
+        return rank(tuple(change_dump(dump, frozen_cgroup=cgroup) for dump, cgroup in pairs))
 
     for state in ("S", "D"):
         assert measure(held(state, "/job", "/job", "/job")).signature is Signature.STOPPED
-    assert kernel_facts.read_waits(held("S", "/job", "/job", "/job").rounds).frozen_cgroup == "/job"
+    assert kernel_facts.read_waits(held("S", "/job", "/job", "/job")).frozen_cgroup == "/job"
     assert measure(held("S", "/job", None, "/job")).signature is Signature.BLOCKED
 
 
 ROUNDS = st.lists(
     st.builds(
-        ProcessDump,
-        taken_monotonic_seconds=st.just(0.0),
+        Waits,
         server=st.sampled_from([None, 1, 2]),
         frozen_cgroup=st.sampled_from([None, "/job", "/other"]),
         shares_lock=st.booleans(),
@@ -511,15 +495,16 @@ ROUNDS = st.lists(
 
 
 @given(ROUNDS)
-def test_a_fact_of_a_rank_is_what_all_of_its_rounds_show(rounds: list[ProcessDump]) -> None:
-    facts = kernel_facts.read_waits(rounds)
+def test_a_fact_of_a_rank_is_what_all_of_its_rounds_show(rounds: list[Waits]) -> None:
+    dumped = tuple(ProcessDump(taken_monotonic_seconds=0.0, waits=waits) for waits in rounds)
+    facts = kernel_facts.read_waits(rank(dumped))
     for name in ("server", "waits_in_torch"):
-        shown = {getattr(dump, name) for dump in rounds}
+        shown = {getattr(waits, name) for waits in rounds}
         assert getattr(facts, name) == (shown.pop() if len(shown) == 1 else None)
-    cgroups = [dump.frozen_cgroup for dump in rounds]
+    cgroups = [waits.frozen_cgroup for waits in rounds]
     assert facts.frozen_cgroup == (cgroups[-1] if cgroups and None not in cgroups else None)
-    assert facts.shares_lock == (bool(rounds) and all(dump.shares_lock for dump in rounds))
-    files = {dump.stuck_on for dump in rounds}
+    assert facts.shares_lock == (bool(rounds) and all(waits.shares_lock for waits in rounds))
+    files = {waits.stuck_on for waits in rounds}
     assert facts.stuck_on == (files.pop() if len(files) == 1 and len(rounds) > 1 else None)
 
 
@@ -536,8 +521,8 @@ def test_round_with_unread_connections_says_nothing_about_the_peer(
 ) -> None:
     """The first round shows an HTTP server. The other rounds show no peer: their connections were or were not read."""
     first, *others = dumps(STILL, call=RECEIVES)
-    later = [structs.replace(dump, peers=count) for dump, count in zip(others, peers, strict=True)]
-    stack_dump = rank((structs.replace(first, awaited=HTTP, peers=0), *later))
+    later = [change_dump(dump, peers=count) for dump, count in zip(others, peers, strict=True)]
+    stack_dump = rank((change_dump(first, awaited=HTTP, peers=0), *later))
     assert measure(stack_dump).signature is expected
 
 
@@ -555,9 +540,9 @@ def test_peer_that_was_not_found_is_unknown_unless_two_rounds_show_it(
 ) -> None:
     not_found = Awaited(name="a process", end="unknown")
     rounds = [
-        structs.replace(dump, peers=0, awaited=not_found)
+        change_dump(dump, peers=0, awaited=not_found)
         if number < unsearched_rounds
-        else structs.replace(dump, peers=0, children_bytes=number * children_bytes, children_cpu_seconds=0.0)
+        else change_dump(dump, peers=0, children_bytes=number * children_bytes, children_cpu_seconds=0.0)
         for number, dump in enumerate(dumps(STILL, call=RECEIVES))
     ]
     assert measure(rank(tuple(rounds))).signature is expected
@@ -612,6 +597,6 @@ def test_where_it_stays_when_one_look_cannot_tell_whether_it_works(
     ],
 )
 def test_rank_without_store_connection_in_any_round_is_refused(rounds: list[PortUse], expected: PortUse | None) -> None:
-    seen = tuple(ProcessDump(taken_monotonic_seconds=0.0, store=Store("master:1", use)) for use in rounds)
-    found = kernel_facts.merge_store(RankDump(id=RankId(rank=1), rounds=seen))
-    assert (found.socket if found else None) == expected
+    stores = (Waits(store=Store("master:1", use)) for use in rounds)
+    found = kernel_facts.read_waits(rank(tuple(ProcessDump(taken_monotonic_seconds=0.0, waits=one) for one in stores)))
+    assert (found.store.socket if found.store else None) == expected

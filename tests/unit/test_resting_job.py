@@ -36,11 +36,12 @@ LINGERS = Member(
     signature=Signature.BLOCKED,
     motion=Signature.BLOCKED.motion,
     kernel=KernelFacts(state="S", rests="sleep"),
-    waits=Waits(peers=0, active_peers=0, most_peers=3),
+    waits=Waits(peers=0, active_peers=0),
+    most_peers=3,
 )
 STOPPED = replace(LINGERS, signature=Signature.STOPPED, kernel=replace(LINGERS.kernel, state="T"))
 GONE = replace(LINGERS, signature=Signature.GONE, waits=replace(LINGERS.waits, peers=None))
-NEVER_MET = replace(LINGERS, waits=replace(LINGERS.waits, most_peers=0))
+NEVER_MET = replace(LINGERS, most_peers=0)
 IDLE_PAIR = replace(LINGERS, waits=replace(LINGERS.waits, peers=2))
 AT_A_CALL = replace(LINGERS, kernel=replace(LINGERS.kernel, rests=None))
 AT_A_THREAD = replace(LINGERS, kernel=replace(LINGERS.kernel, rests="thread"))
@@ -79,7 +80,7 @@ def resting(*members: Member, world_size: int | None = 2) -> JobState | None:
             (LINGERS, replace(LINGERS, waits=replace(LINGERS.waits, peers=1, active_peers=1))),
             None,
         ),
-        ("one is unknown", (LINGERS, replace(LINGERS, waits=Waits(most_peers=3))), None),
+        ("one is unknown", (LINGERS, replace(LINGERS, waits=Waits())), None),
         ("one spins", (LINGERS, replace(LINGERS, signature=Signature.SPINS)), None),
         ("one waits for its GPU", (LINGERS, replace(LINGERS, signature=Signature.BEHIND_GPU)), None),
         ("one is blocked in the kernel", (LINGERS, replace(LINGERS, kernel=replace(LINGERS.kernel, state="D"))), None),

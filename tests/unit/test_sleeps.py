@@ -7,6 +7,7 @@ from hangwatch.model import Awaited, Frame, ProcessDump, RankDump, RankId, Sleep
 from hangwatch.stacks import activity
 from hangwatch.stacks.process_activity import find_process_activity
 from hangwatch.stacks.sleeps import find_sleep
+from tests.samples import change_dump
 
 TABLE = activity.load()
 USER = Frame("wait_for_file", "train.py", 48)
@@ -19,7 +20,7 @@ FUTEX = SystemCall(number=202, name="futex", left_seconds=30.0, until_unix_secon
 def dump(call: SystemCall | None, *frames: Frame, in_torch: bool | None = False, line: int = 48) -> ProcessDump:
     user = structs.replace(USER, line=line)
     main = Thread("MainThread", "1", (*frames, user), is_main=True, installed_frames=len(frames))
-    return ProcessDump(taken_monotonic_seconds=0.0, threads=(main,), call=call, waits_in_torch=in_torch)
+    return change_dump(ProcessDump(taken_monotonic_seconds=0.0, threads=(main,)), call=call, waits_in_torch=in_torch)
 
 
 def sleep_in(*rounds: ProcessDump) -> Sleep | None:
@@ -52,9 +53,9 @@ def test_sleep_tells_its_end(taken: ProcessDump) -> None:
         dump(FUTEX, in_torch=None),
         dump(NANOSLEEP, in_torch=True),
         dump(NANOSLEEP, Frame("_store_based_barrier", "torch/distributed/distributed_c10d.py", 900)),
-        structs.replace(dump(FUTEX, *EVENT), asks_rank="main"),
-        structs.replace(dump(FUTEX, *EVENT), awaits_store="main"),
-        structs.replace(dump(FUTEX, *EVENT), awaited=Awaited(name="10.0.0.9 port 8000")),
+        change_dump(dump(FUTEX, *EVENT), asks_rank="main"),
+        change_dump(dump(FUTEX, *EVENT), awaits_store="main"),
+        change_dump(dump(FUTEX, *EVENT), awaited=Awaited(name="10.0.0.9 port 8000")),
     ],
     ids=[
         "no end",

@@ -42,9 +42,9 @@ def read(
     The process at the other end of a pipe or socket is searched among `related_pids` first, then on the whole node
     until `end` (CLOCK_MONOTONIC, seconds).
     """
-    proc_root, awaited = strangers.proc_root, dumps[-1].awaited_thread if dumps else None
+    proc_root, awaited = strangers.proc_root, dumps[-1].main.awaited_thread if dumps else None
     thread = None if awaited is None else awaited.id
-    calls = [dump.call if dump.awaited_thread == awaited else None for dump in dumps]
+    calls = [dump.main.call if dump.main.awaited_thread == awaited else None for dump in dumps]
     call = follow_child(pid, main_thread.read_call(pid, proc_root, thread), proc_root)
     last_call = calls[-1] if calls else None
     if call is None or last_call is None or not call.name or not _is_same(call, last_call):

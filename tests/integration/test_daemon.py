@@ -229,9 +229,9 @@ def test_a_check_that_found_no_job_looks_again_when_one_comes(tmp_path: Path, mo
     monkeypatch.setattr(node_checks, "CHECK_AGAIN_SECONDS", 0.1)
     node = SimulatedNode(2)
     looks: list[int] = []
-    observe = environment.CHECK.observe
+    check = registry.checks()["environment"]
     counted = dataclasses.replace(
-        environment.CHECK, observe=lambda seen, settings: looks.append(len(seen.jobs)) or observe(seen, settings)
+        check, observe=lambda seen, settings: looks.append(len(seen.jobs)) or check.observe(seen, settings)
     )
     monkeypatch.setattr(registry, "checks", lambda: {"environment": counted})
     daemon = Daemon(

@@ -10,7 +10,7 @@ from hangwatch import crash
 from hangwatch.crash import CrashArtifacts, collection
 from hangwatch.explain.logs import rank_log
 from hangwatch.explain.stacks import gdb_text
-from hangwatch.formats import incident_file, launcher_text
+from hangwatch.formats import incident_file, launcher_text, log_times
 from hangwatch.model import Confidence, EndedProcess, Incident, Job, KernelLine, ProcessId, RankId, Verdict
 from hangwatch.probes.process import crash_artifacts
 from hangwatch.report import html, text
@@ -30,7 +30,7 @@ def make_artifacts(
     pid = 1000 + rank
     failure = None
     if error:
-        moment = rank_log.Moment("unix", float(int(NOW + at)), "")
+        moment = log_times.Moment("unix", float(int(NOW + at)), "")
         said = rank_log.parse_error_file(f'{{"message": {{"message": "{error}"}}}}')
         failure = said._replace(moment=moment)
     lines: tuple[KernelLine, ...] = ()
@@ -463,7 +463,7 @@ def test_verdict_has_the_type_of_an_exception_and_the_incident_its_text(name: st
 )
 def test_verdict_on_an_exception_without_a_type_has_none_of_its_text(error_text: str) -> None:
     failure = rank_log.parse_error_file(f'{{"message": {error_text}}}')._replace(
-        moment=rank_log.Moment("unix", NOW, "")
+        moment=log_times.Moment("unix", NOW, "")
     )
     found = [make_artifacts(0)._replace(failure=failure)]
     verdict = judged(found)

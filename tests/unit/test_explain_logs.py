@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hangwatch.cli.explain import explain
 from hangwatch.explain import traces
 from hangwatch.explain.logs import kernel_text, log_evidence, rank_log
+from hangwatch.formats import log_times
 from hangwatch.model import Confidence, Evidence, RankId, Verdict
 from hangwatch.verdict.supplements import complete
 from tests.unit.test_explain_stacks import EXAMPLES, STUCK, WAITS, collect, explained, process, read
@@ -180,7 +181,7 @@ def test_a_progress_bar_is_the_line_that_a_terminal_shows() -> None:
     ],
 )
 def test_times(text: str, clock: str, same: str) -> None:
-    first, second = rank_log.read_moment(text), rank_log.read_moment(same)
+    first, second = log_times.read_moment(text), log_times.read_moment(same)
     assert (first.clock, first.seconds) == (clock, second.seconds) == (second.clock, second.seconds)
 
 
@@ -188,7 +189,7 @@ def test_times(text: str, clock: str, same: str) -> None:
     "text", ["2026-13-22 02:38:20", "2026-02-30 02:38:20", "E1322 02:38:20", "step 2026", "", "9" * 99]
 )
 def test_what_is_no_time(text: str) -> None:
-    assert rank_log.read_moment(text) is None
+    assert log_times.read_moment(text) is None
 
 
 # --- the first failure -----------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.explain.logs import merged_logs
-from hangwatch.explain.logs.rank_log import Log, Moment, Work, earlier
+from hangwatch.explain.logs.rank_log import Log, Work
+from hangwatch.formats.log_times import Moment, earlier
 from hangwatch.formats.work_lines import DEFAULT_GROUP, WorkLine, is_collective
 from hangwatch.model import MOST_RANKS, RankId
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hangwatch import words
 from hangwatch.explain.logs.merged_logs import RankLog
-from hangwatch.explain.logs.rank_log import Moment, common_clock, time_on
+from hangwatch.formats.log_times import Moment, common_clock, time_on
 from hangwatch.model import RankId
 
 SHOWN = 3

@@ -11,8 +11,9 @@ from hangwatch.explain.logs import enqueued_work, log_ends
 from hangwatch.explain.logs.enqueued_work import RankWork, WorkFinding
 from hangwatch.explain.logs.log_ends import SHOWN, TIMES_AS_MANY, End
 from hangwatch.explain.logs.merged_logs import RankLog
-from hangwatch.explain.logs.rank_log import Failure, Message, Moment, common_clock, time_on
+from hangwatch.explain.logs.rank_log import Failure, Message
 from hangwatch.formats import work_lines
+from hangwatch.formats.log_times import Moment, common_clock, time_on
 from hangwatch.model import INTERFACES_OF_ONE_NODE, CheckFirst, Evidence, RankId, Supplement
 from hangwatch.tables import nccl_messages
 

@@ -7,9 +7,7 @@ import contextlib
 import ipaddress
 import itertools
 import re
-from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime, timezone
 from typing import NamedTuple
 
 import msgspec
@@ -18,7 +16,8 @@ from msgspec.structs import replace
 from hangwatch import words
 from hangwatch.explain.logs import kernel_text
 from hangwatch.explain.stacks.parsed_processes import LONGEST_LINE
-from hangwatch.formats import decoding, nccl_ras, pyspy_json, work_lines
+from hangwatch.formats import decoding, log_times, nccl_ras, pyspy_json, work_lines
+from hangwatch.formats.log_times import Moment, at_unix_seconds, read_moment, remove_time
 from hangwatch.model import RankId
 from hangwatch.tables import launcher_lines, nccl_messages, secret_forms
 
@@ -34,15 +33,6 @@ _CALLSTACK_CHARACTERS = 1 << 16
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b.|[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _TOLD_RANK = re.compile(r"^\[rank(\d{1,7})\]: ?")
-_DATED = re.compile(
-    r"(\d{4})[-/](\d\d)[-/](\d\d)[ T_](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?\d*(Z|[+-]\d\d:?\d\d)?", re.ASCII
-)
-_GLOG = re.compile(r"^\[?[IWEFD](\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?", re.ASCII)
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_SYSLOG = re.compile(rf"^({'|'.join(_MONTHS)}) {{1,2}}(\d\d?) (\d\d):(\d\d):(\d\d)", re.ASCII)
-_STAMP_WITHIN = 64
-_LEAP_YEAR = 2000
-
 _TRACEBACK = "Traceback (most recent call last):"
 _OF_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|EXCEPTION)\b|^\[?[EF]\d{4} ", re.IGNORECASE)
 _CODE = re.compile(
@@ -114,36 +104,6 @@ _CALLER = re.compile(r"^#\d{1,4} ([^\W\d]\w{0,199}) from ([\w./+-]{1,1000}):(\d{
 _SUMMARY = re.compile(r"^  (time|host|rank|exitcode|error_file|traceback) *: ?(.*)$")
 _SUMMARY_PID = re.compile(r"\(pid: (\d{1,10})\)")
 _SUMMARY_RANK = re.compile(r"^(\d{1,7}) \(local_rank: (\d{1,7})\)$")
-
-
-class Moment(NamedTuple):
-    """A time in a log. `text` is the time as it is written.
-
-    `seconds` can be compared only with times on the same `clock`. "unix": since 1970, UTC; "local": a wall clock of
-    unknown zone; "yearless": a wall clock without a year.
-    """
-
-    clock: str
-    seconds: float
-    text: str
-
-
-def common_clock(moments: Sequence[Moment | None]) -> str:
-    """Return the clock that most of the moments use."""
-    clocks = Counter(moment.clock for moment in moments if moment)
-    return clocks.most_common(1)[0][0] if clocks else ""
-
-
-def time_on(moment: Moment | None, clock: str) -> tuple[bool, float]:
-    """Return a key that sorts by time. Moments without a time on this clock come last."""
-    return (False, moment.seconds) if moment and moment.clock == clock else (True, 0.0)
-
-
-def earlier(moment: Moment, seconds: float) -> Moment:
-    """Return the moment that was so many seconds before this one, as a time of day."""
-    before = moment.seconds - seconds
-    text = datetime.fromtimestamp(before % 86_400, timezone.utc).strftime("%H:%M:%S")
-    return Moment(moment.clock, before, f"{text} UTC" if moment.clock == "unix" else text)
 
 
 class Line(NamedTuple):
@@ -266,9 +226,9 @@ class Log:
         _, number, text, self._before = self._ordinary_line
         if text:
             moment = self._read_moment(text)
-            if _LAST_EXCEPTION.match(_remove_time(text, moment)):
+            if _LAST_EXCEPTION.match(remove_time(text, moment)):
                 self._fail(text, "", moment, number)
-            self.last = Line(number, secret_forms.mask(_remove_time(text, moment)), moment)
+            self.last = Line(number, secret_forms.mask(remove_time(text, moment)), moment)
 
     def _read_moment(self, text: str) -> Moment | None:
         """Return the time in a line, or else in its prefix."""
@@ -277,7 +237,7 @@ class Log:
     def _read_ordinary(self, text: str, number: int) -> None:
         if text.endswith(_TRACEBACK):
             count, _, before, prefix = self._ordinary_line  # logging.exception prints a message line first
-            is_message = count == self.lines - 1 and _OF_ERROR.search(before[:_STAMP_WITHIN])
+            is_message = count == self.lines - 1 and _OF_ERROR.search(before[: log_times.STAMP_WITHIN])
             self._began = self._read_moment(text) or (
                 read_moment(before) or read_moment(prefix) if is_message else None
             )
@@ -357,7 +317,7 @@ class Log:
 
     def _fail(self, text: str, where: str, moment: Moment | None, number: int) -> None:
         if sum(failure.rank is None for failure in self.failures) < MOST_FAILURES:
-            text = _remove_time(text, moment)
+            text = remove_time(text, moment)
             of_others = _is_of_others(text[:LONGEST_TEXT])
             self.failures.append(Failure(_mask_and_cut(text), where, moment, number, of_others))
 
@@ -420,53 +380,6 @@ def last_written(line: str) -> str:
     return parts[-1] if parts else ""
 
 
-def read_moment(text: str) -> Moment | None:
-    """Return the time at the beginning of a line (ISO 8601, glog, syslog); None if there is no valid time."""
-    for pattern, make in ((_DATED, _read_iso_time), (_GLOG, _read_glog_time), (_SYSLOG, _read_syslog_time)):
-        if match := pattern.search(text, 0, _STAMP_WITHIN):
-            try:
-                return make(match)
-            except (ValueError, OverflowError):
-                return None
-    return None
-
-
-def _read_iso_time(match: re.Match[str]) -> Moment:
-    *parts, fraction, zone = match.groups()
-    seconds = _count_seconds(*map(int, parts), fraction=fraction)
-    if zone is None:
-        return Moment("local", seconds, match.group(0))
-    ahead = 0 if zone == "Z" else int(f"{zone[0]}1") * (int(zone[1:3]) * 60 + int(zone[-2:])) * 60
-    return Moment("unix", seconds - ahead, match.group(0))
-
-
-def _read_glog_time(match: re.Match[str]) -> Moment:
-    *parts, fraction = match.groups()
-    seconds = _count_seconds(_LEAP_YEAR, *map(int, parts), fraction=fraction)
-    return Moment("yearless", seconds, match.group(0).lstrip("[IWEFD"))
-
-
-def _read_syslog_time(match: re.Match[str]) -> Moment:
-    month, *parts = match.groups()
-    seconds = _count_seconds(_LEAP_YEAR, _MONTHS.index(month) + 1, *map(int, parts), fraction=None)
-    return Moment("yearless", seconds, match.group(0))
-
-
-def _count_seconds(*parts: int, fraction: str | None) -> float:
-    """Return the seconds since 1970 for year, month, day, hour, minute and second, as if these were UTC."""
-    year, month, day, hour, minute, second = parts
-    whole = datetime(year, month, day, hour, minute, second, tzinfo=timezone.utc).timestamp()
-    return whole + float(f"0.{fraction or 0}")
-
-
-def _remove_time(text: str, moment: Moment | None) -> str:
-    """Return a text without the time at its beginning."""
-    if moment is None:
-        return text.strip()
-    before, _, after = text.partition(moment.text)
-    return f"{'' if re.fullmatch(r'[^A-Za-z]*[IWEFD]?', before) else before}{after}".strip(" \t[]|,:-")
-
-
 class _Extra(msgspec.Struct):
     py_callstack: str = ""
     timestamp: str | int | float | None = None
@@ -505,7 +418,7 @@ def parse_error_file(text: str) -> Failure:
     first_line = clean(message.message.partition("\n")[0])
     text, of_others = _mask_and_cut(first_line), _is_of_others(first_line[:LONGEST_TEXT])
     exception = None if isinstance(content, str) else _EXCEPTION_TYPE.match(text)
-    moment = _unix(message.extraInfo.timestamp)
+    moment = at_unix_seconds(message.extraInfo.timestamp)
     return Failure(text, where, moment, 1, of_others, exception=exception.group(1) if exception else "")
 
 
@@ -534,14 +447,3 @@ def _where(line: str) -> str:
         return ""
     place = f"{found.group(3)} ({found.group(1).rpartition('/')[2]}:{found.group(2)})"
     return place if secret_forms.mask(place) == place else ""
-
-
-def _unix(timestamp: str | float | None) -> Moment | None:
-    try:
-        seconds = float(timestamp) if timestamp is not None else None
-        if seconds is None:
-            return None
-        text = datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (ValueError, OverflowError, OSError):
-        return None
-    return Moment("unix", seconds, text)

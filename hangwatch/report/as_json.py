@@ -9,7 +9,7 @@ from hangwatch.report.phrases import group_ids, notes
 from hangwatch.stacks.user_code import split_by_line
 from hangwatch.verdict.wording.next_steps import next_step
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: the dumps of a capture have parts
 """The version of `Answer` and `Dump`.
 
 It increases if a field is removed or changes its meaning, not for a new field.

@@ -22,7 +22,7 @@ from tests.schemas import DOCS
 PAGE = (DOCS / "json.md").read_text()
 SCHEMA_OF = dict(re.findall(r"^\| `hangwatch (\w+) --json` .*\(([\w.]+\.schema\.json)\)", PAGE, re.MULTILINE))
 
-VERSIONS = {"report": 4, "status": 3}  # versions other than 1
+VERSIONS = {"report": 4, "status": 3, "dump": 2, "explain": 2, "merge": 2}  # versions other than 1
 
 
 def printed(*arguments: str, code: int = 0) -> Any:

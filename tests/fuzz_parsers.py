@@ -15,7 +15,6 @@ import pickle
 import random
 import re
 import signal
-import struct
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -35,8 +34,8 @@ from hangwatch.fleet import incident_fetch, sighting
 from hangwatch.formats import incident_file, process_title, pyspy_json, safe_pickle, work_lines
 from hangwatch.formats.pyspy_json import DumpError
 from hangwatch.probes.gpu.messages import Answer, CallAnnouncement, DriverFailure, Hello, SweepMessage
-from hangwatch.probes.network import infiniband, interfaces, ports, sntp
-from hangwatch.probes.node import chrony, file_limits, filesystems, kmsg, memory_pressure
+from hangwatch.probes.network import infiniband, interfaces, ports
+from hangwatch.probes.node import chrony, filesystems, kmsg, memory_pressure
 from hangwatch.probes.process import live_environ, proc_pid, procfs
 from hangwatch.probes.torch_recorder import libraries
 from hangwatch.tables import kernel_lines, xids
@@ -87,8 +86,6 @@ _MESSAGE = msgspec.json.Decoder(Hello | CallAnnouncement | SweepMessage | Driver
 _FRAME = {"name": "f", "filename": "/a/train.py", "short_filename": "train.py", "line": 3, "locals": None}
 _PYSPY = [{"pid": 7, "thread_id": 1, "thread_name": "MainThread", "active": True, "owns_gil": True, "frames": [_FRAME]}]
 _RECORDER = dumped(entry(0), entry(1), entry(2, state="started", retired=False))
-_SENT = struct.pack("!II", 3_900_000_000, 1)
-_PACKET = struct.pack("!BBbbII4s8s8s8s8s", 0x24, 2, 6, -20, 1, 1, b"GPS\0", _SENT, _SENT, _SENT, _SENT)
 _KMSG = b"4,1234,5678901,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=7, name=python, GPU has fallen off the bus."
 _JOURNAL = b"12,1,2,-;Out of memory: Killed process 77 (python) total-vm:1kB, anon-rss:2kB, file-rss:3kB, uid:0"
 
@@ -129,7 +126,6 @@ PARSERS: dict[str, Parser] = {
         (),
         [b"A9FEA97B,169.254.169.123,4,1.2,0.000000012,0.1,0.2,-1.5,0.001,0.02,0.0003,0.0004,16.1,Normal"],
     ),
-    "SNTP": Parser(lambda raw: sntp.parse_answer("ntp", raw, _SENT, 1.8e9), (), [_PACKET]),
     "mounts": Parser(_of_text(filesystems.parse_mounts), (), _proc("mountinfo")),
     "maps": Parser(libraries.parse_maps, (), _proc("maps")),
     "modules": Parser(lambda raw: live_environ.parse_maps(raw, b"/usr/bin/python3"), (), _proc("maps")),
@@ -139,7 +135,6 @@ PARSERS: dict[str, Parser] = {
     "net/route": Parser(_of_text(interfaces.parse_routes), (), _proc("net/route")),
     "InfiniBand rate": Parser(_of_text(infiniband.parse_rate), (), [b"400 Gb/sec (4X NDR)"]),
     "port": Parser(_of_text(ports.parse), (), [b"gpu-07:29500", b"[::1]:80"]),
-    "default limit": Parser(_of_text(file_limits.parse_default), (), [b"1024:524288", b"infinity"]),
     "URL": Parser(_of_text(incident_fetch.parse_url), (UserError,), [b"https://gpu-07:9836/", b"gpu-07"]),
 }
 """All parsers of data that hangwatch did not write, by name."""

@@ -58,7 +58,6 @@ class NodeTree:
             proc_root=self.proc,
             sys_root=self.sys,
             dev_root=self.dev,
-            file_root=self.root,
             jobs=jobs,
             clock=self.time.clock(),
             kernel_log=KernelLog(),

@@ -1,8 +1,8 @@
-"""Synchronization of this node's clock, and its offset from the time source and from other nodes.
+"""Synchronization of this node's clock, and its offset from the time source.
 
 If clocks differ, logs of several nodes cannot be compared, and token lifetimes, rendezvous and file systems break.
-The check reads the kernel (adjtimex; ntpd and systemd-timesyncd set the clock through it), chronyd if it responds, and
-the configured peers (SNTP). It detects a jump by comparison with the monotonic clock.
+The check reads the kernel (adjtimex; ntpd and systemd-timesyncd set the clock through it), and chronyd if it responds.
+It detects a jump by comparison with the monotonic clock. `hangwatch check --nodes` compares the clocks of nodes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
 from hangwatch.config import describe
 from hangwatch.model import CheckVerdict, Fault, Point
-from hangwatch.probes.network import sntp
 from hangwatch.probes.node import chrony, timex
 from hangwatch.probes.node.machine import Node
 
@@ -38,12 +37,11 @@ KEEP_TIME = (
 )
 RTCSYNC = "the kernel does not know it: set `rtcsync` in chrony.conf"
 STEP_TIME = "chronyc -n tracking; `chronyc makestep` corrects the clock at once (a jump: do it between jobs)"
-MAX_PEERS = 16
 STEP_SECONDS = 0.5  # of the wall clock against the monotonic clock
 
 
 class Settings(contract.Settings, frozen=True):
-    """Limits of the clock offset, and the peers to query."""
+    """Limits of the clock offset."""
 
     warning_seconds: Annotated[
         float, Meta(gt=0.0, le=3600.0, description="warning if the offset is larger than this")
@@ -52,11 +50,8 @@ class Settings(contract.Settings, frozen=True):
         float, Meta(gt=0.0, le=3600.0, description="critical if the offset is larger than this")
     ] = 1.0
     require_synchronized: Annotated[
-        bool, describe("false: ignore an unsynchronized clock, for example if a hypervisor sets it; then set peers")
+        bool, describe("false: ignore an unsynchronized clock, for example if a hypervisor sets it")
     ] = True
-    peers: Annotated[
-        tuple[str, ...], Meta(max_length=MAX_PEERS, description="NTP servers or other nodes to query: host, host:port")
-    ] = ()
 
 
 class Sample(contract.Sample, frozen=True):
@@ -69,23 +64,18 @@ class Sample(contract.Sample, frozen=True):
     monotonic_seconds: float
     kernel: timex.Timex | None = None
     chrony: chrony.Tracking | None = None
-    peers: tuple[sntp.PeerOffset, ...] = ()
 
 
-def observe(node: Node, settings: Settings) -> Sample | Fault | None:
-    """Query the kernel, chronyd and the peers. If chronyd responds, a fault of adjtimex is not reported."""
+def observe(node: Node, _: Settings) -> Sample | Fault | None:
+    """Query the kernel and chronyd. If chronyd responds, a fault of adjtimex is not reported."""
     kernel, tracking = timex.read(), chrony.read_tracking()
-    answers = sntp.query(settings.peers, unix_clock=node.clock.unix)
-    faults = [answer for answer in (tracking, *answers.values()) if isinstance(answer, Fault)]
-    if isinstance(kernel, Fault) and not isinstance(tracking, chrony.Tracking):
-        faults.insert(0, kernel)
+    has_tracking = isinstance(tracking, chrony.Tracking)
     return Sample(
         unix_seconds=node.clock.unix(),
         monotonic_seconds=node.clock.monotonic(),
         kernel=kernel if isinstance(kernel, timex.Timex) else None,
         chrony=tracking if isinstance(tracking, chrony.Tracking) else None,
-        peers=tuple(answer for answer in answers.values() if isinstance(answer, sntp.PeerOffset)),
-        faults=tuple(faults),
+        faults=tuple(answer for answer in (kernel, tracking) if isinstance(answer, Fault) and not has_tracking),
     )
 
 
@@ -107,8 +97,6 @@ def _offsets(sample: Sample) -> Iterator[tuple[str, float]]:
         yield "kernel", sample.kernel.offset_seconds
     if sample.chrony is not None:
         yield "chrony", -sample.chrony.offset_seconds
-    for peer in sample.peers:
-        yield peer.peer, peer.offset_seconds
 
 
 def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
@@ -167,7 +155,6 @@ def table(sample: Sample) -> contract.Rows:
         remarks["kernel"] = f"{state}, estimated error {sample.kernel.estimated_error_seconds:.6f} s"
     if sample.chrony is not None:
         remarks["chrony"] = f"stratum {sample.chrony.stratum}, follows {sample.chrony.source}"
-    remarks |= {peer.peer: f"stratum {peer.stratum}, round trip {peer.delay_seconds:.6f} s" for peer in sample.peers}
     return [*rows, *((source, f"{offset:+.6f}", remarks.get(source, "")) for source, offset in _offsets(sample))]
 
 

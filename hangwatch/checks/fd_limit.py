@@ -2,7 +2,7 @@
 
 Data loaders that pass tensors by file descriptor, checkpoints with many shards and NCCL sockets use many files. A rank
 that reaches its limit gets EMFILE in one thread, and the other ranks wait. A job can raise its soft limit only up to
-its hard limit, so the check judges both. Configuration files show the limits that a login or a unit will have.
+its hard limit, so the check judges both.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,8 +15,6 @@ from hangwatch.checks.framework.contract import Check, Metric, critical, ok, war
 from hangwatch.config import describe
 from hangwatch.model import CheckVerdict, Fault, JobName, Point, Value
 from hangwatch.probes import pseudo_files
-from hangwatch.probes.node import file_limits
-from hangwatch.probes.node.file_limits import NewProcess
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid, procfs
 
@@ -74,12 +72,11 @@ class Holder(Value, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """The number of open files of the node, the processes with their limits, and the limits of new processes."""
+    """The number of open files of the node, and the processes with their limits."""
 
     node_open: int
     node_max: int
     holders: tuple[Holder, ...] = ()
-    new: tuple[NewProcess, ...] = ()
 
 
 def observe(node: Node, settings: Settings) -> Sample | Fault | None:
@@ -98,7 +95,6 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
         node_open=int(numbers[0]),
         node_max=int(numbers[2]),
         holders=tuple(answer for answer in answers if isinstance(answer, Holder)),
-        new=file_limits.read(node.file_root, node.proc_root),
         faults=tuple(answer for answer in answers if isinstance(answer, Fault)),
     )
 
@@ -156,15 +152,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     ranks = words.count(sum(holder.role == "rank" for holder in sample.holders), "rank")
     most = max((holder.open / holder.soft for holder in sample.holders if holder.open is not None), default=None)
     used = f"{ranks} use at most {most:.0%} of their limit" if most is not None else "no training job is running"
-    new = "".join(f"; {_limits(process)}" for process in sample.new)
-    message = f"{sample.node_open} of {sample.node_max} files open on the node; {used}{new}"
-    return worst(findings, ok("FilesLeft", message))
-
-
-def _limits(new: NewProcess) -> str:
-    others = f", {new.others} lines for other users" if new.others else ""
-    limits = f"{new.soft:.0f} files and raise that limit to {new.hard:.0f}"
-    return f"new processes of {new.kind} may open {limits} ({new.source}{others})"
+    return worst(findings, ok("FilesLeft", f"{sample.node_open} of {sample.node_max} files open on the node; {used}"))
 
 
 def _node(sample: Sample) -> Iterator[CheckVerdict]:
@@ -196,11 +184,10 @@ def _low(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
 
 
 def table(sample: Sample) -> contract.Rows:
-    """Return one row per process, then the limits of new processes."""
+    """Return one row per process."""
     header = ("process", "open", "soft limit", "hard limit")
     rows = [(holder, holder.open, f"{holder.soft:.0f}", f"{holder.hard:.0f}") for holder in sample.holders]
-    new = [(f"{new.kind} ({new.source})", "", f"{new.soft:.0f}", f"{new.hard:.0f}") for new in sample.new]
-    return [header, *rows, *new]
+    return [header, *rows]
 
 
 CHECK = Check(observe, points, judge, table, Settings, absent="this node has no fs.file-nr")

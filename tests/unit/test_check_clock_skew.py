@@ -1,12 +1,9 @@
-"""clock_skew: the kernel's clock state, a real chronyd on loopback, peers by SNTP, and jumps of the clock."""
+"""clock_skew: the kernel's clock state, a real chronyd on loopback, and jumps of the clock."""
 
 import os
 import shutil
 import signal
-import socket
-import struct
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,11 +17,10 @@ from hypothesis import strategies as st
 from hangwatch.checks import clock_skew
 from hangwatch.checks.clock_skew import Sample, Settings, judge
 from hangwatch.model import Fault
-from hangwatch.probes.network import sntp
 from hangwatch.probes.node import chrony, timex
 from hangwatch.probes.node.machine import Node
 from tests.conftest import wait_for
-from tests.node_tree import Checked, FakeClock, values
+from tests.node_tree import Checked, FakeClock
 from tests.servers import free_port
 
 KEPT = timex.Timex(synchronized=True, offset_seconds=1e-5, estimated_error_seconds=1e-4, maximum_error_seconds=0.02)
@@ -36,8 +32,8 @@ def sample(unix: float = 1.7e9, monotonic: float = 100.0, **others: Any) -> Samp
     return Sample(unix_seconds=unix, monotonic_seconds=monotonic, **{"kernel": KEPT, **others})
 
 
-def peer(offset: float) -> sntp.PeerOffset:
-    return sntp.PeerOffset(peer="node2", offset_seconds=offset, delay_seconds=0.001, stratum=2)
+def tracking(ahead_seconds: float) -> chrony.Tracking:
+    return chrony.Tracking(source="node2", stratum=2, offset_seconds=-ahead_seconds, synchronized=True)
 
 
 def verdict(*window: Sample, **settings: Any) -> tuple[str, str]:
@@ -46,9 +42,9 @@ def verdict(*window: Sample, **settings: Any) -> tuple[str, str]:
 
 
 def test_a_clock_that_is_kept() -> None:
-    found = judge((sample(chrony=chrony.parse_tracking(TRACKING), peers=(peer(0.002),)),), Settings())
+    found = judge((sample(chrony=tracking(0.002)),), Settings())
     assert (found.status.name, found.reason) == ("OK", "ClockInStep")
-    assert "2.000 ms" in found.message and "node2" in found.message
+    assert "2.000 ms (sources: kernel, chrony)" in found.message
 
 
 def test_clock_without_synchronization_is_a_warning() -> None:
@@ -79,14 +75,14 @@ def test_chrony_that_follows_a_source_outweighs_the_kernel() -> None:
     ("offset", "expected"),
     [(0.049, "OK"), (-0.049, "OK"), (0.051, "WARNING"), (-0.051, "WARNING"), (1.1, "CRITICAL"), (-400.0, "CRITICAL")],
 )
-def test_the_offset_to_a_peer(offset: float, expected: str) -> None:
-    assert verdict(sample(peers=(peer(offset),)))[0] == expected
-    assert verdict(sample(peers=(peer(offset),)), warning_seconds=500.0, critical_seconds=500.0)[0] == "OK"
+def test_the_offset_to_the_source(offset: float, expected: str) -> None:
+    assert verdict(sample(chrony=tracking(offset)))[0] == expected
+    assert verdict(sample(chrony=tracking(offset)), warning_seconds=500.0, critical_seconds=500.0)[0] == "OK"
 
 
 def test_the_message_says_which_clock_is_ahead() -> None:
-    assert "behind node2" in judge((sample(peers=(peer(0.3),)),), Settings()).message
-    assert "ahead of node2" in judge((sample(peers=(peer(-0.3),)),), Settings()).message
+    assert "behind chrony" in judge((sample(chrony=tracking(0.3)),), Settings()).message
+    assert "ahead of chrony" in judge((sample(chrony=tracking(-0.3)),), Settings()).message
 
 
 def test_a_jump_is_seen_by_the_monotonic_clock_and_remembered_for_the_window() -> None:
@@ -196,11 +192,8 @@ def test_chronyc_that_cannot_be_ended_is_not_waited_for(monkeypatch: pytest.Monk
 
 
 @contextmanager
-def real_chronyd(folder: Path) -> Iterator[tuple[int, int]]:
-    """Run a chronyd that serves this machine's time on loopback and sets no clock.
-
-    Yield its NTP port and its command port.
-    """
+def real_chronyd(folder: Path) -> Iterator[int]:
+    """Run a chronyd on loopback that sets no clock, and yield its command port."""
     program = shutil.which("chronyd", path="/usr/sbin:/usr/bin")
     if program is None:
         pytest.skip("chronyd is not installed: apt-get install chrony")
@@ -214,7 +207,7 @@ def real_chronyd(folder: Path) -> Iterator[tuple[int, int]]:
         [program, "-x", "-d", "-u", "root", "-f", str(settings)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     try:
-        yield ntp, command
+        yield command
     finally:
         daemon.terminate()
         daemon.wait(60)
@@ -222,138 +215,15 @@ def real_chronyd(folder: Path) -> Iterator[tuple[int, int]]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: chronyd starts as root only")
 def test_a_real_chronyd_on_loopback(tmp_path: Path) -> None:
-    with real_chronyd(tmp_path) as (ntp, command):
+    with real_chronyd(tmp_path) as command:
         arguments = ("-h", "127.0.0.1", "-p", str(command))
         answer = wait_for(lambda: chrony.read_tracking(arguments), "an answer of chronyd")
         assert isinstance(answer, chrony.Tracking)
         assert answer.stratum == 9 and abs(answer.offset_seconds) < 0.001
         assert not answer.synchronized, "it has no source but its own clock"
-        place = f"127.0.0.1:{ntp}"
-        told = wait_for(lambda: isinstance(sntp.query([place])[place], sntp.PeerOffset), "an answer over NTP")
-        assert told
-
-        def offset_seconds() -> float:
-            return values(Checked("clock_skew", peers=(place,)).run(Node()), "clock_offset_seconds")[(place,)]
-
-        wait_for(lambda: abs(offset_seconds()) < 0.005, "an answer without a delay")
-        behind = Checked("clock_skew", peers=(place,)).run(Node(clock=FakeClock(unix=1.7e9).clock()))
-        assert (behind.verdict.status.name, behind.verdict.reason) == ("CRITICAL", "ClockFarOff")
     assert chrony.read_tracking(arguments) is None, "chrony is installed and does not run"
 
 
-# --- SNTP ----------------------------------------------------------------------------------------------------------
-
-REQUEST_STAMP = struct.pack("!II", 0xE0000000, 0x80000000)
-
-
-def answer_packet(
-    offset: float = 0.25, *, first: int = 0x24, stratum: int = 2, stamp: bytes = REQUEST_STAMP
-) -> tuple[bytes, float]:
-    """Return a server's packet and its arrival time. The server's clock is `offset` ahead, 10 ms away each way."""
-    asked = 0xE0000000 - sntp.UNIX_EPOCH + 0.5
-    times = (asked + 0.010 + offset, asked + 0.011 + offset)
-    stamps = [part for time in times for part in sntp._to_ntp(time)]
-    packet = struct.pack("!BBbb5I", first, stratum, 6, -20, 0, 0, 0, 0, 0) + stamp + struct.pack("!4I", *stamps)
-    return packet, asked + 0.021
-
-
-def test_offset_and_delay_of_an_answer() -> None:
-    packet, received = answer_packet(0.25)
-    answer = sntp.parse_answer("node2", packet, REQUEST_STAMP, received)
-    assert isinstance(answer, sntp.PeerOffset)
-    assert answer.offset_seconds == pytest.approx(0.25, abs=1e-6)
-    assert answer.delay_seconds == pytest.approx(0.020, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("packet", "reason"),
-    [
-        (b"", "UnreadableAnswer"),
-        (answer_packet()[0][:47], "UnreadableAnswer"),
-        (answer_packet(stamp=b"\0" * 8)[0], "UnreadableAnswer"),
-        (answer_packet(first=0x23)[0], "UnreadableAnswer"),
-        (answer_packet(stratum=0)[0], "PeerUnsynchronized"),
-        (answer_packet(first=0xE4)[0], "PeerUnsynchronized"),
-    ],
-)
-def test_answers_that_are_none(packet: bytes, reason: str) -> None:
-    answer = sntp.parse_answer("node2", packet, REQUEST_STAMP, 1.7e9)
-    assert isinstance(answer, Fault) and answer.reason == reason
-
-
-@given(st.binary(max_size=80))
-def test_any_packet_is_a_value_or_a_fault(packet: bytes) -> None:
-    assert isinstance(sntp.parse_answer("x", packet, REQUEST_STAMP, 1.7e9), sntp.PeerOffset | Fault)
-
-
-@given(st.floats(min_value=0, max_value=4.2e9))
-def test_times_survive_the_ntp_form_also_after_2036(unix: float) -> None:
-    assert sntp._from_ntp(*sntp._to_ntp(unix)) == pytest.approx(unix, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("peer", "place"),
-    [
-        ("node2", ("node2", 123)),
-        ("node2:1123", ("node2", 1123)),
-        ("fd00::1", ("fd00::1", 123)),
-        ("[fd00::1]:1123", ("fd00::1", 1123)),
-        ("[fd00::1]", ("fd00::1", 123)),
-    ],
-)
-def test_peers_as_people_write_them(peer: str, place: tuple[str, int]) -> None:
-    assert sntp.parse_peer(peer) == place
-
-
-BROADCAST = "255.255.255.255"  # the kernel refuses to send to it without SO_BROADCAST
-NO_NAME = "n" * 70  # too long for a host name: fails without a name server
-
-
-def test_silent_refusing_and_unknown_peers_cost_one_deadline_together() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
-        silent.bind(("127.0.0.1", 0))
-        mute = f"127.0.0.1:{silent.getsockname()[1]}"
-        refusing = f"127.0.0.1:{free_port()}"
-        answers = sntp.query([mute, refusing, NO_NAME, "node:port", BROADCAST], deadline_seconds=0.3)
-    reasons = {peer: answer.reason for peer, answer in answers.items() if isinstance(answer, Fault)}
-    assert reasons.pop(BROADCAST) == "CannotSend"
-    assert reasons == {
-        mute: "NoAnswer",
-        refusing: "NoAnswer",
-        NO_NAME: "UnknownPeer",
-        "node:port": "UnknownPeer",
-    }
-
-
-def test_a_peer_that_does_not_answer_makes_the_check_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timex, "read", lambda: KEPT)
-    result = Checked("clock_skew", peers=(f"127.0.0.1:{free_port()}",)).run(Node())
-    assert (result.verdict.status.name, result.verdict.reason) == ("UNKNOWN", "NoAnswer")
-    assert len(result.faults) == 1
-
-
-def test_peer_with_clock_ahead_has_its_offset_measured() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
-        server.bind(("127.0.0.1", 0))
-        server.settimeout(60)
-
-        def serve() -> None:
-            request, address = server.recvfrom(512)
-            now = struct.unpack("!II", request[40:48])
-            ahead = (now[0] + 5, now[1])
-            head = struct.pack("!BBbb8I", 0x24, 1, 6, -20, *([0] * 5), *now, ahead[0])
-            server.sendto(head + struct.pack("!III", ahead[1], *ahead), address)
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        place = f"127.0.0.1:{server.getsockname()[1]}"
-        answer = sntp.query([place], deadline_seconds=60.0)[place]
-        thread.join()
-    assert isinstance(answer, sntp.PeerOffset)
-    # The server sends the time of the request, so its answer seems to be older by the round trip.
-    assert answer.offset_seconds == pytest.approx(5.0 - answer.delay_seconds / 2, abs=0.001)
-
-
 def test_the_table_shows_every_source() -> None:
-    rows = clock_skew.table(sample(chrony=chrony.parse_tracking(TRACKING), peers=(peer(0.002),)))
-    assert [row[0] for row in rows] == ["source", "kernel", "chrony", "node2"]
+    rows = clock_skew.table(sample(chrony=tracking(0.002)))
+    assert [row[0] for row in rows] == ["source", "kernel", "chrony"]

@@ -28,7 +28,6 @@ class Clock:
 class Node:
     """The parts of a node that a check may read.
 
-    * `file_root` is the folder of /etc, /run and /usr.
     * `gpus` is None without a driver.
     * `jobs` are the jobs that the daemon monitors now.
     * `state_directory` holds the incidents.
@@ -41,7 +40,6 @@ class Node:
     proc_root: Path = Path("/proc")
     sys_root: Path = Path("/sys")
     dev_root: Path = Path("/dev")
-    file_root: Path = Path("/")
     gpus: GpuSource | None = None
     jobs: tuple[Job, ...] = ()
     clock: Clock = Clock()

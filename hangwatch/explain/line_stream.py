@@ -108,9 +108,6 @@ class Reader:
 
         Raises HugeStackError if a dump exceeds the limits.
         """
-        if self._pyspy is not None and line in self._interned.lines and self._text is None and self._decoration is None:
-            self._pyspy.feed(line)  # a frame that was read before: most lines of many ranks
-            return
         self._number, self._before = number, before
         if "\r" in line:
             line = last_written(line)
@@ -123,6 +120,16 @@ class Reader:
             self._read_other_line(line)
         else:
             self._pyspy.feed(line)
+
+    def repeat_frame(self, line: str) -> bool:
+        """Read a line, with its line end, if it is a frame of py-spy that was read before: most lines of many ranks.
+
+        Return false if it is not. Raises HugeStackError if a dump exceeds the limits.
+        """
+        frame = self._interned.lines.get(line)
+        if frame is None or self._pyspy is None or self._text is not None or self._decoration is not None:
+            return False
+        return self._pyspy.add_frame(frame)
 
     def _remove_decoration(self, line: str) -> str:
         is_command = self._pyspy is not None and self._pyspy.is_in_header

@@ -4,6 +4,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from msgspec import structs
@@ -63,7 +64,7 @@ class RankPrograms(NamedTuple):
         is_other &= not _is_numbered(process)
         if self.are_workers and is_other:
             return True
-        is_other |= _was_forked(process) and not self.ranks_are_forked
+        is_other |= _read_main_stack(process).is_forked and not self.ranks_are_forked
         return is_other and not is_in_collective(process)
 
 
@@ -89,17 +90,9 @@ def find_programs(candidates: Sequence[ParsedProcess]) -> RankPrograms:
         common = counts.most_common(2)
         if common and common[0][1] > 1 and (len(common) == 1 or common[1][1] < common[0][1]):
             programs = {common[0][0]}
-    forked = sum(map(_was_forked, inside or candidates))
+    forked = sum(_read_main_stack(process).is_forked for process in inside or candidates)
     ranks_are_forked = forked > 0 if inside else forked * 2 >= len(candidates)
     return RankPrograms(frozenset(workers or programs), ranks_are_forked, are_workers=bool(workers))
-
-
-def _was_forked(process: ParsedProcess) -> bool:
-    """True for a child that multiprocessing forked. A parent that forks or joins its child is in the same file."""
-    return any(
-        inner.function.rpartition(".")[2] == "_bootstrap" and _FORKED.search(outer.file)
-        for inner, outer in itertools.pairwise(_find_main_frames(process))
-    )
 
 
 def _is_foreign(process: ParsedProcess) -> bool:
@@ -173,25 +166,17 @@ def _read_id(prefix: RankId, process: ParsedProcess) -> RankId:
 
 def is_launcher(process: ParsedProcess) -> bool:
     """True for a process that starts ranks and waits for them: torchrun, deepspeed, accelerate, or mp.spawn."""
-    frames = _find_main_frames(process)
-    spawned = any(
-        frame.function.endswith("join") and frame.file.endswith("multiprocessing/spawn.py") for frame in frames
-    )
-    return spawned or any(_LAUNCHER_FILES.search(frame.file) for frame in frames[:8])
+    return _read_main_stack(process).is_launcher
 
 
 def is_helper(process: ParsedProcess, pids: set[int | None]) -> bool:
     """True for a process that works for a rank: its parent is one of `pids`, or it runs the loop of a worker."""
     if process.parent_pid is not None and process.parent_pid in pids:
         return True
-    if any(frame.function == "_serve_one" and _FORKSERVER.search(frame.file) for frame in _find_main_frames(process)):
+    stack = _read_main_stack(process)
+    if stack.is_served:
         return False  # a child of the fork server keeps its command line and outer frames
-    if _HELPER_COMMAND.search(process.command):
-        return True
-    return any(
-        _HELPER_FRAMES.match(f"{frame.function.rsplit('.', 1)[-1]} ({frame.file}")
-        for frame in _find_main_frames(process)
-    )
+    return stack.is_worker or _HELPER_COMMAND.search(process.command) is not None
 
 
 def is_in_collective(process: ParsedProcess) -> bool:
@@ -199,8 +184,38 @@ def is_in_collective(process: ParsedProcess) -> bool:
 
     Lightning starts the other ranks as children of rank 0, so a child in a collective is not a helper.
     """
-    return any(_TAKES_PART.search(frame.file) for frame in _find_main_frames(process))
+    return _read_main_stack(process).is_in_collective
 
 
-def _find_main_frames(process: ParsedProcess) -> tuple[Frame, ...]:
-    return next((thread.frames for thread in process.threads if thread.is_main), ())
+class _MainStack(NamedTuple):
+    """Signs of the role of a process in the stack of its main thread. `is_served`: it is a child of a fork server.
+
+    `is_forked` is true for a child that multiprocessing forked. Its parent, which forks or joins it, is in one file.
+    """
+
+    is_launcher: bool
+    is_served: bool
+    is_worker: bool
+    is_forked: bool
+    is_in_collective: bool
+
+
+def _read_main_stack(process: ParsedProcess) -> _MainStack:
+    return _read_stack(next((thread.frames for thread in process.threads if thread.is_main), ()))
+
+
+@lru_cache(maxsize=1 << 10)  # most ranks have the same stack
+def _read_stack(frames: tuple[Frame, ...]) -> _MainStack:
+    spawns = any(
+        frame.function.endswith("join") and frame.file.endswith("multiprocessing/spawn.py") for frame in frames
+    )
+    return _MainStack(
+        is_launcher=spawns or any(_LAUNCHER_FILES.search(frame.file) for frame in frames[:8]),
+        is_served=any(frame.function == "_serve_one" and _FORKSERVER.search(frame.file) for frame in frames),
+        is_worker=any(_HELPER_FRAMES.match(f"{frame.function.rsplit('.', 1)[-1]} ({frame.file}") for frame in frames),
+        is_forked=any(
+            inner.function.rpartition(".")[2] == "_bootstrap" and _FORKED.search(outer.file)
+            for inner, outer in itertools.pairwise(frames)
+        ),
+        is_in_collective=any(_TAKES_PART.search(frame.file) for frame in frames),
+    )

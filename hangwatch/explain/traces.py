@@ -386,44 +386,73 @@ def _read_source(
     if rank_log.is_error_file("".join(head[:2])[:_SNIFFED_CHARACTERS]):
         hearsay.error_file(name, named.id, "".join(islice(chain(head, iterator), _SNIFFED_LINES)))
         return []
-    labelled = line_prefixes.are_labelled([part for line in head for part in line_prefixes.read_texts(line)])
-    sources: dict[tuple[RankId, bool], _Source] = {}
-    headings = line_prefixes.Headings(line_stream.begins_dump)
-    heading: tuple[RankId, bool] | None = None
-    by_prefix: dict[str, _Source] = {}  # by `[node:rank]` as in the text, a cache: most lines repeat a prefix
-    whole = enumerate(chain(head, iterator), 1)
-    for number, line in ((number, part) for number, kept in whole for part in line_prefixes.read_texts(kept)):
+    return _Streams(name, named, interned, hearsay).read(head, iterator)
+
+
+class _Streams:
+    """The streams of one source: a reader for each prefix of its lines."""
+
+    def __init__(self, name: str, named: file_names.RankInName, interned: Interned, hearsay: _LogCollector) -> None:
+        self._name = name
+        self._named = named
+        self._interned = interned
+        self._hearsay = hearsay
+        self._sources: dict[tuple[RankId, bool], _Source] = {}
+        self._headings = line_prefixes.Headings(line_stream.begins_dump)
+        self._heading: tuple[RankId, bool] | None = None
+        self._by_prefix: dict[str, line_stream.Reader] = {}  # by `[node:rank]`, a cache: most lines repeat a prefix
+
+    def read(self, head: Sequence[str], tail: Iterable[str]) -> list[_Source]:
+        """Read the lines with their line ends and return the streams. Raises HugeStackError if a dump is too large."""
+        self._is_labelled = line_prefixes.are_labelled(
+            [part for line in head for part in line_prefixes.read_texts(line)]
+        )
+        find_reader = self._by_prefix.get
+        for number, line in enumerate(chain(head, tail), 1):
+            end = line.find("]") + 1
+            reader = find_reader(line[:end])
+            if reader is not None and reader.repeat_frame(line[end:]):
+                self._heading = None
+                continue
+            for part in line_prefixes.read_texts(line):
+                self._feed(part, number)
+        for source in self._sources.values():
+            source.reader.end()
+        return list(self._sources.values())
+
+    def _feed(self, line: str, number: int) -> None:
         prefix = line[: line.find("]") + 1] if line.startswith("[") else ""
-        source = by_prefix.get(prefix) if prefix else None
-        if source is not None and not line.startswith(":", len(prefix)):
-            source.reader.feed(line[len(prefix) :], number)
-            heading = None
-            continue
-        rank, sure, rest = line_prefixes.split(line, named.id, labelled=labelled)
-        if rank is not named.id:
-            heading = (rank, sure) if rest.rstrip().endswith(_CONTINUED) else None
-        elif heading and _CONTINUES.match(line):
-            rank, sure = heading
+        reader = self._by_prefix.get(prefix)
+        if reader is not None and not line.startswith(":", len(prefix)):
+            reader.feed(line[len(prefix) :], number)
+            self._heading = None
+            return
+        unmarked = self._named.id
+        rank, sure, rest = line_prefixes.split(line, unmarked, labelled=self._is_labelled)
+        if rank is not unmarked:
+            self._heading = (rank, sure) if rest.rstrip().endswith(_CONTINUED) else None
+        elif self._heading and _CONTINUES.match(line):
+            rank, sure = self._heading
         else:
-            heading = None
-        if rank is named.id and (number_above := headings.follow(line)) is not None:
+            self._heading = None
+        if rank is unmarked and (number_above := self._headings.follow(line)) is not None:
             rank = structs.replace(rank, rank=number_above)
-        source = sources.get((rank, sure))
-        if source is None:
-            if len(sources) >= _MOST_STREAMS:
-                if len(sources) == _MOST_STREAMS:
-                    hearsay.add_note(
-                        f"{name}: more than {_MOST_STREAMS:,} prefixes; a further prefix is read as part of its line"
-                    )
-                rank, sure, rest = named.id, True, line
-            reader = line_stream.Reader(interned, is_log=named.is_log)
-            source = sources.setdefault((rank, sure), _Source(name, rank, sure, reader))
+        if (rank, sure) not in self._sources and len(self._sources) >= _MOST_STREAMS:
+            if len(self._sources) == _MOST_STREAMS:
+                self._hearsay.add_note(
+                    f"{self._name}: more than {_MOST_STREAMS:,} prefixes; a further prefix is read as part of its line"
+                )
+            rank, sure, rest = unmarked, True, line
+        reader = self._find_reader(rank, sure=sure)
         if prefix and rank.is_numbered and len(rest) == len(line) - len(prefix):
-            by_prefix[prefix] = source
-        source.reader.feed(rest, number, line[: len(line) - len(rest)])
-    for source in sources.values():
-        source.reader.end()
-    return list(sources.values())
+            self._by_prefix[prefix] = reader
+        reader.feed(rest, number, line[: len(line) - len(rest)])
+
+    def _find_reader(self, rank: RankId, *, sure: bool) -> line_stream.Reader:
+        if (rank, sure) not in self._sources:
+            reader = line_stream.Reader(self._interned, is_log=self._named.is_log)
+            self._sources[rank, sure] = _Source(self._name, rank, sure, reader)
+        return self._sources[rank, sure].reader
 
 
 class _Processes(NamedTuple):

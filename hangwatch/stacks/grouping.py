@@ -128,6 +128,7 @@ def merge_groups(groups: Iterable[Group], world_size: int | None, notes: Iterabl
 
 _Identity = tuple[str | None, int | None, int | None, int | None]
 _PartT = TypeVar("_PartT", bound=Value)
+_Stack = tuple[tuple[Frame, ...], int | None]
 _Stacks = tuple[tuple[bool, str | None, int | None, tuple[Frame, ...]], ...]
 _Places = tuple[tuple[bool, str | None, int | None, tuple[stack_frames.Place, ...]], ...]
 
@@ -165,7 +166,8 @@ class _PlaceCache:
         self._parts: dict[Any, Any] = {}
         self._by_stacks: dict[_Stacks, ProcessActivity] = {}
         self._by_places: dict[_Places, ProcessActivity] = {}
-        self._user_frames: dict[tuple[tuple[Frame, ...], int | None], tuple[Frame, ...]] = {}
+        self._user_frames: dict[_Stack, tuple[Frame, ...]] = {}
+        self._callers: dict[_Stack, Frame | None] = {}
 
     def classify(self, dump: ProcessDump) -> ProcessActivity | None:
         """Return the place of a process in one round; None if the dump has no stack."""
@@ -198,6 +200,13 @@ class _PlaceCache:
         if found is None:
             found = self._user_frames[stack] = user_frames(thread)
         return found
+
+    def caller(self, thread: Thread) -> Frame | None:
+        """Return the result of `user_code.find_framework_caller` for a thread. It is cached."""
+        stack = thread.frames, thread.installed_frames
+        if stack not in self._callers:
+            self._callers[stack] = find_framework_caller(thread)
+        return self._callers[stack]
 
 
 def _find_last(activities: Sequence[ProcessActivity | None]) -> ProcessActivity | None:
@@ -281,7 +290,7 @@ def _make_member(
         stack=memory.share(
             StackFacts(
                 user_frames=memory.user_frames(deciding) if deciding else (),
-                caller=find_framework_caller(deciding) if deciding else None,
+                caller=memory.caller(deciding) if deciding else None,
                 waited_before=any(
                     _is_joining(process_activity) for process_activity in activities[:-1] if process_activity
                 ),

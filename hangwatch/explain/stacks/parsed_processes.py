@@ -70,7 +70,7 @@ class Place(NamedTuple):
 class Interned:
     """A store that keeps equal frames and stacks once, because thousands of ranks share them.
 
-    `lines` contains the frame of each line of text.
+    `lines` contains the frame of each line of text, by the line with its line end.
     """
 
     def __init__(self) -> None:

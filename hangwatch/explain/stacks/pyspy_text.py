@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 
 import msgspec
 from msgspec import structs
@@ -39,6 +40,11 @@ _LARGEST_JSON = 1 << 26
 _CAUSES = 4
 
 
+@lru_cache(maxsize=1 << 8)
+def _split_flags(flags: str) -> frozenset[str]:
+    return frozenset(re.split(r"[+,\s]+", flags.lower()))
+
+
 class _Pid(msgspec.Struct):
     pid: int | None = None
 
@@ -66,10 +72,6 @@ class Reader:
 
     def feed(self, line: str) -> None:
         """Read a line, without its prefix and line end. Raises HugeStackError if the dump exceeds a limit."""
-        frame = self._interned.lines.get(line)
-        if frame is not None and self._thread is not None:
-            self._add(frame)
-            return
         if self._text:
             self._json(line)
             return
@@ -84,6 +86,15 @@ class Reader:
             self._finish()
         else:
             self._read(line)
+
+    def add_frame(self, frame: Frame) -> bool:
+        """Add a frame to the open thread. False if no thread is open. Raises HugeStackError if it has too many."""
+        if self._thread is None:
+            return False
+        if len(self._frames) == MOST_FRAMES_OF_TOOLS:
+            raise HugeStackError(f"a thread has more than {MOST_FRAMES_OF_TOOLS:,} frames: this is not a stack dump")
+        self._frames.append(frame)
+        return True
 
     @property
     def is_in_header(self) -> bool:
@@ -133,16 +144,11 @@ class Reader:
             found = _FRAME.match(line) or _ODD_FRAME.match(line)
             if found:
                 frame = self._interned.frame(found.group(1), found.group(2))
-                self._interned.lines[line] = frame
-                self._add(frame)
+                self._interned.lines[line + "\n"] = frame
+                self.add_frame(frame)
                 return
         if line.strip() and not self._common(line) and not _PYTHON.match(line):
             self._odd(line)
-
-    def _add(self, frame: Frame) -> None:
-        if len(self._frames) == MOST_FRAMES_OF_TOOLS:
-            raise HugeStackError(f"a thread has more than {MOST_FRAMES_OF_TOOLS:,} frames: this is not a stack dump")
-        self._frames.append(frame)
 
     def _error(self, line: str) -> None:
         """Read a line after an error: a cause of it, or the backtrace of py-spy itself, which is ignored."""
@@ -184,7 +190,7 @@ class Reader:
         if self._thread is None:
             return
         number, flags, name = self._thread
-        words = set(re.split(r"[+,\s]+", flags.lower()))
+        words = _split_flags(flags)
         check_threads(len(self._threads))
         self._threads.append(
             Thread(

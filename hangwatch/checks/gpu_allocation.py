@@ -61,11 +61,9 @@ def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     if any(gpu.pids == () for gpu in details.gpus):
         allocated = gpu_holders.read(node.proc_root, [gpu.uuid for gpu in details.gpus])
     gpus = tuple(
-        GpuUse(
-            index=gpu.index,
-            uuid=gpu.uuid,
+        GpuUse.copy_from(
+            gpu,
             is_used=None if gpu.pids is None else bool(gpu.pids),
-            memory_used_bytes=gpu.memory_used_bytes,
             holders=tuple(holder for holder in allocated.holders if gpu.uuid in holder.gpu_uuids),
         )
         for gpu in details.gpus

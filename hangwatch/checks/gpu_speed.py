@@ -87,13 +87,11 @@ def _compare(job: Job, gpus: Sequence[GpuSample], slowdowns: Mapping[str, tuple[
         clocks = [other.sm_clock_hertz for other in alike if other.sm_clock_hertz]
         powers = [other.power_watts for other in alike if other.power_watts is not None]
         if gpu.sm_clock_hertz and len(clocks) > 1:
-            yield GpuSpeed(
+            yield GpuSpeed.copy_from(
+                gpu,
                 rank=contract.RankName.of_rank(job, ranks[gpu.uuid]),
-                index=gpu.index,
-                uuid=gpu.uuid,
                 clock_hertz=gpu.sm_clock_hertz,
                 usual_hertz=median_high(clocks),
-                power_watts=gpu.power_watts,
                 usual_watts=median(powers) if powers else None,
                 slowdowns=slowdowns.get(gpu.uuid, ()),
             )

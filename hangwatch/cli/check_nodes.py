@@ -12,7 +12,6 @@ from hangwatch.cli.text_tables import print_checks
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.fleet import fitness
 from hangwatch.fleet.cross_node import ClockOffset
-from hangwatch.fleet.remote_run import Reply
 from hangwatch.model import CheckStatus, Value
 from hangwatch.probes.network.ports import MOST_PORTS, Port
 from hangwatch.report import as_json
@@ -47,16 +46,9 @@ def check_nodes(
     verbose: bool,
 ) -> int:
     """Check many nodes at the same time and print the findings. Return the exit code for the most severe finding."""
-    replies = fitness.Fitness()
-    reports: dict[str, fitness.NodeReport] = {}
-
-    def take(reply: Reply) -> None:
-        report = replies.take(reply)
-        if report is not None:
-            reports[reply.node] = report
-
-    nodes = resolve_nodes(reach)
-    run_hangwatch(reach, nodes, shlex.join(("check", "--json", *names, *_port_options(ports, nodes))), replies, take)
+    replies, nodes = fitness.Fitness(), resolve_nodes(reach)
+    arguments = shlex.join(("check", "--json", *names, *_port_options(ports, nodes)))
+    reports = run_hangwatch(reach, nodes, arguments, replies)
     node_findings = (
         fitness.find_unreachable_ports(reports) if ports else fitness.findings(reports, every_wording=verbose)
     )

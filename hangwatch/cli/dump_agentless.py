@@ -17,7 +17,6 @@ from hangwatch.cli.output_files import NewFolder
 from hangwatch.explain import traces
 from hangwatch.fleet import agentless, cross_node
 from hangwatch.fleet.agentless import Process
-from hangwatch.fleet.remote_run import Reply
 from hangwatch.model import Grouping, RankId
 from hangwatch.report import as_json, dump_text
 from hangwatch.stacks.activity import load as load_activities
@@ -36,9 +35,8 @@ def dump_agentless(reach: Reach, question: DumpOptions, settings: config.Setting
     replies = agentless.Replies()
     stacks = None if question.raw is None else NewFolder(question.raw)
 
-    def take(reply: Reply) -> None:
-        answer = replies.take(reply)
-        for process in answer.processes if answer is not None else ():
+    def take(_: str, answer: agentless.NodeOutput) -> None:
+        for process in answer.processes:
             replies.processes.append(process)
             if stacks is not None:
                 id_ = _id(process)

@@ -30,7 +30,6 @@ from hangwatch.report import as_json, dump_text, html, text
 
 if TYPE_CHECKING:
     from hangwatch.cli.dump import DumpOptions
-    from hangwatch.fleet import remote_run
     from hangwatch.fleet.node_replies import Replies
 
 MOST_JOBS = 256  # per node, in the folder of --raw
@@ -216,12 +215,10 @@ def dump_nodes(reach: Reach, question: DumpOptions) -> int:
     replies, kept = Replies(with_stacks=question.raw is not None), _Kept(question.directory)
     stacks = None if question.raw is None else NewFolder(question.raw)
 
-    def take(reply: remote_run.Reply) -> None:
-        dump = replies.take(reply)
-        if dump is not None:
-            kept.keep(dump)
-            if stacks is not None:
-                _keep_stacks(stacks, dump)
+    def take(_: str, dump: sighting.GroupedDump) -> None:
+        kept.keep(dump)
+        if stacks is not None:
+            _keep_stacks(stacks, dump)
 
     only = f" --job {shlex.quote(question.wanted)}" if question.wanted else ""
     form = "--json --grouped" + (" --stacks" if stacks else "")

@@ -110,17 +110,25 @@ def run_hangwatch(
     reach: Reach,
     nodes: Sequence[str],
     arguments: str,
-    roll_call: ReplyCollector[Any],
-    on_reply: Callable[[remote_run.Reply], None],
-) -> None:
+    roll_call: ReplyCollector[T],
+    on_answer: Callable[[str, T], object] | None = None,
+) -> dict[str, T]:
     """Run hangwatch with `arguments`, which are quoted for a shell, on all nodes, and show the progress.
 
-    At the end, print the nodes that did not respond, and the error messages of nodes. Raises InputError.
+    Return the answers by node; with `on_answer`, pass each to it instead, with the name of its node. At the end, print
+    the nodes that did not respond, and the error messages of nodes. Raises InputError.
     """
     from hangwatch.fleet import remote_run
 
     transport = _transport(reach, f"{reach.remote_command} {arguments}".strip(), nodes)
-    progress = Progress()
+    progress, answers = Progress(), dict[str, T]()
+    take = on_answer or answers.__setitem__
+
+    def on_reply(reply: remote_run.Reply) -> None:
+        answer = roll_call.take(reply)
+        if answer is not None:
+            take(reply.node, answer)
+
     try:
         complaints = remote_run.run_on_nodes(
             nodes,
@@ -135,6 +143,7 @@ def run_hangwatch(
         progress.end()
     roll_call.complain(complaints)
     report_failures(roll_call, reach.deadline_seconds)
+    return answers
 
 
 def report_failures(roll_call: ReplyCollector[Any], deadline_seconds: float) -> None:

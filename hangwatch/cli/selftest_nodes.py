@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import click
 
@@ -13,10 +13,6 @@ from hangwatch.cli.node_options import Reach, resolve_nodes, run_hangwatch
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.selftest import launch, parts
 from hangwatch.selftest.launch import Course
-
-if TYPE_CHECKING:
-    from hangwatch.fleet.node_replies import ReplyCollector
-    from hangwatch.fleet.remote_run import Reply
 
 _STEPS = 10  # longest duration of a test, as a multiple of the timeout of one step. It ends at the first failed step
 
@@ -96,12 +92,4 @@ def _ask(reach: Reach, nodes: Sequence[str], arguments: str, form: type[parts.An
         return parse_answer(printed, form, "sent no result of a self-test: does it run the same version of hangwatch?")
 
     calls: ReplyCollector[parts.AnswerT] = ReplyCollector(read, {0}, lambda answer: (answer.printed_unix_seconds,) * 2)
-    answers: dict[str, parts.AnswerT] = {}
-
-    def take(reply: Reply) -> None:
-        answer = calls.take(reply)
-        if answer is not None:
-            answers[reply.node] = answer
-
-    run_hangwatch(reach, nodes, arguments, calls, take)
-    return answers
+    return run_hangwatch(reach, nodes, arguments, calls)

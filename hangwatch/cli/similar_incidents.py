@@ -33,22 +33,15 @@ def find_similar(incident: Incident, summaries: Iterable[Summary]) -> list[Summa
 def read_nodes(reach: Reach) -> list[Summary]:
     """Return the incidents of all nodes. Raises InputError if no node responds."""
     from hangwatch.fleet.node_replies import ReplyCollector, parse_answer
-    from hangwatch.fleet.remote_run import Reply
 
     problem = "sent no list of incidents: does it run the same version of hangwatch?"
     replies: ReplyCollector[incident_file.Incidents] = ReplyCollector(
         lambda printed, _: parse_answer(printed, incident_file.Incidents, problem), {0}, lambda _: (0.0, 0.0), math.inf
     )
-    summaries: list[Summary] = []
-
-    def take(reply: Reply) -> None:
-        answer = replies.take(reply)
-        summaries.extend(() if answer is None else (replace(each, node=reply.node) for each in answer.incidents))
-
-    run_hangwatch(reach, resolve_nodes(reach), "incidents --json", replies, take)
-    if not replies.answered:
+    answers = run_hangwatch(reach, resolve_nodes(reach), "incidents --json", replies)
+    if not answers:
         raise InputError("no node responded")
-    return summaries
+    return [replace(each, node=node) for node, answer in answers.items() for each in answer.incidents]
 
 
 def print_similar(incident: Incident, similar: Sequence[Summary], *, as_json: bool) -> None:

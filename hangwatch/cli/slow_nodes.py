@@ -12,7 +12,7 @@ from hangwatch.cli.node_options import Reach, describe_no_job, resolve_nodes, ru
 from hangwatch.cli.text_tables import print_table
 from hangwatch.collectives.arrival import list_collectives
 from hangwatch.collectives.node_arrivals import NodeOrder, find_median_times
-from hangwatch.fleet.node_records import SCHEMA_VERSION, JobRecords, NodeRecords, Replies
+from hangwatch.fleet.node_records import SCHEMA_VERSION, JobRecords, NodeRecords, Replies, compare
 from hangwatch.model import Fault, RankId, Value
 from hangwatch.probes.node import host, timex
 from hangwatch.report import as_json
@@ -62,8 +62,9 @@ def slow_nodes(reach: Reach, wanted: str | None, *, as_json_form: bool) -> int:
     """Compare the nodes of each job. Return the exit code: 0 if a node is named, 2 if no node responded, else 1."""
     replies = Replies()
     only = f" --job {shlex.quote(wanted)}" if wanted else ""
-    run_hangwatch(reach, resolve_nodes(reach), f"slow --records{only}", replies, replies.add)
-    orders = replies.compare()
+    records_by_node = run_hangwatch(reach, resolve_nodes(reach), f"slow --records{only}", replies)
+    orders = compare(records_by_node)
+    job_ids = {job.job_key: job.job_id for records in records_by_node.values() for job in records.jobs}
     if as_json_form:
         form = SlowNodes(
             schema_version=SCHEMA_VERSION,
@@ -75,7 +76,7 @@ def slow_nodes(reach: Reach, wanted: str | None, *, as_json_form: bool) -> int:
         click.echo(as_json.render(form), nl=False)
     else:
         for key, order in orders.items():
-            click.echo(f"job {words.printable(replies.job_ids[key])} ({key}): {describe(order)}")
+            click.echo(f"job {words.printable(job_ids[key])} ({key}): {describe(order)}")
             _print_nodes(order)
         if replies.answered and not orders:
             click.echo(describe_no_job(replies.answered), err=True)

@@ -1,10 +1,10 @@
 """The replies of nodes to `hangwatch slow --records`, and the order of the nodes of each job. Pure."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 from hangwatch.collectives.node_arrivals import NodeOrder, NodeTimes, PlaceTimes, compare_nodes
 from hangwatch.fleet.node_replies import AnswerError, ReplyCollector, parse_answer
-from hangwatch.fleet.remote_run import Reply
 from hangwatch.model import Value
 
 SCHEMA_VERSION = 1
@@ -33,26 +33,19 @@ class NodeRecords(Value, frozen=True):
 
 
 class Replies(ReplyCollector[NodeRecords]):
-    """The replies of all nodes. A node has the name that the user gave, not the one in its reply."""
+    """The replies of all nodes to `hangwatch slow --records`."""
 
     def __init__(self) -> None:
         super().__init__(_parse, frozenset({0}), lambda records: (records.printed_unix_seconds,) * 2)
-        self.job_ids: dict[str, str] = {}
-        self._nodes: dict[str, list[NodeTimes]] = {}
 
-    def add(self, reply: Reply) -> None:
-        """Add the reply of a node."""
-        records = self.take(reply)
-        if records is None:
-            return
+
+def compare(records_by_node: Mapping[str, NodeRecords]) -> Mapping[str, NodeOrder]:
+    """Return the order of the nodes of each job, by job key. A node has the name that the user gave."""
+    nodes: dict[str, list[NodeTimes]] = defaultdict(list)
+    for node, records in records_by_node.items():
         for job in records.jobs:
-            self.job_ids.setdefault(job.job_key, job.job_id)
-            times = NodeTimes(node=reply.node, clock_error_seconds=records.clock_error_seconds, places=job.places)
-            self._nodes.setdefault(job.job_key, []).append(times)
-
-    def compare(self) -> Mapping[str, NodeOrder]:
-        """Return the order of the nodes of each job, by job key."""
-        return {key: compare_nodes(nodes) for key, nodes in self._nodes.items()}
+            nodes[job.job_key].append(NodeTimes(node, records.clock_error_seconds, job.places))
+    return {key: compare_nodes(times) for key, times in nodes.items()}
 
 
 def _parse(printed: bytes, _: str) -> NodeRecords:

@@ -9,7 +9,7 @@ import pytest
 from hangwatch.cli.slow_nodes import describe
 from hangwatch.collectives.arrival import Enqueued
 from hangwatch.collectives.node_arrivals import NodeOrder, NodeTimes, compare_nodes, find_median_times
-from hangwatch.fleet.node_records import JobRecords, NodeRecords, Replies
+from hangwatch.fleet.node_records import JobRecords, NodeRecords, Replies, compare
 from hangwatch.fleet.remote_run import Reply
 from hangwatch.model import ProcessId
 
@@ -126,14 +126,15 @@ def reply(node: str, records: NodeRecords) -> Reply:
 
 
 def test_replies_of_nodes_have_the_name_that_the_user_gave() -> None:
-    replies = Replies()
+    replies, answers = Replies(), {}
     times = times_of(NODES, {"gpu-4": 0.02}, {})
     for node in NODES:
         places = find_median_times({ProcessId(pid=rank, start_ticks=1): each for rank, each in enumerate(times[node])})
         job = JobRecords(job_id="train", job_key="k1", places=places)
         records = NodeRecords(node="localhost", printed_unix_seconds=100.5, clock_error_seconds=0.0001, jobs=(job,))
-        replies.add(reply(node, records))
-    assert replies.compare()["k1"].latest == "gpu-4" and replies.job_ids == {"k1": "train"}
+        answers[node] = replies.take(reply(node, records))
+    assert None not in answers.values()
+    assert compare({node: records for node, records in answers.items() if records})["k1"].latest == "gpu-4"
 
 
 @pytest.mark.parametrize(
@@ -147,5 +148,5 @@ def test_replies_of_nodes_have_the_name_that_the_user_gave() -> None:
 )
 def test_reply_that_does_not_fit_is_an_error_of_its_node(output: bytes) -> None:
     replies = Replies()
-    replies.add(Reply(node="gpu-1", status=0, output=output, asked_unix_seconds=1.0, ended_unix_seconds=1.0))
-    assert [nodes for _, nodes in replies.failed] == [["gpu-1"]] and not replies.compare()
+    bad = Reply(node="gpu-1", status=0, output=output, asked_unix_seconds=1.0, ended_unix_seconds=1.0)
+    assert replies.take(bad) is None and [nodes for _, nodes in replies.failed] == [["gpu-1"]]

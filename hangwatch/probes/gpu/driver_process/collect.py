@@ -167,10 +167,8 @@ def _link_states(gpu: Gpu) -> dict[int, bool]:
 
 def links(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuLinks:
     """Return the NVLinks of a GPU and its peer-to-peer access."""
-    return GpuLinks(
-        index=gpu.index,
-        uuid=gpu.uuid,
-        name=gpu.name,
+    return GpuLinks.copy_from(
+        gpu,
         links=tuple(_link(gpu, link, up) for link, up in _link_states(gpu).items()),
         peers=tuple(_peer_access(gpu, other) for other in gpus if other is not gpu),
     )
@@ -196,10 +194,8 @@ def place(gpu: Gpu, gpus: Sequence[Gpu]) -> GpuPlace:
     others = [other for other in gpus if other is not gpu]
     levels = {other.index: gpu.ask_pair(pynvml.nvmlDeviceGetTopologyCommonAncestor, other) for other in others}
     peers = [_link_peer(gpu, link) for link, up in _link_states(gpu).items() if up]
-    return GpuPlace(
-        index=gpu.index,
-        uuid=gpu.uuid,
-        pci_address=gpu.pci_address,
+    return GpuPlace.copy_from(
+        gpu,
         cpus=_bits_set(ask(pynvml.nvmlDeviceGetCpuAffinity, SET_WORDS)),
         numa_node=memory_nodes[0] if memory_nodes else None,
         gpu_numa_node=ask(pynvml.nvmlDeviceGetNumaNodeId),
@@ -216,11 +212,8 @@ def health(gpu: Gpu, _: Sequence[Gpu]) -> GpuHealth:
     correctable, uncorrectable, pending, failed = ask(pynvml.nvmlDeviceGetRemappedRows) or (None, None, None, None)
     uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
     persistence = ask(pynvml.nvmlDeviceGetPersistenceMode)
-    return GpuHealth(
-        index=gpu.index,
-        uuid=gpu.uuid,
-        name=gpu.name,
-        pci_address=gpu.pci_address,
+    return GpuHealth.copy_from(
+        gpu,
         recovery_action=None if action is None else RECOVERY_ACTIONS.get(action, f"Action{action}"),
         uncorrected_errors=ask(pynvml.nvmlDeviceGetTotalEccErrors, uncorrected, pynvml.NVML_VOLATILE_ECC),
         lifetime_uncorrected_errors=ask(pynvml.nvmlDeviceGetTotalEccErrors, uncorrected, pynvml.NVML_AGGREGATE_ECC),
@@ -238,10 +231,8 @@ def bus(gpu: Gpu, _: Sequence[Gpu]) -> GpuBus:
     """Return the state of the PCIe link of a GPU."""
     ask = gpu.ask
     utilization = ask(pynvml.nvmlDeviceGetUtilizationRates)
-    return GpuBus(
-        index=gpu.index,
-        uuid=gpu.uuid,
-        pci_address=gpu.pci_address,
+    return GpuBus.copy_from(
+        gpu,
         generation=ask(pynvml.nvmlDeviceGetCurrPcieLinkGeneration),
         generation_max=ask(pynvml.nvmlDeviceGetMaxPcieLinkGeneration),
         width=ask(pynvml.nvmlDeviceGetCurrPcieLinkWidth),
@@ -256,13 +247,12 @@ def occupancy(gpu: Gpu, _: Sequence[Gpu]) -> GpuOccupancy:
     """Return the processes with a context and the memory in use. Both are unknown for a GPU split by MIG."""
     ask = gpu.ask
     if _is_split(gpu):
-        return GpuOccupancy(index=gpu.index, uuid=gpu.uuid)
+        return GpuOccupancy.copy_from(gpu, pids=None)
     compute = ask(pynvml.nvmlDeviceGetComputeRunningProcesses_v3)
     graphics = ask(pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3) or ()
     memory = ask(pynvml.nvmlDeviceGetMemoryInfo, pynvml.nvmlMemory_v2)
-    return GpuOccupancy(
-        index=gpu.index,
-        uuid=gpu.uuid,
+    return GpuOccupancy.copy_from(
+        gpu,
         pids=None if compute is None else tuple(sorted({process.pid for process in (*compute, *graphics)})),
         memory_used_bytes=None if memory is None else memory.used,
     )
@@ -312,12 +302,11 @@ def fabric(gpu: Gpu, _: Sequence[Gpu]) -> GpuFabric:
     """Return the state of this GPU in its NVSwitch fabric."""
     answer = pynvml.c_nvmlGpuFabricInfo_v2_t()
     if gpu.ask(pynvml.nvmlDeviceGetGpuFabricInfoV, pynvml.byref(answer)) is None:
-        return GpuFabric(index=gpu.index, uuid=gpu.uuid)
+        return GpuFabric.copy_from(gpu)
     state = FABRIC_STATES.get(answer.state & 0xFF, f"State{answer.state & 0xFF}")
     cluster = bytes(answer.clusterUuid)
-    return GpuFabric(
-        index=gpu.index,
-        uuid=gpu.uuid,
+    return GpuFabric.copy_from(
+        gpu,
         state=state,
         error=answer.status if state == "Completed" else 0,
         clique=answer.cliqueId if state == "Completed" else None,
@@ -337,10 +326,8 @@ def _fabric_problems(mask: int) -> list[str]:
 def firmware(gpu: Gpu, _: Sequence[Gpu]) -> GpuFirmware:
     """Return the versions of firmware and CUDA."""
     cuda = gpu.ask(_cuda_driver_version)
-    return GpuFirmware(
-        index=gpu.index,
-        uuid=gpu.uuid,
-        name=gpu.name,
+    return GpuFirmware.copy_from(
+        gpu,
         vbios=gpu.ask(pynvml.nvmlDeviceGetVbiosVersion),
         inforom=gpu.ask(pynvml.nvmlDeviceGetInforomImageVersion),
         cuda_version=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",

@@ -133,19 +133,13 @@ def _read_fields(gpu: Gpu, is_full: bool) -> GpuSample:
         processes = ask(pynvml.nvmlDeviceGetComputeRunningProcesses_v3)
         if processes is not None:
             gpu.pids = tuple(sorted({process.pid for process in processes}))
-    return GpuSample(
-        index=gpu.index,
-        uuid=gpu.uuid,
-        name=gpu.name,
+    return GpuSample.copy_from(
+        gpu,
         power_watts=scaled(ask(pynvml.nvmlDeviceGetPowerUsage), 1e-3),
-        power_limit_watts=gpu.power_limit_watts,
         utilization_ratio=None if utilization is None else utilization.gpu / 100,
         memory_used_bytes=None if memory is None else memory.used,
         memory_total_bytes=None if memory is None else memory.total,
         sm_clock_hertz=scaled(ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM), 1e6),
         temperature_celsius=scaled(ask(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU), 1.0),
-        energy_joules=gpu.energy_joules,
-        pids=gpu.pids,
-        mig_uuids=gpu.mig_uuids,
         faults=(*gpu.static_faults, *gpu.faults),
     )

@@ -1,19 +1,21 @@
-"""Response of every mounted network file system, and free space for incidents.
+"""Response of every mounted network file system, free space for incidents, and presence of the NVMe disks.
 
 A rank that reads a shard from a dead mount stays in an uninterruptible sleep, and all other ranks wait for it in a
 collective. The check covers the mounts of this node and those in the mount namespaces of the ranks. A child process
 reads them, so a dead mount cannot block hangwatch.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated
+
+import msgspec
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
 from hangwatch.config import describe
-from hangwatch.model import CheckVerdict, Fault, Point, Value
-from hangwatch.probes.node import filesystems
+from hangwatch.model import CheckStatus, CheckVerdict, Fault, Point, Value
+from hangwatch.probes.node import filesystems, pci
 from hangwatch.probes.node.filesystems import NOT_STARTED
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid
@@ -61,9 +63,10 @@ class Answer(Value, frozen=True):
 
 
 class Sample(contract.Sample, frozen=True):
-    """The response of every file system that was checked."""
+    """The response of every file system that was checked, and the NVMe disks of this node by PCI address."""
 
-    answers: tuple[Answer, ...]
+    answers: tuple[Answer, ...] = ()
+    disks: Mapping[str, str] = msgspec.field(default_factory=dict)
     stuck_children: int = 0
 
 
@@ -92,9 +95,10 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
         present = (spaces[path] for path in directories if reasons.get(path) != "Missing")
         space = next(present, spaces[directories[0]])
         answers.append(_answer(filesystems.Mount(path=directories[0], type=INCIDENTS, source="", device=""), space))
-    if not answers:
+    disks = pci.nvme_disks(node.sys_root)
+    if not answers and not disks:
         return None
-    return Sample(answers=tuple(answers), stuck_children=node.filesystems.abandoned.count())
+    return Sample(answers=tuple(answers), disks=disks, stuck_children=node.filesystems.abandoned.count())
 
 
 def _answer(mount: filesystems.Mount, space: filesystems.Space | Fault, seen_by: int | None = None) -> Answer:
@@ -151,7 +155,9 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     network = [answer for answer in sample.answers if answer.type != INCIDENTS]
     slowest = max((answer.space.seconds for answer in network if answer.space), default=0.0)
     summary = f"{words.count(len(network), 'network file system')} mounted; slowest response {slowest * 1000:.1f} ms"
-    return worst(findings, ok("StorageAnswers", summary if network else "no network file system is mounted"))
+    summary = summary if network else "no network file system is mounted"
+    present = f"; {words.count(len(sample.disks), 'NVMe disk')} present" if sample.disks else ""
+    return worst(findings, ok("StorageAnswers", summary + present))
 
 
 def _judge_one(answer: Answer, settings: Settings) -> Iterator[CheckVerdict]:
@@ -205,5 +211,7 @@ CHECK = Check(
     judge,
     table,
     Settings,
-    absent="this node has no network file system mounted and stores no incidents",
+    parts=lambda sample: {address: f"NVMe disk {name} at {address}" for address, name in sample.disks.items()},
+    vanished=CheckStatus.CRITICAL,
+    absent="this node has no NVMe disk and no network file system mounted, and stores no incidents",
 )

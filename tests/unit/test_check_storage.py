@@ -6,6 +6,7 @@ A dead mount (a real FUSE mount without a server) blocks no other check.
 import errno
 import marshal
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -21,9 +22,10 @@ from hangwatch.checks.storage import INCIDENTS, Answer, Sample, Settings, judge
 from hangwatch.model import Fault
 from hangwatch.probes.node import filesystems
 from hangwatch.probes.node.filesystems import FilesystemReader, Mount, Space
+from tests import pci_tree
 from tests.conftest import wait_for
 from tests.dead_mount import dead_mount, tmpfs
-from tests.node_tree import NodeTree, expect, job, rank, run, status_and_reason, values
+from tests.node_tree import Checked, NodeTree, expect, job, rank, run, status_and_reason, values
 
 PLAIN = "22 1 0:21 / /proc rw - proc proc rw\n25 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
 MOUNTINFO = "{number} 25 0:{number} / {path} rw,relatime shared:9 - {type} {source} rw,vers=4.2\n"
@@ -77,6 +79,23 @@ def test_space_for_incidents_counts_even_before_the_folder_exists(tree: NodeTree
         ("OK", "StorageAnswers"), "storage", tree.node(state_directory=tree.root / "var" / "lib" / "hangwatch")
     )
     assert values(result, "storage_available_bytes")[str(tree.root / "var/lib/hangwatch"), INCIDENTS] > 0
+
+
+@pytest.mark.parametrize("change", ["unplugged", "dead"])
+def test_an_nvme_disk_that_is_no_longer_there(tree: NodeTree, change: str) -> None:
+    storage_check = Checked("storage")
+    for number in range(2):
+        pci_tree.add_device(tree.sys, "pci0000:80", f"0000:8{number}:00.0", vendor=0x144D)
+        tree.write(f"sys/class/nvme/nvme{number}/state", "live\n")
+        (tree.sys / f"class/nvme/nvme{number}/device").symlink_to(tree.sys / f"bus/pci/devices/0000:8{number}:00.0")
+    result = storage_check.expect(("OK", "StorageAnswers"), tree.node())
+    assert "2 NVMe disks present" in result.verdict.message
+    if change == "dead":
+        tree.write("sys/class/nvme/nvme1/state", "dead\n")
+    else:
+        shutil.rmtree(tree.sys / "class/nvme/nvme1")
+    result = storage_check.expect(("CRITICAL", "Vanished"), tree.node())
+    assert result.verdict.message == "no longer present: NVMe disk nvme1 at 0000:81:00.0"
 
 
 def test_a_mount_that_is_gone_from_under_its_path(tree: NodeTree) -> None:

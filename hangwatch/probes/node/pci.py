@@ -98,6 +98,14 @@ def nics(sys_root: Path) -> tuple[Nic, ...]:
     return tuple(Nic(name=name, path=path) for name, path in paths if path is not None)
 
 
+def nvme_disks(sys_root: Path) -> dict[str, str]:
+    """Return PCI address -> name of the NVMe disks in this machine, without those that the driver gave up (`dead`)."""
+    folder = sys_root / "class/nvme"
+    disks = {name: _path(folder / name / "device") for name in _names(folder)}
+    dead = {name for name in disks if pseudo_files.read_or_empty(folder / name / "state").strip() == "dead"}
+    return {path.address: name for name, path in disks.items() if path is not None and name not in dead}
+
+
 def nvidia_gpus(sys_root: Path) -> tuple[str, ...]:
     """Return the addresses of the NVIDIA GPUs that are not passed to a virtual machine, without virtual functions."""
     return tuple(

@@ -1,10 +1,10 @@
 """One log for each rank of a live job, from the ends of its output files. Pure."""
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from hangwatch import words
+from hangwatch.explain import line_prefixes
 from hangwatch.explain.logs import merged_logs
 from hangwatch.explain.logs.merged_logs import RankLog
 from hangwatch.explain.logs.rank_log import Log, clean, last_written
@@ -15,8 +15,7 @@ LONGEST_LINE = 1024  # characters that are matched: a rank may write 64 KiB in o
 _SHOWN_LINES = 10
 _SHOWN_CHARACTERS = 200
 _LINES_MASKED = 128  # a private key of 8,192 bits has 100 lines; its last lines alone do not look like a key
-_OF_RANK = re.compile(r"^\[rank(\d{1,7})\]: ?")
-_OF_PID = re.compile(r"^\S{1,64}:(\d{1,10}):\d{1,10} \[\d{1,3}\] ")  # format of NCCL: host, pid, thread, device
+_NOBODY = RankId()
 
 
 def read_logs(ends: Mapping[RankId, Sequence[OutputEnd]], inner_pids: Mapping[RankId, int]) -> tuple[RankLog, ...]:
@@ -74,14 +73,11 @@ def _read_shared(
 ) -> dict[RankId, Log]:
     """Return the log of each rank in a shared file. The rank or process id at the beginning of a line decides."""
     by_rank = {rank.rank: rank for rank in ends if rank.rank is not None}
-    by_pid = {pid: rank for rank, pid in inner_pids.items()}
+    by_pid: dict[int | None, RankId] = {pid: rank for rank, pid in inner_pids.items()}
     logs: dict[RankId, Log] = {}
     for number, line in enumerate(lines, 1):
-        if match := _OF_RANK.match(line):
-            writer, text = by_rank.get(int(match.group(1))), line[match.end() :]
-        else:
-            match = _OF_PID.match(line)
-            writer, text = by_pid.get(int(match.group(1))) if match else None, line
+        mark, _, text = line_prefixes.split(line, _NOBODY, labelled=False)
+        writer = by_pid.get(mark.pid) if mark.rank is None else by_rank.get(mark.rank)
         if writer is not None:
             logs.setdefault(writer, Log()).feed(text, number)
     for log in logs.values():

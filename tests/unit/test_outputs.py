@@ -72,8 +72,9 @@ def test_what_nccl_merely_chose_is_no_trouble() -> None:
 def test_line_in_a_shared_log_belongs_to_the_rank_in_its_prefix() -> None:
     found = shared(
         f"[rank3]: ValueError\nnode-1:9:31 [2] {PEER}\na line without a rank\n[rank99]: ValueError\nnode-1:99:1 [0] {PEER}\n"
+        "2026-11-28 10:00:00 [Rank 5] RuntimeError: bad shard\n"
     )
-    assert set(found) == {2, 3}
+    assert set(found) == {2, 3, 5}
     assert list(found[2].messages) == ["ib_pair_unreachable"]
 
 

@@ -45,7 +45,7 @@ _MODULES = {
     "top": ("top",),
     "daemon_commands": ("config", "demo", "run"),
 }
-_MEANT = {"stacks": "dump --stacks", "ps": "status", "jobs": "status", "help": "--help"}
+_MEANT = {"stacks": "dump --stacks", "ps": "status", "jobs": "status", "version": "--version"}
 """Commands of other programs, each with what to type here."""
 
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -72,7 +72,15 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command to run. Raises click.UsageError for an unknown one, with the most similar name."""
+        """Return the command to run; `help COMMAND` is `COMMAND --help`.
+
+        Raises click.UsageError for an unknown command, with the most similar name.
+        """
+        if args[0] == "help":
+            if len(args) == 1:
+                click.echo(ctx.get_help())
+                ctx.exit()
+            args = [args[1], "--help"]
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:

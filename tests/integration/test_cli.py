@@ -87,7 +87,8 @@ def test_the_help_names_every_command() -> None:
         (("nonsense",), ["No such command"]),
         (("reprot",), ["No such command", "Did you mean 'report'?"]),
         (("ps",), ["No such command", "Type: hangwatch status"]),
-        (("help",), ["No such command", "Type: hangwatch --help"]),
+        (("version",), ["No such command", "Type: hangwatch --version"]),
+        (("help", "reprot"), ["No such command", "Did you mean 'report'?"]),
         (("status", "--url", "gpu07:9836"), ["try --url http://gpu07:9836"]),
         (("run", "--config", "/nonexistent.toml"), ["/nonexistent.toml", "cannot be read", "--sample"]),
         (("run", "--port", "9000"), ["[http] port", "hangwatch config --sample"]),
@@ -497,6 +498,11 @@ def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:
 
 def test_version_and_module() -> None:
     assert start("--version").stdout.startswith("hangwatch, version ")
+
+
+def test_help_of_a_command_is_its_help_option() -> None:
+    assert hangwatch("help", "dump").stdout == hangwatch("dump", "--help").stdout
+    assert hangwatch("help").stdout == hangwatch("--help").stdout
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts processes of another user")

@@ -99,6 +99,8 @@ class _Range(NamedTuple):
 
 def _parse(text: str) -> _Part:
     pieces = re.split(r"\[([^\[\]]*)\]", text)
+    if stray := re.search(r"[\[\]]", "".join(pieces[::2])):
+        raise NodesError(f"--nodes {text[:80]}: a bracket is never {'closed' if stray[0] == '[' else 'opened'}")
     return _Part(pieces[::2], [[_parse_range(each, text) for each in piece.split(",")] for piece in pieces[1::2]])
 
 

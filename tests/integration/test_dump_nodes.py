@@ -225,7 +225,9 @@ def test_names_that_are_no_hosts_are_refused(nodes: Path) -> None:
         "-oProxyCommand=x": "is not a host name",
         "n[0-99999999999]": "more than 65,536 nodes",
         "n[0-70000]": "more than 65,536 nodes",
-        "n[": "is not a host name",
+        "n[": "a bracket is never closed",
+        "n[1-": "--nodes n[1-: a bracket is never closed",
+        "n1-3]": "a bracket is never opened",
         "a/b": "is not a host name",
     }.items():
         refused("dump", f"--nodes={nodeset}", "--via", "local", says=says)

@@ -18,7 +18,7 @@ from hangwatch.cli.node_options import nodes_options, parse_reach
 from hangwatch.cli.text_tables import print_checks
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.model import CheckResult
-from hangwatch.probes.gpu.sampler import NvmlSampler
+from hangwatch.probes.gpu.sampler import run_sampler
 from hangwatch.probes.network.ports import MOST_PORTS, Port, parse
 from hangwatch.probes.node import host
 from hangwatch.probes.node.machine import Clock, Node
@@ -128,9 +128,7 @@ def _run(
     *,
     with_facts: bool,
 ) -> tuple[list[CheckResult], Facts]:
-    gpus = NvmlSampler(sample_seconds=1.0, deadline_seconds=5.0)
-    gpus.start()
-    try:
+    with run_sampler(5.0) as gpus:
         sweep = gpus.wait_for_sweep(FIRST_SWEEP_SECONDS)
         node = Node(
             gpus=gpus,
@@ -143,8 +141,6 @@ def _run(
         results = runner.run_all(node, check_settings, names, deadline_seconds=deadline_seconds)
         remaining_seconds = began + deadline_seconds - time.monotonic()
         return results, wait(max(remaining_seconds, LEAST_FACTS_SECONDS)) if wait else Facts()
-    finally:
-        gpus.stop()
 
 
 def _print(results: list[CheckResult], verbose: bool) -> None:

@@ -25,7 +25,7 @@ from hangwatch.errors import TemporaryError, UserError
 from hangwatch.jobs import likely_ranks, membership
 from hangwatch.model import Incident, Job, JobState, RankDump
 from hangwatch.probes.gpu import query
-from hangwatch.probes.gpu.sampler import NvmlSampler
+from hangwatch.probes.gpu.sampler import NvmlSampler, run_sampler
 from hangwatch.probes.node import host
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.probes.process.pyspy import DumpMode
@@ -141,7 +141,7 @@ def _dump_local(options: DumpOptions) -> int:
     _refuse_conflicts(options)
     settings, _ = settings_from(options.config_path)
     dumped: list[Incident] = []
-    with node_jobs.running_sampler(settings) as gpus:
+    with run_sampler(settings.gpu.deadline_seconds) as gpus:
         local = _LocalDump(options, settings, gpus)
         try:
             jobs = local.jobs()

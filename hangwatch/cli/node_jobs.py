@@ -1,7 +1,6 @@
 """The jobs of this node, found by a command without the daemon."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import click
@@ -14,7 +13,6 @@ from hangwatch.jobs import discovery, likely_ranks
 from hangwatch.model import Fault, GpuSweep, Job, Rank, RankId
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes import torch_recorder
-from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.node import host
 from hangwatch.probes.process import procfs
 from hangwatch.tables.launchers import TABLE
@@ -108,17 +106,6 @@ def gpus_by_pid(sweep: GpuSweep | None) -> dict[int, list[int]]:
         for pid in gpu.pids:
             gpus.setdefault(pid, []).append(gpu.index)
     return gpus
-
-
-@contextmanager
-def running_sampler(settings: config.Settings) -> Iterator[NvmlSampler]:
-    """Sample the GPUs of this node until the block ends."""
-    gpus = NvmlSampler(sample_seconds=1.0, deadline_seconds=settings.gpu.deadline_seconds)
-    gpus.start()
-    try:
-        yield gpus
-    finally:
-        gpus.stop()
 
 
 def find_jobs(wanted: str | None, sweep: GpuSweep | None, limits: config.Jobs, *, every: bool) -> list[Job]:

@@ -17,7 +17,7 @@ from hangwatch.cli.node_options import nodes_options, parse_reach
 from hangwatch.cli.selftest_nodes import Nodes, SelftestOptions
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.model import GpuSample, Value
-from hangwatch.probes.gpu.sampler import NvmlSampler
+from hangwatch.probes.gpu.sampler import run_sampler
 from hangwatch.probes.node import host
 from hangwatch.selftest import halving, launch, outcome, parts
 
@@ -194,12 +194,8 @@ class _Test:
 
 
 def _gpus() -> tuple[GpuSample, ...]:
-    sampler = NvmlSampler(sample_seconds=1.0, deadline_seconds=FIRST_SWEEP_SECONDS)
-    sampler.start()
-    try:
+    with run_sampler(FIRST_SWEEP_SECONDS) as sampler:
         sweep = sampler.wait_for_sweep(FIRST_SWEEP_SECONDS)
-    finally:
-        sampler.stop()
     return sweep.gpus if sweep else ()
 
 

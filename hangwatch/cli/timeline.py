@@ -11,6 +11,7 @@ from hangwatch.cli.config_choice import config_option, settings_from
 from hangwatch.cli.job_choice import choose_only
 from hangwatch.cli.output_files import write_new
 from hangwatch.model import Fault, Job, RankId
+from hangwatch.probes.gpu.sampler import run_sampler
 from hangwatch.report import trace_events
 from hangwatch.report.phrases import explain_faults
 from hangwatch.report.trace_events import RankTrace
@@ -42,7 +43,7 @@ def timeline(wanted: str | None, pids: tuple[int, ...], path: Path | None, confi
     if path is None and sys.stdout.isatty():
         raise click.UsageError("a trace is not for a terminal: give -o FILE")
     settings, _ = settings_from(config_path)
-    with node_jobs.running_sampler(settings) as gpus, progress_line.shown() as step:
+    with run_sampler(settings.gpu.deadline_seconds) as gpus, progress_line.shown() as step:
         sweep = gpus.wait_for_sweep(node_jobs.GPU_SECONDS)
         if pids:
             jobs, _ = node_jobs.jobs_of_pids(pids, sweep, settings.jobs)

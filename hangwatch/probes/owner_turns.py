@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 def order_by_turns(
     owned: Iterable[tuple[str, T]],
-    is_first: Callable[[T], bool],
+    is_first: Callable[[T], bool] = lambda _: False,
     counts: Mapping[str, int] = MappingProxyType({}),
     late: Collection[str] = (),
 ) -> list[tuple[str, T]]:

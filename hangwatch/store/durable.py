@@ -16,9 +16,11 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, TypeAlias
 
 from hangwatch.formats.incident_file import StoreError, write_remedy
+from hangwatch.model import ProcessId
+from hangwatch.probes.process import procfs
 
 _TEMPORARY = ".tmp-"
-_WRITER = re.compile(r"\.tmp-(?P<pid>[0-9]{1,10})(\.(?P<ticks>[0-9]{1,20}))?-")
+_WRITER = re.compile(r"\.tmp-(?P<pid>[0-9]{1,10})\.(?P<ticks>[0-9]{1,20})-")
 Allow: TypeAlias = Callable[[int], None]
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -150,16 +152,12 @@ def remove(path: Path) -> None:
     shutil.rmtree(renamed)
 
 
-def remove_leftovers(path: Path, *, is_locked: bool) -> None:
-    """Delete the temporary files of dead writers in a folder, at any depth. Raises OSError.
-
-    A name from an earlier version has no start time. If this process holds the lock (`is_locked`), its writer is
-    dead.
-    """
+def remove_leftovers(path: Path) -> None:
+    """Delete the temporary files of dead writers in a folder, at any depth. Raises OSError."""
     for base, folders, files in os.walk(path):
         for name in (*folders, *files):
             leftover = Path(base, name)
-            if not name.startswith(_TEMPORARY) or not _writer_is_dead(name, is_locked=is_locked):
+            if not name.startswith(_TEMPORARY) or not _writer_is_dead(name):
                 continue
             if leftover.is_dir() and not leftover.is_symlink():
                 shutil.rmtree(leftover)
@@ -196,23 +194,12 @@ def replace_file(parent: int, name: str, content: bytes, allow: Allow = _only_us
 
 
 def _temporary(name: str) -> str:
-    pid = os.getpid()
-    return f"{_TEMPORARY}{pid}.{_start_ticks(pid) or 0}-{name}"
+    us = procfs.read_state(os.getpid())
+    return f"{_TEMPORARY}{os.getpid()}.{us[0].start_ticks if us else 0}-{name}"
 
 
-def _writer_is_dead(name: str, *, is_locked: bool) -> bool:
+def _writer_is_dead(name: str) -> bool:
     writer = _WRITER.match(name)
     if writer is None or int(writer["pid"]) == os.getpid():
         return True
-    began = _start_ticks(int(writer["pid"]))
-    if began is None or writer["ticks"] is None:
-        return began is None or is_locked
-    return began != int(writer["ticks"])
-
-
-def _start_ticks(pid: int) -> int | None:
-    """Return the start time of a process in ticks since boot (field 22 of proc_pid_stat(5)); None if it is gone."""
-    try:
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return None
+    return not procfs.is_alive(ProcessId(pid=int(writer["pid"]), start_ticks=int(writer["ticks"])))

@@ -34,6 +34,7 @@ from hangwatch import config, words
 from hangwatch.formats import bounded_read, incident_file
 from hangwatch.formats.incident_file import INCIDENT_FILE, MARKER_FILE, StoreError, Summary, read_bytes
 from hangwatch.model import CRASHED, OPEN_STATES, Feedback, Incident, PastHang
+from hangwatch.probes.owner_turns import order_by_turns
 from hangwatch.store import access_lists, durable, retention
 from hangwatch.store.durable import explain_errors
 from hangwatch.store.retention import Stored
@@ -105,11 +106,11 @@ class Store:
             for summary in self.summaries()
             if summary.node == node and summary.closed_unix_seconds is None and summary.state in OPEN_STATES
         ]
-        turns = retention.fair_order(self._line_in(folder.name, OWNER_FILE) or "" for folder in listed)
+        owned = ((self._line_in(folder.name, OWNER_FILE) or "", turn) for turn, folder in enumerate(listed))
         incidents: dict[int, Incident] = {}
         skipped: list[Path] = []
         remaining_bytes = MOST_LEFT_OPEN_BYTES
-        for turn in turns:
+        for _, turn in order_by_turns(owned):
             folder = listed[turn]
             try:
                 size_bytes = (folder / INCIDENT_FILE).lstat().st_size
@@ -134,7 +135,7 @@ class Store:
         with explain_errors(self.incidents):
             self.root.mkdir(mode=0o755, parents=True, exist_ok=True)
             with self.opened() as incidents:
-                durable.remove_leftovers(self.incidents, is_locked=self._lock.is_held)
+                durable.remove_leftovers(self.incidents)
                 durable.prove_writable(incidents)
                 self._sharing.begin(incidents)
 

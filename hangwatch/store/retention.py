@@ -66,18 +66,6 @@ def surplus(newest_first: Sequence[Stored], max_incidents: int, max_bytes: int) 
     return tuple(stored.name for stored in newest_first if stored.name in gone)
 
 
-def fair_order(owners: Iterable[str]) -> list[int]:
-    """Return the indexes of `owners` in a fair order.
-
-    The first item of each owner comes first, then the second item of each, and so on.
-    """
-    turns, seen = [], Counter[str]()
-    for place, owner in enumerate(owners):
-        turns.append((seen[owner], place))
-        seen[owner] += 1
-    return [place for _, place in sorted(turns)]
-
-
 class _Owned:
     """The incidents of one owner that are kept so far. `closed` are those that may be removed, newest first."""
 

@@ -26,11 +26,6 @@ class Lock:
         self._taking = threading.Lock()
         self._descriptor: int | None = None
 
-    @property
-    def is_held(self) -> bool:
-        """True if this process holds the lock."""
-        return self._descriptor is not None
-
     def take(self) -> None:
         """Lock the directory until `give_back` or the end of the process. If the lock is held already, do nothing.
 

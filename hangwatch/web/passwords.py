@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import ipaddress
 import re
 import secrets
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
+
+from hangwatch.model import is_loopback
+from hangwatch.web.connection_limits import caller_at
 
 MOST_WAITING = 8
 LONGEST_WAIT_SECONDS = 4.0  # if the wait were longer, the answer is BUSY, because an answer has ten seconds in total
@@ -127,16 +129,6 @@ def cost_of(hashed: str) -> int | None:
 
 
 def _queue_key(address: str) -> str:
-    """Return the key of an address in the queue: an IPv4 address, or the /64 network of an IPv6 address.
-
-    One host may have all addresses of such a network. All loopback addresses have one key.
-    """
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if parsed.version == 6 and parsed.ipv4_mapped is not None:
-        parsed = parsed.ipv4_mapped
-    if parsed.is_loopback:
-        return "loopback"
-    return str(parsed if parsed.version == 4 else ipaddress.ip_network((parsed, 64), strict=False))
+    """Return the key of an address in the queue: that of its caller. All loopback addresses have one key."""
+    caller = str(caller_at(address))
+    return "loopback" if is_loopback(address) or is_loopback(caller) else caller

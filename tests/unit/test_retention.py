@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch.store.retention import Stored, fair_order, surplus
+from hangwatch.probes.owner_turns import order_by_turns
+from hangwatch.store.retention import Stored, surplus
 
 BIG = 1 << 40
 
@@ -86,4 +87,4 @@ def test_owner_with_fewer_incidents_loses_none(owners: str, most: int) -> None:
 
 @pytest.mark.parametrize(("owners", "places"), [("", []), ("aab", [0, 2, 1]), ("aaabcb", [0, 3, 4, 1, 5, 2])])
 def test_owners_in_turn(owners: str, places: list[int]) -> None:
-    assert fair_order(owners) == places
+    assert [place for _, place in order_by_turns(zip(owners, range(len(owners)), strict=True))] == places

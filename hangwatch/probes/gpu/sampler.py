@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
@@ -355,6 +355,17 @@ class NvmlSampler:
         blocked = [name for name in kinds if name == announced.purpose] if announced.gpu is not None else kinds[:1]
         for name in blocked[:1]:
             self._suspended_until[name] = time.monotonic() + SUSPENDED_SECONDS
+
+
+@contextlib.contextmanager
+def run_sampler(deadline_seconds: float) -> Iterator[NvmlSampler]:
+    """Sample the GPUs of this node every second until the block ends."""
+    gpus = NvmlSampler(sample_seconds=1.0, deadline_seconds=deadline_seconds)
+    gpus.start()
+    try:
+        yield gpus
+    finally:
+        gpus.stop()
 
 
 class _Child(Child):

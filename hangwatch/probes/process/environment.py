@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hangwatch import words
+from hangwatch.probes.process import procfs
 from hangwatch.tables import environment_names
 
 READ_BYTES = 256 << 10
@@ -40,7 +41,8 @@ def read(folder: str, wanted: Container[str], shown: Container[str] = ()) -> Env
         head = _read_at(descriptor, 0, READ_BYTES)
         if len(head) < READ_BYTES:
             return select([head], wanted, shown, whole=True)
-        end = max(os.fstat(descriptor).st_size, _length(folder))  # a file of /proc has no size
+        stat = procfs.read_stat(folder)
+        end = os.fstat(descriptor).st_size or (0 if stat is None else stat.environ_bytes)  # a file of /proc has no size
         half = READ_BYTES // 2
         return select([head[:half], _read_at(descriptor, max(end - half, half), half)], wanted, shown, whole=False)
     finally:
@@ -65,15 +67,6 @@ def _read_at(descriptor: int, offset: int, limit_bytes: int) -> bytes:
         offset += len(part)
         limit_bytes -= len(part)
     return b"".join(parts)
-
-
-def _length(folder: str) -> int:
-    """Return the length of the environment: env_end - env_start, fields 51 and 50 of proc_pid_stat(5).
-
-    0 if the fields are missing.
-    """
-    fields = Path(folder, "stat").read_bytes().rpartition(b")")[2].split()
-    return int(fields[48]) - int(fields[47]) if len(fields) > 48 else 0
 
 
 def select(parts: list[bytes], wanted: Container[str], shown: Container[str], *, whole: bool) -> Environment:

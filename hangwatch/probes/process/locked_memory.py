@@ -14,10 +14,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from hangwatch.model import Fault, ProcessId
+from hangwatch.probes.process import procfs
 
 DEADLINE_SECONDS = 0.25
 MOST = 32
@@ -149,11 +149,8 @@ class _Batch(Generic[Answer]):
 
 def _is_runnable(thread: threading.Thread) -> bool:
     """True if the thread's state in proc_pid_stat(5) is `R`. Also true if it has just ended."""
-    try:
-        stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_bytes()
-    except OSError:
-        return True
-    return stat.rpartition(b")")[2].split()[:1] == [b"R"]
+    stat = procfs.read_stat(f"/proc/self/task/{thread.native_id}")
+    return stat is None or stat.state == "R"
 
 
 def _no_answer(target: ProcessId) -> Fault:

@@ -186,7 +186,7 @@ def is_running(program: str, proc_root: Path = PROC) -> bool:
 
 
 class Stat(NamedTuple):
-    """The fields of a `stat` file that hangwatch uses. `env_start` is 0 if it may not be read.
+    """The fields of a `stat` file that hangwatch uses. `env_start` and `environ_bytes` are 0 if they may not be read.
 
     `content_hash` is the hash of the whole file, 64 bits with a random key: an idle process keeps it.
     """
@@ -199,6 +199,7 @@ class Stat(NamedTuple):
     cpu_ticks: int
     is_kernel_thread: bool
     env_start: int
+    environ_bytes: int
     content_hash: int
 
 
@@ -264,6 +265,7 @@ def parse_stat(raw: bytes) -> Stat | None:
             cpu_ticks=int(fields[11]) + int(fields[12]),
             is_kernel_thread=bool(int(fields[6]) & _KERNEL_THREAD),
             env_start=int(fields[47]) if len(fields) > 47 else 0,
+            environ_bytes=int(fields[48]) - int(fields[47]) if len(fields) > 48 else 0,
             content_hash=hash(raw),
         )
     except ValueError:

@@ -15,7 +15,6 @@ from typing import Literal
 from msgspec.structs import replace
 
 from hangwatch import words
-from hangwatch.capture import call_objects
 from hangwatch.capture.job_sockets import JobSockets
 from hangwatch.capture.wait_chains import Chain, WaitChains
 from hangwatch.jobs import process_role
@@ -36,16 +35,11 @@ from hangwatch.model import (
 from hangwatch.probes.network import interfaces, sockets
 from hangwatch.probes.network.sockets import Connection
 from hangwatch.probes.node import filesystems
-from hangwatch.probes.process import (
-    blocked_call,
-    main_thread,
-    procfs,
-    shared_locks,
-    system_calls,
-)
+from hangwatch.probes.process import blocked_call, main_thread, procfs, shared_locks, system_calls
 
 _DEADLINE_SECONDS = 2.0  # for reading connections in one round
 _MOST_CHILDREN = 64
+_OF_MEMORY_OR_DEVICE = ("/dev/", "/memfd:")
 _MOST_ENDPOINT_CHARACTERS = 80
 _MOST_PATH_CHARACTERS = 200
 _MOST_PARENTS = 16  # ranks with a search for ancestors: all ranks of a job on one node have similar ancestors
@@ -85,19 +79,14 @@ class JobConnections:
         self._is_store_on_loopback = is_loopback(address)
         self._store_endpoint = words.elided(f"{address}:{port}", _MOST_ENDPOINT_CHARACTERS)
         self._counted: dict[tuple[int, str], _Counted] = {}
-        self._servers: dict[int, frozenset[str]] = {}
-        self._job_server: int | None = None
-        self._shared: dict[int, shared_locks.Regions] = {}
         self._bytes_at_first: dict[int, int | None] = {}
         self._used: set[int] = set()
-        self._shared_seconds = 0.0
-        self._of_one_node: frozenset[str] = frozenset()
-        self._is_partial = False
 
     def begin_round(self) -> None:
         """Read the connections of every network namespace of the job, and the processes that hold them."""
         job = self._job
-        self._shared, self._shared_seconds = {}, 0.0
+        self._shared: dict[int, shared_locks.Regions] = {}
+        self._shared_seconds = 0.0
         job.begin_round()
         self._is_partial = any(map(job.is_unread, job.ranks))
         self._of_one_node = self._addresses_of_one_node() if job.has_ranks_on_other_nodes else frozenset()
@@ -107,14 +96,14 @@ class JobConnections:
     def _find_servers(self) -> dict[int, frozenset[str]]:
         """Return by pid the ranks and their ancestors that wait for clients, each with the far ends of its pipes.
 
-        Unix sockets count as pipes. The ends are named as in `_far_ends`.
+        Unix sockets count as pipes.
         """
         job = self._job
         ranks = [pid for pid, rank in job.rank_of.items() if pid == rank]
         above = dict.fromkeys(itertools.chain.from_iterable(map(job.ancestors, ranks[:_MOST_PARENTS])))
         calls = {pid: job.read_call(pid) for pid in (*ranks, *above) if job.read_process(pid)}
         serving = [pid for pid, call in calls.items() if call is not None and self._awaits_clients(pid, call)]
-        return {pid: self._far_ends(pid) for pid in serving}
+        return {pid: job.far_ends(job.open_files(pid)) for pid in serving}
 
     def add_connections(self, pid: int, dump: ProcessDump, threads: Sequence[Thread] = ()) -> ProcessDump:
         """Return the dump of process `pid` with its traffic and waits. `main` and `state` must be set before.
@@ -183,18 +172,18 @@ class JobConnections:
         return sum(one.io_bytes or 0 for one in counters) + sum(carried), used_seconds
 
     def _object(self, pid: int, call: SystemCall, lock: FileLock | None) -> CallObject | None:
-        """Return the kind of the object that a call waits for, see `call_objects`."""
+        """Return the kind of the object that a call waits for, see `find_object`."""
         descriptor = next(iter(call.descriptors), -1)
         link = next(self._job.links(pid, call.descriptors[:1]), "")
-        held, inodes = self._job.connections_of(pid) or {}, self._job.sockets.get(pid, {})
-        connection, unix = held.get(descriptor), self._job.unix.get(inodes.get(descriptor, 0))
+        held = self._job.connections_of(pid) or {}
+        connection, unix = held.get(descriptor), self._job.unix_socket(pid, descriptor)
         is_own = (
             (lock is not None and lock.holder_pid == pid)
-            or (link.startswith("pipe:") and list(self._job.all_links(pid)).count(link) > 1)
+            or (link.startswith("pipe:") and self._job.holds_twice(pid, link))
             or (connection is not None and connection.remote in {one.local for one in held.values()})
-            or (unix is not None and unix.peer in inodes.values())
+            or (unix is not None and unix.peer in self._job.sockets[pid].values())
         )
-        return call_objects.find_object(call, link, is_own=is_own)
+        return find_object(call, link, is_own=is_own)
 
     def _shares_lock(self, pid: int, thread: int | None) -> bool:
         """True if a rank waits for a lock in memory that another rank maps, too. The other rank may hold the lock."""
@@ -224,7 +213,7 @@ class JobConnections:
         if call.kind not in ("receives", "writes") or len(call.descriptors) != 1:
             return None
         link = next(self._job.links(pid, call.descriptors), "")
-        is_file = link.startswith("/") and not link.startswith(("/dev/", "/memfd:"))
+        is_file = link.startswith("/") and not link.startswith(_OF_MEMORY_OR_DEVICE)
         if not (is_file or link.startswith("pipe:")) or self._is_shared(pid, link):
             return None
         return (
@@ -237,7 +226,7 @@ class JobConnections:
         The other processes are those of the job, and the ancestors, children and grandchildren of this process.
         """
         in_job = any(other != pid for other in self._job.holding(link, False))
-        if in_job or list(self._job.all_links(pid)).count(link) > 1:
+        if in_job or self._job.holds_twice(pid, link):
             return True
         children = procfs.read_children(pid, self._root, _MOST_CHILDREN)
         below = (one for child in children for one in procfs.read_children(child, self._root, _MOST_CHILDREN))
@@ -348,23 +337,11 @@ class JobConnections:
         """True if the main thread waits on a listening socket, and on no TCP connection within the job."""
         if call.kind != "receives":
             return False
-        held, every = self._job.connections_of(pid) or {}, self._job.sockets.get(pid, {})
+        held = self._job.connections_of(pid) or {}
         tcp = [held[one] for one in call.descriptors if one in held]
-        unix = [self._job.unix[every[one]] for one in call.descriptors if every.get(one) in self._job.unix]
+        unix = filter(None, (self._job.unix_socket(pid, one) for one in call.descriptors))
         listens = any(one.listens for one in tcp) or any(one.listens for one in unix)
         return listens and all(one.listens or self._job.leaves_job(one) for one in tcp)
-
-    def _far_ends(self, pid: int) -> frozenset[str]:
-        """Return the far ends of a process's pipes and Unix sockets, named as in /proc/PID/fd of the other process.
-
-        Both ends of a pipe have the same name.
-        """
-        links = self._job.all_links(pid)
-        peers = (
-            self._job.unix[inode].peer for inode in self._job.sockets.get(pid, {}).values() if inode in self._job.unix
-        )
-        pipes = {link for link in links if link.startswith("pipe:")}
-        return frozenset(pipes | {f"socket:[{peer}]" for peer in peers if peer is not None})
 
     def _server(self, pid: int, call: SystemCall) -> int | None:
         """Return the pid of the process that waits for clients; None if there is none.
@@ -414,3 +391,26 @@ class JobConnections:
         mount = filesystems.mount_of_system_call(self._root, pid, thread)
         device = filesystems.written_bytes(mount, pid, self._root, self._sys_root) if mount else None
         return device, filesystems.dirty_bytes(self._root)
+
+
+def find_object(call: SystemCall, link: str, *, is_own: bool) -> CallObject | None:
+    """Return the kind of the object of a call: the file, pipe, socket, lock or child for which a main thread waits.
+
+    None if another thread of the process or a GPU may end the call, as on device files and eventfds. `link` is the
+    target of the call's first descriptor, as in /proc/PID/fd. `is_own` is true if the process itself has the other end
+    of the object or holds the lock.
+    """
+    row = system_calls.calls_by_name().get(call.name)
+    if row is None or is_own:
+        return None
+    if row.on == "child":
+        return "child"
+    if row.on in ("path", "path_at"):
+        return "file"
+    if row.on != "descriptor" or call.name == "ioctl" or link.startswith(_OF_MEMORY_OR_DEVICE):
+        return None
+    if call.kind == "locks":
+        return "lock"
+    if link.startswith("/"):
+        return "file"
+    return "pipe" if link.startswith("pipe:") else "socket" if link.startswith("socket:") else None

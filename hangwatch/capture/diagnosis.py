@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -17,7 +16,6 @@ from hangwatch.model import (
     Capture,
     Job,
     KernelCall,
-    LastLines,
     Motion,
     OutputEnd,
     ProcessDetails,
@@ -34,12 +32,9 @@ from hangwatch.verdict import environment_diff
 from hangwatch.verdict.diagnosis import Diagnosis, diagnose
 from hangwatch.verdict.wording import clauses
 
-if TYPE_CHECKING:
-    from hangwatch.explain.logs.merged_logs import RankLog
-
 _MOST_CALLS = 8
 _WITHOUT_SUSPECTS = ("AllAlike", "CannotTell")
-_CALLS_DEADLINE_SECONDS = 2.0
+_CALLS_DEADLINE_SECONDS = 4.0
 _OUTPUT_DEADLINE_SECONDS = 3.0
 _ENVIRONMENT_SECONDS = 2.0
 _DETAILS_DEADLINE_SECONDS = 3.0
@@ -51,6 +46,8 @@ def diagnose_job(job: Job, request: CaptureRequest, activities: Table) -> Diagno
     Facts that are slow to read, such as the target of a system call, are read only for ranks that the first verdict
     names or lists under "check first". Then the groups are judged again.
     """
+    from hangwatch.capture import live_output  # not at the start: only a diagnosis needs it
+
     settings, stop, proc_root = request.settings, request.stop, request.paths.proc_root
     taken = capture(job, replace(request, activities=activities))
     if settings.kernel_log:
@@ -62,7 +59,7 @@ def diagnose_job(job: Job, request: CaptureRequest, activities: Table) -> Diagno
     compared = environment_diff.compare(_environs(owner_ranks, job, proc_root)) if settings.environment else None
     taken = replace(taken, notes=(*taken.notes, *notes), environment=compared)
     inner_pids = {rank: procfs.read_inner_pid(rank.pid, proc_root) for rank in ends if rank.pid is not None}
-    logs = _logs(ends, inner_pids)
+    logs = live_output.read_logs(ends, inner_pids)
 
     def judged(taken: Capture) -> Diagnosis:
         ranks_here = job.ranks_here or None
@@ -76,7 +73,7 @@ def diagnose_job(job: Job, request: CaptureRequest, activities: Table) -> Diagno
         taken = _with_calls(taken, look, pids, job, proc_root)
         details = _details(owner_ranks, job, pointed, stop) if settings.details else {}
         ranks = tuple(
-            replace(rank, last_lines=_last_lines(ends.get(rank.id, ())), details=details.get(rank.id))
+            replace(rank, last_lines=live_output.last_lines(ends.get(rank.id, ())), details=details.get(rank.id))
             if rank.id.pid in pointed
             else rank
             for rank in taken.ranks
@@ -85,25 +82,22 @@ def diagnose_job(job: Job, request: CaptureRequest, activities: Table) -> Diagno
     return replace(look, uid=job.uid)
 
 
-def _with_calls(taken: Capture, look: Diagnosis, pointed: list[int], job: Job, proc_root: Path) -> Capture:
-    """Return the capture with the system calls of some ranks and of the workers for which they wait.
+def _with_calls(taken: Capture, look: Diagnosis, pids: Collection[int], job: Job, proc_root: Path) -> Capture:
+    """Return the capture with the system calls of the ranks with these pids, and of the workers for which they wait."""
+    at_work = _workers_at_work(look, pids)
+    rounds = {rank.id.pid: rank.rounds for rank in taken.ranks if rank.id.pid in pids}
+    for rank in taken.ranks:
+        rounds |= {worker.pid: worker.rounds for worker in rank.workers if worker.pid == at_work.get(rank.id.pid)}
+    calls = _kernel_calls(rounds, job, proc_root)
 
-    `pointed` are the pids of these ranks.
-    """
-    calls = _kernel_calls(_rounds_of(taken, pointed), job, proc_root)
-    at_work = _workers_at_work(look, pointed)
-    worker_calls = _kernel_calls(_rounds_of_workers(taken, at_work), job, proc_root)
-    ranks = tuple(
-        replace(
-            rank,
-            kernel_call=calls.get(rank.id.pid),
-            worker_call=_worker_call(at_work.get(rank.id.pid), worker_calls),
-        )
-        if rank.id.pid in pointed
-        else rank
-        for rank in taken.ranks
+    def worker_call(rank_pid: int | None) -> WorkerCall | None:
+        pid = at_work.get(rank_pid)
+        return None if pid is None or pid not in calls else WorkerCall(pid=pid, call=calls[pid])
+
+    ranks = (
+        replace(rank, kernel_call=calls.get(rank.id.pid), worker_call=worker_call(rank.id.pid)) for rank in taken.ranks
     )
-    return replace(taken, ranks=ranks)
+    return replace(taken, ranks=tuple(ranks))
 
 
 def _with_kernel_lines(taken: Capture, job: Job, paths: NodePaths) -> Capture:
@@ -167,24 +161,6 @@ def _outputs(
     return ends, tuple(sorted({f"the logs of some ranks were not read: {fault.reason}" for fault in faults}))
 
 
-def _logs(ends: Mapping[RankId, Sequence[OutputEnd]], inner_pids: Mapping[RankId, int]) -> tuple[RankLog, ...]:
-    """Return the parsed log of each rank."""
-    if not ends:
-        return ()
-    from hangwatch.capture import live_output  # only a diagnosis needs it
-
-    return live_output.read_logs(ends, inner_pids)
-
-
-def _last_lines(ends: Sequence[OutputEnd]) -> tuple[LastLines, ...]:
-    """Return the last lines of a rank's output files."""
-    if not ends:
-        return ()
-    from hangwatch.capture import live_output
-
-    return live_output.last_lines(ends)
-
-
 def _details(
     owner_ranks: Mapping[RankId, tuple[ProcessId, int]], job: Job, pids: Collection[int], stop: threading.Event
 ) -> dict[RankId, ProcessDetails]:
@@ -227,10 +203,6 @@ def _representatives(look: Diagnosis) -> list[int]:
     return [member.id.pid for each in members for member in each if member.id.pid is not None][:_MOST_CALLS]
 
 
-def _rounds_of(taken: Capture, pids: Collection[int]) -> dict[int, Sequence[ProcessDump]]:
-    return {rank.id.pid: rank.rounds for rank in taken.ranks if rank.id.pid is not None and rank.id.pid in pids}
-
-
 def _workers_at_work(look: Diagnosis, pids: Collection[int]) -> dict[int | None, int]:
     """Return {pid of a rank: pid of the worker for which it waits}, for the ranks that are alone in their group."""
     found: dict[int | None, int] = {}
@@ -241,27 +213,16 @@ def _workers_at_work(look: Diagnosis, pids: Collection[int]) -> dict[int | None,
     return found
 
 
-def _rounds_of_workers(taken: Capture, at_work: Mapping[int | None, int]) -> dict[int, Sequence[ProcessDump]]:
-    return {
-        worker.pid: worker.rounds
-        for rank in taken.ranks
-        for worker in rank.workers
-        if at_work.get(rank.id.pid) == worker.pid
-    }
-
-
-def _worker_call(pid: int | None, calls: Mapping[int, KernelCall]) -> WorkerCall | None:
-    return None if pid is None or pid not in calls else WorkerCall(pid=pid, call=calls[pid])
-
-
-def _kernel_calls(rounds: Mapping[int, Sequence[ProcessDump]], job: Job, proc_root: Path) -> dict[int, KernelCall]:
+def _kernel_calls(
+    rounds: Mapping[int | None, Sequence[ProcessDump]], job: Job, proc_root: Path
+) -> dict[int | None, KernelCall]:
     """Return system calls by pid. A process is left out if its pid was reused, or if it runs as another user."""
     end = time.monotonic() + _CALLS_DEADLINE_SECONDS
-    ids = {process.pid: process for process in job.processes}
+    ids: dict[int | None, ProcessId] = {process.pid: process for process in job.processes}
     ids |= {worker.id.pid: worker.id for rank in job.ranks for worker in rank.workers}
     pids = sorted(job.pids)
     strangers = blocked_call.Strangers(pids, proc_root)
-    calls: dict[int, KernelCall] = {}
+    calls: dict[int | None, KernelCall] = {}
     for target, dumps in ((ids[pid], dumps) for pid, dumps in rounds.items() if pid in ids):
         if time.monotonic() > end:
             break

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from hangwatch.capture.wrappers import Wrappers
 from hangwatch.jobs import discovery, membership, owners, user_limits
 from hangwatch.model import FoundJobs, GpuSweep, NotMonitored, Process, ProcessId
 from hangwatch.probes.network import sockets
+from hangwatch.probes.owner_turns import order_by_turns
 from hangwatch.probes.process import crash_artifacts, procfs
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.probes.process.user_names import UserNames
@@ -95,7 +95,9 @@ class JobScan:
         self._asked = {process: scan for process, scan in self._asked.items() if process in ports}
         new = [process for process in processes if process.id in ports and process.id not in endpoints]
         tables = sockets.PortTables(self._proc_root)
-        for process in self._in_turn(new)[:ENDPOINTS_PER_SCAN]:
+        new.sort(key=lambda process: self._asked.get(process.id, 0))
+        in_turn = order_by_turns((owners.owner_of(process).share, process.id) for process in new)
+        for _, process in in_turn[:ENDPOINTS_PER_SCAN]:
             self._asked[process] = self._scans
             endpoint = sockets.store_endpoint(process.pid, ports[process], self._proc_root, tables)
             if endpoint is not None:
@@ -103,11 +105,3 @@ class JobScan:
             if time.monotonic() > ends:
                 break
         return endpoints
-
-    def _in_turn(self, processes: Sequence[Process]) -> list[ProcessId]:
-        turns, seen = [], Counter[str]()
-        for process in sorted(processes, key=lambda process: self._asked.get(process.id, 0)):
-            share = owners.owner_of(process).share
-            turns.append((seen[share], self._asked.get(process.id, 0), process.id))
-            seen[share] += 1
-        return [process for *_, process in sorted(turns, key=lambda turn: turn[:2])]

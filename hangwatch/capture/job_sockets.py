@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from hangwatch.jobs import process_role
 from hangwatch.model import ENDED_STATES, Job, ProcessId, SystemCall
 from hangwatch.probes.network import sockets
-from hangwatch.probes.network.sockets import Connection, Connections, End
+from hangwatch.probes.network.sockets import Connection, Connections, End, UnixSocket
 from hangwatch.probes.process import blocked_call, main_thread, proc_pid, procfs
 
 _DEADLINE_SECONDS = 2.0  # for reading connections in one round
@@ -23,6 +23,7 @@ _MOST_THREADS = 64
 _MOST_ANCESTORS = 4  # of a rank: between it and its server there may be a shell and a launcher
 _LEAST_RANKS = 2  # that are connected to a process which drives a job
 _MOST_DESCRIPTORS = 16  # of one call, in which another rank is searched
+_CHANNELS = ("pipe:", "socket:")
 _ANY_HOST = (bytes(4), bytes(16))  # the address of a socket that listens on all addresses of the node
 
 
@@ -50,6 +51,13 @@ class JobSockets:
         }
         self.ranks = frozenset(self.rank_of.values())
         self._every = dict.fromkeys((*self.rank_of, *self.launchers))
+        self._others: dict[tuple[int, str], tuple[str, int] | None] = {}
+        strangers = blocked_call.Strangers(self._every, proc_root)
+        self._holders = blocked_call.JobHolders(self._every, self.holding, strangers)
+
+    def begin_round(self) -> None:
+        """Read the connections of every network namespace of the job, and the processes that hold them."""
+        end = time.monotonic() + _DEADLINE_SECONDS
         self.sockets: dict[int, dict[int, int]] = {}
         self._tables: dict[int, Connections] = {}
         self._spaces: dict[str | None, Connections | None] = {}
@@ -58,22 +66,11 @@ class JobSockets:
         self.rank_at: dict[End, int] = {}
         self._listens_at: dict[End, int] = {}
         self._drivers: dict[End, int] = {}
-        self.unix: dict[int, sockets.UnixSocket] = {}
         self._rank_of_socket: dict[int | None, int] = {}
         self._thread_calls: dict[int, dict[int, SystemCall]] = {}
         self._open: dict[int, frozenset[str]] = {}
         self._writable: dict[int, frozenset[str]] = {}
         self._in_job: dict[tuple[str, bool], tuple[int, ...]] = {}
-        self._others: dict[tuple[int, str], tuple[str, int] | None] = {}
-        strangers = blocked_call.Strangers(self._every, proc_root)
-        self._holders = blocked_call.JobHolders(self._every, self.holding, strangers)
-
-    def begin_round(self) -> None:
-        """Read the connections of every network namespace of the job, and the processes that hold them."""
-        end = time.monotonic() + _DEADLINE_SECONDS
-        self.sockets, self._tables, self.inside, self.ends, self._open = {}, {}, set(), {}, {}
-        self._writable, self._in_job, self._spaces, self._thread_calls = {}, {}, {}, {}
-        self.rank_at, self._listens_at, self._drivers, self._rank_of_socket = {}, {}, {}, {}
         for pid in (*self.dumped, *self.launchers):
             space = self._space(pid)
             is_new = space is not None and space not in self._spaces and len(self._spaces) < _MOST_NAMESPACES
@@ -83,6 +80,10 @@ class JobSockets:
                 self._add_ends(pid)
         ranks = [pid for pid, rank in self.rank_of.items() if pid == rank]
         self.unix = sockets.read_unix(ranks[0], self.proc_root) or {} if ranks else {}
+
+    def unix_socket(self, pid: int, descriptor: int) -> UnixSocket | None:
+        """Return the Unix socket at a descriptor of a process; None if it is something else, or was not read."""
+        return self.unix.get(self.sockets.get(pid, {}).get(descriptor, 0))
 
     def _space(self, pid: int) -> str | None:
         return proc_pid.namespace(self.proc_root, pid, "net")
@@ -153,9 +154,19 @@ class JobSockets:
 
     # --- pipes and files ----------------------------------------------------------------------------------------------
 
-    def all_links(self, pid: int) -> Collection[str]:
-        """Return the targets of all descriptors of a process; empty without the permission to read them."""
-        return sockets.descriptors(pid, self.proc_root).values()
+    def holds_twice(self, pid: int, link: str) -> bool:
+        """True if a process has two descriptors with this target: both ends of a pipe, for example."""
+        return list(sockets.descriptors(pid, self.proc_root).values()).count(link) > 1
+
+    def far_ends(self, links: Iterable[str]) -> frozenset[str]:
+        """Return the far ends of these pipes and Unix sockets, named as in /proc/PID/fd of the other process.
+
+        Both ends of a pipe have the same name.
+        """
+        links = set(links)
+        pipes = {link for link in links if link.startswith("pipe:")}
+        unix = (self.unix.get(int(link[8:-1])) for link in links if link.startswith("socket:["))
+        return frozenset(pipes | {f"socket:[{end.peer}]" for end in unix if end is not None and end.peer})
 
     def links(self, pid: int, descriptors: Iterable[int]) -> Iterator[str]:
         """Yield the targets of these descriptors of a process. Targets that cannot be read are skipped."""
@@ -164,7 +175,7 @@ class JobSockets:
     def open_files(self, pid: int) -> frozenset[str]:
         """Return the open files of a process, read once a round."""
         if pid not in self._open:
-            self._open[pid] = frozenset(self.all_links(pid))
+            self._open[pid] = frozenset(sockets.descriptors(pid, self.proc_root).values())
         return self._open[pid]
 
     def _writable_files(self, pid: int) -> frozenset[str]:
@@ -193,7 +204,7 @@ class JobSockets:
             driver = self._drivers.get(connection.remote)
             return None if driver is None else ("connection", driver)
         link = next(self.links(pid, (descriptor,)), "")
-        if not link.startswith(("pipe:", "socket:")):
+        if not link.startswith(_CHANNELS):
             return None
         if (pid, link) not in self._others:
             end = time.monotonic() + self._search_seconds
@@ -231,7 +242,7 @@ class JobSockets:
         held, others = self.connections_of(pid) or {}, self.ranks - {rank_pid}
         if any(self._find_ranks(held[number]) & others for number in call.descriptors if number in held):
             return True
-        ends = (self.unix.get(self.sockets.get(pid, {}).get(number, 0)) for number in call.descriptors)
+        ends = (self.unix_socket(pid, number) for number in call.descriptors)
         if any(end is not None and self._rank_of_socket.get(end.peer) in others for end in ends):
             return True
         ways = set(filter(blocked_call.is_pipe_or_path, self.links(pid, call.descriptors[:_MOST_DESCRIPTORS])))

@@ -54,7 +54,6 @@ _DESCRIPTORS_KEPT = 16
 _SECONDS_PER_THREAD = 0.005  # py-spy needs 1 to 3 ms per thread on a busy node
 _MOST_FAULTS = 4  # of the recorders of one rank
 _FAULT_CHARACTERS = 256
-_LATE = ("RoundDeadline", "the round was over before its turn came")
 
 
 class ProcessDumper(NamedTuple):
@@ -62,7 +61,8 @@ class ProcessDumper(NamedTuple):
 
     `reader_uid` is the user that may read the incident; None or 0: only root. `pyspy_path` is None if there is no
     py-spy. `unreadable` collects the processes that neither py-spy nor pystack can read. `too_large` has the faults of
-    processes for which py-spy needed too much memory: it is not tried again in this capture.
+    processes for which py-spy needed too much memory: it is not tried again in this capture. `awaited` are the threads
+    for which the main threads were seen waiting last.
     """
 
     request: CaptureRequest
@@ -73,7 +73,7 @@ class ProcessDumper(NamedTuple):
     ranks: frozenset[ProcessId]
     unreadable: set[ProcessId]
     too_large: dict[ProcessId, Fault]
-    awaited: dict[ProcessId, AwaitedThread]
+    awaited: dict[ProcessId, int]
     stack_budget: stack_limits.StackBudget
 
     def take(self, target: ProcessId, end: float) -> ProcessDump:
@@ -93,10 +93,10 @@ class ProcessDumper(NamedTuple):
         dump = ProcessDump.copy_from(counters, taken_monotonic_seconds=now, main=main)
         recorders, recorder_faults = self._recorders(target, end - time.monotonic())
         with self._slot(end - now):
-            before = main_thread.read_counters(target.pid, proc_root, self._awaited_before(target))
+            before = main_thread.read_counters(target.pid, proc_root, self.awaited.get(target))
             threads, answer = self._stacks(target, counters.state, end - time.monotonic())
             dump = self._with_awaited_thread(target, dump, threads)
-            after = main_thread.read_counters(target.pid, proc_root, self._awaited_before(target))
+            after = main_thread.read_counters(target.pid, proc_root, self.awaited.get(target))
         dump = self.connections.add_connections(target.pid, dump, threads)
         if (fault := self._anothers(target)) is not None:  # checked again: execve keeps the pid
             return ProcessDump(taken_monotonic_seconds=now, fault=fault, state=counters.state)
@@ -119,21 +119,13 @@ class ProcessDumper(NamedTuple):
                     target.pid, counters.state, counters.wchan, proc_root, self.request.paths.sys_root
                 ),
                 tracer=_tracer(target.pid, proc_root) if counters.state in STOPPED_STATES else None,
-                waits_in_torch=self._waits_in_torch(target),
+                waits_in_torch=native_stack.waits_in_torch(target.pid, proc_root, self.awaited.get(target))
+                if target in self.ranks
+                else None,
             ),
             recorders=recorders,
             recorder_faults=recorder_faults,
         )
-
-    def _awaited_before(self, target: ProcessId) -> int | None:
-        """Return the thread that the main thread was seen waiting for last."""
-        thread = self.awaited.get(target)
-        return None if thread is None else thread.id
-
-    def _waits_in_torch(self, target: ProcessId) -> bool | None:
-        if target not in self.ranks:
-            return None
-        return native_stack.waits_in_torch(target.pid, self.request.paths.proc_root, self._awaited_before(target))
 
     def _find_polled_lock(self, target: ProcessId, threads: tuple[Thread, ...]) -> FileLock | None:
         """Return the lock that the main thread tries to take again and again, if it polls a lock file."""
@@ -154,7 +146,8 @@ class ProcessDumper(NamedTuple):
             self.awaited.pop(target, None)
             call = blocked_call.follow_child(target.pid, dump.main.call, proc_root)
             return replace(dump, main=replace(dump.main, call=call))
-        awaited = self.awaited[target] = AwaitedThread(id=thread, name=words.printable(stack.name or ""))
+        self.awaited[target] = thread
+        awaited = AwaitedThread(id=thread, name=words.printable(stack.name or ""))
         state, wchan = main_thread.read_state(target.pid, thread, proc_root)
         call = main_thread.read_call(target.pid, proc_root, thread)
         if call is not None and call.kind == "sleeps":
@@ -217,12 +210,13 @@ class ProcessDumper(NamedTuple):
         self, target: ProcessId, state: str | None, left_seconds: float
     ) -> tuple[tuple[Thread, ...], pyspy.PyspyAnswer]:
         subject = f"pid {target.pid}"
-        if self.request.stop.is_set() or left_seconds <= 0:
-            why = ("Interrupted", "hangwatch was asked to stop") if self.request.stop.is_set() else _LATE
-            fault = Fault(subject=subject, reason=why[0], detail=why[1])
+        fault = self.too_large.get(target)
+        if self.request.stop.is_set():
+            fault = Fault(subject=subject, reason="Interrupted", detail="hangwatch was asked to stop")
+        elif left_seconds <= 0:
+            fault = Fault(subject=subject, reason="RoundDeadline", detail="the round was over before its turn came")
+        if fault is not None:
             return (), pyspy.PyspyAnswer(json=None, fault=fault, duration_seconds=0.0, state_after=state)
-        if (earlier_fault := self.too_large.get(target)) is not None:
-            return (), pyspy.PyspyAnswer(json=None, fault=earlier_fault, duration_seconds=0.0, state_after=state)
         answer = pyspy.dump(
             target.pid,
             deadline_seconds=self._deadline_seconds(target, left_seconds),

@@ -1,11 +1,19 @@
-"""Make the dump of each rank from the dumps of its processes. Ranks without a process get a dump, too."""
+"""Make the dump of each rank from the dumps of its processes. Ranks without a process get a dump, too.
+
+A file system that does not respond blocks py-spy. The dumps of the processes that need it say so.
+"""
 
 import itertools
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from hangwatch.capture import silent_mounts
+from msgspec.structs import replace
+
 from hangwatch.model import (
+    BLOCKED_STATES,
     ENDED_STATES,
+    FUSE_WAITS,
+    Fault,
     GpuLevels,
     GpuReadings,
     GpuSweep,
@@ -20,9 +28,11 @@ from hangwatch.model import (
     WorkerDump,
 )
 from hangwatch.probes.node import filesystems
+from hangwatch.probes.process import pyspy
 from hangwatch.stacks.link_traffic import gpu_use, link_rates
 
 ABSENT_LISTED = 64
+_MOUNT_DEADLINE_SECONDS = 3.0
 
 
 def measure_gpus(
@@ -62,7 +72,7 @@ def make_rank_dump(
     `mount_by_pid` has the file systems that do not respond, by pid of the process that needs them.
     """
     mount = mount_by_pid.get(rank.id.pid)
-    rounds = tuple(silent_mounts.add_to_fault(dumps[rank.id], mount) for dumps in taken)
+    rounds = tuple(_add_mount(dumps[rank.id], mount) for dumps in taken)
     return RankDump(
         id=RankId(node=node, rank=rank.rank, local_rank=rank.local_rank, pid=rank.id.pid, title=rank.title),
         rounds=rounds,
@@ -74,7 +84,7 @@ def make_rank_dump(
         gone=bool(rounds) and _is_gone(rounds[-1]),
         gpu=gpu,
         silent_mount=str(mount) if mount else None,
-        waits_for_mount=silent_mounts.is_waiting_for(rounds, mount),
+        waits_for_mount=_is_waiting_for(rounds, mount),
         most_peers=rank.most_peers,
     )
 
@@ -83,8 +93,36 @@ def _worker_dump(worker: Worker, rounds: tuple[ProcessDump, ...], mount: filesys
     return WorkerDump(
         pid=worker.id.pid,
         comm=worker.comm,
-        rounds=tuple(silent_mounts.add_to_fault(dump, mount) for dump in rounds),
-        waits_for_mount=silent_mounts.is_waiting_for(rounds, mount),
+        rounds=tuple(_add_mount(dump, mount) for dump in rounds),
+        waits_for_mount=_is_waiting_for(rounds, mount),
+    )
+
+
+def find_silent_mounts(taken: Sequence[dict[ProcessId, ProcessDump]], proc_root: Path) -> dict[int, filesystems.Mount]:
+    """Return the file systems that did not respond to a test, by pid of the process on which py-spy hung."""
+    stuck = {target.pid: None for dumps in taken for target, dump in dumps.items() if _is_stuck(dump.fault)}
+    return filesystems.SHARED.find_silent_mounts(proc_root, list(stuck), _MOUNT_DEADLINE_SECONDS) if stuck else {}
+
+
+def _is_stuck(fault: Fault | None) -> bool:
+    return fault is not None and fault.reason in pyspy.STUCK_REASONS
+
+
+def _add_mount(dump: ProcessDump, mount: filesystems.Mount | None) -> ProcessDump:
+    """Return the dump with the file system in its fault, if py-spy hung; any other dump unchanged."""
+    if mount is None or dump.fault is None or not _is_stuck(dump.fault):
+        return dump
+    detail = f"{dump.fault.detail}; its program or a library is on {mount}, which does not respond"
+    return replace(dump, fault=replace(dump.fault, detail=detail))
+
+
+def _is_waiting_for(rounds: Sequence[ProcessDump], mount: filesystems.Mount | None) -> bool:
+    """True if the kernel shows the process in a call on this file system in every round."""
+    if mount is None:
+        return False
+    places = FUSE_WAITS if mount.type.startswith("fuse") else frozenset[str]()
+    return all(
+        dump.state in BLOCKED_STATES or dump.called == mount.device or dump.main.wchan in places for dump in rounds
     )
 
 

@@ -3,20 +3,35 @@
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from msgspec.structs import replace
 
 from hangwatch import config, words
-from hangwatch.capture import launcher_wait, rank_dumps, silent_mounts, stack_limits
+from hangwatch.capture import rank_dumps, stack_limits
 from hangwatch.capture.connections import JobConnections
 from hangwatch.capture.gpu_links import LinkCounters
 from hangwatch.capture.process_dump import ProcessDumper
 from hangwatch.capture.request import CaptureRequest
 from hangwatch.jobs import discovery
-from hangwatch.model import STOPPED_STATES, Capture, GpuSweep, Job, PortTraffic, ProcessDump, ProcessId, Rank, RankDump
+from hangwatch.model import (
+    STOPPED_STATES,
+    Capture,
+    GpuSweep,
+    Job,
+    PortTraffic,
+    ProcessDump,
+    ProcessId,
+    Rank,
+    RankDump,
+    Waiting,
+)
+from hangwatch.probes.network import sockets
 from hangwatch.probes.node.filesystems import Mount
-from hangwatch.probes.process import pyspy
+from hangwatch.probes.process import procfs, pyspy
 from hangwatch.probes.process.process_scan import ProcessScan
+
+_PEERS_LISTED = 8
 
 
 def capture(job: Job, request: CaptureRequest) -> Capture:
@@ -31,8 +46,8 @@ def capture(job: Job, request: CaptureRequest) -> Capture:
     rounds = _Rounds(job, request)
     by_ports = rounds.take_all()
     proc_root = request.paths.proc_root
-    silent = silent_mounts.find_mounts(rounds.targets, rounds.taken, proc_root)
-    waiting = launcher_wait.measure_wait(job, proc_root)
+    silent = rank_dumps.find_silent_mounts(rounds.taken, proc_root)
+    waiting = _measure_wait(job, proc_root)
     present = [
         replace(dump, waiting=waiting, gpu=replace(dump.gpu, ports=by_ports)) for dump in rounds.rank_dumps(silent)
     ]
@@ -160,6 +175,28 @@ def _notes(
         pids = " ".join(str(pid) for pid in stopped)
         notes.append(f"stopped since the capture began: to let them run on, type: kill -CONT {pids}")
     return tuple(notes)
+
+
+def _measure_wait(job: Job, proc_root: Path) -> Waiting | None:
+    """Return the wait of a launcher without ranks, with the state of its sockets; None for a job with ranks.
+
+    The sockets show if its peers respond. hangwatch never connects to the endpoint itself, because a user wrote that
+    address. A launcher that serves the port is also its own first client, which is not listed as a peer.
+    """
+    if job.waiting is None or job.launcher_id is None:
+        return None
+    since = job.launcher_id.start_ticks / procfs.TICKS_PER_SECOND
+    waiting, port = replace(job.waiting, seconds=max(0.0, time.monotonic() - since)), job.waiting.port
+    held = None if port is None else sockets.sockets_at_port(port, job.launcher_id.pid, proc_root)
+    if port is None or held is None:
+        return waiting
+    use = sockets.classify_port_use(port, held)
+    state = sockets.SYN_SENT if use in ("silent", "none") else sockets.ESTABLISHED
+    own = {connection.local for connection in held} if use == "serving" else set()
+    at_port = (each for each in held if (each.local if use == "serving" else each.remote)[1] == port)
+    ends = {each.remote for each in at_port if each.state == state} - own
+    peers = sorted({sockets.format_address(end) for end in ends})
+    return replace(waiting, socket=use, peers=tuple(peers[:_PEERS_LISTED]))
 
 
 def job_of_pids(pids: Sequence[int]) -> Job:

@@ -16,6 +16,7 @@ from hangwatch.jobs.owners import Owner, owner_of
 from hangwatch.model import Process, ProcessId
 from hangwatch.probes.network import sockets
 from hangwatch.probes.network.sockets import ESTABLISHED, Connection, Connections, End
+from hangwatch.probes.owner_turns import order_by_turns
 from hangwatch.probes.process import proc_pid
 from hangwatch.tables.launchers import RANKS, TABLE
 
@@ -40,7 +41,7 @@ class StoreClients:
 
     def find_hosts(self, processes: Iterable[Process], budget_seconds: float) -> dict[ProcessId, ProcessId]:
         """Return the host of each rank that is found. Reading takes about `budget_seconds`."""
-        candidates = _in_turn(each for each in processes if each.libraries and _may_be_rank(each))[:MOST_PROCESSES]
+        candidates = _in_turn(filter(_may_be_rank, processes))[:MOST_PROCESSES]
         ids = frozenset(process.id for process in candidates)
         self._hosts = {process: host for process, host in self._hosts.items() if process in ids}
         now = time.monotonic()
@@ -170,17 +171,13 @@ def _belong_together(first: Process, second: Process) -> bool:
 
 def _in_turn(processes: Iterable[Process]) -> list[Process]:
     """Return the processes with their owners in turn: no user can take the places of another one."""
-    turns, seen = [], Counter[str]()
-    for process in processes:
-        share = owner_of(process).share
-        turns.append((seen[share], process))
-        seen[share] += 1
-    return [process for _, process in sorted(turns, key=lambda turn: turn[0])]
+    return [process for _, process in order_by_turns((owner_of(process).share, process) for process in processes)]
 
 
 def _may_be_rank(process: Process) -> bool:
     return (
-        process_role.launcher_kind(process) is None
+        bool(process.libraries)
+        and process_role.launcher_kind(process) is None
         and process_role.find_rank_slot(process, None) is None
         and not process_role.is_loader_worker(process)
     )

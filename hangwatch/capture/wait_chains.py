@@ -154,11 +154,8 @@ class WaitChains(NamedTuple):
         return [] if driver is None else [_Step(driver, self._name("process", driver))]
 
     def _find_ways(self, pid: int, call: SystemCall) -> frozenset[str]:
-        """Return the pipes of a call and the far ends of its Unix sockets, by their names in /proc/PID/fd."""
-        held, numbers = self.job.sockets.get(pid, {}), call.descriptors[:_MOST_DESCRIPTORS]
-        pipes = (link for link in self.job.links(pid, numbers) if link.startswith("pipe:"))
-        ends = (self.job.unix.get(held.get(number, 0)) for number in numbers)
-        return frozenset((*pipes, *(f"socket:[{end.peer}]" for end in ends if end is not None and end.peer)))
+        """Return the far ends of the pipes and Unix sockets of a call."""
+        return self.job.far_ends(self.job.links(pid, call.descriptors[:_MOST_DESCRIPTORS]))
 
     def _is_worker(self, child: int, pid: int) -> bool:
         """True for a data-loader worker: its own dumps show its progress, and it was forked from the rank."""

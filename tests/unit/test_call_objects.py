@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from hangwatch import config
-from hangwatch.capture.call_objects import find_object
+from hangwatch.capture.connections import find_object
 from hangwatch.model import (
     CallObject,
     Frame,

@@ -39,7 +39,8 @@ def measure_awaited(rank: RankDump, main: MainRates, awaited: Awaited | None) ->
     If the counters of the awaited part are missing, the whole process counts.
     """
     process = rates.measure_process(rank.rounds)
-    carried = rates.measure_object(rank.rounds) if awaited == "object" else rates.measure_ranks(rank.rounds)
+    to_ranks = rates.measure_growth(rank.rounds, lambda dump: dump.traffic.rank_bytes)
+    carried = rates.measure_object(rank.rounds) if awaited == "object" else to_ranks
     if awaited is None or carried is None or main.cpu_ratio is None:
         awaited = None
     else:

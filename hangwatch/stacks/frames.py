@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from hashlib import blake2b
 
 from hangwatch.model import Frame, Thread
 
@@ -54,17 +55,19 @@ _LAUNCHER_FILES = (
     "<frozen runpy>",
     "torch/distributed/elastic/multiprocessing/errors/__init__.py",
     "torch/multiprocessing/spawn.py",
-    "multiprocessing/process.py",
-    "multiprocessing/spawn.py",
-    "multiprocessing/context.py",
-    "multiprocessing/popen_fork.py",
-    "multiprocessing/popen_spawn_posix.py",
-    "multiprocessing/popen_forkserver.py",
-    "multiprocessing/forkserver.py",
-    "multiprocess/process.py",
-    "multiprocess/spawn.py",
-    "multiprocess/context.py",
-    "multiprocess/popen_fork.py",
+    *(
+        f"{package}/{module}.py"
+        for package in ("multiprocessing", "multiprocess")
+        for module in (
+            "process",
+            "spawn",
+            "context",
+            "popen_fork",
+            "popen_spawn_posix",
+            "popen_forkserver",
+            "forkserver",
+        )
+    ),
     "click/core.py",
     "click/decorators.py",
     "typer/core.py",
@@ -110,13 +113,14 @@ def is_native(function: str, file: str) -> bool:
 
 
 @lru_cache(maxsize=1 << 16)
-def _is_importlib(file: str) -> bool:
+def is_import(file: str) -> bool:
+    """True if a file is Python's import machinery."""
     return "importlib" in file and ("<frozen" in file or "_bootstrap" in file)
 
 
 @lru_cache(maxsize=1 << 16)
 def _is_launcher(function: str, file: str) -> bool:
-    if function == "<module>" or _is_importlib(file) or is_native(function, file):
+    if function == "<module>" or is_import(file) or is_native(function, file):
         return True
     short = short_path(file)
     if short == "threading.py":
@@ -200,9 +204,7 @@ def key_places(frames: Sequence[Frame]) -> tuple[Place, ...]:
     while end and _is_launcher(frames[end - 1].function, frames[end - 1].file):
         end -= 1
     kept = tuple(
-        (frame.function, short_path(frame.file))
-        for frame in frames[:end]
-        if not is_native(frame.function, frame.file) and not _is_importlib(frame.file)
+        (frame.function, short_path(frame.file)) for frame in python_frames(frames[:end]) if not is_import(frame.file)
     )
     return kept or _find_native_places(frames) or tuple(dict.fromkeys(_without_address(frame) for frame in frames))
 
@@ -215,9 +217,7 @@ def _find_native_places(frames: Sequence[Frame]) -> tuple[Place, ...]:
     return tuple(
         (frame.function, short_path(frame.file))
         for frame in frames
-        if is_native(frame.function, frame.file)
-        and not frame.function.startswith("0x")
-        and not _C_LIBRARY.search(frame.file)
+        if is_native(*frame.place) and not frame.function.startswith("0x") and not _C_LIBRARY.search(frame.file)
     )
 
 
@@ -225,14 +225,16 @@ def _without_address(frame: Frame) -> Place:
     return ("?" if frame.function.startswith("0x") else frame.function), short_path(frame.file)
 
 
-def is_import(file: str) -> bool:
-    """True if a file is Python's import machinery."""
-    return _is_importlib(file)
-
-
 def main_thread(threads: Iterable[Thread]) -> Thread | None:
     """Return the thread that runs the program; None if the dump does not show it."""
-    for thread in threads:
-        if thread.is_main:
-            return thread
-    return None
+    return next((thread for thread in threads if thread.is_main), None)
+
+
+def python_frames(frames: Iterable[Frame]) -> list[Frame]:
+    """Return the frames without those of compiled code."""
+    return [frame for frame in frames if not is_native(*frame.place)]
+
+
+def digest(part: object) -> str:
+    """Return a short hash of a part of a stack."""
+    return blake2b(repr(part).encode(), digest_size=6).hexdigest()

@@ -112,7 +112,7 @@ def _takes_tasks(group: Group) -> bool:
     if not group.frames or group.activity != activity.RPC_WAIT:
         return False
     loop, others = group.frames[0], [frame for stack in group.threads for frame in stack.frames]
-    boots = [frame for frame in (loop, *others) if activity.is_marked("boot", frame.function, frame.file)]
+    boots = [frame for frame in (loop, *others) if activity.has_mark("boot", [frame])]
     libraries = [stack_frames.short_path(frame.file).partition("/")[0] for frame in boots]
     return loop in boots and libraries.count(libraries[0]) == 1
 
@@ -124,7 +124,7 @@ def _rests(member: Member) -> bool:
 
 def find_refused(group: Group) -> list[Member]:
     """Return the ranks that try to connect to the store at MASTER_ADDR while each attempt fails immediately."""
-    if not any(activity.is_marked("at_master", frame.function, frame.file) for frame in group.frames):
+    if not activity.has_mark("at_master", group.frames):
         return []
     return [member for member in group.members if member.waits.store and member.waits.store.socket == "retries"]
 
@@ -165,9 +165,7 @@ def _needs_no_rank(group: Group, member: Member) -> bool:
     if member.signature in _WORKS:
         return True
     main = next((stack.frames for stack in group.threads if group.awaited and stack.name == "MainThread"), group.frames)
-    joins = group.activity == activity.EXITING or any(
-        activity.is_marked("joins", frame.function, frame.file) for frame in main
-    )
+    joins = group.activity == activity.EXITING or activity.has_mark("joins", main)
     rests = member.kernel.rests == "sleep" or (member.kernel.rests == "thread" and joins)
     return rests and member.signature in _STANDS_STILL
 

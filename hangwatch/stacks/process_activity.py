@@ -1,10 +1,9 @@
 """The place of a process, by all its Python threads together. Pure."""
 
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
 from typing import NamedTuple
 
-from hangwatch.model import Thread
+from hangwatch.model import ProcessDump, Thread
 from hangwatch.stacks import activity
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.user_code import library_frames, user_frames
@@ -28,6 +27,10 @@ class ProcessActivity(NamedTuple):
     telling: int | None
     others: tuple[int, ...]
     awaited: tuple[int, ...] = ()
+
+    def find_telling(self, dump: ProcessDump) -> Thread | None:
+        """Return the thread of the dump that decides; None if there is none."""
+        return None if self.telling is None else dump.threads[self.telling]
 
 
 def find_process_activity(threads: Sequence[Thread], table: activity.Table) -> ProcessActivity:
@@ -63,7 +66,7 @@ def find_process_activity(threads: Sequence[Thread], table: activity.Table) -> P
     other_threads = [*instead, *((main, *workers) if main else workers)]
     places = {id(thread): place for place, thread in enumerate(threads)}
     return ProcessActivity(
-        key=_digest(main_places, telling_places, tuple(sorted(shown)), doing),
+        key=stack_frames.digest((main_places, telling_places, tuple(sorted(shown)), doing)),
         doing=doing,
         waits_for=activity.find_activity(doing.activity).waits_for,
         phase=table.phase(frames) or (table.phase(main.frames) if main else None),
@@ -109,7 +112,7 @@ def _find_awaited(main: Thread, workers: Sequence[Thread], table: activity.Table
     are threads in the program's own code. Of these, a thread that itself waits for another one does not count. If a
     thread is in a collective, that one decides.
     """
-    calls = [frame for frame in library_frames(main) if not stack_frames.is_native(*frame.place)]
+    calls = stack_frames.python_frames(library_frames(main))
     doing = activity.find_activity(table.classify_thread(main).activity)
     waits = doing.waits_for in ("ranks", "gpu") and not doing.idles
     if not calls or waits or not activity.is_marked("awaits", *calls[0].place):
@@ -189,17 +192,9 @@ def _best(threads: Iterable[Thread], table: activity.Table) -> Thread | None:
 
 
 def _python(thread: Thread) -> bool:
-    return any(not stack_frames.is_native(frame.function, frame.file) for frame in thread.frames)
+    return bool(stack_frames.python_frames(thread.frames))
 
 
 def _is_service(thread: Thread) -> bool:
     """True for an idle pool thread, and for a thread that serves a library (queue feeder, progress bar, watchdog)."""
-    return _has("service", thread) and not _has("work", thread)
-
-
-def _has(mark: activity.Mark, thread: Thread) -> bool:
-    return any(activity.is_marked(mark, frame.function, frame.file) for frame in thread.frames)
-
-
-def _digest(*parts: object) -> str:
-    return blake2b(repr(parts).encode(), digest_size=6).hexdigest()
+    return activity.has_mark("service", thread.frames) and not activity.has_mark("work", thread.frames)

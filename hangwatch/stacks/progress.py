@@ -386,7 +386,7 @@ def _writes_back(rounds: Sequence[ProcessDump], settings: config.Capture) -> boo
 
     The counters of the file's device decide. If they are missing, the node's amount of unwritten data decides.
     """
-    written = rates.measure_change(rounds, "main.device_bytes")
-    if written is None and (unwritten := rates.measure_change(rounds, "main.dirty_bytes")) is not None:
+    written = rates.measure_change(rounds, lambda dump: dump.main.device_bytes)
+    if written is None and (unwritten := rates.measure_change(rounds, lambda dump: dump.main.dirty_bytes)) is not None:
         written = -unwritten
     return exceeds(written, settings.motion_io_bytes_per_second)

@@ -1,8 +1,7 @@
 """Rates of a process and of its main thread, from counters of two or more rounds. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from operator import attrgetter
 from typing import NamedTuple
 
 from hangwatch.model import ProcessDump, ThreadCounters
@@ -47,23 +46,15 @@ def measure_main_thread(rounds: Sequence[ProcessDump]) -> MainRates:
     seconds = sum(last.read_monotonic_seconds - first.read_monotonic_seconds for first, last in intervals)
     if seconds <= 0:
         return MainRates()
-    cpu = sum(max(0.0, last.cpu_seconds - first.cpu_seconds) for first, last in intervals)
-    system = sum((last.system_seconds or 0.0) - (first.system_seconds or 0.0) for first, last in intervals)
-    delay = sum((last.delay_seconds or 0.0) - (first.delay_seconds or 0.0) for first, last in intervals)
-    switches = [
-        last.voluntary_switches - first.voluntary_switches
-        for first, last in intervals
-        if first.voluntary_switches is not None and last.voluntary_switches is not None
-    ]
-    faulted = [
-        max(0, last.faulted_bytes - first.faulted_bytes)
-        for first, last in intervals
-        if first.faulted_bytes is not None and last.faulted_bytes is not None
-    ]
+    cpu = sum(_list_growth(intervals, lambda counters: counters.cpu_seconds))
+    system = sum(_list_growth(intervals, lambda counters: counters.system_seconds))
+    delay = sum(_list_growth(intervals, lambda counters: counters.delay_seconds))
+    switches = _list_growth(intervals, lambda counters: counters.voluntary_switches)
+    faulted = _list_growth(intervals, lambda counters: counters.faulted_bytes)
     often = sum(switches) >= max(_FEWEST_POLLS, POLLS_PER_SECOND * seconds)
     return MainRates(
         cpu_ratio=cpu / seconds,
-        runnable_ratio=(cpu + max(0.0, delay)) / seconds,
+        runnable_ratio=(cpu + delay) / seconds,
         switches=sum(switches) / seconds if switches else None,
         polls=often and min(switches) > 0,
         is_in_kernel=system > cpu / 2,
@@ -73,15 +64,11 @@ def measure_main_thread(rounds: Sequence[ProcessDump]) -> MainRates:
 
 def measure_process(rounds: Sequence[ProcessDump]) -> Rates:
     """Return the rates of a process from the first round to the last."""
-    called, fetched = _measure_growth(rounds, "io_bytes"), _measure_growth(rounds, "fetched_bytes")
+    called = measure_growth(rounds, lambda dump: dump.io_bytes)
+    fetched = measure_growth(rounds, lambda dump: dump.fetched_bytes)
     read = called if fetched is None else max(called or 0.0, fetched)  # both count storage reads
-    carried = sum_known([read, _measure_growth(rounds, "traffic.socket_bytes")])
-    return Rates(_measure_growth(rounds, "cpu_seconds"), carried)
-
-
-def measure_ranks(rounds: Sequence[ProcessDump]) -> float | None:
-    """Return the bytes per second on connections to other ranks; None if they were not counted."""
-    return _measure_growth(rounds, "traffic.rank_bytes")
+    carried = sum_known([read, measure_growth(rounds, lambda dump: dump.traffic.socket_bytes)])
+    return Rates(measure_growth(rounds, lambda dump: dump.cpu_seconds), carried)
 
 
 def measure_object(rounds: Sequence[ProcessDump]) -> float | None:
@@ -91,14 +78,18 @@ def measure_object(rounds: Sequence[ProcessDump]) -> float | None:
     """
     intervals = _between_dumps(rounds)
     between = sum(last.read_monotonic_seconds - first.read_monotonic_seconds for first, last in intervals)
-    read = [
-        max(0, last.io_bytes - first.io_bytes)
-        for first, last in intervals
-        if first.io_bytes is not None and last.io_bytes is not None
-    ]
-    if between <= 0 or not read:
+    moved = _list_growth(intervals, lambda counters: counters.io_bytes)
+    if between <= 0 or not moved:
         return None
-    return sum_known([sum(read) / between, _measure_growth(rounds, "traffic.object_bytes")])
+    return sum_known([sum(moved) / between, measure_growth(rounds, lambda dump: dump.traffic.object_bytes)])
+
+
+def _list_growth(
+    intervals: Sequence[tuple[ThreadCounters, ThreadCounters]], read: Callable[[ThreadCounters], float | None]
+) -> list[float]:
+    """Return the growth of a counter in each interval at both ends of which it was read."""
+    pairs = ((read(first), read(last)) for first, last in intervals)
+    return [max(0, last - first) for first, last in pairs if first is not None and last is not None]
 
 
 def _between_dumps(rounds: Sequence[ProcessDump]) -> list[tuple[ThreadCounters, ThreadCounters]]:
@@ -112,27 +103,25 @@ def measure_children(rounds: Sequence[ProcessDump]) -> Rates:
 
     A round in which they were not found does not count.
     """
-    counted = [(dump.traffic.children_bytes, dump.traffic.children_cpu_seconds) for dump in rounds]
-    found = [dump for dump, counters in zip(rounds, counted, strict=True) if counters != (None, None)]
+    counted = [dump for dump in rounds if dump.traffic.children_cpu_seconds is not None]
     return Rates(
-        _measure_growth(found, "traffic.children_cpu_seconds"), _measure_growth(found, "traffic.children_bytes")
+        measure_growth(counted, lambda dump: dump.traffic.children_cpu_seconds),
+        measure_growth(counted, lambda dump: dump.traffic.children_bytes),
     )
 
 
-def measure_change(rounds: Sequence[ProcessDump], counter: str) -> float | None:
-    """Return the change of a counter per second, from the first round to the last. None if it was not read in both.
-
-    `counter` is the path of a field of `ProcessDump`.
-    """
+def measure_change(rounds: Sequence[ProcessDump], read: Callable[[ProcessDump], float | None]) -> float | None:
+    """Return the change of a counter per second, from the first round to the last. None if it was not read in both."""
     if len(rounds) < 2:
         return None
-    read = attrgetter("taken_monotonic_seconds", counter)
-    (began, first), (ended, last) = read(rounds[0]), read(rounds[-1])
+    began, ended = rounds[0].taken_monotonic_seconds, rounds[-1].taken_monotonic_seconds
+    first, last = read(rounds[0]), read(rounds[-1])
     return None if ended <= began or first is None or last is None else (last - first) / (ended - began)
 
 
-def _measure_growth(rounds: Sequence[ProcessDump], counter: str) -> float | None:
-    change = measure_change(rounds, counter)
+def measure_growth(rounds: Sequence[ProcessDump], read: Callable[[ProcessDump], float | None]) -> float | None:
+    """Return the change of a counter per second; 0 if it fell."""
+    change = measure_change(rounds, read)
     return None if change is None else max(0.0, change)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
 from typing import NamedTuple
 
 from hangwatch.model import CodeRegion, ProcessDump, Thread
@@ -32,7 +31,7 @@ class RoundPlace(NamedTuple):
     @classmethod
     def from_dump(cls, dump: ProcessDump, stand: ProcessActivity) -> RoundPlace:
         """Return the place of the thread that decides the activity of the process."""
-        stood = cls.from_thread(None if stand.telling is None else dump.threads[stand.telling])
+        stood = cls.from_thread(stand.find_telling(dump))
         at_loader = activity.find_activity(stand.doing.activity).work_is_in == "workers"
         return stood._replace(in_lock=stand.waits_for == "lock", at_loader=at_loader)
 
@@ -51,16 +50,8 @@ def find_region(places: Sequence[RoundPlace]) -> CodeRegion | None:
     lines = {(stood.user_lines[:1], stood.library_lines) for stood in places}
     if len(within) > 1 or len(lines) > MOST_PLACES_OF_A_STAY:
         return None
-    return CodeRegion(within=_digest(within.pop()), places=tuple(sorted(map(_digest, lines))))
+    return CodeRegion(within=stack_frames.digest(within.pop()), places=tuple(sorted(map(stack_frames.digest, lines))))
 
 
 def _lines(thread: Thread, begin: int, end: int | None) -> tuple[Line, ...]:
-    return tuple(
-        (frame.function, frame.file, frame.line)
-        for frame in thread.frames[begin:end]
-        if not stack_frames.is_native(frame.function, frame.file)
-    )
-
-
-def _digest(part: object) -> str:
-    return blake2b(repr(part).encode(), digest_size=6).hexdigest()
+    return tuple((*frame.place, frame.line) for frame in stack_frames.python_frames(thread.frames[begin:end]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import blake2b
 
 from hangwatch.model import ProcessDump, RankDump, Sleep, Thread
 from hangwatch.stacks import frames as stack_frames
@@ -23,10 +22,7 @@ def find_sleep(rank: RankDump, activities: Sequence[ProcessActivity | None]) -> 
     ]
     if not asleep or not all(_is_sleep(dump, process_activity) for dump, process_activity in asleep):
         return None
-    places = {
-        _hash_place(_find_main_thread(dump), _deciding_thread(dump, process_activity))
-        for dump, process_activity in asleep
-    }
+    places = {_hash_place(dump, process_activity.find_telling(dump)) for dump, process_activity in asleep}
     remaining_seconds = [dump.main.call.left_seconds or 0.0 for dump, _ in asleep if dump.main.call]
     last = asleep[-1][0].main.call
     if len(places) > 1 or last is None or last.until_unix_seconds is None:
@@ -35,25 +31,15 @@ def find_sleep(rank: RankDump, activities: Sequence[ProcessActivity | None]) -> 
 
 
 def _is_sleep(dump: ProcessDump, process_activity: ProcessActivity) -> bool:
-    main, call = _find_main_thread(dump), dump.main.call
+    main, call = stack_frames.main_thread(dump.threads), dump.main.call
     if main is None or call is None or call.left_seconds is None or dump.waits.waits_in_torch:
         return False
-    deciding = _deciding_thread(dump, process_activity)
-    if process_activity.waits_for == "ranks" or (
-        deciding is not main and process_activity.telling not in process_activity.awaited
-    ):
+    is_decided = process_activity.find_telling(dump) is main or process_activity.telling in process_activity.awaited
+    if process_activity.waits_for == "ranks" or not is_decided:
         return False
     if dump.waits.awaited is not None or dump.waits.asks_rank is not None or dump.waits.awaits_store is not None:
         return False
     return call.kind == "sleeps" or (dump.waits.waits_in_torch is False and _is_called_by_program(main))
-
-
-def _find_main_thread(dump: ProcessDump) -> Thread | None:
-    return stack_frames.main_thread(dump.threads)
-
-
-def _deciding_thread(dump: ProcessDump, process_activity: ProcessActivity) -> Thread | None:
-    return None if process_activity.telling is None else dump.threads[process_activity.telling]
 
 
 def _is_called_by_program(thread: Thread) -> bool:
@@ -66,8 +52,8 @@ def _is_called_by_program(thread: Thread) -> bool:
     return False
 
 
-def _hash_place(main: Thread | None, deciding: Thread | None) -> str:
+def _hash_place(dump: ProcessDump, deciding: Thread | None) -> str:
+    main = stack_frames.main_thread(dump.threads)
     threads = (main, None if deciding is main else deciding)
-    frames = [frame for thread in threads if thread is not None for frame in thread.frames]
-    lines = [(one.function, one.file, one.line) for one in frames if not stack_frames.is_native(*one.place)]
-    return blake2b(repr(lines).encode(), digest_size=6).hexdigest()
+    frames = stack_frames.python_frames(frame for thread in threads if thread is not None for frame in thread.frames)
+    return stack_frames.digest([(*frame.place, frame.line) for frame in frames])

@@ -55,11 +55,6 @@ def _is_library(function: str, file: str) -> bool:
     return not is_code or file.partition("/")[0].removesuffix(".py") in activity.packages()
 
 
-def python_frames(group: Group) -> list[Frame]:
-    """Return the frames that represent a group, without compiled frames."""
-    return [frame for frame in group.frames if not stack_frames.is_native(frame.function, frame.file)]
-
-
 def innermost_user_frame(group: Group) -> Frame | None:
     """Return the innermost named frame of the user's program in the stack that represents the group.
 
@@ -81,7 +76,7 @@ def _innermost_named(frames: Sequence[Frame]) -> Frame | None:
 
 def is_in_user_code(group: Group) -> bool:
     """True if the innermost Python frame of the group belongs to the user's program, not to a library."""
-    own, python = group.members[0].stack.user_frames, python_frames(group)
+    own, python = group.members[0].stack.user_frames, stack_frames.python_frames(group.frames)
     return bool(own and python) and own[0].place == python[0].place
 
 
@@ -92,7 +87,7 @@ def is_at_earlier_line(group: Group, other: Group) -> bool:
     equal, with equal lines. Such a group may wait for a lock that the other group holds. If a line is unknown, `group`
     counts as being at the earlier line.
     """
-    frames, others = python_frames(group)[::-1], python_frames(other)[::-1]
+    frames, others = (stack_frames.python_frames(each.frames)[::-1] for each in (group, other))
     for place, (frame, ahead) in enumerate(zip(frames, others, strict=False)):
         if frame.place != ahead.place:
             return False
@@ -112,17 +107,13 @@ def find_caller(frames: Sequence[Frame]) -> Frame | None:
 
     None if there is no such frame.
     """
-    for frame in frames:
-        is_library_call = activity.is_marked("collective", frame.function, frame.file)
-        if not is_library_call and not stack_frames.is_native(frame.function, frame.file):
-            return frame
-    return None
+    outside = (frame for frame in stack_frames.python_frames(frames) if not activity.has_mark("collective", [frame]))
+    return next(outside, None)
 
 
 def find_framework_caller(thread: Thread) -> Frame | None:
     """Return the caller of a collective if it belongs to a framework and its line is known; None if not."""
-    is_inside = any(activity.is_marked("collective", frame.function, frame.file) for frame in thread.frames)
-    caller = find_caller(thread.frames) if is_inside else None
+    caller = find_caller(thread.frames) if activity.has_mark("collective", thread.frames) else None
     return caller if caller and caller.line is not None and caller not in user_frames(thread) else None
 
 

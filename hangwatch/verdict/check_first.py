@@ -68,7 +68,7 @@ def _find_group_outside_jax_program(scene: Scene) -> Sequence[Group]:
     """
 
     def is_in_program(group: Group) -> bool:
-        marked = any(activity.is_marked("all_processes", frame.function, frame.file) for frame in group.frames)
+        marked = activity.has_mark("all_processes", group.frames)
         return marked and group.motion is Motion.FROZEN
 
     odd = [group for group in scene.stacked if not is_in_program(group)]

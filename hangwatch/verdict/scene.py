@@ -16,7 +16,7 @@ from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.completed_collectives import find_pause
 from hangwatch.stacks.idle_reasons import find_idle_kind, find_refused
 from hangwatch.stacks.progress import polls_repeatedly
-from hangwatch.stacks.user_code import find_caller, is_in_user_code, python_frames
+from hangwatch.stacks.user_code import find_caller, is_in_user_code
 from hangwatch.tables import kernel_lines
 from hangwatch.verdict.measurements import OddGpu, find_odd_gpu
 
@@ -124,7 +124,10 @@ class Scene(Value, frozen=True, dict=True, eq=False, gc=True):
     @cached_property
     def are_alike(self) -> bool:
         """True if all groups are in the same functions."""
-        places = {(group.activity, *(frame.place for frame in python_frames(group))) for group in self.stacked}
+        places = {
+            (group.activity, *(frame.place for frame in stack_frames.python_frames(group.frames)))
+            for group in self.stacked
+        }
         return len(places) <= 1
 
     @cached_property

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Sequence, Set
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from msgspec import structs
 
@@ -12,8 +12,6 @@ from hangwatch.formats import process_title
 from hangwatch.model import (
     BLOCKED_STATES,
     Capture,
-    CollectiveProgress,
-    EnqueuedOperation,
     Fault,
     Frame,
     Group,
@@ -66,30 +64,18 @@ def group_ranks(
         rank.waits_for_mount or any(worker.waits_for_mount for worker in rank.workers) for rank in ranks
     )
     memory = _PlaceCache(table)
-    stood = [[memory.classify(dump) for dump in rank.rounds] for rank in ranks]
-    recorders = [_merge_recorders(rank) for rank in ranks]
-    every = [
-        progress.measure(
-            rank,
-            activities,
-            settings,
-            operations=_list_operations(recorder),
-            is_whole=world_size is None or world_size <= len(ranks),
-            mount_holds_job=mount_holds_job,
-        )
-        for rank, activities, recorder in zip(ranks, stood, recorders, strict=True)
-    ]
+    is_whole = world_size is None or world_size <= len(ranks)
+    measured = [_measure_rank(rank, memory, settings, is_whole, mount_holds_job) for rank in ranks]
     in_torch = {
         process_activity.key
-        for activities, measured in zip(stood, every, strict=True)
-        if measured.waits.waits_in_torch and (process_activity := _find_last(activities)) is not None
+        for rank in measured
+        if rank.measured.waits.waits_in_torch and (process_activity := rank.find_last()) is not None
     }
-    shown: dict[str, tuple[RankDump, _LastState]] = {}
+    shown: dict[str, tuple[_Rank, _LastState]] = {}
     members: dict[str, list[Member]] = {}
-    for rank, activities, measured, recorder in zip(ranks, stood, every, recorders, strict=True):
-        answer = _find_last_state(rank, activities, measured, in_torch)
-        member = _make_member(rank, answer, activities, measured, recorder, memory)
-        members.setdefault(answer.key, []).append(member)
+    for rank in measured:
+        answer = _find_last_state(rank, in_torch)
+        members.setdefault(answer.key, []).append(_make_member(rank, answer, memory))
         shown.setdefault(answer.key, (rank, answer))
     groups = (_make_group(key, tuple(alike), *shown[key], table) for key, alike in members.items())
     return merge_groups(groups, world_size, notes)
@@ -131,6 +117,19 @@ _PartT = TypeVar("_PartT", bound=Value)
 _Stack = tuple[tuple[Frame, ...], int | None]
 _Stacks = tuple[tuple[bool, str | None, int | None, tuple[Frame, ...]], ...]
 _Places = tuple[tuple[bool, str | None, int | None, tuple[stack_frames.Place, ...]], ...]
+
+
+class _Rank(NamedTuple):
+    """A rank of a capture: its place in each round, the facts of its flight recorders, and its measurements."""
+
+    dump: RankDump
+    activities: Sequence[ProcessActivity | None]
+    recorder: RecorderFacts
+    measured: progress.Measured
+
+    def find_last(self) -> ProcessActivity | None:
+        """Return the place in the last round with a stack."""
+        return next((place for place in reversed(self.activities) if place is not None), None)
 
 
 class _LastState(Value, frozen=True):
@@ -209,21 +208,27 @@ class _PlaceCache:
         return self._callers[stack]
 
 
-def _find_last(activities: Sequence[ProcessActivity | None]) -> ProcessActivity | None:
-    return next((process_activity for process_activity in reversed(activities) if process_activity is not None), None)
+def _measure_rank(
+    rank: RankDump, memory: _PlaceCache, settings: config.Capture, is_whole: bool, mount_holds_job: bool
+) -> _Rank:
+    recorder = _merge_recorders(rank)
+    operations = [each for library in recorder.libraries for group in library.groups for each in group.operations]
+    activities = [memory.classify(dump) for dump in rank.rounds]
+    measured = progress.measure(
+        rank, activities, settings, operations=operations, is_whole=is_whole, mount_holds_job=mount_holds_job
+    )
+    return _Rank(rank, activities, recorder, measured)
 
 
-def _find_last_state(
-    rank: RankDump, activities: Sequence[ProcessActivity | None], measured: progress.Measured, in_torch: Set[str]
-) -> _LastState:
-    last = rank.rounds[-1] if rank.rounds else None
-    if measured.signature is Signature.GONE:
-        is_first = rank.died is not None and rank.died.is_first
-        return _LastState(key="gone-first" if is_first else "gone", dump=last, gone=True)
-    for dump, process_activity in zip(reversed(rank.rounds), reversed(activities), strict=True):
+def _find_last_state(rank: _Rank, in_torch: Set[str]) -> _LastState:
+    rounds, died = rank.dump.rounds, rank.dump.died
+    last = rounds[-1] if rounds else None
+    if rank.measured.signature is Signature.GONE:
+        return _LastState(key="gone-first" if died is not None and died.is_first else "gone", dump=last, gone=True)
+    for dump, process_activity in zip(reversed(rounds), reversed(rank.activities), strict=True):
         if process_activity is not None:
-            judged = _correct_by_measurement(process_activity, measured, rank, in_torch)
-            return _LastState(key=judged.key, process_activity=judged, dump=dump)
+            corrected = _correct_by_measurement(process_activity, rank.measured, rank.dump, in_torch)
+            return _LastState(key=corrected.key, process_activity=corrected, dump=dump)
     fault = (last.fault if last else None) or Fault(subject="rank", reason="NoStack", detail="no thread in the dump")
     return _LastState(key=f"undumpable:{fault.reason}:{fault.about}", dump=last, fault=fault)
 
@@ -243,85 +248,76 @@ def _correct_by_measurement(
     Exception: a rank that was not measured, or was awake in one round, joins the corrected ranks if its place is in
     `in_torch`.
     """
-    waits = measured.waits
-    may_await_child = bool(process_activity.awaited) or activity.find_activity(process_activity.doing.activity).idles
+    waits, place = measured.waits, process_activity
+    waits_for_job = place.waits_for in ("ranks", "gpu")
+
+    def corrected(suffix: str, waits_for: str, **doing: Any) -> ProcessActivity:
+        return place._replace(key=f"{place.key}-{suffix}", waits_for=waits_for, doing=place.doing._replace(**doing))
+
+    may_await_child = bool(place.awaited) or activity.find_activity(place.doing.activity).idles
     if may_await_child and kernel_facts.awaits_child(rank.rounds):
-        awaits = process_activity.doing._replace(activity=activity.AWAITS_CHILD, waits=False)
-        return process_activity._replace(key=f"{process_activity.key}-child", doing=awaits, waits_for="nothing")
-    if waits.file_lock is not None and process_activity.waits_for not in ("ranks", "gpu"):
-        return process_activity._replace(key=f"{process_activity.key}-lock", waits_for="lock")
-    if waits.shares_lock and process_activity.waits_for not in ("ranks", "gpu"):
-        return process_activity._replace(key=f"{process_activity.key}-shared-lock", waits_for="lock")
-    if rank.id.pid is not None and waits.server == rank.id.pid and process_activity.waits_for in ("unknown", "thread"):
-        serves = process_activity.doing._replace(activity=activity.SERVING, waits=True)
-        return process_activity._replace(key=f"{process_activity.key}-serves", doing=serves, waits_for="ranks")
-    if measured.signature is Signature.BEHIND_GPU and process_activity.waits_for not in ("ranks", "gpu"):
-        return process_activity._replace(key=f"{process_activity.key}-gpu", waits_for="gpu")
-    if process_activity.waits_for == "gpu" and kernel_facts.awaits_object(waits) and waits.object != "socket":
-        return process_activity._replace(key=f"{process_activity.key}-call", waits_for="lock")
-    if waits.awaits_store == "main" and process_activity.waits_for == "unknown":
-        asks = process_activity.doing._replace(operation="the store", waits=True)
-        return process_activity._replace(key=f"{process_activity.key}-store", doing=asks, waits_for="ranks")
-    may_be_in_torch = process_activity.key in in_torch and waits.waits_in_torch is not False
-    if may_be_in_torch and process_activity.waits_for == "unknown":
-        return process_activity._replace(key=f"{process_activity.key}-torch", waits_for="gpu")
-    return process_activity
+        return corrected("child", "nothing", activity=activity.AWAITS_CHILD, waits=False)
+    if waits.file_lock is not None and not waits_for_job:
+        return corrected("lock", "lock")
+    if waits.shares_lock and not waits_for_job:
+        return corrected("shared-lock", "lock")
+    if rank.id.pid is not None and waits.server == rank.id.pid and place.waits_for in ("unknown", "thread"):
+        return corrected("serves", "ranks", activity=activity.SERVING, waits=True)
+    if measured.signature is Signature.BEHIND_GPU and not waits_for_job:
+        return corrected("gpu", "gpu")
+    if place.waits_for == "gpu" and kernel_facts.awaits_object(waits) and waits.object != "socket":
+        return corrected("call", "lock")
+    if waits.awaits_store == "main" and place.waits_for == "unknown":
+        return corrected("store", "ranks", operation="the store", waits=True)
+    may_be_in_torch = place.key in in_torch and waits.waits_in_torch is not False
+    return corrected("torch", "gpu") if may_be_in_torch and place.waits_for == "unknown" else place
 
 
-def _make_member(
-    rank: RankDump,
-    answer: _LastState,
-    activities: Sequence[ProcessActivity | None],
-    measured: progress.Measured,
-    recorder: RecorderFacts,
-    memory: _PlaceCache,
-) -> Member:
+def _make_member(rank: _Rank, answer: _LastState, memory: _PlaceCache) -> Member:
+    dump, activities, recorder, measured = rank
+    differ = any(place is not None and len(place.awaited) > 1 for place in activities)
+    is_unclear = differ and measured.signature is Signature.BLOCKED
+    signature = Signature.UNKNOWN if is_unclear else measured.signature
     waits = measured.waits
-    telling = answer.process_activity.telling if answer.process_activity else None
-    differ = any(process_activity is not None and len(process_activity.awaited) > 1 for process_activity in activities)
-    if differ and measured.signature is Signature.BLOCKED:
-        measured = structs.replace(measured, signature=Signature.UNKNOWN)
-    deciding = answer.dump.threads[telling] if answer.dump and telling is not None else None
+    deciding = answer.process_activity.find_telling(answer.dump) if answer.process_activity and answer.dump else None
     main = stack_frames.main_thread(answer.dump.threads) if answer.dump else None
     return Member(
-        id=rank.id,
-        motion=_find_motion(rank.rounds, activities, measured, recorder.progress, memory),
-        signature=measured.signature,
+        id=dump.id,
+        motion=_find_motion(rank, signature, memory),
+        signature=signature,
         stack=memory.share(
             StackFacts(
                 user_frames=memory.user_frames(deciding) if deciding else (),
                 caller=memory.caller(deciding) if deciding else None,
-                waited_before=any(
-                    _is_joining(process_activity) for process_activity in activities[:-1] if process_activity
-                ),
+                waited_before=any(_is_joining(place) for place in activities[:-1] if place),
                 owns_gil=main.owns_gil if main else None,
                 stay=measured.stay,
-                task=_find_stuck_task(rank.rounds, memory.table),
-                sleep=sleeps.find_sleep(rank, activities),
+                task=_find_stuck_task(dump.rounds, memory.table),
+                sleep=sleeps.find_sleep(dump, activities),
             )
         ),
-        rounds=len(rank.rounds),
+        rounds=len(dump.rounds),
         kernel=memory.share(
             KernelFacts(
-                state=_merge_states(rank.rounds),
+                state=_merge_states(dump.rounds),
                 wchan=answer.dump.main.wchan if answer.dump else None,
-                silent_mount=rank.silent_mount,
-                waits_for_mount=rank.waits_for_mount,
-                receives=_is_receiving(rank.rounds),
-                rests=kernel_facts.find_rest(rank.rounds),
-                is_held_outside=kernel_facts.is_held_outside(rank, waits),
-                call=rank.kernel_call,
-                worker_call=rank.worker_call,
-                lines=rank.kernel_lines,
+                silent_mount=dump.silent_mount,
+                waits_for_mount=dump.waits_for_mount,
+                receives=_is_receiving(dump.rounds),
+                rests=kernel_facts.find_rest(dump.rounds),
+                is_held_outside=kernel_facts.is_held_outside(dump, waits),
+                call=dump.kernel_call,
+                worker_call=dump.worker_call,
+                lines=dump.kernel_lines,
             )
         ),
         usage=measured.usage,
         waits=structs.replace(waits, awaits_store=_find_store_wait(waits, answer.process_activity)),
-        gpu=memory.share(rank.gpu),
-        waiting=rank.waiting,
+        gpu=memory.share(dump.gpu),
+        waiting=dump.waiting,
         recorder=recorder if recorder.libraries else memory.share(recorder),
-        died=rank.died,
-        most_peers=rank.most_peers,
+        died=dump.died,
+        most_peers=dump.most_peers,
     )
 
 
@@ -341,39 +337,26 @@ def _find_main_thread_id(rank: RankDump) -> int | None:
     return main.pthread_id if main else None
 
 
-def _list_operations(recorder: RecorderFacts) -> list[EnqueuedOperation]:
-    return [one for library in recorder.libraries for records in library.groups for one in records.operations]
-
-
 def _find_store_wait(waits: Waits, process_activity: ProcessActivity | None) -> Literal["main", "thread"] | None:
     found = waits.awaits_store
     is_asked = found == "main" or (process_activity is not None and process_activity.waits_for == "thread")
     return found if is_asked else None
 
 
-def _find_motion(
-    rounds: Sequence[ProcessDump],
-    activities: Sequence[ProcessActivity | None],
-    measured: progress.Measured,
-    completed: CollectiveProgress | None,
-    memory: _PlaceCache,
-) -> Motion:
+def _find_motion(rank: _Rank, signature: Signature, memory: _PlaceCache) -> Motion:
     """Return the motion of a rank: frozen if its flight recorder shows that it stands still, else by its signature.
 
     Its measured signature decides, too, if the lines of the user's code changed, if a round has no flight recorder, or
     if the rank waits for other ranks and carries bytes of its collective: a slow one is open in many rounds.
     """
-    behaves = measured.signature.motion
-    if len(rounds) < 2 or measured.carries_collective or not all(dump.recorders for dump in rounds):
-        return behaves
-    telling = [
-        dump.threads[stand.telling]
-        for dump, stand in zip(rounds, activities, strict=True)
-        if stand is not None and stand.telling is not None
-    ]
+    rounds, completed = rank.dump.rounds, rank.recorder.progress
+    if len(rounds) < 2 or rank.measured.carries_collective or not all(dump.recorders for dump in rounds):
+        return signature.motion
+    placed = ((dump, place) for dump, place in zip(rounds, rank.activities, strict=True) if place is not None)
+    telling = filter(None, (place.find_telling(dump) for dump, place in placed))
     if len({memory.user_frames(thread) for thread in telling}) > 1:
-        return behaves
-    return Motion.FROZEN if completed is not None and completed.is_standing else behaves
+        return signature.motion
+    return Motion.FROZEN if completed is not None and completed.is_standing else signature.motion
 
 
 def _find_stuck_task(rounds: Sequence[ProcessDump], table: activity.Table) -> Frame | None:
@@ -425,15 +408,14 @@ def _merge_states(rounds: Sequence[ProcessDump]) -> str | None:
     return next(passing, states[-1] if states else None)
 
 
-def _make_group(
-    key: str, members: tuple[Member, ...], rank: RankDump, answer: _LastState, table: activity.Table
-) -> Group:
-    workers = _merge_workers(rank, table)
+def _make_group(key: str, members: tuple[Member, ...], rank: _Rank, answer: _LastState, table: activity.Table) -> Group:
+    workers = _merge_workers(rank.dump, table)
     if answer.process_activity is None or answer.dump is None:
         return Group(
             key=key, activity="unknown", members=members, workers=workers, fault=answer.fault, gone=answer.gone
         )
     process_activity, threads = answer.process_activity, answer.dump.threads
+    telling = process_activity.find_telling(answer.dump)
     return Group(
         key=key,
         activity=process_activity.doing.activity,
@@ -441,7 +423,7 @@ def _make_group(
         waits_for=process_activity.waits_for,
         phase=process_activity.phase,
         members=members,
-        frames=() if process_activity.telling is None else threads[process_activity.telling].frames,
+        frames=telling.frames if telling else (),
         threads=tuple(_make_thread_stack(threads[index], table) for index in process_activity.others[:_SHOWN]),
         awaited=tuple(_make_awaited_stack(threads[index], table) for index in process_activity.awaited[:_SHOWN]),
         workers=workers,

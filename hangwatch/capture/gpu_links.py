@@ -1,8 +1,9 @@
 """Read the traffic of a job's GPU links and of its node's ports during the rounds of a capture."""
 
 import time
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
 from pathlib import Path
 
 from hangwatch.model import PortCounters, PortTraffic, TrafficSweep
@@ -24,8 +25,6 @@ class LinkCounters:
         self._since = time.monotonic()
         self._traffic: list[TrafficSweep | None] = []
         self._ports: tuple[PortCounters, ...] = ()
-        self._reading: Future[TrafficSweep | None] | None = None
-        self._reading_ports: Future[tuple[PortCounters, ...]] | None = None
 
     def begin(self) -> None:
         """Begin to count before a second round that was not planned."""
@@ -33,23 +32,19 @@ class LinkCounters:
         self._traffic += [self._read_traffic()] if self._read_traffic else []
         self._ports = infiniband.TRAFFIC.read(self._sys_root)
 
-    def begin_round(self, number: int, pool: Executor) -> None:
-        """Start to read the counters in threads of `pool`, while round `number` takes its dumps.
-
-        The first round is 0.
-        """
+    @contextmanager
+    def counting(self, number: int, pool: Executor) -> Iterator[None]:
+        """Read the counters in threads of `pool` while the `with` block takes the dumps of round `number`, from 0."""
+        reading = reading_ports = None
         if self._is_counting and self._read_traffic and None not in self._traffic:
-            self._reading = pool.submit(self._read_traffic)
+            reading = pool.submit(self._read_traffic)
         if self._is_counting and number == 0:
-            self._reading_ports = pool.submit(infiniband.TRAFFIC.read, self._sys_root)
-
-    def end_round(self) -> None:
-        """Wait for the reads of this round and store their results."""
-        if self._reading is not None:
-            self._traffic.append(self._reading.result())
-        if self._reading_ports is not None:
-            self._ports = self._reading_ports.result()
-        self._reading = self._reading_ports = None
+            reading_ports = pool.submit(infiniband.TRAFFIC.read, self._sys_root)
+        yield
+        if reading is not None:
+            self._traffic.append(reading.result())
+        if reading_ports is not None:
+            self._ports = reading_ports.result()
 
     def gpu_traffic(self) -> list[TrafficSweep]:
         """Return the traffic of the GPU links in each round, oldest first. Failed reads are left out."""

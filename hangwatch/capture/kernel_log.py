@@ -5,6 +5,7 @@ Lines from before the job began are ignored.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from hangwatch import words
@@ -33,16 +34,13 @@ def find_lines(
     ids = [*job.processes, *(process.id for process in job.ended)]
     if not ids or not logged:
         return {}
-    began = min(process.start_ticks for process in ids) / procfs.TICKS_PER_SECOND - SLACK_SECONDS
+    began = min(map(_began, ids)) - SLACK_SECONDS
     recent = [line for line in logged if line.boot_seconds >= began]
+    ranks = _RankFinder(job, now, unix_now, proc_root)
     lines_by_pid: dict[int, list[LoggedLine]] = {}
-    lines = (
-        *_by_pid(job, recent, now, unix_now, proc_root),
-        *_by_gpu(job, recent, proc_root),
-        *_by_mount(job, recent, proc_root),
-    )
-    for pid, line in lines:
-        lines_by_pid.setdefault(pid, []).append(line)
+    for line in recent:
+        for pid in ranks.find(line):
+            lines_by_pid.setdefault(pid, []).append(line)
     return {
         pid: tuple(
             KernelLine(
@@ -59,44 +57,73 @@ def find_lines(
     }
 
 
-def _by_pid(
-    job: Job, logged: Sequence[LoggedLine], now: float, unix_now: float, proc_root: Path
-) -> Iterator[tuple[int, LoggedLine]]:
-    """Yield (pid of the rank, log line) for lines about a process of the job while it lived.
+class _RankFinder:
+    """The ranks of a job that lines of the kernel log are about. Facts are read when the first line needs them."""
 
-    A line about a thread that is still blocked is yielded, too.
-    """
-    if not proc_pid.sees_all_pids(proc_root):
-        return
-    processes = _processes(job, now, unix_now)
-    rows = kernel_lines.load()
-    for line in logged:
-        names, number = rows[line.name].names, int(line.subject) if line.subject.isdecimal() else 0
-        if names == "process":
-            rank, process, until = processes.get(number, (None, None, 0.0))
-            if rank is not None and process is not None:
-                began = process.start_ticks / procfs.TICKS_PER_SECOND
-                if began - SLACK_SECONDS <= line.boot_seconds <= until + SLACK_SECONDS:
-                    yield rank, line
-        elif names == "task":
-            yield from ((rank.id.pid, line) for rank in job.ranks if _is_blocked(rank.id.pid, number, proc_root))
+    def __init__(self, job: Job, now: float, unix_now: float, proc_root: Path) -> None:
+        self._job, self._now, self._unix_now, self._root = job, now, unix_now, proc_root
+
+    def find(self, line: LoggedLine) -> Iterator[int]:
+        """Yield the pids of the ranks: the rank of a process that lived then, or of a thread that is still blocked.
+
+        A line about a GPU is about the ranks that hold it. A line about a file system is about the ranks that have
+        mounted it, and one about a device of this node is about all ranks.
+        """
+        names, number = kernel_lines.load()[line.name].names, int(line.subject) if line.subject.isdecimal() else 0
+        match names:
+            case "process":
+                rank, began, ended = self._processes.get(number, (0, 0.0, 0.0))
+                if rank and began - SLACK_SECONDS <= line.boot_seconds <= ended + SLACK_SECONDS:
+                    yield rank
+            case "task":
+                ranks = self._job.ranks if proc_pid.sees_all_pids(self._root) else ()
+                yield from (rank.id.pid for rank in ranks if _is_blocked(rank.id.pid, number, self._root))
+            case "gpu":
+                uuid = self._uuids.get(xids.shorten_address(line.subject))
+                yield from (rank.id.pid for rank in self._job.ranks if uuid in rank.gpu_uuids)
+                yield from (one.id.pid for one in self._job.ended if uuid in one.gpu_uuids)
+            case "switch":
+                return
+            case _:
+                yield from (pid for pid, mounts in self._mounts if _is_about(line, names, mounts))
+
+    @cached_property
+    def _processes(self) -> dict[int, tuple[int, float, float]]:
+        """The pid of the rank of each process by its pid, and its begin and end on CLOCK_MONOTONIC."""
+        found: dict[int, tuple[int, float, float]] = {}
+        if not proc_pid.sees_all_pids(self._root):
+            return found
+        job, now = self._job, self._now
+        by_place = {(rank.rank, rank.local_rank): rank.id.pid for rank in job.ranks}
+        by_place |= {(one.rank, one.local_rank): one.id.pid for one in job.ended if not one.is_worker}
+        for one in job.ended:
+            pid = by_place.get((one.rank, one.local_rank), one.id.pid) if one.is_worker else one.id.pid
+            found[one.id.pid] = (pid, _began(one.id), now - (self._unix_now - one.gone_unix_seconds))
+        for rank in job.ranks:
+            for process in (rank.id, *(worker.id for worker in rank.workers)):
+                found[process.pid] = (rank.id.pid, _began(process), now)
+        return found
+
+    @cached_property
+    def _uuids(self) -> dict[str, str]:
+        return pci.nvidia_uuids(self._root)
+
+    @cached_property
+    def _mounts(self) -> list[tuple[int, tuple[filesystems.Mount, ...]]]:
+        """The mounts of each rank, by its pid. They are read once in each mount namespace."""
+        by_namespace: dict[str | None, tuple[filesystems.Mount, ...]] = {}
+        mounts = []
+        for pid in (rank.id.pid for rank in self._job.ranks):
+            namespace = proc_pid.namespace(self._root, pid, "mnt")
+            if namespace not in by_namespace:
+                read = filesystems.mounts(self._root, pid)
+                by_namespace[namespace] = read if isinstance(read, tuple) else ()
+            mounts.append((pid, by_namespace[namespace]))
+        return mounts
 
 
-def _processes(job: Job, now: float, unix_now: float) -> dict[int, tuple[int, ProcessId, float]]:
-    """Return by pid of each process: the pid of its rank, its identity, and its end.
-
-    The end is a CLOCK_MONOTONIC time in seconds: `now` for a process that lives.
-    """
-    by_place = {(rank.rank, rank.local_rank): rank.id.pid for rank in job.ranks}
-    by_place |= {(one.rank, one.local_rank): one.id.pid for one in job.ended if not one.is_worker}
-    found = {}
-    for one in job.ended:
-        pid = by_place.get((one.rank, one.local_rank), one.id.pid) if one.is_worker else one.id.pid
-        found[one.id.pid] = (pid, one.id, now - (unix_now - one.gone_unix_seconds))
-    for rank in job.ranks:
-        for process in (rank.id, *(worker.id for worker in rank.workers)):
-            found[process.pid] = (rank.id.pid, process, now)
-    return found
+def _began(process: ProcessId) -> float:
+    return process.start_ticks / procfs.TICKS_PER_SECOND
 
 
 def _is_blocked(pid: int, thread: int, proc_root: Path) -> bool:
@@ -106,37 +133,6 @@ def _is_blocked(pid: int, thread: int, proc_root: Path) -> bool:
     except OSError:
         return False
     return stat.rpartition(b")")[2][1:2].decode() in BLOCKED_STATES
-
-
-def _by_gpu(job: Job, logged: Sequence[LoggedLine], proc_root: Path) -> Iterator[tuple[int, LoggedLine]]:
-    """Yield (pid of the rank, line) for each line about a GPU of the rank. A rank that has ended counts, too."""
-    rows = kernel_lines.load()
-    lines = [line for line in logged if rows[line.name].names == "gpu"]
-    uuids = pci.nvidia_uuids(proc_root) if lines else {}
-    gpus = [*((rank.id.pid, rank.gpu_uuids) for rank in job.ranks), *((one.id.pid, one.gpu_uuids) for one in job.ended)]
-    for line in lines:
-        uuid = uuids.get(xids.shorten_address(line.subject))
-        yield from ((pid, line) for pid, uuids_of_rank in gpus if uuid in uuids_of_rank)
-
-
-def _by_mount(job: Job, logged: Sequence[LoggedLine], proc_root: Path) -> Iterator[tuple[int, LoggedLine]]:
-    """Yield (pid of the rank, line) for each line about a file system that the rank has mounted.
-
-    A line about a device of this node is yielded for all ranks.
-    """
-    rows = kernel_lines.load()
-    lines = [line for line in logged if rows[line.name].names not in {"process", "task", "gpu", "switch"}]
-    if not lines:
-        return
-    mounts: dict[str | None, tuple[filesystems.Mount, ...]] = {}
-    for rank in job.ranks:
-        namespace = proc_pid.namespace(proc_root, rank.id.pid, "mnt")
-        if namespace not in mounts:
-            read = filesystems.mounts(proc_root, rank.id.pid)
-            mounts[namespace] = read if isinstance(read, tuple) else ()
-        for line in lines:
-            if _is_about(line, rows[line.name].names, mounts[namespace]):
-                yield rank.id.pid, line
 
 
 def _is_about(line: LoggedLine, names: kernel_lines.Names, mounts: Sequence[filesystems.Mount]) -> bool:

@@ -77,9 +77,10 @@ class _Rounds:
         is_counting = settings.counters and self._wanted > 1
         self._links = LinkCounters(request.gpus.read_traffic, paths.sys_root, is_counting=is_counting)
         self.ranks = job.ranks or tuple(Rank(id=process, rank=None, local_rank=None) for process in job.processes)
-        self.targets = _targets(self.ranks, settings.max_workers_per_rank)
+        workers = [worker.id for rank in self.ranks for worker in rank.workers[: settings.max_workers_per_rank]]
+        # All ranks come first, so that their dumps are close together in time.
+        self.targets = list(dict.fromkeys([*(rank.id for rank in self.ranks), *workers]))
         self._around = JobConnections(job, self.targets, paths.proc_root, paths.sys_root, request.search_seconds)
-        workers = len(self.targets) - len(self.ranks)
         self._taker = ProcessDumper(
             request,
             paths.pyspy_path or pyspy.find(),
@@ -91,7 +92,7 @@ class _Rounds:
             too_large={},
             awaited={},
             stack_budget=stack_limits.divide_budget(
-                request.kept_stacks_bytes, len(self.ranks), workers, max(self._wanted, 2)
+                request.kept_stacks_bytes, len(self.ranks), len(workers), max(self._wanted, 2)
             ),
         )
         self._sweeps: list[GpuSweep] = []
@@ -113,12 +114,11 @@ class _Rounds:
         request = self._request
         self._around.begin_round()
         end = time.monotonic() + request.settings.round_deadline_seconds
-        self._links.begin_round(len(self.taken), pool)
-        dumps = pool.map(self._taker.take, self.targets, [end] * len(self.targets))
-        self.taken.append(dict(zip(self.targets, dumps, strict=True)))
-        sweep = request.gpus.read_sweep() if request.gpus.read_sweep else None
-        self._sweeps += [sweep] if sweep else []
-        self._links.end_round()
+        with self._links.counting(len(self.taken), pool):
+            dumps = pool.map(self._taker.take, self.targets, [end] * len(self.targets))
+            self.taken.append(dict(zip(self.targets, dumps, strict=True)))
+            sweep = request.gpus.read_sweep() if request.gpus.read_sweep else None
+            self._sweeps += [sweep] if sweep else []
         if request.needs_second_round is None or self._wanted != 1:
             return
         if request.needs_second_round(self.rank_dumps({})):
@@ -137,12 +137,6 @@ class _Rounds:
             rank_dumps.make_rank_dump(rank, self.taken, self._request.node, gpu, silent)
             for rank, gpu in zip(self.ranks, readings, strict=True)
         ]
-
-
-def _targets(ranks: Sequence[Rank], max_workers: int) -> list[ProcessId]:
-    """Return the processes to dump. All ranks come first, so that their dumps are close together in time."""
-    workers = (worker.id for rank in ranks for worker in rank.workers[:max_workers])
-    return list(dict.fromkeys([*(rank.id for rank in ranks), *workers]))
 
 
 def _notes(

@@ -133,7 +133,9 @@ class WaitChains(NamedTuple):
             return []
         ways = self._find_ways(pid, call) if call.kind == "receives" else frozenset[str]()
         holders = [child for child in children if ways and ways & self.job.open_files(child)]
-        strangers = [child for child in holders if not self._is_worker(child, pid)]
+        # A child that is dumped and runs the program of the rank is a data-loader worker, which was forked from it.
+        program, dumped = self.job.program(pid), self.job.dumped
+        strangers = [child for child in holders if child not in dumped or self.job.program(child) != program]
         if strangers:
             return [_Step(child, self._name("its child", child), may_answer=True) for child in strangers]
         workers = self._find_workers(pid, ways, {pid})
@@ -156,10 +158,6 @@ class WaitChains(NamedTuple):
     def _find_ways(self, pid: int, call: SystemCall) -> frozenset[str]:
         """Return the far ends of the pipes and Unix sockets of a call."""
         return self.job.far_ends(self.job.links(pid, call.descriptors[:_MOST_DESCRIPTORS]))
-
-    def _is_worker(self, child: int, pid: int) -> bool:
-        """True for a data-loader worker: its own dumps show its progress, and it was forked from the rank."""
-        return child in self.job.dumped and self.job.program(child) == self.job.program(pid)
 
     def _find_workers(self, pid: int, ways: frozenset[str], visited: set[int]) -> list[_Step]:
         """Return the processes of the same rank that hold one of these ends, and add them to `visited`."""

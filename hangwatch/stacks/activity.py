@@ -100,13 +100,6 @@ class _Rule(_Row, forbid_unknown_fields=True, frozen=True, kw_only=True):
     is_caller: bool = False
     runs_program: bool = False
 
-    def applies_to(self, of_user: bool | None) -> bool:
-        """True if the rule applies to a frame.
-
-        `of_user` is true if the frame belongs to the user's program, None if unknown.
-        """
-        return {"anywhere": True, "library": of_user is not True, "installed": of_user is False}[self.defined_in]
-
 
 class _Marked(_Row, forbid_unknown_fields=True, frozen=True, kw_only=True):
     mark: Mark
@@ -194,6 +187,10 @@ class _Patterns(NamedTuple):
         """True if they match a plain name, and a short path with a `/` before it."""
         return self.file.match(file) and self.function.match(function)
 
+    def match_place(self, function: str, file: str) -> bool:
+        """True if they match the function and the file of a frame."""
+        return self.match(stack_frames.plain_name(function), f"/{stack_frames.short_path(file)}")
+
 
 def _make_patterns(row: _Row) -> _Patterns:
     """Return the patterns of a row: for a function's plain name, and for a file's short path with a `/` before it."""
@@ -210,7 +207,7 @@ def _make_path_pattern(pattern: str) -> str:
     if pattern.startswith("*/"):
         return translate(pattern)
     package, folder, _ = pattern.partition("/")
-    is_run_from_checkout = bool(folder) and package in _built_in().checkouts
+    is_run_from_checkout = bool(folder) and package in built_in().checkouts
     return f"{_CHECKOUT}{translate(pattern)}" if is_run_from_checkout else translate(f"/{pattern}")
 
 
@@ -222,19 +219,12 @@ class Table:
 
     def __init__(self, rules: Sequence[_Rule]) -> None:
         self._rules = [(rule, _make_patterns(rule)) for rule in rules]
-        self._of_place: dict[_OwnedFrame, dict[Order, _Rule]] = {}
-        self._of_stack: dict[tuple[tuple[stack_frames.Place, ...], int | None], StackActivity] = {}
+        self._rules_of = lru_cache(_CACHE_LIMIT)(self._match_place)
+        self._classify_places = lru_cache(_CACHE_LIMIT)(self._find)
 
     def classify(self, frames: Sequence[Frame], installed_frames: int | None = None) -> StackActivity:
         """Return the activity of a stack. The innermost frame comes first."""
-        stack = tuple(frame.place for frame in frames)
-        found = self._of_stack.get((stack, installed_frames))
-        if found is None:
-            if len(self._of_stack) >= _CACHE_LIMIT:
-                self._of_stack.clear()
-            owned = stack_frames.find_owners([file for _, file in stack], installed_frames)
-            found = self._of_stack[stack, installed_frames] = self._find(tuple(map(_OwnedFrame, stack, owned)))
-        return found
+        return self._classify_places(tuple(frame.place for frame in frames), installed_frames)
 
     def classify_thread(self, thread: Thread) -> StackActivity:
         """Return the activity of a thread's stack."""
@@ -257,15 +247,29 @@ class Table:
                 return rule.activity
         return None
 
-    def _find(self, stack: tuple[_OwnedFrame, ...]) -> StackActivity:
+    def _find(self, places: tuple[stack_frames.Place, ...], installed_frames: int | None) -> StackActivity:
+        owned = stack_frames.find_owners([file for _, file in places], installed_frames)
+        stack = tuple(map(_OwnedFrame, places, owned))
         python = _find_python(stack)
-        native = [index for index, owned in enumerate(stack) if stack_frames.is_native(*owned.place)]
-        if is_importing([owned.place for owned in stack], python):
+        native = [index for index, place in enumerate(places) if stack_frames.is_native(*place)]
+        if _is_importing(places[index] for index in python):
             return StackActivity("import", None, waits=False)
-        program = list(itertools.takewhile(lambda index: not is_marked("boot", *stack[index].place), python))
+        program = list(itertools.takewhile(lambda index: not is_marked("boot", *places[index]), python))
         # If the innermost frame is a boot frame, only `certain` rules apply to it, for example that of an idle actor.
-        awaits_task: _Places = (("certain", python[:1]), ("native", native))
-        for order, indexes in _list_places_by_order(program, native) if program else awaits_task:
+        orders: Sequence[tuple[Order, list[int]]] = (("certain", python[:1]), ("native", native))
+        if program:
+            orders = (
+                ("entered", program),
+                ("certain", program),
+                ("sync", program),
+                ("top", program[:1]),
+                ("leaf", program[:_LEAF_DEPTH]),
+                ("base", program[:1]),
+                ("native", native),
+                ("context", program),
+                ("loop", program[:1]),
+            )
+        for order, indexes in orders:
             found = self._first(stack, indexes, order)
             if found:
                 return _refine_by_native(stack, native, self._extend_outwards(stack, *found))
@@ -307,22 +311,14 @@ class Table:
         operation = deciding.operation or (name.lstrip("_") if waits else name)
         return _Match(StackActivity(deciding.activity, operation, waits), named)
 
-    def _rules_of(self, owned: _OwnedFrame) -> dict[Order, _Rule]:
-        found = self._of_place.get(owned)
-        if found is None:
-            if len(self._of_place) >= _CACHE_LIMIT:
-                self._of_place.clear()
-            found = self._of_place[owned] = self._match_place(owned)
-        return found
-
     def _match_place(self, owned: _OwnedFrame) -> dict[Order, _Rule]:
         function, file = owned.place[0], _make_rooted_path(owned)
         if not stack_frames.is_native(*owned.place):
             function = stack_frames.plain_name(function)
+        applies = {"anywhere": True, "library": owned.by_user is not True, "installed": owned.by_user is False}
         found: dict[Order, _Rule] = {}
         for rule, patterns in self._rules:
-            may_apply = rule.order not in found and rule.applies_to(owned.by_user)
-            if may_apply and patterns.match(function, file):
+            if rule.order not in found and applies[rule.defined_in] and patterns.match(function, file):
                 found[rule.order] = rule
         return found
 
@@ -377,27 +373,6 @@ def _find_root(file: str) -> str:
     return file.partition("/")[0].removesuffix(".py")
 
 
-_Places = tuple[tuple[Order, list[int]], ...]
-
-
-def _list_places_by_order(python: list[int], native: list[int]) -> _Places:
-    """Return the orders of rules in the sequence in which they are tried. Each comes with the frames to try them on.
-
-    `python` and `native` are the indexes of the Python frames and of the compiled frames.
-    """
-    return (
-        ("entered", python),
-        ("certain", python),
-        ("sync", python),
-        ("top", python[:1]),
-        ("leaf", python[:_LEAF_DEPTH]),
-        ("base", python[:1]),
-        ("native", native),
-        ("context", python),
-        ("loop", python[:1]),
-    )
-
-
 def _with_unknown_owner(frames: Sequence[Frame]) -> list[_OwnedFrame]:
     return [_OwnedFrame(frame.place, None) for frame in frames]
 
@@ -427,18 +402,16 @@ def _find_name(stack: Sequence[_OwnedFrame], index: int) -> str:
     return next(filter(None, names), nameless)
 
 
-def is_importing(stack: Sequence[stack_frames.Place], python: Sequence[int]) -> bool:
-    """True if the import machinery has called the innermost frame, directly or through module bodies only."""
-    for index in python:
-        if stack_frames.is_import(stack[index][1]):
-            return True
-        if stack[index][0] != "<module>":
-            return False
-    return False
+def _is_importing(python: Iterable[stack_frames.Place]) -> bool:
+    """True if the import machinery has called the innermost Python frame, directly or through module bodies only."""
+    outside = itertools.dropwhile(lambda place: place[0] == "<module>" and not stack_frames.is_import(place[1]), python)
+    caller = next(outside, None)
+    return caller is not None and stack_frames.is_import(caller[1])
 
 
 @cache
-def _built_in() -> _Tables:
+def built_in() -> _Tables:
+    """Return the built-in tables of activities."""
     return tables.load("hangwatch.tables", "activities.toml", _Tables)
 
 
@@ -448,18 +421,17 @@ def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
     These are tried first, with order `certain`. Raises config.ConfigError if the activity of a rule is not a lower_case
     name, or resembles one in the table: then it is probably misspelt.
     """
-    built_in = _built_in()
-    extra = []
+    known, extra = built_in(), []
     for number, rule in enumerate(extra_rules):
         if not re.fullmatch(r"[a-z][a-z0-9_]*", rule.activity):
             raise config.ConfigError(
                 f"[activities] rules[{number}]: activity {rule.activity!r} is not a valid name\n"
-                f"  allowed: {', '.join(built_in.activities)}, or a new name in lower_case"
+                f"  allowed: {', '.join(known.activities)}, or a new name in lower_case"
             )
         import difflib  # only for rules of the site
 
-        near = difflib.get_close_matches(rule.activity, built_in.activities, n=1, cutoff=0.8)
-        if near and rule.activity not in built_in.activities:  # a new activity waits for nothing
+        near = difflib.get_close_matches(rule.activity, known.activities, n=1, cutoff=0.8)
+        if near and rule.activity not in known.activities:  # a new activity waits for nothing
             raise config.ConfigError(
                 f"[activities] rules[{number}]: activity {rule.activity!r} looks like a misspelt {near[0]!r}\n"
                 f"  type {near[0]!r}, or choose a name that is less similar"
@@ -474,20 +446,15 @@ def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
                 operation=rule.operation,
             )
         )
-    return Table((*extra, *built_in.rules))
-
-
-def activity_names() -> tuple[str, ...]:
-    """Return the names of all activities in the built-in table."""
-    return tuple(_built_in().activities)
+    return Table((*extra, *known.rules))
 
 
 @cache
 def packages() -> frozenset[str]:
     """Return the packages that do not belong to a user's program: those in the rules, and `packages` of the table."""
-    paths = (path for rule in _built_in().rules for path in (*rule.files, rule.file) if "/" in path)
+    paths = (path for rule in built_in().rules for path in (*rule.files, rule.file) if "/" in path)
     named = (path.partition("/")[0] for path in paths)
-    return frozenset(package for package in named if package.isidentifier()).union(_built_in().packages)
+    return frozenset(package for package in named if package.isidentifier()).union(built_in().packages)
 
 
 class Vocabulary:
@@ -507,7 +474,7 @@ class Vocabulary:
 @cache
 def load_vocabularies() -> tuple[Vocabulary, Vocabulary]:
     """Return the names of functions, and the names of folders and files, in the rules and marks of the table."""
-    rows: tuple[_Row, ...] = (*_built_in().rules, *_built_in().marks)
+    rows: tuple[_Row, ...] = (*built_in().rules, *built_in().marks)
     paths = (path for row in rows for path in (*row.files, row.file))
     return (
         Vocabulary(name for row in rows for name in row.functions),
@@ -518,19 +485,18 @@ def load_vocabularies() -> tuple[Vocabulary, Vocabulary]:
 @cache
 def find_activity(name: str) -> Activity:
     """Return the activity of this name. If only rules of the configuration define it, it waits for nothing."""
-    return _built_in().activities.get(name) or Activity("nothing", f"is in {name.replace('_', ' ')} ({{operation}})")
+    return built_in().activities.get(name) or Activity("nothing", f"is in {name.replace('_', ' ')} ({{operation}})")
 
 
 @cache
 def _load_marks(mark: Mark) -> tuple[_Patterns, ...]:
-    return tuple(_make_patterns(row) for row in _built_in().marks if row.mark == mark)
+    return tuple(_make_patterns(row) for row in built_in().marks if row.mark == mark)
 
 
 @lru_cache(maxsize=_CACHE_LIMIT)
 def is_marked(mark: Mark, function: str, file: str = "") -> bool:
     """True if the table gives this mark to a function in a file, or to the name of a collective."""
-    name, path = stack_frames.plain_name(function), f"/{stack_frames.short_path(file)}"
-    return any(patterns.match(name, path) for patterns in _load_marks(mark))
+    return any(patterns.match_place(function, file) for patterns in _load_marks(mark))
 
 
 def has_mark(mark: Mark, frames: Iterable[Frame]) -> bool:
@@ -555,16 +521,13 @@ class AwaitedBy(NamedTuple):
 
 
 def _has_frame(patterns: _Patterns, frames: Iterable[Frame]) -> bool:
-    return any(
-        patterns.match(stack_frames.plain_name(frame.function), f"/{stack_frames.short_path(frame.file)}")
-        for frame in frames
-    )
+    return any(patterns.match_place(*frame.place) for frame in frames)
 
 
 @cache
 def awaits_threads() -> tuple[AwaitedBy, ...]:
     """Return the table of callers that wait for threads of a library, in its order."""
-    rows = _built_in().awaits_threads
+    rows = built_in().awaits_threads
     return tuple(
         AwaitedBy(
             _make_patterns(row),

@@ -203,26 +203,18 @@ def key_places(frames: Sequence[Frame]) -> tuple[Place, ...]:
     end = len(frames)
     while end and _is_launcher(frames[end - 1].function, frames[end - 1].file):
         end -= 1
-    kept = tuple(
-        (frame.function, short_path(frame.file)) for frame in python_frames(frames[:end]) if not is_import(frame.file)
-    )
-    return kept or _find_native_places(frames) or tuple(dict.fromkeys(_without_address(frame) for frame in frames))
-
-
-def _find_native_places(frames: Sequence[Frame]) -> tuple[Place, ...]:
-    """Return the native frames that do not change while a thread spins.
-
-    These frames have a name and lie outside the C library.
-    """
-    return tuple(
-        (frame.function, short_path(frame.file))
+    python = (frame for frame in python_frames(frames[:end]) if not is_import(frame.file))
+    # Addresses, and frames in the C library, change while a thread spins.
+    native = (
+        frame
         for frame in frames
         if is_native(*frame.place) and not frame.function.startswith("0x") and not _C_LIBRARY.search(frame.file)
     )
-
-
-def _without_address(frame: Frame) -> Place:
-    return ("?" if frame.function.startswith("0x") else frame.function), short_path(frame.file)
+    chosen = tuple(python) or tuple(native)
+    if chosen:
+        return tuple((frame.function, short_path(frame.file)) for frame in chosen)
+    names = ("?" if frame.function.startswith("0x") else frame.function for frame in frames)
+    return tuple(dict.fromkeys(zip(names, (short_path(frame.file) for frame in frames), strict=True)))
 
 
 def main_thread(threads: Iterable[Thread]) -> Thread | None:

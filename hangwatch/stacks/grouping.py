@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Sequence, Set
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from msgspec import structs
 
@@ -28,7 +28,6 @@ from hangwatch.model import (
     StackFacts,
     Thread,
     Value,
-    Waits,
     WorkerDump,
 )
 from hangwatch.stacks import activity, completed_collectives, kernel_facts, progress, sleeps
@@ -36,7 +35,8 @@ from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.process_activity import ProcessActivity, find_process_activity
 from hangwatch.stacks.user_code import find_framework_caller, user_frames
 
-_STARTS = ("threading.py", "concurrent/futures/thread.py")
+_EXECUTOR = "concurrent/futures/thread.py"
+_STARTS = ("threading.py", _EXECUTOR)
 _LOADER_LOOP = "torch/utils/data/_utils/worker.py"
 _SHOWN = 16
 
@@ -281,6 +281,9 @@ def _make_member(rank: _Rank, answer: _LastState, memory: _PlaceCache) -> Member
     waits = measured.waits
     deciding = answer.process_activity.find_telling(answer.dump) if answer.process_activity and answer.dump else None
     main = stack_frames.main_thread(answer.dump.threads) if answer.dump else None
+    call = dump.rounds[-1].main.call if dump.rounds else None
+    is_at_thread = answer.process_activity is not None and answer.process_activity.waits_for == "thread"
+    asks_store = waits.awaits_store == "main" or is_at_thread
     return Member(
         id=dump.id,
         motion=_find_motion(rank, signature, memory),
@@ -303,7 +306,7 @@ def _make_member(rank: _Rank, answer: _LastState, memory: _PlaceCache) -> Member
                 wchan=answer.dump.main.wchan if answer.dump else None,
                 silent_mount=dump.silent_mount,
                 waits_for_mount=dump.waits_for_mount,
-                receives=_is_receiving(dump.rounds),
+                receives=call is not None and call.kind == "receives",
                 rests=kernel_facts.find_rest(dump.rounds),
                 is_held_outside=kernel_facts.is_held_outside(dump, waits),
                 call=dump.kernel_call,
@@ -312,7 +315,7 @@ def _make_member(rank: _Rank, answer: _LastState, memory: _PlaceCache) -> Member
             )
         ),
         usage=measured.usage,
-        waits=structs.replace(waits, awaits_store=_find_store_wait(waits, answer.process_activity)),
+        waits=waits if asks_store else structs.replace(waits, awaits_store=None),
         gpu=memory.share(dump.gpu),
         waiting=dump.waiting,
         recorder=recorder if recorder.libraries else memory.share(recorder),
@@ -323,24 +326,14 @@ def _make_member(rank: _Rank, answer: _LastState, memory: _PlaceCache) -> Member
 
 def _merge_recorders(rank: RankDump) -> RecorderFacts:
     read = [dump.recorders for dump in rank.rounds]
-    main_thread_id = _find_main_thread_id(rank)
+    main = stack_frames.main_thread(next((dump.threads for dump in reversed(rank.rounds) if dump.threads), ()))
+    main_thread_id = main.pthread_id if main else None
     found = rank_records.merge_rounds(read, main_thread_id) if any(read) else ()
     return RecorderFacts(
         libraries=found,
         faults=rank_records.faults([dump.recorder_faults for dump in rank.rounds], found),
         progress=completed_collectives.measure(read, main_thread_id),
     )
-
-
-def _find_main_thread_id(rank: RankDump) -> int | None:
-    main = stack_frames.main_thread(next((dump.threads for dump in reversed(rank.rounds) if dump.threads), ()))
-    return main.pthread_id if main else None
-
-
-def _find_store_wait(waits: Waits, process_activity: ProcessActivity | None) -> Literal["main", "thread"] | None:
-    found = waits.awaits_store
-    is_asked = found == "main" or (process_activity is not None and process_activity.waits_for == "thread")
-    return found if is_asked else None
 
 
 def _find_motion(rank: _Rank, signature: Signature, memory: _PlaceCache) -> Motion:
@@ -372,22 +365,13 @@ def _find_stuck_task(rounds: Sequence[ProcessDump], table: activity.Table) -> Fr
 
 def _find_task_frames(thread: Thread, table: activity.Table) -> tuple[Frame, ...]:
     """Return the innermost frame of the user's code in the task of an executor thread; () if the thread has no task."""
-    if thread.is_main or not any(_is_executor(frame) for frame in thread.frames):
+    frames = tuple(itertools.takewhile(lambda frame: not frame.file.endswith(_EXECUTOR), thread.frames))
+    if thread.is_main or len(frames) == len(thread.frames):
         return ()
-    frames = tuple(itertools.takewhile(lambda frame: not _is_executor(frame), thread.frames))
     task = structs.replace(thread, frames=frames)
     if activity.find_activity(table.classify_thread(task).activity).waits_for not in ("unknown", "nothing", "lock"):
         return ()
     return user_frames(task)[:1]
-
-
-def _is_executor(frame: Frame) -> bool:
-    return frame.file.endswith("concurrent/futures/thread.py")
-
-
-def _is_receiving(rounds: Sequence[ProcessDump]) -> bool:
-    call = rounds[-1].main.call if rounds else None
-    return call is not None and call.kind == "receives"
 
 
 def _is_joining(process_activity: ProcessActivity) -> bool:
@@ -425,7 +409,10 @@ def _make_group(key: str, members: tuple[Member, ...], rank: _Rank, answer: _Las
         members=members,
         frames=telling.frames if telling else (),
         threads=tuple(_make_thread_stack(threads[index], table) for index in process_activity.others[:_SHOWN]),
-        awaited=tuple(_make_awaited_stack(threads[index], table) for index in process_activity.awaited[:_SHOWN]),
+        awaited=tuple(
+            structs.replace(_make_thread_stack(thread, table), user_frame=next(iter(user_frames(thread)), None))
+            for thread in map(threads.__getitem__, process_activity.awaited[:_SHOWN])
+        ),
         workers=workers,
     )
 
@@ -436,10 +423,6 @@ def _make_thread_stack(thread: Thread, table: activity.Table) -> Stack:
         frames=thread.frames,
         activity=table.classify_thread(_remove_start_frames(thread)).activity,
     )
-
-
-def _make_awaited_stack(thread: Thread, table: activity.Table) -> Stack:
-    return structs.replace(_make_thread_stack(thread, table), user_frame=next(iter(user_frames(thread)), None))
 
 
 def _remove_start_frames(thread: Thread) -> Thread:
@@ -463,23 +446,18 @@ def _merge_workers(rank: RankDump, table: activity.Table) -> tuple[Stack, ...]:
 
 
 def _make_worker_stack(count: int, worker: WorkerDump, thread: Thread, table: activity.Table) -> Stack:
-    """Return the stack of one worker, with the number of workers that have the same stack."""
+    """Return the stack of one worker, with the number of workers that have the same stack.
+
+    Frames of the user's code that the worker inherited from its parent do not count as its place in that code.
+    """
     title = process_title.read(worker.comm)
+    task = list(itertools.takewhile(lambda frame: not frame.file.endswith(_LOADER_LOOP), thread.frames))
+    within = task[thread.installed_frames or 0 :] if len(task) < len(thread.frames) else []
     return Stack(
         name=f"{count} x {title.family if title and title.numbers and count > 1 else worker.comm}",
         frames=thread.frames,
         activity=table.classify_thread(thread).activity,
         pid=worker.pid,
         state=_merge_states(worker.rounds),
-        user_frame=_find_worker_frame(thread),
+        user_frame=next(iter(within), None),
     )
-
-
-def _find_worker_frame(thread: Thread) -> Frame | None:
-    """Return the innermost frame of the user's code in a worker's task; None if there is none.
-
-    Frames that the worker inherited from its parent do not count.
-    """
-    task = list(itertools.takewhile(lambda frame: not frame.file.endswith(_LOADER_LOOP), thread.frames))
-    within = task[thread.installed_frames or 0 :] if len(task) < len(thread.frames) else []
-    return next(iter(within), None)

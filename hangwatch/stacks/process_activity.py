@@ -153,11 +153,8 @@ def _find_replacing_threads(
     operation = activity.find_activity(doing.activity).unless_a_thread_is_in
     if operation is None:
         return ()
-    return tuple(thread for thread in others if _is_behind_gpu(table.classify_thread(thread), operation))
-
-
-def _is_behind_gpu(doing: activity.StackActivity, operation: str) -> bool:
-    return doing.operation == operation and activity.find_activity(doing.activity).waits_for == "gpu"
+    classified = ((thread, table.classify_thread(thread)) for thread in others)
+    return tuple(thread for thread, its in classified if its.operation == operation and _waits_for(its) == "gpu")
 
 
 def _choose_thread(

@@ -111,19 +111,15 @@ def measure(
     signature = _classify(seen, mount_holds_job=mount_holds_job)
     return Measured(
         signature=signature,
-        usage=_make_usage(total, main),
+        usage=Usage(
+            cpu_ratio=total.cpu_ratio,
+            io_bytes_per_second=total.io_bytes,
+            main_cpu_ratio=main.cpu_ratio,
+            switches_per_second=main.switches,
+        ),
         stay=_find_code_region(seen, signature),
         waits=waits,
         carries_collective=is_whole and signature is Signature.TRANSFERS and counted.awaited in ("ranks", "gpu"),
-    )
-
-
-def _make_usage(total: Rates, main: MainRates) -> Usage:
-    return Usage(
-        cpu_ratio=total.cpu_ratio,
-        io_bytes_per_second=total.io_bytes,
-        main_cpu_ratio=main.cpu_ratio,
-        switches_per_second=main.switches,
     )
 
 
@@ -189,10 +185,13 @@ class _Measurements(NamedTuple):
         return self.rank.gpu.works_lightly and (ratio is None or ratio > GPU_AT_WORK_RATIO)
 
     @property
-    def workers_work(self) -> bool:
-        """True if a worker of the rank computes, or if a worker or child carries data."""
-        if any(_worker_computes(worker.rounds, self.settings) for worker in self.workers):
-            return True
+    def workers_compute(self) -> bool:
+        """True if a worker of the rank computes."""
+        return any(_worker_computes(worker.rounds, self.settings) for worker in self.workers)
+
+    @property
+    def workers_carry(self) -> bool:
+        """True if a worker or child carries data."""
         return any(map(self.carries, self.worker_rates))
 
     @property
@@ -239,65 +238,38 @@ def _classify_by_stack(seen: _Measurements) -> Signature:
         return Signature.BLOCKED
     is_behind_gpu = _is_behind_gpu(seen)
     if is_behind_gpu and not seen.is_gpu_power_ambiguous:
-        if _is_in_lock(seen):
-            return Signature.BLOCKED
-        if not _waits_for_another_process(seen):
+        standstill = _classify_standstill(seen)
+        if standstill is Signature.BLOCKED and all(stood.in_lock for stood in seen.places):
+            return Signature.BLOCKED  # in a lock: its GPU may run a kernel that was started before
+        is_at_loader = bool(seen.rank.workers) and all(stood.at_loader for stood in seen.places)
+        if not kernel_facts.is_held_outside(seen.rank, seen.waits) and not (
+            standstill is Signature.BLOCKED and is_at_loader
+        ):
             return Signature.BEHIND_GPU
-    if any(_worker_computes(worker.rounds, seen.settings) for worker in seen.workers):
+    if seen.workers_compute:
         return Signature.COMPUTES
-    if any(map(seen.carries, seen.worker_rates)):
+    if seen.workers_carry:
         return Signature.TRANSFERS
     return Signature.UNKNOWN if is_behind_gpu and seen.is_gpu_power_ambiguous else _classify_standstill(seen)
-
-
-def _is_in_lock(seen: _Measurements) -> bool:
-    """True if the rank is blocked in a lock.
-
-    Its GPU does not matter, because it may run a kernel that was started before.
-    """
-    return all(stood.in_lock for stood in seen.places) and _classify_standstill(seen) is Signature.BLOCKED
-
-
-def _waits_for_another_process(seen: _Measurements) -> bool:
-    """True if the rank is in a call that no GPU ends (file, child, remote peer), or waits for its loader workers."""
-    at_loader = bool(seen.rank.workers) and all(stood.at_loader for stood in seen.places)
-    return kernel_facts.is_held_outside(seen.rank, seen.waits) or (
-        at_loader and _classify_standstill(seen) is Signature.BLOCKED
-    )
 
 
 def _find_code_region(seen: _Measurements, signature: Signature) -> CodeRegion | None:
     """Return the region of code in which a rank stayed, if only several captures can show whether it works.
 
     None if this capture is enough, or if the rank was in too many places. Lines that alternate may be a loop that
-    works, or a loop that polls for something that never happens.
+    works, or a loop that polls for something that never happens. If carried bytes are the only sign that the rank
+    works, its main thread may not be waiting for them.
     """
-    is_moving = signature.motion is Motion.MOVING
-    if (
-        signature.motion is Motion.FROZEN
-        or len(seen.places) < 2
-        or (is_moving and not _may_be_polling(seen, signature) and not _may_carry_for_others(seen, signature))
-    ):
+    if signature.motion is Motion.FROZEN or len(seen.places) < 2:
+        return None
+    is_unclear = not (seen.gpu_works or seen.is_gpu_power_ambiguous or seen.workers_compute or seen.workers_carry)
+    is_waiting = seen.awaited is not None or seen.is_in(BLOCKED_STATES)
+    may_poll = is_unclear and signature is Signature.COMPUTES and not seen.carries(seen.main_rates)
+    may_carry = is_unclear and signature is Signature.TRANSFERS and not is_waiting and not seen.faults_pages
+    if signature.motion is Motion.MOVING and not may_poll and not may_carry:
         return None
     region = find_region(seen.places)
-    is_carrying = region is not None and _may_carry_for_others(seen, signature)
-    return replace(region, carries=True) if region is not None and is_carrying else region
-
-
-def _may_be_polling(seen: _Measurements, signature: Signature) -> bool:
-    """True if changing lines of code are the only sign that the rank works."""
-    if signature is not Signature.COMPUTES or seen.gpu_works or seen.is_gpu_power_ambiguous:
-        return False
-    return not seen.carries(seen.main_rates) and not seen.workers_work
-
-
-def _may_carry_for_others(seen: _Measurements, signature: Signature) -> bool:
-    """True if carried bytes are the only sign that the rank works, and its main thread may not be waiting for them."""
-    if signature is not Signature.TRANSFERS or seen.awaited is not None or seen.is_in(BLOCKED_STATES):
-        return False
-    if seen.faults_pages:
-        return False
-    return not seen.gpu_works and not seen.is_gpu_power_ambiguous and not seen.workers_work
+    return replace(region, carries=True) if region is not None and may_carry else region
 
 
 def _classify_standstill(seen: _Measurements) -> Signature:

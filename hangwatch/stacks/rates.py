@@ -103,7 +103,8 @@ def measure_children(rounds: Sequence[ProcessDump]) -> Rates:
 
     A round in which they were not found does not count.
     """
-    counted = [dump for dump in rounds if dump.traffic.children_cpu_seconds is not None]
+    traffic = ((dump, dump.traffic) for dump in rounds)
+    counted = [dump for dump, its in traffic if (its.children_bytes, its.children_cpu_seconds) != (None, None)]
     return Rates(
         measure_growth(counted, lambda dump: dump.traffic.children_cpu_seconds),
         measure_growth(counted, lambda dump: dump.traffic.children_bytes),

@@ -118,7 +118,7 @@ def test_the_fleet_rule_knows_what_every_activity_waits_for() -> None:
     recorded = {rule["record"]: rule["expr"] for rule in promql.rules(RULES.read_text()) if "record" in rule}
     fleet = recorded["hangwatch:waiting_ranks:count"] + recorded["hangwatch:apart_rank:held"]
     kinds = {kind for found in re.findall(r'waits_for=~?"([^"]*)"', fleet) for kind in found.split("|")}
-    assert kinds | {"unknown"} == {activity.find_activity(name).waits_for for name in activity.activity_names()}
+    assert kinds | {"unknown"} == {activity.find_activity(name).waits_for for name in activity.built_in().activities}
     assert "activity=" not in fleet
 
 

@@ -85,7 +85,7 @@ def test_activity_of_old_release_is_known_or_names_its_successor(name: str) -> N
         with pytest.raises(config.ConfigError, match=RENAMED[name]):
             activity.load((rule,))
         return
-    assert name in activity.activity_names()
+    assert name in activity.built_in().activities
     activity.load((rule,))
 
 

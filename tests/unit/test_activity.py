@@ -122,7 +122,7 @@ def test_a_misspelt_activity_is_refused_since_it_would_accuse() -> None:
 
 
 def test_every_rule_names_an_activity_and_every_activity_a_sentence() -> None:
-    tables = activity._built_in()
+    tables = activity.built_in()
     assert {rule.activity for rule in tables.rules} <= set(tables.activities)
     assert all(rule.functions for rule in tables.rules)
     for name in tables.activities:
@@ -250,7 +250,7 @@ def test_a_library_is_a_package_of_its_own_and_no_folder_of_a_program(file: str,
 
 def rooted_patterns() -> list[str]:
     """Return the file patterns of the table that begin with the name of a package."""
-    tables = activity._built_in()
+    tables = activity.built_in()
     rows = (*tables.rules, *tables.marks)
     found = dict.fromkeys(pattern for row in rows for pattern in (*row.files, row.file))
     return [pattern for pattern in found if pattern and not pattern.startswith(("*/", "<", "["))]
@@ -266,7 +266,7 @@ def test_pattern_matches_at_the_root_of_a_package_alone(pattern: str) -> None:
     assert matched == roots
     below = [f"{root}another/package/" for root in roots]
     package, folder, _ = pattern.partition("/")
-    if not folder or package not in activity._built_in().checkouts:
+    if not folder or package not in activity.built_in().checkouts:
         below += ["/home/ann/package/", "/opt/torch/distributed/elastic/"]
     assert [place for place in below if table.classify(frames(f"f ({place}{path})")).activity == "lock"] == []
 

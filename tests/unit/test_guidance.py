@@ -51,7 +51,7 @@ MEASURED = {
 
 @pytest.mark.golden
 def test_every_sentence(golden: Callable[[str, str], None]) -> None:
-    lines = [f"{name}:{look(group(name))}" for name in activity.activity_names()]
+    lines = [f"{name}:{look(group(name))}" for name in activity.built_in().activities]
     lines += [f"{name}:{look(one)}" for name, one in MEASURED.items()]
     alone = group("collective_wait", count=1)
     lines += [
@@ -67,7 +67,7 @@ def test_every_sentence(golden: Callable[[str, str], None]) -> None:
 def test_links_and_sequence_numbers_only_where_all_wait_for_ranks_or_gpus() -> None:
     assert LINKS in look(group("collective_wait"), group("gpu_sync", first=2))
     assert "sequence numbers" in look(group("collective_wait"))
-    for name, known in ((name, activity.find_activity(name)) for name in activity.activity_names()):
+    for name, known in ((name, activity.find_activity(name)) for name in activity.built_in().activities):
         if known.waits_for not in ("ranks", "gpu"):
             assert LINKS not in look(group("collective_wait", count=4), group(name, first=4, count=4)), name
 

@@ -57,7 +57,7 @@ def activities() -> Iterable[str]:
     yield "| waits for | activities |"
     yield "|---|---|"
     by_kind: dict[str, list[str]] = {}
-    for name in activity.activity_names():
+    for name in activity.built_in().activities:
         by_kind.setdefault(activity.find_activity(name).waits_for, []).append(f"`{name}`")
     for kind, names in by_kind.items():
         yield f"| `{kind}` | {', '.join(names)} |"

@@ -10,13 +10,13 @@ import itertools
 import time
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.capture.job_sockets import JobSockets
-from hangwatch.capture.wait_chains import Chain, WaitChains
+from hangwatch.capture.wait_chains import WaitChains
 from hangwatch.jobs import process_role
 from hangwatch.model import (
     BLOCKED_STATES,
@@ -44,6 +44,13 @@ _MOST_ENDPOINT_CHARACTERS = 80
 _MOST_PATH_CHARACTERS = 200
 _MOST_PARENTS = 16  # ranks with a search for ancestors: all ranks of a job on one node have similar ancestors
 _MOST_REGIONS = 1 << 16  # of shared memory, over all ranks: about 300 bytes each
+
+
+_Held: TypeAlias = dict[int, Connection]
+"""The connections of a process by descriptor."""
+
+_NO_CALL = SystemCall(number=-1)
+"""The call of a process that is in none, or of which it may not be read: it waits for nothing."""
 
 
 class _Counted:
@@ -110,33 +117,32 @@ class JobConnections:
 
         `threads` are those with a Python stack.
         """
-        main, call = dump.main, dump.main.call
+        main, call, held = dump.main, dump.main.call or _NO_CALL, self._job.connections_of(pid)
         thread = None if main.awaited_thread is None else main.awaited_thread.id
-        server = None if call is None else self._server(pid, call)
-        chain = Chain() if call is None else self._chains.follow(pid, call, threads, server)
+        server = self._server(pid, call)
+        chain = self._chains.follow(pid, call, threads, server)
         children_bytes, children_cpu = self._measure(chain.processes)
-        is_apart = bool(chain.processes) or server not in (None, pid)
         peers, active_peers = (None, None)
-        if call is not None or dump.state == "R":
-            peers, active_peers = self._peers(pid, call, is_apart=is_apart)
-        device_bytes, dirty_bytes = self._written(pid, thread, dump.state, call.kind if call else None)
-        at_lock = call is not None and call.name == "futex"
-        if call is not None:
-            call_object = self._object(pid, call, chain.file_lock)
-            call = replace(call, object=call_object, workers=chain.workers)
+        if held is not None and (main.call is not None or dump.state == "R"):
+            is_apart = bool(chain.processes) or server not in (None, pid)
+            peers, active_peers = self._peers(pid, call, held, is_apart=is_apart)
+        device_bytes, dirty_bytes = self._written(pid, thread, dump.state, call)
+        at_lock = call.name == "futex"
+        objects = {held[number].inode for number in call.descriptors[:1] if held and number in held}
+        chained = replace(call, object=self._object(pid, call, chain.file_lock), workers=chain.workers)
         return replace(
             dump,
             main=replace(
                 main,
-                call=call,
+                call=main.call and chained,
                 device_bytes=device_bytes,
                 dirty_bytes=dirty_bytes,
                 thread_in_file=at_lock and self._has_thread_in_file(pid),
             ),
             traffic=Traffic(
-                socket_bytes=self._carried(pid),
-                rank_bytes=None if self._is_partial else self._carried(pid, "ranks", self._to_ranks(pid)),
-                object_bytes=self._carried(pid, "object", self._of_call(pid, call)),
+                socket_bytes=self._carried(pid, held),
+                rank_bytes=None if self._is_partial else self._carried(pid, held, "ranks", self._to_ranks(pid, held)),
+                object_bytes=self._carried(pid, held, "object", objects),
                 children_bytes=children_bytes,
                 children_cpu_seconds=children_cpu,
             ),
@@ -146,10 +152,10 @@ class JobConnections:
                 active_peers=active_peers,
                 server=server,
                 job_server=self._job_server,
-                store=self._store(pid, call),
-                awaits_store=None if call is None else self._awaits_store(pid, call),
-                enclosed_at=self._enclosed_at(pid),
-                stuck_on=None if call is None else self._stuck_on(pid, call),
+                store=self._store(call, held),
+                awaits_store=self._awaits_store(pid, call, held),
+                enclosed_at=self._enclosed_at(pid, held),
+                stuck_on=self._stuck_on(pid, call),
                 file_lock=chain.file_lock,
                 asks_rank=chain.asks_rank,
                 shares_lock=at_lock and self._shares_lock(pid, thread),
@@ -163,7 +169,7 @@ class JobConnections:
         """
         strangers = [one for one in processes if one not in self._job.dumped]
         counters = [procfs.read_counters(one, self._root) for one in strangers]
-        carried = [self._carried(one) or 0 for one in strangers]
+        carried = [self._carried(one, self._job.connections_of(one)) or 0 for one in strangers]
         if not counters:
             return None, None
         threads = (main_thread.read_counters(one, self._root) for one in strangers)
@@ -233,21 +239,21 @@ class JobConnections:
         others = dict.fromkeys((*children, *below, *self._job.ancestors(pid)))
         return any(link in self._job.open_files(other) for other in others if other != pid)
 
-    def _store(self, pid: int, call: SystemCall | None) -> Store | None:
-        held, port = self._job.connections_of(pid), self._job.store_port
-        if held is None or port is None:
+    def _store(self, call: SystemCall, held: _Held | None) -> Store | None:
+        if held is None or self._job.store_port is None:
             return None
-        use = sockets.classify_port_use(port, held.values())
-        sleeps = call is not None and call.kind == "sleeps"
-        return Store(endpoint=self._store_endpoint, socket="retries" if use == "none" and sleeps else use)
+        use = sockets.classify_port_use(self._job.store_port, held.values())
+        return Store(
+            endpoint=self._store_endpoint, socket="retries" if use == "none" and call.kind == "sleeps" else use
+        )
 
-    def _awaits_store(self, pid: int, call: SystemCall) -> Literal["main", "thread"] | None:
+    def _awaits_store(self, pid: int, call: SystemCall, held: _Held | None) -> Literal["main", "thread"] | None:
         """Return "main" or "thread": the thread that receives from the job's store; None if no thread does.
 
         A rank that calls `store.wait` receives until another rank sets the key.
         """
-        held, port = self._job.connections_of(pid) or {}, self._job.store_port
-        asked = {descriptor for descriptor, one in held.items() if one.is_open and one.remote[1] == port}
+        port, every = self._job.store_port, (held or {}).items()
+        asked = {descriptor for descriptor, one in every if one.is_open and one.remote[1] == port}
         if not asked or self._job.rank_of.get(pid) != pid:
             return None
         if call.kind == "receives" and not asked.isdisjoint(call.descriptors):
@@ -256,40 +262,34 @@ class JobConnections:
         receive = (other for other in calls if other.kind == "receives")
         return "thread" if any(not asked.isdisjoint(other.descriptors) for other in receive) else None
 
-    def _enclosed_at(self, pid: int) -> str | None:
+    def _enclosed_at(self, pid: int, held: _Held | None) -> str | None:
         """Return the place at which a rank waits, if ranks of other nodes cannot reach it; else None.
 
         The place is the address of the store or of a listening socket.
         """
-        held = self._job.connections_of(pid)
+        port = self._job.store_port
         if held is None or not self._job.has_ranks_on_other_nodes or pid not in self._job.rank_of:
             return None
-        has_store = (
-            self._job.store_port is not None
-            and sockets.classify_port_use(self._job.store_port, held.values()) != "none"
-        )
+        has_store = port is not None and sockets.classify_port_use(port, held.values()) != "none"
         if self._is_store_on_loopback and has_store:
             return f"the store at {self._store_endpoint}"
-        return sockets.find_unreachable_listener(self._of_one_node, self._job.store_port, held.values())
+        return sockets.find_unreachable_listener(self._of_one_node, port, held.values())
 
     def _addresses_of_one_node(self) -> frozenset[str]:
         found = interfaces.interfaces(self._root / str(self._job.dumped[0]) / "net", None) if self._job.dumped else ()
         known = found if isinstance(found, tuple) else ()
         return frozenset(address for one in known if one.is_of_one_node for address in one.addresses)
 
-    def _peers(self, pid: int, call: SystemCall | None, *, is_apart: bool) -> tuple[int | None, int | None]:
-        """Return two counts: all connections to other ranks, and those in use. Both are None if they were not read.
+    def _peers(self, pid: int, call: SystemCall, held: _Held, *, is_apart: bool) -> tuple[int, int]:
+        """Return two counts: all connections to other ranks, and those in use.
 
         Pipes and Unix sockets on which the main thread receives count too. If the job has ranks on other nodes,
         every connection that is not within this rank counts. `is_apart`: the main thread receives from a child or a
         server, so its pipes and Unix sockets do not count.
         """
-        held = self._job.connections_of(pid)
-        if held is None:
-            return None, None
         rank_ends = self._job.ends.get(self._job.rank_of.get(pid, pid), set())
-        receives = call is not None and call.kind == "receives"
-        awaited_descriptors = set(call.descriptors) if call is not None and receives else set()
+        receives = call.kind == "receives"
+        awaited_descriptors = set(call.descriptors) if receives else set()
         peers = used = 0
         for descriptor, connection in held.items():
             if (
@@ -299,7 +299,7 @@ class JobConnections:
             ):
                 peers += 1
                 used += self._is_used(connection, is_asked=descriptor in awaited_descriptors)
-        if call is None or not receives or is_apart or self._job.rank_of.get(pid) != pid:
+        if not receives or is_apart or self._job.rank_of.get(pid) != pid:
             return peers, used  # a worker receives from its own rank
         open_ = {descriptor for descriptor, connection in held.items() if not connection.listens}
         links = self._job.links(pid, (number for number in call.descriptors if number not in open_))
@@ -356,37 +356,30 @@ class JobConnections:
         ways = {link for link in links if link.startswith(("pipe:", "socket:"))}
         return next((server for server, ends in self._servers.items() if ways and ways <= ends), None)
 
-    def _carried(self, pid: int, purpose: str = "all", wanted: Collection[int] | None = None) -> int | None:
-        held = self._job.connections_of(pid)
+    def _carried(
+        self, pid: int, held: _Held | None, purpose: str = "all", wanted: Collection[int] | None = None
+    ) -> int | None:
         if held is None or any(connection.carried_bytes is None for connection in held.values()):
             return None
         return self._counted.setdefault((pid, purpose), _Counted()).total(held.values(), wanted)
 
-    def _to_ranks(self, pid: int) -> set[int]:
+    def _to_ranks(self, pid: int, held: _Held | None) -> set[int]:
         """Return the inodes of the connections of a process that lead to other ranks.
 
         If the job has ranks on other nodes, every connection that leaves this node may lead to one.
         """
         own = self._job.ends.get(self._job.rank_of.get(pid, pid), set())
-        others = [
-            one for one in (self._job.connections_of(pid) or {}).values() if not one.listens and one.remote not in own
-        ]
+        others = [one for one in (held or {}).values() if not one.listens and one.remote not in own]
         return {
             one.inode
             for one in others
             if one.remote in self._job.inside or (self._job.has_ranks_on_other_nodes and one.remote[0] != one.local[0])
         }
 
-    def _of_call(self, pid: int, call: SystemCall | None) -> set[int]:
-        """Return a set with the inode of the connection on which a call works; empty if the call uses no connection."""
-        held = self._job.connections_of(pid) or {}
-        first = () if call is None else call.descriptors[:1]
-        return {held[one].inode for one in first if one in held}
-
     def _written(
-        self, pid: int, thread: int | None, state: str | None, kind: str | None
+        self, pid: int, thread: int | None, state: str | None, call: SystemCall
     ) -> tuple[int | None, int | None]:
-        if state not in BLOCKED_STATES or kind != "writes":
+        if state not in BLOCKED_STATES or call.kind != "writes":
             return None, None
         mount = filesystems.mount_of_system_call(self._root, pid, thread)
         device = filesystems.written_bytes(mount, pid, self._root, self._sys_root) if mount else None

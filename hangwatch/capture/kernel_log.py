@@ -81,7 +81,7 @@ class _RankFinder:
             case "gpu":
                 uuid = self._uuids.get(xids.shorten_address(line.subject))
                 yield from (rank.id.pid for rank in self._job.ranks if uuid in rank.gpu_uuids)
-                yield from (one.id.pid for one in self._job.ended if uuid in one.gpu_uuids)
+                yield from (process.id.pid for process in self._job.ended if uuid in process.gpu_uuids)
             case "switch":
                 return
             case _:

@@ -186,9 +186,9 @@ def _measure_wait(job: Job, proc_root: Path) -> Waiting | None:
         return waiting
     use = sockets.classify_port_use(port, held)
     state = sockets.SYN_SENT if use in ("silent", "none") else sockets.ESTABLISHED
-    own = {connection.local for connection in held} if use == "serving" else set()
+    local_ends = {connection.local for connection in held} if use == "serving" else set()
     at_port = (each for each in held if (each.local if use == "serving" else each.remote)[1] == port)
-    ends = {each.remote for each in at_port if each.state == state} - own
+    ends = {each.remote for each in at_port if each.state == state} - local_ends
     peers = sorted({sockets.format_address(end) for end in ends})
     return replace(waiting, socket=use, peers=tuple(peers[:_PEERS_LISTED]))
 

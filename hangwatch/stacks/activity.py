@@ -270,9 +270,9 @@ class Table:
                 ("loop", program[:1]),
             )
         for order, indexes in orders:
-            found = self._first(stack, indexes, order)
-            if found:
-                return _refine_by_native(stack, native, self._extend_outwards(stack, *found))
+            match = self._first(stack, indexes, order)
+            if match:
+                return _refine_by_native(stack, native, self._extend_outwards(stack, *match))
         return StackActivity("unknown", _find_name(stack, _find_leaf(stack)) if stack else None, waits=False)
 
     def _first(self, stack: Sequence[_OwnedFrame], indexes: Sequence[int], order: Order) -> tuple[int, _Rule] | None:
@@ -421,17 +421,17 @@ def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
     These are tried first, with order `certain`. Raises config.ConfigError if the activity of a rule is not a lower_case
     name, or resembles one in the table: then it is probably misspelt.
     """
-    known, extra = built_in(), []
+    table, extra = built_in(), []
     for number, rule in enumerate(extra_rules):
         if not re.fullmatch(r"[a-z][a-z0-9_]*", rule.activity):
             raise config.ConfigError(
                 f"[activities] rules[{number}]: activity {rule.activity!r} is not a valid name\n"
-                f"  allowed: {', '.join(known.activities)}, or a new name in lower_case"
+                f"  allowed: {', '.join(table.activities)}, or a new name in lower_case"
             )
         import difflib  # only for rules of the site
 
-        near = difflib.get_close_matches(rule.activity, known.activities, n=1, cutoff=0.8)
-        if near and rule.activity not in known.activities:  # a new activity waits for nothing
+        near = difflib.get_close_matches(rule.activity, table.activities, n=1, cutoff=0.8)
+        if near and rule.activity not in table.activities:  # a new activity waits for nothing
             raise config.ConfigError(
                 f"[activities] rules[{number}]: activity {rule.activity!r} looks like a misspelt {near[0]!r}\n"
                 f"  type {near[0]!r}, or choose a name that is less similar"
@@ -446,7 +446,7 @@ def load(extra_rules: tuple[config.ActivityRule, ...] = ()) -> Table:
                 operation=rule.operation,
             )
         )
-    return Table((*extra, *known.rules))
+    return Table((*extra, *table.rules))
 
 
 @cache

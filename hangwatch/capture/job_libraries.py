@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hangwatch.model import Fault, Job, ProcessId
-from hangwatch.probes.process import late_environ, procfs
+from hangwatch.model import Job, ProcessId
+from hangwatch.probes.process import late_environ
 from hangwatch.probes.process.live_environ import LiveEnvironments
 
 
@@ -25,7 +25,6 @@ class JobLibraries:
     """The libraries of the jobs of a node, by the first rank of each job."""
 
     def __init__(self, proc_root: Path) -> None:
-        self._root = proc_root
         self._live = LiveEnvironments(proc_root)
         self._known: dict[ProcessId, _Known] = {}
 
@@ -37,15 +36,9 @@ class JobLibraries:
             is_due = not known.libraries and known.due_monotonic_seconds <= now
             if is_due and time.monotonic() < now + budget_seconds:
                 pause = min(known.pause_seconds * late_environ.PAUSE_GROWTH, late_environ.LAST_PAUSE_SECONDS)
-                self._known[process] = _Known(self._read(process), now + known.pause_seconds, pause)
+                self._known[process] = _Known(self._live.find_libraries(process), now + known.pause_seconds, pause)
         found = {process: known.libraries for process, known in self._known.items() if known.libraries is not None}
         return tuple(
             replace(job, libraries=found[job.ranks[0].id]) if job.ranks and job.ranks[0].id in found else job
             for job in jobs
         )
-
-    def _read(self, process: ProcessId) -> tuple[str, ...] | None:
-        if procfs.read_mapped_bytes(process.pid, self._root) < procfs.FRAMEWORK_MAPPED_BYTES:
-            return ()
-        modules = self._live.find_modules(process)
-        return None if isinstance(modules, Fault) else modules.libraries

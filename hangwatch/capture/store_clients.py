@@ -86,18 +86,17 @@ class StoreAddresses:
 
     def add_to(self, processes: Sequence[Process]) -> Sequence[Process]:
         """Return the processes, those of such ranks 0 with the address of the other ranks in their environment."""
-        lacking = [process for process in processes if _lacks_address(process)]
-        ids = {process.id for process in lacking}
-        self._known = {process: address for process, address in self._known.items() if process in ids}
-        slots = {process.id: process_role.find_rank_slot(process, None) for process in lacking}
-        first = [process for process in lacking if (slot := slots[process.id]) is not None and slot.rank == 0]
-        unknown = [process for process in first if process.id not in self._known]
+        slots = {
+            process.id: process_role.find_rank_slot(process, None) for process in filter(_lacks_address, processes)
+        }
+        self._known = {process: address for process, address in self._known.items() if process in slots}
+        first = {process: slot for process, slot in slots.items() if slot is not None and slot.rank == 0}
+        unknown = [process for process in processes if process.id in first and process.id not in self._known]
         if unknown:
             meeting_places = _meeting_places(processes)
             for process in _in_turn(unknown)[:MOST_FIRST_RANKS]:
-                slot = slots[process.id]
-                assert slot is not None
-                for address, port in sorted(meeting_places.get((owner_of(process), slot.world_size), ())):
+                places = meeting_places.get((owner_of(process), first[process.id].world_size), ())
+                for address, port in sorted(places):
                     held = sockets.sockets_at_port(int(port), process.id.pid, self._root) or ()
                     if any(socket.listens and socket.local[1] == int(port) for socket in held):
                         self._known[process.id] = {TABLE.rendezvous.address: address, TABLE.rendezvous.port: port}
@@ -155,7 +154,9 @@ def match_hosts(held: Sequence[tuple[Process, Connection]]) -> dict[ProcessId, P
     clients: dict[tuple[ProcessId, int], dict[ProcessId, Process]] = {}
     for (local, remote), process in ends.items():
         server = ends.get((remote, local))
-        if server is not None and (server.id, remote[1]) in listeners and _belong_together(process, server):
+        if server is None or (server.id, remote[1]) not in listeners or owner_of(process) != owner_of(server):
+            continue
+        if not set(process.libraries).isdisjoint(server.libraries):
             clients.setdefault((server.id, remote[1]), {})[process.id] = process
     hosts: dict[ProcessId, ProcessId] = {}
     stores = [store for store, ranks in clients.items() if store[0] in ranks and len(ranks) > 1]
@@ -163,10 +164,6 @@ def match_hosts(held: Sequence[tuple[Process, Connection]]) -> dict[ProcessId, P
         if not hosts.keys() & clients[store].keys():
             hosts |= dict.fromkeys(clients[store], store[0])
     return hosts
-
-
-def _belong_together(first: Process, second: Process) -> bool:
-    return owner_of(first) == owner_of(second) and not set(first.libraries).isdisjoint(second.libraries)
 
 
 def _in_turn(processes: Iterable[Process]) -> list[Process]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hangwatch.jobs import nested_slots
-from hangwatch.model import Fault, Process
+from hangwatch.model import Process
 from hangwatch.probes.process import blocked_call, main_thread, procfs
 from hangwatch.probes.process.live_environ import LiveEnvironments
 
@@ -37,17 +37,11 @@ class Wrappers:
         return [replace(process, is_wrapper=True) if process.id in wrappers else process for process in processes]
 
     def _is_wrapper(self, outer: Process, inner: Process) -> bool:
-        outer_trains, inner_trains = self._maps_framework(outer), self._maps_framework(inner)
+        outer_trains, inner_trains = (bool(self._live.find_libraries(each.id)) for each in (outer, inner))
         if outer_trains == inner_trains:
             later_seconds = (inner.id.start_ticks - outer.id.start_ticks) / procfs.TICKS_PER_SECOND
             return (not outer_trains or later_seconds < _START_SECONDS) and self._only_waits(outer.id.pid)
         return inner_trains
-
-    def _maps_framework(self, process: Process) -> bool:
-        if procfs.read_mapped_bytes(process.id.pid, self._root) < procfs.FRAMEWORK_MAPPED_BYTES:
-            return False
-        modules = self._live.find_modules(process.id)
-        return not isinstance(modules, Fault) and bool(modules.libraries)
 
     def _only_waits(self, pid: int) -> bool:
         """True if the main thread waits for a child or reads from pipes, in which the output of the child arrives."""

@@ -94,15 +94,10 @@ def merge_groups(groups: Iterable[Group], world_size: int | None, notes: Iterabl
     merged = []
     for key in sorted(by_key):
         parts = sorted(by_key[key], key=lambda part: part.members[0].id.sort_key())
-        fresh = []
-        for part in parts:
-            for member in part.members:
-                identity = _make_identity(member.id)
-                if identity not in taken:
-                    taken.add(identity)
-                    fresh.append(member)
+        members = {_make_identity(member.id): member for part in reversed(parts) for member in reversed(part.members)}
+        fresh = sorted((members[identity] for identity in members.keys() - taken), key=lambda each: each.id.sort_key())
+        taken |= members.keys()
         if fresh:
-            fresh.sort(key=lambda member: member.id.sort_key())
             merged.append(structs.replace(parts[0], members=tuple(fresh)))
     merged.sort(key=lambda group: (-group.size, group.members[0].id.sort_key(), group.key))
     return Grouping(

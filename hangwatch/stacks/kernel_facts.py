@@ -142,11 +142,12 @@ def is_held_outside(rank: RankDump, waits: Waits) -> bool:
     """
     if len(rank.rounds) < 2 or waits.asks_rank is not None:
         return False
-    if all(dump.state in BLOCKED_STATES for dump in rank.rounds) or waits.stuck_on is not None:
-        return True
     lock = waits.file_lock
-    if awaits_object(waits) or waits.awaited is not None:
-        return True
-    if lock is not None and lock.holder_pid not in (None, rank.id.pid):
-        return True
-    return awaits_child(rank.rounds)
+    return (
+        all(dump.state in BLOCKED_STATES for dump in rank.rounds)
+        or waits.stuck_on is not None
+        or waits.awaited is not None
+        or awaits_object(waits)
+        or (lock is not None and lock.holder_pid not in (None, rank.id.pid))
+        or awaits_child(rank.rounds)
+    )

@@ -92,6 +92,13 @@ class LiveEnvironments:
             return error.fault(process)
         return parse_maps(maps, program)
 
+    def find_libraries(self, process: ProcessId) -> tuple[str, ...] | None:
+        """Return the libraries ("torch", "jax") that a process maps; () if it maps little, None if not readable."""
+        if procfs.read_mapped_bytes(process.pid, self._proc_root) < procfs.FRAMEWORK_MAPPED_BYTES:
+            return ()
+        modules = self.find_modules(process)
+        return None if isinstance(modules, Fault) else modules.libraries
+
     def find_place(self, process: ProcessId, modules: Modules, owner: str) -> Place | Fault:
         """Return the place of `environ`. A static program has none, which is a fault."""
         image = Image(self._reader(process, "mem"))

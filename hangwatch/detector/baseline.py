@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from hangwatch.config import Detector
 from hangwatch.detector import known_pauses, power_level
 from hangwatch.detector.capture_due import double_pause
-from hangwatch.detector.job_watch import JobWatch, with_capture_record, with_power
+from hangwatch.detector.job_watch import JobWatch, with_capture_record, with_open_incident, with_power
 from hangwatch.detector.known_pauses import EndedPause
 from hangwatch.detector.transitions import Change, enter_state
 from hangwatch.detector.watch_parts import Recovered
@@ -42,6 +42,14 @@ def recover(watch: JobWatch, message: str, now: float) -> Change:
     ended = _ended_pause(watch)
     watch, actions = enter_state(watch, JobState.RECOVERED, message, now)
     return replace(watch, phase=Recovered(ended=ended)), actions
+
+
+def recover_when_back(watch: JobWatch, message: str, now: float, settings: Detector) -> Change:
+    """Note that an open job works again. After `recover_seconds` it is recovered."""
+    earlier = None if watch.open_incident is None else watch.open_incident.back_since
+    back_since = now if earlier is None else earlier
+    watch = with_open_incident(watch, back_since=back_since)
+    return recover(watch, message, now) if now - back_since >= settings.recover_seconds else (watch, ())
 
 
 def _ended_pause(watch: JobWatch) -> EndedPause | None:

@@ -129,9 +129,9 @@ def capture_before_timeout(watch: JobWatch, now: float, capture_seconds: float) 
     return with_suspicion(watch, timeout_capture_at=now), (wanted,)
 
 
-def give_up_lost_capture(watch: JobWatch, now: float, settings: Detector) -> Change:
+def give_up_lost_capture(watch: JobWatch, asked_at: float, now: float, settings: Detector) -> Change:
     """Abandon a capture that has not ended after 300 s. The job is then stalled, and a new capture is planned."""
-    if now - watch.since >= CAPTURE_LOST_SECONDS:
-        message = f"its stacks could not be taken within {CAPTURE_LOST_SECONDS:g} s"
-        return confirm_state(with_capture_record(watch, capturing=False), JobState.STALLED, message, now, settings)
-    return watch, ()
+    if now - asked_at < CAPTURE_LOST_SECONDS:
+        return watch, ()
+    message = f"its stacks could not be taken within {CAPTURE_LOST_SECONDS:g} s"
+    return confirm_state(with_capture_record(watch, capturing=False), JobState.STALLED, message, now, settings)

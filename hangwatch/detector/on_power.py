@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from hangwatch.config import Detector
 from hangwatch.detector import idle_workers, power_level
-from hangwatch.detector.baseline import learn_pause, recover
+from hangwatch.detector.baseline import learn_pause, recover_when_back
 from hangwatch.detector.capture_due import (
     LOOK_SECONDS,
     capture_before_timeout,
@@ -122,7 +122,7 @@ def _without_ranks(watch: JobWatch, now: float, settings: Detector) -> Change:
             watch, f"no rank, {now - watch.identity.began:.0f} s after its launcher began to wait", now
         )
     if watch.state is JobState.SUSPECTED:
-        return give_up_lost_capture(watch, now, settings)
+        return give_up_lost_capture(watch, watch.since, now, settings)
     return capture_when_due(watch, now) if watch.is_open else (watch, ())
 
 
@@ -228,20 +228,12 @@ def _keep_quiet_gpus(watch: JobWatch, voters: list[GpuPower], now: float, settin
 def _suspected(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> Change:
     if is_back(watch, voters, settings):
         return enter_state(watch, JobState.TRAINING, "the GPUs were busy again before the capture ended", now)
-    return give_up_lost_capture(watch, now, settings)
+    return give_up_lost_capture(watch, watch.since, now, settings)
 
 
 def _open(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> Change:
     if is_back(watch, voters, settings):
-        back_since = (
-            now
-            if watch.open_incident is None or watch.open_incident.back_since is None
-            else watch.open_incident.back_since
-        )
-        watch = with_open_incident(watch, back_since=back_since)
-        if now - back_since >= settings.recover_seconds:
-            return recover(watch, "power is back", now)
-        return watch, ()
+        return recover_when_back(watch, "power is back", now, settings)
     return capture_when_due(with_open_incident(watch, back_since=None), now)
 
 

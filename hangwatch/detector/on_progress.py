@@ -11,11 +11,12 @@ from msgspec.structs import replace
 
 from hangwatch.config import Detector, Progress
 from hangwatch.detector import known_pauses
-from hangwatch.detector.baseline import had_gpu_errors, recover
+from hangwatch.detector.baseline import had_gpu_errors, recover_when_back
 from hangwatch.detector.capture_due import (
     CAPTURE_LOST_SECONDS,
     capture_before_timeout,
     capture_when_due,
+    give_up_lost_capture,
 )
 from hangwatch.detector.gpu_quorum import is_quiet
 from hangwatch.detector.job_watch import (
@@ -184,10 +185,7 @@ def _suspected(watch: JobWatch, gap: GapSuspicion, now: float, settings: Detecto
     itself.
     """
     if watch.capture_record.capturing:
-        if now - gap.asked_at < CAPTURE_LOST_SECONDS:
-            return watch, ()
-        message = f"its stacks could not be taken within {CAPTURE_LOST_SECONDS:g} s"
-        return confirm_state(with_capture_record(watch, capturing=False), JobState.STALLED, message, now, settings)
+        return give_up_lost_capture(watch, gap.asked_at, now, settings)
     if quiet_seconds(watch, now) >= settings.hold_seconds - capture_seconds:
         return _ask_at_hold(watch, f"still no new collective after {quiet_seconds(watch, now):.0f} s", now)
     if not gap.permanent or now - gap.asked_at < BETWEEN_CAPTURES_SECONDS:
@@ -215,11 +213,7 @@ def _continue(watch: JobWatch, now: float, settings: Detector) -> Change:
     """Change the state of a suspected or open job that enqueues collectives again."""
     silent_since = watch.quiet_since
     if watch.state is not JobState.SUSPECTED:
-        back_since = None if watch.open_incident is None else watch.open_incident.back_since
-        watch = with_open_incident(watch, back_since=now if back_since is None else back_since)
-        if back_since is not None and now - back_since >= settings.recover_seconds:
-            return recover(watch, "its ranks enqueue collectives again", now)
-        return watch, ()
+        return recover_when_back(watch, "its ranks enqueue collectives again", now, settings)
     seconds = 0.0 if silent_since is None else now - silent_since
     if silent_since is not None and watch.suspicion is not None and not had_gpu_errors(watch, silent_since):
         ended = EndedPause(places=watch.suspicion.places, began=silent_since, seconds=seconds)

@@ -61,10 +61,7 @@ class _Counted:
         self._total = 0
 
     def total(self, held: Iterable[Connection], wanted: Collection[int] | None = None) -> int:
-        """Return the bytes that connections have carried since the first call.
-
-        `wanted` selects inodes; None selects all.
-        """
+        """Return the bytes that connections have carried since the first call. `wanted` selects inodes, None all."""
         now = {connection.inode: connection.carried_bytes or 0 for connection in held}
         if self._before is not None:
             grown = {inode: max(0, count - self._before.get(inode, 0)) for inode, count in now.items()}
@@ -101,10 +98,7 @@ class JobConnections:
         self._job_server = next(filter(job.is_of_job, self._servers), None)
 
     def _find_servers(self) -> dict[int, frozenset[str]]:
-        """Return by pid the ranks and their ancestors that wait for clients, each with the far ends of its pipes.
-
-        Unix sockets count as pipes.
-        """
+        """Return the ranks and ancestors that wait for clients, with the far ends of their pipes and Unix sockets."""
         job = self._job
         ranks = [pid for pid, rank in job.rank_of.items() if pid == rank]
         above = dict.fromkeys(itertools.chain.from_iterable(map(job.ancestors, ranks[:_MOST_PARENTS])))
@@ -198,10 +192,7 @@ class JobConnections:
         return place is not None and any(place in self._regions(rank) for rank in self._job.ranks - {pid})
 
     def _regions(self, pid: int) -> shared_locks.Regions:
-        """Return the shared memory regions of a process, read once in each round.
-
-        Empty if the reads of this round have already exceeded their deadline.
-        """
+        """Return the shared memory regions of a process, read once a round. Empty after the deadline for reading."""
         if pid not in self._shared:
             began, ranks = time.monotonic(), len(set(self._job.rank_of.values()))
             is_late = self._shared_seconds > _DEADLINE_SECONDS
@@ -248,10 +239,7 @@ class JobConnections:
         )
 
     def _awaits_store(self, pid: int, call: SystemCall, held: _Held | None) -> Literal["main", "thread"] | None:
-        """Return "main" or "thread": the thread that receives from the job's store; None if no thread does.
-
-        A rank that calls `store.wait` receives until another rank sets the key.
-        """
+        """Return the thread that receives from the store, as in `store.wait`: "main" or "thread"; else None."""
         port, every = self._job.store_port, (held or {}).items()
         asked = {descriptor for descriptor, one in every if one.is_open and one.remote[1] == port}
         if not asked or self._job.rank_of.get(pid) != pid:
@@ -263,10 +251,7 @@ class JobConnections:
         return "thread" if any(not asked.isdisjoint(other.descriptors) for other in receive) else None
 
     def _enclosed_at(self, pid: int, held: _Held | None) -> str | None:
-        """Return the place at which a rank waits, if ranks of other nodes cannot reach it; else None.
-
-        The place is the address of the store or of a listening socket.
-        """
+        """Return the address of the store or socket at which a rank waits if no other node can reach it; else None."""
         port = self._job.store_port
         if held is None or not self._job.has_ranks_on_other_nodes or pid not in self._job.rank_of:
             return None
@@ -307,10 +292,7 @@ class JobConnections:
         return peers + ways, used + ways
 
     def _is_used(self, connection: Connection, *, is_asked: bool) -> bool:
-        """True if a connection is new in this round or was in use in any round so far.
-
-        A connection is in use if its number of carried bytes changes, or if the main thread receives on it.
-        """
+        """True if a connection is new, or if in any round its bytes changed or the main thread received on it."""
         inode, carried = connection.inode, connection.carried_bytes
         is_new = inode not in self._bytes_at_first
         before = self._bytes_at_first.setdefault(inode, carried)

@@ -101,10 +101,7 @@ def _with_calls(taken: Capture, look: Diagnosis, pids: Collection[int], job: Job
 
 
 def _with_kernel_lines(taken: Capture, job: Job, paths: NodePaths) -> Capture:
-    """Return the capture with the kernel log lines about each rank.
-
-    If hangwatch cannot read the kernel log, the capture is unchanged, and `check xid` reports the problem.
-    """
+    """Return the capture with the kernel log lines about each rank; unchanged if the log cannot be read."""
     log = kmsg.SHARED.read(paths.kernel_log)
     if not isinstance(log, kmsg.KernelEvents):
         return taken
@@ -116,10 +113,7 @@ def _with_kernel_lines(taken: Capture, job: Job, paths: NodePaths) -> Capture:
 
 
 def _own_ranks(taken: Capture, job: Job, proc_root: Path) -> dict[RankId, tuple[ProcessId, int]]:
-    """Return the ranks that run as the job's owner, each with its process and user id.
-
-    Ranks with another user id are left out, because the owner can read the incident.
-    """
+    """Return the ranks that run as the owner, who can read the incident, each with its process and user id."""
     ids = {process.pid: process for process in job.processes}
     found = {}
     for rank in taken.ranks:
@@ -144,10 +138,7 @@ def _environs(
 def _outputs(
     owner_ranks: Mapping[RankId, tuple[ProcessId, int]], job: Job, stop: threading.Event, proc_root: Path
 ) -> tuple[dict[RankId, tuple[OutputEnd, ...]], tuple[str, ...]]:
-    """Return the last part of each file to which the ranks write, and notes on files that could not be read.
-
-    Only files of the job's owner are read.
-    """
+    """Return the ends of the files of the owner to which the ranks write, and notes on files that were not read."""
     if not owner_ranks:
         return {}, ()
     ends_by_process, faults = rank_output.read(
@@ -164,10 +155,7 @@ def _outputs(
 def _details(
     owner_ranks: Mapping[RankId, tuple[ProcessId, int]], job: Job, pids: Collection[int], stop: threading.Event
 ) -> dict[RankId, ProcessDetails]:
-    """Return details from psutil about the ranks with these pids.
-
-    A rank that changed its user meanwhile is left out.
-    """
+    """Return details from psutil about the ranks with these pids that still run as the same user."""
     targets = {rank: target for rank, (target, _) in owner_ranks.items() if target.pid in pids}
     details = process_details.read(
         list(targets.values()), share=job.share or job.owner, deadline_seconds=_DETAILS_DEADLINE_SECONDS, stop=stop
@@ -192,10 +180,7 @@ def _pointed_at(look: Diagnosis) -> list[int]:
 
 
 def _representatives(look: Diagnosis) -> list[int]:
-    """Return a rank of each group that waits neither for ranks nor for GPUs, if the job does not move.
-
-    Return all ranks without a stack: their calls may differ.
-    """
+    """Return a rank of each group that waits for neither ranks nor GPUs, and all without a stack; [] if one moves."""
     groups = [group for group in look.grouping.groups if group.waits_for not in ("ranks", "gpu")]
     if look.verdict.kind not in _WITHOUT_SUSPECTS or any(group.motion is Motion.MOVING for group in groups):
         return []

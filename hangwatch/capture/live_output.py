@@ -50,10 +50,7 @@ def last_lines(ends: Iterable[OutputEnd]) -> tuple[LastLines, ...]:
 
 
 def _read_lines(end: OutputEnd) -> Iterator[str]:
-    """Yield the complete lines of a file's end, as a terminal shows them.
-
-    If the file is longer than its end, the first line is incomplete and left out.
-    """
+    """Yield the lines of the end of a file as a terminal shows them, without a first line that is incomplete."""
     lines = end.text.decode("utf-8", "replace").split("\n")
     for line in lines[1:] if end.size_bytes > len(end.text) else lines:
         text = line.replace("\0", "")  # a hole: the file was truncated while a process wrote to it

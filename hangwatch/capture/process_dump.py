@@ -159,10 +159,7 @@ class ProcessDumper(NamedTuple):
         )
 
     def _recorders(self, target: ProcessId, left_seconds: float) -> tuple[tuple[RankRecords, ...], tuple[Fault, ...]]:
-        """Return the flight recorders of a rank, and the faults of those that could not be read.
-
-        Both are empty for a worker, and after the end of the round.
-        """
+        """Return the flight recorders of a rank, and the faults of others; none for a worker or after the round."""
         if target not in self.ranks or self.request.stop.is_set() or left_seconds <= 0:
             return (), ()
         read = torch_recorder.SHARED.read(target, self.share, rank_records.NEWEST_KEPT)
@@ -189,10 +186,7 @@ class ProcessDumper(NamedTuple):
 
     @contextmanager
     def _slot(self, left_seconds: float) -> Iterator[None]:
-        """Hold one dump slot within the `with` block. If the round ends first, enter the block without a slot.
-
-        `_stacks` then reports that the round has ended.
-        """
+        """Hold one dump slot within the `with` block; none if the round ends first, which `_stacks` then reports."""
         has_one = self.request.slots is not None and self.request.slots.acquire(timeout=max(0.0, left_seconds))
         try:
             yield

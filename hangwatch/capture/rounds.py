@@ -127,10 +127,7 @@ class _Rounds:
                 self._links.begin()
 
     def rank_dumps(self, silent: Mapping[int, Mount]) -> list[RankDump]:
-        """Return the dumps of the ranks so far.
-
-        `silent` has the file systems that do not respond, by pid of the process.
-        """
+        """Return the dumps of the ranks so far. `silent` has the file systems that do not respond, by pid."""
         carried, levels = self._links.gpu_traffic(), self._request.gpus.levels
         readings = (rank_dumps.measure_gpus(rank, self._sweeps, levels, carried) for rank in self.ranks)
         return [
@@ -194,8 +191,5 @@ def _measure_wait(job: Job, proc_root: Path) -> Waiting | None:
 
 
 def job_of_pids(pids: Sequence[int]) -> Job:
-    """Return a job with these processes as ranks, and with their workers, for a capture that a person requests.
-
-    A pid that does not exist becomes a rank that is gone.
-    """
+    """Return a job with these processes as ranks, and with their workers. A pid that is gone becomes a rank, too."""
     return discovery.job_of_pids(ProcessScan().processes(pids), pids)

@@ -23,10 +23,7 @@ class SeenConnections:
         self._most: dict[ProcessId, int] = {}
 
     def add_counts(self, jobs: Sequence[Job], budget_seconds: float) -> tuple[Job, ...]:
-        """Return the jobs with `most_peers` set in each rank.
-
-        Jobs not reached in `budget_seconds` keep their last counts.
-        """
+        """Return the jobs with `most_peers` of each rank. Jobs not reached in time keep their last counts."""
         end = time.monotonic() + budget_seconds
         tables: dict[str, Connections] = {}
         kept = {rank.id: self._most.get(rank.id, 0) for job in jobs for rank in job.ranks}

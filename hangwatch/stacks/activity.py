@@ -170,10 +170,7 @@ class _Globs:
 
 
 def _find_literal(glob: str) -> str:
-    """Return the longest part of a glob without wildcards. Every name that matches contains it.
-
-    The text after a `[` is ignored.
-    """
+    """Return the longest part without wildcards before a `[`. Every name that the glob matches contains it."""
     return max(re.split(r"[*?]", glob.partition("[")[0]), key=len)
 
 

@@ -348,10 +348,7 @@ def _find_motion(rank: _Rank, signature: Signature, memory: _PlaceCache) -> Moti
 
 
 def _find_stuck_task(rounds: Sequence[ProcessDump], table: activity.Table) -> Frame | None:
-    """Return the frame of the user's code in which an executor's task was in every round; None if there is none.
-
-    None also if there is only one round.
-    """
+    """Return the frame of the user's code in which an executor's task was in all rounds, at least two; else None."""
     if len(rounds) < 2:
         return None
     found = [{frame: None for thread in dump.threads for frame in _find_task_frames(thread, table)} for dump in rounds]

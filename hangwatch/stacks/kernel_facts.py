@@ -67,10 +67,7 @@ def _merge_awaited(rounds: Sequence[ProcessDump]) -> Awaited | None:
 
 
 def _find_object(rounds: Sequence[ProcessDump]) -> CallObject | None:
-    """Return the kind of object (file, pipe, child) that the main thread's call is about. None if unknown.
-
-    None also if the call changed between the rounds, or if there is only one round.
-    """
+    """Return the kind of object that the call is about, if the call was the same in at least two rounds; else None."""
     if len(rounds) < 2:
         return None
     calls = [dump.main.call for dump in rounds]
@@ -101,10 +98,7 @@ def _find_highest(counts: Sequence[int | None]) -> int | None:
 
 
 def find_rest(rounds: Sequence[ProcessDump]) -> Rests | None:
-    """Return the wait of a main thread that needs no other rank: "sleep" or "thread". None for any other wait.
-
-    Rounds in which the thread ran are ignored.
-    """
+    """Return the wait of a main thread for a time ("sleep") or a "thread" in all rounds in which it did not run."""
     calls = list_calls(rounds)
     if len(calls) < 2:
         return None

@@ -38,10 +38,7 @@ def gpu_use(uuids: Collection[str], sweeps: Iterable[TrafficSweep]) -> GpuUse | 
 
 
 def port_traffic(first: Sequence[PortCounters], last: Sequence[PortCounters], seconds: float) -> PortTraffic | None:
-    """Return the traffic of a node's ports between two readings. None if no port was read twice.
-
-    A counter that fell was reset or has overflowed. Its port then counts as 0 bytes.
-    """
+    """Return the traffic of ports that were read twice; None without such. A counter that fell counts as 0 bytes."""
     before = {port.name: port for port in first}
     pairs = [(before[port.name], port) for port in last if port.name in before]
     if not pairs or seconds <= 0:
@@ -82,10 +79,7 @@ def _pcie(readings: Sequence[GpuTraffic]) -> float | None:
 
 
 def _measure_rate(readings: Sequence[GpuTraffic], read: Callable[[GpuTraffic], _Pair | None]) -> float | None:
-    """Return the mean rate in bytes per second. None if it cannot be calculated.
-
-    An interval is skipped if a counter is missing at one of its ends, or fell.
-    """
+    """Return the bytes per second over the intervals in which no counter is missing or fell; None without such."""
     carried = seconds = 0.0
     for one, two in pairwise(readings):
         before, after = read(one), read(two)

@@ -85,10 +85,7 @@ def find_awaited_thread(threads: Sequence[Thread], table: activity.Table) -> Thr
 
 
 def _doing(thread: Thread, table: activity.Table) -> activity.StackActivity:
-    """Return the activity of a thread.
-
-    If it waits for a thread, queue or child, return that of the program around the wait.
-    """
+    """Return the activity of a thread; if it waits for a thread, queue or child, that of the program around it."""
     doing = table.classify_thread(thread)
     if _waits_for(doing) == "thread":
         return _context(thread, table) or doing

@@ -196,10 +196,7 @@ class _Measurements(NamedTuple):
 
     @property
     def spins(self) -> bool:
-        """True if the main thread runs at least half of the time.
-
-        If the thread's own counters are missing, the CPU time of the process decides.
-        """
+        """True if the main thread runs half of the time. Without its counters, those of the process decide."""
         ratio = self.main_rates.cpu_ratio if self.main.runnable_ratio is None else self.main.runnable_ratio
         return ratio is not None and ratio >= SPINNING_RATIO
 
@@ -289,10 +286,7 @@ def _classify_standstill(seen: _Measurements) -> Signature:
 
 
 def _sleeps_repeatedly(seen: _Measurements) -> bool:
-    """True if the rank was asleep in at least two rounds and woke between them. Such sleeps end by themselves.
-
-    Rounds in which it was awake do not matter.
-    """
+    """True if the rank was asleep in at least two rounds and woke between them: such sleeps end by themselves."""
     kinds = [call.kind for call in kernel_facts.list_calls(seen.rank.rounds)]
     return len(kinds) > 1 and set(kinds) == {"sleeps"} and exceeds(seen.main.switches, 0.0)
 
@@ -354,10 +348,7 @@ def _worker_computes(rounds: Sequence[ProcessDump], settings: config.Capture) ->
 
 
 def _writes_back(rounds: Sequence[ProcessDump], settings: config.Capture) -> bool:
-    """True if the data of a blocked write reaches the disk.
-
-    The counters of the file's device decide. If they are missing, the node's amount of unwritten data decides.
-    """
+    """True if the data of a blocked write reaches the disk, by the counters of the device, else of the node."""
     written = rates.measure_change(rounds, lambda dump: dump.main.device_bytes)
     if written is None and (unwritten := rates.measure_change(rounds, lambda dump: dump.main.dirty_bytes)) is not None:
         written = -unwritten

@@ -72,10 +72,7 @@ def measure_process(rounds: Sequence[ProcessDump]) -> Rates:
 
 
 def measure_object(rounds: Sequence[ProcessDump]) -> float | None:
-    """Return the bytes per second that the main thread transfers, and those on the connection that its call is about.
-
-    None if the counters of the main thread were not read.
-    """
+    """Return the bytes per second of the main thread and of the connection of its call; None without its counters."""
     intervals = _between_dumps(rounds)
     between = sum(last.read_monotonic_seconds - first.read_monotonic_seconds for first, last in intervals)
     moved = _list_growth(intervals, lambda counters: counters.io_bytes)
@@ -99,10 +96,7 @@ def _between_dumps(rounds: Sequence[ProcessDump]) -> list[tuple[ThreadCounters, 
 
 
 def measure_children(rounds: Sequence[ProcessDump]) -> Rates:
-    """Return the rates of a process's children, except its data-loader workers.
-
-    A round in which they were not found does not count.
-    """
+    """Return the rates of a process's children besides its workers, over the rounds in which they were found."""
     traffic = ((dump, dump.traffic) for dump in rounds)
     counted = [dump for dump, its in traffic if (its.children_bytes, its.children_cpu_seconds) != (None, None)]
     return Rates(

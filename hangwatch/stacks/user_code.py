@@ -35,10 +35,7 @@ def library_frames(thread: Thread) -> tuple[Frame, ...]:
 
 @lru_cache(maxsize=1 << 10)
 def _find_user_frame_indexes(places: tuple[stack_frames.Place, ...], installed_frames: int | None) -> tuple[int, ...]:
-    """Return the indexes of the frames of the user's program.
-
-    They are cached, because most ranks have the same stack.
-    """
+    """Return the indexes of the frames of the user's program. Most ranks have the same stack, so they are cached."""
     owned = stack_frames.find_owners([file for _, file in places], installed_frames)
     found = (
         index
@@ -56,10 +53,7 @@ def _is_library(function: str, file: str) -> bool:
 
 
 def innermost_user_frame(group: Group) -> Frame | None:
-    """Return the innermost named frame of the user's program in the stack that represents the group.
-
-    If no frame has a name, return the innermost one. None if the stack has no frame of the user's program.
-    """
+    """Return the innermost frame of the user's program in the stack of a group, if possible one with a name."""
     return _innermost_named(group.members[0].stack.user_frames)
 
 
@@ -103,10 +97,7 @@ def is_at_earlier_line(group: Group, other: Group) -> bool:
 
 
 def find_caller(frames: Sequence[Frame]) -> Frame | None:
-    """Return the caller of a collective: the innermost Python frame outside the library that runs collectives.
-
-    None if there is no such frame.
-    """
+    """Return the innermost Python frame outside the library that runs collectives: their caller; None without one."""
     outside = (frame for frame in stack_frames.python_frames(frames) if not activity.has_mark("collective", [frame]))
     return next(outside, None)
 

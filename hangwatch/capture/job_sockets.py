@@ -159,7 +159,7 @@ class JobSockets:
         return list(sockets.descriptors(pid, self.proc_root).values()).count(link) > 1
 
     def far_ends(self, links: Iterable[str]) -> frozenset[str]:
-        """Return the far ends of these pipes and Unix sockets, as in /proc/PID/fd. Both ends of a pipe have one name."""
+        """Return the far ends of these pipes and Unix sockets, as in /proc/PID/fd. A pipe has one name for both."""
         links = set(links)
         pipes = {link for link in links if link.startswith("pipe:")}
         unix = (self.unix.get(int(link[8:-1])) for link in links if link.startswith("socket:["))

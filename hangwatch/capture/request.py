@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 from msgspec import field
 
@@ -13,9 +12,6 @@ from hangwatch.model import Fault, GpuLevels, GpuSweep, RankDump, TrafficSweep, 
 from hangwatch.probes.process import procfs
 from hangwatch.probes.process.pyspy import DumpMode
 from hangwatch.stacks.activity import Table
-
-ObserveDump: TypeAlias = Callable[[float, Fault | None], None]
-"""A function that is called after each dump, with its duration in seconds and its fault (None: no fault)."""
 
 
 class NodePaths(Value, frozen=True):
@@ -49,6 +45,7 @@ class CaptureRequest(Value, frozen=True, gc=True):
     * `search_seconds`: limit in each round of a search for the process at the other end of a pipe or Unix socket.
     * `activities`: the table that finds the thread for which a main thread waits; None: only main threads count.
     * `kept_stacks_bytes`: approximate limit in bytes of the stacks that are kept, see `stack_limits`.
+    * `observe_dump`: called after each dump with its duration in seconds and its fault (None: no fault).
     * `stop`: once it is set, the capture returns within a second with the dumps so far. `slots`: limits the number of
       simultaneous dumps in all captures that share it; None: no limit.
     """
@@ -63,6 +60,6 @@ class CaptureRequest(Value, frozen=True, gc=True):
     kept_stacks_bytes: int = stack_limits.OF_OWNER_BYTES
     stop: threading.Event = field(default_factory=threading.Event)
     slots: threading.Semaphore | None = None
-    observe_dump: ObserveDump | None = None
+    observe_dump: Callable[[float, Fault | None], None] | None = None
     gpus: GpuSources = GpuSources()
     paths: NodePaths = NodePaths()

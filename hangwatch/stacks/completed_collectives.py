@@ -122,18 +122,11 @@ class Completed(NamedTuple):
 
 def find_completed(members: Collection[Member]) -> Completed | None:
     """Return the collectives that the ranks completed; None unless each completed one, and none of it stayed open."""
-    working = [
-        (progress.completed, progress.seconds)
-        for member in members
-        if (progress := member.recorder.progress) is not None
-        and progress.completed
-        and not progress.stays_open
-        and not _is_held(member)
-    ]
+    working = [each for each in _list_progress(members) if each.completed and not each.stays_open]
     if not working or len(working) < len(members):
         return None
-    counts, times = zip(*working, strict=True)
-    return Completed(min(counts), max(counts), max(times))
+    counts = [each.completed or 0 for each in working]
+    return Completed(min(counts), max(counts), max(each.seconds for each in working))
 
 
 def find_pause(members: Collection[Member]) -> tuple[float, float] | None:
@@ -141,15 +134,15 @@ def find_pause(members: Collection[Member]) -> tuple[float, float] | None:
 
     Both are those of the rank with the longest gap.
     """
-    pauses = [
-        (progress.idle_seconds, progress.usual_gap_seconds)
-        for member in members
-        if (progress := member.recorder.progress) is not None
-        and progress.idle_seconds <= progress.usual_gap_seconds
-        and member.signature not in _CANNOT_PROGRESS
-        and not _is_held(member)
-    ]
+    every = [each for each in _list_progress(members) if each.idle_seconds <= each.usual_gap_seconds]
+    pauses = [(each.idle_seconds, each.usual_gap_seconds) for each in every]
     return max(pauses) if pauses and len(pauses) == len(members) else None
+
+
+def _list_progress(members: Collection[Member]) -> list[CollectiveProgress]:
+    """Return the progress of the ranks that are not held and have a flight recorder which shows it."""
+    progress = (member.recorder.progress for member in members if not _is_held(member))
+    return [each for each in progress if each is not None]
 
 
 def _is_held(member: Member) -> bool:

@@ -9,6 +9,9 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 
+import msgspec
+
+from hangwatch import tables
 from hangwatch.model import Frame, Thread
 
 Place = tuple[str, str]
@@ -27,57 +30,13 @@ _GENERATED_NAMES = (("torchinductor", "<inductor>"), ("<eval_with_key>", "<eval_
 _C_LIBRARY = re.compile(r"(^|/)(libc|libpthread|ld-linux|linux-vdso|\[vdso)[-.\]\w]*")
 _NATIVE_FILE = re.compile(r"\.so(?:\.|$)|\.(?:c|cc|cpp|cxx|cu|cuh|h|hpp|rs|S|s)$|^python[\d.]*$|^\[|^\?*$|^lib[^/]*$")
 
-# Packages of the standard library with names that a project hardly uses for its own folders.
-_STANDARD_PACKAGES = frozenset(
-    {
-        "asyncio",
-        "collections",
-        "concurrent",
-        "ctypes",
-        "email",
-        "encodings",
-        "http",
-        "importlib",
-        "json",
-        "logging",
-        "multiprocessing",
-        "sqlite3",
-        "unittest",
-        "urllib",
-        "wsgiref",
-        "xml",
-        "xmlrpc",
-        "zoneinfo",
-    }
-)
-_LAUNCHER_FILES = (
-    "runpy.py",
-    "<frozen runpy>",
-    "torch/distributed/elastic/multiprocessing/errors/__init__.py",
-    "torch/multiprocessing/spawn.py",
-    *(
-        f"{package}/{module}.py"
-        for package in ("multiprocessing", "multiprocess")
-        for module in (
-            "process",
-            "spawn",
-            "context",
-            "popen_fork",
-            "popen_spawn_posix",
-            "popen_forkserver",
-            "forkserver",
-        )
-    ),
-    "click/core.py",
-    "click/decorators.py",
-    "typer/core.py",
-    "typer/main.py",
-    "fire/core.py",
-    "hydra/main.py",
-    "hydra/core/utils.py",
-    "hydra/_internal/utils.py",
-    "hydra/_internal/hydra.py",
-)
+
+class _Files(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    launchers: frozenset[str]
+    standard_packages: frozenset[str]
+
+
+_FILES = tables.load("hangwatch.tables", "stack_files.toml", _Files)
 _THREAD_START = ("_bootstrap", "_bootstrap_inner", "run")
 _LONGEST_NAME = 1000  # a process chooses its names, and nested brackets are removed level by level
 _QUALIFIERS = frozenset({"const", "volatile", "noexcept", "&", "&&"})  # after the parameters of a C++ function
@@ -125,7 +84,7 @@ def _is_launcher(function: str, file: str) -> bool:
     short = short_path(file)
     if short == "threading.py":
         return plain_name(function) in _THREAD_START
-    return short in _LAUNCHER_FILES
+    return short in _FILES.launchers
 
 
 def display_name(place: Place) -> str | None:
@@ -150,7 +109,7 @@ def display_name(place: Place) -> str | None:
 def is_standard(file: str) -> bool:
     """True if a short path belongs to Python's standard library."""
     folder, slash, _ = file.partition("/")
-    return folder in _STANDARD_PACKAGES if slash else file.removesuffix(".py") in sys.stdlib_module_names
+    return folder in _FILES.standard_packages if slash else file.removesuffix(".py") in sys.stdlib_module_names
 
 
 def find_owners(files: Sequence[str], installed_frames: int | None) -> tuple[bool | None, ...]:

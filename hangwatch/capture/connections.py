@@ -218,10 +218,7 @@ class JobConnections:
         )
 
     def _is_shared(self, pid: int, link: str) -> bool:
-        """True if the process has the file `link` open twice, or if another process has it open.
-
-        The other processes are those of the job, and the ancestors, children and grandchildren of this process.
-        """
+        """True if the process has `link` open twice, or another process of the job or a near relative has it open."""
         in_job = any(other != pid for other in self._job.holding(link, False))
         if in_job or self._job.holds_twice(pid, link):
             return True

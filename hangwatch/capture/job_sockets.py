@@ -9,6 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 from hangwatch.jobs import process_role
@@ -35,6 +36,8 @@ class JobSockets:
     * `inside` are the local ends of all connections of the job on this node, `ends` the same by rank, `rank_at` the
       rank of each.
     * `unix` are the Unix sockets in the network namespace of the first rank, by inode.
+    * `open_files` returns the open files of a process, `thread_calls` the system calls of its other threads, by thread.
+      `holding` returns the processes of the job that have a link open, or open for writing. Each is read once a round.
     """
 
     def __init__(self, job: Job, targets: Sequence[ProcessId], proc_root: Path, search_seconds: float) -> None:
@@ -52,8 +55,7 @@ class JobSockets:
         self.ranks = frozenset(self.rank_of.values())
         self._every = dict.fromkeys((*self.rank_of, *self.launchers))
         self._others: dict[tuple[int, str], tuple[str, int] | None] = {}
-        strangers = blocked_call.Strangers(self._every, proc_root)
-        self._holders = blocked_call.JobHolders(self._every, self.holding, strangers)
+        self._strangers = blocked_call.Strangers(self._every, proc_root)
 
     def begin_round(self) -> None:
         """Read the connections of every network namespace of the job, and the processes that hold them."""
@@ -67,12 +69,12 @@ class JobSockets:
         self._listens_at: dict[End, int] = {}
         self._drivers: dict[End, int] = {}
         self._rank_of_socket: dict[int | None, int] = {}
-        self._thread_calls: dict[int, dict[int, SystemCall]] = {}
-        self._open: dict[int, frozenset[str]] = {}
-        self._writable: dict[int, frozenset[str]] = {}
-        self._in_job: dict[tuple[str, bool], tuple[int, ...]] = {}
+        self.open_files = cache(lambda pid: frozenset(sockets.descriptors(pid, self.proc_root).values()))
+        self._writable_files = cache(lambda pid: blocked_call.writable_files(pid, self.proc_root))
+        self.holding, self.thread_calls = cache(self._find_holding), cache(self._read_thread_calls)
+        self._holders = blocked_call.JobHolders(self._every, self.holding, self._strangers)
         for pid in (*self.dumped, *self.launchers):
-            space = self._space(pid)
+            space = proc_pid.namespace(self.proc_root, pid, "net")
             is_new = space is not None and space not in self._spaces and len(self._spaces) < _MOST_NAMESPACES
             if is_new and time.monotonic() < end:
                 self._spaces[space] = sockets.read(pid, self.proc_root)
@@ -84,9 +86,6 @@ class JobSockets:
     def unix_socket(self, pid: int, descriptor: int) -> UnixSocket | None:
         """Return the Unix socket at a descriptor of a process; None if it is something else, or was not read."""
         return self.unix.get(self.sockets.get(pid, {}).get(descriptor, 0))
-
-    def _space(self, pid: int) -> str | None:
-        return proc_pid.namespace(self.proc_root, pid, "net")
 
     def _add_ends(self, pid: int) -> None:
         connections = (self.connections_of(pid) or {}).values()
@@ -103,7 +102,7 @@ class JobSockets:
     def read_process(self, pid: int) -> bool:
         """Read the connections of a process. Return True if they and its network namespace are known."""
         if pid not in self.sockets:
-            table = self._spaces.get(self._space(pid))
+            table = self._spaces.get(proc_pid.namespace(self.proc_root, pid, "net"))
             held = sockets.sockets_of_process(pid, self.proc_root) if table is not None else None
             if table is None or held is None:
                 return False
@@ -169,25 +168,9 @@ class JobSockets:
         """Yield the targets of these descriptors of a process. Targets that cannot be read are skipped."""
         return filter(None, (blocked_call.link_of(pid, number, self.proc_root) for number in descriptors))
 
-    def open_files(self, pid: int) -> frozenset[str]:
-        """Return the open files of a process, read once a round."""
-        if pid not in self._open:
-            self._open[pid] = frozenset(sockets.descriptors(pid, self.proc_root).values())
-        return self._open[pid]
-
-    def _writable_files(self, pid: int) -> frozenset[str]:
-        """Return the files that a process has open for writing, read once a round."""
-        if pid not in self._writable:
-            self._writable[pid] = blocked_call.writable_files(pid, self.proc_root)
-        return self._writable[pid]
-
-    def holding(self, link: str, is_written: bool) -> tuple[int, ...]:
-        """Return the processes of the job that have a link open, or open for writing, searched once a round."""
-        if (link, is_written) not in self._in_job:
-            held = (pid for pid in self._every if link in self.open_files(pid))
-            found = tuple(pid for pid in held if not is_written or link in self._writable_files(pid))
-            self._in_job[link, is_written] = found
-        return self._in_job[link, is_written]
+    def _find_holding(self, link: str, is_written: bool) -> tuple[int, ...]:
+        held = (pid for pid in self._every if link in self.open_files(pid))
+        return tuple(pid for pid in held if not is_written or link in self._writable_files(pid))
 
     # --- the processes at other ends ----------------------------------------------------------------------------------
 
@@ -258,10 +241,7 @@ class JobSockets:
         """Return the system call in which the main thread of a process is now."""
         return main_thread.read_call(pid, self.proc_root)
 
-    def thread_calls(self, pid: int) -> dict[int, SystemCall]:
-        """Return the system calls of the other threads of a process, by thread, read once a round."""
-        if pid not in self._thread_calls:
-            threads = main_thread.list_other_threads(pid, self.proc_root, _MOST_THREADS)
-            calls = ((thread, main_thread.read_call(pid, self.proc_root, thread)) for thread in threads)
-            self._thread_calls[pid] = {thread: call for thread, call in calls if call is not None}
-        return self._thread_calls[pid]
+    def _read_thread_calls(self, pid: int) -> dict[int, SystemCall]:
+        threads = main_thread.list_other_threads(pid, self.proc_root, _MOST_THREADS)
+        calls = ((thread, main_thread.read_call(pid, self.proc_root, thread)) for thread in threads)
+        return {thread: call for thread, call in calls if call is not None}

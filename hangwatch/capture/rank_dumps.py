@@ -67,10 +67,7 @@ def make_rank_dump(
     gpu: GpuReadings,
     mount_by_pid: Mapping[int, filesystems.Mount],
 ) -> RankDump:
-    """Return the dump of a rank and its workers, made from their dumps in all rounds.
-
-    `mount_by_pid` has the file systems that do not respond, by pid of the process that needs them.
-    """
+    """Return the dump of a rank and its workers. `mount_by_pid` has the silent file systems that processes need."""
     mount = mount_by_pid.get(rank.id.pid)
     rounds = tuple(_add_mount(dumps[rank.id], mount) for dumps in taken)
     return RankDump(

@@ -140,10 +140,7 @@ def _may_have_store(connections: Collection[Connection]) -> bool:
 
 
 def match_hosts(held: Sequence[tuple[Process, Connection]]) -> dict[ProcessId, ProcessId]:
-    """Return the host of each process, from the sockets that processes of one network namespace hold.
-
-    A socket that several processes hold counts for the first of them.
-    """
+    """Return the host of each process, by the sockets of a network namespace. The first holder of a socket counts."""
     listeners: dict[tuple[ProcessId, int], int] = {}
     ends: dict[tuple[End, End], Process] = {}
     for process, socket in held:

@@ -104,10 +104,7 @@ class WaitChains(NamedTuple):
         return Chain(end, others, tuple(visited.intersection(job.dumped) - {pid}))
 
     def _find_direct_end(self, pid: int, call: SystemCall) -> Awaited | None:
-        """Return the person at a terminal, or the peer outside of the job, from which a call receives; else None.
-
-        At a terminal, the program shows a question or the prompt of a debugger.
-        """
+        """Return the person at a terminal, whom the program asks, or the peer outside of the job; else None."""
         if call.kind != "receives":
             return None
         links = self.job.links(pid, call.descriptors[:_MOST_DESCRIPTORS])
@@ -174,10 +171,7 @@ class WaitChains(NamedTuple):
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _find_end(self, steps: Sequence[_Step], pid: int, visited: set[int]) -> Awaited | None:
-        """Return the end of a wait of process `pid` behind these processes; None if there are none.
-
-        Further processes of the chain are added to `visited`.
-        """
+        """Return the end of a wait of `pid` behind these processes; None without any. Further ones join `visited`."""
         ends: list[Awaited] = []
         for _ in range(_MOST_STEPS):
             further: list[_Step] = []

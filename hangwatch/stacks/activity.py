@@ -232,13 +232,13 @@ class Table:
 
         None if no frame matches a "context" rule. Functions of the user's program may match, too.
         """
-        stack = _with_unknown_owner(frames)
+        stack = [_OwnedFrame(frame.place, None) for frame in frames]
         found = self._first(stack, _find_python(stack), "context")
         return self._extend_outwards(stack, *found).doing if found else None
 
     def phase(self, frames: Sequence[Frame]) -> str | None:
         """Return the phase of the program: the name of an activity such as "evaluation". None if no frame matches."""
-        for owned in _with_unknown_owner(frames):
+        for owned in [_OwnedFrame(frame.place, None) for frame in frames]:
             rule = self._rules_of(owned).get("context")
             if rule and find_activity(rule.activity).phase:
                 return rule.activity
@@ -368,10 +368,6 @@ def _is_program_frame(owned: _OwnedFrame) -> bool:
 def _find_root(file: str) -> str:
     """Return the package or module with which a short path begins; "" for an absolute path."""
     return file.partition("/")[0].removesuffix(".py")
-
-
-def _with_unknown_owner(frames: Sequence[Frame]) -> list[_OwnedFrame]:
-    return [_OwnedFrame(frame.place, None) for frame in frames]
 
 
 def _find_python(stack: Sequence[_OwnedFrame]) -> list[int]:

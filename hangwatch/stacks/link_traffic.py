@@ -33,8 +33,16 @@ def link_rates(uuids: Collection[str], sweeps: Iterable[TrafficSweep]) -> LinkRa
 
 def gpu_use(uuids: Collection[str], sweeps: Iterable[TrafficSweep]) -> GpuUse | None:
     """Return the mean use of the GPU with the highest SM ratio. None if no GPU reported its use."""
-    told = ([one.use for one in readings[1:] if one.use is not None] for readings in _readings(uuids, sweeps))
-    return max(map(_mean_use, filter(None, told)), key=lambda use: use.sm_ratio, default=None)
+    reported = ([one.use for one in readings[1:] if one.use is not None] for readings in _readings(uuids, sweeps))
+    means = (
+        GpuUse(
+            sm_ratio=fmean(use.sm_ratio for use in uses),
+            tensor_ratio=fmean(use.tensor_ratio for use in uses),
+            dram_ratio=fmean(use.dram_ratio for use in uses),
+        )
+        for uses in filter(None, reported)
+    )
+    return max(means, key=lambda use: use.sm_ratio, default=None)
 
 
 def port_traffic(first: Sequence[PortCounters], last: Sequence[PortCounters], seconds: float) -> PortTraffic | None:
@@ -60,14 +68,6 @@ def _readings(uuids: Collection[str], sweeps: Iterable[TrafficSweep]) -> list[li
             if gpu.uuid in read:
                 read[gpu.uuid].append(gpu)
     return list(read.values())
-
-
-def _mean_use(uses: Sequence[GpuUse]) -> GpuUse:
-    return GpuUse(
-        sm_ratio=fmean(use.sm_ratio for use in uses),
-        tensor_ratio=fmean(use.tensor_ratio for use in uses),
-        dram_ratio=fmean(use.dram_ratio for use in uses),
-    )
 
 
 def _pcie(readings: Sequence[GpuTraffic]) -> float | None:

@@ -173,10 +173,7 @@ def _is_autograd_thread(thread: Thread) -> bool:
 
 
 def _best(threads: Iterable[Thread], table: activity.Table) -> Thread | None:
-    """Return the thread with the lowest number in the column `tells` of the table; None if no thread has one.
-
-    Among equal numbers, the thread with the smallest stack key is returned.
-    """
+    """Return the thread with the lowest `tells` of the table, then with the smallest key; None if none has one."""
     telling = [
         (tells, stack_frames.key_places(thread.frames), thread)
         for thread in threads

@@ -160,8 +160,7 @@ class _PlaceCache:
         self._parts: dict[Any, Any] = {}
         self._by_stacks: dict[_Stacks, ProcessActivity] = {}
         self._by_places: dict[_Places, ProcessActivity] = {}
-        self._user_frames: dict[_Stack, tuple[Frame, ...]] = {}
-        self._callers: dict[_Stack, Frame | None] = {}
+        self._user_code: dict[_Stack, tuple[tuple[Frame, ...], Frame | None]] = {}
 
     def classify(self, dump: ProcessDump) -> ProcessActivity | None:
         """Return the place of a process in one round; None if the dump has no stack."""
@@ -187,20 +186,12 @@ class _PlaceCache:
         shared: _PartT = self._parts.setdefault(part, part)
         return shared
 
-    def user_frames(self, thread: Thread) -> tuple[Frame, ...]:
-        """Return the result of `user_code.user_frames` for a thread. It is cached."""
+    def user_code(self, thread: Thread) -> tuple[tuple[Frame, ...], Frame | None]:
+        """Return the results of `user_frames` and `find_framework_caller` for a thread. They are cached."""
         stack = thread.frames, thread.installed_frames
-        found = self._user_frames.get(stack)
-        if found is None:
-            found = self._user_frames[stack] = user_frames(thread)
-        return found
-
-    def caller(self, thread: Thread) -> Frame | None:
-        """Return the result of `user_code.find_framework_caller` for a thread. It is cached."""
-        stack = thread.frames, thread.installed_frames
-        if stack not in self._callers:
-            self._callers[stack] = find_framework_caller(thread)
-        return self._callers[stack]
+        if stack not in self._user_code:
+            self._user_code[stack] = user_frames(thread), find_framework_caller(thread)
+        return self._user_code[stack]
 
 
 def _measure_rank(
@@ -275,6 +266,7 @@ def _make_member(rank: _Rank, answer: _LastState, memory: _PlaceCache) -> Member
     signature = Signature.UNKNOWN if is_unclear else measured.signature
     waits = measured.waits
     deciding = answer.process_activity.find_telling(answer.dump) if answer.process_activity and answer.dump else None
+    frames_of_user, caller = memory.user_code(deciding) if deciding else ((), None)
     main = stack_frames.main_thread(answer.dump.threads) if answer.dump else None
     call = dump.rounds[-1].main.call if dump.rounds else None
     is_at_thread = answer.process_activity is not None and answer.process_activity.waits_for == "thread"
@@ -285,8 +277,8 @@ def _make_member(rank: _Rank, answer: _LastState, memory: _PlaceCache) -> Member
         signature=signature,
         stack=memory.share(
             StackFacts(
-                user_frames=memory.user_frames(deciding) if deciding else (),
-                caller=memory.caller(deciding) if deciding else None,
+                user_frames=frames_of_user,
+                caller=caller,
                 waited_before=any(_is_joining(place) for place in activities[:-1] if place),
                 owns_gil=main.owns_gil if main else None,
                 stay=measured.stay,
@@ -342,7 +334,7 @@ def _find_motion(rank: _Rank, signature: Signature, memory: _PlaceCache) -> Moti
         return signature.motion
     placed = ((dump, place) for dump, place in zip(rounds, rank.activities, strict=True) if place is not None)
     telling = filter(None, (place.find_telling(dump) for dump, place in placed))
-    if len({memory.user_frames(thread) for thread in telling}) > 1:
+    if len({memory.user_code(thread)[0] for thread in telling}) > 1:
         return signature.motion
     return Motion.FROZEN if completed is not None and completed.is_standing else signature.motion
 

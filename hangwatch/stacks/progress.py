@@ -72,13 +72,6 @@ def measure(
     `is_whole` is true if all ranks were captured: then each counted connection leads to a rank. `mount_holds_job` is
     true if a rank of the job, or a worker, waits for a file system that does not respond.
 
-    A rank that cannot be dumped is stopped or blocked if the kernel shows `T` or `D` in every round. py-spy cannot dump
-    a process if a file system under its program does not respond. After three rounds without I/O such a rank is blocked
-    if one of these is true:
-    * It waits for that file system.
-    * It slept in every round and used no CPU.
-    * `mount_holds_job` is true. The rank may then spin, like a rank that waits for other ranks.
-
     A single round shows only if a process has ended.
     """
     waits = kernel_facts.read_waits(rank)
@@ -89,11 +82,8 @@ def measure(
     others = [*(rates.measure_process(worker.rounds) for worker in rank.workers), rates.measure_children(rank.rounds)]
     total = rates.sum_rates([process_rates, *others])
     main = rates.measure_main_thread(rank.rounds)
-    stood = [
-        RoundPlace.from_dump(dump, stand)
-        for dump, stand in zip(rank.rounds, activities, strict=True)
-        if stand is not None
-    ]
+    placed = zip(rank.rounds, activities, strict=True)
+    stood = [RoundPlace.from_dump(dump, stand) for dump, stand in placed if stand is not None]
     seen = _Measurements(rank, stood, process_rates, others, total, main, waits, settings)
     spins_behind_gpu = seen.spins and _is_behind_gpu(seen) and not seen.is_gpu_power_ambiguous
     awaited = awaited_motion.find_awaited(activities, waits, operations) or ("gpu" if spins_behind_gpu else None)
@@ -314,7 +304,15 @@ def _is_behind_gpu(seen: _Measurements) -> bool:
 
 
 def _classify_without_stack(seen: _Measurements, *, mount_holds_job: bool) -> Signature:
-    """Return the signature of a rank without a stack in any round, by the facts of the kernel."""
+    """Return the signature of a rank without a stack in any round, by the facts of the kernel.
+
+    A rank that cannot be dumped is stopped or blocked if the kernel shows `T` or `D` in every round. py-spy cannot dump
+    a process if a file system under its program does not respond. After three rounds without I/O such a rank is blocked
+    if one of these is true:
+    * It waits for that file system.
+    * It slept in every round and used no CPU.
+    * `mount_holds_job` is true. The rank may then spin, like a rank that waits for other ranks.
+    """
     if seen.is_in(BLOCKED_STATES | STOPPED_STATES) and not exceeds(
         seen.main_rates.cpu_ratio, seen.settings.motion_cpu_ratio
     ):

@@ -94,10 +94,14 @@ def merge_groups(groups: Iterable[Group], world_size: int | None, notes: Iterabl
     merged = []
     for key in sorted(by_key):
         parts = sorted(by_key[key], key=lambda part: part.members[0].id.sort_key())
-        members = {_make_identity(member.id): member for part in reversed(parts) for member in reversed(part.members)}
-        fresh = sorted((members[identity] for identity in members.keys() - taken), key=lambda each: each.id.sort_key())
-        taken |= members.keys()
+        fresh = []
+        for member in (member for part in parts for member in part.members):
+            identity = _make_identity(member.id)
+            if identity not in taken:
+                taken.add(identity)
+                fresh.append(member)
         if fresh:
+            fresh.sort(key=lambda member: member.id.sort_key())
             merged.append(structs.replace(parts[0], members=tuple(fresh)))
     merged.sort(key=lambda group: (-group.size, group.members[0].id.sort_key(), group.key))
     return Grouping(
@@ -312,13 +316,15 @@ def _make_member(rank: _Rank, answer: _LastState, memory: _PlaceCache) -> Member
 
 
 def _merge_recorders(rank: RankDump) -> RecorderFacts:
-    read = [dump.recorders for dump in rank.rounds]
+    read, faults = [dump.recorders for dump in rank.rounds], [dump.recorder_faults for dump in rank.rounds]
+    if not any(read):
+        return RecorderFacts(faults=rank_records.faults(faults, ()))
     main = stack_frames.main_thread(next((dump.threads for dump in reversed(rank.rounds) if dump.threads), ()))
     main_thread_id = main.pthread_id if main else None
-    found = rank_records.merge_rounds(read, main_thread_id) if any(read) else ()
+    libraries = rank_records.merge_rounds(read, main_thread_id)
     return RecorderFacts(
-        libraries=found,
-        faults=rank_records.faults([dump.recorder_faults for dump in rank.rounds], found),
+        libraries=libraries,
+        faults=rank_records.faults(faults, libraries),
         progress=completed_collectives.measure(read, main_thread_id),
     )
 
@@ -365,10 +371,7 @@ def _is_joining(process_activity: ProcessActivity) -> bool:
 
 
 def _merge_states(rounds: Sequence[ProcessDump]) -> str | None:
-    """Return the kernel's state of a process over all rounds. None if it is unknown.
-
-    If the state changed, return the last state other than `D`, because short disk waits are normal.
-    """
+    """Return the state over all rounds. If it changed, the last other than `D`, because short disk waits are normal."""
     if len(rounds) == 1:
         return rounds[0].state
     states = [dump.state for dump in rounds if dump.state is not None]

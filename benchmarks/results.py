@@ -203,6 +203,9 @@ def _command() -> str:
 
 
 def _commit() -> str:
+    if shutil.which("git") is None:
+        return "unknown"
+
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 

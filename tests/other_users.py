@@ -3,6 +3,7 @@
 import ctypes
 import itertools
 import os
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,10 @@ from pathlib import Path
 import pytest
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+needs_mounts = pytest.mark.skipif(
+    subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False).returncode != 0,
+    reason="needs a kernel that gives mount namespaces; in a chroot, a root that is a mount point",
+)
 
 _SYS_SETRESUID = 117 if os.uname().machine == "x86_64" else 147
 

@@ -29,10 +29,12 @@ from hangwatch.state.board import Snapshot
 from tests.commands import finished, spawn
 from tests.conftest import wait_for
 from tests.integration import targets
-from tests.other_users import as_user, needs_root
+from tests.other_users import as_user, needs_mounts, needs_root
 from tests.real_daemon import RealDaemon, TorchJob
 
 RANKS = 2
+needs_gdb = pytest.mark.skipif(shutil.which("gdb") is None, reason="gdb is not installed: apt-get install gdb")
+
 OWNER = 61234
 INITIAL = Path("pid:[4026531836]")  # the initial pid namespace, include/linux/proc_ns.h
 
@@ -240,6 +242,7 @@ def test_exit_of_a_rank_is_read_from_the_kernel_or_from_the_launchers_log(tmp_pa
 
 
 @needs_root
+@needs_mounts
 def test_error_file_in_a_container_is_read_through_a_live_process(tmp_path: Path) -> None:
     """Read a dead rank's error file through a process that still runs in its mount namespace.
 
@@ -404,6 +407,8 @@ def shell_that_segfaults(
 
 
 @needs_root
+@needs_mounts
+@needs_gdb
 def test_the_native_stack_of_a_core_in_a_container(folder_of_owner: Path) -> None:
     """Read the core with any group id that the processes of the container have.
 
@@ -423,6 +428,7 @@ def test_the_native_stack_of_a_core_in_a_container(folder_of_owner: Path) -> Non
 
 
 @needs_root
+@needs_gdb
 def test_the_native_stack_of_a_core(folder_of_owner: Path) -> None:
     """Run gdb as the owner of the core. If the kernel pipes cores to a program, the result must say so."""
     known = shell_that_segfaults(folder_of_owner)
@@ -438,6 +444,7 @@ def test_the_native_stack_of_a_core(folder_of_owner: Path) -> None:
 
 
 @needs_root
+@needs_gdb
 def test_core_of_root_is_read_as_user_nobody(tmp_path: Path) -> None:
     known = shell_that_segfaults(tmp_path, as_user=())._replace(uid=0)
     (core,) = crash_artifacts.find_cores([(known, Path("/"))])

@@ -101,7 +101,7 @@ def test_a_process_that_py_spy_does_not_understand_has_its_stacks_all_the_same(t
 
 @needs_root
 def test_a_rank_in_a_chroot_has_its_stack(tmp_path: Path) -> None:
-    """py-spy does not find the files of the process below its root. pystack does not need them."""
+    """py-spy may not find the files of the process below its root. pystack does not need them."""
     (tmp_path / "empty").mkdir()
     code = f"import os, time\nos.chdir({str(tmp_path)!r})\nos.chroot('empty')\nos.mkdir('/inside')\ntime.sleep(600)"
     with targets.python(f"ready()\n{code}", tmp_path) as pid:
@@ -109,7 +109,7 @@ def test_a_rank_in_a_chroot_has_its_stack(tmp_path: Path) -> None:
         targets.wait_for_state(pid, "S")
         before = pyspy.dump(pid, deadline_seconds=60.0)
         answer = pystack.dump(pid, before, deadline_seconds=60.0)
-    assert before.fault is not None and answer.json is not None, answer.fault
+    assert answer.json is not None, answer.fault
     (thread,) = parse_json(answer.json, pid)
     assert [frame.function for frame in thread.frames] == ["<module>"]
 

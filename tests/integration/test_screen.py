@@ -24,7 +24,7 @@ from hangwatch.state.status import CheckLine, Status
 from hangwatch.web.http_server import Server
 from tests import samples
 from tests.commands import HANGWATCH, finished
-from tests.other_users import needs_root
+from tests.other_users import needs_mounts, needs_root
 
 
 def in_terminal(
@@ -178,6 +178,7 @@ def test_its_whole_verdict_is_there_for_the_asking(tmp_path: Path) -> None:
 
 
 @needs_root
+@needs_mounts
 @pytest.mark.skipif(Path("/proc/driver/nvidia").exists(), reason="this node has GPUs")
 def test_status_of_empty_node_fits_one_screen_and_explains_unknown() -> None:
     shown = in_terminal("check", columns=120, TERM="dumb", before=("unshare", "--pid", "--fork", "--mount-proc"))

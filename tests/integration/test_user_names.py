@@ -12,9 +12,16 @@ from hangwatch.capture.job_scan import JobScan
 from hangwatch.model import Job
 from tests.commands import first_line, spawn
 from tests.conftest import wait_for
-from tests.other_users import needs_root
+from tests.other_users import needs_mounts, needs_root
 
-pytestmark = needs_root
+
+def is_in_chroot() -> bool:
+    with contextlib.suppress(PermissionError):
+        return not Path("/proc/1/root").samefile("/")
+    return False
+
+
+pytestmark = [needs_root, pytest.mark.skipif(is_in_chroot(), reason="in a chroot: users are those of the host")]
 
 PROGRAM = "import sys; print('ready', flush=True); sys.stdin.read()"
 
@@ -40,6 +47,7 @@ def test_job_is_named_by_the_name_service_not_by_its_environment() -> None:
         assert job_of(pid, JobScan()).user == "root"
 
 
+@needs_mounts
 @pytest.mark.parametrize("before", [("unshare", "--mount"), ("unshare", "--user", "--map-root-user")])
 def test_job_in_another_namespace_has_its_user_id(before: Sequence[str]) -> None:
     with rank(*before) as pid:

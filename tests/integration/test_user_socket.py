@@ -27,7 +27,7 @@ from tests import samples
 from tests.commands import HANGWATCH, Finished, finished, first_line, spawn
 from tests.conftest import wait_for
 from tests.integration import targets
-from tests.other_users import as_user, needs_root
+from tests.other_users import as_user, needs_mounts, needs_root
 from tests.real_daemon import RealDaemon
 
 pytestmark = needs_root
@@ -132,6 +132,7 @@ def test_user_gets_no_data_about_jobs_of_others(node: Node) -> None:
     assert {f"job-of-{uid}" for uid in node.pids} <= names_of(json.loads(node.get(0, "/status")[1]))
 
 
+@needs_mounts
 def test_what_may_be_found_and_not_read_is_asked_of_the_daemon(node: Node) -> None:
     """Simulate kernel.yama.ptrace_scope=1.
 
@@ -175,6 +176,7 @@ def test_what_may_be_found_and_not_read_is_asked_of_the_daemon(node: Node) -> No
         rank.wait()
 
 
+@needs_mounts
 @pytest.mark.parametrize("command", ["dump", "status"])
 def test_command_without_the_socket_says_that_it_is_missing(node: Node, command: str) -> None:
     """Alone in a pid namespace, so that no other job of the machine is found."""

@@ -305,7 +305,7 @@ signal.pause()
 """
 WRAPPER = """import os, subprocess, sys
 if len(sys.argv) == 1:
-    sys.exit(subprocess.run(["sh", "-c", f"{sys.executable} {__file__} inner; :"]).returncode)
+    sys.exit(subprocess.run(["sh", "-c", f"$0 {__file__} inner; :", os.environ["PYTHON"]]).returncode)
 print(os.getpid(), flush=True)
 open(os.environ["FIFO"]).read()
 """
@@ -319,7 +319,7 @@ def test_rank_with_a_title_of_its_own_is_python_by_its_executable(tmp_path: Path
 
 def test_wrapper_that_waits_for_its_child_is_not_the_rank(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    with started(tmp_path, "python", WRAPPER, FIFO=str(tmp_path / "fifo")) as inner:
+    with started(tmp_path, "python", WRAPPER, FIFO=str(tmp_path / "fifo"), PYTHON=sys.executable) as inner:
         port = str(os.getpid())
 
         def ranks() -> list[int]:

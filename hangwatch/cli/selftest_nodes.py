@@ -91,5 +91,5 @@ def _ask(reach: Reach, nodes: Sequence[str], arguments: str, form: type[parts.An
     def read(printed: bytes, _: str) -> parts.AnswerT:
         return parse_answer(printed, form, "sent no result of a self-test: does it run the same version of hangwatch?")
 
-    calls: ReplyCollector[parts.AnswerT] = ReplyCollector(read, {0}, lambda answer: (answer.printed_unix_seconds,) * 2)
+    calls: ReplyCollector[parts.AnswerT] = ReplyCollector(read, {0})
     return run_hangwatch(reach, nodes, arguments, calls)

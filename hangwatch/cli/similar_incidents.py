@@ -1,6 +1,5 @@
 """`hangwatch incidents --like`: the incidents with the fingerprint of one incident, on this node or on many."""
 
-import math
 from collections.abc import Iterable, Sequence
 
 import click
@@ -36,7 +35,7 @@ def read_nodes(reach: Reach) -> list[Summary]:
 
     problem = "sent no list of incidents: does it run the same version of hangwatch?"
     replies: ReplyCollector[incident_file.Incidents] = ReplyCollector(
-        lambda printed, _: parse_answer(printed, incident_file.Incidents, problem), {0}, lambda _: (0.0, 0.0), math.inf
+        lambda printed, _: parse_answer(printed, incident_file.Incidents, problem), {0}
     )
     answers = run_hangwatch(reach, resolve_nodes(reach), "incidents --json", replies)
     if not answers:

@@ -111,9 +111,7 @@ class Replies(ReplyCollector[NodeOutput]):
     """The replies of all nodes to `command`."""
 
     def __init__(self) -> None:
-        super().__init__(
-            _found, frozenset({0}), lambda found: (found.began_unix_seconds, found.printed_unix_seconds), tool="py-spy"
-        )
+        super().__init__(_found, frozenset({0}), tool="py-spy")
         self.processes: list[Process] = []
 
     @property

@@ -92,12 +92,7 @@ class Fitness(ReplyCollector[NodeReport]):
     """The replies of all nodes to `hangwatch check --json`."""
 
     def __init__(self) -> None:
-        super().__init__(
-            _report,
-            frozenset(EXIT_CODES.values()),
-            lambda report: (report.began_unix_seconds, report.printed_unix_seconds),
-            CLOCKS.warning_seconds,
-        )
+        super().__init__(_report, frozenset(EXIT_CODES.values()), CLOCKS.warning_seconds)
 
 
 def _report(printed: bytes, _node: str) -> NodeReport:

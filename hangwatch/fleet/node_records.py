@@ -36,7 +36,7 @@ class Replies(ReplyCollector[NodeRecords]):
     """The replies of all nodes to `hangwatch slow --records`."""
 
     def __init__(self) -> None:
-        super().__init__(_parse, frozenset({0}), lambda records: (records.printed_unix_seconds,) * 2)
+        super().__init__(_parse, frozenset({0}))
 
 
 def compare(records_by_node: Mapping[str, NodeRecords]) -> Mapping[str, NodeOrder]:

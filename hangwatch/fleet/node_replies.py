@@ -3,7 +3,6 @@
 The reply of a node counts only for that node, even if it contains names of other nodes.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -49,16 +48,14 @@ class ReplyCollector(Generic[AnswerT]):
     """The replies of nodes to one command. Each reply is added when it arrives.
 
     `read` parses the output of a node; its arguments are the output and the name of the node. It raises
-    AnswerError. `answered` are the exit codes of a valid reply. `moments` returns the first and the last time in a
-    reply, by the clock of the node. Clock differences below `least_offset_seconds` are ignored. `tool` is the
-    program on the node.
+    AnswerError. `answered` are the exit codes of a valid reply. The times in a reply, by the clock of the node, show
+    clock differences; those below `least_offset_seconds` are ignored. `tool` is the program on the node.
     """
 
     def __init__(
         self,
         read: Callable[[bytes, str], AnswerT],
         answered: Collection[int],
-        moments: Callable[[AnswerT], tuple[float, float]],
         least_offset_seconds: float = LEAST_OFFSET_SECONDS,
         tool: str = "hangwatch",
     ) -> None:
@@ -67,7 +64,6 @@ class ReplyCollector(Generic[AnswerT]):
         self.clocks: list[ClockOffset] = []
         self._read = read
         self._answering = answered
-        self._moments = moments
         self._tool = tool
         self._least_offset_seconds = least_offset_seconds
         self._failed: dict[str, list[str]] = defaultdict(list)
@@ -94,8 +90,8 @@ class ReplyCollector(Generic[AnswerT]):
             self._failed[words.elided(str(error).partition("\n")[0], _REASON_CHARACTERS)].append(reply.node)
             return None
         self.answered.append(reply.node)
-        offset = _offset(reply, *self._moments(answer))
-        if self._least_offset_seconds <= abs(offset) < math.inf:
+        offset = _offset(reply, answer)
+        if abs(offset) >= self._least_offset_seconds:
             self.clocks.append(ClockOffset(node=reply.node, seconds=offset))
         return answer
 
@@ -130,7 +126,7 @@ class Replies(ReplyCollector[GroupedDump]):
 
     def __init__(self, *, with_stacks: bool = False) -> None:
         read = _dump_with_stacks if with_stacks else _dump
-        super().__init__(read, _DUMPED, lambda dump: (dump.printed_unix_seconds, dump.printed_unix_seconds))
+        super().__init__(read, _DUMPED)
         self.gathering = SightingCollector()
         self.without_job: list[str] = []
 
@@ -186,11 +182,14 @@ def _sighting_of(sighting: Sighting, node: str) -> Sighting:
     return replace(sighting, node=node, grouping=grouping)
 
 
-def _offset(reply: Reply, first_unix_seconds: float, last_unix_seconds: float) -> float:
+def _offset(reply: Reply, answer: object) -> float:
     """Return the smallest possible clock difference in seconds. Positive: the node's clock is ahead.
 
-    Both times, by the node's clock, are between the request and the end of the reply.
+    The times in the answer, by the node's clock, are between the request and the end of the reply. 0 without them.
     """
+    last_unix_seconds = getattr(answer, "printed_unix_seconds", None)
+    if last_unix_seconds is None:
+        return 0.0
     ahead = last_unix_seconds - reply.ended_unix_seconds
-    behind = first_unix_seconds - reply.asked_unix_seconds
-    return ahead if ahead > 0 else min(behind, 0.0)
+    behind = getattr(answer, "began_unix_seconds", last_unix_seconds) - reply.asked_unix_seconds
+    return float(ahead if ahead > 0 else min(behind, 0.0))

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, TypeVar
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -36,10 +36,6 @@ class _Vector(msgspec.Struct):
     result: tuple[_Series, ...]
 
 
-class _Vectors(msgspec.Struct):
-    data: _Vector
-
-
 class _Target(msgspec.Struct, rename={"scrape_url": "scrapeUrl"}):
     labels: _Labels
     scrape_url: str
@@ -49,8 +45,8 @@ class _Targets(msgspec.Struct, rename={"active_targets": "activeTargets"}):
     active_targets: tuple[_Target, ...]
 
 
-class _Active(msgspec.Struct):
-    data: _Targets
+class _Answer(msgspec.Struct, Generic[T]):
+    data: T
 
 
 def nodes_of(job: str, get: Callable[[str], bytes]) -> tuple[str, list[Site], list[str]]:
@@ -63,7 +59,7 @@ def nodes_of(job: str, get: Callable[[str], bytes]) -> tuple[str, list[Site], li
     info = "last_over_time(hangwatch_job_info{%s=%s}[%s])"
     either = " or ".join(info % (label, text, LOOKS_BACK) for label in ("job_id", "job_key", "name"))
     query = f"group by (instance, job, job_id, job_key) ({either})"
-    all_series = _decoded(get(f"/api/v1/query?query={quote(query, safe='')}"), _Vectors).data.result
+    all_series = _decoded(get(f"/api/v1/query?query={quote(query, safe='')}"), _Answer[_Vector]).data.result
     keys = {series.metric.job_key: series.metric.job_id for series in all_series}
     if not keys:
         raise PrometheusError(f"has no job {job!r} in the last {LOOKS_BACK}, by id, key or name")
@@ -71,7 +67,7 @@ def nodes_of(job: str, get: Callable[[str], bytes]) -> tuple[str, list[Site], li
         raise PrometheusError(f"has several jobs {job!r}: choose one by its key: --job {' or '.join(sorted(keys))}")
     key = job if job in keys else next(iter(keys))
     wanted = {(series.metric.instance, series.metric.job) for series in all_series if series.metric.job_key == key}
-    targets = _decoded(get("/api/v1/targets?state=active"), _Active).data.active_targets
+    targets = _decoded(get("/api/v1/targets?state=active"), _Answer[_Targets]).data.active_targets
     urls = {(target.labels.instance, target.labels.job): target.scrape_url for target in targets}
     found_sites = {instance: _site(instance, urls.get((instance, job), "")) for instance, job in sorted(wanted)}
     sites = [site for site in found_sites.values() if site is not None]

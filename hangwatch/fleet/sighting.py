@@ -63,7 +63,6 @@ class _WithJobs(msgspec.Struct):
 
 
 _DECODER = decoding.decoder(_Found)
-_ANSWER_VERSION = 1  # of `hangwatch dump --json` without --grouped
 
 
 def make_sighting(incident: Incident) -> Sighting:
@@ -134,24 +133,18 @@ def _of_earlier_version(path: Path, content: bytes) -> GroupedDump:
     try:
         incident = incident_file.parse(path, content)
     except incident_file.StoreError:
-        version = _dump_version(content)
-        if version is None:
+        if not _is_dump(content):
             raise
-        if _ANSWER_VERSION < version < INCIDENT_VERSION:
-            raise incident_file.StoreError(
-                f"{path}: was printed by an earlier hangwatch (schema {version}; required: {INCIDENT_VERSION})\n"
-                "  install the same version on all nodes"
-            ) from None
         raise incident_file.StoreError(
-            f"{path}: is a dump without --grouped\n  to merge, dump with `hangwatch dump --json --grouped`"
+            f"{path}: is a dump without --grouped, or of another version of hangwatch\n"
+            "  to merge, dump with `hangwatch dump --json --grouped`, and install the same version on all nodes"
         ) from None
     return make_grouped_dump(incident.node, [incident], incident.opened_unix_seconds)
 
 
-def _dump_version(content: bytes) -> int | None:
-    """Return the schema version in the output of `hangwatch dump --json`; None if newer, or for other content."""
+def _is_dump(content: bytes) -> bool:
+    """True for the output of `hangwatch dump --json` of this version or an earlier one."""
     try:
-        version = decoding.decode_json(content, _WithJobs).schema_version
+        return decoding.decode_json(content, _WithJobs).schema_version <= INCIDENT_VERSION
     except (msgspec.DecodeError, ValueError, RecursionError):
-        return None
-    return version if version <= INCIDENT_VERSION else None
+        return False

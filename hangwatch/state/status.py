@@ -119,12 +119,7 @@ def build_status(snapshot: Snapshot, node: str, now: float, settings: Detector =
         jobs=_jobs(snapshot, now, settings),
         left_out=snapshot.left_out,
         unseen=list_unseen(snapshot),
-        engines=tuple(
-            EngineStatus(
-                job_id=job.job_id, job_key=job.key, owner=job.owner, program=job.program, workers=len(job.ranks)
-            )
-            for job in snapshot.engines
-        ),
+        engines=tuple(EngineStatus.copy_from(job, job_key=job.key, workers=len(job.ranks)) for job in snapshot.engines),
         checks=tuple(
             CheckLine.copy_from(result.verdict, result, status=result.verdict.status.name)
             for _, result in sorted(snapshot.checks.items())

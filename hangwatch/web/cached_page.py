@@ -1,11 +1,11 @@
 """Pages that a thread makes on request. Requests that arrive while it makes a page share that page."""
 
 import asyncio
-import gzip
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
+from types import MappingProxyType
 
 from hangwatch.web.listener import Answer
 
@@ -19,8 +19,14 @@ class Page:
     at most half of one core, and slow clients keep few versions in memory.
     """
 
-    def __init__(self, content_type: str, make: Callable[[], bytes], pool: ThreadPoolExecutor) -> None:
-        self._content_type, self._make, self._pool = content_type, make, pool
+    def __init__(
+        self,
+        content_type: str,
+        make: Callable[[], bytes],
+        pool: ThreadPoolExecutor,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._content_type, self._make, self._pool, self._headers = content_type, make, pool, headers
         self._making: asyncio.Future[bytes] | None = None
         self._kept_until = 0.0
 
@@ -28,7 +34,7 @@ class Page:
         """Return the page. If the request is cancelled, the thread still completes the page."""
         if self._making is None or (self._making.done() and time.monotonic() >= self._kept_until):
             self._making = asyncio.get_running_loop().run_in_executor(self._pool, self._timed)
-        return Answer(HTTPStatus.OK, self._content_type, await asyncio.shield(self._making))
+        return Answer(HTTPStatus.OK, self._content_type, await asyncio.shield(self._making), self._headers)
 
     def _timed(self) -> bytes:
         began = time.monotonic()
@@ -37,21 +43,3 @@ class Page:
         finally:
             now = time.monotonic()
             self._kept_until = now + max(LEAST_KEPT_SECONDS, now - began)
-
-
-class Gzipped:
-    """A page compressed with gzip. Each version of the page is compressed once."""
-
-    def __init__(self, page: Page, pool: ThreadPoolExecutor) -> None:
-        self._page, self._pool = page, pool
-        self._plain: bytes | None = None
-        self._made: asyncio.Future[bytes] | None = None
-
-    async def get(self) -> Answer:
-        """Return the compressed page. If the request is cancelled, the thread still completes the compression."""
-        answer = await self._page.get()
-        if self._made is None or answer.body is not self._plain:
-            self._plain = answer.body
-            self._made = asyncio.get_running_loop().run_in_executor(self._pool, gzip.compress, answer.body)
-        headers = {**answer.headers, "Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
-        return answer._replace(body=await asyncio.shield(self._made), headers=headers)

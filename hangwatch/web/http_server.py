@@ -6,6 +6,7 @@ while a page is made share that page.
 
 import contextlib
 import errno
+import gzip
 import ipaddress
 import os
 import re
@@ -28,7 +29,7 @@ from hangwatch.formats import bounded_read
 from hangwatch.metrics import text_format
 from hangwatch.store import Store
 from hangwatch.web.auth import Admission, Rules
-from hangwatch.web.cached_page import Gzipped, Page
+from hangwatch.web.cached_page import Page
 from hangwatch.web.incident_pages import IncidentPages
 from hangwatch.web.listener import Answer, Listener, Request, resolve_address, text
 
@@ -76,8 +77,11 @@ class Server:
         self._making = ThreadPoolExecutor(1, "http-pages")
         self._reading = ThreadPoolExecutor(INCIDENT_THREADS, "http-incidents")
         self._status = Page("application/json", lambda: msgspec.json.encode(status()), self._making)
-        self._metrics = {wanted: _metrics(wanted, registry, self._making) for wanted in (OPENMETRICS, "")}
-        self._gzipped = {wanted: Gzipped(page, self._making) for wanted, page in self._metrics.items()}
+        self._metrics = {
+            (wanted, is_gzipped): _metrics(wanted, registry, self._making, is_gzipped=is_gzipped)
+            for wanted in (OPENMETRICS, "")
+            for is_gzipped in (True, False)
+        }
         self._incidents = IncidentPages(incidents, self._reading) if incidents is not None else None
         self._main = Listener("http", self._answer, max_connections=settings.max_connections, tls=ready.rules.tls)
         self._admission = Admission(
@@ -126,8 +130,8 @@ class Server:
         if is_of_incidents and self._incidents is not None:
             return await self._incidents.answer(request.path)
         if request.path == "/metrics":
-            pages = self._gzipped if _takes_gzip(request.headers.get("Accept-Encoding", "")) else self._metrics
-            return await pages[OPENMETRICS if OPENMETRICS in request.headers.get("Accept", "") else ""].get()
+            wanted = OPENMETRICS if OPENMETRICS in request.headers.get("Accept", "") else ""
+            return await self._metrics[wanted, _takes_gzip(request.headers.get("Accept-Encoding", ""))].get()
         if request.path == "/healthz":
             return await self._answer_health(request)
         if request.path == "/status":
@@ -146,13 +150,17 @@ def _takes_gzip(accept_encoding: str) -> bool:
     return False
 
 
-def _metrics(wanted: str, registry: CollectorRegistry, pool: ThreadPoolExecutor) -> Page:
+def _metrics(wanted: str, registry: CollectorRegistry, pool: ThreadPoolExecutor, *, is_gzipped: bool) -> Page:
     """Return the page of metrics in the format `wanted`, a media type; empty for Prometheus' text format.
 
     Other parameters in the Accept header are ignored, because each combination would need its own page.
     """
     encoder, kind = choose_encoder(f"{wanted}; version=1.0.0" if wanted else "")
-    return Page(kind, (lambda: encoder(registry)) if wanted else (lambda: text_format.render(registry)), pool)
+    render = encoder if wanted else text_format.render
+    if not is_gzipped:
+        return Page(kind, lambda: render(registry), pool)
+    headers = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
+    return Page(kind, lambda: gzip.compress(render(registry)), pool, headers)
 
 
 class Prepared(NamedTuple):

@@ -18,6 +18,7 @@ from hangwatch import config
 from hangwatch.capture import diagnosis
 from hangwatch.capture.request import CaptureRequest
 from hangwatch.capture.rounds import job_of_pids
+from hangwatch.formats.bounded_read import FileError
 from hangwatch.model import Fault, ProcessId
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes import torch_recorder
@@ -318,9 +319,9 @@ def test_a_library_below_a_link_is_not_opened(tmp_path: Path) -> None:
     (tmp_path / "real" / "libtorch_cpu.so").write_bytes(b"x" * 65536)
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "real" / "link.so").symlink_to("libtorch_cpu.so")
-    os.close(symbols_child.open_below(str(tmp_path), "/real/libtorch_cpu.so"))
+    symbols_child.open_below(str(tmp_path), "/real/libtorch_cpu.so").close()
     for path in ("/link/libtorch_cpu.so", "/real/link.so", "/real", "/none"):
-        with pytest.raises(OSError):
+        with pytest.raises(FileError):
             symbols_child.open_below(str(tmp_path), path)
 
 

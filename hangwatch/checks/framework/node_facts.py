@@ -4,16 +4,15 @@ A fact that cannot be read is omitted. The check that uses the same probe report
 """
 
 import logging
-import queue
 import re
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from hangwatch import __version__
 from hangwatch.checks import environment, fd_limit
 from hangwatch.model import Fault, Value
-from hangwatch.probes import pseudo_files
+from hangwatch.probes import background, pseudo_files
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import Details, GpuFirmware
 from hangwatch.probes.network import infiniband
@@ -48,22 +47,17 @@ def start_reading(node: Node) -> Callable[[float], Facts]:
     The function takes a timeout in seconds. After the timeout it returns empty Facts. The thread does not keep the
     process alive.
     """
-    results: queue.SimpleQueue[Facts] = queue.SimpleQueue()
-
-    def read_all() -> None:
-        try:
-            results.put(read_facts(node))
-        except Exception:  # a bug in a probe must not stop the report
-            log.exception("cannot read the facts of this node; please report this bug")
-            results.put(Facts())
+    future = background.start(lambda: read_facts(node), "facts")
 
     def wait(seconds: float) -> Facts:
         try:
-            return results.get(timeout=max(0.0, seconds))
-        except queue.Empty:
+            return future.result(max(0.0, seconds))
+        except FutureTimeoutError:
+            return Facts()
+        except Exception:  # a bug in a probe must not stop the report
+            log.exception("cannot read the facts of this node; please report this bug")
             return Facts()
 
-    threading.Thread(target=read_all, name="facts", daemon=True).start()
     return wait
 
 

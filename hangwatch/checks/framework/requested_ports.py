@@ -42,9 +42,5 @@ def failure_status(reason: str) -> CheckStatus:
 
 
 def _verdict(fault: Fault) -> CheckVerdict:
-    return CheckVerdict(
-        status=failure_status(fault.reason),
-        reason=fault.reason,
-        message=f"{fault.subject}: {fault.detail}",
-        remedy=fault.remedy,
-    )
+    message = f"{fault.subject}: {fault.detail}"
+    return CheckVerdict.copy_from(fault, status=failure_status(fault.reason), message=message)

@@ -1,10 +1,10 @@
 """Runner of checks. It measures the duration, catches exceptions and applies the deadline."""
 
 import logging
-import queue
-import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
+from concurrent.futures import wait
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from hangwatch.checks.framework.contract import ABSENT, AnyCheck, Settings, join_first, ok, unknown, worst
 from hangwatch.checks.framework.registry import select
 from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Fault
+from hangwatch.probes import background
 from hangwatch.probes.node.machine import Node
 
 log = logging.getLogger(__name__)
@@ -126,21 +127,13 @@ def run_all(
     names = list(names)
     settings = {check.name: settings_by_name.get(check.name) or check.settings() for check in select(names)}
     selected = [check for check in select(names) if names or settings[check.name].enabled]
-    queued: queue.SimpleQueue[CheckResult] = queue.SimpleQueue()
-
-    def run_one(check: AnyCheck) -> None:
-        queued.put(run(check, node, settings[check.name], Window(check)))
-
     began_unix_seconds, began = node.clock.unix(), node.clock.monotonic()
-    for check in selected:
-        threading.Thread(target=run_one, args=(check,), name=f"check-{check.name}", daemon=True).start()
-    results: dict[str, CheckResult] = {}
-    while len(results) < len(selected):
-        remaining_seconds = began + deadline_seconds - node.clock.monotonic()
-        try:
-            result = queued.get(timeout=max(0.0, remaining_seconds))
-        except queue.Empty:
-            break
-        results[result.check] = result
+    runs = {
+        check: background.start(partial(run, check, node, settings[check.name], Window(check)), f"check-{check.name}")
+        for check in selected
+    }
+    wait(runs.values(), max(0.0, began + deadline_seconds - node.clock.monotonic()))
     now = node.clock.unix()
-    return [results.get(check.name) or stalled_result(check, began_unix_seconds, now) for check in selected]
+    return [
+        done.result() if done.done() else stalled_result(check, began_unix_seconds, now) for check, done in runs.items()
+    ]

@@ -3,10 +3,12 @@
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 
 from hangwatch.model import Fault, PortCounters, Value
-from hangwatch.probes import pseudo_files
+from hangwatch.probes import background, pseudo_files
 
 # Counters of link errors and lost packets.
 COUNTERS = (
@@ -75,7 +77,7 @@ class Traffic:
     def __init__(self, deadline_seconds: float = TRAFFIC_DEADLINE_SECONDS) -> None:
         self._deadline_seconds = deadline_seconds
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._reading: Future[tuple[PortCounters, ...]] | None = None
 
     def read(self, sys_root: Path) -> tuple[PortCounters, ...]:
         """Return all ports with traffic counters; empty if there are none.
@@ -85,17 +87,11 @@ class Traffic:
         if not self._lock.acquire(timeout=self._deadline_seconds):
             return ()
         try:
-            if self._thread is not None and self._thread.is_alive():
+            if self._reading is not None and not self._reading.done():
                 return ()
-            counters: list[PortCounters] = []
-            self._thread = threading.Thread(
-                target=lambda: counters.extend(_port_counters(sys_root)), name="infiniband", daemon=True
-            )
-            self._thread.start()
-            self._thread.join(self._deadline_seconds)
-            return () if self._thread.is_alive() else tuple(counters)
-        except RuntimeError:  # TasksMax or ulimit -u allows no more threads
-            self._thread = None
+            self._reading = background.start(lambda: tuple(_port_counters(sys_root)), "infiniband")
+            return self._reading.result(self._deadline_seconds)
+        except (FutureTimeoutError, RuntimeError):  # RuntimeError: TasksMax or ulimit -u allows no more threads
             return ()
         finally:
             self._lock.release()

@@ -1,12 +1,12 @@
 """Test TCP ports of other hosts: open one connection to each, and close it without sending."""
 
-import queue
 import re
-import threading
-import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
+from functools import partial
 
 from hangwatch.model import Fault, Value
+from hangwatch.probes import background
 from hangwatch.probes.network import interfaces
 
 CONNECT_SECONDS = 3.0
@@ -42,19 +42,12 @@ def connect_all(
 
     Returns within the deadline. Unfinished tries continue in daemon threads, because a name look-up has no time limit.
     """
-    results: queue.SimpleQueue[tuple[Port, Fault | None]] = queue.SimpleQueue()
-    for port in ports:
-        threading.Thread(target=lambda port=port: results.put((port, _try(port, resolve))), daemon=True).start()
-    faults: dict[Port, Fault | None] = {}
-    end = time.monotonic() + deadline_seconds
-    while len(faults) < len(set(ports)):
-        try:
-            port, fault = results.get(timeout=max(0.0, end - time.monotonic()))
-        except queue.Empty:
-            break
-        faults[port] = fault
+    tries = {port: background.start(partial(_try, port, resolve), f"port {port}") for port in ports}
+    wait(tries.values(), deadline_seconds)
     detail = f"its name was not resolved within {deadline_seconds:g} s"
-    return {port: faults[port] if port in faults else _fault(port, "ResolverSilent", detail) for port in ports}
+    return {
+        port: done.result() if done.done() else _fault(port, "ResolverSilent", detail) for port, done in tries.items()
+    }
 
 
 def _try(port: Port, resolve: Callable[[str], tuple[str, ...] | Fault]) -> Fault | None:

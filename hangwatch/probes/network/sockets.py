@@ -13,14 +13,13 @@ import os
 import socket
 import struct
 import sys
-import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from hangwatch.model import PortUse
-from hangwatch.probes import pseudo_files
+from hangwatch.probes import background, pseudo_files
 from hangwatch.probes.process import proc_pid
 
 MOST_CONNECTIONS = 1 << 15  # of one namespace: any user may open 100,000
@@ -323,28 +322,18 @@ def _open() -> socket.socket:
 
 def _open_within(space: str) -> socket.socket:
     """Return a socket in another network namespace. A short-lived thread joins it, see setns(2)."""
-    results: list[socket.socket | OSError] = []
 
-    def open_in_thread() -> None:
+    def open_in_thread() -> socket.socket:
+        descriptor = os.open(space, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            descriptor = os.open(space, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                libc = ctypes.CDLL(None, use_errno=True)
-                if libc.setns(descriptor, _CLONE_NEWNET) != 0:
-                    raise OSError(ctypes.get_errno(), "setns")
-                results.append(_open())
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            results.append(error)
+            libc = ctypes.CDLL(None, use_errno=True)
+            if libc.setns(descriptor, _CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), "setns")
+            return _open()
+        finally:
+            os.close(descriptor)
 
-    thread = threading.Thread(target=open_in_thread, name="setns", daemon=True)
-    thread.start()
-    thread.join()
-    result = results[0]
-    if isinstance(result, OSError):
-        raise result
-    return result
+    return background.start(open_in_thread, "setns").result()
 
 
 def _ask(channel: socket.socket, family: int, end: float) -> Iterator[Connection]:

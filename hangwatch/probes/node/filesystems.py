@@ -288,14 +288,9 @@ def _fault(path: str, answer: object) -> Fault:
         return answer
     if isinstance(answer, dict) and "errno" in answer:
         code = int(answer["errno"])
-        reason = {
-            errno.ENOENT: "Missing",
-            errno.ESRCH: "Missing",
-            errno.EACCES: "PermissionDenied",
-            errno.EPERM: "PermissionDenied",
-        }
-        detail = f"{path}: {os.strerror(code)}"
-        return Fault(subject=path, reason=reason.get(code, "CannotRead"), detail=detail)
+        is_missing, is_denied = code in (errno.ENOENT, errno.ESRCH), code in pseudo_files.DENIED
+        reason = "Missing" if is_missing else "PermissionDenied" if is_denied else "CannotRead"
+        return Fault(subject=path, reason=reason, detail=f"{path}: {os.strerror(code)}")
     return Fault(subject=path, reason="NoAnswer", detail=f"{path} does not respond")
 
 

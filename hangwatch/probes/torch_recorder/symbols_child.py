@@ -12,11 +12,14 @@ import mmap
 import os
 import re
 import resource
-import stat
 import struct
 import sys
+from pathlib import Path
+from typing import BinaryIO
 
 from elftools.elf.elffile import ELFFile
+
+from hangwatch.formats import bounded_read
 
 PAGE = 4096
 MOST_TABLE_BYTES = 512 << 20  # 84 MiB in the CPU wheel of torch 2.13; more in builds with debug names
@@ -33,24 +36,9 @@ OF_GLOO = b"IN3c105EventEE"
 SYMBOL = struct.Struct("<IBBHQQ")
 
 
-def open_below(root: str, path: str) -> int:
-    """Open a file below a folder. No part of its path may be a link. Raises OSError."""
-    *folders, name = [part for part in path.split("/") if part]
-    folder_descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for part in folders:
-            next_descriptor = os.open(
-                part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder_descriptor
-            )
-            os.close(folder_descriptor)
-            folder_descriptor = next_descriptor
-        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder_descriptor)
-    finally:
-        os.close(folder_descriptor)
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise OSError("is not a regular file")
-    return file
+def open_below(root: str, path: str) -> BinaryIO:
+    """Open a regular file below a folder. No part of its path may be a link. Raises FileError."""
+    return bounded_read.open_below(Path(root), Path(root, *Path(path).parts[1:]))
 
 
 def map_part(file: int, offset: int, size: int) -> tuple[mmap.mmap, int]:
@@ -109,11 +97,11 @@ def places(file: int, library: str, offset: int) -> tuple[int | None, int | None
 def version(root: str, path: str) -> str:
     """Return the version in torch/version.py, in the parent of the library's folder; empty if there is none."""
     try:
-        file = open_below(root, f"{path.rsplit('/', 2)[0]}/version.py")
-    except OSError:
+        with open_below(root, f"{path.rsplit('/', 2)[0]}/version.py") as stream:
+            text = stream.read(MOST_VERSION_BYTES)
+    except bounded_read.FileError:
         return ""
-    with os.fdopen(file, "rb") as stream:
-        match = re.search(rb"^__version__ = '([0-9A-Za-z.+_-]{1,64})'", stream.read(MOST_VERSION_BYTES), re.MULTILINE)
+    match = re.search(rb"^__version__ = '([0-9A-Za-z.+_-]{1,64})'", text, re.MULTILINE)
     return match[1].decode() if match is not None else ""
 
 
@@ -121,8 +109,8 @@ def main() -> None:
     """Print the answer to the question in the only argument."""
     root, path, device, inode, offset, library = json.loads(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
-    file = open_below(root, path)
-    status = os.fstat(file)
+    stream = open_below(root, path)
+    file, status = stream.fileno(), os.fstat(stream.fileno())
     if f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}" != device or status.st_ino != inode:
         sys.exit("the file has been replaced by another")
     pointer, registry = places(file, library, offset)

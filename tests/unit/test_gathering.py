@@ -18,6 +18,7 @@ from hangwatch.fleet.merge import SightingCollector
 from hangwatch.fleet.sighting import Sighting
 from hangwatch.formats import incident_file
 from hangwatch.model import EnqueuedOperation, Grouping, GroupRecords, Member, RankDump, RecorderFacts, RecorderState
+from hangwatch.report import as_json
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge
@@ -228,13 +229,13 @@ def test_a_file_that_is_cut_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_dump_without_groups_says_what_to_type() -> None:
-    content = json.dumps({"schema_version": 1, "node": "a", "jobs": [{"job": None}]}).encode()
-    with pytest.raises(incident_file.StoreError, match="--grouped"):
+    content = json.dumps({"schema_version": as_json.SCHEMA_VERSION, "node": "a", "jobs": [{"job": None}]}).encode()
+    with pytest.raises(incident_file.StoreError, match="is a dump without --grouped"):
         sighting.parse(Path("x.json"), io.BytesIO(content).getvalue())
 
 
 def test_grouped_dump_of_schema_2_is_refused_and_names_the_remedy() -> None:
     dump = sighting.make_grouped_dump("a", [samples.loader_hang()], 1.0)
     content = encode(replace(dump, schema_version=2))
-    with pytest.raises(incident_file.StoreError, match=r"schema 2; required: 4\)\n  install the same version"):
+    with pytest.raises(incident_file.StoreError, match=r"of another version of hangwatch\n.*, and install the same version"):
         sighting.parse(Path("x.json"), content)

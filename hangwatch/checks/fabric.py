@@ -47,7 +47,7 @@ def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     return Sample(
         gpus=with_state,
         switches=switches,
-        manager_runs=procfs.is_running(MANAGER_PROGRAM, node.proc_root) if switches else None,
+        manager_runs=any(procfs.find_by_name((MANAGER_PROGRAM,), node.proc_root)) if switches else None,
         faults=details.faults,
     )
 

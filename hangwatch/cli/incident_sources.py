@@ -44,7 +44,7 @@ def load_client(path: Path | None, option: str = "--http-config") -> WebClient:
     from hangwatch.formats import yaml_file
 
     try:
-        return http_client.load(path) if path is not None else http_client.make_anonymous_client()
+        return http_client.load(path)
     except yaml_file.YamlError as error:
         raise InputError(f"{option}: {error}") from None
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 from typing import TYPE_CHECKING, NamedTuple
 
 from hangwatch.model import KernelLine, RankId
+from hangwatch.probes import child
 from hangwatch.probes.process import crash_artifacts
 from hangwatch.tables import kernel_lines
 
@@ -35,10 +35,7 @@ class Exit(NamedTuple):
     @property
     def signal(self) -> str:
         """The name of the signal that ended the rank; "" if no signal ended it."""
-        try:
-            return signal.Signals(-self.code).name
-        except ValueError:
-            return ""
+        return child.signal_name(-self.code)
 
     @property
     def text(self) -> str:

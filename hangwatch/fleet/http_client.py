@@ -82,21 +82,16 @@ class _Named(ssl.SSLContext):
         return super().wrap_socket(*arguments, **options)
 
 
-def make_anonymous_client() -> WebClient:
-    """Return a client without credentials that trusts the certificate authorities of this machine."""
-    return WebClient(None, ssl.create_default_context())
-
-
-def load(path: Path) -> WebClient:
+def load(path: Path | None) -> WebClient:
     """Read an `http_config` file, and the files that it names. Relative paths start at its own folder.
 
-    Raises YamlError, which names file, line and key.
+    Without a file, there are no credentials, and the certificate authorities of this machine are trusted. Raises
+    YamlError, which names file, line and key.
     """
+    if path is None:
+        return WebClient(None, ssl.create_default_context())
     document = yaml_file.read(path)
-    for keys, instead in NOT_CARRIED.items():
-        if keys in document.lines:
-            raise document.error_at(keys, f"is not supported by hangwatch\n  {instead}")
-    http_config = yaml_file.decode(document, _File)
+    http_config = yaml_file.decode(document, _File, NOT_CARRIED)
     for key in ("follow_redirects", "enable_http2"):
         if getattr(http_config, key):
             raise document.error_at((key,), "is not supported by hangwatch: set it to false")

@@ -17,13 +17,11 @@ _MOST_APART_SECONDS = 600.0
 _SHOWN = 200
 
 
-def merge(a: Grouping, b: Grouping) -> Grouping:
-    """Merge two groupings: `merge(group(a), group(b)) == group(a + b)`. It is associative and commutative."""
-    return merge_all((a, b))
-
-
 def merge_all(groupings: Iterable[Grouping]) -> Grouping:
-    """Merge groupings in one pass. The world size is the largest of those that are known."""
+    """Merge groupings: `merge_all([group(a), group(b)]) == group(a + b)`, in any order.
+
+    The world size is the largest of those that are known.
+    """
     parts = tuple(groupings)
     sizes = [part.world_size for part in parts if part.world_size is not None]
     return merge_groups(

@@ -64,8 +64,14 @@ def read(path: Path) -> Document:
     return document
 
 
-def decode(document: Document, kind: type[T]) -> T:
-    """Convert the document to a value of this type. Unknown keys are errors. Raises YamlError."""
+def decode(document: Document, kind: type[T], not_carried: Mapping[tuple[str, ...], str]) -> T:
+    """Convert the document to a value of this type. Unknown keys are errors. Raises YamlError.
+
+    `not_carried` are the keys of the format that hangwatch does not support, with what to do instead.
+    """
+    for keys, instead in not_carried.items():
+        if keys in document.lines:
+            raise document.error_at(keys, f"is not supported by hangwatch\n  {instead}")
     try:
         return decoding.convert(document.value, kind)
     except msgspec.ValidationError as error:

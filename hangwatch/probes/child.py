@@ -286,10 +286,17 @@ class AbandonedChildren:
         return in_total < MOST_ABANDONED and in_share < MOST_ABANDONED_OF_SHARE
 
 
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as `SIGSEGV`; "" if no signal with a name has this number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return ""
+
+
 def describe_signal(code: int) -> str:
     """Return "ended by signal 11 (SIGSEGV)" for the negative exit status of a child that a signal has ended."""
-    name = signal.Signals(-code).name if -code in {each.value for each in signal.Signals} else "unknown"
-    return f"ended by signal {-code} ({name})"
+    return f"ended by signal {-code} ({signal_name(-code) or 'unknown'})"
 
 
 class Printed(NamedTuple):

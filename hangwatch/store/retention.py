@@ -48,14 +48,11 @@ def surplus(newest_first: Sequence[Stored], max_incidents: int, max_bytes: int) 
     places = {stored.name: place for place, stored in enumerate(newest_first)}
     most_count, most_bytes = max(1, max_incidents // _OPEN_OF_ONE), max_bytes // _OPEN_OF_ONE
     while True:
-        counts = [kept.counted(most_count) for kept in owned]
-        sizes = [kept.counted_bytes(most_bytes) for kept in owned]
-        if sum(counts) > max_incidents:
-            used = counts
-        elif sum(sizes) > max_bytes:
-            used = sizes
-        else:
-            break
+        used = [kept.count - max(0, kept.open_count - most_count) for kept in owned]
+        if sum(used) <= max_incidents:
+            used = [kept.size_bytes - max(0, kept.open_bytes - most_bytes) for kept in owned]
+            if sum(used) <= max_bytes:
+                break
         # the owner that uses most; of equal owners, the one with the oldest incident
         candidates = [
             (size, places[kept.closed[-1].name], kept) for size, kept in zip(used, owned, strict=True) if kept.closed
@@ -71,16 +68,10 @@ class _Owned:
 
     def __init__(self, newest_first: Collection[Stored], spared: str | None) -> None:
         self.closed = [stored for stored in newest_first if not stored.is_open and stored.name != spared]
-        self._open = sum(stored.is_open for stored in newest_first)
-        self._open_bytes = sum(stored.size_bytes for stored in newest_first if stored.is_open)
+        self.open_count = sum(stored.is_open for stored in newest_first)
+        self.open_bytes = sum(stored.size_bytes for stored in newest_first if stored.is_open)
         self.count = len(newest_first)
         self.size_bytes = sum(stored.size_bytes for stored in newest_first)
-
-    def counted(self, most_open: int) -> int:
-        return self.count - max(0, self._open - most_open)
-
-    def counted_bytes(self, most_open: int) -> int:
-        return self.size_bytes - max(0, self._open_bytes - most_open)
 
     def drop_oldest(self) -> str:
         oldest = self.closed.pop()

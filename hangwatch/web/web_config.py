@@ -78,10 +78,7 @@ def load(path: Path) -> Rules:
     """
     document = yaml_file.read(path)
     _refuse_writers(path)
-    for keys, instead in NOT_CARRIED.items():
-        if keys in document.lines:
-            raise document.error_at(keys, f"is not supported by hangwatch\n  {instead}")
-    content = yaml_file.decode(document, _File)
+    content = yaml_file.decode(document, _File, NOT_CARRIED)
     if content.http_server_config is not None and content.http_server_config.http2:
         raise document.error_at(("http_server_config", "http2"), "hangwatch supports only HTTP/1.1: set it to false")
     users = content.basic_auth_users or {}

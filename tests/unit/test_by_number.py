@@ -3,7 +3,7 @@
 import pytest
 from msgspec import structs
 
-from hangwatch.fleet.merge import merge
+from hangwatch.fleet.merge import merge_all
 from hangwatch.model import (
     CallTarget,
     Confidence,
@@ -337,7 +337,7 @@ def test_nodes_are_judged_together_as_one() -> None:
     here = Grouping(groups=(waiting(*node("a", *THREE)),), world_size=4)
     there = Grouping(groups=(outside(*node("b", standing(3, done(5)))),), world_size=4)
     assert judge.judge(here, 3).named == ()
-    for both in (merge(here, there), merge(there, here)):
+    for both in (merge_all([here, there]), merge_all([there, here])):
         assert [one.rank for one in judge.judge(both).named] == [3]
 
 

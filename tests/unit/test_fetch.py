@@ -189,7 +189,7 @@ def test_client_credentials_are_read_in_the_format_of_prometheus(tmp_path: Path)
     (tmp_path / "token").write_text("0123\n")
     bearer = http_client.load(config(tmp_path, "authorization:\n  credentials_file: token\n"))
     assert bearer.authorization == "Bearer 0123"
-    assert http_client.make_anonymous_client().authorization is None
+    assert http_client.load(None).authorization is None
 
 
 @pytest.mark.parametrize(

@@ -237,5 +237,7 @@ def test_a_dump_without_groups_says_what_to_type() -> None:
 def test_grouped_dump_of_schema_2_is_refused_and_names_the_remedy() -> None:
     dump = sighting.make_grouped_dump("a", [samples.loader_hang()], 1.0)
     content = encode(replace(dump, schema_version=2))
-    with pytest.raises(incident_file.StoreError, match=r"of another version of hangwatch\n.*, and install the same version"):
+    with pytest.raises(
+        incident_file.StoreError, match=r"of another version of hangwatch\n.*, and install the same version"
+    ):
         sighting.parse(Path("x.json"), content)

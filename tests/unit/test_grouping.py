@@ -134,10 +134,10 @@ def test_merging_groups_is_grouping_all(dumps: list[RankDump], world: int | None
     a, b, c = ([dump for dump, side in zip(dumps, sides, strict=True) if side == number] for number in range(3))
     ga, gb, gc = (group(part, world) for part in (a, b, c))
     whole = group(dumps, world)
-    assert merge.merge(ga, gb) == merge.merge(gb, ga) == group(a + b, world)
-    assert merge.merge(merge.merge(ga, gb), gc) == merge.merge(ga, merge.merge(gb, gc)) == whole
+    assert merge.merge_all([ga, gb]) == merge.merge_all([gb, ga]) == group(a + b, world)
+    assert merge.merge_all([merge.merge_all([ga, gb]), gc]) == merge.merge_all([ga, merge.merge_all([gb, gc])]) == whole
     assert merge.merge_all([gc, ga, gb]) == whole
-    assert merge.merge(whole, whole) == whole
+    assert merge.merge_all([whole, whole]) == whole
 
 
 @LAWS
@@ -198,8 +198,8 @@ def test_a_rank_that_appears_twice_has_one_place() -> None:
         return RankDump(id=RankId(node="a", rank=0), rounds=(main_dump(stack(lines, 1)),))
 
     first, second = group([dump_with_stack(STACKS[0])]), group([dump_with_stack(STACKS[7])])
-    merged = merge.merge(first, second)
-    assert merged == merge.merge(second, first)
+    merged = merge.merge_all([first, second])
+    assert merged == merge.merge_all([second, first])
     assert sum(len(found.members) for found in merged.groups) == 1
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import threading
 import time
@@ -16,7 +15,7 @@ import msgspec
 
 from hangwatch.formats import decoding
 from hangwatch.model import Fault, GpuSweep, SamplerStatus
-from hangwatch.probes.child import Child
+from hangwatch.probes.child import Child, signal_name
 from hangwatch.probes.gpu import NO_LIBRARY_STATUS, blocked_gpus
 from hangwatch.probes.gpu.blocked_gpus import NO_ANSWER, BlockedGpus
 from hangwatch.probes.gpu.messages import (
@@ -416,7 +415,9 @@ class _Child(Child):
         if code == NO_LIBRARY_STATUS:
             detail = "libnvidia-ml.so.1 cannot be loaded"
             return Fault(subject="driver", reason="DriverNotFound", detail=detail, remedy=INSTALL_DRIVER)
-        ending = f"exit code {code}" if code is None or code >= 0 else f"{signal.Signals(-code).name} (signal {-code})"
+        ending = f"exit code {code}"
+        if code is not None and code < 0:
+            ending = f"{signal_name(-code) or 'unknown'} (signal {-code})"
         return Fault(
             subject="driver",
             reason="Crashed",

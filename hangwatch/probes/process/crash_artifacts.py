@@ -207,7 +207,7 @@ def find_cores(ranks: Sequence[tuple[RankSnapshot, Path]], proc_root: Path = pro
     for (index, seen, _, path), answer in zip(candidates, _ask(questions, ranks), strict=True):
         is_of_rank = answer.get("pid") in (seen.id.pid, seen.inner_pid)
         if answer.get("refused") or is_of_rank:
-            name = _signal_name(answer.get("signal", 0)) if is_of_rank else ""
+            name = child.signal_name(answer.get("signal", 0)) if is_of_rank else ""
             found_cores[index] = Core(
                 path=path, unix_seconds=answer.get("unix_seconds", 0.0), signal=name, refused=answer.get("refused", "")
             )
@@ -263,13 +263,6 @@ def _piped(pattern: str, pid: int) -> str:
     if "systemd-coredump" in pattern:
         return f"cores go to systemd-coredump: run `coredumpctl info {pid}`"
     return f"cores go to the program {words.elided(pattern[1:].strip().partition(' ')[0], 200)}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return ""
 
 
 def _ask(questions: Sequence[dict[str, Any]], ranks: Sequence[tuple[RankSnapshot, Path]]) -> list[dict[str, Any]]:

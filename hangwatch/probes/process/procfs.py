@@ -180,11 +180,6 @@ def find_by_name(programs: Collection[str], proc_root: Path = PROC) -> Iterator[
             yield int(name), printable(raw.rstrip(b"\n"))
 
 
-def is_running(program: str, proc_root: Path = PROC) -> bool:
-    """True if a process has the name of this program."""
-    return next(find_by_name((program,), proc_root), None) is not None
-
-
 class Stat(NamedTuple):
     """The fields of a `stat` file that hangwatch uses. `env_start` and `environ_bytes` are 0 if they may not be read.
 

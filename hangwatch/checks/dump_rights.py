@@ -155,18 +155,15 @@ def table(sample: Sample) -> contract.Rows:
     """Return the rights of the hangwatch process, then one row per rank."""
     rights = sample.rights
     scope = "none" if rights.ptrace_scope is None else str(rights.ptrace_scope)
-    rows = [
-        ("subject", "value"),
-        ("capabilities", " ".join(rights.capabilities) or "none of the required ones"),
-        ("yama ptrace_scope", scope),
-        ("seccomp filter", "yes" if rights.seccomp_filter else "no"),
-        ("py-spy", f"{_show_version(rights)} at {rights.pyspy_path}"),
-    ]
+    yield "subject", "value"
+    yield "capabilities", " ".join(rights.capabilities) or "none of the required ones"
+    yield "yama ptrace_scope", scope
+    yield "seccomp filter", rights.seccomp_filter
+    yield "py-spy", f"{_show_version(rights)} at {rights.pyspy_path}"
     for rank in sample.ranks:
         name = f"{rank.rank} (pid {rank.pid})"
         permitted = rank.obstacle.reason if rank.obstacle else "may be dumped"
-        rows.append((name, permitted if rank.permitted else "refused"))
-    return rows
+        yield name, permitted if rank.permitted else "refused"
 
 
 CHECK = Check(observe, points, judge, table, absent="this node has no /proc/self/status")

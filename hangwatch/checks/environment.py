@@ -206,11 +206,10 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
 
 def table(sample: Sample) -> contract.Rows:
     """Return one row per job."""
-    rows = [("job", "NCCL", "PyTorch", "variables")]
+    yield "job", "NCCL", "PyTorch", "variables"
     for job in sample.jobs:
         variables = " ".join(f"{name}={value}" for name, value in sorted(job.variables.items()))
-        rows.append((str(job.job), job.nccl or "unknown", job.torch or "unknown", variables))
-    return rows
+        yield job.job, job.nccl or "unknown", job.torch or "unknown", variables
 
 
 CHECK = Check(observe, points, judge, table, Settings, every_seconds=300, absent="no training job runs on this node")

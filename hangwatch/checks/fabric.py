@@ -101,12 +101,9 @@ def _findings(gpu: GpuFabric) -> Iterator[CheckVerdict]:
 
 def table(sample: Sample) -> Rows:
     """Return one row per GPU."""
-    header = ("GPU", "state", "error", "clique", "cluster", "problems")
-    cells = (
-        (gpu.index, gpu.state, gpu.error or None, gpu.clique, gpu.cluster_uuid, ", ".join(gpu.health_problems))
-        for gpu in sample.gpus
-    )
-    return [header, *cells]
+    yield "GPU", "state", "error", "clique", "cluster", "problems"
+    for gpu in sample.gpus:
+        yield gpu.index, gpu.state, gpu.error or None, gpu.clique, gpu.cluster_uuid, ", ".join(gpu.health_problems)
 
 
 CHECK = Check(

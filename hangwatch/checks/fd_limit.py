@@ -185,9 +185,9 @@ def _low(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
 
 def table(sample: Sample) -> contract.Rows:
     """Return one row per process."""
-    header = ("process", "open", "soft limit", "hard limit")
-    rows = [(holder, holder.open, f"{holder.soft:.0f}", f"{holder.hard:.0f}") for holder in sample.holders]
-    return [header, *rows]
+    yield "process", "open", "soft limit", "hard limit"
+    for holder in sample.holders:
+        yield holder, holder.open, f"{holder.soft:.0f}", f"{holder.hard:.0f}"
 
 
 CHECK = Check(observe, points, judge, table, Settings, absent="this node has no fs.file-nr")

@@ -133,13 +133,10 @@ def _sentence(presence: Presence) -> str:
 
 def table(sample: Sample) -> contract.Rows:
     """Return one row per job."""
-    header = ("job", "recorder", "libraries", "capacity", "cause, or what to set")
-    return [header, *(_row(presence) for presence in sample.jobs)]
-
-
-def _row(presence: Presence) -> tuple[object, ...]:
-    capacity = None if presence.capacity is None else f"{presence.capacity:,}"
-    return presence.job, presence.state, " ".join(presence.libraries), capacity, presence.detail
+    yield "job", "recorder", "libraries", "capacity", "cause, or what to set"
+    for presence in sample.jobs:
+        capacity = None if presence.capacity is None else f"{presence.capacity:,}"
+        yield presence.job, presence.state, " ".join(presence.libraries), capacity, presence.detail
 
 
 CHECK = Check(

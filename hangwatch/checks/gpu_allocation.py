@@ -172,11 +172,10 @@ def _remedy(holders: Sequence[gpu_holders.Holder]) -> str:
 
 def table(sample: Sample) -> Rows:
     """Return one row per GPU."""
-    rows: list[Sequence[object]] = [("GPU", "has a process", "memory in use (GiB)", "allocated to")]
+    yield "GPU", "has a process", "memory in use (GiB)", "allocated to"
     for gpu in sample.gpus:
         memory = "" if gpu.memory_used_bytes is None else f"{gpu.memory_used_bytes / GIBIBYTE:.1f}"
-        rows.append((gpu.index, gpu.is_used, memory, _owners(gpu, sample)))
-    return rows
+        yield gpu.index, gpu.is_used, memory, _owners(gpu, sample)
 
 
 CHECK = Check(

@@ -207,23 +207,21 @@ def _persistence(gpus: Sequence[GpuHealth], settings: Settings) -> Iterable[Chec
 def table(sample: Sample) -> Rows:
     """Return one row per GPU."""
     names = ("name", "recovery", "uncorrected", "lifetime", "remapped", "pending", "failed", "clocks", "persistence")
-    return [("GPU", *names), *(_row(gpu) for gpu in sample.gpus)]
-
-
-def _row(gpu: GpuHealth) -> tuple[object, ...]:
-    remapped = (gpu.remapped_rows_correctable, gpu.remapped_rows_uncorrectable)
-    return (
-        gpu.index,
-        gpu.name,
-        gpu.recovery_action,
-        gpu.uncorrected_errors,
-        gpu.lifetime_uncorrected_errors,
-        None if remapped == (None, None) else sum(rows or 0 for rows in remapped),
-        gpu.row_remap_pending,
-        gpu.row_remap_failed,
-        None if gpu.clocks_event_reasons is None else ", ".join(gpu.slowdowns) or "free",
-        gpu.persistence_mode,
-    )
+    yield "GPU", *names
+    for gpu in sample.gpus:
+        remapped = (gpu.remapped_rows_correctable, gpu.remapped_rows_uncorrectable)
+        yield (
+            gpu.index,
+            gpu.name,
+            gpu.recovery_action,
+            gpu.uncorrected_errors,
+            gpu.lifetime_uncorrected_errors,
+            None if remapped == (None, None) else sum(rows or 0 for rows in remapped),
+            gpu.row_remap_pending,
+            gpu.row_remap_failed,
+            None if gpu.clocks_event_reasons is None else ", ".join(gpu.slowdowns) or "free",
+            gpu.persistence_mode,
+        )
 
 
 CHECK = Check(

@@ -76,21 +76,19 @@ def _lowered_limits(gpus: Sequence[GpuSample]) -> Iterable[CheckVerdict]:
 def table(sample: Sample) -> Rows:
     """Return one row per GPU, in the units of nvidia-smi."""
     names = ("name", "power.draw", "enforced.power.limit", "utilization", "SM clock", "temperature", "memory", "energy")
-    return [("GPU", *names), *(_row(gpu) for gpu in sample.gpus)]
-
-
-def _row(gpu: GpuSample) -> tuple[object, ...]:
-    numbers = (
-        (gpu.power_watts, 1, "{:.2f} W"),
-        (gpu.power_limit_watts, 1, "{:.2f} W"),
-        (gpu.utilization_ratio, 100, "{:.0f} %"),
-        (gpu.sm_clock_hertz, 1e-6, "{:.0f} MHz"),
-        (gpu.temperature_celsius, 1, "{:.0f} C"),
-        (gpu.memory_used_bytes, 1 / 2**20, "{:.0f} MiB"),
-        (gpu.energy_joules, 1e-6, "{:.2f} MJ"),
-    )
-    cells = (None if number is None else form.format(number * factor) for number, factor, form in numbers)
-    return gpu.index, gpu.name, *cells
+    yield "GPU", *names
+    for gpu in sample.gpus:
+        numbers = (
+            (gpu.power_watts, 1, "{:.2f} W"),
+            (gpu.power_limit_watts, 1, "{:.2f} W"),
+            (gpu.utilization_ratio, 100, "{:.0f} %"),
+            (gpu.sm_clock_hertz, 1e-6, "{:.0f} MHz"),
+            (gpu.temperature_celsius, 1, "{:.0f} C"),
+            (gpu.memory_used_bytes, 1 / 2**20, "{:.0f} MiB"),
+            (gpu.energy_joules, 1e-6, "{:.2f} MJ"),
+        )
+        cells = (None if number is None else form.format(number * factor) for number, factor, form in numbers)
+        yield gpu.index, gpu.name, *cells
 
 
 CHECK = Check(observe, points, judge, table, parts=contract.gpu_parts, absent="this node has no NVIDIA GPU")

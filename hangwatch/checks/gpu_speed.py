@@ -139,12 +139,11 @@ def _slow(gpu: GpuSpeed, window: Sequence[Sample]) -> Iterator[CheckVerdict]:
 
 def table(sample: Sample) -> Rows:
     """Return one row per busy GPU."""
-    rows: list[Sequence[object]] = [("GPU", "job", "local rank", "SM clock", "usual", "power", "slowed by")]
+    yield "GPU", "job", "local rank", "SM clock", "usual", "power", "slowed by"
     for gpu in sample.gpus:
         power = None if gpu.power_watts is None else f"{gpu.power_watts:.0f} W"
         clock, usual = (f"{hertz / 1e6:,.0f} MHz" for hertz in (gpu.clock_hertz, gpu.usual_hertz))
-        rows.append((gpu.index, gpu.rank.job, gpu.rank.local_rank, clock, usual, power, ", ".join(gpu.slowdowns)))
-    return rows
+        yield gpu.index, gpu.rank.job, gpu.rank.local_rank, clock, usual, power, ", ".join(gpu.slowdowns)
 
 
 CHECK = Check(observe, points, judge, table, window=WINDOW, absent="no job with several GPUs runs on this node")

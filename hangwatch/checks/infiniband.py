@@ -132,11 +132,10 @@ def _counters(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVer
 
 def table(sample: Sample) -> contract.Rows:
     """Return one row per port, with the counters that are not 0."""
-    rows = [("port", "link layer", "state", "physical", "rate", "counters")]
+    yield "port", "link layer", "state", "physical", "rate", "counters"
     for port in sample.ports:
         counters = ", ".join(f"{name} {count}" for name, count in port.counters if count)
-        rows.append((port.name, port.link_layer, port.state, port.physical_state, port.rate, counters))
-    return rows
+        yield port.name, port.link_layer, port.state, port.physical_state, port.rate, counters
 
 
 CHECK = Check(

@@ -395,14 +395,12 @@ def _errors(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdi
 
 def table(sample: Sample) -> contract.Rows:
     """Return one row per interface in use, then one row per master."""
-    rows = [("used by", "selected by", "interface", "state", "addresses")]
+    yield "used by", "selected by", "interface", "state", "addresses"
     for use in sample.uses:
-        rows += [
-            (use.user, use.source, interface.name, interface.state, " ".join(interface.addresses))
-            for interface in use.interfaces
-        ]
-    rows += [(f"job {master.job}", "master", master.address, master.state, master.detail) for master in sample.masters]
-    return rows
+        for interface in use.interfaces:
+            yield use.user, use.source, interface.name, interface.state, " ".join(interface.addresses)
+    for master in sample.masters:
+        yield f"job {master.job}", "master", master.address, master.state, master.detail
 
 
 CHECK = Check(

@@ -20,7 +20,7 @@ from hangwatch.checks.framework.contract import (
 from hangwatch.config import describe
 from hangwatch.model import CheckVerdict, Fault, Point
 from hangwatch.probes.gpu import query
-from hangwatch.probes.gpu.details import Details, GpuLinks, NvLink, PeerAccess
+from hangwatch.probes.gpu.details import Details, GpuLinks, PeerAccess
 from hangwatch.probes.node import pci
 from hangwatch.probes.node.machine import Node
 
@@ -213,20 +213,16 @@ def table(sample: Sample) -> Rows:
 
     The columns are those of `nvidia-smi nvlink -s` and `-e`, and of `nvidia-smi topo -p2p`.
     """
-    header = ("GPU", "link", "state", "version", "peer", *COUNTERS)
-    rows = [(gpu.index, *_link_cells(link)) for gpu in sample.gpus for link in gpu.links]
-    pairs = [
-        (gpu.index, f"to GPU {peer.peer}", f"nvlink {peer.nvlink}", f"read {peer.read}", f"write {peer.write}")
-        for gpu in sample.gpus
-        for peer in gpu.peers
-    ]
-    return [header, *rows, *((*pair, *[""] * len(COUNTERS)) for pair in pairs)]
-
-
-def _link_cells(link: NvLink) -> tuple[object, ...]:
-    peer = " ".join(part for part in (link.peer, link.peer_pci) if part)
-    counts = (getattr(link, kind) for kind in COUNTERS)
-    return link.link, "up" if link.up else "down", link.version, peer, *counts
+    yield "GPU", "link", "state", "version", "peer", *COUNTERS
+    for gpu in sample.gpus:
+        for link in gpu.links:
+            peer = " ".join(part for part in (link.peer, link.peer_pci) if part)
+            counts = (getattr(link, kind) for kind in COUNTERS)
+            yield gpu.index, link.link, "up" if link.up else "down", link.version, peer, *counts
+    for gpu in sample.gpus:
+        for to in gpu.peers:
+            ways = (f"nvlink {to.nvlink}", f"read {to.read}", f"write {to.write}")
+            yield gpu.index, f"to GPU {to.peer}", *ways, *[""] * len(COUNTERS)
 
 
 CHECK = Check(

@@ -163,8 +163,9 @@ def table(sample: Sample) -> Rows:
         f"GPU{gpu.index}": (words.fold(gpu.cpus), _shown(gpu.numa_node), _shown(gpu.gpu_numa_node))
         for gpu in sample.gpus
     }
-    header = ("", *matrix, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID")
-    return [header, *((name, *cells.values(), *affinity.get(name, ("", "", ""))) for name, cells in matrix.items())]
+    yield "", *matrix, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"
+    for name, cells in matrix.items():
+        yield name, *cells.values(), *affinity.get(name, ("", "", ""))
 
 
 def _shown(number: int | None) -> str:

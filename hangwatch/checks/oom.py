@@ -143,11 +143,10 @@ def _judge_counted(window: Sequence[Sample]) -> CheckVerdict:
 
 def table(sample: Sample) -> contract.Rows:
     """Return one row per kill, newest first."""
-    rows: list[Sequence[object]] = [("when", "owner", "pid", "uid", "comm", "limit", "control group")]
+    yield "when", "owner", "pid", "uid", "comm", "limit", "control group"
     for kill in reversed(sample.log.kills if sample.log else ()):
         age = words.ago(sample.boot_seconds - kill.boot_seconds)
-        rows.append((age, kill.owner, kill.pid, kill.uid, words.printable(kill.comm), kill.limit, kill.limit_cgroup))
-    return rows
+        yield age, kill.owner, kill.pid, kill.uid, words.printable(kill.comm), kill.limit, kill.limit_cgroup
 
 
 CHECK = Check(

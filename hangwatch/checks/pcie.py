@@ -178,22 +178,19 @@ def _listed(items: Sequence[object]) -> str:
 
 def table(sample: Sample) -> Rows:
     """Return one row per GPU."""
-    header = ("GPU", "address", "generation", "lanes", "replays", "IOMMU", "ACS redirects at")
-    return [header, *(_row(slot) for slot in sample.slots)]
-
-
-def _row(slot: Slot) -> tuple[object, ...]:
+    yield "GPU", "address", "generation", "lanes", "replays", "IOMMU", "ACS redirects at"
     translates = {None: "none or unknown", True: "translates", False: "passes through"}
-    gpu, bridges = slot.gpu, slot.redirecting_bridges
-    return (
-        gpu.index,
-        gpu.pci_address,
-        f"{gpu.generation} of {gpu.generation_max}" if gpu.generation is not None else "",
-        f"{gpu.width} of {gpu.width_max}" if gpu.width is not None else "",
-        gpu.replays,
-        translates[slot.iommu_translates],
-        "unknown (needs root)" if bridges is None else ", ".join(bridges) or "none",
-    )
+    for slot in sample.slots:
+        gpu, bridges = slot.gpu, slot.redirecting_bridges
+        yield (
+            gpu.index,
+            gpu.pci_address,
+            f"{gpu.generation} of {gpu.generation_max}" if gpu.generation is not None else "",
+            f"{gpu.width} of {gpu.width_max}" if gpu.width is not None else "",
+            gpu.replays,
+            translates[slot.iommu_translates],
+            "unknown (needs root)" if bridges is None else ", ".join(bridges) or "none",
+        )
 
 
 CHECK = Check(observe, points, judge, table, parts=contract.gpu_parts, absent="this node has no NVIDIA GPU")

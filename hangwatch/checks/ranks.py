@@ -177,13 +177,12 @@ def _finding(job: JobName, name: str, problem: tuple[str, str], *, is_confirmed:
 
 def table(sample: Sample) -> contract.Rows:
     """Return one row per rank, with its state and memory."""
-    rows = [("job", "local rank", "pid", "state", "memory with workers (GiB)", "dead workers")]
+    yield "job", "local rank", "pid", "state", "memory with workers (GiB)", "dead workers"
     for job in sample.jobs:
         for rank in job.ranks:
             memory = "" if rank.resident_bytes is None else f"{rank.resident_bytes / (1 << 30):.2f}"
             state = f"{rank.state} {rank.wchan}" if rank.wchan else rank.state
-            rows.append((str(job.job), rank.rank.local_rank, str(rank.pid), state, memory, str(rank.dead_workers)))
-    return rows
+            yield job.job, rank.rank.local_rank, rank.pid, state, memory, rank.dead_workers
 
 
 CHECK = Check(observe, points, judge, table, every_seconds=15, absent="no training job runs on this node")

@@ -195,14 +195,13 @@ def _judge_fault(name: str, answer: Answer, fault: Fault, settings: Settings) ->
 
 def table(sample: Sample) -> contract.Rows:
     """Return one row per file system."""
-    rows = [("mount", "type", "response time (s)", "available (GiB)", "size (GiB)")]
+    yield "mount", "type", "response time (s)", "available (GiB)", "size (GiB)"
     for answer in sample.answers:
         if answer.space is None:
-            rows.append((answer.mount, answer.type, answer.fault.reason if answer.fault else "", "", ""))
+            yield answer.mount, answer.type, answer.fault.reason if answer.fault else "", "", ""
             continue
         free, size = (f"{number / (1 << 30):.1f}" for number in (answer.space.available_bytes, answer.space.size_bytes))
-        rows.append((answer.mount, answer.type, f"{answer.space.seconds:.4f}", free, size))
-    return rows
+        yield answer.mount, answer.type, f"{answer.space.seconds:.4f}", free, size
 
 
 CHECK = Check(

@@ -195,7 +195,9 @@ def _judge_sxid(line: LoggedLine, age_seconds: float, settings: Settings) -> Che
 def table(sample: Sample) -> contract.Rows:
     """Return one row per line, newest first."""
     lines = sorted(((line.boot_seconds, line.text) for line in sample.lines), reverse=True)
-    return [("when", "event"), *((words.ago(sample.boot_seconds - at), text) for at, text in lines)]
+    yield "when", "event"
+    for at, text in lines:
+        yield words.ago(sample.boot_seconds - at), text
 
 
 CHECK = Check(

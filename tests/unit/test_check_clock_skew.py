@@ -225,5 +225,5 @@ def test_a_real_chronyd_on_loopback(tmp_path: Path) -> None:
 
 
 def test_the_table_shows_every_source() -> None:
-    rows = clock_skew.table(sample(chrony=tracking(0.002)))
+    rows = list(clock_skew.table(sample(chrony=tracking(0.002))))
     assert [row[0] for row in rows] == ["source", "kernel", "chrony"]

@@ -183,7 +183,7 @@ def test_messages_and_the_table_give_sizes_in_words() -> None:
     full = Answer(mount="/d", type="nfs", space=space(size=200 << 30, available=1 << 30))
     hung = Answer(mount="/h", type="nfs", fault=Fault(subject="/h", reason="NoAnswer", detail=""))
     assert "has 0.5% left" in judge((Sample(answers=(full,)),), Settings()).message
-    rows = storage.table(Sample(answers=(full, hung)))
+    rows = list(storage.table(Sample(answers=(full, hung))))
     assert rows[1:] == [("/d", "nfs", "0.0100", "1.0", "200.0"), ("/h", "nfs", "NoAnswer", "", "")]
 
 

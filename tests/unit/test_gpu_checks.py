@@ -104,7 +104,7 @@ def test_a_matrix_that_differs_both_ways() -> None:
 def test_a_single_gpu_has_a_topology_too() -> None:
     sample = nvlink_topology.Sample(gpus=(GpuPlace(index=0, uuid="GPU-0"),))
     assert nvlink_topology.judge([sample], Settings()).status is CheckStatus.OK
-    assert nvlink_topology.table(sample)[1] == ("GPU0", "X", "", "N/A", "N/A")
+    assert list(nvlink_topology.table(sample))[1] == ("GPU0", "X", "", "N/A", "N/A")
 
 
 def slot(**fields: int | float | None) -> pcie.Slot:

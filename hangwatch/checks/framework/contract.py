@@ -122,7 +122,7 @@ class HasGpus(Protocol):
 SampleT = TypeVar("SampleT", bound=Sample)
 SettingsT = TypeVar("SettingsT", bound=Settings)
 KeyT = TypeVar("KeyT")
-Rows: TypeAlias = Sequence[Sequence[object]]
+Rows: TypeAlias = Iterator[Sequence[object]]
 """The cells of a table, header first. The runner writes them as text: yes or no for a bool, nothing for None."""
 
 

@@ -12,10 +12,10 @@ from hangwatch.checks.clock_skew import STEP_TIME
 from hangwatch.checks.clock_skew import Settings as ClockSettings
 from hangwatch.checks.framework import requested_ports
 from hangwatch.checks.framework.node_facts import Facts
-from hangwatch.checks.framework.result_table import EXIT_CODES, JsonFault, Status
+from hangwatch.checks.framework.result_table import EXIT_CODES, Status
 from hangwatch.fleet.cross_node import ClockOffset
 from hangwatch.fleet.node_replies import AnswerError, ReplyCollector, parse_answer
-from hangwatch.model import CheckStatus, Value
+from hangwatch.model import CheckStatus, Fault, Value
 from hangwatch.probes.network.ports import MOST_PORTS
 
 CLOCKS = ClockSettings()
@@ -46,7 +46,7 @@ class ReportedCheck(msgspec.Struct, frozen=True):
     reason: str
     message: str
     remedy: str
-    faults: tuple[JsonFault, ...] = ()
+    faults: tuple[Fault, ...] = ()
 
 
 class NodeReport(msgspec.Struct, frozen=True):
@@ -151,11 +151,11 @@ def _folded(saying: Sequence[tuple[str, ReportedCheck]]) -> Finding:
 
 def find_unreachable_ports(reports: Mapping[str, NodeReport]) -> list[Finding]:
     """Return the ports that nodes cannot reach. Equal failures of the same nodes are one finding."""
-    failures: dict[tuple[str, str], dict[str, JsonFault]] = defaultdict(dict)
+    failures: dict[tuple[str, str], dict[str, Fault]] = defaultdict(dict)
     for node, report in reports.items():
         for fault in (fault for check in report.checks for fault in check.faults):
             failures[fault.subject, fault.reason][node] = fault
-    alike: dict[tuple[str, str, tuple[str, ...]], list[JsonFault]] = defaultdict(list)
+    alike: dict[tuple[str, str, tuple[str, ...]], list[Fault]] = defaultdict(list)
     for (subject, reason), by_node in failures.items():
         _, _, port = subject.rpartition(":")
         alike[reason, port, tuple(sorted(by_node))].append(next(iter(by_node.values())))

@@ -8,7 +8,7 @@ import msgspec
 from hangwatch import __version__
 from hangwatch.checks.framework.contract import ABSENT
 from hangwatch.checks.framework.node_facts import Facts
-from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Value
+from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Fault, Value
 
 Status: TypeAlias = Literal["OK", "WARNING", "CRITICAL", "UNKNOWN"]
 FailOn: TypeAlias = Literal["warning", "critical"]
@@ -17,15 +17,6 @@ FAILING = {
     "warning": frozenset({CheckStatus.WARNING, CheckStatus.CRITICAL}),
     "critical": frozenset({CheckStatus.CRITICAL}),
 }
-
-
-class JsonFault(Value, frozen=True):
-    """A part of the node that did not respond or could not be read."""
-
-    subject: str
-    reason: str
-    detail: str
-    remedy: str
 
 
 class JsonPoint(Value, frozen=True):
@@ -37,7 +28,10 @@ class JsonPoint(Value, frozen=True):
 
 
 class JsonResult(Value, frozen=True):
-    """One run of one check. `success` is false if the check itself failed or did not return."""
+    """One run of one check. `success` is false if the check itself failed or did not return.
+
+    `faults` are the parts of the node that did not respond or could not be read.
+    """
 
     check: str
     status: Status
@@ -47,7 +41,7 @@ class JsonResult(Value, frozen=True):
     success: bool
     duration_seconds: float
     ran_unix_seconds: float
-    faults: tuple[JsonFault, ...]
+    faults: tuple[Fault, ...]
     points: tuple[JsonPoint, ...]
     table: tuple[tuple[str, ...], ...]
 
@@ -167,7 +161,6 @@ def _json_result(result: CheckResult) -> JsonResult:
         result.verdict,
         status=result.verdict.status.name,
         duration_seconds=round(result.duration_seconds, 6),
-        faults=tuple(map(JsonFault.copy_from, result.faults)),
         points=tuple(
             JsonPoint(name=f"hangwatch_{point.name}", value=point.value, labels=dict(point.labels))
             for point in result.points

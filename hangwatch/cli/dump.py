@@ -81,8 +81,8 @@ class DumpOptions(NamedTuple):
 @click.option(
     "--json", "as_json_form", is_flag=True, help="Print verdicts, groups and all stacks as JSON, see docs/json.md."
 )
-@click.option("--grouped", is_flag=True, help="With --json: one stack per group, the input of `hangwatch merge`.")
-@click.option("--stacks", "with_stacks", is_flag=True, help="Add all raw stacks, also to --json --grouped.")
+@click.option("--grouped", is_flag=True, help="As --json with one stack per group, the input of `hangwatch merge`.")
+@click.option("--stacks", "with_stacks", is_flag=True, help="Add all raw stacks, also to --grouped.")
 @click.option("--full", is_flag=True, help="Add the stacks of all groups, the evidence and details of the ranks.")
 @topology_option
 @click.option("--raw", type=click.Path(path_type=Path, file_okay=False), help="With --nodes: write all stacks to DIR.")
@@ -113,6 +113,7 @@ def dump(**given: Any) -> int:
     _refuse_bare(click.get_current_context().args)
     options = DumpOptions(**{name: given.pop(name) for name in DumpOptions._fields})
     reach = parse_reach(given, tool="py-spy" if options.agentless else "hangwatch")
+    options = options._replace(as_json_form=options.as_json_form or options.grouped)
     return _dump_local(options) if reach is None else _dump_remote(reach, options)
 
 
@@ -182,10 +183,8 @@ def _refuse_conflicts(options: DumpOptions) -> None:
         )
     if options.pids and options.wanted:
         raise click.UsageError("give either --job or --pid")
-    if options.grouped and not options.as_json_form:
-        raise click.UsageError("--grouped needs --json")
     if options.with_stacks and options.as_json_form and not options.grouped:
-        raise click.UsageError("--json already has all stacks; use --stacks without --json, or with --json --grouped")
+        raise click.UsageError("--json already has all stacks; use --stacks without --json, or with --grouped")
 
 
 def dump_request(

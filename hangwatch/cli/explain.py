@@ -220,6 +220,8 @@ def _sort(paths: Iterable[Path]) -> tuple[list[_File], list[Incident], list[str]
     for path in paths:
         if path.name == incident_file.INCIDENT_FILE or (path / incident_file.INCIDENT_FILE).is_file():
             incidents.append(_incident(path))
+        elif path.is_dir() and path.samefile("/"):
+            raise InputError(f"{path}: is the root of all files: give the folder with the dumps and logs of the job")
         elif path.is_dir():
             below, closed = _files_in(path)
             others, folder_incidents, folder_notes = _incidents_among(below, path)

@@ -87,6 +87,7 @@ def test_the_help_names_every_command() -> None:
         (("nonsense",), ["No such command"]),
         (("reprot",), ["No such command", "Did you mean 'report'?"]),
         (("ps",), ["No such command", "Type: hangwatch status"]),
+        (("explain", "/"), ["is the root of all files"]),
         (("version",), ["No such command", "Type: hangwatch --version"]),
         (("help", "reprot"), ["No such command", "Did you mean 'report'?"]),
         (("status", "--url", "gpu07:9836"), ["try --url http://gpu07:9836"]),

@@ -173,7 +173,7 @@ def test_a_name_of_a_node_is_no_set_of_nodes(tmp_path: Path) -> None:
 def test_dump_grouped_is_what_merge_reads(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as target:
         try:
-            done = hangwatch("dump", "--pid", str(target.pid), "--json", "--grouped")
+            done = hangwatch("dump", "--pid", str(target.pid), "--grouped")
         finally:
             target.kill()
     assert done.returncode == 0, done.stderr

@@ -106,8 +106,6 @@ def _with_kernel_lines(taken: Capture, job: Job, paths: NodePaths) -> Capture:
     if not isinstance(log, kmsg.KernelEvents):
         return taken
     found = kernel_lines_of(job, log.lines, now=time.monotonic(), unix_now=time.time(), proc_root=paths.proc_root)
-    if not found:
-        return taken
     ranks = (replace(rank, kernel_lines=found.get(rank.id.pid or 0, ())) for rank in taken.ranks)
     return replace(taken, ranks=tuple(ranks))
 

@@ -48,7 +48,7 @@ from hangwatch.probes.process import (
 from hangwatch.probes.torch_recorder import threads as recorder_threads
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.activity import find_activity
-from hangwatch.stacks.process_activity import find_awaited_thread
+from hangwatch.stacks.process_activity import find_process_activity
 
 _DESCRIPTORS_KEPT = 16
 _SECONDS_PER_THREAD = 0.005  # py-spy needs 1 to 3 ms per thread on a busy node
@@ -139,7 +139,8 @@ class ProcessDumper(NamedTuple):
     def _with_awaited_thread(self, target: ProcessId, dump: ProcessDump, threads: tuple[Thread, ...]) -> ProcessDump:
         """Return the dump with the call and the state of the thread, or the child, that the main thread waits for."""
         proc_root, table = self.request.paths.proc_root, self.request.activities
-        stack = find_awaited_thread(threads, table) if table is not None and target in self.ranks else None
+        awaited_places = find_process_activity(threads, table).awaited if table and target in self.ranks else ()
+        stack = threads[awaited_places[0]] if len(awaited_places) == 1 else None
         inner = int(stack.thread_id) if stack is not None and stack.thread_id.isdecimal() else None
         thread = None if inner is None else main_thread.find_thread(target.pid, inner, proc_root)
         if stack is None or thread is None:

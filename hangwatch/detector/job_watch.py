@@ -29,7 +29,7 @@ from hangwatch.detector.watch_parts import (
     Unknown,
 )
 from hangwatch.jobs.collective_timeout import read_timeouts
-from hangwatch.model import OPEN_STATES, RESTING_STATES, CodeRegion, Incident, Job, JobState, ProcessId, RankId, Value
+from hangwatch.model import OPEN_STATES, RESTING_STATES, CodeRegion, Incident, Job, JobState, RankId, Value
 
 STALLED_STATES = frozenset({JobState.STALLED, JobState.WAITS_ELSEWHERE}) | RESTING_STATES
 
@@ -174,7 +174,7 @@ def begin_watch(job: Job, now: float, started: float | None = None, earlier: Job
     identity = JobIdentity(
         job_id=job.job_id,
         job_key=job.key,
-        generation=generation(job),
+        generation=frozenset(job.processes),
         began=began,
         has_ranks=job.waiting is None,
         has_ranks_on_other_nodes=job.has_ranks_on_other_nodes,
@@ -211,7 +211,7 @@ def resume_watch(watch: JobWatch, incident: Incident, now: float, unix_now: floa
         watch.identity,
         job_id=incident.job.job_id,
         job_key=incident.job.key,
-        generation=watch.identity.generation | generation(incident.job),
+        generation=watch.identity.generation | frozenset(incident.job.processes),
     )
     gpus |= {uuid: gpu for uuid, gpu in watch.power.gpus.items() if uuid not in gpus}
     watch = with_power(watch, gpus=gpus, was_busy=was_busy)
@@ -242,11 +242,6 @@ def resume_watch(watch: JobWatch, incident: Incident, now: float, unix_now: floa
     )
 
 
-def generation(job: Job) -> frozenset[ProcessId]:
-    """Return the processes of the job, with which `is_restart` recognizes a restart."""
-    return frozenset(job.processes)
-
-
 def is_restart(watch: JobWatch, job: Job) -> bool:
     """True if the job has new processes, and some of the processes in the watch are gone.
 
@@ -255,7 +250,7 @@ def is_restart(watch: JobWatch, job: Job) -> bool:
     """
     if watch.identity.has_ranks != (job.waiting is None):
         return True
-    present = generation(job)
+    present = frozenset(job.processes)
     known = watch.identity.generation
     return bool(present - known) and bool(known - present)
 
@@ -270,7 +265,7 @@ def update_identity(watch: JobWatch, job: Job) -> JobWatch:
         job_id=job.job_id,
         job_key=job.key,
         has_ranks_on_other_nodes=job.has_ranks_on_other_nodes,
-        generation=watch.identity.generation | generation(job),
+        generation=watch.identity.generation.union(job.processes),
     )
     environment_seconds = read_timeouts(job, job.environ).collective_seconds
     return replace(watch, identity=identity, timeout=replace(watch.timeout, environment_seconds=environment_seconds))

@@ -20,7 +20,7 @@ from hangwatch.detector.job_watch import JobWatch, quiet_seconds, with_capture_r
 from hangwatch.detector.power_level import GpuPower
 from hangwatch.detector.transitions import Change, begin_suspicion, enter_state
 from hangwatch.detector.watch_parts import Recovered, Silence, Starting, Unknown
-from hangwatch.model import GpuSample, JobState
+from hangwatch.model import OPEN_STATES, GpuSample, JobState
 
 RECOVERED_SHOWN_SECONDS = 60.0  # long enough to be seen by a Prometheus that scrapes every 15 or 30 s
 FROZEN_START_CAPTURES, FROZEN_START_HOLDS = 2, 2.5  # a page 300 s after the start, with the default hold of 120 s
@@ -94,11 +94,8 @@ def apply_missing_sample(watch: JobWatch, now: float, settings: Detector) -> Cha
     if watch.progress.is_known:
         if watch.state is JobState.RECOVERED:
             return _end_recovery(watch, _BY_COUNTERS, now)
-        return (
-            (watch, ())
-            if watch.state is JobState.TRAINING
-            else enter_state(watch, JobState.TRAINING, _BY_COUNTERS, now)
-        )
+        is_training = watch.state is JobState.TRAINING
+        return (watch, ()) if is_training else enter_state(watch, JobState.TRAINING, _BY_COUNTERS, now)
     before = JobState.STARTING if watch.state is JobState.STARTING else JobState.TRAINING
     watch, actions = enter_state(watch, JobState.UNKNOWN, _NOT_KNOWN, now)
     return replace(watch, phase=Unknown(before=before)), actions
@@ -129,9 +126,8 @@ def _without_ranks(watch: JobWatch, now: float, settings: Detector) -> Change:
 def _starting(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> Change:
     if has_quorum(sum(power_level.is_busy(gpu, settings) for gpu in voters), voters, settings):
         learnt = {uuid: power_level.count_as_work(gpu, now, settings) for uuid, gpu in watch.power.gpus.items()}
-        return enter_state(
-            with_power(watch, was_busy=True, gpus=learnt), JobState.TRAINING, "the GPUs are working", now
-        )
+        watch = with_power(watch, was_busy=True, gpus=learnt)
+        return enter_state(watch, JobState.TRAINING, "the GPUs are working", now)
     over_since = _over_fixed_threshold_since(watch, voters, now, settings)
     before = watch.phase if isinstance(watch.phase, Starting) else Starting()
     start = replace(before, over_since=over_since)
@@ -196,9 +192,8 @@ def _quiet(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detect
     watch = _keep_quiet_gpus(watch, voters, now, settings)
     if watch.capture_record.gap_capture_since is not None:
         return watch, ()
-    rested = (
-        watch.capture_record.captured_at is None or now - watch.capture_record.captured_at >= settings.cooldown_seconds
-    )
+    captured_at = watch.capture_record.captured_at
+    rested = captured_at is None or now - captured_at >= settings.cooldown_seconds
     if rested and quiet_seconds(watch, now) >= settings.hold_seconds:
         return begin_suspicion(watch, f"quiet for {quiet_seconds(watch, now):.0f} s", now)
     return watch, ()
@@ -259,12 +254,8 @@ _RULES = {
     JobState.TRAINING: _training,
     JobState.QUIET: _quiet,
     JobState.SUSPECTED: _suspected,
-    JobState.HUNG: _open,
-    JobState.STALLED: _open,
-    JobState.WAITS_ELSEWHERE: _open,
-    JobState.SUSPENDED: _open,
-    JobState.OVER: _open,
     JobState.RECOVERED: _recovered,
+    **dict.fromkeys(OPEN_STATES, _open),
 }
 
 

@@ -108,9 +108,7 @@ def fixed_threshold_watts(gpu: GpuPower, settings: Detector) -> float | None:
 
 def _usual_threshold(gpu: GpuPower, settings: Detector) -> float | None:
     learnt, plain = _threshold_between(gpu, gpu.busy_watts, settings), fixed_threshold_watts(gpu, settings)
-    if learnt is None or plain is None:
-        return plain if learnt is None else learnt
-    return max(learnt, plain)
+    return max((line for line in (learnt, plain) if line is not None), default=None)
 
 
 def is_quiet(gpu: GpuPower, settings: Detector) -> bool:

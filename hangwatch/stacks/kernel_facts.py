@@ -98,7 +98,7 @@ def _find_highest(counts: Sequence[int | None]) -> int | None:
 
 
 def find_rest(rounds: Sequence[ProcessDump]) -> Rests | None:
-    """Return the wait of a main thread for a time ("sleep") or a "thread" in all rounds in which it did not run."""
+    """Return the wait of a main thread that needs no other rank, else None. Rounds in which it ran are ignored."""
     calls = list_calls(rounds)
     if len(calls) < 2:
         return None

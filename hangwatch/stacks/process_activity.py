@@ -76,14 +76,6 @@ def find_process_activity(threads: Sequence[Thread], table: activity.Table) -> P
     )
 
 
-def find_awaited_thread(threads: Sequence[Thread], table: activity.Table) -> Thread | None:
-    """Return the thread that MainThread waits for, or one of several at one place; None if they are not known."""
-    main = stack_frames.main_thread(threads)
-    workers = tuple(thread for thread in threads if thread is not main and _python(thread) and not _is_service(thread))
-    awaited = _find_awaited(main, workers, table) if main else ()
-    return awaited[0] if len(awaited) == 1 else None
-
-
 def _doing(thread: Thread, table: activity.Table) -> activity.StackActivity:
     """Return the activity of a thread; if it waits for a thread, queue or child, that of the program around it."""
     doing = table.classify_thread(thread)

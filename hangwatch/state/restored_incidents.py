@@ -33,7 +33,7 @@ def restore_incidents(
     actions: list[Action] = []
     waiting: list[Incident] = []
     for incident in incidents:
-        ranks = job_watch.generation(incident.job)
+        ranks = frozenset(incident.job.processes)
         entry = next(
             (
                 candidate
@@ -68,7 +68,7 @@ def _find_closing_reason(
         return "its processes had ended when hangwatch restarted"
     if entry is None:
         return None
-    present = job_watch.generation(entry.job)
+    present = frozenset(entry.job.processes)
     if present - ranks and ranks - present:
         return "its ranks had been replaced by new ones when hangwatch restarted"
     if entry.watch.is_open:

@@ -50,7 +50,7 @@ def light_capture_when_due(watch: JobWatch, voters: list[GpuPower], now: float, 
 
 
 def _request_light_capture(watch: JobWatch, reason: str, now: float) -> Change:
-    wanted = TakeCapture(job_key=watch.identity.job_key, reason=reason, is_light=True, result="low_power")
+    wanted = TakeCapture(job_key=watch.identity.name.job_key, reason=reason, is_light=True, result="low_power")
     return with_capture_record(watch, light_capture_since=now), (wanted,)
 
 
@@ -101,7 +101,7 @@ def capture_when_due(watch: JobWatch, now: float) -> Change:
     wanted_at = None if watch.open_incident is None else watch.open_incident.capture_wanted_at
     if not watch.capture_record.capturing and wanted_at is not None and now >= wanted_at:
         watch = with_open_incident(with_capture_record(watch, capturing=True), capture_wanted_at=None)
-        return watch, (TakeCapture(job_key=watch.identity.job_key, reason=f"still {watch.state.value}"),)
+        return watch, (TakeCapture(job_key=watch.identity.name.job_key, reason=f"still {watch.state.value}"),)
     return watch, ()
 
 
@@ -125,7 +125,7 @@ def capture_before_timeout(watch: JobWatch, now: float, capture_seconds: float) 
     source = "by its environment" if watch.timeout.recorded_seconds is None else "as its ranks recorded"
     reason = f"captured once more: in {remaining_seconds:.0f} s its collective timeout may end the job ({source})"
     watch = with_open_incident(with_capture_record(watch, capturing=True), capture_wanted_at=None)
-    wanted = TakeCapture(job_key=watch.identity.job_key, reason=reason, is_in_timeline=True)
+    wanted = TakeCapture(job_key=watch.identity.name.job_key, reason=reason, is_in_timeline=True)
     return with_suspicion(watch, timeout_capture_at=now), (wanted,)
 
 

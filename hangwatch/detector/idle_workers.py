@@ -14,7 +14,7 @@ from hangwatch.detector import power_level
 from hangwatch.detector.job_watch import JobWatch, with_power
 from hangwatch.detector.power_level import GpuPower
 from hangwatch.detector.transitions import Change, Transition
-from hangwatch.model import Job, JobName, JobState
+from hangwatch.model import Job, JobState
 
 WORKED_SECONDS = 1800.0  # before, as long as the others
 PAUSE_SECONDS = 3600.0  # between two warnings of one job
@@ -59,8 +59,7 @@ def warn_of_idle_worker(watch: JobWatch, job: Job, now: float, settings: Detecto
         f"{_name_rank(job, uuid)} may be stuck: its GPU has drawn little power for {words.duration(now - since)}, "
         f"and the {others} of the job work"
     )
-    name = JobName(job_id=watch.identity.job_id, job_key=watch.identity.job_key)
-    warning = Transition(job=name, before=watch.state, state=watch.state, message=message)
+    warning = Transition(job=watch.identity.name, before=watch.state, state=watch.state, message=message)
     return replace(with_power(watch, idle_worker_at=now), message=message), (warning,)
 
 

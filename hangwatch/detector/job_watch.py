@@ -172,8 +172,7 @@ def begin_watch(job: Job, now: float, started: float | None = None, earlier: Job
     """
     began = now if started is None else min(now, started)
     identity = JobIdentity(
-        job_id=job.job_id,
-        job_key=job.key,
+        name=job.name,
         generation=frozenset(job.processes),
         began=began,
         has_ranks=job.waiting is None,
@@ -209,8 +208,7 @@ def resume_watch(watch: JobWatch, incident: Incident, now: float, unix_now: floa
     was_busy = watch.power.was_busy or any(power_level.has_worked(gpu, settings) for gpu in gpus.values())
     identity = replace(
         watch.identity,
-        job_id=incident.job.job_id,
-        job_key=incident.job.key,
+        name=incident.job.name,
         generation=watch.identity.generation | frozenset(incident.job.processes),
     )
     gpus |= {uuid: gpu for uuid, gpu in watch.power.gpus.items() if uuid not in gpus}
@@ -262,8 +260,7 @@ def update_identity(watch: JobWatch, job: Job) -> JobWatch:
     """
     identity = replace(
         watch.identity,
-        job_id=job.job_id,
-        job_key=job.key,
+        name=job.name,
         has_ranks_on_other_nodes=job.has_ranks_on_other_nodes,
         generation=watch.identity.generation.union(job.processes),
     )

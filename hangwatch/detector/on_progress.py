@@ -110,7 +110,7 @@ def _capture_gap(watch: JobWatch, now: float, settings: Detector, progress: Prog
     if len(recent) >= progress.captures_per_hour:
         return watch, ()
     watch = with_capture_record(watch, gap_capture_since=now, gap_captures=(*recent, now))
-    return watch, (TakeCapture(job_key=watch.identity.job_key, reason=reason, is_light=True, result="gap"),)
+    return watch, (TakeCapture(job_key=watch.identity.name.job_key, reason=reason, is_light=True, result="gap"),)
 
 
 def _begin_suspicion(
@@ -126,7 +126,7 @@ def _ask_at_hold(watch: JobWatch, reason: str, now: float) -> Change:
     gap = GapSuspicion(advances=watch.progress.advances, asked_at=now) if watch.gap is None else watch.gap
     gap = replace(gap, asked_at=now, is_at_hold=True)
     watch = with_suspicion(with_capture_record(watch, capturing=True), gap=gap)
-    return watch, (TakeCapture(job_key=watch.identity.job_key, reason=reason, is_light=True),)
+    return watch, (TakeCapture(job_key=watch.identity.name.job_key, reason=reason, is_light=True),)
 
 
 def _next_capture_seconds(watch: JobWatch) -> float:
@@ -192,7 +192,7 @@ def _suspected(watch: JobWatch, gap: GapSuspicion, now: float, settings: Detecto
         return watch, ()
     watch = with_suspicion(with_capture_record(watch, capturing=True), gap=replace(gap, asked_at=now))
     reason = "a second capture must confirm what the first one found"
-    return watch, (TakeCapture(job_key=watch.identity.job_key, reason=reason, is_light=True),)
+    return watch, (TakeCapture(job_key=watch.identity.name.job_key, reason=reason, is_light=True),)
 
 
 def apply_confirming_capture(

@@ -37,8 +37,7 @@ Change: TypeAlias = tuple[JobWatch, tuple[Action, ...]]
 
 def enter_state(watch: JobWatch, state: JobState, message: str, now: float) -> Change:
     """Return the watch in `state`, and the transition. Only quiet, suspected and open states keep the last silence."""
-    name = JobName(job_id=watch.identity.job_id, job_key=watch.identity.job_key)
-    move = Transition(job=name, before=watch.state, state=state, message=message)
+    move = Transition(job=watch.identity.name, before=watch.state, state=state, message=message)
     if state not in (JobState.QUIET, JobState.SUSPECTED) and state not in OPEN_STATES:
         time_out = replace(watch.timeout, recorded_seconds=None)
         watch = replace(watch, silence=None, suspicion=None, open_incident=None, timeout=time_out)
@@ -57,7 +56,7 @@ def begin_suspicion(watch: JobWatch, reason: str, now: float) -> Change:
         suspicion=Suspicion(fell=watch.state is not JobState.STARTING),
     )
     watch, actions = enter_state(watch, JobState.SUSPECTED, reason, now)
-    return watch, (*actions, TakeCapture(job_key=watch.identity.job_key, reason=reason))
+    return watch, (*actions, TakeCapture(job_key=watch.identity.name.job_key, reason=reason))
 
 
 def confirm_state(watch: JobWatch, state: JobState, message: str, now: float, settings: Detector) -> Change:

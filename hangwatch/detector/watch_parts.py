@@ -11,7 +11,7 @@ from hangwatch.detector.known_pauses import EndedPause
 from hangwatch.detector.power_level import GpuPower
 from hangwatch.detector.sleepers import Sleeper
 from hangwatch.detector.standstill import Standstill
-from hangwatch.model import JobState, ProcessId, RankId, Value
+from hangwatch.model import JobName, JobState, ProcessId, RankId, Value
 
 GLANCE_SECONDS = 300.0  # shortest time between two light captures that are due to fallen, flat power
 
@@ -28,8 +28,7 @@ class JobIdentity(Value, frozen=True):
     * `has_ranks_on_other_nodes`: other nodes have ranks of the job.
     """
 
-    job_id: str
-    job_key: str
+    name: JobName
     generation: frozenset[ProcessId]
     began: float
     has_ranks: bool

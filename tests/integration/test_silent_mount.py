@@ -18,7 +18,7 @@ from hangwatch.capture.request import CaptureRequest
 from hangwatch.capture.rounds import capture
 from hangwatch.detector import job_watch
 from hangwatch.detector.watch_parts import JobIdentity, Silence, Suspicion
-from hangwatch.model import Job, JobState, Rank
+from hangwatch.model import Job, JobName, JobState, Rank
 from hangwatch.probes.process import procfs, pyspy
 from hangwatch.stacks import activity
 from hangwatch.state.steps import count_motion
@@ -174,7 +174,7 @@ def assert_pages(seen: Diagnosis) -> None:
     count = count_motion(seen.grouping)
     assert (count.frozen, count.moving, count.unknown) == (len(seen.grouping.members), 0, 0)
     settings = config.Detector()
-    identity = JobIdentity(job_id="x", job_key="x", generation=frozenset(), began=0.0, has_ranks=True)
+    identity = JobIdentity(name=JobName(job_id="x", job_key="x"), generation=frozenset(), began=0.0, has_ranks=True)
     suspected = job_watch.JobWatch(
         identity=identity,
         state=JobState.SUSPECTED,

@@ -11,7 +11,7 @@ from hangwatch.detector import Action, TakeCapture, Transition, job_watch
 from hangwatch.detector.job_watch import JobWatch, MotionCount
 from hangwatch.detector.on_power import SAMPLE_GAP_SECONDS
 from hangwatch.detector.power_level import GpuPower
-from hangwatch.model import GpuSample, Job, JobState, ProcessId, Rank, RankId
+from hangwatch.model import GpuSample, Job, JobName, JobState, ProcessId, Rank, RankId
 from tests.unit.test_detector import assert_times_mean_something
 
 RULES = Detector(
@@ -493,11 +493,8 @@ def test_a_restart_has_ranks_that_came_and_ranks_that_went(pids: tuple[int, ...]
 
 def test_job_keeps_old_processes_and_adds_new_ones() -> None:
     watch = job_watch.update_identity(job_watch.begin_watch(job(1, 2), 0.0), job(2, 3, job_id="43", job_key="other"))
-    assert (watch.identity.job_id, watch.identity.job_key, {process.pid for process in watch.identity.generation}) == (
-        "43",
-        "other",
-        {1, 2, 3},
-    )
+    assert watch.identity.name == JobName(job_id="43", job_key="other")
+    assert {process.pid for process in watch.identity.generation} == {1, 2, 3}
 
 
 def test_two_watches_of_one_job_are_the_first_with_what_the_second_knows() -> None:

@@ -395,7 +395,7 @@ def test_resumed_job_keeps_name_and_key_of_its_incident() -> None:
     life = started_again(left, replace(job(), job_id="42-p100", job_key="other"))
     (entry,) = life.snapshot.jobs.values()
     assert (entry.job.job_id, entry.job.job_key) == ("42", "42")
-    assert (entry.watch.identity.job_id, entry.watch.identity.job_key) == ("42", "42")
+    assert (entry.watch.identity.name.job_id, entry.watch.identity.name.job_key) == ("42", "42")
 
 
 # --- identity of a watch ---------------------------------------------------------------------------------------------

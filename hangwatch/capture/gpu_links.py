@@ -14,8 +14,8 @@ from hangwatch.stacks.link_traffic import port_traffic
 class LinkCounters:
     """The traffic counters of one capture: of GPU links and of this node's network ports.
 
-    GPU links are read in each round until a read fails. Ports are read twice: at the start of counting and at the
-    end. With `is_counting`, counting starts in the first round, else when `begin` is called.
+    GPU links are read in each round until a read fails. Ports are read twice: in the first round and at the end.
+    Without `is_counting`, nothing is read.
     """
 
     def __init__(
@@ -25,12 +25,6 @@ class LinkCounters:
         self._since = time.monotonic()
         self._traffic: list[TrafficSweep | None] = []
         self._ports: tuple[PortCounters, ...] = ()
-
-    def begin(self) -> None:
-        """Begin to count before a second round that was not planned."""
-        self._is_counting, self._since = True, time.monotonic()
-        self._traffic += [self._read_traffic()] if self._read_traffic else []
-        self._ports = infiniband.TRAFFIC.read(self._sys_root)
 
     @contextmanager
     def counting(self, number: int, pool: Executor) -> Iterator[None]:
@@ -51,7 +45,7 @@ class LinkCounters:
         return [one for one in self._traffic if one is not None]
 
     def measure_ports(self) -> PortTraffic | None:
-        """Return the traffic of the ports since counting began; None if it has not begun or no port was read twice."""
+        """Return the traffic of the ports since counting began; None if no port was read twice."""
         if not self._ports:
             return None
         return port_traffic(self._ports, infiniband.TRAFFIC.read(self._sys_root), time.monotonic() - self._since)

@@ -74,7 +74,7 @@ class _Rounds:
         settings, paths = request.settings, request.paths
         self._job, self._request = job, request
         self._wanted = settings.rounds if request.rounds is None else request.rounds
-        is_counting = settings.counters and self._wanted > 1
+        is_counting = settings.counters and (self._wanted > 1 or request.needs_second_round is not None)
         self._links = LinkCounters(request.gpus.read_traffic, paths.sys_root, is_counting=is_counting)
         self.ranks = job.ranks or tuple(Rank(id=process, rank=None, local_rank=None) for process in job.processes)
         workers = [worker.id for rank in self.ranks for worker in rank.workers[: settings.max_workers_per_rank]]
@@ -108,7 +108,7 @@ class _Rounds:
                 if self.taken and request.stop.wait(settings.pause_seconds):
                     break
                 self._take_round(pool)
-        return self._links.measure_ports()
+        return self._links.measure_ports() if len(self.taken) > 1 else None
 
     def _take_round(self, pool: ThreadPoolExecutor) -> None:
         request = self._request
@@ -119,12 +119,9 @@ class _Rounds:
             self.taken.append(dict(zip(self.targets, dumps, strict=True)))
             sweep = request.gpus.read_sweep() if request.gpus.read_sweep else None
             self._sweeps += [sweep] if sweep else []
-        if request.needs_second_round is None or self._wanted != 1:
-            return
-        if request.needs_second_round(self.rank_dumps({})):
+        needs_second = request.needs_second_round
+        if needs_second is not None and self._wanted == 1 and needs_second(self.rank_dumps({})):
             self._wanted = 2
-            if request.settings.counters:
-                self._links.begin()
 
     def rank_dumps(self, silent: Mapping[int, Mount]) -> list[RankDump]:
         """Return the dumps of the ranks so far. `silent` has the file systems that do not respond, by pid."""

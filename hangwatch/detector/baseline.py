@@ -15,30 +15,21 @@ ERRORS_BEFORE_SECONDS = 120.0  # XIDs and link errors are read each minute; the 
 
 
 def with_learned_baseline(watch: JobWatch, now: float, settings: Detector) -> JobWatch:
-    """Return the watch with the present power as learned baseline, because ranks progress at it.
-
-    A later light capture verifies the baseline.
-    """
+    """Return the watch with the present power, at which ranks progress, as baseline. A light capture verifies it."""
     pause = 0.0 if watch.capture_record.low_since is None else double_pause(watch, settings)
     gpus = {uuid: power_level.learn_baseline(gpu) for uuid, gpu in watch.power.gpus.items()}
     return with_capture_record(with_power(watch, gpus=gpus), low_since=now, low_power_pause_seconds=pause)
 
 
 def drop_low_baselines(watch: JobWatch, settings: Detector) -> JobWatch:
-    """Return the watch without the learned baselines of GPUs under the usual threshold.
-
-    No capture has confirmed these baselines.
-    """
+    """Return the watch without the learned baselines under the usual threshold: no capture has confirmed them."""
     low = {uuid: gpu for uuid, gpu in watch.power.gpus.items() if power_level.is_low(gpu, settings)}
     untaught = {uuid: replace(gpu, learned_watts=None) for uuid, gpu in low.items()}
     return with_power(watch, gpus=watch.power.gpus | untaught)
 
 
 def recover(watch: JobWatch, message: str, now: float) -> Change:
-    """Return the watch in state `recovered`, because the job works again.
-
-    When this state ends, `learn_pause` stores the pause.
-    """
+    """Return the watch in state `recovered`, because the job works again. `learn_pause` stores the pause at its end."""
     ended = _ended_pause(watch)
     watch, actions = enter_state(watch, JobState.RECOVERED, message, now)
     return replace(watch, phase=Recovered(ended=ended)), actions
@@ -74,9 +65,6 @@ def learn_pause(watch: JobWatch, now: float) -> JobWatch:
 
 
 def had_gpu_errors(watch: JobWatch, silent_since: float | None) -> bool:
-    """True if XIDs or link errors occurred on this node at any time since 120 s before the job became silent.
-
-    False if the job is not silent (`silent_since` is None).
-    """
+    """True if the job is silent, and this node had XIDs or link errors since 120 s before it became silent."""
     errors = watch.power.gpu_errors_at
     return errors is not None and silent_since is not None and errors >= silent_since - ERRORS_BEFORE_SECONDS

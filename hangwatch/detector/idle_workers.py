@@ -43,10 +43,7 @@ def forget_low_power(gpu: GpuPower) -> GpuPower:
 
 
 def warn_of_idle_worker(watch: JobWatch, job: Job, now: float, settings: Detector) -> Change:
-    """Warn, at most once an hour, of a rank with a GPU that stopped working while all others work.
-
-    The job keeps its state.
-    """
+    """Warn, at most once an hour, of a rank with the only GPU of its job that stopped working. The state stays."""
     warned_at = watch.power.idle_worker_at
     if warned_at is not None and now - warned_at < PAUSE_SECONDS:
         return watch, ()

@@ -157,10 +157,7 @@ def with_suspicion(watch: JobWatch, **changes: Any) -> JobWatch:
 
 
 def with_open_incident(watch: JobWatch, **changes: Any) -> JobWatch:
-    """Return the watch with these fields of its part `open_incident` changed.
-
-    If that part is None, it is created first.
-    """
+    """Return the watch with these fields of its part `open_incident` changed. If it is None, it is created first."""
     return replace(watch, open_incident=replace(watch.open_incident or OpenIncident(), **changes))
 
 

@@ -102,10 +102,7 @@ def apply_missing_sample(watch: JobWatch, now: float, settings: Detector) -> Cha
 
 
 def _without_readings(watch: JobWatch, now: float, settings: Detector) -> Change:
-    """Change the state of a job after a sample in which none of its GPUs could be read.
-
-    Such a sample proves neither a hang nor work.
-    """
+    """Change the state after a sample in which no GPU could be read, which proves neither a hang nor work."""
     if watch.state is JobState.QUIET:
         return enter_state(watch, JobState.TRAINING, "no GPU of the job can be read", now)
     return apply_missing_sample(watch, now, settings)

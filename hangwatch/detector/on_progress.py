@@ -154,10 +154,7 @@ def apply_gap_capture(watch: JobWatch, seen: MotionCount, now: float, settings: 
 
 
 def proves_nothing(watch: JobWatch, seen: MotionCount, settings: Detector) -> bool:
-    """True if a job may work without new collectives.
-
-    Most of its ranks progress; or no rank waits for another one, and the power is not low.
-    """
+    """True if a job may work without collectives: most ranks progress, or none waits while the power is not low."""
     voters = [gpu for gpu in watch.power.gpus.values() if gpu.recent]
     return seen.is_well or (not seen.waiting and not (voters and is_quiet(voters, settings)))
 

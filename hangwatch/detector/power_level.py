@@ -67,10 +67,7 @@ def _smoothed(recent: tuple[float, ...]) -> float | None:
 
 
 def floor_watts(gpu: GpuPower, settings: Detector) -> float | None:
-    """Return the idle power of the GPU in watts; None if unknown.
-
-    It is the measured idle level, else a ratio of the power limit.
-    """
+    """Return the idle power of the GPU in watts: the measured level, else a ratio of the limit; None if unknown."""
     if gpu.idle_watts is not None:
         return gpu.idle_watts
     return None if gpu.limit_watts is None else settings.idle_ratio_of_limit * gpu.limit_watts
@@ -118,10 +115,7 @@ def is_quiet(gpu: GpuPower, settings: Detector) -> bool:
 
 
 def is_low(gpu: GpuPower, settings: Detector) -> bool:
-    """True if the smoothed power is at most the usual threshold, without a learned baseline.
-
-    False if either is unknown.
-    """
+    """True if the smoothed power is at most the usual threshold, which ignores a learned baseline; False if unknown."""
     line, watts = _usual_threshold(gpu, settings), gpu.watts
     return line is not None and watts is not None and watts <= line
 

@@ -31,10 +31,7 @@ def find_stays(grouping: Grouping) -> dict[RankId, CodeRegion]:
 def follow_stays(
     before: Mapping[RankId, Standstill], stays: Mapping[RankId, CodeRegion], now: float
 ) -> dict[RankId, Standstill]:
-    """Return the standstills after one more capture, which found `stays`.
-
-    For a rank at other lines, counting begins again. A rank without a stay is dropped.
-    """
+    """Return the standstills of these ranks after one more capture. At other lines, counting begins again."""
     return {rank: _follow_stay(before.get(rank), stay, now) for rank, stay in stays.items()}
 
 

@@ -335,7 +335,7 @@ def test_two_pods_that_become_one_job_lose_neither_incident_nor_page(open_one: i
         entry = life.entry
         later = steps.record_scan(Snapshot(), [other], life.now, life.unix)[0].jobs["42-p500"]
         generation = later.watch.identity.generation
-        identity = replace(entry.watch.identity, job_id="42-p500", job_key="42-p500", generation=generation)
+        identity = replace(entry.watch.identity, name=other.name, generation=generation)
         watch = replace(entry.watch, identity=identity)
         moved = replace(entry, job=other, watch=watch)
         fresh = steps.record_scan(Snapshot(), [job()], life.now, life.unix)[0].jobs["42"]

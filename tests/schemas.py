@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from hangwatch.checks.framework.result_table import JsonReport
 from hangwatch.cli.check_nodes import NodesCheck
 from hangwatch.cli.feedback import FeedbackStatistics
 from hangwatch.cli.selftest import Answer as SelfTest
@@ -19,6 +20,7 @@ from hangwatch.state.status import Status
 DOCS = Path(__file__).parents[1] / "docs"
 FORMS: dict[str, type] = {
     "answer": Answer,
+    "check": JsonReport,
     "check_nodes": NodesCheck,
     "slow_nodes": SlowNodes,
     "dump": Dump,

@@ -173,7 +173,8 @@ def _job(
     if isinstance(addresses, Fault):
         return _JobNetwork(uses, replace(master, detail=addresses.detail), enclosed)
     local = {address for interface in interfaces for address in interface.addresses}
-    is_deaf = bool(addresses) and local.issuperset(addresses) and not sockets.is_listened_to(port, net_root)
+    is_deaf = bool(addresses) and local.issuperset(addresses)
+    is_deaf = is_deaf and sockets.classify_port_use(port, sockets.list_connections(net_root, port)) != "serving"
     may_connect = is_same_namespace and settings.connect
     state, detail = _master_state(addresses, port, net_root, is_deaf=is_deaf, may_connect=may_connect)
     tables = sockets.PortTables(node.proc_root)

@@ -397,11 +397,6 @@ SCHEMA = Path(__file__).parents[2] / "docs" / "check.schema.json"
 
 
 @pytest.mark.golden
-def test_the_schema_in_docs_is_current(golden: Callable[[str, str], None]) -> None:
-    golden("../../../docs/check.schema.json", result_table.json_schema())
-
-
-@pytest.mark.golden
 def test_the_page_of_checks_in_docs_is_current(golden: Callable[[str, str], None]) -> None:
     golden("../../../docs/checks.md", reference_page.page(registry.checks()))
 

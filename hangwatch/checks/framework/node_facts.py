@@ -4,6 +4,7 @@ A fact that cannot be read is omitted. The check that uses the same probe report
 """
 
 import logging
+import platform
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -16,7 +17,6 @@ from hangwatch.probes import background, pseudo_files
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import Details, GpuFirmware
 from hangwatch.probes.network import infiniband
-from hangwatch.probes.node import host
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import procfs
 
@@ -64,7 +64,7 @@ def start_reading(node: Node) -> Callable[[float], Facts]:
 def read_facts(node: Node) -> Facts:
     """Read all facts of a node and return them."""
     return Facts(
-        node={"hangwatch": __version__, "kernel": host.kernel_release(), **dict(_gpus(node)), **dict(_others(node))},
+        node={"hangwatch": __version__, "kernel": platform.release(), **dict(_gpus(node)), **dict(_others(node))},
         jobs=tuple(_jobs(node)),
     )
 

@@ -166,9 +166,3 @@ def _json_result(result: CheckResult) -> JsonResult:
             for point in result.points
         ),
     )
-
-
-def json_schema() -> str:
-    """Return the JSON schema of `to_json`, the content of docs/check.schema.json."""
-    schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(JsonReport)}
-    return msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n"

@@ -217,11 +217,6 @@ def connections_to(addresses: Collection[str], port: int, net_root: Path) -> lis
     return [connection for connection in at_port if format_address(connection.remote) in addresses]
 
 
-def is_listened_to(port: int, net_root: Path) -> bool:
-    """True if any socket in a network namespace listens on this port, at any address."""
-    return any(connection.listens and connection.local[1] == port for connection in list_connections(net_root, port))
-
-
 def sockets_at_port(port: int, pid: int, proc_root: Path, tables: PortTables | None = None) -> list[Connection] | None:
     """Return the TCP sockets of a process with `port` at one end; None if not permitted or too many.
 
@@ -273,12 +268,10 @@ class PortTables:
 
     def read(self, port: int, pid: int) -> list[Connection]:
         """Return the connections with `port` at one end in the network namespace of process `pid`."""
-        space = proc_pid.namespace(self._root, pid, "net")
-        if space is None:
-            return list(list_connections(self._root / str(pid) / "net", port))
-        if (space, port) not in self._by_namespace:
-            self._by_namespace[space, port] = list(list_connections(self._root / str(pid) / "net", port))
-        return self._by_namespace[space, port]
+        key = (proc_pid.namespace(self._root, pid, "net") or f"unknown, of pid {pid}", port)
+        if key not in self._by_namespace:
+            self._by_namespace[key] = list(list_connections(self._root / str(pid) / "net", port))
+        return self._by_namespace[key]
 
 
 def store_endpoint(pid: int, port: int, proc_root: Path, tables: PortTables | None = None) -> str | None:

@@ -20,11 +20,6 @@ def node_name() -> str:
     return socket.gethostname().partition(".")[0] or "localhost"
 
 
-def kernel_release() -> str:
-    """Return the release of the running kernel, as `uname -r` prints it."""
-    return platform.release()
-
-
 def read_facts(driver_version: str | None) -> tuple[tuple[str, str], ...]:
     """Return names and values that help to compare incidents; `driver_version` is the version of the NVIDIA driver."""
     hours_up = time.clock_gettime(time.CLOCK_BOOTTIME) / 3600

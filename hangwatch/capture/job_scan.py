@@ -56,8 +56,8 @@ class JobScan:
             budget_seconds=self._limits.scan_budget_seconds,
             related_only=True,
         )
-        members = self._node_numbers.remove(scanned)
-        processes = self._wrappers.mark(self._store_addresses.add_to(members.processes))
+        members, ancestors = self._node_numbers.remove(scanned)
+        processes = self._wrappers.mark(self._store_addresses.add_to(members))
         self._endpoints = self._connected(processes)
         found_jobs = discovery.find_jobs(
             processes,
@@ -67,7 +67,7 @@ class JobScan:
             ticks_per_second=procfs.TICKS_PER_SECOND,
             endpoints=self._endpoints,
             hosts=self._store_clients.find_hosts(processes, self._limits.scan_budget_seconds / 4),
-            ancestors=members.ancestors,
+            ancestors=ancestors,
         )
         jobs = self._seen.add_counts(found_jobs.jobs, self._limits.scan_budget_seconds)
         jobs = self._user_names.add_to(self._libraries.add_to(jobs, self._limits.scan_budget_seconds / 4))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -25,13 +24,6 @@ from hangwatch.tables import launchers
 MOST_READ = 512  # processes of which a scan reads the threads
 
 
-class GroupMembers(NamedTuple):
-    """The processes without the numbers of their node, and the common ancestor of each process of a process group."""
-
-    processes: Sequence[Process]
-    ancestors: dict[ProcessId, ProcessId]
-
-
 class NodeNumbers:
     """The numbers of nodes in the environments of processes, and the variables of the ranks that inherit them."""
 
@@ -41,8 +33,11 @@ class NodeNumbers:
         self._holders: dict[ProcessId, dict[str, str]] = {}
         self._of_nodes: dict[tuple[Owner, nested_slots.Slot], ProcessId] = {}
 
-    def remove(self, processes: Sequence[Process]) -> GroupMembers:
-        """Return the processes with numbers of their own only. A rank has those that it set after its start."""
+    def remove(self, processes: Sequence[Process]) -> tuple[Sequence[Process], dict[ProcessId, ProcessId]]:
+        """Return the processes with numbers of their own only, and the common ancestor of those of a process group.
+
+        A rank has the numbers that it set after its start.
+        """
         tree = Tree(processes)
         alive = {process.id for process in tree}
         self._holders = {process: environ for process, environ in self._holders.items() if process in alive}
@@ -61,8 +56,8 @@ class NodeNumbers:
                 if slot:
                     self._of_nodes[owner_of(below[0]), slot] = above.id
         if not self._of_nodes:
-            return GroupMembers(processes, ancestors)
-        return GroupMembers([self._without_node(process) for process in processes], ancestors)
+            return processes, ancestors
+        return [self._without_node(process) for process in processes], ancestors
 
     def _holds_group(self, process: Process) -> bool:
         """True if the process has, or had, a process group. Its variables are read when this is first true."""

@@ -133,13 +133,6 @@ class StackActivity(NamedTuple):
     waits: bool
 
 
-class _Match(NamedTuple):
-    """The activity of a stack, and the index of the frame that matched a rule."""
-
-    doing: StackActivity
-    depth: int
-
-
 class _Globs:
     """A set of globs, see fnmatch(3). A glob without wildcards is a plain name, unless `expression` is given.
 
@@ -234,7 +227,7 @@ class Table:
         """
         stack = [_OwnedFrame(frame.place, None) for frame in frames]
         found = self._first(stack, _find_python(stack), "context")
-        return self._extend_outwards(stack, *found).doing if found else None
+        return self._extend_outwards(stack, *found)[0] if found else None
 
     def phase(self, frames: Sequence[Frame]) -> str | None:
         """Return the phase of the program: the name of an activity such as "evaluation". None if no frame matches."""
@@ -269,7 +262,7 @@ class Table:
         for order, indexes in orders:
             match = self._first(stack, indexes, order)
             if match:
-                return _refine_by_native(stack, native, self._extend_outwards(stack, *match))
+                return _refine_by_native(stack, native, *self._extend_outwards(stack, *match))
         return StackActivity("unknown", _find_name(stack, _find_leaf(stack)) if stack else None, waits=False)
 
     def _first(self, stack: Sequence[_OwnedFrame], indexes: Sequence[int], order: Order) -> tuple[int, _Rule] | None:
@@ -289,8 +282,8 @@ class Table:
         within = (place for place in _find_python(stack)[:_LEAF_DEPTH] if place < index)
         return any(self._rules_of(stack[place]).keys() & {"leaf", "base"} for place in within)
 
-    def _extend_outwards(self, stack: Sequence[_OwnedFrame], index: int, rule: _Rule) -> _Match:
-        """Extend a match to the outermost frame of the same file. This frame is the call that the program made.
+    def _extend_outwards(self, stack: Sequence[_OwnedFrame], index: int, rule: _Rule) -> tuple[StackActivity, int]:
+        """Return the activity, and the index of the outermost frame of the same file: the call that the program made.
 
         If the rank waits for other ranks, frames of thin wrappers (loggers, context managers) are skipped.
         """
@@ -306,7 +299,7 @@ class Table:
                 break
         name = _find_name(stack, _find_leaf(stack) if rule.order in _AROUND else named)
         operation = deciding.operation or (name.lstrip("_") if waits else name)
-        return _Match(StackActivity(deciding.activity, operation, waits), named)
+        return StackActivity(deciding.activity, operation, waits), named
 
     def _match_place(self, owned: _OwnedFrame) -> dict[Order, _Rule]:
         function, file = owned.place[0], _make_rooted_path(owned)
@@ -327,16 +320,18 @@ class _OwnedFrame(NamedTuple):
     by_user: bool | None
 
 
-def _refine_by_native(stack: Sequence[_OwnedFrame], native: Sequence[int], match: _Match) -> StackActivity:
+def _refine_by_native(
+    stack: Sequence[_OwnedFrame], native: Sequence[int], doing: StackActivity, depth: int
+) -> StackActivity:
     """Return the activity of a match, or a more exact one if compiled frames show it.
 
     They show that a collective still creates its communicator, or that data is read from a device.
     """
-    row, doing = find_activity(match.doing.activity), match.doing
+    row = find_activity(doing.activity)
     if row.if_creating and any(is_marked("creates", *stack[index].place) for index in native):
         return doing._replace(activity=row.if_creating)
-    around = [stack[index].place for index in native if index > match.depth]
-    if row.below_device and match.depth in native and any(is_marked("device", *place) for place in around):
+    around = [stack[index].place for index in native if index > depth]
+    if row.below_device and depth in native and any(is_marked("device", *place) for place in around):
         return doing._replace(activity=row.below_device)
     return doing
 

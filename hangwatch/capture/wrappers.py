@@ -19,6 +19,9 @@ from hangwatch.probes.process.live_environ import LiveEnvironments
 MOST_PAIRS = 256
 _START_SECONDS = 60.0
 _WAITS = frozenset({"wait4", "waitid"})
+_LOOPS = frozenset({"epoll_wait", "epoll_pwait", "futex"})
+_PIDFDS = ("pidfd:", "anon_inode:[pidfd]")
+_MOST_THREADS = 64
 
 
 class Wrappers:
@@ -40,13 +43,23 @@ class Wrappers:
         outer_trains, inner_trains = (bool(self._live.find_libraries(each.id)) for each in (outer, inner))
         if outer_trains == inner_trains:
             later_seconds = (inner.id.start_ticks - outer.id.start_ticks) / procfs.TICKS_PER_SECOND
-            return (not outer_trains or later_seconds < _START_SECONDS) and self._only_waits(outer.id.pid)
+            only_waits = self._only_waits(outer.id.pid, with_threads=not outer_trains)
+            return only_waits and (not outer_trains or later_seconds < _START_SECONDS)
         return inner_trains
 
-    def _only_waits(self, pid: int) -> bool:
-        """True if the main thread waits for a child or reads from pipes, in which the output of the child arrives."""
+    def _only_waits(self, pid: int, *, with_threads: bool) -> bool:
+        """True if the main thread waits for a child or reads from pipes, in which the output of the child arrives.
+
+        With `with_threads`, also if it is in an event loop or waits for a thread, and another thread waits for a child.
+        """
         call = main_thread.read_call(pid, self._root)
         if call is None:
             return False
         files = [blocked_call.link_of(pid, descriptor, self._root) for descriptor in call.descriptors]
-        return call.name in _WAITS or (bool(files) and all(file.startswith("pipe:") for file in files))
+        if call.name in _WAITS or (files and all(file.startswith("pipe:") for file in files)):
+            return True
+        if not with_threads or call.name not in _LOOPS:
+            return False
+        threads = main_thread.list_other_threads(pid, self._root, _MOST_THREADS)
+        calls = (main_thread.read_call(pid, self._root, thread) for thread in threads)
+        return any(file.startswith(_PIDFDS) for file in files) or any(call and call.name in _WAITS for call in calls)

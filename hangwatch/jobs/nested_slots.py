@@ -76,9 +76,10 @@ def _is_forked(process: Process, tree: Tree) -> bool:
 def _is_orphan(process: Process, tree: Tree) -> bool:
     """True for a worker of multiprocessing that outlived the rank, and had the slot at its start.
 
-    A rank of mp.spawn sets its slot after its start, so it is read together with the libraries.
+    A rank of mp.spawn sets its slot after its start, so it is read together with the libraries. The launcher may be
+    the init process of a container: then it is the parent of each orphan.
     """
     if not process.environ or process.libraries or not process_role.is_spawned(process):
         return False
     parent = tree.parent(process)
-    return parent is None or not process_role.is_python(parent)
+    return parent is None or not process_role.is_python(parent) or process_role.launcher_kind(parent) is not None

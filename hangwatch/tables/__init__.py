@@ -11,7 +11,7 @@ from hangwatch.model import Value
 
 T = TypeVar("T")
 FORMS = {
-    "{PCI}": r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]",
+    "{PCI}": r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.[0-7])?",
     "{XID}": r"NVRM: Xid \((?:PCI:)?(?P<subject>[0-9A-Fa-f:.]{5,20})[^)]{0,60}\): (?P<code>\d{1,4})\b",
     "{SXID}": r"nvidia-nvswitch\d*: SXid \((?:PCI:)?(?P<subject>[0-9A-Fa-f:.]{5,20})[^)]{0,60}\): (?P<code>\d{1,6})\b",
 }

@@ -20,11 +20,12 @@ _SLURM = re.compile(
 
 # The kubelet's cgroupfs driver: /kubepods/burstable/pod<uid>/<container>. Its systemd driver:
 # /kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice/cri-containerd-<id>.scope. Both may be
-# below a slice of the kubelet (--cgroup-root).
+# below a slice of the kubelet (--cgroup-root). If containerd has the other driver than the kubelet:
+# /system.slice/containerd.service/kubepods-burstable-pod<uid>.slice:cri-containerd:<id>.
 _POD = re.compile(
-    rf"{_ABOVE}(?:/kubelet[\w.-]*|/kubepods(?:-besteffort|-burstable)?(?:\.slice)?|/besteffort|/burstable|/guaranteed"
+    rf"{_ABOVE}(?:/system\.slice/containerd\.service)?(?:/kubelet[\w.-]*|/kubepods(?:-besteffort|-burstable)?(?:\.slice)?|/besteffort|/burstable|/guaranteed"
     r"|/kubelet-kubepods(?:-besteffort|-burstable)?\.slice)*"
-    r"/(?:(?:kubelet-)?kubepods(?:-besteffort|-burstable)?-)?pod(?P<name>[0-9a-f][0-9a-f_-]{7,63})(?:\.slice)?(?:/|$)"
+    r"/(?:(?:kubelet-)?kubepods(?:-besteffort|-burstable)?-)?pod(?P<name>[0-9a-f][0-9a-f_-]{7,63})(?:\.slice)?(?:[/:]|$)"
 )
 
 

@@ -245,6 +245,7 @@ AGENT = "1 (systemd) S parent=0 start=1\n100 (pt_elastic) S parent=1 start=2\n  
         ("-c 'from multiprocessing.forkserver import main; main(4, 5, [], None)'", 300),
         ("-c 'from multiprocessing.resource_tracker import main; main(4)'", 1),
         ("-c 'from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=4, pipe_handle=8)'", 1),
+        ("-c 'from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=4, pipe_handle=8)'", 100),
     ],
 )
 def test_helpers_that_outlive_a_rank_do_not_take_its_slot(tmp_path: Path, helper: str, parent: int) -> None:
@@ -303,9 +304,13 @@ open("/proc/self/comm", "w").write("trainer")
 print(os.getpid(), flush=True)
 signal.pause()
 """
-WRAPPER = """import os, subprocess, sys
+WRAPPER = """import asyncio, os, subprocess, sys
+async def start(*command):
+    return await (await asyncio.create_subprocess_exec(*command)).wait()
 if len(sys.argv) == 1:
-    sys.exit(subprocess.run(["sh", "-c", f"$0 {__file__} inner; :", os.environ["PYTHON"]]).returncode)
+    command = ["sh", "-c", f"$0 {__file__} inner; :", os.environ["PYTHON"]]
+    by_loop = os.environ["WAIT"] == "asyncio"
+    sys.exit(asyncio.run(start(*command)) if by_loop else subprocess.run(command).returncode)
 print(os.getpid(), flush=True)
 open(os.environ["FIFO"]).read()
 """
@@ -317,9 +322,10 @@ def test_rank_with_a_title_of_its_own_is_python_by_its_executable(tmp_path: Path
         assert process.comm == "trainer" and process_role.is_python(process)
 
 
-def test_wrapper_that_waits_for_its_child_is_not_the_rank(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
-    with started(tmp_path, "python", WRAPPER, FIFO=str(tmp_path / "fifo"), PYTHON=sys.executable) as inner:
+@pytest.mark.parametrize("wait", ["subprocess", "asyncio"])
+def test_wrapper_that_waits_for_its_child_is_not_the_rank(tmp_path: Path, wait: str) -> None:
+    os.mkfifo(fifo := tmp_path / "fifo")
+    with started(tmp_path, "python", WRAPPER, FIFO=str(fifo), PYTHON=sys.executable, WAIT=wait) as inner:
         port = str(os.getpid())
 
         def ranks() -> list[int]:
@@ -327,7 +333,7 @@ def test_wrapper_that_waits_for_its_child_is_not_the_rank(tmp_path: Path) -> Non
             return [one.id.pid for job in jobs for one in job.ranks]
 
         wait_for(lambda: ranks() == [inner], "the process in the wrapper as the only rank")
-        (tmp_path / "fifo").open("w").close()  # the rank ends
+        fifo.open("w").close()  # the rank ends
 
 
 LIGHTNING = TREES["lightning"]
@@ -559,6 +565,10 @@ def test_store_address_in_a_user_made_network_joins_no_jobs(space: str, tmp_path
         ),
         (
             "/../kubepods-burstable-pod8c1f0a52_6d1e.slice/cri-containerd-1.scope",
+            owners.Owner("uid 7", "8c1f0a52-6d1e"),
+        ),
+        (
+            "/system.slice/containerd.service/kubepods-burstable-pod8c1f0a52_6d1e.slice:cri-containerd:c0ffee",
             owners.Owner("uid 7", "8c1f0a52-6d1e"),
         ),
         # A control group below the user's own slice, or inside a container, proves no owner: the user can make it.

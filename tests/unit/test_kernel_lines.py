@@ -97,6 +97,7 @@ LINES = {
             "fallen off the bus and is not responding to commands.",
             "0000:3b:00.0",
         ),
+        ("NVRM: GPU at PCI:0000:3b:00 has fallen off the bus.", "0000:3b:00"),
         ("NVRM: fallen off the bus and is not responding to commands.", ""),
     ),
     "gpu_start_failed": (
@@ -113,6 +114,11 @@ LINES = {
     "slot_power": (
         (
             "mlx5_core 0000:5e:00.0: mlx5_pcie_event:301:(pid 268): Detected insufficient power on the PCIe slot (27W).",
+            "0000:5e:00.0",
+        ),
+        (
+            "mlx5_core 0000:5e:00.0: Port module event[error]: module 0, Cable error, One or more network ports have "
+            "been powered down due to insufficient/unadvertised power on the PCIe slot.",
             "0000:5e:00.0",
         ),
     ),

@@ -488,7 +488,7 @@ def _spawned_ranks(group: list[Process], holders: set[int]) -> list[Process]:
 
 
 def _hidden_memberships(tree: Tree, memberships: Sequence[Membership]) -> list[Membership]:
-    """Return the jobs of launchers with Python children, if the daemon may not read the environment of these children.
+    """Return the jobs of launchers with Python children that show no environment: not readable, or overwritten.
 
     They are monitored from the start. When such a job hangs, its page must say that its ranks cannot be dumped.
     """
@@ -503,7 +503,8 @@ def _hidden_memberships(tree: Tree, memberships: Sequence[Membership]) -> list[M
         kind = process_role.launcher_kind(process)
         if kind is None or not process_role.starts_only_ranks(kind) or process.id in heads:
             continue
-        ranks = [child for child in tree.children(process) if child.faults and process_role.may_be_rank(child)]
+        children = (child for child in tree.children(process) if process_role.may_be_rank(child))
+        ranks = [child for child in children if child.faults or process_role.has_overwritten_environ(child)]
         if ranks:
             hidden.append(_of_siblings(kind, process, sorted(ranks, key=start_order)))
     return hidden

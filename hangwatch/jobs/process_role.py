@@ -234,6 +234,12 @@ def title_of(process: Process) -> process_title.Title | None:
     return title if title is not None and title.name else None
 
 
+def has_overwritten_environ(process: Process) -> bool:
+    """True for Python that wrote a title over its command line and environment, see setproctitle(3)."""
+    is_titled = bool(process.cmdline) and not python_files.is_interpreter(base_name(process.cmdline[0]))
+    return bool(process.is_python) and is_titled and not process.environ
+
+
 def is_loader_worker(process: Process) -> bool:
     """True if this is a DataLoader worker. It inherits the command line and the environment of its rank."""
     return process.comm == "pt_data_worker"

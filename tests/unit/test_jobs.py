@@ -322,6 +322,15 @@ def test_rank_with_a_title_of_its_own_is_python_by_its_executable(tmp_path: Path
         assert process.comm == "trainer" and process_role.is_python(process)
 
 
+def test_ranks_with_an_overwritten_environment_are_below_their_launcher(tmp_path: Path) -> None:
+    tree = AGENT + "".join(f"{pid} (trainer) S parent=100 start={pid}\n  $ 'trainer: step 4'\n" for pid in (201, 202))
+    for program, ranks in ((sys.executable, [[(None, 0, 201), (None, 1, 202)]]), ("/usr/bin/perl", [])):
+        root = lay_out(tree, tmp_path)
+        for pid in (201, 202):
+            (root / f"{pid}/exe").symlink_to(program)
+        assert [slots(job) for job in JobScan(root).find(None, node="").jobs] == ranks
+
+
 @pytest.mark.parametrize("wait", ["subprocess", "asyncio"])
 def test_wrapper_that_waits_for_its_child_is_not_the_rank(tmp_path: Path, wait: str) -> None:
     os.mkfifo(fifo := tmp_path / "fifo")

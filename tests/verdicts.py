@@ -8,7 +8,7 @@ scenario in virtual time follows. The texts of verdicts are omitted, because a t
 stays the same.
 """
 
-import sys
+import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -42,5 +42,9 @@ def _ranks(ranks: Sequence[RankId]) -> str:
 
 
 if __name__ == "__main__":
-    for line in lines(Path(argument) for argument in sys.argv[1:]):
+    parser = argparse.ArgumentParser(prog="python -m tests.verdicts", description="Print one line for each verdict.")
+    parser.add_argument(
+        "folders", nargs="*", type=Path, metavar="FOLDER", help="further cases, as of tests/robustness.py"
+    )
+    for line in lines(parser.parse_args().folders):
         print(line)

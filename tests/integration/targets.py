@@ -6,13 +6,26 @@ A process is ready when it is yielded, and is ended by its pid.
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
+from hangwatch import config
+from hangwatch.capture.diagnosis import diagnose_job
+from hangwatch.capture.request import CaptureRequest
+from hangwatch.capture.rounds import capture
+from hangwatch.model import Grouping, Job, ProcessId, Rank
 from hangwatch.probes.process import main_thread, procfs, system_calls
-from tests.conftest import wait_for
+from hangwatch.stacks.activity import Table
+from hangwatch.stacks.grouping import group_ranks
+from hangwatch.verdict.diagnosis import Diagnosis
+from tests.conftest import identity, wait_for
+
+QUICK = config.Capture(rounds=2, pause_seconds=0.2, dump_deadline_seconds=60.0)
 
 SLEEPING = "import time\ndef asleep():\n    ready()\n    time.sleep(600)\nasleep()"
 SPINNING = "def spin():\n    ready()\n    while True:\n        pass\nspin()"
@@ -72,6 +85,49 @@ def python(code: str, folder: Path, **environ: str) -> Iterator[int]:
         child.wait(timeout=60)
 
 
+@contextlib.contextmanager
+def started(folder: Path, *programs: str, **environ: str) -> Iterator[list[int]]:
+    """Run each program as `python` does, in FOLDER/0, FOLDER/1, ... Yield their pids in this order.
+
+    They may connect to a store, which has the port in `STORE`.
+    """
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        environ = {"STORE": str(store.getsockname()[1]), **environ}
+        folders = [folder / str(number) for number in range(len(programs))]
+        for each in folders:
+            each.mkdir()
+        yield [
+            stack.enter_context(python(program, each, **environ))
+            for program, each in zip(programs, folders, strict=True)
+        ]
+
+
+def job_of(processes: Iterable[int | ProcessId], gpus: Iterable[str] = (), **facts: Any) -> Job:
+    """Return a job with these processes as its ranks, in this order. `gpus`: the uuid of the GPU of each rank."""
+    ranks = tuple(
+        Rank(
+            id=one if isinstance(one, ProcessId) else identity(one),
+            rank=number,
+            local_rank=number,
+            gpu_uuids=(uuid,) if uuid else (),
+        )
+        for number, (one, uuid) in enumerate(zip_longest(processes, gpus))
+    )
+    usual = {"job_id": "x", "launcher": "plain", "launcher_id": None, "world_size": len(ranks), "share": "test"}
+    return Job(**{**usual, "ranks": ranks, **facts})
+
+
+def grouped(job: Job, settings: config.Capture = QUICK, table: Table = Table(()), **more: Any) -> Grouping:  # noqa: B008
+    """Capture the job. By default, function names do not matter: the table of activities is empty."""
+    return group_ranks(capture(job, CaptureRequest(settings=settings, node="here", **more)), table, settings)
+
+
+def diagnosed(job: Job, settings: config.Capture, table: Table, **more: Any) -> Diagnosis:
+    """Capture the job and judge it."""
+    return diagnose_job(job, CaptureRequest(settings=settings, node="here", **more), table)
+
+
 def state(pid: int) -> str:
     """Return the state letter of a process, as in proc_pid_stat(5)."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -112,13 +168,13 @@ def wait_until_blocked(pid: int) -> None:
 
 
 def wait_for_call(pid: int, kind: str) -> None:
-    """Wait until the main thread is in a system call of `kind`. The program must call `ready()` before it."""
+    """Wait until the main thread is in a system call of this kind or name. The program must call `ready()` before."""
 
     def is_in_call() -> bool:
         call = main_thread.read_call(pid, procfs.PROC)
-        return call is not None and call.kind == kind
+        return call is not None and kind in (call.kind, call.name)
 
-    wait_for(is_in_call, f"a call of {pid} of the kind {kind!r}")
+    wait_for(is_in_call, f"a call {kind!r} of {pid}")
 
 
 def stop(pid: int) -> None:

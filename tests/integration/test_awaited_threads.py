@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import os
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,13 +11,12 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.capture.diagnosis import diagnose_job
-from hangwatch.capture.request import CaptureRequest, GpuSources
-from hangwatch.model import GpuLevels, GpuSample, GpuSweep, Job, Rank, Signature, SystemCall
+from hangwatch.capture.request import GpuSources
+from hangwatch.model import GpuLevels, GpuSample, GpuSweep, Job, Signature, SystemCall
 from hangwatch.probes.process import blocked_call, main_thread, procfs
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
-from tests.conftest import identity, wait_for
+from tests.conftest import wait_for
 from tests.integration import targets
 from tests.servers import silent_server
 
@@ -133,18 +131,10 @@ def in_call(pid: int, kind: str) -> bool:
 @contextlib.contextmanager
 def job(odd: str, others: str, folder: Path, **environ: str) -> Iterator[Job]:
     """Start a job; rank 0 runs `odd`, and `others` is run by all others. Each is at its blocking call, or right before."""
-    with contextlib.ExitStack() as stack:
-        store = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        environ = {"LIBRARIES": "some", "STORE": str(store.getsockname()[1]), **environ}
-        ranks = []
-        for number in range(RANKS):
-            (folder / str(number)).mkdir()
-            program = folder / str(number) / "train.py"
-            program.write_text(BEGIN + (odd if number == 0 else others))
-            run = f"exec(compile(open({str(program)!r}).read(), {str(program)!r}, 'exec'))"
-            pid = stack.enter_context(targets.python(run, folder / str(number), **environ))
-            ranks.append(Rank(id=identity(pid), rank=number, local_rank=number, gpu_uuids=(f"GPU-{number}",)))
-        yield Job(job_id="x", launcher="plain", launcher_id=None, ranks=tuple(ranks), world_size=RANKS, share="test")
+    programs = [f"exec(compile({BEGIN + code!r}, folder + '/train.py', 'exec'))" for code in (odd, others)]
+    programs += programs[1:] * (RANKS - 2)
+    with targets.started(folder, *programs, **{"LIBRARIES": "some", **environ}) as pids:
+        yield targets.job_of(pids, (f"GPU-{number}" for number in range(RANKS)))
 
 
 def looked_at(job: Job, *, have_gpus: bool = False) -> Diagnosis:
@@ -157,7 +147,7 @@ def looked_at(job: Job, *, have_gpus: bool = False) -> Diagnosis:
     limits = config.Capture(rounds=3, pause_seconds=0.5, dump_deadline_seconds=60.0)
     levels = {gpu.uuid: GpuLevels(floor_watts=70.0, busy_watts=400.0) for gpu in gpus}
     sources = GpuSources(read_sweep=lambda: sweep, levels=levels) if have_gpus else GpuSources()
-    return diagnose_job(job, CaptureRequest(settings=limits, node="n", gpus=sources), activity.load(MEETS))
+    return targets.diagnosed(job, limits, activity.load(MEETS), gpus=sources)
 
 
 def with_libraries(*ways: str, quick: Sequence[tuple[str, str]]) -> pytest.MarkDecorator:
@@ -359,6 +349,37 @@ def test_rank_that_awaits_a_stopped_child_in_an_event_loop_is_named(tmp_path: Pa
     assert by_rank[0].signature is Signature.BLOCKED, look.verdict.message
     assert [rank.rank for rank in look.verdict.named] == [0], look.verdict.message
     assert f"its child {child} (sleep)" in look.verdict.message
+
+
+WRITES_BESIDE = """
+import concurrent.futures, os, socket, threading
+store = socket.create_connection(("127.0.0.1", int(os.environ["STORE"])))
+pool = concurrent.futures.ThreadPoolExecutor(1)
+writes = threading.Event()
+def write_shard():
+    writes.set()
+    if folder.endswith("/2"):
+        os.open(folder + "/fifo", os.O_RDONLY)
+def meet():
+    writes.wait()
+    ready()
+    threading.Event().wait()
+def step():
+    written = pool.submit(write_shard)
+    meet()
+step()
+"""
+
+
+def test_rank_with_executor_thread_stuck_in_user_code_is_checked_first(tmp_path: Path) -> None:
+    """The main threads of all ranks wait in the same call. Rank 2 has a blocked thread for which none waits."""
+    program = f"exec(compile({WRITES_BESIDE!r}, folder + '/train.py', 'exec'))"
+    with targets.started(tmp_path, *[program] * RANKS) as pids:
+        verdict = looked_at(targets.job_of(pids, world_size=8)).verdict
+    assert verdict.named == ()
+    assert [look.rank for look in verdict.check_first] == [2]
+    assert "write_shard" in verdict.check_first[0].why
+    assert "all 4 ranks" in verdict.message and "Check rank 2" in verdict.message
 
 
 def test_poll_of_a_pidfd_is_a_wait_for_that_child() -> None:

@@ -8,16 +8,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch.capture.diagnosis import diagnose_job
-from hangwatch.capture.request import CaptureRequest
-from hangwatch.model import CallTarget, Job, KernelCall, MainThread, ProcessDump, Rank, Worker
+from hangwatch.model import CallTarget, KernelCall, MainThread, ProcessDump, Worker
 from hangwatch.probes.network import sockets
 from hangwatch.probes.process import blocked_call, main_thread, procfs
 from hangwatch.stacks import activity
@@ -50,7 +48,7 @@ def read_call(pid: int, name: str, kin: tuple[int, ...] = ()) -> KernelCall:
 
     `kin` are the pids of related processes.
     """
-    wait_for(lambda: (call := main_thread.read_call(pid, procfs.PROC)) and call.name == name, f"{pid} to be in {name}")
+    targets.wait_for_call(pid, name)
     found = blocked_call_of(pid, pid, kin, time.monotonic() + 60)
     assert found is not None
     return found
@@ -209,66 +207,44 @@ LOADER_TABLE = activity.load(
 )
 
 
-def looked_at(pids: list[int], workers: Mapping[int, int] = {}, table: activity.Table = TABLE) -> Diagnosis:
-    ranks = tuple(
-        Rank(
-            id=identity(pid),
-            rank=number,
-            local_rank=number,
-            workers=tuple(
-                Worker(id=identity(one), comm="pt_data_worker") for one in [workers.get(pid)] if one is not None
-            ),
-        )
-        for number, pid in enumerate(pids)
-    )
-    job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=ranks, world_size=len(ranks), job_key="x")
-    limits = config.Capture(rounds=2, pause_seconds=0.2, dump_deadline_seconds=60.0)
-    return diagnose_job(job, CaptureRequest(settings=limits, node="here"), table)
+def looked_at(pids: list[int], *loaders: int, table: activity.Table = TABLE) -> Diagnosis:
+    """Capture these ranks. The last rank has these loader workers."""
+    *others, last = (job := targets.job_of(pids, job_key="x")).ranks
+    workers = tuple(Worker(id=identity(pid), comm="pt_data_worker") for pid in loaders)
+    job = replace(job, ranks=(*others, replace(last, workers=workers)))
+    return targets.diagnosed(job, targets.QUICK, table)
 
 
 def test_verdict_has_the_blocked_call_of_the_named_rank_only(tmp_path: Path) -> None:
     """Report only the call of the named rank, not the calls of the other ranks."""
-    folders = [tmp_path / str(number) for number in range(4)]
-    for folder in folders:
-        folder.mkdir()
-    with (
-        targets.python(WAITS, folders[0]) as first,
-        targets.python(WAITS, folders[1]) as second,
-        targets.python(WAITS, folders[2]) as third,
-        targets.python(READS, folders[3]) as odd,
-    ):
-        wait_for(
-            lambda: (call := main_thread.read_call(odd, procfs.PROC)) and call.name == "openat",
-            "the rank that opens the file",
-        )
-        look = looked_at([first, second, third, odd])
+    with targets.started(tmp_path, WAITS, WAITS, WAITS, READS) as pids:
+        odd = pids[3]
+        targets.wait_for_call(odd, "openat")
+        look = looked_at(pids)
     assert [rank.pid for rank in look.verdict.named] == [odd]
     calls = {member.id.pid: member.kernel.call for member in look.grouping.members}
     assert [pid for pid, call in calls.items() if call is not None] == [odd]
-    said = f"is in openat() on {folders[3]}/fifo, in each of 2 rounds"
+    said = f"is in openat() on {tmp_path}/3/fifo, in each of 2 rounds"
     assert said in look.verdict.message
-    assert look.verdict.next_step.startswith(f"look at {folders[3]}/fifo: ")
+    assert look.verdict.next_step.startswith(f"look at {tmp_path}/3/fifo: ")
     assert any(vote.kind == "system_call" and said in vote.message for vote in look.verdict.evidence)
 
 
 def test_second_of_two_ranks_blocked_on_a_file_is_named(tmp_path: Path) -> None:
-    folders = [tmp_path / str(number) for number in range(2)]
-    for folder in folders:
-        folder.mkdir()
-    with targets.python(WAITS, folders[0]) as waits, targets.python(READS, folders[1]) as odd:
-        wait_for(
-            lambda: (call := main_thread.read_call(odd, procfs.PROC)) and call.name == "openat",
-            "the rank that opens the file",
-        )
+    with targets.started(tmp_path, WAITS, READS) as (waits, odd):
+        targets.wait_for_call(odd, "openat")
         verdict = looked_at([waits, odd]).verdict
     assert [rank.pid for rank in verdict.named] == [odd]
-    assert next_step(verdict).startswith(f"look at {folders[1]}/fifo: ")
-    assert verdict.stuck_on == f'open("{folders[1]}/fifo") in rank 1 (here, pid {odd})'
-    assert f"is in openat() on {folders[1]}/fifo" in verdict.message
+    assert next_step(verdict).startswith(f"look at {tmp_path}/1/fifo: ")
+    assert verdict.stuck_on == f'open("{tmp_path}/1/fifo") in rank 1 (here, pid {odd})'
+    assert f"is in openat() on {tmp_path}/1/fifo" in verdict.message
 
 
+# py-spy derives the name of a file in a package from the start of the package's path.
 LOADS = (
-    "import multiprocessing, multiprocessing.connection\n"
+    "import multiprocessing, multiprocessing.connection, os, pathlib\n"
+    "package = pathlib.Path(folder, 'torch/utils/data/_utils')\npackage.mkdir(parents=True)\n"
+    "for place in (package, *package.parents[:3]): (place / '__init__.py').touch()\n"
     'shard = "def read_shard(path):\\n    open(path).read()"\n'
     "exec(compile(shard, folder + '/train.py', 'exec'))\n"
     "loop = \"def serve(results):\\n    read_shard(folder + '/fifo')\"\n"
@@ -282,26 +258,15 @@ LOADS = (
 
 def test_of_a_rank_that_waits_for_its_worker_the_call_of_the_worker_is_told(tmp_path: Path) -> None:
     """Name the file in the verdict, because the user has to repair it."""
-    folders = [tmp_path / str(number) for number in range(4)]
-    for folder in folders:
-        folder.mkdir()
-    package = folders[3] / "torch/utils/data/_utils"  # py-spy derives the file name from the start of the package path
-    package.mkdir(parents=True)
-    for folder in (package, *package.parents[:3]):
-        (folder / "__init__.py").touch()
-    with (
-        targets.python(WAITS, folders[0]) as first,
-        targets.python(WAITS, folders[1]) as second,
-        targets.python(WAITS, folders[2]) as third,
-        targets.python(LOADS, folders[3]) as odd,
-    ):
-        worker = int((folders[3] / "worker").read_text())
-        wait_for(lambda: (call := main_thread.read_call(worker, procfs.PROC)) and call.name == "openat", "the worker")
-        look = looked_at([first, second, third, odd], workers={odd: worker}, table=LOADER_TABLE)
+    odd = tmp_path / "3"
+    with targets.started(tmp_path, WAITS, WAITS, WAITS, LOADS) as pids:
+        worker = int((odd / "worker").read_text())
+        targets.wait_for_call(worker, "openat")
+        look = looked_at(pids, worker, table=LOADER_TABLE)
         os.kill(worker, signal.SIGKILL)
-    assert [rank.pid for rank in look.verdict.named] == [odd]
-    assert f"its worker (pid {worker}) is in openat() on {folders[3]}/fifo, in each of 2 rounds" in look.verdict.message
-    assert look.verdict.stuck_on.startswith(f'open("{folders[3]}/fifo") in pid {worker}, data-loader worker of ')
+    assert [rank.pid for rank in look.verdict.named] == pids[3:]
+    assert f"its worker (pid {worker}) is in openat() on {odd}/fifo, in each of 2 rounds" in look.verdict.message
+    assert look.verdict.stuck_on.startswith(f'open("{odd}/fifo") in pid {worker}, data-loader worker of ')
 
 
 CONNECTED = "import os, socket\nkept = socket.create_connection(('127.0.0.1', int(os.environ['STORE'])))\n"
@@ -318,21 +283,10 @@ write_logs()
 @contextlib.contextmanager
 def three_ranks(code: str, call: str, folder: Path) -> Iterator[list[int]]:
     """Start three ranks that run this code, connected to a store; yield their pids once they are in this call."""
-    with contextlib.ExitStack() as stack:
-        store = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        pids = []
-        for number in range(3):
-            (folder / str(number)).mkdir()
-            environ = {"STORE": str(store.getsockname()[1])}
-            pids.append(stack.enter_context(targets.python(CONNECTED + code, folder / str(number), **environ)))
+    with targets.started(folder, *[CONNECTED + code] * 3) as pids:
         for pid in pids:
-            wait_for(partial(is_in_call, pid, call), f"{pid} to be in {call}")
+            targets.wait_for_call(pid, call)
         yield pids
-
-
-def is_in_call(pid: int, name: str) -> bool:
-    call = main_thread.read_call(pid, procfs.PROC)
-    return call is not None and call.name == name
 
 
 @pytest.mark.parametrize("is_stopped", [True, False], ids=["stopped reader", "reader that does not read"])

@@ -50,35 +50,31 @@ def test_both_links_are_counted_in_bytes(fake_driver: FakeDriver, ask: Ask) -> N
     assert details.gpus[0].taken_monotonic_seconds <= details.gpus[7].taken_monotonic_seconds
 
 
-@pytest.mark.parametrize(
-    ("lines", "expected"),
-    [
-        ((), (None, None, None)),
-        (COUNTERS[2:], (None, (700, 900), None)),
-        ((f"{BYTES_SENT} 11", f"{BYTES_RECEIVED} 13"), ((11, 13), None, None)),
-        ((f"{KIB_SENT} 3", *COUNTERS[2:]), (None, (700, 900), None)),
-        ((*COUNTERS, "gpu all field_type 138 1"), (None, (700, 900), None)),
+COUNTED = {
+    "neither": ((), (None, None, None)),
+    "no NVLink": (COUNTERS[2:], (None, (700, 900), None)),
+    "NVLink 5": ((f"{BYTES_SENT} 11", f"{BYTES_RECEIVED} 13"), ((11, 13), None, None)),
+    "one direction of NVLink": ((f"{KIB_SENT} 3", *COUNTERS[2:]), (None, (700, 900), None)),
+    "NVLink in 32 bits": ((*COUNTERS, "gpu all field_type 138 1"), (None, (700, 900), None)),
+    "PCIe in 32 bits, and as a rate": (
         (
-            (*COUNTERS, "gpu all field_type 198 1", "gpu all pcie_bytes_per_second 0 4000",
-             "gpu all pcie_bytes_per_second 1 9000"),
-            ((3 * 1024, 5 * 1024), None, (4000.0, 9000.0)),
+            *COUNTERS,
+            "gpu all field_type 198 1",
+            "gpu all pcie_bytes_per_second 0 4000",
+            "gpu all pcie_bytes_per_second 1 9000",
         ),
-        ((*COUNTERS[:2], "gpu all pcie_bytes_per_second 0 4000"), ((3 * 1024, 5 * 1024), None, None)),
-        ((*COUNTERS, "gpu all mig_mode 0"), ((3 * 1024, 5 * 1024), (700, 900), None)),
-        ((*COUNTERS, "gpu all mig_mode 1"), (None, None, None)),
-    ],
-    ids=[
-        "neither",
-        "no NVLink",
-        "NVLink 5",
-        "one direction of NVLink",
-        "NVLink in 32 bits",
-        "PCIe in 32 bits, and as a rate",
-        "one direction of the rate",
-        "MIG is off",
-        "MIG is on",
-    ],
-)  # fmt: skip
+        ((3 * 1024, 5 * 1024), None, (4000.0, 9000.0)),
+    ),
+    "one direction of the rate": (
+        (*COUNTERS[:2], "gpu all pcie_bytes_per_second 0 4000"),
+        ((3 * 1024, 5 * 1024), None, None),
+    ),
+    "MIG is off": ((*COUNTERS, "gpu all mig_mode 0"), ((3 * 1024, 5 * 1024), (700, 900), None)),
+    "MIG is on": ((*COUNTERS, "gpu all mig_mode 1"), (None, None, None)),
+}
+
+
+@pytest.mark.parametrize(("lines", "expected"), COUNTED.values(), ids=COUNTED)
 def test_what_a_gpu_does_not_count_is_not_zero(
     lines: tuple[str, ...], expected: tuple[object, ...], fake_driver: FakeDriver, ask: Ask
 ) -> None:

@@ -489,13 +489,16 @@ scenario.write_text(healthy)
 print(len(driver.sweep().gpus), len(driver.sweep().faults))
 driver.static_at -= STATIC_EVERY_SECONDS
 print(len(driver.sweep().gpus), len(driver.sweep().faults))
+scenario.write_text(healthy + "gpus 7\\n")
+driver.static_at -= STATIC_EVERY_SECONDS
+print(len(driver.sweep().gpus), len(driver.sweep().faults))
 """
 
 
 def test_gpu_that_was_lost_at_the_start_is_found_in_half_a_minute(fake_driver: FakeDriver) -> None:
     program = [sys.executable, "-c", FIND, str(fake_driver.scenario)]
     done = finished(*program, env=fake_driver.environ)
-    assert done.stdout.splitlines() == ["7 1", "7 1", "8 0"], done.stderr
+    assert done.stdout.splitlines() == ["7 1", "7 1", "8 0", "7 0"], done.stderr
 
 
 def test_wait_for_first_sweep_ends_with_sweep_or_reason(fake_driver: FakeDriver, start: Start) -> None:

@@ -4,19 +4,16 @@ Only the GPU counters of one rank differ: no kernel runs on its GPU.
 """
 
 import contextlib
-import socket
 from functools import partial
 from pathlib import Path
 
 from hangwatch import config
-from hangwatch.capture.diagnosis import diagnose_job
-from hangwatch.capture.request import CaptureRequest, GpuSources
-from hangwatch.model import Job, Rank
+from hangwatch.capture.request import GpuSources
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
-from tests.conftest import identity, wait_for
+from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, uuid_of
 from tests.integration import targets
 
@@ -37,25 +34,13 @@ def test_rank_without_a_kernel_on_its_gpu_is_checked_first(fake_driver: FakeDriv
     fake_driver.add(*HANGS, *WAITS)
     sampler = NvmlSampler(sample_seconds=0.2, deadline_seconds=10.0, environ=fake_driver.environ)
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        ranks = []
-        for number in range(4):
-            folder = tmp_path / str(number)
-            folder.mkdir()
-            pid = stack.enter_context(targets.python(PROGRAM, folder, STORE=str(store.getsockname()[1])))
-            ranks.append(Rank(id=identity(pid), rank=number, local_rank=number, gpu_uuids=(uuid_of(number),)))
-        job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=tuple(ranks), world_size=4, share="test")
+        pids = stack.enter_context(targets.started(tmp_path, *[PROGRAM] * 4))
+        job = targets.job_of(pids, map(uuid_of, range(4)))
+        sources = GpuSources(read_sweep=sampler.latest, read_traffic=partial(query.traffic, sampler))
 
         def look(**settings: bool) -> Diagnosis:
-            return diagnose_job(
-                job,
-                CaptureRequest(
-                    settings=config.Capture(rounds=3, pause_seconds=0.3, dump_deadline_seconds=60.0, **settings),
-                    node="n",
-                    gpus=GpuSources(read_sweep=sampler.latest, read_traffic=partial(query.traffic, sampler)),
-                ),
-                activity.load(MEETS),
-            )
+            limits = config.Capture(rounds=3, pause_seconds=0.3, dump_deadline_seconds=60.0, **settings)
+            return targets.diagnosed(job, limits, activity.load(MEETS), gpus=sources)
 
         sampler.start()
         stack.callback(sampler.stop)

@@ -13,20 +13,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from msgspec import structs
 
 from hangwatch import config
 from hangwatch.capture.request import CaptureRequest, NodePaths
 from hangwatch.capture.rounds import capture, job_of_pids
 from hangwatch.formats.pyspy_json import parse_json
-from hangwatch.model import Job, ProcessId, Rank
+from hangwatch.model import ProcessId
 from hangwatch.probes.child import MOST_ABANDONED_OF_SHARE, AbandonedChildren, Child
 from hangwatch.probes.process import procfs, pyspy
-from tests.conftest import identity, wait_for
+from tests.conftest import wait_for
 from tests.fake_pyspy import fake_pyspy
 from tests.integration import targets
+from tests.other_users import needs_root
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: changes users and capabilities")
 needs_setpriv = pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv (util-linux)")
 
 
@@ -60,11 +59,11 @@ def test_hung_py_spys_of_a_pod_do_not_use_the_quota_of_another_pod(
             for number in range(MOST_ABANDONED_OF_SHARE):
                 assert left.begin("uid 0, a stranger's", 0.0)
                 left.end("uid 0, a stranger's", ProcessId(pid=-number, start_ticks=1), stuck)
-            rank = Rank(id=identity(pid), rank=0, local_rank=0)
-            job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=(rank,), owner="uid 0")
             limits, reasons = config.Capture(rounds=1, dump_deadline_seconds=60.0), []
             for share in ("uid 0, mine", "uid 0, a stranger's"):
-                seen = capture(structs.replace(job, share=share), CaptureRequest(settings=limits, node="n"))
+                seen = capture(
+                    targets.job_of([pid], owner="uid 0", share=share), CaptureRequest(settings=limits, node="n")
+                )
                 fault = seen.ranks[0].rounds[0].fault
                 reasons.append(fault and fault.reason)
         finally:

@@ -12,14 +12,13 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.capture.diagnosis import diagnose_job
-from hangwatch.capture.request import CaptureRequest
-from hangwatch.model import Job, JobState, OutputEnd, ProcessId, Rank
+from hangwatch.model import JobState, OutputEnd, ProcessId
 from hangwatch.probes.process import procfs, rank_output
 from hangwatch.report import html, text
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
 from tests.conftest import identity, wait_for
+from tests.integration import targets
 from tests.other_users import needs_root
 
 SLEEPS = "import sys, time; sys.stdout.write(sys.argv[1]); sys.stdout.flush(); time.sleep(600)"
@@ -69,9 +68,9 @@ def writing(code: str, *arguments: str, to: list[int], **environ: str) -> Iterat
             child.wait(timeout=60)
 
 
-def read(*targets: ProcessId, user_id: int | None = None) -> dict[ProcessId, tuple[OutputEnd, ...]]:
+def read(*processes: ProcessId, user_id: int | None = None) -> dict[ProcessId, tuple[OutputEnd, ...]]:
     user_id = os.getuid() if user_id is None else user_id
-    found, faults = rank_output.read(dict.fromkeys(targets, user_id), share="test", deadline_seconds=60.0)
+    found, faults = rank_output.read(dict.fromkeys(processes, user_id), share="test", deadline_seconds=60.0)
     assert faults == ()
     return found
 
@@ -152,20 +151,9 @@ def test_the_file_of_another_user_is_not_read(tmp_path: Path) -> None:
         assert read(rank, user_id=12345)[rank][0].text == b"not for you\n"
 
 
-def job_of(ranks: list[ProcessId]) -> Job:
-    return Job(
-        job_id="x",
-        launcher="plain",
-        launcher_id=None,
-        ranks=tuple(Rank(id=one, rank=number, local_rank=number) for number, one in enumerate(ranks)),
-        world_size=8,
-        share="test",
-    )
-
-
 def look(ranks: list[ProcessId], **settings: object) -> Diagnosis:
     limits = config.Capture(rounds=2, pause_seconds=0.1, dump_deadline_seconds=60.0, **settings)  # type: ignore[arg-type]
-    return diagnose_job(job_of(ranks), CaptureRequest(settings=limits, node="n"), activity.load(MEETS))
+    return targets.diagnosed(targets.job_of(ranks, world_size=8), limits, activity.load(MEETS))
 
 
 def test_rank_with_only_error_in_log_among_equal_stacks_is_checked_first(
@@ -188,7 +176,7 @@ def test_rank_with_only_error_in_log_among_equal_stacks_is_checked_first(
     (lines,) = found.capture.ranks[2].last_lines
     assert lines.lines == ("step 812 loss 2.1", NCCL)
     assert all(rank.last_lines == () for rank in found.capture.ranks if rank.id.rank != 2)
-    incident = found.incident(job_of(ranks), JobState.STALLED)
+    incident = found.incident(targets.job_of(ranks, world_size=8), JobState.STALLED)
     assert f"    | {NCCL}\n" in text.render(incident) and NCCL in html.render(incident)
     assert without.verdict.check_first == () and without.verdict.kind == found.verdict.kind
 
@@ -204,10 +192,11 @@ def test_a_variable_of_one_rank_alone_is_evidence_and_in_the_report(tmp_path: Pa
         without = look(ranks, environment=False)
     (vote,) = (vote for vote in found.verdict.evidence if vote.kind == "environment")
     assert (
-        vote.message.startswith("NCCL_SOCKET_IFNAME differs: eth1 on rank 1 (n") and "eth0 on 2 others" in vote.message
+        vote.message.startswith("NCCL_SOCKET_IFNAME differs: eth1 on rank 1 (here")
+        and "eth0 on 2 others" in vote.message
     )
     assert (vote.supports, without.capture.environment) == (None, None)
-    report = text.render(found.incident(job_of(ranks), JobState.STALLED), width=500)
+    report = text.render(found.incident(targets.job_of(ranks, world_size=8), JobState.STALLED), width=500)
     assert "NCCL_SOCKET_IFNAME differs" in report and "secret" not in report
 
 

@@ -14,15 +14,13 @@ from typing import NamedTuple
 import pytest
 
 from hangwatch import config, detector
-from hangwatch.capture.request import CaptureRequest
-from hangwatch.capture.rounds import capture
 from hangwatch.detector import job_watch
 from hangwatch.detector.watch_parts import JobIdentity, Silence, Suspicion
-from hangwatch.model import Job, JobName, JobState, Rank
+from hangwatch.model import Job, JobName, JobState
 from hangwatch.probes.process import procfs, pyspy
 from hangwatch.stacks import activity
 from hangwatch.state.steps import count_motion
-from hangwatch.verdict.diagnosis import Diagnosis, diagnose
+from hangwatch.verdict.diagnosis import Diagnosis
 from tests.conftest import wait_for
 from tests.dead_mount import dying_mount
 from tests.integration import targets
@@ -66,11 +64,7 @@ def ranks(folder: Path, *bodies: str) -> Iterator[Ranks]:
             wait_for(lambda: len(list(folder.glob("up-*"))) == len(bodies), "the ranks to be up")
             (folder / "go").touch()
             wait_for(lambda: len(list(folder.glob("went-*"))) == len(bodies), "the ranks to stop waiting")
-            identities = [state[0] for child in children if (state := procfs.read_state(child.pid))]
-            places = [Rank(id=identity, rank=number, local_rank=number) for number, identity in enumerate(identities)]
-            job = Job(
-                job_id="x", launcher="plain", launcher_id=None, ranks=tuple(places), world_size=len(places), job_key="x"
-            )
+            job = targets.job_of([child.pid for child in children], job_key="x")
 
             def fall_silent() -> None:
                 die()
@@ -96,8 +90,7 @@ def settled(pid: int, body: str) -> bool:
 
 
 def look(job: Job, settings: config.Capture = QUICK) -> Diagnosis:
-    taken = capture(job, CaptureRequest(settings=settings, node="here"))
-    return diagnose(taken, settings, activity.load(), unix_now=1e9)
+    return targets.diagnosed(job, settings, activity.load())
 
 
 def dumpers() -> int:

@@ -153,7 +153,7 @@ def names(verdict: Verdict) -> list[int | None]:
 
 
 def test_it_is_found_whole_with_its_loaders(job: RealJob) -> None:
-    found = job.find()
+    found = wait_for(lambda: (seen := job.find()) and all(rank.workers for rank in seen.ranks) and seen, "its loaders")
     assert (found.launcher, found.world_size, found.local_world_size) == ("torchrun", RANKS, RANKS)
     assert found.launcher_id is not None and found.launcher_id.pid == job.launcher.pid
     assert [(one.rank, one.local_rank, one.id.pid) for one in found.ranks] == [(n, n, job.pid(n)) for n in range(RANKS)]

@@ -1,5 +1,6 @@
 """Run every scenario, and keep the results as benchmarks/results/scenarios.json. `make scenarios` runs this."""
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -91,4 +92,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m tests.scenarios", description="Play all scenarios.").parse_args()
     main()

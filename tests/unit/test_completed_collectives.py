@@ -26,33 +26,25 @@ def measure(*rounds: Round, main: int | None = MAIN) -> CollectiveProgress | Non
     )
 
 
-@pytest.mark.parametrize(
-    ("rounds", "completed", "stays_open"),
-    [
-        ([(by(MAIN, 6),), (by(MAIN, 9),)], 3, False),
-        ([(by(MAIN, 5), by(MAIN, 6, "open")), (by(MAIN, 8), by(MAIN, 9, "open"))], 3, False),
-        ([(by(MAIN, 6, "open"),), (by(MAIN, 6, "open"), by(MAIN, 9, "open"))], 0, True),
-        ([(by(MAIN, 6, "open"), by(MAIN, 7)), (by(MAIN, 6, "open"), by(MAIN, 9))], 0, True),
-        ([(by(MAIN, 6), by(BEAT, 3)), (by(MAIN, 6), by(BEAT, 9))], 0, False),
-        ([(by(MAIN, 6), by(BEAT, 3, thread="autograd")), (by(MAIN, 6), by(BEAT, 9, thread="autograd"))], 6, False),
-        ([(record(3, id=3),), (record(5, id=5),)], 2, False),
-        ([(by(MAIN, 6, reset_epoch=0),), (by(MAIN, 9, reset_epoch=1),)], 0, False),
-        ([(by(MAIN, 6, p2p_seq=2),), (by(MAIN, 6, p2p_seq=7, is_p2p=True),)], 5, False),
-        ([(by(MAIN, 6),)], None, False),
-    ],
-    ids=[
-        "all completed",
-        "waits in the newest",
-        "enqueued ahead",
-        "completed behind an open one",
-        "heartbeat of another thread",
-        "autograd",
-        "unknown threads",
-        "recorder made anew",
-        "send and recv",
-        "one round",
-    ],
-)
+ROUNDS = {
+    "all completed": ([(by(MAIN, 6),), (by(MAIN, 9),)], 3, False),
+    "waits in the newest": ([(by(MAIN, 5), by(MAIN, 6, "open")), (by(MAIN, 8), by(MAIN, 9, "open"))], 3, False),
+    "enqueued ahead": ([(by(MAIN, 6, "open"),), (by(MAIN, 6, "open"), by(MAIN, 9, "open"))], 0, True),
+    "completed behind an open one": ([(by(MAIN, 6, "open"), by(MAIN, 7)), (by(MAIN, 6, "open"), by(MAIN, 9))], 0, True),
+    "heartbeat of another thread": ([(by(MAIN, 6), by(BEAT, 3)), (by(MAIN, 6), by(BEAT, 9))], 0, False),
+    "autograd": (
+        [(by(MAIN, 6), by(BEAT, 3, thread="autograd")), (by(MAIN, 6), by(BEAT, 9, thread="autograd"))],
+        6,
+        False,
+    ),
+    "unknown threads": ([(record(3, id=3),), (record(5, id=5),)], 2, False),
+    "recorder made anew": ([(by(MAIN, 6, reset_epoch=0),), (by(MAIN, 9, reset_epoch=1),)], 0, False),
+    "send and recv": ([(by(MAIN, 6, p2p_seq=2),), (by(MAIN, 6, p2p_seq=7, is_p2p=True),)], 5, False),
+    "one round": ([(by(MAIN, 6),)], None, False),
+}
+
+
+@pytest.mark.parametrize(("rounds", "completed", "stays_open"), ROUNDS.values(), ids=ROUNDS)
 def test_operations_before_the_oldest_open_one_are_completed(
     rounds: list[Round], completed: int | None, *, stays_open: bool
 ) -> None:
@@ -60,31 +52,26 @@ def test_operations_before_the_oldest_open_one_are_completed(
     assert (measured.completed, measured.stays_open) == (completed, stays_open)
 
 
-@pytest.mark.parametrize(
-    ("rounds", "is_standing"),
-    [
-        ([(by(MAIN, 6, "open"),), (by(MAIN, 6, "open"),)], True),
-        ([(by(MAIN, 6, "open"),), (by(MAIN, 6), by(MAIN, 7, "open"))], False),
-        ([(by(MAIN, 2), by(BEAT, 6, "open")), (by(MAIN, 2), by(BEAT, 6, "open"))], True),
-        ([(by(MAIN, 2), by(BEAT, 6, "open")), (by(MAIN, 2), by(BEAT, 7, "open"))], False),
-        ([(by(BEAT, 2, "open"), by(MAIN, 6, "open")), (by(BEAT, 9, "open"), by(MAIN, 6, "open"))], True),
-        ([(by(MAIN, 5), by(BEAT, 6, "open")), (by(BEAT, 6, "open"), by(MAIN, 8))], False),
-        ([(by(MAIN, 6),), (by(MAIN, 6),)], False),
-        ([(by(MAIN, 6, "open"),)], False),
-        ([(), (by(MAIN, 6, "open"),)], False),
-    ],
-    ids=[
-        "keeps it",
-        "another one",
-        "a hook's thread keeps it",
-        "a side thread goes on",
-        "a side thread goes on in a hang",
-        "a checkpoint is open while the main thread goes on",
-        "standing counters",
-        "one round",
-        "none before",
-    ],
-)
+STANDS = {
+    "keeps it": ([(by(MAIN, 6, "open"),), (by(MAIN, 6, "open"),)], True),
+    "another one": ([(by(MAIN, 6, "open"),), (by(MAIN, 6), by(MAIN, 7, "open"))], False),
+    "a hook's thread keeps it": ([(by(MAIN, 2), by(BEAT, 6, "open")), (by(MAIN, 2), by(BEAT, 6, "open"))], True),
+    "a side thread goes on": ([(by(MAIN, 2), by(BEAT, 6, "open")), (by(MAIN, 2), by(BEAT, 7, "open"))], False),
+    "a side thread goes on in a hang": (
+        [(by(BEAT, 2, "open"), by(MAIN, 6, "open")), (by(BEAT, 9, "open"), by(MAIN, 6, "open"))],
+        True,
+    ),
+    "a checkpoint is open while the main thread goes on": (
+        [(by(MAIN, 5), by(BEAT, 6, "open")), (by(BEAT, 6, "open"), by(MAIN, 8))],
+        False,
+    ),
+    "standing counters": ([(by(MAIN, 6),), (by(MAIN, 6),)], False),
+    "one round": ([(by(MAIN, 6, "open"),)], False),
+    "none before": ([(), (by(MAIN, 6, "open"),)], False),
+}
+
+
+@pytest.mark.parametrize(("rounds", "is_standing"), STANDS.values(), ids=STANDS)
 def test_rank_with_the_same_oldest_open_operation_stands(rounds: list[Round], *, is_standing: bool) -> None:
     measured = measure(*rounds)
     assert measured is not None and measured.is_standing is is_standing

@@ -10,6 +10,7 @@ CASES ?=
 # The suite waits more than it works: three times as many workers as a small machine has cores.
 WORKERS ?= 6
 PYTEST = $(BIN)/python -m pytest --dist load --tx '$(WORKERS)*popen//python=tests/worker $(BIN)/python'
+COLLECT = $(BIN)/python -m pytest -n0 --collect-only -qq
 # Compiled once: each worker and each of a thousand starts of hangwatch would do it again.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -50,8 +51,10 @@ quick: check
 	$(PYTEST) -q -m 'not torch' $(PYTEST_ARGS) tests/unit
 
 # Everything once that needs no special machine, in nine minutes on two cores. The rest runs in `make long`.
+# Two processes compile the tests first: otherwise each worker does it by itself.
 test: $(VENV)/.test
-	$(BIN)/python -m compileall -q hangwatch
+	$(BIN)/python -m compileall -q -j 0 hangwatch
+	$(COLLECT) tests/unit >/dev/null & $(COLLECT) --ignore tests/unit >/dev/null; wait
 	$(PYTEST) -m 'not series and not machines' $(PYTEST_ARGS)
 
 # What takes long: series with real frameworks, series of verdicts, soak, fuzzing. Run the parts that a change touches.
@@ -145,6 +148,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.prose
 
 # No golden needs torch. A golden that does is marked `torch`, and is skipped where torch is not installed.
 golden: $(VENV)/.dev

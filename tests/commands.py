@@ -1,6 +1,6 @@
 """A command of hangwatch in the process of the test, for tests about what it prints. A start takes 0.2 CPU seconds.
 
-The starts themselves are the subject of `test_cli.py`, `test_screen.py` and `test_hostile_input.py`.
+The starts themselves are the subject of `test_cli.py`, `test_top.py` and `test_hostile_input.py`.
 """
 
 import contextlib

@@ -42,21 +42,20 @@ TOGETHER = (
     "integration/test_nodes_in_namespaces.py",
     "integration/test_nodes_over_slurm.py",
     "integration/test_nodes_over_ssh.py",
+    "integration/test_recorder_jobs.py",
     "integration/test_requeue_over_slurm.py",
     "integration/test_torchrun.py",
     "test_contract.py",
 )
-# Files with jobs that are forked from one process, which takes 3 CPU seconds to import torch and what is imported late.
-FORKED = ("integration/test_flight_dumps.py", "integration/test_recorder_jobs.py")
 
 
 # Files of the lane `machines`: real systemd, Slurm, ssh, containers, browsers, Prometheus, launchers of frameworks, and
 # floods. A marker on a test of another file puts this test there, too.
-_DEPLOY = "alertmanager container fleet_rule page_texts rules runbooks systemd"
+_DEPLOY = "alertmanager container fleet_rule rules runbooks systemd"
 _INTEGRATION = """
-agentless arrivals chain demo_node engines fork_bomb frameworks hostile_environ hung_before memory_limit
-nodes_in_namespaces nodes_over_slurm nodes_over_ssh page perfetto plain_rule progress_daemon report_on_a_phone
-requeue_of_hung_job requeue_over_slurm secrets_in_exceptions silent_mount slow_nodes socket_floods titles waiting_launcher
+agentless arrivals chain demo_node engines fork_bomb frameworks hostile_environ hostile_input hung_before memory_limit
+nodes_in_namespaces nodes_over_slurm nodes_over_ssh page perfetto plain_rule progress_daemon report_on_a_phone titles
+requeue_of_hung_job requeue_over_slurm secrets_in_exceptions silent_mount slow_nodes socket_floods waiting_launcher
 """
 MACHINES = frozenset(
     f"tests/{folder}/test_{name}.py"
@@ -65,12 +64,12 @@ MACHINES = frozenset(
 )
 # Files with tests that wait, each of them for 16 seconds down to 1: the mean of (worker seconds - CPU seconds).
 _WAITING = """
-scenarios/processes integration/daemon integration/restart integration/job_libraries integration/selftest
-integration/light_capture integration/merge_urls integration/awaited_threads integration/rpc integration/demo
-integration/memory integration/check_ports integration/source_lines integration/check_nodes
-integration/ranks_without_rank integration/real_hangs integration/signatures integration/hooks
-integration/progress_counters integration/stop_while_writing integration/process_details unit/on_progress
-integration/user_socket integration/call_frames
+scenarios/processes integration/daemon integration/restart integration/job_libraries
+integration/selftest integration/hooks integration/capture integration/merge integration/awaited_threads
+integration/demo integration/memory integration/check_nodes integration/source_lines
+integration/master_refused integration/real_hangs integration/signatures
+integration/progress_counters integration/stop_while_writing integration/live_environ
+unit/on_progress integration/user_socket integration/call_frames
 """
 WAITING = [f"tests/{name.replace('/', '/test_')}.py" for name in _WAITING.split()]
 
@@ -90,7 +89,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     """Give each test to the next free worker.
 
-    A file of `TOGETHER` goes to one worker as a whole and runs first, and so do all files of `FORKED`. A third of the workers begins at the other end:
+    A file of `TOGETHER` goes to one worker as a whole and runs first. A third of the workers begins at the other end:
     unit tests need the CPU while tests of daemons wait.
     """
     from xdist.scheduler import LoadScopeScheduling
@@ -99,7 +98,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0].removeprefix("tests/")
-            return FORKED[0] if file in FORKED else file if file in TOGETHER else nodeid
+            return file if file in TOGETHER else nodeid
 
         def _assign_work_unit(self, node: WorkerController) -> None:
             if int(node.gateway.id.removeprefix("gw")) < self.numnodes // 3:

@@ -45,7 +45,6 @@ VERDICT_TESTS = (
     "unit/test_by_number.py",
     "unit/test_check_first.py",
     "unit/test_waiting_launchers.py",
-    "unit/test_resting_job.py",
     "unit/test_hangs.py",
     "unit/test_verdicts_page.py",
     "unit/test_grouping.py",
@@ -92,7 +91,7 @@ TESTS = {
     "probes/process/pyspy.py": ("unit/test_pyspy_faults.py", "integration/test_pyspy.py"),
     "probes/child.py": (
         "unit/test_child.py",
-        "unit/test_abandoned_children.py",
+        "unit/test_child.py",
         "unit/test_pyspy_faults.py",
         "integration/test_pyspy.py",
         "integration/test_pystack.py",

@@ -34,8 +34,7 @@ from hangwatch.report import dump_text  # noqa: E402
 from tests import robustness  # noqa: E402
 from tests.hangs import CASES  # noqa: E402
 from tests.unit import test_fronts  # noqa: E402
-from tests.unit.test_flight_dump import CREATED_NS, entry  # noqa: E402
-from tests.unit.test_flight_dump_analysis import OWN, WORLD, Program, recorder  # noqa: E402
+from tests.unit.test_flight_dump import CREATED_NS, OWN, WORLD, Program, entry, recorder  # noqa: E402
 
 RECORDER_CASES, INNOCENT_CASES, SUBGROUP_CASES, PARALLEL_CASES, TRACES = 60, 30, 30, 30, 40
 RANKS = range(4)

@@ -1,14 +1,16 @@
-"""Captures of real processes that act as ranks: rounds, deadlines, and ranks that end, stop or do not exist."""
+"""Captures of real processes that act as ranks: rounds, deadlines, ranks that end, stop or are frozen."""
 
 import contextlib
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,16 +24,19 @@ from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.capture.rank_dumps import ABSENT_LISTED
 from hangwatch.capture.request import CaptureRequest, NodePaths
 from hangwatch.capture.rounds import capture, job_of_pids
+from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.jobs import discovery
-from hangwatch.model import Capture, Fault, Job, ProcessDump, ProcessId, Rank, RankDump, Worker
-from hangwatch.probes.process import procfs
+from hangwatch.model import Capture, Fault, Job, ProcessDump, ProcessId, Rank, RankDump, Signature, Worker
+from hangwatch.probes.process import main_thread, procfs, pyspy
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.stacks import activity
 from hangwatch.verdict import second_round
 from hangwatch.verdict.diagnosis import Diagnosis
 from tests.conftest import wait_for
+from tests.fake_driver import FakeDriver, h100
 from tests.integration import targets
 from tests.other_users import needs_root
+from tests.real_daemon import RealDaemon
 
 QUICK = config.Capture(rounds=2, pause_seconds=0.2, dump_deadline_seconds=60.0)
 RANK = """
@@ -414,3 +419,160 @@ def test_what_a_program_makes_of_its_stacks_fills_no_memory(tmp_path: Path) -> N
     assert stack_limits.size_bytes(first.threads) + stack_limits.size_bytes(second.threads) < 400_000
     assert first.threads == second.threads, "a blocked stack is the same in each round"
     assert "not shown" in (first.threads[-1].name or "")
+
+
+RANKS, STUCK = 4, 2
+
+
+def test_light_job_that_hangs_gets_a_light_capture_and_is_then_suspected(
+    fake_driver: FakeDriver, tmp_path: Path
+) -> None:
+    with SimulatedNode(RANKS) as node, ExitStack() as stack:
+        lines = [*h100(RANKS), *(f"gpu {i} pids {pid}" for i, pid in enumerate(node.pids))]
+        fake_driver.write([*lines, "gpu all power_watts 250"])  # before the daemon: else it sees the power fall
+        daemon = stack.enter_context(RealDaemon(tmp_path / "hw", fake_driver.environ))
+        daemon.wait_for_state(node.run_id, "training")
+        assert _dumps(daemon) == 0
+        node.order(STUCK, "lock")
+        stuck = node.pids[STUCK]
+        wait_for(lambda: _is_in(stuck, "log_metrics"), "a rank that waits for its lock")
+        wait_for(lambda: targets.futex_call(stuck), "it to wait")
+        waiting = [pid for pid in node.pids if pid != stuck]
+        wait_for(lambda: _stand_in(waiting, "all_reduce"), "the other ranks to wait for it")
+        before = _switches(stuck)
+
+        fake_driver.write([*lines, "gpu all power_watts 160", f"gpu {STUCK} utilization_ratio 0"])
+        wait_for(lambda: _dumps(daemon) >= RANKS, "the first round of a light capture")
+        states, seen = [], set()
+        while daemon.job_state(node.run_id) == "training":
+            states += [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in node.pids]
+            seen.add(_switches(stuck))
+        assert set(states) <= set("RSD"), "T and t are the states of a stopped process"
+        assert seen <= {before}, "a process that is stopped and continued in a wait is scheduled once more"
+        daemon.wait_for_state(node.run_id, "hung")
+
+        assert ": taking stacks of 4 ranks: its power fell and has been flat for 3 s" in daemon.log
+        assert "training -> quiet" not in daemon.log
+        assert "ranks do not progress" in daemon.log.partition("training -> suspected")[2].splitlines()[0]
+        ((row, _),) = daemon.samples("hangwatch_incident_info")
+        assert row["named"].endswith(f":{STUCK}")
+
+        before = _switches(stuck)
+        subprocess.run([str(pyspy.find()), "dump", "--pid", str(stuck)], check=True, capture_output=True, timeout=60)
+        assert _switches(stuck) > before, "a dump with a pause would have been seen"
+
+
+def _dumps(daemon: RealDaemon) -> float:
+    return sum(value for _, value in daemon.samples("hangwatch_dump_seconds_count"))
+
+
+def _is_in(pid: int, function: str) -> bool:
+    answer = pyspy.dump(pid, deadline_seconds=60.0, mode=pyspy.DumpMode(may_pause=False))
+    return answer.json is not None and f'"{function}"'.encode() in answer.json
+
+
+def _stand_in(pids: list[int], function: str) -> bool:
+    """True if all processes are in `function` and none ran during the dumps.
+
+    A process that ran may have left another call only then.
+    """
+    before = [_switches(pid) for pid in pids]
+    return all(_is_in(pid, function) for pid in pids) and before == [_switches(pid) for pid in pids]
+
+
+def _switches(pid: int) -> int:
+    counters = main_thread.read_counters(pid, procfs.PROC)
+    assert counters is not None and counters.voluntary_switches is not None
+    return counters.voluntary_switches
+
+
+V1 = Path("/sys/fs/cgroup/freezer")
+V2 = next((root for root in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))
+           if (root / "cgroup.controllers").exists()), Path("/sys/fs/cgroup"))  # fmt: skip
+
+
+@contextlib.contextmanager
+def frozen(pid: int, root: Path) -> Iterator[str]:
+    """Move the process to a new group below a frozen group. Yield the folder of the frozen group below /sys/fs/cgroup."""
+    is_v1 = root == V1
+    switch, held, free = ("freezer.state", "FROZEN", "THAWED") if is_v1 else ("cgroup.freeze", "1", "0")
+    try:
+        above = Path(tempfile.mkdtemp(prefix="hangwatch-test-", dir=root))
+    except OSError as error:
+        pytest.skip(f"needs a writable {root}: {error}")
+    group = above / "job"
+    try:
+        if not (above / switch).exists():
+            pytest.skip(f"{root} has no freezer")
+        group.mkdir()
+        (group / "cgroup.procs").write_text(str(pid))
+        (above / switch).write_text(held)
+        wait_for(lambda: _is_frozen(group, is_v1), "the group to be frozen")
+        yield f"{root}/{above.name}".removeprefix("/sys/fs/cgroup")
+    finally:
+        with contextlib.suppress(OSError):
+            (above / switch).write_text(free)
+        with contextlib.suppress(OSError):
+            (root / "cgroup.procs").write_text(str(pid))
+        for folder in (group, above):
+            if folder.exists():
+                folder.rmdir()
+
+
+def _is_frozen(group: Path, is_v1: bool) -> bool:
+    if is_v1:
+        return (group / "freezer.state").read_text() == "FROZEN\n"
+    return "frozen 1" in (group / "cgroup.events").read_text()
+
+
+def look(*pids: int) -> Diagnosis:
+    return targets.diagnosed(job_of_pids(pids), targets.QUICK, activity.load())
+
+
+def thaw_command(root: Path, cgroup: str) -> str:
+    value, file = ("THAWED", "freezer.state") if root == V1 else ("0", "cgroup.freeze")
+    return f"`echo {value} > /sys/fs/cgroup{cgroup}/{file}`"
+
+
+def sleeping_ranks(folder: Path) -> contextlib.AbstractContextManager[list[int]]:
+    """Start three processes that all sleep at the same line."""
+    return targets.started(folder, *[targets.SLEEPING] * 3)
+
+
+@pytest.mark.parametrize("root", [V1, V2], ids=["v1", "v2"])
+def test_frozen_rank_among_sleeping_ranks_is_checked_first(tmp_path: Path, root: Path) -> None:
+    with sleeping_ranks(tmp_path) as pids, frozen(pids[1], root) as cgroup:
+        verdict = look(*pids).verdict
+    assert [hint.pid for hint in verdict.check_first] == [pids[1]]
+    assert verdict.next_step == f"thaw its control group: {thaw_command(root, cgroup)} on here"
+
+
+def test_stopped_rank_among_sleeping_ranks_is_checked_first(tmp_path: Path) -> None:
+    with sleeping_ranks(tmp_path) as pids:
+        targets.stop(pids[2])
+        verdict = look(*pids).verdict
+        os.kill(pids[2], signal.SIGCONT)
+    assert [hint.pid for hint in verdict.check_first] == [pids[2]]
+    assert f"`kill -CONT {pids[2]}`" in verdict.next_step
+
+
+@pytest.mark.parametrize("root", [V1, V2], ids=["v1", "v2"])
+def test_a_rank_in_a_frozen_control_group_is_suspended_and_the_group_is_named(tmp_path: Path, root: Path) -> None:
+    with targets.python(targets.SLEEPING, tmp_path) as pid, frozen(pid, root) as cgroup:
+        seen = look(pid)
+        (member,) = seen.grouping.members
+        assert (member.signature, member.waits.frozen_cgroup) == (Signature.STOPPED, cgroup)
+        assert member.kernel.state == ("D" if root == V1 else "S")  # v2 shows it as sleeping
+        assert seen.verdict.kind == "Suspended"
+        assert seen.verdict.message.endswith(f"is frozen: control group {cgroup} is frozen.")
+        assert seen.verdict.next_step == f"thaw its control group: {thaw_command(root, cgroup)} on here"
+        assert seen.grouping.groups[0].frames  # read without a pause: the process cannot stop
+
+
+def test_a_rank_that_was_stopped_is_suspended_and_stays_stopped(tmp_path: Path) -> None:
+    with targets.python(targets.SLEEPING, tmp_path) as pid:
+        targets.stop(pid)
+        verdict = look(pid).verdict
+        assert targets.state(pid) == "T"
+    assert (verdict.kind, verdict.named) == ("Suspended", ())
+    assert "scontrol suspend, a gang scheduler, `kill -STOP`" in verdict.message

@@ -32,7 +32,6 @@ from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.real_daemon import RealDaemon
 
-pytestmark = pytest.mark.timeout(300)
 SYS_TGKILL = 131 if platform.machine() == "aarch64" else 234
 NO_DRIVER = {**os.environ, "LD_LIBRARY_PATH": ""}
 

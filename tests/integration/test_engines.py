@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 
 from hangwatch.cli.dump import dump
@@ -13,8 +12,6 @@ from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.integration import targets
 from tests.real_daemon import RealDaemon
-
-pytestmark = pytest.mark.timeout(300)
 
 # A command line that was read before the title was set stays that of multiprocessing.
 ENGINE = """

@@ -1,4 +1,4 @@
-"""Real file locks.
+"""Real file locks, and real semaphores of multiprocessing.
 
 For a process that waits, hangwatch reports the file, and the holder by the kernel's list of locks.
 """
@@ -14,19 +14,15 @@ import pytest
 from msgspec import structs
 
 from hangwatch import config
-from hangwatch.capture.diagnosis import diagnose_job
-from hangwatch.capture.request import CaptureRequest
-from hangwatch.capture.rounds import capture, job_of_pids
+from hangwatch.capture.rounds import job_of_pids
 from hangwatch.model import FileLock, Group
-from hangwatch.probes.process import main_thread, procfs
+from hangwatch.probes.process import procfs, shared_locks
 from hangwatch.stacks import activity
-from hangwatch.stacks.activity import Table
-from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict.wording import clauses
+from tests.commands import first_line, spawn
 from tests.conftest import wait_for
 from tests.integration import targets
 
-SETTINGS = config.Capture(rounds=2, pause_seconds=0.1, dump_deadline_seconds=60.0)
 WAITS = "import fcntl\nlock = open(folder + '/the.lock', 'r+')\nready()\n{how}"
 HOLDS = """
 import fcntl, os, sys
@@ -60,12 +56,8 @@ def held(path: Path, how: str, *, is_left: bool = False) -> Iterator[subprocess.
 
 
 def seen(pid: int) -> Group:
-    wait_for(
-        lambda: (call := main_thread.read_call(pid, procfs.PROC)) and call.kind == "locks", "the call for the lock"
-    )
-    (group,) = group_ranks(
-        capture(job_of_pids([pid]), CaptureRequest(settings=SETTINGS, node="here")), Table(()), SETTINGS
-    ).groups
+    targets.wait_for_call(pid, "locks")
+    (group,) = targets.grouped(targets.job_of([pid])).groups
     return group
 
 
@@ -92,9 +84,7 @@ def test_a_holder_that_ended_and_left_the_lock_to_its_child_is_not_made_up(tmp_p
 
 def test_sleeping_rank_waits_for_no_file_lock(tmp_path: Path) -> None:
     with targets.python(targets.SLEEPING, tmp_path) as pid:
-        (group,) = group_ranks(
-            capture(job_of_pids([pid]), CaptureRequest(settings=SETTINGS, node="here")), Table(()), SETTINGS
-        ).groups
+        (group,) = targets.grouped(targets.job_of([pid])).groups
     assert [member.waits.file_lock for member in group.members] == [None]
 
 
@@ -142,14 +132,9 @@ def test_holder_of_lock_file_is_known_if_the_pollers_have_it_open(tries: str, is
     """Rank 0 holds the lock and is blocked; the others try to take it again and again."""
     lock = tmp_path / "the.lock"
     lock.touch()
-    with contextlib.ExitStack() as stack:
-        pids = []
-        for number, code in enumerate((KEEPS, tries, tries, tries)):
-            (tmp_path / str(number)).mkdir()
-            pids.append(stack.enter_context(targets.python(code, tmp_path / str(number), LOCK=str(lock))))
-        job = structs.replace(job_of_pids(pids), world_size=4)
-        settings = structs.replace(SETTINGS, rounds=3, pause_seconds=0.5)
-        look = diagnose_job(job, CaptureRequest(settings=settings, node="here"), TABLE)
+    with targets.started(tmp_path, KEEPS, tries, tries, tries, LOCK=str(lock)) as pids:
+        settings = structs.replace(targets.QUICK, rounds=3, pause_seconds=0.5)
+        look = targets.diagnosed(targets.job_of(pids), settings, TABLE)
     held = {member.id.pid: member.waits.file_lock for member in look.grouping.members}
     holders = [lock and lock.holder_pid for lock in map(held.get, pids[1:])]
     assert holders == ([pids[0]] * 3 if is_open else [None] * 3)
@@ -158,3 +143,75 @@ def test_holder_of_lock_file_is_known_if_the_pollers_have_it_open(tries: str, is
         pointed = [rank.pid for rank in (*look.verdict.named, *look.verdict.check_first)]
         assert pointed == [pids[0]], look.verdict.message
         assert str(lock) in look.verdict.message
+
+
+# Each rank opens the semaphore by its name, as ranks of a torchrun job must.
+OPENS = """
+import _multiprocessing, os, sys
+def the_lock(name, is_mine):
+    return _multiprocessing.SemLock(1, 1, 1, name, False) if is_mine else _multiprocessing.SemLock._rebuild(0, 1, 1, name)
+"""
+HOLDS_SEMAPHORE = (
+    OPENS
+    + """
+lock = the_lock(sys.argv[1], True)
+lock.acquire()
+print("held", flush=True)
+sys.stdin.read()
+_multiprocessing.sem_unlink(sys.argv[1])
+"""
+)
+AWAITS_SEMAPHORE = OPENS + "lock = the_lock({name!r}, False)\nready()\nlock.acquire()"
+OF_A_THREAD = "import threading\nlock = threading.Lock()\nlock.acquire()\nready()\nlock.acquire()"
+OF_ITS_CHILD = """
+import multiprocessing, os
+lock = multiprocessing.get_context("fork").Lock()
+lock.acquire()
+if not os.fork():
+    import time
+    time.sleep(600)
+ready()
+lock.acquire()
+"""
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    return f"/hangwatch-{abs(hash(request.node.nodeid)) % 10**9}"
+
+
+@contextlib.contextmanager
+def held_semaphore(name: str) -> Iterator[int]:
+    """Start a process that holds the semaphore `name`. Yield its pid."""
+    with spawn(sys.executable, "-c", HOLDS_SEMAPHORE, name) as holder:
+        assert first_line(holder) == "held"
+        yield holder.pid
+
+
+def seen_at_semaphore(*pids: int) -> Group:
+    """Capture these ranks. Return the group of the last rank, which waits in futex(2)."""
+    wait_for(lambda: targets.futex_call(pids[-1]), "the wait for the lock")
+    groups = targets.grouped(job_of_pids(pids)).groups
+    return next(group for group in groups if any(member.id.pid == pids[-1] for member in group.members))
+
+
+def test_rank_waiting_for_a_shared_semaphore_waits_for_a_lock(name: str, tmp_path: Path) -> None:
+    with held_semaphore(name) as holder, targets.python(AWAITS_SEMAPHORE.format(name=name), tmp_path) as pid:
+        group = seen_at_semaphore(holder, pid)
+        alone = seen_at_semaphore(pid)
+    assert [member.waits.shares_lock for member in group.members] == [True]
+    assert group.waits_for == "lock", "by measurement: the table is empty"
+    assert clauses.describe_activity(group) == "waits for a lock in memory shared with another rank"
+    assert [member.waits.shares_lock for member in alone.members] == [False], "no other process of its job has it"
+
+
+@pytest.mark.parametrize("code", [OF_A_THREAD, OF_ITS_CHILD], ids=["of a thread", "of a child that is not a rank"])
+def test_a_lock_of_its_own_is_not_shared(code: str, name: str, tmp_path: Path) -> None:
+    with held_semaphore(name) as other, targets.python(code, tmp_path) as pid:
+        group = seen_at_semaphore(other, pid)
+    assert not any(member.waits.shares_lock for member in group.members)
+
+
+def test_of_a_process_that_is_gone_nothing_is_said() -> None:
+    assert shared_locks.awaited_address(1 << 22, procfs.PROC) is None
+    assert shared_locks.regions(1 << 22, procfs.PROC) == {}

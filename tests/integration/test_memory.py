@@ -17,7 +17,6 @@ from tests.conftest import wait_for
 from tests.locked_memory_processes import polling
 
 NOBODY = 65534
-pytestmark = pytest.mark.timeout(300)
 
 
 def test_memory_that_gives_no_answer_costs_a_child_and_half_a_second(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from hangwatch import config
 from hangwatch.capture.request import CaptureRequest, NodePaths
 from hangwatch.capture.rounds import capture
 from hangwatch.formats.pyspy_json import parse_json
-from hangwatch.model import Fault, Job, ProcessDump, Rank
+from hangwatch.model import Fault, ProcessDump
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import pyspy, pystack
 from hangwatch.probes.process.pyspy import PyspyAnswer
-from tests.conftest import identity, wait_for
+from tests.conftest import wait_for
 from tests.fake_pyspy import fake_pyspy
 from tests.integration import targets
 from tests.node_tree import job, real_rank, run
@@ -75,11 +75,10 @@ time.sleep(600)
 
 
 def one_look(pid: int, tmp_path: Path, body: str = FOREIGN, **settings: object) -> ProcessDump:
-    one_job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=(Rank(id=identity(pid), rank=0, local_rank=0),))
     given = {"rounds": 1, "dump_deadline_seconds": 60.0, "round_deadline_seconds": 120.0} | settings
     limits = config.Capture(**given)  # type: ignore[arg-type]
     seen = capture(
-        one_job,
+        targets.job_of([pid]),
         CaptureRequest(settings=limits, node="n", paths=NodePaths(pyspy_path=fake_pyspy(tmp_path / "bin", body))),
     )
     return seen.ranks[0].rounds[0]

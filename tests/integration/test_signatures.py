@@ -124,52 +124,32 @@ def measured(job: Job, utilization_ratio: float | None = None, search_seconds: f
     gpu = GpuSample(index=0, uuid="GPU-0", power_watts=120.0, utilization_ratio=utilization_ratio)
     sweep = GpuSweep(taken_monotonic_seconds=0.0, taken_unix_seconds=0.0, gpus=(gpu,))
     sources = GpuSources(read_sweep=lambda: sweep)
-    request = CaptureRequest(settings=SETTINGS, node="here", gpus=sources, search_seconds=search_seconds)
-    (member,) = group_ranks(capture(job, request), Table(()), SETTINGS).members
+    (member,) = targets.grouped(job, SETTINGS, gpus=sources, search_seconds=search_seconds).members
     return member
 
 
-@pytest.mark.parametrize(
-    ("code", "use", "expected"),
-    [
-        (SPINS, 1.0, Signature.BEHIND_GPU),
-        (SPINS, 0.0, Signature.SPINS),
-        (PYTHON_SPINS, 1.0, Signature.SPINS),
-        (READS_MAPPING, 0.0, Signature.TRANSFERS),
-        (POLLS, 0.0, Signature.POLLS),
-        (SLEEPS_AGAIN, 0.0, Signature.POLLS),
-        (SELECTS_NOTHING, 0.0, Signature.POLLS),
-        (SLEEPS_ONCE, 0.0, Signature.BLOCKED),
-        (LOCKED, 0.0, Signature.BLOCKED),
-        (LOCKED, 1.0, Signature.BEHIND_GPU),
-        (OPENS_FIFO, 1.0, Signature.BLOCKED),
-        (READS_EVENT, 1.0, Signature.BEHIND_GPU),
-        (SLEEPS_ONCE, 1.0, Signature.BLOCKED),
-        (WRITES_METRICS + OPENS_FIFO, 0.0, Signature.BLOCKED),
-        (WRITES_METRICS + LOCKED, 0.0, Signature.TRANSFERS),
-        (POLLS, 1.0, Signature.POLLS),
-        (LONE_CHILD, 0.0, Signature.AWAITS_OUTSIDE),
-    ],
-    ids=[
-        "behind its GPU",
-        "spins",
-        "spins in Python",
-        "reads a mapping",
-        "polls",
-        "sleeps longer than between two rounds, again and again",
-        "sleeps in select",
-        "sleeps once",
-        "locked",
-        "blocked behind its GPU",
-        "opens a FIFO without a writer, whatever its GPU reads",
-        "reads an eventfd, which its GPU may signal",
-        "sleeps, whatever its GPU reads",
-        "opens a FIFO, and another thread writes",
-        "waits for a lock, maybe of the thread that writes",
-        "polls, whatever its GPU reads",
-        "a child sleeps",
-    ],
-)
+ALONE = {
+    "behind its GPU": (SPINS, 1.0, Signature.BEHIND_GPU),
+    "spins": (SPINS, 0.0, Signature.SPINS),
+    "spins in Python": (PYTHON_SPINS, 1.0, Signature.SPINS),
+    "reads a mapping": (READS_MAPPING, 0.0, Signature.TRANSFERS),
+    "polls": (POLLS, 0.0, Signature.POLLS),
+    "sleeps longer than between two rounds, again and again": (SLEEPS_AGAIN, 0.0, Signature.POLLS),
+    "sleeps in select": (SELECTS_NOTHING, 0.0, Signature.POLLS),
+    "sleeps once": (SLEEPS_ONCE, 0.0, Signature.BLOCKED),
+    "locked": (LOCKED, 0.0, Signature.BLOCKED),
+    "blocked behind its GPU": (LOCKED, 1.0, Signature.BEHIND_GPU),
+    "opens a FIFO without a writer, whatever its GPU reads": (OPENS_FIFO, 1.0, Signature.BLOCKED),
+    "reads an eventfd, which its GPU may signal": (READS_EVENT, 1.0, Signature.BEHIND_GPU),
+    "sleeps, whatever its GPU reads": (SLEEPS_ONCE, 1.0, Signature.BLOCKED),
+    "opens a FIFO, and another thread writes": (WRITES_METRICS + OPENS_FIFO, 0.0, Signature.BLOCKED),
+    "waits for a lock, maybe of the thread that writes": (WRITES_METRICS + LOCKED, 0.0, Signature.TRANSFERS),
+    "polls, whatever its GPU reads": (POLLS, 1.0, Signature.POLLS),
+    "a child sleeps": (LONE_CHILD, 0.0, Signature.AWAITS_OUTSIDE),
+}
+
+
+@pytest.mark.parametrize(("code", "use", "expected"), ALONE.values(), ids=ALONE)
 def test_a_rank_alone(code: str, use: float, expected: Signature, tmp_path: Path) -> None:
     # A process that wakes during its dump was not seen awake. On a busy machine dumps take long.
     looks = 4 if expected is Signature.POLLS else 1
@@ -208,8 +188,7 @@ def test_signature_of_a_rank_waiting_for_its_gpu_uses_link_traffic(
             sources = GpuSources(read_sweep=lambda: sweep, read_traffic=partial(query.traffic, sampler))
 
             def counted() -> Member | None:
-                taken = capture(job, CaptureRequest(settings=SETTINGS, node="here", gpus=sources))
-                (member,) = group_ranks(taken, Table(()), SETTINGS).members
+                (member,) = targets.grouped(job, SETTINGS, gpus=sources).members
                 is_known = (member.gpu.pcie_bytes_per_second is not None) is bool(counters)
                 return member if is_known else None  # the driver may need more than the second that it has
 
@@ -241,27 +220,18 @@ os.read(back, 1)
 """
 
 
-@pytest.mark.parametrize(
-    ("code", "where"),
-    [
-        (READS_FIFO, "{folder}/fifo"),
-        (WRITES_FIFO, "{folder}/fifo"),
-        (ORPHANS_PIPE, "a pipe; no process of its job has its other end"),
-        (FIFO_OF_CHILD, None),
-        (OWN_WORKER, None),
-        (OWN_PIPE, None),
-        (LOCKED, None),
-    ],
-    ids=[
-        "reads a FIFO",
-        "writes a full FIFO",
-        "an orphan's pipe",
-        "a child's FIFO",
-        "a worker's pipe",
-        "own pipe",
-        "lock",
-    ],
-)
+PLACES = {
+    "reads a FIFO": (READS_FIFO, "{folder}/fifo"),
+    "writes a full FIFO": (WRITES_FIFO, "{folder}/fifo"),
+    "an orphan's pipe": (ORPHANS_PIPE, "a pipe; no process of its job has its other end"),
+    "a child's FIFO": (FIFO_OF_CHILD, None),
+    "a worker's pipe": (OWN_WORKER, None),
+    "own pipe": (OWN_PIPE, None),
+    "lock": (LOCKED, None),
+}
+
+
+@pytest.mark.parametrize(("code", "where"), PLACES.values(), ids=PLACES)
 def test_rank_blocked_on_a_file_or_pipe_outside_its_job_is_stuck_on_it(
     code: str, where: str | None, tmp_path: Path
 ) -> None:
@@ -439,12 +409,7 @@ peer.recv(1)
     with targets.python(listens, tmp_path / "one") as first:
         port = int((tmp_path / "one/port").read_text())
         with targets.python(RECEIVES.format(port=port), tmp_path / "two") as second:
-            ranks = tuple(
-                replace(job_of(pid).ranks[0], rank=number, local_rank=number)
-                for number, pid in enumerate((first, second))
-            )
-            taken = capture(replace(job_of(first), ranks=ranks), CaptureRequest(settings=SETTINGS, node="here"))
-    grouping = group_ranks(taken, Table(()), SETTINGS)
+            grouping = targets.grouped(targets.job_of((first, second)), SETTINGS)
     assert {member.signature for member in grouping.members} == {Signature.BLOCKED}
 
 
@@ -465,9 +430,7 @@ def test_rank_in_a_debugger_waits_for_a_person() -> None:
         while b"(Pdb)" not in said:
             said += os.read(ours, 4096)
         targets.wait_until_blocked(child.pid)
-        settings = replace(SETTINGS, rounds=2, pause_seconds=0.2)
-        taken = capture(job_of_pids([child.pid]), CaptureRequest(settings=settings, node="here"))
-        (group,) = group_ranks(taken, activity.load(), settings).groups
+        (group,) = targets.grouped(job_of_pids([child.pid]), table=activity.load()).groups
     finally:
         child.kill()
         child.wait(timeout=60)
@@ -501,3 +464,40 @@ def test_rank_in_debugpy_polls(comes: bool) -> None:
     assert (nameless.signature, nameless.motion) == (Signature.POLLS, Motion.UNKNOWN)
     (group,) = group_ranks(taken, activity.load(), SETTINGS).groups
     assert clauses.describe_activity(group) == "is in a debugger and waits for a person"
+
+
+# TCP as between nodes: over shared memory TensorPipe always polls in its own thread.
+RANK = """
+import hashlib, os, threading
+import torch.distributed.rpc as rpc
+lock = threading.Lock()
+lock.acquire()
+def locks():
+    ready()
+    lock.acquire()
+def computes():
+    ready()
+    while True:
+        hashlib.pbkdf2_hmac("sha256", b"a", b"b", 100000)
+options = rpc.TensorPipeRpcBackendOptions(
+    rpc_timeout=3600, init_method="file://{meeting}", _transports=["uv"], _channels=["basic"]
+)
+"""
+CLIENT = RANK + "ready()\nrpc.init_rpc('client', rank=0, world_size=2, rpc_backend_options=options)\n"
+SERVER = RANK + "rpc.init_rpc('server', rank=1, world_size=2, rpc_backend_options=options)\nrpc.shutdown()\n"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("does", "expected"),
+    [("locks", Signature.BLOCKED), ("computes", Signature.UNKNOWN)],
+)
+def test_rank_waiting_by_rpc_is_blocked(does: str, expected: Signature, tmp_path: Path) -> None:
+    programs = (CLIENT + f"rpc.rpc_sync('server', {does})\n", SERVER)
+    meeting = str(tmp_path / "meeting")
+    with targets.started(tmp_path, *(each.replace("{meeting}", meeting) for each in programs)) as (asks, asked):
+        taken = capture(job_of_pids([asks, asked]), CaptureRequest(settings=SETTINGS, node="here"))
+    measured = {one.id.pid: one.signature for one in group_ranks(taken, Table(()), SETTINGS).members}
+    assert measured == {asks: Signature.BLOCKED, asked: expected}
+    named = {group.members[0].id.pid: group for group in group_ranks(taken, activity.load(), SETTINGS).groups}
+    assert (named[asks].activity, named[asks].operation) == ("rpc_wait", "rpc_sync")

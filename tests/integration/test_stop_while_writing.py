@@ -35,8 +35,6 @@ from tests.other_users import needs_root
 from tests.real_daemon import RealDaemon
 from tests.soak import sigterms_at_writes as sigterms
 
-pytestmark = pytest.mark.timeout(300)
-
 
 @pytest.mark.parametrize("seed", range(3))
 def test_sigterm_while_an_incident_is_written_keeps_it(fake_nvml_library: Path, tmp_path: Path, seed: int) -> None:

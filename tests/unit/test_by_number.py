@@ -1,7 +1,10 @@
-"""Verdicts by sequence numbers and stacks together: the named rank and the text."""
+"""Verdicts by sequence numbers and stacks together: the named rank and the text. Ranks frozen for good."""
+
+from typing import Any
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from hangwatch.fleet.merge import merge_all
 from hangwatch.model import (
@@ -22,11 +25,15 @@ from hangwatch.model import (
     RecorderFacts,
     Rests,
     Signature,
+    StackFacts,
     Usage,
     Verdict,
     Waits,
 )
 from hangwatch.verdict import judge
+from hangwatch.verdict.frozen_calls import with_frozen_ranks
+from hangwatch.verdict.permanence import find_permanent, find_waiting
+from tests import samples
 from tests.unit.test_waitfor import WORLD, done, member, record, recorder, standing, waits
 
 WAIT = Frame(function="all_reduce", file="torch/distributed/distributed_c10d.py", line=9)
@@ -455,3 +462,154 @@ def test_rank_with_different_gpu_is_checked_first_after_all_have_joined(
     assert phrase in verdict.message
     assert all("XID" in one.settle for one in verdict.check_first)
     assert ("Check rank" in verdict.message) == bool(first)
+
+
+AWAITS_CHILD = KernelCall(name="wait4", says="wait4() for", rounds=3, child_pid=9, child_state="T")
+FULL = Frame(function="read_shard", file="train.py", line=3)
+FIFO: dict[str, Any] = {"waits": Waits(object="file"), "kernel": KernelFacts(wchan="wait_for_partner")}
+
+
+def at_work(member: Member, **given: Any) -> Member:
+    usage = Usage(switches_per_second=0.0)
+    values = {
+        "usage": usage,
+        "stack": StackFacts(user_frames=(FULL,)),
+        "rounds": 3,
+        "signature": Signature.GPU_WORKS,
+        "motion": Motion.MOVING,
+        **given,
+    }
+    return structs.replace(member, **values)
+
+
+def job(odd: Member, *, others: int = 3, **given: Any) -> Grouping:
+    waiting = tuple(at_work(standing(rank, waits(6)), **given) for rank in range(others))
+    return Grouping(
+        groups=(
+            Group(key="w", activity="collective_wait", waits_for="ranks", members=waiting),
+            Group(key="o", activity="unknown", frames=(FULL,), members=(odd,)),
+        ),
+        world_size=4,
+    )
+
+
+def motions(grouping: Grouping) -> set[Motion]:
+    return {member.motion for member in with_frozen_ranks(grouping).members}
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        FIFO,
+        {"waits": Waits(file_lock=FileLock(path="/data/lock", holder_pid=77))},
+        {"kernel": KernelFacts(call=AWAITS_CHILD), "waits": Waits(object="child")},
+        {**FIFO, "signature": Signature.BLOCKED, "motion": Motion.FROZEN},
+    ],
+    ids=["a FIFO", "a lock of another process", "a stopped child", "only the others' GPUs are at work"],
+)
+def test_rank_held_in_a_call_is_frozen_with_the_ranks_that_wait_for_it(held: dict[str, Any]) -> None:
+    assert motions(job(at_work(standing(3, done(5)), **held))) == {Motion.FROZEN}
+
+
+@pytest.mark.parametrize(
+    ("main_cpu_ratio", "motion"), [(0.01, Motion.FROZEN), (0.6, Motion.MOVING), (None, Motion.MOVING)]
+)
+def test_rank_that_tries_its_collective_again_progresses_only_if_it_computes(
+    main_cpu_ratio: float | None, motion: Motion
+) -> None:
+    odd = at_work(standing(3, done(5)), **FIFO, signature=Signature.BLOCKED, motion=Motion.FROZEN)
+    usage = Usage(switches_per_second=9.0, main_cpu_ratio=main_cpu_ratio)
+    tried = with_frozen_ranks(job(odd, signature=Signature.COMPUTES, usage=usage))
+    assert [member.motion for member in tried.members] == [*[motion] * 3, Motion.FROZEN]
+
+
+MAY_STILL_JOIN = {
+    "it evaluates": at_work(standing(3, done(5))),
+    "it returns from its calls": at_work(standing(3, done(5)), **{**FIFO, "usage": Usage(switches_per_second=0.4)}),
+    "switches were not counted": at_work(standing(3, done(5)), **{**FIFO, "usage": Usage()}),
+    "it reads a slow mount in one call": at_work(
+        standing(3, done(5)), waits=Waits(object="file"), kernel=KernelFacts(wchan="folio_wait_bit")
+    ),
+    "it receives from outside": at_work(standing(3, done(5)), waits=Waits(object="socket", awaited=None)),
+    "it waits for a child that works": at_work(
+        standing(3, done(5)), waits=Waits(object="child"), kernel=KernelFacts(wchan="do_wait")
+    ),
+    "the holder of its lock is unknown": at_work(
+        standing(3, done(5)), waits=Waits(file_lock=FileLock(path="/data/lock"))
+    ),
+    "it has joined": at_work(standing(3, {WORLD: (6, 6)}), **FIFO),
+}
+
+
+@pytest.mark.parametrize("odd", MAY_STILL_JOIN.values(), ids=MAY_STILL_JOIN)
+def test_rank_that_may_still_join_keeps_the_motion_that_power_shows(odd: Member) -> None:
+    assert motions(job(odd)) == {Motion.MOVING}
+
+
+def test_rank_is_not_frozen_if_another_rank_of_the_job_is_unknown() -> None:
+    assert motions(job(at_work(standing(3, done(5)), **FIFO), others=2)) == {Motion.MOVING}
+
+
+def with_odd(signature: Signature, kernel: KernelFacts | None = None, waits_facts: Waits | None = None) -> Grouping:
+    """Return a grouping in which all ranks except rank 3 wait in a collective."""
+    odd = replace(samples.member(3), signature=signature, kernel=kernel or KernelFacts(), waits=waits_facts or Waits())
+    group = Group(key="odd", activity="unknown", waits_for="nothing", members=(odd,), gone=signature is Signature.GONE)
+    return Grouping(groups=(samples.waiting(rank for rank in range(8) if rank != 3), group), world_size=8)
+
+
+def permanent(grouping: Grouping) -> list[int | None]:
+    odd = grouping.groups[-1].members[0].id
+    named = Verdict(kind="OutsideCollective", message="Rank 3.", named=(odd,))
+    return [rank.rank for rank in find_permanent(grouping, named)]
+
+
+def reading(state: str, kind: str = "pipe") -> KernelFacts:
+    target = CallTarget(kind=kind, what="pipe:[7]", other_pid=9, other_comm="loader", other_state=state)  # type: ignore[arg-type]
+    return KernelFacts(call=KernelCall(name="read", says="read from", rounds=3, descriptors=1, behind=(target,)))
+
+
+@pytest.mark.parametrize(
+    ("grouping", "is_permanent"),
+    [
+        (with_odd(Signature.GONE), True),
+        (with_odd(Signature.STOPPED), True),
+        (with_odd(Signature.STOPPED, waits_facts=Waits(tracer="gdb (pid 8)")), False),
+        (with_odd(Signature.STOPPED, waits_facts=Waits(frozen_cgroup="/pod")), False),
+        (with_odd(Signature.BLOCKED), False),
+        (with_odd(Signature.BLOCKED, reading("T")), True),
+        (with_odd(Signature.BLOCKED, reading("S")), False),
+        (with_odd(Signature.BLOCKED, reading("T", "connection")), False),
+    ],
+    ids=["gone", "stopped", "traced", "frozen", "blocked", "stopped peer", "living peer", "connection"],
+)
+def test_named_rank_is_permanent_by_its_state(grouping: Grouping, is_permanent: bool) -> None:
+    assert permanent(grouping) == ([3] if is_permanent else [])
+
+
+def test_no_rank_is_permanent_if_none_waits_for_it() -> None:
+    grouping = with_odd(Signature.STOPPED)
+    alone = replace(grouping, groups=grouping.groups[1:])
+    assert not list(find_waiting(alone)) and permanent(alone) == []
+
+
+def test_rank_that_ended_while_others_leave_the_job_is_not_permanent() -> None:
+    grouping = with_odd(Signature.GONE)
+    leaving = replace(grouping.groups[0], activity="leaving")
+    assert permanent(replace(grouping, groups=(leaving, grouping.groups[1]))) == []
+
+
+def test_rank_that_is_not_named_is_not_permanent() -> None:
+    grouping = with_odd(Signature.STOPPED)
+    assert find_permanent(grouping, Verdict(kind="CannotTell", message="No rank can be named.")) == frozenset()
+
+
+def test_cycle_by_sequence_numbers_is_permanent() -> None:
+    """Rank 0 waits in its group for rank 1, which waits in the default group for rank 0."""
+    first = standing(0, waits(3, "1") | done(2))
+    second = standing(1, waits(3) | done(2, "1"))
+    grouping = Grouping(
+        groups=(Group(key="w", activity="collective_wait", waits_for="ranks", members=(first, second)),), world_size=2
+    )
+    verdict = judge.judge(grouping)
+    assert verdict.kind == "Cycle", verdict
+    assert {rank.rank for rank in find_permanent(grouping, verdict)} == {0, 1}

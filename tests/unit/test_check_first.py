@@ -1,14 +1,19 @@
-"""The rank to check first, by measurements. The groups are made by hand, so that only this rule decides."""
+"""The rank to check first and the recommended action, by measurements. The groups are made by hand."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from hangwatch.jobs.likely_ranks import describe, find_likely_ranks, find_ranks_below
 from hangwatch.model import (
+    CRASHED,
     Awaited,
     CallTarget,
     Confidence,
+    Died,
+    Fault,
     FileLock,
     Frame,
     GpuReadings,
@@ -16,20 +21,33 @@ from hangwatch.model import (
     Grouping,
     KernelCall,
     KernelFacts,
+    KernelLine,
     Member,
     Motion,
+    PastHang,
+    PortUse,
+    Process,
+    ProcessId,
     RankId,
     Signature,
+    Sleep,
     Stack,
     StackFacts,
+    Store,
     Usage,
     Verdict,
     Waits,
     WorkerCall,
 )
+from hangwatch.stacks import activity
+from hangwatch.verdict import recommendation
 from hangwatch.verdict.judge import judge
+from hangwatch.verdict.recommendation import History, with_action
 from hangwatch.verdict.wording import group_text
+from hangwatch.verdict.wording.action_text import describe_action
+from hangwatch.verdict.wording.guidance import where_to_look
 from hangwatch.verdict.wording.next_steps import next_step
+from tests import hangs
 from tests.unit.test_waitfor import done, standing, waits
 
 BACKWARD = (Frame(function="backward", file="torch/_tensor.py", line=581), Frame(function="train", file="a.py", line=9))
@@ -302,3 +320,494 @@ def test_lock_holder_with_the_same_pid_on_another_node_is_distinct() -> None:
     moved = tuple(replace(member, id=replace(member.id, node="n2")) for member in there.members)
     message = judge(Grouping(groups=(group_in_own_code(range(1)), replace(there, members=moved), here))).message
     assert "and holds the lock of /data/here, for which ranks 1-2 on n1 wait" in message
+
+
+LINE = Frame(function="save", file="train.py", line=48)
+OPEN = KernelCall(name="openat", says="openat() on", rounds=2, path="data/shard-3")
+LOCK = FileLock(path="/data/x.lock", holder_pid=44, holder_comm="rsync")
+PIPE = CallTarget(kind="pipe", what="pipe:[7]", other_pid=55, other_comm="tokenizer")
+PEER = CallTarget(kind="connection", what="10.0.0.7 port 443")
+STORAGE = "look at data/shard-3: does its storage respond (`hangwatch check storage`)? A FIFO needs a writer"
+
+
+def call(**given: object) -> KernelCall:
+    return KernelCall(**{"name": "read", "says": "read() on", "rounds": 2, **given})  # type: ignore[arg-type]
+
+
+def judged(*, activity: str = "storage_io", motion: Motion = Motion.FROZEN, **facts: object) -> Verdict:
+    """Return the verdict on rank 3, while three other ranks wait for it in a collective."""
+    stack = StackFacts(user_frames=(LINE,))
+    stuck = Member(id=RankId(node="a", rank=3, pid=160), motion=motion, rounds=3, stack=stack, **facts)  # type: ignore[arg-type]
+    others = tuple(Member(id=RankId(node="a", rank=n, pid=n + 10), motion=Motion.FROZEN, rounds=3) for n in range(3))
+    waiting = Group(key="w", activity="collective_wait", operation="all_reduce", waits_for="ranks", members=others)
+    frames = (Frame(function="write", file="io.py", line=3), LINE)
+    suspect = Group(key="s", activity=activity, waits_for="nothing", members=(stuck,), frames=frames)
+    return judge(Grouping(groups=(waiting, suspect)))
+
+
+CASES: dict[str, tuple[dict[str, object], str, str]] = {
+    "a file of its worker": (
+        {"kernel": KernelFacts(worker_call=WorkerCall(pid=161, call=OPEN)), "activity": "data_loading"},
+        'open("data/shard-3") in pid 161, data-loader worker of rank 3 (a)',
+        STORAGE,
+    ),
+    "a FIFO": (
+        {"kernel": KernelFacts(call=OPEN, wchan="wait_for_partner")},
+        'open("data/shard-3") in rank 3 (a, pid 160)',
+        "look at data/shard-3: it is a FIFO, and no process has opened its other end",
+    ),
+    "a file that is no FIFO": (
+        {"kernel": KernelFacts(call=OPEN, wchan="rpc_wait_bit_killable")},
+        'open("data/shard-3") in rank 3 (a, pid 160)',
+        STORAGE.removesuffix(" A FIFO needs a writer"),
+    ),
+    "a file": ({"kernel": KernelFacts(call=OPEN)}, 'open("data/shard-3") in rank 3 (a, pid 160)', STORAGE),
+    "a lock": (
+        {"kernel": KernelFacts(call=call(name="flock", says="flock() on", file_lock=LOCK))},
+        "flock() on /data/x.lock, held by pid 44 (rsync) in rank 3 (a, pid 160)",
+        "look at pid 44 (rsync), which holds the lock of /data/x.lock",
+    ),
+    "a lock without its call": (
+        {"waits": Waits(file_lock=FileLock(path="/data/x.lock"))},
+        "the lock of /data/x.lock in rank 3 (a, pid 160)",
+        "look at /data/x.lock: `fuser -v` shows which processes have it open; its holder may be elsewhere",
+    ),
+    "a pipe": (
+        {"kernel": KernelFacts(call=call(descriptors=1, behind=(PIPE,)))},
+        "read() on a pipe connected to pid 55 (tokenizer) in rank 3 (a, pid 160)",
+        "look at pid 55 (tokenizer), at the other end: `hangwatch dump --pid 55`",
+    ),
+    "a peer": (
+        {"kernel": KernelFacts(call=call(descriptors=1, behind=(PEER,)))},
+        "read() on 10.0.0.7 port 443 in rank 3 (a, pid 160)",
+        "look at 10.0.0.7 port 443: does it respond?",
+    ),
+    "a child": (
+        {"kernel": KernelFacts(call=call(name="wait4", says="wait4() for", child_pid=77, child_comm="ninja"))},
+        "wait4() for its child 77 (ninja) in rank 3 (a, pid 160)",
+        "look at its child 77 (ninja): `hangwatch dump --pid 77`",
+    ),
+    "state D": (
+        {"kernel": KernelFacts(state="D", wchan="rpc_wait")},
+        "rpc_wait in the kernel (state D) in rank 3 (a, pid 160)",
+        "`hangwatch check storage xid` on its node shows if a mount does not respond or a driver has failed",
+    ),
+    "a line": (
+        {},
+        "write(), called by save (train.py:48) in rank 3 (a, pid 160)",
+        "find out why write(), called by save (train.py:48) does not return: `hangwatch dump --native --pid 160` on a",
+    ),
+    "a rank that works": (
+        {"motion": Motion.MOVING},
+        "",
+        "wait: a checkpoint, an evaluation or a compilation ends without help",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_lines_name_the_object_of_the_blocked_call(name: str) -> None:
+    facts, stuck_on, next_step = CASES[name]
+    verdict = judged(**facts)  # type: ignore[arg-type]
+    assert [rank.rank for rank in verdict.named] == [3]
+    assert (verdict.stuck_on, verdict.next_step) == (stuck_on, next_step)
+
+
+def test_a_long_path_keeps_the_name_of_its_file() -> None:
+    path = f"/mnt/{'deep/' * 40}shard-3"
+    stuck_on = judged(kernel=KernelFacts(call=call(name="openat", path=path))).stuck_on
+    assert stuck_on.startswith('open("/mnt/deep/') and '/shard-3") in rank 3' in stuck_on
+    assert len(stuck_on) < 120
+
+
+@pytest.mark.parametrize("case", hangs.CASES, ids=[case["name"] for case in hangs.CASES])
+def test_every_known_hang_has_both_lines_and_no_healthy_job_is_stuck(case: dict[str, object]) -> None:
+    _, verdict = hangs.judged(case)
+    assert verdict.next_step
+    is_healthy = verdict.kind in {"Moving", "Serving", "Suspended", "Over"} or "still progress" in verdict.message
+    assert not (is_healthy and verdict.stuck_on)
+    assert is_healthy or verdict.stuck_on or verdict.kind == "CannotTell"
+    assert "\n" not in verdict.stuck_on + verdict.next_step
+
+
+NATIVE = Frame(function="PyThread_acquire_lock_timed", file="libpython3.11.so.1.0")
+
+
+def alone(rank: int | None = None, kernel: KernelFacts = KernelFacts(), **given: object) -> Verdict:  # noqa: B008
+    """Return the verdict on one process, which was dumped alone."""
+    member = Member(id=RankId(node="a", rank=rank, pid=160), stack=StackFacts(user_frames=(LINE,)), kernel=kernel)
+    group = Group(**{"key": "k", "members": (member,), "frames": (NATIVE, LINE), **given})  # type: ignore[arg-type]
+    return judge(Grouping(groups=(group,)))
+
+
+def test_one_process_is_described_alone_with_its_threads() -> None:
+    """Say nothing about other ranks, nodes or file locks: only this process was captured."""
+    sleeps = Stack(name="holder", frames=(Frame(function="hold", file="train.py", line=5),), activity="sleep")
+    operation = "PyThread_acquire_lock_timed"
+    verdict = alone(activity="lock", operation=operation, waits_for="lock", threads=(sleeps,))
+    assert verdict.message == (
+        "Pid 160 (a) waits for a lock (PyThread_acquire_lock_timed) in save at train.py:48; "
+        "its thread (holder) sleeps in hold (train.py:5)."
+    )
+    assert verdict.stuck_on == "PyThread_acquire_lock_timed(), called by save (train.py:48) in pid 160 (a)"
+    assert verdict.next_step == "look at the other threads of pid 160 (a): `hangwatch dump --stacks --pid 160`"
+
+
+def test_rank_that_was_dumped_alone_is_described_by_its_call() -> None:
+    unknown = alone(3, KernelFacts(call=OPEN), activity="unknown", operation="save", waits_for="unknown")
+    assert unknown.message == (
+        "Rank 3 (a, pid 160) is in the function save at train.py:48. It is blocked in openat() on data/shard-3."
+    )
+    assert (unknown.stuck_on, unknown.next_step) == ('open("data/shard-3") in rank 3 (a, pid 160)', STORAGE)
+    waiting = alone(3, KernelFacts(state="S"), activity="collective_wait", operation="all_reduce", waits_for="ranks")
+    assert waiting.message == "Rank 3 (a, pid 160) waits in all_reduce in save at train.py:48."
+    assert waiting.next_step == "dump all ranks of its job: they show which rank it waits for: `hangwatch dump`"
+
+
+def test_process_that_may_not_be_dumped_is_dumped_with_more_rights_first() -> None:
+    fault = Fault(subject="pid 160", reason="PermissionDenied", detail="denied", remedy="run hangwatch as root")
+    verdict = alone(activity="unknown", frames=(), fault=fault)
+    assert verdict.next_step == "run hangwatch as root"
+    group = Group(key="k", activity="unknown", members=(Member(id=RankId(node="a", rank=0, pid=1)),), fault=fault)
+    known = Group(key="x", activity="unknown", members=(Member(id=RankId(node="a", rank=1, pid=2)),), frames=(LINE,))
+    assert judge(Grouping(groups=(group, known))).next_step != "run hangwatch as root"
+
+
+@pytest.mark.parametrize("how", ["gone", "ProcessGone"])
+def test_ranks_that_have_all_ended_show_no_hang(how: str) -> None:
+    fault = Fault(subject="pid 1", reason=how, detail="no such process", about="target")
+    members = tuple(Member(id=RankId(node="a", rank=number, pid=number + 1)) for number in range(2))
+    ended = Group(
+        key="e", activity="unknown", members=members, gone=how == "gone", fault=None if how == "gone" else fault
+    )
+    verdict = judge(Grouping(groups=(ended,), world_size=2))
+    assert verdict.message == "Both ranks have ended: no hang is shown."
+    assert verdict.next_step == "read the end of the job's log: it shows if the job ended as planned"
+    assert "no rank has a stack" in judge(Grouping(groups=(ended,), world_size=4)).message, "two ranks are unknown"
+    here = judge(Grouping(groups=(ended,), world_size=4), ranks_here=2).message
+    assert here.endswith("no hang is shown. This verdict is on the 2 ranks of this node; the job has 4.")
+
+
+NOW = 1_800_000_000.0
+IDS = [RankId(node="gpu-07", rank=rank, local_rank=rank, pid=100 + rank) for rank in range(4)]
+ON_NFS = CallTarget(kind="file", what="/mnt/nfs/shard-3", mount="/mnt/nfs (nfs4)", is_remote=True)
+ON_DISK = CallTarget(kind="file", what="/scratch/a", mount="/scratch (ext4)", is_local_device=True)
+ON_PROC = CallTarget(kind="file", what="/proc/7/maps", mount="/proc (proc)")
+GPU_FILE = CallTarget(kind="file", what="/dev/nvidia3")
+ON_FUSE = CallTarget(kind="file", what="/home/user/mnt/a", mount="/home/user/mnt (fuse)", is_remote=True)
+OTHER_PEER = CallTarget(kind="connection", what="10.0.0.9 port 443")
+GONE_HERE = CallTarget(kind="connection", what="127.0.0.2 port 443", is_lost=True)
+LOCAL_PEER = CallTarget(kind="connection", what="127.0.0.1 port 8080", other_pid=77, other_comm="server")
+
+
+def line(text: str, name: str = "xid", subject: str = "0000:3b:00") -> KernelLine:
+    return KernelLine(name=name, text=text, unix_seconds=NOW, subject=subject, is_recent=True)
+
+
+def xid(code: int) -> KernelLine:
+    return line(f"NVRM: Xid (PCI:0000:3b:00): {code}, pid=1234, text")
+
+
+def reads(target: CallTarget) -> KernelCall:
+    return KernelCall(name="read", says="read() from", rounds=3, descriptors=1, behind=(target,))
+
+
+def died(text: str) -> Died:
+    return Died(text="an exception", detail=text, unix_seconds=NOW)
+
+
+IN_LOCK = KernelFacts(state="S", rests="thread")
+
+
+def recommend(
+    kind: str = "OutsideCollective",
+    *,
+    named: bool = True,
+    waits_for: str = "unknown",
+    kernel: KernelFacts | None = None,
+    rest: KernelFacts | None = None,
+    history: History | None = None,
+    is_known_pause: bool = False,
+    **odd: Any,
+) -> Verdict:
+    """Recommend an action after a hang in which ranks 1 to 3 wait for rank 0. Without `named`, no rank is a suspect."""
+    odd = {"motion": Motion.FROZEN, "kernel": kernel or IN_LOCK, "rounds": 3, **odd}
+    suspect = Member(id=IDS[0], **odd)
+    others = tuple(Member(id=one, motion=Motion.FROZEN, kernel=rest or IN_LOCK, rounds=3) for one in IDS[1:])
+    groups = (
+        Group("b", "collective_wait", others, waits_for="ranks", frames=(Frame("all_reduce", "c10d.py", 1),)),
+        Group("a", "unknown", (suspect,), waits_for=waits_for, frames=(Frame("step", "train.py", 7),)),
+    )
+    verdict = Verdict(
+        kind=kind,
+        message="m",
+        named=(IDS[0],) if named else (),
+        confidence=Confidence.HIGH if named else Confidence.NONE,
+    )
+    return with_action(verdict, Grouping(groups=groups), history, is_known_pause=is_known_pause)
+
+
+def kernel(
+    state: str = "S", *lines: KernelLine, call: KernelCall | None = None, mount: str | None = None
+) -> KernelFacts:
+    return KernelFacts(state=state, lines=lines, call=call, silent_mount=mount)
+
+
+@pytest.mark.parametrize(
+    ("expected", "facts"),
+    [
+        ("wait", {"kind": "Moving", "named": False}),
+        ("wait", {"motion": Motion.MOVING}),
+        ("wait", {"kind": "Serving", "named": False}),
+        ("wait", {"is_known_pause": True, "kernel": kernel(call=reads(ON_NFS))}),
+        ("wait", {"stack": StackFacts(sleep=Sleep(until_unix_seconds=NOW, seconds=60.0, place="p"))}),
+        ("investigate", {"stack": StackFacts(sleep=Sleep(NOW, 60.0, "p", is_polling=True))}),
+        ("investigate", {"stack": StackFacts(sleep=Sleep(NOW, 1.0, "p"))}),
+        ("investigate", {"kind": "Suspended", "named": False, "rest": kernel("T", xid(79))}),
+        ("restart_elsewhere", {"kernel": kernel("S", xid(79))}),
+        ("restart_elsewhere", {"kernel": kernel("S", xid(79), call=reads(ON_NFS))}),
+        ("restart_elsewhere", {"kind": "AllJoined", "named": False, "rest": kernel("S", xid(48))}),
+        ("restart_elsewhere", {"kind": "GpuBehind"}),
+        ("investigate", {"rest": kernel("S", xid(79))}),
+        ("investigate", {"kernel": kernel("S", replace(xid(79), is_recent=False))}),
+        *(("investigate", {"kernel": kernel("S", xid(code))}) for code in (13, 31, 43, 45, 63)),
+        ("restart_elsewhere", {"kernel": kernel("D", call=reads(ON_DISK))}),
+        ("restart_elsewhere", {"kernel": kernel("D", call=reads(GPU_FILE))}),
+        ("investigate", {"kernel": kernel("D", call=reads(ON_PROC))}),
+        ("investigate", {"kernel": kernel("D", call=replace(reads(ON_DISK), descriptors=4))}),
+        ("fix_storage", {"kernel": kernel("D", call=reads(ON_DISK), mount="/mnt/nfs")}),
+        ("investigate", {"kernel": kernel("S", call=reads(ON_DISK))}),
+        ("fix_storage", {"kernel": kernel("D", call=reads(ON_FUSE))}),
+        ("fix_storage", {"kernel": kernel("S", call=reads(ON_NFS))}),
+        ("fix_storage", {"kind": "MountSilent", "named": False, "rest": kernel("D", mount="/mnt/nfs")}),
+        ("fix_storage", {"kernel": kernel("D", line("nfs: server a not responding", "nfs_server_silent", "a"))}),
+        ("investigate", {"kernel": kernel("S", line("nfs: server a not responding", "nfs_server_silent", "a"))}),
+        ("fix_network", {"kind": "WrongInterface", "named": False}),
+        ("fix_network", {"kernel": kernel(call=reads(OTHER_PEER)), "waits": Waits(awaited=Awaited(name="10.0.0.9"))}),
+        ("investigate", {"kernel": kernel(call=reads(GONE_HERE)), "waits": Waits(awaited=Awaited(name="a server"))}),
+        ("investigate", {"kernel": kernel(call=reads(LOCAL_PEER)), "waits": Waits(awaited=Awaited(name="a server"))}),
+        ("restart", {"kind": CRASHED, "died": died("torch.distributed.DistNetworkError: Broken pipe")}),
+        ("investigate", {"kind": CRASHED, "died": died("ValueError: Connection reset")}),
+        ("restart", {"kind": "RankGone", "kernel": kernel("S", line("Out of memory: Killed process 1", "oom_kill"))}),
+        (
+            "investigate",
+            {
+                "kind": "RankGone",
+                "kernel": kernel("S", line("Memory cgroup out of memory: Killed process", "oom_kill")),
+            },
+        ),
+        ("fix_program", {"waits_for": "lock"}),
+        ("investigate", {"waits_for": "lock", "named": False}),
+        ("investigate", {"waits_for": "lock", "waits": Waits(object="file")}),
+        ("investigate", {"waits_for": "lock", "kernel": KernelFacts()}),
+        ("investigate", {"waits_for": "lock", "kernel": kernel("S")}),
+        ("investigate", {"waits_for": "lock", "motion": Motion.UNKNOWN}),
+        ("investigate", {"motion": Motion.UNKNOWN, "kernel": kernel("S", xid(79))}),
+        ("investigate", {}),
+    ],
+)
+def test_first_row_that_holds_decides(expected: str, facts: dict[str, Any]) -> None:
+    assert recommend(**facts).action.kind == expected, facts
+
+
+def test_adapter_error_counts_only_if_all_ranks_wait() -> None:
+    failed = kernel("S", line("mlx5_core 0000:5e:00.0: device's health compromised", "mlx5_fatal", "0000:5e:00.0"))
+    assert recommend("AllJoined", named=False, rest=failed).action.kind == "restart_elsewhere"
+    cable = kernel("S", line("mlx5_core 0000:5e:00.0: Port module event: module 0, Cable unplugged", "mlx5_cable"))
+    assert recommend("AllJoined", named=False, rest=cable).action.kind == "investigate"
+    assert recommend(rest=failed, kernel=failed).action.kind == "investigate"
+
+
+def test_restart_elsewhere_excludes_only_the_node_of_the_fault() -> None:
+    action = recommend(kernel=kernel("S", xid(79))).action
+    assert action.exclude_nodes == ("gpu-07",) and action.confidence is Confidence.HIGH
+    assert describe_action(action).startswith(
+        "restart the job without gpu-07: the kernel reports XID 79 of GPU 0000:3b"
+    )
+    assert recommend(kernel=kernel(call=reads(ON_NFS))).action.exclude_nodes == ()
+
+
+def hang(hours: float = 2.0, node: str = "gpu-07", uid: int | None = 1000, **more: Any) -> PastHang:
+    fields = {"incident_id": "i", "fingerprint": recommend().fingerprint, "action": "investigate", **more}
+    return PastHang(node=node, opened_unix_seconds=NOW - hours * 3600, uid=uid, **fields)
+
+
+def after(*hangs: PastHang) -> History:
+    return History(hangs, "gpu-07", 1000, unix_seconds=NOW)
+
+
+STORE_LOST = {"kind": CRASHED, "died": died("DistStoreError: timed out")}
+
+
+def test_restart_is_recommended_once_a_day_for_a_fingerprint() -> None:
+    mark = recommend(**STORE_LOST).fingerprint
+    for hours, action, expected in [
+        (-1, "restart", "investigate"),
+        (2, "restart", "investigate"),
+        (30, "restart", "restart"),
+        (2, "wait", "restart"),
+    ]:
+        history = after(hang(hours, fingerprint=mark, action=action))
+        assert recommend(**STORE_LOST, history=history).action.kind == expected
+    other = after(hang(fingerprint="other", action="restart"))
+    assert recommend(**STORE_LOST, history=other).action.kind == "restart"
+
+
+def test_hang_of_another_owner_on_the_node_is_to_be_investigated() -> None:
+    action = recommend(waits_for="lock", history=after(hang(uid=1001, fingerprint=""))).action
+    assert (action.kind, action.target, action.exclude_nodes) == ("investigate", "gpu-07", ())
+    assert recommend(waits_for="lock", history=after(hang(uid=1001, node="gpu-08"))).action.kind == "fix_program"
+    assert recommend(waits_for="lock", history=after(hang(30, uid=1001))).action.kind == "fix_program"
+    assert recommend(waits_for="lock", history=after(hang(uid=None), hang(uid=1000))).action.kind == "fix_program"
+    assert recommend(kernel=kernel("S", xid(79)), history=after(hang(uid=1001))).action.kind == "restart_elsewhere"
+
+
+def test_same_place_on_other_nodes_points_at_the_program() -> None:
+    assert recommend(history=after(hang(node="gpu-11"))).action.kind == "fix_program"
+    assert recommend(history=after(hang())).action.kind == "investigate"
+    assert (
+        recommend(kernel=kernel(call=reads(ON_DISK)), history=after(hang(node="gpu-11"))).action.kind == "investigate"
+    )
+
+
+def test_evidence_lists_the_hangs_at_the_same_place() -> None:
+    hangs = (hang(), hang(50), hang(3, node="gpu-11"), hang(8 * 24), hang(fingerprint="other"))
+    said = [one.message for one in recommend(history=after(*hangs)).evidence]
+    assert said == ["blocked at the same place 3 times in the last 7 days: gpu-07 (2 times), gpu-11 (1 time)"]
+    assert recommend().evidence == ()
+
+
+def test_fingerprint_ignores_lines_and_nodes_and_follows_the_stack() -> None:
+    first = recommend()
+    assert len(first.fingerprint) == 12 and first.fingerprint == recommend(waits_for="lock").fingerprint
+    assert recommend(named=False).fingerprint != first.fingerprint
+
+
+def test_table_and_conditions_are_the_same() -> None:
+    assert list(recommendation.load()) == list(recommendation.CONDITIONS)
+    order = list(dict.fromkeys(row.action for row in recommendation.load().values() if row.action != "investigate"))
+    assert order == ["wait", "restart_elsewhere", "fix_storage", "fix_network", "restart", "fix_program"]
+
+
+LINKS = "Check for XIDs, NVLink and network errors"
+
+
+def unnamed_group(name: str, *members: Member, first: int = 0, count: int = 2, waits_for: str = "") -> Group:
+    ranks = members or tuple(Member(id=RankId(node="n1", rank=first + i)) for i in range(count))
+    known = activity.find_activity(name)
+    return Group(key=f"{name}{first}", activity=name, members=ranks, waits_for=waits_for or known.waits_for)
+
+
+def look(*groups: Group, world_size: int | None = None) -> str:
+    return where_to_look(Grouping(groups=groups, world_size=world_size))
+
+
+def at_store(*uses: PortUse) -> Group:
+    members = (Member(id=RankId(rank=i), waits=Waits(store=Store("10.0.0.1:29500", use))) for i, use in enumerate(uses))
+    return unnamed_group("rendezvous", *members)
+
+
+def member(waits: Waits = Waits()) -> Member:  # noqa: B008 - frozen
+    return Member(id=RankId(rank=0), waits=waits)
+
+
+MEASURED = {
+    "a lock with a known holder": unnamed_group(
+        "lock", member(waits=Waits(file_lock=FileLock("/data/a.lock", 4711, "python")))
+    ),
+    "a lock with an unknown holder": unnamed_group("lock", member(waits=Waits(file_lock=FileLock("/data/a.lock")))),
+    "a peer outside the job": unnamed_group("network", member(waits=Waits(awaited=Awaited("10.0.0.7 port 8000")))),
+    "a peer that is gone": unnamed_group("network", member(waits=Waits(awaited=Awaited("10.0.0.7 port 8000", "lost")))),
+    "a store that rank 0 serves": at_store("serving", "connected", "connected"),
+    "a store on another node": at_store("connected", "connected"),
+    "a store that does not answer": at_store("silent", "silent", "connected"),
+    "a store that some have not reached": at_store("serving", "none", "none", "silent"),
+    "a store that refuses some": at_store("connected", "retries", "none"),
+}
+
+
+@pytest.mark.golden
+def test_every_sentence(golden: Callable[[str, str], None]) -> None:
+    lines = [f"{name}:{look(unnamed_group(name))}" for name in activity.built_in().activities]
+    lines += [f"{name}:{look(one)}" for name, one in MEASURED.items()]
+    alone = unnamed_group("collective_wait", count=1)
+    lines += [
+        f"one rank that is the job:{look(alone, world_size=1)}",
+        f"one rank of several:{look(alone, world_size=2)}",
+        f"several nodes:{look(unnamed_group('backward'), world_size=8)}",
+        f"ranks between others without an answer:{look(unnamed_group('backward'), unnamed_group('lock', first=4), world_size=6)}",
+        f"a dump that failed:{look(unnamed_group('backward'), Group('f', 'unknown', (member(),), fault=Fault('0', 'X', 'x')))}",
+    ]
+    golden("guidance.txt", "\n".join(lines) + "\n")
+
+
+def test_links_and_sequence_numbers_only_where_all_wait_for_ranks_or_gpus() -> None:
+    assert LINKS in look(unnamed_group("collective_wait"), unnamed_group("gpu_sync", first=2))
+    assert "sequence numbers" in look(unnamed_group("collective_wait"))
+    for name, known in ((name, activity.find_activity(name)) for name in activity.built_in().activities):
+        if known.waits_for not in ("ranks", "gpu"):
+            assert LINKS not in look(
+                unnamed_group("collective_wait", count=4), unnamed_group(name, first=4, count=4)
+            ), name
+
+
+def test_what_the_largest_groups_wait_for_is_said_first_and_once() -> None:
+    many = look(
+        *(unnamed_group(name, first=2 * i) for i, name in enumerate(("storage", "checkpoint", "lock", "storage")))
+    )
+    assert many.startswith(" Check the file system: ") and "checkpoint" in many and "lock" not in many
+
+
+def test_next_step_is_in_the_verdict() -> None:
+    verdict = judge(Grouping(groups=(unnamed_group("checkpoint", count=4),), world_size=4))
+    assert not verdict.named and "Check the file system of the checkpoint" in verdict.message
+
+
+def process(pid: int, title: str, parent: int = 1, comm: str = "", state: str = "S") -> Process:
+    cmdline = tuple(title.split()) if title else ()
+    identity = ProcessId(pid=pid, start_ticks=pid)
+    return Process(id=identity, parent_pid=parent, comm=comm or title[:15], state=state, cmdline=cmdline)
+
+
+VLLM = [
+    process(10, "python serve.py", comm="python"),
+    process(11, "VLLM::EngineCore", parent=10),
+    *(process(12 + rank, f"VLLM::Worker_TP{rank}", parent=11) for rank in range(4)),
+]
+SGLANG = [
+    process(10, "sglang::server"),
+    process(11, "sglang::detokenizer", parent=10),
+    *(process(12 + rank, f"sglang::scheduler_TP{rank}", parent=10) for rank in range(2)),
+]
+RAY = [
+    process(10, "ray::TaskRunner.run"),
+    *(process(20 + number, "ray::IDLE", parent=2) for number in range(3)),
+    *(process(30 + number, "ray::WorkerDict.update", parent=2) for number in range(2)),
+]
+PLAIN = [process(10, "/usr/sbin/nginx"), process(11, "/usr/sbin/nginx", parent=10), process(12, "agetty tty1")]
+
+
+@pytest.mark.parametrize(
+    ("processes", "gpu_pids", "expected"),
+    [
+        (VLLM, (), [12, 13, 14, 15]),
+        (SGLANG, (), [12, 13]),
+        (RAY, (), [30, 31]),
+        (PLAIN, (), []),
+        (PLAIN, (11,), [11]),
+        ([process(5, "", comm="VLLM::Worker_TP"), process(6, "", comm="VLLM::Worker_TP")], (), [5, 6]),
+        ([process(5, "VLLM::Worker_TP0", state="Z")], (5,), []),
+    ],
+)
+def test_likely_ranks_hold_gpus_or_have_the_title_of_a_worker(
+    processes: list[Process], gpu_pids: tuple[int, ...], expected: list[int]
+) -> None:
+    assert [found.id.pid for found in find_likely_ranks(processes, gpu_pids)] == expected
+
+
+def test_pid_of_a_server_means_its_workers_but_a_rank_stays_alone() -> None:
+    assert find_ranks_below(10, VLLM, ()) == [12, 13, 14, 15]
+    assert find_ranks_below(12, VLLM, ()) == []
+    assert find_ranks_below(10, [*VLLM, process(20, "VLLM::Worker_TP0")], (10,)) == []
+    assert find_ranks_below(99, VLLM, ()) == []
+    assert [describe(found) for found in VLLM[:2]] == ["python", "VLLM::EngineCore"]

@@ -1,4 +1,4 @@
-"""The runner of child processes: environment and limits of a child. Nothing remains after its end."""
+"""The runner of child processes: environment and limits of a child, and limits on abandoned children."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from hangwatch.model import Fault, ProcessId
 from hangwatch.probes import child
-from hangwatch.probes.child import Printed, Runner
+from hangwatch.probes.child import MOST_ABANDONED, MOST_ABANDONED_OF_SHARE, AbandonedChildren, Child, Printed, Runner
 from tests.conftest import wait_for
 
 US = ProcessId(pid=os.getpid(), start_ticks=0)
@@ -106,3 +106,55 @@ def test_descendants_of_a_child_end_with_it() -> None:
     code = "import subprocess; print(subprocess.Popen(['sleep', '600'], stdout=-3, stderr=-3).pid)"
     pid = int(printed(run(Runner("child", keeps_part=True), code)))
     wait_for(lambda: not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text(), "its end")
+
+
+@pytest.fixture
+def sleeper() -> Iterator[Child]:
+    one = Child(["sleep", "600"])
+    yield one
+    assert one.end(10.0)
+
+
+def target(number: int) -> ProcessId:
+    return ProcessId(pid=number, start_ticks=1)
+
+
+def fill(abandoned: AbandonedChildren, sleeper: Child, share: int, count: int) -> int:
+    """Abandon children of user `share`, at most `count`, until the limit is reached.
+
+    Return the number of abandoned children.
+    """
+    for number in range(count):
+        if not abandoned.begin(f"uid {share}", 0.0):
+            return number
+        abandoned.end(f"uid {share}", target(1000 * share + number), sleeper)
+    return count
+
+
+def test_one_user_cannot_use_up_what_all_share(sleeper: Child) -> None:
+    left = AbandonedChildren()
+    assert fill(left, sleeper, 1, 100) == MOST_ABANDONED_OF_SHARE
+    assert left.begin("uid 2", 0.0)
+
+
+def test_there_is_a_bound_over_all(sleeper: Child) -> None:
+    left = AbandonedChildren()
+    assert sum(fill(left, sleeper, user, 100) for user in range(1, 20)) == MOST_ABANDONED == left.count()
+
+
+def test_what_still_runs_counts_as_if_it_stayed(sleeper: Child) -> None:
+    left = AbandonedChildren()
+    assert [left.begin("uid 1", 0.0) for _ in range(MOST_ABANDONED_OF_SHARE + 1)] == [
+        True
+    ] * MOST_ABANDONED_OF_SHARE + [False]
+    left.end("uid 1", target(1), None)
+    assert left.begin("uid 1", 0.0)
+
+
+def test_those_that_end_are_reaped_and_forgotten(sleeper: Child) -> None:
+    left = AbandonedChildren()
+    fill(left, sleeper, 1, MOST_ABANDONED_OF_SHARE)
+    assert left.pid_for(target(1000)) == sleeper.pid
+    sleeper.kill()
+    wait_for(lambda: left.count() == 0, "the child to be reaped")
+    assert (left.pid_for(target(1000)), left.begin("uid 1", 0.0)) == (None, True)

@@ -6,15 +6,18 @@ The example is a torchrun job. Rank 1 waits for a lock in its own code and the o
 import html
 import json
 import re
+import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hangwatch import config
+from hangwatch import config, words
 from hangwatch.explain import traces
-from hangwatch.explain.logs import log_evidence
+from hangwatch.explain.logs import enqueued_work, log_evidence
+from hangwatch.explain.logs.rank_log import Log
 from hangwatch.explain.stacks import (
     faulthandler_text,
     gdb_text,
@@ -24,13 +27,16 @@ from hangwatch.explain.stacks import (
     strace_text,
 )
 from hangwatch.explain.stacks.parsed_processes import MOST_FRAMES, Interned
-from hangwatch.model import Frame, RankDump, Thread, Verdict
+from hangwatch.formats import work_lines
+from hangwatch.model import Frame, RankDump, RankId, Thread, Verdict
 from hangwatch.report import text
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge
 from hangwatch.verdict.supplements import complete
 from tests.conftest import DATA
+from tests.hangs import numbers
+from tests.titled_processes import CASES, sources
 
 TABLE = activity.load()
 EXAMPLES = DATA / "explain"
@@ -514,3 +520,153 @@ def test_refused_dump_names_a_rank_only_beside_others_of_its_node(node: str, nam
     ]
     verdict, _ = explained(collect(*lines))
     assert [rank.pid for rank in verdict.named] == named
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+def test_case_of_servers_toml_is_explained(case: dict[str, Any]) -> None:
+    found = traces.collect(sources(case))
+    verdict, _ = explained(found)
+    assert [rank.pid for rank in verdict.named] == case.get("named", []), verdict.message
+    assert [rank.pid for rank in verdict.check_first] == case.get("check", []), verdict.message
+    titles = {process["pid"]: process["title"] for process in case["processes"]}
+    for rank in (*verdict.named, *verdict.check_first):
+        if "--" not in titles[rank.pid]:
+            name = f"{titles[rank.pid]} (pid {rank.pid})"
+            assert words.name_ranks([rank]) == name
+            assert name in verdict.message
+    notes = " ".join(found.notes)
+    for pid in case.get("not_ranks", ()):
+        assert f"pid {pid} (" in notes
+        assert pid not in {rank.id.pid for rank in found.ranks}
+
+
+def test_one_dump_of_a_server_says_nothing_about_its_job() -> None:
+    (case,) = (one for one in CASES if one["name"] == "vLLM, each process in a file of its own")
+    alone = [source for source in sources(case) if source[0] == "dumps/4122.txt"]
+    verdict, text = explained(traces.collect(alone))
+    assert verdict.message.startswith("VLLM::Worker_TP2 (pid 4122) is in the forward pass (read_table) at ")
+    assert not [line for line in text.splitlines() if line.startswith(("Verdict", "Named", "Ranks", "Other nodes"))]
+
+
+def test_dumps_of_servers_alone_ask_for_their_workers() -> None:
+    (case,) = (one for one in CASES if one["name"] == "vLLM, each process in a file of its own")
+    servers = [source for source in sources(case) if source[0] in ("dumps/4100.txt", "dumps/4110.txt")]
+    verdict, text = explained(traces.collect(servers))
+    assert verdict.kind == "CannotTell"
+    assert verdict.message.startswith("No rank can be named: none of these 2 processes is in a collective: pid 4100 ")
+    assert "two paths" not in text
+    assert "on an inference server, the workers of the GPUs" in verdict.next_step
+
+
+def test_rank_to_check_first_in_text_is_not_settled_by_one_dump() -> None:
+    (case,) = (one for one in CASES if one["name"] == "vLLM, each process in a file of its own")
+    once, text = explained(traces.collect(sources(case)))
+    assert "on its host" in once.next_step
+    assert "second dump" in once.next_step
+    assert "or a rank is late" in text
+    twice, _ = explained(traces.collect([*sources(case), *((f"later/{name}", text) for name, text in sources(case))]))
+    assert [rank.pid for rank in twice.check_first] == [4122]
+    assert "second dump" not in twice.next_step
+
+
+def test_single_dump_of_a_waiting_rank_asks_for_the_other_dumps() -> None:
+    (case,) = (one for one in CASES if one["name"] == "vLLM, each process in a file of its own")
+    alone = [source for source in sources(case) if source[0] == "dumps/4120.txt"]
+    verdict, _ = explained(traces.collect(alone))
+    assert verdict.next_step.startswith("give the dumps of all ranks of the job")
+
+
+def test_ranks_that_no_text_has_are_not_in_the_input() -> None:
+    """A text does not show if the other ranks are on another node, did not respond, or were not given."""
+    (case,) = (one for one in CASES if one["name"] == "vLLM, each process in a file of its own")
+    some = [source for source in sources(case) if source[0] in ("dumps/4120.txt", "dumps/4122.txt")]
+    verdict, text = explained(traces.collect(some, world_size=6))
+    assert "\nNot in the input  4 ranks: 1,3-5\n" in text
+    assert verdict.next_step == "give the dumps of all ranks of the job"
+    assert "respond" not in text
+    assert "other nodes" not in text.casefold()
+
+
+def test_group_of_titled_processes_lists_titles_and_pids() -> None:
+    (case,) = (one for one in CASES if one["name"] == "vLLM, each process in a file of its own")
+    _, text = explained(traces.collect(sources(case)))
+    assert "\n  3 ranks: VLLM::Worker_TP0-1,3 (pid 4120-4121,4123)  wait in all_reduce\n" in text
+
+
+def test_stack_of_a_single_group_is_printed_once() -> None:
+    (case,) = (one for one in CASES if one["name"] == "vLLM, each process in a file of its own")
+    _, alone = explained(traces.collect([source for source in sources(case) if source[0] == "dumps/4122.txt"]))
+    assert alone.count("read_table (lookup.py:41)\n") == 1
+    _, several = explained(traces.collect(sources(case)))
+    assert several.count("read_table (lookup.py:41)\n") == 2, "the tree shows where the stacks part"
+
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+LOGS = tomllib.loads((DATA / "logs.toml").read_text())["case"]
+
+
+def lines(text: str) -> list[str]:
+    written = []
+    for line in text.strip("\n").split("\n"):
+        ranks, _, rest = line.partition("|")
+        places = (
+            (rank, rest.replace("{rank}", str(rank)).replace("{rank4}", str(rank - 4))) for rank in numbers(ranks)
+        )
+        written += [place for _, place in places]
+    return written
+
+
+def named(rank: RankId) -> int | str | None:
+    return rank.rank if rank.rank is not None else words.name_ranks([rank])
+
+
+def explained_log(case: dict[str, Any]) -> Verdict:
+    found = traces.collect([(name, lines(text)) for name, text in case["files"].items()])
+    return complete(None, log_evidence.supplement(found.logs, found.works, found.world_size, found.unranked))
+
+
+@pytest.mark.parametrize("case", LOGS, ids=[case["name"] for case in LOGS])
+def test_case_of_logs_toml_is_explained(case: dict[str, Any]) -> None:
+    verdict = explained_log(case)
+    assert [named(rank) for rank in verdict.check_first] == case.get("check", []), verdict
+    assert verdict.named == ()
+    texts = [verdict.message, *(one.message for one in verdict.evidence), *(rank.why for rank in verdict.check_first)]
+    for mention in case.get("mentions", ()):
+        assert any(mention.casefold() in shown.casefold() for shown in texts), texts
+
+
+PIECES = st.one_of(
+    st.text(max_size=30),
+    st.sampled_from(sorted({line for case in LOGS for text in case["files"].values() for line in lines(text)})),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["", "[rank1]: ", "[rank2]:", "3: "]), PIECES, PIECES), max_size=30))
+def test_any_numbers_give_an_answer_that_names_no_rank(parts: list[tuple[str, str, str]]) -> None:
+    text = [f"{prefix}{first[: len(first) // 2]}{second}" for prefix, first, second in parts]
+    found = traces.collect([("job.log", text), ("rank9.log", text[::-1])])
+    assert complete(None, log_evidence.supplement(found.logs, found.works, None, found.unranked)).named == ()
+
+
+@given(st.text())
+def test_any_line_is_searched_for_numbers(text: str) -> None:
+    work_lines.parse(text)
+
+
+def test_lines_with_numbers_are_bounded() -> None:
+    log = Log()
+    for number in range(3 * 4096):
+        log.feed(f"[PG ID {number} PG GUID {number} Rank 0] last enqueued work: 1, last completed work: 1", number)
+    assert len(log.works) == 4096
+    assert len(list(enqueued_work.read_works("x", RankId(rank=1), log))) == 4096
+
+
+@pytest.mark.parametrize("piece", ["[", "[1, ", "[PG ID ", "WorkNCCL(SeqNum=1, ", "last enqueued work: 1, "])
+def test_a_long_line_is_searched_in_bounded_time(piece: str) -> None:
+    log = Log()
+    log.feed(f"collective enqueued {piece * 100_000}", 1)

@@ -8,6 +8,7 @@ from msgspec import structs
 from hangwatch.verdict import judge
 from hangwatch.words import name_ranks
 from tests import robustness
+from tests.daemon_and_dump import main
 from tests.hangs import CASES, judged
 
 
@@ -64,3 +65,9 @@ def test_server_is_to_be_investigated() -> None:
 
 def test_there_are_enough_cases() -> None:
     assert len({case["name"] for case in CASES}) == len(CASES) >= 50
+
+
+@pytest.mark.parametrize("name", ["lightest job hangs", "victims that ask in Python", "evaluation on one rank"])
+def test_dump_names_no_rank_that_the_daemon_does_not_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--virtual", name]) == 0, capsys.readouterr().out
+    assert not capsys.readouterr().out.startswith("0 comparisons")

@@ -1,4 +1,4 @@
-"""The signature of a rank, by measurement. The names of its functions do not matter."""
+"""The signature of a rank, by measurement: its sleeps and system calls count, the names of functions do not."""
 
 import pytest
 from hypothesis import given
@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from hangwatch import config
+from hangwatch.capture.connections import find_object
 from hangwatch.model import (
     Awaited,
+    CallObject,
     EnqueuedOperation,
     Fault,
     Frame,
@@ -17,6 +19,7 @@ from hangwatch.model import (
     RankDump,
     RankId,
     Signature,
+    Sleep,
     Store,
     SystemCall,
     Thread,
@@ -28,6 +31,8 @@ from hangwatch.stacks import activity, kernel_facts, progress
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.stacks.process_activity import find_process_activity
+from hangwatch.stacks.sleeps import find_sleep
+from hangwatch.verdict.judge import judge
 from tests.samples import change_dump
 from tests.unit.test_waitfor import record, recorder
 
@@ -600,3 +605,134 @@ def test_rank_without_store_connection_in_any_round_is_refused(rounds: list[Port
     stores = (Waits(store=Store("master:1", use)) for use in rounds)
     found = kernel_facts.read_waits(rank(tuple(ProcessDump(taken_monotonic_seconds=0.0, waits=one) for one in stores)))
     assert (found.store.socket if found.store else None) == expected
+
+
+TABLE = activity.load()
+USER = Frame("wait_for_file", "train.py", 48)
+EVENT = (Frame("wait", "threading.py", 655), Frame("wait", "threading.py", 1003))
+TORCH = Frame("_try_get_data", "torch/utils/data/dataloader.py", 1251)
+NANOSLEEP = SystemCall(number=230, name="clock_nanosleep", kind="sleeps", left_seconds=30.0, until_unix_seconds=1030.0)
+FUTEX = SystemCall(number=202, name="futex", left_seconds=30.0, until_unix_seconds=1030.0)
+
+
+def dump(call: SystemCall | None, *frames: Frame, in_torch: bool | None = False, line: int = 48) -> ProcessDump:
+    user = structs.replace(USER, line=line)
+    main = Thread("MainThread", "1", (*frames, user), is_main=True, installed_frames=len(frames))
+    return change_dump(ProcessDump(taken_monotonic_seconds=0.0, threads=(main,)), call=call, waits_in_torch=in_torch)
+
+
+def sleep_in(*rounds: ProcessDump) -> Sleep | None:
+    activities = [find_process_activity(one.threads, TABLE) for one in rounds]
+    return find_sleep(RankDump(id=RankId(rank=0), rounds=rounds), activities)
+
+
+@pytest.mark.parametrize(
+    "taken",
+    [
+        dump(NANOSLEEP),
+        dump(NANOSLEEP, Frame("sleep", "tenacity/nap.py", 31)),
+        dump(FUTEX, *EVENT),
+        dump(FUTEX, Frame("get", "queue.py", 180)),
+        dump(FUTEX),
+    ],
+    ids=["time.sleep", "time.sleep of a library", "Event.wait", "queue.get", "Lock.acquire"],
+)
+def test_sleep_tells_its_end(taken: ProcessDump) -> None:
+    sleep = sleep_in(taken, taken)
+    assert (sleep.until_unix_seconds, sleep.seconds, sleep.is_polling) == (1030.0, 30.0, False)
+
+
+OTHER_WAITS = {
+    "no end": dump(structs.replace(NANOSLEEP, left_seconds=None, until_unix_seconds=None)),
+    "a timed wait in a loop of a library": dump(FUTEX, *EVENT, TORCH),
+    "work.wait()": dump(FUTEX, in_torch=True),
+    "unknown compiled code": dump(FUTEX, in_torch=None),
+    "NCCL polls with nanosleep": dump(NANOSLEEP, in_torch=True),
+    "waits for ranks": dump(NANOSLEEP, Frame("_store_based_barrier", "torch/distributed/distributed_c10d.py", 900)),
+    "receives from a rank": change_dump(dump(FUTEX, *EVENT), asks_rank="main"),
+    "receives from the store": change_dump(dump(FUTEX, *EVENT), awaits_store="main"),
+    "receives from a server": change_dump(dump(FUTEX, *EVENT), awaited=Awaited(name="10.0.0.9 port 8000")),
+}
+
+
+@pytest.mark.parametrize("taken", OTHER_WAITS.values(), ids=OTHER_WAITS)
+def test_other_wait_is_no_sleep(taken: ProcessDump) -> None:
+    assert sleep_in(taken, taken) is None
+
+
+def test_sleep_of_a_capture_is_that_of_its_last_round_and_the_longest() -> None:
+    later = structs.replace(NANOSLEEP, left_seconds=12.0, until_unix_seconds=1031.0)
+    first, last = dump(NANOSLEEP), dump(later)
+    assert sleep_in(first, dump(None, line=49), last) == sleep_in(first, last)
+    sleep = sleep_in(first, last)
+    assert (sleep.until_unix_seconds, sleep.seconds) == (1031.0, 30.0)
+
+
+def test_sleeps_at_different_lines_are_no_sleep() -> None:
+    assert sleep_in(dump(NANOSLEEP), dump(NANOSLEEP, line=60)) is None
+    assert sleep_in(dump(NANOSLEEP), dump(NANOSLEEP, line=48)) is not None
+    assert sleep_in(dump(None), dump(None)) is None
+
+
+READ = SystemCall(number=0, name="read", kind="receives", descriptors=(5,))
+FLOCK = SystemCall(number=73, name="flock", kind="locks", descriptors=(5,))
+OPEN = SystemCall(number=257, name="openat")
+
+
+@pytest.mark.parametrize(
+    ("call", "link", "expected"),
+    [
+        (READ, "/data/shard-3", "file"),
+        (READ, "pipe:[77]", "pipe"),
+        (READ, "socket:[78]", "socket"),
+        (READ, "anon_inode:[eventfd]", None),
+        (READ, "/dev/nvidia0", None),
+        (READ, "/dev/shm/psm_1", None),
+        (READ, "/memfd:ring (deleted)", None),
+        (READ, "", None),
+        (FLOCK, "/data/lock", "lock"),
+        (OPEN, "", "file"),
+        (SystemCall(number=61, name="wait4", kind="awaits_child"), "", "child"),
+        (SystemCall(number=74, name="fsync", kind="writes", descriptors=(5,)), "/data/x", "file"),
+        (SystemCall(number=42, name="connect", kind="receives", descriptors=(5,)), "socket:[78]", "socket"),
+        (SystemCall(number=16, name="ioctl", descriptors=(5,)), "/data/x", None),
+        (SystemCall(number=202, name="futex"), "", None),
+        (SystemCall(number=7, name="poll", kind="receives", descriptors=(5,)), "socket:[78]", None),
+        (SystemCall(number=9999), "", None),
+    ],
+    ids=lambda value: value.name or "unknown call" if isinstance(value, SystemCall) else value or "-",
+)
+def test_object_of_a_call(call: SystemCall, link: str, expected: CallObject | None) -> None:
+    assert find_object(call, link, is_own=False) == expected
+    assert find_object(call, link, is_own=True) is None
+
+
+def blocked_rank(number: int, call: SystemCall | None, *frames: Frame) -> RankDump:
+    """Return a rank that is in `call` in all three rounds. Its GPU is at 100 % but draws little power."""
+    main = Thread("MainThread", "1", (*frames, Frame("train_step", "train.py", 30)), is_main=True, installed_frames=0)
+    main = structs.replace(main, installed_frames=sum("/" in frame.file for frame in frames))
+    counters = ThreadCounters(read_monotonic_seconds=0.0, cpu_seconds=0.0, voluntary_switches=0)
+    rounds = tuple(
+        change_dump(
+            ProcessDump(taken_monotonic_seconds=5.0 * at, threads=(main,)),
+            state="S",
+            cpu_seconds=0.0,
+            io_bytes=0,
+            call=call,
+            before=structs.replace(counters, read_monotonic_seconds=5.0 * at),
+            after=structs.replace(counters, read_monotonic_seconds=5.0 * at),
+        )
+        for at in range(3)
+    )
+    identity = RankId(node="n1", rank=number, pid=100 + number)
+    return change_dump(RankDump(id=identity, rounds=rounds), utilization_ratio=1.0, busy_power_ratio=0.1)
+
+
+def test_rank_blocked_in_open_is_named_despite_a_busy_gpu() -> None:
+    collective = Frame("all_reduce", "torch/distributed/distributed_c10d.py", 2800)
+    others = [blocked_rank(number, None, collective) for number in range(3)]
+    for call, named in ((structs.replace(OPEN, object="file"), [3]), (SystemCall(number=202, name="futex"), [])):
+        seen = group_ranks([*others, blocked_rank(3, call)], activity.load(), config.Capture(), world_size=4)
+        (member,) = (one for one in seen.members if one.id.rank == 3)
+        assert member.signature is (Signature.BLOCKED if named else Signature.BEHIND_GPU)
+        assert [one.rank for one in judge(seen, 4).named] == named

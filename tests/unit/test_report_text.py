@@ -1,8 +1,12 @@
 """The text report: the verdict first, raw stacks last. grep(1) works on it, and it has no control characters."""
 
+import json
+import random
 import re
+import time
 import unicodedata
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -11,15 +15,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from hangwatch import config
 from hangwatch.explain import traces
 from hangwatch.model import (
     EnqueuedOperation,
+    Fault,
     Frame,
+    Group,
     Grouping,
     GroupRecords,
     Incident,
     JobState,
     KernelFacts,
+    Member,
     ProcessDump,
     RankDump,
     RankId,
@@ -28,9 +36,14 @@ from hangwatch.model import (
     TimelineEntry,
     Verdict,
 )
-from hangwatch.report import text
+from hangwatch.model.flight_records import RankRecords
+from hangwatch.report import as_json, html, text
 from hangwatch.report.dump_text import GONE, dump_files, prefix, process_lines, rank_lines
+from hangwatch.report.stack_tree import Node, merge_tree
+from hangwatch.stacks import activity
+from hangwatch.stacks.grouping import group_ranks
 from tests import hangs, samples
+from tests.unit.test_waitfor import record, recorder
 
 FRAME = re.compile(r"^    \S.* \(.*\)$")
 
@@ -416,3 +429,247 @@ def test_when_the_job_will_be_ended_by_its_time_out() -> None:
     assert timed_out_row(incident, closed_unix_seconds=looked + 9) == ""
     forever = msgspec.structs.replace(incident.job, environ={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
     assert timed_out_row(incident, job=forever) == ""
+
+
+FUNCTIONS = st.sampled_from(["main", "train", "step", "all_reduce", "__next__"])
+FILES = st.sampled_from(["a.py", "b.py"])
+FRAMES = st.builds(Frame, function=FUNCTIONS, file=FILES, line=st.sampled_from([None, 1, 2]))
+
+
+@st.composite
+def grouped(draw: st.DrawFn) -> list[Group]:
+    stacks = draw(st.lists(st.lists(FRAMES, max_size=6).map(tuple), max_size=8))
+    sizes = draw(st.lists(st.integers(1, 5), min_size=len(stacks), max_size=len(stacks)))
+    ranks = iter(range(100))
+    return [
+        Group(
+            key=f"k{number}",
+            activity="unknown",
+            frames=stack,
+            members=tuple(Member(id=RankId(rank=next(ranks))) for _ in range(size)),
+        )
+        for number, (stack, size) in enumerate(zip(stacks, sizes, strict=True))
+    ]
+
+
+def nodes(trees: tuple[Node, ...]) -> Iterator[Node]:
+    for tree in trees:
+        yield tree
+        yield from nodes(tree.children)
+
+
+def paths(
+    trees: tuple[Node, ...], above: tuple[tuple[str, str], ...] = ()
+) -> Iterator[tuple[str, tuple[tuple[str, str], ...]]]:
+    """Yield each group's key with the functions and files of the frames on its path."""
+    for tree in trees:
+        way = above + tuple((frame.function, frame.file) for frame in tree.frames)
+        yield from ((group.key, way) for group in tree.ends)
+        yield from paths(tree.children, way)
+
+
+@given(grouped())
+def test_every_rank_ends_exactly_once(groups: list[Group]) -> None:
+    ends = Counter(member.id for node in nodes(merge_tree(groups)) for group in node.ends for member in group.members)
+    assert ends == Counter({member.id: 1 for group in groups for member in group.members})
+
+
+@given(grouped())
+def test_a_node_holds_the_ranks_of_its_ends_and_branches(groups: list[Group]) -> None:
+    for node in nodes(merge_tree(groups)):
+        below = [rank for child in node.children for rank in child.ids]
+        ends = [member.id for group in node.ends for member in group.members]
+        assert sorted(node.ids, key=RankId.sort_key) == sorted(below + ends, key=RankId.sort_key)
+        assert [group.key for group in node.below()] == [g.key for n in nodes((node,)) for g in n.ends]
+
+
+@given(grouped())
+def test_the_way_to_an_end_is_the_stack(groups: list[Group]) -> None:
+    expected = {group.key: tuple((f.function, f.file) for f in reversed(group.frames)) for group in groups}
+    assert dict(paths(merge_tree(groups))) == expected
+
+
+@given(grouped())
+def test_branches_differ_and_are_ordered_by_size(groups: list[Group]) -> None:
+    trees = merge_tree(groups)
+    for children in (trees, *(node.children for node in nodes(trees))):
+        first = [
+            (child.frames[0].function, child.frames[0].file, child.frames[0].line) for child in children if child.frames
+        ]
+        assert len(set(first)) == len(first)
+        assert [len(child.ids) for child in children] == sorted((len(child.ids) for child in children), reverse=True)
+
+
+@given(grouped(), st.randoms())
+def test_the_order_of_groups_does_not_change_the_tree(groups: list[Group], order: random.Random) -> None:
+    shuffled = list(groups)
+    order.shuffle(shuffled)
+    assert sorted(paths(merge_tree(shuffled))) == sorted(paths(merge_tree(groups)))
+
+
+def _in_main(key: str, line: int, called: str = "step") -> Group:
+    frames = (Frame(function=called, file="t.py", line=9), Frame(function="main", file="t.py", line=line))
+    return Group(key=key, activity="unknown", frames=frames, members=(Member(id=RankId(rank=line)),))
+
+
+def test_a_line_is_shown_where_all_agree() -> None:
+    (tree,) = merge_tree([_in_main("a", 1), _in_main("b", 2, "save")])
+    assert [str(frame) for frame in tree.frames] == ["main (t.py)"]
+    assert [str(frame) for child in tree.children for frame in child.frames] == ["step (t.py:9)", "save (t.py:9)"]
+
+
+def test_stacks_that_differ_in_lines_only_part_at_the_first_that_differs() -> None:
+    trees = merge_tree([_in_main("a", 1), _in_main("b", 2)])
+    assert [[str(frame) for frame in tree.frames] for tree in trees] == [
+        ["main (t.py:1)", "step (t.py:9)"],
+        ["main (t.py:2)", "step (t.py:9)"],
+    ]
+
+
+def test_group_without_a_stack_is_a_separate_tree_node() -> None:
+    fault = Fault(subject="pid 1", reason="Uninterruptible", detail="blocked")
+    blocked = Group(key="b", activity="unknown", fault=fault, members=(Member(id=RankId(rank=1)),))
+    trees = merge_tree([blocked])
+    assert [(node.frames, node.ends) for node in trees] == [((), (blocked,))]
+
+
+def test_a_stack_of_a_thousand_frames() -> None:
+    deep = tuple(Frame(function=f"f{number}", file="deep.py") for number in range(5000))
+    (tree,) = merge_tree([Group(key="a", activity="unknown", frames=deep, members=(Member(id=RankId(rank=0)),))])
+    assert len(tree.frames) == 5000
+
+
+def test_a_very_deep_stack_is_drawn_in_the_time_of_its_frames() -> None:
+    """An earlier version compared each frame with all others, which took minutes of CPU time. The limit allows for slow
+    machines.
+    """
+    frames = tuple(Frame(function="call", file="a.py", line=1) for _ in range(20_000))
+    deep = [
+        Group(key=f"k{rank}", activity="unknown", frames=frames, members=(Member(id=RankId(rank=rank)),))
+        for rank in range(2)
+    ]
+    begin = time.process_time()
+    (tree,) = merge_tree(deep)
+    assert time.process_time() - begin < 60
+    assert len(tree.frames) == 20_000
+    assert len(tree.ends) == 2
+
+
+OFF = Fault(
+    subject="pid 7 nccl",
+    reason="RecorderOff",
+    detail="the flight recorder is off: its buffer has no capacity",
+    remedy="set TORCH_FR_BUFFER_SIZE=2000 in the job",
+)
+SILENT = Fault(subject="pid 7 gloo", reason="NoAnswer", detail="it did not respond")
+NO_TORCH = Fault(subject="pid 7", reason="NoTorch", detail="it has not loaded torch")
+TOLD = "no sequence numbers of ranks 0-2 on a in NCCL: the flight recorder is off: its buffer has no capacity"
+
+
+def grouped_faults(*faults: tuple[Fault, ...], records: tuple[RankRecords, ...] = ()) -> Grouping:
+    ranks = [
+        RankDump(
+            id=RankId(node="a", rank=rank, pid=rank + 7),
+            rounds=(
+                ProcessDump(taken_monotonic_seconds=0.0, recorder_faults=(NO_TORCH,)),
+                ProcessDump(taken_monotonic_seconds=1.0, recorder_faults=of_rank, recorders=records),
+            ),
+        )
+        for rank, of_rank in enumerate(faults)
+    ]
+    return group_ranks(ranks, activity.load(), config.Capture())
+
+
+def grouped_rounds(*rounds: ProcessDump) -> Grouping:
+    one = RankDump(id=RankId(node="a", rank=0, pid=7), rounds=rounds)
+    return group_ranks([one], activity.load(), config.Capture())
+
+
+def notes_on(grouping: Grouping) -> list[str]:
+    verdict = Verdict(kind="CannotTell", message="Nobody.")
+    notes = [note for note in as_json.answer(grouping, verdict).notes if "sequence numbers" in note]
+    said = " ".join(text.render_verdict(grouping, verdict).split())
+    page = html.render_grouping(grouping, verdict)
+    assert all(note in said and note in page for note in notes)
+    assert ("no sequence numbers" in said) == ("no sequence numbers" in page) == bool(notes)
+    return notes
+
+
+def test_last_fault_of_all_ranks_is_reported_once_with_its_remedy() -> None:
+    grouping = grouped_faults((OFF,), (replace(OFF, subject="pid 8 nccl"),), (OFF,), (NO_TORCH,))
+    assert grouping.members[0].recorder.faults == (OFF,)
+    assert notes_on(grouping) == [f"{TOLD} (RecorderOff); set TORCH_FR_BUFFER_SIZE=2000 in the job"]
+
+
+def test_verdict_lists_the_sources_that_it_did_not_have() -> None:
+    unread = replace(OFF, reason="RecorderUnread", detail="torch 2.16.0 is unknown: no object in /l has the shape")
+    grouping, verdict = grouped_faults((unread,), (unread,)), Verdict(kind="CannotTell", message="Nobody.")
+    incident = replace(next(iter(samples.SAMPLES.values()))(), grouping=grouping, verdict=verdict)
+    job = replace(incident.job, ranks=(replace(incident.job.ranks[0], gpu_uuids=("GPU-0",)),))
+    sources = "stacks of 2 ranks, GPU power"
+    for shown in (text.render(replace(incident, job=job)), html.render(replace(incident, job=job))):
+        assert f"flight recorder (torch 2.16.0 is unknown), {sources}" in " ".join(shown.split())
+    assert "Without   stacks of 1 rank\n" in text.render_verdict(grouped_faults(()), verdict)
+
+
+def test_ranks_without_torch_have_no_fault() -> None:
+    gone = replace(NO_TORCH, reason="ProcessGone")
+    assert notes_on(grouped_faults((NO_TORCH,), (gone,), ())) == []
+
+
+@pytest.mark.parametrize("unread", range(3))
+def test_failed_round_keeps_the_numbers_of_other_rounds(unread: int) -> None:
+    rounds = [
+        ProcessDump(taken_monotonic_seconds=float(number), recorders=(recorder(record(7, state="open")),))
+        for number in range(3)
+    ]
+    rounds[unread] = ProcessDump(taken_monotonic_seconds=float(unread), recorder_faults=(SILENT,))
+    (member,) = grouped_rounds(*rounds).members
+    assert [
+        operation.number for operation in member.recorder.libraries[0].groups[0].operations if operation.stays_open
+    ] == [7]
+    assert member.recorder.faults == ()
+
+
+@pytest.mark.parametrize("unread", range(2))
+def test_recorder_read_once_reports_only_its_fault(unread: int) -> None:
+    rounds = [ProcessDump(taken_monotonic_seconds=0.0, recorders=(recorder(record(7, state="open")),))] * 2
+    rounds[unread] = ProcessDump(taken_monotonic_seconds=1.0, recorder_faults=(SILENT,))
+    grouping = grouped_rounds(*rounds)
+    assert (grouping.members[0].recorder.libraries, grouping.members[0].recorder.faults) == ((), (SILENT,))
+    assert notes_on(grouping) == ["no sequence numbers of rank 0 (a, pid 7) in gloo: it did not respond (NoAnswer)"]
+
+
+def test_two_of_one_library_in_one_round_are_not_two_rounds() -> None:
+    # Two recorders of one library in the same round do not show that a record stays open. That needs two rounds.
+    twice = ProcessDump(taken_monotonic_seconds=0.0, recorders=(recorder(record(7, state="open")),) * 2)
+    (member,) = grouped_rounds(twice, ProcessDump(taken_monotonic_seconds=1.0, recorder_faults=(SILENT,))).members
+    assert (member.recorder.libraries, member.recorder.faults) == ((), (SILENT,))
+
+
+def test_unread_one_of_two_recorders_has_its_fault() -> None:
+    both = ProcessDump(taken_monotonic_seconds=0.0, recorders=(recorder(record(7)),), recorder_faults=(OFF,))
+    (member,) = grouped_rounds(both, both).members
+    assert [one.library for one in member.recorder.libraries] == ["gloo"]
+    assert member.recorder.faults == (OFF,)
+
+
+def test_faults_of_two_libraries_are_separate_and_bounded() -> None:
+    gloo = replace(OFF, subject="pid 7 gloo", reason="UnknownLayout", detail="it fits in no known layout", remedy="")
+    assert notes_on(grouped_faults((OFF, gloo), (gloo,))) == [
+        "no sequence numbers of rank 0 (a, pid 7) in NCCL: the flight recorder is off: its buffer has no capacity"
+        " (RecorderOff); set TORCH_FR_BUFFER_SIZE=2000 in the job",
+        "no sequence numbers of ranks 0-1 on a in gloo: it fits in no known layout (UnknownLayout)",
+    ]
+    many = grouped_faults(*((replace(gloo, reason=f"Reason{number}"),) for number in range(9)))
+    assert len(notes_on(many)) == 4
+
+
+def test_incident_keeps_recorder_faults_and_old_ones_load() -> None:
+    incident = replace(next(iter(samples.SAMPLES.values()))(), grouping=grouped_faults((OFF,)))
+    raw = msgspec.json.encode(incident)
+    assert msgspec.json.decode(raw, type=Incident) == incident
+    before = json.loads(raw)
+    del before["grouping"]["groups"][0]["members"][0]["recorder"]["faults"]
+    old = msgspec.json.decode(json.dumps(before).encode(), type=Incident)
+    assert [member.recorder.faults for member in old.grouping.members] == [()]

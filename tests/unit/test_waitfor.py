@@ -6,6 +6,7 @@ tests/data/waitfor.toml has the expected results of real jobs.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,12 +14,14 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from hangwatch.collectives import wait_graph
+from hangwatch.collectives.cycles import strongly_connected
 from hangwatch.collectives.rank_records import MOST_GROUPS, drop_unneeded, merge_rounds
 from hangwatch.collectives.wait_graph import Stance
 from hangwatch.model import KernelFacts, Member, RankId, RecorderFacts
 from hangwatch.model.flight_records import FlightRecord, GroupMembers, GroupStatus, RankRecords
-from hangwatch.verdict import sequence_rules
+from hangwatch.verdict import second_round, sequence_rules
 from hangwatch.verdict.sequence_rules import Answer
+from tests.hangs import TABLE, rank_dumps
 
 WORLD = "0"
 Numbers = Mapping[str, tuple[int, int]]
@@ -448,3 +451,69 @@ def test_what_is_kept_of_a_buffer_is_bounded_and_judged_alike() -> None:
 def test_stopped_rank_has_not_joined_despite_open_operations() -> None:
     held = structs.replace(standing(3, {WORLD: (5, 5)}), kernel=KernelFacts(state="T"))
     assert judge([*three_and({})[:3], held], r3="elsewhere").named == (3,)
+
+
+ALL_REDUCE = "all_reduce (torch/distributed/distributed_c10d.py:2501)"
+LOADER = ["get (queue.py:180)", "_try_get_data (torch/utils/data/dataloader.py:1131)"]
+SAVE = "save (torch/serialization.py:965)"
+
+
+def is_needed(**stand: Any) -> bool:
+    waiting = {"ranks": "0-2", "utilization": 1.0, "frames": [ALL_REDUCE, "train (train.py:50)"]}
+    return second_round.is_needed(rank_dumps({"stands": [waiting, {"ranks": "3", **stand}]}), TABLE)
+
+
+@pytest.mark.parametrize(
+    ("frames", "expected"),
+    [
+        ([ALL_REDUCE], False),
+        ([SAVE], True),
+        (LOADER, True),
+        (["update_cache (cache.py:21)"], True),
+        (["synchronize (torch/cuda/__init__.py:800)"], True),
+        (["write_text (pathlib.py:1015)"], True),
+        (["wait (threading.py:320)"], True),
+    ],
+)
+def test_second_round_is_needed_for_a_rank_outside_a_wait_for_ranks(frames: list[str], expected: bool) -> None:
+    assert is_needed(frames=[*frames, "train (train.py:40)"], utilization=0.0) is expected
+
+
+def test_second_round_is_needed_for_a_rank_with_a_flight_recorder() -> None:
+    waiting = rank_dumps({"stands": [{"ranks": "0-3", "utilization": 1.0, "frames": [ALL_REDUCE]}]})
+    assert not second_round.is_needed(waiting, TABLE)
+    last = structs.replace(waiting[0].rounds[-1], recorders=(recorder(record(3)),))
+    assert second_round.is_needed([structs.replace(waiting[0], rounds=(last,)), *waiting[1:]], TABLE)
+
+
+def test_rank_without_stack_needs_no_second_round() -> None:
+    assert not is_needed(gone=True)
+    assert not is_needed(fault=["ProcessGone", "the process has ended", "target"])
+
+
+NODES = st.integers(0, 7)
+
+
+def reached(ways: dict[int, list[int]], start: int) -> set[int]:
+    found, ahead = {start}, [start]
+    while ahead:
+        new = set(ways.get(ahead.pop(), ())) - found
+        found |= new
+        ahead += new
+    return found
+
+
+@given(st.dictionaries(NODES, st.lists(NODES, max_size=4), max_size=8))
+def test_two_nodes_are_in_one_part_where_each_leads_to_the_other(ways: dict[int, list[int]]) -> None:
+    parts = [frozenset(part) for part in strongly_connected(ways)]
+    nodes = {*ways, *(node for ahead in ways.values() for node in ahead)}
+    by_walking = {node: reached(ways, node) for node in nodes}
+    expected = {frozenset(other for other in by_walking[node] if node in by_walking[other]) for node in nodes}
+    assert set(parts) == expected
+    assert sum(map(len, parts)) == len(nodes), "each node is in one"
+
+
+def test_a_very_long_way_needs_no_recursion() -> None:
+    count = 100_000
+    ring = {node: [(node + 1) % count] for node in range(count)}
+    assert [len(part) for part in strongly_connected(ring)] == [count]

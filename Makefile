@@ -7,8 +7,8 @@ PYTEST_ARGS ?=
 MUTATIONS_ARGS ?=
 # Folders of further cases, each case with its dumps and expect.json.
 CASES ?=
-# The suite waits more than it works: more than three workers for each core of a small machine.
-WORKERS ?= 7
+# The suite waits more than it works: three times as many workers as a small machine has cores.
+WORKERS ?= 6
 PYTEST = $(BIN)/python -m pytest --dist load --tx '$(WORKERS)*popen//python=tests/worker $(BIN)/python'
 COLLECT = $(BIN)/python -m pytest -n0 --collect-only -qq
 # Compiled once: each worker and each of a thousand starts of hangwatch would do it again.

@@ -51,7 +51,7 @@ TOGETHER = (
 
 # Files of the lane `machines`: real systemd, Slurm, ssh, containers, browsers, Prometheus, launchers of frameworks, and
 # floods. A marker on a test of another file puts this test there, too.
-_DEPLOY = "alertmanager container fleet_rule rules runbooks systemd"
+_DEPLOY = "alertmanager container fleet_rule grafana rules runbooks systemd"
 _INTEGRATION = """
 agentless arrivals chain demo_node engines fork_bomb frameworks hostile_environ hostile_input hung_before memory_limit
 nodes_in_namespaces nodes_over_slurm nodes_over_ssh page perfetto plain_rule progress_daemon report_on_a_phone titles

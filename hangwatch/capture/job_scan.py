@@ -24,6 +24,7 @@ from hangwatch.probes.process.user_names import UserNames
 
 ENDPOINTS_PER_SCAN = 64
 _DEFAULT_LIMITS = config.Jobs()
+_SECONDS_OF_ONLY_SCAN = 10.0
 
 
 class JobScan:
@@ -45,6 +46,14 @@ class JobScan:
         self._user_names = UserNames(proc_root)
         self._store_clients, self._store_addresses = StoreClients(proc_root), StoreAddresses(proc_root)
         self.last_seen = crash_artifacts.RankSnapshots(proc_root, limits.max_ranks_per_owner)
+
+    @classmethod
+    def make_only(cls, limits: config.Jobs, proc_root: Path = procfs.PROC) -> JobScan:
+        """Return the scan of a command. It has more time, because no later scan continues where it stops."""
+        return cls(
+            proc_root,
+            replace(limits, scan_budget_seconds=max(limits.scan_budget_seconds, _SECONDS_OF_ONLY_SCAN)),
+        )
 
     def find(self, sweep: GpuSweep | None, node: str) -> FoundJobs:
         """Return the jobs on `node`. A process that holds a GPU in `sweep` is read even without a known launcher."""

@@ -104,7 +104,7 @@ class WaitChains(NamedTuple):
         return Chain(end, others, tuple(visited.intersection(job.dumped) - {pid}))
 
     def _find_direct_end(self, pid: int, call: SystemCall) -> Awaited | None:
-        """Return the person at a terminal, whom the program asks, or the peer outside of the job; else None."""
+        """Return the person at the terminal from which the call reads, or its peer outside of the job; else None."""
         if call.kind != "receives":
             return None
         links = self.job.links(pid, call.descriptors[:_MOST_DESCRIPTORS])

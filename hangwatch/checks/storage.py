@@ -154,10 +154,13 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     findings = [finding for answer in sample.answers for finding in _judge_one(answer, settings)]
     network = [answer for answer in sample.answers if answer.type != INCIDENTS]
     slowest = max((answer.space.seconds for answer in network if answer.space), default=0.0)
-    summary = f"{words.count(len(network), 'network file system')} mounted; slowest response {slowest * 1000:.1f} ms"
-    summary = summary if network else "no network file system is mounted"
-    present = f"; {words.count(len(sample.disks), 'NVMe disk')} present" if sample.disks else ""
-    return worst(findings, ok("StorageAnswers", summary + present))
+    mounted = (
+        f"{words.count(len(network), 'network file system')} mounted; slowest response {slowest * 1000:.1f} ms"
+        if network
+        else "no network file system is mounted"
+    )
+    disks = f"; {words.count(len(sample.disks), 'NVMe disk')} present" if sample.disks else ""
+    return worst(findings, ok("StorageAnswers", mounted + disks))
 
 
 def _judge_one(answer: Answer, settings: Settings) -> Iterator[CheckVerdict]:

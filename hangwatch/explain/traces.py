@@ -450,8 +450,9 @@ class _Streams:
 
     def _find_reader(self, rank: RankId, *, sure: bool) -> line_stream.Reader:
         if (rank, sure) not in self._sources:
-            reader = line_stream.Reader(self._interned, is_log=self._named.is_log)
-            self._sources[rank, sure] = _Source(self._name, rank, sure, reader)
+            self._sources[rank, sure] = _Source(
+                self._name, rank, sure, line_stream.Reader(self._interned, is_log=self._named.is_log)
+            )
         return self._sources[rank, sure].reader
 
 

@@ -101,9 +101,12 @@ def nics(sys_root: Path) -> tuple[Nic, ...]:
 def nvme_disks(sys_root: Path) -> dict[str, str]:
     """Return PCI address -> name of the NVMe disks in this machine, without those that the driver gave up (`dead`)."""
     folder = sys_root / "class/nvme"
-    disks = {name: _path(folder / name / "device") for name in _names(folder)}
-    dead = {name for name in disks if pseudo_files.read_or_empty(folder / name / "state").strip() == "dead"}
-    return {path.address: name for name, path in disks.items() if path is not None and name not in dead}
+    paths = ((name, _path(folder / name / "device")) for name in _names(folder))
+    return {
+        path.address: name
+        for name, path in paths
+        if path is not None and pseudo_files.read_or_empty(folder / name / "state").strip() != "dead"
+    }
 
 
 def nvidia_gpus(sys_root: Path) -> tuple[str, ...]:

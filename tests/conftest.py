@@ -53,9 +53,10 @@ TOGETHER = (
 # floods. A marker on a test of another file puts this test there, too.
 _DEPLOY = "alertmanager container fleet_rule grafana rules runbooks systemd"
 _INTEGRATION = """
-agentless arrivals chain demo_node engines fork_bomb frameworks hostile_environ hostile_input hung_before memory_limit
-nodes_in_namespaces nodes_over_slurm nodes_over_ssh page perfetto plain_rule progress_daemon report_on_a_phone titles
-requeue_of_hung_job requeue_over_slurm secrets_in_exceptions silent_mount slow_nodes socket_floods waiting_launcher
+agentless arrivals chain demo_node engines fork_bomb frameworks hostile_environ hostile_input hung_before launch_ways
+memory_limit nodes_in_namespaces nodes_over_slurm nodes_over_ssh page perfetto plain_rule progress_daemon real_hangs
+report_on_a_phone requeue_of_hung_job requeue_over_slurm secrets_in_exceptions silent_mount slow_nodes socket_floods
+titles waiting_launcher
 """
 MACHINES = frozenset(
     f"tests/{folder}/test_{name}.py"
@@ -67,7 +68,7 @@ _WAITING = """
 scenarios/processes integration/daemon integration/restart integration/job_libraries
 integration/selftest integration/hooks integration/capture integration/merge integration/awaited_threads
 integration/demo integration/memory integration/check_nodes integration/source_lines
-integration/master_refused integration/real_hangs integration/signatures
+integration/master_refused integration/signatures
 integration/progress_counters integration/stop_while_writing integration/live_environ
 unit/on_progress integration/user_socket integration/call_frames
 """

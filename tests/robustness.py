@@ -93,26 +93,6 @@ def cases_of(folder: Path) -> Iterator[Case]:
 # --- the forms -----------------------------------------------------------------------------------------------------
 
 
-def _all_active(thread: Thread) -> Thread:
-    return replace(thread, active=True)
-
-
-def _all_idle(thread: Thread) -> Thread:
-    return replace(thread, active=False)
-
-
-def _no_gil_flag(thread: Thread) -> Thread:
-    return replace(thread, owns_gil=None)
-
-
-def _no_thread_names(thread: Thread) -> Thread:
-    return replace(thread, name=None)
-
-
-def _no_lines(thread: Thread) -> Thread:
-    return _with_frames(thread, (replace(frame, line=None) for frame in thread.frames))
-
-
 def _native_leaf(thread: Thread) -> Thread:
     if not thread.frames:
         return thread
@@ -122,24 +102,16 @@ def _native_leaf(thread: Thread) -> Thread:
     )
 
 
-def _qualified_names(thread: Thread) -> Thread:
-    """Return the thread with function names as Python 3.11 and later have them."""
-    return _with_frames(thread, (replace(frame, function=_qualified(frame)) for frame in thread.frames))
-
-
-def _qualified(frame: Frame) -> str:
+def _qualified(frame: Frame) -> Frame:
+    """Return the frame with its function's name as Python 3.11 and later have it."""
     plain = frame.function.isidentifier() and not stack_frames.is_native(frame.function, frame.file)
-    return f"Owner.{frame.function}" if plain else frame.function
+    return replace(frame, function=f"Owner.{frame.function}") if plain else frame
 
 
-def _plain_names(thread: Thread) -> Thread:
-    """Return the thread with function names as Python 3.10 and earlier have them."""
-    return _with_frames(thread, (replace(frame, function=_plain(frame)) for frame in thread.frames))
-
-
-def _plain(frame: Frame) -> str:
+def _plain(frame: Frame) -> Frame:
+    """Return the frame with its function's name as Python 3.10 and earlier have it."""
     native = stack_frames.is_native(frame.function, frame.file)
-    return frame.function if native else stack_frames.plain_name(frame.function)
+    return frame if native else replace(frame, function=stack_frames.plain_name(frame.function))
 
 
 def _whole_paths(thread: Thread) -> Thread:
@@ -196,8 +168,8 @@ def _each_thread(change: Callable[[Thread], Thread]) -> Callable[[Sequence[RankD
     return vary
 
 
-def _last_round_only(ranks: Sequence[RankDump]) -> list[RankDump]:
-    return [replace(rank, rounds=rank.rounds[-1:]) for rank in ranks]
+def _each_frame(change: Callable[[Frame], Frame]) -> Callable[[Sequence[RankDump]], list[RankDump]]:
+    return _each_thread(lambda thread: _with_frames(thread, map(change, thread.frames)))
 
 
 def _by_number(ranks: Sequence[RankDump]) -> list[RankDump]:
@@ -205,17 +177,17 @@ def _by_number(ranks: Sequence[RankDump]) -> list[RankDump]:
 
 
 VARIATIONS: dict[str, Callable[[Sequence[RankDump]], Sequence[RankDump]]] = {
-    "all threads active": _each_thread(_all_active),
-    "all threads idle": _each_thread(_all_idle),
-    "no line numbers": _each_thread(_no_lines),
-    "no flag of the GIL": _each_thread(_no_gil_flag),
-    "no names of threads": _each_thread(_no_thread_names),
+    "all threads active": _each_thread(lambda thread: replace(thread, active=True)),
+    "all threads idle": _each_thread(lambda thread: replace(thread, active=False)),
+    "no line numbers": _each_frame(lambda frame: replace(frame, line=None)),
+    "no flag of the GIL": _each_thread(lambda thread: replace(thread, owns_gil=None)),
+    "no names of threads": _each_thread(lambda thread: replace(thread, name=None)),
     "one more native leaf": _each_thread(_native_leaf),
-    "qualified names": _each_thread(_qualified_names),
-    "plain names": _each_thread(_plain_names),
+    "qualified names": _each_frame(_qualified),
+    "plain names": _each_frame(_plain),
     "whole paths": _each_thread(_whole_paths),
     "with counts of library frames": _each_thread(_with_library_frame_counts),
-    "the last round only": _last_round_only,
+    "the last round only": lambda ranks: [replace(rank, rounds=rank.rounds[-1:]) for rank in ranks],
     "the first half of the ranks": lambda ranks: _by_number(ranks)[: (len(ranks) + 1) // 2],
     "the second half of the ranks": lambda ranks: _by_number(ranks)[len(ranks) // 2 :],
     "every second rank": lambda ranks: _by_number(ranks)[::2],

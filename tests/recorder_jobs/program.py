@@ -116,8 +116,12 @@ def in_thread(task: Callable[[], None]) -> Callable[[], None]:
     return lambda: concurrent.futures.ThreadPoolExecutor(1).submit(task).result()
 
 
-def before_reduce(count: int, blocked: dict[int, Callable[[], None]]) -> None:
+def before_reduce(
+    count: int, blocked: dict[int, Callable[[], None]], prepare: Callable[[], object] | None = None
+) -> None:
     """Make some steps. Then each rank in `blocked` blocks in its function, and the others wait for it."""
+    if prepare:
+        prepare()
     steps(count)
     if rank() in blocked:
         blocked[rank()]()
@@ -138,16 +142,16 @@ def wait_for_gradients() -> None:
     later().wait()
 
 
-def fifo_beside_metrics() -> None:
-    """Let rank 3 open a FIFO without a writer. In each rank a second thread writes 200 kB/s."""
-    steps(5)
+def begin_metrics() -> None:
+    """Start a second thread that writes 200 kB/s."""
     threading.Thread(target=write_metrics, daemon=True).start()
-    if rank() == 3:
-        os.mkfifo(FOLDER / "shard")
-        mark_arrival()
-        (FOLDER / "shard").read_bytes()
+
+
+def open_fifo() -> None:
+    """Open a FIFO without a writer."""
+    os.mkfifo(FOLDER / "shard")
     mark_arrival()
-    reduce()
+    (FOLDER / "shard").read_bytes()
 
 
 def write_metrics() -> None:
@@ -238,70 +242,48 @@ def barrier_inside_of_a_shared_lock() -> None:
     reduce()
 
 
-def waits_for_skipped_send() -> None:
-    """Let rank 1 skip its send to rank 2, which waits for it in `work.wait()`."""
-    steps(3)
-    if rank() == 2:
-        work = dist.irecv(torch.ones(1), src=1)
-        mark_arrival()
+def receive_skipped() -> None:
+    """Wait in `work.wait()` for a send that rank 1 skips."""
+    work = dist.irecv(torch.ones(1), src=1)
+    mark_arrival()
+    work.wait()
+
+
+def poll_skipped() -> None:
+    """Poll for a send that rank 1 skips. Seen from outside, this rank may work or wait."""
+    work = dist.irecv(torch.ones(1), src=1)
+    mark_arrival()
+    until(work.is_completed)
+
+
+def receive_batch() -> None:
+    """Wait for rank 1 in a batch of point-to-point operations."""
+    batch = dist.batch_isend_irecv([dist.P2POp(dist.irecv, torch.ones(4), 1)])
+    mark_arrival()
+    for work in batch:
         work.wait()
-    mark_arrival()
-    reduce()
 
 
-def asks_for_skipped_send() -> None:
-    """Let rank 1 skip its send to rank 2, which polls for it. Seen from outside, rank 2 may work or wait."""
-    steps(3)
-    if rank() == 2:
-        work = dist.irecv(torch.ones(1), src=1)
-        mark_arrival()
-        until(work.is_completed)
-    mark_arrival()
-    reduce()
-
-
-def asleep_before_a_batch() -> None:
-    """Block rank 1 of six before its send. Rank 2 waits for it in a batch of point-to-point operations."""
-    steps(3)
-    if rank() == 1:
-        prepare_batch()
-    if rank() == 2:
-        batch = dist.batch_isend_irecv([dist.P2POp(dist.irecv, torch.ones(4), 1)])
-        mark_arrival()
-        for work in batch:
-            work.wait()
-    mark_arrival()
-    reduce()
-
-
-def asks_the_store() -> None:
-    """Let rank 1 not set a key of the store. Rank 3 polls for the key."""
+def poll_store() -> None:
+    """Poll for a key of the store that rank 1 does not set."""
     store = dist.distributed_c10d._get_default_store()
-    steps(3)
-    if rank() == 3:
-        mark_arrival()
-        until(lambda: store.check(["of rank 1"]))
     mark_arrival()
-    reduce()
+    until(lambda: store.check(["of rank 1"]))
+
+
+def train_pairs(count: int = 3) -> dist.ProcessGroup:
+    """Make some steps in this rank's group of two, and return the group."""
+    tp = pairs("tp")
+    steps(count, tp)
+    return tp
 
 
 def pipe_in_own_code() -> None:
-    tp = pairs("tp")
-    steps(3, tp)
+    tp = train_pairs()
     if rank() == 3:
         read_shard()
     mark_arrival()
     reduce(tp)
-    reduce()
-
-
-def before_the_first() -> None:
-    """Block rank 0 before its first operation in the default group."""
-    tp = pairs("tp")
-    steps(3, tp)
-    if rank() == 0:
-        prepare_batch()
-    mark_arrival()
     reduce()
 
 
@@ -379,7 +361,7 @@ def objects() -> None:
         dist.all_gather_object([None] * world(), {"step": step})
 
 
-def side_thread() -> None:
+def begin_heartbeat() -> None:
     """Let another thread continue in its own group, on all ranks."""
     beat = dist.new_group(group_desc="heartbeat")
 
@@ -390,10 +372,6 @@ def side_thread() -> None:
 
     steps(3)
     threading.Thread(target=run, daemon=True).start()
-    if rank() == 2:
-        prepare_batch()
-    mark_arrival()
-    reduce()
 
 
 def begin_a_checkpoint() -> None:
@@ -412,30 +390,10 @@ def convert_shard() -> None:
         tool.wait()
 
 
-def side_thread_open() -> None:
-    """Block the main thread of rank 2: it waits for its child program.
-
-    The open operation is that of another thread.
-    """
-    begin_a_checkpoint()
-    if rank() == 2:
-        convert_shard()
-    mark_arrival()
-    reduce()
-
-
 def poll_checkpoint() -> None:
     """Poll another thread of this rank until it ends."""
     mark_arrival()
     until(lambda: threading.active_count() == 1)
-
-
-def waits_for_own_thread() -> None:
-    begin_a_checkpoint()
-    if rank() == 2:
-        poll_checkpoint()
-    mark_arrival()
-    reduce()
 
 
 def ddp_buckets() -> None:
@@ -482,12 +440,9 @@ def wrapped_reaches_back() -> None:
     reduce()
 
 
-def stopped_before() -> None:
-    steps(5)
+def stop_itself() -> None:
     mark_arrival()
-    if rank() == 2:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    reduce()
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 # --- ranks to check first --------------------------------------------------------------------------------------------
@@ -495,8 +450,7 @@ def stopped_before() -> None:
 
 def open_and_stuck() -> None:
     """Block rank 2 in its own code. One of its operations is open in tp."""
-    tp = pairs("tp")
-    steps(2, tp)
+    tp = train_pairs(2)
     steps(2)
     if rank() == 2:
         later(tp)
@@ -530,8 +484,7 @@ def skipped() -> None:
 
 def other_order() -> None:
     """Let rank 0 of six call tp before the default group. All other ranks call the default group first."""
-    tp = pairs("tp")
-    steps(2, tp)
+    tp = train_pairs(2)
     steps(2)
     mark_arrival()
     for group in (tp, None) if rank() == 0 else (None, tp):
@@ -540,8 +493,7 @@ def other_order() -> None:
 
 def other_order_later() -> None:
     """Let rank 0 of four call tp first. The others wait in `work.wait()`, which has no Python frame."""
-    tp = pairs("tp")
-    steps(3, tp)
+    tp = train_pairs()
     steps(3)
     mark_arrival()
     if rank() == 0:
@@ -552,22 +504,18 @@ def other_order_later() -> None:
         reduce(tp)
 
 
-def crossed_groups() -> None:
-    """Two groups of all ranks, never used before: 0 and 1 call a first, 2 and 3 call b first."""
+def crossed_groups(count: int = 0) -> None:
+    """After `count` steps in each of two groups of all ranks, 0 and 1 call a first, 2 and 3 call b first."""
     first, second = (dist.new_group(group_desc=name) for name in ("a", "b"))
+    steps(count, first)
+    steps(count, second)
     mark_arrival()
     for group in (first, second) if rank() < 2 else (second, first):
         reduce(group)
 
 
 def crossed_groups_later() -> None:
-    """The same after steps in both groups."""
-    first, second = (dist.new_group(group_desc=name) for name in ("a", "b"))
-    steps(3, first)
-    steps(3, second)
-    mark_arrival()
-    for group in (first, second) if rank() < 2 else (second, first):
-        reduce(group)
+    crossed_groups(3)
 
 
 def ring_of_three() -> None:
@@ -630,13 +578,10 @@ def _is_stopped(pid_file: Path) -> bool:
     return bool(pid) and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def recv_of_each_other() -> None:
+def receive_from_the_other() -> None:
     """Let ranks 0 and 1 receive from each other, which is not recorded. The others wait for both."""
-    steps(3)
     mark_arrival()
-    if rank() < 2:
-        dist.recv(torch.ones(1), src=1 - rank())
-    reduce()
+    dist.recv(torch.ones(1), src=1 - rank())
 
 
 def wrapped_over_the_open() -> None:
@@ -722,7 +667,7 @@ def dump_when_asked() -> None:
         time.sleep(0.02)
 
 
-BEFORE_REDUCE = {
+BEFORE_REDUCE: dict[str, Any] = {
     "own_code": (5, {2: prepare_batch}),
     "thread_in_own_code": (5, {2: in_thread(prepare_batch)}),
     "lock_in_own_code": (5, {1: read_metrics}),
@@ -731,6 +676,17 @@ BEFORE_REDUCE = {
     "two_do_not_join": (4, {1: prepare_batch, 4: prepare_batch}),
     "detail": (3, {1: prepare_batch}),
     "other_node": (3, {5: prepare_batch}),  # only ranks 0 to 3 are captured
+    "fifo_beside_metrics": (5, {3: open_fifo}, begin_metrics),
+    "waits_for_skipped_send": (3, {2: receive_skipped}),
+    "asks_for_skipped_send": (3, {2: poll_skipped}),
+    "asleep_before_a_batch": (3, {1: prepare_batch, 2: receive_batch}),
+    "asks_the_store": (3, {3: poll_store}),
+    "before_the_first": (0, {0: prepare_batch}, train_pairs),
+    "side_thread": (0, {2: prepare_batch}, begin_heartbeat),
+    "side_thread_open": (0, {2: convert_shard}, begin_a_checkpoint),  # the open operation is that of another thread
+    "waits_for_own_thread": (0, {2: poll_checkpoint}, begin_a_checkpoint),
+    "stopped_before": (5, {2: stop_itself}),
+    "recv_of_each_other": (3, {0: receive_from_the_other, 1: receive_from_the_other}),
 }
 
 

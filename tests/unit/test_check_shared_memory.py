@@ -60,13 +60,19 @@ def test_a_node_without_it(tmp_path: Path) -> None:
     expect(("OK", "NotPresent"), "shared_memory", NodeTree(tmp_path).node())
 
 
-def test_a_job_in_a_container_with_64_mib_that_are_full(tmp_path: Path) -> None:
-    tree = NodeTree(tmp_path)
+def mounts(root: Path, **namespaces: int) -> NodeTree:
+    """Return a node on which these processes are in these mount namespaces."""
+    tree = NodeTree(root)
     (tree.dev / "shm").mkdir()
-    for view, inode in (("self", 1), ("10", 2)):
-        link = tree.proc / view / "ns" / "mnt"
+    for view, inode in namespaces.items():
+        link = tree.proc / view.removeprefix("pid") / "ns" / "mnt"
         link.parent.mkdir(parents=True)
         link.symlink_to(f"mnt:[{inode}]")
+    return tree
+
+
+def test_a_job_in_a_container_with_64_mib_that_are_full(tmp_path: Path) -> None:
+    tree = mounts(tmp_path, self=1, pid10=2)
     with tmpfs(tree.proc / "10" / "root" / "dev" / "shm", "64m") as shm:
         result = expect(
             ("WARNING", "SharedMemorySmall"), "shared_memory", tree.node(job(rank(10))), minimum_size_bytes=65 << 20
@@ -80,24 +86,14 @@ def test_a_job_in_a_container_with_64_mib_that_are_full(tmp_path: Path) -> None:
 
 
 def test_in_a_container_that_sees_the_nodes_processes_the_nodes_own_counts(tmp_path: Path) -> None:
-    tree = NodeTree(tmp_path)
-    (tree.dev / "shm").mkdir()
-    for view, inode in (("self", 1), ("1", 2), ("10", 2)):
-        link = tree.proc / view / "ns" / "mnt"
-        link.parent.mkdir(parents=True)
-        link.symlink_to(f"mnt:[{inode}]")
+    tree = mounts(tmp_path, self=1, pid1=2, pid10=2)
     with tmpfs(tree.proc / "1" / "root" / "dev" / "shm", "32m"):
         result = run("shared_memory", tree.node(job(rank(10))), minimum_size_bytes=0)
         assert values(result, "shared_memory_size_bytes") == {("node", ""): 32 << 20}
 
 
 def test_a_job_that_shares_the_nodes_or_vanished_adds_nothing(tmp_path: Path) -> None:
-    tree = NodeTree(tmp_path)
-    (tree.dev / "shm").mkdir()
-    for view in ("self", "10"):
-        link = tree.proc / view / "ns" / "mnt"
-        link.parent.mkdir(parents=True)
-        link.symlink_to("mnt:[1]")
+    tree = mounts(tmp_path, self=1, pid10=1)
     result = run("shared_memory", tree.node(job(rank(10)), job(rank(11), job_id="78")), minimum_size_bytes=0)
     assert set(values(result, "shared_memory_size_bytes")) == {("node", "")}
 

@@ -122,8 +122,8 @@ class Series:
             self._take(*detector.apply_missing_sample(self.watch, self.now, self.rules))
         return self
 
-    def captured(self, frozen: int, moving: int, unknown: int = 0, resting: JobState | None = None) -> Series:
-        seen = MotionCount(frozen=frozen, moving=moving, unknown=unknown, resting=resting, places=self.places)
+    def captured(self, frozen: int = 0, moving: int = 0, unknown: int = 0, **more: object) -> Series:
+        seen = MotionCount(frozen=frozen, moving=moving, unknown=unknown, places=self.places, **more)  # type: ignore[arg-type]
         self._take(*detector.apply_capture(self.watch, seen, self.now, self.rules))
         return self
 
@@ -131,6 +131,9 @@ class Series:
         seen = MotionCount(frozen=frozen, moving=moving, unknown=unknown, with_stack=stacked)
         self._take(*detector.apply_light_capture(self.watch, seen, self.now, self.rules))
         return self
+
+    def threshold_watts(self, gpu: str = "GPU-0") -> float | None:
+        return power_level.low_power_threshold_watts(self.watch.power.gpus[gpu], self.rules)
 
     @property
     def pages(self) -> bool:
@@ -232,9 +235,7 @@ PLAIN = Detector(confirming_captures=1, quiet_fraction=0.0, low_power_ratio_of_l
 @pytest.mark.parametrize("working", [600, 150])
 @pytest.mark.parametrize("watts", [71, 72, 75, 84])
 def test_plain_rule_uses_ratio_of_power_limit_only(working: float, watts: float) -> None:
-    series = Series(rules=PLAIN)
-    series.idle = {f"GPU-{i}": 68.0 for i in range(8)}
-    series.feed(working, 300)
+    series = plain_series().feed(working, 300)
     fell = series.now
     if series.watch.capture_record.light_capture_since is not None:
         series.glanced(frozen=0, moving=8)
@@ -247,19 +248,20 @@ def test_plain_rule_uses_ratio_of_power_limit_only(working: float, watts: float)
     assert series.watch.state is S.RECOVERED, "over the line"
 
 
-@pytest.mark.parametrize("working", [600, 150])
-def test_by_the_plain_rule_a_watt_over_the_share_of_the_limit_is_not_quiet(working: float) -> None:
+def plain_series() -> Series:
     series = Series(rules=PLAIN)
     series.idle = {f"GPU-{i}": 68.0 for i in range(8)}
-    series.feed(working, 300).feed(85, 600)
-    assert series.states == [S.TRAINING]
+    return series
+
+
+@pytest.mark.parametrize("working", [600, 150])
+def test_by_the_plain_rule_a_watt_over_the_share_of_the_limit_is_not_quiet(working: float) -> None:
+    assert plain_series().feed(working, 300).feed(85, 600).states == [S.TRAINING]
 
 
 def test_plain_rule_learned_level_above_limit_changes_nothing_below() -> None:
     # 84 W of 700 W stay low power under the plain rule: the learned baseline is higher, at 85 W.
-    series = Series(rules=PLAIN)
-    series.idle = {f"GPU-{i}": 68.0 for i in range(8)}
-    series.feed(600, 300).feed(85, HELD).glanced(frozen=0, moving=8)
+    series = plain_series().feed(600, 300).feed(85, HELD).glanced(frozen=0, moving=8)
     series.feed(84, HELD)
     assert series.states == [S.TRAINING, S.QUIET, S.SUSPECTED]
     series.captured(frozen=0, moving=8)
@@ -345,15 +347,11 @@ def test_light_job_at_flat_level_gets_light_capture_after_hold(limit: float, wor
 
 def test_what_a_job_fell_to_and_stays_at_is_not_taken_for_its_work() -> None:
     series = Series().feed(250, 600)
-    line = power_level.low_power_threshold_watts(series.watch.power.gpus["GPU-0"], DEFAULTS)
+    line = series.threshold_watts()
     series.feed(140, 3600)
-    assert (
-        power_level.low_power_threshold_watts(series.watch.power.gpus["GPU-0"], DEFAULTS) == line == pytest.approx(133)
-    )
+    assert series.threshold_watts() == line == pytest.approx(133)
     series.glanced(frozen=0, moving=8)
-    assert power_level.low_power_threshold_watts(series.watch.power.gpus["GPU-0"], DEFAULTS) == pytest.approx(
-        70 + 0.35 * 70
-    )
+    assert series.threshold_watts() == pytest.approx(70 + 0.35 * 70)
     series.feed(140, 1200)
     assert series.watch.power.gpus["GPU-0"].busy_watts == 140, "a capture has shown that it is"
 
@@ -484,16 +482,11 @@ def test_a_rank_that_was_never_there_is_late_as_long_as_the_job_starts(
     series.watch = job_watch.begin_watch(job(job_state), series.now)
     series.feed(80, STARTUP + 10)
     series.now += later_seconds
-    seen = MotionCount(frozen=8, moving=0, absent=absent, started_since=came)
-    series._take(*detector.apply_capture(series.watch, seen, series.now, series.rules))
-    assert series.watch.state is state, name
+    assert series.captured(8, absent=absent, started_since=came).watch.state is state, name
 
 
 def test_a_rank_that_is_gone_from_a_job_that_was_at_work_is_not_late() -> None:
-    series = Series().feed(600, 300).feed(80, HELD)
-    seen = MotionCount(frozen=9, moving=0, absent=1)
-    series._take(*detector.apply_capture(series.watch, seen, series.now, series.rules))
-    assert series.watch.state is S.HUNG
+    assert Series().feed(600, 300).feed(80, HELD).captured(9, absent=1).watch.state is S.HUNG
 
 
 def test_a_lost_gpu_has_no_vote_and_is_no_quiet_gpu() -> None:
@@ -600,19 +593,14 @@ def test_gpu_is_quiet_at_its_threshold_and_not_above() -> None:
 
 def test_gpus_of_different_models_have_their_own_lines() -> None:
     series = Series(ranks=2).feed([600.0, 140.0], 300)
-    gpus = series.watch.power.gpus
-    lines = [power_level.low_power_threshold_watts(gpus[f"GPU-{i}"], DEFAULTS) for i in range(2)]
-    assert lines[0] == pytest.approx(70 + 0.35 * 530)
-    assert lines[1] is not None and lines[1] < 140
+    assert series.threshold_watts() == pytest.approx(70 + 0.35 * 530)
+    assert (series.threshold_watts("GPU-1") or 140) < 140
 
 
 def test_an_idle_level_that_was_seen_is_the_floor() -> None:
     series = Series(ranks=1, limit=1100)
     series.idle = {"GPU-0": 183.5}
-    series.feed(1050, 60)
-    assert power_level.low_power_threshold_watts(series.watch.power.gpus["GPU-0"], DEFAULTS) == pytest.approx(
-        183.5 + 0.35 * (1050 - 183.5)
-    )
+    assert series.feed(1050, 60).threshold_watts() == pytest.approx(183.5 + 0.35 * (1050 - 183.5))
 
 
 def test_idle_levels_are_learned_from_gpus_without_processes() -> None:
@@ -850,15 +838,9 @@ def test_a_look_that_takes_long_begins_as_much_earlier() -> None:
         first = look_seconds + LAST_LOOK_SECONDS
         return first + 1, first, look_seconds + 1, look_seconds, 1, -1
 
-    assert [takes_capture(seconds) for seconds in edges(LOOK_SECONDS)] == [False, True, True, False, False, False]
-    assert [takes_capture(seconds, capture_seconds=100.0) for seconds in edges(100.0)] == [
-        False,
-        True,
-        True,
-        False,
-        False,
-        False,
-    ]
+    taken = [False, True, True, False, False, False]
+    assert [takes_capture(seconds) for seconds in edges(LOOK_SECONDS)] == taken
+    assert [takes_capture(seconds, capture_seconds=100.0) for seconds in edges(100.0)] == taken
 
 
 # --- pauses that ended by themselves ---------------------------------------------------------------------------------
@@ -983,12 +965,13 @@ def at_two_lines(ranks: int, *, moving: bool) -> MotionCount:
     )
 
 
+def moved_alone(rank: int) -> MotionCount:
+    return MotionCount(frozen=0, moving=1, unknown=7, with_stack=8, movers=frozenset({RankId(rank=rank)}))
+
+
 def look(series: Series, seen: MotionCount) -> None:
-    take = (
-        detector.apply_light_capture
-        if series.watch.capture_record.light_capture_since is not None
-        else detector.apply_capture
-    )
+    is_light = series.watch.capture_record.light_capture_since is not None
+    take = detector.apply_light_capture if is_light else detector.apply_capture
     series._take(*take(series.watch, seen, series.now, series.rules))
 
 
@@ -1025,10 +1008,8 @@ def test_an_unjudged_place_over_the_line_is_suspected_by_its_second_look() -> No
 
 def test_ranks_of_a_light_job_that_move_in_turn_are_at_work_together() -> None:
     series = Series().feed(130, STARTUP + 1)
-    ids = [RankId(rank=number) for number in range(8)]
     for number in range(5):
-        seen = MotionCount(frozen=0, moving=1, unknown=7, with_stack=8, movers=frozenset({ids[number]}))
-        look(series, seen)
+        look(series, moved_alone(number))
         assert (series.watch.state is S.STALLED) == (number < 4)
         series.feed(130, 1 if number == 4 else 500)
     assert series.watch.message == "5 of 8 ranks have progressed since then: the present power of the job is work"
@@ -1037,6 +1018,6 @@ def test_ranks_of_a_light_job_that_move_in_turn_are_at_work_together() -> None:
 def test_ranks_of_a_job_that_worked_hard_are_not_added_up() -> None:
     series = Series().feed(600, 900).feed(120, HELD)
     for number in range(8):
-        look(series, MotionCount(frozen=0, moving=1, unknown=7, with_stack=8, movers=frozenset({RankId(rank=number)})))
+        look(series, moved_alone(number))
         series.feed(120, 500)
         assert series.watch.state is S.STALLED

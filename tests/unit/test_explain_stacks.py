@@ -540,18 +540,21 @@ def test_case_of_servers_toml_is_explained(case: dict[str, Any]) -> None:
         assert pid not in {rank.id.pid for rank in found.ranks}
 
 
-def test_one_dump_of_a_server_says_nothing_about_its_job() -> None:
+def of_vllm(*pids: int) -> list[tuple[str, str]]:
+    """Return the dumps of these processes of a vLLM server, or of all of them."""
     (case,) = (one for one in CASES if one["name"] == "vLLM, each process in a file of its own")
-    alone = [source for source in sources(case) if source[0] == "dumps/4122.txt"]
-    verdict, text = explained(traces.collect(alone))
+    files = [f"dumps/{pid}.txt" for pid in pids]
+    return [source for source in sources(case) if source[0] in files or not pids]
+
+
+def test_one_dump_of_a_server_says_nothing_about_its_job() -> None:
+    verdict, text = explained(traces.collect(of_vllm(4122)))
     assert verdict.message.startswith("VLLM::Worker_TP2 (pid 4122) is in the forward pass (read_table) at ")
     assert not [line for line in text.splitlines() if line.startswith(("Verdict", "Named", "Ranks", "Other nodes"))]
 
 
 def test_dumps_of_servers_alone_ask_for_their_workers() -> None:
-    (case,) = (one for one in CASES if one["name"] == "vLLM, each process in a file of its own")
-    servers = [source for source in sources(case) if source[0] in ("dumps/4100.txt", "dumps/4110.txt")]
-    verdict, text = explained(traces.collect(servers))
+    verdict, text = explained(traces.collect(of_vllm(4100, 4110)))
     assert verdict.kind == "CannotTell"
     assert verdict.message.startswith("No rank can be named: none of these 2 processes is in a collective: pid 4100 ")
     assert "two paths" not in text
@@ -559,28 +562,23 @@ def test_dumps_of_servers_alone_ask_for_their_workers() -> None:
 
 
 def test_rank_to_check_first_in_text_is_not_settled_by_one_dump() -> None:
-    (case,) = (one for one in CASES if one["name"] == "vLLM, each process in a file of its own")
-    once, text = explained(traces.collect(sources(case)))
+    once, text = explained(traces.collect(of_vllm()))
     assert "on its host" in once.next_step
     assert "second dump" in once.next_step
     assert "or a rank is late" in text
-    twice, _ = explained(traces.collect([*sources(case), *((f"later/{name}", text) for name, text in sources(case))]))
+    twice, _ = explained(traces.collect([*of_vllm(), *((f"later/{name}", text) for name, text in of_vllm())]))
     assert [rank.pid for rank in twice.check_first] == [4122]
     assert "second dump" not in twice.next_step
 
 
 def test_single_dump_of_a_waiting_rank_asks_for_the_other_dumps() -> None:
-    (case,) = (one for one in CASES if one["name"] == "vLLM, each process in a file of its own")
-    alone = [source for source in sources(case) if source[0] == "dumps/4120.txt"]
-    verdict, _ = explained(traces.collect(alone))
+    verdict, _ = explained(traces.collect(of_vllm(4120)))
     assert verdict.next_step.startswith("give the dumps of all ranks of the job")
 
 
 def test_ranks_that_no_text_has_are_not_in_the_input() -> None:
     """A text does not show if the other ranks are on another node, did not respond, or were not given."""
-    (case,) = (one for one in CASES if one["name"] == "vLLM, each process in a file of its own")
-    some = [source for source in sources(case) if source[0] in ("dumps/4120.txt", "dumps/4122.txt")]
-    verdict, text = explained(traces.collect(some, world_size=6))
+    verdict, text = explained(traces.collect(of_vllm(4120, 4122), world_size=6))
     assert "\nNot in the input  4 ranks: 1,3-5\n" in text
     assert verdict.next_step == "give the dumps of all ranks of the job"
     assert "respond" not in text
@@ -588,16 +586,14 @@ def test_ranks_that_no_text_has_are_not_in_the_input() -> None:
 
 
 def test_group_of_titled_processes_lists_titles_and_pids() -> None:
-    (case,) = (one for one in CASES if one["name"] == "vLLM, each process in a file of its own")
-    _, text = explained(traces.collect(sources(case)))
+    _, text = explained(traces.collect(of_vllm()))
     assert "\n  3 ranks: VLLM::Worker_TP0-1,3 (pid 4120-4121,4123)  wait in all_reduce\n" in text
 
 
 def test_stack_of_a_single_group_is_printed_once() -> None:
-    (case,) = (one for one in CASES if one["name"] == "vLLM, each process in a file of its own")
-    _, alone = explained(traces.collect([source for source in sources(case) if source[0] == "dumps/4122.txt"]))
+    _, alone = explained(traces.collect(of_vllm(4122)))
     assert alone.count("read_table (lookup.py:41)\n") == 1
-    _, several = explained(traces.collect(sources(case)))
+    _, several = explained(traces.collect(of_vllm()))
     assert several.count("read_table (lookup.py:41)\n") == 2, "the tree shows where the stacks part"
 
 

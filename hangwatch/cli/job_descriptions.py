@@ -10,6 +10,11 @@ def describe_state(job: JobStatus) -> str:
     return job.state.value + label
 
 
+def shown_seconds(job: JobStatus) -> float:
+    """Return the time since the last progress of a job that is quiet, hung or stalled; else that in its state."""
+    return job.seconds_in_state if job.quiet_seconds is None else job.quiet_seconds
+
+
 def describe_silence(job: JobStatus) -> str:
     """Return the silence of a job as text: `silenced until 16:30:00 UTC: I debug it`; "" if it is not silenced."""
     if job.silenced_until_unix_seconds is None:

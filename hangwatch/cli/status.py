@@ -10,7 +10,13 @@ import click
 from hangwatch import words
 from hangwatch.cli.config_choice import config_option, settings_from
 from hangwatch.cli.incident_sources import http_config_option
-from hangwatch.cli.job_descriptions import describe_silence, describe_state, describe_straggler, describe_timeout
+from hangwatch.cli.job_descriptions import (
+    describe_silence,
+    describe_state,
+    describe_straggler,
+    describe_timeout,
+    shown_seconds,
+)
 from hangwatch.cli.status_client import decode_status, fetch_status
 from hangwatch.cli.text_tables import age_text, engine_text, print_table
 from hangwatch.model import JobName
@@ -61,7 +67,7 @@ def print_status(seen: Status) -> None:
             job.launcher,
             job.user if job.user and job.user != job.owner else "",
             describe_state(job),
-            f"{job.seconds_in_state:.0f} s",
+            f"{shown_seconds(job):.0f} s",
             str(job.ranks) + (f" ({absent} absent)" if absent else ""),
             _shown(job.collectives_per_second, "{:.3g}/s"),
             _what(job, unix_now),
@@ -90,9 +96,13 @@ def print_status(seen: Status) -> None:
 
 
 def _what(job: JobStatus, unix_now: float) -> str:
-    """Return the verdict on a job, else the detector's message. Add its timeout, its late rank and its silence."""
-    message = job.verdict or job.message
-    for more in filter(None, (describe_timeout(job, unix_now), describe_straggler(job), describe_silence(job))):
+    """Return the verdict on a job, else the detector's message.
+
+    Add its last progress, its timeout, its late rank and its silence.
+    """
+    message, quiet = job.verdict or job.message, job.quiet_seconds
+    began = "" if quiet is None else f"no progress since {words.utc(unix_now - quiet, '%H:%M:%S UTC')}"
+    for more in filter(None, (began, describe_timeout(job, unix_now), describe_straggler(job), describe_silence(job))):
         message = f"{message.removesuffix('.')}; {more}"
     return message
 

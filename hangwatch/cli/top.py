@@ -23,7 +23,7 @@ from rich.text import Text
 from hangwatch import words
 from hangwatch.cli.config_choice import config_option, settings_from
 from hangwatch.cli.incident_sources import http_config_option
-from hangwatch.cli.job_descriptions import describe_silence, describe_state, describe_straggler
+from hangwatch.cli.job_descriptions import describe_silence, describe_state, describe_straggler, shown_seconds
 from hangwatch.cli.status_client import decode_status, fetch_status
 from hangwatch.cli.text_tables import age_text, engine_text
 from hangwatch.cli.usage_errors import InputError
@@ -236,7 +236,7 @@ class _Jobs(NamedTuple):
                 f"{job.job_name} ({job.job_id})" if job.job_name not in ("", job.job_id) else job.job_id,
                 job.owner,
                 Text(describe_state(job), style=_LOUD.get(job.state, "green")),
-                words.duration(round(job.seconds_in_state)),
+                words.duration(round(shown_seconds(job))),
                 str(job.ranks),
                 _watts(job),
                 "" if job.collectives_per_second is None else f"{job.collectives_per_second:.3g}/s",

@@ -194,11 +194,10 @@ def resume_watch(watch: JobWatch, incident: Incident, now: float, unix_now: floa
         return now - max(0.0, unix_now - unix_seconds)
 
     opened = fell = incident.opened_unix_seconds
-    lines = list(incident.timeline)
-    while lines and lines[-1].state in OPEN_STATES:
-        opened = fell = lines.pop().unix_seconds
-    while lines and lines[-1].state in (JobState.QUIET, JobState.SUSPECTED):
-        fell = lines.pop().unix_seconds
+    for line in reversed(incident.timeline):
+        if line.state not in OPEN_STATES:
+            break
+        opened = line.unix_seconds
     gpus = {
         series.uuid: GpuPower(limit_watts=series.limit_watts, busy_watts=series.busy_watts) for series in incident.power
     }

@@ -83,7 +83,7 @@ def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
     labels = (*labels, "stuck_on", "next_step", "action", "fingerprint")
     text = "Open incidents: the verdict as a sentence, the named ranks, the ranks to check first, and what to do"
     info = gauge("incident_info", text, labels)
-    opened = gauge("incident_opened_timestamp_seconds", "Time at which the incident was opened", (*JOB, "incident"))
+    opened = gauge("incident_opened_timestamp_seconds", "Time of the first capture of the incident", (*JOB, "incident"))
     text = "Time at which the collective timeout ends the job, if it is known; `source` says how"
     ends = gauge("incident_timeout_timestamp_seconds", text, (*JOB, "incident", "source"))
     # At most `MOST_FINGERPRINTS`: a user can make many.
@@ -112,7 +112,7 @@ def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
             ],
             1,
         )
-        opened.add_metric([*name, incident.incident_id], incident.opened_unix_seconds)
+        opened.add_metric([*name, incident.incident_id], incident.captured_unix_seconds)
         forecast = forecast_timeout(incident)
         if forecast is not None and forecast.at_unix_seconds is not None:
             ends.add_metric([*name, incident.incident_id, forecast.source], forecast.at_unix_seconds)

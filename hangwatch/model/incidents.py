@@ -118,7 +118,7 @@ class PastHang(Value, frozen=True):
 
 
 class Incident(Value, frozen=True):
-    """One suspicion of one job on this node, from the first capture to its end. `incident.json` is this value.
+    """A suspicion of a job on this node, from the last progress of the job to its end. `incident.json` is this value.
 
     `schema_version` rises when a field is removed or changes its meaning. `incident_file.load` reads all versions
     up to this one. `arrival`: the ranks that were late before it, None if they were not compared. `by_counters`: the
@@ -142,3 +142,8 @@ class Incident(Value, frozen=True):
     by_counters: bool = False
     hangwatch_version: str = ""
     schema_version: int = INCIDENT_VERSION
+
+    @property
+    def captured_unix_seconds(self) -> float:
+        """The time of the first capture; that of the incident without a capture."""
+        return self.captures[0].started_unix_seconds if self.captures else self.opened_unix_seconds

@@ -238,18 +238,18 @@ def ranks_row(job: Job) -> str:
 
 
 def state_row(incident: Incident) -> tuple[str, str]:
-    """Return the state of the job as the name and text of a row: `State` and `hung; opened ...`.
+    """Return the state of the job as the name and text of a row: `State` and `hung since ...`.
 
     For a dump by hand, return `Taken` and its time.
     """
-    opened = utc(incident.opened_unix_seconds)
+    opened, first = utc(incident.opened_unix_seconds), utc(incident.captured_unix_seconds, "%H:%M:%S")
     if incident.verdict.kind == CRASHED:
         return "State", f"crashed; found {opened}"
     if incident.closed_unix_seconds is not None:
         after = duration(incident.closed_unix_seconds - incident.opened_unix_seconds)
-        return "State", f"{incident.state.value} after {after}; opened {opened}"
+        return "State", f"{incident.state.value} after {after}; no progress since {opened}"
     if incident.timeline or incident.state is not JobState.SUSPECTED:
-        return "State", f"{incident.state.value}; opened {opened}"
+        return "State", f"{incident.state.value}; no progress since {opened}, first capture at {first}"
     return "Taken", opened
 
 

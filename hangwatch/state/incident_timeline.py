@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from hangwatch import detector
+from hangwatch.detector.job_watch import quiet_seconds
 from hangwatch.model import Incident, JobState, RecommendedAction, TimelineEntry
 from hangwatch.state.actions import Action, SaveIncident
 from hangwatch.state.board import JobEntry, Snapshot
@@ -63,11 +64,14 @@ def _add_line(entry: JobEntry, message: str, unix_now: float) -> tuple[JobEntry,
     return replace(entry, incident=incident), (SaveIncident(incident=incident),)
 
 
-def add_capture(entry: JobEntry, look: Diagnosis) -> Incident:
-    """Return the open incident of the job with one more capture; a new incident if none is open."""
+def add_capture(entry: JobEntry, look: Diagnosis, now: float) -> Incident:
+    """Return the open incident of the job with one more capture; a new incident if none is open.
+
+    A new incident begins with the last progress of the job. `now` is CLOCK_MONOTONIC in seconds.
+    """
     incident = entry.incident
     if incident is None or incident.closed_unix_seconds is not None:
-        incident = look.incident(entry.job, entry.watch.state, entry.timeline)
+        incident = look.incident(entry.job, entry.watch.state, entry.timeline, quiet_seconds(entry.watch, now))
         incident = replace(incident, by_counters=entry.watch.gap is not None)
         if entry.suspected is None:
             return incident

@@ -53,7 +53,7 @@ def record_capture(
     entry = replace(entry, watch=watch, page=job_watch.should_page(watch, now, settings))
     look = _recommend(snapshot, entry, look, is_pausing=job_watch.longest_pause_seconds(watch, now) is not None)
     if watch.is_open:
-        entry = replace(entry, incident=add_capture(entry, look), suspected=None)
+        entry = replace(entry, incident=add_capture(entry, look, now), suspected=None)
     elif watch.gap is not None:
         entry = replace(entry, suspected=look)
     entry, actions = update_timeline(entry, wanted, look.judged_unix_seconds)

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from hangwatch.config import Detector
+from hangwatch.detector.job_watch import quiet_seconds
 from hangwatch.detector.power_level import low_power_threshold_watts
 from hangwatch.model import ArrivalStatus, GpuSample, Incident, Job, JobName, JobState, NotMonitored, Value, Verdict
 from hangwatch.state.arrival_status import build_arrival_status
@@ -23,6 +24,7 @@ class JobStatus(Value, frozen=True):
 
     `collectives_per_second` is the mean of its ranks. `progress_gap_seconds` is the time since they enqueued a
     collective, `usual_gap_seconds` the length that 99 % of these gaps do not exceed. Each is null if unknown.
+    `quiet_seconds` is the time since the last progress of a quiet, suspected, hung or stalled job; else null.
     `arrival` tells if a rank enqueues its collectives late; null before the first reading.
     """
 
@@ -50,6 +52,7 @@ class JobStatus(Value, frozen=True):
     collectives_per_second: float | None = None
     progress_gap_seconds: float | None = None
     usual_gap_seconds: float | None = None
+    quiet_seconds: float | None = None
     arrival: ArrivalStatus | None = None
 
 
@@ -179,9 +182,10 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
             ends_itself_unix_seconds=ends.at_unix_seconds if ends else None,
             silenced_until_unix_seconds=silence.until_unix_seconds if silence else None,
             silence_reason=silence.reason if silence else "",
-            collectives_per_second=progress.per_second if progress.progressed_at is not None else None,
+            collectives_per_second=_rate(entry),
             progress_gap_seconds=progress.gap_seconds(now) if progress.progressed_at is not None else None,
             usual_gap_seconds=progress.usual_seconds,
+            quiet_seconds=quiet_seconds(entry.watch, now) if entry.watch.silence is not None else None,
             arrival=build_arrival_status(entry.arrival_order, entry.job) if entry.arrival_order else None,
         )
         for entry in snapshot.jobs.values()
@@ -190,6 +194,12 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
         for ends in [forecast_timeout(incident) if incident else None]
         for silence in [snapshot.silences.get(entry.job.key)]
     )
+
+
+def _rate(entry: JobEntry) -> float | None:
+    """Return the collectives per second: 0 from the suspicion on, not the mean of the time before it."""
+    progress = entry.watch.progress
+    return None if progress.progressed_at is None else 0.0 if entry.watch.gap is not None else progress.per_second
 
 
 def _total(watts: Iterable[float | None]) -> float | None:

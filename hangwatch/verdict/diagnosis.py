@@ -93,13 +93,20 @@ class Diagnosis(Value, frozen=True):
         """
         return job if job.uid == self.uid else replace(job, uid=None)
 
-    def incident(self, job: Job, state: JobState, timeline: tuple[TimelineEntry, ...] = ()) -> Incident:
-        """Return a new incident that begins with this capture. `job` and `state` are the newest known values."""
+    def incident(
+        self, job: Job, state: JobState, timeline: tuple[TimelineEntry, ...] = (), quiet_seconds: float = 0.0
+    ) -> Incident:
+        """Return a new incident of a job without progress for `quiet_seconds`, but not since an earlier incident.
+
+        `job` and `state` are the newest known values.
+        """
+        progress = (line.unix_seconds for line in timeline if line.state in (JobState.TRAINING, JobState.RECOVERED))
+        opened = min(self.judged_unix_seconds, max(self.judged_unix_seconds - quiet_seconds, *progress, 0.0))
         return Incident(
-            incident_id=words.incident_name(job, self.judged_unix_seconds),
+            incident_id=words.incident_name(job, opened),
             node=self.capture.node,
             job=self.hide_from_other_users(job),
-            opened_unix_seconds=self.judged_unix_seconds,
+            opened_unix_seconds=opened,
             state=state,
             verdict=self.verdict,
             grouping=self.grouping,

@@ -28,6 +28,8 @@ from hangwatch.cli.status import print_status
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.detector import job_watch
+from hangwatch.detector.progress_gaps import ProgressRecord
+from hangwatch.detector.watch_parts import GapSuspicion, Silence
 from hangwatch.model import (
     CheckFirst,
     CheckResult,
@@ -459,7 +461,9 @@ def test_status_tells_when_a_job_that_hangs_ends_itself(capsys: pytest.CaptureFi
     fell_quiet = time.time() - 140
     quiet = TimelineEntry(unix_seconds=fell_quiet, state=JobState.QUIET, message="quiet")
     incident = samples.replaced(samples.loader_hang(), timeline=(quiet,))
-    watch = replace(job_watch.begin_watch(incident.job, 5.0, 0.0), state=JobState.HUNG)
+    silent = replace(job_watch.begin_watch(incident.job, 5.0, 0.0), state=JobState.HUNG, silence=Silence(since=-133.0))
+    watch = job_watch.with_suspicion(silent, gap=GapSuspicion(advances=9, asked_at=5.0))
+    watch = replace(watch, progress=ProgressRecord(progressed_at=-133.0, per_second=0.2))
     entry = JobEntry(job=incident.job, watch=watch, incident=incident)
     seen = build_status(Snapshot(jobs={entry.job.key: entry}), "n1", 7.0)
     assert seen.jobs[0].ends_itself_unix_seconds == fell_quiet + 600
@@ -468,6 +472,8 @@ def test_status_tells_when_a_job_that_hangs_ends_itself(capsys: pytest.CaptureFi
         line for line in capsys.readouterr().out.splitlines() if incident.verdict.message.removesuffix(".") in line
     )
     at = datetime.fromtimestamp(fell_quiet + 600, timezone.utc)
+    assert "\t140 s\t" in row and "\t0/s\t" in row
+    assert f"; no progress since {datetime.fromtimestamp(fell_quiet, timezone.utc):%H:%M:}" in row
     assert re.search(rf"; times out in 7 min (40|39|3\d) s, at {at:%H:%M:%S} UTC", row)
     late = [TimelineEntry(unix_seconds=fell_quiet - 900, state=JobState.QUIET, message="quiet")]
     overdue = replace(entry, incident=samples.replaced(incident, timeline=tuple(late)))

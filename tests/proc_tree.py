@@ -73,7 +73,8 @@ def describe(job: Job) -> str:
         told = ", ".join(filter(None, (job.waiting.run_id, job.waiting.nodes, job.waiting.endpoint)))
         return f"{job.launcher} {job.job_id}, no ranks: waits at {job.processes[0].pid} ({told})"
     ranks = ", ".join(f"{rank.rank}/{rank.local_rank} at {rank.id.pid}" for rank in job.ranks)
-    return f"{job.launcher} {job.job_id}, {job.local_world_size} of {job.world_size} ranks: {ranks}"
+    absent = "".join(f", absent {number}/{local}" for number, local in job.absent_local_ranks)
+    return f"{job.launcher} {job.job_id}, {job.local_world_size} of {job.world_size} ranks: {ranks}{absent}"
 
 
 def _begin(folder: Path, head: re.Match[str]) -> None:

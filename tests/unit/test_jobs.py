@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -22,6 +23,11 @@ from tests.commands import first_line, spawn
 from tests.conftest import wait_for
 from tests.proc_tree import FOLDER, describe, expected_jobs, jobs_in, lay_out, sweep
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 EIGHT = sweep(dict.fromkeys(range(8), ()))
 
 
@@ -33,12 +39,25 @@ def rank(job: Job, number: int) -> Rank:
     return next(one for one in job.ranks if one.rank == number)
 
 
+VARIANTS = tomllib.loads((FOLDER / "variants.toml").read_text())
 TREES = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.proc"))}
 
 
 @pytest.mark.parametrize("name", [name for name, text in TREES.items() if expected_jobs(text)])
 def test_the_jobs_that_a_tree_states(name: str, tmp_path: Path) -> None:
     assert [describe(job) for job in jobs_in(name, tmp_path)] == expected_jobs(TREES[name])
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+def test_jobs_in_a_changed_tree(variant: dict[str, Any], tmp_path: Path) -> None:
+    text = TREES[variant["tree"]]
+    for before, after in variant.get("replace", ()):
+        assert before in text
+        text = text.replace(before, after)
+    gpus = sweep(dict(enumerate(variant["gpus"]))) if "gpus" in variant else None
+    jobs = JobScan(lay_out(text, tmp_path)).find(gpus, node="").jobs
+    assert [describe(job) for job in jobs] == variant["jobs"]
+    assert not variant.get("orphans") or {job.launcher_id for job in jobs} == {None}
 
 
 def test_workers_of_inference_engines_are_listed_and_are_no_job(tmp_path: Path) -> None:
@@ -129,12 +148,6 @@ def test_kernel_threads_are_no_processes(tmp_path: Path) -> None:
     assert 77 not in {process.id.pid for process in ProcessScan(tmp_path).processes()}
 
 
-def test_accelerate_with_a_rank_that_ended(tmp_path: Path) -> None:
-    (job,) = jobs_in("accelerate", tmp_path)
-    assert (job.job_id, job.launcher, job.absent_local_ranks) == ("pid1000-1000", "accelerate", ((1, 1),))
-    assert slots(job) == [(0, 0, 1010)]
-
-
 def test_slurm_steps_are_jobs_and_a_batch_script_and_a_notebook_are_not(tmp_path: Path) -> None:
     step, elastic = jobs_in("slurm", tmp_path, EIGHT)
     assert (step.job_id, step.launcher) == ("1", "srun")
@@ -145,93 +158,17 @@ def test_slurm_steps_are_jobs_and_a_batch_script_and_a_notebook_are_not(tmp_path
     assert (elastic.world_size, elastic.local_world_size) == (4, 2)
 
 
-def test_absent_ranks_of_a_slurm_step_are_told_by_its_layout(tmp_path: Path) -> None:
-    text = (FOLDER / "srun_wrapper.proc").read_text().replace(" RANK=8 LOCAL_RANK=0", "").replace("8,2", "8,3")
-    root = lay_out(text.replace(" RANK=9 LOCAL_RANK=1", ""), tmp_path)
-    (job,) = discovery.find_jobs(ProcessScan(root).processes()).jobs
-    assert (slots(job), job.local_world_size, job.absent_local_ranks) == ([(8, 0, 511), (9, 1, 521)], 3, ((2, 2),))
-
-
-def test_a_loader_that_outlived_its_rank_is_not_the_rank(tmp_path: Path) -> None:
-    text = (FOLDER / "slurm.proc").read_text().replace("6087 (python3)", "6087 (pt_data_worker)")
-    step, _ = discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes()).jobs
-    assert (slots(step), step.absent_local_ranks) == ([(0, 0, 6086)], ((1, 1),))
-
-
-def test_ranks_of_a_killed_mpirun_keep_the_job_name(tmp_path: Path) -> None:
-    text = (FOLDER / "mpirun.proc").read_text().replace("5330 (mpirun) S", "5330 (bash) S")
-    (job,) = discovery.find_jobs(ProcessScan(lay_out(text, tmp_path)).processes()).jobs
-    assert (job.job_id, job.launcher, job.launcher_id) == ("2016149505", "mpirun", None)
-
-
-def test_spawned_processes_that_hold_gpus_are_ranks_by_their_order(tmp_path: Path) -> None:
-    on_gpus = sweep({0: (912,), 1: (913,)})
-    (job,) = jobs_in("spawn", tmp_path, on_gpus)
-    assert (job.job_id, job.launcher, job.command) == ("pid900-900", "spawn", "train.py")
-    assert slots(job) == [(None, 0, 912), (None, 1, 913)]
-    assert [worker.id.pid for worker in job.ranks[1].workers] == [920]
-    assert job.gpu_uuids == ("GPU-a0", "GPU-a1")
-
-
-def test_spawned_processes_without_gpu_and_address_are_no_job(tmp_path: Path) -> None:
-    assert jobs_in("spawn", tmp_path) == ()
-
-
-def test_spawned_processes_without_their_parent_are_one_job(tmp_path: Path) -> None:
-    (job,) = jobs_in("spawn_orphans", tmp_path, sweep({0: (912,), 1: (913,)}))
-    assert (job.job_id, job.launcher_id) == ("pid912-912", None)
-    assert slots(job) == [(None, 0, 912), (None, 1, 913)]
-
-
-def on_two_gpus(tree: str, root: Path) -> tuple[Job, ...]:
-    """Return the jobs of this tree. Processes 912 and 913 hold a GPU each."""
-    return JobScan(lay_out(tree, root)).find(sweep({0: (912,), 1: (913,)}), node="").jobs
-
-
-def test_forks_of_one_process_that_each_hold_a_gpu_are_ranks_by_their_order(tmp_path: Path) -> None:
-    (job,) = jobs_in("forks", tmp_path, sweep({0: (912,), 1: (913,)}))
-    assert (job.job_id, job.launcher, job.command) == ("pid900-900", "fork", "finetune.py")
-    assert slots(job) == [(None, 0, 912), (None, 1, 913)]
-    assert [worker.id.pid for worker in job.ranks[1].workers] == [920]
-    assert job.gpu_uuids == ("GPU-a0", "GPU-a1")
-
-
 @pytest.mark.parametrize(
-    ("held", "why"),
-    [
-        ({}, "no GPU"),
-        ({0: (912,)}, "one rank is not a job of several"),
-        ({0: (912, 913)}, "both on one GPU: helpers, not ranks"),
-        ({0: (912, 900), 1: (913,)}, "the parent works itself"),
-    ],
-    ids=lambda value: value.replace(" ", "_") if isinstance(value, str) else "",
+    ("tree", "launcher", "command"), [("spawn", "spawn", "train.py"), ("forks", "fork", "finetune.py")]
 )
-def test_forks_that_are_no_ranks(tmp_path: Path, held: dict[int, tuple[int, ...]], why: str) -> None:
-    assert jobs_in("forks", tmp_path, sweep(held)) == (), why
-
-
-@pytest.mark.parametrize("program", ["-m vllm.entrypoints.openai.api_server", "-m ipykernel_launcher -f kernel.json"])
-def test_forks_of_a_server_or_a_notebook_are_no_job(tmp_path: Path, program: str) -> None:
-    tree = (FOLDER / "forks.proc").read_text().replace("finetune.py --epochs 3", program)
-    assert on_two_gpus(tree, tmp_path) == ()
-
-
-def test_process_of_another_program_or_user_is_no_forked_rank(tmp_path: Path) -> None:
-    tree = (FOLDER / "forks.proc").read_text()
-    other = tree.replace(
-        "913 (python) S parent=900 start=913\n  $ /venv/bin/python finetune.py",
-        "913 (python) S parent=900 start=913\n  $ /venv/bin/python judge.py",
-    )
-    assert other != tree
-    assert on_two_gpus(other, tmp_path) == ()
-    stranger = tree.replace("start=913\n", "start=913\n  @ uid=1004 /user.slice\n")
-    assert on_two_gpus(stranger, tmp_path) == ()
-
-
-def test_forks_within_a_rank_are_its_workers(tmp_path: Path) -> None:
-    tree = (FOLDER / "forks.proc").read_text().replace("  + USER=ada", "  + USER=ada RANK=0 WORLD_SIZE=2 LOCAL_RANK=0")
-    (job,) = on_two_gpus(tree, tmp_path)
-    assert slots(job) == [(0, 0, 900)]
+def test_processes_of_one_parent_that_each_hold_a_gpu_are_ranks_by_their_order(
+    tree: str, launcher: str, command: str, tmp_path: Path
+) -> None:
+    (job,) = jobs_in(tree, tmp_path, sweep({0: (912,), 1: (913,)}))
+    assert (job.job_id, job.launcher, job.command) == ("pid900-900", launcher, command)
+    assert slots(job) == [(None, 0, 912), (None, 1, 913)]
+    assert [worker.id.pid for worker in job.ranks[1].workers] == [920]
+    assert job.gpu_uuids == ("GPU-a0", "GPU-a1")
 
 
 SLOT = "RANK={0} LOCAL_RANK={0} WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_PORT=29511 TORCHELASTIC_RUN_ID=run-7"
@@ -345,14 +282,6 @@ def test_wrapper_that_waits_for_its_child_is_not_the_rank(tmp_path: Path, wait: 
         fifo.open("w").close()  # the rank ends
 
 
-LIGHTNING = TREES["lightning"]
-
-
-def find_rank_slots(tree: str, root: Path) -> list[tuple[int | None, list[tuple[int | None, int | None, int]]]]:
-    """Return the world size and the rank slots of each job of this tree."""
-    return [(job.world_size, slots(job)) for job in JobScan(lay_out(tree, root)).find(None, node="").jobs]
-
-
 def test_a_script_that_starts_the_other_ranks_itself_is_their_first(tmp_path: Path) -> None:
     (job,) = jobs_in("lightning", tmp_path, sweep({0: (900,), 3: (913,)}))
     assert (job.local_world_size, job.absent_local_ranks, job.command) == (4, (), "fit.py")
@@ -360,67 +289,13 @@ def test_a_script_that_starts_the_other_ranks_itself_is_their_first(tmp_path: Pa
     assert job.ranks[0].gpu_uuids == ("GPU-a0",)
 
 
-def test_it_is_named_after_its_first_process_where_it_is_alone_on_its_node(tmp_path: Path) -> None:
-    tree = LIGHTNING.replace(" MASTER_ADDR=10.0.0.1 MASTER_PORT=29500 NODE_RANK=1\n", "\n")
-    tree = tree.replace("MASTER_ADDR=10.0.0.1", "MASTER_ADDR=127.0.0.1").replace("NODE_RANK=1", "NODE_RANK=0")
-    (job,) = JobScan(lay_out(tree.replace("SIZE=8", "SIZE=4"), tmp_path)).find(None, node="").jobs
-    assert (job.job_id, job.launcher, job.world_size) == ("pid900-900-29500", "lightning", 4)
-    assert slots(job) == [(0, 0, 900), (1, 1, 911), (2, 2, 912), (3, 3, 913)]
-
-
-def test_dead_first_rank_is_absent_from_its_job(tmp_path: Path) -> None:
-    text = re.sub(r"900 \(python\).*\n.*\n.*\n", "", LIGHTNING, count=1).replace("parent=900", "parent=1")
-    (job,) = JobScan(lay_out(text, tmp_path)).find(None, node="").jobs
-    assert (slots(job), job.absent_local_ranks) == ([(5, 1, 911), (6, 2, 912), (7, 3, 913)], ((0, 0),))
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "why"),
-    [
-        (" LOCAL_RANK=3 WORLD_SIZE=8", "", "three ranks of a node cannot be part of eight"),
-        ("NODE_RANK=1 ", "NODE_RANK=7 ", "no eight nodes of four ranks in a world of eight"),
-        ("MASTER_PORT=29500 ", "", "their meeting address is unknown"),
-        ("NODE_RANK=1 LOCAL", "LOCAL", "their node is unknown"),
-    ],
-)
-def test_places_that_cannot_be_are_no_job(tmp_path: Path, before: str, after: str, why: str) -> None:
-    assert before in LIGHTNING
-    assert find_rank_slots(LIGHTNING.replace(before, after), tmp_path) == [], why
-
-
-@pytest.mark.parametrize(
-    "first",
-    [
-        "900 (bash) S parent=800 start=900\n  $ -bash",
-        "900 (python) S parent=800 start=900\n  @ uid=1004 /x\n  $ python fit.py",
-    ],
-    ids=["no Python", "of another user"],
-)
-def test_parent_that_cannot_be_the_first_rank_is_no_rank(tmp_path: Path, first: str) -> None:
-    tree = LIGHTNING.replace("900 (python) S parent=800 start=900\n  $ python fit.py", first)
-    assert find_rank_slots(tree, tmp_path) == [(8, [(5, 1, 911), (6, 2, 912), (7, 3, 913)])]
-
-
 @pytest.mark.parametrize(("node", "rank"), [(0, 1), (1, None)])
 def test_by_its_pid_alone_only_a_rank_of_the_first_node_has_a_number(
     tmp_path: Path, node: int, rank: int | None
 ) -> None:
-    root = lay_out(LIGHTNING.replace("NODE_RANK=1", f"NODE_RANK={node}"), tmp_path)
+    root = lay_out(TREES["lightning"].replace("NODE_RANK=1", f"NODE_RANK={node}"), tmp_path)
     (one,) = discovery.job_of_pids(ProcessScan(root).processes(), [911]).ranks
     assert one.rank == rank
-
-
-def test_it_is_found_below_an_srun_of_one_task(tmp_path: Path) -> None:
-    told = "SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_LOCALID=0"
-    tree = LIGHTNING.replace("800 (bash)", "800 (slurmstepd)").replace("$ -bash", "$ slurmstepd: [7.0]")
-    (job,) = JobScan(lay_out(tree.replace("USER=ada", f"USER=ada {told}"), tmp_path)).find(None, node="").jobs
-    assert (job.job_id, job.launcher, job.world_size) == ("7", "lightning", 8)
-    assert slots(job) == [(4, 0, 900), (5, 1, 911), (6, 2, 912), (7, 3, 913)]
-
-
-def test_what_a_first_rank_of_another_launcher_starts_is_no_rank_of_its_own(tmp_path: Path) -> None:
-    tree = LIGHTNING.replace("NODE_RANK=1\n911", "NODE_RANK=1 RANK=0 WORLD_SIZE=2 LOCAL_RANK=0\n911")
-    assert find_rank_slots(tree, tmp_path) == [(2, [(0, 0, 900)])]
 
 
 def test_actors_of_ray_that_were_started_with_a_rank_and_hold_gpus_are_ranks(tmp_path: Path) -> None:
@@ -428,10 +303,6 @@ def test_actors_of_ray_that_were_started_with_a_rank_and_hold_gpus_are_ranks(tmp
     assert (job.launcher, job.world_size, slots(job)) == ("ray", 2, [(0, None, 300), (1, None, 301)])
     assert job.gpu_uuids == ("GPU-a0", "GPU-a1")
     assert (job.program, job.job_name) == ("Worker", "01000000")
-
-
-def test_servers_and_notebooks_are_no_jobs(tmp_path: Path) -> None:
-    assert jobs_in("server", tmp_path, sweep({0: (911,), 1: (912,), 2: (951,), 3: (960,)})) == ()
 
 
 def test_several_jobs_on_one_node(tmp_path: Path) -> None:
@@ -446,12 +317,6 @@ def test_several_jobs_on_one_node(tmp_path: Path) -> None:
     assert found["trainer.main"].gpu_uuids == ("GPU-a4", "GPU-a5")
     assert found["trainer.main"].job_id == "job-master-0-23456"
     assert {found["a.py"].job_id, found["b.py"].job_id} == {"pid100-100-29500", "pid100-100-29501"}
-
-
-def test_ranks_of_a_killed_agent_are_one_job(tmp_path: Path) -> None:
-    (job,) = jobs_in("torchrun_orphans", tmp_path)
-    assert (job.job_id, job.launcher, job.launcher_id) == ("run-7", "torchrun", None)
-    assert slots(job) == [(0, 0, 1010), (1, 1, 1011)]
 
 
 def test_what_a_neighbour_copies_changes_nothing_of_a_job_in_either_order_of_start(tmp_path: Path) -> None:

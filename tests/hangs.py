@@ -1,8 +1,8 @@
 """The known hangs and healthy look-alikes of tests/data/hangs.toml, as dumps for the verdict rules."""
 
-import sys
-from pathlib import Path
 from typing import Any, Literal
+
+from msgspec import toml
 
 from hangwatch import config
 from hangwatch.model import (
@@ -23,14 +23,10 @@ from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.tables import kernel_lines
 from hangwatch.verdict import judge
+from tests.conftest import DATA
 from tests.samples import change_dump
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-CASES = tomllib.loads((Path(__file__).parent / "data" / "hangs.toml").read_text())["case"]
+CASES = toml.decode((DATA / "hangs.toml").read_text())["case"]
 TABLE = activity.load()
 SETTINGS = config.Capture()
 

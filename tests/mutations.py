@@ -27,11 +27,6 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 T = TypeVar("T")
 ROOT = Path(__file__).parents[1]
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
@@ -399,7 +394,7 @@ def draw_mutants(count: int, seed: int, words: str = "") -> list[Mutant]:
 
 def equivalent_rows() -> list[Equivalent]:
     """Return the rows of the list of equivalent mutants."""
-    return msgspec.convert(tomllib.loads(EQUIVALENT.read_text()).get("mutant", []), list[Equivalent])
+    return msgspec.convert(msgspec.toml.decode(EQUIVALENT.read_text()).get("mutant", []), list[Equivalent])
 
 
 def equivalents() -> dict[tuple[str, str, str], str]:

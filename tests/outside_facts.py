@@ -8,17 +8,11 @@ not there keeps the version with which it was seen last. `make golden` prints th
 
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "docs" / "outside-facts.toml"
@@ -53,7 +47,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def load() -> Table:
     """Read the table. Raises msgspec.ValidationError for a wrong row."""
-    return msgspec.convert(tomllib.loads(TABLE.read_text()), Table)
+    return msgspec.convert(msgspec.toml.decode(TABLE.read_text()), Table)
 
 
 def page_lines(table: Table) -> Iterator[str]:

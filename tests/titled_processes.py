@@ -1,16 +1,12 @@
 """The cases of tests/data/servers.toml: processes with titles, as texts of py-spy."""
 
-import sys
 from typing import Any
+
+from msgspec import toml
 
 from tests.conftest import DATA
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-TABLE = tomllib.loads((DATA / "servers.toml").read_text())
+TABLE = toml.decode((DATA / "servers.toml").read_text())
 CASES: list[dict[str, Any]] = TABLE["case"]
 
 

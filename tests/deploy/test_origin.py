@@ -2,21 +2,16 @@
 
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from msgspec import toml
 
 from tests.commands import finished
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = toml.decode((ROOT / "pyproject.toml").read_text())
 NAME = PROJECT["project"]["name"]
 ORIGIN = PROJECT["tool"]["hangwatch"]["origin"]
 # Values that builders replace, example words (RFC 2606), and the names of Kubernetes' annotations.

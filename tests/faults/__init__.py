@@ -6,17 +6,11 @@
 import importlib
 import inspect
 import re
-import sys
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
 import msgspec
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 TABLE = Path(__file__).with_name("faults.toml")
@@ -67,12 +61,12 @@ class Row(Proof, frozen=True, kw_only=True):
 
 def load_rows() -> tuple[Row, ...]:
     """Return the rows of the table. Raises msgspec.ValidationError if a field is missing or unknown."""
-    return msgspec.convert(tomllib.loads(TABLE.read_text())["fault"], tuple[Row, ...])
+    return msgspec.convert(msgspec.toml.decode(TABLE.read_text())["fault"], tuple[Row, ...])
 
 
 def load_proofs() -> tuple[Proof, ...]:
     """Return the rows of the table, and the rules that are no consequence of a fault."""
-    return (*load_rows(), *msgspec.convert(tomllib.loads(TABLE.read_text())["rule"], tuple[Proof, ...]))
+    return (*load_rows(), *msgspec.convert(msgspec.toml.decode(TABLE.read_text())["rule"], tuple[Proof, ...]))
 
 
 def _limit(reference: str) -> float:

@@ -10,7 +10,6 @@ Paths and the node's name were replaced, and so were the words that were renamed
 import gzip
 import json
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,6 @@ from hangwatch.store.incident_folders import Store
 from tests.commands import hangwatch
 from tests.deploy import promql
 from tests.deploy.test_names import exported_by
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 DATA = Path(__file__).parents[1] / "data/fa48916"
 CONFIG = (DATA / "hangwatch.toml").read_text()
@@ -50,8 +44,8 @@ def keys(table: dict[str, Any], *path: str) -> Iterator[tuple[tuple[str, ...], A
             yield (*path, key), value
 
 
-OLD_KEYS = dict(keys(tomllib.loads(CONFIG)))
-OLD_ACTIVITIES = [rule["activity"] for rule in tomllib.loads(CONFIG)["activities"]["rules"]]
+OLD_KEYS = dict(keys(msgspec.toml.decode(CONFIG)))
+OLD_ACTIVITIES = [rule["activity"] for rule in msgspec.toml.decode(CONFIG)["activities"]["rules"]]
 
 
 def test_configuration_of_old_release_is_accepted_as_a_whole() -> None:

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec import toml
 from msgspec.structs import replace
 
 from hangwatch import config
@@ -27,12 +28,7 @@ from hangwatch.verdict.sequence_rules import Answer, decide_by_records
 from tests.conftest import DATA, wait_for
 from tests.servers import free_port
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-KEY: dict[str, dict[str, Any]] = tomllib.loads((DATA / "waitfor.toml").read_text())
+KEY: dict[str, dict[str, Any]] = toml.decode((DATA / "waitfor.toml").read_text())
 PROGRAM = "tests.recorder_jobs.program"
 TABLE = activity.load()
 

@@ -5,11 +5,13 @@ A log names no culprit. It may contain any text.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import toml
 
 from hangwatch.cli.explain import explain
 from hangwatch.explain import traces
@@ -17,6 +19,7 @@ from hangwatch.explain.logs import kernel_text, log_evidence, rank_log
 from hangwatch.formats import log_times
 from hangwatch.model import Confidence, Evidence, RankId, Verdict
 from hangwatch.verdict.supplements import complete
+from tests.conftest import DATA
 from tests.unit.test_explain_stacks import EXAMPLES, STUCK, WAITS, collect, explained, process, read
 
 TRACE = ("Traceback (most recent call last):", '  File "/srv/job/train.py", line 32, in step', "    raise x")
@@ -324,92 +327,11 @@ def test_a_signal_in_the_summary_is_a_failure() -> None:
     assert "rank 12 (local rank 4) at 2026-11-22_02:51:43: exit code -9" in judged(*summary).message
 
 
-@pytest.mark.parametrize(
-    ("lines", "headline"),
-    [
-        (
-            ["srun: error: n4: tasks 0-7: Terminated", "srun: error: n7: task 27: Out Of Memory"],
-            "1 log of unknown ranks: srun: error: n7: task 27: Out Of Memory. ",
-        ),
-        (
-            [*TRACE, "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting. 31/32 clients joined."],
-            "1 log of unknown ranks: torch.distributed.DistStoreError: Timed out after 1801 seconds waiting. 31/32 cli",
-        ),
-        (
-            ["n1:1201:1455 [3] transport/net_ib.cc:1691 NCCL WARN NET/IB : Got completion from peer with status=12"],
-            "Logs of 1 rank: pid 1201 (n1) has lines about a problem, see the evidence: an InfiniBand or RoCE peer",
-        ),
-        (
-            ["[n2:22110] *** Process received signal ***", "MPI_ABORT was invoked on rank 6 in communicator X"],
-            "First to fail: rank 6: MPI_ABORT was invoked on rank 6 in communicator X. ",
-        ),
-        (
-            ["prterun noticed that process rank 3 with PID 22 on node n9 exited on signal 15 (Terminated)."],
-            "Logs of 1 rank: each failure blames other ranks: prterun noticed that process rank 3 with PID 22 on node",
-        ),
-        (
-            [
-                "(raylet) A worker died. Worker IP address: 10.8.0.9 Worker port: 1 Worker PID: 47 Worker exit type: "
-                "SYSTEM_ERROR Worker exit detail: connection error code 2."
-            ],
-            "First to fail: pid 47 (10.8.0.9): (raylet) A worker died.",
-        ),
-        (
-            ["[2025-12-02 10:00:12] [ERROR] [launch.py:325] ['python3', '--local_rank=5'] exits with return code = -9"],
-            "First to fail: local rank 5 at 2025-12-02 10:00:12: exit code -9.",
-        ),
-        (
-            ["2025-12-06 08:00:20: F rendezvous.cc:127] Termination timeout for `op 12` of 60 seconds exceeded."],
-            "1 log of unknown ranks: F rendezvous.cc:127] Termination timeout for `op 12` of 60 seconds exceeded.",
-        ),
-        (
-            [
-                f"[rank{rank}]:[E1201 03:41:22.812 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught collective "
-                f"operation timeout: WorkNCCL(SeqNum=311, OpType={operation}) ran for 1800059 milliseconds before it."
-                for rank, operation in ((12, "SEND"), (28, "RECV"))
-            ],
-            "In a group that the lines do not name, ranks 12,28 timed out in #311",
-        ),
-        (
-            [
-                f"[rank{rank}]: torch.distributed.DistBackendError: [{rank}] is setting up NCCL communicator and retrieving "
-                "ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: wait timeout "
-                "after 600000ms, keys: /default_pg/0//cuda//0"
-                for rank in (1, 2, 3)
-            ],
-            "Rank 0 did not give the others the id of their communicator of NCCL. ",
-        ),
-        (
-            [
-                "[rank7]: terminate called after throwing an instance of 'c10::DistBackendError'",
-                "[rank7]:   what():  [PG ID 0 Rank 7] watchdog thread terminated: CUDA error: an illegal memory access",
-                f"[rank0]:{WATCHDOG.format(rank=0)}",
-            ],
-            "First to fail: rank 7: what():  [PG ID 0 Rank 7] watchdog thread terminated: CUDA error: an illegal memory",
-        ),
-        (
-            [
-                "[rank6]: ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress",
-                *(f"[rank{rank}]:{WATCHDOG.format(rank=rank)}" for rank in range(4)),
-            ],
-            "Only the log of rank 6 has an error: the watchdog thread of PyTorch stood still",
-        ),
-        (
-            ["[../gloo/transport/tcp/pair.cc:598] step 1", "[pair.cc:598] Killed", "RuntimeError: lost"],
-            "1 log of unknown ranks: RuntimeError: lost. ",
-        ),
-        (["=   RANK 3 PID 12 RUNNING AT n1"], "First to fail: rank 3 (n1, pid 12): =   RANK 3 PID 12 RUNNING AT n1."),
-        (
-            ["slurmstepd: error: *** JOB 9 ON z1 CANCELLED AT 2025-12-08T05:00:00 DUE TO NODE FAILURE ***"],
-            "1 log of unknown ranks: slurmstepd: error: *** JOB 9 ON z1 CANCELLED AT 2025-12-08T05:00:00 DUE TO NODE F",
-        ),
-        (["[n2:22110] Signal: Segmentation fault (11)"], "Logs of 1 rank: none reports a failure; pid 22110 (n2) ends"),
-    ],
-)
-def test_headline_is_what_a_launcher_or_an_unknown_rank_says(lines: list[str], headline: str, tmp_path: Path) -> None:
-    (tmp_path / "job.log").write_text("\n".join(lines))
+@pytest.mark.parametrize("case", toml.decode((DATA / "log_lines.toml").read_text())["headlines"])
+def test_headline_is_what_a_launcher_or_an_unknown_rank_says(case: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text("\n".join(case["lines"]))
     answer = json.loads(CliRunner().invoke(explain, ["--json", str(tmp_path)]).stdout)
-    assert answer["verdict"]["message"].startswith(headline)
+    assert answer["verdict"]["message"].startswith(case["starts"])
 
 
 def test_lines_that_are_kept_as_json_are_read_as_the_text_in_them() -> None:

@@ -6,13 +6,13 @@ The example is a torchrun job. Rank 1 waits for a lock in its own code and the o
 import html
 import json
 import re
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import toml
 
 from hangwatch import config, words
 from hangwatch.explain import traces
@@ -597,12 +597,7 @@ def test_stack_of_a_single_group_is_printed_once() -> None:
     assert several.count("read_table (lookup.py:41)\n") == 2, "the tree shows where the stacks part"
 
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-LOGS = tomllib.loads((DATA / "logs.toml").read_text())["case"]
+LOGS = toml.decode((DATA / "logs.toml").read_text())["case"]
 
 
 def lines(text: str) -> list[str]:

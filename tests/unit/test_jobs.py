@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from msgspec import structs
+from msgspec import structs, toml
 
 from hangwatch.capture.job_scan import JobScan
 from hangwatch.jobs import discovery, membership, owners, process_role, rank_gpus
@@ -22,11 +22,6 @@ from hangwatch.tables import launchers as launcher_table
 from tests.commands import first_line, spawn
 from tests.conftest import wait_for
 from tests.proc_tree import FOLDER, describe, expected_jobs, jobs_in, lay_out, sweep
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 EIGHT = sweep(dict.fromkeys(range(8), ()))
 
@@ -39,7 +34,7 @@ def rank(job: Job, number: int) -> Rank:
     return next(one for one in job.ranks if one.rank == number)
 
 
-VARIANTS = tomllib.loads((FOLDER / "variants.toml").read_text())
+VARIANTS = toml.decode((FOLDER / "variants.toml").read_text())
 TREES = {path.stem: path.read_text() for path in sorted(FOLDER.glob("*.proc"))}
 
 

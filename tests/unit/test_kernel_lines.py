@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import toml
 
 from hangwatch.capture.kernel_log import LINES_OF_A_RANK, find_lines
 from hangwatch.model import EndedProcess, Job, KernelLine, ProcessId, Rank
@@ -22,139 +23,24 @@ from hangwatch.probes.node import filesystems, kmsg
 from hangwatch.probes.node.journal import JournalFormatter, NonBlockingHandler, is_journal
 from hangwatch.probes.process import procfs
 from hangwatch.tables import kernel_lines
-from tests.conftest import identity
+from tests.conftest import DATA, identity
 
-LINES = {
-    "segfault": (
-        (
-            "python3[14654]: segfault at 0 ip 00007fc219382a15 sp 00007ffd3d5b1468 error 6 in "
-            "libc.so.6[164a15,7fc219244000+156000] likely on CPU 0 (core 0, socket 0)",
-            "14654",
-        ),
-        ("pt_elastic[7]: segfault at 7f00 ip 00007fc2 sp 00007ffd error 4", "7"),
-        ("x[1]: segfault [777]: segfault at 0 ip 0 sp 0 error 4 in a b.so[1+2]", "777"),
-    ),
-    "trap": (
-        ("traps: python3[4711] general protection fault ip:7f01 sp:7ffd error:0 in libcuda.so.1[7f0000+100]", "4711"),
-        ("traps: python3[4711] trap invalid opcode ip:55d sp:7ffc error:0 in flash_attn.so[55d+1000]", "4711"),
-        ("traps: python3[4711] trap divide error ip:55d sp:7ffc error:0", "4711"),
-    ),
-    "unhandled_exception": (
-        (
-            "python3[4711]: unhandled exception: DABT (lower EL), ESR 0x92000046, level 2 translation fault in "
-            "libc.so.6[ffff8000+16d000]",
-            "4711",
-        ),
-    ),
-    "oom_kill": (
-        ("Out of memory: Killed process 4712 (pt_data_worker) total-vm:123kB, anon-rss:99kB", "4712"),
-        ("Memory cgroup out of memory: Killed process 4713 (python) total-vm:1kB", "4713"),
-        ("Out of memory: Kill process 4714 (python) score 901 or sacrifice child", "4714"),
-        ("Out of memory (oom_kill_allocating_task): Killed process 4715 (python) total-vm:1kB", "4715"),
-    ),
-    "hung_task": (
-        ("INFO: task python:4711 blocked for more than 120 seconds.", "4711"),
-        ("INFO: task x:1 blocked for:777 blocked for more than 122 seconds.", "777"),
-        ("INFO: task python3:4711 blocked in I/O wait for more than 122 seconds.", "4711"),
-    ),
-    "lock_owner": (
-        ("INFO: task python3:4711 is blocked on a mutex likely owned by task python3:4712.", "4711"),
-        ("INFO: task x:4711 <writer> blocked on an rw-semaphore likely owned by task y:4712 <reader>", "4711"),
-    ),
-    "nfs_server_silent": (("nfs: server filer-03 not responding, still trying", "filer-03"),),
-    "lustre_evicted": (
-        (
-            "LustreError: 167-0: scratch-OST0003-osc-ffff8881: This client was evicted by scratch-OST0003; in progress "
-            "operations using this service will fail.",
-            "scratch",
-        ),
-    ),
-    "lustre_lost": (
-        (
-            "Lustre: scratch-OST0001-osc-ffff8881: Connection to scratch-OST0001 (at 10.0.0.1@o2ib) was lost; in "
-            "progress operations using this service will wait for recovery to complete",
-            "scratch",
-        ),
-    ),
-    "ceph_silent": (
-        ("ceph: mds0 hung", "mds0"),
-        ("ceph: [5e1c 4242]: mds0 caps stale", "mds0"),
-        ("libceph: osd3 down", "osd3"),
-        ("libceph: mon1 (1)10.0.0.2:6789 session lost, hunting for new mon", "mon1"),
-    ),
-    "pcie_fatal": (
-        ("pcieport 0000:00:1c.0: AER: Uncorrected (Fatal) error received: 0000:00:1c.0", "0000:00:1c.0"),
-        ("nvidia 0000:3b:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer", "0000:3b:00.0"),
-    ),
-    "mlx5_fatal": (
-        ("mlx5_core 0000:5e:00.0: poll_health:1013:(pid 0): Fatal error 1 detected", "0000:5e:00.0"),
-        ("mlx5_core 0000:5e:00.0 ib0: device's health compromised - reached miss count", "0000:5e:00.0"),
-        (
-            "mlx5_core 0000:5e:00.0: wait_func:1155:(pid 77): MODIFY_SQ(0x905) timeout. Will cause a leak of a command",
-            "0000:5e:00.0",
-        ),
-    ),
-    "gpu_lost": (
-        ("NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.", "0000:3b:00.0"),
-        (
-            r"NVRM: The NVIDIA GPU 0000:3b:00.0\x0aNVRM: (PCI ID: 10de:2330) installed in this system has\x0aNVRM: "
-            "fallen off the bus and is not responding to commands.",
-            "0000:3b:00.0",
-        ),
-        ("NVRM: GPU at PCI:0000:3b:00 has fallen off the bus.", "0000:3b:00"),
-        ("NVRM: fallen off the bus and is not responding to commands.", ""),
-    ),
-    "gpu_start_failed": (
-        ("NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x40:2415)", "0000:3b:00.0"),
-        ("NVRM: GPU 0000:3b:00.0: rm_init_adapter failed, device minor number 0", "0000:3b:00.0"),
-        ("NVRM: RmInitAdapter failed! (0x26:0xffff:1290)", ""),
-    ),
-    "gpu_probe_failed": (("NVRM: The NVIDIA probe routine failed for 1 device(s).", ""),),
-    "probe_failed": (
-        ("nvidia: probe of 0000:3b:00.0 failed with error -1", "0000:3b:00.0"),
-        ("nvidia 0000:3b:00.0: probe with driver nvidia failed with error -1", "0000:3b:00.0"),
-        ("mlx5_core: probe of 0000:5e:00.0 failed with error -110", "0000:5e:00.0"),
-    ),
-    "slot_power": (
-        (
-            "mlx5_core 0000:5e:00.0: mlx5_pcie_event:301:(pid 268): Detected insufficient power on the PCIe slot (27W).",
-            "0000:5e:00.0",
-        ),
-        (
-            "mlx5_core 0000:5e:00.0: Port module event[error]: module 0, Cable error, One or more network ports have "
-            "been powered down due to insufficient/unadvertised power on the PCIe slot.",
-            "0000:5e:00.0",
-        ),
-    ),
-    "transmit_timeout": (
-        ("NETDEV WATCHDOG: ens1f0 (mlx5_core): transmit queue 3 timed out", "ens1f0"),
-        ("mlx5_core 0000:5e:00.0 ens1f0: NETDEV WATCHDOG: CPU: 5: transmit queue 3 timed out 5376 ms", "ens1f0"),
-    ),
-    "mlx5_cable": (
-        ("mlx5_core 0000:5e:00.0: Port module event: module 0, Cable unplugged", "0000:5e:00.0"),
-        ("mlx5_core 0000:5e:00.0: Port module event[error]: module 0, Cable error, Bus stuck", "0000:5e:00.0"),
-    ),
-    "xid": (
-        ("NVRM: Xid (PCI:0000:b7:00 GPU-I:01 GPU-CI:02): 31, pid=7, MMU Fault", "0000:b7:00"),
-        ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, GPU has fallen off the bus.", "0000:3b:00"),
-        ("NVRM: Xid (0000:3b:00): 13, Graphics Exception", "0000:3b:00"),
-    ),
-    "sxid": (("nvidia-nvswitch3: SXid (PCI:0000:c4:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", "0000:c4:00.0"),),
-}
+LINES: dict[str, dict[str, str]] = toml.decode((DATA / "log_lines.toml").read_text())["kernel"]
 GPU = "GPU-00000000-0000-0000-0000-{:012d}"
-SEGFAULT = LINES["segfault"][0][0].replace("14654", "{}")
+FIRST = {name: next(iter(lines)) for name, lines in LINES.items()}
+SEGFAULT = FIRST["segfault"].replace("14654", "{}")
 
 
 @pytest.mark.parametrize("name", kernel_lines.load())
 def test_a_row_is_of_its_lines(name: str) -> None:
-    for line, subject in LINES[name]:
+    for line, subject in LINES[name].items():
         said = kernel_lines.find(line)
         assert said is not None, line
         assert (said.name, said.subject) == (name, subject), line
 
 
 def test_the_library_is_told() -> None:
-    said = kernel_lines.find(LINES["segfault"][0][0])
+    said = kernel_lines.find(FIRST["segfault"])
     assert said is not None and said.where == "libc.so.6"
 
 
@@ -340,10 +226,10 @@ def test_a_file_system_that_a_rank_has_mounted(tmp_path: Path) -> None:
     told = [
         "nfs: server filer-03 not responding, still trying",
         "nfs: server filer-04 not responding, still trying",
-        LINES["lustre_evicted"][0][0],
-        LINES["lustre_evicted"][0][0].replace("scratch", "home"),
+        FIRST["lustre_evicted"],
+        FIRST["lustre_evicted"].replace("scratch", "home"),
         "ceph: mds0 hung",
-        LINES["mlx5_cable"][0][0],
+        FIRST["mlx5_cable"],
     ]
     lines = log(tmp_path, *told)
     found = find_lines(job, lines, now=time.monotonic(), unix_now=time.time(), proc_root=tmp_path / "proc")
@@ -360,7 +246,7 @@ def test_what_is_over_is_told_no_more(tmp_path: Path) -> None:
         "nfs: server filer-03 not responding, still trying",
         "nfs: server filer-04 not responding, still trying",
         "nfs: server filer-03 OK",
-        LINES["mlx5_cable"][0][0],
+        FIRST["mlx5_cable"],
         "mlx5_core 0000:5e:00.0: Port module event: module 0, Cable plugged",
     )
     assert [line.subject for line in lines] == ["filer-04"]

@@ -39,12 +39,26 @@ def dump(pid: int, **options: object) -> pyspy.PyspyAnswer:
     return pyspy.dump(pid, **{"deadline_seconds": 60.0, **options})  # type: ignore[arg-type]
 
 
-def test_a_sleeping_process(tmp_path: Path) -> None:
-    with targets.python(targets.SLEEPING, tmp_path) as pid:
-        targets.wait_for_state(pid, "S")
-        answer = dump(pid)
-    assert functions(answer, pid) == ["asleep", "<module>"]
-    assert (answer.fault, answer.paused, answer.state_after) == (None, False, "S")
+@pytest.mark.parametrize(
+    ("program", "state", "native", "function"),
+    [
+        (targets.SLEEPING, "S", False, "asleep"),
+        (targets.SPINNING, "T", False, "spin"),
+        (targets.IN_KERNEL, "D", False, "blocked_in_kernel"),
+        (targets.IN_KERNEL, "D", True, "blocked_in_kernel"),
+    ],
+)
+def test_process_in_any_state_is_read_without_a_pause(
+    program: str, state: str, native: bool, function: str, tmp_path: Path
+) -> None:
+    with targets.python(program, tmp_path) as pid:
+        if state == "T":
+            targets.stop(pid)
+        targets.wait_for_state(pid, state)
+        answer = dump(pid, mode=pyspy.DumpMode(native=native))
+        assert functions(answer, pid) == [function, "<module>"]
+        assert (answer.fault, answer.paused, answer.state_after, targets.state(pid)) == (None, False, state, state)
+        assert answer.duration_seconds < 30, "a pause of a process in D would last until the deadline"
 
 
 def test_hung_py_spys_of_a_pod_do_not_use_the_quota_of_another_pod(
@@ -95,31 +109,6 @@ def test_after_a_torn_stack_the_target_is_paused_once_and_runs_on(tmp_path: Path
         assert functions(answer, pid) == ["spin", "<module>"]
         assert (answer.paused, answer.fault) == (True, None)
         assert targets.state(pid) == "R"
-
-
-def test_a_stopped_process_is_read_and_left_stopped(tmp_path: Path) -> None:
-    with targets.python(targets.SPINNING, tmp_path) as pid:
-        targets.stop(pid)
-        answer = dump(pid)
-        assert functions(answer, pid) == ["spin", "<module>"]
-        assert (answer.paused, answer.state_after, targets.state(pid)) == (False, "T", "T")
-
-
-def test_a_process_in_the_kernel_is_read_without_a_pause(tmp_path: Path) -> None:
-    with targets.python(targets.IN_KERNEL, tmp_path) as pid:
-        targets.wait_for_state(pid, "D")
-        answer = dump(pid, deadline_seconds=60.0)
-        assert functions(answer, pid) == ["blocked_in_kernel", "<module>"]
-        assert (answer.paused, answer.state_after) == (False, "D")
-        assert answer.duration_seconds < 30, "a pause would last until the deadline"
-
-
-def test_with_native_a_process_in_the_kernel_is_read_without_a_pause_all_the_same(tmp_path: Path) -> None:
-    with targets.python(targets.IN_KERNEL, tmp_path) as pid:
-        targets.wait_for_state(pid, "D")
-        answer = dump(pid, mode=pyspy.DumpMode(native=True))
-        assert functions(answer, pid) == ["blocked_in_kernel", "<module>"]
-        assert not answer.paused
 
 
 def test_one_thread_in_the_kernel_forbids_the_pause(tmp_path: Path) -> None:

@@ -60,6 +60,18 @@ def judged(*groups: Group, world_size: int = 4) -> Verdict:
     return judge.judge(Grouping(groups=groups, world_size=world_size))
 
 
+def named(verdict: Verdict) -> list[int | None]:
+    return [one.rank for one in verdict.named]
+
+
+def with_waits(member: Member, **facts: object) -> Member:
+    return structs.replace(member, waits=structs.replace(member.waits, **facts))
+
+
+def without_numbers(member: Member) -> Member:
+    return structs.replace(member, recorder=structs.replace(member.recorder, libraries=()))
+
+
 THREE = tuple(standing(rank, waits(6)) for rank in range(3))
 
 
@@ -124,20 +136,6 @@ def test_process_without_a_rank_number_is_named_alike(world_size: int | None) ->
     assert "It has not joined all_reduce #6 of the default group, where 3 ranks (pids 100-102) have" in verdict.message
 
 
-def test_rank_sleeping_in_torch_is_not_named_against_the_numbers() -> None:
-    """Count a rank that sleeps in torch's code as waiting: `work.wait()` has no Python frame.
-
-    A lock or sleep of the program has no Python frame either, but does not sleep in torch's code.
-    """
-    own = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED)
-    unknown = {"activity": "unknown", "waits_for": "unknown"}
-    assert [one.rank for one in judged(waiting(*THREE), outside(own, **unknown)).named] == [3]
-    in_torch = structs.replace(own, waits=structs.replace(own.waits, waits_in_torch=True))
-    verdict = judged(waiting(*THREE), outside(in_torch, **unknown))
-    assert verdict.named == ()
-    assert "sequence" in {vote.kind for vote in verdict.evidence}, "what the numbers show is reported, too"
-
-
 def test_advice_omits_numbers_that_the_evidence_has() -> None:
     """By its stack, rank 3 is the rank to check first: no other rank is in its barrier."""
     pair = {"eval": (0, 1)}
@@ -152,25 +150,11 @@ def test_advice_omits_numbers_that_the_evidence_has() -> None:
     assert any(vote.kind == "sequence" for vote in verdict.evidence)
 
 
-def test_rank_sleeping_in_torch_is_not_named_by_stacks() -> None:
-    members = [
-        structs.replace(standing(rank, done(5)), signature=Signature.BLOCKED, recorder=RecorderFacts(libraries=()))
-        for rank in range(4)
-    ]
-    unknown = {"activity": "unknown", "waits_for": "unknown"}
-    assert [one.rank for one in judged(waiting(*members[:3]), outside(members[3], **unknown)).named] == [3]
-    in_torch = structs.replace(members[3], waits=structs.replace(members[3].waits, waits_in_torch=True))
-    assert judged(waiting(*members[:3]), outside(in_torch, **unknown)).named == ()
-
-
 @pytest.mark.parametrize("waits_for", ["lock", "unknown"])
 def test_rank_waiting_for_a_shared_lock_is_checked_first_and_not_named(waits_for: str) -> None:
     held = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED)
-    assert [one.rank for one in judged(waiting(*THREE), outside(held, activity="lock", waits_for=waits_for)).named] == [
-        3
-    ]
-    shared = structs.replace(held, waits=structs.replace(held.waits, shares_lock=True))
-    verdict = judged(waiting(*THREE), outside(shared, activity="lock", waits_for="lock"))
+    assert named(judged(waiting(*THREE), outside(held, activity="lock", waits_for=waits_for))) == [3]
+    verdict = judged(waiting(*THREE), outside(with_waits(held, shares_lock=True), activity="lock", waits_for="lock"))
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.check_first]) == ("NotJoined", (), [3])
 
 
@@ -226,8 +210,7 @@ def test_stack_that_contradicts_the_numbers_names_no_rank() -> None:
     verdict = judged(waiting(*(standing(rank, pair) for rank in range(3))), outside(standing(3, pair)))
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.check_first]) == ("Contradiction", (), [3])
     assert "the stacks point at rank 3" in verdict.message and "have" not in verdict.message.split("joined")[0]
-    without = [structs.replace(member, recorder=structs.replace(member.recorder, libraries=())) for member in THREE]
-    alone = judged(waiting(*without), outside(standing(3, pair)))
+    alone = judged(waiting(*map(without_numbers, THREE)), outside(standing(3, pair)))
     assert (alone.kind, [one.rank for one in alone.named]) == ("OutsideCollective", [3])
 
 
@@ -244,7 +227,7 @@ def test_rank_waiting_for_a_lock_waits_for_the_rank_that_holds_it() -> None:
     holder = structs.replace(THREE[0], id=structs.replace(THREE[0].id, pid=700))
     verdict = judged(waiting(holder, *THREE[1:]), outside(held, activity="lock", waits_for="lock"), world_size=4)
     assert verdict.kind != "NotJoined"
-    stranger = structs.replace(held, waits=structs.replace(held.waits, file_lock=structs.replace(lock, holder_pid=701)))
+    stranger = with_waits(held, file_lock=structs.replace(lock, holder_pid=701))
     assert judged(waiting(holder, *THREE[1:]), outside(stranger, activity="lock", waits_for="lock")).kind == "NotJoined"
 
 
@@ -257,15 +240,7 @@ def test_ranks_in_joined_collective_are_not_blocked_by_rank_ahead() -> None:
     assert (verdict.kind, verdict.named, verdict.check_first) == ("AllJoined", (), ())
     assert verdict.message.startswith("All ranks have joined all_reduce #6 of the default group, and ranks 1,3 are")
     assert "root" not in verdict.message
-    without = [
-        structs.replace(
-            group,
-            members=tuple(
-                structs.replace(m, recorder=structs.replace(m.recorder, libraries=())) for m in group.members
-            ),
-        )
-        for group in (behind, ahead)
-    ]
+    without = (structs.replace(one, members=tuple(map(without_numbers, one.members))) for one in (behind, ahead))
     assert [one.rank for one in judged(*without).check_first] == [2]
 
 
@@ -276,27 +251,35 @@ def test_open_operation_does_not_clear_a_rank_suspected_by_its_stack() -> None:
     assert verdict.kind in ("OutsideCollective", "Contradiction")
 
 
-ASKS = pytest.mark.parametrize(
-    ("activity", "waiting_part", "words"),
+MAY_BE_ASKED = "waits in the kernel for something that another rank"
+WAITS = pytest.mark.parametrize(
+    ("activity", "waits_for", "facts", "words"),
     [
-        ("network", "main", "It waits in the kernel for something that another rank of the job may provide"),
-        ("data_loading", "thread", "One of its threads waits in the kernel for something that another rank"),
-        ("subprocess", "child", "The process that it waits for waits in the kernel for something that another rank"),
+        ("network", "nothing", {"asks_rank": "main"}, f"It {MAY_BE_ASKED} of the job may provide"),
+        ("data_loading", "nothing", {"asks_rank": "thread"}, f"One of its threads {MAY_BE_ASKED}"),
+        ("subprocess", "nothing", {"asks_rank": "child"}, f"The process that it waits for {MAY_BE_ASKED}"),
+        ("unknown", "unknown", {"waits_in_torch": True}, ""),
     ],
 )
 
 
-@ASKS
-def test_rank_waiting_for_another_rank_is_checked_first_and_not_named(
-    activity: str, waiting_part: str, words: str
+@WAITS
+def test_rank_that_may_wait_for_another_rank_is_not_named_by_numbers(
+    activity: str, waits_for: str, facts: dict[str, object], words: str
 ) -> None:
-    """Do not name a rank that waits for another rank, in any function: the other rank may be the cause."""
+    """Do not name a rank that waits for another rank, in any function: the other rank may be the cause.
+
+    A rank that sleeps in torch's code may wait, too: `work.wait()` has no Python frame. A lock or sleep of the
+    program has no Python frame either, but does not sleep in torch's code.
+    """
     own = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED)
-    assert [one.rank for one in judged(waiting(*THREE), outside(own, activity=activity)).named] == [3]
-    asks = structs.replace(own, waits=structs.replace(own.waits, asks_rank=waiting_part))
-    verdict = judged(waiting(*THREE), outside(asks, activity=activity))
-    assert (verdict.kind, verdict.named, [one.rank for one in verdict.check_first]) == ("NotJoined", (), [3])
-    assert words in verdict.message
+    assert named(judged(waiting(*THREE), outside(own, activity=activity, waits_for=waits_for))) == [3]
+    verdict = judged(waiting(*THREE), outside(with_waits(own, **facts), activity=activity, waits_for=waits_for))
+    assert verdict.named == () and words in verdict.message
+    if words:
+        assert (verdict.kind, [one.rank for one in verdict.check_first]) == ("NotJoined", [3])
+    else:
+        assert "sequence" in {vote.kind for vote in verdict.evidence}, "what the numbers show is reported, too"
 
 
 def test_socket_to_another_rank_is_reported_as_possible_wait_for_it() -> None:
@@ -317,18 +300,14 @@ def test_socket_to_another_rank_is_reported_as_possible_wait_for_it() -> None:
         assert "It is unknown if it waits for another rank in that operation" in describe(stranger)
 
 
-@ASKS
-def test_rank_waiting_for_another_rank_is_not_named_by_stacks(activity: str, waiting_part: str, words: str) -> None:
-    others = [structs.replace(member, recorder=structs.replace(member.recorder, libraries=())) for member in THREE]
-    own = structs.replace(standing(3, done(5)), recorder=RecorderFacts(libraries=()), signature=Signature.BLOCKED)
-    assert [one.rank for one in judged(waiting(*others), outside(own, activity=activity)).named] == [3]
-    assert (
-        judged(
-            waiting(*others),
-            outside(structs.replace(own, waits=structs.replace(own.waits, asks_rank=waiting_part)), activity=activity),
-        ).named
-        == ()
-    )
+@WAITS
+def test_rank_that_may_wait_for_another_rank_is_not_named_by_stacks(
+    activity: str, waits_for: str, facts: dict[str, object], words: str
+) -> None:
+    others = waiting(*map(without_numbers, THREE))
+    own = without_numbers(structs.replace(standing(3, done(5)), signature=Signature.BLOCKED))
+    assert named(judged(others, outside(own, activity=activity, waits_for=waits_for))) == [3]
+    assert not judged(others, outside(with_waits(own, **facts), activity=activity, waits_for=waits_for)).named
 
 
 def test_rank_receiving_in_its_main_thread_waits_like_the_others() -> None:

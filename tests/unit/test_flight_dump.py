@@ -681,38 +681,28 @@ def test_what_the_kernel_says_of_a_rank_is_not_hidden_by_dumps() -> None:
     assert alone.kind == "RecordsOnly"
 
 
-def test_gpu_that_has_not_completed_what_others_have_is_checked_first() -> None:
-    dumps = {rank: recorder(rank, [WORLD] * 8, 4 if rank == 2 else 6) for rank in range(4)}
-    _, verdict = judged(dumps)
-    assert (verdict.kind, [one.rank for one in verdict.check_first]) == ("GpuBehind", [2])
-    assert verdict.message.startswith(
-        "Rank 2's GPU has not completed all_reduce #5 of the default group, which ranks 0-1,3 have; it is 2 operations "
-        "behind."
-    )
-
-
-def test_program_that_is_behind_is_checked_first() -> None:
-    dumps = {rank: recorder(rank, [WORLD] * (4 if rank == 2 else 8), 4) for rank in range(4)}
-    _, verdict = judged(dumps)
-    assert (verdict.kind, [one.rank for one in verdict.check_first]) == ("NotJoined", [2])
-    assert "Rank 2 has not joined all_reduce #5 of the default group, where ranks 0-1,3 wait" in verdict.message
-
-
-def test_rank_without_a_dump_is_checked_first_if_others_wait_for_it() -> None:
-    dumps = {rank: recorder(rank, [WORLD] * 8, 4) for rank in (0, 1, 3)}
-    _, verdict = judged(dumps)
-    assert (verdict.kind, [one.rank for one in verdict.check_first]) == ("NotJoined", [2])
-    assert "Rank 2 has no flight recorder dump, and ranks 0-1,3 wait for it in all_reduce #5" in verdict.message
+@pytest.mark.parametrize(
+    ("operations", "completed", "kind", "checked", "says"),
+    [
+        ([8] * 4, [6, 6, 4, 6], "GpuBehind", [2], "Rank 2's GPU has not completed all_reduce #5 of the default group, "
+         "which ranks 0-1,3 have; it is 2 operations behind."),
+        ([8, 8, 4, 8], [4] * 4, "NotJoined", [2], "Rank 2 has not joined all_reduce #5 of the default group, where "
+         "ranks 0-1,3 wait"),
+        ([8, 8, None, 8], [4] * 4, "NotJoined", [2], "Rank 2 has no flight recorder dump, and ranks 0-1,3 wait for it "
+         "in all_reduce #5"),
+        ([12, 12, 8, 12], [10, 10, 4, 10], "RecordsOnly", [], ""),  # rank 2 was dumped before the others
+    ],
+)  # fmt: skip
+def test_rank_that_the_dumps_show_behind_is_checked_first(
+    operations: list[int | None], completed: list[int], kind: str, checked: list[int], says: str
+) -> None:
+    by_rank = enumerate(zip(operations, completed, strict=True))
+    _, verdict = judged({rank: recorder(rank, [WORLD] * count, done) for rank, (count, done) in by_rank if count})
+    assert (verdict.kind, [one.rank for one in verdict.check_first]) == (kind, checked)
+    assert says in verdict.message
 
 
 PROGRAMS = st.lists(st.sampled_from([WORLD, ("1", "all_reduce"), ("2", "barrier")]), min_size=1, max_size=8)
-
-
-def test_dumps_of_different_moments_point_at_no_rank() -> None:
-    """Rank 2 was dumped first: the others have completed operations that it had not enqueued then."""
-    dumps = {rank: recorder(rank, [WORLD] * (8 if rank == 2 else 12), 4 if rank == 2 else 10) for rank in range(4)}
-    _, verdict = judged(dumps)
-    assert (verdict.kind, verdict.check_first) == ("RecordsOnly", ())
 
 
 @settings(max_examples=200)

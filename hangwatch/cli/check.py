@@ -13,8 +13,9 @@ from hangwatch.capture.job_scan import JobScan
 from hangwatch.checks.framework import node_facts, registry, requested_ports, result_table, runner
 from hangwatch.checks.framework.contract import Settings as CheckSettings
 from hangwatch.checks.framework.node_facts import Facts
-from hangwatch.cli.config_choice import config_option, settings_with_checks
-from hangwatch.cli.node_options import nodes_options, parse_reach
+from hangwatch.cli.config_choice import settings_with_checks
+from hangwatch.cli.node_options import parse_reach
+from hangwatch.cli.options import config_option, nodes_options
 from hangwatch.cli.text_tables import print_checks
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.model import CheckResult

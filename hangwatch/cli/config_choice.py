@@ -6,25 +6,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-import click
-
 from hangwatch import config
+from hangwatch.cli.options import DEFAULT_CONFIG
 from hangwatch.errors import TemporaryError, UserError
 from hangwatch.formats import toml_file
 
 if TYPE_CHECKING:
     from hangwatch.checks.framework.contract import Settings as CheckSettings
 
-DEFAULT_CONFIG = Path("/etc/hangwatch/hangwatch.toml")
-
 Proof: TypeAlias = Callable[[config.Settings, str], object]
-
-config_option = click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help=f"Configuration file.  [default: {DEFAULT_CONFIG} if it exists, else built-in defaults]",
-)
 
 
 def settings_from(path: Path | None) -> tuple[config.Settings, str]:

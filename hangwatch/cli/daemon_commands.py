@@ -19,7 +19,8 @@ import click
 
 from hangwatch import config
 from hangwatch.cli import screen
-from hangwatch.cli.config_choice import Proof, config_option, settings_with_checks
+from hangwatch.cli.config_choice import Proof, settings_with_checks
+from hangwatch.cli.options import config_option
 from hangwatch.cli.usage_errors import InputError, MachineError
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ import click
 import msgspec
 
 from hangwatch import store, words
-from hangwatch.cli.config_choice import config_option, settings_from
+from hangwatch.cli.config_choice import settings_from
+from hangwatch.cli.options import config_option
 from hangwatch.cli.output_files import NewFolder
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError, with_sudo

@@ -32,12 +32,6 @@ class FetchRequest(NamedTuple):
     deadline_seconds: float
 
 
-def http_config_option(when: str) -> Callable[[_Command], _Command]:
-    """Return the option --http-config. Its help text begins with `when`."""
-    text = f"{when}: file with certificates and password, in the format of Prometheus' http_config."
-    return click.option("--http-config", type=click.Path(path_type=Path), help=text)
-
-
 def load_client(path: Path | None, option: str = "--http-config") -> WebClient:
     """Read an HTTP configuration; without a file, use no credentials. Raises InputError, which names `option`."""
     from hangwatch.fleet import http_client

@@ -13,8 +13,9 @@ import msgspec
 
 from hangwatch import store, words
 from hangwatch.cli import screen
-from hangwatch.cli.config_choice import config_option, settings_from
-from hangwatch.cli.node_options import Reach, nodes_options, parse_reach
+from hangwatch.cli.config_choice import settings_from
+from hangwatch.cli.node_options import Reach, parse_reach
+from hangwatch.cli.options import config_option, nodes_options
 from hangwatch.cli.output_files import write_text
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError

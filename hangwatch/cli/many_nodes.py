@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from hangwatch import words
 from hangwatch.cli import incident_sources, node_options, screen
 from hangwatch.cli.node_options import MOST_TOLD, Reach
-from hangwatch.cli.output import html_option, json_option, nodes_dump, print_answer, verdict_text
+from hangwatch.cli.options import html_option, http_config_option, json_option, topology_option
+from hangwatch.cli.output import nodes_dump, print_answer, verdict_text
 from hangwatch.cli.output_files import NewFolder, files_below, write_text
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.fleet import cross_node, sighting
@@ -47,9 +48,9 @@ job_option = click.option("--job", "wanted", help="Merge only this job, by id, k
 @click.argument("sources", nargs=-1, metavar="FILE|DIR|URL...")
 @click.option("--prometheus", help="URL of a Prometheus server: also merge from all nodes on which it saw the --job.")
 @job_option
-@node_options.topology_option
+@topology_option
 @click.option("--as-one-job", is_flag=True, help="Merge incidents of several jobs as if they were one job.")
-@incident_sources.http_config_option("For URLs")
+@http_config_option("For URLs")
 @click.option(
     "--prometheus-http-config",
     type=click.Path(path_type=Path),

@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from hangwatch import __version__, words
-from hangwatch.cli.config_choice import config_option
+from hangwatch.cli.options import config_option
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.formats import decoding
 from hangwatch.model import Fault, ProcessId

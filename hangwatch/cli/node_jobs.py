@@ -1,7 +1,6 @@
 """The jobs of this node, found by a command without the daemon."""
 
-from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
+from collections.abc import Iterator
 
 import click
 
@@ -17,7 +16,6 @@ from hangwatch.probes.node import host
 from hangwatch.probes.process import procfs
 from hangwatch.tables.launchers import TABLE
 
-Decorator: TypeAlias = Callable[[Callable[..., int]], Callable[..., int]]
 GPU_SECONDS = 3.0
 _MOST_ANCESTORS = 64
 NO_JOB = (
@@ -25,27 +23,6 @@ NO_JOB = (
     f"({', '.join(dict.fromkeys(launcher.name for launcher in TABLE.launchers))}),\n"
     "and none has a rank in an environment that this user may read (try as root, or --pid)"
 )
-
-
-class _Pid(click.IntRange):
-    """A process id. A list of several is refused, with what to type instead."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the pid. Raises click.BadParameter."""
-        if isinstance(value, str) and "," in value:
-            pids = filter(None, (part.strip() for part in value.split(",")))
-            self.fail(f"give each pid its own option: {' '.join(f'--pid {pid}' for pid in pids)}", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-def job_option(text: str) -> Decorator:
-    """Return the option --job with this help."""
-    return click.option("--job", "wanted", help=text)
-
-
-def pid_option(text: str) -> Decorator:
-    """Return the option --pid with this help."""
-    return click.option("--pid", "pids", type=_Pid(1, 1 << 22), multiple=True, help=text)
 
 
 def jobs_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.Jobs) -> tuple[list[Job], Job | None]:

@@ -6,16 +6,15 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
 from hangwatch import words
 from hangwatch.cli import screen
 from hangwatch.cli.usage_errors import InputError
-from hangwatch.fleet import nodeset, transports
-from hangwatch.fleet.transports import Via, nodes_of_pods
+from hangwatch.fleet import Via, nodeset, transports
+from hangwatch.fleet.transports import nodes_of_pods
 
 if TYPE_CHECKING:
     from hangwatch.fleet import remote_run
@@ -27,30 +26,7 @@ LOOKUP_SECONDS = 20.0
 NODE_DEADLINE_SECONDS = 30.0
 POD_SELECTOR = "app.kubernetes.io/name=hangwatch"  # deploy/helm/hangwatch
 
-topology_option = click.option(
-    "--topology",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="File with the leaf switch of each node: a Slurm topology.conf, or lines NODES: SWITCH.  [default: "
-    "SLURM_TOPOLOGY_ADDR]",
-)
-
 T = TypeVar("T")
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-_OPTIONS = (
-    click.option("--nodes", help="Run on these nodes, as Slurm prints them: node[01-40]; or @group."),
-    click.option("--via", type=click.Choice(get_args(Via)), help="Program that reaches the nodes.  [default: ssh]"),
-    click.option("--jobid", help="Run on the nodes of this Slurm job (from squeue, unless --nodes is given)."),
-    click.option(
-        "--deadline",
-        "deadline_seconds",
-        type=click.FloatRange(1, 3600),
-        help="Seconds to wait for each node.  [default: 30]",
-    ),
-    click.option("--remote-command", help="Shell command that runs hangwatch on a node.  [default: hangwatch]"),
-    click.option("--selector", help="With --via kubectl: run on the nodes of pods with this label, e.g. job-name=J."),
-    click.option("-n", "--namespace", help="Namespace of these pods.  [default: kubectl's]"),
-    click.option("--via-options", help="More options for ssh, pdsh, srun or kubectl, quoted as in a shell."),
-)
 
 
 class Reach(NamedTuple):
@@ -64,13 +40,6 @@ class Reach(NamedTuple):
     via_options: str = ""
     selector: str | None = None
     namespace: str | None = None
-
-
-def nodes_options(command: _Command) -> _Command:
-    """Add the options that select nodes to a command. `parse_reach` interprets them."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def parse_reach(options: Mapping[str, Any], tool: str = "hangwatch") -> Reach | None:

@@ -16,11 +16,6 @@ from hangwatch.report import as_json, html, text
 if TYPE_CHECKING:
     from hangwatch.fleet.node_replies import ReplyCollector
 
-html_option = click.option(
-    "--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write an HTML page here."
-)
-json_option = click.option("--json", "as_json_form", is_flag=True, help="Print JSON, see docs/json.md.")
-
 
 def print_answer(
     grouping: Grouping, verdict: Verdict, job: Job | None, as_json_form: bool, html_path: Path | None

@@ -13,7 +13,8 @@ import click
 import msgspec
 
 from hangwatch import words
-from hangwatch.cli.node_options import nodes_options, parse_reach
+from hangwatch.cli.node_options import parse_reach
+from hangwatch.cli.options import nodes_options
 from hangwatch.cli.selftest_nodes import Nodes, SelftestOptions
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.model import GpuSample, Value

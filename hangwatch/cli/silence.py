@@ -9,7 +9,8 @@ import click
 
 from hangwatch import words
 from hangwatch.cli import screen, user_socket_client
-from hangwatch.cli.config_choice import config_option, settings_from
+from hangwatch.cli.config_choice import settings_from
+from hangwatch.cli.options import config_option
 from hangwatch.cli.usage_errors import InputError, MachineError
 from hangwatch.model import LONGEST_REASON, LONGEST_SILENCE_SECONDS, SHORTEST_SILENCE_SECONDS
 

@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from hangwatch import words
-from hangwatch.cli.config_choice import config_option, settings_from
-from hangwatch.cli.incident_sources import http_config_option
-from hangwatch.cli.node_options import nodes_options, parse_reach
+from hangwatch.cli.config_choice import settings_from
+from hangwatch.cli.node_options import parse_reach
+from hangwatch.cli.options import config_option, http_config_option, nodes_options
 from hangwatch.cli.status_client import decode_status, fetch_status
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError

@@ -7,8 +7,9 @@ import click
 
 from hangwatch import words
 from hangwatch.cli import node_jobs, progress_line
-from hangwatch.cli.config_choice import config_option, settings_from
+from hangwatch.cli.config_choice import settings_from
 from hangwatch.cli.job_choice import choose_only
+from hangwatch.cli.options import config_option, job_option, pid_option
 from hangwatch.cli.output_files import write_new
 from hangwatch.model import Fault, Job, RankId
 from hangwatch.probes.gpu.sampler import run_sampler
@@ -20,8 +21,8 @@ MOST_RECORDS = 1 << 17  # of all ranks: all records of 32 full recorders
 
 
 @click.command(short_help="Write the last collectives of all ranks of a job as a Perfetto trace.")
-@node_jobs.job_option("The job, by id, key or name.  [default: the only job on this node]")
-@node_jobs.pid_option("Show these processes instead. The pid of a launcher means all its ranks. Repeatable.")
+@job_option("The job, by id, key or name.  [default: the only job on this node]")
+@pid_option("Show these processes instead. The pid of a launcher means all its ranks. Repeatable.")
 @click.option(
     "-o",
     "path",

@@ -21,9 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hangwatch import words
-from hangwatch.cli.config_choice import config_option, settings_from
-from hangwatch.cli.incident_sources import http_config_option
+from hangwatch.cli.config_choice import settings_from
 from hangwatch.cli.job_descriptions import describe_silence, describe_state, describe_straggler, shown_seconds
+from hangwatch.cli.options import config_option, http_config_option
 from hangwatch.cli.status_client import decode_status, fetch_status
 from hangwatch.cli.text_tables import age_text, engine_text
 from hangwatch.cli.usage_errors import InputError

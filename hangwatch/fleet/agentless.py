@@ -16,7 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from hangwatch.fleet.node_replies import AnswerError, ReplyCollector, parse_answer
-from hangwatch.model import MOST_RANKS
+from hangwatch.limits import MOST_RANKS
 
 MOST_PROCESSES = 512  # of one node
 MOST_TEXT_BYTES = 400_000  # of one process and round

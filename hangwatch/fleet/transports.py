@@ -3,13 +3,11 @@
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
 from hangwatch.formats import decoding
-
-Via: TypeAlias = Literal["ssh", "pdsh", "srun", "kubectl", "local"]
 
 # Ends the command at the deadline, and when the local end of its standard input closes: that happens however the local
 # process ends. timeout(1) leads the process group of its command, and may end at a signal without its command (until

@@ -18,10 +18,10 @@ from msgspec.structs import replace
 from hangwatch import __version__, words
 from hangwatch.errors import UserError
 from hangwatch.formats import bounded_read, decoding
+from hangwatch.limits import MOST_RANKS
 from hangwatch.model import (
     CRASHED,
     INCIDENT_VERSION,
-    MOST_RANKS,
     ActionKind,
     Feedback,
     Grouping,

@@ -102,7 +102,6 @@ from hangwatch.model.incidents import (
     CRASHED,
     INCIDENT_VERSION,
     LONGEST_CAUSE,
-    MOST_RANKS,
     ArrivalStatus,
     CollectiveSeries,
     RankLateness,

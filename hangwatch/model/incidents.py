@@ -16,9 +16,6 @@ INCIDENT_VERSION = 4  # 2: Job.absent_local_ranks are ranges; 3: Member has part
 LONGEST_CAUSE = 500
 """Characters of the cause in a feedback."""
 
-MOST_RANKS = 1 << 24
-"""The largest world size that is accepted, from any source."""
-
 
 class PowerSeries(Value, frozen=True):
     """Power of one GPU before and during an incident. `low_power_threshold_watts`: None without a busy level."""

@@ -21,10 +21,10 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch import cli, store
-from hangwatch.cli.dump import print_jobs
 from hangwatch.cli.job_choice import choose, choose_only
+from hangwatch.cli.local_dump import print_jobs
 from hangwatch.cli.node_jobs import NO_JOB
-from hangwatch.cli.status import print_status
+from hangwatch.cli.status_tables import print_status
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.detector import job_watch

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.capture.request import GpuSources, NodePaths
-from hangwatch.cli.dump import dump_request
+from hangwatch.cli.local_dump import dump_request
 from hangwatch.config import Jobs, Settings
 from hangwatch.daemon import Daemon
 from hangwatch.demo import playback

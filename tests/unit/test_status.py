@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from hangwatch import config, store
-from hangwatch.cli.status import print_status
+from hangwatch.cli.status_tables import print_status
 from hangwatch.cli.top import LastAnswer, frame
 from hangwatch.collectives.arrival import ArrivalOrder, Place, list_collectives
 from hangwatch.config import Detector

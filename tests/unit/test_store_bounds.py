@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from hangwatch import store
 from hangwatch.formats import incident_file
 from hangwatch.formats.incident_file import StoreError, Summary
+from hangwatch.limits import MOST_RANKS
 from hangwatch.model import (
     INCIDENT_VERSION,
-    MOST_RANKS,
     Capture,
     CheckFirst,
     Group,

@@ -17,7 +17,8 @@ import msgspec
 from hangwatch import words
 from hangwatch.formats import decoding, pyspy_json
 from hangwatch.formats.safe_pickle import MOST_BYTES, load_plain_values
-from hangwatch.model import MOST_RANKS, Frame, spans
+from hangwatch.limits import MOST_RANKS
+from hangwatch.model import Frame, spans
 from hangwatch.model.flight_records import (
     BACKEND_NAME,
     EARLIEST_UNIX_NS,

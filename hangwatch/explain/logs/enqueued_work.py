@@ -16,7 +16,8 @@ from hangwatch.explain.logs import merged_logs
 from hangwatch.explain.logs.rank_log import Log, Work
 from hangwatch.formats.log_times import Moment, earlier
 from hangwatch.formats.work_lines import DEFAULT_GROUP, WorkLine, is_collective
-from hangwatch.model import MOST_RANKS, RankId
+from hangwatch.limits import MOST_RANKS
+from hangwatch.model import RankId
 
 _FEWEST_SEEN = 3
 _SHOWN = 4

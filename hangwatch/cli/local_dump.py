@@ -1,0 +1,328 @@
+"""Dumps of the jobs on this node, and their verdicts, printed by `hangwatch dump`."""
+
+import os
+import time
+from collections.abc import Collection, Iterator, Sequence
+from functools import partial
+
+import click
+from msgspec.structs import replace
+
+from hangwatch import config, words
+from hangwatch.capture.diagnosis import diagnose_job
+from hangwatch.capture.request import CaptureRequest, GpuSources
+from hangwatch.cli import node_jobs, progress_line, screen
+from hangwatch.cli.config_choice import settings_from
+from hangwatch.cli.dump import DumpOptions
+from hangwatch.cli.progress_line import Step
+from hangwatch.cli.text_tables import print_table
+from hangwatch.cli.usage_errors import InputError, with_sudo
+from hangwatch.errors import TemporaryError, UserError
+from hangwatch.jobs import likely_ranks, membership
+from hangwatch.model import Frame, Group, Grouping, Incident, Job, JobState, RankDump, Verdict
+from hangwatch.probes.gpu import query
+from hangwatch.probes.gpu.sampler import NvmlSampler, run_sampler
+from hangwatch.probes.node import host
+from hangwatch.probes.process import source_line
+from hangwatch.probes.process.process_scan import ProcessScan
+from hangwatch.probes.process.pyspy import DumpMode
+from hangwatch.report import phrases, text
+from hangwatch.stacks import activity
+from hangwatch.stacks.user_code import innermost_user_frame, split_groups_by_line
+from hangwatch.verdict import second_round
+from hangwatch.verdict.wording import stuck_on
+
+MOST_OWNERS = 8
+MOST_LIKELY_RANKS = 64
+_MOST_GROUPS = 4  # with source lines
+_MOST_SECONDS = 4.0  # for source lines
+
+
+def dump_local(options: DumpOptions) -> int:
+    """Dump the jobs of this node. Return the exit code. Raises click.UsageError and InputError."""
+    _refuse_conflicts(options)
+    settings, _ = settings_from(options.config_path)
+    dumped: list[Incident] = []
+    with run_sampler(settings.gpu.deadline_seconds) as gpus:
+        local = _LocalDump(options, settings, gpus)
+        try:
+            jobs = local.jobs()
+        except InputError as problem:
+            jobs = []
+            local.refused.append(problem)
+        unreadable = _unreadable(jobs, is_selected=bool(options.wanted or options.pids))
+        jobs = [job for job in jobs if job not in unreadable]
+        for job in jobs:
+            dumped.append(incident := local.incident(job))
+            _write_or_show(options, incident, is_only_job=len(jobs) == 1)
+    if not options.is_special:
+        further = local.further_incidents({job.key for job in jobs})
+        for incident in further:
+            _write_or_show(options, incident, is_only_job=len(jobs) + len(further) == 1)
+        dumped += further
+    if local.refused and not dumped:
+        raise local.refused[-1]
+    if options.as_json_form:
+        form = _as_json(host.node_name(), dumped, grouped=options.grouped, with_stacks=options.with_stacks)
+        click.echo(form, nl=False)
+    elif options.directory is not None or len(dumped) > 1:
+        print_jobs(dumped, with_message=options.directory is not None)
+    _report_unreadable(unreadable, options)
+    if not (dumped or unreadable):
+        click.echo("\n".join((local.no_daemon or node_jobs.NO_JOB, *local.likely_ranks())), err=True)
+    for error in local.refused:
+        if isinstance(error, TemporaryError):
+            raise error
+    return 0 if dumped else 1
+
+
+def _refuse_conflicts(options: DumpOptions) -> None:
+    """Raise click.UsageError for options that cannot be used together on one node."""
+    if options.raw is not None or options.topology is not None or options.agentless:
+        raise click.UsageError(
+            "--raw, --topology and --agentless need --nodes or --jobid; on one node -o writes all stacks"
+        )
+    if options.pids and options.wanted:
+        raise click.UsageError("give either --job or --pid")
+    if options.with_stacks and options.as_json_form and not options.grouped:
+        raise click.UsageError("--json already has all stacks; use --stacks without --json, or with --grouped")
+
+
+def dump_request(
+    node: str, settings: config.Capture, activities: activity.Table, *, rounds: int | None = None
+) -> CaptureRequest:
+    """Return a request for exactly `rounds` rounds; None: one round, and a second one if the first may mislead."""
+    is_needed = partial(second_round.is_needed, table=activities) if rounds is None else None
+    return CaptureRequest(node=node, settings=settings, rounds=rounds or 1, needs_second_round=is_needed)
+
+
+class _LocalDump:
+    """One dump of this node. `refused` has the error of each job that the daemon could not dump.
+
+    `no_daemon` is the reason why the daemon was not asked for further jobs.
+    """
+
+    def __init__(self, options: DumpOptions, settings: config.Settings, gpus: NvmlSampler) -> None:
+        self._options, self._settings, self._gpus = options, settings, gpus
+        self._node, self._activities = host.node_name(), activity.load(settings.activities.rules)
+        self._sweep = gpus.wait_for_sweep(node_jobs.GPU_SECONDS)
+        self.refused: list[UserError | TemporaryError] = []
+        self.no_daemon = ""
+        self._whole_job: Job | None = None  # the job of the only selected process
+
+    def jobs(self) -> list[Job]:
+        """Return the jobs that the options select. Raises InputError."""
+        options, limits = self._options, self._settings.jobs
+        if options.pids:
+            jobs, self._whole_job = node_jobs.jobs_of_pids(options.pids, self._sweep, limits)
+            return jobs
+        return node_jobs.find_jobs(options.wanted, self._sweep, limits, every=options.grouped)
+
+    def incident(self, job: Job) -> Incident:
+        """Dump one job and return its incident. If the kernel denies the user its stacks, the daemon dumps it."""
+        by_daemon = None if self._options.is_special else self._daemon_incident(job)
+        if by_daemon is not None:
+            return by_daemon
+        with progress_line.shown() as step:
+            step.say(f"job {words.printable(job.job_id)}: taking the stacks of {words.count(len(job.ranks))}")
+            incident = diagnose_job(job, self._request(step), self._activities).incident(job, JobState.SUSPECTED)
+        verdict = incident.verdict
+        if self._whole_job is None or verdict.next_step != stuck_on.dump_whole_job():
+            return incident
+        return replace(incident, verdict=replace(verdict, next_step=stuck_on.dump_whole_job(self._whole_job.key)))
+
+    def _request(self, step: Step) -> CaptureRequest:
+        """Return the request for one job. The progress line shows why a second round follows."""
+        options, settings = self._options, self._settings.capture
+        request = dump_request(self._node, settings, self._activities, rounds=options.rounds)
+
+        def is_second_round_needed(ranks: Sequence[RankDump]) -> bool:
+            if why := second_round.find_reason(ranks, self._activities):
+                step.say(f"{why}; looking again in {words.duration(settings.pause_seconds)}")
+            return bool(why)
+
+        return replace(
+            request,
+            needs_second_round=request.needs_second_round and is_second_round_needed,
+            mode=DumpMode(native=options.native, include_locals=options.include_locals),
+            gpus=GpuSources(read_sweep=lambda: self._sweep, read_traffic=partial(query.traffic, self._gpus)),
+        )
+
+    def likely_ranks(self) -> Iterator[str]:
+        """Yield a line for each rank that has ended and left helpers, and for each process that may be a rank.
+
+        Such a process holds a GPU or is titled like a worker. Then yield the command that dumps these.
+        """
+        gpus = node_jobs.gpus_by_pid(self._sweep)
+        scanned = ProcessScan().processes(gpus)
+        yield from membership.list_ended_ranks(scanned)[:MOST_LIKELY_RANKS]
+        processes = likely_ranks.find_likely_ranks(scanned, gpus)[:MOST_LIKELY_RANKS]
+        if not processes:
+            return
+        yield "\nThese processes hold a GPU or are titled like a worker:"
+        for process in processes:
+            held = gpus.get(process.id.pid)
+            gpu = f"  gpu {words.fold(held)}" if held else ""
+            yield f"  pid {process.id.pid}  {words.printable(likely_ranks.describe(process))}{gpu}"
+        yield f"To dump them: hangwatch dump {' '.join(f'--pid {process.id.pid}' for process in processes)}"
+
+    def _daemon_incident(self, job: Job) -> Incident | None:
+        """Return the daemon's dump of a job if the kernel denies this user the stacks of its ranks; else None.
+
+        Also None if the daemon cannot dump the job. The reason is then printed.
+        """
+        if os.geteuid() == 0:
+            return None
+        from hangwatch.cli import user_socket_client
+
+        ranks = [rank.id.pid for rank in job.ranks]
+        if not user_socket_client.may_not_read(ranks):
+            return None
+        if job.uid == os.geteuid():
+            try:
+                return user_socket_client.dump(self._settings, f"pid={ranks[0]}", self._options.rounds)
+            except user_socket_client.SocketError as error:
+                if isinstance(error, user_socket_client.BusyError):
+                    self.refused.append(error)
+                why = f"the daemon can dump your own jobs, but: {error}"
+        else:
+            why = f"they belong to {job.owner}"
+        click.echo(
+            f"job {words.printable(job.job_id)}: this user may not read all stacks; {why}\n  {_see_all(self._options)}",
+            err=True,
+        )
+        return None
+
+    def further_incidents(self, dumped_keys: Collection[str]) -> list[Incident]:
+        """Return the daemon's dumps of this user's other jobs, which only the daemon can find.
+
+        For such a job the kernel denies this user even the environment of the ranks.
+        """
+        if os.geteuid() == 0:
+            return []
+        from hangwatch.cli import user_socket_client
+
+        dumped: list[Incident] = []
+        try:
+            for job in user_socket_client.status(self._settings.socket.path).jobs:
+                is_new = job.state is not JobState.ENDED and job.job_key not in dumped_keys
+                if is_new and self._options.wanted in (None, job.job_id, job.job_key):
+                    key = f"job={job.job_key}"
+                    dumped.append(user_socket_client.dump(self._settings, key, self._options.rounds))
+        except user_socket_client.BusyError as error:
+            self.refused.append(error)
+        except user_socket_client.NoDaemonError as error:
+            self.no_daemon = f"{error}\nno job found that this user may read; try as root, or --pid"
+        except user_socket_client.SocketError:
+            pass
+        return dumped
+
+
+def _see_all(options: DumpOptions) -> str:
+    """Return what to type to dump the same jobs with all rights."""
+    arguments = ["dump", *(["--job", options.wanted] if options.wanted else [])]
+    arguments += [word for pid in options.pids for word in ("--pid", str(pid))]
+    return f"`{with_sudo(arguments)}`, or install the daemon (docs/install-systemd.md)"
+
+
+def print_jobs(dumped: Sequence[Incident], *, with_message: bool) -> None:
+    """Print a line for each job, with the named ranks first. `with_message` adds the message of the verdict."""
+    header = ("job", "owner", "verdict", "named", *(("message",) if with_message else ()))
+    rows = []
+    for incident in sorted(dumped, key=lambda incident: not incident.verdict.named):
+        job, verdict = incident.job, incident.verdict
+        named = words.name_ranks(verdict.named) if verdict.named else "none"
+        if verdict.check_first and not verdict.named:
+            named = f"none; check first: {words.name_ranks(verdict.check_first)}"
+        rows.append((job.job_id, job.owner, verdict.kind, named, verdict.message)[: len(header)])
+    print_table(header, rows, "")
+
+
+def _as_json(node: str, dumped: Sequence[Incident], *, grouped: bool, with_stacks: bool) -> str:
+    from hangwatch.fleet import sighting
+    from hangwatch.report import as_json
+
+    if grouped:
+        return as_json.render(sighting.make_grouped_dump(node, dumped, time.time(), with_stacks=with_stacks))
+    return as_json.render(as_json.dump(node, dumped))
+
+
+def _unreadable(jobs: Sequence[Job], *, is_selected: bool) -> list[Job]:
+    """Return the jobs of other users, without those that this process may dump.
+
+    A job that the user selected is dumped if at least one of its ranks may be dumped.
+    """
+    if os.geteuid() == 0:
+        return []
+    from hangwatch.cli import user_socket_client
+
+    others = (job for job in jobs if job.uid != os.geteuid())
+    quantify = all if is_selected else any
+    return [
+        job
+        for job in others
+        if job.ranks and quantify(user_socket_client.may_not_read([rank.id.pid]) for rank in job.ranks)
+    ]
+
+
+def _report_unreadable(unreadable: Sequence[Job], options: DumpOptions) -> None:
+    """Print which jobs were not dumped, and what to type to dump them."""
+    if unreadable:
+        owners = sorted({job.owner for job in unreadable})
+        names = ", ".join(owners[:MOST_OWNERS]) + (" and more" if len(owners) > MOST_OWNERS else "")
+        jobs = words.count(len(unreadable), "job")
+        click.echo(f"not dumped: {jobs}: this user may not read the stacks of {names}\n  {_see_all(options)}", err=True)
+
+
+def _write_or_show(options: DumpOptions, incident: Incident, *, is_only_job: bool) -> None:
+    """Write the report of a job to the folder of -o, or print its verdict. A single verdict may go to a pager."""
+    if options.directory is not None:
+        from hangwatch import store
+        from hangwatch.report.html import render_files
+
+        folder = store.open_writable(options.directory).save(incident, render_files(incident))
+        click.echo(f"report: {folder}", err=True)
+        return
+    if options.as_json_form:
+        return
+    answer = text.render_answer(
+        incident,
+        color=screen.is_colored(),
+        width=screen.width(),
+        full=options.full,
+        stacks=options.with_stacks,
+        source_lines=_read_source_lines(incident.grouping, incident.verdict, incident.job.uid),
+    )
+    if is_only_job:
+        screen.show(answer)
+    else:
+        click.echo(answer, color=screen.is_colored())
+
+
+def _read_source_lines(grouping: Grouping, verdict: Verdict, uid: int | None) -> dict[Frame, str]:
+    """Return the source line of the innermost frame of the program, for the groups of suspects or for an only group.
+
+    For a suspect that waits for a worker or thread, also the line of that worker or thread. The lines are printed and
+    never stored. `uid` is that of the job as the scan saw it; None if it has several, or other ids than the node.
+    """
+    parts = split_groups_by_line(grouping).groups
+    odd = phrases.odd_groups(parts, verdict)
+    shown = [group for group in parts if group.key in odd] or parts[: len(parts) == 1]
+    lines: dict[Frame, str] = {}
+    end = time.monotonic() + _MOST_SECONDS
+    for pid, frame in _find_frames(shown[:_MOST_GROUPS]):
+        if frame not in lines and time.monotonic() < end and (line := source_line.read(pid, frame, uid)):
+            lines[frame] = line
+    return lines
+
+
+def _find_frames(groups: Sequence[Group]) -> Iterator[tuple[int, Frame]]:
+    for group in groups:
+        pid = group.members[0].id.pid
+        if pid is None:
+            continue
+        if (frame := innermost_user_frame(group)) is not None:
+            yield pid, frame
+        for stack in (*group.workers, *group.threads):
+            if stack.user_frame is not None:
+                yield stack.pid or pid, stack.user_frame

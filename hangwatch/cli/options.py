@@ -1,0 +1,81 @@
+"""Options that several commands declare. This module imports nothing that runs a command, so a help text is cheap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import click
+
+from hangwatch.fleet import Via
+
+DEFAULT_CONFIG = Path("/etc/hangwatch/hangwatch.toml")
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+config_option = click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help=f"Configuration file.  [default: {DEFAULT_CONFIG} if it exists, else built-in defaults]",
+)
+topology_option = click.option(
+    "--topology",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File with the leaf switch of each node: a Slurm topology.conf, or lines NODES: SWITCH.  [default: "
+    "SLURM_TOPOLOGY_ADDR]",
+)
+html_option = click.option(
+    "--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write an HTML page here."
+)
+json_option = click.option("--json", "as_json_form", is_flag=True, help="Print JSON, see docs/json.md.")
+_OPTIONS = (
+    click.option("--nodes", help="Run on these nodes, as Slurm prints them: node[01-40]; or @group."),
+    click.option("--via", type=click.Choice(get_args(Via)), help="Program that reaches the nodes.  [default: ssh]"),
+    click.option("--jobid", help="Run on the nodes of this Slurm job (from squeue, unless --nodes is given)."),
+    click.option(
+        "--deadline",
+        "deadline_seconds",
+        type=click.FloatRange(1, 3600),
+        help="Seconds to wait for each node.  [default: 30]",
+    ),
+    click.option("--remote-command", help="Shell command that runs hangwatch on a node.  [default: hangwatch]"),
+    click.option("--selector", help="With --via kubectl: run on the nodes of pods with this label, e.g. job-name=J."),
+    click.option("-n", "--namespace", help="Namespace of these pods.  [default: kubectl's]"),
+    click.option("--via-options", help="More options for ssh, pdsh, srun or kubectl, quoted as in a shell."),
+)
+
+
+def nodes_options(command: _Command) -> _Command:
+    """Add the options that select nodes to a command. `parse_reach` interprets them."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def http_config_option(when: str) -> Callable[[_Command], _Command]:
+    """Return the option --http-config. Its help text begins with `when`."""
+    text = f"{when}: file with certificates and password, in the format of Prometheus' http_config."
+    return click.option("--http-config", type=click.Path(path_type=Path), help=text)
+
+
+class _Pid(click.IntRange):
+    """A process id. A list of several is refused, with what to type instead."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the pid. Raises click.BadParameter."""
+        if isinstance(value, str) and "," in value:
+            pids = filter(None, (part.strip() for part in value.split(",")))
+            self.fail(f"give each pid its own option: {' '.join(f'--pid {pid}' for pid in pids)}", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+def job_option(text: str) -> Callable[[_Command], _Command]:
+    """Return the option --job with this help."""
+    return click.option("--job", "wanted", help=text)
+
+
+def pid_option(text: str) -> Callable[[_Command], _Command]:
+    """Return the option --pid with this help."""
+    return click.option("--pid", "pids", type=_Pid(1, 1 << 22), multiple=True, help=text)

@@ -31,7 +31,7 @@ PARTS := machines frameworks verdicts latency stragglers torch-releases soak fuz
 LATENCY := tests/integration/test_progress_daemon.py
 STRAGGLERS := tests/unit/test_arrival.py tests/integration/test_arrivals.py
 
-.PHONY: support findings first-hour demo man quick test long long-machines long-frameworks long-verdicts long-latency long-stragglers long-torch-releases long-soak long-fuzz long-faults bench hangbench mutations robustness check golden scenarios screenshots fmt dist image chart deb release-check torch-release docs clean
+.PHONY: support findings first-hour demo man quick test long long-machines long-frameworks long-verdicts long-latency long-stragglers long-torch-releases long-soak long-fuzz long-faults bench hangbench mutations robustness check golden scenarios screenshots fmt dist image chart deb release-check torch-release page-test docs clean
 
 # A release or a nightly wheel of PyTorch, without an import: is the layout of its flight recorder known?
 torch-release: $(VENV)/.test
@@ -163,6 +163,10 @@ scenarios: $(VENV)/.test
 first-hour: $(VENV)/.installed
 	tests/first_hour/make.sh $(FOLDER)
 	git diff --stat -- docs
+
+# Sends the page of a made-up hang to Alertmanager or to a webhook.
+page-test:
+	$(PYTHON) deploy/prometheus/page_test.py $(URL)
 
 # What outside tools do that surprised us; each script installs what it runs. Outside CI.
 findings:

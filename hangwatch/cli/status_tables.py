@@ -63,7 +63,7 @@ def print_status(seen: Status) -> None:
     for engine in seen.engines:
         click.echo(engine_text(engine))
     print_table(("check", "status", "ran", "what"), checks, "no checks yet")
-    if seen.sampler != "ok" and any(job.usual_gap_seconds is None for job in seen.jobs):
+    if seen.sampler != "ok" and any(job.collectives_per_second is None for job in seen.jobs):
         click.echo(
             "Without GPU readings and flight recorders the daemon detects no hang: use `hangwatch dump --rounds 3` to"
             " check by hand."

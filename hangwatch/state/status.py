@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from hangwatch import words
 from hangwatch.config import Detector
 from hangwatch.detector.job_watch import quiet_seconds
 from hangwatch.detector.power_level import low_power_threshold_watts
@@ -168,7 +169,7 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
             entry.job,
             job_key=entry.job.key,
             state=entry.watch.state,
-            message=entry.watch.message,
+            message=_message(entry),
             seconds_in_state=now - entry.watch.since,
             ranks=len(entry.job.ranks),
             page=snapshot.pages(entry),
@@ -194,6 +195,14 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
         for ends in [forecast_timeout(incident) if incident else None]
         for silence in [snapshot.silences.get(entry.job.key)]
     )
+
+
+def _message(entry: JobEntry) -> str:
+    """Return the message of the detector, or how far it has learned the usual gaps of a job."""
+    progress = entry.watch.progress
+    if entry.watch.state is JobState.STARTING and progress.total:
+        return f"learning: {words.count(round(progress.total), 'collective')} so far"
+    return entry.watch.message
 
 
 def _rate(entry: JobEntry) -> float | None:

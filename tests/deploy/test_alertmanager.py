@@ -4,6 +4,7 @@ import copy
 import datetime
 import json
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,15 +30,36 @@ from tests.unit.test_report_text import SIX_HANGS, dumped
 
 EXAMPLE = ROOT / "deploy/prometheus/alertmanager.example.yaml"
 TEMPLATES = EXAMPLE.parent / "hangwatch.tmpl"
-CONFIG: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+ALL_RECEIVERS = re.sub("#(slack|pagerduty) ", "", EXAMPLE.read_text())
+CONFIG: dict[str, Any] = yaml.safe_load(ALL_RECEIVERS)
 RUNBOOKS = "https://git.example.com/hangwatch/blob/main/docs/runbooks"
 ALERTS = {rule["alert"]: rule["labels"]["severity"] for rule in promql.rules(RULES.read_text()) if "alert" in rule}
 
 
-def test_amtool_takes_the_example() -> None:
-    done = run("amtool", "check-config", EXAMPLE)
+@pytest.mark.parametrize("text", [EXAMPLE.read_text(), ALL_RECEIVERS])
+def test_amtool_takes_the_example(text: str, tmp_path: Path) -> None:
+    (tmp_path / EXAMPLE.name).write_text(text)
+    (tmp_path / TEMPLATES.name).write_text(TEMPLATES.read_text())
+    done = run("amtool", "check-config", tmp_path / EXAMPLE.name)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 templates" in done.stdout and CONFIG["templates"] == [TEMPLATES.name]
+
+
+def test_page_test_goes_through_the_shipped_example_and_to_a_webhook(receiver: WebhookReceiver, tmp_path: Path) -> None:
+    """Run the example as it is shipped, without a secret file. Only the address of its webhook is another."""
+    shipped = yaml.safe_load(EXAMPLE.read_text().replace("http://127.0.0.1:5001", receiver.url))
+    assert "_file" not in str(shipped)
+    shipped["templates"] = [str(TEMPLATES)]
+    with RealAlertmanager(tmp_path, shipped) as alertmanager:
+        for url, path in ((alertmanager.url, "/on-call"), (f"{receiver.url}/hook", "/hook")):
+            done = run("make", "-C", ROOT, "page-test", f"PYTHON={sys.executable}", f"URL={url}")
+            assert done.returncode == 0, done.stderr
+            (page,) = receiver.wait(path)["alerts"]
+            assert page["annotations"]["summary"].endswith(": rank 3 on gpu-07: open data/shard-3")
+    assert (
+        "not sent: "
+        in run("make", "-C", ROOT, "page-test", f"PYTHON={sys.executable}", f"URL={alertmanager.url}").stderr
+    )
 
 
 def test_the_example_holds_no_secret() -> None:

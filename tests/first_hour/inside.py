@@ -260,10 +260,10 @@ def watch(transcript: Transcript) -> None:
     (secrets / "slack-webhook-url").write_text(f"http://127.0.0.1:{PAGES_PORT}/slack")
     (secrets / "pagerduty-routing-key").write_text("0" * 32)
     example = (CHECKOUT / "deploy/prometheus/alertmanager.example.yaml").read_text()
+    example = re.sub("#(slack|pagerduty) ", "", example).replace("127.0.0.1:5001", f"127.0.0.1:{PAGES_PORT}")
     example = re.sub(
         r"( +)- (routing_key_file: .*)", rf"\1- \2\n\1  url: http://127.0.0.1:{PAGES_PORT}/pagerduty", example
     )
-    example = re.sub(r"\n    # Anything else that takes JSON.*?(?=\n\n)", "", example, flags=re.DOTALL)
     alertmanager.write_text(example)
     transcript.type(
         "diff hangwatch/deploy/prometheus/prometheus.example.yaml /etc/prometheus/prometheus.yml", statuses=(1,)

@@ -446,14 +446,18 @@ def test_status_tells_jobs_of_one_name_apart(capsys: pytest.CaptureFixture[str])
     assert "another fedc" not in shown
 
 
-@pytest.mark.parametrize("is_read", [True, False])
-def test_status_says_that_no_hang_is_noticed_where_no_gpu_is_read(
-    capsys: pytest.CaptureFixture[str], *, is_read: bool
+@pytest.mark.parametrize(("is_read", "is_counted"), [(True, False), (False, True), (False, False)])
+def test_status_says_that_no_hang_is_noticed_where_neither_gpu_nor_counter_is_read(
+    capsys: pytest.CaptureFixture[str], *, is_read: bool, is_counted: bool
 ) -> None:
-    entry = JobEntry(job=samples.job(range(2), 2), watch=job_watch.begin_watch(samples.job(range(2), 2), 5.0, 0.0))
-    sampler = SamplerStatus(alive=is_read)
+    watch = job_watch.begin_watch(samples.job(range(2), 2), 5.0, 0.0)
+    if is_counted:
+        watch = replace(watch, progress=ProgressRecord(progressed_at=6.9, total=1440.4))
+    entry, sampler = JobEntry(job=samples.job(range(2), 2), watch=watch), SamplerStatus(alive=is_read)
     print_status(build_status(Snapshot(sampler=sampler, jobs={entry.job.key: entry}), "n1", 7.0))
-    assert ("detects no hang: use `hangwatch dump" in capsys.readouterr().out) is not is_read
+    shown = capsys.readouterr().out
+    assert ("detects no hang: use `hangwatch dump" in shown) is not (is_read or is_counted)
+    assert ("learning: 1,440 collectives so far" if is_counted else "waiting for the first sign of work") in shown
 
 
 def test_status_tells_when_a_job_that_hangs_ends_itself(capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,6 +97,9 @@ class PortTraffic(Value, frozen=True):
     worse: tuple[str, ...] = ()
 
 
+IDLE_UTILIZATION_RATIO = 0.05
+
+
 class GpuReadings(Value, frozen=True):
     """Load of the GPUs of one rank during a capture. A field is None if the device does not have it.
 
@@ -114,6 +117,11 @@ class GpuReadings(Value, frozen=True):
     pcie_bytes_per_second: float | None = None
     use: GpuUse | None = None
     ports: PortTraffic | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """True if the driver says that almost no kernel runs."""
+        return self.utilization_ratio is not None and self.utilization_ratio < IDLE_UTILIZATION_RATIO
 
 
 class TrafficSweep(Value, frozen=True):

@@ -230,6 +230,7 @@ def _correct_by_measurement(
 
     * A main thread that waits for a child in an event loop, or through another thread, waits for that child.
     * A rank waits for its GPU, a lock (of a file or in shared memory) or clients if measurements show that.
+    * A rank with an idle GPU does not wait for it in code that only its names connect with a GPU.
     * A rank in a call about a file, pipe or child waits for that object, even in code that usually waits for a GPU.
     * A rank asleep in torch's compiled code waits for its GPU or for other ranks. No Python frame shows such a wait.
     * A rank that receives from the store waits for the rank that must set the key.
@@ -255,6 +256,8 @@ def _correct_by_measurement(
         return corrected("serves", "ranks", activity=activity.SERVING, waits=True)
     if measured.signature is Signature.BEHIND_GPU and not waits_for_job:
         return corrected("gpu", "gpu")
+    if place.waits_for == "gpu" and rank.gpu.is_idle and activity.find_activity(place.doing.activity).by_name_alone:
+        return corrected("idle-gpu", "unknown")
     if place.waits_for == "gpu" and kernel_facts.awaits_object(waits) and waits.object != "socket":
         return corrected("call", "lock")
     if waits.awaits_store == "main" and place.waits_for == "unknown":

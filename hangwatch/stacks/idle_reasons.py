@@ -7,7 +7,6 @@ from hangwatch.model import BLOCKED_STATES, Group, Grouping, JobState, Member, M
 from hangwatch.stacks import activity
 from hangwatch.stacks import frames as stack_frames
 
-_IDLE_UTILIZATION_RATIO = 0.05
 _IDLE_CPU_RATIO = 0.05  # of one core
 _FLOOR_RATIO = 0.1  # between the floor and the busy level of its own GPU
 _WORKS = frozenset({Signature.TRANSFERS, Signature.COMPUTES})
@@ -149,7 +148,7 @@ def _waits_for_turn(group: Group, member: Member) -> bool:
 
 
 def _is_idle(member: Member) -> bool:
-    return member.gpu.utilization_ratio is None or member.gpu.utilization_ratio < _IDLE_UTILIZATION_RATIO
+    return member.gpu.utilization_ratio is None or member.gpu.is_idle
 
 
 def _needs_no_rank(group: Group, member: Member) -> bool:

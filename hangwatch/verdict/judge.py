@@ -86,7 +86,8 @@ def find(scene: Scene) -> Finding:
 def _decide(scene: Scene, answer: Answer) -> Finding:
     by_numbers = _by_numbers(scene, answer)
     if by_numbers is not None and by_numbers.is_named:
-        return by_numbers
+        behind = _find_behind_gpu(by_numbers, answer)
+        return _with_those_behind_gpu(by_numbers, behind) if behind else by_numbers
     suspicion = next(_passing(RULES, scene, decides=True), None)
     named = _name(suspicion) if suspicion is not None and _is_supported_by_half(suspicion) else None
     is_by_stack = named is not None and named.kind not in _BY_KERNEL
@@ -96,6 +97,8 @@ def _decide(scene: Scene, answer: Answer) -> Finding:
         have_joined = named.members and all(process_key(member.id) in answer.graph.joined for member in named.members)
         if is_by_stack and have_joined:
             return _contradiction(named, answer)
+        if is_by_stack and (behind := _find_behind_gpu(named, answer)):
+            return _with_those_behind_gpu(_without_name(named), behind)
         return _without_name(named) if is_by_stack and _may_not_wait(named) else named
     enclosed = None if answer.graph.have_communicated else _find_wrong_interface(scene)
     return (
@@ -252,6 +255,29 @@ def _stand_apart(finding: Finding) -> tuple[Group, ...]:
         and all(map(finding.scene.may_be_late, group.members))
     )
     return apart if count_ranks(apart) <= len(finding.members) else ()
+
+
+def _find_behind_gpu(finding: Finding, answer: Answer) -> tuple[Group, ...]:
+    """Return the groups that wait for their GPU outside of a collective, if they may be the cause as the suspects may.
+
+    Their kernel may never end, and suspects that only poll, rest or want a lock may wait for it. Groups that wait in an
+    operation by sequence numbers are left out.
+    """
+
+    def may_be_cause(group: Group) -> bool:
+        joined = any(process_key(member.id) in answer.graph.waiting for member in group.members)
+        return waits_for(group) == "gpu" and not is_collective(group) and not joined
+
+    behind = tuple(filter(may_be_cause, finding.others))
+    is_rare = count_ranks(behind) <= len(finding.members)
+    return behind if is_rare and all(map(waits_in_program, finding.suspects)) else ()
+
+
+def _with_those_behind_gpu(finding: Finding, behind: Sequence[Group]) -> Finding:
+    """Return the finding with its suspects and those behind their GPU as ranks to check first. None is named."""
+    suspects = (*finding.suspects, *behind)
+    others = remove_suspects(suspects, finding.scene.stacked)
+    return finding._replace(suspects=suspects, others=others, confidence=Confidence.NONE)
 
 
 def _may_not_wait(finding: Finding) -> bool:

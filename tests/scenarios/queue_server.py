@@ -31,6 +31,11 @@ def await_turn(
     ready.send(index)
     if index < QUEUE_WORKERS:
         requests.get()
+    run_batch()
+
+
+def run_batch() -> None:
+    """Poll for a request in a function with a name that models have."""
     while True:
         time.sleep(0.2)
 

@@ -162,16 +162,17 @@ def test_rank_waiting_for_a_shared_lock_is_checked_first_and_not_named(waits_for
     ("activity", "waits_for", "rests"), [("lock", "lock", None), ("unknown", "unknown", "sleep")], ids=["lock", "sleep"]
 )
 @pytest.mark.parametrize(
-    ("other_waits_for", "confidence"), [("gpu", Confidence.LOW), ("ranks", Confidence.HIGH)], ids=["gpu", "collective"]
+    ("other_waits_for", "named", "first"), [("gpu", [], [2, 3]), ("ranks", [3], [])], ids=["gpu", "collective"]
 )
-def test_waiter_in_own_code_is_low_while_another_rank_is_outside(
-    activity: str, waits_for: str, rests: Rests | None, other_waits_for: str, confidence: Confidence
+def test_waiter_in_own_code_is_not_named_while_another_rank_is_outside(
+    activity: str, waits_for: str, rests: Rests | None, other_waits_for: str, named: list[int], first: list[int]
 ) -> None:
-    # Rank 2 waits for its hung GPU. Rank 3 waits in its own code, possibly for rank 2, so its confidence is low.
+    # Rank 2 waits for its GPU, which may be hung. Rank 3 waits in its own code, possibly for rank 2: check both.
     suspect = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED, kernel=KernelFacts(rests=rests))
     other = structs.replace(outside(standing(2, done(5)), activity="gpu_sync", waits_for=other_waits_for), key="g")
     verdict = judged(waiting(*THREE[:2]), other, outside(suspect, activity=activity, waits_for=waits_for))
-    assert ([rank.rank for rank in verdict.named], verdict.confidence) == ([3], confidence)
+    assert [rank.rank for rank in verdict.named] == named
+    assert sorted(rank.rank or 0 for rank in verdict.check_first) == first
 
 
 def test_polling_rank_is_checked_first_and_not_named() -> None:

@@ -123,6 +123,13 @@ def test_own_code_against_the_gpu(
     assert says(group_in_own_code(range(1), **suspect), behind(range(1, 8), **others)) == expected
 
 
+def test_rank_behind_its_gpu_is_checked_first_beside_one_that_may_wait_for_it() -> None:
+    reduces = group(range(3, 9), REDUCE, "all_reduce", "ranks")
+    waits_for_lock = group(range(1), OWN, "lock", "lock")
+    assert says(waits_for_lock, reduces) == ([], [0], Confidence.MEDIUM)
+    assert says(waits_for_lock, behind(range(2, 3)), reduces) == ([0, 2], [], Confidence.NONE)
+
+
 @pytest.mark.parametrize(("is_awaited", "expected"), [(False, []), (True, [3])])
 def test_rank_for_which_nobody_waits_is_not_checked_first(is_awaited: bool, expected: list[int]) -> None:
     """Ranks 0 to 2 wait in a ring of groups, and rank 3 for them. None of the groups of the ring was used before."""
@@ -717,6 +724,7 @@ MEASURED = {
     ),
     "a lock with an unknown holder": unnamed_group("lock", member(waits=Waits(file_lock=FileLock("/data/a.lock")))),
     "a peer outside the job": unnamed_group("network", member(waits=Waits(awaited=Awaited("10.0.0.7 port 8000")))),
+    "a sleep": unnamed_group("lock", Member(id=RankId(rank=0), stack=StackFacts(sleep=Sleep(1e9, 60.0, "")))),
     "a peer that is gone": unnamed_group("network", member(waits=Waits(awaited=Awaited("10.0.0.7 port 8000", "lost")))),
     "a store that rank 0 serves": at_store("serving", "connected", "connected"),
     "a store on another node": at_store("connected", "connected"),

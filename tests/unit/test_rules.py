@@ -169,7 +169,7 @@ def says(*parts: Ranks, world_size: int | None = None, ranks_here: int | None = 
         ((Ranks(1, "thread"), Ranks(4, "ranks"), Ranks(4, "gpu")), ("OutsideCollective", 1, MEDIUM)),
         ((Ranks(1, "lock"), Ranks(3, "ranks"), Ranks(4, "gpu")), ("OutsideCollective", 1, LOW)),
         # Another rank is outside, too; the rank at the lock may wait for it. Two or more such ranks are usually victims.
-        ((Ranks(1, "lock"), Ranks(6, "ranks"), Ranks(1, "gpu")), ("OutsideCollective", 1, LOW)),
+        ((Ranks(1, "lock"), Ranks(6, "ranks"), Ranks(1, "gpu")), ("CannotTell", 0, NONE)),
         ((Ranks(1, "lock"), Ranks(6, "ranks"), Ranks(2, "gpu")), ("OutsideCollective", 1, MEDIUM)),
         ((Ranks(1, "unknown"), Ranks(3, "ranks")), ("OutsideCollective", 1, LOW)),
         ((Ranks(1, "unknown"), Ranks(2, "ranks")), ("CannotTell", 0, NONE)),

@@ -67,8 +67,12 @@ def _find_hint(group: Group) -> str | None:
     awaited = {member.waits.awaited for member in group.members}
     if len(awaited) == 1 and (outside := awaited.pop()):
         return f"Check {outside.says}" + (": does it respond?" if outside.may_answer else ".")
-    known = activity.find_activity(group.activity)
-    return (known.meets_at_store and _describe_store(group.members)) or known.look_at
+    sleeps = [member.stack.sleep for member in group.members]
+    if all(sleeps):
+        until = max(sleep.until_unix_seconds for sleep in sleeps if sleep)
+        return f"Look again after {words.utc(until, '%H:%M:%S UTC')}: their sleep ends then."
+    row = activity.find_activity(group.activity)
+    return (row.meets_at_store and _describe_store(group.members)) or row.look_at
 
 
 def _describe_store(members: Sequence[Member]) -> str | None:

@@ -52,7 +52,6 @@ def run(seconds: float, command: list[str]) -> int:
     try:
         hook = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,

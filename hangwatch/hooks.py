@@ -21,6 +21,7 @@ from hangwatch.config import ConfigError
 from hangwatch.config import Hooks as Settings
 from hangwatch.hook_process import CANNOT_RUN, SIGNALLED, TIMED_OUT
 from hangwatch.model import CRASHED, Incident, JobState
+from hangwatch.report.event import render_event
 from hangwatch.schedule.owner_limits import FairQueue, RateLimit
 
 MOST_WAITING_OF_OWNER = 8
@@ -173,18 +174,21 @@ def _plain(text: str) -> str:
 
 
 def run(call: HookCall, deadline_seconds: float) -> HookResult:
-    """Run a hook until it ends or is killed at its deadline. Processes that cannot be killed are abandoned."""
+    """Run a hook until it ends or is killed at its deadline. Its input is the event of the incident.
+
+    Processes that cannot be killed are abandoned.
+    """
     began = time.monotonic()
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", str(_CHILD), str(deadline_seconds), *call.command],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=call.environ,
         cwd="/",
     )
     try:
-        output, _ = child.communicate(timeout=deadline_seconds + _GRACE_SECONDS)
+        output, _ = child.communicate(render_event(call.incident).encode(), deadline_seconds + _GRACE_SECONDS)
         code = child.returncode
     except subprocess.TimeoutExpired:
         child.kill()

@@ -15,6 +15,7 @@ from hangwatch.fleet.sighting import GroupedDump
 from hangwatch.formats.incident_file import Incidents
 from hangwatch.model import Incident
 from hangwatch.report.as_json import Answer, Dump, NodesDump
+from hangwatch.report.event import HangEvent
 from hangwatch.state.status import Status
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -24,6 +25,7 @@ FORMS: dict[str, type] = {
     "check_nodes": NodesCheck,
     "slow_nodes": SlowNodes,
     "dump": Dump,
+    "event": HangEvent,
     "feedback_statistics": FeedbackStatistics,
     "grouped": GroupedDump,
     "incident": Incident,

@@ -12,6 +12,7 @@ from hangwatch import words
 from hangwatch.model import Feedback, Group, Grouping, Incident, RankDump, Value, Verdict
 from hangwatch.report import phrases, power_chart, text
 from hangwatch.report.dump_text import dump_files, rank_lines, shown_round
+from hangwatch.report.event import render_event
 from hangwatch.report.stack_tree import merge_tree
 from hangwatch.stacks.user_code import split_groups_by_line
 from hangwatch.verdict import environment_diff as variables
@@ -59,7 +60,8 @@ def render(incident: Incident, feedback: Feedback | None = None) -> str:
 
 def render_files(incident: Incident) -> dict[str, str]:
     """Return the text of each file of an incident's folder except incident.json, by its path, for `store.save`."""
-    return {"report.txt": text.render(incident), "report.html": render(incident), **dump_files(incident)}
+    pages = {"report.txt": text.render(incident), "report.html": render(incident), "event.json": render_event(incident)}
+    return pages | dump_files(incident)
 
 
 def render_grouping(grouping: Grouping, verdict: Verdict) -> str:

@@ -25,6 +25,7 @@ JSON = "application/json"
 FILES = {
     "report.html": "text/html; charset=utf-8",
     "report.txt": "text/plain; charset=utf-8",
+    "event.json": JSON,
     INCIDENT_FILE: JSON,
 }
 GROUPED = "grouped.json"

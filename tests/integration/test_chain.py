@@ -48,7 +48,7 @@ def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_pat
         assert [value for _, value in daemon.samples("hangwatch_job_page", job_id=job.run_id)] == [1.0]
 
         folder = daemon.state / "incidents" / info["incident"]
-        whole = {"incident.json", "order", "owner", "report.txt", "report.html", "dumps"}
+        whole = {"incident.json", "event.json", "order", "owner", "report.txt", "report.html", "dumps"}
         wait_for(lambda: {path.name for path in folder.iterdir()} == whole, "the incident folder, without its marker")
         incident = incident_file.load(folder)
         assert [who.rank for who in incident.verdict.named] == [2]

@@ -382,7 +382,7 @@ def test_a_name_that_two_jobs_share_is_refused_and_their_keys_are_told(tmp_path:
         (folder,) = (tmp_path / "out/incidents").iterdir()
         assert quiet.stderr == f"report: {folder}\n"
         left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-        dumps = sorted(left - {"incident.json", "order", "owner", "report.txt", "report.html"})
+        dumps = sorted(left - {"incident.json", "event.json", "order", "owner", "report.txt", "report.html"})
         rounds = [re.fullmatch(r"dumps/\d{8}T\d{6}Z-round(\d)/rank0\.txt", dump) for dump in dumps]
         assert [found and found[1] for found in rounds] == ["1", "2"], "its code is known to no rule"
 

@@ -131,7 +131,7 @@ def test_correct_password_gives_access_to_list_and_files(kept: Store, pki: Path)
         listed = json.loads(body)
         assert status == 200
         assert [one["folder"] for one in listed["incidents"]] == [newest, oldest]
-        for name in ("incident.json", "report.txt", "report.html"):
+        for name in ("incident.json", "event.json", "report.txt", "report.html"):
             status, body = get(port, f"/incidents/{oldest}/{name}", **basic())
             assert (status, body) == (200, (kept.incidents / oldest / name).read_bytes())
         status, body = get(port, f"/incidents/{newest}/grouped.json", **basic())

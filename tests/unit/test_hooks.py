@@ -6,7 +6,9 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -15,7 +17,9 @@ from hangwatch.config import ConfigError
 from hangwatch.formats.incident_file import StoreError
 from hangwatch.hook_process import MOST_OUTPUT_BYTES
 from hangwatch.hooks import HookResult, Hooks, due_hook
-from hangwatch.model import CRASHED, Incident, JobState, ProcessId, Rank, RankId
+from hangwatch.model import CRASHED, Incident, JobState, ProcessId, Rank, RankId, RecommendedAction
+from hangwatch.model.recommended_action import ActionKind
+from hangwatch.report.event import HangEvent
 from hangwatch.schedule.owner_limits import RateLimit
 from hangwatch.store import Store
 from tests import samples
@@ -257,7 +261,7 @@ def test_hook_at_its_deadline_is_killed_with_its_children(script: Script) -> Non
 
 def test_killed_daemon_leaves_no_hook_running(script: Script, tmp_path: Path) -> None:
     program = script(f"sleep 1000 & echo $! $$ > {tmp_path}/written; mv {tmp_path}/written {tmp_path}/pids; wait")
-    runs = "import sys; from pathlib import Path; from hangwatch import hooks; hooks.run(hooks.HookCall('on_hung', (sys.argv[1],), {}, None, None), 600)"
+    runs = "import sys; from hangwatch import hooks; from tests import samples; hooks.run(hooks.HookCall('on_hung', (sys.argv[1],), {}, samples.mismatch(), None), 600)"
     daemon = subprocess.Popen([sys.executable, "-c", runs, program])
     try:
         wait_for((tmp_path / "pids").exists, "the hook")
@@ -266,6 +270,18 @@ def test_killed_daemon_leaves_no_hook_running(script: Script, tmp_path: Path) ->
         daemon.wait()
     for pid in map(int, (tmp_path / "pids").read_text().split()):
         wait_for(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"{pid} to be gone")
+
+
+@pytest.mark.parametrize("action", get_args(ActionKind))
+def test_input_of_a_hook_is_the_event_of_its_incident(action: ActionKind, script: Script) -> None:
+    found = incident()
+    moves = RecommendedAction(action, exclude_nodes=("gpu-07",) if action == "restart_elsewhere" else ())
+    found = replace(found, verdict=replace(found.verdict, action=moves))
+    call = due_hook(config.Hooks(on_hung=(script("cat"),)), found, JobState.HUNG, None)
+    assert call is not None
+    event = msgspec.json.decode(hooks.run(call, 60.0).output or b"", type=HangEvent)
+    assert (event.restart == "elsewhere", event.blame == "node") == (bool(event.exclude_nodes),) * 2
+    assert event.schema_version == 1 and event.evidence and event.job.job_key == found.job.job_key
 
 
 def test_long_output_of_a_hook_keeps_only_its_beginning(script: Script) -> None:

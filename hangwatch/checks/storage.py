@@ -5,14 +5,16 @@ collective. The check covers the mounts of this node and those in the mount name
 reads them, so a dead mount cannot block hangwatch.
 """
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
-from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
+from hangwatch.checks.framework.contract import Check, Metric, critical, ok, unknown, warning, worst
 from hangwatch.config import describe
 from hangwatch.model import CheckStatus, CheckVerdict, Fault, Point, Value
 from hangwatch.probes.node import filesystems, pci
@@ -194,6 +196,42 @@ def _judge_fault(name: str, answer: Answer, fault: Fault, settings: Settings) ->
     if answer.seen_by is not None:
         remedy = f"check the server; the container of pid {answer.seen_by}, and so its job, must be restarted"
     return critical("StorageBroken", f"{name}: {fault.detail}", remedy)
+
+
+def judge_file(path: str, node: Node, settings: Settings) -> CheckVerdict:
+    """Judge one file by request: its mount, then its kind. The file is not touched if its mount does not respond."""
+    mount, root = filesystems.find_mount(path, node.proc_root)
+    if mount is None:
+        return unknown(
+            "MountsUnread", f"{words.printable(path)}: the mounts of this process cannot be read", "try sudo"
+        )
+    space = node.filesystems.read_space([root + mount.path], settings.deadline_seconds)[root + mount.path]
+    if isinstance(space, Fault) and space.reason == "NoAnswer":
+        return _judge_fault(str(mount), _answer(mount, space), space, settings)
+    kind = node.filesystems.read_kind(path, settings.deadline_seconds)
+    shown = words.printable(path)
+    if isinstance(kind, Fault):
+        text = f"{shown}: {kind.detail.removeprefix(f'{path}: ')}; it is on {_describe_mount(mount, settings)}"
+        if kind.reason == "PermissionDenied":
+            return unknown(kind.reason, text, "try sudo")
+        return critical("FileHung" if kind.reason == "NoAnswer" else kind.reason, text, REMEDY_HUNG)
+    seen = filesystems.mounts(node.proc_root, Path(root).parent.name or "self")
+    mounted = [each for each in seen if each.device == kind.device] if isinstance(seen, tuple) else []
+    text = (
+        f"{shown} is a {kind.words} on {_describe_mount(mount if mount in mounted else (*mounted, mount)[0], settings)}"
+    )
+    if kind.words == "FIFO":
+        return warning(
+            "FileIsFifo", text, f"it needs a process that opens its other end: fuser -v {shlex.quote(shown)}"
+        )
+    return ok("FileAnswers", text)
+
+
+def _describe_mount(mount: filesystems.Mount, settings: Settings) -> str:
+    is_network = filesystems.is_network(mount, settings.also_types)
+    source = words.printable(mount.source)
+    where = f"{mount.type} of {source}" if is_network else f"{source}, {mount.type}, local"
+    return f"{where}, mounted at {words.printable(mount.path)}"
 
 
 def table(sample: Sample) -> contract.Rows:

@@ -3,13 +3,15 @@
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
 from hangwatch import config, words
 from hangwatch.capture.job_scan import JobScan
+from hangwatch.checks import storage
 from hangwatch.checks.framework import node_facts, registry, requested_ports, result_table, runner
 from hangwatch.checks.framework.contract import Settings as CheckSettings
 from hangwatch.checks.framework.node_facts import Facts
@@ -38,6 +40,7 @@ LEAST_FACTS_SECONDS = 0.2
 @click.option(
     "--to", "places", multiple=True, metavar="HOST:PORT", help="With `check network`: test this TCP port. Repeatable."
 )
+@click.option("--path", metavar="FILE", help="With `check storage`: judge this file and its mount.")
 @nodes_options
 def check(
     *,
@@ -47,6 +50,7 @@ def check(
     verbose: bool,
     fail_on: result_table.FailOn | None,
     places: tuple[str, ...],
+    path: str | None,
     **reaching: Any,
 ) -> int:
     """Check that this node is fit to train.
@@ -56,12 +60,15 @@ def check(
     `hangwatch check network --to HOST:PORT` tests TCP ports instead. With --nodes each node tests them, and --to :PORT
     means this port on every node.
 
+    `hangwatch check storage --path FILE` tells what a file is and if its mount responds, without opening the file.
+
     --nodes and --jobid run the checks on many nodes at the same time. Nodes with the same result share a line.
     Differences between the nodes (versions, firmware, limits, clocks) are findings, too. See docs/many-nodes.md.
 
     Exit code: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN, as Nagios and Slurm's HealthCheckProgram expect.
     """
     names, ports = _ports(names, places)
+    _refuse_path(path, names, reaching)
     if (reach := parse_reach(reaching)) is not None:
         if config_path:
             raise click.UsageError("--config cannot be used with --nodes or --jobid: each node uses its own file")
@@ -76,6 +83,8 @@ def check(
         if any(not port.host for port in ports):
             raise click.UsageError("--to :PORT needs --nodes: it means this port on every node")
         results, facts = [requested_ports.try_ports(ports, Clock())], Facts()
+    elif path is not None:
+        results, facts = [_judge_file(str(Path(path).absolute()), check_settings["storage"])], Facts()
     else:
         results, facts = _run(names, settings, check_settings, with_facts=as_json)
     if as_json:
@@ -120,6 +129,22 @@ def _ports(names: tuple[str, ...], places: tuple[str, ...]) -> tuple[tuple[str, 
             )
         ports.append(port)
     return names, ports
+
+
+def _refuse_path(path: str | None, names: tuple[str, ...], reaching: Mapping[str, object]) -> None:
+    if path is not None and (names != ("storage",) or any(reaching.values())):
+        raise click.UsageError("--path needs the check storage on this node: hangwatch check storage --path FILE")
+
+
+def _judge_file(path: str, settings: CheckSettings) -> CheckResult:
+    began_unix_seconds, began = time.time(), time.monotonic()
+    return CheckResult(
+        check="storage",
+        verdict=storage.judge_file(path, Node(), cast("storage.Settings", settings)),
+        success=True,
+        duration_seconds=time.monotonic() - began,
+        ran_unix_seconds=began_unix_seconds,
+    )
 
 
 def _run(

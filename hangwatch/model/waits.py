@@ -104,9 +104,11 @@ class KernelCall(Value, frozen=True):
     """The system call that a main thread was in during the last `rounds` rounds of a capture, and still after it.
 
     `name` is the kernel's name of the call, `says` the name with a preposition for sentences. `descriptors` is the
-    number of its descriptors, `behind` the targets of the first few. `path` is the path argument as the program passed
-    it. `child_pid`, `child_comm` and `child_state` are set if the call awaits a child, `file_lock` if it awaits a file
-    lock. `thread` is the name of the thread in the call, if the main thread waits for that thread.
+    number of its descriptors, `behind` the targets of the first few. `path` is the path argument, absolute; of a
+    process in another mount namespace than the node, it begins with /proc/PID/root. `child_pid`, `child_comm` and
+    `child_state` are set if the call awaits a child, `file_lock` if it awaits a file lock. `thread` is the
+    name of the thread in the call, if the main thread waits for that thread. `wchan` is the kernel function in which it
+    sleeps, "" if unknown.
     """
 
     name: str
@@ -120,6 +122,7 @@ class KernelCall(Value, frozen=True):
     child_state: str = ""
     file_lock: FileLock | None = None
     thread: str = ""
+    wchan: str = ""
 
     @property
     def has_object(self) -> bool:

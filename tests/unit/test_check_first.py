@@ -334,7 +334,7 @@ OPEN = KernelCall(name="openat", says="openat() on", rounds=2, path="data/shard-
 LOCK = FileLock(path="/data/x.lock", holder_pid=44, holder_comm="rsync")
 PIPE = CallTarget(kind="pipe", what="pipe:[7]", other_pid=55, other_comm="tokenizer")
 PEER = CallTarget(kind="connection", what="10.0.0.7 port 443")
-STORAGE = "look at data/shard-3: does its storage respond (`hangwatch check storage`)? A FIFO needs a writer"
+STORAGE = "ask what blocks it: `hangwatch check storage --path data/shard-3` on a"
 
 
 def call(**given: object) -> KernelCall:
@@ -358,6 +358,11 @@ CASES: dict[str, tuple[dict[str, object], str, str]] = {
         'open("data/shard-3") in pid 161, data-loader worker of rank 3 (a)',
         STORAGE,
     ),
+    "a FIFO of its worker": (
+        {"kernel": KernelFacts(worker_call=WorkerCall(pid=161, call=replace(OPEN, wchan="wait_for_partner")))},
+        'open("data/shard-3") in pid 161, worker process of rank 3 (a)',
+        "look at data/shard-3: it is a FIFO, and no process has opened its other end",
+    ),
     "a FIFO": (
         {"kernel": KernelFacts(call=OPEN, wchan="wait_for_partner")},
         'open("data/shard-3") in rank 3 (a, pid 160)',
@@ -366,7 +371,7 @@ CASES: dict[str, tuple[dict[str, object], str, str]] = {
     "a file that is no FIFO": (
         {"kernel": KernelFacts(call=OPEN, wchan="rpc_wait_bit_killable")},
         'open("data/shard-3") in rank 3 (a, pid 160)',
-        STORAGE.removesuffix(" A FIFO needs a writer"),
+        STORAGE,
     ),
     "a file": ({"kernel": KernelFacts(call=OPEN)}, 'open("data/shard-3") in rank 3 (a, pid 160)', STORAGE),
     "a lock": (

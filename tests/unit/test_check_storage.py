@@ -179,6 +179,37 @@ def test_what_is_not_asked(tree: NodeTree) -> None:
     assert (str(tree.root / "run"), "tmpfs") in values(also, "storage_answers")
 
 
+def test_a_file_by_request_is_judged_with_its_mount(tree: NodeTree) -> None:
+    """Look at real files below mounts that only the tree's mount table has, also in the namespace of a rank."""
+    mounted(tree, ("data", "nfs4"), view="7")
+    (tree.root / "proc/7/root").symlink_to(tree.root)
+    (tree.root / "data/shard-3").write_text("x")
+    os.mkfifo(tree.root / "data/fifo")
+    by_rank = f"{tree.proc}/7/root/data"
+
+    def judged(path: str) -> str:
+        found = storage.judge_file(path, tree.node(), Settings())
+        return f"{found.status.name} {found.reason} {found.message.replace(str(tree.root), '')}"
+
+    on = "nfs4 of server:/x, mounted at /data"
+    assert judged(f"{by_rank}/shard-3") == f"OK FileAnswers /proc/7/root/data/shard-3 is a regular file on {on}"
+    assert judged(f"{by_rank}/fifo") == f"WARNING FileIsFifo /proc/7/root/data/fifo is a FIFO on {on}"
+    gone = f"CRITICAL Missing /proc/7/root/data/gone: No such file or directory; it is on {on}"
+    assert judged(f"{by_rank}/gone") == gone
+    local = f"{tree.root}/data"
+    assert judged(local) == "OK FileAnswers /data is a folder on /dev/sda1, ext4, local, mounted at /"
+    assert judged(f"{tree.proc}/8/root/data").startswith("UNKNOWN MountsUnread")
+
+
+def test_a_file_on_a_silent_mount_is_not_touched(tree: NodeTree) -> None:
+    (tree.root / "dead").mkdir()
+    with dead_mount(tree.root / "dead"):
+        tree.write(
+            "proc/self/mountinfo", MOUNTINFO.format(number=60, path=tree.root / "dead", type="nfs4", source="s:/")
+        )
+        assert storage.judge_file(f"{tree.root}/dead/shard", tree.node(), Settings()).reason == "StorageHung"
+
+
 def test_messages_and_the_table_give_sizes_in_words() -> None:
     full = Answer(mount="/d", type="nfs", space=space(size=200 << 30, available=1 << 30))
     hung = Answer(mount="/h", type="nfs", fault=Fault(subject="/h", reason="NoAnswer", detail=""))

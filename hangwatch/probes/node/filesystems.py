@@ -13,11 +13,13 @@ import itertools
 import marshal
 import os
 import re
+import stat
 import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from hangwatch import words
 from hangwatch.model import Fault, Value
@@ -38,6 +40,13 @@ NETWORK_TYPES = frozenset(
 # FUSE types of this node's desktop or container runtime: not storage.
 _LOCAL_FUSE = frozenset({"fuse.lxcfs", "fuse.gvfsd-fuse", "fuse.portal", "fuse.snapfuse", "fuse.fuse-overlayfs"})
 _SECTOR_BYTES = 512  # unit of /sys/dev/block, independent of the device
+_KINDS = {
+    stat.S_IFREG: "regular file",
+    stat.S_IFDIR: "folder",
+    stat.S_IFLNK: "symbolic link",
+    stat.S_IFIFO: "FIFO",
+    stat.S_IFSOCK: "socket",
+}
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
@@ -64,6 +73,25 @@ class Space(Value, frozen=True):
     available_bytes: int
     seconds: float
     read_only: bool = False
+
+
+class FileKind(NamedTuple):
+    """The kind of a file in words, and the device of its file system, as in `Mount`."""
+
+    words: str
+    device: str
+
+
+def find_mount(path: str, proc_root: Path) -> tuple[Mount | None, str]:
+    """Return the mount of an absolute path by its names alone, and the path below which that mount is reachable.
+
+    `/proc/PID/root/...` is a path in the mount namespace of this process. None if its mounts cannot be read.
+    """
+    parts = Path(path).relative_to(proc_root).parts if Path(path).is_relative_to(proc_root) else ()
+    view, root = (parts[0], f"{proc_root}/{parts[0]}/root") if parts[1:2] == ("root",) else ("self", "")
+    inner, seen = Path(path.removeprefix(root) or "/"), mounts(proc_root, view)
+    above = [mount for mount in seen if inner.is_relative_to(mount.path)] if isinstance(seen, tuple) else []
+    return max(reversed(above), key=lambda mount: len(mount.path), default=None), root
 
 
 def mounts(proc_root: Path, pid: int | str = "self") -> tuple[Mount, ...] | Fault | None:
@@ -171,6 +199,13 @@ class FilesystemReader:
         """Return size and free space of the file system of each path; a Fault if it did not respond by the deadline."""
         answers = self._ask([("space", path) for path in paths], deadline_seconds)
         return {path: _space(path, answers["space", path]) for path in paths}
+
+    def read_kind(self, path: str, deadline_seconds: float) -> FileKind | Fault:
+        """Return the kind of a file by lstat(2); a Fault if its file system did not respond by the deadline."""
+        answer = self._ask([("file", path)], deadline_seconds)["file", path]
+        if isinstance(answer, dict) and "mode" in answer:
+            return FileKind(_KINDS.get(stat.S_IFMT(answer["mode"]), "special file"), answer["device"])
+        return _fault(path, answer)
 
     def list_names(self, folders: Sequence[str], deadline_seconds: float) -> dict[str, tuple[str, ...] | Fault]:
         """Return the names in each folder, at most 20,000; a Fault if it did not respond by the deadline."""

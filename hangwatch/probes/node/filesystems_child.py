@@ -22,6 +22,9 @@ def answer(kind: str, path: str) -> dict[str, object]:
             return {"devices": mapped_devices(path)}
         if kind == "names":
             return {"names": os.listdir(path)[:NAMES_LIMIT]}  # noqa: PTH208 - started often: no pathlib here
+        if kind == "file":
+            status = os.lstat(path)
+            return {"mode": status.st_mode, "device": f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"}
         space = os.statvfs(path)
     except OSError as error:
         return {"errno": error.errno}

@@ -63,13 +63,22 @@ def read(
             for number in call.descriptors[:_MOST_SHOWN]
             if (call_target := _behind(pid, number, search, proc_root)) is not None
         ),
-        path=words.elided(main_thread.read_path(pid, proc_root, thread) or "", _MOST_CHARACTERS),
+        path=words.elided(_path(pid, proc_root, thread), _MOST_CHARACTERS),
         child_pid=child,
         child_comm=_comm(child, proc_root) if child is not None else "",
         child_state=_state(child, proc_root),
         file_lock=file_locks.find_awaited_lock(pid, call.descriptors[0], proc_root) if is_lock else None,
         thread="" if awaited is None else awaited.name or f"thread {thread}",
+        wchan=main_thread.read_state(pid, thread or pid, proc_root)[1] or "",
     )
+
+
+def _path(pid: int, proc_root: Path, thread: int | None) -> str:
+    """Return the path argument of the call as a shell on the node can reach it; "" if the call has none."""
+    path = main_thread.read_path(pid, proc_root, thread) or ""
+    spaces = [pseudo_files.read_link(f"{proc_root}/{each}/ns/mnt") for each in (pid, 1, "self")]
+    is_elsewhere = spaces[0] and spaces[0] != (spaces[1] or spaces[2])
+    return f"{proc_root}/{pid}/root{path}" if is_elsewhere and path.startswith("/") else path
 
 
 class Strangers:

@@ -58,9 +58,7 @@ def check(
     Runs all checks, or the named ones, in parallel, within 10 seconds.
 
     `hangwatch check network --to HOST:PORT` tests TCP ports instead. With --nodes each node tests them, and --to :PORT
-    means this port on every node.
-
-    `hangwatch check storage --path FILE` tells what a file is and if its mount responds, without opening the file.
+    means this port on every node. `hangwatch check storage --path FILE` tells what a file is and if its mount responds.
 
     --nodes and --jobid run the checks on many nodes at the same time. Nodes with the same result share a line.
     Differences between the nodes (versions, firmware, limits, clocks) are findings, too. See docs/many-nodes.md.

@@ -14,7 +14,7 @@ import time
 from hangwatch.collectives.arrival import Enqueued, Window, add_reading, judge, list_collectives
 from hangwatch.model import ProcessId
 from hangwatch.model.flight_records import RankRecords
-from hangwatch.probes.process import procfs
+from hangwatch.probes.base import procfs
 from hangwatch.probes.torch_recorder import Recorders
 
 RANK = """

@@ -24,7 +24,8 @@ from benchmarks.checks_cost import cpu_seconds, real_job  # noqa: E402
 from hangwatch.capture.diagnosis import diagnose_job  # noqa: E402
 from hangwatch.capture.request import CaptureRequest  # noqa: E402
 from hangwatch.config import Settings  # noqa: E402
-from hangwatch.probes.process import main_thread, procfs  # noqa: E402
+from hangwatch.probes.base import procfs  # noqa: E402
+from hangwatch.probes.process import main_thread  # noqa: E402
 from hangwatch.probes.process.pyspy import DumpMode  # noqa: E402
 from hangwatch.stacks import activity  # noqa: E402
 

@@ -31,7 +31,8 @@ from hangwatch.collectives import rank_records  # noqa: E402
 from hangwatch.model import ProcessId  # noqa: E402
 from hangwatch.model.flight_records import RankRecords  # noqa: E402
 from hangwatch.probes import torch_recorder  # noqa: E402
-from hangwatch.probes.process import memory_image, procfs  # noqa: E402
+from hangwatch.probes.base import procfs  # noqa: E402
+from hangwatch.probes.process import memory_image  # noqa: E402
 from hangwatch.probes.torch_recorder import layouts, libraries, search, symbols  # noqa: E402
 
 MOST_SECONDS = 180.0

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import settings
 
 from hangwatch.model import ProcessId
-from hangwatch.probes.process import procfs
+from hangwatch.probes.base import procfs
 from tests.node_tree import NodeTree
 
 pytest_plugins = ["tests.cpu_budget", "tests.fake_driver"]

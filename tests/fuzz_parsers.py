@@ -33,10 +33,11 @@ from hangwatch.explain.logs import rank_log
 from hangwatch.fleet import incident_fetch, sighting
 from hangwatch.formats import incident_file, process_title, pyspy_json, safe_pickle, work_lines
 from hangwatch.formats.pyspy_json import DumpError
+from hangwatch.probes.base import filesystems, procfs
 from hangwatch.probes.gpu.messages import Answer, CallAnnouncement, DriverFailure, Hello, SweepMessage
 from hangwatch.probes.network import infiniband, interfaces, ports
-from hangwatch.probes.node import chrony, filesystems, kmsg, memory_pressure
-from hangwatch.probes.process import live_environ, proc_pid, procfs
+from hangwatch.probes.node import chrony, kmsg, memory_pressure
+from hangwatch.probes.process import live_environ, proc_pid
 from hangwatch.probes.torch_recorder import libraries
 from hangwatch.tables import kernel_lines, xids
 from tests.unit.test_flight_dump import dumped, entry

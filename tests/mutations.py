@@ -84,7 +84,7 @@ TESTS = {
     "capture/rank_dumps.py": CAPTURE_TESTS,
     "capture/rounds.py": CAPTURE_TESTS,
     "probes/process/pyspy.py": ("unit/test_pyspy_faults.py", "integration/test_pyspy.py"),
-    "probes/child.py": (
+    "probes/base/child.py": (
         "unit/test_child.py",
         "unit/test_child.py",
         "unit/test_pyspy_faults.py",

@@ -8,7 +8,7 @@ from typing import Any
 
 from hangwatch.checks.framework import registry, runner
 from hangwatch.model import CheckResult, Job, ProcessId, Rank, Worker
-from hangwatch.probes.node.filesystems import FilesystemReader
+from hangwatch.probes.base.filesystems import FilesystemReader
 from hangwatch.probes.node.kmsg import KernelLog
 from hangwatch.probes.node.machine import Clock, Node
 from hangwatch.probes.torch_recorder import Recorders

@@ -36,7 +36,7 @@ from msgspec import Meta
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, critical, ok
 from hangwatch.model import CheckVerdict, Point
-from hangwatch.probes import pseudo_files as pseudofiles
+from hangwatch.probes.base import pseudo_files as pseudofiles
 from hangwatch.probes.node.machine import Node
 
 LEFT = Metric(name="tea_left_bytes", help="tea that is left")

@@ -32,10 +32,10 @@ from hangwatch.model import (
     Waits,
     is_loopback,
 )
+from hangwatch.probes.base import filesystems, procfs, system_calls
 from hangwatch.probes.network import interfaces, sockets
 from hangwatch.probes.network.sockets import Connection
-from hangwatch.probes.node import filesystems
-from hangwatch.probes.process import blocked_call, main_thread, procfs, shared_locks, system_calls
+from hangwatch.probes.process import blocked_call, main_thread, shared_locks
 
 _DEADLINE_SECONDS = 2.0  # for reading connections in one round
 _MOST_CHILDREN = 64

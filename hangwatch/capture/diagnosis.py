@@ -24,8 +24,9 @@ from hangwatch.model import (
     RankId,
     WorkerCall,
 )
+from hangwatch.probes.base import procfs
 from hangwatch.probes.node import host, kmsg
-from hangwatch.probes.process import blocked_call, credentials, locked_memory, process_details, procfs, rank_output
+from hangwatch.probes.process import blocked_call, credentials, locked_memory, process_details, rank_output
 from hangwatch.probes.process import environment as environments
 from hangwatch.stacks.activity import Table
 from hangwatch.verdict import environment_diff

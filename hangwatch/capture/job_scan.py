@@ -16,9 +16,9 @@ from hangwatch.capture.store_clients import StoreAddresses, StoreClients
 from hangwatch.capture.wrappers import Wrappers
 from hangwatch.jobs import discovery, membership, owners, user_limits
 from hangwatch.model import FoundJobs, GpuSweep, NotMonitored, Process, ProcessId
+from hangwatch.probes.base import owner_turns, procfs
 from hangwatch.probes.network import sockets
-from hangwatch.probes.owner_turns import order_by_turns
-from hangwatch.probes.process import crash_artifacts, procfs
+from hangwatch.probes.process import crash_artifacts
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.probes.process.user_names import UserNames
 
@@ -105,7 +105,7 @@ class JobScan:
         new = [process for process in processes if process.id in ports and process.id not in endpoints]
         tables = sockets.PortTables(self._proc_root)
         new.sort(key=lambda process: self._asked.get(process.id, 0))
-        in_turn = order_by_turns((owners.owner_of(process).share, process.id) for process in new)
+        in_turn = owner_turns.order_by_turns((owners.owner_of(process).share, process.id) for process in new)
         for _, process in in_turn[:ENDPOINTS_PER_SCAN]:
             self._asked[process] = self._scans
             endpoint = sockets.store_endpoint(process.pid, ports[process], self._proc_root, tables)

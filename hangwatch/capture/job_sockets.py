@@ -14,9 +14,10 @@ from pathlib import Path
 
 from hangwatch.jobs import process_role
 from hangwatch.model import ENDED_STATES, Job, ProcessId, SystemCall
+from hangwatch.probes.base import procfs
 from hangwatch.probes.network import sockets
 from hangwatch.probes.network.sockets import Connection, Connections, End, UnixSocket
-from hangwatch.probes.process import blocked_call, main_thread, proc_pid, procfs
+from hangwatch.probes.process import blocked_call, main_thread
 
 _DEADLINE_SECONDS = 2.0  # for reading connections in one round
 _MOST_NAMESPACES = 8
@@ -74,7 +75,7 @@ class JobSockets:
         self.holding, self.thread_calls = cache(self._find_holding), cache(self._read_thread_calls)
         self._holders = blocked_call.JobHolders(self._every, self.holding, self._strangers)
         for pid in (*self.dumped, *self.launchers):
-            space = proc_pid.namespace(self.proc_root, pid, "net")
+            space = procfs.namespace(self.proc_root, pid, "net")
             is_new = space is not None and space not in self._spaces and len(self._spaces) < _MOST_NAMESPACES
             if is_new and time.monotonic() < end:
                 self._spaces[space] = sockets.read(pid, self.proc_root)
@@ -102,7 +103,7 @@ class JobSockets:
     def read_process(self, pid: int) -> bool:
         """Read the connections of a process. Return True if they and its network namespace are known."""
         if pid not in self.sockets:
-            table = self._spaces.get(proc_pid.namespace(self.proc_root, pid, "net"))
+            table = self._spaces.get(procfs.namespace(self.proc_root, pid, "net"))
             held = sockets.sockets_of_process(pid, self.proc_root) if table is not None else None
             if table is None or held is None:
                 return False

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from hangwatch import words
 from hangwatch.model import BLOCKED_STATES, Job, KernelLine, ProcessId
-from hangwatch.probes.node import filesystems, pci
+from hangwatch.probes.base import filesystems, procfs
+from hangwatch.probes.node import pci
 from hangwatch.probes.node.kmsg import LoggedLine
-from hangwatch.probes.process import proc_pid, procfs
 from hangwatch.tables import kernel_lines, xids
 
 LINES_OF_A_RANK = 8
@@ -76,7 +76,7 @@ class _RankFinder:
                 if rank and began - SLACK_SECONDS <= line.boot_seconds <= ended + SLACK_SECONDS:
                     yield rank
             case "task":
-                ranks = self._job.ranks if proc_pid.sees_all_pids(self._root) else ()
+                ranks = self._job.ranks if procfs.sees_all_pids(self._root) else ()
                 yield from (rank.id.pid for rank in ranks if _is_blocked(rank.id.pid, number, self._root))
             case "gpu":
                 uuid = self._uuids.get(xids.shorten_address(line.subject))
@@ -91,7 +91,7 @@ class _RankFinder:
     def _processes(self) -> dict[int, tuple[int, float, float]]:
         """The pid of the rank of each process by its pid, and its begin and end on CLOCK_MONOTONIC."""
         found: dict[int, tuple[int, float, float]] = {}
-        if not proc_pid.sees_all_pids(self._root):
+        if not procfs.sees_all_pids(self._root):
             return found
         job, now = self._job, self._now
         by_place = {(rank.rank, rank.local_rank): rank.id.pid for rank in job.ranks}
@@ -114,7 +114,7 @@ class _RankFinder:
         by_namespace: dict[str | None, tuple[filesystems.Mount, ...]] = {}
         mounts = []
         for pid in (rank.id.pid for rank in self._job.ranks):
-            namespace = proc_pid.namespace(self._root, pid, "mnt")
+            namespace = procfs.namespace(self._root, pid, "mnt")
             if namespace not in by_namespace:
                 read = filesystems.mounts(self._root, pid)
                 by_namespace[namespace] = read if isinstance(read, tuple) else ()

@@ -31,7 +31,7 @@ from hangwatch.model import (
 )
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes import torch_recorder
-from hangwatch.probes.node import filesystems
+from hangwatch.probes.base import filesystems, procfs
 from hangwatch.probes.process import (
     blocked_call,
     call_timeout,
@@ -41,7 +41,6 @@ from hangwatch.probes.process import (
     file_locks,
     main_thread,
     native_stack,
-    procfs,
     pyspy,
     pystack,
 )

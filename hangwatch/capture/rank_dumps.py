@@ -27,7 +27,7 @@ from hangwatch.model import (
     Worker,
     WorkerDump,
 )
-from hangwatch.probes.node import filesystems
+from hangwatch.probes.base import filesystems
 from hangwatch.probes.process import pyspy
 from hangwatch.stacks.link_traffic import gpu_use, link_rates
 

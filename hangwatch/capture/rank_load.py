@@ -6,7 +6,8 @@ from pathlib import Path
 
 from hangwatch.collectives.rank_differences import RankLoad
 from hangwatch.model import GpuSweep, Rank
-from hangwatch.probes.process import cpu_quota, main_thread, procfs
+from hangwatch.probes.base import procfs
+from hangwatch.probes.process import cpu_quota, main_thread
 
 MOST_WORKERS = 64
 

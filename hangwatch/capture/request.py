@@ -9,7 +9,7 @@ from msgspec import field
 from hangwatch import config
 from hangwatch.capture import stack_limits
 from hangwatch.model import Fault, GpuLevels, GpuSweep, RankDump, TrafficSweep, Value
-from hangwatch.probes.process import procfs
+from hangwatch.probes.base import procfs
 from hangwatch.probes.process.pyspy import DumpMode
 from hangwatch.stacks.activity import Table
 

@@ -26,9 +26,9 @@ from hangwatch.model import (
     RankDump,
     Waiting,
 )
+from hangwatch.probes.base import filesystems, procfs
 from hangwatch.probes.network import sockets
-from hangwatch.probes.node.filesystems import Mount
-from hangwatch.probes.process import procfs, pyspy
+from hangwatch.probes.process import pyspy
 from hangwatch.probes.process.process_scan import ProcessScan
 
 _PEERS_LISTED = 8
@@ -123,7 +123,7 @@ class _Rounds:
         if needs_second is not None and self._wanted == 1 and needs_second(self.rank_dumps({})):
             self._wanted = 2
 
-    def rank_dumps(self, silent: Mapping[int, Mount]) -> list[RankDump]:
+    def rank_dumps(self, silent: Mapping[int, filesystems.Mount]) -> list[RankDump]:
         """Return the dumps of the ranks so far. `silent` has the file systems that do not respond, by pid."""
         carried, levels = self._links.gpu_traffic(), self._request.gpus.levels
         readings = (rank_dumps.measure_gpus(rank, self._sweeps, levels, carried) for rank in self.ranks)

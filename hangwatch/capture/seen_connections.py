@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from hangwatch.jobs import process_role
 from hangwatch.model import Job, ProcessId
+from hangwatch.probes.base import procfs
 from hangwatch.probes.network import sockets
 from hangwatch.probes.network.sockets import Connection, Connections
-from hangwatch.probes.process import proc_pid
 
 _MOST_NAMESPACES = 64
 
@@ -53,7 +53,7 @@ class SeenConnections:
 
     def _open(self, pid: int, tables: dict[str, Connections]) -> list[Connection]:
         """Return the open connections of a process; empty if they cannot be read."""
-        space = proc_pid.namespace(self._root, pid, "net")
+        space = procfs.namespace(self._root, pid, "net")
         if space is None or (space not in tables and len(tables) >= _MOST_NAMESPACES):
             return []
         if space not in tables:

@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from hangwatch.jobs import process_role
 from hangwatch.jobs.owners import Owner, owner_of
 from hangwatch.model import Process, ProcessId
+from hangwatch.probes.base import procfs
+from hangwatch.probes.base.owner_turns import order_by_turns
 from hangwatch.probes.network import sockets
 from hangwatch.probes.network.sockets import ESTABLISHED, Connection, Connections, End
-from hangwatch.probes.owner_turns import order_by_turns
-from hangwatch.probes.process import proc_pid
 from hangwatch.tables.launchers import RANKS, TABLE
 
 MOST_NAMESPACES = 64
@@ -58,7 +58,7 @@ class StoreClients:
         held: dict[str, list[tuple[Process, Connection]]] = {}
         for process in candidates:
             pid = process.id.pid
-            space = proc_pid.namespace(self._root, pid, "net")
+            space = procfs.namespace(self._root, pid, "net")
             if space is None or time.monotonic() > end or (space not in tables and len(tables) >= MOST_NAMESPACES):
                 continue
             if space not in tables:

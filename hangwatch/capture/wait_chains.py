@@ -25,10 +25,10 @@ from hangwatch.model import (
     Thread,
     WaitEnd,
 )
-from hangwatch.probes import pseudo_files
+from hangwatch.probes.base import procfs, pseudo_files
 from hangwatch.probes.network import sockets
 from hangwatch.probes.network.sockets import Connection
-from hangwatch.probes.process import file_locks, procfs
+from hangwatch.probes.process import file_locks
 
 _MOST_STEPS = 4
 _MOST_PROCESSES = 64  # of one step

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from hangwatch.jobs import nested_slots
 from hangwatch.model import Process
-from hangwatch.probes.process import blocked_call, main_thread, procfs
+from hangwatch.probes.base import procfs
+from hangwatch.probes.process import blocked_call, main_thread
 from hangwatch.probes.process.live_environ import LiveEnvironments
 
 MOST_PAIRS = 256

@@ -10,8 +10,9 @@ from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, JobName, Point, Value
+from hangwatch.probes.base import procfs
 from hangwatch.probes.node.machine import Node
-from hangwatch.probes.process import dump_obstacles, dump_permissions, procfs, pyspy, pystack
+from hangwatch.probes.process import dump_obstacles, dump_permissions, pyspy, pystack
 
 DUMPABLE = Metric("dump_permitted", "1 if hangwatch may take the stack of the rank", labels=contract.RANK)
 MOST_JOBS = 4  # in one message

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, Rows, critical, ok, unknown, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point
+from hangwatch.probes.base import procfs
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import Details, GpuFabric
 from hangwatch.probes.node import pci
 from hangwatch.probes.node.machine import Node
-from hangwatch.probes.process import procfs
 
 COMPLETED = Metric(
     "gpu_fabric_completed", "1 if the fabric manager has registered the GPU without error", labels=contract.GPU

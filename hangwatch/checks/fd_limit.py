@@ -14,9 +14,9 @@ from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
 from hangwatch.config import describe
 from hangwatch.model import CheckVerdict, Fault, JobName, Point, Value
-from hangwatch.probes import pseudo_files
+from hangwatch.probes.base import procfs, pseudo_files
 from hangwatch.probes.node.machine import Node
-from hangwatch.probes.process import proc_pid, procfs
+from hangwatch.probes.process import proc_pid
 
 NODE_OPEN = Metric("fd_open_files", "files open on the node (fs.file-nr)")
 NODE_MAX = Metric("fd_max_files", "maximum of open files on the node (fs.file-max)")

@@ -12,10 +12,10 @@ from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import GPU, Check, Metric, Rows, gpu_labels, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, GpuName, Point
+from hangwatch.probes.base import procfs
 from hangwatch.probes.gpu import gpu_holders, query
 from hangwatch.probes.gpu.details import Details, GpuOccupancy
 from hangwatch.probes.node.machine import Node
-from hangwatch.probes.process import proc_pid
 
 IDLE = Metric("gpu_held_without_process", "1 while the GPU is allocated and has no process", labels=GPU)
 LEFT = Metric("gpu_memory_without_process_bytes", "memory in use while the GPU has no process", labels=GPU)
@@ -54,7 +54,7 @@ def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
     details = query.details(node, Details[GpuOccupancy])
     if not isinstance(details, Details):
         return details
-    if not proc_pid.sees_all_pids(node.proc_root):
+    if not procfs.sees_all_pids(node.proc_root):
         detail = "hangwatch is not in the pid namespace of the node, so it cannot identify the processes of GPUs"
         return Fault(subject="pid namespace", reason="OtherPidNamespace", detail=detail, remedy=NAMESPACE_REMEDY)
     allocated = gpu_holders.Holders()

@@ -20,6 +20,7 @@ from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, counter_growth, critical, ok, warning, worst
 from hangwatch.config import describe
 from hangwatch.model import CheckVerdict, Fault, Job, JobName, Point, Value, is_loopback
+from hangwatch.probes.base import procfs
 from hangwatch.probes.network import interfaces as network
 from hangwatch.probes.network import sockets
 from hangwatch.probes.network.interfaces import Interface
@@ -156,7 +157,7 @@ def _job(
     environ = proc_pid.variables(node.proc_root, pid, VARIABLES)
     if not isinstance(environ, dict):
         return environ
-    namespaces = {proc_pid.namespace(node.proc_root, view, "net") for view in (pid, "self")}
+    namespaces = {procfs.namespace(node.proc_root, view, "net") for view in (pid, "self")}
     is_same_namespace = len(namespaces) == 1
     net_root = node.proc_root / str(pid) / "net"
     interfaces = node_interfaces if is_same_namespace else network.interfaces(net_root, None)

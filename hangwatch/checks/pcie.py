@@ -7,7 +7,7 @@ from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import GPU, Check, Metric, Rows, gpu_labels, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, Point, Value
-from hangwatch.probes import pseudo_files
+from hangwatch.probes.base import pseudo_files
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import Details, GpuBus
 from hangwatch.probes.node import pci

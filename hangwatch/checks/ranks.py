@@ -21,8 +21,9 @@ from hangwatch.model import (
     Rank,
     Value,
 )
+from hangwatch.probes.base import procfs
 from hangwatch.probes.node.machine import Node
-from hangwatch.probes.process import proc_pid, procfs
+from hangwatch.probes.process import proc_pid
 
 EXPECTED = Metric("ranks_expected", "ranks that the job should have on this node", labels=JOB)
 ALIVE = Metric("ranks_alive", "ranks that are alive", labels=JOB)

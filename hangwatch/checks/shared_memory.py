@@ -11,9 +11,8 @@ from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, critical, join_first, ok, warning, worst
 from hangwatch.config import Ratio, describe
 from hangwatch.model import CheckVerdict, Fault, JobName, Point, Value
-from hangwatch.probes.node import filesystems
+from hangwatch.probes.base import filesystems, procfs
 from hangwatch.probes.node.machine import Node
-from hangwatch.probes.process import proc_pid
 
 LABELS = ("scope", *contract.JOB)
 SIZE = Metric("shared_memory_size_bytes", "size of /dev/shm", labels=LABELS)
@@ -65,12 +64,12 @@ def observe(node: Node, _: Settings) -> Sample | Fault | None:
     The node's /dev/shm is that of process 1. A hangwatch in a container has a /dev/shm of its own, which is
     measured only if that of process 1 cannot be read.
     """
-    measured_namespaces = {proc_pid.namespace(node.proc_root, view, "mnt") for view in ("1", "self")} | {None}
+    measured_namespaces = {procfs.namespace(node.proc_root, view, "mnt") for view in ("1", "self")} | {None}
     of_init, of_ours = f"{node.proc_root}/1/root/dev/shm", str(node.dev_root / "shm")
     paths: dict[str, JobName | None] = {of_init: None, of_ours: None}
     for job in node.jobs:
         pid = job.ranks[0].id.pid if job.ranks else None
-        if pid is not None and proc_pid.namespace(node.proc_root, pid, "mnt") not in measured_namespaces:
+        if pid is not None and procfs.namespace(node.proc_root, pid, "mnt") not in measured_namespaces:
             paths[f"{node.proc_root}/{pid}/root/dev/shm"] = job.name
     answers = node.filesystems.read_space(list(paths), DEADLINE_SECONDS)
     answers.pop(of_ours if isinstance(answers[of_init], filesystems.Space) else of_init)

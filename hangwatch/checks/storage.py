@@ -17,10 +17,10 @@ from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, critical, ok, unknown, warning, worst
 from hangwatch.config import describe
 from hangwatch.model import CheckStatus, CheckVerdict, Fault, Point, Value
-from hangwatch.probes.node import filesystems, pci
-from hangwatch.probes.node.filesystems import NOT_STARTED
+from hangwatch.probes.base import filesystems, procfs
+from hangwatch.probes.base.filesystems import NOT_STARTED
+from hangwatch.probes.node import pci
 from hangwatch.probes.node.machine import Node
-from hangwatch.probes.process import proc_pid
 
 MOUNT_LABELS = ("mount", "type")
 ANSWERS = Metric("storage_answers", "1 while the file system responds in time", labels=MOUNT_LABELS)
@@ -120,7 +120,7 @@ def _paths(node: Node, settings: Settings) -> dict[str, tuple[filesystems.Mount,
     mounts: dict[str, tuple[filesystems.Mount, int | None]] = {}
     for seen_by in views:
         view = "self" if seen_by is None else str(seen_by)
-        namespace = proc_pid.namespace(node.proc_root, view, "mnt")
+        namespace = procfs.namespace(node.proc_root, view, "mnt")
         if namespace is not None and namespace in namespaces:
             continue
         namespaces.add(namespace)

@@ -332,7 +332,7 @@ def _is_gone(folder: Path) -> bool:
 
     False if /proc hides the processes of other users (`hidepid`).
     """
-    from hangwatch.probes.process import procfs
+    from hangwatch.probes.base import procfs
 
     try:
         ids = incident_file.load(folder).job.processes

@@ -8,7 +8,7 @@ from pathlib import Path
 from hangwatch import words
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.model import Job, find_jobs
-from hangwatch.probes.process.procfs import TICKS_PER_SECOND
+from hangwatch.probes.base.procfs import TICKS_PER_SECOND
 
 _SHORTEST_PREFIX = 4
 _BY_PROCESS = re.compile(r"pid([0-9]{1,7})-([0-9]{1,20})(?:-[0-9]+)?", re.ASCII)

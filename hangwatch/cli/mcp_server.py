@@ -22,7 +22,7 @@ from hangwatch.cli.options import config_option
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.formats import decoding
 from hangwatch.model import Fault, ProcessId
-from hangwatch.probes.child import Printed, Runner
+from hangwatch.probes.base.child import Printed, Runner
 
 MOST_BYTES = 256 << 10  # of an answer
 MOST_PRINTED_BYTES = 64 << 20  # of a command, with the fields that are left out

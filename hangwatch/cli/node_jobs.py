@@ -12,8 +12,8 @@ from hangwatch.jobs import discovery, likely_ranks
 from hangwatch.model import Fault, GpuSweep, Job, Rank, RankId
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes import torch_recorder
+from hangwatch.probes.base import procfs
 from hangwatch.probes.node import host
-from hangwatch.probes.process import procfs
 from hangwatch.tables.launchers import TABLE
 
 GPU_SECONDS = 3.0

@@ -17,7 +17,8 @@ from hangwatch import config
 from hangwatch.errors import TemporaryError
 from hangwatch.formats import decoding, incident_file
 from hangwatch.model import Incident, SilenceAnswer
-from hangwatch.probes.process import dump_permissions, procfs
+from hangwatch.probes.base import procfs
+from hangwatch.probes.process import dump_permissions
 from hangwatch.state.status import Status
 from hangwatch.web.protocol import AGAIN_SECONDS, MOST_ROUNDS, peer_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from hangwatch.model import KernelLine, RankId
-from hangwatch.probes import child
+from hangwatch.probes.base import child
 from hangwatch.probes.process import crash_artifacts
 from hangwatch.tables import kernel_lines
 

@@ -10,8 +10,9 @@ from hangwatch.capture import kernel_log
 from hangwatch.crash.artifacts import FAULTS, TEXT_CHARACTERS, CrashArtifacts, Exit
 from hangwatch.crash.first_death import find_causes
 from hangwatch.model import EndedProcess, Job, KernelLine, RankId
+from hangwatch.probes.base import procfs
 from hangwatch.probes.node import kmsg
-from hangwatch.probes.process import crash_artifacts, procfs
+from hangwatch.probes.process import crash_artifacts
 from hangwatch.tables import secret_forms
 
 _FRAMES_SHOWN = 8

@@ -12,7 +12,7 @@ from hangwatch.collectives.rank_differences import RankLoad, find_differences
 from hangwatch.daemon.context import DaemonContext
 from hangwatch.daemon.rank_counters import RankCounters
 from hangwatch.model import Job, ProcessId
-from hangwatch.probes.owner_turns import OwnerTurns
+from hangwatch.probes.base.owner_turns import OwnerTurns
 from hangwatch.state import steps
 
 MOST_RANKS = 256  # of one job on this node

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Concatenate, NamedTuple, ParamSpec
 
 from hangwatch.config import Settings
-from hangwatch.probes.gpu.source import GpuSource
+from hangwatch.probes.base.gpu_source import GpuSource
 from hangwatch.schedule.scheduler import Schedule
 from hangwatch.stacks.activity import Table
 from hangwatch.state.board import Board, Snapshot

@@ -15,7 +15,7 @@ from hangwatch.daemon.context import DaemonContext
 from hangwatch.formats.incident_file import StoreError
 from hangwatch.hooks import HookResult, Hooks
 from hangwatch.model import ENDED_STATES, Incident, JobState, ProcessId
-from hangwatch.probes.process import procfs
+from hangwatch.probes.base import procfs
 from hangwatch.report.html import render_files
 from hangwatch.state import steps
 from hangwatch.state.arrival_status import build_arrival_status

@@ -8,7 +8,7 @@ from hangwatch.config import Settings
 from hangwatch.model import Fault, ProcessId
 from hangwatch.model.flight_records import ProgressCounter, RankRecords
 from hangwatch.probes import torch_recorder
-from hangwatch.probes.process import procfs
+from hangwatch.probes.base import procfs
 from hangwatch.probes.torch_recorder.progress_counters import ProgressCounters
 from hangwatch.state.board import Board
 

@@ -27,10 +27,11 @@ from hangwatch.daemon.rank_counters import RankCounters
 from hangwatch.detector import TakeCapture, Transition
 from hangwatch.detector.on_power import SAMPLE_GAP_SECONDS
 from hangwatch.model import OPEN_STATES, Fault, NotMonitored
-from hangwatch.probes.gpu.source import GpuSource
+from hangwatch.probes.base import procfs
+from hangwatch.probes.base.gpu_source import GpuSource
 from hangwatch.probes.node import host
 from hangwatch.probes.node.sdnotify import Notifier
-from hangwatch.probes.process import procfs, pyspy
+from hangwatch.probes.process import pyspy
 from hangwatch.schedule.scheduler import Schedule
 from hangwatch.stacks import activity
 from hangwatch.state import status, steps

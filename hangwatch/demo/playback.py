@@ -15,7 +15,7 @@ from hangwatch.demo.simulated_gpus import SimulatedGpus
 from hangwatch.demo.simulated_node import NodeError, SimulatedNode, wait_until
 from hangwatch.formats.incident_file import StoreError
 from hangwatch.model import JobState, TimelineEntry, Value, Verdict
-from hangwatch.probes.gpu.source import GpuSource
+from hangwatch.probes.base.gpu_source import GpuSource
 from hangwatch.state.board import JobEntry
 
 START_DEADLINE_SECONDS = 30.0

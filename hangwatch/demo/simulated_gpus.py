@@ -11,7 +11,7 @@ from typing import NamedTuple
 from hangwatch.demo.phases import Phase, PhaseAge
 from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.model import Fault, GpuSample, GpuSweep, SamplerStatus
-from hangwatch.probes.gpu.source import NO_DETAILS, DetailsT
+from hangwatch.probes.base.gpu_source import NO_DETAILS, DetailsT
 
 LIMIT_WATTS = 700.0
 DRAINED_SECONDS = 1.0  # NVML averages power over a second, and queued kernels continue for a moment

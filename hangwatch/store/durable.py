@@ -17,7 +17,7 @@ from typing import BinaryIO, TypeAlias
 
 from hangwatch.formats.incident_file import StoreError, write_remedy
 from hangwatch.model import ProcessId
-from hangwatch.probes.process import procfs
+from hangwatch.probes.base import procfs
 
 _TEMPORARY = ".tmp-"
 _WRITER = re.compile(r"\.tmp-(?P<pid>[0-9]{1,10})\.(?P<ticks>[0-9]{1,20})-")

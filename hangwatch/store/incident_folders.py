@@ -34,7 +34,7 @@ from hangwatch import config, words
 from hangwatch.formats import bounded_read, incident_file
 from hangwatch.formats.incident_file import INCIDENT_FILE, MARKER_FILE, StoreError, Summary, read_bytes
 from hangwatch.model import CRASHED, OPEN_STATES, Feedback, Incident, PastHang
-from hangwatch.probes.owner_turns import order_by_turns
+from hangwatch.probes.base.owner_turns import order_by_turns
 from hangwatch.store import access_lists, durable, retention
 from hangwatch.store.durable import explain_errors
 from hangwatch.store.retention import Stored

@@ -51,7 +51,7 @@ def test_only_sigcont_is_sent_to_processes_that_are_not_children() -> None:
                 sent.add((str(path.relative_to(ROOT / "hangwatch")), *map(ast.unparse, call.args)))
     children = {
         ("selftest/launch.py", "process.pid", "signal.SIGKILL"),
-        ("probes/child.py", "self.pid", "signal.SIGKILL"),
+        ("probes/base/child.py", "self.pid", "signal.SIGKILL"),
         ("hook_process.py", "int(pid)", "signal.SIGKILL"),
     }
     itself = {("cli/top.py", "os.getpid()", "signal.SIGSTOP")}

@@ -49,7 +49,7 @@ class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class Row(Proof, frozen=True, kw_only=True):
     """A fault. `noticed` is the time until hangwatch notices it, and how.
 
-    The cells name settings and limits of the code: "{config:Gpu.sample_seconds + probes.child:KILL_SECONDS} s".
+    The cells name settings and limits of the code: "{config:Gpu.sample_seconds + probes.base.child:KILL_SECONDS} s".
     """
 
     group: str

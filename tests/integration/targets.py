@@ -19,7 +19,8 @@ from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.capture.request import CaptureRequest
 from hangwatch.capture.rounds import capture
 from hangwatch.model import Grouping, Job, ProcessId, Rank
-from hangwatch.probes.process import main_thread, procfs, system_calls
+from hangwatch.probes.base import procfs, system_calls
+from hangwatch.probes.process import main_thread
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict.diagnosis import Diagnosis

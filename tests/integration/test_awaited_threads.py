@@ -13,7 +13,8 @@ import pytest
 from hangwatch import config
 from hangwatch.capture.request import GpuSources
 from hangwatch.model import GpuLevels, GpuSample, GpuSweep, Job, Signature, SystemCall
-from hangwatch.probes.process import blocked_call, main_thread, procfs
+from hangwatch.probes.base import procfs
+from hangwatch.probes.process import blocked_call, main_thread
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
 from tests.conftest import wait_for

@@ -16,8 +16,9 @@ from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.model import CallTarget, KernelCall, MainThread, ProcessDump, Worker
+from hangwatch.probes.base import procfs
 from hangwatch.probes.network import sockets
-from hangwatch.probes.process import blocked_call, main_thread, procfs
+from hangwatch.probes.process import blocked_call, main_thread
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.verdict.wording.next_steps import next_step

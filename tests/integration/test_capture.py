@@ -27,7 +27,8 @@ from hangwatch.capture.rounds import capture, job_of_pids
 from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.jobs import discovery
 from hangwatch.model import Capture, Fault, Job, ProcessDump, ProcessId, Rank, RankDump, Signature, Worker
-from hangwatch.probes.process import main_thread, procfs, pyspy
+from hangwatch.probes.base import procfs
+from hangwatch.probes.process import main_thread, pyspy
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.stacks import activity
 from hangwatch.verdict import second_round

@@ -22,8 +22,9 @@ from hangwatch import crash
 from hangwatch.capture.job_scan import JobScan
 from hangwatch.crash import collection
 from hangwatch.model import ENDED_STATES, EndedProcess, Job, Process, ProcessId, Rank, Verdict
+from hangwatch.probes.base import procfs
 from hangwatch.probes.node import kmsg
-from hangwatch.probes.process import crash_artifacts, crash_artifacts_child, procfs
+from hangwatch.probes.process import crash_artifacts, crash_artifacts_child
 from hangwatch.state import steps
 from hangwatch.state.board import Snapshot
 from tests.commands import finished, spawn

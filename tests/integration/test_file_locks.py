@@ -16,7 +16,8 @@ from msgspec import structs
 from hangwatch import config
 from hangwatch.capture.rounds import job_of_pids
 from hangwatch.model import FileLock, Group
-from hangwatch.probes.process import procfs, shared_locks
+from hangwatch.probes.base import procfs
+from hangwatch.probes.process import shared_locks
 from hangwatch.stacks import activity
 from hangwatch.verdict.wording import clauses
 from tests.commands import first_line, spawn

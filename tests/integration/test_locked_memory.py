@@ -10,7 +10,8 @@ import pytest
 
 from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.model import Fault, Process
-from hangwatch.probes.process import locked_memory, proc_pid, procfs
+from hangwatch.probes.base import procfs
+from hangwatch.probes.process import locked_memory, proc_pid
 from hangwatch.probes.process.process_scan import ProcessScan
 from tests.conftest import identity, wait_for
 from tests.fake_driver import FakeDriver

@@ -27,8 +27,8 @@ from hangwatch.cli.dump import dump
 from hangwatch.jobs import discovery
 from hangwatch.jobs.collective_timeout import read_timeouts
 from hangwatch.model import Grouping, Job, Verdict
+from hangwatch.probes.base import procfs
 from hangwatch.probes.network import sockets
-from hangwatch.probes.process import procfs
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from hangwatch.model import Process
-from hangwatch.probes.process import procfs
+from hangwatch.probes.base import procfs
 from hangwatch.probes.process.process_scan import ProcessScan
 from tests.conftest import wait_for
 from tests.integration import targets

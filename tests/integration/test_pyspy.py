@@ -19,8 +19,9 @@ from hangwatch.capture.request import CaptureRequest, NodePaths
 from hangwatch.capture.rounds import capture, job_of_pids
 from hangwatch.formats.pyspy_json import parse_json
 from hangwatch.model import ProcessId
-from hangwatch.probes.child import MOST_ABANDONED_OF_SHARE, AbandonedChildren, Child
-from hangwatch.probes.process import procfs, pyspy
+from hangwatch.probes.base import procfs
+from hangwatch.probes.base.child import MOST_ABANDONED_OF_SHARE, AbandonedChildren, Child
+from hangwatch.probes.process import pyspy
 from tests.conftest import wait_for
 from tests.fake_pyspy import fake_pyspy
 from tests.integration import targets
@@ -161,7 +162,8 @@ def test_without_permission_the_missing_capability_is_named(tmp_path: Path) -> N
 
 _LOOK = """
 import msgspec, sys
-from hangwatch.probes.process import procfs as procs, pyspy
+from hangwatch.probes.base import procfs as procs
+from hangwatch.probes.process import pyspy
 pid = int(sys.argv[1])
 sys.stdout.buffer.write(msgspec.json.encode((pyspy.dump(pid, deadline_seconds=60), procs.read_counters(pid))))
 """

@@ -13,7 +13,8 @@ import pytest
 
 from hangwatch import config
 from hangwatch.model import JobState, OutputEnd, ProcessId
-from hangwatch.probes.process import procfs, rank_output
+from hangwatch.probes.base import procfs
+from hangwatch.probes.process import rank_output
 from hangwatch.report import html, text
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis

@@ -18,7 +18,7 @@ import pytest
 from msgspec.structs import replace
 
 from hangwatch.model import Incident
-from hangwatch.probes.process import procfs
+from hangwatch.probes.base import procfs
 from hangwatch.store import Store
 from tests import samples
 from tests.commands import HANGWATCH, Finished, finished

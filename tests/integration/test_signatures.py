@@ -21,9 +21,9 @@ from hangwatch import config
 from hangwatch.capture.request import CaptureRequest, GpuSources
 from hangwatch.capture.rounds import capture, job_of_pids
 from hangwatch.model import GpuSample, GpuSweep, Job, Member, Motion, Rank, Signature, Store, Worker
+from hangwatch.probes.base import procfs
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.sampler import NvmlSampler
-from hangwatch.probes.process import procfs
 from hangwatch.stacks import activity
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks

@@ -17,7 +17,8 @@ from hangwatch import config, detector
 from hangwatch.detector import job_watch
 from hangwatch.detector.watch_parts import JobIdentity, Silence, Suspicion
 from hangwatch.model import Job, JobName, JobState
-from hangwatch.probes.process import procfs, pyspy
+from hangwatch.probes.base import procfs
+from hangwatch.probes.process import pyspy
 from hangwatch.stacks import activity
 from hangwatch.state.steps import count_motion
 from hangwatch.verdict.diagnosis import Diagnosis

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from hangwatch.probes.base import procfs
 from hangwatch.probes.network import sockets
-from hangwatch.probes.process import main_thread, procfs
+from hangwatch.probes.process import main_thread
 from tests.commands import finished
 from tests.conftest import wait_for
 from tests.integration import targets

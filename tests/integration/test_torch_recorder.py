@@ -22,7 +22,7 @@ from hangwatch.formats.bounded_read import FileError
 from hangwatch.model import Fault, ProcessId
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes import torch_recorder
-from hangwatch.probes.process import procfs
+from hangwatch.probes.base import procfs
 from hangwatch.probes.torch_recorder import layouts, libraries, search, symbols, symbols_child
 from hangwatch.probes.torch_recorder.progress_counters import ProgressCounters
 from hangwatch.report import as_json

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from hangwatch.cli import user_socket_client
 from hangwatch.cli.user_socket_client import SocketError
-from hangwatch.probes.process import procfs
+from hangwatch.probes.base import procfs
 from hangwatch.store import Store
 from hangwatch.web.listener import Answer, Listener, Request, text
 from tests import samples

@@ -14,8 +14,9 @@ import pytest
 from hangwatch import config
 from hangwatch.capture.rounds import job_of_pids
 from hangwatch.model import FileLock, Group, Job, Member, Motion, Signature
+from hangwatch.probes.base import procfs
 from hangwatch.probes.network import sockets
-from hangwatch.probes.process import blocked_call, main_thread, procfs
+from hangwatch.probes.process import blocked_call, main_thread
 from hangwatch.stacks import activity
 from hangwatch.verdict.wording import clauses
 from tests.commands import first_line, spawn

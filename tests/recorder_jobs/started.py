@@ -21,7 +21,7 @@ from hangwatch.capture.rounds import job_of_pids
 from hangwatch.model import Job
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes import torch_recorder
-from hangwatch.probes.process import procfs
+from hangwatch.probes.base import procfs
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.verdict.sequence_rules import Answer, decide_by_records

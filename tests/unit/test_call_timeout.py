@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch.probes.process import call_timeout, system_calls
+from hangwatch.probes.base import system_calls
+from hangwatch.probes.process import call_timeout
 
 ADDRESS = 0x7F00_0000_1000
 REGISTER = st.integers(0, (1 << 64) - 1)

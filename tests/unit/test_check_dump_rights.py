@@ -10,8 +10,9 @@ import pytest
 
 from hangwatch.checks.dump_rights import RankRight, Sample, judge
 from hangwatch.checks.framework.contract import RankName, Settings
+from hangwatch.probes.base import procfs
 from hangwatch.probes.node.machine import Node
-from hangwatch.probes.process import dump_permissions, procfs, pyspy
+from hangwatch.probes.process import dump_permissions, pyspy
 from tests.commands import finished
 from tests.node_tree import NodeTree, expect, job, rank, real_rank, run, values
 

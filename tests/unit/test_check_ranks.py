@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from hangwatch.probes.base import procfs
 from hangwatch.probes.node.machine import Node
-from hangwatch.probes.process import procfs
 from tests.conftest import wait_for
 from tests.node_tree import Checked, NodeTree, expect, job, rank, real_rank, run, status_and_reason, values
 

@@ -7,7 +7,7 @@ import pytest
 
 from hangwatch.checks.shared_memory import Sample, Settings, Shm, judge
 from hangwatch.model import Fault, JobName
-from hangwatch.probes.node.filesystems import FilesystemReader
+from hangwatch.probes.base.filesystems import FilesystemReader
 from hangwatch.probes.node.machine import Node
 from tests.conftest import wait_for
 from tests.dead_mount import dead_mount, tmpfs

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from hangwatch.checks import storage
 from hangwatch.checks.storage import INCIDENTS, Answer, Sample, Settings, judge
 from hangwatch.model import Fault
-from hangwatch.probes.node import filesystems
-from hangwatch.probes.node.filesystems import FilesystemReader, Mount, Space
+from hangwatch.probes.base import filesystems
+from hangwatch.probes.base.filesystems import FilesystemReader, Mount, Space
 from tests import pci_tree
 from tests.conftest import wait_for
 from tests.dead_mount import dead_mount, tmpfs

@@ -11,8 +11,15 @@ from pathlib import Path
 import pytest
 
 from hangwatch.model import Fault, ProcessId
-from hangwatch.probes import child
-from hangwatch.probes.child import MOST_ABANDONED, MOST_ABANDONED_OF_SHARE, AbandonedChildren, Child, Printed, Runner
+from hangwatch.probes.base import child
+from hangwatch.probes.base.child import (
+    MOST_ABANDONED,
+    MOST_ABANDONED_OF_SHARE,
+    AbandonedChildren,
+    Child,
+    Printed,
+    Runner,
+)
 from tests.conftest import wait_for
 
 US = ProcessId(pid=os.getpid(), start_ticks=0)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hangwatch.checks import environment, network
 from hangwatch.jobs import collective_timeout
 from hangwatch.model import Difference, RankId
+from hangwatch.probes.base import procfs
 from hangwatch.probes.process import environment as environments
-from hangwatch.probes.process import procfs
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.tables import environment_names, launchers
 from hangwatch.verdict import environment_diff

@@ -16,7 +16,7 @@ from msgspec import structs, toml
 from hangwatch.capture.job_scan import JobScan
 from hangwatch.jobs import discovery, membership, owners, process_role, rank_gpus
 from hangwatch.model import GpuSample, Job, Process, ProcessId, Rank
-from hangwatch.probes.process import procfs
+from hangwatch.probes.base import procfs
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.tables import launchers as launcher_table
 from tests.commands import first_line, spawn

@@ -19,9 +19,9 @@ from msgspec import toml
 
 from hangwatch.capture.kernel_log import LINES_OF_A_RANK, find_lines
 from hangwatch.model import EndedProcess, Job, KernelLine, ProcessId, Rank
-from hangwatch.probes.node import filesystems, kmsg
+from hangwatch.probes.base import filesystems, procfs
+from hangwatch.probes.node import kmsg
 from hangwatch.probes.node.journal import JournalFormatter, NonBlockingHandler, is_journal
-from hangwatch.probes.process import procfs
 from hangwatch.tables import kernel_lines
 from tests.conftest import DATA, identity
 

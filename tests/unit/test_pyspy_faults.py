@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch.model import Fault
-from hangwatch.probes import child as children
+from hangwatch.probes.base import child as children
 from hangwatch.probes.process import pyspy
 from tests.conftest import wait_for
 from tests.fake_pyspy import fake_pyspy

@@ -7,7 +7,8 @@ import pytest
 
 from hangwatch.collectives.rank_differences import RankLoad, find_differences
 from hangwatch.model import ProcessId
-from hangwatch.probes.process import cpu_quota, procfs
+from hangwatch.probes.base import procfs
+from hangwatch.probes.process import cpu_quota
 
 RANKS = [ProcessId(pid=100 + rank, start_ticks=1) for rank in range(4)]
 WORKERS = (ProcessId(pid=200, start_ticks=1),)

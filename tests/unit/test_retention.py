@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hangwatch.probes.owner_turns import order_by_turns
+from hangwatch.probes.base.owner_turns import order_by_turns
 from hangwatch.store.retention import Stored, surplus
 
 BIG = 1 << 40

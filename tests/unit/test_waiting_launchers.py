@@ -37,8 +37,8 @@ from hangwatch.model import (
     SamplerStatus,
     Waiting,
 )
+from hangwatch.probes.base import procfs
 from hangwatch.probes.network import sockets
-from hangwatch.probes.process import procfs
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.state import steps
 from hangwatch.state.board import Snapshot

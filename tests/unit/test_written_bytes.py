@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.probes.node.filesystems import Mount, written_bytes
+from hangwatch.probes.base.filesystems import Mount, written_bytes
 
 # show_vfsstat in fs/proc_namespace.c, nfs_show_stats in fs/nfs/super.c. The sixth count is bytes sent to the server.
 MOUNTSTATS = """\

@@ -13,12 +13,11 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from hangwatch import __version__
 from hangwatch.checks import environment, fd_limit
 from hangwatch.model import Fault, Value
-from hangwatch.probes import background, pseudo_files
+from hangwatch.probes.base import background, procfs, pseudo_files
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import Details, GpuFirmware
 from hangwatch.probes.network import infiniband
 from hangwatch.probes.node.machine import Node
-from hangwatch.probes.process import procfs
 
 log = logging.getLogger(__name__)
 

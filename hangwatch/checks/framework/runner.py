@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from hangwatch.checks.framework.contract import ABSENT, AnyCheck, Settings, join_first, ok, unknown, worst
 from hangwatch.checks.framework.registry import select
 from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Fault
-from hangwatch.probes import background
+from hangwatch.probes.base import background
 from hangwatch.probes.node.machine import Node
 
 log = logging.getLogger(__name__)

@@ -45,15 +45,13 @@ def join(files: Iterable[DumpFile]) -> JoinedDumps:
     newest = _drop_old(newest, notes)
     sizes = {file.dump.world_size for of_rank in newest.values() for file in of_rank} - {None}
     return JoinedDumps(
-        by_rank={rank: _join_recorders(of_rank) for rank, of_rank in newest.items()},
+        by_rank={
+            rank: tuple(library for file in files for library in file.dump.recorders) for rank, files in newest.items()
+        },
         world_size=sizes.pop() if len(sizes) == 1 else None,
         evidence=tuple(_describe_last_enqueued(newest)),
         notes=tuple(notes),
     )
-
-
-def _join_recorders(files: Iterable[DumpFile]) -> tuple[RankRecords, ...]:
-    return tuple(recorder for file in files for recorder in file.dump.recorders)
 
 
 def _find_ranks(files: Sequence[DumpFile], notes: list[str]) -> dict[int, list[DumpFile]]:

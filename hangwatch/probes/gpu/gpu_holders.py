@@ -16,8 +16,8 @@ import msgspec
 from hangwatch import words
 from hangwatch.formats import decoding
 from hangwatch.model import Fault, ProcessId, Value
-from hangwatch.probes import pseudo_files
-from hangwatch.probes.process import proc_pid, procfs
+from hangwatch.probes.base import procfs, pseudo_files
+from hangwatch.probes.process import proc_pid
 from hangwatch.tables import cgroups
 from hangwatch.tables.launchers import TABLE
 

@@ -8,8 +8,8 @@ import msgspec
 
 from hangwatch import words
 from hangwatch.model import Fault, GpuSweep, TrafficSweep
+from hangwatch.probes.base.gpu_source import NO_DETAILS, NO_DRIVER, DetailsT, GpuSource
 from hangwatch.probes.gpu.details import Details
-from hangwatch.probes.gpu.source import NO_DETAILS, NO_DRIVER, DetailsT, GpuSource
 from hangwatch.probes.node.pci import nvidia_gpus
 
 if TYPE_CHECKING:

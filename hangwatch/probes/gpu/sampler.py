@@ -15,7 +15,8 @@ import msgspec
 
 from hangwatch.formats import decoding
 from hangwatch.model import Fault, GpuSweep, SamplerStatus
-from hangwatch.probes.child import Child, signal_name
+from hangwatch.probes.base.child import Child, signal_name
+from hangwatch.probes.base.gpu_source import INSTALL_DRIVER, NO_DRIVER, DetailsT, kind_name
 from hangwatch.probes.gpu import NO_LIBRARY_STATUS, blocked_gpus
 from hangwatch.probes.gpu.blocked_gpus import NO_ANSWER, BlockedGpus
 from hangwatch.probes.gpu.messages import (
@@ -30,7 +31,6 @@ from hangwatch.probes.gpu.messages import (
     Question,
     SweepMessage,
 )
-from hangwatch.probes.gpu.source import INSTALL_DRIVER, NO_DRIVER, DetailsT, kind_name
 
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 60.0

@@ -8,7 +8,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 
 from hangwatch.model import Fault, PortCounters, Value
-from hangwatch.probes import background, pseudo_files
+from hangwatch.probes.base import background, pseudo_files
 
 # Counters of link errors and lost packets.
 COUNTERS = (

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 from hangwatch.model import INTERFACES_OF_ONE_NODE, Fault, Value
-from hangwatch.probes import pseudo_files
+from hangwatch.probes.base import pseudo_files
 
 TABLE_LIMIT_BYTES = 32 << 20
 _COUNTER = re.compile(r"[0-9]{1,20}")

@@ -6,7 +6,7 @@ from concurrent.futures import wait
 from functools import partial
 
 from hangwatch.model import Fault, Value
-from hangwatch.probes import background
+from hangwatch.probes.base import background
 from hangwatch.probes.network import interfaces
 
 CONNECT_SECONDS = 3.0

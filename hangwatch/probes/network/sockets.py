@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hangwatch.model import PortUse
-from hangwatch.probes import background, pseudo_files
-from hangwatch.probes.process import proc_pid
+from hangwatch.probes.base import background, procfs, pseudo_files
 
 MOST_CONNECTIONS = 1 << 15  # of one namespace: any user may open 100,000
 MOST_DESCRIPTORS = 4096  # of one process
@@ -268,7 +267,7 @@ class PortTables:
 
     def read(self, port: int, pid: int) -> list[Connection]:
         """Return the connections with `port` at one end in the network namespace of process `pid`."""
-        key = (proc_pid.namespace(self._root, pid, "net") or f"unknown, of pid {pid}", port)
+        key = (procfs.namespace(self._root, pid, "net") or f"unknown, of pid {pid}", port)
         if key not in self._by_namespace:
             self._by_namespace[key] = list(list_connections(self._root / str(pid) / "net", port))
         return self._by_namespace[key]
@@ -290,10 +289,10 @@ def store_endpoint(pid: int, port: int, proc_root: Path, tables: PortTables | No
     end = next((ends[inode] for inode in inodes if inode in ends), None)
     if end is None:
         return None
-    user_namespaces = {proc_pid.namespace(proc_root, each, "user") for each in (pid, 1)}
+    user_namespaces = {procfs.namespace(proc_root, each, "user") for each in (pid, 1)}
     is_initial = len(user_namespaces) == 1 and None not in user_namespaces  # None: it may not be read
     is_unique = not ipaddress.ip_address(end[0]).is_loopback and is_initial
-    namespace = None if is_unique else proc_pid.namespace(proc_root, pid, "net")
+    namespace = None if is_unique else procfs.namespace(proc_root, pid, "net")
     return f"{format_end(end)}{f' in {namespace}' if namespace else ''}"
 
 

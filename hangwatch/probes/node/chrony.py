@@ -6,7 +6,7 @@ import os
 import shutil
 
 from hangwatch.model import Fault, ProcessId, Value
-from hangwatch.probes import child
+from hangwatch.probes.base import child
 
 DEADLINE_SECONDS = 3.0
 FIELDS = 14

@@ -6,10 +6,9 @@ import socket
 import time
 from pathlib import Path
 
-from hangwatch.probes import pseudo_files
+from hangwatch.probes.base import procfs, pseudo_files
 from hangwatch.probes.node import memory_pressure
 from hangwatch.probes.node.memory_pressure import Memory
-from hangwatch.probes.process import procfs
 
 _CPUS = Path("/sys/devices/system/cpu")
 _GIBIBYTE = 1 << 30

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from hangwatch.model import Job
 from hangwatch.probes import torch_recorder
-from hangwatch.probes.gpu.source import GpuSource
-from hangwatch.probes.node import filesystems, kmsg
+from hangwatch.probes.base import filesystems
+from hangwatch.probes.base.gpu_source import GpuSource
+from hangwatch.probes.node import kmsg
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from hangwatch.model import Fault, Value
-from hangwatch.probes import pseudo_files
+from hangwatch.probes.base import pseudo_files
 
 _ROW = re.compile(r"(some|full) avg10=[\d.]+ avg60=([\d.]+) avg300=[\d.]+ total=(\d+)")
 

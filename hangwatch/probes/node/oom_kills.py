@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from hangwatch.model import Fault, Value
-from hangwatch.probes import pseudo_files
+from hangwatch.probes.base import pseudo_files
 from hangwatch.tables import cgroups
 
 OWNERS_KEPT = 128

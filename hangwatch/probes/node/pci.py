@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hangwatch.model import Value
-from hangwatch.probes import pseudo_files
+from hangwatch.probes.base import pseudo_files
 from hangwatch.tables import xids
 
 NVIDIA = 0x10DE

@@ -20,10 +20,9 @@ from msgspec import structs
 
 from hangwatch import words
 from hangwatch.model import CallTarget, KernelCall, ProcessDump, SystemCall
-from hangwatch.probes import pseudo_files
+from hangwatch.probes.base import filesystems, procfs, pseudo_files, system_calls
 from hangwatch.probes.network import sockets
-from hangwatch.probes.node import filesystems
-from hangwatch.probes.process import file_locks, main_thread, procfs, system_calls
+from hangwatch.probes.process import file_locks, main_thread
 
 _MOST_CHARACTERS = 200
 _MOST_SHOWN = 4

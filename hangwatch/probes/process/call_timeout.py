@@ -13,7 +13,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hangwatch.model import SystemCall
-from hangwatch.probes.process import proc_pid, process_memory, system_calls
+from hangwatch.probes.base import procfs, system_calls
+from hangwatch.probes.process import process_memory
 
 MOST_SECONDS = 366 * 86400.0  # a longer wait counts as one without an end
 _PAIR = struct.Struct("=qq")
@@ -37,7 +38,7 @@ def add_end(pid: int, call: SystemCall | None, proc_root: Path, thread: int | No
     if row.timeout in _UNITS and address:
         raw = process_memory.SHARED.read(proc_root / str(pid) / "mem", address, _PAIR.size)
     clock = find_clock(call.name, arguments)
-    spaces = proc_pid.namespace(proc_root, pid, "time"), proc_pid.namespace(_OWN_PROC, "self", "time")
+    spaces = procfs.namespace(proc_root, pid, "time"), procfs.namespace(_OWN_PROC, "self", "time")
     if clock is None or (clock == _MONOTONIC and spaces[0] != spaces[1]):  # shifted, see time_namespaces(7)
         return call
     now = 0.0 if clock == _LENGTH else time.clock_gettime(clock)

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from hangwatch import words
-from hangwatch.probes import pseudo_files
+from hangwatch.probes.base import pseudo_files
 
 _ASLEEP = frozenset("SD")
 # State and wchan of a frozen process, see kernel/signal.c and kernel/freezer.c.

@@ -5,7 +5,7 @@ See Documentation/admin-guide/cgroup-v2.rst and Documentation/scheduler/sched-bw
 
 from pathlib import Path
 
-from hangwatch.probes import pseudo_files
+from hangwatch.probes.base import pseudo_files
 from hangwatch.probes.process.cgroup_freezer import folders_upwards
 
 SYS = Path("/sys")

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 
 from hangwatch import words
 from hangwatch.model import Fault, Process, ProcessId, Value
-from hangwatch.probes import child, pseudo_files
-from hangwatch.probes.process import proc_pid, procfs
+from hangwatch.probes.base import child, procfs, pseudo_files
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 MOST_ERROR_BYTES = 1 << 18
@@ -115,7 +114,7 @@ class RankSnapshots:
             error_file=process.environ.get(ERROR_FILE, ""),
             program=pseudo_files.read_link(folder / "exe"),
             folder=pseudo_files.read_link(folder / "cwd"),
-            mounts=proc_pid.namespace(self._proc_root, process.id.pid, "mnt"),
+            mounts=procfs.namespace(self._proc_root, process.id.pid, "mnt"),
             inner_pid=procfs.read_inner_pid(process.id.pid, self._proc_root),
             logs=self._logs(process),
         )
@@ -136,7 +135,7 @@ def find_root(mounts: str | None, living: Iterable[int], proc_root: Path = procf
     """
     places: tuple[int | str, ...] = ("self", 1, *living)
     for pid in places:
-        if mounts is not None and proc_pid.namespace(proc_root, pid, "mnt") == mounts:
+        if mounts is not None and procfs.namespace(proc_root, pid, "mnt") == mounts:
             return Path("/") if pid == "self" else proc_root / str(pid) / "root"
     return None
 

@@ -8,8 +8,7 @@ import os
 from pathlib import Path
 
 from hangwatch.model import ProcessId, Value
-from hangwatch.probes import pseudo_files
-from hangwatch.probes.process import procfs
+from hangwatch.probes.base import procfs, pseudo_files
 
 _MOST_BYTES = 1 << 20  # 65,536 groups, the limit of the kernel
 

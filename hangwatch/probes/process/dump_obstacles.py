@@ -9,7 +9,8 @@ from typing import NamedTuple
 from hangwatch.formats import python_files
 from hangwatch.formats.pyspy_json import USE_GDB
 from hangwatch.model import Fault
-from hangwatch.probes.process import proc_pid, procfs
+from hangwatch.probes.base import procfs
+from hangwatch.probes.process import proc_pid
 
 MOST_THREADS = 4096  # limit of py-spy 0.4, also for the frames of a thread; above it, py-spy reports "no interpreter"
 INSTALL_PYSTACK = "for free-threaded builds and newer Pythons, install pystack: pip install 'pystack>=1.7,<2'"

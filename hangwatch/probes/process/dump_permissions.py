@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from hangwatch.model import Fault, Value
-from hangwatch.probes import pseudo_files
+from hangwatch.probes.base import pseudo_files
 from hangwatch.probes.process import proc_pid, pyspy
 
 # Bits of CapEff, <linux/capability.h>, for the capabilities that hangwatch uses.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hangwatch import words
-from hangwatch.probes.process import procfs
+from hangwatch.probes.base import procfs
 from hangwatch.tables import environment_names
 
 READ_BYTES = 256 << 10

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from hangwatch import words
 from hangwatch.model import FileLock
-from hangwatch.probes import pseudo_files
+from hangwatch.probes.base import procfs, pseudo_files
 from hangwatch.probes.network import sockets
-from hangwatch.probes.process import proc_pid, procfs
 
 _MOST_BYTES = 1 << 20
 _MOST_PATH_CHARACTERS = 200
@@ -68,7 +67,7 @@ def _may_hold(holder: int, pid: int, path: str, proc_root: Path) -> bool:
 
     Also true if it has another mount namespace than process `pid`: then the paths cannot be compared.
     """
-    if proc_pid.namespace(proc_root, holder, "mnt") != proc_pid.namespace(proc_root, pid, "mnt"):
+    if procfs.namespace(proc_root, holder, "mnt") != procfs.namespace(proc_root, pid, "mnt"):
         return True
     return path in sockets.descriptors(holder, proc_root).values()
 

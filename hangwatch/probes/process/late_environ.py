@@ -14,9 +14,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hangwatch.model import Fault, Process
-from hangwatch.probes.owner_turns import order_by_turns
+from hangwatch.probes.base.owner_turns import order_by_turns
+from hangwatch.probes.base.procfs import FRAMEWORK_MAPPED_BYTES, PROC, read_mapped_bytes
 from hangwatch.probes.process.live_environ import LiveEnvironments, Modules, Place
-from hangwatch.probes.process.procfs import FRAMEWORK_MAPPED_BYTES, PROC, read_mapped_bytes
 from hangwatch.tables import launchers
 
 FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, PAUSE_GROWTH = 5.0, 15.0, 1.5

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hangwatch.model import Fault, ProcessId
-from hangwatch.probes.process import environment, process_memory, procfs
+from hangwatch.probes.base import procfs
+from hangwatch.probes.process import environment, process_memory
 from hangwatch.probes.process.environment import Environment
 from hangwatch.probes.process.memory_image import NOWHERE, Image, Read, UnreadableError, require
 from hangwatch.probes.process.process_memory import FilePlaces

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 from hangwatch.model import Fault, ProcessId
-from hangwatch.probes.process import procfs
+from hangwatch.probes.base import procfs
 
 DEADLINE_SECONDS = 0.25
 MOST = 32

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from hangwatch.model import SystemCall, ThreadCounters
-from hangwatch.probes import pseudo_files
-from hangwatch.probes.process import process_memory, procfs, system_calls
+from hangwatch.probes.base import procfs, pseudo_files, system_calls
+from hangwatch.probes.process import process_memory
 
 MOST_DESCRIPTORS = 1024  # of one poll, select or epoll
 

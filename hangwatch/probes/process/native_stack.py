@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hangwatch.formats import python_files
-from hangwatch.probes import pseudo_files
-from hangwatch.probes.process import native_frames, process_memory, system_calls
+from hangwatch.probes.base import pseudo_files, system_calls
+from hangwatch.probes.process import native_frames, process_memory
 from hangwatch.probes.process.native_frames import Mapping
 
 _MOST_STACK_BYTES = 512

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hangwatch.model import Fault, ProcessId, Value
-from hangwatch.probes import pseudo_files
-from hangwatch.probes.process import environment, locked_memory, procfs
+from hangwatch.probes.base import procfs, pseudo_files
+from hangwatch.probes.process import environment, locked_memory
 from hangwatch.probes.process.locked_memory import Target
-
-_INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 
 
 class FileLimit(Value, frozen=True):
@@ -110,13 +108,3 @@ def mapped_files(proc_root: Path, pid: int, pattern: re.Pattern[str]) -> tuple[s
 def _target(proc_root: Path, pid: int) -> Target:
     now = procfs.read_state(pid, proc_root)
     return Target(now[0] if now else ProcessId(pid=pid, start_ticks=-1), f"uid {procfs.read_user_id(pid, proc_root)}")
-
-
-def namespace(proc_root: Path, pid: int | str, kind: str) -> str | None:
-    """Return the name of a namespace of a process, e.g. `net:[4026531840]`; None if unknown."""
-    return pseudo_files.read_link(f"{proc_root}/{pid}/ns/{kind}") or None
-
-
-def sees_all_pids(proc_root: Path) -> bool:
-    """True if this process is in the initial pid namespace, in which pids are those of the kernel and its drivers."""
-    return namespace(proc_root, "self", "pid") == _INITIAL_PID_NAMESPACE

@@ -17,8 +17,7 @@ from msgspec import structs
 from hangwatch import words
 from hangwatch.formats import decoding
 from hangwatch.model import Fault, ProcessDetails, ProcessId
-from hangwatch.probes import child
-from hangwatch.probes.process import procfs
+from hangwatch.probes.base import child, procfs
 
 CHILD = Path(__file__).with_name("process_details_child.py")
 MOST_PROCESSES = 8

@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hangwatch.probes import pseudo_files
-from hangwatch.probes.child import KILL_SECONDS, AbandonedChildren, Child, Starvation
+from hangwatch.probes.base import pseudo_files
+from hangwatch.probes.base.child import KILL_SECONDS, AbandonedChildren, Child, Starvation
 from hangwatch.probes.process.memory_image import Place, Read, UnreadableError
 
 CHILD = Path(__file__).with_name("process_memory_child.py")

@@ -17,11 +17,8 @@ from msgspec.structs import replace
 
 from hangwatch.formats import python_files
 from hangwatch.model import ENDED_STATES, Fault, Process, ProcessId
-from hangwatch.probes.owner_turns import order_by_turns
-from hangwatch.probes.process import environment, late_environ, locked_memory
-from hangwatch.probes.process.environment import Environment
-from hangwatch.probes.process.locked_memory import Target
-from hangwatch.probes.process.procfs import (
+from hangwatch.probes.base.owner_turns import order_by_turns
+from hangwatch.probes.base.procfs import (
     COMM_CHARACTERS,
     PROC,
     Stat,
@@ -33,7 +30,10 @@ from hangwatch.probes.process.procfs import (
     read_stat,
     read_user_ids,
 )
-from hangwatch.probes.pseudo_files import PAGE_BYTES, read_link, read_start
+from hangwatch.probes.base.pseudo_files import PAGE_BYTES, read_link, read_start
+from hangwatch.probes.process import environment, late_environ, locked_memory
+from hangwatch.probes.process.environment import Environment
+from hangwatch.probes.process.locked_memory import Target
 from hangwatch.tables import launchers
 
 _CMDLINE_LIMIT_BYTES = 4 << 10

@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 from hangwatch.formats import pyspy_json
 from hangwatch.model import BLOCKED_STATES, ENDED_STATES, STOPPED_STATES, Fault, ProcessId, Value
-from hangwatch.probes import child
-from hangwatch.probes.process import procfs
+from hangwatch.probes.base import child, procfs
 from hangwatch.probes.process.dump_obstacles import MOST_THREADS
 
 BLOCKING_DEADLINE_SECONDS = 5.0

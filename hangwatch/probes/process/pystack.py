@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from hangwatch import words
 from hangwatch.formats.pyspy_json import USE_GDB
 from hangwatch.model import Fault
-from hangwatch.probes import child
-from hangwatch.probes.process import procfs, pyspy
+from hangwatch.probes.base import child, procfs
+from hangwatch.probes.process import pyspy
 from hangwatch.probes.process.dump_obstacles import INSTALL_PYSTACK
 from hangwatch.probes.process.pyspy import PyspyAnswer
 

@@ -13,9 +13,7 @@ from pathlib import Path
 
 from hangwatch import words
 from hangwatch.model import Fault, OutputEnd, ProcessId
-from hangwatch.probes import child, pseudo_files
-from hangwatch.probes.node import filesystems
-from hangwatch.probes.process import procfs
+from hangwatch.probes.base import child, filesystems, procfs, pseudo_files
 
 CHILD = Path(__file__).with_name("rank_output_child.py")
 MOST_BYTES = 64 << 10  # of one file

@@ -8,7 +8,8 @@ import re
 from collections import deque
 from pathlib import Path
 
-from hangwatch.probes.process import process_memory, system_calls
+from hangwatch.probes.base import system_calls
+from hangwatch.probes.process import process_memory
 
 MOST_REGIONS = 8192
 _PRIVATE_FLAG = 128

@@ -9,7 +9,7 @@ import msgspec
 
 from hangwatch.formats import pyspy_json
 from hangwatch.model import Fault, Frame, ProcessId
-from hangwatch.probes import child
+from hangwatch.probes.base import child
 from hangwatch.probes.process import credentials, pyspy
 from hangwatch.probes.process.source_line_child import Question
 

@@ -15,8 +15,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hangwatch.model import Job, ProcessId
-from hangwatch.probes import child
-from hangwatch.probes.process import proc_pid, procfs
+from hangwatch.probes.base import child, procfs
 
 DEADLINE_SECONDS = 5.0
 WAIT_SECONDS = 0.5  # of the scan that asks first; a local file answers in milliseconds
@@ -62,8 +61,8 @@ class UserNames:
         except OSError:
             is_host = False
         return is_host and all(
-            (space := proc_pid.namespace(self._proc_root, process.pid, kind)) is not None
-            and space in {proc_pid.namespace(self._proc_root, other, kind) for other in (1, "self")}
+            (space := procfs.namespace(self._proc_root, process.pid, kind)) is not None
+            and space in {procfs.namespace(self._proc_root, other, kind) for other in (1, "self")}
             for kind in ("user", "mnt")
         )
 

@@ -21,7 +21,8 @@ from msgspec.structs import replace
 
 from hangwatch.model import Fault, ProcessId
 from hangwatch.model.flight_records import Library, RankRecords
-from hangwatch.probes.process import process_memory, procfs
+from hangwatch.probes.base import procfs
+from hangwatch.probes.process import process_memory
 from hangwatch.probes.process.memory_image import Read, UnreadableError, require
 from hangwatch.probes.torch_recorder import backend_recorders, decode, layouts, libraries, search, symbols, threads
 from hangwatch.probes.torch_recorder.layouts import Layout

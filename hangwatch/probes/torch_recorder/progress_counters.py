@@ -20,8 +20,8 @@ from typing import TypeAlias
 
 from hangwatch.model import Fault, ProcessId
 from hangwatch.model.flight_records import COUNTING_THREADS, Library, ProgressCounter, RankRecords, ThreadKind
-from hangwatch.probes.owner_turns import OwnerTurns
-from hangwatch.probes.process import procfs
+from hangwatch.probes.base import procfs
+from hangwatch.probes.base.owner_turns import OwnerTurns
 from hangwatch.probes.process.memory_image import Place, UnreadableError
 from hangwatch.probes.process.process_memory import FilePlaces, MemoryReader
 from hangwatch.probes.torch_recorder import SHARED, Recorders, decode, threads

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hangwatch.model import Fault, ProcessId
-from hangwatch.probes import child
+from hangwatch.probes.base import child
 from hangwatch.probes.torch_recorder.libraries import Mapped
 
 CHILD = Path(__file__).with_name("symbols_child.py")

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from hangwatch.model import ProcessId
 from hangwatch.model.flight_records import Library, RankRecords, ThreadKind
-from hangwatch.probes import pseudo_files
-from hangwatch.probes.process import process_memory, procfs
+from hangwatch.probes.base import procfs, pseudo_files
+from hangwatch.probes.process import process_memory
 
 MOST_THREADS = 4096
 TID_OFFSET = 0x2D0  # of `tid` in glibc's struct pthread on x86-64, nptl/descr.h; glibc 2.36 and others

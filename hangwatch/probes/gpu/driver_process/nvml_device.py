@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pynvml
 
 from hangwatch.model import Fault
-from hangwatch.probes.gpu.source import INSTALL_DRIVER
+from hangwatch.probes.base.gpu_source import INSTALL_DRIVER
 
 T = TypeVar("T")
 

@@ -23,9 +23,8 @@ from typing import NamedTuple
 
 from hangwatch import words
 from hangwatch.model import Fault, Value
-from hangwatch.probes import pseudo_files
-from hangwatch.probes.child import KILL_SECONDS, AbandonedChildren, Child
-from hangwatch.probes.process import system_calls
+from hangwatch.probes.base import pseudo_files, system_calls
+from hangwatch.probes.base.child import KILL_SECONDS, AbandonedChildren, Child
 
 CHILD = Path(__file__).with_name("filesystems_child.py")
 STARTUP_SECONDS = 2.0

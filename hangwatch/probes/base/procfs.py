@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 from hangwatch import words
 from hangwatch.model import Fault, ProcessId, Value
-from hangwatch.probes.pseudo_files import PAGE_BYTES, read_start
+from hangwatch.probes.base.pseudo_files import PAGE_BYTES, read_link, read_start
 
 PROC = Path("/proc")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD, field 9 of stat
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, include/linux/proc_ns.h
 _THREADS_ASKED = 64
 FRAMEWORK_MAPPED_BYTES = 300 << 20  # torch 2.13 without CUDA maps 627 MiB, a plain Python less than this
 COMM_CHARACTERS = 15  # TASK_COMM_LEN without the final NUL
@@ -265,6 +266,16 @@ def parse_stat(raw: bytes) -> Stat | None:
         )
     except ValueError:
         return None
+
+
+def namespace(proc_root: Path, pid: int | str, kind: str) -> str | None:
+    """Return the name of a namespace of a process, e.g. `net:[4026531840]`; None if unknown."""
+    return read_link(f"{proc_root}/{pid}/ns/{kind}") or None
+
+
+def sees_all_pids(proc_root: Path) -> bool:
+    """True if this process is in the initial pid namespace, in which pids are those of the kernel and its drivers."""
+    return namespace(proc_root, "self", "pid") == _INITIAL_PID_NAMESPACE
 
 
 def parse_io(text: str, *names: str) -> int | None:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hangwatch.model import Fault, ProcessId
-from hangwatch.probes.process import procfs
+from hangwatch.probes.base import procfs
 
 MOST_ABANDONED = 32
 MOST_ABANDONED_OF_SHARE = 8

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import msgspec
 
 from hangwatch import tables
-from hangwatch.probes import pseudo_files
+from hangwatch.probes.base import pseudo_files
 
 Kind: TypeAlias = Literal["receives", "awaits_child", "writes", "locks", "sleeps", "other"]
 About: TypeAlias = Literal["descriptor", "polled", "selected", "watched", "child", "path", "path_at", ""]

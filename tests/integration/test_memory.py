@@ -81,7 +81,8 @@ def test_ctrl_c_does_not_reach_the_memory_child() -> None:
     """Send SIGINT to the process group, as a terminal does for Ctrl-C. The child must not print a traceback."""
     script = (
         "import os, signal\n"
-        "from hangwatch.probes.process import process_memory as memory, procfs as procs\n"
+        "from hangwatch.probes.base import procfs as procs\n"
+        "from hangwatch.probes.process import process_memory as memory\n"
         "value = os.urandom(8)\n"
         "def read(): return len(memory.SHARED.read(procs.PROC / str(os.getpid()) / 'mem', id(value), 8))\n"
         "first = read()\n"

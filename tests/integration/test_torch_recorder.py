@@ -128,7 +128,7 @@ def test_a_recorder_that_was_never_used_is_empty(tmp_path: Path) -> None:
 def test_another_user_has_no_right_to_it(tmp_path: Path) -> None:
     code = (
         "from hangwatch.probes import torch_recorder\n"
-        "from hangwatch.probes.process import procfs\n"
+        "from hangwatch.probes.base import procfs\n"
         "print(torch_recorder.SHARED.read(procfs.read_state({pid})[0]))"
     )
     with targets.python(ALONE.format(more=""), tmp_path) as pid:

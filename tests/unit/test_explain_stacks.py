@@ -628,6 +628,7 @@ def test_case_of_logs_toml_is_explained(case: dict[str, Any]) -> None:
     texts = [verdict.message, *(one.message for one in verdict.evidence), *(rank.why for rank in verdict.check_first)]
     for mention in case.get("mentions", ()):
         assert any(mention.casefold() in shown.casefold() for shown in texts), texts
+    assert not [word for word in case.get("lacks", ()) for shown in texts if word in shown], texts
 
 
 PIECES = st.one_of(

@@ -65,44 +65,30 @@ PROGRESS_TESTS = (
     "unit/test_metrics.py",
 )
 STORE_TESTS = ("unit/test_store_bounds.py", "unit/test_store.py", "integration/test_readers.py")
+DETECTOR_MODULES = (
+    *("capture_due", "baseline", "on_capture", "gpu_quorum", "on_power"),
+    *("transitions", "job_watch", "watch_parts"),
+)
+CAPTURE_MODULES = ("gpu_links", "process_dump", "rank_dumps", "rounds")
+STATE_MODULES = (
+    *("on_crash", "ended_jobs", "job_identity", "incident_timeline"),
+    *("restored_incidents", "on_diagnosis", "on_sample", "on_scan"),
+)
 # Tests by module, the quickest first.
 TESTS = {
-    "verdict/judge.py": VERDICT_TESTS,
-    "verdict/rules.py": VERDICT_TESTS,
-    "verdict/scene.py": VERDICT_TESTS,
-    "verdict/check_first.py": VERDICT_TESTS,
-    "detector/capture_due.py": DETECTOR_TESTS,
-    "detector/baseline.py": DETECTOR_TESTS,
-    "detector/on_capture.py": DETECTOR_TESTS,
-    "detector/gpu_quorum.py": DETECTOR_TESTS,
-    "detector/on_power.py": DETECTOR_TESTS,
-    "detector/transitions.py": DETECTOR_TESTS,
-    "detector/job_watch.py": DETECTOR_TESTS,
-    "detector/watch_parts.py": DETECTOR_TESTS,
-    "capture/gpu_links.py": CAPTURE_TESTS,
-    "capture/process_dump.py": CAPTURE_TESTS,
-    "capture/rank_dumps.py": CAPTURE_TESTS,
-    "capture/rounds.py": CAPTURE_TESTS,
+    **dict.fromkeys((f"verdict/{name}.py" for name in ("judge", "rules", "scene", "check_first")), VERDICT_TESTS),
+    **dict.fromkeys((f"detector/{name}.py" for name in DETECTOR_MODULES), DETECTOR_TESTS),
+    **dict.fromkeys((f"capture/{name}.py" for name in CAPTURE_MODULES), CAPTURE_TESTS),
     "probes/process/pyspy.py": ("unit/test_pyspy_faults.py", "integration/test_pyspy.py"),
     "probes/base/child.py": (
-        "unit/test_child.py",
         "unit/test_child.py",
         "unit/test_pyspy_faults.py",
         "integration/test_pyspy.py",
         "integration/test_pystack.py",
     ),
-    "state/on_crash.py": PROGRESS_TESTS,
-    "state/ended_jobs.py": PROGRESS_TESTS,
-    "state/job_identity.py": PROGRESS_TESTS,
-    "state/incident_timeline.py": PROGRESS_TESTS,
-    "state/restored_incidents.py": PROGRESS_TESTS,
-    "state/on_diagnosis.py": PROGRESS_TESTS,
-    "state/on_sample.py": PROGRESS_TESTS,
-    "state/on_scan.py": PROGRESS_TESTS,
+    **dict.fromkeys((f"state/{name}.py" for name in STATE_MODULES), PROGRESS_TESTS),
     "formats/incident_file.py": ("unit/test_store_bounds.py", "unit/test_store.py", "unit/test_json.py"),
-    "store/incident_folders.py": STORE_TESTS,
-    "store/store_lock.py": STORE_TESTS,
-    "store/sharing.py": STORE_TESTS,
+    **dict.fromkeys((f"store/{name}.py" for name in ("incident_folders", "store_lock", "sharing")), STORE_TESTS),
 }
 
 

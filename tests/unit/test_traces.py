@@ -345,13 +345,8 @@ def test_frames_without_lines_native_frames_and_addresses() -> None:
 
 
 def test_threads_without_frames_and_without_names() -> None:
-    lines = [
-        *process(9, *WAITS),
-        "Thread 900 (active)",
-        'Thread 901 (idle): "QueueFeederThread"',
-        "Thread 902 (active)",
-    ]
-    found = collect(*lines)
+    more = ("Thread 900 (active)", 'Thread 901 (idle): "QueueFeederThread"', "Thread 902 (active)")
+    found = collect(*process(9, *WAITS), *more)
     assert len(found.ranks[0].rounds[0].threads) == 4
     assert leaf(found.ranks[0]) == WAITS[0]
 
@@ -422,22 +417,19 @@ def test_what_a_command_line_mentions_makes_no_helper() -> None:
     assert len(collect(*process(50, *WAITS), *tracker).ranks) == 1
 
 
+FORKED = (
+    "_bootstrap (multiprocessing/process.py:315)",
+    "_launch (multiprocessing/popen_fork.py:71)",
+    "start (multiprocessing/process.py:121)",
+)
+
+
 def test_ranks_that_were_forked_are_ranks() -> None:
-    forked = [
-        "_bootstrap (multiprocessing/process.py:315)",
-        "_launch (multiprocessing/popen_fork.py:71)",
-        "start (multiprocessing/process.py:121)",
-    ]
-    assert len(collect(*process(50, *WAITS, *forked), *process(51, *LOADS, *forked)).ranks) == 2
+    assert len(collect(*process(50, *WAITS, *FORKED), *process(51, *LOADS, *FORKED)).ranks) == 2
 
 
 def test_forked_helper_is_no_rank_next_to_unforked_ranks() -> None:
-    forked = [
-        "_bootstrap (multiprocessing/process.py:315)",
-        "_launch (multiprocessing/popen_fork.py:71)",
-        "start (multiprocessing/process.py:121)",
-    ]
-    helper = process(52, "accept (socket.py:294)", "serve_metrics (metrics.py:20)", *forked)
+    helper = process(52, "accept (socket.py:294)", "serve_metrics (metrics.py:20)", *FORKED)
     found = collect(*process(50, *WAITS), *process(51, *LOADS), *helper)
     assert [rank.pid for rank in ids(found)] == [50, 51]
     assert "not ranks of this job: pid 52 (train.py)" in found.notes[0]

@@ -78,7 +78,7 @@ class JobConnections:
     ) -> None:
         self._root, self._sys_root = proc_root, sys_root
         self._job = JobSockets(job, targets, proc_root, search_seconds)
-        self._chains = WaitChains(self._job)
+        self._chains = WaitChains(self._job, {})
         address, port = process_role.rendezvous(job.environ)
         self._is_store_on_loopback = is_loopback(address)
         self._store_endpoint = words.elided(f"{address}:{port}", _MOST_ENDPOINT_CHARACTERS)
@@ -92,7 +92,7 @@ class JobConnections:
         self._shared: dict[int, shared_locks.Regions] = {}
         self._shared_seconds = 0.0
         job.begin_round()
-        self._is_partial = any(map(job.is_unread, job.ranks))
+        self._is_partial = any(job.is_alive(rank) for rank in job.ranks - job.sockets.keys())
         self._of_one_node = self._addresses_of_one_node() if job.has_ranks_on_other_nodes else frozenset()
         self._servers = {} if job.has_ranks_on_other_nodes else self._find_servers()
         self._job_server = next(filter(job.is_of_job, self._servers), None)

@@ -9,7 +9,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from hangwatch.jobs import process_role
@@ -33,7 +33,7 @@ class JobSockets:
     """The sockets, pipes and files of a job's processes during one capture.
 
     * `rank_of` has the pid of the rank of each rank and worker, `dumped` the processes of which stacks are taken.
-    * `store_port` is the port of the job's store, None if unknown.
+    * `store_port` is the port of the job's store, None if unknown. `read_call` returns the call of a main thread.
     * `inside` are the local ends of all connections of the job on this node, `ends` the same by rank, `rank_at` the
       rank of each.
     * `unix` are the Unix sockets in the network namespace of the first rank, by inode.
@@ -57,6 +57,7 @@ class JobSockets:
         self._every = dict.fromkeys((*self.rank_of, *self.launchers))
         self._others: dict[tuple[int, str], tuple[str, int] | None] = {}
         self._strangers = blocked_call.Strangers(self._every, proc_root)
+        self.read_call = partial(main_thread.read_call, proc_root=proc_root)
 
     def begin_round(self) -> None:
         """Read the connections of every network namespace of the job, and the processes that hold them."""
@@ -70,7 +71,8 @@ class JobSockets:
         self._listens_at: dict[End, int] = {}
         self._drivers: dict[End, int] = {}
         self._rank_of_socket: dict[int | None, int] = {}
-        self.open_files = cache(lambda pid: frozenset(sockets.descriptors(pid, self.proc_root).values()))
+        self._descriptors = cache(lambda pid: sockets.descriptors(pid, self.proc_root))
+        self.open_files = cache(lambda pid: frozenset((self._descriptors(pid) or {}).values()))
         self._writable_files = cache(lambda pid: blocked_call.writable_files(pid, self.proc_root))
         self.holding, self.thread_calls = cache(self._find_holding), cache(self._read_thread_calls)
         self._holders = blocked_call.JobHolders(self._every, self.holding, self._strangers)
@@ -104,7 +106,7 @@ class JobSockets:
         """Read the connections of a process. Return True if they and its network namespace are known."""
         if pid not in self.sockets:
             table = self._spaces.get(procfs.namespace(self.proc_root, pid, "net"))
-            held = sockets.sockets_of_process(pid, self.proc_root) if table is not None else None
+            held = sockets.sockets_among(self._descriptors(pid)) if table is not None else None
             if table is None or held is None:
                 return False
             self._tables[pid], self.sockets[pid] = table, held
@@ -116,10 +118,6 @@ class JobSockets:
         if table is None or held is None:
             return None
         return {descriptor: table[inode] for descriptor, inode in held.items() if inode in table}
-
-    def is_unread(self, pid: int) -> bool:
-        """True if a process is alive but its connections could not be read."""
-        return pid not in self.sockets and self.is_alive(pid)
 
     def is_alive(self, pid: int) -> bool:
         """True if a process exists and has not ended."""
@@ -156,7 +154,7 @@ class JobSockets:
 
     def holds_twice(self, pid: int, link: str) -> bool:
         """True if a process has two descriptors with this target: both ends of a pipe, for example."""
-        return list(sockets.descriptors(pid, self.proc_root).values()).count(link) > 1
+        return list((self._descriptors(pid) or {}).values()).count(link) > 1
 
     def far_ends(self, links: Iterable[str]) -> frozenset[str]:
         """Return the far ends of these pipes and Unix sockets, as in /proc/PID/fd. A pipe has one name for both."""
@@ -189,8 +187,9 @@ class JobSockets:
             return None
         if (pid, link) not in self._others:
             end = time.monotonic() + self._search_seconds
-            other_end = blocked_call.find_other_process(pid, descriptor, self._holders, end, self.proc_root)
-            self._others[pid, link] = other_end
+            self._others[pid, link] = blocked_call.find_other_process(
+                pid, descriptor, self._holders, end, self.proc_root
+            )
         return self._others[pid, link]
 
     def find_driver(self, pid: int, connection: Connection) -> int | None:
@@ -237,10 +236,6 @@ class JobSockets:
             return set()
         hosts = (host, *(_ANY_HOST if host == connection.local[0] else ()))
         return {self.rank_at.get(connection.remote), *(self._listens_at.get((each, port)) for each in hosts)}
-
-    def read_call(self, pid: int) -> SystemCall | None:
-        """Return the system call in which the main thread of a process is now."""
-        return main_thread.read_call(pid, self.proc_root)
 
     def _read_thread_calls(self, pid: int) -> dict[int, SystemCall]:
         threads = main_thread.list_other_threads(pid, self.proc_root, _MOST_THREADS)

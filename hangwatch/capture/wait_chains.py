@@ -74,6 +74,7 @@ class WaitChains(NamedTuple):
     """The chains of the processes of one job in one capture."""
 
     job: JobSockets
+    asked_bytes: dict[int, int | None]  # carried by each connection when an answer was first awaited, by inode
 
     def follow(self, pid: int, call: SystemCall, threads: Sequence[Thread], server: int | None) -> Chain:
         """Return the chain behind the call of a main thread.
@@ -244,8 +245,8 @@ class WaitChains(NamedTuple):
         """Return the peer outside of the job from which a native thread of a rank awaits an answer; None without one.
 
         The main thread waits at a lock or an eventfd, as in the clients of object stores and message queues. A thread
-        with a Python stack does not count, nor do the threads of torch, gloo, NCCL and CUDA. `threads` are those with a
-        Python stack.
+        with a Python stack does not count, nor do the threads of torch, gloo, NCCL and CUDA, nor a connection that was
+        answered since the first round, as by heartbeats or telemetry. `threads` are those with a Python stack.
         """
         job = self.job
         is_event = call.kind == "receives" and _EVENTS in job.links(pid, call.descriptors[:_MOST_DESCRIPTORS])
@@ -254,7 +255,9 @@ class WaitChains(NamedTuple):
         questions = {
             descriptor: connection
             for descriptor, connection in (job.connections_of(pid) or {}).items()
-            if connection.awaits_answer and job.leaves_job(connection)
+            if connection.awaits_answer
+            and job.leaves_job(connection)
+            and self.asked_bytes.setdefault(connection.inode, connection.carried_bytes) == connection.carried_bytes
         }
         python = {thread.thread_id for thread in threads if thread.frames}
         folder = job.proc_root / str(pid) / "task"

@@ -312,8 +312,11 @@ def count_ranks(groups: Iterable[Group]) -> int:
 def waits_for(group: Group) -> str:
     """Return the kind of wait of a group: "ranks", "gpu", "lock", "thread", "nothing" or "unknown".
 
-    It is "nothing" if the group runs Python code in an unknown function.
+    It is "nothing" if the group runs Python code in an unknown function, and "ranks" if the kernel shows that each rank
+    receives from another rank there.
     """
+    if group.waits_for == "unknown" and group.members and all(member.waits.asks_rank for member in group.members):
+        return "ranks"
     return "nothing" if group.runs_python else group.waits_for
 
 

@@ -166,7 +166,7 @@ def test_searches_of_a_job_find_its_own_processes_before_those_outside() -> None
 
         def found_by(pids: list[int], seconds: tuple[float, ...] = (60.0, 60.0, 60.0)) -> list[tuple[str, int] | None]:
             def holding(link: str, _is_written: bool) -> list[int]:
-                return [pid for pid in pids if link in sockets.descriptors(pid, procfs.PROC).values()]
+                return [pid for pid in pids if link in (sockets.descriptors(pid, procfs.PROC) or {}).values()]
 
             job = blocked_call.JobHolders(pids, holding, blocked_call.Strangers(pids, procfs.PROC))
             return [search(pid, job, limit) for pid, limit in zip(pids, seconds, strict=False)]

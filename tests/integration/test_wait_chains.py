@@ -44,34 +44,6 @@ while does == "computes":
     pass
 select.select([ends[2][0]], [], [])
 """
-
-# The driver is no launcher: it is a sibling of the ranks, which connect to it over TCP.
-SIBLING = """
-import os, socket, sys
-folder, does = sys.argv[1:]
-server = socket.create_server(("127.0.0.1", 0))
-if os.fork() == 0:
-    ends = dict((end.recv(1), end) for end, _ in (server.accept() for rank in range(3)))
-    while does == "computes":
-        pass
-    ends[b"2"].recv(1)
-    os._exit(0)
-for rank in range(3):
-    if os.fork() == 0:
-        end = socket.create_connection(server.getsockname())
-        server.close()
-        end.sendall(str(rank).encode())
-        with open(f"{folder}/new-{rank}", "w") as file:
-            file.write(str(os.getpid()))
-        os.rename(f"{folder}/new-{rank}", f"{folder}/pid-{rank}")
-        if rank == 2 and does == "waits":
-            open(f"{folder}/fifo").read()
-        end.recv(1)
-        os._exit(0)
-server.close()
-for _ in range(4):
-    os.wait()
-"""
 HELPER = """
 import os, signal
 questions, answers = os.pipe(), os.pipe()
@@ -104,9 +76,9 @@ def measured(job: Job) -> Sequence[Member]:
 
 
 @contextlib.contextmanager
-def started(folder: Path, does: str, program: str) -> Iterator[list[int]]:
+def started(folder: Path, does: str) -> Iterator[list[int]]:
     os.mkfifo(folder / "fifo")
-    with subprocess.Popen([sys.executable, "-c", program, folder, does], start_new_session=True) as driver:
+    with subprocess.Popen([sys.executable, "-c", DRIVER, folder, does], start_new_session=True) as driver:
         try:
             wait_for(lambda: all((folder / f"pid-{rank}").exists() for rank in range(3)), "three ranks to start")
             pids = [int((folder / f"pid-{rank}").read_text()) for rank in range(3)]
@@ -117,14 +89,13 @@ def started(folder: Path, does: str, program: str) -> Iterator[list[int]]:
             os.killpg(driver.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("program", [DRIVER, SIBLING], ids=["parent", "sibling over TCP"])
 @pytest.mark.parametrize(
     ("does", "signature", "asks_rank"), [("computes", Signature.UNKNOWN, None), ("waits", Signature.BLOCKED, "child")]
 )
 def test_rank_that_waits_for_its_driver_waits_for_the_rank_behind_it(
-    tmp_path: Path, does: str, signature: Signature, asks_rank: str | None, program: str
+    tmp_path: Path, does: str, signature: Signature, asks_rank: str | None
 ) -> None:
-    with started(tmp_path, does, program) as pids:
+    with started(tmp_path, does) as pids:
         if does == "waits":
             targets.wait_until_blocked(pids[2])
         by_pid = {member.id.pid: member for member in measured(job_of_pids(pids))}

@@ -44,9 +44,11 @@ def wait_for_good(way: str, task: str) -> Callable[[Stage], Observed]:
     def play(stage: Stage) -> Observed:
         path = stage.node.folder / "dead"
         os.mkfifo(path)
-        with beating(0.3) as port:
-            stage.trouble("all", f"wait-long {way} {task} {path if task == 'opens' else port}")
-            return stage.until_page().observed()
+        with beating(1.0 if way == "exporter" else 0.3) as port:
+            stage.trouble("all", f"wait-long {way} {task} {path if task in ('opens', 'starts') else port}")
+            observed = stage.until_page().observed()
+            os.close(os.open(path, os.O_RDWR))  # ends the program that opens the FIFO
+            return observed
 
     return play
 
@@ -193,8 +195,11 @@ _HANGS = {
             ("loader", "stops"),
             ("process", "opens"),
             ("process", "stops"),
+            ("process", "starts"),
+            ("process", "traced"),
             ("heartbeat", "lock"),
             ("heartbeat", "eventfd"),
+            ("exporter", "lock"),
             ("circle", "-"),
         )
     },
@@ -207,4 +212,32 @@ _HANGS = {
 }
 HANGS = Crowd("hangs at once", with_names(_HANGS))
 
-CROWDS = (LOOK_ALIKES, STORAGE_DIES, HANGS)
+_DRIVEN = {
+    # rank 0 waits for the holder of a socket that no process has open
+    "a peer that is not found": _healthy(resumes(f"wait-long hidden {WAIT_SECONDS} -")),
+    # the same, for good: the page waits for stalled_hold_seconds
+    "a peer that is not found, for good": _hang(
+        give_order("all", "wait-long hidden 3600 -"), (0,), "training → quiet → suspected → stalled"
+    ),
+    # all ranks wait for their driver, which computes
+    **{
+        f"actors of a driver that computes, over {way}": _healthy(
+            resumes(f"ask-driver {way} computes"), program="tests.scenarios.driven"
+        )
+        for way in ("unix", "tcp")
+    },
+    # all ranks wait for their driver, and that for rank 2, which opens a FIFO
+    **{
+        f"actors behind one that opens a FIFO, over {way}": _hang(
+            give_order("all", f"ask-driver {way} waits"), (2,), ranks=4, program="tests.scenarios.driven"
+        )
+        for way in ("unix", "tcp")
+    },
+    # rank 0 waits for a lock beside a connection to the driver that lives; the others wait for rank 0
+    "an actor in a lock": _hang(
+        give_order("all", "ask-driver tcp pings"), (0,), ranks=4, program="tests.scenarios.driven"
+    ),
+}
+DRIVEN = Crowd("actors and drivers at once", with_names(_DRIVEN), stalled_hold_seconds=12.0)
+
+CROWDS = (LOOK_ALIKES, STORAGE_DIES, HANGS, DRIVEN)

@@ -5,13 +5,16 @@ Each way is a function of a rank. It needs only the standard library.
 
 import _thread
 import collections
+import ctypes
 import operator
 import os
 import select
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from hangwatch.demo import loader
@@ -43,12 +46,31 @@ def open_dead(path: str) -> None:
     Path(path).read_bytes()
 
 
+def start_program(path: str) -> None:
+    """Start a program with a FIFO without a writer as its input: this process is in state D until that is open."""
+    redirected = (os.POSIX_SPAWN_OPEN, 0, path, os.O_RDONLY, 0)
+    os.posix_spawn("/bin/true", ["true"], {}, file_actions=[redirected])
+
+
 def stop(_: str) -> None:
     """Stop this process."""
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-TASKS: dict[str, Callable[[str], None]] = {"asks": ask, "sleeps": back_off, "opens": open_dead, "stops": stop}
+def stop_traced(_: str) -> None:
+    """Stop this process, and let its parent be its tracer, see ptrace(2)."""
+    ctypes.CDLL(None).ptrace(0, 0, 0, 0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+TASKS: dict[str, Callable[[str], None]] = {
+    "asks": ask,
+    "sleeps": back_off,
+    "opens": open_dead,
+    "starts": start_program,
+    "stops": stop,
+    "traced": stop_traced,
+}
 
 
 def await_loader(me: Rank, task: str, argument: str) -> None:
@@ -84,7 +106,7 @@ def await_client(_: Rank, way: str, port: str) -> None:
     events.register(server, select.EPOLLIN)
     if way == "eventfd":
         answered = os.eventfd(0)
-        run_natively(events.poll, lambda: os.eventfd_write(answered, 1))
+        run_natively(events.poll, partial(os.eventfd_write, answered, 1))
         waiting = select.poll()
         waiting.register(answered, select.POLLIN)
         waiting.poll()
@@ -95,11 +117,22 @@ def await_client(_: Rank, way: str, port: str) -> None:
         lock.acquire()
 
 
-def lock_beside_heartbeat(_: Rank, way: str, port: str) -> None:
+def await_hidden(_: Rank, seconds: str, _argument: str) -> None:
+    """Wait for a socket that no process holds: it is on its way in another socket, as between two processes."""
+    ours, theirs = socket.socketpair()
+    sender, receiver = socket.socketpair()
+    socket.send_fds(sender, [b"."], [theirs.fileno()])
+    theirs.close()
+    threading.Timer(float(seconds), lambda: os.write(socket.recv_fds(receiver, 1, 1)[1][0], b".")).start()
+    ours.recv(1)
+
+
+def lock_beside(server: socket.socket, way: str) -> None:
     """Wait for a lock that nothing releases, while a thread of compiled code exchanges heartbeats with a server."""
-    events, server = select.epoll(), connected(port)
+    events = select.epoll()
     events.register(server, select.EPOLLIN)
-    calls = (events.poll, lambda: server.recv(1), lambda: server.sendall(b"."))
+    pause, receive, send = partial(time.sleep, 0.1), partial(server.recv, 1), partial(server.sendall, b".")
+    calls = (events.poll, receive, pause, send)
     run_natively(*(calls * 1000))
     if way == "eventfd":
         os.eventfd_read(os.eventfd(0))
@@ -127,6 +160,8 @@ WAYS: dict[str, Callable[[Rank, str, str], None]] = {
     "loader": await_loader,
     "process": await_process,
     "client": await_client,
-    "heartbeat": lock_beside_heartbeat,
+    "hidden": await_hidden,
+    "heartbeat": lambda _, way, port: lock_beside(connected(port), way),
+    "exporter": lambda _, way, port: lock_beside(connected(port), way),
     "circle": await_in_circle,
 }

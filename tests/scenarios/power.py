@@ -8,7 +8,7 @@ from typing import Any
 from zlib import crc32
 
 from hangwatch.config import Detector, Settings
-from hangwatch.model import ActionKind, Awaited, Waiting
+from hangwatch.model import ActionKind, Awaited, SystemCall, WaitEnd, Waiting
 from tests.scenarios.simulation import SETTINGS, Doing, Node
 
 HOUR = 3600.0
@@ -132,7 +132,8 @@ AWAITS_GENERATION = Doing((_GENERATE,), watts=90.0, utilization_ratio=0.0)
 AWAITS_EVALUATION = Doing((_REMOTE,), watts=88.0, utilization_ratio=0.0, awaited=Awaited(name="its child 78 (sbatch)"))
 IN_FSYNC = Doing((_FSYNC,), watts=85.0, utilization_ratio=0.0, state="D")
 POLLS = Doing((_POLL,), watts=85.0, utilization_ratio=0.0, switches_per_second=0.5)
-LINGERS = Doing((_DOWNLOAD[1:],), watts=110.0, utilization_ratio=0.0, peers=0, sleeps=True)
+SLEEPS_CALL = SystemCall(number=230, name="clock_nanosleep", kind="sleeps")
+LINGERS = Doing((_DOWNLOAD[1:],), watts=110.0, utilization_ratio=0.0, peers=0, call=SLEEPS_CALL)
 UPLOADS = replace(STARTS, peers=0)
 JOINS = Doing((_INIT,), watts=80.0, utilization_ratio=0.0, cpu_ratio=0.001)
 # Ranks that wait for NCCL: a core spins in one C call without the GIL; the GPU is busy in a waiting kernel.
@@ -163,6 +164,13 @@ AWAITS_SERVER = replace(PEER_GONE, awaited=Awaited(name="10.0.0.9 port 8000"))
 AWAITS_SSH = replace(
     AWAITS_SERVER, stacks=(_REMOTE,), awaited=Awaited(name="its child 77 (ssh), connected to 10.0.0.8 port 22")
 )
+# A rank that waits for a process of its job, which does not wait for another process: the end of the wait.
+RECEIVES_CALL = SystemCall(number=45, name="recvfrom", kind="receives", descriptors=(9,), object="socket")
+AWAITS_PROCESS = Doing((_NEXT_BATCH,), watts=84.0, utilization_ratio=0.0, call=RECEIVES_CALL)
+AWAITS_WORK = replace(AWAITS_PROCESS, behind_cpu_ratio=1.0)
+AWAITS_RANK = replace(AWAITS_PROCESS, stacks=(_OWN_LOOP,), asks_rank="child")
+OPENS_CALL = SystemCall(number=257, name="openat", kind="opens", object="file")
+OPENS = Doing((_READ_SHARD,), watts=84.0, utilization_ratio=0.0, call=OPENS_CALL)
 SYNCS = Doing((_FSYNC,), watts=84.0, utilization_ratio=0.0, state="D", device_bytes_per_second=8e7)
 STUCK_SYNCING = replace(SYNCS, device_bytes_per_second=0.0)
 RECEIVES = Doing((_RECEIVE,), watts=84.0, utilization_ratio=0.0, cpu_ratio=0.01, socket_bytes_per_second=4e5)
@@ -174,6 +182,11 @@ LIGHT = replace(TRAINS, watts=250.0)
 VERY_LIGHT = replace(TRAINS, watts=150.0, utilization_ratio=0.4)
 LIGHTEST = replace(TRAINS, watts=130.0)
 LIGHTEST_AT_ITEM = replace(ITEM_IN_MAIN, watts=130.0)
+
+
+def awaits(end: WaitEnd) -> Doing:
+    """Return the activity of a rank that waits for its data-loader worker, and that waits for something else."""
+    return replace(AWAITS_PROCESS, awaited=Awaited(name="its worker 72 (python)", end=end))
 
 
 @dataclass(frozen=True)
@@ -542,6 +555,15 @@ _HANG = {
     ),
     # rank 0 asks a server that never answers, and is blocked: the page waits for stalled_hold_seconds
     "a request without a timeout": _stuck(0, AWAITS_SERVER, **_LATE),
+    # rank 0 waits for its worker, which is stopped, has lost its connection, or waits for rank 0
+    **{f"a wait for a worker: {end}": _stuck(0, awaits(end)) for end in ("held", "lost", "cycle")},
+    # the same, and the worker sleeps, asks a server, waits for a program or was not found
+    **{
+        f"a wait for a worker, for good: {end}": _stuck(0, awaits(end), **_LATE)
+        for end in ("sleeps", "outside", "program", "unknown")
+    },
+    # the ranks wait for their driver, which waits for rank 2; rank 2 opens a FIFO
+    "actors behind one that opens a FIFO": _stuck(2, OPENS, AWAITS_RANK),
     # rank 2 of one job waits for a lock; the other job trains
     "two jobs, one hangs": PowerScenario(_two_jobs(), (Expected(HANGS, True, (2,)), Expected(TRAINS_ON)), HOUR + 300),
     # 250 W at work, 140 W in the hang, and the line at 133 W: power alone would never tell
@@ -623,6 +645,10 @@ _HEALTHY = {
     "multipart upload": _pause(UPLOADS_PARTS),
     # rank 0 waits 8 minutes for sbatch --wait, which sleeps; the others for it
     "an idle child": _pause(AWAITS_EVALUATION),
+    # rank 0 waits 8 minutes for its worker, which sleeps, asks a server or was not found; the others for it
+    **{f"a worker that answers late: {end}": _pause(awaits(end)) for end in ("sleeps", "outside", "unknown")},
+    # all ranks wait 8 minutes for their driver, which computes
+    "actors of a driver that computes": _healthy(_between(HOUR, HOUR + 480, None, AWAITS_WORK, AWAITS_WORK)),
     # rank 0 is at the prompt of pdb for 8 minutes, the others wait
     "a person in a debugger": _pause(DEBUGGED),
     # rank 0 sleeps until a file is there, for 8 minutes, the others wait

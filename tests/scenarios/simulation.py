@@ -17,6 +17,7 @@ from hangwatch.config import Detector, Settings
 from hangwatch.detector import TakeCapture, Transition
 from hangwatch.detector.power_level import gpu_levels
 from hangwatch.model import (
+    AsksRank,
     Awaited,
     Capture,
     Fault,
@@ -58,10 +59,10 @@ class Doing:
     """A kind of activity of a rank: its stacks (innermost frame first), and the readings of its GPU and process.
 
     The rounds of a capture see the stacks in turn. `main_cpu_ratio` and `switches_per_second` are those of the main
-    thread; a spinning thread hardly switches. A rank that `sleeps` is in a sleep in every round. A rank in a write
-    sends `device_bytes_per_second` to the device. A rank that reads mapped memory has page faults for
-    `faulted_bytes_per_second`. A rank that `serves` waits on a listening socket. A rank that `enqueues` adds a
-    collective to its flight recorder each second.
+    thread; a spinning thread hardly switches. A rank is in `call` in every round; a process of its job behind that call
+    uses `behind_cpu_ratio`. A rank in a write sends `device_bytes_per_second` to the device. A rank that reads mapped
+    memory has page faults for `faulted_bytes_per_second`. A rank that `serves` waits on a listening socket. A rank that
+    `enqueues` adds a collective to its flight recorder each second.
     """
 
     stacks: tuple[tuple[str, ...], ...]
@@ -78,8 +79,10 @@ class Doing:
     nvlink_bytes_per_second: float | None = None
     pcie_bytes_per_second: float | None = None
     awaited: Awaited | None = None
+    asks_rank: AsksRank | None = None
     peers: int = 1
-    sleeps: bool = False
+    call: SystemCall | None = None
+    behind_cpu_ratio: float | None = None
     serves: bool = False
     owns_gil: bool | None = None
     enqueues: bool = False
@@ -403,7 +406,9 @@ class Simulation:
             after=counters,
             socket_bytes=int(self._socket_bytes[gpu]),
             awaited=doing.awaited,
-            call=SystemCall(number=230, name="clock_nanosleep", kind="sleeps") if doing.sleeps else None,
+            asks_rank=doing.asks_rank,
+            call=doing.call,
+            children_cpu_seconds=None if doing.behind_cpu_ratio is None else t * doing.behind_cpu_ratio,
             peers=doing.peers,
             active_peers=doing.peers,
             server=self.node.process(gpu, t).pid if doing.serves else None,

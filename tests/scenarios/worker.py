@@ -501,6 +501,29 @@ def ask_whom_is_gone(me: Rank, port: str, odd: str) -> None:
     barrier(me.peers)
 
 
+def ask_driver(me: Rank, way: str, task: str) -> None:
+    """Let all ranks wait for the driver of `driven`, and rank 2 open a FIFO if the driver "waits" for it.
+
+    If the driver "pings", let rank 0 wait for a lock, and the others for rank 0.
+    """
+    me.begins(Phase.LOADING)
+    if way == "unix":
+        driver = socket.socket(socket.AF_UNIX)
+        driver.connect(str(me.folder / "driver"))
+    else:
+        driver = connected((me.folder / "driver-port").read_text())
+    driver.sendall(f"{me.rank} {task}".encode())
+    if task == "waits" and me.rank == 2:
+        os.mkfifo(me.folder / "dead")
+        read_index(str(me.folder / "dead"))
+    elif task == "pings":
+        if me.rank == 0:
+            long_waits.lock_beside(driver, "lock")
+        me.begins(Phase.COLLECTIVE)
+        barrier(me.peers)
+    driver.recv(1)
+
+
 @on_rank_0(Phase.LOADING)
 def wait_long(me: Rank, way: str, task: str, argument: str) -> None:
     """Let rank 0 wait in one of the ways of `long_waits`. The others wait for it."""

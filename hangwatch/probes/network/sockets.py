@@ -177,16 +177,12 @@ def _listed_end(field: str) -> End:
     return _plain(b"".join(parts)), int(port, 16)
 
 
-def descriptors(pid: int, proc_root: Path) -> dict[int, str]:
+def descriptors(pid: int, proc_root: Path) -> dict[int, str] | None:
     """Return the link of each of the first `MOST_DESCRIPTORS` descriptors of a process, see proc_pid_fd(5).
 
-    Empty if that is not permitted or the process is gone.
+    None if that is not permitted or the process is gone.
     """
-    return _descriptors(pid, proc_root) or {}
-
-
-def _descriptors(pid: int, proc_root: Path) -> dict[int, str] | None:
-    found = {}
+    links = {}
     try:
         entries = os.scandir(f"{proc_root}/{pid}/fd")
     except OSError:
@@ -194,19 +190,21 @@ def _descriptors(pid: int, proc_root: Path) -> dict[int, str] | None:
     with entries:
         for entry in itertools.islice(entries, MOST_DESCRIPTORS):
             try:  # contextlib.suppress costs a fifth of the time
-                found[int(entry.name)] = os.readlink(entry.path)  # noqa: PTH115 - a magic link, not a path
+                links[int(entry.name)] = os.readlink(entry.path)  # noqa: PTH115 - a magic link, not a path
             except (OSError, ValueError):  # closed meanwhile
                 continue
-    return found
+    return links
 
 
 def sockets_of_process(pid: int, proc_root: Path) -> dict[int, int] | None:
     """Return the inodes of all sockets of a process by descriptor; None if not permitted or too many."""
-    links = _descriptors(pid, proc_root)
-    return None if links is None or len(links) >= MOST_DESCRIPTORS else _sockets_among(links)
+    return sockets_among(descriptors(pid, proc_root))
 
 
-def _sockets_among(links: Mapping[int, str]) -> dict[int, int]:
+def sockets_among(links: Mapping[int, str] | None) -> dict[int, int] | None:
+    """Return the inodes of the sockets among the descriptors of a process; None if they are unknown or too many."""
+    if links is None or len(links) >= MOST_DESCRIPTORS:
+        return None
     return {number: int(link[8:-1]) for number, link in links.items() if link.startswith("socket:[")}
 
 
@@ -281,7 +279,8 @@ def store_endpoint(pid: int, port: int, proc_root: Path, tables: PortTables | No
     the initial user namespace. In another one a user may create a network with the addresses of other nodes
     (user_namespaces(7)). `tables` are those of the current scan.
     """
-    inodes = _sockets_among(descriptors(pid, proc_root)).values()
+    links = descriptors(pid, proc_root) or {}
+    inodes = [int(link[8:-1]) for link in links.values() if link.startswith("socket:[")]
     if not inodes:  # the kernel takes milliseconds for each table
         return None
     rows = (tables or PortTables(proc_root)).read(port, pid)

@@ -276,7 +276,7 @@ def writable_files(pid: int, proc_root: Path) -> frozenset[str]:
 
     Devices are left out. The result is empty if the links may not be read.
     """
-    links = sockets.descriptors(pid, proc_root)
+    links = sockets.descriptors(pid, proc_root) or {}
     channels = {number: link for number, link in links.items() if is_pipe_or_path(link)}
     return frozenset(link for number, link in channels.items() if _link(f"{proc_root}/{pid}/fd/{number}")[1] & _WRITE)
 
@@ -293,12 +293,12 @@ def is_pipe_or_path(link: str) -> bool:
 
 def _links(pid: int, proc_root: Path) -> frozenset[str]:
     """Return the pipes and sockets that a process has open; empty if they may not be read."""
-    links = sockets.descriptors(pid, proc_root).values()
-    return frozenset(link for link in links if link.startswith(("pipe:", "socket:")))
+    links = sockets.descriptors(pid, proc_root) or {}
+    return frozenset(link for link in links.values() if link.startswith(("pipe:", "socket:")))
 
 
 def _has(pid: int, link: str, mode: int, proc_root: Path) -> bool:
-    links = sockets.descriptors(pid, proc_root)
+    links = sockets.descriptors(pid, proc_root) or {}
     same = (number for number, other in links.items() if other == link)
     return any(_link(f"{proc_root}/{pid}/fd/{number}")[1] & mode for number in same)
 

@@ -41,7 +41,7 @@ def find_polled_lock(pid: int, proc_root: Path) -> FileLock | None:
     held = [(fields[5].rpartition(":")[2], _pid(fields)) for fields in lines if len(fields) > 5 and fields[1] != "->"]
     holders = {inode: holder for inode, holder in held if holder not in (None, pid)}
     lock_by_path: dict[str, FileLock | None] = {}
-    links = sockets.descriptors(pid, proc_root) if holders else {}
+    links = (sockets.descriptors(pid, proc_root) if holders else None) or {}
     for number, path in itertools.islice(links.items(), _MOST_DESCRIPTORS):
         if not path.startswith("/") or path.startswith("/dev/"):
             continue
@@ -69,7 +69,7 @@ def _may_hold(holder: int, pid: int, path: str, proc_root: Path) -> bool:
     """
     if procfs.namespace(proc_root, holder, "mnt") != procfs.namespace(proc_root, pid, "mnt"):
         return True
-    return path in sockets.descriptors(holder, proc_root).values()
+    return path in (sockets.descriptors(holder, proc_root) or {}).values()
 
 
 def _holder(pid: int, proc_root: Path) -> int | None:

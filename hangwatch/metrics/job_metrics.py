@@ -17,6 +17,7 @@ from hangwatch.state.on_crash import CRASH_SHOWN_SECONDS
 from hangwatch.verdict.timeout_forecast import forecast_timeout
 from hangwatch.verdict.wording import group_text
 from hangwatch.verdict.wording.next_steps import next_step
+from hangwatch.verdict.wording.short_paths import shorten_paths
 
 MOST_FINGERPRINTS = 20
 
@@ -103,10 +104,10 @@ def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
                 verdict.confidence.value,
                 ranks_label(verdict.named, incident.node),
                 ranks_label(verdict.check_first, incident.node),
-                sentence_label(verdict.message),
+                sentence_label(shorten_paths(verdict.message, incident.grouping)),
                 _page(incident, external_url),
-                words.cut_middle(verdict.stuck_on, LABEL_LENGTH),
-                words.cut_middle(next_step(verdict), LABEL_LENGTH),
+                words.cut_middle(shorten_paths(verdict.stuck_on, incident.grouping), LABEL_LENGTH),
+                words.cut_middle(shorten_paths(next_step(verdict), incident.grouping), LABEL_LENGTH),
                 verdict.action.kind,
                 verdict.fingerprint if verdict.fingerprint in fingerprints else "",
             ],
@@ -132,7 +133,8 @@ def activities(snapshot: Snapshot) -> Iterator[Metric]:
             continue
         name, counts = tuple(entry.job.name.labels.values()), Counter[tuple[str, ...]]()
         for group in incident.grouping.groups:
-            does = words.elided(group_text.describe_rank(group), LABEL_LENGTH) if group.frames else ""
+            does = shorten_paths(group_text.describe_rank(group), incident.grouping) if group.frames else ""
+            does = words.elided(does, LABEL_LENGTH)
             for member in (member for member in group.members if not member.waiting):
                 numbers = (number_text(member.id.rank), number_text(member.id.local_rank))
                 labels = (*_activity(group, member, incident), member.motion.value, _frame(group), group.key)

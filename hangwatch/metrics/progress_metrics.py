@@ -7,6 +7,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from hangwatch.metrics.series import JOB, gauge, number_text, ranks_label, sentence_label
 from hangwatch.model import JobState
 from hangwatch.state.board import Snapshot
+from hangwatch.verdict.wording.short_paths import shorten_paths
 
 
 def progress(snapshot: Snapshot, now: float) -> Iterator[Metric]:
@@ -31,7 +32,7 @@ def progress(snapshot: Snapshot, now: float) -> Iterator[Metric]:
         if entry.suspected is not None and entry.watch.state is JobState.SUSPECTED:
             verdict, node = entry.suspected.verdict, entry.suspected.capture.node
             named, check_first = ranks_label(verdict.named, node), ranks_label(verdict.check_first, node)
-            summary = sentence_label(verdict.message)
+            summary = sentence_label(shorten_paths(verdict.message, entry.suspected.grouping))
             info.add_metric([*name, verdict.kind, verdict.confidence.value, named, check_first, summary], 1)
     yield from (counted, gap, usual, info)
 

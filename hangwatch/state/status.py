@@ -6,11 +6,12 @@ from hangwatch import words
 from hangwatch.config import Detector
 from hangwatch.detector.job_watch import quiet_seconds
 from hangwatch.detector.power_level import low_power_threshold_watts
-from hangwatch.model import ArrivalStatus, GpuSample, Incident, Job, JobName, JobState, NotMonitored, Value, Verdict
+from hangwatch.model import ArrivalStatus, GpuSample, Incident, Job, JobName, JobState, NotMonitored, Value
 from hangwatch.state.arrival_status import build_arrival_status
 from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.state.unseen import Unseen, list_unseen
 from hangwatch.verdict.timeout_forecast import forecast_timeout
+from hangwatch.verdict.wording.short_paths import shorten_paths
 
 _USUAL = Detector()
 SCHEMA_VERSION = 3  # 2: absent_local_ranks is a list of [first, last], GpuStatus.jobs; 3: unseen replaces no_counters
@@ -173,7 +174,7 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
             seconds_in_state=now - entry.watch.since,
             ranks=len(entry.job.ranks),
             page=snapshot.pages(entry),
-            verdict=verdict.message if verdict else None,
+            verdict=verdict,
             incident=incident.incident_id if incident else None,
             power_watts=_total(readings.get(uuid) for uuid in entry.job.gpu_uuids),
             line_watts=_total(
@@ -191,7 +192,7 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
         )
         for entry in snapshot.jobs.values()
         for incident, progress in [(_present_incident(entry), entry.watch.progress)]
-        for verdict in [_present_verdict(entry, incident)]
+        for verdict in [_present_message(entry, incident)]
         for ends in [forecast_timeout(incident) if incident else None]
         for silence in [snapshot.silences.get(entry.job.key)]
     )
@@ -217,12 +218,10 @@ def _total(watts: Iterable[float | None]) -> float | None:
     return sum(one for one in known if one is not None) if known and None not in known else None
 
 
-def _present_verdict(entry: JobEntry, incident: Incident | None) -> Verdict | None:
-    """Return the verdict of the incident, or that on a job that is suspected and has no incident yet."""
-    if incident is not None:
-        return incident.verdict
-    is_suspected = entry.suspected is not None and entry.watch.state is JobState.SUSPECTED
-    return entry.suspected.verdict if entry.suspected is not None and is_suspected else None
+def _present_message(entry: JobEntry, incident: Incident | None) -> str | None:
+    """Return the message of the incident, or that on a job that is suspected and has no incident yet."""
+    look = incident or (entry.suspected if entry.watch.state is JobState.SUSPECTED else None)
+    return None if look is None else shorten_paths(look.verdict.message, look.grouping)
 
 
 def _present_incident(entry: JobEntry) -> Incident | None:

@@ -35,11 +35,16 @@ from hangwatch.model import (
     GpuSample,
     GpuSweep,
     JobState,
+    KernelCall,
+    KernelFacts,
     Point,
     SamplerStatus,
     Signature,
+    WorkerCall,
 )
 from hangwatch.state.board import Board, JobEntry, Snapshot
+from hangwatch.state.status import build_status
+from hangwatch.verdict.wording import stuck_on
 from tests import hangs, samples
 from tests.commands import finished
 
@@ -127,6 +132,26 @@ def test_an_incident_says_where_its_report_is_served() -> None:
     found = re.search(r'hangwatch_incident_info\{.*url="([^"]*)"', generate_latest(own).decode())
     incident = samples.loader_hang()
     assert found and found[1] == f"https://{incident.node}.example.com:9836/incidents/{incident.incident_id}"
+
+
+def test_whole_paths_are_in_the_incident_but_not_in_labels_and_status() -> None:
+    """Keep the names of folders from users without rights on the job: they may be names of customers."""
+    incident = samples.loader_hang()
+    path = "/mnt/acme corp/b 7/data/shard-3"
+    call = KernelCall(name="openat", says="openat() on", rounds=2, path=path)
+    stuck, *others = incident.grouping.groups
+    member = replace(stuck.members[0], kernel=KernelFacts(worker_call=WorkerCall(pid=9, call=call)))
+    grouping = replace(incident.grouping, groups=(replace(stuck, members=(member, *stuck.members[1:])), *others))
+    text = f'open("{path}") in rank 5'
+    verdict = replace(incident.verdict, message=text, stuck_on=text, next_step=stuck_on.look_at(member))
+    assert f"`hangwatch check storage --path '{path}'`" in verdict.next_step
+    one = board()
+    ((job_id, entry),) = one.snapshot.jobs.items()
+    one = board(jobs={job_id: replace(entry, incident=replace(incident, verdict=verdict, grouping=grouping))})
+    shown = f"{scrape(one)} {build_status(one.snapshot, 'n1', NOW).jobs[0].verdict}"
+    assert "acme" not in shown and shown.count('open(\\"…/data/shard-3\\")') == 2
+    assert shown.endswith('open("…/data/shard-3") in rank 5')
+    assert "`hangwatch check storage --path FILE` with the path in the report" in shown
 
 
 def test_what_a_rank_does_is_told_with_the_line_of_the_users_code() -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import socket
 import statistics
 import subprocess
 import sys
@@ -37,8 +38,30 @@ from hangwatch.probes.gpu.messages import Begin  # noqa: E402
 from hangwatch.probes.process import pyspy  # noqa: E402
 
 WAITS = "import sys; sys.stdin.read()"
-LOADER = f"subprocess.Popen([sys.executable, '-S', '-c', {WAITS!r}])"
-RANK = f"import subprocess, sys; loaders = [{LOADER} for _ in range({{}})]; {WAITS}"
+LOADER = f"subprocess.Popen([sys.executable, '-S', '-c', {WAITS!r}], stdin=subprocess.PIPE)"
+RANK = f"import subprocess, sys; loaders = [{LOADER} for _ in range(int(sys.argv[1]))]; {WAITS}"
+# Rank 1 is blocked, and all others wait for it in a function with the place of torch's all_reduce.
+HUNG_RANK = f"""import os, subprocess, sys, threading
+loaders = [{LOADER} for _ in range(int(sys.argv[1]))]
+if os.environ["RANK"] == "1":
+    sys.stdin.read()
+lock = threading.Lock()
+code = "def all_reduce():\\n    lock.acquire()\\n    lock.acquire()"
+exec(compile(code, "torch/distributed/distributed_c10d.py", "exec"))
+all_reduce()
+"""
+# The same with torch, gloo and torch's own loader workers.
+HUNG_TORCH_RANK = """import os, sys, torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+dist.init_process_group("gloo")
+batches = iter(DataLoader(range(1 << 20), num_workers=int(sys.argv[1])))
+next(batches)
+dist.barrier()
+if os.environ["RANK"] == "1":
+    sys.stdin.read()
+dist.all_reduce(torch.ones(4))
+"""
 
 
 class Cost(NamedTuple):
@@ -93,12 +116,11 @@ def children_of(pid: int) -> Iterator[int]:
     yield from map(int, found)
 
 
-def job(stack: ExitStack, ranks: int, workers: int) -> list[int]:
-    """Start `ranks` processes with `workers` children each, as a launcher does.
-
-    Return all pids. A process ends when its standard input is closed.
-    """
-    pids = []
+def job(stack: ExitStack, ranks: int, workers: int, program: str = RANK) -> list[int]:
+    """Start `ranks` processes with `workers` children each, as a launcher does. Return all pids."""
+    pids, children = [], []
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
     for rank in range(ranks):
         environ = {
             **os.environ,
@@ -107,15 +129,18 @@ def job(stack: ExitStack, ranks: int, workers: int) -> list[int]:
             "WORLD_SIZE": str(ranks),
             "LOCAL_WORLD_SIZE": str(ranks),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "29500",
+            "MASTER_PORT": port,
             "TORCHELASTIC_RUN_ID": "bench",
         }
-        command = [sys.executable, "-S", "-c", RANK.format(workers)]
+        options = [] if "torch.utils" in program else ["-S"]
+        command = [sys.executable, "-W", "ignore", *options, "-c", program, str(workers)]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, env=environ, start_new_session=True)
         stack.callback(child.wait)
-        stack.callback(child.stdin.close)  # type: ignore[union-attr]
+        stack.callback(child.kill)
+        children.append(child)
+    for child in children:
         while len(workers_of := list(children_of(child.pid))) < workers and child.poll() is None:
-            pass
+            time.sleep(0.01)
         pids += [child.pid, *workers_of]
     return pids
 

@@ -2,8 +2,9 @@
 
     .venv/bin/python benchmarks/dump.py [--ranks 8] [--workers 8] [--rounds 2] [--python PATH] [--write]
 
-All tools read the same processes: ranks and their loader workers. They run in turn, so that other load on the machine
-affects all. By default hangwatch dumps these ranks twice, because none waits for others. "pause" is the longest time in
+All tools read the same processes: a hung job, in which one rank is blocked and all others wait for it in a collective,
+and the loader workers of its ranks. The second table is of four ranks with torch and its loader workers. The tools run
+in turn, so that other load on the machine affects all. "pause" is the longest time in
 which one rank was seen stopped (state t or T in /proc/PID/stat, read some thousand times a second). A tool that is not
 installed has no row. gdb prints C frames only. `hangwatch check` runs beside the same job; it dumps nothing. PATH
 is the Python of an installation as on nodes, without the packages of the tests; by default that of `make bench`.
@@ -26,13 +27,16 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import results  # noqa: E402
-from benchmarks.cli import Cost, children_of, cost_of, job, quietly  # noqa: E402
+from benchmarks.cli import HUNG_RANK, HUNG_TORCH_RANK, Cost, children_of, cost_of, job, quietly  # noqa: E402
 from hangwatch.probes.process import pyspy  # noqa: E402
 
 PYSTACK = Path(sys.executable).with_name("pystack")
 OURS = "hangwatch dump --rounds 1"
 ALL_ROUNDS = "hangwatch dump, two rounds"
+PYSPY = "py-spy dump"
 CHECK = "hangwatch check"
+TORCH_RANKS = 4
+SETTLE_SECONDS = 5.0
 
 
 class Tool(NamedTuple):
@@ -95,7 +99,7 @@ def tools(hangwatch: Path) -> Iterator[Tool]:
     yield Tool(OURS, _dump(hangwatch, "1"))
     yield Tool(ALL_ROUNDS, _dump(hangwatch, "2"))
     yield Tool("py-spy dump --nonblocking", _for_each(py_spy, "dump", "--nonblocking", "--json", "--pid"))
-    yield Tool("py-spy dump", _for_each(py_spy, "dump", "--json", "--pid"))
+    yield Tool(PYSPY, _for_each(py_spy, "dump", "--json", "--pid"))
     yield Tool("py-spy dump --native", _for_each(py_spy, "dump", "--native", "--json", "--pid"))
     if PYSTACK.exists():
         yield Tool("pystack remote", _for_each(PYSTACK, "remote"))
@@ -111,6 +115,28 @@ def measure(tool: Tool, ranks: Sequence[int], processes: Sequence[int]) -> tuple
     return cost, meter.longest_seconds
 
 
+def measure_job(
+    program: str, ranks: int, workers: int, kinds: Sequence[Tool], rounds: int
+) -> tuple[results.Table, dict[str, float], dict[str, float]]:
+    """Return the table of these tools on a job, and the median CPU and wall seconds of each."""
+    with ExitStack() as stack:
+        processes = job(stack, ranks, workers, program)
+        time.sleep(SETTLE_SECONDS)
+        rank_pids = [pid for pid in processes if list(children_of(pid))] or processes
+        turns = [[measure(tool, rank_pids, processes) for tool in kinds] for _ in range(rounds)]
+    rows, cpu_seconds, wall_seconds = [], {}, {}
+    for tool, measured in zip(kinds, zip(*turns, strict=True), strict=True):
+        cpu_seconds[tool.name] = statistics.median(cost.cpu_seconds for cost, _ in measured)
+        wall_seconds[tool.name] = statistics.median(cost.wall_seconds for cost, _ in measured)
+        pause = max(longest for _, longest in measured)
+        ratio = cpu_seconds[tool.name] / cpu_seconds[OURS]
+        numbers = f"{cpu_seconds[tool.name]:.2f}", f"{ratio:.2f}", f"{wall_seconds[tool.name]:.2f}"
+        rows.append((tool.name, *numbers, f"{1e3 * pause:.1f}"))
+    name = f"{len(processes)} processes{', torch' * (program == HUNG_TORCH_RANK)}"
+    columns = (name, "CPU seconds", "hangwatch = 1", "wall seconds", "pause of a rank, ms")
+    return results.Table(columns, tuple(rows)), cpu_seconds, wall_seconds
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ranks", type=int, default=8)
@@ -121,37 +147,20 @@ def main() -> int:
     options = parser.parse_args()
     if not (hangwatch := options.python.with_name("hangwatch")).exists():
         parser.error(f"{hangwatch}: no such program; `make bench` installs .venv/node/bin/hangwatch")
-    with ExitStack() as stack:
-        processes = job(stack, options.ranks, options.workers)
-        ranks = [pid for pid in processes if list(children_of(pid))] or processes
-        kinds = list(tools(hangwatch))
-        turns = [[measure(tool, ranks, processes) for tool in kinds] for _ in range(options.rounds)]
-    rows, cpu_seconds, wall_seconds = [], {}, {}
-    for tool, measured in zip(kinds, zip(*turns, strict=True), strict=True):
-        cpu_seconds[tool.name] = statistics.median(cost.cpu_seconds for cost, _ in measured)
-        wall_seconds[tool.name] = statistics.median(cost.wall_seconds for cost, _ in measured)
-        pause = max(longest for _, longest in measured)
-        ratio = cpu_seconds[tool.name] / cpu_seconds[OURS]
-        rows.append(
-            (
-                tool.name,
-                f"{cpu_seconds[tool.name]:.2f}",
-                f"{ratio:.2f}",
-                f"{wall_seconds[tool.name]:.2f}",
-                f"{1e3 * pause:.1f}",
-            )
-        )
-    columns = (f"{len(processes)} processes", "CPU seconds", "hangwatch = 1", "wall seconds", "pause of a rank, ms")
+    kinds = list(tools(hangwatch))
+    table, cpu_seconds, wall_seconds = measure_job(HUNG_RANK, options.ranks, options.workers, kinds, options.rounds)
+    few = [tool for tool in kinds if tool.name in (OURS, PYSPY)]
+    with_torch, torch_seconds, _ = measure_job(HUNG_TORCH_RANK, TORCH_RANKS, 8, few, options.rounds)
     figures = {
         "CPU, py-spy --nonblocking = 1": cpu_seconds[OURS] / cpu_seconds["py-spy dump --nonblocking"],
-        "CPU ratio of dump to py-spy": cpu_seconds[OURS] / cpu_seconds["py-spy dump"],
-        "CPU of all rounds, py-spy = 1": cpu_seconds[ALL_ROUNDS] / cpu_seconds["py-spy dump"],
+        "CPU ratio of dump to py-spy": cpu_seconds[OURS] / cpu_seconds[PYSPY],
+        "CPU ratio of dump to py-spy, torch": torch_seconds[OURS] / torch_seconds[PYSPY],
+        "CPU of all rounds, py-spy = 1": cpu_seconds[ALL_ROUNDS] / cpu_seconds[PYSPY],
         "seconds": wall_seconds[OURS],
         "wall seconds of check": wall_seconds[CHECK],
     }
-    table = results.Table(columns, tuple(rows))
     versions = results.find_versions([PYSTACK, "gdb"], options.python)
-    return results.report("dump", (table,), figures, versions=versions, is_kept=options.write)
+    return results.report("dump", (table, with_torch), figures, versions=versions, is_kept=options.write)
 
 
 if __name__ == "__main__":

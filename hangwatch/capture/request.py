@@ -42,6 +42,7 @@ class CaptureRequest(Value, frozen=True, gc=True):
     * `rounds`: number of rounds; None for the number in the settings. `needs_second_round`: called after a single
       planned round with its dumps. If it returns true, a second round follows.
     * `mode`: the content of each dump, and whether it may pause its process.
+    * `all_processes`: False leaves out the workers of ranks that wait for other ranks, unless a wait leads to them.
     * `search_seconds`: limit in each round of a search for the process at the other end of a pipe or Unix socket.
     * `activities`: the table that finds the thread for which a main thread waits; None: only main threads count.
     * `kept_stacks_bytes`: approximate limit in bytes of the stacks that are kept, see `stack_limits`.
@@ -55,6 +56,7 @@ class CaptureRequest(Value, frozen=True, gc=True):
     rounds: int | None = None
     needs_second_round: Callable[[Sequence[RankDump]], bool] | None = None
     mode: DumpMode = DumpMode()
+    all_processes: bool = True
     search_seconds: float = 0.2
     activities: Table | None = None
     kept_stacks_bytes: int = stack_limits.OF_OWNER_BYTES

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from hangwatch import config, words
+from hangwatch import words
 from hangwatch.capture import rank_dumps, stack_limits
 from hangwatch.capture.connections import JobConnections
 from hangwatch.capture.gpu_links import LinkCounters
@@ -30,6 +30,8 @@ from hangwatch.probes.base import filesystems, procfs
 from hangwatch.probes.network import sockets
 from hangwatch.probes.process import pyspy
 from hangwatch.probes.process.process_scan import ProcessScan
+from hangwatch.stacks.activity import find_activity
+from hangwatch.stacks.process_activity import find_process_activity
 
 _PEERS_LISTED = 8
 
@@ -60,14 +62,14 @@ def capture(job: Job, request: CaptureRequest) -> Capture:
         rounds=len(rounds.taken),
         ranks=(*present, *rank_dumps.absent_ranks(job, request.node)),
         world_size=job.world_size,
-        notes=_notes(job, request.settings, rounds.taken, interrupted=request.stop.is_set()),
+        notes=_notes(job, request, rounds),
     )
 
 
 class _Rounds:
     """The rounds of one capture. `targets` are the processes of `ranks` and their workers.
 
-    `taken` has the dumps of each finished round, by process.
+    `taken` has the dumps of each finished round, by process. `left_out` is the number of workers that need no dump.
     """
 
     def __init__(self, job: Job, request: CaptureRequest) -> None:
@@ -95,7 +97,9 @@ class _Rounds:
                 request.kept_stacks_bytes, len(self.ranks), len(workers), max(self._wanted, 2)
             ),
         )
+        self._whole = request.all_processes or request.activities is None
         self._sweeps: list[GpuSweep] = []
+        self.left_out = 0
         self.taken: list[dict[ProcessId, ProcessDump]] = []
 
     def take_all(self) -> PortTraffic | None:
@@ -115,13 +119,39 @@ class _Rounds:
         self._around.begin_round()
         end = time.monotonic() + request.settings.round_deadline_seconds
         with self._links.counting(len(self.taken), pool):
-            dumps = pool.map(self._taker.take, self.targets, [end] * len(self.targets))
-            self.taken.append(dict(zip(self.targets, dumps, strict=True)))
+            self.taken.append({})
+            if not self._whole:
+                self._take(pool, [rank.id for rank in self.ranks], end)
+                self._leave_out_workers()
+            self._take(pool, [target for target in self.targets if target not in self.taken[-1]], end)
             sweep = request.gpus.read_sweep() if request.gpus.read_sweep else None
             self._sweeps += [sweep] if sweep else []
         needs_second = request.needs_second_round
         if needs_second is not None and self._wanted == 1 and needs_second(self.rank_dumps({})):
             self._wanted = 2
+
+    def _take(self, pool: ThreadPoolExecutor, targets: Sequence[ProcessId], end: float) -> None:
+        dumps = pool.map(self._taker.take, targets, [end] * len(targets))
+        self.taken[-1].update(zip(targets, dumps, strict=True))
+
+    def _leave_out_workers(self) -> None:
+        """Leave out the workers of ranks that wait for other ranks, in this round and later ones."""
+        first, before = self.taken[-1], len(self.targets)
+        waiting = [rank for rank in self.ranks if self._waits_for_ranks(first[rank.id])]
+        needless = {worker.id for rank in waiting for worker in rank.workers}
+        self.targets = [target for target in self.targets if target not in needless]
+        self.left_out, self._whole = before - len(self.targets), True
+
+    def _waits_for_ranks(self, dump: ProcessDump) -> bool:
+        """True if a rank is in a collective, and neither a child, a lock nor a worker is known to hold it there."""
+        table, waits = self._request.activities, dump.waits
+        if table is None or not dump.threads or dump.fault is not None or dump.state != "S":
+            return False
+        is_led = waits.awaited or waits.file_lock or waits.asks_rank or waits.stuck_on
+        call = dump.main.call
+        if call is None or call.workers or is_led:
+            return False
+        return find_activity(find_process_activity(dump.threads, table).doing.activity).is_collective
 
     def rank_dumps(self, silent: Mapping[int, filesystems.Mount]) -> list[RankDump]:
         """Return the dumps of the ranks so far. `silent` has the file systems that do not respond, by pid."""
@@ -133,11 +163,12 @@ class _Rounds:
         ]
 
 
-def _notes(
-    job: Job, settings: config.Capture, taken: Sequence[dict[ProcessId, ProcessDump]], *, interrupted: bool
-) -> tuple[str, ...]:
+def _notes(job: Job, request: CaptureRequest, rounds: _Rounds) -> tuple[str, ...]:
     """Return notes on what the dumps do not show, for the reader of the report."""
-    notes = list(job.notes)
+    notes, taken, settings = list(job.notes), rounds.taken, request.settings
+    if rounds.left_out:
+        workers_left_out = words.count(rounds.left_out, "worker")
+        notes.append(f"{workers_left_out} of ranks that wait for other ranks not dumped: `dump --all-processes` does")
     workers = [len(rank.workers) for rank in job.ranks]
     left_out = sum(max(0, count - settings.max_workers_per_rank) for count in workers)
     if left_out:
@@ -149,7 +180,7 @@ def _notes(
     if absent > rank_dumps.ABSENT_LISTED:
         missing = words.count(absent, "local rank")
         notes.append(f"{missing} should be here and have no process: the first {rank_dumps.ABSENT_LISTED} are listed")
-    if interrupted:
+    if request.stop.is_set():
         notes.append(f"the capture was interrupted after {len(taken)} rounds: hangwatch was asked to stop")
     stopped = sorted(
         {

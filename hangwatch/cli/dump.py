@@ -24,6 +24,7 @@ class DumpOptions(NamedTuple):
     rounds: int | None
     native: bool
     include_locals: bool
+    all_processes: bool
     as_json_form: bool
     grouped: bool
     with_stacks: bool
@@ -38,6 +39,12 @@ class DumpOptions(NamedTuple):
     def is_special(self) -> bool:
         """True if the daemon cannot make this dump: it takes no pids, and dumps no native frames or locals."""
         return bool(self.pids or self.native or self.include_locals)
+
+    @property
+    def takes_all_processes(self) -> bool:
+        """True if the workers of ranks that wait for other ranks are dumped, too: all stacks are asked for."""
+        shows_all = (self.as_json_form and not self.grouped) or self.with_stacks or self.directory is not None
+        return self.all_processes or shows_all
 
 
 @click.command(
@@ -56,6 +63,11 @@ class DumpOptions(NamedTuple):
 )
 @click.option("--native", is_flag=True, help="Add native frames. Slow: pauses each process for 0.7 s, needs 340 MB.")
 @click.option("--locals", "include_locals", is_flag=True, help="Add local variables. They can contain secrets.")
+@click.option(
+    "--all-processes",
+    is_flag=True,
+    help="Dump the workers of ranks that wait for other ranks, too; -o, --stacks and --json always do.",
+)
 @click.option(
     "--json", "as_json_form", is_flag=True, help="Print verdicts, groups and all stacks as JSON, see docs/json.md."
 )
@@ -103,9 +115,11 @@ def dump(**given: Any) -> int:
 
 def _dump_remote(reach: Reach, options: DumpOptions) -> int:
     """Dump the jobs on other nodes. Return the exit code. Raises click.UsageError and InputError."""
-    if options.is_special or options.grouped or options.with_stacks or options.full or options.config_path:
+    is_here = options.is_special or options.all_processes
+    if is_here or options.grouped or options.with_stacks or options.full or options.config_path:
         raise click.UsageError(
-            "--pid, --native, --locals, --grouped, --stacks, --full and --config cannot be used with --nodes or --jobid"
+            "--pid, --native, --locals, --all-processes, --grouped, --stacks, --full and --config cannot be used with "
+            "--nodes or --jobid"
         )
     options = options._replace(rounds=options.rounds or 2)
     if options.agentless:  # these modules are imported only if needed

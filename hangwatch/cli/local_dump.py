@@ -144,6 +144,7 @@ class _LocalDump:
         return replace(
             request,
             needs_second_round=request.needs_second_round and is_second_round_needed,
+            all_processes=options.takes_all_processes,
             mode=DumpMode(native=options.native, include_locals=options.include_locals),
             gpus=GpuSources(read_sweep=lambda: self._sweep, read_traffic=partial(query.traffic, self._gpus)),
         )

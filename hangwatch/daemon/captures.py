@@ -80,7 +80,7 @@ class CaptureRunner:
             target = words.count(len(job.ranks), "rank") if job.ranks else "its launcher"
             log.info("%s: taking stacks of %s: %s", job.name.in_log, target, wanted.reason)
             levels = gpu_levels(entry.watch.power.gpus, settings)
-            look = self.capture_job(job, levels, may_pause=not wanted.is_light)
+            look = self.capture_job(job, levels, may_pause=not wanted.is_light, all_processes=wanted.result == "state")
             if look is None:
                 return
             if wanted.result == "low_power":
@@ -132,6 +132,7 @@ class CaptureRunner:
         levels: Mapping[str, GpuLevels] | None = None,
         *,
         may_pause: bool = True,
+        all_processes: bool = True,
         rounds: int | None = None,
         may_add_round: bool = False,
     ) -> Diagnosis | None:
@@ -148,6 +149,7 @@ class CaptureRunner:
             rounds=rounds,
             needs_second_round=partial(second_round.is_needed, table=common.activities) if may_add_round else None,
             mode=DumpMode(may_pause=may_pause),
+            all_processes=all_processes,
             kept_stacks_bytes=self._capture_bytes(job),
             stop=common.stop,
             slots=self._slots,

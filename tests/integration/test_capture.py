@@ -33,7 +33,7 @@ from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.stacks import activity
 from hangwatch.verdict import second_round
 from hangwatch.verdict.diagnosis import Diagnosis
-from tests.conftest import wait_for
+from tests.conftest import identity, wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.integration import targets
 from tests.other_users import needs_root
@@ -321,6 +321,38 @@ def test_a_shutdown_ends_a_capture_at_once(tmp_path: Path) -> None:
     assert taken.rounds == 1
     assert "interrupted" in taken.notes[0]
     assert not any(rank.gone for rank in taken.ranks)
+
+
+STARTS_WORKER = """
+import subprocess, sys, threading
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.PIPE)
+"""
+IN_ALL_REDUCE = """
+lock = threading.Lock()
+code = "def all_reduce():\\n    lock.acquire()\\n    ready()\\n    lock.acquire()"
+exec(compile(code, "torch/distributed/distributed_c10d.py", "exec"))
+all_reduce()
+"""
+
+
+@pytest.mark.parametrize("all_processes", [False, True])
+def test_worker_of_rank_in_collective_is_dumped_only_on_request(all_processes: bool, tmp_path: Path) -> None:
+    at_worker = f"{STARTS_WORKER}ready()\nchild.stdout.read()"
+    with targets.started(tmp_path, STARTS_WORKER + IN_ALL_REDUCE, at_worker) as pids:
+        for pid, name in zip(pids, ("futex", "read"), strict=True):
+            targets.wait_for_call(pid, name)
+        workers = [procfs.read_children(pid)[0] for pid in pids]
+        ranks = tuple(
+            replace(rank, workers=(Worker(id=identity(worker), comm="pt_data_worker"),))
+            for rank, worker in zip(targets.job_of(pids).ranks, workers, strict=True)
+        )
+        look = targets.diagnosed(
+            targets.job_of(pids, ranks=ranks), targets.QUICK, activity.load(), all_processes=all_processes
+        )
+    dumped = [[(worker.pid, len(worker.rounds)) for worker in rank.workers] for rank in look.capture.ranks]
+    assert dumped == [[(workers[0], 2)] * all_processes, [(workers[1], 2)]]
+    assert any("1 worker of ranks that wait" in note for note in look.capture.notes) != all_processes
+    assert [rank.rank for rank in look.verdict.named] == [1]
 
 
 def test_eight_ranks_and_64_workers_take_less_than_two_seconds(tmp_path: Path) -> None:

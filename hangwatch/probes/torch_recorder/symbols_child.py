@@ -15,8 +15,9 @@ import resource
 import struct
 import sys
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
+from elftools.common.utils import struct_parse
 from elftools.elf.elffile import ELFFile
 
 from hangwatch.formats import bounded_read
@@ -24,7 +25,7 @@ from hangwatch.formats import bounded_read
 PAGE = 4096
 MOST_TABLE_BYTES = 512 << 20  # 84 MiB in the CPU wheel of torch 2.13; more in builds with debug names
 MOST_VERSION_BYTES = 1 << 16
-MOST_SECONDS = 2  # of CPU; a real libtorch needs 0.2
+MOST_SECONDS = 2  # of CPU; a real libtorch needs 0.1
 # FlightRecorder<Event>::get(), FlightRecorder::get() up to 2.7, and NCCLTraceBuffer::get() of 2.5; from 2.15 on also
 # getFlightRecorder(backend).
 NAME = re.compile(
@@ -71,6 +72,11 @@ def symbol_values(
     return pointers, registries
 
 
+def headers(elf: ELFFile, form: Any, offset: int, size: int, count: int) -> list[Any]:
+    """Return the headers in a table. elftools' own sections would be slow: they read the hash tables of all symbols."""
+    return [struct_parse(form, elf.stream, offset + number * size) for number in range(count)]
+
+
 def places(file: int, library: str, offset: int) -> tuple[int | None, int | None]:
     """Return the offsets of the pointer and of the registry from the mapping of `offset`.
 
@@ -78,14 +84,17 @@ def places(file: int, library: str, offset: int) -> tuple[int | None, int | None
     """
     with os.fdopen(os.dup(file), "rb") as stream:
         elf = ELFFile(stream)
-        table = elf.get_section_by_name(".symtab") or elf.get_section_by_name(".dynsym")
+        sections = headers(elf, elf.structs.Elf_Shdr, elf["e_shoff"], elf["e_shentsize"], elf.num_sections())
+        tables = {section["sh_type"]: section for section in sections}
+        table = tables.get("SHT_SYMTAB") or tables.get("SHT_DYNSYM")
         if table is None or elf.elfclass != 64 or not elf.little_endian:
             return None, None
-        strings = elf.get_section(table["sh_link"])
+        strings = sections[table["sh_link"]]
         values = symbol_values(
             file, (table["sh_offset"], table["sh_size"]), (strings["sh_offset"], strings["sh_size"]), library
         )
-        loads = [segment.header for segment in elf.iter_segments("PT_LOAD")]
+        segments = headers(elf, elf.structs.Elf_Phdr, elf["e_phoff"], elf["e_phentsize"], elf.num_segments())
+        loads = [segment for segment in segments if segment["p_type"] == "PT_LOAD"]
     first_loads = [load for load in loads if load["p_offset"] & -PAGE == offset]
     if not first_loads:
         return None, None

@@ -47,8 +47,6 @@ def diagnose_job(job: Job, request: CaptureRequest, activities: Table) -> Diagno
     Facts that are slow to read, such as the target of a system call, are read only for ranks that the first verdict
     names or lists under "check first". Then the groups are judged again.
     """
-    from hangwatch.capture import live_output  # not at the start: only a diagnosis needs it
-
     settings, stop, proc_root = request.settings, request.stop, request.paths.proc_root
     taken = capture(job, replace(request, activities=activities))
     if settings.kernel_log:
@@ -60,7 +58,9 @@ def diagnose_job(job: Job, request: CaptureRequest, activities: Table) -> Diagno
     compared = environment_diff.compare(_environs(owner_ranks, job, proc_root)) if settings.environment else None
     taken = replace(taken, notes=(*taken.notes, *notes), environment=compared)
     inner_pids = {rank: procfs.read_inner_pid(rank.pid, proc_root) for rank in ends if rank.pid is not None}
-    logs = live_output.read_logs(ends, inner_pids)
+    if ends:
+        from hangwatch.capture import live_output  # not at the start: only a diagnosis of ranks with logs needs it
+    logs = live_output.read_logs(ends, inner_pids) if ends else ()
 
     def judged(taken: Capture) -> Diagnosis:
         ranks_here = job.ranks_here or None
@@ -74,7 +74,11 @@ def diagnose_job(job: Job, request: CaptureRequest, activities: Table) -> Diagno
         taken = _with_calls(taken, look, pids, job, proc_root)
         details = _details(owner_ranks, job, pointed, stop) if settings.details else {}
         ranks = tuple(
-            replace(rank, last_lines=live_output.last_lines(ends.get(rank.id, ())), details=details.get(rank.id))
+            replace(
+                rank,
+                last_lines=live_output.last_lines(ends[rank.id]) if rank.id in ends else (),
+                details=details.get(rank.id),
+            )
             if rank.id.pid in pointed
             else rank
             for rank in taken.ranks

@@ -11,6 +11,7 @@ from hangwatch.verdict.scene import open_operations
 from hangwatch.verdict.sequence_rules import decide_by_records
 
 _BETWEEN_RANKS = frozenset({"Cycle", "Mismatch"})
+_LOCAL = frozenset({"pipe", "unix"})
 
 
 def find_waiting(grouping: Grouping) -> Iterator[Member]:
@@ -22,8 +23,8 @@ def find_waiting(grouping: Grouping) -> Iterator[Member]:
 def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
     """Return the ranks that block the job for good.
 
-    These are named ranks that are gone, stopped without a tracer, or blocked on a pipe of a stopped process, and ranks
-    in a cycle or a mismatch by sequence numbers.
+    These are named ranks that are gone, stopped without a tracer, or blocked on a stopped child or on a pipe or Unix
+    socket of a stopped process, and ranks in a cycle or a mismatch by sequence numbers.
     """
     if not any(_is_in_collective(group, member) for group in grouping.groups for member in group.members):
         return frozenset()
@@ -48,6 +49,9 @@ def _is_in_collective(group: Group, member: Member) -> bool:
 def _is_permanent(member: Member) -> bool:
     if member.signature is Signature.STOPPED:
         return member.waits.tracer is None and member.waits.frozen_cgroup is None
-    targets = () if member.kernel.call is None else member.kernel.call.behind
-    is_behind_stopped = len(targets) == 1 and targets[0].kind == "pipe" and targets[0].other_state in STOPPED_STATES
-    return member.signature is Signature.GONE or is_behind_stopped
+    if member.signature is Signature.GONE or member.kernel.call is None:
+        return member.signature is Signature.GONE
+    targets, child_state = member.kernel.call.behind, member.kernel.call.child_state
+    # A connection may have been inherited by other processes, which answer.
+    is_behind_stopped = len(targets) == 1 and targets[0].kind in _LOCAL and targets[0].other_state in STOPPED_STATES
+    return is_behind_stopped or child_state in STOPPED_STATES

@@ -33,6 +33,7 @@ from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.stacks import activity
 from hangwatch.verdict import second_round
 from hangwatch.verdict.diagnosis import Diagnosis
+from hangwatch.verdict.permanence import find_permanent
 from tests.conftest import identity, wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.integration import targets
@@ -353,6 +354,28 @@ def test_worker_of_rank_in_collective_is_dumped_only_on_request(all_processes: b
     assert dumped == [[(workers[0], 2)] * all_processes, [(workers[1], 2)]]
     assert any("1 worker of ranks that wait" in note for note in look.capture.notes) != all_processes
     assert [rank.rank for rank in look.verdict.named] == [1]
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+@pytest.mark.parametrize("code", ["child.wait()", "ours.recv(1)"], ids=["child", "server"])
+def test_rank_that_waits_for_a_stopped_process_cannot_continue(code: str, is_stopped: bool, tmp_path: Path) -> None:
+    waits = """
+import socket, subprocess, sys, threading
+ours, theirs = socket.socketpair()
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=[theirs.fileno()])
+theirs.close()
+ready()
+"""
+    in_all_reduce = STARTS_WORKER.partition("child")[0] + IN_ALL_REDUCE
+    with targets.started(tmp_path, in_all_reduce, waits + code) as pids:
+        targets.wait_for_call(pids[0], "futex")
+        targets.wait_for_call(pids[1], "awaits_child" if code == "child.wait()" else "receives")
+        (child,) = procfs.read_children(pids[1])
+        if is_stopped:
+            targets.stop(child)
+        look = targets.diagnosed(targets.job_of(pids), targets.QUICK, activity.load())
+    ranks = {rank.rank for rank in find_permanent(look.grouping, look.verdict)}
+    assert ranks == ({1} if is_stopped else set()), look.verdict
 
 
 def test_eight_ranks_and_64_workers_take_less_than_two_seconds(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ LOOK_ALIKES = (
     *(
         Healthy(f"rank 0 in {name} for {seconds} s", between(doing, seconds), HOUR + 600, HOUR - 1000)
         for name, doing in _AWAITED
-        for seconds in (40, 90)
+        for seconds in (40, 100)
     ),
     *(
         Healthy(
@@ -150,7 +150,7 @@ LOOK_ALIKES = (
             HOUR - 1000,
         )
         for name, doing in _AWAITED
-        for seconds in (40, 90)
+        for seconds in (40, 100)
     ),
     Healthy("evaluation without collectives", between(power.EVALUATES, 1200, power.EVALUATES)),
     Healthy(

@@ -548,6 +548,10 @@ def reading(state: str, kind: str = "pipe") -> KernelFacts:
     return KernelFacts(call=KernelCall(name="read", says="read from", rounds=3, descriptors=1, behind=(target,)))
 
 
+def awaiting(state: str) -> KernelFacts:
+    return KernelFacts(call=KernelCall(name="wait4", says="wait4() for", rounds=3, child_pid=9, child_state=state))
+
+
 @pytest.mark.parametrize(
     ("grouping", "is_permanent"),
     [
@@ -559,8 +563,14 @@ def reading(state: str, kind: str = "pipe") -> KernelFacts:
         (with_odd(Signature.BLOCKED, reading("T")), True),
         (with_odd(Signature.BLOCKED, reading("S")), False),
         (with_odd(Signature.BLOCKED, reading("T", "connection")), False),
+        (with_odd(Signature.BLOCKED, reading("T", "unix")), True),
+        (with_odd(Signature.BLOCKED, awaiting("T")), True),
+        (with_odd(Signature.BLOCKED, awaiting("S")), False),
     ],
-    ids=["gone", "stopped", "traced", "frozen", "blocked", "stopped peer", "living peer", "connection"],
+    ids=[
+        *("gone", "stopped", "traced", "frozen", "blocked", "stopped peer", "living peer", "connection"),
+        *("stopped server", "stopped child", "living child"),
+    ],
 )
 def test_named_rank_is_permanent_by_its_state(grouping: Grouping, is_permanent: bool) -> None:
     assert permanent(grouping) == ([3] if is_permanent else [])

@@ -11,6 +11,7 @@ from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, ok, warning, worst
 from hangwatch.model import CheckVerdict, Fault, JobName, Point, Value
 from hangwatch.probes.base import procfs
+from hangwatch.probes.base.interpreter import pip_install
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import dump_obstacles, dump_permissions, pyspy, pystack
 
@@ -81,7 +82,7 @@ def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
 
 
 def _pyspy(rights: dump_permissions.Rights) -> Iterator[CheckVerdict]:
-    install = "pip install --upgrade 'py-spy>=0.4.1' into hangwatch's environment"
+    install = pip_install("py-spy>=0.4.1")
     if rights.pyspy_version is None or rights.pyspy_path is None:
         yield warning("PySpyMissing", "py-spy is not installed: no stack can be taken", install)
     elif rights.pyspy_version and rights.pyspy_version < pyspy.OLDEST_VERSION:

@@ -112,6 +112,8 @@ def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
     clocks = [gpu.clock_hertz / 1e6 for gpu in gpus]
     lowest = "" if min(clocks) == max(clocks) else f"{min(clocks):,.0f} to "
     message = f"{words.count(len(gpus), 'busy GPU')} of jobs at {lowest}{max(clocks):,.0f} MHz"
+    if len(window) == 1:
+        message += f"; a slow GPU shows only to the daemon, after {words.duration(SLOW_SECONDS)}: `hangwatch status`"
     return worst(findings, ok("ClocksAlike", message))
 
 

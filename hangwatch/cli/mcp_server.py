@@ -23,6 +23,7 @@ from hangwatch.cli.usage_errors import InputError
 from hangwatch.formats import decoding
 from hangwatch.model import Fault, ProcessId
 from hangwatch.probes.base.child import Printed, Runner
+from hangwatch.probes.base.interpreter import pip_install
 
 MOST_BYTES = 256 << 10  # of an answer
 MOST_PRINTED_BYTES = 64 << 20  # of a command, with the fields that are left out
@@ -178,7 +179,7 @@ def serve(config_path: Path | None) -> None:
         from mcp.server.mcpserver import MCPServer
         from mcp.types import ToolAnnotations
     except ImportError as error:
-        raise InputError(f"the MCP SDK cannot be imported: {error}\n  pip install 'mcp>=2.3,<3'") from None
+        raise InputError(f"the MCP SDK cannot be imported: {error}\n  {pip_install('mcp>=2.3,<3')}") from None
     tools = _Tools(config_path)
 
     class StrictServer(MCPServer):

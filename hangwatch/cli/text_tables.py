@@ -18,10 +18,19 @@ if TYPE_CHECKING:
 _COLORS = {"OK": "green", "UNKNOWN": "magenta", "WARNING": "yellow", "CRITICAL": "red"}
 
 
+_LEAST_COLUMNS = 30  # of the last column of a table; fewer would break words
+
+
+def _is_too_narrow(rows: Sequence[Sequence[str]]) -> bool:
+    """True if the screen has too few columns for the text in the last column of these rows."""
+    *others, last = (max(map(len, cells)) for cells in zip(*rows, strict=True))
+    return screen.columns() - sum(others) - 2 * len(others) < min(last, _LEAST_COLUMNS)
+
+
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], nothing: str) -> None:
     """Print rows under a header. If there are no rows, print the text `nothing`.
 
-    On a terminal the cells are wrapped. Elsewhere each row is one tab-separated line.
+    On a terminal the cells are wrapped, or each is a line on a narrow one. Elsewhere each row is a tab-separated line.
     """
     rows = [[words.printable(" ".join(cell.split())) for cell in row] for row in rows]
     if not rows:
@@ -29,6 +38,12 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], nothing: s
     elif not sys.stdout.isatty():
         for row in (header, *rows):
             click.echo("\t".join(row))
+    elif _is_too_narrow((header, *rows)):
+        for row in rows:
+            cells = [f"{name}: {cell}" for name, cell in zip(header, row, strict=True) if cell]
+            click.echo(
+                "\n".join(textwrap.fill(cell, screen.columns(), subsequent_indent="  ") for cell in cells) + "\n"
+            )
     else:
         from rich.console import Console
         from rich.table import Table

@@ -265,7 +265,7 @@ def make_incident(
         duration_seconds=0.0,
         rounds=0,
         ranks=ranks,
-        world_size=job.world_size,
+        world_size=job.world_size if job.has_ranks_on_other_nodes else None,
     )
     grouping = group_ranks(capture, activities, config.Capture())
     return Incident(

@@ -55,7 +55,7 @@ class Section(Value, frozen=True):
 def render(incident: Incident, feedback: Feedback | None = None) -> str:
     """Return the HTML page of an incident. It is smaller than 2 MB for any number of ranks."""
     about = "" if feedback is None else phrases.describe_feedback(feedback, incident.verdict)
-    return _render_page(incident.grouping, incident.verdict, incident, about)
+    return _render_page(incident.grouping, phrases.past_verdict(incident), incident, about)
 
 
 def render_files(incident: Incident) -> dict[str, str]:

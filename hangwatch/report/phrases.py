@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from msgspec import structs
+
 from hangwatch.collectives import rank_records
 from hangwatch.model import (
     CRASHED,
@@ -251,6 +253,21 @@ def state_row(incident: Incident) -> tuple[str, str]:
     if incident.timeline or incident.state is not JobState.SUSPECTED:
         return "State", f"{incident.state.value}; no progress since {opened}, first capture at {first}"
     return "Taken", opened
+
+
+def has_recovered(incident: Incident) -> bool:
+    """True if the job works again: its verdict is about the past."""
+    return incident.closed_unix_seconds is not None and incident.state in (JobState.RECOVERED, JobState.TRAINING)
+
+
+def past_verdict(incident: Incident) -> Verdict:
+    """Return the verdict. If the job has recovered, its message begins with that: the rest was so before."""
+    if not has_recovered(incident) or incident.closed_unix_seconds is None:
+        return incident.verdict
+    after = duration(incident.closed_unix_seconds - incident.opened_unix_seconds)
+    return structs.replace(
+        incident.verdict, message=f"It works again after {after}. Before: {incident.verdict.message}"
+    )
 
 
 def time_out(incident: Incident) -> str:

@@ -76,7 +76,8 @@ def render(incident: Incident, feedback: Feedback | None = None, *, color: bool 
     """
     style = _style(incident.grouping, color, width)
     about = "" if feedback is None else phrases.describe_feedback(feedback, incident.verdict)
-    lines = _verdict_lines(incident.verdict, style) + _table([("Feedback", about), *_heading(incident)], style)
+    rows = [("Feedback", about), *_heading(incident)]
+    lines = _verdict_lines(phrases.past_verdict(incident), style) + _table(rows, style)
     lines += _grouping_lines(incident.grouping, incident.verdict, style)
     lines += _rank_sections(incident, style)
     lines += _section("Progress", _progress_lines(incident, style), style)
@@ -176,7 +177,7 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
     size = f", world size {job.world_size:,}" if job.world_size is not None else ""
     return [
         ("Verdict", phrases.judgement(incident.verdict)),
-        *_suspect_rows(incident.verdict),
+        *_suspect_rows(incident.verdict, is_over=phrases.has_recovered(incident)),
         phrases.state_row(incident),
         ("Timeout", phrases.time_out(incident)),
         ("Job", f"{words.describe_job(job)}, {job.launcher}"),
@@ -189,8 +190,10 @@ def _heading(incident: Incident) -> list[tuple[str, str]]:
     ]
 
 
-def _suspect_rows(verdict: Verdict) -> list[tuple[str, str]]:
+def _suspect_rows(verdict: Verdict, *, is_over: bool = False) -> list[tuple[str, str]]:
     rows = [("Named", "; ".join(phrases.named(verdict))), ("Check first", "; ".join(phrases.check_first(verdict)))]
+    if is_over:
+        return [*rows, ("Was stuck on", verdict.stuck_on)]
     action = describe_action(verdict.action) if verdict.action.reason else ""
     return [*rows, ("Stuck on", verdict.stuck_on), ("Do first", next_step(verdict)), ("Action", action)]
 

@@ -38,6 +38,8 @@ def _describe(order: ArrivalOrder, by_id: dict[ProcessId, Rank]) -> str:
     if order.reason == "TooFewRecords":
         ready = order.ready_in_seconds
         wait = "the time is known after the next reading" if ready is None else f"enough in {words.duration(ready)}"
+        if order.records >= FEWEST_RECORDS:
+            return f"{words.count(order.records, 'record')} at one place, but of too short a time; {wait}."
         return f"Too few records: {order.records} of at least {FEWEST_RECORDS} at one place; {wait}."
     assert order.latest is not None
     assert order.place is not None

@@ -221,7 +221,8 @@ def _total(watts: Iterable[float | None]) -> float | None:
 def _present_message(entry: JobEntry, incident: Incident | None) -> str | None:
     """Return the message of the incident, or that on a job that is suspected and has no incident yet."""
     look = incident or (entry.suspected if entry.watch.state is JobState.SUSPECTED else None)
-    return None if look is None else shorten_paths(look.verdict.message, look.grouping)
+    was = "it works again; before: " if entry.watch.state is JobState.RECOVERED else ""
+    return None if look is None else was + shorten_paths(look.verdict.message, look.grouping)
 
 
 def _present_incident(entry: JobEntry) -> Incident | None:

@@ -31,6 +31,7 @@ from rich.console import Console
 from hangwatch import store
 from hangwatch.cli import progress_line
 from hangwatch.cli.screen import WIDEST
+from hangwatch.cli.status_tables import print_status
 from hangwatch.cli.top import LastAnswer, frame, watch
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.config import Http
@@ -273,6 +274,30 @@ def test_hung_job_at_each_width_loses_its_message_only(width: int, golden: Calla
     assert "Rank 3 (gpu-07, pid 2799)" in text
     assert re.search(r"environment +WARNING +4 min ago +NCCL_DEBUG", text)
     golden(f"top-{width}.txt", "".join(f"{line.rstrip()}\n" for line in text.splitlines()))
+
+
+class Screen(io.StringIO):
+    """A terminal that keeps its text."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.golden
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_status_at_each_width_wraps_between_words(
+    width: int, golden: Callable[[str, str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = Screen()
+    for name, value in {"COLUMNS": str(width), "TERM": "xterm", "NO_COLOR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdout", shown)
+    monkeypatch.setattr(time, "time", lambda: 1.7e9)
+    print_status(HUNG)
+    text = re.sub(r"\x1b\[[\d;]*m", "", shown.getvalue())
+    assert max(map(cell_len, text.splitlines())) <= max(width, cell_len(text.splitlines()[0]))
+    assert "alice" in text and "utilisation" in text, "no word is cut"
+    golden(f"status-{width}.txt", "".join(f"{line.rstrip()}\n" for line in text.splitlines()))
 
 
 @given(width=st.integers(1, 250), verdict=st.text(max_size=300), name=st.text(max_size=100), has_end=st.booleans())

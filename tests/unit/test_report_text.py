@@ -54,6 +54,17 @@ def raw_part(report: str) -> list[str]:
     return lines[start + 2 :]
 
 
+def test_recovered_job_is_told_in_the_past_tense() -> None:
+    hang = samples.loader_hang()
+    verdict = replace(hang.verdict, stuck_on="read() of a pipe")
+    incident = samples.replaced(
+        hang, verdict=verdict, state=JobState.RECOVERED, closed_unix_seconds=hang.opened_unix_seconds + 132
+    )
+    for shown in (text.render(incident), html.render(incident)):
+        assert "It works again after 2 min 12 s." in shown and "Before: Rank 7 " in shown
+        assert "Was stuck on" in shown and "Do first" not in shown
+
+
 @pytest.mark.golden
 @pytest.mark.parametrize("name", samples.SAMPLES)
 def test_golden(name: str, golden: Callable[[str, str], None]) -> None:

@@ -111,7 +111,8 @@ def test_a_new_silence_is_not_told_by_the_verdict_of_the_last_hang(
     )
     entry = JobEntry(job=job, watch=replace(job_watch.begin_watch(job, 5.0, 0.0), state=state), incident=incident)
     (seen,) = build_status(Snapshot(jobs={job.key: entry}), "n1", 7.0).jobs
-    assert (seen.verdict, seen.incident) == (("All ranks wait", "i1") if shown else (None, None))
+    was = "it works again; before: " if state is JobState.RECOVERED else ""
+    assert (seen.verdict, seen.incident) == ((f"{was}All ranks wait", "i1") if shown else (None, None))
 
 
 def entry(name: str, pid: int, *, has_counters: bool = True) -> JobEntry:
@@ -246,6 +247,10 @@ def test_nccl_is_said_to_show_only_the_cpu() -> None:
         (make_order(reason="LateByRole"), "No rank is named: rank 10 (pid 102) is late by 4 ms"),
         (ArrivalOrder(reason="NoRecords"), "No rank can be compared"),
         (ArrivalOrder(reason="TooFewRecords", records=120), "120 of at least 300 at one place; the time is known"),
+        (
+            ArrivalOrder(reason="TooFewRecords", records=712),
+            "712 records at one place, but of too short a time; the time",
+        ),
         (ArrivalOrder(reason="TooFewRecords", records=9, ready_in_seconds=90), "at one place; enough in 1 min 30 s"),
     ],
 )

@@ -10,10 +10,11 @@ from hangwatch.formats import python_files
 from hangwatch.formats.pyspy_json import USE_GDB
 from hangwatch.model import Fault
 from hangwatch.probes.base import procfs
+from hangwatch.probes.base.interpreter import pip_install
 from hangwatch.probes.process import proc_pid
 
 MOST_THREADS = 4096  # limit of py-spy 0.4, also for the frames of a thread; above it, py-spy reports "no interpreter"
-INSTALL_PYSTACK = "for free-threaded builds and newer Pythons, install pystack: pip install 'pystack>=1.7,<2'"
+INSTALL_PYSTACK = f"for free-threaded builds and newer Pythons: {pip_install('pystack>=1.7,<2')}"
 
 
 class _Target(NamedTuple):

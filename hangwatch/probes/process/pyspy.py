@@ -21,6 +21,7 @@ from typing import NamedTuple
 from hangwatch.formats import pyspy_json
 from hangwatch.model import BLOCKED_STATES, ENDED_STATES, STOPPED_STATES, Fault, ProcessId, Value
 from hangwatch.probes.base import child, procfs
+from hangwatch.probes.base.interpreter import pip_install
 from hangwatch.probes.process.dump_obstacles import MOST_THREADS
 
 BLOCKING_DEADLINE_SECONDS = 5.0
@@ -190,7 +191,7 @@ def _refusal(
     subject = f"pid {pid}"
     if before is None or before[1] in ENDED_STATES:
         return Fault(subject=subject, reason="ProcessGone", detail="the process has ended", about="target")
-    install = "install it in the environment of hangwatch: pip install 'py-spy>=0.4.1'"
+    install = f"install it for hangwatch: {pip_install('py-spy>=0.4.1')}"
     if program is None:
         return Fault(subject=subject, reason="NoPyspy", detail="py-spy was not found", remedy=install)
     if known_version is None or (known_version != SILENT and known_version < OLDEST_VERSION):

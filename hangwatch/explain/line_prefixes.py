@@ -65,7 +65,8 @@ def read_texts(line: str) -> Sequence[str]:
     line = line.rstrip("\r\n")
     if not ("\x1b" in line or "\r" in line or "&" in line or line.startswith("{")):
         return (line,)
-    return [_unescape_html(part) for part in _unwrap_json(_show_as_terminal(line))]
+    parts = _unwrap_json(_show_as_terminal(line))
+    return [html.unescape(part) if _ENTITY.search(part) else part for part in parts]  # copied from a page's source
 
 
 def _show_as_terminal(line: str) -> str:
@@ -109,14 +110,6 @@ def are_labelled(head: Sequence[str]) -> bool:
     written = [line for line in head if line.strip()]
     labels = [found.group(1) for found in map(_LABEL_OF_TASK.match, written) if found]
     return len(labels) > 1 and len(labels) * 10 >= len(written) * 9 and len(set(labels)) * 2 <= len(labels)
-
-
-def _unescape_html(line: str) -> str:
-    """Return a line with its HTML entities replaced: `&lt;module&gt;` becomes `<module>`.
-
-    A text that was copied from the source of a web page contains such entities.
-    """
-    return html.unescape(line) if _ENTITY.search(line) else line
 
 
 class Headings:

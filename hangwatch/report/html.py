@@ -135,11 +135,6 @@ def _describe_rounds(dump: RankDump) -> str:
     return f"round {shown_round(dump) + 1} of {len(stacks)}; rounds differ: see dumps/"
 
 
-def _shorten(value: object) -> object:
-    """Return a text shortened and with its control characters escaped. The template itself escapes HTML."""
-    return words.elided(value, _MAX_TEXT) if type(value) is str else value
-
-
 @functools.lru_cache(maxsize=1)
 def _template() -> tuple[Template, Markup, str]:
     """Return the compiled template, the style sheet, and its hash for the content security policy."""
@@ -158,7 +153,7 @@ def _environment() -> Environment:
         loader=PackageLoader("hangwatch.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_shorten,
+        finalize=lambda value: words.elided(value, _MAX_TEXT) if type(value) is str else value,
         trim_blocks=True,
         lstrip_blocks=True,
     )

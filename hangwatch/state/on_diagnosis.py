@@ -13,7 +13,7 @@ from hangwatch.model import Grouping, JobState, Motion
 from hangwatch.stacks.activity import RENDEZVOUS
 from hangwatch.stacks.idle_reasons import find_resting_state, has_no_task, is_serving
 from hangwatch.state.actions import Action, SaveIncident
-from hangwatch.state.board import JobEntry, Snapshot
+from hangwatch.state.board import Snapshot
 from hangwatch.state.hang_history import find_history, remember_hang
 from hangwatch.state.incident_timeline import add_capture, update_timeline
 from hangwatch.verdict import timeout_forecast
@@ -51,7 +51,9 @@ def record_capture(
         watch = replace(watch, timeout=replace(watch.timeout, recorded_seconds=recorded_seconds))
     watch, wanted = detector.apply_capture(watch, seen, now, settings)
     entry = replace(entry, watch=watch, page=job_watch.should_page(watch, now, settings))
-    look = _recommend(snapshot, entry, look, is_pausing=job_watch.longest_pause_seconds(watch, now) is not None)
+    history = find_history(snapshot, entry.job, entry.open_incident, look.capture.node, look.judged_unix_seconds)
+    is_known_pause = not entry.page and job_watch.longest_pause_seconds(watch, now) is not None
+    look = replace(look, verdict=with_action(look.verdict, look.grouping, history, is_known_pause=is_known_pause))
     if watch.is_open:
         entry = replace(entry, incident=add_capture(entry, look, now), suspected=None)
     elif watch.gap is not None:
@@ -62,13 +64,6 @@ def record_capture(
     if entry.watch.state is JobState.HUNG and entry.open_incident is not None:
         snapshot = remember_hang(snapshot, entry.open_incident)
     return snapshot.count("captures", _describe_result(seen)).with_job(entry), actions
-
-
-def _recommend(snapshot: Snapshot, entry: JobEntry, look: Diagnosis, *, is_pausing: bool) -> Diagnosis:
-    """Return the diagnosis with the action that follows from it, from known pauses, and from earlier hangs."""
-    history = find_history(snapshot, entry.job, entry.open_incident, look.capture.node, look.judged_unix_seconds)
-    is_known_pause = is_pausing and not entry.page
-    return replace(look, verdict=with_action(look.verdict, look.grouping, history, is_known_pause=is_known_pause))
 
 
 def _follow_sleepers(watch: JobWatch, look: Diagnosis, now: float, settings: Detector) -> tuple[JobWatch, Diagnosis]:

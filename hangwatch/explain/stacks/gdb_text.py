@@ -21,6 +21,7 @@ _WHERE = re.compile(r" (?:(from) (\S+)|(at) (\S+?)(?::\d+)?)$")
 _INTERPRETER = re.compile(r"^_?Py[A-Z_]|^_Py|^call_function$|^do_call_core$")
 _INTERPRETER_FILE = re.compile(r"^(?:\.{0,2}/)*(?:Python|Objects|Include|Programs|Parser)/|(?:^|/)Modules/main\.c$")
 _C_LIBRARY = re.compile(r"(?:^|/)(?:nptl|sysdeps|csu)/")
+_C_LIBRARIES = ("libc.so", "libpthread", "libstdc++.so")
 LONE = "bt"  # instead of the number of a thread, which is that of a process of its own
 _LONGEST_PREAMBLE = 500  # lines before the first thread: other threads that gdb found, and its warnings
 _SAID = re.compile(
@@ -115,17 +116,13 @@ class Reader(StackText):
         if self._traced:
             places = [*(place for place in places if place.is_compiled), *self._traced]
         if all(place.is_compiled for place in places):
-            places = list(dropwhile(_is_of_c_library, places)) or places
+            # A frame of the C library shows no awaited object: every wait in it looks like a lock.
+            places = list(dropwhile(lambda place: place.file.startswith(_C_LIBRARIES), places)) or places
         self._traced, self._shown = [], ""
         kept = thread._replace(places=places)
         super()._keep(kept)
         if self._number == 1:
             self._main, self._pid = kept, int(thread.thread_id) if thread.thread_id.isdecimal() else None
-
-
-def _is_of_c_library(place: Place) -> bool:
-    """True for a frame of the C library. It shows no awaited object, because every wait in it looks like a lock."""
-    return place.file.startswith(("libc.so", "libpthread", "libstdc++.so"))
 
 
 def _find_name(text: str) -> str:

@@ -26,8 +26,7 @@ def states(snapshot: Snapshot, now: float) -> Iterator[Metric]:
     """Yield the identity, state, ranks and GPUs of the jobs on this node, and 1 for each job that should page."""
     identity = ("launcher", "user", "owner", "world_size", "name", "program", "title")
     info = gauge("job_info", "Jobs on this node; `title` is the name of the job in a page", (*JOB, *identity))
-    state = gauge("job_state", "1 for the current state of the job, 0 for the other states", (*JOB, "state"))
-    current = gauge("job_current_state", "1 for the current state of the job, and no other series", (*JOB, "state"))
+    state = gauge("job_current_state", "1 for the current state of the job, and no other series", (*JOB, "state"))
     ranks = gauge("job_ranks", "Ranks of the job that run on this node", JOB)
     absent = gauge("job_absent_ranks", "Ranks of the job that should run on this node but do not", JOB)
     quiet = gauge("job_quiet_seconds", "Time since the job became quiet", JOB)
@@ -39,9 +38,7 @@ def states(snapshot: Snapshot, now: float) -> Iterator[Metric]:
         name = tuple(job.name.labels.values())
         labels = [job.launcher, job.user or "", job.owner, number_text(job.world_size), job.job_name, job.program]
         info.add_metric([*name, *labels, words.describe_job(job)], 1)
-        for possible in JobState:
-            state.add_metric([*name, possible.value], float(possible is entry.watch.state))
-        current.add_metric([*name, entry.watch.state.value], 1)
+        state.add_metric([*name, entry.watch.state.value], 1)
         alive = 0 if entry.watch.state is JobState.ENDED else len(job.ranks)
         ranks.add_metric(name, alive)
         absent.add_metric(name, sum(map(len, job.absent)))
@@ -52,7 +49,7 @@ def states(snapshot: Snapshot, now: float) -> Iterator[Metric]:
                 gpus.add_metric(
                     [*name, index.get(uuid, ""), uuid, number_text(rank.rank), number_text(rank.local_rank)], 1
                 )
-    yield from (info, state, current, ranks, absent, quiet, page, gpus)
+    yield from (info, state, ranks, absent, quiet, page, gpus)
 
 
 def idle_workers(snapshot: Snapshot, now: float, settings: Detector) -> Iterator[Metric]:

@@ -110,7 +110,7 @@ def test_a_recording_rule_that_is_renamed_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("expr", "names"),
     [
-        ('hangwatch_job_state{state="up"} == 1', {"hangwatch_job_state"}),
+        ('hangwatch_job_current_state{state="up"} == 1', {"hangwatch_job_current_state"}),
         ("sum by (hangwatch_x) (rate(process_cpu_seconds_total[5m]))", {"process_cpu_seconds_total"}),
         ("a or on (up) hangwatch:job_page:held", {"hangwatch:job_page:held"}),
         ('up{job=~"(.+/)?hangwatch"} == 0', {"up"}),

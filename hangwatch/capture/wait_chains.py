@@ -196,7 +196,7 @@ class WaitChains(NamedTuple):
     def _find_end_of(self, step: _Step) -> Awaited | None:
         """Return the end of a chain at this process, if its state, its call or its connections show it; else None."""
         state = procfs.read_state(step.pid, self.job.proc_root)
-        if state is None or state[1] in STOPPED_STATES or (step.may_answer and state[1] in BLOCKED_STATES):
+        if state is None or state[1] in STOPPED_STATES | BLOCKED_STATES:
             does = "has ended" if state is None else "is stopped" if state[1] in STOPPED_STATES else "is in state D"
             return Awaited(name=f"{step.name}, which {does}", end="held")
         call, held = self.job.read_call(step.pid), (self.job.connections_of(step.pid) or {}).values()

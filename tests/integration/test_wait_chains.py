@@ -68,6 +68,7 @@ theirs.close()
 ready()
 ours.recv(1)
 """
+STARTS = "os.posix_spawn('/bin/true', ['true'], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, folder + '/fifo', 0, 0)])"
 STOPS, ASKS_BACK = "os.kill(os.getpid(), signal.SIGSTOP)", "os.read(questions[0], 1)"
 
 
@@ -107,6 +108,7 @@ def test_rank_that_waits_for_its_driver_waits_for_the_rank_behind_it(
     ("program", "task", "end", "says"),
     [
         (HELPER, STOPS, "held", "which is stopped"),
+        (HELPER, STARTS, "held", "which is in state D"),
         (HELPER, ASKS_BACK, "cycle", "which waits for this process"),
         (OVER_A_SOCKET, STOPS, "held", "which is stopped"),
         (OVER_A_SOCKET, "theirs.recv(1)", "cycle", "which waits for this process"),
@@ -117,8 +119,10 @@ def test_rank_is_blocked_by_a_helper_that_cannot_answer(
 ) -> None:
     with targets.python(program.format(task=task), tmp_path) as pid:
         targets.wait_for_call(pid, "receives")
-        (helper,) = procfs.read_children(pid)
-        wait_for(lambda: procfs.read_thread_states(helper).startswith("T") or end == "cycle", "the helper to stop")
+        helper, *_ = procfs.read_children(pid)
+        wait_for(
+            lambda: procfs.read_thread_states(helper).startswith(("T", "D")) or end == "cycle", "the helper to stop"
+        )
         (member,) = measured(job_of_pids([pid]))
     awaited = member.waits.awaited
     assert member.motion is Motion.FROZEN and awaited is not None

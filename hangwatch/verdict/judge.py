@@ -261,7 +261,7 @@ def _find_behind_gpu(finding: Finding, answer: Answer) -> tuple[Group, ...]:
     """Return the groups that wait for their GPU outside of a collective, if they may be the cause as the suspects may.
 
     Their kernel may never end, and suspects that only poll, rest or want a lock may wait for it. Groups that wait in an
-    operation by sequence numbers are left out.
+    operation by sequence numbers are left out. () if no other group is left to wait.
     """
 
     def may_be_cause(group: Group) -> bool:
@@ -269,7 +269,7 @@ def _find_behind_gpu(finding: Finding, answer: Answer) -> tuple[Group, ...]:
         return waits_for(group) == "gpu" and not is_collective(group) and not joined
 
     behind = tuple(filter(may_be_cause, finding.others))
-    is_rare = count_ranks(behind) <= len(finding.members)
+    is_rare = count_ranks(behind) <= len(finding.members) and len(behind) < len(finding.others)
     return behind if is_rare and all(map(waits_in_program, finding.suspects)) else ()
 
 

@@ -154,7 +154,7 @@ def _files(path: Path) -> Iterator[_File]:
     if path == Path("-") or not path.is_dir():
         yield path, None
         return
-    files = files_below(path, lambda file: file.suffix == ".json")
+    files = files_below(path, lambda file: file.suffix == ".json" and file.name != "event.json")
     if not files:
         raise InputError(
             f"{path}: has no incident: no file below it is called *.json\n"

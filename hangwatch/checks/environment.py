@@ -101,7 +101,15 @@ def _job(node: Node, job: Job, pid: int, wanted: frozenset[str]) -> JobEnvironme
         return variables
     if not isinstance(libraries, tuple):
         return libraries
-    nccl, torch = _versions(node, pid, libraries)
+    # A version of NCCL or PyTorch is None if it is not known. The version is in the name of the
+    # library's file or of the package's `.dist-info` directory. A child process with a deadline lists the packages,
+    # because they may be on a file system that does not respond.
+    by_file = next((match.group(1) for path in libraries if (match := _NCCL_FILE.search(path))), None)
+    folders = {folder for path in libraries if (folder := packages_of(path))}
+    roots = {folder: str(Path(node.proc_root) / str(pid) / "root") + folder for folder in folders}
+    answers = node.filesystems.list_names(list(roots.values()), DEADLINE_SECONDS) if roots else {}
+    names = [name for answer in answers.values() if isinstance(answer, tuple) for name in answer]
+    nccl, torch = by_file or version_in(names, r"nvidia_nccl_cu\d+"), version_in(names, "torch")
     local = job.local_world_size or len(job.ranks)
     return JobEnvironment(
         job=job.name,
@@ -110,20 +118,6 @@ def _job(node: Node, job: Job, pid: int, wanted: frozenset[str]) -> JobEnvironme
         torch=torch,
         multi_node=job.world_size is not None and job.world_size > local,
     )
-
-
-def _versions(node: Node, pid: int, libraries: tuple[str, ...]) -> tuple[str | None, str | None]:
-    """Return the versions of NCCL and PyTorch; None for a version that is not known.
-
-    The version is in the name of the library's file or of the package's `.dist-info` directory. A child process
-    with a deadline lists the packages, because they may be on a file system that does not respond.
-    """
-    by_file = next((match.group(1) for path in libraries if (match := _NCCL_FILE.search(path))), None)
-    folders = {folder for path in libraries if (folder := packages_of(path))}
-    roots = {folder: str(Path(node.proc_root) / str(pid) / "root") + folder for folder in folders}
-    answers = node.filesystems.list_names(list(roots.values()), DEADLINE_SECONDS) if roots else {}
-    names = [name for answer in answers.values() if isinstance(answer, tuple) for name in answer]
-    return by_file or version_in(names, r"nvidia_nccl_cu\d+"), version_in(names, "torch")
 
 
 def packages_of(library: str) -> str | None:

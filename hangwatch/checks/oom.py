@@ -90,7 +90,16 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     """Judge the recent kills. Kills of the same owner are one finding."""
     sample = window[-1]
     if sample.log is None:
-        return _judge_counted(window)
+        # Judge the kernel's counter alone. It shows the number of kills, but neither the processes nor the times.
+        counts = [sample.counted for sample in window if sample.counted is not None]
+        no_log = f"the kernel log cannot be read, so the killed processes are unknown ({window[-1].why_no_log})"
+        growth = contract.counter_growth([{"": count} for count in counts]).get("", 0)
+        minutes = (window[-1].boot_seconds - window[0].boot_seconds) / 60
+        if growth:
+            message = f"{words.count(growth, 'OOM kill')} in the last {max(1.0, minutes):.0f} min; {no_log}"
+            return warning("OutOfMemory", message, KERNEL_LOG_REMEDY)
+        total = words.count(counts[-1] if counts else 0, "OOM kill")
+        return ok("NoOomKill", f"no new OOM kill, {total} since the node booted; {no_log}")
     hours = settings.recent_seconds / 3600
     healthy = ok("NoOomKill", f"no process was killed for lack of memory in the last {hours:g} h")
     return worst(_findings(sample.log, sample.boot_seconds, settings), healthy)
@@ -126,19 +135,6 @@ def _limit(kill: OomKill) -> str:
         return "because its NUMA nodes (cpuset) had no memory left"
     where = f" {words.elided(kill.limit_cgroup, PATH_CHARACTERS)}" if kill.limit_cgroup else ""
     return f"at the limit of the control group{where}"
-
-
-def _judge_counted(window: Sequence[Sample]) -> CheckVerdict:
-    """Judge the kernel's counter alone. It shows the number of kills, but neither the processes nor the times."""
-    counts = [sample.counted for sample in window if sample.counted is not None]
-    no_log = f"the kernel log cannot be read, so the killed processes are unknown ({window[-1].why_no_log})"
-    growth = contract.counter_growth([{"": count} for count in counts]).get("", 0)
-    minutes = (window[-1].boot_seconds - window[0].boot_seconds) / 60
-    if growth:
-        message = f"{words.count(growth, 'OOM kill')} in the last {max(1.0, minutes):.0f} min; {no_log}"
-        return warning("OutOfMemory", message, KERNEL_LOG_REMEDY)
-    total = words.count(counts[-1] if counts else 0, "OOM kill")
-    return ok("NoOomKill", f"no new OOM kill, {total} since the node booted; {no_log}")
 
 
 def table(sample: Sample) -> contract.Rows:

@@ -65,7 +65,15 @@ def parse_reach(options: Mapping[str, Any], tool: str = "hangwatch") -> Reach | 
 def resolve_nodes(reach: Reach) -> list[str]:
     """Return the names of the selected nodes. Raises InputError and NodesError."""
     if reach.selector is not None:
-        return _nodes_of_pods(reach)
+        # The nodes of the pods that --selector matches.
+        namespace = [] if reach.namespace is None else [f"--namespace={reach.namespace}"]
+        nodes = _read_pods([*_options(reach), "get", "pods", *namespace, f"--selector={reach.selector}"], nodes_of_pods)
+        if not nodes:
+            raise InputError(
+                f"--selector {reach.selector}: no pod with this label has a node\n"
+                "  `kubectl get pods --all-namespaces --show-labels` shows labels and namespaces (-n)"
+            )
+        return nodeset.check_names(nodes)
     return nodeset.expand(reach.nodes) if reach.nodes else _nodes_of_slurm_job(reach.jobid, reach.via)
 
 
@@ -180,18 +188,6 @@ def _options(reach: Reach) -> list[str]:
         return shlex.split(reach.via_options)
     except ValueError as error:
         raise InputError(f"--via-options: {error}") from None
-
-
-def _nodes_of_pods(reach: Reach) -> list[str]:
-    """Return the nodes of the pods that --selector matches. Raises InputError, and NodesError for a bad node name."""
-    namespace = [] if reach.namespace is None else [f"--namespace={reach.namespace}"]
-    nodes = _read_pods([*_options(reach), "get", "pods", *namespace, f"--selector={reach.selector}"], nodes_of_pods)
-    if not nodes:
-        raise InputError(
-            f"--selector {reach.selector}: no pod with this label has a node\n"
-            "  `kubectl get pods --all-namespaces --show-labels` shows labels and namespaces (-n)"
-        )
-    return nodeset.check_names(nodes)
 
 
 def _nodes_of_slurm_job(job: str | None, via: str | None) -> list[str]:

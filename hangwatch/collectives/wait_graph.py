@@ -109,7 +109,10 @@ def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
     members = list(members)
     if not any(member.recorder.libraries for member in members):
         return WaitGraph()
-    by_rank = _key_by_process(members)
+    # No member has a key if two members have the same key, because the job then has two worlds.
+    keyed = [(key, member) for member in members if (key := process_key(member.id)) is not None]
+    by_key = dict(keyed)
+    by_rank = by_key if len(by_key) == len(keyed) else {}
     groups = find_groups(by_rank, world_size) if by_rank else []
     pending = tuple(operation for group in groups for operation in _make_pending_operations(group))
     if not pending:
@@ -156,13 +159,6 @@ def _has_open(member: Member) -> bool:
         for recorder in member.recorder.libraries
         for records in recorder.groups
     )
-
-
-def _key_by_process(members: Iterable[Member]) -> dict[int, Member]:
-    """Return the members by key. {} if two members have the same key, because the job then has two worlds."""
-    keyed = [(key, member) for member in members if (key := process_key(member.id)) is not None]
-    by_key = dict(keyed)
-    return by_key if len(by_key) == len(keyed) else {}
 
 
 def _find_joined(group: ProcessGroup) -> set[int]:

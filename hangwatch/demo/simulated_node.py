@@ -53,7 +53,11 @@ class SimulatedNode:
         self.folder = Path(tempfile.mkdtemp(prefix="hangwatch-demo-"))
         self.phases = Phases.create(self.folder / "phases", ranks)
         self.proc_root = self.folder / PROCESSES
-        _link_kernel_files(self.proc_root)
+        # Make links in `proc_root` to all of /proc except its processes. The node's processes add links to themselves.
+        self.proc_root.mkdir()
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                (self.proc_root / entry.name).symlink_to(entry)
         os.mkfifo(self.folder / "stuck-shard")
         self._arguments = [program, str(self.folder), self.run_id, str(ranks), str(nodes), worker, first_order]
         self._unread = ""
@@ -156,14 +160,6 @@ class SimulatedNode:
     def _log(self) -> str:
         lines = (self.folder / "log").read_text(errors="replace").strip().splitlines()
         return "".join(f"\n  {line}" for line in lines[-3:])
-
-
-def _link_kernel_files(proc_root: Path) -> None:
-    """Make links in `proc_root` to all of /proc except its processes. The node's processes add links to themselves."""
-    proc_root.mkdir()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            (proc_root / entry.name).symlink_to(entry)
 
 
 def wait_until(condition: Callable[[], bool], deadline_seconds: float, every_seconds: float = 0.05) -> bool:

@@ -62,7 +62,16 @@ def apply_sample(
     if gap > gap_seconds:
         watch = _shift_timers(watch, gap)
     if not watch.identity.has_ranks:
-        return _without_ranks(watch, now, settings)
+        # Change the state of a launcher without ranks. It draws no power: a capture is due if its start takes too
+        # long.
+        is_due = now - watch.identity.began >= settings.startup_no_ranks_hold_seconds * WARNED_RATIO
+        if watch.state is JobState.STARTING and is_due:
+            return begin_suspicion(
+                watch, f"no rank, {now - watch.identity.began:.0f} s after its launcher began to wait", now
+            )
+        if watch.state is JobState.SUSPECTED:
+            return give_up_lost_capture(watch, watch.since, now, settings)
+        return capture_when_due(watch, now) if watch.is_open else (watch, ())
     voters = [gpu for gpu in watch.power.gpus.values() if gpu.recent]
     if voters:
         watch = with_power(watch, read_at=now)
@@ -106,18 +115,6 @@ def _without_readings(watch: JobWatch, now: float, settings: Detector) -> Change
     if watch.state is JobState.QUIET:
         return enter_state(watch, JobState.TRAINING, "no GPU of the job can be read", now)
     return apply_missing_sample(watch, now, settings)
-
-
-def _without_ranks(watch: JobWatch, now: float, settings: Detector) -> Change:
-    """Change the state of a launcher without ranks. It draws no power: a capture is due if its start takes too long."""
-    is_due = now - watch.identity.began >= settings.startup_no_ranks_hold_seconds * WARNED_RATIO
-    if watch.state is JobState.STARTING and is_due:
-        return begin_suspicion(
-            watch, f"no rank, {now - watch.identity.began:.0f} s after its launcher began to wait", now
-        )
-    if watch.state is JobState.SUSPECTED:
-        return give_up_lost_capture(watch, watch.since, now, settings)
-    return capture_when_due(watch, now) if watch.is_open else (watch, ())
 
 
 def _starting(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> Change:

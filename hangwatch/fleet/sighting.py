@@ -113,7 +113,17 @@ def parse(path: Path, content: bytes) -> GroupedDump:
         or document.schema_version != INCIDENT_VERSION
         or (document.jobs is None and (document.job is None or document.grouping is None))
     ):
-        return _of_earlier_version(path, content)
+        # Parse an incident of any supported version to a grouped dump. Raises StoreError for anything else.
+        try:
+            incident = incident_file.parse(path, content)
+        except incident_file.StoreError:
+            if not _is_dump(content):
+                raise
+            raise incident_file.StoreError(
+                f"{path}: is a dump without --grouped, or of another version of hangwatch\n"
+                "  to merge, dump with `hangwatch dump --json --grouped`, and install the same version on all nodes"
+            ) from None
+        return make_grouped_dump(incident.node, [incident], incident.opened_unix_seconds)
     jobs = document.jobs if document.jobs is not None else (Sighting.copy_from(document),)
     for sighting in jobs:
         incident_file.check_rank_numbers(path, incident_file.rank_numbers(sighting.job, sighting.grouping))
@@ -126,20 +136,6 @@ def captures(path: Path, content: bytes) -> tuple[Capture, ...]:
     numbers = (number for one in found for rank in one.ranks for number in (rank.id.rank, rank.id.local_rank))
     incident_file.check_rank_numbers(path, numbers)
     return found
-
-
-def _of_earlier_version(path: Path, content: bytes) -> GroupedDump:
-    """Parse an incident of any supported version to a grouped dump. Raises StoreError for anything else."""
-    try:
-        incident = incident_file.parse(path, content)
-    except incident_file.StoreError:
-        if not _is_dump(content):
-            raise
-        raise incident_file.StoreError(
-            f"{path}: is a dump without --grouped, or of another version of hangwatch\n"
-            "  to merge, dump with `hangwatch dump --json --grouped`, and install the same version on all nodes"
-        ) from None
-    return make_grouped_dump(incident.node, [incident], incident.opened_unix_seconds)
 
 
 def _is_dump(content: bytes) -> bool:

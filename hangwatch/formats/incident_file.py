@@ -295,7 +295,11 @@ def rank_numbers(job: Job, grouping: Grouping) -> Iterator[int | None]:
 def _upgraded(incident: dict[str, Any], version: int) -> bytes:
     """Convert an incident of an earlier version to this version. Return it as JSON."""
     if version < 2:
-        _set_ranges(incident)
+        # Change the absent local ranks of version 1, which are numbers, to ranges.
+        job = incident.get("job")
+        absent = job.get("absent_local_ranks") if isinstance(job, dict) else None
+        if isinstance(job, dict) and isinstance(absent, list) and all(isinstance(number, int) for number in absent):
+            incident["job"] = {**job, "absent_local_ranks": spans(range(number, number + 1) for number in absent)}
     for group in _objects(incident.get("grouping"), "groups"):
         for member in _objects(group, "members"):
             _set_parts(member, _MEMBER_PARTS)
@@ -330,14 +334,6 @@ def _set_parts(fields: dict[str, Any], parts: Mapping[str, str]) -> None:
     for part, names in parts.items():
         if moved := {_NEW_NAMES.get(name, name): fields.pop(name) for name in names.split() if name in fields}:
             fields[part] = moved
-
-
-def _set_ranges(incident: dict[str, Any]) -> None:
-    """Change the absent local ranks of version 1, which are numbers, to ranges."""
-    job = incident.get("job")
-    absent = job.get("absent_local_ranks") if isinstance(job, dict) else None
-    if isinstance(job, dict) and isinstance(absent, list) and all(isinstance(number, int) for number in absent):
-        incident["job"] = {**job, "absent_local_ranks": spans(range(number, number + 1) for number in absent)}
 
 
 def read_head(file: BinaryIO) -> bytes | None:

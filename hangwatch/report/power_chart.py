@@ -85,8 +85,21 @@ def chart(incident: Incident) -> Chart | None:
         counted = None
     if not gpus and counted is None:
         return None
-    plane = _make_plane(gpus, counted)
-    odd = named_gpus(incident)
+    times = [gpu.unix_seconds for gpu in gpus] or ([] if counted is None else [counted.unix_seconds])
+    highest = max((max(gpu.watts) for gpu in gpus), default=0.0)
+    quiet = max((gpu.low_power_threshold_watts or 0.0 for gpu in gpus), default=0.0)
+    plane = _Plane(
+        start=min(seconds[0] for seconds in times),
+        end=max(seconds[-1] for seconds in times),
+        top_watts=max(highest, quiet, 1.0) * 1.06,
+    )
+    # The GPUs on this node that belong to named ranks, by their UUIDs.
+    named = [rank for rank in incident.verdict.named if rank.node in (None, incident.node)]
+    ranks = {rank.rank for rank in named} - {None}
+    pids = {rank.pid for rank in named} - {None}
+    odd = frozenset(
+        uuid for rank in incident.job.ranks if rank.rank in ranks or rank.id.pid in pids for uuid in rank.gpu_uuids
+    )
     if len(gpus) <= MAX_LINES:
         lines, band = [_draw_line(gpu, number, gpu.uuid in odd, plane) for number, gpu in enumerate(gpus)], ""
     else:
@@ -102,27 +115,6 @@ def chart(incident: Incident) -> Chart | None:
         captures=tuple(_mark_captures(incident, plane)),
         states=tuple(_mark_states(incident, plane)),
         summary=" ".join(_describe_chart(gpus, counted, plane)),
-    )
-
-
-def named_gpus(incident: Incident) -> frozenset[str]:
-    """Return the UUIDs of the GPUs on this node that belong to named ranks."""
-    named = [rank for rank in incident.verdict.named if rank.node in (None, incident.node)]
-    ranks = {rank.rank for rank in named} - {None}
-    pids = {rank.pid for rank in named} - {None}
-    return frozenset(
-        uuid for rank in incident.job.ranks if rank.rank in ranks or rank.id.pid in pids for uuid in rank.gpu_uuids
-    )
-
-
-def _make_plane(gpus: Sequence[PowerSeries], counted: CollectiveSeries | None) -> _Plane:
-    times = [gpu.unix_seconds for gpu in gpus] or ([] if counted is None else [counted.unix_seconds])
-    highest = max((max(gpu.watts) for gpu in gpus), default=0.0)
-    quiet = max((gpu.low_power_threshold_watts or 0.0 for gpu in gpus), default=0.0)
-    return _Plane(
-        start=min(one[0] for one in times),
-        end=max(one[-1] for one in times),
-        top_watts=max(highest, quiet, 1.0) * 1.06,
     )
 
 

@@ -83,7 +83,11 @@ def run(devices: Sequence[str], plan: Plan, say: Say, place: Place = _HERE) -> C
             reader.start()
         events, last_words = _listen(ranks, readers, lines, plan.timeout_seconds, say)
         exits = {rank: process.poll() for rank, process in ranks.items()}
-    _drain(readers, lines)
+    # Discard lines until the threads that read the output of the ended ranks have finished.
+    ends = time.monotonic() + _GRACE_SECONDS
+    while any(reader.is_alive() for reader in readers) and time.monotonic() < ends:
+        with contextlib.suppress(queue.Empty):
+            lines.get(timeout=0.05)
     return Course(events=tuple(events), exits=exits, last_words=last_words)
 
 
@@ -191,14 +195,6 @@ def free_port() -> int:
 def _read(rank: int, stream: IO[str], lines: queue.Queue[tuple[int, str]]) -> None:
     while line := stream.readline(_LINE_CHARACTERS):
         lines.put((rank, line.rstrip("\n")))
-
-
-def _drain(readers: Sequence[threading.Thread], lines: queue.Queue[tuple[int, str]]) -> None:
-    """Discard lines until the threads that read the output of the ended ranks have finished."""
-    ends = time.monotonic() + _GRACE_SECONDS
-    while any(reader.is_alive() for reader in readers) and time.monotonic() < ends:
-        with contextlib.suppress(queue.Empty):
-            lines.get(timeout=0.05)
 
 
 def _event(rank: int, line: str) -> Event | None:

@@ -75,7 +75,9 @@ class Passwords:
             return Answer.WRONG
         trying = self._trying.get(digest)
         if trying is None:
-            queue_key = _queue_key(address)
+            # An address has the key of its caller in the queue. All loopback addresses have one key.
+            caller = str(caller_at(address))
+            queue_key = "loopback" if is_loopback(address) or is_loopback(caller) else caller
             rests_for = self._rested_at - time.monotonic()
             if queue_key in self._addresses or len(self._addresses) >= MOST_WAITING or rests_for > LONGEST_WAIT_SECONDS:
                 return Answer.BUSY
@@ -126,9 +128,3 @@ def cost_of(hashed: str) -> int | None:
     match = _BCRYPT.fullmatch(hashed)
     cost = int(match[1]) if match else 0
     return cost if 4 <= cost <= 31 else None
-
-
-def _queue_key(address: str) -> str:
-    """Return the key of an address in the queue: that of its caller. All loopback addresses have one key."""
-    caller = str(caller_at(address))
-    return "loopback" if is_loopback(address) or is_loopback(caller) else caller

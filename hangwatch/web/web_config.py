@@ -9,7 +9,7 @@ Format: exporter-toolkit, docs/web-configuration.md.
 import os
 import ssl
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -77,29 +77,17 @@ def load(path: Path) -> Rules:
     Raises YamlError, which names file, line and key.
     """
     document = yaml_file.read(path)
-    _refuse_writers(path)
-    content = yaml_file.decode(document, _File, NOT_CARRIED)
-    if content.http_server_config is not None and content.http_server_config.http2:
-        raise document.error_at(("http_server_config", "http2"), "hangwatch supports only HTTP/1.1: set it to false")
-    users = content.basic_auth_users or {}
-    _refuse_users(document, users)
-    if content.tls_server_config is None:
-        return Rules(users=users, files=(path,))
-    tls, files = _tls(document, content.tls_server_config)
-    return Rules(tls, users, frozenset(content.tls_server_config.client_allowed_sans), (path, *files))
-
-
-def _refuse_writers(path: Path) -> None:
-    """Raise YamlError if all users of this node may write the file: they could add a user and read all stacks."""
+    # Users of this node who may write the file could add a user and read all stacks.
     try:
         is_writable_by_all = path.stat().st_mode & stat.S_IWOTH
     except OSError as error:
         raise yaml_file.YamlError(f"{path}: {error.strerror}") from None
     if is_writable_by_all:
         raise yaml_file.YamlError(f"{path}: all users may write this file and so read all incidents: chmod o-w {path}")
-
-
-def _refuse_users(document: Document, users: Mapping[str, str]) -> None:
+    content = yaml_file.decode(document, _File, NOT_CARRIED)
+    if content.http_server_config is not None and content.http_server_config.http2:
+        raise document.error_at(("http_server_config", "http2"), "hangwatch supports only HTTP/1.1: set it to false")
+    users = content.basic_auth_users or {}
     if len(users) > MOST_USERS:
         raise document.error_at(("basic_auth_users",), f"has more than {MOST_USERS} users")
     for user, hashed in users.items():
@@ -113,6 +101,10 @@ def _refuse_users(document: Document, users: Mapping[str, str]) -> None:
             raise document.error_at(
                 keys, f"bcrypt cost {cost}: must be at most {passwords.MOST_COST}: attempts would take seconds of CPU"
             )
+    if content.tls_server_config is None:
+        return Rules(users=users, files=(path,))
+    tls, files = _tls(document, content.tls_server_config)
+    return Rules(tls, users, frozenset(content.tls_server_config.client_allowed_sans), (path, *files))
 
 
 def _tls(document: Document, wanted: _Tls) -> tuple[ssl.SSLContext, list[Path]]:

@@ -42,7 +42,20 @@ def join(files: Iterable[DumpFile]) -> JoinedDumps:
     newest = {rank: _find_newest(of_rank) for rank, of_rank in sorted(numbered.items())}
     several = {rank: numbered[rank] for rank, of_rank in newest.items() if len(of_rank) < len(numbered[rank])}
     notes += _note_several_dumps(several)
-    newest = _drop_old(newest, notes)
+    # Leave out the dumps of ranks that enqueued nothing in the hour before the newest operation of all.
+    # These may be of an earlier run. A dump without an operation is kept.
+    times = {
+        rank: max((file.dump.newest_unix_seconds for file in files), default=0.0) for rank, files in newest.items()
+    }
+    last = max(times.values(), default=0.0)
+    old = [rank for rank, seconds in times.items() if 0.0 < seconds < last - _APART_SECONDS]
+    if old:
+        names = words.name_ranks([RankId(rank=rank) for rank in old])
+        notes.append(
+            f"flight recorder of {names}: its newest operation is more than {words.duration(_APART_SECONDS)} older "
+            "than that of another rank, so it is ignored"
+        )
+    newest = {rank: files for rank, files in newest.items() if rank not in old}
     sizes = {file.dump.world_size for of_rank in newest.values() for file in of_rank} - {None}
     return JoinedDumps(
         by_rank={
@@ -103,25 +116,6 @@ def _note_several_dumps(by_rank: Mapping[int, Sequence[DumpFile]]) -> Iterator[s
         counted = ", ".join(words.printable(file.name) for file in _find_newest(next(iter(by_rank.values()))))
         many = ", ..." if len(by_rank) > 1 else ""
         yield f"{ranks} {have} several dumps of a flight recorder; the newest is used: {counted}{many}"
-
-
-def _drop_old(newest: Mapping[int, tuple[DumpFile, ...]], notes: list[str]) -> dict[int, tuple[DumpFile, ...]]:
-    """Return the dumps without those of ranks that enqueued nothing in the hour before the newest operation of all.
-
-    These may be of an earlier run. A dump without an operation is kept.
-    """
-    times = {
-        rank: max((file.dump.newest_unix_seconds for file in files), default=0.0) for rank, files in newest.items()
-    }
-    last = max(times.values(), default=0.0)
-    old = [rank for rank, seconds in times.items() if 0.0 < seconds < last - _APART_SECONDS]
-    if old:
-        names = words.name_ranks([RankId(rank=rank) for rank in old])
-        notes.append(
-            f"flight recorder of {names}: its newest operation is more than {words.duration(_APART_SECONDS)} older "
-            "than that of another rank, so it is ignored"
-        )
-    return {rank: files for rank, files in newest.items() if rank not in old}
 
 
 def _describe_last_enqueued(newest: Mapping[int, tuple[DumpFile, ...]]) -> Iterator[Evidence]:

@@ -198,7 +198,10 @@ def _read_rows(value: object) -> Sequence[Mapping[str, object]]:
 def _parse_record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int]:
     """Parse one operation. Return it with its library and the latest time in it."""
     operation = _read_text(row.get("profiling_name"), "profiling_name")
-    library = _library(operation)
+    backend, colon, _ = operation.partition(":")
+    if not colon or not re.fullmatch(BACKEND_NAME, backend):
+        raise ValueError(f"has an operation without its backend, as in nccl:all_reduce: {words.elided(operation, 32)}")
+    library = backend
     names = row.get("process_group")
     if not isinstance(names, (list, tuple)) or len(names) != 2:
         raise ValueError("has a process_group that is not a pair of name and description")
@@ -238,13 +241,6 @@ def _parse_record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int
         thread_name=_read_text(row.get("thread_name", ""), "thread_name"),
     )
     return record, library, max(created, started, completed)
-
-
-def _library(operation: str) -> Library:
-    backend, colon, _ = operation.partition(":")
-    if not colon or not re.fullmatch(BACKEND_NAME, backend):
-        raise ValueError(f"has an operation without its backend, as in nccl:all_reduce: {words.elided(operation, 32)}")
-    return backend
 
 
 def _read_sizes(value: object) -> tuple[tuple[int, ...], ...]:

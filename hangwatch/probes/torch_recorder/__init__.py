@@ -151,7 +151,17 @@ class Recorders:
             for name, address in _addresses(read, library, from_symbols).items():
                 try:
                     if not address:
-                        contents[name] = _unused(name, candidates, from_symbols.version)
+                        contents[name] = RankRecords(
+                            library=name,
+                            records=(),
+                            next_id=0,
+                            oldest_id=0,
+                            is_wrapped=False,
+                            capacity=0,
+                            torch_version=from_symbols.version,
+                            layout=candidates[0].name if len(candidates) == 1 else "",
+                            read_unix_seconds=time.time(),
+                        )
                         continue
                     places = [(address, layout) for layout in candidates]
                     place, records = _decode_only_recorder(places, read, name, newest)
@@ -225,20 +235,6 @@ def _unread(detail: str, version: str) -> UnreadableError:
     """Return the error of a recorder that hangwatch cannot find or decode, with the version if it is unknown."""
     is_new = version != "" and not layouts.is_known(version)
     return UnreadableError("RecorderUnread", f"torch {version} is unknown: {detail}" if is_new else detail)
-
-
-def _unused(library: Library, candidates: Sequence[Layout], version: str) -> RankRecords:
-    return RankRecords(
-        library=library,
-        records=(),
-        next_id=0,
-        oldest_id=0,
-        is_wrapped=False,
-        capacity=0,
-        torch_version=version,
-        layout=candidates[0].name if len(candidates) == 1 else "",
-        read_unix_seconds=time.time(),
-    )
 
 
 def _fault(subject: str, error: UnreadableError) -> Fault:

@@ -115,31 +115,27 @@ def read_gpu(gpu: Gpu, is_full: bool) -> GpuSample | Fault:
     """Return a sample of a GPU, or a fault if nothing could be read."""
     gpu.faults = []
     try:
-        sample = _read_fields(gpu, is_full)
+        ask = gpu.ask
+        utilization = ask(pynvml.nvmlDeviceGetUtilizationRates)
+        memory = ask(pynvml.nvmlDeviceGetMemoryInfo)
+        if is_full:
+            gpu.energy_joules = scaled(ask(pynvml.nvmlDeviceGetTotalEnergyConsumption), 1e-3)
+            processes = ask(pynvml.nvmlDeviceGetComputeRunningProcesses_v3)
+            if processes is not None:
+                gpu.pids = tuple(sorted({process.pid for process in processes}))
+        sample = GpuSample.copy_from(
+            gpu,
+            power_watts=scaled(ask(pynvml.nvmlDeviceGetPowerUsage), 1e-3),
+            utilization_ratio=None if utilization is None else utilization.gpu / 100,
+            memory_used_bytes=None if memory is None else memory.used,
+            memory_total_bytes=None if memory is None else memory.total,
+            sm_clock_hertz=scaled(ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM), 1e6),
+            temperature_celsius=scaled(ask(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU), 1.0),
+            faults=(*gpu.static_faults, *gpu.faults),
+        )
     except pynvml.NVMLError as error:
         return nvml_fault(error, "sample", gpu.index)
     readings = (sample.power_watts, sample.utilization_ratio, sample.memory_used_bytes, sample.temperature_celsius)
     if gpu.faults and all(reading is None for reading in readings):
         return gpu.faults[0]
     return sample
-
-
-def _read_fields(gpu: Gpu, is_full: bool) -> GpuSample:
-    ask = gpu.ask
-    utilization = ask(pynvml.nvmlDeviceGetUtilizationRates)
-    memory = ask(pynvml.nvmlDeviceGetMemoryInfo)
-    if is_full:
-        gpu.energy_joules = scaled(ask(pynvml.nvmlDeviceGetTotalEnergyConsumption), 1e-3)
-        processes = ask(pynvml.nvmlDeviceGetComputeRunningProcesses_v3)
-        if processes is not None:
-            gpu.pids = tuple(sorted({process.pid for process in processes}))
-    return GpuSample.copy_from(
-        gpu,
-        power_watts=scaled(ask(pynvml.nvmlDeviceGetPowerUsage), 1e-3),
-        utilization_ratio=None if utilization is None else utilization.gpu / 100,
-        memory_used_bytes=None if memory is None else memory.used,
-        memory_total_bytes=None if memory is None else memory.total,
-        sm_clock_hertz=scaled(ask(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM), 1e6),
-        temperature_celsius=scaled(ask(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU), 1.0),
-        faults=(*gpu.static_faults, *gpu.faults),
-    )

@@ -13,7 +13,9 @@ from pathlib import Path
 
 from hangwatch import config
 from hangwatch.capture.request import CaptureRequest
-from hangwatch.capture.rounds import capture, job_of_pids
+from hangwatch.capture.rounds import capture
+from hangwatch.jobs import discovery
+from hangwatch.probes.process.process_scan import ProcessScan
 from tests.conftest import wait_for
 
 PROGRAM = """
@@ -36,11 +38,9 @@ def main(python: str) -> int:
         child = subprocess.Popen([python, program, ready])
         try:
             wait_for(ready.exists, "the interpreter")
-            (dump,) = (
-                capture(job_of_pids([child.pid]), CaptureRequest(settings=config.Capture(rounds=1), node="here"))
-                .ranks[0]
-                .rounds
-            )
+            job = discovery.job_of_pids(ProcessScan().processes([child.pid]), [child.pid])
+            request = CaptureRequest(settings=config.Capture(rounds=1), node="here")
+            (dump,) = capture(job, request).ranks[0].rounds
         finally:
             child.kill()
             child.wait()

@@ -132,7 +132,7 @@ class RealDaemon:
         return ""
 
     def job_state(self, job_id: str) -> str | None:
-        lit = [row["state"] for row, value in self.samples("hangwatch_job_current_state", job_id=job_id) if value == 1]
+        lit = [row["state"] for row, value in self.samples("hangwatch_job_state", job_id=job_id) if value == 1]
         return lit[0] if lit else None
 
     def wait_for_state(self, job_id: str, state: str, deadline_seconds: float = 90.0) -> None:

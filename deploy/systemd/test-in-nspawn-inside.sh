@@ -144,8 +144,8 @@ echo "--- a hung job of another user"
 see "a job of user trainer runs" start_job
 read -r first second </tmp/pids
 write_scenario "600 95@$(($(date +%s) + 12))" "$first" "$second"
-see "the daemon sees it at work" within 12 metric '^hangwatch_job_current_state\{.*state="training"\} 1'
-see "and then hung" within 40 metric '^hangwatch_job_current_state\{.*state="hung"\} 1'
+see "the daemon sees it at work" within 12 metric '^hangwatch_job_state\{.*state="training"\} 1'
+see "and then hung" within 40 metric '^hangwatch_job_state\{.*state="hung"\} 1'
 see "the report names the function of rank 1" within 10 reported read_shard
 report | sed -n '1,12s/^/          | /p'
 see "the hook ran, without a right" within 15 hook_printed 'CapEff:0000000000000000'

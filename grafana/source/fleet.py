@@ -48,7 +48,7 @@ def dashboard() -> builders.Dashboard:  # long: the panels in their order on the
         big_number(
             "Hung jobs",
             f"""count(count by (job_key) (
-              (hangwatch_job_current_state{{{OF},state="hung"}} == 1)
+              (hangwatch_job_state{{{OF},state="hung"}} == 1)
               or (hangwatch:job_page:held{{{OF}}} and on (job_id, job_key) hangwatch:job_hung:since)
             )) or vector(0)""",
             "Jobs that a node reports as hung, or with a page out. Includes jobs in which each node waits for the "
@@ -58,7 +58,7 @@ def dashboard() -> builders.Dashboard:  # long: the panels in their order on the
         big_number(
             "Stalled jobs",
             f"""count(count by (job_key) (
-              (hangwatch_job_current_state{{{OF},state=~"stalled|waits_elsewhere"}} == 1)
+              (hangwatch_job_state{{{OF},state=~"stalled|waits_elsewhere"}} == 1)
               unless on (job_id, job_key) hangwatch:job_hung:since
             )) or vector(0)""",
             "Low power while a rank still moves (checkpoint, evaluation, compilation, slow loader), or while the node "

@@ -43,14 +43,14 @@ def measure_gpus(
     levels_and_watts = [
         (levels[gpu.uuid], gpu.power_watts) for gpu in held if gpu.uuid in levels and gpu.power_watts is not None
     ]
-    links = link_rates(rank.gpu_uuids, carried)
+    nvlink, pcie = link_rates(rank.gpu_uuids, carried)
     return GpuReadings(
         power_watts=_mean([gpu.power_watts for gpu in held]),
         utilization_ratio=_mean([gpu.utilization_ratio for gpu in held]),
         busy_power_ratio=_mean([level.ratio(watts) for level, watts in levels_and_watts]),
         works_lightly=bool(levels_and_watts) and all(level.is_light for level, _ in levels_and_watts),
-        nvlink_bytes_per_second=links.nvlink,
-        pcie_bytes_per_second=links.pcie,
+        nvlink_bytes_per_second=nvlink,
+        pcie_bytes_per_second=pcie,
         use=gpu_use(rank.gpu_uuids, carried),
     )
 
@@ -78,7 +78,8 @@ def make_rank_dump(
             for worker in rank.workers
             if taken and worker.id in taken[0]
         ),
-        gone=bool(rounds) and _is_gone(rounds[-1]),
+        # /proc shows that the process has ended. An error of py-spy does not prove that.
+        gone=bool(rounds) and (rounds[-1].state_after or "X") in ENDED_STATES,
         gpu=gpu,
         silent_mount=str(mount) if mount else None,
         waits_for_mount=_is_waiting_for(rounds, mount),
@@ -121,11 +122,6 @@ def _is_waiting_for(rounds: Sequence[ProcessDump], mount: filesystems.Mount | No
     return all(
         dump.state in BLOCKED_STATES or dump.called == mount.device or dump.main.wchan in places for dump in rounds
     )
-
-
-def _is_gone(dump: ProcessDump) -> bool:
-    """True if /proc shows that the process has ended. An error of py-spy does not prove that."""
-    return (dump.state_after or "X") in ENDED_STATES
 
 
 def absent_ranks(job: Job, node: str) -> tuple[RankDump, ...]:

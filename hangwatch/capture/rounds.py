@@ -13,7 +13,6 @@ from hangwatch.capture.connections import JobConnections
 from hangwatch.capture.gpu_links import LinkCounters
 from hangwatch.capture.process_dump import ProcessDumper
 from hangwatch.capture.request import CaptureRequest
-from hangwatch.jobs import discovery
 from hangwatch.model import (
     STOPPED_STATES,
     Capture,
@@ -29,7 +28,6 @@ from hangwatch.model import (
 from hangwatch.probes.base import filesystems, procfs
 from hangwatch.probes.network import sockets
 from hangwatch.probes.process import pyspy
-from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.stacks.activity import find_activity
 from hangwatch.stacks.process_activity import find_process_activity
 
@@ -144,12 +142,10 @@ class _Rounds:
 
     def _waits_for_ranks(self, dump: ProcessDump) -> bool:
         """True if a rank is in a collective, and neither a child, a lock nor a worker is known to hold it there."""
-        table, waits = self._request.activities, dump.waits
-        if table is None or not dump.threads or dump.fault is not None or dump.state != "S":
+        table, waits, call = self._request.activities, dump.waits, dump.main.call
+        if table is None or call is None or not dump.threads or dump.fault is not None or dump.state != "S":
             return False
-        is_led = waits.awaited or waits.file_lock or waits.asks_rank or waits.stuck_on
-        call = dump.main.call
-        if call is None or call.workers or is_led:
+        if call.workers or waits.awaited or waits.file_lock or waits.asks_rank or waits.stuck_on:
             return False
         return find_activity(find_process_activity(dump.threads, table).doing.activity).is_collective
 
@@ -167,8 +163,8 @@ def _notes(job: Job, request: CaptureRequest, rounds: _Rounds) -> tuple[str, ...
     """Return notes on what the dumps do not show, for the reader of the report."""
     notes, taken, settings = list(job.notes), rounds.taken, request.settings
     if rounds.left_out:
-        workers_left_out = words.count(rounds.left_out, "worker")
-        notes.append(f"{workers_left_out} of ranks that wait for other ranks not dumped: `dump --all-processes` does")
+        count = words.count(rounds.left_out, "worker")
+        notes.append(f"{count} of ranks that wait for other ranks not dumped: `dump --all-processes` does")
     workers = [len(rank.workers) for rank in job.ranks]
     left_out = sum(max(0, count - settings.max_workers_per_rank) for count in workers)
     if left_out:
@@ -216,8 +212,3 @@ def _measure_wait(job: Job, proc_root: Path) -> Waiting | None:
     ends = {each.remote for each in at_port if each.state == state} - local_ends
     peers = sorted({sockets.format_address(end) for end in ends})
     return replace(waiting, socket=use, peers=tuple(peers[:_PEERS_LISTED]))
-
-
-def job_of_pids(pids: Sequence[int]) -> Job:
-    """Return a job with these processes as ranks, and with their workers. A pid that is gone becomes a rank, too."""
-    return discovery.job_of_pids(ProcessScan().processes(pids), pids)

@@ -26,7 +26,7 @@ def states(snapshot: Snapshot, now: float) -> Iterator[Metric]:
     """Yield the identity, state, ranks and GPUs of the jobs on this node, and 1 for each job that should page."""
     identity = ("launcher", "user", "owner", "world_size", "name", "program", "title")
     info = gauge("job_info", "Jobs on this node; `title` is the name of the job in a page", (*JOB, *identity))
-    state = gauge("job_current_state", "1 for the current state of the job, and no other series", (*JOB, "state"))
+    state = gauge("job_state", "1 for the current state of the job, and no other series", (*JOB, "state"))
     ranks = gauge("job_ranks", "Ranks of the job that run on this node", JOB)
     absent = gauge("job_absent_ranks", "Ranks of the job that should run on this node but do not", JOB)
     quiet = gauge("job_quiet_seconds", "Time since the job became quiet", JOB)

@@ -69,7 +69,8 @@ def group_ranks(
     in_torch = {
         process_activity.key
         for rank in measured
-        if rank.measured.waits.waits_in_torch and (process_activity := rank.find_last()) is not None
+        if rank.measured.waits.waits_in_torch
+        and (process_activity := next(filter(None, reversed(rank.activities)), None)) is not None
     }
     shown: dict[str, tuple[_Rank, _LastState]] = {}
     members: dict[str, list[Member]] = {}
@@ -125,10 +126,6 @@ class _Rank(NamedTuple):
     activities: Sequence[ProcessActivity | None]
     recorder: RecorderFacts
     measured: progress.Measured
-
-    def find_last(self) -> ProcessActivity | None:
-        """Return the place in the last round with a stack."""
-        return next((place for place in reversed(self.activities) if place is not None), None)
 
 
 class _LastState(Value, frozen=True):

@@ -7,7 +7,6 @@ that wrapped unnoticed shows fewer bytes than were carried, so a rate may be too
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice, pairwise
 from statistics import fmean
-from typing import NamedTuple
 
 from hangwatch.model import GpuTraffic, GpuUse, PortCounters, PortTraffic, TrafficSweep
 
@@ -15,20 +14,10 @@ _Pair = tuple[float, float] | tuple[int, int]
 _MOST_WORSE = 8
 
 
-class LinkRates(NamedTuple):
-    """The traffic of a rank's busiest GPU in bytes per second, both directions added up. None if it was not counted."""
-
-    nvlink: float | None = None
-    pcie: float | None = None
-
-
-def link_rates(uuids: Collection[str], sweeps: Iterable[TrafficSweep]) -> LinkRates:
-    """Return the traffic on the links of these GPUs, from the first to the last of `sweeps`."""
+def link_rates(uuids: Collection[str], sweeps: Iterable[TrafficSweep]) -> tuple[float | None, float | None]:
+    """Return the bytes per second on NVLink and on PCIe of the busiest of these GPUs; None if they were not counted."""
     read = _readings(uuids, sweeps)
-    return LinkRates(
-        nvlink=_most(_measure_rate(readings, lambda one: one.nvlink_bytes) for readings in read),
-        pcie=_most(_pcie(readings) for readings in read),
-    )
+    return _most(_measure_rate(readings, lambda one: one.nvlink_bytes) for readings in read), _most(map(_pcie, read))
 
 
 def gpu_use(uuids: Collection[str], sweeps: Iterable[TrafficSweep]) -> GpuUse | None:

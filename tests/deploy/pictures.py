@@ -37,9 +37,7 @@ def main() -> None:
         targets = {f"node-{number}": f"127.0.0.1:{daemon.port}" for number, daemon in enumerate(daemons, start=1)}
         prometheus = stack.enter_context(RealPrometheus(folder / "prometheus", targets, rules=[RULES]))
         began = time.time()
-        wait_for(
-            lambda: len(prometheus.query('hangwatch_job_current_state{state="training"} == 1')) == 2, "training", 90
-        )
+        wait_for(lambda: len(prometheus.query('hangwatch_job_state{state="training"} == 1')) == 2, "training", 90)
         time.sleep(TRAINING_SECONDS)
         nodes[0].order(5, "loader")
         wait_for(lambda: prometheus.query(PAGE), "the page", 90)

@@ -218,8 +218,8 @@ SERIES = {
     'up{job="hangwatch",instance="node-2"}': "1x10 0x50",
     f'hangwatch_job_ranks{{{OF_JOB},instance="node-1"}}': "1x60",
     f'hangwatch_job_ranks{{{OF_JOB},instance="node-2"}}': "1x10 stale",
-    f'hangwatch_job_current_state{{{OF_JOB},instance="node-1",state="waits_elsewhere"}}': "1x60",
-    f'hangwatch_job_current_state{{{OF_JOB},instance="node-2",state="hung"}}': "1x10 stale",
+    f'hangwatch_job_state{{{OF_JOB},instance="node-1",state="waits_elsewhere"}}': "1x60",
+    f'hangwatch_job_state{{{OF_JOB},instance="node-2",state="hung"}}': "1x10 stale",
     f'hangwatch_job_page{{{OF_JOB},instance="node-2"}}': "1x10 stale",
 }
 
@@ -360,9 +360,7 @@ def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 def _hung(folder: Path, node: SimulatedNode, targets: dict[str, str]) -> Iterator[Watched]:
     # scrape_seconds is also the limit of a scrape
     with RealPrometheus(folder / "prometheus", targets, rules=[RULES], scrape_seconds=3.0) as prometheus:
-        wait_for(
-            lambda: prometheus.query('hangwatch_job_current_state{state="training"} == 1'), "a job that trains", 60
-        )
+        wait_for(lambda: prometheus.query('hangwatch_job_state{state="training"} == 1'), "a job that trains", 60)
         wait_for(lambda: prometheus.query("hangwatch_gpu_low_power_threshold_watts"), "a low-power threshold", 30)
         node.order(1, "loader")
         page = 'ALERTS{alertname="HangwatchTrainingHung",alertstate="firing"}'

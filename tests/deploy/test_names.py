@@ -74,7 +74,7 @@ def test_all_names_are_exported_or_recorded(tmp_path: Path) -> None:
         ("job_metrics", "job_activity_ranks", ("rule hangwatch:job_activity_ranks:held", "hangwatch-node")),
         (
             "job_metrics",
-            "job_current_state",
+            "job_state",
             ("rule hangwatch:job_state:code", "hangwatch-fleet", "rule HangwatchTrainingStalled"),
         ),
         ("check_metrics", "check_status", ("rule HangwatchNodeUnhealthy", "hangwatch-fleet", "hangwatch-node")),
@@ -110,7 +110,7 @@ def test_a_recording_rule_that_is_renamed_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("expr", "names"),
     [
-        ('hangwatch_job_current_state{state="up"} == 1', {"hangwatch_job_current_state"}),
+        ('hangwatch_job_state{state="up"} == 1', {"hangwatch_job_state"}),
         ("sum by (hangwatch_x) (rate(process_cpu_seconds_total[5m]))", {"process_cpu_seconds_total"}),
         ("a or on (up) hangwatch:job_page:held", {"hangwatch:job_page:held"}),
         ('up{job=~"(.+/)?hangwatch"} == 0', {"up"}),

@@ -190,7 +190,7 @@ def metric(pattern: str) -> bool:
 
 
 def is_in_state(state: str) -> Callable[[], bool]:
-    return lambda: metric(rf'^hangwatch_job_current_state\{{.*state="{state}"\}} 1')
+    return lambda: metric(rf'^hangwatch_job_state\{{.*state="{state}"\}} 1')
 
 
 def machine(transcript: Transcript) -> None:

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ from hangwatch import config
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.capture.request import CaptureRequest
 from hangwatch.capture.rounds import capture
+from hangwatch.jobs import discovery
 from hangwatch.model import Grouping, Job, ProcessId, Rank
 from hangwatch.probes.base import procfs, system_calls
 from hangwatch.probes.process import main_thread
+from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict.diagnosis import Diagnosis
@@ -62,6 +64,11 @@ ready()
 time.sleep(600)
 """
 _READY = "folder = {folder!r}\ndef ready():\n    open(folder + '/ready', 'w').close()\n"
+
+
+def job_of_pids(pids: Sequence[int]) -> Job:
+    """Return a job with these processes as ranks, and with their workers. A pid that is gone becomes a rank, too."""
+    return discovery.job_of_pids(ProcessScan().processes(pids), pids)
 
 
 @contextlib.contextmanager

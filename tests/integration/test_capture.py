@@ -23,7 +23,7 @@ from hangwatch.capture import stack_limits
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.capture.rank_dumps import ABSENT_LISTED
 from hangwatch.capture.request import CaptureRequest, NodePaths
-from hangwatch.capture.rounds import capture, job_of_pids
+from hangwatch.capture.rounds import capture
 from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.jobs import discovery
 from hangwatch.model import Capture, Fault, Job, ProcessDump, ProcessId, Rank, RankDump, Signature, Worker
@@ -182,7 +182,9 @@ def test_the_kernels_log_is_evidence_unless_it_is_turned_off(tmp_path: Path) -> 
 
         def report_lines(**more: bool) -> list[str]:
             taken = diagnosed(
-                job_of_pids([pid]), replace(QUICK, rounds=1, **more), paths=NodePaths(kernel_log=tmp_path / "kmsg")
+                targets.job_of_pids([pid]),
+                replace(QUICK, rounds=1, **more),
+                paths=NodePaths(kernel_log=tmp_path / "kmsg"),
             )
             return [line.text for rank in taken.capture.ranks for line in rank.kernel_lines]
 
@@ -208,7 +210,7 @@ def test_rank_in_unknown_code_is_seen_in_a_second_round(tmp_path: Path) -> None:
     settings = replace(QUICK, rounds=3)
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         targets.wait_for_state(pid, "S")
-        job = job_of_pids([pid])
+        job = targets.job_of_pids([pid])
         look = diagnosed(
             job, settings, rounds=1, needs_second_round=partial(second_round.is_needed, table=activity.load())
         )
@@ -404,7 +406,7 @@ def idle_seconds() -> float:
 
 def test_pids_that_a_person_names(tmp_path: Path) -> None:
     with targets.python(targets.SLEEPING, tmp_path) as pid:
-        taken = take(job_of_pids([pid, 4_000_000]), rounds=1)
+        taken = take(targets.job_of_pids([pid, 4_000_000]), rounds=1)
     there, nowhere = taken.ranks
     assert (there.id.pid, there.gone, innermost(there.rounds[0])) == (pid, False, "asleep")
     assert (nowhere.id.pid, nowhere.gone) == (4_000_000, True)
@@ -427,7 +429,7 @@ def test_a_process_that_is_not_the_readers_is_not_dumped(tmp_path: Path, ids: tu
     code = f"import os, time\nready()\nos.setresuid({real}, {effective}, {effective})\ntime.sleep(600)"
     with targets.python(code, tmp_path) as pid:
         wait_for(lambda: procfs.read_user_ids(pid) == (real, effective, effective), "the user")
-        (rank,) = take(replace(job_of_pids([pid]), uid=4001)).ranks
+        (rank,) = take(replace(targets.job_of_pids([pid]), uid=4001)).ranks
     reasons = [dump.fault.reason if dump.fault else "" for dump in rank.rounds]
     assert (any(dump.threads for dump in rank.rounds), set(reasons)) == (is_shown, {"" if is_shown else "AnotherUsers"})
 
@@ -454,7 +456,7 @@ functions[0](0)
 def test_what_a_program_makes_of_its_stacks_fills_no_memory(tmp_path: Path) -> None:
     """The process has 20 threads with 30 functions each. Each name has 4,000 characters, so py-spy prints 7 MB."""
     with targets.python(MANY_THREADS, tmp_path) as pid:
-        job = job_of_pids([pid])
+        job = targets.job_of_pids([pid])
         found = [
             capture(
                 job,
@@ -582,7 +584,7 @@ def _is_frozen(group: Path, is_v1: bool) -> bool:
 
 
 def look(*pids: int) -> Diagnosis:
-    return targets.diagnosed(job_of_pids(pids), targets.QUICK, activity.load())
+    return targets.diagnosed(targets.job_of_pids(pids), targets.QUICK, activity.load())
 
 
 def thaw_command(root: Path, cgroup: str) -> str:

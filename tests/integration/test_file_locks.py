@@ -14,7 +14,6 @@ import pytest
 from msgspec import structs
 
 from hangwatch import config
-from hangwatch.capture.rounds import job_of_pids
 from hangwatch.model import FileLock, Group
 from hangwatch.probes.base import procfs
 from hangwatch.probes.process import shared_locks
@@ -192,7 +191,7 @@ def held_semaphore(name: str) -> Iterator[int]:
 def seen_at_semaphore(*pids: int) -> Group:
     """Capture these ranks. Return the group of the last rank, which waits in futex(2)."""
     wait_for(lambda: targets.futex_call(pids[-1]), "the wait for the lock")
-    groups = targets.grouped(job_of_pids(pids)).groups
+    groups = targets.grouped(targets.job_of_pids(pids)).groups
     return next(group for group in groups if any(member.id.pid == pids[-1] for member in group.members))
 
 

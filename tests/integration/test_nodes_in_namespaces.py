@@ -44,7 +44,7 @@ STANDS_SECONDS = 11  # a call that is blocked for ten seconds is captured twice
 # Series that decide about a page. They are printed when a test fails.
 HISTORY = (
     "up == 0",
-    "hangwatch_job_current_state == 1",
+    "hangwatch_job_state == 1",
     "hangwatch:job_waits:count",
     "hangwatch:job_progress:count",
     'hangwatch_rank_activity{motion="moving"}',
@@ -112,13 +112,13 @@ class Fleet:
         """Return the key of this user's job. It is the same on all nodes."""
         if uid not in self._keys:
             owned = f'on (job_key) hangwatch_job_info{{owner="uid {uid}"}}'
-            trains = f'hangwatch_job_current_state{{state="training"}} == 1 and {owned}'
+            trains = f'hangwatch_job_state{{state="training"}} == 1 and {owned}'
             (self._keys[uid],) = {row["metric"]["job_key"] for row in self.prometheus.query(trains)}
         return self._keys[uid]
 
     def states(self, uid: int) -> dict[str, str]:
         """Return the state of this user's job on each node."""
-        asked = f'hangwatch_job_current_state == 1 and on (job_key) hangwatch_job_info{{owner="uid {uid}"}}'
+        asked = f'hangwatch_job_state == 1 and on (job_key) hangwatch_job_info{{owner="uid {uid}"}}'
         return {row["metric"]["instance"]: row["metric"]["state"] for row in self.prometheus.query(asked)}
 
     def pages(self, uid: int) -> list[dict[str, Any]]:

@@ -55,7 +55,7 @@ def test_one_page_names_the_job_and_the_rank_and_resolves(
         job.wait_for_step(3)
         daemon.wait_for_state(job.run_id, "training")
         wait_for(
-            lambda: prometheus.query(f'hangwatch_job_current_state{{job_id="{job.run_id}",state="training"}} == 1'),
+            lambda: prometheus.query(f'hangwatch_job_state{{job_id="{job.run_id}",state="training"}} == 1'),
             "Prometheus to see the job train",
         )
         assert _pages(webhook, job.run_id) == []
@@ -67,7 +67,7 @@ def test_one_page_names_the_job_and_the_rank_and_resolves(
         daemon.wait_for_state(job.run_id, "hung")
         hung_at = time.time()
         wait_for(
-            lambda: prometheus.query(f'hangwatch_job_current_state{{job_id="{job.run_id}",state="hung"}} == 1'),
+            lambda: prometheus.query(f'hangwatch_job_state{{job_id="{job.run_id}",state="hung"}} == 1'),
             "Prometheus to see the hang",
         )
         scraped_at = time.time()

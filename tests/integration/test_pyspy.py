@@ -16,7 +16,7 @@ import pytest
 
 from hangwatch import config
 from hangwatch.capture.request import CaptureRequest, NodePaths
-from hangwatch.capture.rounds import capture, job_of_pids
+from hangwatch.capture.rounds import capture
 from hangwatch.formats.pyspy_json import parse_json
 from hangwatch.model import ProcessId
 from hangwatch.probes.base import procfs
@@ -349,7 +349,7 @@ def test_rank_that_needs_endless_memory_is_tried_once_and_others_have_stacks(tmp
 exec {pyspy.find()} "$@\""""
         paths = NodePaths(pyspy_path=fake_pyspy(tmp_path, body))
         settings = config.Capture(rounds=3, pause_seconds=0.1, dump_deadline_seconds=60.0, round_deadline_seconds=120.0)
-        taken = capture(job_of_pids([pid, other]), CaptureRequest(node="here", settings=settings, paths=paths))
+        taken = capture(targets.job_of_pids([pid, other]), CaptureRequest(node="here", settings=settings, paths=paths))
     assert len((tmp_path / "tries").read_text().split()) == 1
     rounds = {rank.id.pid: rank.rounds for rank in taken.ranks}
     assert {dump.fault.reason for dump in rounds[pid] if dump.fault is not None} == {"TooLarge"}

@@ -96,9 +96,7 @@ def test_hung_job_restarts_once_without_the_node_of_the_xid(
         def hang_again(times: int) -> str:
             """Let the job hang with an XID. Return the output of the hook."""
             training = {"job_id": job, "state": "training"}
-            wait_for(
-                lambda: any(value for _, value in daemon.samples("hangwatch_job_current_state", **training)), "training"
-            )
+            wait_for(lambda: any(value for _, value in daemon.samples("hangwatch_job_state", **training)), "training")
             log_xid(tmp_path, times)
             (tmp_path / "stop-at-shard").touch()
             wait_for(lambda: not (tmp_path / "stop-at-shard").exists(), "rank 2 to reach the shard")

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.capture.request import CaptureRequest, GpuSources
-from hangwatch.capture.rounds import capture, job_of_pids
+from hangwatch.capture.rounds import capture
 from hangwatch.model import GpuSample, GpuSweep, Job, Member, Motion, Rank, Signature, Store, Worker
 from hangwatch.probes.base import procfs
 from hangwatch.probes.gpu import query
@@ -430,7 +430,7 @@ def test_rank_in_a_debugger_waits_for_a_person() -> None:
         while b"(Pdb)" not in said:
             said += os.read(ours, 4096)
         targets.wait_until_blocked(child.pid)
-        (group,) = targets.grouped(job_of_pids([child.pid]), table=activity.load()).groups
+        (group,) = targets.grouped(targets.job_of_pids([child.pid]), table=activity.load()).groups
     finally:
         child.kill()
         child.wait(timeout=60)
@@ -459,7 +459,7 @@ def test_rank_in_debugpy_polls(comes: bool) -> None:
     with spawn(sys.executable, "-Xfrozen_modules=off", "-c", DEBUGGED) as child:
         port = int(first_line(child))
         with debug_client.attach_debugger(port) if comes else contextlib.nullcontext():
-            taken = capture(job_of_pids([child.pid]), CaptureRequest(settings=SETTINGS, node="here"))
+            taken = capture(targets.job_of_pids([child.pid]), CaptureRequest(settings=SETTINGS, node="here"))
     (nameless,) = group_ranks(taken, Table(()), SETTINGS).members
     assert (nameless.signature, nameless.motion) == (Signature.POLLS, Motion.UNKNOWN)
     (group,) = group_ranks(taken, activity.load(), SETTINGS).groups
@@ -496,7 +496,7 @@ def test_rank_waiting_by_rpc_is_blocked(does: str, expected: Signature, tmp_path
     programs = (CLIENT + f"rpc.rpc_sync('server', {does})\n", SERVER)
     meeting = str(tmp_path / "meeting")
     with targets.started(tmp_path, *(each.replace("{meeting}", meeting) for each in programs)) as (asks, asked):
-        taken = capture(job_of_pids([asks, asked]), CaptureRequest(settings=SETTINGS, node="here"))
+        taken = capture(targets.job_of_pids([asks, asked]), CaptureRequest(settings=SETTINGS, node="here"))
     measured = {one.id.pid: one.signature for one in group_ranks(taken, Table(()), SETTINGS).members}
     assert measured == {asks: Signature.BLOCKED, asked: expected}
     named = {group.members[0].id.pid: group for group in group_ranks(taken, activity.load(), SETTINGS).groups}

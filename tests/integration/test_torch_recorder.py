@@ -17,7 +17,6 @@ import pytest
 from hangwatch import config
 from hangwatch.capture import diagnosis
 from hangwatch.capture.request import CaptureRequest
-from hangwatch.capture.rounds import job_of_pids
 from hangwatch.formats.bounded_read import FileError
 from hangwatch.model import Fault, ProcessId
 from hangwatch.model.flight_records import RankRecords
@@ -95,7 +94,7 @@ def test_a_capture_keeps_why_a_recorder_could_not_be_read(tmp_path: Path) -> Non
     settings = config.Capture(pause_seconds=0.0, dump_deadline_seconds=60.0)
     with targets.python(ALONE.format(more=""), tmp_path, TORCH_FR_BUFFER_SIZE="0") as pid:
         taken = diagnosis.diagnose_job(
-            job_of_pids([pid]), CaptureRequest(settings=settings, node="here", rounds=2), activity.load()
+            targets.job_of_pids([pid]), CaptureRequest(settings=settings, node="here", rounds=2), activity.load()
         )
     (rank,) = taken.capture.ranks
     assert [[one.reason for one in dump.recorder_faults] for dump in rank.rounds] == [["RecorderOff"]] * 2
@@ -103,7 +102,7 @@ def test_a_capture_keeps_why_a_recorder_could_not_be_read(tmp_path: Path) -> Non
     assert [note for note in notes if "set TORCH_FR_BUFFER_SIZE=2000" in note]
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         taken = diagnosis.diagnose_job(
-            job_of_pids([pid]), CaptureRequest(settings=settings, node="here", rounds=1), activity.load()
+            targets.job_of_pids([pid]), CaptureRequest(settings=settings, node="here", rounds=1), activity.load()
         )
     assert [one.reason for one in taken.grouping.members[0].recorder.faults] == ["NoTorch"]
     assert not [note for note in as_json.answer(taken.grouping, taken.verdict).notes if "sequence numbers" in note]

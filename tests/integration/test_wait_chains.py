@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.capture.rounds import job_of_pids
 from hangwatch.model import FileLock, Group, Job, Member, Motion, Signature
 from hangwatch.probes.base import procfs
 from hangwatch.probes.network import sockets
@@ -99,7 +98,7 @@ def test_rank_that_waits_for_its_driver_waits_for_the_rank_behind_it(
     with started(tmp_path, does) as pids:
         if does == "waits":
             targets.wait_until_blocked(pids[2])
-        by_pid = {member.id.pid: member for member in measured(job_of_pids(pids))}
+        by_pid = {member.id.pid: member for member in measured(targets.job_of_pids(pids))}
         assert {(by_pid[pid].signature, by_pid[pid].waits.asks_rank) for pid in pids[:2]} == {(signature, asks_rank)}
         assert by_pid[pids[2]].waits.asks_rank is None or does == "computes"
 
@@ -123,7 +122,7 @@ def test_rank_is_blocked_by_a_helper_that_cannot_answer(
         wait_for(
             lambda: procfs.read_thread_states(helper).startswith(("T", "D")) or end == "cycle", "the helper to stop"
         )
-        (member,) = measured(job_of_pids([pid]))
+        (member,) = measured(targets.job_of_pids([pid]))
     awaited = member.waits.awaited
     assert member.motion is Motion.FROZEN and awaited is not None
     assert (awaited.end, awaited.name) == (end, f"its worker {helper} (python), {says}")
@@ -133,7 +132,7 @@ def test_rank_moves_as_its_worker_behind_a_socket_computes(tmp_path: Path) -> No
     task = "while True: sum(range(1000)); len('0')"
     with targets.python(OVER_A_SOCKET.format(task=task), tmp_path) as pid:
         targets.wait_for_call(pid, "receives")
-        (member,) = measured(job_of_pids([pid]))
+        (member,) = measured(targets.job_of_pids([pid]))
     assert member.signature is Signature.UNKNOWN, "it uses a core, at one line"
 
 
@@ -239,7 +238,7 @@ def seen(kind: str, pid: int, *ranks: int) -> tuple[Group, Member]:
         return any(map(is_in_call, (pid, *below))) or any(is_in_call(pid, thread) for thread in threads)
 
     wait_for(waits, "the call")
-    groups = targets.grouped(job_of_pids([*ranks, pid])).groups
+    groups = targets.grouped(targets.job_of_pids([*ranks, pid])).groups
     group = next(one for one in groups if any(member.id.pid == pid for member in one.members))
     return group, next(member for member in group.members if member.id.pid == pid)
 

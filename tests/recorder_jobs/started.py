@@ -17,11 +17,12 @@ from msgspec.structs import replace
 from hangwatch import config
 from hangwatch.capture import diagnosis
 from hangwatch.capture.request import CaptureRequest
-from hangwatch.capture.rounds import job_of_pids
+from hangwatch.jobs import discovery
 from hangwatch.model import Job
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes import torch_recorder
 from hangwatch.probes.base import procfs
+from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.verdict.sequence_rules import Answer, decide_by_records
@@ -43,7 +44,8 @@ class Started(NamedTuple):
     def job(self) -> Job:
         """Return the job as a scan of the daemon would return it."""
         ranks_of = {pid: rank for rank, pid in self.pids.items()}
-        job = job_of_pids([self.pids[rank] for rank in self.read])
+        pids = [self.pids[rank] for rank in self.read]
+        job = discovery.job_of_pids(ProcessScan().processes(pids), pids)
         ranks = tuple(replace(rank, rank=ranks_of[rank.id.pid], local_rank=ranks_of[rank.id.pid]) for rank in job.ranks)
         return replace(job, ranks=ranks, world_size=len(self.pids))
 

@@ -20,8 +20,9 @@ from typing import NamedTuple
 
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.capture.request import CaptureRequest
-from hangwatch.capture.rounds import job_of_pids
 from hangwatch.config import Capture
+from hangwatch.jobs import discovery
+from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.stacks import activity
 from tests.soak import number_options
 
@@ -118,7 +119,8 @@ def run(processes: int, captures: int, seconds: float) -> tuple[float, list[str]
     targets = [start() for _ in range(processes)]
     harm: list[str] = []
     stacks = 0
-    job, table = job_of_pids([target.process.pid for target in targets]), activity.load()
+    pids, table = [target.process.pid for target in targets], activity.load()
+    job = discovery.job_of_pids(ProcessScan().processes(pids), pids)
     request = CaptureRequest(node="node", settings=Capture(pause_seconds=0.1), rounds=2)
     for _ in range(captures):
         ranks = diagnose_job(job, request, table).capture.ranks

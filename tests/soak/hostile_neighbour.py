@@ -249,7 +249,7 @@ class Life:
         state = page = named = None
         for key in keys:
             state = next(
-                (r["state"] for r, v in self.daemon.samples("hangwatch_job_current_state", job_key=key) if v == 1), None
+                (r["state"] for r, v in self.daemon.samples("hangwatch_job_state", job_key=key) if v == 1), None
             )
             page = any(v == 1 for _, v in self.daemon.samples("hangwatch_job_page", job_key=key))
             named = next((r["named"] for r, _ in self.daemon.samples("hangwatch_incident_info", job_key=key)), "")

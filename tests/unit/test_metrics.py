@@ -110,7 +110,7 @@ def test_closed_incident_is_no_longer_exported() -> None:
     closed = replace(entry, incident=replace(entry.incident, closed_unix_seconds=samples.OPENED + 60))
     after = scrape(board(jobs={job_id: closed}))
     assert [name in after for name in names] == [False] * 4
-    assert "hangwatch_job_current_state{" in after, "the job itself is still there"
+    assert "hangwatch_job_state{" in after, "the job itself is still there"
 
 
 @given(st.lists(st.integers(min_value=0, max_value=4194304), min_size=1, max_size=60))
@@ -214,9 +214,9 @@ def test_promtool_has_nothing_to_say() -> None:
 
 
 def test_only_the_current_state_of_a_job_is_a_series() -> None:
-    lines = [line for line in scrape(board()).splitlines() if line.startswith("hangwatch_job_current_state{")]
+    lines = [line for line in scrape(board()).splitlines() if line.startswith("hangwatch_job_state{")]
     job = samples.loader_hang().job
-    assert lines == [f'hangwatch_job_current_state{{job_id="{job.job_id}",job_key="{job.key}",state="hung"}} 1.0']
+    assert lines == [f'hangwatch_job_state{{job_id="{job.job_id}",job_key="{job.key}",state="hung"}} 1.0']
 
 
 def test_ranks_are_shown_only_while_an_incident_is_open() -> None:

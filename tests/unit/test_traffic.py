@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangwatch.model import GpuTraffic, GpuUse, PortCounters, PortTraffic, TrafficSweep
-from hangwatch.stacks.link_traffic import LinkRates, gpu_use, link_rates, port_traffic
+from hangwatch.stacks.link_traffic import gpu_use, link_rates, port_traffic
 
 Pair = tuple[int, int] | None
 
@@ -43,8 +43,8 @@ def sweeps(*nvlink: Pair, uuid: str = "GPU-0", pcie: tuple[Pair, ...] = (), seco
     ids=["no reading", "one", "still", "flows", "a gap", "late", "fell", "fell, then grew"],
 )
 def test_what_flowed_between_readings(counters: tuple[Pair, ...], expected: float | None) -> None:
-    assert link_rates(["GPU-0"], sweeps(*counters)) == LinkRates(nvlink=expected, pcie=None)
-    assert link_rates(["GPU-0"], sweeps(*[None] * len(counters), pcie=counters)) == LinkRates(pcie=expected)
+    assert link_rates(["GPU-0"], sweeps(*counters)) == (expected, None)
+    assert link_rates(["GPU-0"], sweeps(*[None] * len(counters), pcie=counters)) == (None, expected)
 
 
 def test_the_busiest_gpu_of_a_rank_counts_and_no_other_ranks() -> None:
@@ -57,10 +57,10 @@ def test_the_busiest_gpu_of_a_rank_counts_and_no_other_ranks() -> None:
             strict=True,
         )
     ]
-    assert link_rates(["a", "b"], read).nvlink == 20.0
-    assert link_rates(["a"], read).nvlink == 10.0
-    assert link_rates([], read) == LinkRates()
-    assert link_rates(["not read"], read) == LinkRates()
+    assert link_rates(["a", "b"], read)[0] == 20.0
+    assert link_rates(["a"], read)[0] == 10.0
+    assert link_rates([], read) == (None, None)
+    assert link_rates(["not read"], read) == (None, None)
 
 
 def sampled(*rates: tuple[float, float] | None, counted: Pair = None) -> list[TrafficSweep]:
@@ -81,9 +81,9 @@ def sampled(*rates: tuple[float, float] | None, counted: Pair = None) -> list[Tr
 
 
 def test_without_counters_of_pcie_its_samples_count() -> None:
-    assert link_rates(["GPU-0"], sampled((1.0, 2.0), None, (3.0, 4.0))).pcie == 5.0
-    assert link_rates(["GPU-0"], sampled(None, None)).pcie is None
-    assert link_rates(["GPU-0"], sampled((1.0, 2.0), (3.0, 4.0), counted=(7, 7))).pcie == 0.0
+    assert link_rates(["GPU-0"], sampled((1.0, 2.0), None, (3.0, 4.0)))[1] == 5.0
+    assert link_rates(["GPU-0"], sampled(None, None))[1] is None
+    assert link_rates(["GPU-0"], sampled((1.0, 2.0), (3.0, 4.0), counted=(7, 7)))[1] == 0.0
 
 
 grown = st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)), min_size=1, max_size=4)

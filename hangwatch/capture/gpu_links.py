@@ -14,8 +14,8 @@ from hangwatch.stacks.link_traffic import port_traffic
 class LinkCounters:
     """The traffic counters of one capture: of GPU links and of this node's network ports.
 
-    GPU links are read in each round until a read fails. Ports are read twice: in the first round and at the end.
-    Without `is_counting`, nothing is read.
+    GPU links are read in each round until a read fails, which is None in `traffic`. Ports are read twice: in the first
+    round and at the end. Without `is_counting`, nothing is read.
     """
 
     def __init__(
@@ -23,26 +23,22 @@ class LinkCounters:
     ) -> None:
         self._read_traffic, self._sys_root, self._is_counting = read_traffic, sys_root, is_counting
         self._since = time.monotonic()
-        self._traffic: list[TrafficSweep | None] = []
+        self.traffic: list[TrafficSweep | None] = []
         self._ports: tuple[PortCounters, ...] = ()
 
     @contextmanager
     def counting(self, number: int, pool: Executor) -> Iterator[None]:
         """Read the counters in threads of `pool` while the `with` block takes the dumps of round `number`, from 0."""
         reading = reading_ports = None
-        if self._is_counting and self._read_traffic and None not in self._traffic:
+        if self._is_counting and self._read_traffic and None not in self.traffic:
             reading = pool.submit(self._read_traffic)
         if self._is_counting and number == 0:
             reading_ports = pool.submit(infiniband.TRAFFIC.read, self._sys_root)
         yield
         if reading is not None:
-            self._traffic.append(reading.result())
+            self.traffic.append(reading.result())
         if reading_ports is not None:
             self._ports = reading_ports.result()
-
-    def gpu_traffic(self) -> list[TrafficSweep]:
-        """Return the traffic of the GPU links in each round, oldest first. Failed reads are left out."""
-        return [one for one in self._traffic if one is not None]
 
     def measure_ports(self) -> PortTraffic | None:
         """Return the traffic of the ports since counting began; None if no port was read twice."""

@@ -151,7 +151,7 @@ class _Rounds:
 
     def rank_dumps(self, silent: Mapping[int, filesystems.Mount]) -> list[RankDump]:
         """Return the dumps of the ranks so far. `silent` has the file systems that do not respond, by pid."""
-        carried, levels = self._links.gpu_traffic(), self._request.gpus.levels
+        carried, levels = list(filter(None, self._links.traffic)), self._request.gpus.levels
         readings = (rank_dumps.measure_gpus(rank, self._sweeps, levels, carried) for rank in self.ranks)
         return [
             rank_dumps.make_rank_dump(rank, self.taken, self._request.node, gpu, silent)

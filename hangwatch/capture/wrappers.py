@@ -36,8 +36,6 @@ class Wrappers:
         """Return the processes, wrappers with `is_wrapper`."""
         pairs = nested_slots.find_pairs(processes)[:MOST_PAIRS]
         wrappers = {outer.id for outer, inner in pairs if self._is_wrapper(outer, inner)}
-        if not wrappers:
-            return processes
         return [replace(process, is_wrapper=True) if process.id in wrappers else process for process in processes]
 
     def _is_wrapper(self, outer: Process, inner: Process) -> bool:

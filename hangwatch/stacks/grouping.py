@@ -260,7 +260,7 @@ def _correct_by_measurement(
     if waits.awaits_store == "main" and place.waits_for == "unknown":
         return corrected("store", "ranks", operation="the store", waits=True)
     may_be_in_torch = place.key in in_torch and waits.waits_in_torch is not False
-    return corrected("torch", "gpu") if may_be_in_torch and place.waits_for == "unknown" else place
+    return corrected("torch", "gpu") if may_be_in_torch and place.waits_for in ("unknown", "lock") else place
 
 
 def _make_member(rank: _Rank, answer: _LastState, memory: _PlaceCache) -> Member:

@@ -80,11 +80,12 @@ def _remove_lock_waiters(may_be_suspects: Callable[[Scene], Sequence[Group]]) ->
 
 
 def _sleeps_in_torch(group: Group, member: Member) -> bool:
-    """True if a rank sleeps in torch's code below an unknown Python function.
+    """True if a rank sleeps in torch's code below a Python function that is unknown or a wait by its name alone.
 
     Some calls of torch, for example `work.wait()`, have no Python frame.
     """
-    return member.waits.waits_in_torch is True and activity.find_activity(group.activity).waits_for == "unknown"
+    by_name = activity.find_activity(group.activity).waits_for
+    return member.waits.waits_in_torch is True and by_name in ("unknown", "lock")
 
 
 def _is_blocked_with_idle_gpu(group: Group, member: Member) -> bool:

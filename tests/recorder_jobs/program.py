@@ -242,7 +242,7 @@ def barrier_inside_of_a_shared_lock() -> None:
     reduce()
 
 
-def receive_skipped() -> None:
+def wait_for_send() -> None:
     """Wait in `work.wait()` for a send that rank 1 skips."""
     work = dist.irecv(torch.ones(1), src=1)
     mark_arrival()
@@ -677,7 +677,7 @@ BEFORE_REDUCE: dict[str, Any] = {
     "detail": (3, {1: prepare_batch}),
     "other_node": (3, {5: prepare_batch}),  # only ranks 0 to 3 are captured
     "fifo_beside_metrics": (5, {3: open_fifo}, begin_metrics),
-    "waits_for_skipped_send": (3, {2: receive_skipped}),
+    "waits_for_skipped_send": (3, {2: wait_for_send}),
     "asks_for_skipped_send": (3, {2: poll_skipped}),
     "asleep_before_a_batch": (3, {1: prepare_batch, 2: receive_batch}),
     "asks_the_store": (3, {3: poll_store}),

@@ -202,8 +202,11 @@ def judge_file(path: str, node: Node, settings: Settings) -> CheckVerdict:
     """Judge one file by request: its mount, then its kind. The file is not touched if its mount does not respond."""
     mount, root = filesystems.find_mount(path, node.proc_root)
     if mount is None:
-        text = f"{words.printable(path)}: no mount of this process, if its mounts can be read, holds it"
-        return unknown("MountsUnread", text, "try sudo, and outside of a chroot")
+        return unknown(
+            "MountsUnread",
+            f"{words.printable(path)}: no mount of this process, if its mounts can be read, holds it",
+            "try sudo, and outside of a chroot",
+        )
     space = node.filesystems.read_space([root + mount.path], settings.deadline_seconds)[root + mount.path]
     if isinstance(space, Fault) and space.reason == "NoAnswer":
         return _judge_fault(str(mount), _answer(mount, space), space, settings)

@@ -1,7 +1,8 @@
 """Hooks: programs of the site that run when a job's state changes.
 
 A hook runs as the daemon's user without its capabilities (`hook_process`). It has its own thread and process, so
-captures and pages do not wait for it. Text that a job's owner wrote is passed to it in safe characters only.
+captures and pages do not wait for it. Text that a job's owner wrote is passed in safe characters only, except in the
+event on its standard input, which is JSON.
 """
 
 import logging

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.daemon_cost import memory_mib  # noqa: E402
-from hangwatch.demo.simulated_node import SimulatedNode  # noqa: E402
+from hangwatch.tools.demo.simulated_node import SimulatedNode  # noqa: E402
 from tests.conftest import wait_for  # noqa: E402
 from tests.fake_driver import FakeDriver, compile_library, h100  # noqa: E402
 from tests.real_daemon import RealDaemon  # noqa: E402

@@ -37,9 +37,7 @@ from typing import TypeVar
 import msgspec
 
 from hangwatch import __version__, config
-from hangwatch.explain import traces
-from hangwatch.fleet import sighting
-from hangwatch.fleet.merge import SightingCollector
+from hangwatch.formats import sighting
 from hangwatch.model import (
     INCIDENT_VERSION,
     Frame,
@@ -56,6 +54,8 @@ from hangwatch.report import html
 from hangwatch.report import text as report_text
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
+from hangwatch.tools.explain import traces
+from hangwatch.tools.fleet.merge import SightingCollector
 from hangwatch.verdict import judge
 
 SIZES = (8, 512, 1_024, 4_096, 16_384, 100_000)

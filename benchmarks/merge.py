@@ -33,7 +33,6 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.grouping import LOADS, OTHERS, TRAINS, WAITS, frames  # noqa: E402
 from hangwatch import config  # noqa: E402
 from hangwatch.collectives.rank_records import drop_unneeded  # noqa: E402
-from hangwatch.fleet.merge import merge_all  # noqa: E402
 from hangwatch.formats import incident_file  # noqa: E402
 from hangwatch.model import (  # noqa: E402
     Capture,
@@ -50,6 +49,7 @@ from hangwatch.model import (  # noqa: E402
 from hangwatch.model.flight_records import FlightRecord, RankRecords  # noqa: E402
 from hangwatch.stacks import activity  # noqa: E402
 from hangwatch.stacks.grouping import group_ranks  # noqa: E402
+from hangwatch.tools.fleet.merge import merge_all  # noqa: E402
 from hangwatch.verdict import judge  # noqa: E402
 
 SIZES = (2_048, 12_500)

@@ -27,12 +27,9 @@ import msgspec
 
 from hangwatch import config
 from hangwatch.errors import UserError
-from hangwatch.explain import traces
-from hangwatch.explain.flight_dumps import recorder_dump
-from hangwatch.explain.logs import rank_log
-from hangwatch.fleet import incident_fetch, sighting
-from hangwatch.formats import incident_file, process_title, pyspy_json, safe_pickle, work_lines
+from hangwatch.formats import incident_file, process_title, pyspy_json, safe_pickle, sighting, work_lines
 from hangwatch.formats.pyspy_json import DumpError
+from hangwatch.logs import rank_log
 from hangwatch.probes.base import filesystems, procfs
 from hangwatch.probes.gpu.messages import Answer, CallAnnouncement, DriverFailure, Hello, SweepMessage
 from hangwatch.probes.network import infiniband, interfaces, ports
@@ -40,6 +37,9 @@ from hangwatch.probes.node import chrony, kmsg, memory_pressure
 from hangwatch.probes.process import live_environ, proc_pid
 from hangwatch.probes.torch_recorder import libraries
 from hangwatch.tables import kernel_lines, xids
+from hangwatch.tools.explain import traces
+from hangwatch.tools.explain.flight_dumps import recorder_dump
+from hangwatch.tools.fleet import incident_fetch
 from tests.unit.test_flight_dump import dumped, entry
 
 DATA = Path(__file__).parent / "data"

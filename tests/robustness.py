@@ -19,12 +19,12 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from hangwatch.explain import traces
 from hangwatch.model import Frame, ProcessDump, RankDump, RankId, Thread, Verdict
 from hangwatch.report import dump_text
 from hangwatch.stacks import activity
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.grouping import group_ranks
+from hangwatch.tools.explain import traces
 from hangwatch.verdict import judge
 from tests import titled_processes
 from tests.hangs import CASES, SETTINGS, TABLE, rank_dumps

@@ -7,16 +7,16 @@ from typing import Any
 import msgspec
 
 from hangwatch.checks.framework.result_table import JsonReport
-from hangwatch.cli.check_nodes import NodesCheck
-from hangwatch.cli.feedback import FeedbackStatistics
-from hangwatch.cli.selftest import Answer as SelfTest
-from hangwatch.cli.slow_nodes import SlowNodes
-from hangwatch.fleet.sighting import GroupedDump
 from hangwatch.formats.incident_file import Incidents
+from hangwatch.formats.sighting import GroupedDump
 from hangwatch.model import Incident
 from hangwatch.report.as_json import Answer, Dump, NodesDump
 from hangwatch.report.event import HangEvent
 from hangwatch.state.status import Status
+from hangwatch.tools.commands.check_nodes import NodesCheck
+from hangwatch.tools.commands.feedback import FeedbackStatistics
+from hangwatch.tools.commands.selftest import Answer as SelfTest
+from hangwatch.tools.commands.slow_nodes import SlowNodes
 
 DOCS = Path(__file__).parents[1] / "docs"
 FORMS: dict[str, type] = {

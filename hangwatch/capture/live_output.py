@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from hangwatch import words
-from hangwatch.explain import line_prefixes
-from hangwatch.explain.logs import merged_logs
-from hangwatch.explain.logs.merged_logs import RankLog
-from hangwatch.explain.logs.rank_log import Log, clean, last_written
+from hangwatch.logs import line_prefixes, merged_logs
+from hangwatch.logs.merged_logs import RankLog
+from hangwatch.logs.rank_log import Log, clean, last_written
 from hangwatch.model import LastLines, OutputEnd, RankId
 from hangwatch.tables import secret_forms
 

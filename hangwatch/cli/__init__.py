@@ -1,4 +1,4 @@
-"""The command line: the only package that prints or exits.
+"""The command line: only `cli/` and `tools/commands/` print or exit.
 
 Exit codes:
     0   yes, or done
@@ -30,20 +30,21 @@ INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits(3)
 TRY_AGAIN = 75  # EX_TEMPFAIL
 
 _MODULES = {
-    "explain": ("explain",),
-    "feedback": ("verdict",),
-    "check": ("check",),
-    "incidents": ("incidents", "report"),
-    "many_nodes": ("merge",),
-    "mcp_server": ("mcp",),
-    "selftest": ("selftest",),
-    "dump": ("dump",),
-    "silence": ("silence",),
-    "slow": ("slow",),
-    "status": ("status",),
-    "timeline": ("timeline",),
-    "top": ("top",),
-    "daemon_commands": ("config", "demo", "run"),
+    "cli.check": ("check",),
+    "cli.daemon_commands": ("config", "run"),
+    "cli.dump": ("dump",),
+    "tools.commands.demo": ("demo",),
+    "tools.commands.explain": ("explain",),
+    "tools.commands.feedback": ("verdict",),
+    "tools.commands.incidents": ("incidents", "report"),
+    "tools.commands.many_nodes": ("merge",),
+    "tools.commands.mcp_server": ("mcp",),
+    "tools.commands.selftest": ("selftest",),
+    "tools.commands.silence": ("silence",),
+    "tools.commands.slow": ("slow",),
+    "tools.commands.status": ("status",),
+    "tools.commands.timeline": ("timeline",),
+    "tools.commands.top": ("top",),
 }
 _MEANT = {"stacks": "dump --stacks", "ps": "status", "jobs": "status", "version": "--version"}
 """Commands of other programs, each with what to type here."""
@@ -63,7 +64,7 @@ class Commands(click.Group):
         if cmd_name not in _MODULE_OF:
             return None
         gc.disable()  # imports make many objects and no garbage: collections would take a tenth of their time
-        module = importlib.import_module(f"hangwatch.cli.{_MODULE_OF[cmd_name]}")
+        module = importlib.import_module(f"hangwatch.{_MODULE_OF[cmd_name]}")
         gc.freeze()  # nor does a later collection look at them
         gc.enable()
         commands: dict[str | None, click.Command] = {command.name: command for command in module.COMMANDS}

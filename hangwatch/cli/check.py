@@ -16,8 +16,8 @@ from hangwatch.checks.framework import node_facts, registry, requested_ports, re
 from hangwatch.checks.framework.contract import Settings as CheckSettings
 from hangwatch.checks.framework.node_facts import Facts
 from hangwatch.cli.config_choice import settings_with_checks
-from hangwatch.cli.node_options import parse_reach
-from hangwatch.cli.options import config_option, nodes_options
+from hangwatch.cli.options import config_option
+from hangwatch.cli.reach import load_tool, nodes_options, parse_reach
 from hangwatch.cli.text_tables import print_checks
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.model import CheckResult
@@ -71,9 +71,7 @@ def check(
         if config_path:
             raise click.UsageError("--config cannot be used with --nodes or --jobid: each node uses its own file")
         registry.select(names)
-        from hangwatch.cli.check_nodes import check_nodes
-
-        return check_nodes(reach, names, ports, fail_on, as_json_form=as_json, verbose=verbose)
+        return load_tool("check")(reach, names, ports, fail_on, as_json_form=as_json, verbose=verbose)
     began_unix_seconds = time.time()
     settings, _, check_settings = settings_with_checks(config_path)
     registry.select(names)

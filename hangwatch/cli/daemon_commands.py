@@ -1,4 +1,4 @@
-"""The commands `run`, `config` and `demo`."""
+"""The commands `run` and `config`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import contextlib
 import faulthandler
 import logging
 import os
-import shlex
 import signal
 import socket
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -21,7 +19,7 @@ from hangwatch import config
 from hangwatch.cli import screen
 from hangwatch.cli.config_choice import Proof, settings_with_checks
 from hangwatch.cli.options import config_option
-from hangwatch.cli.usage_errors import InputError, MachineError
+from hangwatch.cli.usage_errors import MachineError
 
 if TYPE_CHECKING:
     from hangwatch.checks.framework.contract import Settings as CheckSettings
@@ -145,35 +143,4 @@ def configuration(check_path: Path | None, sample: bool) -> None:
     click.echo(f"{check_path}: ok")
 
 
-@click.command()
-@click.option("--scenario", default="loader", show_default=True, help="The fault to simulate; `list` prints all.")
-@click.option("--ranks", default=8, show_default=True, type=click.IntRange(2, 64), help="Ranks on the simulated node.")
-@click.option("--seed", default=None, type=int, help="Choose the rank that gets stuck.  [default: random]")
-@click.option(
-    "--keep", "directory", type=click.Path(path_type=Path, file_okay=False), help="Write the report to this folder."
-)
-def demo(scenario: str, ranks: int, seed: int | None, directory: Path | None) -> int:
-    """Show a hang and its verdict, without a GPU.
-
-    Starts a job of real processes with simulated GPU power. One rank gets stuck, and hangwatch finds it.
-
-    Exits 0 if hangwatch named the right rank, else 1.
-    """
-    from hangwatch.demo import playback
-
-    if scenario == "list":
-        for name, text in playback.descriptions().items():
-            click.echo(f"{name:14} {text}")
-        return 0
-    if scenario not in playback.descriptions():
-        raise InputError(f"--scenario {scenario!r}: no such scenario\n  one of: {', '.join(playback.descriptions())}")
-    seed = int(time.time()) % 100000 if seed is None else seed
-    logging.basicConfig(handlers=[logging.NullHandler()])  # the daemon's log goes to a file
-    outcome = playback.play(scenario, ranks=ranks, seed=seed, say=click.echo, directory=directory)
-    if outcome.report is not None:
-        ours = [sys.executable, "-m", "hangwatch"] if sys.argv[0].endswith("__main__.py") else [sys.argv[0]]
-        click.echo(f"again: {shlex.join([*ours, 'report', str(outcome.report)])}")
-    return 0 if outcome.right else 1
-
-
-COMMANDS = (run, configuration, demo)
+COMMANDS = (run, configuration)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
 from hangwatch.cli import screen
-from hangwatch.cli.options import config_option, job_option, nodes_options, pid_option, topology_option
-
-if TYPE_CHECKING:
-    from hangwatch.cli.node_options import Reach
+from hangwatch.cli.options import config_option, job_option, pid_option, topology_option
+from hangwatch.cli.reach import Reach, load_tool, nodes_options, parse_reach
 
 
 class DumpOptions(NamedTuple):
@@ -102,13 +100,11 @@ def dump(**given: Any) -> int:
     """
     _refuse_bare(click.get_current_context().args)
     options = DumpOptions(**{name: given.pop(name) for name in DumpOptions._fields})
-    from hangwatch.cli.node_options import parse_reach  # what runs the command is imported only to run it
-
     reach = parse_reach(given, tool="py-spy" if options.agentless else "hangwatch")
     options = options._replace(as_json_form=options.as_json_form or options.grouped)
     if reach is not None:
         return _dump_remote(reach, options)
-    from hangwatch.cli.local_dump import dump_local
+    from hangwatch.cli.local_dump import dump_local  # it is imported only to run it
 
     return dump_local(options)
 
@@ -122,18 +118,15 @@ def _dump_remote(reach: Reach, options: DumpOptions) -> int:
             "--nodes or --jobid"
         )
     options = options._replace(rounds=options.rounds or 2)
-    if options.agentless:  # these modules are imported only if needed
+    if options.agentless:
         from hangwatch.cli.config_choice import settings_from
-        from hangwatch.cli.dump_agentless import dump_agentless
 
         if options.directory is not None or options.topology is not None or reach.via == "kubectl":
             raise click.UsageError(
                 "-o, --topology and --via kubectl cannot be used with --agentless; --raw writes the stacks"
             )
-        return dump_agentless(reach, options, settings_from(None)[0])
-    from hangwatch.cli.many_nodes import dump_nodes
-
-    return dump_nodes(reach, options)
+        return load_tool("dump --agentless")(reach, options, settings_from(None)[0])
+    return load_tool("dump")(reach, options)
 
 
 def _refuse_bare(arguments: Sequence[str]) -> None:

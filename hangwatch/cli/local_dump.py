@@ -240,7 +240,7 @@ def print_jobs(dumped: Sequence[Incident], *, with_message: bool) -> None:
 
 
 def _as_json(node: str, dumped: Sequence[Incident], *, grouped: bool, with_stacks: bool) -> str:
-    from hangwatch.fleet import sighting
+    from hangwatch.formats import sighting
     from hangwatch.report import as_json
 
     if grouped:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import click
-
-from hangwatch.fleet import Via
 
 DEFAULT_CONFIG = Path("/etc/hangwatch/hangwatch.toml")
 
@@ -30,28 +28,6 @@ html_option = click.option(
     "--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Also write an HTML page here."
 )
 json_option = click.option("--json", "as_json_form", is_flag=True, help="Print JSON, see docs/json.md.")
-_OPTIONS = (
-    click.option("--nodes", help="Run on these nodes, as Slurm prints them: node[01-40]; or @group."),
-    click.option("--via", type=click.Choice(get_args(Via)), help="Program that reaches the nodes.  [default: ssh]"),
-    click.option("--jobid", help="Run on the nodes of this Slurm job (from squeue, unless --nodes is given)."),
-    click.option(
-        "--deadline",
-        "deadline_seconds",
-        type=click.FloatRange(1, 3600),
-        help="Seconds to wait for each node.  [default: 30]",
-    ),
-    click.option("--remote-command", help="Shell command that runs hangwatch on a node.  [default: hangwatch]"),
-    click.option("--selector", help="With --via kubectl: run on the nodes of pods with this label, e.g. job-name=J."),
-    click.option("-n", "--namespace", help="Namespace of these pods.  [default: kubectl's]"),
-    click.option("--via-options", help="More options for ssh, pdsh, srun or kubectl, quoted as in a shell."),
-)
-
-
-def nodes_options(command: _Command) -> _Command:
-    """Add the options that select nodes to a command. `parse_reach` interprets them."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 def http_config_option(when: str) -> Callable[[_Command], _Command]:

@@ -10,7 +10,7 @@ from hangwatch.probes.process import crash_artifacts
 from hangwatch.tables import kernel_lines
 
 if TYPE_CHECKING:
-    from hangwatch.explain.logs import rank_log
+    from hangwatch.logs import rank_log
 
 TEXT_CHARACTERS = 240
 ABORTED = "SIGABRT"

@@ -99,7 +99,7 @@ def _with_error_file(dead: CrashArtifacts, file: crash_artifacts.ErrorFile) -> C
         return dead._replace(refused=(*dead.refused, secret_forms.mask(f"its error file {file.refused}")))
     if not file.text:
         return dead
-    from hangwatch.explain.logs import rank_log  # only a crash needs it
+    from hangwatch.logs import rank_log  # only a crash needs it
 
     try:
         failure = rank_log.parse_error_file(file.text)
@@ -129,10 +129,10 @@ def _frames(text: str) -> tuple[str, ...]:
 
     Without frames, return the message of gdb.
     """
-    from hangwatch.explain.stacks import gdb_text  # only a core needs it
+    from hangwatch.formats import gdb_frames  # only a core needs it
 
     lines = [line[:_LINE_CHARACTERS] for line in text.splitlines() if line.strip()]
-    if frames := gdb_text.find_dead_frames(lines):
+    if frames := gdb_frames.find_dead_frames(lines):
         if all(frame.startswith("?? ") for frame in frames):
             return ("no native stack: gdb could not read the program and its libraries",)
         return tuple(words.elided(frame, TEXT_CHARACTERS) for frame in frames[:_FRAMES_SHOWN])

@@ -33,7 +33,7 @@ from hangwatch.verdict.scene import open_operations
 from hangwatch.verdict.supplements import complete
 
 if TYPE_CHECKING:
-    from hangwatch.explain.logs.merged_logs import RankLog
+    from hangwatch.logs.merged_logs import RankLog
 
 
 class Diagnosis(Value, frozen=True):
@@ -147,7 +147,7 @@ def _judge(grouping: Grouping, taken: Capture, ranks_here: int | None, logs: Seq
     here = ranks_here or len(taken.ranks)
     verdict = judge.judge(grouping, here)
     if logs:
-        from hangwatch.explain.logs import log_evidence
+        from hangwatch.logs import log_evidence
 
         verdict = complete(verdict, log_evidence.supplement_of_live_job(logs, here))
     if taken.environment is not None:

@@ -12,8 +12,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from hangwatch.fleet import sighting
-from hangwatch.formats import bounded_read, incident_file
+from hangwatch.formats import bounded_read, incident_file, sighting
 from hangwatch.formats.incident_file import INCIDENT_FILE
 from hangwatch.formats.incident_file import Incidents as Listed
 from hangwatch.store import Store

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from hangwatch.checks.framework import registry
 from hangwatch.daemon import Daemon
-from hangwatch.demo import playback
-from hangwatch.demo.simulated_gpus import SimulatedGpus
-from hangwatch.demo.simulated_node import SimulatedNode
+from hangwatch.tools.demo import playback
+from hangwatch.tools.demo.simulated_gpus import SimulatedGpus
+from hangwatch.tools.demo.simulated_node import SimulatedNode
 
 
 @contextlib.contextmanager

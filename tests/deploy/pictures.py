@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from hangwatch.demo.simulated_node import SimulatedNode
+from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests.conftest import wait_for
 from tests.deploy import promql
 from tests.deploy.daemon_on_simulated_node import hangwatch_on

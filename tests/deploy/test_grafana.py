@@ -20,12 +20,12 @@ from hangwatch.checks import gpu_speed
 from hangwatch.checks.framework import contract
 from hangwatch.collectives.arrival import ArrivalOrder
 from hangwatch.config import Detector
-from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.detector import job_watch
 from hangwatch.detector.progress_gaps import FEWEST_GAPS, HourOfGaps, ProgressRecord, RankProgress
 from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Group, Grouping, Incident, Job, JobState
 from hangwatch.model.flight_records import ProgressCounter
 from hangwatch.state.board import JobEntry, Snapshot
+from hangwatch.tools.demo.simulated_node import SimulatedNode
 from hangwatch.verdict.diagnosis import Diagnosis
 from tests import samples
 from tests.conftest import wait_for
@@ -412,7 +412,7 @@ def test_the_page_names_the_rank_that_was_planted(hung: Watched) -> None:
     assert {name: alert["labels"][name] for name in ("job_id", "job_key")} == {
         name: hung.job[name] for name in ("job_id", "job_key")
     }
-    assert f"({hung.job['owner']}, hangwatch.demo.worker)" in alert["annotations"]["summary"]
+    assert f"({hung.job['owner']}, hangwatch.tools.demo.worker)" in alert["annotations"]["summary"]
     named = wait_for(
         lambda: (found := page()) and re.search(r"rank (\d+) on (\S+)", found["annotations"]["summary"]),
         "a name in the page",

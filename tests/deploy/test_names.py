@@ -20,8 +20,8 @@ DAEMON = """
 import sys
 from pathlib import Path
 from hangwatch.daemon import Daemon
-from hangwatch.demo import playback as play
-from hangwatch.demo.simulated_gpus import SimulatedGpus
+from hangwatch.tools.demo import playback as play
+from hangwatch.tools.demo.simulated_gpus import SimulatedGpus
 
 daemon = Daemon(play.settings(Path(sys.argv[1])), SimulatedGpus(), check_settings={})
 daemon.start()

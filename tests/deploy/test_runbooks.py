@@ -23,7 +23,7 @@ from click.testing import CliRunner
 
 from hangwatch import config
 from hangwatch.cli import hangwatch as hangwatch_command
-from hangwatch.cli.explain import explain
+from hangwatch.tools.commands.explain import explain
 from tests.commands import Finished, finished
 from tests.conftest import wait_for
 from tests.deploy.promql import ROOT, RULES

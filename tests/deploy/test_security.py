@@ -50,9 +50,9 @@ def test_only_sigcont_is_sent_to_processes_that_are_not_children() -> None:
             if name in {"killpg", "pidfd_send_signal", "tgkill"} or ast.unparse(call.func) == "os.kill":
                 sent.add((str(path.relative_to(ROOT / "hangwatch")), *map(ast.unparse, call.args)))
     children = {
-        ("selftest/launch.py", "process.pid", "signal.SIGKILL"),
+        ("tools/selftest/launch.py", "process.pid", "signal.SIGKILL"),
         ("probes/base/child.py", "self.pid", "signal.SIGKILL"),
         ("hook_process.py", "int(pid)", "signal.SIGKILL"),
     }
-    itself = {("cli/top.py", "os.getpid()", "signal.SIGSTOP")}
+    itself = {("tools/commands/top.py", "os.getpid()", "signal.SIGSTOP")}
     assert sent == {("probes/process/pyspy.py", "target.pid", "signal.SIGCONT"), *children, *itself}

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from hangwatch.fleet import agentless
-from hangwatch.fleet.remote_run import Reply
+from hangwatch.tools.fleet import agentless
+from hangwatch.tools.fleet.remote_run import Reply
 from tests.commands import HANGWATCH, Finished, finished, first_line, spawn
 from tests.conftest import wait_for
 from tests.integration.test_dump_nodes import RUN_ID, VIA_HERE, job_of_four

@@ -24,13 +24,13 @@ from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.capture.rank_dumps import ABSENT_LISTED
 from hangwatch.capture.request import CaptureRequest, NodePaths
 from hangwatch.capture.rounds import capture
-from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.jobs import discovery
 from hangwatch.model import Capture, Fault, Job, ProcessDump, ProcessId, Rank, RankDump, Signature, Worker
 from hangwatch.probes.base import procfs
 from hangwatch.probes.process import main_thread, pyspy
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.stacks import activity
+from hangwatch.tools.demo.simulated_node import SimulatedNode
 from hangwatch.verdict import second_round
 from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.verdict.permanence import find_permanent

@@ -24,7 +24,6 @@ from hangwatch import cli, store
 from hangwatch.cli.job_choice import choose, choose_only
 from hangwatch.cli.local_dump import print_jobs
 from hangwatch.cli.node_jobs import NO_JOB
-from hangwatch.cli.status_tables import print_status
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.detector import job_watch
@@ -46,6 +45,8 @@ from hangwatch.probes.node import host
 from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.state.status import build_status
 from hangwatch.tables.launchers import TABLE
+from hangwatch.tools import commands
+from hangwatch.tools.commands.status_tables import print_status
 from hangwatch.words import name_ranks
 from tests import samples
 from tests.commands import HANGWATCH, Finished, finished, first_line, hangwatch, spawn, start
@@ -72,7 +73,10 @@ def test_every_command_has_help(command: str) -> None:
 
 def test_every_command_of_every_module_is_found() -> None:
     context = click.Context(cli.hangwatch)
-    modules = [importlib.import_module(f"hangwatch.cli.{found.name}") for found in pkgutil.iter_modules(cli.__path__)]
+    names = [
+        name for each in (cli, commands) for _, name, _ in pkgutil.iter_modules(each.__path__, f"{each.__name__}.")
+    ]
+    modules = list(map(importlib.import_module, names))
     made = [command for module in modules for command in getattr(module, "COMMANDS", ())]
     assert sorted(command.name for command in made) == cli.hangwatch.list_commands(context)
     assert all(cli.hangwatch.get_command(context, command.name) is command for command in made)

@@ -2,9 +2,9 @@
 
 import re
 
-from hangwatch.fleet import remote_run
-from hangwatch.fleet.remote_run import Reply
-from hangwatch.fleet.transports import OneForAll
+from hangwatch.tools.fleet import remote_run
+from hangwatch.tools.fleet.remote_run import Reply
+from hangwatch.tools.fleet.transports import OneForAll
 
 LINE = re.compile(rb"([01]): (.*)")
 

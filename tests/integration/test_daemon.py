@@ -22,12 +22,12 @@ from hangwatch.checks import environment
 from hangwatch.checks.framework import registry
 from hangwatch.checks.framework.contract import ABSENT
 from hangwatch.daemon import Daemon, node_checks
-from hangwatch.demo import playback
-from hangwatch.demo.simulated_gpus import SimulatedGpus
-from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.formats import incident_file
 from hangwatch.model import JobState
 from hangwatch.state.board import JobEntry
+from hangwatch.tools.demo import playback
+from hangwatch.tools.demo.simulated_gpus import SimulatedGpus
+from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.real_daemon import RealDaemon
@@ -75,7 +75,15 @@ def test_daemon_has_one_heap_and_lean_modules_and_ends_by_any_thread(tmp_path: P
         reserved = [[int(end, 16) for end in ends.split("-")] for ends, rights in maps if rights == "---p"]
         assert not [end - begin for begin, end in reserved if end - begin > 32 << 20]
         assert "hangwatch.checks.framework.registry" in daemon.log, "the list of modules"
-        for module in ("hangwatch.explain", "hangwatch.cli.local_dump", "jinja2", "rich", "ClusterShell", "elftools"):
+        for module in (
+            "hangwatch.logs",
+            "hangwatch.tools",
+            "cli.local_dump",
+            "jinja2",
+            "rich",
+            "ClusterShell",
+            "elftools",
+        ):
             assert module not in daemon.log
         pid = daemon.process.pid
         others = [int(task.name) for task in Path(f"/proc/{pid}/task").iterdir() if task.name != str(pid)]

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from hangwatch.demo import playback
-from hangwatch.demo.playback import Outcome, Watcher, answer
-from hangwatch.demo.scenarios import SCENARIOS, Answer
 from hangwatch.formats import incident_file
 from hangwatch.model import JobState, RankId, Verdict
+from hangwatch.tools.demo import playback
+from hangwatch.tools.demo.playback import Outcome, Watcher, answer
+from hangwatch.tools.demo.scenarios import SCENARIOS, Answer
 from tests.commands import finished
 from tests.conftest import wait_for
 from tests.scenarios.names import assert_names_do_not_matter

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.demo import simulated_gpus
-from hangwatch.demo.phases import Phase, PhaseAge
-from hangwatch.demo.simulated_gpus import SimulatedGpus
-from hangwatch.demo.simulated_node import NodeError, SimulatedNode
+from hangwatch.tools.demo import simulated_gpus
+from hangwatch.tools.demo.phases import Phase, PhaseAge
+from hangwatch.tools.demo.simulated_gpus import SimulatedGpus
+from hangwatch.tools.demo.simulated_node import NodeError, SimulatedNode
 from tests.commands import finished
 from tests.conftest import wait_for
 
@@ -199,7 +199,7 @@ def test_a_job_that_ends_takes_its_launcher_along() -> None:
 
 
 def test_a_notebook_is_no_rank_and_holds_its_gpu() -> None:
-    with SimulatedNode(1, program="hangwatch.demo.notebook") as node:
+    with SimulatedNode(1, program="hangwatch.tools.demo.notebook") as node:
         gpus = SimulatedGpus(node)
         wait_for(lambda: gpus.latest().gpus[0].power_watts > 500, "the cell to run")
         node.order("all", "idle")
@@ -238,7 +238,7 @@ def test_nothing_is_left_over() -> None:
 
 def test_nothing_is_left_over_when_the_demo_itself_is_killed() -> None:
     program = """
-from hangwatch.demo.simulated_node import SimulatedNode
+from hangwatch.tools.demo.simulated_node import SimulatedNode
 import signal
 with SimulatedNode(2) as node:
     print(node.folder, *node.pids, flush=True)

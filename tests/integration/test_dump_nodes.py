@@ -15,7 +15,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from hangwatch.fleet import sighting
+from hangwatch.formats import sighting
 from hangwatch.model import Grouping, Incident
 from hangwatch.report import as_json
 from tests import samples

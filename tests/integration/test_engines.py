@@ -6,8 +6,8 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from hangwatch.cli.dump import dump
-from hangwatch.cli.status import status
-from hangwatch.demo.simulated_node import SimulatedNode
+from hangwatch.tools.commands.status import status
+from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.integration import targets

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.demo.simulated_node import SimulatedNode
+from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.real_daemon import RealDaemon

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from hangwatch import config
-from hangwatch.demo import playback
-from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.formats import incident_file
+from hangwatch.tools.demo import playback
+from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests.commands import HANGWATCH, finished
 from tests.conftest import wait_for
 from tests.integration.test_daemon import quick_daemon

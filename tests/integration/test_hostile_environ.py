@@ -14,8 +14,8 @@ import pytest
 from hangwatch.config import Settings
 from hangwatch.daemon import Daemon
 from hangwatch.daemon.wiring import STUCK_SECONDS
-from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.probes.gpu.sampler import NvmlSampler
+from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests import hostile_environments
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100

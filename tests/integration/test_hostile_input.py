@@ -422,7 +422,7 @@ sys.meta_path.insert(0, Finder())
 
 @pytest.mark.parametrize(
     ("module", "code", "says"),
-    [("click", -signal.SIGINT, ""), ("hangwatch.cli.incidents", 130, "\nstopped\n")],
+    [("click", -signal.SIGINT, ""), ("hangwatch.tools.commands.incidents", 130, "\nstopped\n")],
 )
 def test_ctrl_c_while_it_starts_leaves_no_traceback(module: str, code: int, says: str, tmp_path: Path) -> None:
     """The console script and `python -m` start in the same module."""

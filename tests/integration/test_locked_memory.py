@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.model import Fault, Process
 from hangwatch.probes.base import procfs
 from hangwatch.probes.process import locked_memory, proc_pid
 from hangwatch.probes.process.process_scan import ProcessScan
+from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests.conftest import identity, wait_for
 from tests.fake_driver import FakeDriver
 from tests.integration import targets

@@ -19,8 +19,8 @@ from mcp.types import CallToolResult
 from msgspec.structs import replace
 
 from hangwatch import store
-from hangwatch.cli import mcp_server
-from hangwatch.demo.simulated_node import SimulatedNode
+from hangwatch.tools.commands import mcp_server
+from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests import samples
 from tests.commands import HANGWATCH, finished
 from tests.conftest import wait_for

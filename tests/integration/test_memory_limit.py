@@ -8,7 +8,7 @@ import sys
 import pytest
 import yaml
 
-from hangwatch.demo.simulated_node import SimulatedNode
+from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests import hostile_environments
 from tests.conftest import wait_for
 from tests.deploy.promql import ROOT

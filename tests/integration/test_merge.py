@@ -17,8 +17,7 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from hangwatch import store
 from hangwatch.config import Http
-from hangwatch.fleet import sighting
-from hangwatch.formats import incident_file
+from hangwatch.formats import incident_file, sighting
 from hangwatch.model import EnqueuedOperation, Group, Grouping, GroupRecords, Incident, Member, RecorderState
 from hangwatch.store import Store, open_writable
 from hangwatch.web.http_server import Server

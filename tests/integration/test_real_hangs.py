@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from hangwatch import config
-from hangwatch.explain import traces
 from hangwatch.model import Verdict
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
+from hangwatch.tools.explain import traces
 from hangwatch.verdict import judge
 from tests.commands import finished
 from tests.conftest import wait_for

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from hangwatch.cli.explain import explain
 from hangwatch.collectives import wait_graph
 from hangwatch.collectives.rank_records import merge_rounds
 from hangwatch.model import Member, Motion, RankId, RecorderFacts, Signature
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import pyspy
+from hangwatch.tools.commands.explain import explain
 from hangwatch.verdict import sequence_rules
 from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.verdict.sequence_rules import Answer

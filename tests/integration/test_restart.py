@@ -4,9 +4,9 @@ import json
 import re
 from pathlib import Path
 
-from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.formats import incident_file
 from hangwatch.model import JobState
+from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests.commands import HANGWATCH, Finished, finished
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100

@@ -10,8 +10,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from hangwatch.selftest import launch
-from hangwatch.selftest.outcome import judge
+from hangwatch.tools.selftest import launch
+from hangwatch.tools.selftest.outcome import judge
 from tests import schemas
 from tests.commands import HANGWATCH, Finished, finished
 

@@ -18,7 +18,6 @@ import pytest
 from hangwatch import config
 from hangwatch.daemon.context import DaemonContext, RunningSteps
 from hangwatch.daemon.incident_writer import IncidentWriter
-from hangwatch.demo.simulated_node import SimulatedNode
 from hangwatch.formats import incident_file
 from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.schedule.scheduler import Schedule
@@ -26,6 +25,7 @@ from hangwatch.stacks import activity
 from hangwatch.state.board import Board
 from hangwatch.state.steps import SaveIncident
 from hangwatch.store import Store, StoreTakenError
+from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests import samples
 from tests.commands import HANGWATCH, Finished, finished
 from tests.conftest import wait_for

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from hangwatch.cli.output_files import write_new
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.probes import torch_recorder
+from hangwatch.tools.commands.output_files import write_new
 from tests.conftest import identity, wait_for
 from tests.dead_mount import tmpfs
 from tests.fake_driver import FakeDriver, h100

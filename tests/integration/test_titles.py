@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from hangwatch import words
-from hangwatch.explain import traces
+from hangwatch.tools.explain import traces
 from tests.commands import HANGWATCH, finished
 from tests.conftest import wait_for
 from tests.integration import targets

@@ -31,12 +31,12 @@ from rich.console import Console
 from hangwatch import store
 from hangwatch.cli import progress_line
 from hangwatch.cli.screen import WIDEST
-from hangwatch.cli.status_tables import print_status
-from hangwatch.cli.top import LastAnswer, frame, watch
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.config import Http
 from hangwatch.model import JobName, JobState
 from hangwatch.state.status import CheckLine, EngineStatus, GpuStatus, JobStatus, Status
+from hangwatch.tools.commands.status_tables import print_status
+from hangwatch.tools.commands.top import LastAnswer, frame, watch
 from hangwatch.web.http_server import Server
 from tests import samples
 from tests.commands import HANGWATCH, finished

@@ -24,11 +24,11 @@ from hangwatch.capture.job_scan import JobScan
 from hangwatch.capture.request import CaptureRequest
 from hangwatch.capture.rounds import capture
 from hangwatch.cli.dump import dump
-from hangwatch.cli.explain import explain
 from hangwatch.model import Grouping, Job, RankDump, RankId, Verdict
 from hangwatch.probes.process import pyspy
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
+from hangwatch.tools.commands.explain import explain
 from hangwatch.verdict import judge as culprit
 from tests.conftest import wait_for
 from tests.integration import targets

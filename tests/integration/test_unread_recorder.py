@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hangwatch.cli.status import status
 from hangwatch.probes import torch_recorder
 from hangwatch.probes.base import procfs
 from hangwatch.probes.node.machine import Node
+from hangwatch.tools.commands.status import status
 from tests.conftest import identity, wait_for
 from tests.integration import targets
 from tests.node_tree import job, real_rank, run, status_and_reason

@@ -14,13 +14,13 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from hangwatch.capture.rank_load import read_load
-from hangwatch.cli.slow import slow
 from hangwatch.collectives.rank_differences import RankLoad, find_differences
 from hangwatch.config import Http
 from hangwatch.model import GpuSweep, JobName, JobState, ProcessId, Rank
 from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.state.status import CheckLine, JobStatus
 from hangwatch.state.unseen import RECORDER, Unseen
+from hangwatch.tools.commands.slow import slow
 from hangwatch.web.http_server import Server
 from tests import samples
 from tests.conftest import wait_for

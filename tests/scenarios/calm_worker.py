@@ -1,6 +1,6 @@
 """The program `tests.scenarios.worker` with longer steps, so that many jobs can train on a small machine at once."""
 
-from hangwatch.demo import worker
+from hangwatch.tools.demo import worker
 from tests.scenarios.worker import main
 
 if __name__ == "__main__":

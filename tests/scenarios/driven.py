@@ -10,8 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from hangwatch.demo import launcher
-from hangwatch.demo.process_setup import set_identity
+from hangwatch.tools.demo import launcher
+from hangwatch.tools.demo.process_setup import set_identity
 from tests.scenarios.long_waits import SERVER
 
 WORK_SECONDS = 12.0

@@ -1,15 +1,15 @@
 """A launcher like that of the demo. At first half of its ranks have no process.
 
 It prints `ready`, starts the second half later and prints `ready` again. Its command line and input are those of
-`hangwatch.demo.launcher`.
+`hangwatch.tools.demo.launcher`.
 """
 
 import os
 import selectors
 import threading
 
-from hangwatch.demo import launcher
-from hangwatch.demo.launcher import Launcher, say
+from hangwatch.tools.demo import launcher
+from hangwatch.tools.demo.launcher import Launcher, say
 
 LATE_SECONDS = 16.0
 NO_PROCESS = 0

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from hangwatch.demo import loader
-from hangwatch.demo.process_setup import set_identity
-from hangwatch.demo.worker import Rank
+from hangwatch.tools.demo import loader
+from hangwatch.tools.demo.process_setup import set_identity
+from hangwatch.tools.demo.worker import Rank
 
 SERVER = "127.0.0.2"
 

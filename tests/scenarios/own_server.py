@@ -1,7 +1,7 @@
 """A home-made inference server without requests.
 
 It accepts connections, and each of its workers holds a GPU. Its command line and input are those of
-`hangwatch.demo.launcher`.
+`hangwatch.tools.demo.launcher`.
 """
 
 import multiprocessing
@@ -14,9 +14,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from hangwatch.demo.launcher import say
-from hangwatch.demo.phases import Phase, Phases
-from hangwatch.demo.process_setup import set_identity
+from hangwatch.tools.demo.launcher import say
+from hangwatch.tools.demo.phases import Phase, Phases
+from hangwatch.tools.demo.process_setup import set_identity
 
 
 def answer(index: int, folder: str, parent: int, questions: Connection, ready: Connection) -> None:

@@ -16,11 +16,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from hangwatch.config import Capture
-from hangwatch.demo import playback
-from hangwatch.demo.scenarios import SCENARIOS as DEMOS
-from hangwatch.demo.scenarios import Answer, Scenario
-from hangwatch.demo.simulated_node import SimulatedNode, wait_until
 from hangwatch.model import Confidence, JobState
+from hangwatch.tools.demo import playback
+from hangwatch.tools.demo.scenarios import SCENARIOS as DEMOS
+from hangwatch.tools.demo.scenarios import Answer, Scenario
+from hangwatch.tools.demo.simulated_node import SimulatedNode, wait_until
 from tests.scenarios.external_servers import answering
 from tests.scenarios.power import Expected, truth_of, with_names
 from tests.scenarios.stage import (

@@ -1,7 +1,7 @@
 """A home-made inference server without requests.
 
 Two workers wait at one queue, the others poll shared memory. Its command line and input are those of
-`hangwatch.demo.launcher`.
+`hangwatch.tools.demo.launcher`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.queues import Queue
 from pathlib import Path
 
-from hangwatch.demo.phases import Phase, Phases
-from hangwatch.demo.process_setup import set_identity
+from hangwatch.tools.demo.phases import Phase, Phases
+from hangwatch.tools.demo.process_setup import set_identity
 from tests.scenarios import own_server
 
 QUEUE_WORKERS = 2

@@ -24,13 +24,13 @@ from hangwatch.capture.request import GpuSources, NodePaths
 from hangwatch.cli.local_dump import dump_request
 from hangwatch.config import Jobs, Settings
 from hangwatch.daemon import Daemon
-from hangwatch.demo import playback
-from hangwatch.demo.playback import Watcher, run_daemon
-from hangwatch.demo.simulated_gpus import SimulatedGpus
-from hangwatch.demo.simulated_node import SimulatedNode, wait_until
 from hangwatch.model import Fault, GpuSample, GpuSweep, Job, JobState, RecommendedAction, Verdict
 from hangwatch.stacks import activity
 from hangwatch.state.board import JobEntry
+from hangwatch.tools.demo import playback
+from hangwatch.tools.demo.playback import Watcher, run_daemon
+from hangwatch.tools.demo.simulated_gpus import SimulatedGpus
+from hangwatch.tools.demo.simulated_node import SimulatedNode, wait_until
 from hangwatch.verdict.diagnosis import Diagnosis
 from tests.scenarios.external_servers import UnavailableError
 from tests.scenarios.power import Expected, truth_of
@@ -282,7 +282,7 @@ class Neighbour:
     name: str = ""
     ranks: int = 2
     nodes: int = 1
-    program: str = "hangwatch.demo.launcher"
+    program: str = "hangwatch.tools.demo.launcher"
     shown: ShowGpu = as_simulated
     is_apart: bool = False
     begins: JobState = JobState.TRAINING

@@ -1,6 +1,6 @@
 """A server without requests that looks like vLLM: a parent, and spawned workers that hold a GPU each.
 
-Its command line and input are those of `hangwatch.demo.launcher`.
+Its command line and input are those of `hangwatch.tools.demo.launcher`.
 """
 
 import multiprocessing
@@ -9,9 +9,9 @@ import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from hangwatch.demo.launcher import say
-from hangwatch.demo.phases import Phase, Phases
-from hangwatch.demo.process_setup import set_identity
+from hangwatch.tools.demo.launcher import say
+from hangwatch.tools.demo.phases import Phase, Phases
+from hangwatch.tools.demo.process_setup import set_identity
 
 
 def worker_busy_loop(index: int, folder: str, parent: int, requests: Connection, ready: Connection) -> None:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from functools import partial, wraps
 from pathlib import Path
 
-from hangwatch.demo import faults, loader, worker
-from hangwatch.demo.phases import Phase
-from hangwatch.demo.process_setup import set_identity
-from hangwatch.demo.unix_collectives import barrier
-from hangwatch.demo.worker import Rank, evaluate
+from hangwatch.tools.demo import faults, loader, worker
+from hangwatch.tools.demo.phases import Phase
+from hangwatch.tools.demo.process_setup import set_identity
+from hangwatch.tools.demo.unix_collectives import barrier
+from hangwatch.tools.demo.worker import Rank, evaluate
 from tests.scenarios import long_waits
 from tests.scenarios.long_waits import SERVER
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import psutil
 
-from hangwatch.demo.simulated_node import SimulatedNode
+from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, compile_library, h100
 from tests.real_daemon import RealDaemon

@@ -15,7 +15,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from hangwatch.demo.simulated_node import SimulatedNode
+from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests.fake_driver import FakeDriver, compile_library, h100
 from tests.real_daemon import RealDaemon
 from tests.soak import number_options

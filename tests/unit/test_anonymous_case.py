@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hangwatch.explain import traces
 from hangwatch.model import Capture, Fault, Feedback, Frame, Incident, ProcessDump, RankDump, RankId, Thread, Verdict
 from hangwatch.report import dump_text
 from hangwatch.report.anonymous_case import UnknownAnswerError, render_case
 from hangwatch.stacks.grouping import group_ranks
+from hangwatch.tools.explain import traces
 from hangwatch.verdict import judge
 from tests import robustness, samples
 from tests.hangs import SETTINGS, TABLE

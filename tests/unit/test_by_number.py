@@ -6,7 +6,6 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
-from hangwatch.fleet.merge import merge_all
 from hangwatch.model import (
     CallTarget,
     Confidence,
@@ -30,6 +29,7 @@ from hangwatch.model import (
     Verdict,
     Waits,
 )
+from hangwatch.tools.fleet.merge import merge_all
 from hangwatch.verdict import judge
 from hangwatch.verdict.frozen_calls import with_frozen_ranks
 from hangwatch.verdict.permanence import find_permanent, find_waiting

@@ -8,9 +8,8 @@ from msgspec.structs import replace
 
 from hangwatch import crash
 from hangwatch.crash import CrashArtifacts, collection
-from hangwatch.explain.logs import rank_log
-from hangwatch.explain.stacks import gdb_text
-from hangwatch.formats import incident_file, launcher_text, log_times
+from hangwatch.formats import gdb_frames, incident_file, launcher_text, log_times
+from hangwatch.logs import rank_log
 from hangwatch.model import Confidence, EndedProcess, Incident, Job, KernelLine, ProcessId, RankId, Verdict
 from hangwatch.probes.process import crash_artifacts
 from hangwatch.report import html, text
@@ -302,7 +301,7 @@ Thread 1 (Thread 0x7f00 (LWP 14654)):
 #1  0x00007fc2 in memset (s=0x0) at ../sysdeps/memset.S:42
 #2  0x00007fc3 in ffi_call () from /lib/x86_64-linux-gnu/libffi.so.8
 """
-    assert gdb_text.find_dead_frames(printed.splitlines()) == (
+    assert gdb_frames.find_dead_frames(printed.splitlines()) == (
         "?? (libc.so.6)",
         "memset (memset.S)",
         "ffi_call (libffi.so.8)",

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangwatch import config
-from hangwatch.explain import traces
-from hangwatch.explain.logs import log_evidence
+from hangwatch.logs import log_evidence
 from hangwatch.model import Verdict
 from hangwatch.stacks.grouping import group_ranks
+from hangwatch.tools.explain import traces
 from hangwatch.verdict import judge
 from hangwatch.verdict.supplements import complete
 from tests.hangs import TABLE

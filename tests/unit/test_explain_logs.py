@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import toml
 
-from hangwatch.cli.explain import explain
-from hangwatch.explain import traces
-from hangwatch.explain.logs import kernel_text, log_evidence, rank_log
 from hangwatch.formats import log_times
+from hangwatch.logs import kernel_text, log_evidence, rank_log
 from hangwatch.model import Confidence, Evidence, RankId, Verdict
+from hangwatch.tools.commands.explain import explain
+from hangwatch.tools.explain import traces
 from hangwatch.verdict.supplements import complete
 from tests.conftest import DATA
 from tests.unit.test_explain_stacks import EXAMPLES, STUCK, WAITS, collect, explained, process, read

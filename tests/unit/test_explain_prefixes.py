@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from hangwatch import config
-from hangwatch.explain import traces
-from hangwatch.explain.logs import log_evidence
+from hangwatch.logs import log_evidence
 from hangwatch.model import RankId
 from hangwatch.stacks.grouping import group_ranks
+from hangwatch.tools.explain import traces
 from hangwatch.verdict import judge
 from hangwatch.verdict.supplements import complete
 from tests.hangs import TABLE

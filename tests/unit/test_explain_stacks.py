@@ -15,10 +15,15 @@ from hypothesis import strategies as st
 from msgspec import toml
 
 from hangwatch import config, words
-from hangwatch.explain import traces
-from hangwatch.explain.logs import enqueued_work, log_evidence
-from hangwatch.explain.logs.rank_log import Log
-from hangwatch.explain.stacks import (
+from hangwatch.formats import work_lines
+from hangwatch.logs import enqueued_work, log_evidence
+from hangwatch.logs.rank_log import Log
+from hangwatch.model import Frame, RankDump, RankId, Thread, Verdict
+from hangwatch.report import text
+from hangwatch.stacks import activity
+from hangwatch.stacks.grouping import group_ranks
+from hangwatch.tools.explain import traces
+from hangwatch.tools.explain.stacks import (
     faulthandler_text,
     gdb_text,
     kernel_stack_text,
@@ -26,12 +31,7 @@ from hangwatch.explain.stacks import (
     pystack_text,
     strace_text,
 )
-from hangwatch.explain.stacks.parsed_processes import MOST_FRAMES, Interned
-from hangwatch.formats import work_lines
-from hangwatch.model import Frame, RankDump, RankId, Thread, Verdict
-from hangwatch.report import text
-from hangwatch.stacks import activity
-from hangwatch.stacks.grouping import group_ranks
+from hangwatch.tools.explain.stacks.parsed_processes import MOST_FRAMES, Interned
 from hangwatch.verdict import judge
 from hangwatch.verdict.supplements import complete
 from tests.conftest import DATA

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hangwatch.fleet import http_client, incident_fetch, prometheus
-from hangwatch.fleet.incident_fetch import AddressError, Site
 from hangwatch.formats import yaml_file
 from hangwatch.formats.incident_file import Summary
 from hangwatch.model import JobState
+from hangwatch.tools.fleet import http_client, incident_fetch, prometheus
+from hangwatch.tools.fleet.incident_fetch import AddressError, Site
 from tests.certificates import make_authority, make_certificate
 
 SITES = {

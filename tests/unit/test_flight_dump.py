@@ -20,13 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hangwatch import config
-from hangwatch.explain import file_names
-from hangwatch.explain.flight_dumps import rank_recorders, recorder_dump, stopped_launch
-from hangwatch.explain.flight_dumps.rank_recorders import DumpFile
 from hangwatch.formats import safe_pickle
 from hangwatch.model import Confidence, Fault, Group, Grouping, Member, RankId, Verdict
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
+from hangwatch.tools.explain import file_names
+from hangwatch.tools.explain.flight_dumps import rank_recorders, recorder_dump, stopped_launch
+from hangwatch.tools.explain.flight_dumps.rank_recorders import DumpFile
 from hangwatch.verdict import judge, recorder_dumps
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.scene import build_scene
@@ -305,7 +305,7 @@ BOMBS: dict[str, Callable[[], bytes]] = {
 
 IN_A_CHILD = """
 import pathlib, re, resource, sys
-from hangwatch.explain.flight_dumps import recorder_dump as flight_dump
+from hangwatch.tools.explain.flight_dumps import recorder_dump as flight_dump
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
 content = open(sys.argv[1], "rb").read()
 try:

@@ -11,9 +11,9 @@ import pytest
 from hangwatch.collectives import wait_graph
 from hangwatch.collectives.rank_records import drop_unneeded, merge_rounds, read_single_round
 from hangwatch.collectives.wait_graph import WaitGraph
-from hangwatch.explain.flight_dumps import recorder_dump
 from hangwatch.model import Member, RankId, RecorderFacts
 from hangwatch.model.flight_records import FlightRecord, GroupMembers, GroupStatus, RankRecords
+from hangwatch.tools.explain.flight_dumps import recorder_dump
 from hangwatch.verdict.sequence_rules import Answer, decide
 
 CREATED_NS = 1_700_000_000 * 10**9

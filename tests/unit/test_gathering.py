@@ -13,14 +13,14 @@ from msgspec.json import decode, encode
 from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch.fleet import cross_node, sighting
-from hangwatch.fleet.merge import SightingCollector
-from hangwatch.fleet.sighting import Sighting
-from hangwatch.formats import incident_file
+from hangwatch.formats import incident_file, sighting
+from hangwatch.formats.sighting import Sighting
 from hangwatch.model import EnqueuedOperation, Grouping, GroupRecords, Member, RankDump, RecorderFacts, RecorderState
 from hangwatch.report import as_json
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
+from hangwatch.tools.fleet import cross_node
+from hangwatch.tools.fleet.merge import SightingCollector
 from hangwatch.verdict import judge
 from tests import samples
 from tests.unit.test_grouping import jobs

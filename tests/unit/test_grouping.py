@@ -13,13 +13,13 @@ from msgspec import structs
 
 from hangwatch import config
 from hangwatch.capture import stack_limits
-from hangwatch.fleet import merge
 from hangwatch.model import Capture, Fault, Frame, Grouping, ProcessDump, RankDump, RankId, Thread, WorkerDump
 from hangwatch.report import as_json, html
 from hangwatch.stacks import activity
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.state.incident_timeline import CAPTURES_KEPT
+from hangwatch.tools.fleet import merge
 from hangwatch.verdict import judge
 from hangwatch.verdict.wording import clauses
 from tests.samples import change_dump, main_dump

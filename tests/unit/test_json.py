@@ -15,13 +15,13 @@ from msgspec.structs import replace
 
 from hangwatch import store
 from hangwatch.detector import job_watch
-from hangwatch.fleet.merge import merge_all
 from hangwatch.formats import incident_file
 from hangwatch.formats.incident_file import Incidents
 from hangwatch.model import INCIDENT_VERSION, Awaited, CheckFirst, Fault, GpuSample, GpuSweep, Incident
 from hangwatch.report import as_json, text
 from hangwatch.state import status
 from hangwatch.state.board import JobEntry, Snapshot
+from hangwatch.tools.fleet.merge import merge_all
 from hangwatch.verdict import judge
 from tests import samples, schemas
 from tests.conftest import DATA

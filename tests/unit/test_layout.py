@@ -12,6 +12,7 @@ PACKAGES = {path.parent for path in MODULES}
 TWO_HALVES = {
     "checks",
     "collective_timeout",
+    "demo",
     "diagnosis",
     "environment",
     "explain",

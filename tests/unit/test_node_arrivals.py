@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import pytest
 
-from hangwatch.cli.slow_nodes import describe
 from hangwatch.collectives.arrival import Enqueued
 from hangwatch.collectives.node_arrivals import NodeOrder, NodeTimes, compare_nodes, find_median_times
-from hangwatch.fleet.node_records import JobRecords, NodeRecords, Replies, compare
-from hangwatch.fleet.remote_run import Reply
 from hangwatch.model import ProcessId
+from hangwatch.tools.commands.slow_nodes import describe
+from hangwatch.tools.fleet.node_records import JobRecords, NodeRecords, Replies, compare
+from hangwatch.tools.fleet.remote_run import Reply
 
 STEP_SECONDS = 0.1
 START_NS = 1_700_000_000 * 10**9

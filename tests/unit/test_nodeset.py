@@ -2,7 +2,7 @@
 
 import pytest
 
-from hangwatch.fleet import nodeset
+from hangwatch.tools.fleet import nodeset
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.cli.output_files import write_new, write_text
 from hangwatch.cli.usage_errors import InputError
+from hangwatch.tools.commands.output_files import write_new, write_text
 from tests.other_users import needs_root
 
 

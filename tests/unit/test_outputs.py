@@ -3,8 +3,8 @@
 import pytest
 
 from hangwatch.capture import live_output
-from hangwatch.explain.logs import log_evidence
-from hangwatch.explain.logs.merged_logs import RankLog
+from hangwatch.logs import log_evidence
+from hangwatch.logs.merged_logs import RankLog
 from hangwatch.model import OutputEnd, RankId, Verdict
 from hangwatch.verdict.supplements import complete
 from tests import secret_texts

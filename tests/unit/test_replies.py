@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hangwatch.fleet import nodeset, sighting, transports
-from hangwatch.fleet.node_replies import Replies
-from hangwatch.fleet.remote_run import Reply
+from hangwatch.formats import sighting
 from hangwatch.report import as_json
+from hangwatch.tools.fleet import nodeset, transports
+from hangwatch.tools.fleet.node_replies import Replies
+from hangwatch.tools.fleet.remote_run import Reply
 from tests import samples
 
 ANSWER = as_json.render(sighting.make_grouped_dump("liar", [samples.loader_hang()], 100.0)).encode()

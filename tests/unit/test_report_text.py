@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from hangwatch import config
-from hangwatch.explain import traces
 from hangwatch.model import (
     EnqueuedOperation,
     Fault,
@@ -42,6 +41,7 @@ from hangwatch.report.dump_text import GONE, dump_files, prefix, process_lines, 
 from hangwatch.report.stack_tree import Node, merge_tree
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
+from hangwatch.tools.explain import traces
 from tests import hangs, samples
 from tests.unit.test_waitfor import record, recorder
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangwatch import words
-from hangwatch.selftest import launch, parts
-from hangwatch.selftest.halving import halve
-from hangwatch.selftest.launch import Course
-from hangwatch.selftest.outcome import Event, Finding, bandwidths, judge
-from hangwatch.selftest.parts import Offer
-from hangwatch.selftest.rank import NO_TORCH, groups_of, late
+from hangwatch.tools.selftest import launch, parts
+from hangwatch.tools.selftest.halving import halve
+from hangwatch.tools.selftest.launch import Course
+from hangwatch.tools.selftest.outcome import Event, Finding, bandwidths, judge
+from hangwatch.tools.selftest.parts import Offer
+from hangwatch.tools.selftest.rank import NO_TORCH, groups_of, late
 
 ALL = (0, 1, 2, 3)
 

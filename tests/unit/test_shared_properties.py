@@ -10,16 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hangwatch.fleet import cross_node, sighting, topology
-from hangwatch.fleet.merge import SightingCollector
-from hangwatch.fleet.nodeset import NodesError
-from hangwatch.fleet.sighting import Sighting
-from hangwatch.fleet.topology import Leaf, TopologyError
+from hangwatch.formats import sighting
+from hangwatch.formats.sighting import SWITCH_ADDRESS, Sighting
 from hangwatch.model import Group, Grouping, GroupRecords, Member, RankId, RecorderFacts, RecorderState
+from hangwatch.tools.fleet import cross_node, topology
+from hangwatch.tools.fleet.merge import SightingCollector
+from hangwatch.tools.fleet.nodeset import NodesError
+from hangwatch.tools.fleet.topology import Leaf, TopologyError
 from tests import samples
 
 NODES, LOCAL = 16, 8
-BY_SLURM = {f"n{node}": Leaf(f"s{node // 4}", topology.ADDRESS) for node in range(NODES)}
+BY_SLURM = {f"n{node}": Leaf(f"s{node // 4}", SWITCH_ADDRESS) for node in range(NODES)}
 
 
 def member(rank: int, groups: Mapping[str, frozenset[int]], nodes: int = NODES) -> Member:
@@ -144,13 +145,13 @@ def test_what_slurm_says(address: str, switch: str | None) -> None:
 
 
 def test_the_variable_travels_with_what_a_node_saw() -> None:
-    job = replace(samples.job(range(4), None), job_key="k", environ={topology.ADDRESS: "s0.s2.n1", "NCCL_ALGO": "Ring"})
+    job = replace(samples.job(range(4), None), job_key="k", environ={SWITCH_ADDRESS: "s0.s2.n1", "NCCL_ALGO": "Ring"})
     gathering = SightingCollector()
     gathering.add(Sighting(node="n1", job=job, opened_unix_seconds=0.0, grouping=Grouping(groups=())))
-    assert gathering.leaves(["k"]) == {"n1": Leaf("s2", topology.ADDRESS)}
+    assert gathering.leaves(["k"]) == {"n1": Leaf("s2", SWITCH_ADDRESS)}
     incident = samples.loader_hang()
     sent = sighting.make_sighting(replace(incident, job=replace(incident.job, environ=job.environ)))
-    assert sent.job.environ == {topology.ADDRESS: "s0.s2.n1"}, "and nothing else of the environment"
+    assert sent.job.environ == {SWITCH_ADDRESS: "s0.s2.n1"}, "and nothing else of the environment"
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from hangwatch import config, store
-from hangwatch.cli.status_tables import print_status
-from hangwatch.cli.top import LastAnswer, frame
 from hangwatch.collectives.arrival import ArrivalOrder, Place, list_collectives
 from hangwatch.config import Detector
 from hangwatch.detector import job_watch
@@ -42,6 +40,8 @@ from hangwatch.state.hang_history import MOST_HANGS, MOST_HANGS_OF_USER, find_hi
 from hangwatch.state.incident_timeline import update_timeline
 from hangwatch.state.status import build_status
 from hangwatch.state.unseen import list_unseen
+from hangwatch.tools.commands.status_tables import print_status
+from hangwatch.tools.commands.top import LastAnswer, frame
 from tests import samples
 
 UUID = "GPU-0"

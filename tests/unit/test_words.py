@@ -130,14 +130,14 @@ DAEMON_ONLY = {"tornado", "prometheus_client", "apscheduler"}
     [
         ("daemon", {"ClusterShell", "rich", "jinja2"}),
         ("cli", {"msgspec", "psutil", "ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
-        ("cli.explain_files", {"psutil", "ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
-        ("cli.many_nodes", {"psutil", "ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
+        ("tools.commands.explain_files", {"psutil", "ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
+        ("tools.commands.many_nodes", {"psutil", "ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
         ("cli.local_dump", {"ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
         ("cli.check", {"ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
-        ("cli.incidents", {"psutil", "ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
+        ("tools.commands.incidents", {"psutil", "ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
         ("cli.daemon_commands", {"psutil", "ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
-        ("cli.timeline", {"ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
-        ("cli.status_tables", {"psutil", "ClusterShell", "jinja2", *DAEMON_ONLY}),
+        ("tools.commands.timeline", {"ClusterShell", "rich", "jinja2", *DAEMON_ONLY}),
+        ("tools.commands.status_tables", {"psutil", "ClusterShell", "jinja2", *DAEMON_ONLY}),
     ],
 )
 def test_what_starts_loads_no_more_than_it_needs(module: str, without: set[str]) -> None:

@@ -1,4 +1,4 @@
-"""Facts that should be the same on all nodes of a job: versions, firmware, limits. `hangwatch.fleet` compares them.
+"""Facts that should be the same on all nodes of a job: versions, firmware, limits. `check --nodes` compares them.
 
 A fact that cannot be read is omitted. The check that uses the same probe reports the fault.
 """

@@ -1,0 +1,385 @@
+"""Comparison of the sequence numbers in the logs of all ranks, to find ranks that have not joined a collective. Pure.
+
+If ranks of a process group timed out at a number, and another rank of the group has only enqueued lower numbers, that
+rank has not joined. NCCL counts point-to-point operations separately, so a group with such operations is not compared.
+If there is doubt, the numbers are evidence, and no rank is checked first.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from hangwatch import words
+from hangwatch.formats.log_times import Moment, earlier
+from hangwatch.formats.work_lines import DEFAULT_GROUP, WorkLine, is_collective
+from hangwatch.limits import MOST_RANKS
+from hangwatch.logs import merged_logs
+from hangwatch.logs.rank_log import Log, Work
+from hangwatch.model import RankId
+
+_FEWEST_SEEN = 3
+_SHOWN = 4
+_OF_ANY_GROUP = "any group"
+_UNEVEN = ("ALLTOALL", "GATHER", "SCATTER")  # their sizes may differ between ranks
+_CLOCK_SECONDS = 1.0  # numbers this much older than another rank's timeout still count as written after it
+
+
+class RankWork(NamedTuple):
+    """The sequence numbers in a log and the rank that wrote them; None if unknown. `source` is the name of the log."""
+
+    id: RankId | None
+    source: str
+    work: Work
+
+
+class WorkFinding(NamedTuple):
+    """A sentence about the numbers in logs. `behind` are the ranks to check first, `why` is the reason.
+
+    `since` is the time of the timeout. `source` is the log of a rank that is behind. `all_joined` is true if none is.
+    """
+
+    text: str
+    ranks: tuple[RankId, ...]
+    behind: tuple[RankId, ...] = ()
+    why: str = ""
+    since: Moment | None = None
+    source: str = "its log"
+    all_joined: bool = False
+
+
+class _Standing(NamedTuple):
+    """The last sequence numbers of one rank in one process group, and the call in which it waits.
+
+    `timed_out` is the number of the operation that timed out, None if none did. `is_answer` is true if the rank wrote
+    its numbers because another rank timed out.
+    """
+
+    id: RankId
+    timed_out: int | None
+    timed_out_at: Moment | None
+    enqueued: int
+    written_at: Moment | None = None
+    is_answer: bool = False
+    call: WorkLine | None = None
+
+    @property
+    def reached(self) -> int:
+        """The number of the operation in which the rank waits, else that of its last one."""
+        return self.enqueued if self.timed_out is None else self.timed_out
+
+    @property
+    def began_at(self) -> Moment | None:
+        """The time at which the operation that timed out began."""
+        seconds = self.call.ran_seconds if self.call else 0.0
+        return earlier(self.timed_out_at, seconds) if self.timed_out_at and seconds else None
+
+
+def read_works(source: str, rank: RankId, log: Log) -> Iterator[RankWork]:
+    """Yield the sequence numbers in a log, with the rank that wrote them.
+
+    A line contains the rank's number within a process group. It is the rank of the job only in the default group.
+    """
+    is_of_rank = merged_logs.is_of_process(rank)
+    if rank.rank is None and log.told_rank is not None:
+        rank = replace(rank, rank=log.told_rank)
+    for work in log.works.values():
+        by_line = work.line.ranks and work.line.kind in ("work", "operation") and work.line.group in ("", DEFAULT_GROUP)
+        told = RankId(rank=work.line.ranks[0]) if by_line else None
+        yield RankWork(rank if is_of_rank else told, source, work)
+    for difference in log.ras.compare() if log.ras else ():
+        line = WorkLine("ras", name=difference.text, operation=difference.why)
+        yield RankWork(None, source, Work(line._replace(processes=difference.behind), None, 0))
+
+
+def compare(works: Sequence[RankWork], world_size: int | None) -> list[WorkFinding]:
+    """Compare the numbers of all ranks. Return what was found; findings with ranks to check first come first."""
+    waits: dict[RankId, set[str]] = defaultdict(set)
+    for rank, _, (line, *_) in works:
+        if rank is not None and line.kind == "work" and (line.timed_out is not None or line.is_own_timeout):
+            waits[rank].add(_OF_ANY_GROUP if line.timed_out is None else line.group)
+    findings = [
+        finding
+        for group in _gather_groups(works)
+        if (finding := _compare_group(group, waits, world_size, is_of_job=_is_of_job(works))) is not None
+    ]
+    groups = {work.line.group for _, _, work in works if work.line.kind == "work"}
+    findings += [*_compare_desync_reports(works, groups), *_compare_barriers(works), *_compare_setups(works)]
+    findings += [
+        WorkFinding(line.name, line.processes, line.processes, line.operation)
+        for _, _, (line, *_) in works
+        if line.kind == "ras"
+    ]
+    sources = {rank: source for rank, source, _ in works}
+    findings = [
+        finding._replace(source=sources.get(finding.behind[0], finding.source)) if finding.behind else finding
+        for finding in findings
+    ]
+    return sorted(findings, key=lambda finding: not finding.behind)
+
+
+class _Group(NamedTuple):
+    """The standings of the ranks of a process group. `key` is "" if the lines do not name the group.
+
+    `are_compared` is true if the ranks have compared their calls themselves (ProcessGroupWrapper).
+    """
+
+    key: str
+    name: str
+    ranks: dict[RankId, _Standing]
+    are_compared: bool = False
+
+
+def _gather_groups(works: Sequence[RankWork]) -> list[_Group]:
+    groups: dict[str, _Group] = {}
+    calls: dict[tuple[RankId, int], Work] = {}
+    compared = _Group("", "the group", {}, are_compared=True)
+    ids = {rank.rank: rank for rank, _, _ in works if rank is not None}
+    for rank, _, work in works:
+        line = work.line
+        if line.kind == "work" and rank is not None:
+            group = groups.setdefault(line.group, _Group(line.group, line.name, {}))
+            group.ranks[rank] = _update_standing(group.ranks.get(rank), rank, work)
+        elif line.kind == "operation" and line.timed_out is not None and rank is not None:
+            calls[rank, line.timed_out] = work
+        elif line.kind == "running":
+            number = -1 if line.timed_out is None else line.timed_out
+            caller = ids.get(line.ranks[0], RankId(rank=line.ranks[0]))
+            compared.ranks[caller] = _Standing(caller, number, None, number, call=line)
+    for group in groups.values():
+        for rank, standing in group.ranks.items():
+            if standing.timed_out is not None and (rank, standing.timed_out) in calls:
+                group.ranks[rank] = standing._replace(call=calls.pop((rank, standing.timed_out)).line)
+    without_group = _Group("", "a group that the lines do not name", {})
+    only = next(iter(groups.values())) if len(groups) == 1 else without_group
+    for (rank, number), work in sorted(calls.items(), key=lambda item: -item[0][1]):  # the first operation counts
+        place = only if rank not in only.ranks or only.ranks[rank].timed_out is None else without_group
+        place.ranks[rank] = _Standing(rank, number, work.moment, number, work.moment, call=work.line)
+    return [group for group in (*groups.values(), without_group, compared) if group.ranks]
+
+
+def _update_standing(before: _Standing | None, rank: RankId, work: Work) -> _Standing:
+    line = work.line
+    is_timeout = line.timed_out is not None
+    return _Standing(
+        id=rank,
+        timed_out=line.timed_out if is_timeout else before.timed_out if before else None,
+        timed_out_at=work.moment if is_timeout else before.timed_out_at if before else None,
+        enqueued=line.enqueued if line.enqueued is not None else -1,
+        written_at=work.moment,
+        is_answer=line.is_answer or (before.is_answer if before else False),
+    )
+
+
+def _compare_group(
+    group: _Group, waits: Mapping[RankId, set[str]], world_size: int | None, *, is_of_job: bool
+) -> WorkFinding | None:
+    """Compare the ranks of a group. A rank with a lower number is behind; equal numbers may be of different calls."""
+    timed = [standing for standing in group.ranks.values() if standing.timed_out is not None]
+    if not timed:
+        return None
+    number = max(standing.reached for standing in timed)
+    ahead = [standing for standing in timed if standing.timed_out == number]
+    behind = [standing for standing in group.ranks.values() if standing.reached < number]
+    with_place = all(standing.call and standing.call.place for standing in timed)
+    by_call: dict[str, list[RankId]] = defaultdict(list)
+    for standing in ahead if behind and not group.are_compared else timed:
+        if standing.call is not None:
+            by_call[_describe_call(standing.call, with_place=with_place)].append(standing.id)
+    are_collectives = all(is_collective(standing.call.operation) for standing in timed if standing.call)
+    if len(by_call) > 1 and (group.are_compared or (not behind and are_collectives)):
+        return _compare_calls(group, by_call, behind, is_of_job=is_of_job)
+    if group.are_compared:
+        return None
+    return _find_late(group, ahead, behind, _find_doubt(group, ahead, behind, waits, world_size), world_size)
+
+
+def _find_late(
+    group: _Group, ahead: Sequence[_Standing], behind: Sequence[_Standing], doubt: str, world_size: int | None
+) -> WorkFinding:
+    names = {standing.call.operation for standing in ahead if standing.call}
+    number = ahead[0].reached
+    operation = f"{min(names)} #{number:,}" if len(names) == 1 else f"#{number:,}"
+    ids, late = tuple(standing.id for standing in ahead), tuple(standing.id for standing in behind)
+    began = min((standing.began_at for standing in ahead if standing.began_at), default=None, key=_seconds)
+    places = {standing.call.place for standing in ahead if standing.call} - {""}
+    operation += f" called by {words.join_words(sorted(places)[:_SHOWN])}" if places else ""
+    since = f", which began at {words.printable(began.text)}" if began else ""
+    name = words.printable(group.name)
+    text = f"in {name}, {words.name_ranks(ids)} timed out in {operation}{since}"
+    absent = _find_absent(group.ranks, world_size)
+    if not behind and absent and not doubt:
+        return WorkFinding(
+            f"{text}; no such line of {words.name_ranks(absent)} is in the logs: read its own log", absent
+        )
+    if not behind:
+        seen = len(group.ranks)
+        if seen > 1 and not doubt:
+            of = f"{seen:,} of {world_size:,}" if world_size and seen < world_size else f"all {seen:,}"
+            text += f"; {of} ranks seen have joined it, and none finished: check the network and the GPUs"
+        elif seen > 1:
+            text += f"; {words.count(seen)} seen, and all have enqueued it: no rank is behind"
+        return WorkFinding(text, ids, all_joined=seen > 1 and not doubt)
+    numbers = words.fold(standing.reached for standing in behind if standing.reached >= 0)
+    counts = f"only {numbers}" if numbers else "nothing"
+    has = "has" if len(late) == 1 else "have"
+    does = "timed out in" if all(standing.timed_out is not None for standing in behind) else f"{has} enqueued"
+    text += f"; {words.name_ranks(late)} {does} {counts}"
+    if doubt:
+        return WorkFinding(f"{text}; the numbers show no rank to check first: {doubt}", (*late, *ids))
+    why = f"it has not joined {operation} of {name}"
+    why += f": it had enqueued {counts} when {words.count(len(ids))} timed out in it"
+    first = min((standing.timed_out_at for standing in ahead if standing.timed_out_at), default=None, key=_seconds)
+    return WorkFinding(text, (*late, *ids), late, f"{why}{since}", first)
+
+
+def _find_absent(ranks: Iterable[RankId], world_size: int | None) -> tuple[RankId, ...]:
+    """Return the few ranks without a line, if most ranks from 0 on have one; () if more than a quarter is absent."""
+    seen = {rank.rank for rank in ranks if rank.rank is not None}
+    absent = [number for number in range(world_size or max(seen, default=-1) + 1) if number not in seen]
+    return tuple(RankId(rank=number) for number in absent) if len(absent) * 3 <= len(seen) <= MOST_RANKS else ()
+
+
+def _compare_calls(
+    group: _Group, by_call: Mapping[str, list[RankId]], behind: Sequence[_Standing], *, is_of_job: bool
+) -> WorkFinding:
+    """Return the different calls of the ranks. The lower number is behind, else a lone call counts."""
+    ordered = sorted(by_call.items(), key=lambda item: (len(item[1]), item[1][0].sort_key()))
+    parts = [f"{words.name_ranks(ids)} {'runs' if len(ids) == 1 else 'run'} {call}" for call, ids in ordered[:_SHOWN]]
+    text = f"ranks call different collectives{f' in {words.printable(group.name)}' if group.key else ''}"
+    text += f": {', '.join(parts)}"
+    few, most = ordered[0][1], ordered[-1][1]
+    is_clear = is_of_job and (group.are_compared or bool(group.key))
+    if behind and is_clear:
+        late = tuple(standing.id for standing in behind)
+        return WorkFinding(f"{text}; the lower number is behind", late, late, f"it is behind: {', '.join(parts)}")
+    is_clear = is_clear and len(by_call) == 2 and len(few) == 1 < len(most)
+    return WorkFinding(text, tuple(few), tuple(few) if is_clear else (), f"its call differs: {', '.join(parts)}")
+
+
+def _describe_call(call: WorkLine, *, with_place: bool) -> str:
+    number = f" #{call.timed_out:,}" if call.timed_out is not None else ""
+    is_sized = call.size and not call.operation.startswith(_UNEVEN)
+    place = f" called by {call.place}" if with_place else ""
+    return f"{call.operation}{number}{f' ({call.size})' if is_sized else ''}{place}"
+
+
+def _seconds(moment: Moment) -> float:
+    return moment.seconds
+
+
+def _find_doubt(
+    group: _Group,
+    ahead: Sequence[_Standing],
+    behind: Sequence[_Standing],
+    waits: Mapping[RankId, set[str]],
+    world_size: int | None,
+) -> str:
+    """Return the reason why the numbers decide nothing; "" if there is no doubt."""
+    calls = [standing.call for standing in group.ranks.values() if standing.call]
+    if not any(standing.call for standing in ahead):
+        return "the operation is not in the logs"
+    if not all(is_collective(call.operation) for call in calls):
+        return "point-to-point operations are counted separately"
+    if len(group.ranks) < _FEWEST_SEEN and len(group.ranks) != world_size:
+        return f"only {words.count(len(group.ranks))} seen"
+    if behind and not group.key:
+        return "the lines do not name the process group"
+    if any(waits.get(standing.id, set()) - {group.key} for standing in behind):
+        return "a rank that is behind timed out itself, so it waits, too"
+    if not all(standing.timed_out is not None or _is_recent(standing, ahead) for standing in behind):
+        return "the last number of a rank that is behind is older than the timeout"
+    return ""
+
+
+def _is_recent(standing: _Standing, timed: Sequence[_Standing]) -> bool:
+    """True if the rank wrote its number as an answer to a timeout of another rank, or not before the first timeout."""
+    moment = standing.written_at
+    others = [other.timed_out_at for other in timed]
+    if standing.is_answer or moment is None:
+        return standing.is_answer
+    first = min((other.seconds for other in others if other and other.clock == moment.clock), default=None)
+    return first is not None and moment.seconds >= first - _CLOCK_SECONDS
+
+
+# --- reports that compare the ranks themselves -----------------------------------------------------------------------
+
+
+def _compare_desync_reports(works: Sequence[RankWork], groups: set[str]) -> Iterator[WorkFinding]:
+    """Yield the ranks that torch's desync reports call late (TORCH_NCCL_DESYNC_DEBUG=1)."""
+    lagging, numbers = set[int](), set[int]()
+    joined = {rank.rank for rank, _, (line, *_) in works if rank and rank.rank is not None and line.kind == "operation"}
+    for _, _, (line, *_) in works:
+        if line.kind == "lagging":
+            lagging.update(line.ranks)
+            numbers.update([line.timed_out] if line.timed_out is not None else [])
+        elif line.kind == "started":
+            joined.update(line.ranks)
+    if not lagging:
+        return
+    what = f"collective #{min(numbers):,}" if numbers else "any collective"
+    ids = _find_ids(lagging, works)
+    text = f"by torch's desync report, {words.name_ranks(ids)} did not join {what}"
+    if groups - {DEFAULT_GROUP} or not _is_of_job(works) or len(lagging) >= len(joined - lagging):
+        yield WorkFinding(f"{text}; no rank to check first: these may be numbers within a group", ids)
+        return
+    yield WorkFinding(text, ids, ids, f"by torch's desync report it did not join {what}")
+
+
+def _compare_barriers(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
+    """Yield the ranks that did not reach PyTorch's monitored barrier, and the tasks that did not reach one of JAX.
+
+    The log may list only some of these tasks.
+    """
+    absent: dict[str, set[int]] = defaultdict(set)
+    for _, _, (line, *_) in works:
+        if line.kind == "absent":
+            absent[line.operation].update(line.ranks)
+    for why, ranks in absent.items():
+        ids = _find_ids(ranks, works)
+        yield WorkFinding(f"{words.name_ranks(ids)} {why}", ids, ids if len(ids) < _FEWEST_SEEN else (), f"it {why}")
+    sizes = [line.ranks for _, _, (line, *_) in works if line.kind == "barrier"]
+    tasks = {line.ranks[0] for _, _, (line, *_) in works if line.kind == "task"}
+    if not sizes or not tasks:
+        return
+    reached, size = sizes[-1]
+    ids = _find_ids(tasks, works)
+    text = f"{reached:,} of {size:,} tasks reached a barrier of JAX; {words.name_ranks(ids)} did not"
+    is_clear = len(tasks) == size - reached < reached
+    yield WorkFinding(text, ids, ids if is_clear else (), f"it did not reach a barrier that {reached:,} tasks reached")
+
+
+def _compare_setups(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
+    """Yield the ranks that have not begun to create a communicator of NCCL, or alone have not finished it."""
+    begun: dict[tuple[str, int], set[int]] = defaultdict(set)
+    ended: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for _, _, (line, *_) in works:
+        if line.kind == "setup" and line.enqueued is not None:
+            (ended if line.completed else begun)[line.group, line.enqueued].update(line.ranks)
+    largest = max((size for _, size in begun), default=0)
+    for (name, size), ranks in begun.items():
+        done = ended[name, size] & ranks
+        if size < largest or len(done) >= min(size, MOST_RANKS):
+            continue
+        absent, open_ranks = {*range(min(size, MOST_RANKS))} - ranks, ranks - done
+        text = f"{words.count(len(ranks))} of {size:,} began to create a communicator of NCCL, {len(done):,} finished"
+        late = absent if 0 < len(absent) * 3 <= len(ranks) else open_ranks if len(open_ranks) * 3 <= len(done) else ()
+        ids = _find_ids(late, works)
+        text += f"; {words.name_ranks(ids)} did not" if ids else ": check the network between the nodes"
+        yield WorkFinding(text, ids, ids, f"it did not create the communicator of NCCL that {len(ranks):,} ranks began")
+
+
+def _is_of_job(works: Sequence[RankWork]) -> bool:
+    """True if every rank's own lines contain its number in the job. Then the numbers are not those within a group."""
+    own_lines = [
+        (rank.rank, line.ranks[0])
+        for rank, _, (line, *_) in works
+        if line.kind == "operation" and line.ranks and rank is not None and rank.rank is not None
+    ]
+    return all(rank == told for rank, told in own_lines)
+
+
+def _find_ids(ranks: Iterable[int], works: Sequence[RankWork]) -> tuple[RankId, ...]:
+    known = {rank.rank: rank for rank, _, _ in works if rank is not None}
+    return tuple(known.get(rank, RankId(rank=rank)) for rank in sorted(ranks))

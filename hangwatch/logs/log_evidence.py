@@ -1,0 +1,450 @@
+"""Evidence from the logs of all ranks. The rank that fails first is to be checked first; it is never named. Pure."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec import structs
+
+from hangwatch import words
+from hangwatch.formats import work_lines
+from hangwatch.formats.log_times import Moment, common_clock, time_on
+from hangwatch.logs import enqueued_work, log_ends
+from hangwatch.logs.enqueued_work import RankWork, WorkFinding
+from hangwatch.logs.log_ends import SHOWN, TIMES_AS_MANY, End
+from hangwatch.logs.merged_logs import RankLog
+from hangwatch.logs.rank_log import Failure, Message
+from hangwatch.model import INTERFACES_OF_ONE_NODE, CheckFirst, Evidence, RankId, Supplement
+from hangwatch.tables import nccl_messages
+
+_TEXT_CHARACTERS = 160
+_QUOTED_CHARACTERS = 300  # the peer, adapter and status of NCCL's lines are at their end
+_UNRANKED_SHOWN = 8
+_LAUNCHER_SIGNAL = "launcher_signal"  # nccl_messages.toml
+_SIGNALS = {"2": "2 (SIGINT, Ctrl-C)", "15": "15 (SIGTERM)", "1": "1 (SIGHUP, the terminal was closed)"}
+_NO_DEVICE = "No device"  # nccl_messages.toml, no_ib_device
+_OF_LIVE_JOB = "Take stacks: `hangwatch dump`, or py-spy on each live rank"
+_OF_DEAD_JOB = "Ranks have failed: read all logs, core files, and torch's recorder dumps (comm_lib_trace_rank_*)"
+_NOT_FLUSHED = "without PYTHONUNBUFFERED=1, the last output may still be in a buffer of the process"
+
+
+class _Kind(NamedTuple):
+    """The logs of the ranks that have the same kind of failure. The rank that failed first is first.
+
+    `failure` is the failure of that rank.
+    """
+
+    failure: Failure
+    logs: tuple[RankLog, ...]
+
+    @property
+    def ids(self) -> tuple[RankId, ...]:
+        return tuple(log.id for log in self.logs)
+
+
+class _FirstFailure(NamedTuple):
+    """The first failure that does not blame other ranks. `order` is the reason why it is the first.
+
+    `order` is "" if there is only one such kind of failure.
+    """
+
+    kind: _Kind
+    order: str
+
+
+def supplement(
+    logs: Sequence[RankLog],
+    works: Sequence[RankWork] = (),
+    world_size: int | None = None,
+    unranked: Sequence[RankLog] = (),
+) -> Supplement:
+    """Return the facts in the logs of ranks, with or without stacks.
+
+    The rank that fails first is checked first, never named. If no rank fails first, the rank that has not joined a
+    collective, by the sequence numbers in `works`, is checked first. `unranked` logs are only evidence.
+    """
+    kinds, ends = _group_failures(logs), log_ends.fold(logs)
+    numbers = enqueued_work.compare(works, world_size)
+    hint = _find_hint(logs, kinds, ends, numbers) or _find_signal([*unranked, *logs])
+    caveat = log_ends.caveat([log.id for log in logs if not (hint and log.failures)], log_ends.find_unwritten(logs))
+    text = hint.text if hint else _describe_without_hint(logs, kinds, ends, unranked, numbers)
+    failed = sum(len(kind.logs) for kind in kinds) if logs else sum(bool(log.failures) for log in unranked)
+    advice = _OF_DEAD_JOB if failed * 2 > len(logs) else _OF_LIVE_JOB
+    why = f"{hint.why}{caveat}" if hint else ""
+    return Supplement(
+        evidence=(*_evidence(logs, kinds, ends), *map(_numbers_evidence, numbers), *_describe_unranked_logs(unranked)),
+        headline=f"{words.sentence(text)}{caveat}. Logs alone cannot name a rank. {advice}",
+        sentence=f"By the logs, {hint.text}{caveat}." if hint and hint.is_sure else "",
+        check_first=tuple(_make_check(rank, why, hint.settle) for rank in hint.ranks) if hint else (),
+    )
+
+
+def supplement_of_live_job(logs: Sequence[RankLog], ranks_here: int) -> Supplement:
+    """Return the facts in the logs of a live job with `ranks_here` ranks on this node.
+
+    A rank that alone fails or reports a problem is checked first, if at least half of the ranks have a log. The
+    sentence quotes no line of a log, because metrics and pages show it.
+    """
+    kinds = _group_failures(logs)
+    are_enough = len(logs) * 2 >= max(ranks_here, 3)
+    ranks = tuple(_find_first_error(kinds, logs)) if are_enough else ()
+    are = "are" if len(ranks) > 1 else "is"
+    sentence = f"By the logs {words.name_ranks(ranks)} {are} the first with an error (see the evidence)."
+    return Supplement(
+        evidence=tuple(_evidence(logs, kinds, log_ends.fold(logs))),
+        sentence=sentence if ranks else "",
+        check_first=ranks,
+        only_if_stuck=True,
+    )
+
+
+def _find_first_error(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterator[CheckFirst]:
+    """Yield the ranks that failed first. If none did, yield the only rank with a line of NCCL about a problem.
+
+    There must be at least three times as many other ranks.
+    """
+    first = _find_first_failure(kinds, logs)
+    if first is not None:
+        if len(first.kind.ids) * (TIMES_AS_MANY + 1) <= len(logs) or len(first.kind.ids) == 1:
+            why = f"its log shows the first failure: {_describe_failure(first.kind.failure)}"
+            yield from (
+                _make_check(rank, why, f"read the end of {first.kind.logs[0].source}") for rank in first.kind.ids
+            )
+        return
+    if (lone := _find_lone_trouble(logs, ("self", "peer"))) is not None:
+        yield _make_check(lone.ranks[0], lone.why, lone.settle)
+
+
+class _Hint(NamedTuple):
+    """The ranks to check first. `text` is for the headline, `why` is the reason, `settle` the check that would decide.
+
+    `ranks` is empty if too many ranks are alike. If `is_sure` is true, the hint is added to a verdict by stacks that
+    names no rank.
+    """
+
+    text: str
+    ranks: tuple[RankId, ...]
+    why: str
+    settle: str
+    is_sure: bool = True
+
+
+def _find_lone_trouble(logs: Sequence[RankLog], about: Collection[str]) -> _Hint | None:
+    """Return a hint on the rank that alone has a line of NCCL about such a problem, if there are enough other ranks."""
+    rows = nccl_messages.load()
+    messages = [(rows[name], log, message) for log in logs for name, message in log.messages.items()]
+    troubles = [(row, log, message) for row, log, message in messages if row.about in about]
+    if len({log.id for _, log, _ in troubles}) != 1 or len(logs) <= TIMES_AS_MANY:
+        return None
+    row, log, message = min(troubles, key=lambda trouble: trouble[2].number)
+    text = f"only the log of {words.name_ranks([log.id])} has an error: {row.meaning}"
+    return _Hint(text, (log.id,), f"only its log has an error: {row.meaning} ({_quote(message)})", row.remedy)
+
+
+def _find_hint(
+    logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[End], numbers: Sequence[WorkFinding]
+) -> _Hint | None:
+    """Return the strongest hint on a rank to check first; None if there is none.
+
+    Hints by strength: the first failure, sequence numbers, a rank that all others complain of, the end of a log.
+    """
+    first = _find_first_failure(kinds, logs)
+    pointing = next((finding for finding in numbers if finding.behind), None)
+    if first is not None and not (pointing and _is_later(first.kind.failure.moment, pointing.since)):
+        failure, ids = first.kind.failure, first.kind.ids
+        are_few = len(ids) == 1 or len(ids) * (TIMES_AS_MANY + 1) <= len(logs)
+        settle = f"read {words.printable(first.kind.logs[0].source)} up to line {failure.number}"
+        why = f"its log shows the first failure: {_describe_failure(failure)}"
+        return _Hint(_describe_first_failure(first), ids if are_few else (), why, settle)
+    if pointing is not None:
+        settle = (
+            f"read {words.printable(pointing.source)} before that time, or dump its stack (`hangwatch dump --pid N`)"
+        )
+        return _Hint(pointing.text, pointing.behind, pointing.why, settle)
+    if (lone := _find_lone_trouble(logs, ("self",))) is not None:
+        return lone
+    if any(finding.all_joined for finding in numbers):
+        return None
+    if (silent := _find_silent(logs, kinds)) is not None:
+        return silent
+    behind = log_ends.find_behind(ends)
+    if behind is None or work_lines.parse(behind.text):  # a number that the watchdog wrote is not a step of the program
+        return None
+    why = f"its log ends at '{log_ends.shorten(behind.text)}', before the other logs"
+    text = f"the log of {words.name_ranks(behind.ids)} ends before the other logs: {log_ends.describe_ends(ends)}"
+    settle = f"dump its stack (`hangwatch dump --pid N`): {_NOT_FLUSHED}"
+    return _Hint(text, behind.ids, why, settle, is_sure=False)
+
+
+def _is_later(moment: Moment | None, other: Moment | None) -> bool:
+    return moment is not None and other is not None and moment.clock == other.clock and moment.seconds > other.seconds
+
+
+def _find_silent(logs: Sequence[RankLog], kinds: Sequence[_Kind]) -> _Hint | None:
+    """Return a hint on the ranks without a failure, if all other ranks report failures of others; else None.
+
+    The logs of these ranks must continue until after such a report.
+    """
+    silent = [log for log in logs if not log.failures]
+    complaining = len(logs) - len(silent)
+    if not 0 < TIMES_AS_MANY * len(silent) <= complaining or not all(kind.failure.of_others for kind in kinds):
+        return None
+    complaints = [kind.failure.moment for kind in kinds]
+    if not all(any(_is_later(_find_moment(log), complaint) for complaint in complaints) for log in silent):
+        return None
+    ids = tuple(log.id for log in silent)
+    text = f"all {words.count(complaining)} with a failure blame others; no failure of {words.name_ranks(ids)}"
+    return _Hint(
+        text, ids, "all other ranks blame others, and its log continues without a failure", f"read {silent[0].source}"
+    )
+
+
+def _find_signal(logs: Sequence[RankLog]) -> _Hint | None:
+    """Return a hint on the signal that ended the launcher; None if there was no signal.
+
+    A person or the scheduler has then stopped the job.
+    """
+    signals = {log.messages[_LAUNCHER_SIGNAL].value for log in logs if _LAUNCHER_SIGNAL in log.messages}
+    if not signals:
+        return None
+    names = words.join_words([f"signal {_SIGNALS.get(number, number)}" for number in sorted(signals)[:SHOWN]])
+    return _Hint(f"the launcher got {names}: a person or the scheduler ended the job", (), "", "")
+
+
+def _describe_without_hint(
+    logs: Sequence[RankLog],
+    kinds: Sequence[_Kind],
+    ends: Sequence[End],
+    unranked: Sequence[RankLog],
+    numbers: Sequence[WorkFinding],
+) -> str:
+    """Return a summary of logs that show no rank to check first: their numbers, or their failures and their ends."""
+    if numbers and all(kind.failure.of_others for kind in kinds):
+        return numbers[0].text
+    own_failures = sum(not kind.failure.of_others for kind in kinds)
+    if not logs and (unowned := [_own_or_first(log.failures) for log in unranked if log.failures]):
+        return f"{words.count(len(unranked), 'log')} of unknown ranks: {_describe_failure(_own_or_first(unowned))}"
+    if own_failures:
+        failures = f"it is unknown which of {words.count(own_failures, 'failure')} was first"
+    elif kinds:
+        failures = f"each failure blames other ranks: {_describe_failure(kinds[0].failure)}"
+    else:
+        failures = _describe_messages([*logs, *unranked])
+    if not logs:
+        return f"{words.count(len(unranked), 'log')} of unknown ranks: {failures}"
+    apart = log_ends.seconds_apart(logs)
+    spread = f"; their last lines are up to {words.duration(apart)} apart" if apart else ""
+    return f"logs of {words.count(len(logs))}: {failures}{spread}" + (
+        f"; {log_ends.describe_ends(ends)}" if ends else ""
+    )
+
+
+def _own_or_first(failures: Sequence[Failure]) -> Failure:
+    """Return the first failure that does not blame other ranks, else the first one."""
+    return next((failure for failure in failures if not failure.of_others), failures[0])
+
+
+def _describe_messages(logs: Sequence[RankLog]) -> str:
+    """Return the ranks with lines of NCCL about a problem, as a clause. If there are none, the clause says so."""
+    rows = nccl_messages.load()
+    names = {log.id: name for log in logs for name in log.messages if rows[name].about != "setup"}
+    if not names:
+        return "none reports a failure"
+    have = "has" if len(names) == 1 else "have"
+    meanings = words.join_words(sorted({rows[name].meaning for name in names.values()})[:SHOWN])
+    return f"{words.name_ranks(list(names))} {have} lines about a problem, see the evidence: {meanings}"
+
+
+def _numbers_evidence(finding: WorkFinding) -> Evidence:
+    return _make_evidence("log_numbers", finding.text, finding.ranks)
+
+
+# --- the first failure -----------------------------------------------------------------------------------------------
+
+
+def _group_failures(logs: Sequence[RankLog]) -> list[_Kind]:
+    """Return the first failure of each rank, grouped by its text without numbers.
+
+    Failures that do not blame other ranks come first.
+    """
+    by_text: dict[tuple[str, bool], list[tuple[Failure, RankLog]]] = defaultdict(list)
+    for log in logs:
+        if log.failures:
+            failure = log.failures[0]
+            by_text[log_ends.without_numbers(failure.text), failure.of_others].append((failure, log))
+    kinds = []
+    for alike in by_text.values():
+        clock = common_clock([failure.moment for failure, _ in alike])
+        alike.sort(key=lambda entry: (*time_on(entry[0].moment, clock), entry[1].id.sort_key()))
+        kinds.append(_Kind(alike[0][0], tuple(log for _, log in alike)))
+    clock = common_clock([kind.failure.moment for kind in kinds])
+    return sorted(
+        kinds,
+        key=lambda kind: (kind.failure.of_others, time_on(kind.failure.moment, clock), kind.failure.text),
+    )
+
+
+def _find_first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _FirstFailure | None:
+    """Return the first kind of failure that does not blame other ranks.
+
+    None if there is none, or if the order is unknown.
+    """
+    own_failures = [kind for kind in kinds if not kind.failure.of_others]
+    if len(own_failures) <= 1:
+        return _FirstFailure(own_failures[0], "") if own_failures else None
+    moments = [kind.failure.moment for kind in own_failures]
+    clock = common_clock(moments)
+    if all(moment is not None and moment.clock == clock for moment in moments):
+        earliest, second = sorted(time_on(moment, clock) for moment in moments)[:2]
+        return None if earliest == second else _FirstFailure(own_failures[0], "by the clocks of the logs")
+    if len({log.source for log in logs}) == 1:
+        return _FirstFailure(min(own_failures, key=lambda kind: kind.failure.number), "by the order of lines")
+    return None
+
+
+def _describe_first_failure(first: _FirstFailure) -> str:
+    """Return a clause on the first failure: `first to fail: rank 7 at 2026-...: ValueError: ...`."""
+    failure, ids = first.kind.failure, first.kind.ids
+    several = f", {words.count(len(ids))} alike," if len(ids) > 1 else ""
+    order = f" ({first.order})" if first.order else ""
+    when = _describe_time(failure.moment)
+    return f"first to fail: {words.name_ranks(ids[:1])}{several}{when}{order}: {_describe_failure(failure)}"
+
+
+def _describe_failure(failure: Failure) -> str:
+    where = f", in {failure.where}" if failure.where else ""
+    return f"{log_ends.shorten(failure.text, _TEXT_CHARACTERS).rstrip('.')}{words.printable(where)}"
+
+
+# --- evidence --------------------------------------------------------------------------------------------------------
+
+
+def _evidence(logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[End]) -> Iterator[Evidence]:
+    for kind in kinds[:SHOWN]:
+        blames = ", which blames other ranks" if kind.failure.of_others else ""
+        first = (
+            f", {words.name_ranks(kind.ids[:1])} first{_describe_time(kind.failure.moment)}"
+            if len(kind.ids) > 1
+            else _describe_time(kind.failure.moment)
+        )
+        yield _make_evidence(
+            "log_failure", f"{words.name_ranks(kind.ids)}{first}: {_describe_failure(kind.failure)}{blames}", kind.ids
+        )
+    if len(kinds) > SHOWN:
+        rest = [rank for kind in kinds[SHOWN:] for rank in kind.ids]
+        yield _make_evidence("log_failure", f"{words.count(len(kinds) - SHOWN, 'other failure')}", rest)
+    blamed = [log.id for log in logs if not log.failures]
+    few = 0 < TIMES_AS_MANY * len(blamed) <= len(logs) - len(blamed)
+    if few and all(kind.failure.of_others for kind in kinds):
+        yield _make_evidence(
+            "log_failure", f"no failure of {words.name_ranks(blamed)}; all others blame other ranks", blamed
+        )
+    if ends:
+        yield _make_evidence("log_end", log_ends.describe_ends(ends), ())
+    yield from _find_first_stopped(logs)
+    yield from _describe_nccl_lines(logs)
+
+
+def _describe_nccl_lines(logs: Sequence[RankLog]) -> Iterator[Evidence]:
+    """Yield the meanings of NCCL's lines as evidence.
+
+    A line about a setting counts only if the setting differs between ranks, or cannot reach another node.
+    """
+    by_name: dict[str, dict[str, list[RankLog]]] = defaultdict(lambda: defaultdict(list))
+    for log in logs:
+        for name, message in log.messages.items():
+            by_name[name][message.value].append(log)
+    for name, row in nccl_messages.load().items():
+        by_value = by_name.get(name, {})
+        if row.about == "setup":
+            yield from _describe_setup(row, by_value)
+        elif by_value:
+            ranks = sorted({log.id for alike in by_value.values() for log in alike}, key=RankId.sort_key)
+            first = next(log for alike in by_value.values() for log in alike if log.id == ranks[0])
+            line = _quote(first.messages[name])
+            yield _make_evidence(
+                "nccl_message", f"{words.name_ranks(ranks)}: {row.meaning} ({line}); {row.remedy}", ranks
+            )
+
+
+def _quote(message: Message) -> str:
+    """Return a line of NCCL without host, process, thread and source file."""
+    before, mark, after = message.text.partition("NCCL WARN ")
+    return words.elided(after if mark else before, _QUOTED_CHARACTERS)
+
+
+def _describe_unranked_logs(logs: Sequence[RankLog]) -> Iterator[Evidence]:
+    """Yield the first failure and the lines of NCCL in each log of an unknown rank."""
+    rows = nccl_messages.load()
+    for log in logs[:_UNRANKED_SHOWN]:
+        where = words.printable(log.source) + (f", {words.name_ranks([log.id])}" if log.id.pid is not None else "")
+        if log.failures:
+            failure = _own_or_first(log.failures)
+            text = f"{where}, line {failure.number}{_describe_time(failure.moment)}: {_describe_failure(failure)}"
+            yield _make_evidence("log_failure", f"{text} (rank not known)", ())
+        for name, message in log.messages.items():
+            if rows[name].about != "setup":
+                text = f"{where}, line {message.number}: {rows[name].meaning} ({_quote(message)}); {rows[name].remedy}"
+                yield _make_evidence("nccl_message", text, ())
+    if len(logs) > _UNRANKED_SHOWN:
+        yield _make_evidence(
+            "log_failure", f"{words.count(len(logs) - _UNRANKED_SHOWN, 'other log')} of unknown ranks", ()
+        )
+
+
+def _describe_setup(row: nccl_messages.Message, by_value: Mapping[str, Sequence[RankLog]]) -> Iterator[Evidence]:
+    if len(by_value) < 2 and not by_value.keys() & (INTERFACES_OF_ONE_NODE | {_NO_DEVICE}):
+        return
+    rarest = sorted(by_value.items(), key=lambda entry: (len(entry[1]), entry[0]))
+    told = [
+        f"{words.printable(value)} on {words.name_ranks([log.id for log in found])}" for value, found in rarest[:SHOWN]
+    ]
+    more = words.count(len(rarest) - SHOWN, "other") if len(rarest) > SHOWN else ""
+    listed = ", ".join([*told, more] if more else told)
+    yield _make_evidence("nccl_message", f"{row.meaning}: {listed}; {row.remedy}", [log.id for log in rarest[0][1]])
+
+
+def _find_first_stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
+    """Yield evidence on the rank that stopped writing long before the others.
+
+    The time from its last line to the median must be longer than the time from the median to the last line of all.
+    """
+    moments = [log.last.moment for log in logs if log.last]
+    clock = common_clock(moments)
+    timed = sorted(
+        (
+            (log.last.moment.seconds, log)
+            for log in logs
+            if log.last and log.last.moment and log.last.moment.clock == clock
+        ),
+        key=lambda entry: (entry[0], entry[1].id.sort_key()),
+    )
+    if len(timed) < TIMES_AS_MANY:
+        return
+    (first, log), (middle, _), (last, end) = timed[0], timed[len(timed) // 2], timed[-1]
+    if middle - first > last - middle and timed[1][0] > first:
+        until = end.last.moment.text if end.last and end.last.moment else ""
+        yield _make_evidence(
+            "log_end",
+            f"stopped first: {words.name_ranks([log.id])}{_describe_time(_find_moment(log))}, the last rank at {until}",
+            [log.id],
+        )
+
+
+def _make_check(rank: RankId, why: str, settle: str) -> CheckFirst:
+    return CheckFirst(**structs.asdict(rank), why=why, settle=settle)
+
+
+def _make_evidence(kind: str, message: str, ranks: Sequence[RankId]) -> Evidence:
+    return Evidence(kind=kind, message=message, ranks=tuple(ranks))
+
+
+# --- words and times -------------------------------------------------------------------------------------------------
+
+
+def _find_moment(log: RankLog) -> Moment | None:
+    return log.last.moment if log.last else None
+
+
+def _describe_time(moment: Moment | None) -> str:
+    return f" at {words.printable(moment.text)}" if moment else ""

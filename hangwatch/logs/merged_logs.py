@@ -1,0 +1,105 @@
+"""The logs of many files and prefixes, merged into one log for each rank. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from hangwatch.logs.rank_log import Failure, Line, Log, Message, blames_another, latest
+from hangwatch.model import RankId
+
+
+class RankLog(NamedTuple):
+    """The merged logs of one rank. `source` is the name of the longest one.
+
+    `failures` are in the order of reading, and those that the launcher reported are last. `messages` are lines of NCCL,
+    keyed by the row of nccl_messages.toml that matches.
+    """
+
+    id: RankId
+    source: str
+    last: Line | None
+    failures: tuple[Failure, ...]
+    messages: Mapping[str, Message] = MappingProxyType({})
+
+
+class _Part(NamedTuple):
+    """One of the logs of a rank, or its error.json."""
+
+    source: str
+    id: RankId
+    log: Log
+
+
+def join(
+    parts: Iterable[tuple[str, RankId, Log]], launcher_failures: Iterable[tuple[str, Failure]] = ()
+) -> tuple[RankLog, ...]:
+    """Return one log for each rank. Logs of unknown ranks are left out.
+
+    A rank is known by its global rank, by local rank and node, or by pid and node. A global rank that torch wrote
+    before a line applies to all logs of that local rank. A failure in `launcher_failures` counts if the log of the rank
+    contains none. If it does, the launcher's report only adds a missing time.
+    """
+    all_parts = [_Part(*part) for part in parts]
+    global_ranks = _find_global_ranks(all_parts)
+    by_rank: dict[tuple[object, ...], list[_Part]] = defaultdict(list)
+    for part in all_parts:
+        rank = _add_global_rank(part.id, global_ranks)
+        if is_of_process(rank):
+            by_rank[_make_key(rank)].append(part._replace(id=rank))
+    logs = {key: _merge_parts(rank_parts) for key, rank_parts in by_rank.items()}
+    for source, failure in launcher_failures:
+        if failure.rank is None:
+            continue
+        log = logs.setdefault(_make_key(failure.rank), RankLog(failure.rank, source, None, ()))
+        if not log.failures:
+            log = log._replace(failures=(failure._replace(of_others=blames_another(failure, failure.rank.rank)),))
+        elif log.failures[0].moment is None:
+            log = log._replace(failures=(log.failures[0]._replace(moment=failure.moment), *log.failures[1:]))
+        logs[_make_key(failure.rank)] = log
+    return tuple(sorted(logs.values(), key=lambda log: log.id.sort_key()))
+
+
+def _find_global_ranks(parts: Iterable[_Part]) -> dict[tuple[str | None, int | None], int]:
+    """Return the global ranks that lines contain, keyed by node and local rank.
+
+    Ranks that contradict each other are left out.
+    """
+    by_place: dict[tuple[str | None, int | None], set[int]] = defaultdict(set)
+    for part in parts:
+        if part.log.told_rank is not None:
+            by_place[part.id.node, part.id.local_rank].add(part.log.told_rank)
+    return {place: min(ranks) for place, ranks in by_place.items() if len(ranks) == 1}
+
+
+def _add_global_rank(rank: RankId, global_ranks: dict[tuple[str | None, int | None], int]) -> RankId:
+    if rank.rank is not None or rank.local_rank is None:
+        return rank
+    return replace(rank, rank=global_ranks.get((rank.node, rank.local_rank)))
+
+
+def is_of_process(rank: RankId) -> bool:
+    """True if the log is of one known process: it has a rank, a local rank or a pid."""
+    return rank.is_numbered or rank.pid is not None
+
+
+def _make_key(rank: RankId) -> tuple[object, ...]:
+    if rank.rank is not None:
+        return (rank.rank,)
+    return (rank.node, rank.local_rank) if rank.local_rank is not None else (rank.node, None, rank.pid)
+
+
+def read_unranked(source: str, rank: RankId, log: Log) -> RankLog:
+    """Return the log of an unknown rank."""
+    return _merge_parts([_Part(source, rank, log)])
+
+
+def _merge_parts(parts: list[_Part]) -> RankLog:
+    most = max(parts, key=lambda part: part.log.lines)
+    lines = [part.log.last for part in (most, *parts) if part.log.last is not None]
+    own_failures = (failure for part in parts for failure in part.log.failures if failure.rank is None)
+    failures = tuple(failure._replace(of_others=blames_another(failure, most.id.rank)) for failure in own_failures)
+    messages = {name: message for part in reversed(parts) for name, message in part.log.messages.items()}
+    return RankLog(most.id, most.source, latest(lines), failures, messages)

@@ -1,0 +1,449 @@
+"""Reader for the log of a rank: its last line with its time, and its failures. All kept texts are bounded. Pure.
+
+The job writes its log. So a log is evidence, but never makes a rank the culprit.
+"""
+
+import contextlib
+import ipaddress
+import itertools
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from hangwatch import words
+from hangwatch.formats import decoding, log_times, nccl_ras, pyspy_json, work_lines
+from hangwatch.formats.log_times import Moment, at_unix_seconds, read_moment, remove_time
+from hangwatch.limits import LONGEST_LINE
+from hangwatch.logs import kernel_text
+from hangwatch.model import RankId
+from hangwatch.tables import launcher_lines, nccl_messages, secret_forms
+
+MOST_FAILURES = 8  # of one rank: the first ones
+MOST_TOLD = 4096  # failures of ranks in a launcher's summary
+MOST_WORKS = 4096  # lines with sequence numbers of one log
+LONGEST_TEXT = 400
+LONGEST_LOG_LINE = 4096
+"""Number of characters of a log line, after its prefix, that are matched. Patterns take quadratic time."""
+
+LARGEST_ERROR_FILE = 1 << 20
+_CALLSTACK_CHARACTERS = 1 << 16
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b.|[\x00-\x08\x0b\x0c\x0e-\x1f]")
+_TOLD_RANK = re.compile(r"^\[rank(\d{1,7})\]: ?")
+_TRACEBACK = "Traceback (most recent call last):"
+_OF_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|EXCEPTION)\b|^\[?[EF]\d{4} ", re.IGNORECASE)
+_CODE = re.compile(
+    r'^ +File "([\w./+-]{1,1000})", line (\d{1,9}), '
+    r"in ([^\W\d]\w{0,199}|<(?:module|lambda|genexpr|(?:list|set|dict)comp)>)$"
+)
+"""A place in a program. Only such names are shown, because all users see them and other names may contain anything."""
+
+_EXCEPTION_TYPE = re.compile(r"((?:[A-Za-z_]\w{0,63}\.){0,8}_{0,2}(?:[A-Z]\w{0,63}|error|timeout)):(?: |$)", re.ASCII)
+_EXCEPTION = re.compile(r"^([A-Za-z_][\w.]{0,200})(?:: ?(.*))?$")
+_LAST_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,63}\.){0,8}[A-Z]\w{0,63}(?:Error|Exception|Interrupt|Exit): \S")
+"""The last line of a log, if it begins with the type of an exception. Its traceback may not have been copied."""
+
+_FATAL = re.compile(
+    r"Watchdog caught collective operation timeout|collective timeout from +this local rank"
+    r"|detected by watchdog at work|Timeout at NCCL work: "
+    r"|Fatal Python error: |^\s*what\(\): |terminate called without"
+    r"|\[TC\]\S{0,200} Aborting process on rank \d{1,7} due to "
+    r"|CUDA error: |Termination timeout for |^Segmentation fault\b|^Killed\b|\bout of memory\b.*\bKill"
+)
+_WORDS_OF_FATAL = (
+    *("atchdog", "collective timeout", "NCCL work", "Fatal Python", "what()", "terminate called", "[TC]", "CUDA error"),
+    *("Termination", "Segmentation", "Killed", "out of memory"),
+)
+_OF_OTHERS = re.compile(
+    r"collective (?:operation )?timeout|detected by watchdog at work|due to timeout - "
+    r"|\b(?:NCCL|gloo|torchcomms)\b.*\b(?:time(?:d[ -]|[ -])?out|abort)|communicator was aborted|remote process exited"
+    r"|Dist(?:Backend|Network|Store)Error|Connection closed by (?:remote )?peer"
+    r"|SignalException|ChildFailedError|KeyboardInterrupt|SIGTERM"
+    r"|(?:timed? ?out|timeout).*\b(?:store|(?:monitored)?barrier|rendezvous)"
+    r"|pair closure|Rendezvous\w*ClosedError|NCCL error in: .*unhandled system error"
+    r"|mismatch between collectives|killed by signal: Terminated"
+    r"|\bWait timeout|\bSocket Timeout|reached monitoredBarrier, but|failed to pass monitoredBarrier"
+    r"|^srun: error: .*: Terminated$|exited on signal 15\b",
+    re.IGNORECASE,
+)
+_LOST = (
+    r"(?:closed|reset|refused) by (?:remote )?peer|Connection (?:reset|refused|aborted)|Broken pipe|closed connection"
+    r"|failed to (?:recv|connect)|(?:timed? ?out|timeout).*\b(?:wait(?:ing)?|connect|socket)"
+)
+_LOST_IN_THE_JOB = re.compile(
+    r"(?:\bNCCL\b|gloo|c10d|TCPStore|tensorpipe|torch[./]distributed|client socket|(?<![/:])\[[\d.:a-f]+\]:\d)"
+    rf".*(?:{_LOST})|(?:{_LOST}).*(?:\bNCCL\b|gloo|c10d|TCPStore|tensorpipe|(?<![/:])\[[\d.:a-f]+\]:\d)"
+    rf"|^RuntimeError: (?:{_LOST})",
+    re.IGNORECASE,
+)
+"""A lost connection within the job.
+
+The line must mention NCCL, gloo or the store, because databases fail in the same way. "[address]:port" is the form of
+gloo. For gloo's store, torch before 2.1 prints only RuntimeError.
+"""
+_OUTSIDE = re.compile(
+    r"https?://|HTTPS?Connection|urlopen error|\bport[ =](?:80|443)\b|[\w\]]:(?:80|443)\b", re.IGNORECASE
+)
+"""An endpoint outside the job. A lost connection to it is an error of this rank itself."""
+_ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}|\[([\da-f]*:[\d:a-f.]+)\]", re.IGNORECASE)
+_LIBRARY = re.compile(r"\bNCCL\b|gloo|c10d|TCPStore|tensorpipe|torch[./]distributed|Dist\w+Error", re.IGNORECASE)
+_ANOTHER = r"(?:rank|worker|peer)s?[ :#=]{0,2}\[?(\d{1,7})\b"
+_OF_ANOTHER = re.compile(
+    rf"\b{_ANOTHER}\]?,? (?:(?:(?:did|does|has|is|was|could|will)(?: not|n't)"
+    r"|never|no longer|failed|died|exited|crashed|disconnected|timed out)"
+    r"|(?:is|was|has) (?:gone|dead|lost|missing|unreachable|stuck|silent|timed out))"
+    r"|\b(?:wait(?:ed|ing)? (?:for|on)|(?:response|answer|reply|heartbeat|message|ack) from"
+    rf"|(?:contact|connection) (?:with|to)) {_ANOTHER}",
+    re.IGNORECASE,
+)
+_CALLER = re.compile(r"^#\d{1,4} ([^\W\d]\w{0,199}) from ([\w./+-]{1,1000}):(\d{1,9})$")
+"""A frame of the "Stack trace of the failed collective" that PyTorch prints if its flight recorder is on."""
+_SUMMARY = re.compile(r"^  (time|host|rank|exitcode|error_file|traceback) *: ?(.*)$")
+_SUMMARY_PID = re.compile(r"\(pid: (\d{1,10})\)")
+_SUMMARY_RANK = re.compile(r"^(\d{1,7}) \(local_rank: (\d{1,7})\)$")
+
+
+class Line(NamedTuple):
+    """A log line without the time at its beginning."""
+
+    number: int
+    text: str
+    moment: Moment | None
+
+
+class Failure(NamedTuple):
+    """An exception or another fatal error. `where` is the line of the program. `rank` is set if the text names a rank.
+
+    `text` contains no secrets of known forms. `of_others` is true if the failure reports a lost or silent rank, so that
+    it follows a failure or hang of another rank. `exception` is the type of the exception, "" if there is none.
+    """
+
+    text: str
+    where: str
+    moment: Moment | None
+    number: int
+    of_others: bool
+    rank: RankId | None = None
+    exception: str = ""
+
+
+class Work(NamedTuple):
+    """The sequence numbers in a line of a log, the time of the line, and its line number."""
+
+    line: work_lines.WorkLine
+    moment: Moment | None
+    number: int
+
+
+class Message(NamedTuple):
+    """The first line that matches a row of nccl_messages.toml, the value in it, and its line number."""
+
+    value: str
+    text: str
+    number: int
+
+
+class Log:
+    """A reader for the lines of one log.
+
+    `told_rank` is the global rank that torch wrote before its lines. `messages` are lines of NCCL, keyed by the row of
+    nccl_messages.toml. `kernel` contains the first kernel line of each row and subject, except cleared ones.
+    `is_kernel_cut` is true if there were too many. `is_kernels` is true if all lines have the shape of a kernel log.
+    `processes` are the ranks in torchrun's summary. `ras` is the answer of NCCL's RAS. `works` are the last lines with
+    sequence numbers of each group and kind.
+    """
+
+    def __init__(self) -> None:
+        self.lines = 0
+        self.is_kernels = True
+        self.is_kernel_cut = False
+        self.kernel: dict[tuple[str, str], kernel_text.KernelLogLine] = {}
+        self.last: Line | None = None
+        self.failures: list[Failure] = []
+        self.processes: set[RankId] = set()
+        self.messages: dict[str, Message] = {}
+        self.works: dict[tuple[object, ...], Work] = {}
+        self.ras: nccl_ras.Reader | None = None
+        self.told_rank: int | None = None
+        self._call: tuple[object, ...] = ()
+        self._in_traceback = False
+        self._indent = 0
+        self._where = ""
+        self._began: Moment | None = None
+        self._before = ""
+        self._ordinary_line = (0, 0, "", "")  # its count, its number in the file, its text, its prefix
+        self._summary: dict[str, str] = {}
+
+    def feed(self, line: str, number: int, before: str = "") -> None:
+        """Read a line, without its prefix `before` and line end. `number` is its line number in the file."""
+        self._before = before
+        text = clean(line)
+        if match := _TOLD_RANK.match(text):
+            text, self.told_rank = text[match.end() :], int(match.group(1))
+        if not text.strip():
+            return
+        self.lines += 1
+        if (message := nccl_messages.find(text)) and message.name not in self.messages:
+            self.messages[message.name] = Message(message.value, _mask_and_cut(text.strip()), number)
+        for work in work_lines.parse(text):
+            key = work.kind, work.group, work.ranks, work.timed_out, work.is_answer
+            if key in self.works or len(self.works) < MOST_WORKS:
+                self.works.pop(key, None)
+                self.works[key] = Work(work, self._read_moment(text), number)
+                self._call = key if work.kind == "operation" else self._call
+        if self._call and (caller := _CALLER.match(text)):
+            self._read_caller(*caller.groups())
+        self._read_kernel_line(text)
+        if self.ras is None and nccl_ras.begins(text):
+            self.ras = nccl_ras.Reader()
+        is_ras = self.ras is not None and self.ras.feed(text)
+        if not (is_ras or self._read_summary(text, number) or self._read_traceback(text, number)):
+            self._read_ordinary(text, number)
+
+    def _read_caller(self, function: str, file: str, line: str) -> None:
+        """Keep the innermost place outside of PyTorch that called the operation."""
+        work = self.works.get(self._call)
+        if work is not None and not work.line.place and "/torch/" not in file:
+            place = secret_forms.mask(f"{function} ({file.rpartition('/')[2]}:{line})")
+            self.works[self._call] = work._replace(line=work.line._replace(place=place))
+
+    def _read_kernel_line(self, text: str) -> None:
+        heard = kernel_text.find(text)
+        self.is_kernels = self.is_kernels and (heard is not None or kernel_text.has_shape(text))
+        if heard is not None and len(self.kernel) < kernel_text.MOST_KEPT:
+            self.kernel.setdefault(heard.matched[:2], heard)
+        elif self.kernel:
+            self.is_kernel_cut |= heard is not None and heard.matched[:2] not in self.kernel
+            for over in kernel_text.ended(text):
+                self.kernel.pop(over, None)
+
+    def end(self) -> None:
+        """Close a summary that is still open, and set `last`. To save time, only the time of the last line is read."""
+        self._end_summary(self.lines)
+        _, number, text, self._before = self._ordinary_line
+        if text:
+            moment = self._read_moment(text)
+            if _LAST_EXCEPTION.match(remove_time(text, moment)):
+                self._fail(text, "", moment, number)
+            self.last = Line(number, secret_forms.mask(remove_time(text, moment)), moment)
+
+    def _read_moment(self, text: str) -> Moment | None:
+        """Return the time in a line, or else in its prefix."""
+        return read_moment(text) or read_moment(self._before)
+
+    def _read_ordinary(self, text: str, number: int) -> None:
+        if text.endswith(_TRACEBACK):
+            count, _, before, prefix = self._ordinary_line  # logging.exception prints a message line first
+            is_message = count == self.lines - 1 and _OF_ERROR.search(before[: log_times.STAMP_WITHIN])
+            self._began = self._read_moment(text) or (
+                read_moment(before) or read_moment(prefix) if is_message else None
+            )
+            self._in_traceback, self._where = True, ""
+            self._indent = len(text) - len(text.lstrip())
+        elif (ended := launcher_lines.find(text)) is not None:
+            self._read_end(ended, text, number)
+        elif words.holds_any(text, _WORDS_OF_FATAL) and _FATAL.search(text):
+            self._fail(text, "", self._read_moment(text), number)
+        else:
+            self._ordinary_line = self.lines, number, text, self._before
+
+    def _read_end(self, ended: launcher_lines.Ended, text: str, number: int) -> None:
+        moment = self._read_moment(text)
+        if ended.rank == RankId():
+            self._fail(text, "", moment, number)
+        elif len(self.failures) < MOST_TOLD:
+            text = f"exit code {ended.exit_code}" if ended.exit_code else _mask_and_cut(text.strip())
+            of_others = ended.is_ended_by_others or _is_of_others(text)
+            self.failures.append(Failure(text, "", moment, number, of_others, ended.rank))
+
+    def _read_traceback(self, text: str, number: int) -> bool:
+        if not self._in_traceback:
+            return False
+        text = text[self._indent :] if text[: self._indent].isspace() else text
+        if text[0] in " \t":
+            self._where = _where(text) or self._where
+            return True
+        self._in_traceback = False
+        if not _EXCEPTION.match(text):
+            return False
+        self._fail(text, self._where, self._began, number)
+        return True
+
+    def _read_summary(self, text: str, number: int) -> bool:
+        """Read a line of torchrun's summary of failed ranks: `time`, `host`, `rank`, `exitcode`, `traceback`.
+
+        Return true if the line belongs to the summary.
+        """
+        if match := _SUMMARY.match(text):
+            key, value = match.groups()
+            if key == "time":
+                self._end_summary(number)
+            if key == "time" or self._summary:
+                self._summary[key] = _mask_and_cut(value.strip())
+                return True
+        if not self._summary:
+            return False
+        if text.startswith("  "):
+            if not text.startswith("   ") and _EXCEPTION.match(text.strip()):
+                self._summary.setdefault("exception", _mask_and_cut(text.strip()))
+            elif where := _where(text[2:]):
+                self._summary["where"] = where
+            return True
+        self._end_summary(number)
+        return re.match(r"^\[\d+\]:$|^[-=]{20,}$|^Root Cause", text) is not None
+
+    def _end_summary(self, number: int) -> None:
+        summary, self._summary = self._summary, {}
+        match = _SUMMARY_RANK.match(summary.get("rank", ""))
+        if match is None or len(self.failures) >= MOST_TOLD:
+            return
+        rank = RankId(rank=int(match.group(1)), local_rank=int(match.group(2)))
+        self.failures = [
+            failure
+            for failure in self.failures
+            if not failure.rank or failure.rank.rank is not None or failure.rank.local_rank != rank.local_rank
+        ]
+        exit_code = summary.get("exitcode", "")
+        text = summary.get("exception") or " ".join(filter(None, ("exit code", exit_code)))
+        is_aborted = "exception" not in summary and exit_code.startswith("-6 ")
+        of_others = is_aborted or _is_of_others(f"{text} {exit_code}")
+        moment = read_moment(summary.get("time", ""))
+        self.failures.append(Failure(text, summary.get("where", ""), moment, number, of_others, rank))
+        if pid := _SUMMARY_PID.search(exit_code):
+            self.processes.add(replace(rank, node=summary.get("host") or None, pid=int(pid.group(1))))
+
+    def _fail(self, text: str, where: str, moment: Moment | None, number: int) -> None:
+        if sum(failure.rank is None for failure in self.failures) < MOST_FAILURES:
+            text = remove_time(text, moment)
+            of_others = _is_of_others(text[:LONGEST_TEXT])
+            self.failures.append(Failure(_mask_and_cut(text), where, moment, number, of_others))
+
+
+def _mask_and_cut(text: str) -> str:
+    """Return a text without secrets of known forms and of limited length."""
+    return secret_forms.mask(text)[:LONGEST_TEXT]
+
+
+def _is_of_others(text: str) -> bool:
+    is_lost = (_OF_OTHERS.search(text) or _LOST_IN_THE_JOB.search(text)) is not None
+    return is_lost and (_LIBRARY.search(text) is not None or not _names_the_internet(text))
+
+
+def _names_the_internet(text: str) -> bool:
+    """True if a text contains a web endpoint or a public address."""
+    return _OUTSIDE.search(text) is not None or any(
+        _is_public(match.group(1) or match.group()) for match in _ADDRESS.finditer(text)
+    )
+
+
+def _is_public(address: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(address).is_global
+    return False
+
+
+def blames_another(failure: Failure, rank: int | None) -> bool:
+    """True if a failure of this rank reports a lost connection or names another rank."""
+    numbers = (match.group(1) or match.group(2) for match in _OF_ANOTHER.finditer(failure.text))
+    return failure.of_others or any(int(number) != rank for number in numbers)
+
+
+def latest(lines: Sequence[Line]) -> Line | None:
+    """Return the line with the latest time, on the clock of the first line with a time.
+
+    If no line has a time, the first line. None if there are no lines.
+    """
+    clock = next((line.moment.clock for line in lines if line.moment), None)
+    timed = [(line.moment.seconds, line) for line in lines if line.moment and line.moment.clock == clock]
+    return max(timed, key=lambda entry: entry[0])[1] if timed else next(iter(lines), None)
+
+
+def clean(line: str) -> str:
+    """Return a log line without colours and control characters."""
+    return _ESCAPES.sub("", line[:LONGEST_LOG_LINE]).rstrip()
+
+
+def without_colours(line: str) -> str:
+    """Return a line without the escape sequences of a terminal."""
+    return _ESCAPES.sub("", line[:LONGEST_LINE])
+
+
+def last_written(line: str) -> str:
+    """Return the text that a terminal shows for a line with carriage returns.
+
+    A progress bar is one such line for hours.
+    """
+    parts = [part for part in line[-LONGEST_LINE:].split("\r") if part.strip()]
+    return parts[-1] if parts else ""
+
+
+class _Extra(msgspec.Struct):
+    py_callstack: str = ""
+    timestamp: str | int | float | None = None
+
+
+class _Message(msgspec.Struct):
+    message: str = ""
+    extraInfo: _Extra = msgspec.field(default_factory=_Extra)  # noqa: N815 - torchelastic's word
+
+
+class _ErrorFile(msgspec.Struct):
+    message: _Message | str
+
+
+_ERROR_FILE = decoding.decoder(_ErrorFile)
+
+
+def is_error_file(first_line: str) -> bool:
+    """True if a file begins like torchelastic's error.json."""
+    return re.match(r'^\s*\{\s*"message"\s*:', first_line) is not None
+
+
+def parse_error_file(text: str) -> Failure:
+    """Return the failure in the error file of a rank (torch.distributed.elastic, error_handler.py: record_exception).
+
+    Its `timestamp` is in whole seconds since 1970. Raises ValueError for another file.
+    """
+    if len(text) > LARGEST_ERROR_FILE:
+        raise ValueError(f"is larger than {LARGEST_ERROR_FILE >> 20} MiB: not an error.json of torchelastic")
+    try:
+        content = _ERROR_FILE.decode(text).message
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise ValueError(f"is not an error.json of torchelastic: {error}") from None
+    message = _Message(message=content) if isinstance(content, str) else content
+    where = _find_raising_place(message.extraInfo.py_callstack, message.message)
+    first_line = clean(message.message.partition("\n")[0])
+    text, of_others = _mask_and_cut(first_line), _is_of_others(first_line[:LONGEST_TEXT])
+    exception = None if isinstance(content, str) else _EXCEPTION_TYPE.match(text)
+    moment = at_unix_seconds(message.extraInfo.timestamp)
+    return Failure(text, where, moment, 1, of_others, exception=exception.group(1) if exception else "")
+
+
+def _find_raising_place(callstack: str, message: str) -> str:
+    """Return the innermost place in the program at which an exception was raised; "" if the call stack shows none.
+
+    `message` is "Type: text", as record_exception writes it. In the call stack, this text follows the module's name.
+    Lines of the text, and of exceptions that caused it, can look like a traceback and contain anything, so only the
+    traceback just before it counts.
+    """
+    text = message.removesuffix(": ")
+    before = callstack.removesuffix("\n").removesuffix(text)
+    if not callstack.startswith(f"{before}{text}"):  # notes follow
+        before = callstack[: max(callstack.find(text), 0)]
+    lines = before[-_CALLSTACK_CHARACTERS:].split("\n")
+    if re.fullmatch(r"[\w.<>]{0,1000}", lines.pop()) is None:
+        return ""
+    frames = itertools.takewhile(lambda line: line.startswith("  "), reversed(lines))
+    return next(filter(None, map(_where, frames)), "")
+
+
+def _where(line: str) -> str:
+    """Return the place that a line of a traceback contains, if it is in the program; "" for other lines."""
+    found = _CODE.match(line)
+    if found is None or pyspy_json.is_installed(found.group(1)):
+        return ""
+    place = f"{found.group(3)} ({found.group(1).rpartition('/')[2]}:{found.group(2)})"
+    return place if secret_forms.mask(place) == place else ""

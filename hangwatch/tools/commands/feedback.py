@@ -1,0 +1,178 @@
+"""`hangwatch verdict`: feedback on verdicts; its statistics and its export as test cases, for `hangwatch incidents`."""
+
+import os
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import click
+import msgspec
+
+from hangwatch import store, words
+from hangwatch.cli.config_choice import settings_from
+from hangwatch.cli.options import config_option
+from hangwatch.cli.text_tables import print_table
+from hangwatch.cli.usage_errors import InputError, with_sudo
+from hangwatch.formats import incident_file
+from hangwatch.formats.incident_file import Summary
+from hangwatch.model import LONGEST_CAUSE, Feedback, Incident, RankId, Value
+from hangwatch.report import anonymous_case
+from hangwatch.report.phrases import describe_feedback
+from hangwatch.tools.commands.output_files import NewFolder
+
+_HOW = "to give feedback: `hangwatch verdict INCIDENT --right` or `--wrong`"
+
+
+class KindStatistics(Value, frozen=True):
+    """The feedback on verdicts of one kind that name a rank (`is_named`), or of those that name none.
+
+    `precision_ratio` is right / (right + wrong), None without feedback. `incidents` includes those without feedback.
+    """
+
+    verdict: str
+    is_named: bool
+    incidents: int
+    right: int
+    wrong: int
+    precision_ratio: float | None
+
+
+class FeedbackStatistics(Value, frozen=True):
+    """The feedback on the incidents of a node, by kind of verdict. It is the output of `incidents --stats --json`."""
+
+    schema_version: int
+    kinds: tuple[KindStatistics, ...]
+
+
+@click.command(short_help="Record whether the verdict of an incident was right.")
+@click.argument("name", metavar="INCIDENT")
+@click.option("--right", "is_right", is_flag=True, help="The named rank was the culprit, or none could be named.")
+@click.option("--wrong", "is_wrong", is_flag=True, help="The verdict named another rank, or should have named one.")
+@click.option("--culprit", type=click.IntRange(0), metavar="RANK", help="With --wrong: the rank that blocked the job.")
+@click.option("--cause", default="", help=f"The cause, for readers of the report; at most {LONGEST_CAUSE} characters.")
+@config_option
+def verdict(
+    *, name: str, is_right: bool, is_wrong: bool, culprit: int | None, cause: str, config_path: Path | None
+) -> None:
+    """Record whether the verdict of INCIDENT, a name from `hangwatch incidents`, was right.
+
+    It replaces earlier feedback. Only the owner of [store] directory may give it.
+    """
+    if is_right == is_wrong:
+        raise click.UsageError("give either --right or --wrong")
+    if is_right and culprit is not None:
+        raise click.UsageError("--culprit needs --wrong: a right verdict has named the culprit, or there was none")
+    if len(cause) > LONGEST_CAUSE:
+        raise InputError(f"--cause has {len(cause)} characters: must be at most {LONGEST_CAUSE}")
+    settings, _ = settings_from(config_path)
+    incidents = store.Store(Path(settings.store.directory))
+    _refuse_others(incidents.incidents)
+    folder = incidents.find(name)
+    incident = incident_file.load(folder)
+    judged = incident.verdict
+    rank = _find_rank(culprit, incident) if culprit is not None else None
+    if rank is not None and judged.named == (rank,):
+        raise InputError(f"--culprit {culprit}: is the rank that the verdict names\n  type --right")
+    given = Feedback(
+        is_right=is_right,
+        verdict=judged.kind,
+        named=judged.named,
+        given_unix_seconds=time.time(),
+        by_uid=os.geteuid(),
+        culprit=rank,
+        cause=words.printable(cause),
+    )
+    incidents.save_feedback(folder.name, given)
+    click.echo(f"{folder.name}: {describe_feedback(given, judged)}")
+
+
+def _refuse_others(incidents: Path) -> None:
+    """Raise InputError if the folder of incidents belongs to another user, who must give the feedback."""
+    try:
+        owner = incidents.stat().st_uid
+    except OSError:  # the search for the incident reports it
+        return
+    if owner != os.geteuid():
+        raise InputError(f"{incidents}: only its owner may give feedback\n  type: {with_sudo(sys.argv[1:], owner)}")
+
+
+def _find_rank(number: int, incident: Incident) -> RankId:
+    """Return the rank with this number; in an incident without global ranks, the local rank. Raises InputError."""
+    ids = [*incident.verdict.named, *(member.id for member in incident.grouping.members)]
+    is_local = all(rank.rank is None for rank in ids)
+    found = next((rank for rank in ids if number == (rank.local_rank if is_local else rank.rank)), None)
+    if found is None:
+        raise InputError(f"--culprit {number}: the incident has no such rank\n  its ranks: {words.fold_ids(ids)}")
+    return found
+
+
+def print_statistics(summaries: Iterable[Summary], *, as_json: bool) -> None:
+    """Print a row for each kind of verdict: incidents, right and wrong verdicts, and precision.
+
+    An incident counts for the verdict that its feedback is about, else for its present verdict.
+    """
+    by_kind: dict[tuple[str, bool], list[bool | None]] = {}
+    for summary in summaries:
+        given = summary.feedback
+        kind = (summary.verdict, summary.is_named) if given is None else (given.verdict, bool(given.named))
+        if not summary.problem:
+            by_kind.setdefault(kind, []).append(None if given is None else given.is_right)
+    kinds = tuple(_count(*kind, answers) for kind, answers in sorted(by_kind.items()))
+    if as_json:
+        statistics = FeedbackStatistics(schema_version=1, kinds=kinds)
+        sys.stdout.buffer.write(msgspec.json.encode(statistics) + b"\n")
+        return
+    totals = (
+        _count("all", is_named, [answer for kind in by_kind if kind[1] is is_named for answer in by_kind[kind]])
+        for is_named in (True, False)
+    )
+    header = ("verdict", "names a rank", "incidents", "right", "wrong", "precision")
+    rows = [_make_row(counts) for counts in (*kinds, *totals)] if any(kind.right + kind.wrong for kind in kinds) else []
+    incidents = words.count(sum(kind.incidents for kind in kinds), "incident")
+    print_table(header, rows, f"no feedback on {incidents}\n  {_HOW}")
+
+
+def _count(verdict: str, is_named: bool, answers: Sequence[bool | None]) -> KindStatistics:
+    right, wrong = answers.count(True), answers.count(False)
+    return KindStatistics(
+        verdict=verdict,
+        is_named=is_named,
+        incidents=len(answers),
+        right=right,
+        wrong=wrong,
+        precision_ratio=right / (right + wrong) if right + wrong else None,
+    )
+
+
+def _make_row(counts: KindStatistics) -> tuple[str, ...]:
+    ratio = counts.precision_ratio
+    numbers = (f"{number:,}" for number in (counts.incidents, counts.right, counts.wrong))
+    return (counts.verdict, "yes" if counts.is_named else "no", *numbers, "-" if ratio is None else f"{ratio:.0%}")
+
+
+def export_case(folder: Path, target: Path) -> None:
+    """Write the incident in `folder` as an anonymous test case to `target`. Raises StoreError and InputError."""
+    incident, feedback = incident_file.load(folder), incident_file.load_feedback(folder)
+    if feedback is None:
+        raise InputError(f"{folder.name}: has no feedback, so the right verdict is not known\n  {_HOW}")
+    if not (incident.captures and incident.captures[-1].ranks):
+        raise InputError(f"{folder.name}: has no stacks")
+    try:
+        files = anonymous_case.render_case(incident, feedback, target.absolute().name)
+    except anonymous_case.UnknownAnswerError as error:
+        raise InputError(
+            f"{folder.name}: {error}\n  type: hangwatch verdict {folder.name} --wrong --culprit RANK"
+        ) from None
+    written = NewFolder(target)
+    for name, content in files.items():
+        written.write(".", name, content)
+    click.echo(
+        f"wrote {words.join_words(list(files))} to {target}: read them before you share them\n"
+        f"  the verdict on these stacks: hangwatch explain {shlex.quote(str(target))}",
+        err=True,
+    )
+
+
+COMMANDS = (verdict,)

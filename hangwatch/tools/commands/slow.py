@@ -1,0 +1,109 @@
+"""`hangwatch slow`: the rank of each job that enqueues its collectives later than the other ranks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hangwatch import words
+from hangwatch.cli.config_choice import settings_from
+from hangwatch.cli.options import config_option, http_config_option
+from hangwatch.cli.reach import nodes_options, parse_reach
+from hangwatch.cli.text_tables import print_table
+from hangwatch.cli.usage_errors import InputError
+from hangwatch.state.status import JobStatus
+from hangwatch.state.unseen import RECORDER, Unseen
+from hangwatch.tools.commands.status_client import decode_status, fetch_status
+
+GPU_CHECK = "gpu_speed"  # a slow GPU does not show in the times of collectives
+
+
+@click.command(short_help="Show which rank of a job is late in each step.")
+@config_option
+@click.option("--job", "wanted", metavar="NAME", help="Only this job: a name or key from `hangwatch status`.")
+@click.option("--url", help="URL of the daemon.  [default: this host, at the port in the configuration]")
+@http_config_option("If the daemon requires credentials")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the JSON of /status with only these jobs, see docs/json.md."
+)
+@click.option("--records", is_flag=True, hidden=True, help="Print the newest collectives of this node, for --nodes.")
+@nodes_options
+def slow(
+    *,
+    config_path: Path | None,
+    wanted: str | None,
+    url: str | None,
+    http_config: Path | None,
+    as_json: bool,
+    records: bool,
+    **reaching: Any,
+) -> int:
+    """Show which rank of a job is late in each step, by at least 3 % of it, as PyTorch's flight recorders show.
+
+    --nodes and --jobid find the node with ranks that are all late.
+
+    Exits 0 if a rank or node is named, else 1.
+    """
+    if (reach := parse_reach(reaching)) is not None:
+        if config_path or url or http_config or records:
+            raise click.UsageError("--nodes and --jobid need no daemon: give only --job and --json with them")
+        from hangwatch.tools.commands.slow_nodes import slow_nodes
+
+        return slow_nodes(reach, wanted, as_json_form=as_json)
+    settings, source = settings_from(config_path)
+    if records:
+        from hangwatch.tools.commands.slow_nodes import print_records
+
+        print_records(wanted, settings.jobs)
+        return 0
+    answer = fetch_status(settings, source, url, http_config)
+    seen = decode_status(answer)
+    jobs = _choose(wanted, seen.jobs)
+    keys = {job.job_key for job in jobs}
+    if as_json:
+        shown = [job for job in answer["jobs"] if job["job_key"] in keys]
+        click.echo(json.dumps({**answer, "jobs": shown}, indent=2))
+    else:
+        for job in jobs:
+            click.echo(f"job {job.job_id} ({job.job_key}): {_describe(job, seen.unseen)}")
+            for difference in () if job.arrival is None else job.arrival.differences:
+                click.echo(f"  {difference}")
+            if job.arrival is not None and job.arrival.ranks:
+                rows = [
+                    (
+                        "" if rank.rank is None else str(rank.rank),
+                        str(rank.pid),
+                        words.short_duration(rank.lateness_seconds),
+                        f"{rank.lateness_seconds / job.arrival.step_seconds:.1%}",
+                    )
+                    for rank in job.arrival.ranks
+                ]
+                print_table(("rank", "pid", "late by", "of the step"), rows, "")
+        if not jobs:
+            click.echo("no jobs")
+        for check in seen.checks:
+            if check.check == GPU_CHECK and check.status != "OK":
+                click.echo(f"check {check.check}: {check.message}")
+    return 0 if any(job.arrival is not None and job.arrival.is_named for job in jobs) else 1
+
+
+def _choose(wanted: str | None, jobs: tuple[JobStatus, ...]) -> list[JobStatus]:
+    """Return the jobs with this key, id or name; all jobs if it is not given. Raises InputError if there is none."""
+    chosen = [job for job in jobs if wanted is None or wanted in (job.job_key, job.job_id, job.job_name)]
+    if wanted is not None and not chosen:
+        listed = "".join(f"\n    {job.job_id} ({job.job_key})" for job in jobs) or " none"
+        raise InputError(f"--job {wanted}: the daemon monitors no such job\n  jobs here:{listed}")
+    return chosen
+
+
+def _describe(job: JobStatus, unseen: tuple[Unseen, ...]) -> str:
+    if job.arrival is not None:
+        return job.arrival.message
+    if job.ranks < 2:
+        return "it has only one rank here; compare its nodes: hangwatch slow --nodes NODES"
+    reasons = (str(each) for each in unseen if each.job.job_key == job.job_key and each.source == RECORDER)
+    return f"not known: {next(reasons, 'its collectives have not been read yet')}"
+
+
+COMMANDS = (slow,)

@@ -1,0 +1,103 @@
+"""Reader for the output of gdb for `bt`, `thread apply all bt` and `py-bt`, with and without python-gdb. Pure.
+
+Python frames come from python-gdb. Until 3.10 they are `Frame 0x..., for file F, line N, in NAME` among the arguments
+of the interpreter's own frames. With py-bt they are a traceback. Without python-gdb a stack has only compiled frames.
+"""
+
+import re
+from itertools import dropwhile
+
+from hangwatch.formats.gdb_frames import FRAME, THREAD, WHERE, find_name
+from hangwatch.tools.explain.stacks.parsed_processes import MOST_FRAMES, Interned, ParsedThread, Place, StackText
+
+_BARE = re.compile(r"^#0 +(?:0x[0-9a-f]+ in )?\S.{0,2000} \([^()]{0,2000}(?:\(|\)(?: (?:from|at) \S+)?$)")
+_PYTHON = re.compile(r"\bFrame (0x[0-9a-f]+), for file (.*?), line (\d{1,9}), in (\S+) \(")
+_TRACEBACK = re.compile(r'^  File "(.*)", line (\d{1,9}), in (.*)$')
+_INTERPRETER = re.compile(r"^_?Py[A-Z_]|^_Py|^call_function$|^do_call_core$")
+_INTERPRETER_FILE = re.compile(r"^(?:\.{0,2}/)*(?:Python|Objects|Include|Programs|Parser)/|(?:^|/)Modules/main\.c$")
+_C_LIBRARY = re.compile(r"(?:^|/)(?:nptl|sysdeps|csu)/")
+_C_LIBRARIES = ("libc.so", "libpthread", "libstdc++.so")
+LONE = "bt"  # instead of the number of a thread, which is that of a process of its own
+_LONGEST_PREAMBLE = 500  # lines before the first thread: other threads that gdb found, and its warnings
+_SAID = re.compile(
+    r"^(?:\[|warning: |Traceback \(most recent call first\):|Unable to |\(|Using host libthread_db|\s|\d+\t)"
+)
+
+
+def begins(line: str) -> bool:
+    """True if a text of this tool begins with this line."""
+    if line.startswith("#0 "):
+        return _BARE.match(line) is not None
+    return line.startswith(("Thread ", "[New ")) and (THREAD.match(line) is not None or line.startswith("[New LWP "))
+
+
+class Reader(StackText):
+    """A reader for one or more processes that follow each other. Threads count down to 1, which is the main one.
+
+    Frames without a thread before them (`bt`) are a process of one thread.
+    """
+
+    def __init__(self, interned: Interned) -> None:
+        super().__init__(interned)
+        self._number = 0  # of the thread that began last
+        self._preamble = _LONGEST_PREAMBLE
+        self._traced: list[Place] = []
+        self._shown = ""  # address of the last Python frame: two compiled frames may print the same one
+
+    def feed(self, line: str) -> bool:
+        """Read a line. Return false if it is not part of the output of gdb."""
+        if heading := THREAD.match(line):
+            self._begin_numbered(int(heading.group(1)), ParsedThread(heading.group(2), [], heading.group(3)))
+            return True
+        frame = FRAME.match(line)
+        if frame and frame.group(1) == "0" and (self._thread is None or not self._thread.thread_id.isdecimal()):
+            self._begin_numbered(1, ParsedThread(LONE, []))
+        if self._thread is None:
+            self._preamble -= 1
+            return self._preamble >= 0
+        if frame:
+            self._frame(frame.group(2))
+            return True
+        if traced := _TRACEBACK.match(line):
+            if len(self._traced) < MOST_FRAMES:
+                self._traced.append(Place(traced.group(3), traced.group(1), int(traced.group(2))))
+            return True
+        if line.startswith("[Inferior "):
+            self._close_process()
+            return True
+        return not line.strip() or _SAID.match(line) is not None
+
+    def _begin_numbered(self, number: int, thread: ParsedThread) -> None:
+        if number >= self._number:
+            self._close_process()
+        self._begin(thread)
+        self._number, self._preamble = number, 0
+
+    def _frame(self, text: str) -> None:
+        name = find_name(text)
+        python = _PYTHON.search(text, len(name)) if name.startswith(("_PyEval_", "PyEval_")) else None
+        if python is not None:
+            address, file, line, function = python.groups()
+            if address != self._shown:
+                self._add(Place(function, file, int(line) or None))
+            self._shown = address
+            return
+        where = WHERE.search(text)
+        file = (where.group(2) or where.group(4)) if where else "?"
+        if name.startswith("??") or _INTERPRETER.match(name) or _INTERPRETER_FILE.search(file):
+            return
+        file = "libc.so.6" if _C_LIBRARY.search(file) else file.rpartition("/")[2]
+        self._add(Place(name, file, None, True))
+
+    def _keep(self, thread: ParsedThread) -> None:
+        places = thread.places
+        if self._traced:
+            places = [*(place for place in places if place.is_compiled), *self._traced]
+        if all(place.is_compiled for place in places):
+            # A frame of the C library shows no awaited object: every wait in it looks like a lock.
+            places = list(dropwhile(lambda place: place.file.startswith(_C_LIBRARIES), places)) or places
+        self._traced, self._shown = [], ""
+        kept = thread._replace(places=places)
+        super()._keep(kept)
+        if self._number == 1:
+            self._main, self._pid = kept, int(thread.thread_id) if thread.thread_id.isdecimal() else None

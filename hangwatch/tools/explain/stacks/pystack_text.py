@@ -1,0 +1,76 @@
+"""Reader for the output of `pystack remote` and `pystack core`, with and without --native and --locals. Pure.
+
+Frames come outermost first, threads from the youngest to the main one. The output contains no pid, but the number of
+the main thread is equal to it (gettid(2)). With --native-all, threads without Python follow the main one. If a process
+has several interpreters, a line with its name precedes the frames of each, and only those of the main one are read. The
+watchdog of a program (TensorRT-LLM) prints traceback.format_stack in this order, too: its thread numbers are those of
+pthreads.
+"""
+
+import re
+
+from hangwatch.tools.explain.stacks.parsed_processes import ParsedThread, Place, StackText, is_outermost
+
+_THREAD = re.compile(
+    r"^Traceback for thread (\d{1,10})(?: \((?:.*)\))?(?: \[(.*)\])? \(most recent call last\):$"
+    r"|^Thread (\d{1,20})(?: \(.*\))? stack trace:$"
+    r"|^(?=.{8,160}$)(?!.*(?:most recent|LWP|idle|active))[\s#=*<-]{0,20}(?:stack(?: trace)? (?:of|for) )?"
+    r"thread(?: ?id)?[:= ]{1,3}(?:[\w.-]{1,60} ?[(\[,] ?)?(?:id[:= ]{1,2}|ident[:= ]{1,2})?(\d{3,20})"
+    r"(?: ?[(\[,].{1,60})?\)?[\s:=*>-]{0,20}$",
+    re.IGNORECASE,
+)
+_PART = re.compile(r"^  (In the main interpreter|In interpreter \d{1,9}|Not currently attached .*) \[(.*)\]$")
+_NOTE = re.compile(r"^(?:The frame stack for thread \d{1,10} is empty|\* - Unable to merge native stack .* - \*)$")
+_FRAME = re.compile(r'^(?:  )?(?:  \((Python|C)\) )?File:? "(.*)", line (\d{1,9}), in (.*)$')
+_NATIVE = re.compile(r"^(.*?)(?: \(inlined\))? \(([^()]*)\)$")
+_INTERPRETER = re.compile(r"^_?Py[A-Z_]|^_Py|^pymain_|^run_mod$|^run_eval_code_obj$|^pyrun_file$|^cfunction_")
+
+
+def begins(line: str) -> bool:
+    """True if a text of this tool begins with this line."""
+    return "hread" in line and _THREAD.match(line) is not None
+
+
+class Reader(StackText):
+    """A reader for one or more processes that follow each other."""
+
+    is_outermost_first = True
+    _has_pid = True
+    _is_in_main = True
+
+    def feed(self, line: str) -> bool:
+        """Read a line. Return false if it is not part of a dump."""
+        if heading := _THREAD.match(line):
+            number, flags, *numbers = heading.groups()
+            number_of_pthread = next(filter(None, numbers), "")
+            self._begin(ParsedThread(number or number_of_pthread, [], owns_gil="Has the GIL" in (flags or "")))
+            self._has_pid, self._is_in_main = number is not None, True
+            return True
+        if (interpreter := _PART.match(line)) and self._thread is not None:
+            self._is_in_main = not interpreter.group(1).startswith("In interpreter")
+            if "Has the GIL" in interpreter.group(2) and self._is_in_main:
+                self._thread = self._thread._replace(owns_gil=True)
+            return True
+        if frame := _FRAME.match(line):
+            if self._is_in_main:
+                self._read_frame(*frame.groups())
+            return True
+        is_continued = not line.strip() or line.startswith("  ")  # the source line, arguments, locals
+        return is_continued or _NOTE.match(line) is not None
+
+    def _read_frame(self, kind: str | None, file: str, line: str, function: str) -> None:
+        if kind != "C":
+            self._add(Place(function, file, int(line) or None))
+        elif (found := _NATIVE.match(function)) and not _INTERPRETER.match(found.group(1)):
+            self._add(Place(found.group(1), found.group(2).rpartition("/")[2] or "?", None, True))
+
+    def _keep(self, thread: ParsedThread) -> None:
+        has_python = not all(place.is_compiled for place in thread.places)
+        if has_python and self._is_main_kept():
+            self._close_process()
+        super()._keep(thread)
+        if not self._is_main_kept():
+            self._main, self._pid = thread, int(thread.thread_id) if self._has_pid else None
+
+    def _is_main_kept(self) -> bool:
+        return self._main is not None and any(map(is_outermost, self._main.places))

@@ -1,0 +1,257 @@
+"""Findings on many nodes: results of checks from each node's report, and differences between the nodes. Pure."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import msgspec
+from msgspec.structs import replace
+
+from hangwatch import words
+from hangwatch.checks.clock_skew import STEP_TIME
+from hangwatch.checks.clock_skew import Settings as ClockSettings
+from hangwatch.checks.framework import requested_ports
+from hangwatch.checks.framework.node_facts import Facts
+from hangwatch.checks.framework.result_table import EXIT_CODES, Status
+from hangwatch.model import CheckStatus, Fault, Value
+from hangwatch.probes.network.ports import MOST_PORTS
+from hangwatch.tools.fleet.cross_node import ClockOffset
+from hangwatch.tools.fleet.node_replies import AnswerError, ReplyCollector, parse_answer
+
+CLOCKS = ClockSettings()
+MOST_CHECKS = 1000
+MOST_FACTS = 1000
+MOST_VALUES = 8
+_MOST_CHARACTERS = 600
+_NAME_CHARACTERS = 100
+_NODES_CHARACTERS = 200
+_STATUS: dict[CheckStatus, Status] = {
+    CheckStatus.WARNING: "WARNING",
+    CheckStatus.CRITICAL: "CRITICAL",
+}
+_SEVERITY = {status.name: int(status) for status in EXIT_CODES}
+_LONG_TEXTS = dict.fromkeys(("message", "detail", "remedy"), _MOST_CHARACTERS)
+
+T = TypeVar("T")
+
+
+class ReportedCheck(msgspec.Struct, frozen=True):
+    """The result of one check on one node: the fields that are compared between nodes.
+
+    A fault is a part of the node that did not respond. In a report of `check network --to`, it is a port.
+    """
+
+    check: str
+    status: Status
+    reason: str
+    message: str
+    remedy: str
+    faults: tuple[Fault, ...] = ()
+
+
+class NodeReport(msgspec.Struct, frozen=True):
+    """The fields of `hangwatch check --json` that are read. The decoder limits their sizes."""
+
+    schema_version: int
+    checks: tuple[ReportedCheck, ...]
+    began_unix_seconds: float = 0.0
+    printed_unix_seconds: float = 0.0
+    facts: Facts = Facts()
+
+
+class Finding(Value, frozen=True):
+    """A result of a check on one or more nodes, or of a comparison between nodes.
+
+    `check` is the name of the check or of the comparison.
+    """
+
+    nodes: tuple[str, ...]
+    check: str
+    status: Status
+    reason: str
+    message: str
+    remedy: str
+
+
+class FactValue(Value, frozen=True):
+    """One value of a fact, and the nodes that have it."""
+
+    value: str
+    nodes: tuple[str, ...]
+
+
+class Difference(Value, frozen=True):
+    """A fact that differs between nodes, its most common value first. `job` is null for a fact about nodes."""
+
+    fact: str
+    job: str | None
+    values: tuple[FactValue, ...]
+
+
+class Fitness(ReplyCollector[NodeReport]):
+    """The replies of all nodes to `hangwatch check --json`."""
+
+    def __init__(self) -> None:
+        super().__init__(_report, frozenset(EXIT_CODES.values()), CLOCKS.warning_seconds)
+
+
+def _report(printed: bytes, _node: str) -> NodeReport:
+    report = parse_answer(printed, NodeReport, "its answer is not the output of `hangwatch check --json`: {error}")
+    if report.schema_version != 1:
+        raise AnswerError("runs a newer hangwatch than this node: upgrade hangwatch on this node")
+    if not report.printed_unix_seconds:
+        raise AnswerError("runs an older hangwatch, which does not report facts to compare: upgrade it on that node")
+    facts = len(report.facts.node) + sum(len(job.versions) for job in report.facts.jobs)
+    if len(report.checks) > MOST_CHECKS or facts > MOST_FACTS or len(report.facts.jobs) > MOST_FACTS:
+        raise AnswerError(f"its answer has more than {MOST_CHECKS} checks or {MOST_FACTS} facts; it is ignored")
+    checks = tuple(replace(check, faults=check.faults[:MOST_PORTS]) for check in report.checks)
+    return _bounded(replace(report, checks=checks))
+
+
+def _bounded(value: T, characters: int = _NAME_CHARACTERS) -> T:
+    """Return a value with its texts cut: sentences to `_MOST_CHARACTERS`, all others to `_NAME_CHARACTERS`."""
+    bounded: Any = value
+    if isinstance(value, str):
+        bounded = words.elided(value, characters)
+    elif isinstance(value, dict):
+        bounded = {_bounded(name): _bounded(inner) for name, inner in value.items()}
+    elif isinstance(value, tuple):
+        bounded = tuple(map(_bounded, value))
+    elif isinstance(value, msgspec.Struct):
+        fields = {name: getattr(value, name) for name in value.__struct_fields__}
+        bounded = replace(
+            value, **{name: _bounded(inner, _LONG_TEXTS.get(name, characters)) for name, inner in fields.items()}
+        )
+    return cast(T, bounded)
+
+
+def findings(reports: Mapping[str, NodeReport], *, every_wording: bool = False) -> list[Finding]:
+    """Return the check results that are not OK. Equal results of several nodes are one finding.
+
+    Results with the same check, status and reason are equal, even if their messages have other numbers: the finding
+    has the most common message. With `every_wording`, each message is a separate finding.
+    """
+    nodes_of: dict[tuple[ReportedCheck | str, ...], list[tuple[str, ReportedCheck]]] = defaultdict(list)
+    for node, report in reports.items():
+        for said in report.checks:
+            if said.status != "OK":
+                key = (said,) if every_wording else (said.check, said.status, said.reason)
+                nodes_of[key].append((node, said))
+    return [_folded(saying) for saying in nodes_of.values()]
+
+
+def _folded(saying: Sequence[tuple[str, ReportedCheck]]) -> Finding:
+    wordings = Counter(said.message for _, said in saying)
+    message, _ = wordings.most_common(1)[0]
+    said = next(said for _, said in saying if said.message == message)
+    others = len(wordings) - 1
+    more = f" (and {words.count(others, 'similar message')}: --verbose)" if others else ""
+    return Finding.copy_from(said, nodes=tuple(sorted(node for node, _ in saying)), message=message + more)
+
+
+def find_unreachable_ports(reports: Mapping[str, NodeReport]) -> list[Finding]:
+    """Return the ports that nodes cannot reach. Equal failures of the same nodes are one finding."""
+    failures: dict[tuple[str, str], dict[str, Fault]] = defaultdict(dict)
+    for node, report in reports.items():
+        for fault in (fault for check in report.checks for fault in check.faults):
+            failures[fault.subject, fault.reason][node] = fault
+    alike: dict[tuple[str, str, tuple[str, ...]], list[Fault]] = defaultdict(list)
+    for (subject, reason), by_node in failures.items():
+        _, _, port = subject.rpartition(":")
+        alike[reason, port, tuple(sorted(by_node))].append(next(iter(by_node.values())))
+    return [
+        Finding(
+            nodes=nodes,
+            check=requested_ports.CHECK_NAME,
+            status=_STATUS[requested_ports.failure_status(reason)],
+            reason=reason,
+            message=f"to {_nodes(fault.subject.rpartition(':')[0] for fault in faults)}:{port}: {faults[0].detail}",
+            remedy=faults[0].remedy,
+        )
+        for (reason, port, nodes), faults in alike.items()
+    ]
+
+
+def differences(reports: Mapping[str, NodeReport]) -> list[Difference]:
+    """Return the facts with different values on different nodes. Nodes that do not report a fact are ignored.
+
+    Facts about a job are compared only between the nodes of that job.
+    """
+    nodes_by_value: dict[tuple[str, str | None, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    for node, report in reports.items():
+        for name, value in report.facts.node.items():
+            nodes_by_value[name, None, ""][value].append(node)
+        for job in report.facts.jobs:
+            for name, value in job.versions.items():
+                nodes_by_value[name, job.job, job.key][value].append(node)
+    return [
+        Difference(
+            fact=name,
+            job=job,
+            values=tuple(
+                FactValue(value=value, nodes=tuple(sorted(set(nodes))))
+                for value, nodes in sorted(nodes_of.items(), key=lambda item: (-len(item[1]), item[0]))
+            ),
+        )
+        for (name, job, _), nodes_of in nodes_by_value.items()
+        if len(nodes_of) > 1
+    ]
+
+
+def difference_finding(difference: Difference) -> Finding:
+    """Return a finding about the nodes that differ from the majority; about all nodes if there is no majority."""
+    most, *others = difference.values
+    node_count = sum(len(held.nodes) for held in difference.values)
+    odd = sorted({node for held in others for node in held.nodes})
+    name = difference.fact.replace("_", " ") + ("" if difference.job is None else f" of job {difference.job}")
+    texts = [f"{held.value} on {_nodes(held.nodes)}" for held in difference.values[:MOST_VALUES]]
+    more = len(difference.values) - MOST_VALUES
+    is_majority = 2 * len(most.nodes) > node_count
+    return Finding(
+        nodes=tuple(odd if is_majority else sorted({*odd, *most.nodes})),
+        check="same_on_all_nodes",
+        status="WARNING",
+        reason="Differs",
+        message=f"{name} {', '.join(texts)}" + (f" and {words.count(more, 'more value')}" if more > 0 else ""),
+        remedy=f"change {_nodes(odd)} to {most.value}" if is_majority else "use the same value on all nodes",
+    )
+
+
+def clock_findings(clocks: Iterable[ClockOffset]) -> list[Finding]:
+    """Return a finding for each clock that differs from the clock of the node that ran the command."""
+    return [
+        Finding(
+            nodes=(offset.node,),
+            check="clocks",
+            status="CRITICAL" if abs(offset.seconds) >= CLOCKS.critical_seconds else "WARNING",
+            reason="ClockDiffers",
+            message=f"the clock is at least {words.duration(abs(offset.seconds))} "
+            f"{'ahead of' if offset.seconds > 0 else 'behind'} the clock of the node that ran this command",
+            remedy=STEP_TIME,
+        )
+        for offset in clocks
+    ]
+
+
+def absent_findings(replies: Fitness) -> list[Finding]:
+    """Return findings about nodes that failed or did not respond."""
+    found = [Finding(tuple(sorted(nodes)), "answer", "UNKNOWN", "NoAnswer", why, "") for why, nodes in replies.failed]
+    if replies.silent:
+        why = "did not respond by the deadline, or cannot be reached"
+        found.append(Finding(tuple(sorted(replies.silent)), "answer", "UNKNOWN", "Unanswered", why, ""))
+    return found
+
+
+def sort_findings(unsorted_findings: Iterable[Finding]) -> list[Finding]:
+    """Return the findings, sorted by severity (most severe first), then by check."""
+    return sorted(unsorted_findings, key=lambda one: (-_SEVERITY[one.status], one.check, one.reason, one.nodes))
+
+
+def worst_status(listed_findings: Iterable[Finding]) -> Status:
+    """Return the most severe status. Return OK if there is no finding."""
+    statuses: list[Status] = [one.status for one in listed_findings]
+    return max(statuses, key=_SEVERITY.__getitem__, default="OK")
+
+
+def _nodes(nodes: Iterable[str]) -> str:
+    return words.elided(words.fold_nodes(nodes), _NODES_CHARACTERS)

@@ -3,7 +3,6 @@
 import os
 import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -66,7 +65,8 @@ def check(
     Exit code: 0 OK, 1 WARNING, 2 CRITICAL, 3 UNKNOWN, as Nagios and Slurm's HealthCheckProgram expect.
     """
     names, ports = _ports(names, places)
-    _refuse_path(path, names, reaching)
+    if path is not None and (names != ("storage",) or any(reaching.values())):
+        raise click.UsageError("--path needs the check storage on this node: hangwatch check storage --path FILE")
     if (reach := parse_reach(reaching)) is not None:
         if config_path:
             raise click.UsageError("--config cannot be used with --nodes or --jobid: each node uses its own file")
@@ -125,11 +125,6 @@ def _ports(names: tuple[str, ...], places: tuple[str, ...]) -> tuple[tuple[str, 
             )
         ports.append(port)
     return names, ports
-
-
-def _refuse_path(path: str | None, names: tuple[str, ...], reaching: Mapping[str, object]) -> None:
-    if path is not None and (names != ("storage",) or any(reaching.values())):
-        raise click.UsageError("--path needs the check storage on this node: hangwatch check storage --path FILE")
 
 
 def _judge_file(path: str, settings: CheckSettings) -> CheckResult:

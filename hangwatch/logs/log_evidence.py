@@ -72,7 +72,11 @@ def supplement(
     advice = _OF_DEAD_JOB if failed * 2 > len(logs) else _OF_LIVE_JOB
     why = f"{hint.why}{caveat}" if hint else ""
     return Supplement(
-        evidence=(*_evidence(logs, kinds, ends), *map(_numbers_evidence, numbers), *_describe_unranked_logs(unranked)),
+        evidence=(
+            *_evidence(logs, kinds, ends),
+            *(_make_evidence("log_numbers", finding.text, finding.ranks) for finding in numbers),
+            *_describe_unranked_logs(unranked),
+        ),
         headline=f"{words.sentence(text)}{caveat}. Logs alone cannot name a rank. {advice}",
         sentence=f"By the logs, {hint.text}{caveat}." if hint and hint.is_sure else "",
         check_first=tuple(_make_check(rank, why, hint.settle) for rank in hint.ranks) if hint else (),
@@ -253,10 +257,6 @@ def _describe_messages(logs: Sequence[RankLog]) -> str:
     have = "has" if len(names) == 1 else "have"
     meanings = words.join_words(sorted({rows[name].meaning for name in names.values()})[:SHOWN])
     return f"{words.name_ranks(list(names))} {have} lines about a problem, see the evidence: {meanings}"
-
-
-def _numbers_evidence(finding: WorkFinding) -> Evidence:
-    return _make_evidence("log_numbers", finding.text, finding.ranks)
 
 
 # --- the first failure -----------------------------------------------------------------------------------------------

@@ -8,21 +8,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from hangwatch import words
 from hangwatch.config import Detector
-from hangwatch.metrics import (
-    check_metrics,
-    collective_metrics,
-    gpu_metrics,
-    job_metrics,
-    progress_metrics,
-    self_metrics,
-)
-from hangwatch.metrics.series import LABEL_LENGTH, counter, single_gauge
+from hangwatch.metrics import collective_metrics, gpu_metrics, job_metrics, progress_metrics, self_metrics
+from hangwatch.metrics.series import LABEL_LENGTH, counter, gauge, sentence_label, single_gauge
+from hangwatch.model import CheckStatus, Point
 from hangwatch.state.board import Board, Snapshot
 
 log = logging.getLogger(__package__)
@@ -46,8 +40,44 @@ def families(snapshot: Snapshot, now: float, settings: Detector, external_url: s
     yield self_metrics.hooks(snapshot)
     yield from self_metrics.tasks(snapshot, now)
     yield self_metrics.store(snapshot)
-    yield from check_metrics.results(snapshot)
-    yield from check_metrics.points(point for result in snapshot.checks.values() for point in result.points)
+    yield from _check_results(snapshot)
+    yield from _check_points(point for result in snapshot.checks.values() for point in result.points)
+
+
+def _check_results(snapshot: Snapshot) -> Iterator[Metric]:
+    """Yield the result of each check, the time of its last run, and the run's duration."""
+    status = gauge("check_status", "Status of the check: 0 OK, 1 UNKNOWN, 2 WARNING, 3 CRITICAL", ("check",))
+    info = gauge("check_info", "Status, reason and message of the check", ("check", "status", "reason", "message"))
+    success = gauge("check_success", "1 if the check ran without an internal error", ("check",))
+    duration = gauge("check_duration_seconds", "Duration of the last run", ("check",))
+    ran = gauge("check_last_run_timestamp_seconds", "Time of the last run", ("check",))
+    faults = gauge("check_faults", "Readings that the check needed but could not get", ("check",))
+    for name, result in snapshot.checks.items():
+        verdict = result.verdict
+        status.add_metric([name], verdict.status.value)
+        # Each message with other numbers is a new series, so only checks that are not OK have the message.
+        message = "" if verdict.status is CheckStatus.OK else sentence_label(verdict.message)
+        info.add_metric([name, verdict.status.name, verdict.reason, message], 1)
+        success.add_metric([name], float(result.success))
+        duration.add_metric([name], result.duration_seconds)
+        ran.add_metric([name], result.ran_unix_seconds)
+        faults.add_metric([name], len(result.faults))
+    yield from (status, info, success, duration, ran, faults)
+
+
+def _check_points(points: Iterable[Point]) -> Iterator[Metric]:
+    """Yield the numbers that checks measured, under the names that the checks define."""
+    grouped: dict[str, list[Point]] = {}
+    for point in points:
+        grouped.setdefault(point.name, []).append(point)
+    for name, rows in grouped.items():
+        labels = [key for key, _ in rows[0].labels]
+        kind = CounterMetricFamily if rows[0].kind == "counter" else GaugeMetricFamily
+        family = kind(f"hangwatch_{name}", rows[0].help, labels=labels)
+        for row in rows:
+            values = dict(row.labels)
+            family.add_metric([values.get(label, "")[:LABEL_LENGTH] for label in labels], row.value)
+        yield family
 
 
 class BoardCollector(Collector):

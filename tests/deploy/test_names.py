@@ -77,7 +77,7 @@ def test_all_names_are_exported_or_recorded(tmp_path: Path) -> None:
             "job_state",
             ("rule hangwatch:job_state:code", "hangwatch-fleet", "rule HangwatchTrainingStalled"),
         ),
-        ("check_metrics", "check_status", ("rule HangwatchNodeUnhealthy", "hangwatch-fleet", "hangwatch-node")),
+        ("collector", "check_status", ("rule HangwatchNodeUnhealthy", "hangwatch-fleet", "hangwatch-node")),
     ],
 )
 def test_a_metric_that_is_renamed_in_the_code_is_noticed(

@@ -4,7 +4,7 @@ import os
 import pwd
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -291,14 +291,64 @@ def _print_list(summaries: Sequence[Summary], sources: _Sources, wanted: str | N
 
 def _list_similar(like: str, sources: _Sources, reach: Reach | None, *, as_json: bool) -> None:
     """List the incidents with the fingerprint of the incident `like`. Raises StoreError, BusyError and InputError."""
-    from hangwatch.tools.commands import similar_incidents
-
     incident, _ = _incident(Path(like), None, sources) or (None, None)
     if incident is None:
         raise InputError(sources.none_found())
-    summaries = sources.summaries() if reach is None else similar_incidents.read_nodes(reach)
-    similar = similar_incidents.find_similar(incident, summaries)
-    similar_incidents.print_similar(incident, similar, as_json=as_json)
+    summaries = sources.summaries() if reach is None else _read_nodes(reach)
+    similar = _find_similar(incident, summaries)
+    _print_similar(incident, similar, as_json=as_json)
+
+
+def _find_similar(incident: Incident, summaries: Iterable[Summary]) -> list[Summary]:
+    """Return the incidents with the fingerprint of `incident`, newest first. Raises InputError if it has none."""
+    mark = incident.verdict.fingerprint
+    if not mark:
+        raise InputError(
+            f"{incident.incident_id}: has no fingerprint: it has no stack, or an older hangwatch wrote it\n"
+            "  `hangwatch incidents JOB` lists the incidents of a job"
+        )
+    alike = {(one.node, one.folder): one for one in summaries if one.fingerprint == mark and not one.problem}
+    return sorted(alike.values(), key=lambda one: -one.opened_unix_seconds)
+
+
+def _read_nodes(reach: Reach) -> list[Summary]:
+    """Return the incidents of all nodes. Raises InputError if no node responds."""
+    from hangwatch.tools.commands.node_options import resolve_nodes, run_hangwatch
+    from hangwatch.tools.fleet.node_replies import ReplyCollector, parse_answer
+
+    problem = "sent no list of incidents: does it run the same version of hangwatch?"
+    replies: ReplyCollector[incident_file.Incidents] = ReplyCollector(
+        lambda printed, _: parse_answer(printed, incident_file.Incidents, problem), {0}
+    )
+    answers = run_hangwatch(reach, resolve_nodes(reach), "incidents --json", replies)
+    if not answers:
+        raise InputError("no node responded")
+    return [msgspec.structs.replace(each, node=node) for node, answer in answers.items() for each in answer.incidents]
+
+
+def _print_similar(incident: Incident, similar: Sequence[Summary], *, as_json: bool) -> None:
+    """Print the similar incidents, and the recommended action with the knowledge of all of them."""
+    from hangwatch.verdict.recommendation import History, describe_hangs, with_action
+    from hangwatch.verdict.wording.action_text import describe_action
+
+    if as_json:
+        answer = incident_file.Incidents(schema_version=1, incidents=tuple(similar))
+        click.echo(msgspec.json.encode(answer))
+        return
+    rows = [
+        (words.utc(each.opened_unix_seconds), each.node, each.folder, each.job_id, f"{each.verdict}: {each.message}")
+        for each in similar
+    ]
+    print_table(("opened", "node", "incident", "job", "verdict"), rows, "no other incident has its fingerprint")
+    opened = incident.opened_unix_seconds
+    earlier = [
+        incident_file.as_past_hang(each) for each in similar if each.has_hung and each.opened_unix_seconds < opened
+    ]
+    if earlier:
+        click.echo(f"\nit hung at this place before: {describe_hangs(earlier)}")
+        history = History(earlier, incident.node, incident.job.uid, unix_seconds=opened)
+        verdict = with_action(incident.verdict, incident.grouping, history)
+        click.echo(f"recommended action: {describe_action(verdict.action)}")
 
 
 def _on_terminal(folder: str, job: str, state: str, verdict: str, *, full: bool) -> list[str]:

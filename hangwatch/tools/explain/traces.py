@@ -15,7 +15,6 @@ from hangwatch.formats import process_title
 from hangwatch.logs import enqueued_work, line_prefixes, merged_logs, rank_log
 from hangwatch.logs.enqueued_work import RankWork
 from hangwatch.logs.kernel_text import MOST_KEPT, KernelLogLine
-from hangwatch.logs.log_owners import find_owners
 from hangwatch.logs.merged_logs import RankLog
 from hangwatch.model import Fault, ProcessDump, RankDump, RankId, WorkerDump
 from hangwatch.tools.explain import file_names, line_stream, roles
@@ -255,7 +254,7 @@ class _LogCollector:
 
     def _name_processes(self, dumped: Collection[RankId]) -> None:
         """Assign the log of each process to its rank. The logs of processes that are not ranks become `unranked`."""
-        owners = find_owners([rank for _, rank, _ in self._parts], dumped)
+        owners = roles.find_log_owners([rank for _, rank, _ in self._parts], dumped)
         parts, self._parts = self._parts, []
         for name, writer, log in parts:
             if (rank := owners[writer]) is not None:

@@ -51,12 +51,8 @@ def use(gpu: Gpu) -> GpuUse | None:
 def _sample(gpu: Gpu, before: Reading | None) -> Any:
     memory = before.spare if before is not None else None
     if memory is None:
-        memory = gpu.ask(_allocate)
+        memory = gpu.ask(lambda _: pynvml.nvmlGpmSampleAlloc())
     return memory if memory is not None and gpu.ask(pynvml.nvmlGpmSampleGet, memory) is not None else None
-
-
-def _allocate(_: object) -> Any:
-    return pynvml.nvmlGpmSampleAlloc()
 
 
 def _compute(_: object, question: Any) -> Any:

@@ -15,21 +15,10 @@ import pynvml
 
 from hangwatch.formats import decoding
 from hangwatch.model import Fault, GpuSweep, Value
+from hangwatch.probes.gpu import messages
 from hangwatch.probes.gpu.details import XidDetails
 from hangwatch.probes.gpu.driver_process.driver import Driver
 from hangwatch.probes.gpu.driver_process.nvml_device import nvml_fault
-from hangwatch.probes.gpu.messages import (
-    AdmitOrder,
-    Answer,
-    Begin,
-    CallAnnouncement,
-    DriverFailure,
-    Hello,
-    Message,
-    Order,
-    Question,
-    SweepMessage,
-)
 from hangwatch.probes.node import daemon_heap
 
 
@@ -40,7 +29,7 @@ def private_stdout() -> BinaryIO:
     return pipe
 
 
-def send(parent: BinaryIO, message: Message) -> None:
+def send(parent: BinaryIO, message: messages.Message) -> None:
     """Send a message to the parent, as a line of JSON. End this process if the parent is gone."""
     try:
         parent.write(msgspec.json.encode(message) + b"\n")
@@ -49,7 +38,7 @@ def send(parent: BinaryIO, message: Message) -> None:
         os._exit(0)
 
 
-def answer(question: Question, driver: Driver, between: Callable[[], object]) -> Answer:
+def answer(question: messages.Question, driver: Driver, between: Callable[[], object]) -> messages.Answer:
     """Return the answer to a question. `between` is called after each GPU, so that sampling continues."""
     from hangwatch.probes.gpu.driver_process import collect  # saves memory in a daemon without GPU checks
 
@@ -64,8 +53,8 @@ def answer(question: Question, driver: Driver, between: Callable[[], object]) ->
         details = collect.collect(kind, driver.gpus, driver.lost, between, driver.announce)
     else:
         fault = Fault(subject="driver", reason="UnknownQuestion", detail=f"unknown kind of details: {kind}")
-        return Answer(number=question.number, fault=fault)
-    return Answer(number=question.number, details=msgspec.Raw(msgspec.json.encode(details)))
+        return messages.Answer(number=question.number, fault=fault)
+    return messages.Answer(number=question.number, details=msgspec.Raw(msgspec.json.encode(details)))
 
 
 class SampleTimer:
@@ -83,7 +72,7 @@ class SampleTimer:
         wait = self.due - time.monotonic()
         if wait > 0:
             return wait
-        send(self.parent, SweepMessage(sweep=self.driver.sweep()))
+        send(self.parent, messages.SweepMessage(sweep=self.driver.sweep()))
         self.due = max(self.due + self.every_seconds, time.monotonic())
         return max(0.0, self.due - time.monotonic())
 
@@ -101,8 +90,8 @@ def serve(driver: Driver, parent: BinaryIO, sample_seconds: float) -> None:
             return
         *lines, pending = (pending + received).split(b"\n")
         for line in lines:
-            order = decoding.decode_json(line, Order)
-            if isinstance(order, AdmitOrder):
+            order = decoding.decode_json(line, messages.Order)
+            if isinstance(order, messages.AdmitOrder):
                 driver.admit(order.gpu)
             else:
                 send(parent, answer(order, driver, timer.sample_if_due))
@@ -110,22 +99,22 @@ def serve(driver: Driver, parent: BinaryIO, sample_seconds: float) -> None:
 
 def main() -> None:
     """Open the driver and serve the parent until it is gone. Report each failure of the driver as `DriverFailure`."""
-    begin = decoding.decode_json(sys.argv[1], Begin)
+    begin = decoding.decode_json(sys.argv[1], messages.Begin)
     if os.getppid() != begin.parent_pid:  # it died before `__main__` asked for the signal
         sys.exit(0)
     parent = private_stdout()
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        send(parent, DriverFailure(fault=nvml_fault(error, "nvmlInit")))
+        send(parent, messages.DriverFailure(fault=nvml_fault(error, "nvmlInit")))
         return
-    driver = Driver(begin, lambda gpu, purpose: send(parent, CallAnnouncement(gpu=gpu, purpose=purpose)))
+    driver = Driver(begin, lambda gpu, purpose: send(parent, messages.CallAnnouncement(gpu=gpu, purpose=purpose)))
     try:
         driver.open_gpus()  # seconds per GPU without persistence mode: the parent waits longer before Hello
         daemon_heap.trim()  # memory that imports used
-        send(parent, Hello())
+        send(parent, messages.Hello())
         serve(driver, parent, begin.sample_seconds)
     except pynvml.NVMLError as error:
-        send(parent, DriverFailure(fault=nvml_fault(error, "sweep")))
+        send(parent, messages.DriverFailure(fault=nvml_fault(error, "sweep")))
     # no nvmlShutdown: it can block, and the parent waits for this process to end
     os._exit(0)

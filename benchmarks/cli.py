@@ -50,14 +50,22 @@ code = "def all_reduce():\\n    lock.acquire()\\n    lock.acquire()"
 exec(compile(code, "torch/distributed/distributed_c10d.py", "exec"))
 all_reduce()
 """
-# The same with torch, gloo and torch's own loader workers.
-HUNG_TORCH_RANK = """import os, sys, torch
+# Ranks with torch, gloo and torch's own loader workers: one program trains, the other hangs as above.
+_TORCH_RANK = """import os, sys, time, torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 dist.init_process_group("gloo")
 batches = iter(DataLoader(range(1 << 20), num_workers=int(sys.argv[1])))
 next(batches)
 dist.barrier()
+"""
+TRAINING_TORCH_RANK = f"""{_TORCH_RANK}
+while True:
+    next(batches)
+    dist.all_reduce(torch.ones(4))
+    time.sleep(0.5)
+"""
+HUNG_TORCH_RANK = f"""{_TORCH_RANK}
 if os.environ["RANK"] == "1":
     sys.stdin.read()
 dist.all_reduce(torch.ones(4))

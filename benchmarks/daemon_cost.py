@@ -1,14 +1,16 @@
 """Cost of hangwatch while all jobs are healthy: memory and CPU of the daemon and its GPU child.
 
     .venv/bin/python benchmarks/daemon_cost.py [--seconds 60] [--processes 600] [--without-checks] [--python PATH]
-        [--workers 64] [--beside PROGRAM] [--real-driver] [--json]
+        [--workers 64 [--torch]] [--beside PROGRAM] [--real-driver] [--json]
 
 A real `hangwatch run` runs with its defaults (1 Hz, 8 GPUs of the fake driver, all checks on). Next to it are idle
 processes and a healthy torchrun-like job of 8 ranks; with `--workers`, its ranks have so many loader workers and make
-no steps. CPU seconds come from /proc/PID/stat of the daemon, its children and the children that they have reaped.
-Memory is Rss, and Pss, which counts only a part of each page that other processes share: the median of readings every
-five seconds, and the most, since some children live for seconds. The benchmark also watches TracerPid of every rank
-and counts py-spy processes: both must stay 0 without a suspicion.
+no steps. With `--torch`, these ranks import torch and make two steps a second.
+
+CPU seconds come from /proc/PID/stat of the daemon, its children and the children that they have reaped. Memory is
+Rss, and Pss, which counts only a part of each page that other processes share: the median of readings every five
+seconds, and the most, since some children live for seconds. The benchmark also watches TracerPid of every rank and
+counts py-spy processes: both must stay 0 without a suspicion.
 
 `--beside` runs another exporter at the same time, on the same fake driver: nvitop-exporter, or a program with the
 same options `--port` and `--interval`. Both are scraped every five seconds. `--real-driver` reads the node's own GPUs,
@@ -37,7 +39,7 @@ from urllib.request import urlopen
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.cli import children_of, job  # noqa: E402
+from benchmarks.cli import RANK, TRAINING_TORCH_RANK, children_of, job  # noqa: E402
 from hangwatch.tools.demo.simulated_node import SimulatedNode  # noqa: E402
 from tests.fake_driver import FakeDriver, compile_library, h100  # noqa: E402
 from tests.real_daemon import RealDaemon  # noqa: E402
@@ -112,12 +114,15 @@ def start_beside(program: str, environ: Mapping[str, str], log: Path, stack: con
     return beside.pid, f"http://127.0.0.1:{port}/metrics"
 
 
-def start_job(workers: int, stack: contextlib.ExitStack) -> tuple[str, tuple[int, ...]]:
-    """Start a job of `RANKS` ranks with `workers` loader workers. Return its run id and the pids of its ranks."""
+def start_job(workers: int, program: str, stack: contextlib.ExitStack) -> tuple[str, tuple[int, ...]]:
+    """Start a job of `RANKS` ranks with `workers` loader workers. Return its run id and the pids of its ranks.
+
+    Only ranks with loader workers run `program`.
+    """
     if not workers:
         node = stack.enter_context(SimulatedNode(RANKS))
         return node.run_id, node.pids
-    pids = job(stack, RANKS, workers // RANKS)
+    pids = job(stack, RANKS, workers // RANKS, program)
     return "bench", tuple(pid for pid in pids if list(children_of(pid)))
 
 
@@ -145,6 +150,7 @@ def main() -> None:
     options.add_argument("--seconds", type=int, default=60)
     options.add_argument("--processes", type=int, default=600)
     options.add_argument("--workers", type=int, default=0, help="loader workers of the job, a multiple of 8")
+    options.add_argument("--torch", action="store_true", help="the ranks with loader workers train with torch")
     options.add_argument("--without-checks", action="store_true")
     options.add_argument("--python", default=sys.executable)
     options.add_argument("--beside", metavar="PROGRAM", help="another exporter, for example nvitop-exporter")
@@ -158,7 +164,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         crowd = [subprocess.Popen(["sleep", "1000"]) for _ in range(chosen.processes)]
         stack.callback(lambda: [one.kill() for one in crowd] and [one.wait() for one in crowd])
-        run_id, ranks = start_job(chosen.workers, stack)
+        run_id, ranks = start_job(chosen.workers, TRAINING_TORCH_RANK if chosen.torch else RANK, stack)
         environ = {} if chosen.real_driver else fake_driver(folder, ranks)
         sections = settings(with_checks=not chosen.without_checks)
         daemon = stack.enter_context(RealDaemon(folder / "hw", {**os.environ, **environ}, python=python, **sections))
@@ -186,6 +192,7 @@ def main() -> None:
             "name": name,
             "processes": chosen.processes,
             "workers": chosen.workers,
+            "torch": chosen.torch,
             "cpu_seconds_per_minute": round(used[name] * 60 / wall, 3),
             "pss_mib": round(sum(pss for pss, _ in usual[name]), 1),
             "rss_mib": round(_rss_mib(usual[name]), 1),

@@ -114,14 +114,15 @@ class JobConnections:
         main, call, held = dump.main, dump.main.call or _NO_CALL, self._job.connections_of(pid)
         thread = None if main.awaited_thread is None else main.awaited_thread.id
         server = self._server(pid, call)
-        chain = self._chains.follow(pid, call, threads, server)
+        at_lock = call.name == "futex"
+        sharing = self._find_sharing(pid, thread) if at_lock else frozenset[int]()
+        chain = self._chains.follow(pid, call, threads, server, sharing)
         children_bytes, children_cpu = self._measure(chain.processes)
         peers, active_peers = (None, None)
         if held is not None and (main.call is not None or dump.state == "R"):
             is_apart = bool(chain.processes) or server not in (None, pid)
             peers, active_peers = self._peers(pid, call, held, is_apart=is_apart)
         device_bytes, dirty_bytes = self._written(pid, thread, dump.state, call)
-        at_lock = call.name == "futex"
         objects = {held[number].inode for number in call.descriptors[:1] if held and number in held}
         chained = replace(call, object=self._object(pid, call, chain.file_lock), workers=chain.workers)
         return replace(
@@ -152,7 +153,7 @@ class JobConnections:
                 stuck_on=self._stuck_on(pid, call),
                 file_lock=chain.file_lock,
                 asks_rank=chain.asks_rank,
-                shares_lock=at_lock and self._shares_lock(pid, thread),
+                shares_lock=not sharing.isdisjoint(self._job.ranks),
             ),
         )
 
@@ -185,11 +186,18 @@ class JobConnections:
         )
         return find_object(call, link, is_own=is_own)
 
-    def _shares_lock(self, pid: int, thread: int | None) -> bool:
-        """True if a rank waits for a lock in memory that another rank maps, too. The other rank may hold the lock."""
-        address = shared_locks.awaited_address(pid, self._root, thread) if self._job.rank_of.get(pid) == pid else None
+    def _find_sharing(self, pid: int, thread: int | None) -> frozenset[int]:
+        """Return the other ranks and the own workers that map the memory of the lock for which a rank waits.
+
+        Each of them may hold the lock.
+        """
+        job = self._job
+        address = shared_locks.awaited_address(pid, self._root, thread) if job.rank_of.get(pid) == pid else None
         place = None if address is None else shared_locks.region_at(address, self._regions(pid))
-        return place is not None and any(place in self._regions(rank) for rank in self._job.ranks - {pid})
+        if place is None:
+            return frozenset()
+        near = {other for other, rank in job.rank_of.items() if rank in (pid, other)}
+        return frozenset(other for other in near - {pid} if place in self._regions(other))
 
     def _regions(self, pid: int) -> shared_locks.Regions:
         """Return the shared memory regions of a process, read once a round. Empty after the deadline for reading."""

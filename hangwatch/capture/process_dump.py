@@ -46,7 +46,6 @@ from hangwatch.probes.process import (
 )
 from hangwatch.probes.torch_recorder import threads as recorder_threads
 from hangwatch.stacks import frames as stack_frames
-from hangwatch.stacks.activity import find_activity
 from hangwatch.stacks.process_activity import find_process_activity
 
 _DESCRIPTORS_KEPT = 16
@@ -131,7 +130,7 @@ class ProcessDumper(NamedTuple):
         main, table = stack_frames.main_thread(threads), self.request.activities
         if main is None or table is None or target not in self.ranks:
             return None
-        if not find_activity(table.classify_thread(main).activity).held_elsewhere:
+        if not table.classify_thread(main).row.held_elsewhere:
             return None
         return file_locks.find_polled_lock(target.pid, self.request.paths.proc_root)
 

@@ -28,7 +28,6 @@ from hangwatch.model import (
 from hangwatch.probes.base import filesystems, procfs
 from hangwatch.probes.network import sockets
 from hangwatch.probes.process import pyspy
-from hangwatch.stacks.activity import find_activity
 from hangwatch.stacks.process_activity import find_process_activity
 
 _PEERS_LISTED = 8
@@ -147,7 +146,7 @@ class _Rounds:
             return False
         if call.workers or waits.awaited or waits.file_lock or waits.asks_rank or waits.stuck_on:
             return False
-        return find_activity(find_process_activity(dump.threads, table).doing.activity).is_collective
+        return find_process_activity(dump.threads, table).doing.row.is_collective
 
     def rank_dumps(self, silent: Mapping[int, filesystems.Mount]) -> list[RankDump]:
         """Return the dumps of the ranks so far. `silent` has the file systems that do not respond, by pid."""

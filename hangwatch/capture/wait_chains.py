@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -76,16 +76,20 @@ class WaitChains(NamedTuple):
     job: JobSockets
     asked_bytes: dict[int, int | None]  # carried by each connection when an answer was first awaited, by inode
 
-    def follow(self, pid: int, call: SystemCall, threads: Sequence[Thread], server: int | None) -> Chain:
+    def follow(
+        self, pid: int, call: SystemCall, threads: Sequence[Thread], server: int | None, sharing: Set[int]
+    ) -> Chain:
         """Return the chain behind the call of a main thread.
 
         `threads` are those of the process with a Python stack. `server` is the process that waits for clients and from
-        which this process receives, None without one.
+        which this process receives, None without one. `sharing` are the processes that may hold an awaited lock.
         """
         job, rank = self.job, self.job.rank_of.get(pid, pid)
         direct_end, end = self._find_direct_end(pid, call), None
         try:
             steps = self._find_steps(pid, call, server) if direct_end is None else self._find_driver(pid, call)
+            if sharing and not sharing & job.ranks:
+                steps = [_Step(worker, self._name("its worker", worker), is_worker=True) for worker in sorted(sharing)]
         except LookupError:
             steps, end = [], _NOT_FOUND
         steps = [step for step in steps if job.is_alive(step.pid)]
@@ -106,9 +110,7 @@ class WaitChains(NamedTuple):
 
     def _find_direct_end(self, pid: int, call: SystemCall) -> Awaited | None:
         """Return the person at the terminal from which the call reads, or its peer outside of the job; else None."""
-        if call.kind != "receives":
-            return None
-        links = self.job.links(pid, call.descriptors[:_MOST_DESCRIPTORS])
+        links = self.job.links(pid, call.descriptors[:_MOST_DESCRIPTORS]) if call.kind == "receives" else ()
         if (terminal := next((link for link in links if _TERMINAL.fullmatch(link)), None)) is not None:
             return Awaited(name=f"a person at the terminal {terminal}")
         return _name_peers("", self._find_outside(pid, call))
@@ -127,8 +129,6 @@ class WaitChains(NamedTuple):
                 named = [child for child in every if procfs.read_inner_pid(child, root) == call.child]
                 children = tuple(itertools.chain(named, *(procfs.read_children(child, root) for child in named)))
             return [_Step(child, self._name("its child", child), may_answer=True) for child in children]
-        if call.kind not in ("receives", "writes"):
-            return []
         ways = self._find_ways(pid, call) if call.kind == "receives" else frozenset[str]()
         holders = [child for child in children if ways and ways & self.job.open_files(child)]
         # A child that is dumped and runs the program of the rank is a data-loader worker, which was forked from it.
@@ -141,11 +141,12 @@ class WaitChains(NamedTuple):
             return workers
         kind, other = self.job.find_other_end(pid, call.descriptors[0]) or ("", pid)
         if other in self.job.rank_of or other == pid:
-            return []
+            is_worker = other not in self.job.ranks and self.job.rank_of.get(other) == self.job.rank_of.get(pid)
+            return [_Step(other, self._name("its worker", other), is_worker=True)] if is_worker else []
         if kind == "connection" or self.job.is_of_job(other):
-            return [_Step(other, self._name("process", other))] if call.kind == "receives" else []
+            return [_Step(other, self._name("process", other))]
         every = (other, *procfs.read_children(other, self.job.proc_root))
-        may_answer = kind == "unix" and call.kind == "receives" and self.job.is_alive(other)
+        may_answer = kind == "unix" and self.job.is_alive(other)
         return [_Step(each, self._name("process", each), may_answer=may_answer) for each in every]
 
     def _find_driver(self, pid: int, call: SystemCall) -> list[_Step]:
@@ -209,8 +210,7 @@ class WaitChains(NamedTuple):
             return None
         if call.kind == "sleeps":
             return Awaited(name=f"{step.name}, which sleeps", end="sleeps")
-        outside = self._find_outside(step.pid, call) if call.kind == "receives" else []
-        return _name_peers(f"{step.name}, which waits for ", outside)
+        return _name_peers(f"{step.name}, which waits for ", self._find_outside(step.pid, call))
 
     # --- other ranks --------------------------------------------------------------------------------------------------
 

@@ -132,6 +132,11 @@ class StackActivity(NamedTuple):
     operation: str | None
     waits: bool
 
+    @property
+    def row(self) -> Activity:
+        """The activity's row in the table."""
+        return find_activity(self.activity)
+
 
 class _Globs:
     """A set of globs, see fnmatch(3). A glob without wildcards is a plain name, unless `expression` is given.
@@ -327,7 +332,7 @@ def _refine_by_native(
 
     They show that a collective still creates its communicator, or that data is read from a device.
     """
-    row = find_activity(doing.activity)
+    row = doing.row
     if row.if_creating and any(is_marked("creates", *stack[index].place) for index in native):
         return doing._replace(activity=row.if_creating)
     around = [stack[index].place for index in native if index > depth]

@@ -242,7 +242,7 @@ def _correct_by_measurement(
     def corrected(suffix: str, waits_for: str, **doing: Any) -> ProcessActivity:
         return place._replace(key=f"{place.key}-{suffix}", waits_for=waits_for, doing=place.doing._replace(**doing))
 
-    may_await_child = bool(place.awaited) or activity.find_activity(place.doing.activity).idles
+    may_await_child = bool(place.awaited) or place.doing.row.idles
     if may_await_child and kernel_facts.awaits_child(rank.rounds):
         return corrected("child", "nothing", activity=activity.AWAITS_CHILD, waits=False)
     if waits.file_lock is not None and not waits_for_job:
@@ -253,7 +253,7 @@ def _correct_by_measurement(
         return corrected("serves", "ranks", activity=activity.SERVING, waits=True)
     if measured.signature is Signature.BEHIND_GPU and not waits_for_job:
         return corrected("gpu", "gpu")
-    if place.waits_for == "gpu" and rank.gpu.is_idle and activity.find_activity(place.doing.activity).by_name_alone:
+    if place.waits_for == "gpu" and rank.gpu.is_idle and place.doing.row.by_name_alone:
         return corrected("idle-gpu", "unknown")
     if place.waits_for == "gpu" and kernel_facts.awaits_object(waits) and waits.object != "socket":
         return corrected("call", "lock")
@@ -359,14 +359,14 @@ def _find_task_frames(thread: Thread, table: activity.Table) -> tuple[Frame, ...
     if thread.is_main or len(frames) == len(thread.frames):
         return ()
     task = structs.replace(thread, frames=frames)
-    if activity.find_activity(table.classify_thread(task).activity).waits_for not in ("unknown", "nothing", "lock"):
+    if table.classify_thread(task).row.waits_for not in ("unknown", "nothing", "lock"):
         return ()
     return user_frames(task)[:1]
 
 
 def _is_joining(process_activity: ProcessActivity) -> bool:
     """True if a rank waits for other ranks to join a call. False if it shuts down or waits for clients."""
-    known = activity.find_activity(process_activity.doing.activity)
+    known = process_activity.doing.row
     return process_activity.waits_for == "ranks" and not known.leaves_the_job and not known.idles
 
 

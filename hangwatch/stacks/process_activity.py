@@ -44,9 +44,7 @@ def find_process_activity(threads: Sequence[Thread], table: activity.Table) -> P
     main = stack_frames.main_thread(threads)
     others = tuple(thread for thread in threads if thread is not main and _python(thread))
     workers = tuple(thread for thread in others if not _is_service(thread))
-    in_key = tuple(
-        thread for thread in workers if activity.find_activity(table.classify_thread(thread).activity).in_key
-    )
+    in_key = tuple(thread for thread in workers if table.classify_thread(thread).row.in_key)
     awaited = _find_awaited(main, workers, table) if main else ()
     telling = _choose_thread(main, workers, in_key, table)
     if telling is main and main is not None and len(awaited) == 1 and _decides(awaited[0], main, table):
@@ -68,7 +66,7 @@ def find_process_activity(threads: Sequence[Thread], table: activity.Table) -> P
     return ProcessActivity(
         key=stack_frames.digest((main_places, telling_places, tuple(sorted(shown)), doing)),
         doing=doing,
-        waits_for=activity.find_activity(doing.activity).waits_for,
+        waits_for=doing.row.waits_for,
         phase=table.phase(frames) or (table.phase(main.frames) if main else None),
         telling=places[id(telling)] if telling else None,
         others=tuple(places[id(thread)] for thread in other_threads if thread is not telling and _python(thread)),
@@ -79,7 +77,7 @@ def find_process_activity(threads: Sequence[Thread], table: activity.Table) -> P
 def _doing(thread: Thread, table: activity.Table) -> activity.StackActivity:
     """Return the activity of a thread; if it waits for a thread, queue or child, that of the program around it."""
     doing = table.classify_thread(thread)
-    if _waits_for(doing) == "thread":
+    if doing.row.waits_for == "thread":
         return _context(thread, table) or doing
     return doing
 
@@ -87,11 +85,7 @@ def _doing(thread: Thread, table: activity.Table) -> activity.StackActivity:
 def _context(thread: Thread, table: activity.Table) -> activity.StackActivity | None:
     """Return the part of the program around a stack, if a rank that is in it waits for nothing."""
     around = table.context(thread.frames)
-    return around if around is not None and _waits_for(around) == "nothing" else None
-
-
-def _waits_for(doing: activity.StackActivity) -> activity.WaitsFor:
-    return activity.find_activity(doing.activity).waits_for
+    return around if around is not None and around.row.waits_for == "nothing" else None
 
 
 def _find_awaited(main: Thread, workers: Sequence[Thread], table: activity.Table) -> tuple[Thread, ...]:
@@ -102,7 +96,7 @@ def _find_awaited(main: Thread, workers: Sequence[Thread], table: activity.Table
     thread is in a collective, that one decides.
     """
     calls = stack_frames.python_frames(library_frames(main))
-    doing = activity.find_activity(table.classify_thread(main).activity)
+    doing = table.classify_thread(main).row
     waits = doing.waits_for in ("ranks", "gpu") and not doing.idles
     if not calls or waits or not activity.is_marked("awaits", *calls[0].place):
         return ()
@@ -115,11 +109,11 @@ def _find_awaited(main: Thread, workers: Sequence[Thread], table: activity.Table
         chosen = [thread for thread in chosen if id(thread) in in_program] or chosen
     elif doing.waits_for in ("thread", "lock") and stack_frames.short_path(calls[0].file) in _THREAD_WAITS:
         chosen = [thread for thread in looked_at if id(thread) in in_program]
-    if chosen and any(activity.find_activity(table.classify_thread(thread).activity).in_key for thread in workers):
+    if chosen and any(table.classify_thread(thread).row.in_key for thread in workers):
         return ()
     by_place: dict[object, Thread] = {}
     for thread in chosen:
-        if id(thread) not in in_program or _waits_for(table.classify_thread(thread)) != "thread":
+        if id(thread) not in in_program or table.classify_thread(thread).row.waits_for != "thread":
             by_place.setdefault(stack_frames.key_places(thread.frames), thread)
     return tuple(by_place.values())
 
@@ -127,7 +121,7 @@ def _find_awaited(main: Thread, workers: Sequence[Thread], table: activity.Table
 def _decides(thread: Thread, main: Thread, table: activity.Table) -> bool:
     """True if this thread, for which MainThread waits, tells more than MainThread does."""
     is_told = bool(user_frames(thread)) or table.classify_thread(thread).activity != "unknown"
-    known = activity.find_activity(_doing(main, table).activity)
+    known = _doing(main, table).row
     return is_told and (known.idles or known.waits_for in ("thread", "lock"))
 
 
@@ -139,11 +133,11 @@ def _find_replacing_threads(
     For example, if the data loader waits for its pin-memory thread, and this thread waits for the GPU, return this
     thread.
     """
-    operation = activity.find_activity(doing.activity).unless_a_thread_is_in
+    operation = doing.row.unless_a_thread_is_in
     if operation is None:
         return ()
     classified = ((thread, table.classify_thread(thread)) for thread in others)
-    return tuple(thread for thread, its in classified if its.operation == operation and _waits_for(its) == "gpu")
+    return tuple(thread for thread, its in classified if its.operation == operation and its.row.waits_for == "gpu")
 
 
 def _choose_thread(
@@ -151,7 +145,7 @@ def _choose_thread(
 ) -> Thread | None:
     if main is None or not main.frames:
         return _best(workers, table) or main or (workers[0] if workers else None)
-    match activity.find_activity(table.classify_thread(main).activity).work_is_in:
+    match table.classify_thread(main).row.work_is_in:
         case "autograd":
             return _best(in_key, table) or _best(filter(_is_autograd_thread, workers), table) or main
         case "threads":
@@ -169,7 +163,7 @@ def _best(threads: Iterable[Thread], table: activity.Table) -> Thread | None:
     telling = [
         (tells, stack_frames.key_places(thread.frames), thread)
         for thread in threads
-        if (tells := activity.find_activity(table.classify_thread(thread).activity).tells) is not None
+        if (tells := table.classify_thread(thread).row.tells) is not None
     ]
     return min(telling, key=lambda found: found[:2])[2] if telling else None
 

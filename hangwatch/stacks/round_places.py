@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hangwatch.model import CodeRegion, ProcessDump, Thread
-from hangwatch.stacks import activity
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.process_activity import ProcessActivity
 
@@ -32,7 +31,7 @@ class RoundPlace(NamedTuple):
     def from_dump(cls, dump: ProcessDump, stand: ProcessActivity) -> RoundPlace:
         """Return the place of the thread that decides the activity of the process."""
         stood = cls.from_thread(stand.find_telling(dump))
-        at_loader = activity.find_activity(stand.doing.activity).work_is_in == "workers"
+        at_loader = stand.doing.row.work_is_in == "workers"
         return stood._replace(in_lock=stand.waits_for == "lock", at_loader=at_loader)
 
     @classmethod

@@ -128,33 +128,50 @@ _LOOK_ALIKES = {
     "multipart upload": _healthy(
         resumes(f"upload-parts {{}} 8 {SHARD_BYTES // 8}", serve=lambda: taking(BYTES_PER_SECOND))
     ),
+    # rank 0 uploads to a server that receives nothing for 12 s, in its main thread or in another; the others wait
+    **{
+        f"an upload that stalls, {where}": _healthy(
+            resumes(f"{order} {SHARD_BYTES // 24}", serve=lambda: taking(BYTES_PER_SECOND, WAIT_SECONDS))
+        )
+        for where, order in (("in a thread", "upload-parts {} 1"), ("in its main thread", "upload-whole {}"))
+    },
+    "a loader that uploads": _healthy(
+        resumes("wait-long loader uploads {}", serve=lambda: taking(1 << 24, WAIT_SECONDS))
+    ),
     # rank 0 evaluates for 12 s and sleeps in between, the others wait
     "evaluation with sleeps": _healthy(resumes(f"evaluate-slowly {WAIT_SECONDS}"), ranks=4),
     # rank 0 waits for a program that sleeps for 12 s and has no connection; the others wait for rank 0
     "an idle child": _healthy(resumes(f"wait-for-idle-child {WAIT_SECONDS} exit")),
     # the same, and rank 0 reads what that program will say
     "the output of an idle child": _healthy(resumes(f"wait-for-idle-child {WAIT_SECONDS} output")),
-    # rank 0 waits for its own worker, process or native thread, and that waits for 12 s; the others wait
+    # rank 0 waits for its own worker, process, native thread, or for space in a pipe or queue, and that waits for 12 s
     "a loader that sleeps": _healthy(resumes(f"wait-long loader sleeps {WAIT_SECONDS}")),
     **{
         f"a {way} that {task}": _healthy(resumes(f"wait-long {way} {task} {{}}", serve=lambda: answering(WAIT_SECONDS)))
-        for way, task in (("loader", "asks"), ("process", "asks"), ("client", "lock"), ("client", "eventfd"))
+        for way, task in (
+            ("loader", "asks"),
+            ("process", "asks"),
+            ("client", "lock"),
+            ("client", "eventfd"),
+            ("pipe", "asks"),
+            ("queue", "asks"),
+        )
     },
     # rank 0 is at the prompt of pdb for 12 s, the others wait
     "a person in a debugger": _healthy(resumes(f"debug {WAIT_SECONDS}")),
-    # the others have ended; rank 0 keeps the job alive
-    "training over, rank 0 uploads": _healthy(over_but_uploads, "training → quiet → suspected → over"),
+    # the others have ended; rank 0 keeps the job alive. A server without CPU receives nothing for seconds: stalled
+    "training over, rank 0 uploads": _healthy(over_but_uploads, "training → quiet → suspected → (stalled → )?over"),
     # half of the ranks have no process for 16 s, the others wait for them to join
     "ranks that come late": _healthy(
         late_ranks,
-        "suspected → stalled → recovered( → training)?",
+        "suspected → (stalled → recovered( → training)?|training)",
         ranks=4,
         begins=JobState.STARTING,
         program="tests.scenarios.late_launcher",
     ),
 }
 LOOK_ALIKES = Crowd(
-    "look-alikes at once", with_names(_LOOK_ALIKES), startup_hold_seconds=3.0, stalled_hold_seconds=12.0
+    "look-alikes at once", with_names(_LOOK_ALIKES), startup_hold_seconds=3.0, stalled_hold_seconds=24.0
 )
 
 # all at once rank 1 of each job waits for a loader worker that reads from storage that does not respond; the eleventh
@@ -195,6 +212,8 @@ _HANGS = {
             ("loader", "stops"),
             ("process", "opens"),
             ("process", "stops"),
+            ("pipe", "stops"),
+            ("queue", "stops"),
             ("process", "starts"),
             ("process", "traced"),
             ("heartbeat", "lock"),

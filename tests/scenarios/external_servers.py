@@ -83,8 +83,11 @@ def sending(bytes_per_second: int, seconds: float) -> contextlib.AbstractContext
     return serving(serve)
 
 
-def taking(bytes_per_second: int) -> contextlib.AbstractContextManager[int]:
-    """Run a server that receives at this rate from all clients together. Yield its port."""
+def taking(bytes_per_second: int, after_seconds: float = 0.0) -> contextlib.AbstractContextManager[int]:
+    """Run a server that receives at this rate from all clients together. Yield its port.
+
+    It receives nothing for `after_seconds` after each client has connected.
+    """
 
     def serve(listening: socket.socket, over: threading.Event) -> None:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)
@@ -96,6 +99,7 @@ def taking(bytes_per_second: int) -> contextlib.AbstractContextManager[int]:
                     assert isinstance(one, socket.socket)
                     if one is listening:
                         readers.register(peers.enter_context(listening.accept()[0]), selectors.EVENT_READ)
+                        over.wait(after_seconds)
                     elif not one.recv(bytes_per_second // BEATS_PER_SECOND // len(ready)):
                         readers.unregister(one)
 

@@ -41,6 +41,11 @@ def back_off(seconds: str) -> None:
     time.sleep(float(seconds))
 
 
+def upload(port: str) -> None:
+    """Send more to a server than the buffers on both sides take."""
+    connected(port).sendall(bytes(8 << 20))
+
+
 def open_dead(path: str) -> None:
     """Open a FIFO without a writer."""
     Path(path).read_bytes()
@@ -65,6 +70,7 @@ def stop_traced(_: str) -> None:
 
 TASKS: dict[str, Callable[[str], None]] = {
     "asks": ask,
+    "uploads": upload,
     "sleeps": back_off,
     "opens": open_dead,
     "starts": start_program,
@@ -90,6 +96,41 @@ def await_process(me: Rank, task: str, argument: str) -> None:
         os._exit(0)
     os.close(writes)
     os.read(reads, 1)
+
+
+def fill_pipe(me: Rank, task: str, argument: str) -> None:
+    """Write to a full pipe, which a forked process of the same program reads after a task."""
+    reads, writes = os.pipe()
+    rank = os.getpid()
+    if os.fork() == 0:
+        set_identity("python", rank, me.folder)
+        os.close(writes)
+        TASKS[task](argument)
+        while os.read(reads, 1 << 16):
+            pass
+        os._exit(0)
+    os.close(reads)
+    left = bytes(1 << 20)
+    while left:
+        left = left[os.write(writes, left) :]
+    os.close(writes)
+
+
+def fill_queue(me: Rank, task: str, argument: str) -> None:
+    """Put into a full queue of multiprocessing, from which a forked process takes after a task."""
+    import multiprocessing  # only this way needs it
+
+    context = multiprocessing.get_context("fork")
+    queue: multiprocessing.Queue[int] = context.Queue(1)
+    rank = os.getpid()
+    if os.fork() == 0:
+        set_identity("python", rank, me.folder)
+        TASKS[task](argument)
+        queue.get()
+        os._exit(0)
+    queue.put(1)
+    queue.put(2)
+    queue.cancel_join_thread()
 
 
 def run_natively(*calls: Callable[[], object]) -> None:
@@ -159,6 +200,8 @@ def await_in_circle(me: Rank, _task: str, _argument: str) -> None:
 WAYS: dict[str, Callable[[Rank, str, str], None]] = {
     "loader": await_loader,
     "process": await_process,
+    "pipe": fill_pipe,
+    "queue": fill_queue,
     "client": await_client,
     "hidden": await_hidden,
     "heartbeat": lambda _, way, port: lock_beside(connected(port), way),

@@ -346,6 +346,12 @@ def upload_parts(me: Rank, port: str, parts: str, size_bytes: str) -> None:
     upload(port, int(parts), int(size_bytes))
 
 
+@on_rank_0(Phase.CHECKPOINT)
+def upload_whole(me: Rank, port: str, size_bytes: str) -> None:
+    """Let rank 0 upload a file in its main thread. The others wait for it."""
+    upload_part(port, int(size_bytes))
+
+
 def upload(port: str, parts: int, size_bytes: int) -> None:
     """Upload a file as a client of an object store does: four parts in parallel."""
     from concurrent.futures import ThreadPoolExecutor  # most ranks only train and do not need it

@@ -104,8 +104,8 @@ class WaitChains(NamedTuple):
             return Chain(None, others, asks_rank=asks, file_lock=lock)
         visited = {pid, *(step.pid for step in steps)}
         end = _choose(filter(None, (direct_end, end, self._find_end(steps, pid, visited))))
-        if end is None and not job.has_ranks_on_other_nodes:
-            end = self._find_client(pid, call, threads)
+        if end is None:
+            end = self._find_pool(pid, call) or self._find_client(pid, call, threads)
         return Chain(end, others, tuple(visited.intersection(job.dumped) - {pid}))
 
     def _find_direct_end(self, pid: int, call: SystemCall) -> Awaited | None:
@@ -210,7 +210,8 @@ class WaitChains(NamedTuple):
             return None
         if call.kind == "sleeps":
             return Awaited(name=f"{step.name}, which sleeps", end="sleeps")
-        return _name_peers(f"{step.name}, which waits for ", self._find_outside(step.pid, call))
+        peers = self._find_outside(step.pid, call) or self._find_asked(step.pid)
+        return _name_peers(f"{step.name}, which waits for ", peers)
 
     # --- other ranks --------------------------------------------------------------------------------------------------
 
@@ -242,33 +243,53 @@ class WaitChains(NamedTuple):
         return "thread" if any(job.receives_from_rank(pid, other, rank) for other in single) else None
 
     def _find_client(self, pid: int, call: SystemCall, threads: Sequence[Thread]) -> Awaited | None:
-        """Return the peer outside of the job from which a native thread of a rank awaits an answer; None without one.
+        """Return the peer outside of the job from which another thread of a rank awaits an answer; None without one.
 
-        The main thread waits at a lock or an eventfd, as in the clients of object stores and message queues. A thread
-        with a Python stack does not count, nor do the threads of torch, gloo, NCCL and CUDA, nor a connection that was
-        answered since the first round, as by heartbeats or telemetry. `threads` are those with a Python stack.
+        The main thread waits at a lock or an eventfd, as in the clients of object stores and message queues. The
+        threads of torch, gloo, NCCL and CUDA do not count. Of a job with ranks on other nodes only threads with a
+        Python stack count. `threads` are those.
         """
         job = self.job
         is_event = call.kind == "receives" and _EVENTS in job.links(pid, call.descriptors[:_MOST_DESCRIPTORS])
         if not threads or not (call.name == "futex" or is_event) or job.rank_of.get(pid) != pid:
             return None
-        questions = {
-            descriptor: connection
-            for descriptor, connection in (job.connections_of(pid) or {}).items()
-            if connection.awaits_answer
-            and job.leaves_job(connection)
-            and self.asked_bytes.setdefault(connection.inode, connection.carried_bytes) == connection.carried_bytes
-        }
-        python = {thread.thread_id for thread in threads if thread.frames}
+        python = {thread.thread_id: thread.name for thread in threads if thread.frames}
         folder = job.proc_root / str(pid) / "task"
-        for thread, its_call in job.thread_calls(pid).items() if questions else ():
-            if its_call.kind != "receives" or questions.keys().isdisjoint(its_call.descriptors):
+        for thread, its_call in job.thread_calls(pid).items():
+            if not (peers := [each for each in self._find_outside(pid, its_call) if self._is_asked(each)]):
                 continue
-            name = words.printable(pseudo_files.read_or_empty(f"{folder}/{thread}/comm").strip())
-            if not _OF_LIBRARIES.search(name) and str(procfs.read_inner_pid(thread, folder)) not in python:
-                peers = [questions[number] for number in its_call.descriptors if number in questions]
+            inner, comm = (
+                str(procfs.read_inner_pid(thread, folder)),
+                pseudo_files.read_or_empty(f"{folder}/{thread}/comm"),
+            )
+            name = words.printable(python.get(inner) or comm.strip())
+            if inner in python or not (job.has_ranks_on_other_nodes or _OF_LIBRARIES.search(name)):
                 return _name_peers(f"its thread {name}, which waits for ", peers)
         return None
+
+    def _find_pool(self, pid: int, call: SystemCall) -> Awaited | None:
+        """Return the peer outside of the job from which a worker awaits an answer, as in a pool of processes.
+
+        The main thread waits at a lock for another thread, which receives from the workers. None without such a peer.
+        """
+        if call.name != "futex" or self.job.rank_of.get(pid) != pid:
+            return None
+        received = (its for its in self.job.thread_calls(pid).values() if its.kind == "receives")
+        ways = frozenset[str]().union(*(self._find_ways(pid, its) for its in received))
+        workers = self._find_workers(pid, ways, {pid})
+        ends = (_name_peers(f"{each.name}, which waits for ", self._find_asked(each.pid)) for each in workers)
+        return next(filter(None, ends), None)
+
+    def _find_asked(self, pid: int) -> list[Connection]:
+        """Return the connections to peers outside of the job from which any thread of a process awaits an answer."""
+        calls = filter(None, (self.job.read_call(pid), *self.job.thread_calls(pid).values()))
+        return [each for its in calls for each in self._find_outside(pid, its) if self._is_asked(each)]
+
+    def _is_asked(self, connection: Connection) -> bool:
+        """True if a peer outside of the job has not answered since an answer was first seen awaited."""
+        carried = connection.carried_bytes
+        is_asked = connection.awaits_answer and self.job.leaves_job(connection)
+        return is_asked and self.asked_bytes.setdefault(connection.inode, carried) == carried
 
 
 def _choose(ends: Iterable[Awaited]) -> Awaited | None:

@@ -106,7 +106,8 @@ def _healthy(play: Callable[[Stage], Observed], states: str = LOOK, **options: A
 def _hang(
     play: Callable[[Stage], Observed], named: tuple[int, ...] = (), states: str = HANG, **options: Any
 ) -> Neighbour:
-    return Neighbour(play, Expected(states, True, named, 100.0), **options)
+    expected = Expected(states, True, named, 100.0, action=options.pop("action", "investigate"))
+    return Neighbour(play, expected, **options)
 
 
 _LOOK_ALIKES = {
@@ -155,6 +156,11 @@ _LOOK_ALIKES = {
             ("client", "eventfd"),
             ("pipe", "asks"),
             ("queue", "asks"),
+            ("pool", "asks"),
+            ("executor", "asks"),
+            ("manager", "asks"),
+            ("loop", "asks"),
+            ("loop", "thread"),
         )
     },
     # rank 0 is at the prompt of pdb for 12 s, the others wait
@@ -214,6 +220,8 @@ _HANGS = {
             ("process", "stops"),
             ("pipe", "stops"),
             ("queue", "stops"),
+            ("pool", "opens"),
+            ("manager", "opens"),
             ("process", "starts"),
             ("process", "traced"),
             ("heartbeat", "lock"),
@@ -222,6 +230,8 @@ _HANGS = {
             ("circle", "-"),
         )
     },
+    # rank 0 waits for an event loop that waits for an event of its own program
+    "a loop that never ends": _hang(wait_for_good("loop", "never"), (0,), action="fix_program"),
     # all ranks of this node are stopped, and those of another node wait for them
     "suspended, and ranks elsewhere": _hang(
         give_order("all", "stop-all"), states="training → quiet → suspected → suspended", nodes=2

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hangwatch.tools.demo import loader
 from hangwatch.tools.demo.process_setup import set_identity
@@ -118,19 +119,83 @@ def fill_pipe(me: Rank, task: str, argument: str) -> None:
 
 def fill_queue(me: Rank, task: str, argument: str) -> None:
     """Put into a full queue of multiprocessing, from which a forked process takes after a task."""
-    import multiprocessing  # only this way needs it
-
-    context = multiprocessing.get_context("fork")
-    queue: multiprocessing.Queue[int] = context.Queue(1)
-    rank = os.getpid()
+    context, named = _prepare(me)
+    queue = context.Queue(1)
     if os.fork() == 0:
-        set_identity("python", rank, me.folder)
+        named()
         TASKS[task](argument)
         queue.get()
         os._exit(0)
     queue.put(1)
     queue.put(2)
     queue.cancel_join_thread()
+
+
+def do_task(task: str, argument: str) -> None:
+    """Do a task in a worker of a pool."""
+    TASKS[task](argument)
+
+
+class Runner:
+    """An object in the process of a manager, which does tasks."""
+
+    run = staticmethod(do_task)
+
+
+def await_pool(me: Rank, task: str, argument: str) -> None:
+    """Wait for a task in a pool of processes."""
+    context, named = _prepare(me)
+    with context.Pool(2, named) as pool:
+        pool.starmap(do_task, [(task, argument)])
+
+
+def await_executor(me: Rank, task: str, argument: str) -> None:
+    """Wait for a task in an executor with processes."""
+    from concurrent.futures import ProcessPoolExecutor  # only this way needs it
+
+    context, named = _prepare(me)
+    with ProcessPoolExecutor(2, context, named) as pool:
+        pool.submit(do_task, task, argument).result()
+
+
+def await_manager(me: Rank, task: str, argument: str) -> None:
+    """Wait for an object in the process of a manager, which does a task in a thread."""
+    from multiprocessing.managers import BaseManager  # only this way needs it
+
+    context, named = _prepare(me)
+    BaseManager.register("runner", Runner)
+    manager = BaseManager(ctx=context)
+    manager.start(named)
+    manager.runner().run(task, argument)  # type: ignore[attr-defined]
+
+
+def await_loop(_: Rank, way: str, port: str) -> None:
+    """Wait for an event loop in another thread, as fsspec does. It asks a server; with "never" it then waits for good.
+
+    With the way "thread", another thread waits for the loop, and the main thread for that.
+    """
+    import asyncio  # few ways need them
+    from concurrent.futures import ThreadPoolExecutor
+
+    async def ask_server() -> None:
+        reader, writer = await asyncio.open_connection(SERVER, int(port))
+        writer.write(b"a question")
+        await reader.read(1)
+        await (asyncio.Event().wait() if way == "never" else asyncio.sleep(0))
+
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    if way == "thread":
+        ThreadPoolExecutor(1).submit(lambda: asyncio.run_coroutine_threadsafe(ask_server(), loop).result()).result()
+    else:
+        asyncio.run_coroutine_threadsafe(ask_server(), loop).result()
+
+
+def _prepare(me: Rank) -> tuple[Any, Callable[[], None]]:
+    """Return how processes are started, and a function that each calls first, so that the simulated node shows it."""
+    import multiprocessing  # few ways need it
+
+    return multiprocessing.get_context("fork"), partial(set_identity, "python", os.getpid(), me.folder)
 
 
 def run_natively(*calls: Callable[[], object]) -> None:
@@ -202,6 +267,10 @@ WAYS: dict[str, Callable[[Rank, str, str], None]] = {
     "process": await_process,
     "pipe": fill_pipe,
     "queue": fill_queue,
+    "pool": await_pool,
+    "executor": await_executor,
+    "manager": await_manager,
+    "loop": await_loop,
     "client": await_client,
     "hidden": await_hidden,
     "heartbeat": lambda _, way, port: lock_beside(connected(port), way),

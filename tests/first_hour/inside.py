@@ -38,7 +38,7 @@ class Transcript:
     """A transcript in Markdown: prose, commands as a person types them, and their output."""
 
     def __init__(self) -> None:
-        self.text = ""
+        self.text = self.since = ""
         self.results = "| after | step | result |\n| --- | --- | --- |\n"
         self.started = time.monotonic()
 
@@ -343,6 +343,7 @@ def hang(transcript: Transcript, pids: list[int]) -> None:
     transcript.result("the data of rank 3 stops; power falls", f"page in Slack and PagerDuty {seconds:.0f} s later")
     (attachment,) = pages()[0]["attachments"]
     _, description, links = attachment["text"].split("```")
+    transcript.since = re.search(r"Since: ([\d-]+ [\d:]+) UTC", description)[1]
     transcript.quote(attachment["title"], [("The title leads to", attachment["title_link"]), ("Text", description)])
     transcript.text += "> " + re.sub(r"<([^|<>]+)\|([^<>]+)>", r"[\2](\1)", links.strip()) + "\n\n"
     event = Services.to("pagerduty")[0]
@@ -363,12 +364,17 @@ def read(transcript: Transcript) -> None:
     command = re.search(r"(sudo )?hangwatch report[\w .:/=-]*", page)
     assert command, "the page has no command"
     printed = transcript.type(command[0].removeprefix("sudo ").strip())
+    assert f"no progress since {transcript.since} UTC" in printed, "the report tells another start than the page"
+    (path,) = re.findall(r"Do first +look at (/\S+):", printed)
+    transcript.say("The file of the report, and whether it answers:")
+    transcript.type(f"ls -l {path}; hangwatch check storage --path {path}", statuses=(0, 1))
     transcript.say("The hook ran, and posted:")
     transcript.type("hangwatch report | grep hook")
     (posted,) = Services.to("channel-of-the-hook")
     transcript.quote(posted["text"], [])
     transcript.say("The owner of the job reads the same, without root:")
-    transcript.type("hangwatch incidents; hangwatch report | head -12", user="trainer")
+    listed = transcript.type("hangwatch incidents; hangwatch report | head -12", user="trainer")
+    assert re.sub(r"(\d) (\d)", r"\1T\2", re.sub("[-:]", "", transcript.since)) + "Z" in listed, listed
     transcript.say("Other users are refused:")
     subprocess.run(["useradd", "--create-home", "--shell", "/bin/bash", "stranger"], check=True)
     transcript.type("hangwatch incidents", user="stranger", statuses=(0, 1, 2))
@@ -376,6 +382,15 @@ def read(transcript: Transcript) -> None:
     assert verdict.startswith("Rank 3 ") and "its worker" in verdict and "data/shard-3" in verdict, verdict
     named = "rank 3 is named, with its worker and the file data/shard-3"
     transcript.result("root and the job's owner read the report, another user cannot", named)
+    told = [body for path, body in Services.received if path == "/on-call"]
+    assert any("HangwatchTrainingHung" in json.dumps(body) for body in told), (
+        "the receiver of the example, without secrets"
+    )
+    assert "HangwatchNodeHasHungJob" not in json.dumps(Services.received), "a warning that the page holds back"
+    same = (
+        f"page, incident and report tell one start, {transcript.since[-8:]} UTC; `ls` and `check storage` find the file"
+    )
+    transcript.result("the file of the page is looked at", same)
 
 
 def mend(transcript: Transcript) -> None:

@@ -14,7 +14,7 @@ from prometheus_client.samples import Sample
 
 from hangwatch import words
 from hangwatch.config import Detector
-from hangwatch.metrics import collective_metrics, gpu_metrics, job_metrics, progress_metrics, self_metrics
+from hangwatch.metrics import collective_metrics, gpu_metrics, job_metrics, self_metrics
 from hangwatch.metrics.series import LABEL_LENGTH, counter, gauge, sentence_label, single_gauge
 from hangwatch.model import CheckStatus, Point
 from hangwatch.state.board import Board, Snapshot
@@ -30,8 +30,8 @@ def families(snapshot: Snapshot, now: float, settings: Detector, external_url: s
     yield from job_metrics.states(snapshot, now)
     yield from job_metrics.idle_workers(snapshot, now, settings)
     yield from job_metrics.silences(snapshot)
-    yield from progress_metrics.progress(snapshot, now)
-    yield from progress_metrics.lateness(snapshot)
+    yield from job_metrics.progress(snapshot, now)
+    yield from job_metrics.lateness(snapshot)
     yield from job_metrics.incidents(snapshot, external_url)
     yield from job_metrics.activities(snapshot)
     yield from job_metrics.crashes(snapshot, now, external_url)

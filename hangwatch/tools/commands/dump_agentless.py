@@ -17,7 +17,7 @@ from hangwatch.report import as_json, dump_text
 from hangwatch.stacks.activity import load as load_activities
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.tools.commands.node_options import resolve_nodes, run_hangwatch
-from hangwatch.tools.commands.output import nodes_dump, verdict_text
+from hangwatch.tools.commands.output import print_nodes_dump, verdict_text
 from hangwatch.tools.commands.output_files import NewFolder
 from hangwatch.tools.explain import traces
 from hangwatch.tools.fleet import agentless, cross_node
@@ -64,8 +64,7 @@ def dump_agentless(reach: Reach, question: DumpOptions, settings: config.Setting
             click.echo(verdict_text(grouping, verdict), color=screen.is_colored())
     if question.as_json_form:
         without_job = set(replies.answered) - {process.node for process in replies.processes}
-        form = nodes_dump(replies, without_job, answers)
-        click.echo(as_json.render(form), nl=False)
+        print_nodes_dump(replies, without_job, answers)
     if not answers:
         click.echo(
             "no rank found: no torchrun, and no Python process with RANK in an environment that this user may read",

@@ -34,11 +34,9 @@ def verdict_text(grouping: Grouping, verdict: Verdict) -> str:
     return text.render_verdict(grouping, verdict, color=screen.is_colored(), width=screen.width())
 
 
-def nodes_dump(
-    replies: ReplyCollector[Any], without_job: Iterable[str], jobs: Iterable[as_json.Answer]
-) -> as_json.NodesDump:
-    """Return the verdicts on the jobs, with lists of the nodes that responded, failed, or did not respond."""
-    return as_json.NodesDump(
+def print_nodes_dump(replies: ReplyCollector[Any], without_job: Iterable[str], jobs: Iterable[as_json.Answer]) -> None:
+    """Print as JSON the verdicts on the jobs, with lists of the nodes that responded, failed, or did not respond."""
+    form = as_json.NodesDump(
         schema_version=as_json.SCHEMA_VERSION,
         answered=tuple(sorted(replies.answered)),
         without_job=tuple(sorted(without_job)),
@@ -46,3 +44,4 @@ def nodes_dump(
         failed=as_json.failed_nodes(replies.failed),
         jobs=tuple(jobs),
     )
+    click.echo(as_json.render(form), nl=False)

@@ -29,6 +29,7 @@ from hangwatch.probes.base import procfs, pseudo_files
 from hangwatch.probes.network import sockets
 from hangwatch.probes.network.sockets import Connection
 from hangwatch.probes.process import file_locks
+from hangwatch.stacks import frames as stack_frames
 
 _MOST_STEPS = 4
 _MOST_PROCESSES = 64  # of one step
@@ -37,6 +38,7 @@ _MOST_SEARCHED = 1024  # children of one rank, for the awaited pid
 _MOST_DESCRIPTORS = 16  # of one call
 _EVENTS = "anon_inode:[eventfd]"
 _OF_LIBRARIES = re.compile("gloo|pt_|nccl|cuda", re.IGNORECASE)  # names of threads of torch, gloo, NCCL and CUDA
+_EVENT_LOOP = "run_forever"  # of asyncio/base_events.py
 _TERMINAL = re.compile(r"/dev/(pts/\d+|tty\w*|console)")
 _NOT_FOUND = Awaited(name="a process at the other end of its pipe or socket, which was not found", end="unknown")
 _WEIGHTS: tuple[WaitEnd, ...] = ("held", "unknown", "outside", "sleeps", "lost", "process", "program", "cycle")
@@ -245,25 +247,27 @@ class WaitChains(NamedTuple):
     def _find_client(self, pid: int, call: SystemCall, threads: Sequence[Thread]) -> Awaited | None:
         """Return the peer outside of the job from which another thread of a rank awaits an answer; None without one.
 
-        The main thread waits at a lock or an eventfd, as in the clients of object stores and message queues. The
-        threads of torch, gloo, NCCL and CUDA do not count. Of a job with ranks on other nodes only threads with a
-        Python stack count. `threads` are those.
+        The main thread waits at a lock or an eventfd, as in the clients of object stores and message queues. Threads of
+        compiled code count, except those of torch, gloo, NCCL and CUDA, and in a job with ranks on other nodes. Of the
+        threads with a Python stack, which are `threads`, only event loops count: others report and poll by themselves.
         """
         job = self.job
         is_event = call.kind == "receives" and _EVENTS in job.links(pid, call.descriptors[:_MOST_DESCRIPTORS])
         if not threads or not (call.name == "futex" or is_event) or job.rank_of.get(pid) != pid:
             return None
-        python = {thread.thread_id: thread.name for thread in threads if thread.frames}
+        python = {thread.thread_id: thread for thread in threads if thread.frames}
         folder = job.proc_root / str(pid) / "task"
         for thread, its_call in job.thread_calls(pid).items():
             if not (peers := [each for each in self._find_outside(pid, its_call) if self._is_asked(each)]):
                 continue
-            inner, comm = (
-                str(procfs.read_inner_pid(thread, folder)),
-                pseudo_files.read_or_empty(f"{folder}/{thread}/comm"),
-            )
-            name = words.printable(python.get(inner) or comm.strip())
-            if inner in python or not (job.has_ranks_on_other_nodes or _OF_LIBRARIES.search(name)):
+            stack = python.get(str(procfs.read_inner_pid(thread, folder)))
+            comm = pseudo_files.read_or_empty(f"{folder}/{thread}/comm").strip()
+            if stack is None:
+                counts = not (job.has_ranks_on_other_nodes or _OF_LIBRARIES.search(comm))
+            else:
+                counts = any(stack_frames.plain_name(frame.function) == _EVENT_LOOP for frame in stack.frames)
+            if counts:
+                name = words.printable(comm if stack is None else stack.name or comm)
                 return _name_peers(f"its thread {name}, which waits for ", peers)
         return None
 

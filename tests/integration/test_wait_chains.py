@@ -128,6 +128,33 @@ def test_rank_is_blocked_by_a_helper_that_cannot_answer(
     assert (awaited.end, awaited.name) == (end, f"its worker {helper} (python), {says}")
 
 
+@pytest.mark.parametrize(
+    ("waits", "signature"),
+    [
+        ("threading.Thread(target=server.recv, args=(1,)).start(); ready(); lock.acquire()", Signature.BLOCKED),
+        (
+            "loop.add_reader(server, print); threading.Thread(target=loop.run_forever).start(); ready(); lock.acquire()",
+            Signature.AWAITS_OUTSIDE,
+        ),
+    ],
+)
+def test_rank_at_a_lock_waits_for_its_event_loop_but_not_for_a_thread_that_polls(
+    tmp_path: Path, waits: str, signature: Signature
+) -> None:
+    with socket.create_server(("127.0.0.2", 0)) as listening:
+        code = f"""
+import asyncio, socket, threading
+server, lock, loop = socket.create_connection({listening.getsockname()}), threading.Lock(), asyncio.new_event_loop()
+server.sendall(b"a question")
+lock.acquire()
+{waits}
+"""
+        with targets.python(code, tmp_path) as pid:
+            targets.wait_for_call(pid, "futex")
+            (member,) = measured(targets.job_of_pids([pid]))
+    assert member.signature is signature
+
+
 def test_rank_moves_as_its_worker_behind_a_socket_computes(tmp_path: Path) -> None:
     task = "while True: sum(range(1000)); len('0')"
     with targets.python(OVER_A_SOCKET.format(task=task), tmp_path) as pid:

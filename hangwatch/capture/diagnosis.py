@@ -59,7 +59,7 @@ def diagnose_job(job: Job, request: CaptureRequest, activities: Table) -> Diagno
     taken = replace(taken, notes=(*taken.notes, *notes), environment=compared)
     inner_pids = {rank: procfs.read_inner_pid(rank.pid, proc_root) for rank in ends if rank.pid is not None}
     if ends:
-        from hangwatch.capture import live_output  # not at the start: only a diagnosis of ranks with logs needs it
+        from hangwatch.logs import live_output  # not at the start: only a diagnosis of ranks with logs needs it
     logs = live_output.read_logs(ends, inner_pids) if ends else ()
 
     def judged(taken: Capture) -> Diagnosis:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from hangwatch.capture import live_output
-from hangwatch.logs import log_evidence
+from hangwatch.logs import live_output, log_evidence
 from hangwatch.logs.merged_logs import RankLog
 from hangwatch.model import OutputEnd, RankId, Verdict
 from hangwatch.verdict.supplements import complete

@@ -367,7 +367,7 @@ def read(transcript: Transcript) -> None:
     assert f"no progress since {transcript.since} UTC" in printed, "the report tells another start than the page"
     (path,) = re.findall(r"Do first +look at (/\S+):", printed)
     transcript.say("The file of the report, and whether it answers:")
-    transcript.type(f"ls -l {path}; hangwatch check storage --path {path}", statuses=(0, 1))
+    transcript.type(f"ls -l {path} && hangwatch check storage --path {path}", statuses=(0, 1))
     transcript.say("The hook ran, and posted:")
     transcript.type("hangwatch report | grep hook")
     (posted,) = Services.to("channel-of-the-hook")

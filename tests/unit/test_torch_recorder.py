@@ -328,7 +328,16 @@ def test_libraries_are_found_in_mappings() -> None:
 
 
 @pytest.mark.parametrize(
-    "maps", [b"", b"-", b"a-b\n", b"1-2 rw-p x y z\n", b"\xff" * 200, b"7f-80 rw-p 0 0 0 /libtorch_cpu.so\n" * 9]
+    "maps",
+    [
+        b"",
+        b"-",
+        b"a-b\n",
+        b"1-2 rw-p x y z\n",
+        b"\xff" * 200,
+        b"7f-80 rw-p 0 0 0 /libtorch_cpu.so\n" * 9,
+        b"7f-80 rw-p 0 \xe1 0 /libtorch_cpu.so",
+    ],
 )
 def test_forged_mappings_are_read_without_harm(maps: bytes) -> None:
     assert len(libraries.parse_maps(maps).libraries) <= 1

@@ -50,8 +50,8 @@ def parse_maps(maps: bytes) -> Mappings:
         path = fields[5] if len(fields) > 5 else b""
         name, key = _NAME.search(path), (path, fields[3], fields[4])
         if name is not None and key not in libraries and len(libraries) < MOST_LIBRARIES:
-            text = path.decode("utf-8", "surrogateescape")
-            libraries[key] = Mapped(_KINDS[name[1]], text, fields[3].decode(), inode, start, offset, ())
+            text, device = (raw.decode("utf-8", "surrogateescape") for raw in (path, fields[3]))
+            libraries[key] = Mapped(_KINDS[name[1]], text, device, inode, start, offset, ())
         is_library = name is not None and key in libraries
         is_bss = not path and start == previous_end and previous_library is not None  # .bss follows the end of the file
         if fields[1].startswith(b"rw"):

@@ -31,7 +31,7 @@ from hangwatch.probes.process.memory_image import Place, Read, UnreadableError
 CHILD = Path(__file__).with_name("process_memory_child.py")
 STARTUP_SECONDS = 2.0
 DEADLINE_SECONDS = 0.5
-STARVATION = Starvation(5.0)  # a child that waits for a CPU does not wait for a page
+STARVATION = Starvation(5.0, most_asleep=2)  # a child that waits for a CPU, or starts, does not wait for a page
 MOST_BYTES = 1 << 15  # of one piece of `read`
 MOST_PIECES = 1024  # of one question: it then fits into a pipe, and writing it never blocks
 

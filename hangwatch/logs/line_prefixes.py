@@ -40,7 +40,9 @@ _STAMP = re.compile(
 _COMPOSE = re.compile(r"^([a-z0-9][\w.-]{0,63}[-_]\d{1,5}) +\| ?", re.ASCII)
 _SKYPILOT = re.compile(r"^\(([\w.-]{1,64})(?:, rank=\d{1,7})?, pid=\d{1,10}(?:, ip=[\w.:-]{1,64})?\) ?", re.ASCII)
 _SAGEMAKER = re.compile(r"^\[\d+,mpirank:(\d{1,7}),([\w.-]{1,64})\]<std\w+>:", re.ASCII)
-_MARK = re.compile(r"\[(?:rank|Rank|RANK)[ =:_-]?(\d{1,7})\](:?) ?")
+_MARK = re.compile(r"\[(?:PG (?:ID )?0[^\[\]]{0,80} )?(?:rank|Rank|RANK)[ =:_-]?(\d{1,7})\](:?) ?")
+"""Only in the default process group, `PG 0`, is the rank of a member the global rank."""
+
 _MARK_WITHIN = 200
 _ENDS_IN_PROSE = re.compile(r"(?<![\w.])[a-z]{2,}[ ,]*$")
 _ENTITY = re.compile("&(?:lt|gt|quot|amp|apos|nbsp|#39|#x27);")

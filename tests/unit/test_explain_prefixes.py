@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from hangwatch import config
-from hangwatch.logs import log_evidence
+from hangwatch.logs import line_prefixes, log_evidence
 from hangwatch.model import RankId
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.tools.explain import traces
@@ -168,8 +168,33 @@ SIGNAL = (
     "a dump signal due to a collective timeout from  rank 0 and we will try our best to dump the debug info. Last "
     "enqueued NCCL work: 48, last completed NCCL work: 48."
 )
+RULE = "-" * 60
+SUMMARY = [
+    "=" * 60,
+    "train.py FAILED",
+    RULE,
+    "Failures:",
+    "[1]:",
+    "  time      : 2026-09-18_19:29:25",
+    "  host      : gpu-07",
+    "  rank      : 3 (local_rank: 3)",
+    "  exitcode  : -6 (pid: 190)",
+    "  error_file: <N/A>",
+    "  traceback : Signal 6 (SIGABRT) received by PID 190",
+    RULE,
+    "Root Cause (first observed failure):",
+    "[0]:",
+    "  time      : 2026-09-18_19:29:24",
+    "  host      : gpu-07",
+    "  rank      : 1 (local_rank: 1)",
+    "  exitcode  : -11 (pid: 189)",
+    "  error_file: <N/A>",
+    "  traceback : Signal 11 (SIGSEGV) received by PID 189",
+    "=" * 60,
+]
 LOGS = {
     "failed": FAILED,
+    "summary": SUMMARY,
     "blamed": BLAMED,
     "behind": [line.format(rank) for rank in (0, 1, 3) for line in (WATCHDOG, STATUS)] + [SIGNAL.format(2)],
     "all joined": [line.format(rank) for rank in range(4) for line in (WATCHDOG, STATUS)],
@@ -184,7 +209,7 @@ ENDS_INSIDE = "the text ends inside the dump of this process"
 CUT_AT = {"format_stack": {2}, "kernel": {2}, "profiling": {1, 2}, "gdb": set()}
 """The numbers of lines at the end without which a frame is lost that the other processes show."""
 
-CHECK_FIRST_OF_LOGS = {"failed": [2], "blamed": [1], "behind": [2], "all joined": [], "mismatch": [2]}
+CHECK_FIRST_OF_LOGS = {"failed": [2], "summary": [1], "blamed": [1], "behind": [2], "all joined": [], "mismatch": [2]}
 
 
 def judge_lines(lines: Sequence[str]) -> tuple[object, ...]:
@@ -236,6 +261,18 @@ def test_stacks_behind_a_prefix_have_the_verdict_of_the_bare_text(prefix: str, k
     assert judge_lines(decorated) == bare
     assert judge_lines([line.rstrip(" ") + "\r" for line in decorated]) == bare
     assert judge_lines([*map(colour, decorated)]) == bare
+
+
+@pytest.mark.parametrize(
+    ("group", "rank"),
+    [
+        *(("PG 0 Rank 3", 3), ("PG 0 (default_pg) Rank 3", 3), ("PG ID 0 PG GUID 0(default_pg) Rank 3", 3)),
+        *(("PG ID 2 PG GUID 9 Rank 3", None), ("PG ID 2 PG GUID 0 Rank 3", None)),
+    ],
+)
+def test_only_member_numbers_of_the_default_group_are_global_ranks(group: str, rank: int | None) -> None:
+    line = f"[1]:E0423 02:10:44.182842  8355 ProcessGroupNCCL.cpp:1329] [{group}] Heartbeat monitor timed out!"
+    assert line_prefixes.split(line, RankId(), labelled=False)[0].rank == rank
 
 
 @pytest.mark.parametrize("kind", STACKS)

@@ -39,7 +39,7 @@ _ANCHOR = re.compile(
     r"(?:\((?:idle|active|LWP|Thread 0x|most recent|\w{0,40}Thread)|\[|stack trace:)"
     r"|Current thread 0x|Traceback for thread \d|Stack dump for PID \d"
     r"|Fatal Python error: |Timeout \(\d+:|#0  ?(?:0x|\S+ \()"
-    r"|==> /proc/\d|\[<[0-9a-f]{1,16}>\] \w"
+    r"|==> /proc/\d|\[<[0-9a-f]{1,16}>\] \w|Root Cause \(first observed failure\):$|Failures:$"
     r"|(?:\[rank\d{1,7}\]: ?)?Traceback \(most recent call last\):$)"
 )
 _WORDS_OF_ANCHORS = (
@@ -52,6 +52,8 @@ _WORDS_OF_ANCHORS = (
     "[<",
     "/proc/",
     "Fatal Python error: ",
+    "Root Cause (",
+    "Failures:",
 )
 _LONGEST_DECORATION = 200
 _PART_OF_DECORATION = re.compile(r"(std(?:out|err) [FP]\b|[A-Z]{4,}|[0-9a-f]{8,}|\d+| +)")

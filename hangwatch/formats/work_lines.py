@@ -1,7 +1,8 @@
 """The sequence numbers that PyTorch, its debugging wrapper and JAX write into logs at a timeout. Pure.
 
 Sources: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (watchdog, PG status, dump signal), TraceUtils.h (desync
-report), ProcessGroupWrapper.cpp; xla coordination_service.cc (barrier). Forms of torch 2.0 to 2.9 were compared.
+report), ProcessGroupWrapper.cpp; xla coordination_service.cc (barrier); horovod/common/stall_inspector.cc. Forms of
+torch 2.0 to 2.9 were compared.
 """
 
 import re
@@ -45,10 +46,14 @@ _ABSENT = {
     "did not give the others the id of their communicator of NCCL": re.compile(
         r"retrieving ncclUniqueId from \[(\d{1,7})\] .{0,200}[Tt]ime ?out.{0,200}/default_pg/"
     ),
+    "did not submit the tensors that other ranks of Horovod submitted": re.compile(
+        r"\[missing ranks: (\d{1,7}(?:, ?\d{1,7}){0,4095})\]"
+        r"|(?<![\w.])(\d{1,7}): \[\S{0,200}(?:Horovod|allreduce|broadcast|allgather|alltoall|reducescatter)[A-Z._]"
+    ),
 }
 _WORDS = (
     *(" - Init ", "monitoredBarrier", "ncclUniqueId", "enqueued", "WorkNCCL(", "collective"),
-    *("lagging ranks", " started ", "the barrier: ", "/task:"),
+    *("lagging ranks", " started ", "the barrier: ", "/task:", "[missing ranks: ", ": ["),
 )
 _HIGHEST = 1 << 48  # torch 2.2 prints a variable that was never set
 
@@ -124,7 +129,7 @@ def parse(text: str) -> tuple[WorkLine, ...]:
         return (WorkLine("task", (int(task.group(1)),)),)
     for why, pattern in _ABSENT.items():
         if absent := pattern.search(text):
-            return (WorkLine("absent", _parse_numbers(absent.group(1)), operation=why),)
+            return (WorkLine("absent", _parse_numbers(absent.group(absent.lastindex or 0)), operation=why),)
     if setup := _SETUP.search(text):
         member, size, communicator, end = setup.groups()
         line = WorkLine("setup", (int(member),), communicator or "", enqueued=int(size))

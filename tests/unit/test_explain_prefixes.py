@@ -192,8 +192,15 @@ SUMMARY = [
     "  traceback : Signal 11 (SIGSEGV) received by PID 189",
     "=" * 60,
 ]
+HOROVOD = [
+    "[2026-09-18 19:29:24.123456: W horovod/common/stall_inspector.cc:105] One or more tensors were submitted to be "
+    "reduced, gathered or broadcasted by subset of ranks and are waiting for remainder of ranks for more than 60 seconds",
+    "Missing ranks:",
+    "2: [allreduce.conv1.weight, allreduce.bn1.weight ...]",
+]
 LOGS = {
     "failed": FAILED,
+    "horovod": HOROVOD,
     "summary": SUMMARY,
     "blamed": BLAMED,
     "behind": [line.format(rank) for rank in (0, 1, 3) for line in (WATCHDOG, STATUS)] + [SIGNAL.format(2)],
@@ -209,7 +216,15 @@ ENDS_INSIDE = "the text ends inside the dump of this process"
 CUT_AT = {"format_stack": {2}, "kernel": {2}, "profiling": {1, 2}, "gdb": set()}
 """The numbers of lines at the end without which a frame is lost that the other processes show."""
 
-CHECK_FIRST_OF_LOGS = {"failed": [2], "summary": [1], "blamed": [1], "behind": [2], "all joined": [], "mismatch": [2]}
+CHECK_FIRST_OF_LOGS = {
+    "failed": [2],
+    "horovod": [2],
+    "summary": [1],
+    "blamed": [1],
+    "behind": [2],
+    "all joined": [],
+    "mismatch": [2],
+}
 
 
 def judge_lines(lines: Sequence[str]) -> tuple[object, ...]:

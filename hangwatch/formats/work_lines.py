@@ -34,7 +34,8 @@ _RUNS = re.compile(
     r"(?:SequenceNumber=(\d{1,18}),? ?)?OpType=(\w{1,40})(?:, ?TensorShape=\[([\d, ]{1,80})\])?"
 )
 _BARRIER = re.compile(r"# of tasks that reached the barrier: (\d{1,7})/(\d{1,7})")
-_TASK = re.compile(r"^/job:[\w-]{1,64}/replica:\d{1,7}/task:(\d{1,7})$")
+_UNHEALTHY = "tasks are unhealthy (stopped sending heartbeats)"
+_TASK = re.compile(r"(?:^|\s)/job:[\w-]{1,64}/replica:\d{1,7}/task:(\d{1,7})$")
 _SETUP = re.compile(
     r"NCCL INFO (?:\[Rank \d{1,7}\] )?(?:nccl\w{1,30} )?comm 0x[0-9a-f]{1,16} rank (\d{1,7}) n[rR]anks (\d{1,7})\b"
     r".{0,120}?(?: commId (0x[0-9a-f]{1,16}).{0,40}?)? - Init (START|COMPLETE)"
@@ -53,7 +54,7 @@ _ABSENT = {
 }
 _WORDS = (
     *(" - Init ", "monitoredBarrier", "ncclUniqueId", "enqueued", "WorkNCCL(", "collective"),
-    *("lagging ranks", " started ", "the barrier: ", "/task:", "[missing ranks: ", ": ["),
+    *("lagging ranks", " started ", "the barrier: ", "/task:", "unhealthy", "[missing ranks: ", ": ["),
 )
 _HIGHEST = 1 << 48  # torch 2.2 prints a variable that was never set
 
@@ -73,8 +74,8 @@ class WorkLine(NamedTuple):
     * "ras": a sentence (`name`) on an answer of NCCL's RAS, and the `processes` to check first because of `operation`.
     * "setup": a rank began to create a communicator of `enqueued` ranks; `completed` is 1 if it has finished.
     * "absent": `ranks` did not do what `operation` says, for example reach PyTorch's monitored barrier.
-    * "barrier": `ranks` contains the number of tasks that reached it, and the number of all tasks. "task": a task that
-      did not reach it.
+    * "barrier": `ranks` contains the number of tasks that reached it, and the number of all tasks; it is empty for a
+      heading of tasks that sent no heartbeats. "task": a task that did not reach the barrier, or is silent.
 
     `is_answer` is true if the rank wrote the line because another rank timed out, `is_own_timeout` if itself did.
     """
@@ -102,12 +103,17 @@ def parse(text: str) -> tuple[WorkLine, ...]:
     if counts := _COUNTS.search(text):
         return _parse_work(text, counts)
     if work := _WORK.search(text):
-        rank, elements, ran = _RANK.search(text), _ELEMENTS.search(text), _RAN.search(text)
-        number = int(work.group(1)) if work.group(1) else None
-        ranks = (int(rank.group(1)),) if rank else ()
-        size = _describe_elements(*map(int, elements.groups())) if elements else ""
-        line = WorkLine("operation", ranks, timed_out=number, operation=work.group(2), size=size)
-        return (line._replace(ran_seconds=int(ran.group(1)) / 1000) if ran else line,)
+        rank, elements, ran = (pattern.search(text) for pattern in (_RANK, _ELEMENTS, _RAN))
+        return (
+            WorkLine(
+                "operation",
+                (int(rank.group(1)),) if rank else (),
+                timed_out=int(work.group(1)) if work.group(1) else None,
+                operation=work.group(2),
+                size=_describe_elements(*map(int, elements.groups())) if elements else "",
+                ran_seconds=int(ran.group(1)) / 1000 if ran else 0.0,
+            ),
+        )
     if lagging := _LAGGING.search(text):
         return (WorkLine("lagging", _parse_numbers(lagging.group(1)), timed_out=int(lagging.group(3))),)
     if never := _NEVER_JOINED.search(text):
@@ -125,15 +131,16 @@ def parse(text: str) -> tuple[WorkLine, ...]:
         )
     if barrier := _BARRIER.search(text):
         return (WorkLine("barrier", (int(barrier.group(1)), int(barrier.group(2)))),)
-    if task := _TASK.match(text.strip()):
-        return (WorkLine("task", (int(task.group(1)),)),)
+    heading = [WorkLine("barrier")] if _UNHEALTHY in text else []
+    if tasks := (*heading, *(WorkLine("task", (int(task),)) for task in _TASK.findall(text))):
+        return tasks
     for why, pattern in _ABSENT.items():
         if absent := pattern.search(text):
             return (WorkLine("absent", _parse_numbers(absent.group(absent.lastindex or 0)), operation=why),)
     if setup := _SETUP.search(text):
         member, size, communicator, end = setup.groups()
-        line = WorkLine("setup", (int(member),), communicator or "", enqueued=int(size))
-        return (line._replace(completed=int(end == "COMPLETE"), timed_out=int(end == "COMPLETE")),)
+        done = int(end == "COMPLETE")
+        return (WorkLine("setup", (int(member),), communicator or "", "", done, enqueued=int(size), completed=done),)
     if started := _STARTED.match(text):
         return (WorkLine("started", _parse_numbers(started.group(1)), operation=started.group(2)),)
     return ()

@@ -328,20 +328,22 @@ def _compare_desync_reports(works: Sequence[RankWork], groups: set[str]) -> Iter
 
 
 def _compare_barriers(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
-    """Yield the ranks that did not reach PyTorch's monitored barrier, and the tasks that did not reach one of JAX.
+    """Yield the ranks that did not reach PyTorch's monitored barrier, and the tasks of JAX that failed others.
 
-    The log may list only some of these tasks.
+    These did not reach a barrier, or sent no heartbeats. The log may list only some of them.
     """
     absent: dict[str, set[int]] = defaultdict(set)
     for _, _, (line, *_) in works:
         if line.kind == "absent":
             absent[line.operation].update(line.ranks)
+    sizes = [line.ranks for _, _, (line, *_) in works if line.kind == "barrier"]
+    tasks = {line.ranks[0] for _, _, (line, *_) in works if line.kind == "task"}
+    if tasks and () in sizes:
+        absent["sent no more heartbeats to the coordination service of JAX"] = tasks
     for why, ranks in absent.items():
         ids = _find_ids(ranks, works)
         yield WorkFinding(f"{words.name_ranks(ids)} {why}", ids, ids if len(ids) < _FEWEST_SEEN else (), f"it {why}")
-    sizes = [line.ranks for _, _, (line, *_) in works if line.kind == "barrier"]
-    tasks = {line.ranks[0] for _, _, (line, *_) in works if line.kind == "task"}
-    if not sizes or not tasks:
+    if not tasks or not all(sizes) or not sizes:
         return
     reached, size = sizes[-1]
     ids = _find_ids(tasks, works)

@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hangwatch import config
-from hangwatch.checks.framework import contract, reference_page, registry, result_table, runner
+from hangwatch.checks.framework import contract, registry, result_table, runner
 from hangwatch.checks.framework.contract import Check, Metric, Sample, Settings
 from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Fault, Point, ProcessId, Rank
 from hangwatch.probes.node.machine import Node
+from tests import checks_page
 from tests.node_tree import job
 
 READS = Metric(name="reads_total", help="reads", labels=("disk",), kind="counter")
@@ -398,11 +399,11 @@ SCHEMA = Path(__file__).parents[2] / "docs" / "check.schema.json"
 
 @pytest.mark.golden
 def test_the_page_of_checks_in_docs_is_current(golden: Callable[[str, str], None]) -> None:
-    golden("../../../docs/checks.md", reference_page.page(registry.checks()))
+    golden("../../../docs/checks.md", checks_page.page(registry.checks()))
 
 
 def test_the_page_of_checks_names_every_check_setting_and_metric() -> None:
-    page = reference_page.page(registry.checks())
+    page = checks_page.page(registry.checks())
     for name, check in registry.checks().items():
         assert f"## {name}\n" in page
         assert all(f"`hangwatch_{metric.name}" in page for metric in check.metrics)

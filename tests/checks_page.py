@@ -1,4 +1,4 @@
-"""Generator of docs/checks.md from the docstrings, settings, metrics and reasons of the checks."""
+"""The page docs/checks.md, from the docstrings, settings, metrics and reasons of the checks. `make golden` writes it."""
 
 import ast
 import inspect

@@ -117,8 +117,7 @@ def ago(seconds: float) -> str:
 
 def sentence(text: str) -> str:
     """Return the text with a capital first letter, except after a process title, such as VLLM::Worker."""
-    is_title = re.match(r"\S*[_:\d]\S", text) is not None
-    return text if is_title else text[:1].upper() + text[1:]
+    return text if re.match(r"\S*[_:\d]\S", text) else text[:1].upper() + text[1:]
 
 
 def count(number: int, noun: str = "rank") -> str:

@@ -110,13 +110,12 @@ def _job(node: Node, job: Job, pid: int, wanted: frozenset[str]) -> JobEnvironme
     answers = node.filesystems.list_names(list(roots.values()), DEADLINE_SECONDS) if roots else {}
     names = [name for answer in answers.values() if isinstance(answer, tuple) for name in answer]
     nccl, torch = by_file or version_in(names, r"nvidia_nccl_cu\d+"), version_in(names, "torch")
-    local = job.local_world_size or len(job.ranks)
     return JobEnvironment(
         job=job.name,
         variables=variables,
         nccl=nccl,
         torch=torch,
-        multi_node=job.world_size is not None and job.world_size > local,
+        multi_node=job.world_size is not None and job.world_size > (job.local_world_size or len(job.ranks)),
     )
 
 

@@ -52,10 +52,10 @@ class Settings(contract.Settings, frozen=True):
 
 
 class Holder(Value, frozen=True):
-    """A process with its number of open files and its limits. `role` is rank, worker or launcher.
+    """A process with its number of open files and its limits. `role` is rank, worker, launcher or shell.
 
-    A launcher has no `rank` and no `open` (number of open files): only its limits matter, because its jobs inherit
-    them.
+    A launcher and a shell have no `rank` and no `open` (number of open files): only their limits matter, because jobs
+    inherit them.
     """
 
     rank: contract.RankName | None
@@ -90,7 +90,7 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
     numbers = text.split()
     if len(numbers) != 3 or not all(number.isdecimal() for number in numbers):
         return Fault(subject="fs.file-nr", reason="UnreadableFileNr", detail=f"three numbers expected: {text[:80]!r}")
-    answers = [*_ranks(node), *_launchers(node.proc_root, settings.launchers)]
+    answers = [*_ranks(node), *_launchers(node, settings.launchers)]
     return Sample(
         node_open=int(numbers[0]),
         node_max=int(numbers[2]),
@@ -118,12 +118,15 @@ def _holder(proc_root: Path, pid: int, rank: contract.RankName, role: str) -> Ho
     return Holder(rank=rank, role=role, pid=pid, soft=limit.soft, hard=limit.hard, open=count)
 
 
-def _launchers(proc_root: Path, comms: tuple[str, ...]) -> Iterator[Holder]:
-    """Yield the processes that start jobs. Jobs inherit their limits."""
-    for pid, comm in procfs.find_by_name(comms, proc_root) if comms else ():
-        limit = proc_pid.file_limit(proc_root, pid)
+def _launchers(node: Node, comms: tuple[str, ...]) -> Iterator[Holder]:
+    """Yield the processes that start jobs, and the shell of the caller if no job runs. Jobs inherit their limits."""
+    names = [(*launcher, "launcher") for launcher in procfs.find_by_name(comms, node.proc_root)] if comms else []
+    if node.shell_pid is not None and not node.jobs:
+        names.append((node.shell_pid, "this shell", "shell"))
+    for pid, comm, role in names:
+        limit = proc_pid.file_limit(node.proc_root, pid)
         if isinstance(limit, proc_pid.FileLimit):
-            yield Holder(rank=None, role="launcher", pid=pid, comm=comm, soft=limit.soft, hard=limit.hard)
+            yield Holder(rank=None, role=role, pid=pid, comm=comm, soft=limit.soft, hard=limit.hard)
 
 
 def points(sample: Sample) -> Iterable[Point]:
@@ -152,6 +155,11 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     ranks = words.count(sum(holder.role == "rank" for holder in sample.holders), "rank")
     most = max((holder.open / holder.soft for holder in sample.holders if holder.open is not None), default=None)
     used = f"{ranks} use at most {most:.0%} of their limit" if most is not None else "no training job is running"
+    used += "".join(
+        f"; `ulimit -n` of this shell: {holder.soft:.0f}, at most {holder.hard:.0f}"
+        for holder in sample.holders
+        if holder.role == "shell"
+    )
     return worst(findings, ok("FilesLeft", f"{sample.node_open} of {sample.node_max} files open on the node; {used}"))
 
 

@@ -141,8 +141,7 @@ def _driver_verdict(fault: Fault) -> CheckVerdict:
 def _lost(sample: Sample) -> list[Fault]:
     """Return the fault of each GPU that reported nothing."""
     answering = {f"gpu {gpu.index}" for gpu in sample.gpus}
-    unanswered = {fault.subject: fault for fault in sample.faults if fault.subject not in answering}
-    return list(unanswered.values())
+    return list({fault.subject: fault for fault in sample.faults if fault.subject not in answering}.values())
 
 
 def _not_listed(sample: Sample, settings: Settings) -> Iterable[CheckVerdict]:

@@ -157,8 +157,7 @@ def _job(
     environ = proc_pid.variables(node.proc_root, pid, VARIABLES)
     if not isinstance(environ, dict):
         return environ
-    namespaces = {procfs.namespace(node.proc_root, view, "net") for view in (pid, "self")}
-    is_same_namespace = len(namespaces) == 1
+    is_same_namespace = len({procfs.namespace(node.proc_root, view, "net") for view in (pid, "self")}) == 1
     net_root = node.proc_root / str(pid) / "net"
     interfaces = node_interfaces if is_same_namespace else network.interfaces(net_root, None)
     if not isinstance(interfaces, tuple):

@@ -108,8 +108,7 @@ def _loaded(gpu: GpuBus) -> bool:
 def _slow_links(sample: Sample) -> Iterator[CheckVerdict]:
     for gpu in sample.gpus:
         pairs = ((gpu.generation, gpu.generation_max), (gpu.width, gpu.width_max))
-        is_slow = any(now is not None and most is not None and now < most for now, most in pairs)
-        if is_slow and _loaded(gpu):
+        if any(now is not None and most is not None and now < most for now, most in pairs) and _loaded(gpu):
             maximum = f"maximum gen {gpu.generation_max} x{gpu.width_max}"
             yield warning(
                 "LinkBelowMaximum",

@@ -118,8 +118,7 @@ def points(sample: Sample) -> Iterable[Point]:
     yield MISSED.point(sample.missed)
     for row, subject, code, count in sample.counts:
         metric = METRIC_OF_ROW[row]
-        values = dict(zip(metric.labels, (subject, str(code)), strict=False))
-        yield metric.point(count, **values)
+        yield metric.point(count, **dict(zip(metric.labels, (subject, str(code)), strict=False)))
     for line in sample.nvml_only:
         yield NVML_ONLY.point(1, pci=line.subject, xid=str(line.code))
 

@@ -46,7 +46,7 @@ _MODULES = {
     "tools.commands.timeline": ("timeline",),
     "tools.commands.top": ("top",),
 }
-_MEANT = {"stacks": "dump --stacks", "ps": "status", "jobs": "status", "version": "--version"}
+_MEANT = {"stacks": "dump --stacks", "ps": "status", "jobs": "status"}
 """Commands of other programs, each with what to type here."""
 
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -73,13 +73,13 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command to run; `help COMMAND` is `COMMAND --help`.
+        """Return the command to run; `help COMMAND` is `COMMAND --help`, `version` is `--version`.
 
         Raises click.UsageError for an unknown command, with the most similar name.
         """
-        if args[0] == "help":
+        if args[0] in ("help", "version"):
             if len(args) == 1:
-                click.echo(ctx.get_help())
+                click.echo(ctx.get_help() if args[0] == "help" else f"hangwatch, version {__version__}")
                 ctx.exit()
             args = [args[1], "--help"]
         try:
@@ -156,6 +156,7 @@ def _run(arguments: list[str] | None) -> int:
     except click.ClickException as error:
         with contextlib.suppress(OSError):
             error.show()
+            click.echo(_similar_option(error), err=True, nl=False)
         return 2
     except click.Abort:
         with contextlib.suppress(OSError):
@@ -187,6 +188,22 @@ def _run(arguments: list[str] | None) -> int:
         )
         return INTERNAL_ERROR
     return answer if isinstance(answer, int) else 0
+
+
+def _similar_option(error: click.ClickException) -> str:
+    """Return a hint on the most similar option of other commands; "" if there is none, or if click has one."""
+    if not isinstance(error, click.NoSuchOption) or error.possibilities:
+        return ""
+    import difflib  # only for a wrong name
+
+    context = click.Context(hangwatch)
+    commands_of: dict[str, list[str]] = {}
+    for command in hangwatch.list_commands(context):
+        for parameter in getattr(hangwatch.get_command(context, command), "params", ()):
+            for option in () if getattr(parameter, "hidden", False) else parameter.opts:
+                commands_of.setdefault(option, []).append(command)
+    similar = difflib.get_close_matches(error.option_name, commands_of, 1, 0.75)
+    return f"Did you mean {similar[0]!r} of `hangwatch {' | '.join(commands_of[similar[0]])}`?\n" if similar else ""
 
 
 def _refuse_empty(arguments: list[str]) -> None:

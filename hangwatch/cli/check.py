@@ -152,6 +152,7 @@ def _run(
             jobs=JobScan.make_only(settings.jobs).find(sweep, host.node_name()).jobs,
             state_directory=Path(settings.store.directory),
             dump_after_seconds=settings.dump_after_seconds,
+            shell_pid=os.getppid(),
         )
         began, deadline_seconds = time.monotonic(), DEADLINE_SECONDS - FIRST_SWEEP_SECONDS
         wait = node_facts.start_reading(node) if with_facts else None

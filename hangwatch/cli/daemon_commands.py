@@ -73,8 +73,7 @@ def run(config_path: Path | None) -> None:
     _log_to_stderr(settings.log.level)
     faulthandler.enable()  # systemd's watchdog sends SIGABRT: write the daemon's stacks to the journal
     gpus = NvmlSampler(sample_seconds=settings.gpu.sample_seconds, deadline_seconds=settings.gpu.deadline_seconds)
-    notifier = Notifier.from_environ(os.environ)
-    daemon = Daemon(settings, gpus, notifier=notifier, check_settings=check_settings)
+    daemon = Daemon(settings, gpus, notifier=Notifier.from_environ(os.environ), check_settings=check_settings)
     # The kernel may deliver a signal to another thread. That does not wake this thread, which runs the handler.
     signals, wakeup = socket.socketpair()
     wakeup.setblocking(False)

@@ -18,12 +18,11 @@ class MachineError(TemporaryError):
     """A temporary failure of the machine. The same command may succeed later."""
 
 
-def with_sudo(arguments: Sequence[str], uid: int = 0) -> str:
-    """Return the line to type to run hangwatch with these arguments as another user.
+def with_sudo(arguments: Sequence[str]) -> str:
+    """Return the line to type to run hangwatch with these arguments as root.
 
     sudo does not find a program in a virtual environment by its name.
     """
     program = Path(sys.argv[0]).absolute()
     is_found = program.name != "hangwatch" or str(program.parent) in _PROGRAM_FOLDERS
-    user = ["-u", f"#{uid}"] if uid else []
-    return shlex.join(["sudo", *user, "hangwatch" if is_found else str(program), *arguments])
+    return shlex.join(["sudo", "hangwatch" if is_found else str(program), *arguments])

@@ -157,8 +157,7 @@ def _find_members(
     """
     first = next(iter(records.values()))
     is_default = (first.name, first.description) == DEFAULT_GROUP
-    is_listed = not is_default or world_size is None
-    are_alike = is_listed and all(
+    are_alike = (not is_default or world_size is None) and all(
         first.ranks is other.ranks or first.ranks == other.ranks for other in records.values()
     )
     ranges = first.ranks if are_alike else ()

@@ -252,9 +252,13 @@ def make_incident(
 ) -> Incident:
     """Return the incident of a crash. It is closed, because a crash does not continue."""
     job = _add_deaths(job, dead)
-    deaths = {process.id.pid: process.died for process in job.ended}
+    deaths = {
+        artifacts.id.pid: Died(text=artifacts.exit.text, unix_seconds=artifacts.gone_unix_seconds, of_others=True)
+        for artifacts in dead
+        if artifacts.exit is not None and artifacts.exit.code
+    } | {process.id.pid: process.died for process in job.ended if process.died is not None}
     ranks = tuple(
-        RankDump(id=artifacts.id, gone=True, kernel_lines=artifacts.lines, died=deaths.get(artifacts.id.pid or 0))
+        RankDump(id=artifacts.id, gone=True, kernel_lines=artifacts.lines, died=deaths.get(artifacts.id.pid))
         for artifacts in dead
     )
     capture = Capture(

@@ -170,10 +170,9 @@ class CaptureRunner:
         The owner's limit is divided by the number of its jobs with an incident. Captures from before are not cut
         again: n jobs that hang one after the other keep up to 1 + 1/2 + ... + 1/n times the limit.
         """
-        entries = self._common.board.snapshot.jobs.values()
         others = sum(
             entry.incident is not None and entry.job.share == job.share and entry.job.key != job.key
-            for entry in entries
+            for entry in self._common.board.snapshot.jobs.values()
         )
         return stack_limits.OF_OWNER_BYTES // ((1 + others) * CAPTURES_KEPT)
 

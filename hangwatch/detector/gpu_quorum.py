@@ -43,8 +43,7 @@ def is_back(watch: JobWatch, voters: list[GpuPower], settings: Detector) -> bool
 
     If the job was never at work or has no threshold, its power must reach a level that only work draws.
     """
-    fell = watch.suspicion is not None and watch.suspicion.fell
-    if (watch.power.was_busy or fell) and any(
+    if (watch.power.was_busy or (watch.suspicion is not None and watch.suspicion.fell)) and any(
         power_level.low_power_threshold_watts(gpu, settings) is not None for gpu in voters
     ):
         low = sum(power_level.is_quiet(gpu, settings) or power_level.is_low(gpu, settings) for gpu in voters)

@@ -291,5 +291,4 @@ def _limits(meta: Meta) -> Iterator[tuple[str, float]]:
 
 def _plain(value: float) -> str:
     """Return a number as text with all digits and no exponent: `1048576`, `0.02`."""
-    digits = f"{Decimal(str(value)):f}"
-    return digits.removesuffix(".0")
+    return f"{Decimal(str(value)):f}".removesuffix(".0")

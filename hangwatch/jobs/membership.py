@@ -179,8 +179,7 @@ def _find_starter(members: Sequence[Process], tree: Tree) -> tuple[str, Process 
         return "plain", None
     if all(process_role.is_spawned(process) for process in members):
         return "spawn", parent
-    is_forked = all(_is_fork(process, parent) for process in members)
-    return ("fork", parent) if is_forked else ("plain", None)
+    return ("fork", parent) if all(_is_fork(process, parent) for process in members) else ("plain", None)
 
 
 def needs_endpoint(process: Process) -> int | None:
@@ -255,8 +254,7 @@ class _Run:
         """
         ranks = {_rank_number(member) for member in membership.members}
         taken = functools.reduce(operator.or_, (self._having[rank] for rank in ranks))
-        of_it = self._having[membership.owner] | (self._having[stores] if stores else 0)
-        fitting = of_it & ~taken
+        fitting = (self._having[membership.owner] | (self._having[stores] if stores else 0)) & ~taken
         if fitting:
             number = (fitting & -fitting).bit_length() - 1
             self._having[self.parts[number].stores] &= ~(1 << number)
@@ -330,8 +328,7 @@ def _find_slot_holders(tree: Tree, helpers: Collection[int]) -> Iterator[_SlotHo
         if slot.variables.started_by_first:
             started += [(process, slot)] if not process_role.starts_only_ranks(kind) else []
             continue
-        is_ranks = slot.variables.read_by_torch and slot.local_rank is not None
-        if is_ranks or process.id.pid not in above:
+        if (slot.variables.read_by_torch and slot.local_rank is not None) or process.id.pid not in above:
             launcher = kind or process_role.guess_launcher(process.environ, slot)
             only_head = None if process_role.is_shared(kind) else head
             yield _SlotHolder(process, slot, only_head, owner_of(process), launcher)

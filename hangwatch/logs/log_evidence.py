@@ -67,7 +67,13 @@ def supplement(
     numbers = enqueued_work.compare(works, world_size)
     hint = _find_hint(logs, kinds, ends, numbers) or _find_signal([*unranked, *logs])
     caveat = log_ends.caveat([log.id for log in logs if not (hint and log.failures)], log_ends.find_unwritten(logs))
-    text = hint.text if hint else _describe_without_hint(logs, kinds, ends, unranked, numbers)
+    own_failures = sum(not kind.failure.of_others for kind in kinds)
+    troubles = {} if hint or own_failures or numbers else _find_troubles([*logs, *unranked])
+    if troubles:
+        meanings = sorted({row.meaning for row in troubles.values()})[:SHOWN]
+        text = f"{words.name_ranks(list(troubles))}: {words.join_words(meanings)}"
+    else:
+        text = hint.text if hint else _describe_without_hint(logs, kinds, ends, unranked, numbers)
     failed = sum(len(kind.logs) for kind in kinds) if logs else sum(bool(log.failures) for log in unranked)
     advice = _OF_DEAD_JOB if failed * 2 > len(logs) else _OF_LIVE_JOB
     why = f"{hint.why}{caveat}" if hint else ""
@@ -80,6 +86,7 @@ def supplement(
         headline=f"{words.sentence(text)}{caveat}. Logs alone cannot name a rank. {advice}",
         sentence=f"By the logs, {hint.text}{caveat}." if hint and hint.is_sure else "",
         check_first=tuple(_make_check(rank, why, hint.settle) for rank in hint.ranks) if hint else (),
+        next_step=next((row.remedy for row in troubles.values()), ""),
     )
 
 
@@ -90,8 +97,7 @@ def supplement_of_live_job(logs: Sequence[RankLog], ranks_here: int) -> Suppleme
     sentence quotes no line of a log, because metrics and pages show it.
     """
     kinds = _group_failures(logs)
-    are_enough = len(logs) * 2 >= max(ranks_here, 3)
-    ranks = tuple(_find_first_error(kinds, logs)) if are_enough else ()
+    ranks = tuple(_find_first_error(kinds, logs)) if len(logs) * 2 >= max(ranks_here, 3) else ()
     are = "are" if len(ranks) > 1 else "is"
     sentence = f"By the logs {words.name_ranks(ranks)} {are} the first with an error (see the evidence)."
     return Supplement(
@@ -233,7 +239,7 @@ def _describe_without_hint(
     elif kinds:
         failures = f"each failure blames other ranks: {_describe_failure(kinds[0].failure)}"
     else:
-        failures = _describe_messages([*logs, *unranked])
+        failures = "none reports a failure"
     if not logs:
         return f"{words.count(len(unranked), 'log')} of unknown ranks: {failures}"
     apart = log_ends.seconds_apart(logs)
@@ -248,15 +254,15 @@ def _own_or_first(failures: Sequence[Failure]) -> Failure:
     return next((failure for failure in failures if not failure.of_others), failures[0])
 
 
-def _describe_messages(logs: Sequence[RankLog]) -> str:
-    """Return the ranks with lines of NCCL about a problem, as a clause. If there are none, the clause says so."""
+def _find_troubles(logs: Sequence[RankLog]) -> dict[RankId, nccl_messages.Message]:
+    """Return the meaning of the first line of NCCL about a problem, for each rank with such a line."""
     rows = nccl_messages.load()
-    names = {log.id: name for log in logs for name in log.messages if rows[name].about != "setup"}
-    if not names:
-        return "none reports a failure"
-    have = "has" if len(names) == 1 else "have"
-    meanings = words.join_words(sorted({rows[name].meaning for name in names.values()})[:SHOWN])
-    return f"{words.name_ranks(list(names))} {have} lines about a problem, see the evidence: {meanings}"
+    troubles = {}
+    for log in logs:
+        names = [name for name in log.messages if rows[name].about != "setup"]
+        if names:
+            troubles[log.id] = rows[min(names, key=lambda name: log.messages[name].number)]
+    return troubles
 
 
 # --- the first failure -----------------------------------------------------------------------------------------------
@@ -409,8 +415,7 @@ def _find_first_stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
 
     The time from its last line to the median must be longer than the time from the median to the last line of all.
     """
-    moments = [log.last.moment for log in logs if log.last]
-    clock = common_clock(moments)
+    clock = common_clock([log.last.moment for log in logs if log.last])
     timed = sorted(
         (
             (log.last.moment.seconds, log)

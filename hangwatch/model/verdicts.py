@@ -45,11 +45,13 @@ class Supplement(Value, frozen=True):
     """Facts in addition to a capture: from logs, the kernel log or environments. `verdict.supplements` adds them.
 
     `headline` is the message of a verdict on these facts alone. `sentence` is added to a verdict that names no rank.
-    `check_first` is used if it has no ranks to check first. `only_if_stuck`: not for a job that progresses or rests.
+    `check_first` is used if it has no ranks to check first. `next_step`: the remedy of the headline's problem.
+    `only_if_stuck`: not for a job that progresses or rests.
     """
 
     evidence: tuple[Evidence, ...] = ()
     headline: str = ""
     sentence: str = ""
     check_first: tuple[CheckFirst, ...] = ()
+    next_step: str = ""
     only_if_stuck: bool = False

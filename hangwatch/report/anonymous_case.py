@@ -179,8 +179,7 @@ def _anonymous_rank(dump: RankDump, names: _Names) -> RankDump:
 def _anonymous_process(dump: ProcessDump, pid: int, names: _Names) -> ProcessDump:
     fault = dump.fault
     if fault is not None:
-        words = pyspy_json.find_words_about_target(fault.detail)
-        fault = replace(fault, detail=words or "the dump failed")
+        fault = replace(fault, detail=pyspy_json.find_words_about_target(fault.detail) or "the dump failed")
     threads = tuple(
         _anonymous_thread(thread, pid if thread.is_main else pid * 1000 + place, names)
         for place, thread in enumerate(dump.threads)

@@ -36,8 +36,7 @@ def render(traces: Sequence[RankTrace], sweeps: Sequence[GpuSweep] = ()) -> byte
     enqueued = [record.created_unix_ns for trace in traces for each in trace.recorders for record in each.records]
     if not enqueued:
         return b"[]\n"
-    sampled = [round(sweep.taken_unix_seconds * _NS_PER_SECOND) for sweep in sweeps]
-    first_unix_ns = min(enqueued + sampled)
+    first_unix_ns = min(enqueued + [round(sweep.taken_unix_seconds * _NS_PER_SECOND) for sweep in sweeps])
     events = (event for trace in traces for event in _rank_events(trace, sweeps, first_unix_ns))
     return b"[\n" + b",\n".join(map(msgspec.json.encode, events)) + b"\n]\n"
 

@@ -349,8 +349,7 @@ def _make_rooted_path(owned: _OwnedFrame) -> str:
     """
     file = stack_frames.short_path(owned.place[1])
     is_users = owned.by_user is True and not owned.place[1].startswith("/")
-    is_named_alike = is_users and _find_root(file) in sys.stdlib_module_names
-    return f"/./{file}" if is_named_alike else f"/{file}"
+    return f"/./{file}" if is_users and _find_root(file) in sys.stdlib_module_names else f"/{file}"
 
 
 def _is_program_frame(owned: _OwnedFrame) -> bool:

@@ -76,5 +76,4 @@ def find_awaited(
         operation.stays_open and not operation.is_p2p and (operation.by_main or is_backward) for operation in operations
     ):
         return "ranks"
-    is_sync = all(name == activity.GPU_SYNC for name in names)
-    return "gpu" if is_sync or waits.waits_in_torch else None
+    return "gpu" if all(name == activity.GPU_SYNC for name in names) or waits.waits_in_torch else None

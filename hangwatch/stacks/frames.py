@@ -45,8 +45,7 @@ _BRACKETS = re.compile(r"<[^<>]*>|\([^()]*\)|\[[^\[\]]*\]")
 
 def plain_name(function: str) -> str:
     """Return the last part of a function's name: `Condition.wait` and `wait` are both `wait`."""
-    name = function.rsplit(".", 1)[-1]
-    return name or function
+    return function.rsplit(".", 1)[-1] or function
 
 
 @lru_cache(maxsize=1 << 16)

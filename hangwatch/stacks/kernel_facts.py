@@ -62,8 +62,7 @@ def _merge_awaited(rounds: Sequence[ProcessDump]) -> Awaited | None:
         return unknown[-1]
     if not peers or None in peers:
         return None
-    moved = [peer for peer in peers if peer is not None and peer.end != "held"]
-    return (moved or peers)[-1]
+    return ([peer for peer in peers if peer is not None and peer.end != "held"] or peers)[-1]
 
 
 def _find_object(rounds: Sequence[ProcessDump]) -> CallObject | None:
@@ -117,8 +116,7 @@ def _merge_store(rounds: Sequence[ProcessDump]) -> Store | None:
     found = [dump.waits.store for dump in rounds if dump.waits.store is not None]
     if not found or found[-1].has_connection:
         return found[-1] if found else None
-    slept = any(one.socket == "retries" for one in found)
-    retries = slept and not any(one.has_connection for one in found)
+    retries = any(one.socket == "retries" for one in found) and not any(one.has_connection for one in found)
     return structs.replace(found[-1], socket="retries" if retries else "none")
 
 

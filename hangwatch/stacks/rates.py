@@ -51,12 +51,11 @@ def measure_main_thread(rounds: Sequence[ProcessDump]) -> MainRates:
     delay = sum(_list_growth(intervals, lambda counters: counters.delay_seconds))
     switches = _list_growth(intervals, lambda counters: counters.voluntary_switches)
     faulted = _list_growth(intervals, lambda counters: counters.faulted_bytes)
-    often = sum(switches) >= max(_FEWEST_POLLS, POLLS_PER_SECOND * seconds)
     return MainRates(
         cpu_ratio=cpu / seconds,
         runnable_ratio=(cpu + delay) / seconds,
         switches=sum(switches) / seconds if switches else None,
-        polls=often and min(switches) > 0,
+        polls=sum(switches) >= max(_FEWEST_POLLS, POLLS_PER_SECOND * seconds) and min(switches) > 0,
         is_in_kernel=system > cpu / 2,
         faulted_bytes=sum(faulted) / seconds if faulted else None,
     )

@@ -28,8 +28,7 @@ def user_frames(thread: Thread) -> tuple[Frame, ...]:
 
 def library_frames(thread: Thread) -> tuple[Frame, ...]:
     """Return the frames inside the innermost frame of the user's program: the library call that it has made."""
-    places = tuple(frame.place for frame in thread.frames)
-    own = _find_user_frame_indexes(places, thread.installed_frames)
+    own = _find_user_frame_indexes(tuple(frame.place for frame in thread.frames), thread.installed_frames)
     return thread.frames[: own[0]] if own else thread.frames
 
 

@@ -14,14 +14,13 @@ _SHOWS_ON_GPU = (
 def build_arrival_status(order: ArrivalOrder, job: Job) -> ArrivalStatus:
     """Return the arrival order of a job for /status and incidents."""
     by_id, place = {rank.id: rank for rank in job.ranks}, order.place
-    ordered = sorted(order.lateness_seconds.items(), key=lambda item: -item[1])
     return ArrivalStatus.copy_from(
         order,
         is_named=order.named is not None,
         message=_describe(order, by_id),
         ranks=tuple(
             RankLateness.copy_from(by_id[process], process, lateness_seconds=seconds)
-            for process, seconds in ordered
+            for process, seconds in sorted(order.lateness_seconds.items(), key=lambda item: -item[1])
             if process in by_id
         ),
         library=place.library if place else "",

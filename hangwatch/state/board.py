@@ -293,8 +293,7 @@ class Board:
 def thin(points: Iterable[tuple[float, float]], most: int) -> tuple[tuple[float, float], ...]:
     """Return every n-th point and the last one, at most `most` + 1 points. n is chosen for that."""
     kept = tuple(points)
-    stride = max(1, -(-len(kept) // most))
-    thinned = kept[::stride]
+    thinned = kept[:: max(1, -(-len(kept) // most))]
     return thinned if not kept or thinned[-1] == kept[-1] else (*thinned, kept[-1])
 
 
@@ -323,8 +322,7 @@ def extend_collectives(old: CollectiveSeries | None, new: CollectiveSeries | Non
     """
     if old is None or new is None:
         return old or new
-    began_anew = new.unix_seconds[0] > old.unix_seconds[-1]
-    counted_before = old.totals[-1] - new.totals[0] if began_anew else 0.0
+    counted_before = old.totals[-1] - new.totals[0] if new.unix_seconds[0] > old.unix_seconds[-1] else 0.0
     totals = tuple(total + counted_before for total in new.totals)
     return CollectiveSeries(*_join((old.unix_seconds, old.totals), (new.unix_seconds, totals)))
 

@@ -162,12 +162,11 @@ def count_motion(grouping: Grouping) -> MotionCount:
         if movers:
             doing = group.activity.replace("_", " ") if group.activity != "unknown" else "its own code"
             texts.append(f"{words.name_ranks([member.id for member in movers])} in {doing}")
-    stacked = sum(group.size for group in grouping.groups if group.frames)
     return MotionCount(
         frozen=frozen,
         moving=moving,
         unknown=unknown,
-        with_stack=stacked,
+        with_stack=sum(group.size for group in grouping.groups if group.frames),
         absent=0 if ended else sum(group.size for group in grouping.groups if group.gone),
         movers_text="; ".join(texts),
         resting=find_resting_state(grouping),

@@ -39,10 +39,9 @@ def record_sample(
     actions: list[Action] = []
     for entry in snapshot.living:
         judged = (uuid for uuid in entry.job.gpu_uuids if not ignores_power(entry, uuid, shared))
-        samples = {uuid: by_uuid[uuid] for uuid in judged if uuid in by_uuid}
         watch, wanted = detector.apply_sample(
             entry.watch,
-            samples,
+            {uuid: by_uuid[uuid] for uuid in judged if uuid in by_uuid},
             now,
             settings,
             idle=snapshot.idle_watts,

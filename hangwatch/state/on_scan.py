@@ -43,8 +43,7 @@ def record_scan(
             actions += more
             snapshot = snapshot if other.job.key in matches else snapshot.with_job(ended)
         entry = merge_entries(entries) if entries else free.get(key)
-        started = _started_seconds(job, before, ticks_per_second)
-        entry, more = _update_entry(entry, job, started, now, unix_now)
+        entry, more = _update_entry(entry, job, _started_seconds(job, before, ticks_per_second), now, unix_now)
         actions += more
         snapshot = snapshot.with_job(entry)
     launchers_with_ranks = {

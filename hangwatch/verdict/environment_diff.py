@@ -45,14 +45,13 @@ def compare(environs: Mapping[RankId, Mapping[str, str]]) -> Environment | None:
 
 
 def _make_difference(name: str, why: str, by_value: Mapping[str | None, list[RankId]]) -> Difference:
-    rarest = sorted(by_value.items(), key=lambda entry: (len(entry[1]), entry[0] or ""))
     settings = tuple(
         Setting(
             value=None if value is None else words.elided(value, _VALUE_CHARACTERS),
             ranks=tuple(sorted(ranks, key=RankId.sort_key)[:_MOST_RANKS]),
             count=len(ranks),
         )
-        for value, ranks in rarest
+        for value, ranks in sorted(by_value.items(), key=lambda entry: (len(entry[1]), entry[0] or ""))
     )
     return Difference(name=name, why=why, settings=(*settings[:-1][: _MOST_VALUES - 1], settings[-1]))
 

@@ -58,8 +58,7 @@ def judge(
     finding = find(scene)
     if dumped_records:
         finding = recorder_dumps.qualify(finding, dumped_records)
-    evidence = gather(finding, scene)
-    return with_action(render(finding, evidence), grouping)
+    return with_action(render(finding, gather(finding, scene)), grouping)
 
 
 def find(scene: Scene) -> Finding:

@@ -135,12 +135,11 @@ def describe_hangs(hangs: Iterable[PastHang]) -> str:
 
 def _make_action(row: Row, match: _Match, verdict: Verdict) -> RecommendedAction:
     nodes = sorted({member.id.node for member in match.ranks if member.id.node})
-    is_elsewhere = row.action == "restart_elsewhere"
     return RecommendedAction(
         kind=row.action,
         reason=row.reason.replace("{target}", match.target),
         target=match.target,
-        exclude_nodes=tuple(nodes) if is_elsewhere else (),
+        exclude_nodes=tuple(nodes) if row.action == "restart_elsewhere" else (),
         confidence=verdict.confidence if verdict.named else Confidence.LOW,
     )
 

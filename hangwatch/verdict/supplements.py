@@ -18,6 +18,7 @@ def complete(verdict: Verdict | None, supplement: Supplement) -> Verdict:
             message=supplement.headline,
             evidence=supplement.evidence,
             check_first=supplement.check_first,
+            next_step=supplement.next_step,
         )
     verdict = replace(verdict, evidence=(*verdict.evidence, *supplement.evidence))
     is_settled = bool(verdict.check_first) or verdict.kind in _NOT_STUCK

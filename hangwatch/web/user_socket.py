@@ -251,8 +251,7 @@ def _refused_for_now(why: str) -> Answer:
 
 def _own_job(snapshot: Snapshot, uid: int, pid: str, job_key: str) -> Job | None:
     """Return the requested running job if this user owns it or is root; None if there is no such job."""
-    jobs = [*(entry.job for entry in snapshot.living), *snapshot.engines]
-    own = (job for job in jobs if uid in (0, job.uid))
+    own = (job for job in [*(entry.job for entry in snapshot.living), *snapshot.engines] if uid in (0, job.uid))
     return next((job for job in own if job_key == job.key or pid in map(str, job.pids)), None)
 
 

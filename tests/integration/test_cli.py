@@ -94,7 +94,8 @@ def test_the_help_names_every_command() -> None:
         (("reprot",), ["No such command", "Did you mean 'report'?"]),
         (("ps",), ["No such command", "Type: hangwatch status"]),
         (("explain", "/"), ["is the root of all files"]),
-        (("version",), ["No such command", "Type: hangwatch --version"]),
+        (("status", "--nodse"), ["No such option", "Did you mean '--nodes' of `hangwatch check | dump |"]),
+        (("demo", "--lst"), ["Did you mean '--list'?"]),
         (("help", "reprot"), ["No such command", "Did you mean 'report'?"]),
         (("status", "--url", "gpu07:9836"), ["try --url http://gpu07:9836"]),
         (("run", "--config", "/nonexistent.toml"), ["/nonexistent.toml", "cannot be read", "--sample"]),
@@ -512,6 +513,7 @@ def test_a_reader_that_stops_reading_is_no_error(tmp_path: Path) -> None:
 
 
 def test_version_and_module() -> None:
+    assert start("--version").stdout == start("version").stdout
     assert start("--version").stdout.startswith("hangwatch, version ")
 
 

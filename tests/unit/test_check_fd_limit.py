@@ -5,6 +5,7 @@ import os
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,12 @@ def test_what_starts_jobs_is_asked_before_there_is_one(tree: NodeTree) -> None:
     tree.process(501, comm="bash", soft="1024", hard="1024")
     result = expect(("WARNING", "HardLimitLow"), "fd_limit", tree.node())
     assert "slurmd" in result.verdict.message
+    own = replace(tree.node(), shell_pid=501)
+    expect(("WARNING", "HardLimitLow"), "fd_limit", own, launchers=())
+    shown = expect(("OK", "FilesLeft"), "fd_limit", own, launchers=(), minimum_hard_limit=1024).verdict.message
+    assert shown.endswith("no training job is running; `ulimit -n` of this shell: 1024, at most 1024")
+    tree.process(10)
+    expect(("OK", "FilesLeft"), "fd_limit", replace(tree.node(job(rank(10))), shell_pid=501), launchers=())
 
 
 def test_a_full_node(tree: NodeTree) -> None:

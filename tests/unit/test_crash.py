@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from hangwatch import crash
 from hangwatch.crash import CrashArtifacts, collection
+from hangwatch.crash.artifacts import Exit
 from hangwatch.formats import gdb_frames, incident_file, launcher_text, log_times
 from hangwatch.logs import rank_log
 from hangwatch.model import Confidence, EndedProcess, Incident, Job, KernelLine, ProcessId, RankId, Verdict
@@ -274,7 +275,11 @@ def test_crash_report_lists_dead_ranks_and_causes_in_all_forms() -> None:
         assert "none yet" not in form and "Captures" not in form and "Stacks of the capture" not in form
         assert "crashed; found 2027-01-15 08:00:00 UTC" in form
         assert "has ended: segfault in libnccl.so.2" in form
-    assert "> 1 rank: 1  has ended: segfault" in report and "2 ranks: 0,2  have ended: the cause is unknown" in report
+    exit_only = make_artifacts(0)._replace(exit=Exit(-15, by_kernel=False))
+    ended = incident_of([make_artifacts(1, segfault=1.0), exit_only])
+    assert "1 rank: 0  has ended: SIGTERM, by its launcher's log" in text.render(ended)
+    assert "cause is unknown" not in text.render(ended)
+    assert "> 1 rank: 1  has ended: segfault" in report and "2 ranks: 0,2  have ended: RuntimeError" in report
 
 
 def test_lost_connection_recommends_a_restart_once_a_day() -> None:

@@ -210,8 +210,7 @@ def paths_of_cgroups(raw: bytes | OSError) -> tuple[str, ...]:
     See cgroups(7). Empty for an error.
     """
     lines = raw.decode("utf-8", "replace").splitlines() if isinstance(raw, bytes) else []
-    paths = dict.fromkeys(line.split(":", 2)[2] for line in lines if line.count(":") >= 2)
-    return tuple(paths)
+    return tuple(dict.fromkeys(line.split(":", 2)[2] for line in lines if line.count(":") >= 2))
 
 
 def _read_status(pid: int, proc_root: Path | str, *names: bytes) -> list[bytes]:

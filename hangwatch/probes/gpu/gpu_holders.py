@@ -123,8 +123,7 @@ def _pods(
     """Return the pods in the kubelet's file, as process 1 sees the file. It is read only if this node has a pod."""
     if not any(name.startswith("pod ") for name in members):
         return ()
-    path = proc_root / "1" / "root" / CHECKPOINT
-    raw = pseudo_files.read_bytes(path, "kubelet", CHECKPOINT_BYTES)
+    raw = pseudo_files.read_bytes(proc_root / "1" / "root" / CHECKPOINT, "kubelet", CHECKPOINT_BYTES)
     if not isinstance(raw, bytes):
         return raw or ()
     try:

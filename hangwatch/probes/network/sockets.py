@@ -317,8 +317,7 @@ def _open_within(space: str) -> socket.socket:
     def open_in_thread() -> socket.socket:
         descriptor = os.open(space, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            libc = ctypes.CDLL(None, use_errno=True)
-            if libc.setns(descriptor, _CLONE_NEWNET) != 0:
+            if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET) != 0:
                 raise OSError(ctypes.get_errno(), "setns")
             return _open()
         finally:

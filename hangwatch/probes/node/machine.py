@@ -32,6 +32,7 @@ class Node:
     * `gpus` is None without a driver.
     * `jobs` are the jobs that the daemon monitors now.
     * `state_directory` holds the incidents.
+    * `shell_pid` is the process that started a check by hand; None in the daemon.
     * `dump_after_seconds` is the time from a job's last progress to its stacks: the hold plus one capture. None without
       a detector.
     * `kernel_log`, `filesystems` and `recorders` are shared by all nodes of a process. They keep the position in the
@@ -45,6 +46,7 @@ class Node:
     jobs: tuple[Job, ...] = ()
     clock: Clock = Clock()
     state_directory: Path | None = None
+    shell_pid: int | None = None
     dump_after_seconds: float | None = None
     kernel_log: kmsg.KernelLog = kmsg.SHARED
     filesystems: filesystems.FilesystemReader = filesystems.SHARED

@@ -67,13 +67,11 @@ def distance(device: PciPath, other: PciPath) -> str:
     bridge; for NODE host bridges of one NUMA node; for SYS several NUMA nodes.
     """
     if device.steps[0] != other.steps[0]:
-        same_node = device.numa_node is not None and device.numa_node == other.numa_node
-        return "NODE" if same_node else "SYS"
+        return "NODE" if device.numa_node is not None and device.numa_node == other.numa_node else "SYS"
     shared = _shared_steps(device, other)
     if shared == 1:
         return "PHB"
-    bridges_below = max(len(device.steps), len(other.steps)) - shared - 1
-    return "PIX" if bridges_below <= 1 else "PXB"
+    return "PIX" if max(len(device.steps), len(other.steps)) - shared <= 2 else "PXB"
 
 
 def _shared_steps(device: PciPath, other: PciPath) -> int:

@@ -298,8 +298,7 @@ def _links(pid: int, proc_root: Path) -> frozenset[str]:
 
 
 def _has(pid: int, link: str, mode: int, proc_root: Path) -> bool:
-    links = sockets.descriptors(pid, proc_root) or {}
-    same = (number for number, other in links.items() if other == link)
+    same = (number for number, other in (sockets.descriptors(pid, proc_root) or {}).items() if other == link)
     return any(_link(f"{proc_root}/{pid}/fd/{number}")[1] & mode for number in same)
 
 

@@ -119,8 +119,7 @@ class RankSnapshots:
             logs=self._logs(process),
         )
         # An ending process shows less: it loses its program and its memory first.
-        is_whole = now.mounts is not None and now.folder and now.program
-        return now if before is None or is_whole else before
+        return now if before is None or (now.mounts is not None and now.folder and now.program) else before
 
     def _logs(self, process: Process) -> tuple[str, ...]:
         folders = (self._proc_root / str(pid) / "fd" for pid in (process.parent_pid, process.id.pid))
@@ -272,8 +271,7 @@ def _ask(questions: Sequence[dict[str, Any]], ranks: Sequence[tuple[RankSnapshot
         for line in raw.splitlines():
             with contextlib.suppress(ValueError):
                 answers.append(json.loads(line))
-    silent = {"refused": "did not respond"}
-    return [*answers[: len(questions)], *([silent] * (len(questions) - len(answers)))]
+    return [*answers[: len(questions)], *([{"refused": "did not respond"}] * (len(questions) - len(answers)))]
 
 
 def _run(runner: child.Runner, request: dict[str, Any], seen: RankSnapshot, deadline_seconds: float) -> bytes:

@@ -1,7 +1,7 @@
 """Take the stacks of a process with pystack if py-spy cannot read it: free-threaded builds, unknown versions.
 
 No other module starts pystack. It never pauses the target: it reads memory while the target runs. pystack is an
-optional dependency (`pip install 'pystack>=1.7,<2'`) of this interpreter.
+optional dependency (`python -m pip install 'pystack>=1.7,<2'`) of this interpreter.
 """
 
 import importlib.util

@@ -230,8 +230,7 @@ def _read_once(
     parse_row, texts, shapes = Rows(layout).parse, Texts(), Shapes(layout)
     rows = [parse_row(*entries[index]) for index in _select(marks, library, newest)]
     contents = image.take_parts(part for row in rows for part in (*row.texts, *row.tensors))
-    stable = _stable(entries, before, head()[0])
-    first_id = before.next_id - len(stable)
+    first_id = before.next_id - len(_stable(entries, before, head()[0]))
     usual_gaps = _find_usual_gaps(marks)
     statuses = tuple(
         replace(status, usual_gap_seconds=usual_gaps.get(status.group_id, 0.0))

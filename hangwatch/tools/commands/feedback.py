@@ -1,10 +1,11 @@
 """`hangwatch verdict`: feedback on verdicts; its statistics and its export as test cases, for `hangwatch incidents`."""
 
+import contextlib
 import os
 import shlex
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -58,7 +59,7 @@ def verdict(
 ) -> None:
     """Record whether the verdict of INCIDENT, a name from `hangwatch incidents`, was right.
 
-    It replaces earlier feedback. Only the owner of [store] directory may give it.
+    It replaces earlier feedback. Only root and the owner of [store] directory may give it.
     """
     if is_right == is_wrong:
         raise click.UsageError("give either --right or --wrong")
@@ -67,35 +68,48 @@ def verdict(
     if len(cause) > LONGEST_CAUSE:
         raise InputError(f"--cause has {len(cause)} characters: must be at most {LONGEST_CAUSE}")
     settings, _ = settings_from(config_path)
-    incidents = store.Store(Path(settings.store.directory))
-    _refuse_others(incidents.incidents)
-    folder = incidents.find(name)
-    incident = incident_file.load(folder)
-    judged = incident.verdict
-    rank = _find_rank(culprit, incident) if culprit is not None else None
-    if rank is not None and judged.named == (rank,):
-        raise InputError(f"--culprit {culprit}: is the rank that the verdict names\n  type --right")
-    given = Feedback(
-        is_right=is_right,
-        verdict=judged.kind,
-        named=judged.named,
-        given_unix_seconds=time.time(),
-        by_uid=os.geteuid(),
-        culprit=rank,
-        cause=words.printable(cause),
-    )
-    incidents.save_feedback(folder.name, given)
+    incidents, uid = store.Store(Path(settings.store.directory)), os.geteuid()
+    with _owner_rights(incidents.incidents):
+        folder = incidents.find(name)
+        incident = incident_file.load(folder)
+        judged = incident.verdict
+        rank = _find_rank(culprit, incident) if culprit is not None else None
+        if rank is not None and judged.named == (rank,):
+            raise InputError(f"--culprit {culprit}: is the rank that the verdict names\n  type --right")
+        given = Feedback(
+            is_right=is_right,
+            verdict=judged.kind,
+            named=judged.named,
+            given_unix_seconds=time.time(),
+            by_uid=uid,
+            culprit=rank,
+            cause=words.printable(cause),
+        )
+        incidents.save_feedback(folder.name, given)
     click.echo(f"{folder.name}: {describe_feedback(given, judged)}")
 
 
-def _refuse_others(incidents: Path) -> None:
-    """Raise InputError if the folder of incidents belongs to another user, who must give the feedback."""
+@contextlib.contextmanager
+def _owner_rights(incidents: Path) -> Iterator[None]:
+    """Give root the rights of the owner of the folder of incidents: the daemon must be able to read the feedback.
+
+    Raises InputError for other users than root and the owner.
+    """
+    uid, gid = os.geteuid(), os.getegid()
+    with contextlib.suppress(OSError):  # the search for the incident reports it
+        status = incidents.stat()
+        if uid == 0:
+            os.setegid(status.st_gid)
+            os.seteuid(status.st_uid)
+        elif status.st_uid != uid:
+            raise InputError(
+                f"{incidents}: only root and its owner may give feedback\n  type: {with_sudo(sys.argv[1:])}"
+            )
     try:
-        owner = incidents.stat().st_uid
-    except OSError:  # the search for the incident reports it
-        return
-    if owner != os.geteuid():
-        raise InputError(f"{incidents}: only its owner may give feedback\n  type: {with_sudo(sys.argv[1:], owner)}")
+        yield
+    finally:
+        os.seteuid(uid)
+        os.setegid(gid)
 
 
 def _find_rank(number: int, incident: Incident) -> RankId:
@@ -121,8 +135,7 @@ def print_statistics(summaries: Iterable[Summary], *, as_json: bool) -> None:
             by_kind.setdefault(kind, []).append(None if given is None else given.is_right)
     kinds = tuple(_count(*kind, answers) for kind, answers in sorted(by_kind.items()))
     if as_json:
-        statistics = FeedbackStatistics(schema_version=1, kinds=kinds)
-        sys.stdout.buffer.write(msgspec.json.encode(statistics) + b"\n")
+        sys.stdout.buffer.write(msgspec.json.encode(FeedbackStatistics(schema_version=1, kinds=kinds)) + b"\n")
         return
     totals = (
         _count("all", is_named, [answer for kind in by_kind if kind[1] is is_named for answer in by_kind[kind]])

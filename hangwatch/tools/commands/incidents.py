@@ -295,8 +295,7 @@ def _list_similar(like: str, sources: _Sources, reach: Reach | None, *, as_json:
     if incident is None:
         raise InputError(sources.none_found())
     summaries = sources.summaries() if reach is None else _read_nodes(reach)
-    similar = _find_similar(incident, summaries)
-    _print_similar(incident, similar, as_json=as_json)
+    _print_similar(incident, _find_similar(incident, summaries), as_json=as_json)
 
 
 def _find_similar(incident: Incident, summaries: Iterable[Summary]) -> list[Summary]:
@@ -332,8 +331,7 @@ def _print_similar(incident: Incident, similar: Sequence[Summary], *, as_json: b
     from hangwatch.verdict.wording.action_text import describe_action
 
     if as_json:
-        answer = incident_file.Incidents(schema_version=1, incidents=tuple(similar))
-        click.echo(msgspec.json.encode(answer))
+        click.echo(msgspec.json.encode(incident_file.Incidents(schema_version=1, incidents=tuple(similar))))
         return
     rows = [
         (words.utc(each.opened_unix_seconds), each.node, each.folder, each.job_id, f"{each.verdict}: {each.message}")

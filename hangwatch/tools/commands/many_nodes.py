@@ -225,8 +225,7 @@ def dump_nodes(reach: Reach, question: DumpOptions) -> int:
 
     only = f" --job {shlex.quote(question.wanted)}" if question.wanted else ""
     form = "--json --grouped" + (" --stacks" if stacks else "")
-    arguments = f"dump {form} --rounds {question.rounds}{only}"
-    node_options.run_hangwatch(reach, nodes, arguments, replies, take)
+    node_options.run_hangwatch(reach, nodes, f"dump {form} --rounds {question.rounds}{only}", replies, take)
     if stacks is not None:
         click.echo(f"stacks: {words.count(stacks.files, 'file')} in {question.raw}", err=True)
     return _conclude(question, replies, kept, len(nodes), by_file)

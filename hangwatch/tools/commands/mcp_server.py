@@ -173,7 +173,7 @@ def serve(config_path: Path | None) -> None:
     The tools jobs, incidents, incident, dump, explain and check have the rights of the user who starts this command.
     They mark text from processes of users as untrusted data. The raw stacks of incidents and dumps are left out.
 
-    Needs the MCP SDK: pip install 'mcp>=2.3,<3'
+    Needs the MCP SDK: python -m pip install 'mcp>=2.3,<3'
     """
     try:
         from mcp.server.mcpserver import MCPServer

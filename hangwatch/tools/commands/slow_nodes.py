@@ -114,10 +114,9 @@ def describe(order: NodeOrder) -> str:
 
 
 def _print_nodes(order: NodeOrder) -> None:
-    ordered = sorted(order.lateness_seconds.items(), key=lambda item: -item[1])
     rows = [
         (node, words.short_duration(seconds), f"{seconds / order.step_seconds:.1%}")
-        for node, seconds in ordered[:MOST_SHOWN]
+        for node, seconds in sorted(order.lateness_seconds.items(), key=lambda item: -item[1])[:MOST_SHOWN]
     ]
     if rows:
         print_table(("node", "late by", "of the step"), rows, "")

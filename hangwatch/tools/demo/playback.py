@@ -200,8 +200,7 @@ def _await_answer(scenario: Scenario, node: SimulatedNode, watcher: Watcher) -> 
     def over() -> bool:
         nonlocal resumed
         resumed = resumed or node.has_said("resumed")
-        at_work = watcher.is_in(JobState.TRAINING, JobState.RECOVERED)
-        return resumed and at_work
+        return resumed and watcher.is_in(JobState.TRAINING, JobState.RECOVERED)
 
     wait_until(over, ANSWER_DEADLINE_SECONDS)
 

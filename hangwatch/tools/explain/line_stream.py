@@ -230,14 +230,13 @@ def _is_cut(processes: Sequence[ParsedProcess], end: int) -> bool:
 def _generalise(before: str) -> re.Pattern[str]:
     """Return the pattern of a decoration: its numbers and levels differ between lines. Its last spaces may be cut."""
     text = before.rstrip(" ")
-    parts = _PART_OF_DECORATION.split(text)
     shapes = [
         re.escape(part) if not number % 2
         else r"std\w+ [FP]" if part.startswith("std")
         else " +" if part[0] == " "
         else "[A-Z]{4,}" if part.isupper()
         else "[0-9a-f]+"
-        for number, part in enumerate(parts)
+        for number, part in enumerate(_PART_OF_DECORATION.split(text))
     ]  # fmt: skip
     spaces = len(before) - len(text)
     return re.compile("".join(shapes) + (f"(?: {{{spaces}}}|$)" if spaces else ""))

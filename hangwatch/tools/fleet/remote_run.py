@@ -222,8 +222,7 @@ class _AllClient(ExecClient):  # type: ignore[misc]
 
     def _keep(self, label: str, text: bytes) -> None:
         if label in self._complaints or len(self._complaints) < len(self.key):
-            before = self._complaints.get(label, b"")
-            self._complaints[label] = (before + text)[:MOST_COMPLAINT_BYTES]
+            self._complaints[label] = (self._complaints.get(label, b"") + text)[:MOST_COMPLAINT_BYTES]
 
     def _name(self, label: str, name: str) -> None:
         if self.worker.collecting.is_waited_for(name) and name not in self._node_of.values():

@@ -241,7 +241,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         torch = importlib.import_module("torch")
     except ImportError as error:
-        sys.stderr.write(f"{sys.executable} has no torch: {error}\n")
+        if not options.events:  # else hangwatch says it once
+            sys.stderr.write(f"{sys.executable} has no torch: {error}\n")
         return NO_TORCH
     rank = Rank(options, torch)
     try:

@@ -142,9 +142,9 @@ def describe_in_report(group: Group) -> str:
     """Return the activity of a group without the names of its ranks: "is loading data during evaluation"."""
     several = len(group.members) > 1
     if group.gone:
-        died = {member.died.full_text if member.died is not None else "" for member in group.members}
-        why = died.pop() if len(died) == 1 else ""
-        return words.printable(f"{'have' if several else 'has'} ended: {why or 'the cause is unknown'}")
+        causes = sorted({member.died.full_text for member in group.members if member.died is not None})
+        why = "; ".join(causes[:_SHOWN]) or "the cause is unknown"
+        return words.printable(f"{'have' if several else 'has'} ended: {why}")
     if group.fault is not None:
         return words.printable(f"no stack: {group.fault.reason}")
     unknown = group.activity == "unknown" and not group.operation

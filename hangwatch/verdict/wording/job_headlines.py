@@ -214,9 +214,8 @@ def at_one_place(finding: Finding) -> str:
     """Return the headline for ranks that are all in one place, with hints on what to check."""
     if finding.scene.is_one_process:
         return _describe_one_process(finding.others[0], finding.scene)
-    different = sequence_numbers.different_operations(finding.answer)
     return _describe_together(finding.others[0], finding.scene) + (
-        different or guidance.where_to_look(finding.scene.grouping)
+        sequence_numbers.different_operations(finding.answer) or guidance.where_to_look(finding.scene.grouping)
     )
 
 

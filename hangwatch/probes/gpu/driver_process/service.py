@@ -82,8 +82,7 @@ def serve(driver: Driver, parent: BinaryIO, sample_seconds: float) -> None:
     timer = SampleTimer(driver, parent, sample_seconds)
     pending = b""
     while True:
-        wait = timer.sample_if_due()
-        if not select.select([0], [], [], wait)[0]:
+        if not select.select([0], [], [], timer.sample_if_due())[0]:
             continue
         received = os.read(0, 65536)
         if not received:

@@ -65,8 +65,7 @@ class Reader(StackText):
             self._add(Place(found.group(1), found.group(2).rpartition("/")[2] or "?", None, True))
 
     def _keep(self, thread: ParsedThread) -> None:
-        has_python = not all(place.is_compiled for place in thread.places)
-        if has_python and self._is_main_kept():
+        if not all(place.is_compiled for place in thread.places) and self._is_main_kept():
             self._close_process()
         super()._keep(thread)
         if not self._is_main_kept():

@@ -86,6 +86,7 @@ def lines(ranks: int, ranks_of_node: int) -> Iterator[str]:
         watch = structs.replace(job_watch.begin_watch(job, 0.0), state=JobState.HUNG)
         entry = JobEntry(job=job, watch=watch, page=True, incident=incident)
         yield f'up{{job="hangwatch",instance="node-{node}"}} 1\n'
+        yield f'process_start_time_seconds{{job="hangwatch",instance="node-{node}"}} 1\n'
         for family in metrics.families(Snapshot(jobs={"k1": entry}), 0.0, Detector()):
             for sample in family.samples:
                 if "job_key" in sample.labels:
@@ -202,6 +203,8 @@ def main() -> None:
             finally:
                 server.shutdown()
                 server.server_close()
+            if cost.odd == 0:
+                sys.exit(f"{path}: the rules named no rank of {ranks:,}: there is nothing to measure")
             costs[path][ranks] = cost.cpu_seconds
             text = f"{cost.cpu_seconds:.2f} s of CPU ({cost.evaluations} evaluations), {cost.odd:.0f} odd"
             print(f"{path}: {text}", file=sys.stderr)

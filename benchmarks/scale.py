@@ -1,6 +1,6 @@
 """CPU time over the number of ranks: grouping, verdict, merge, report and the rules of Prometheus, with their slopes.
 
-    .venv/bin/python benchmarks/scale.py [--rules-ranks 1024 4096 16384] [--write]
+    .venv/bin/python benchmarks/scale.py [--rules-ranks 1024 4096 16384 100000] [--write]
 
 Runs `benchmarks/grouping.py` and `benchmarks/fleet_rule.py`. The slope is that of CPU time over ranks, both as
 logarithms, by least squares from 1,024 ranks on: 1 is linear, 2 is quadratic.
@@ -42,7 +42,8 @@ def measure_rules(ranks: str) -> list[Row]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rules-ranks", nargs="*", default=["1024", "4096", "16384"], help="none: without the rules")
+    sizes = ["1024", "4096", "16384", "100000"]
+    parser.add_argument("--rules-ranks", nargs="*", default=sizes, help="none: without the rules")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     rows = measure("benchmarks/grouping.py", "--json")

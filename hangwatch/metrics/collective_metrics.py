@@ -22,7 +22,11 @@ def numbers(snapshot: Snapshot) -> Iterator[Metric]:
         "Number of the newest collective in the default group, of a rank that does not wait in a collective",
         of_rank,
     )
-    waited = gauge("rank_collective_waited_number", "Number of the collective in which the rank waits", of_rank)
+    waited = gauge(
+        "job_collective_waited_number",
+        "Number of the collective in which `rank` waits, and up to seven `more_ranks` on this node",
+        (*of_rank, "more_ranks"),
+    )
     unseen = gauge(
         "rank_collective_unseen_since_timestamp_seconds",
         "For a rank without a record in the default group: start of its complete records, 0 if no record was lost",
@@ -35,13 +39,11 @@ def numbers(snapshot: Snapshot) -> Iterator[Metric]:
     )
     together = gauge(
         "job_collective_number",
-        "Number of the newest collective of `rank`, and of up to seven `more_ranks` on this node with the same labels",
-        (*of_rank, *stance, "generation", "more_ranks"),
+        "Number of the newest collective of `rank`, and of up to seven `more_ranks` on this node with the same labels; "
+        '`waited_here` is "no" if no rank on this node waits in the group, which is not the default group',
+        (*of_rank, *stance, "generation", "waited_here", "more_ranks"),
     )
     used = gauge("job_collective_used_ranks", "Ranks on this node that have used the default group", (*JOB, "group"))
-    highest = gauge(
-        "job_collective_waited_number", "Highest number in which a rank on this node waits, by group", (*JOB, "group")
-    )
     waiting = gauge("job_collective_waiting_ranks", "Ranks on this node that wait in a collective of any group", JOB)
     since = gauge(
         "job_collective_waited_since_timestamp_seconds",
@@ -54,26 +56,30 @@ def numbers(snapshot: Snapshot) -> Iterator[Metric]:
         for reached in progress.reached:
             if reached.is_default and reached.place.stance != "waits":
                 number.add_metric([*name, str(reached.place.rank), reached.group], reached.number)
-            if reached.waits_in is not None:
-                waited.add_metric([*name, str(reached.place.rank), reached.group], reached.waits_in.number)
         for other in progress.unseen:
             labels = [*name, str(other.place.rank), other.group, *_place(other.place)]
             unseen.add_metric(labels, other.since_unix_seconds)
         for key, count in collective_progress.count_collectives(progress.reached).items():
             labels = [*name, key.group, key.description, str(key.number), key.operation, yes_or_no(key.waits)]
             collective.add_metric(labels, count)
-        for reached, more_ranks in collective_progress.merge_ranks(progress.reached):
+        since_seconds = collective_progress.waited_since(progress.reached)
+        fields = ("place.stance", "place.has_open", "generation", "number")
+        for reached, more_ranks in collective_progress.merge_ranks(progress.reached, *fields):
             labels = [*name, str(reached.place.rank), reached.group, *_place(reached.place), str(reached.generation)]
-            together.add_metric([*labels, " ".join(map(str, more_ranks))], reached.number)
+            waited_here = yes_or_no(reached.is_default or reached.group in since_seconds)
+            together.add_metric([*labels, waited_here, more_ranks], reached.number)
+        waiters = (reached for reached in progress.reached if reached.waits_in is not None)
+        for reached, more_ranks in collective_progress.merge_ranks(waiters, "waits_in.number"):
+            if reached.waits_in is not None:
+                labels = [*name, str(reached.place.rank), reached.group, more_ranks]
+                waited.add_metric(labels, reached.waits_in.number)
         for group, count in collective_progress.count_used(progress.reached).items():
             used.add_metric([*name, group], count)
-        for group, highest_number in collective_progress.waited_numbers(progress.reached).items():
-            highest.add_metric([*name, group], highest_number)
         waiting.add_metric(name, collective_progress.count_waiting(progress.reached))
-        for group, unix_seconds in collective_progress.waited_since(progress.reached).items():
+        for group, unix_seconds in since_seconds.items():
             since.add_metric([*name, group], unix_seconds)
         left_out.add_metric(name, progress.left_out)
-    yield from (number, waited, unseen, collective, together, used, highest, waiting, since, left_out)
+    yield from (number, waited, unseen, collective, together, used, waiting, since, left_out)
 
 
 def _place(place: collective_progress.RankStance) -> tuple[str, str]:

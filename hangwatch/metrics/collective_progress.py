@@ -6,6 +6,7 @@ name is replaced by a short text, which is unique in the job.
 """
 
 import hashlib
+import operator
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -135,16 +136,15 @@ def _collective(group: str, description: str, enqueued: EnqueuedOperation, *, wa
     return Collective(group, description, enqueued.number, words.elided(enqueued.operation, _TEXT_LENGTH), waits)
 
 
-def merge_ranks(ranks: Iterable[GroupProgress]) -> Iterator[tuple[GroupProgress, list[int]]]:
-    """Yield sets of at most `RANKS_OF_A_SERIES` ranks with the same labels and number: the first, and the others."""
-    alike: dict[tuple[object, ...], list[GroupProgress]] = {}
+def merge_ranks(ranks: Iterable[GroupProgress], *fields: str) -> Iterator[tuple[GroupProgress, str]]:
+    """Yield sets of at most `RANKS_OF_A_SERIES` ranks of a group with equal fields: the first, and the others."""
+    alike: dict[object, list[GroupProgress]] = {}
     for rank in ranks:
-        key = (rank.group, rank.place.stance, rank.place.has_open, rank.generation, rank.number)
-        alike.setdefault(key, []).append(rank)
+        alike.setdefault(operator.attrgetter("group", *fields)(rank), []).append(rank)
     for members in alike.values():
         for start in range(0, len(members), RANKS_OF_A_SERIES):
             first, *others = members[start : start + RANKS_OF_A_SERIES]
-            yield first, [other.place.rank for other in others]
+            yield first, " ".join(str(other.place.rank) for other in others)
 
 
 def count_used(ranks: Iterable[GroupProgress]) -> Counter[str]:
@@ -155,15 +155,6 @@ def count_used(ranks: Iterable[GroupProgress]) -> Counter[str]:
 def count_waiting(ranks: Iterable[GroupProgress]) -> int:
     """Count the ranks that wait in a collective of any group."""
     return len({rank.place.rank for rank in ranks if rank.waits_in is not None})
-
-
-def waited_numbers(ranks: Iterable[GroupProgress]) -> dict[str, int]:
-    """Return for each group the highest number of a collective in which a rank waits."""
-    highest: dict[str, int] = {}
-    for rank in ranks:
-        if rank.waits_in is not None:
-            highest[rank.group] = max(highest.get(rank.group, 0), rank.waits_in.number)
-    return highest
 
 
 def waited_since(ranks: Iterable[GroupProgress]) -> dict[str, float]:

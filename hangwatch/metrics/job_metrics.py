@@ -30,7 +30,7 @@ def states(snapshot: Snapshot, now: float) -> Iterator[Metric]:
     ranks = gauge("job_ranks", "Ranks of the job that run on this node", JOB)
     absent = gauge("job_absent_ranks", "Ranks of the job that should run on this node but do not", JOB)
     quiet = gauge("job_quiet_seconds", "Time since the job became quiet", JOB)
-    page = gauge("job_page", "1 while the on-call should be paged for this job", JOB)
+    page = gauge("job_page", "1 while the on-call should be paged for this job, by its state", (*JOB, "state"))
     gpus = gauge("job_gpu_info", "The GPUs that each rank uses", (*JOB, "gpu", "uuid", "rank", "local_rank"))
     index = {gpu.uuid: str(gpu.index) for gpu in (snapshot.sweep.gpus if snapshot.sweep else ())}
     for entry in snapshot.jobs.values():
@@ -43,7 +43,7 @@ def states(snapshot: Snapshot, now: float) -> Iterator[Metric]:
         ranks.add_metric(name, alive)
         absent.add_metric(name, sum(map(len, job.absent)))
         quiet.add_metric(name, quiet_seconds(entry.watch, now))
-        page.add_metric(name, float(snapshot.pages(entry)))
+        page.add_metric([*name, entry.watch.state.value], float(snapshot.pages(entry)))
         for rank in job.ranks if alive else ():
             for uuid in rank.gpu_uuids:
                 gpus.add_metric(

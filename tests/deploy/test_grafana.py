@@ -220,7 +220,7 @@ SERIES = {
     f'hangwatch_job_ranks{{{OF_JOB},instance="node-2"}}': "1x10 stale",
     f'hangwatch_job_state{{{OF_JOB},instance="node-1",state="waits_elsewhere"}}': "1x60",
     f'hangwatch_job_state{{{OF_JOB},instance="node-2",state="hung"}}': "1x10 stale",
-    f'hangwatch_job_page{{{OF_JOB},instance="node-2"}}': "1x10 stale",
+    f'hangwatch_job_page{{{OF_JOB},instance="node-2",state="hung"}}': "1x10 stale",
 }
 
 

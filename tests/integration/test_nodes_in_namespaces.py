@@ -50,7 +50,7 @@ HISTORY = (
     'hangwatch_rank_activity{motion="moving"}',
     "hangwatch:reported_ranks:count",
     "hangwatch:job_sequence:count",
-    "hangwatch_rank_collective_waited_number",
+    "hangwatch_job_collective_waited_number",
 )
 SHOWN_LABELS = ("instance", "state", "rank", "group", "kind")
 

@@ -37,7 +37,7 @@ from hangwatch.probes.process.memory_image import (
     vector,
 )
 from hangwatch.probes.torch_recorder.layouts import MAP_BYTES, Layout
-from hangwatch.probes.torch_recorder.rows import MOST_SEQUENCE, Rows, Shapes, Texts, Unpacked, record
+from hangwatch.probes.torch_recorder.rows import MOST_SEQUENCE, Mark, Rows, Shapes, Texts, Unpacked, record
 
 MOST_RECORDS = 4096  # the newest of a larger buffer
 MOST_GROUPS = 4096
@@ -107,26 +107,7 @@ def could_be(raw: bytes, address: int, layout: Layout) -> bool:
     return True
 
 
-class _Mark(NamedTuple):
-    """The identity of a record, and its state: open, completed or retired. It is parsed for every record."""
-
-    id: int
-    epoch: int
-    group: int
-    collective: int
-    p2p: int
-    created: int
-    is_p2p: int
-    is_completed: int
-    is_retired: int
-
-    @property
-    def batch(self) -> tuple[int, int, int]:
-        """The key shared by the parts of a coalesced batch and the record that closes it."""
-        return self.group, self.is_p2p, self.p2p if self.is_p2p else self.collective
-
-
-def _marks(entries: Sequence[_Entry], head: _Head, layout: Layout) -> list[_Mark]:
+def _marks(entries: Sequence[_Entry], head: _Head, layout: Layout) -> list[Mark]:
     """Parse the marks of all records. Raises UnreadableError if a mark contradicts the counters."""
     wanted = (
         (layout.record_id, "Q"),
@@ -140,7 +121,7 @@ def _marks(entries: Sequence[_Entry], head: _Head, layout: Layout) -> list[_Mark
         (layout.retired, "B"),
     )
     unpack = Unpacked(wanted, layout.record_bytes).unpack
-    marks = [_Mark._make(unpack(raw)) for raw, _ in entries]
+    marks = [Mark._make(unpack(raw)) for raw, _ in entries]
     for number, mark in enumerate(marks, head.next_id - len(marks)):
         require(mark.id == number and mark.epoch == head.epoch, "records are not in sequence")
         require(max(mark.is_p2p, mark.is_completed, mark.is_retired) < 2, "a flag is neither true nor false")
@@ -149,7 +130,7 @@ def _marks(entries: Sequence[_Entry], head: _Head, layout: Layout) -> list[_Mark
     return marks
 
 
-def _select(marks: Sequence[_Mark], library: Library, newest: int | None) -> Iterable[int]:
+def _select(marks: Sequence[Mark], library: Library, newest: int | None) -> Iterable[int]:
     """Return the indexes of the records to read completely.
 
     Without `newest` these are all records. Otherwise they are the oldest one, the open ones, and the newest of each
@@ -169,7 +150,7 @@ def _select(marks: Sequence[_Mark], library: Library, newest: int | None) -> Ite
     return sorted(selected | set(range(min(1, len(marks)))))
 
 
-def _find_usual_gaps(marks: Iterable[_Mark]) -> dict[int, float]:
+def _find_usual_gaps(marks: Iterable[Mark]) -> dict[int, float]:
     """Return for each group the time between two operations that makes up three quarters of the time, with longer ones.
 
     The longest is left out unless it is the only one: it may be a single pause.
@@ -228,8 +209,8 @@ def _read_once(
     entries = _stable(entries, before, head()[0])
     marks = _marks(entries, before, layout)
     parse_row, texts, shapes = Rows(layout).parse, Texts(), Shapes(layout)
-    rows = [parse_row(*entries[index]) for index in _select(marks, library, newest)]
-    contents = image.take_parts(part for row in rows for part in (*row.texts, *row.tensors))
+    rows = [(marks[index], parse_row(*entries[index])) for index in _select(marks, library, newest)]
+    contents = image.take_parts(part for _, row in rows for part in (*row.texts, *row.tensors))
     first_id = before.next_id - len(_stable(entries, before, head()[0]))
     usual_gaps = _find_usual_gaps(marks)
     statuses = tuple(
@@ -238,9 +219,15 @@ def _read_once(
     )
     known_groups = {status.group_id for status in statuses}
     records = [
-        record(row, [texts.decode(part, contents) for part in row.texts], shapes.parse(row.tensors, contents), library)
-        for row in rows
-        if row.id >= first_id
+        record(
+            mark,
+            row,
+            [texts.decode(part, contents) for part in row.texts],
+            shapes.parse(row.tensors, contents),
+            library,
+        )
+        for mark, row in rows
+        if mark.id >= first_id
     ]
     require(known_groups.issuperset(mark.group for mark in marks), "a record belongs to an unknown group")
     return RankRecords(

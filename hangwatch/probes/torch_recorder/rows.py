@@ -20,26 +20,36 @@ MOST_NAME = 128  # characters
 MOST_SEQUENCE = 1 << 53
 _STRING, _VECTOR, _SIZES = "QQ16s", "QQQ", "QII64s"
 _WIDTHS = {"Q": 1, "q": 1, "B": 1, _STRING: 3, _VECTOR: 3, _SIZES: 4}
-_NUMBERS = 14  # the members of a row that are one number
+_NUMBERS = 5  # the members of a row that are one number
 _ABSENT = (0, 16, 0, b"")  # a number, and an empty string at address 0
 
 
-class Row(NamedTuple):
-    """The members of a record. Members that a version lacks are 0 or empty."""
+class Mark(NamedTuple):
+    """The identity of a record, and its state: open, completed or retired. It is parsed for every record."""
 
     id: int
     epoch: int
     group: int
     collective: int
     p2p: int
-    op: int
     created: int
-    completed: int
-    timeout: int
     is_p2p: int
-    is_started: int
     is_completed: int
     is_retired: int
+
+    @property
+    def batch(self) -> tuple[int, int, int]:
+        """The key shared by the parts of a coalesced batch and the record that closes it."""
+        return self.group, self.is_p2p, self.p2p if self.is_p2p else self.collective
+
+
+class Row(NamedTuple):
+    """The members of a record that its mark lacks. Members that a version lacks are 0 or empty."""
+
+    op: int
+    completed: int
+    timeout: int
+    is_started: int
     thread: int
     texts: tuple[Part, ...]
     tensors: tuple[Part, ...]
@@ -79,19 +89,10 @@ class Rows:
         self._texts = (names + 32, names, layout.operation, layout.thread_name)
         self._lists = ((layout.input_dims, layout.dim_bytes), (layout.output_dims, layout.dim_bytes), (layout.sizes, 8))
         wanted = [
-            (layout.record_id, "Q"),
-            (layout.record_epoch, "Q"),
-            (layout.group_id, "Q"),
-            (layout.collective_seq, "Q"),
-            (layout.p2p_seq, "Q"),
             (layout.op_id, "Q"),
-            (layout.created, "q"),
             (layout.completed, "q"),
             (layout.timeout, "q"),
-            (layout.is_p2p, "B"),
             (layout.started + 8, "B"),
-            (layout.completed + 8, "B"),
-            (layout.retired, "B"),
             (layout.thread_id, "Q"),
             *((offset, _STRING) for offset in self._texts),
             (layout.input_dims, dims),
@@ -188,28 +189,28 @@ def _type_names(raw: bytes) -> tuple[str, ...]:
     return tuple(names[number] if number < len(names) else "Undefined" for number in raw)
 
 
-def record(row: Row, names: Sequence[str], tensors: Tensors, library: Library) -> FlightRecord:
-    """Return the record of a row, with its texts and tensors. Raises UnreadableError if they are impossible."""
+def record(mark: Mark, row: Row, names: Sequence[str], tensors: Tensors, library: Library) -> FlightRecord:
+    """Return the record of a mark and row with its texts and tensors. Raises UnreadableError if they are impossible."""
     require(row.timeout >= -1 and row.op < MOST_SEQUENCE, "a number is out of its range")
     require(row.is_started < 2, "a flag is neither true nor false")
-    is_completed = row.is_completed if library == "nccl" else row.is_retired
+    is_completed = mark.is_completed if library == "nccl" else mark.is_retired
     name, description, operation, thread_name = names
     return FlightRecord(
-        id=row.id,
-        reset_epoch=row.epoch,
-        group_id=row.group,
+        id=mark.id,
+        reset_epoch=mark.epoch,
+        group_id=mark.group,
         group_name=name,
         group_description=description,
-        collective_seq=row.collective,
-        p2p_seq=row.p2p,
+        collective_seq=mark.collective,
+        p2p_seq=mark.p2p,
         op_id=row.op,
-        is_p2p=row.is_p2p == 1,
+        is_p2p=mark.is_p2p == 1,
         operation=operation,
         state="completed" if is_completed else "open",
         is_started=row.is_started == 1,
-        is_retired=row.is_retired == 1,
-        created_unix_ns=row.created,
-        completed_unix_ns=row.completed if row.is_completed and row.created <= row.completed < LATEST_UNIX_NS else 0,
+        is_retired=mark.is_retired == 1,
+        created_unix_ns=mark.created,
+        completed_unix_ns=row.completed if mark.is_completed and mark.created <= row.completed < LATEST_UNIX_NS else 0,
         timeout_ms=row.timeout,
         input_sizes=tensors.input_sizes,
         output_sizes=tensors.output_sizes,

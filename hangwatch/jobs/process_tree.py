@@ -62,8 +62,7 @@ class Tree:
 
     def descendants(self, process: Process, stop: Iterable[int] = ()) -> Iterator[Process]:
         """Yield all descendants of a process, nearest first. Processes in `stop` (pids) and below them are left out."""
-        seen = {process.id.pid, *stop}
-        queue = [process]
+        seen, queue = {process.id.pid, *stop}, [process]
         for parent in queue:
             for child in self._children.get(parent.id.pid, ()):
                 if child.id.pid not in seen:

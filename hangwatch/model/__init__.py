@@ -100,6 +100,7 @@ from hangwatch.model.recommended_action import Confidence, ActionKind, Recommend
 from hangwatch.model.verdicts import Evidence, CheckFirst, Supplement, Verdict
 from hangwatch.model.incidents import (
     CRASHED,
+    PAGED,
     INCIDENT_VERSION,
     LONGEST_CAUSE,
     ArrivalStatus,

@@ -11,6 +11,9 @@ from hangwatch.model.verdicts import Verdict
 CRASHED = "Crashed"
 """The kind of a verdict on ranks that died. A user can cause any number of such incidents."""
 
+PAGED = "the on-call is paged"
+"""The line of a timeline at which the page of the incident began."""
+
 INCIDENT_VERSION = 4  # 2: Job.absent_local_ranks are ranges; 3: Member has parts; 4: dumps have parts
 
 LONGEST_CAUSE = 500
@@ -144,3 +147,8 @@ class Incident(Value, frozen=True):
     def captured_unix_seconds(self) -> float:
         """The time of the first capture; that of the incident without a capture."""
         return self.captures[0].started_unix_seconds if self.captures else self.opened_unix_seconds
+
+    @property
+    def paged_unix_seconds(self) -> float | None:
+        """The time of the page; None without one."""
+        return next((line.unix_seconds for line in self.timeline if line.message == PAGED), None)

@@ -245,13 +245,14 @@ def state_row(incident: Incident) -> tuple[str, str]:
     For a dump by hand, return `Taken` and its time.
     """
     opened, first = utc(incident.opened_unix_seconds), utc(incident.captured_unix_seconds, "%H:%M:%S")
+    page = f", paged at {utc(at, '%H:%M:%S')}" if (at := incident.paged_unix_seconds) is not None else ""
     if incident.verdict.kind == CRASHED:
         return "State", f"crashed; found {opened}"
     if incident.closed_unix_seconds is not None:
         after = duration(incident.closed_unix_seconds - incident.opened_unix_seconds)
-        return "State", f"{incident.state.value} after {after}; no progress since {opened}"
+        return "State", f"{incident.state.value} after {after}; no progress since {opened}{page}"
     if incident.timeline or incident.state is not JobState.SUSPECTED:
-        return "State", f"{incident.state.value}; no progress since {opened}, first capture at {first}"
+        return "State", f"{incident.state.value}; no progress since {opened}, first capture at {first}{page}"
     return "Taken", opened
 
 

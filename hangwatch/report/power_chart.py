@@ -239,8 +239,7 @@ def _mark_states(incident: Incident, plane: _Plane) -> Iterable[Mark]:
 def _describe_chart(gpus: Sequence[PowerSeries], counted: CollectiveSeries | None, plane: _Plane) -> Iterable[str]:
     """Yield sentences that describe the chart, for screen readers."""
     if gpus:
-        first = [gpu.watts[0] for gpu in gpus]
-        last = [gpu.watts[-1] for gpu in gpus]
+        first, last = [gpu.watts[0] for gpu in gpus], [gpu.watts[-1] for gpu in gpus]
         yield (
             f"Power of {words.count(len(gpus), 'GPU')} from {words.utc(plane.start)} to {words.utc(plane.end)}: "
             f"{min(first):.0f} to {max(first):.0f} W at the beginning, {min(last):.0f} to {max(last):.0f} W at the end."

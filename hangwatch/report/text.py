@@ -28,6 +28,9 @@ _NAMED = 23
 _SHORT_LINES = 30
 _SHORT_GROUPS = 8
 _SHORT_FRAMES = 4
+_INNER_FRAMES = 5  # of a folded stack, as in page.html.j2
+_OUTER_FRAMES = 4
+_LEAST_FOLDED = 4
 _ONLY_IN_FULL = frozenset({"Named", "Check first", "State", "Taken", "Command", "Incident"})
 _ABOUT_JOB = frozenset({"Verdict", "Named", "Job", "Ranks", "Other nodes", "Not in the input"})
 """Rows that say nothing about a process that was dumped alone."""
@@ -300,10 +303,19 @@ def _group_lines(group: Group, mark: str | None, style: _Style) -> Iterator[str]
 
 
 def _frame_lines(frames: Sequence[Frame], style: _Style) -> Iterator[str]:
+    lines = []
     for frame in frames:
         source = style.source_lines.get(structs.replace(frame, locals=()), "")
         room = max(style.width - len(str(frame)) - 12, _SOURCE_CHARACTERS)
-        yield f"      | {style.frame(frame)}{f': {words.elided(source, room)}' if source else ''}"
+        lines.append(f"{style.frame(frame)}{f': {words.elided(source, room)}' if source else ''}")
+    yield from (f"      | {line}" for line in _folded(lines, _INNER_FRAMES))
+
+
+def _folded(lines: Sequence[str], first: int) -> Sequence[str]:
+    """Return the lines of frames. Of a long stack, only the `first` and the last ones: the raw stacks have all."""
+    hidden = len(lines) - _INNER_FRAMES - _OUTER_FRAMES
+    more = f"... {words.count(hidden, 'more frame')}"
+    return lines if hidden < _LEAST_FOLDED else [*lines[:first], more, *lines[first + hidden :]]
 
 
 def _tree_lines(trees: Sequence[Node], odd: frozenset[str], style: _Style) -> Iterator[str]:
@@ -313,10 +325,12 @@ def _tree_lines(trees: Sequence[Node], odd: frozenset[str], style: _Style) -> It
         ranks = words.elided(words.fold_ids(node.ids), _TREE_FOLD_CHARACTERS)
         margin = f"{'>' if any(marked) else ' '} {len(node.ids):>6,}  {ranks:<{_TREE_FOLD_CHARACTERS}} "
         is_odd = all(marked)
-        rows = [printable(str(frame)) if is_odd else style.frame(frame) for frame in node.frames]
-        rows += [
-            "= " + ", ".join(filter(None, (group_text.describe_in_report(end), phrases.motion(end))))
-            for end in node.ends
+        rows = [
+            *_folded([printable(str(frame)) if is_odd else style.frame(frame) for frame in node.frames], _OUTER_FRAMES),
+            *(
+                "= " + ", ".join(filter(None, (group_text.describe_in_report(end), phrases.motion(end))))
+                for end in node.ends
+            ),
         ]
         for number, row in enumerate(rows):
             text = f"{margin}{lead}{row}" if number == 0 else f"{' ' * len(margin)}{rail}{row}"

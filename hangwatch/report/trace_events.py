@@ -61,8 +61,7 @@ def _rank_events(trace: RankTrace, sweeps: Sequence[GpuSweep], first_unix_ns: in
             by_group.setdefault(record.group_id, []).append(record)
         for records in by_group.values():
             track += 1
-            shown = {"pid": pid, "tid": track}
-            description = records[-1].group_description
+            shown, description = {"pid": pid, "tid": track}, records[-1].group_description
             group = "group" if description in ("", NO_DESCRIPTION) else description
             label = f"{group} {records[-1].group_name} ({recorder.library})"
             yield {"ph": "M", "name": "thread_name", **shown, "args": {"name": words.elided(label, _MOST_NAME)}}

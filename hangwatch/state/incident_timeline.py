@@ -4,7 +4,7 @@ from msgspec.structs import replace
 
 from hangwatch import detector
 from hangwatch.detector.job_watch import quiet_seconds
-from hangwatch.model import Incident, JobState, RecommendedAction, TimelineEntry
+from hangwatch.model import PAGED, Incident, JobState, RecommendedAction, TimelineEntry
 from hangwatch.state.actions import Action, SaveIncident
 from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.verdict.diagnosis import Diagnosis
@@ -42,6 +42,12 @@ def update_timeline(
         incident = replace(incident, state=move.state, timeline=(*incident.timeline, line), closed_unix_seconds=closed)
         entry = replace(entry, incident=incident)
         actions.append(SaveIncident(incident=incident, moved_to=move.state))
+    if entry.page and entry.open_incident is not None and entry.open_incident.paged_unix_seconds is None:
+        entry, saved = _add_line(entry, PAGED, unix_now)
+        if actions and isinstance(actions[-1], SaveIncident):
+            actions[-1] = replace(actions[-1], incident=entry.incident)
+        else:
+            actions += saved
     return entry, tuple(actions)
 
 

@@ -102,6 +102,10 @@ class Diagnosis(Value, frozen=True):
         """
         progress = (line.unix_seconds for line in timeline if line.state in (JobState.TRAINING, JobState.RECOVERED))
         opened = min(self.judged_unix_seconds, max(self.judged_unix_seconds - quiet_seconds, *progress, 0.0))
+        before = [line for line in timeline if line.unix_seconds < opened]
+        if before:
+            start = TimelineEntry(unix_seconds=opened, state=before[-1].state, message="the last progress of the job")
+            timeline = (*before, start, *timeline[len(before) :])
         return Incident(
             incident_id=words.incident_name(job, opened),
             node=self.capture.node,

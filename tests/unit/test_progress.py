@@ -165,7 +165,15 @@ def test_an_incident_opens_and_closes() -> None:
     assert life.entry.page
     opened = life.saved[-1]
     assert (opened.state, opened.closed_unix_seconds) == (JobState.HUNG, None)
-    assert [line.state for line in opened.timeline][-3:] == [JobState.QUIET, JobState.SUSPECTED, JobState.HUNG]
+    assert [line.state for line in opened.timeline][-4:] == [
+        JobState.QUIET,
+        JobState.SUSPECTED,
+        JobState.HUNG,
+        JobState.HUNG,
+    ]
+    assert opened.paged_unix_seconds == opened.timeline[-1].unix_seconds == life.unix
+    (start,) = (line for line in opened.timeline if line.message == "the last progress of the job")
+    assert (start.unix_seconds, start.state) == (opened.opened_unix_seconds, JobState.TRAINING)
     life.power(600, 10)
     closed = life.saved[-1]
     assert closed.incident_id == opened.incident_id

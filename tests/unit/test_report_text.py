@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from hangwatch import config
+from hangwatch import config, words
 from hangwatch.model import (
+    PAGED,
     EnqueuedOperation,
     Fault,
     Frame,
@@ -90,6 +91,23 @@ def test_every_raw_line_has_its_prefix_and_every_rank_is_there() -> None:
 def test_nothing_before_the_raw_stacks_reads_as_a_dump(name: str) -> None:
     summary = text.render(samples.SAMPLES[name]()).split("Stacks of the capture")[0]
     assert not [line for line in summary.splitlines() if FRAME.match(line) or line.startswith(("Process ", "Thread "))]
+
+
+def test_long_stack_is_folded_in_groups_and_tree() -> None:
+    frames = tuple(Frame(function=f"f{number}", file="train.py", line=number) for number in range(1, 25))
+    groups = tuple(replace(group, frames=frames) for group in samples.loader_hang().grouping.groups)
+    report = text.render_verdict(Grouping(groups=groups), Verdict(kind="NoHangSeen", message="none"))
+    assert "f12 (" not in report
+    assert "| f5 (train.py:5)\n      | ... 15 more frames\n      | f21 (train.py:21)\n" in report
+    assert report.count("... 15 more frames") > len(groups)
+
+
+def test_start_and_page_stand_in_one_row() -> None:
+    hang = samples.loader_hang()
+    paged = TimelineEntry(unix_seconds=hang.opened_unix_seconds + 120, state=JobState.HUNG, message=PAGED)
+    report = text.render(samples.replaced(hang, timeline=(*hang.timeline, paged)))
+    (row,) = re.findall("(?m)^State .*$", report)
+    assert row.endswith(f", paged at {words.utc(paged.unix_seconds, '%H:%M:%S')}")
 
 
 def test_only_the_named_rank_is_marked() -> None:

@@ -75,8 +75,7 @@ class _Rank:
 
     def add(self, library: Library, read: decode.Counts) -> bool:
         """Add the numbers of one recorder. Return True if one increased that counts."""
-        before = self.total
-        is_first = library not in self.epochs
+        before, is_first = self.total, library not in self.epochs
         if self.epochs.setdefault(library, read.epoch) != read.epoch:
             self.epochs[library] = read.epoch
             self.restarts += 1

@@ -141,8 +141,7 @@ def _no_interpreter(python: str, error: OSError) -> InputError:
 def _conclude(tested: tuple[str, ...], test: _Test, question: SelftestOptions) -> int:
     """Test these devices, print the result and return the exit code. --bisect searches the bad device."""
     findings = test.findings(tested)
-    events = test.events
-    halved = None
+    events, halved = test.events, None
     if findings and question.bisect and len(tested) > 1:
         halved = halving.halve(tested, lambda half: not test.findings(half))
     answer = Answer(

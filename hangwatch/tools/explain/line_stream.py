@@ -131,10 +131,14 @@ class Reader:
     def _remove_decoration(self, line: str) -> str:
         is_command = self._pyspy is not None and self._pyspy.is_in_header
         may_begin = not is_command and words.holds_any(line, _WORDS_OF_ANCHORS)
-        found = _ANCHOR.search(line, 0, LONGEST_LINE) if may_begin else None
-        if found and 1 < found.start() < _LONGEST_DECORATION and (line[0] in " \t>" or not self._is_known(line)):
-            before = line[: found.start()]
-            is_traceback = found.group().endswith(":") and "Traceback (" in found.group()
+        anchor = _ANCHOR.search(line, 0, LONGEST_LINE) if may_begin else None
+        if (
+            anchor
+            and 1 < anchor.start() < _LONGEST_DECORATION
+            and (line[0] in " \t>" or not (self._decoration and self._decoration.match(line)))
+        ):
+            before = line[: anchor.start()]
+            is_traceback = anchor.group().endswith(":") and "Traceback (" in anchor.group()
             is_inner = before.isspace() and (is_traceback or self._pyspy is not None)  # children, chained exceptions
             if not _NO_DECORATION.search(before) and not is_inner:
                 self._decoration = _generalise(before)
@@ -143,9 +147,6 @@ class Reader:
             return line
         self._before += decoration.group()
         return line[decoration.end() :]
-
-    def _is_known(self, line: str) -> bool:
-        return self._decoration is not None and self._decoration.match(line) is not None
 
     def end(self) -> None:
         """Close the dump or log entry that is still open at the end of the stream."""

@@ -63,16 +63,15 @@ def describe_activity(group: Group, *, several: bool = False) -> str:
 def _awaits_threads(group: Group) -> str | None:
     """Return a clause for ranks that wait for a thread of theirs which decides, or for several that differ."""
     if group.awaited_differ:
-        each = [f"{words.printable(stack.name)} is in {_shown_frame(stack)}" for stack in group.awaited[:_MOST_THREADS]]
+        each = [
+            words.printable(f"{stack.name} is in {stack.user_frame or stack.frames[0]}")
+            for stack in group.awaited[:_MOST_THREADS]
+        ]
         return f"waits for threads of its own that differ: {words.join_words(each)}"
     if not group.awaited or group.awaited[0].frames != group.frames or group.waits_for in {"ranks", "gpu"}:
         return None
     does = activity.describe_activity(group.activity, group.operation)
     return f"waits for its thread {words.printable(group.awaited[0].name)}, which {does}"
-
-
-def _shown_frame(stack: Stack) -> str:
-    return words.printable(str(stack.user_frame or stack.frames[0]))
 
 
 def describe_caller(member: Member) -> str:

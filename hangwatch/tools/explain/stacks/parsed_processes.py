@@ -135,10 +135,17 @@ def _make_process(
 
     A path begins at its package; a path of the program begins at the directory of the program.
     """
-    program = next((place.file for place in reversed(main.places) if _is_program(place)), "") if main else ""
+    program = next(
+        (
+            place.file
+            for place in (reversed(main.places) if main else ())
+            if place.function == "<module>" and place.file.startswith("/") and not pyspy_json.is_installed(place.file)
+        ),
+        "",
+    )
     folder = posixpath.dirname(program).rstrip("/")
-    found = tuple(_thread(thread, folder, thread is main, interned) for thread in threads)
-    return ParsedProcess(pid, "", None, found, None)
+    stacks = tuple(_thread(thread, folder, thread is main, interned) for thread in threads)
+    return ParsedProcess(pid, "", None, stacks, None)
 
 
 def _thread(thread: ParsedThread, folder: str, is_main: bool, interned: Interned) -> Thread:
@@ -164,10 +171,6 @@ def is_outermost(place: Place) -> bool:
 
 def _is_installed(place: Place) -> bool:
     return place.is_compiled or pyspy_json.is_installed(place.file)
-
-
-def _is_program(place: Place) -> bool:
-    return place.function == "<module>" and place.file.startswith("/") and not pyspy_json.is_installed(place.file)
 
 
 class StackText(ABC):

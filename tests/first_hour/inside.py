@@ -20,6 +20,7 @@ import time
 import traceback
 import urllib.request
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import ClassVar
 
@@ -29,7 +30,13 @@ SCENARIO = Path("/var/lib/fake-driver/scenario")
 OUT = Path("/out")
 RANKS = 4
 IDLE_WATTS = 90
-PAGES_PORT = 8080
+PAGES_PORT = 5001  # as in alertmanager.example.yaml
+PAGES = f"http://127.0.0.1:{PAGES_PORT}"
+HOME = Path("/home/trainer")
+TORCHRUN = (
+    f"nohup venv/bin/torchrun --nproc-per-node {RANKS} --rdzv-backend c10d --rdzv-endpoint localhost:29500"
+    " --rdzv-id llama-70b train.py data > train.log 2>&1 &"
+)
 LONGEST_OUTPUT_LINES = 48
 DROP_IN = Path("/etc/systemd/system/hangwatch.service.d/no-real-gpu.conf")
 
@@ -226,16 +233,9 @@ def install(transcript: Transcript) -> None:
     transcript.type(f"cd hangwatch && deploy/systemd/install.sh --wheels {GIVEN}/wheels")
     transcript.type("systemctl is-active hangwatch; hangwatch --version")
     transcript.result("`deploy/systemd/install.sh`", "the unit is active")
-    transcript.say(
-        "What else is to happen as a job hangs: a [hook](docs/hooks.md), here one that posts to a channel of its own."
-    )
-    transcript.type("install -D -m 0755 -t /etc/hangwatch/hooks hangwatch/deploy/hooks/post-to-slack.py")
-    transcript.type(
-        f"install -m 0400 -o hangwatch <(echo http://127.0.0.1:{PAGES_PORT}/channel-of-the-hook) /etc/hangwatch/slack-url"
-    )
-    transcript.say("Who has this token sees incidents over the network; without readers, pages would not link to them.")
-    transcript.type("install -m 0400 -o hangwatch <(head -c 24 /dev/urandom | base64) /etc/hangwatch/token")
-    hooks = '[http]\nexternal_url = "http://gpu-07:9836"\nincidents_token_file = "/etc/hangwatch/token"\n[hooks]\non_hung = ["/etc/hangwatch/hooks/post-to-slack.py", "{incident}", "/etc/hangwatch/slack-url"]'
+    transcript.say("What else is to happen as a job hangs: a [hook](docs/hooks.md), here a copy of the incident.")
+    transcript.type("install -D -m 0755 -t /etc/hangwatch/hooks hangwatch/deploy/hooks/copy-incident.sh")
+    hooks = '[hooks]\non_hung = ["/etc/hangwatch/hooks/copy-incident.sh", "{incident}", "/var/lib/hangwatch/copies"]'
     transcript.type(
         f"echo {shlex.quote(hooks)} >> /etc/hangwatch/hangwatch.toml; hangwatch config --check /etc/hangwatch/hangwatch.toml"
     )
@@ -247,7 +247,8 @@ def install(transcript: Transcript) -> None:
 def watch(transcript: Transcript) -> None:
     transcript.say(
         "## Prometheus and Alertmanager",
-        "Rules and examples as they are in the repository; what is changed is the names of the nodes and where messages go.",
+        "Rules and examples as they are in the repository. The webhook needs no secret; Slack and PagerDuty are added, "
+        "at addresses of this machine.",
     )
     prometheus, alertmanager = Path("/etc/prometheus/prometheus.yml"), Path("/etc/prometheus/alertmanager.yml")
     transcript.type(
@@ -255,15 +256,11 @@ def watch(transcript: Transcript) -> None:
     )
     example = (CHECKOUT / "deploy/prometheus/prometheus.example.yaml").read_text()
     prometheus.write_text(example.replace('["node-1:9836", "node-2:9836"]', '["gpu-07:9836"]'))
-    secrets = Path("/etc/alertmanager/secrets")
-    secrets.mkdir(parents=True)
-    (secrets / "slack-webhook-url").write_text(f"http://127.0.0.1:{PAGES_PORT}/slack")
-    (secrets / "pagerduty-routing-key").write_text("0" * 32)
     example = (CHECKOUT / "deploy/prometheus/alertmanager.example.yaml").read_text()
-    example = re.sub("#(slack|pagerduty) ", "", example).replace("127.0.0.1:5001", f"127.0.0.1:{PAGES_PORT}")
-    example = re.sub(
-        r"( +)- (routing_key_file: .*)", rf"\1- \2\n\1  url: http://127.0.0.1:{PAGES_PORT}/pagerduty", example
-    )
+    example = re.sub("(?m)^( +)#(slack|pagerduty) ", r"\1", example)
+    example = re.sub(r"api_url_file: .*", f"api_url: {PAGES}/slack", example)
+    key = f"routing_key: {'0' * 32}\n        url: {PAGES}/pagerduty"
+    example = re.sub(r"routing_key_file: .*", key, example)
     alertmanager.write_text(example)
     transcript.type(
         "diff hangwatch/deploy/prometheus/prometheus.example.yaml /etc/prometheus/prometheus.yml", statuses=(1,)
@@ -275,6 +272,7 @@ def watch(transcript: Transcript) -> None:
         "promtool check config /etc/prometheus/prometheus.yml && amtool check-config /etc/prometheus/alertmanager.yml | head -1"
     )
     # Alertmanager searches for peers in a private network, and exits without one.
+    assert not Path("/etc/alertmanager").exists(), "a secret of Alertmanager"
     Path("/etc/default/prometheus-alertmanager").write_text('ARGS="--cluster.listen-address="\n')
     transcript.type(
         "systemctl restart prometheus prometheus-alertmanager; sleep 3; systemctl is-active prometheus prometheus-alertmanager"
@@ -289,13 +287,12 @@ def train(transcript: Transcript) -> list[int]:
         "User `trainer` starts a job; its program is tests/first_hour/train.py. Nothing in it knows of hangwatch.",
     )
     subprocess.run(["useradd", "--create-home", "--uid", "1004", "--shell", "/bin/bash", "trainer"], check=True)
-    home = Path("/home/trainer")
-    shutil.copy(CHECKOUT / "tests/first_hour/train.py", home)
-    (home / "data").mkdir()
+    shutil.copy(CHECKOUT / "tests/first_hour/train.py", HOME)
+    (HOME / "data").mkdir()
     for rank in range(RANKS):
-        (home / f"data/shard-{rank}").write_bytes(bytes(range(64)))
-    subprocess.run(["chown", "-R", "trainer:", home], check=True)
-    subprocess.run(["chmod", "0700", home], check=True)
+        (HOME / f"data/shard-{rank}").write_bytes(bytes(range(64)))
+    subprocess.run(["chown", "-R", "trainer:", HOME], check=True)
+    subprocess.run(["chmod", "0700", HOME], check=True)
     print(
         subprocess.run(
             [
@@ -309,13 +306,7 @@ def train(transcript: Transcript) -> list[int]:
             text=True,
         )
     )
-    transcript.type(
-        f"nohup venv/bin/torchrun --nproc-per-node {RANKS} --rdzv-backend c10d --rdzv-endpoint localhost:29500 --rdzv-id llama-70b train.py data > train.log 2>&1 &",
-        user="trainer",
-    )
-    within(120, lambda: len(ranks()) == RANKS, "the ranks are there")
-    pids = ranks()
-    within(120, lambda: "step" in (home / "train.log").read_text(), "the job makes steps")
+    pids = start_job(transcript)
     set_power([612.0, 605.0, 598.0, 609.0], pids)
     within(60, is_in_state("training"), "the daemon sees it train")
     time.sleep(60)
@@ -324,15 +315,37 @@ def train(transcript: Transcript) -> list[int]:
     return pids
 
 
+def start_job(transcript: Transcript) -> list[int]:
+    transcript.type(TORCHRUN, user="trainer")
+    within(120, lambda: len(ranks()) == RANKS, "the ranks are there")
+    within(120, lambda: "step" in (HOME / "train.log").read_text(), "the job makes steps")
+    return ranks()
+
+
+def stop_data() -> None:
+    """Replace the data of rank 3 by a FIFO, which blocks its reader like a file server that does not respond."""
+    shard = HOME / "data/shard-3"
+    os.mkfifo(shard.with_name("stuck"))
+    os.chown(shard.with_name("stuck"), 1004, 1004)
+    shard.with_name("stuck").rename(shard)
+
+
+def mend_data() -> None:
+    shard = HOME / "data/shard-3"
+    fifo = shard.with_name("stuck")
+    shard.rename(fifo)  # before the write: the process that reads it must find a file the next time
+    shutil.copy(shard.with_name("shard-0"), shard)
+    os.chown(shard, 1004, 1004)
+    fifo.write_bytes(bytes(range(64)))
+    fifo.unlink()
+
+
 def hang(transcript: Transcript, pids: list[int]) -> None:
     transcript.say(
         f"## {clock(transcript)} It hangs",
         "The file server of rank 3's data stops answering. Power falls; nothing is printed anywhere, and all processes live.",
     )
-    shard = Path("/home/trainer/data/shard-3")
-    os.mkfifo(shard.with_name("stuck"))
-    os.chown(shard.with_name("stuck"), 1004, 1004)
-    shard.with_name("stuck").rename(shard)
+    stop_data()
     time.sleep(3)
     set_power([118.0, 121.0, 117.0, 88.0], pids)
     transcript.type("tail -1 train.log; pgrep --count python", user="trainer")
@@ -365,13 +378,13 @@ def read(transcript: Transcript) -> None:
     assert command, "the page has no command"
     printed = transcript.type(command[0].removeprefix("sudo ").strip())
     assert f"no progress since {transcript.since} UTC" in printed, "the report tells another start than the page"
+    assert ", paged at " in printed
+    check_starts(transcript, printed)
     (path,) = re.findall(r"Do first +look at (/\S+):", printed)
     transcript.say("The file of the report, and whether it answers:")
     transcript.type(f"ls -l {path} && hangwatch check storage --path {path}", statuses=(0, 1))
-    transcript.say("The hook ran, and posted:")
-    transcript.type("hangwatch report | grep hook")
-    (posted,) = Services.to("channel-of-the-hook")
-    transcript.quote(posted["text"], [])
+    transcript.say("The hook ran:")
+    transcript.type("hangwatch report | grep hook; ls /var/lib/hangwatch/copies/gpu-07/*")
     transcript.say("The owner of the job reads the same, without root:")
     listed = transcript.type("hangwatch incidents; hangwatch report | head -12", user="trainer")
     assert re.sub(r"(\d) (\d)", r"\1T\2", re.sub("[-:]", "", transcript.since)) + "Z" in listed, listed
@@ -387,29 +400,80 @@ def read(transcript: Transcript) -> None:
         "the receiver of the example, without secrets"
     )
     assert "HangwatchNodeHasHungJob" not in json.dumps(Services.received), "a warning that the page holds back"
-    same = (
-        f"page, incident and report tell one start, {transcript.since[-8:]} UTC; `ls` and `check storage` find the file"
-    )
-    transcript.result("the file of the page is looked at", same)
+    places = "page, incident, report, its timeline, `status` and the metric"
+    transcript.result("each place tells one start of the hang", f"{places}: {transcript.since[-8:]} UTC")
+    transcript.result("the file of the page is looked at", "`ls` and `check storage` find it")
+
+
+def check_starts(transcript: Transcript, report: str) -> None:
+    """Assert that the status, the metric and the timeline of a report tell the start of the hang that the page tells."""
+    began = datetime.fromisoformat(f"{transcript.since}+00:00")
+    with urllib.request.urlopen("http://127.0.0.1:9836/metrics", timeout=5) as answer:
+        (quiet,) = re.findall(r"(?m)^hangwatch_job_quiet_seconds\{.*\} (\S+)", answer.read().decode())
+    starts = {"metric": datetime.now(timezone.utc) - timedelta(seconds=float(quiet))}
+    status = " ".join(transcript.type("hangwatch status | grep -A 8 ^llama").split())
+    for place, told in (
+        ("status", re.findall(r"no progress since ([\d:]+) UTC", status)),
+        ("timeline", re.findall(r"(?m)^\S+ ([\d:]+) UTC .*the last progress of the job", report)),
+    ):
+        assert len(told) == 1, f"{place} tells {len(told)} starts"
+        starts[place] = datetime.combine(began.date(), datetime.strptime(f"{told[0]}+0000", "%H:%M:%S%z").timetz())
+    for place, start in starts.items():
+        assert abs(start - began) < timedelta(seconds=2), f"{place}: {start}, the page: {began}"
 
 
 def mend(transcript: Transcript) -> None:
     transcript.say(f"## {clock(transcript)} It goes on", "The report says which file it is. The file server is mended.")
     before = len(pages())
-    shard = Path("/home/trainer/data/shard-3")
-    fifo = shard.with_name("stuck")
-    shard.rename(fifo)  # before the write: the process that reads it must find a file the next time
-    shutil.copy(shard.with_name("shard-0"), shard)
-    os.chown(shard, 1004, 1004)
-    fifo.write_bytes(bytes(range(64)))
+    mend_data()
     set_power([612.0, 605.0, 598.0, 609.0], ranks())
     within(120, is_in_state("recovered"), "recovered")
     within(180, lambda: len(pages()) > before, "Slack hears of it")
     transcript.say("Slack:")
     (attachment,) = pages()[-1]["attachments"]
-    transcript.quote(attachment["title"], [])
+    assert f"Since: {transcript.since} UTC" in attachment["text"], "the resolved message tells another start"
+    transcript.quote(attachment["title"], [("Since", f"{transcript.since} UTC")])
     transcript.type("hangwatch incidents; hangwatch status")
     transcript.result("the data is back", "`recovered`, the page is resolved")
+
+
+def without_gpus(transcript: Transcript) -> None:
+    transcript.say(
+        f"## {clock(transcript)} A node without GPUs",
+        "The driver is removed and the job started again: only its collectives are left to be counted.",
+    )
+    subprocess.run(["pkill", "-u", "trainer"], check=True)
+    within(60, lambda: not ranks(), "the ranks end")
+    DROP_IN.unlink()
+    Path("/usr/lib/libnvidia-ml.so.1").unlink()
+    subprocess.run("ldconfig; systemctl daemon-reload; systemctl restart hangwatch", shell=True, check=True)
+    start_job(transcript)
+    within(60, lambda: "learning:" in status(), "the collectives are counted")
+    learning = " ".join(transcript.type("hangwatch status | sed '/^check/,$d'").split())
+    assert re.search(r"learning: \d+ collectives so far", learning), learning
+    assert "detects no hang" not in status(), "the status denies what the daemon can do"
+    within(300, is_in_state("training"), "the daemon sees it train")
+    before = len(pages())
+    stop_data()
+    began = time.monotonic()
+    within(240, lambda: len(pages()) > before, "the page without GPUs")
+    seconds = time.monotonic() - began
+    (attachment,) = pages()[-1]["attachments"]
+    transcript.quote(attachment["title"], [])
+    assert "rank 3 on gpu-07: open data/shard-3" in attachment["title"], attachment["title"]
+    within(60, is_in_state("hung"), "hung")
+    time.sleep(60)  # longer than HangwatchBlind would take from the start of the hang
+    with urllib.request.urlopen("http://127.0.0.1:9090/api/v1/alerts", timeout=5) as answer:
+        names = {alert["labels"]["alertname"] for alert in json.load(answer)["data"]["alerts"]}
+    assert "HangwatchBlind" not in names and "HangwatchBlind" not in json.dumps(Services.received), names
+    mend_data()
+    within(120, is_in_state("recovered"), "recovered")
+    blind = f"`learning`, `training`; page {seconds:.0f} s after the hang; HangwatchBlind is silent"
+    transcript.result("the same without GPUs, by collectives alone", blind)
+
+
+def status() -> str:
+    return subprocess.run(["hangwatch", "status"], capture_output=True, text=True, check=False).stdout
 
 
 STEPS = (machine, install, watch)
@@ -424,6 +488,7 @@ def main() -> int:
         hang(told, pids)
         read(told)
         mend(told)
+        without_gpus(told)
         (OUT / "first-hour.md").write_text(told.text.rstrip() + "\n")
         (OUT / "first-hour.table").write_text(told.results)
         return 0

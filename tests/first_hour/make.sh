@@ -21,7 +21,7 @@ fi
 mkdir "$work/given/torch" "$work/given/checkout/tests"
 cp -R "$checkout/tests/first_hour" "$work/given/checkout/tests"
 ln "$work"/torch/*.whl "$work/given/torch/"
-run_machine debian-prometheus 1200 tests/first_hour/inside.py --hostname=gpu-07
+run_machine debian-prometheus 1800 tests/first_hour/inside.py --hostname=gpu-07
 mv "$work/out/first-hour.md" "$work/first-hour.md"
 echo "==> $work/first-hour.md"
 (cd "$checkout" && .venv/bin/python -m benchmarks.results first-hour "make first-hour" < "$work/out/first-hour.table")

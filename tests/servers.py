@@ -4,12 +4,14 @@ Each server is a context manager: ready when `with` begins, ended when `with` en
 """
 
 import contextlib
+import http.client
 import http.server
 import json
 import os
 import random
 import shutil
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -358,6 +360,21 @@ def get(url: str, timeout_seconds: float = 30.0) -> tuple[int, bytes]:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
+
+
+def ask_port(
+    port: int, path: str, method: str = "GET", context: ssl.SSLContext | None = None, **headers: str
+) -> tuple[int, bytes, dict[str, str]]:
+    """Send a request to a port of this machine, by TLS with `context`. Return the status, body and headers."""
+    connection = (
+        http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=context)
+        if context is not None
+        else http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    )
+    with contextlib.closing(connection):
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read(), dict(answer.getheaders())
 
 
 def require_host_name(name: str = socket.gethostname()) -> None:

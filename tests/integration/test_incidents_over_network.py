@@ -29,6 +29,7 @@ from tests import samples
 from tests.certificates import make_authority, make_certificate
 from tests.commands import finished, hangwatch, refused
 from tests.conftest import wait_for
+from tests.servers import ask_port
 
 SECRET = "s3cret-of-alice"
 HASH = bcrypt.hashpw(SECRET.encode(), bcrypt.gensalt(4)).decode()
@@ -95,17 +96,7 @@ def client(pki: Path, authority: str = "ca", shown: str | None = None) -> ssl.SS
 
 
 def get(port: int, path: str, context: ssl.SSLContext | None = None, **headers: str) -> tuple[int, bytes]:
-    connection = (
-        http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=context)
-        if context is not None
-        else http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    )
-    try:
-        connection.request("GET", path, headers=headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    finally:
-        connection.close()
+    return ask_port(port, path, context=context, **headers)[:2]
 
 
 def folders(kept: Store) -> list[str]:

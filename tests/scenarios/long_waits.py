@@ -85,16 +85,21 @@ def await_loader(me: Rank, task: str, argument: str) -> None:
     loader.next_batch(me.loader, f"{task} {argument}")
 
 
-def await_process(me: Rank, task: str, argument: str) -> None:
-    """Wait at a queue for a forked process of the same program, which does a task first."""
-    reads, writes = os.pipe()
+def fork(me: Rank, run: Callable[[], object], *unused: int) -> None:
+    """Start a process of the same program that calls `run`. It closes the descriptors `unused` first."""
     rank = os.getpid()
     if os.fork() == 0:
         set_identity("python", rank, me.folder)
-        os.close(reads)
-        TASKS[task](argument)
-        os.write(writes, b".")
+        for descriptor in unused:
+            os.close(descriptor)
+        run()
         os._exit(0)
+
+
+def await_process(me: Rank, task: str, argument: str) -> None:
+    """Wait at a queue for a forked process of the same program, which does a task first."""
+    reads, writes = os.pipe()
+    fork(me, lambda: (TASKS[task](argument), os.write(writes, b".")), reads)
     os.close(writes)
     os.read(reads, 1)
 
@@ -102,14 +107,7 @@ def await_process(me: Rank, task: str, argument: str) -> None:
 def fill_pipe(me: Rank, task: str, argument: str) -> None:
     """Write to a full pipe, which a forked process of the same program reads after a task."""
     reads, writes = os.pipe()
-    rank = os.getpid()
-    if os.fork() == 0:
-        set_identity("python", rank, me.folder)
-        os.close(writes)
-        TASKS[task](argument)
-        while os.read(reads, 1 << 16):
-            pass
-        os._exit(0)
+    fork(me, lambda: (TASKS[task](argument), os.fdopen(reads, "rb").read()), writes)
     os.close(reads)
     left = bytes(1 << 20)
     while left:
@@ -119,13 +117,8 @@ def fill_pipe(me: Rank, task: str, argument: str) -> None:
 
 def fill_queue(me: Rank, task: str, argument: str) -> None:
     """Put into a full queue of multiprocessing, from which a forked process takes after a task."""
-    context, named = _prepare(me)
-    queue = context.Queue(1)
-    if os.fork() == 0:
-        named()
-        TASKS[task](argument)
-        queue.get()
-        os._exit(0)
+    queue = _prepare(me)[0].Queue(1)
+    fork(me, lambda: (TASKS[task](argument), queue.get()))
     queue.put(1)
     queue.put(2)
     queue.cancel_join_thread()
@@ -250,13 +243,7 @@ def lock_beside(server: socket.socket, way: str) -> None:
 def await_in_circle(me: Rank, _task: str, _argument: str) -> None:
     """Wait for a process that waits for this rank."""
     questions, answers = os.pipe(), os.pipe()
-    rank = os.getpid()
-    if os.fork() == 0:
-        set_identity("python", rank, me.folder)
-        os.close(questions[1])
-        os.close(answers[0])
-        os.read(questions[0], 1)
-        os._exit(0)
+    fork(me, lambda: os.read(questions[0], 1), questions[1], answers[0])
     os.close(questions[0])
     os.close(answers[1])
     os.read(answers[0], 1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,13 @@ def job(ranks: int = 8, pid: int = 100, world_size: int | None = None) -> Job:
             for i in range(ranks)
         ),
     )
+
+
+def gpu_samples(powers: Sequence[float | None], limit_watts: float = 700.0) -> dict[str, GpuSample]:
+    return {
+        f"GPU-{i}": GpuSample(index=i, uuid=f"GPU-{i}", power_watts=watts, power_limit_watts=limit_watts)
+        for i, watts in enumerate(powers)
+    }
 
 
 def assert_times_mean_something(watch: JobWatch) -> None:
@@ -91,10 +99,7 @@ class Series:
         powers = watts if isinstance(watts, list) else [watts] * self.ranks
         for _ in range(int(seconds / step)):
             self.now += step
-            samples = {
-                f"GPU-{i}": GpuSample(index=i, uuid=f"GPU-{i}", power_watts=w, power_limit_watts=self.limit)
-                for i, w in enumerate(powers)
-            }
+            samples = gpu_samples(powers, self.limit)
             self._take(
                 *detector.apply_sample(
                     self.watch, samples, self.now, self.rules, idle=self.idle, gpu_errors_at=self.gpu_errors_at
@@ -826,7 +831,7 @@ def test_a_look_that_takes_long_begins_as_much_earlier() -> None:
     series = Series().feed(600, 300).feed(110, HELD)
     series.captured(8, 0)
     series.watch = job_watch.with_open_incident(series.watch, capture_wanted_at=None)
-    sample = {f"GPU-{i}": GpuSample(index=i, uuid=f"GPU-{i}", power_watts=110, power_limit_watts=700) for i in range(8)}
+    sample = gpu_samples([110] * 8)
     fell = series.watch.quiet_since
 
     def takes_capture(seconds_left: float, **more: float) -> bool:

@@ -11,8 +11,8 @@ from hangwatch.detector import Action, TakeCapture, Transition, job_watch
 from hangwatch.detector.job_watch import JobWatch, MotionCount
 from hangwatch.detector.on_power import SAMPLE_GAP_SECONDS
 from hangwatch.detector.power_level import GpuPower
-from hangwatch.model import GpuSample, Job, JobName, JobState, ProcessId, Rank, RankId
-from tests.unit.test_detector import assert_times_mean_something
+from hangwatch.model import Job, JobName, JobState, ProcessId, Rank, RankId
+from tests.unit.test_detector import assert_times_mean_something, gpu_samples
 
 RULES = Detector(
     confirming_captures=1,
@@ -49,12 +49,8 @@ class Played:
         powers = watts if len(watts) > 1 else watts * self.gpus
         for _ in range(seconds):
             self.now += every
-            samples = {
-                f"GPU-{i}": GpuSample(index=i, uuid=f"GPU-{i}", power_watts=w, power_limit_watts=700.0)
-                for i, w in enumerate(powers)
-            }
-            watch, actions = detector.apply_sample(self.watch, samples, self.now, self.rules, gap_seconds=gap_seconds)
-            self._take(watch, actions)
+            samples = gpu_samples(powers)
+            self._take(*detector.apply_sample(self.watch, samples, self.now, self.rules, gap_seconds=gap_seconds))
         return self
 
     def captured(self, frozen: int = 0, moving: int = 0, unknown: int = 0, **more: object) -> Played:

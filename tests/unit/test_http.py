@@ -2,7 +2,6 @@
 
 import asyncio
 import gzip
-import http.client
 import json
 import os
 import resource
@@ -34,6 +33,7 @@ from hangwatch.web.http_server import PortTakenError, ServeError, Server
 from hangwatch.web.listener import MAX_HEADER_BYTES, REQUEST_SECONDS, Answer, Listener, Request, text
 from tests.conftest import wait_for
 from tests.other_users import as_thread_of, needs_root
+from tests.servers import ask_port
 
 
 class Status(Value, frozen=True):
@@ -77,21 +77,6 @@ def both_ports(
 def server(problem: str | None = None, registry: CollectorRegistry | None = None, **settings: object) -> Iterator[int]:
     with both_ports(problem, registry, **settings) as (port, _):
         yield port
-
-
-def get(
-    port: int, path: str, method: str = "GET", context: ssl.SSLContext | None = None, **headers: str
-) -> tuple[int, bytes, dict[str, str]]:
-    connection = (
-        http.client.HTTPSConnection("127.0.0.1", port, timeout=30, context=context)
-        if context is not None
-        else http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    )
-    connection.request(method, path, headers=headers)
-    answer = connection.getresponse()
-    body = answer.read()
-    connection.close()
-    return answer.status, body, dict(answer.getheaders())
 
 
 def sent(port: int, request: bytes) -> bytes:
@@ -141,25 +126,25 @@ def trusting(pair: dict[str, str]) -> ssl.SSLContext:
 
 def test_metrics_health_and_status() -> None:
     with server() as port:
-        status, _, headers = get(port, "/metrics")
+        status, _, headers = ask_port(port, "/metrics")
         assert status == 200
         assert headers["Content-Type"].startswith("text/plain")
-        assert get(port, "/healthz")[:2] == (200, b"ok\n")
-        assert json.loads(get(port, "/status")[1]) == {"node": "n1"}
-        assert get(port, "/")[0] == 200
-        assert get(port, "/nothing")[0] == 404
-        assert get(port, "/metrics", method="POST")[0] == 405
-        assert get(port, "/metrics", method="HEAD")[1] == b""
+        assert ask_port(port, "/healthz")[:2] == (200, b"ok\n")
+        assert json.loads(ask_port(port, "/status")[1]) == {"node": "n1"}
+        assert ask_port(port, "/")[0] == 200
+        assert ask_port(port, "/nothing")[0] == 404
+        assert ask_port(port, "/metrics", method="POST")[0] == 405
+        assert ask_port(port, "/metrics", method="HEAD")[1] == b""
 
 
 def test_an_unhealthy_daemon_says_so() -> None:
     with server("the sampling task has not run for 99 s") as port:
-        assert get(port, "/healthz")[:2] == (503, b"the sampling task has not run for 99 s\n")
+        assert ask_port(port, "/healthz")[:2] == (503, b"the sampling task has not run for 99 s\n")
 
 
 def test_without_a_token_no_stack_is_served() -> None:
     with server() as port:
-        assert get(port, "/incidents/20260101T000000Z-42/report.html")[0] == 404
+        assert ask_port(port, "/incidents/20260101T000000Z-42/report.html")[0] == 404
 
 
 def test_with_a_token_only_its_holder_sees_stacks(tmp_path: Path) -> None:
@@ -167,14 +152,14 @@ def test_with_a_token_only_its_holder_sees_stacks(tmp_path: Path) -> None:
     token.write_text("0123456789abcdef\n")
     page = "/incidents/20260101T000000Z-42/"
     with server(incidents_token_file=str(token)) as port:
-        assert get(port, page)[0] == 401
-        assert get(port, page, Authorization="Bearer wrong")[0] == 401
-        assert get(port, page, Authorization="Bearer é")[0] == 401
-        status, body, headers = get(port, page, Authorization="Bearer 0123456789abcdef")
+        assert ask_port(port, page)[0] == 401
+        assert ask_port(port, page, Authorization="Bearer wrong")[0] == 401
+        assert ask_port(port, page, Authorization="Bearer é")[0] == 401
+        status, body, headers = ask_port(port, page, Authorization="Bearer 0123456789abcdef")
         assert (status, body) == (200, b"<h1>stacks</h1>")
         assert headers["Cache-Control"] == "no-store"
         for other in ("/incidents/../etc/passwd", "/incidents/x/incident.json", f"{page}report.html/"):
-            assert get(port, other, Authorization="Bearer 0123456789abcdef")[0] == 404
+            assert ask_port(port, other, Authorization="Bearer 0123456789abcdef")[0] == 404
 
 
 @pytest.mark.parametrize(("content", "word"), [(None, "No such file"), ("short", "shorter than 16")])
@@ -215,17 +200,17 @@ def test_half_requests_do_not_block_others() -> None:
         idle = [socket.create_connection(("127.0.0.1", port)) for _ in range(1)]
         for one in idle:
             one.sendall(b"GET /metrics HTTP/1.1\r\n")
-        assert get(port, "/healthz")[0] == 200
+        assert ask_port(port, "/healthz")[0] == 200
         for one in idle:
             one.close()
 
 
 def test_huge_headers_are_refused() -> None:
     with server() as port:
-        assert get(port, "/metrics", **{"X-Junk": "x" * (MAX_HEADER_BYTES - 1000)})[0] == 200
-        assert get(port, "/metrics", **{"X-Junk": "x" * 20000})[0] == 431
+        assert ask_port(port, "/metrics", **{"X-Junk": "x" * (MAX_HEADER_BYTES - 1000)})[0] == 200
+        assert ask_port(port, "/metrics", **{"X-Junk": "x" * 20000})[0] == 431
         assert sent(port, b"GET /metrics HTTP/1.1\r\nX-Junk: " + b"x" * 200000) == b""
-        assert get(port, "/healthz")[0] == 200
+        assert ask_port(port, "/healthz")[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -265,11 +250,11 @@ def test_what_is_answered_to_what_may_come(request_bytes: bytes, answers: list[b
 def test_health_has_a_port_of_its_own_that_says_nothing_else(pair: dict[str, str]) -> None:
     for settings in ({}, pair):
         with both_ports(**settings) as (_, health_port):
-            assert get(health_port, "/healthz")[:2] == (200, b"ok\n")
+            assert ask_port(health_port, "/healthz")[:2] == (200, b"ok\n")
             for path in ("/", "/metrics", "/status", "/incidents/20260101T000000Z-42/"):
-                assert get(health_port, path)[0] == 404
+                assert ask_port(health_port, path)[0] == 404
     with both_ports("the sampling task has not run for 99 s") as (_, health_port):
-        assert get(health_port, "/healthz")[:2] == (503, b"the sampling task has not run for 99 s\n")
+        assert ask_port(health_port, "/healthz")[:2] == (503, b"the sampling task has not run for 99 s\n")
 
 
 def test_health_is_beside_the_port_that_was_chosen() -> None:
@@ -284,7 +269,7 @@ def test_health_is_beside_the_port_that_was_chosen() -> None:
 
 def test_tls_serves_https(pair: dict[str, str], tmp_path: Path) -> None:
     with server(**pair) as port:
-        assert get(port, "/healthz", context=trusting(pair))[0] == 200
+        assert ask_port(port, "/healthz", context=trusting(pair))[0] == 200
         assert b"HTTP" not in sent(port, b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
     with pytest.raises(ServeError, match="set both"), server(tls_certificate="x"):
         pass
@@ -309,8 +294,8 @@ def test_idle_and_slow_clients_do_not_delay_others(tls: bool, pair: dict[str, st
         for one in idle[::10]:
             with suppress(ConnectionError):
                 one.sendall(b"\x16\x03" if tls else b"GET /metrics HTT")
-        assert get(port, "/metrics", context=context)[0] == 200
-        assert get(health_port, "/healthz")[0] == 200
+        assert ask_port(port, "/metrics", context=context)[0] == 200
+        assert ask_port(health_port, "/healthz")[0] == 200
         for one in idle:
             one.close()
 
@@ -342,7 +327,7 @@ def test_readers_that_do_not_read_give_their_place_away() -> None:
             one.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
             assert one.recv(8) == b"HTTP/1.1"
             crowd.append(one)
-        assert get(port, "/healthz")[0] == 200
+        assert ask_port(port, "/healthz")[0] == 200
         assert len(rest(crowd[0])) < 9_000_000  # the response was cut off
         for one in crowd:
             one.close()
@@ -393,7 +378,7 @@ def test_scrapes_at_the_same_time_are_one_and_delay_no_other_page() -> None:
             scrape.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
         wait_for(lambda: slow.begun, "a scrape to begin")
         # The server reads requests in the order of their arrival: it has all scrapes when it answers these.
-        assert get(port, "/healthz")[0] == get(health_port, "/healthz")[0] == 200
+        assert ask_port(port, "/healthz")[0] == ask_port(health_port, "/healthz")[0] == 200
         slow.go.set()
         (page,) = {rest(scrape).partition(b"\r\n\r\n")[2] for scrape in scrapes}
         assert b"slow 1.0" in page
@@ -417,8 +402,8 @@ def test_metrics_are_compressed_if_the_client_accepts_gzip(accepted: str, is_gzi
     for index in range(500):
         watts.labels(f"GPU-{index}").set(index)
     with server(registry=registry) as port:
-        _, plain, _ = get(port, "/metrics")
-        status, body, headers = get(port, "/metrics", **{"Accept-Encoding": accepted})
+        _, plain, _ = ask_port(port, "/metrics")
+        status, body, headers = ask_port(port, "/metrics", **{"Accept-Encoding": accepted})
     assert status == 200
     assert (headers.get("Content-Encoding") == "gzip") == is_gzipped
     assert (gzip.decompress(body) if is_gzipped else body) == plain
@@ -431,7 +416,7 @@ def test_what_is_compressed_is_what_was_made_last() -> None:
     step = Gauge("step", "of a job", registry=registry)
 
     def shown(port: int) -> bytes:
-        return gzip.decompress(get(port, "/metrics", **{"Accept-Encoding": "gzip"})[1])
+        return gzip.decompress(ask_port(port, "/metrics", **{"Accept-Encoding": "gzip"})[1])
 
     with server(registry=registry) as port:
         for number in (1, 2):
@@ -441,9 +426,9 @@ def test_what_is_compressed_is_what_was_made_last() -> None:
 
 def test_metrics_format_follows_the_accept_header() -> None:
     with server() as port:
-        assert get(port, "/metrics", Accept="text/html;q=0.9,*/*")[2]["Content-Type"].startswith("text/plain")
+        assert ask_port(port, "/metrics", Accept="text/html;q=0.9,*/*")[2]["Content-Type"].startswith("text/plain")
         for accept in ("application/openmetrics-text", "application/openmetrics-text;version=1.0.0;escaping=dots,*/*"):
-            _, body, headers = get(port, "/metrics", Accept=accept)
+            _, body, headers = ask_port(port, "/metrics", Accept=accept)
             assert headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
             assert body.endswith(b"# EOF\n")
 

@@ -33,6 +33,7 @@ from hangwatch.stacks.grouping import group_ranks
 from hangwatch.stacks.process_activity import find_process_activity
 from hangwatch.stacks.sleeps import find_sleep
 from hangwatch.verdict.judge import judge
+from tests.hangs import frames
 from tests.samples import change_dump
 from tests.unit.test_waitfor import record, recorder
 
@@ -49,15 +50,6 @@ TEN_MS = SystemCall(number=230, kind="sleeps", left_seconds=0.01)
 OPENS = SystemCall(number=257, name="openat", object="file")
 READS = SystemCall(number=0, name="read", kind="receives", descriptors=(5,), object="file")
 HTTP = Awaited(name="10.0.0.9 port 8000")
-
-
-def frames(lines: list[str]) -> tuple[Frame, ...]:
-    found = []
-    for line in lines:
-        function, _, rest = line.rstrip(")").rpartition(" (")
-        file, colon, number = rest.rpartition(":")
-        found.append(Frame(function=function, file=file if colon else rest, line=int(number) if colon else None))
-    return tuple(found)
 
 
 def measure(

@@ -67,8 +67,7 @@ class Sample(contract.Sample, frozen=True):
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
     """Read the new records of /dev/kmsg and the XIDs of NVML. Both probes also return the events of earlier reads."""
-    log = node.kernel_log.read(node.dev_root / "kmsg")
-    details = query.details(node, XidDetails)
+    log, details = node.kernel_log.read(node.dev_root / "kmsg"), query.details(node, XidDetails)
     from_nvml = details.events if isinstance(details, XidDetails) else ()
     if (log is None or isinstance(log, Fault)) and not from_nvml:
         return log

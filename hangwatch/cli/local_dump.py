@@ -9,6 +9,7 @@ import click
 from msgspec.structs import replace
 
 from hangwatch import config, words
+from hangwatch.capture import source_lines
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.capture.request import CaptureRequest, GpuSources
 from hangwatch.cli import node_jobs, progress_line, screen
@@ -19,23 +20,20 @@ from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError, with_sudo
 from hangwatch.errors import TemporaryError, UserError
 from hangwatch.jobs import likely_ranks, membership
-from hangwatch.model import Frame, Group, Grouping, Incident, Job, JobState, RankDump, Verdict
+from hangwatch.model import Frame, Grouping, Incident, Job, JobState, RankDump, Verdict
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.sampler import NvmlSampler, run_sampler
 from hangwatch.probes.node import host
-from hangwatch.probes.process import source_line
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.probes.process.pyspy import DumpMode
 from hangwatch.report import phrases, text
 from hangwatch.stacks import activity
-from hangwatch.stacks.user_code import innermost_user_frame, split_groups_by_line
+from hangwatch.stacks.user_code import split_groups_by_line
 from hangwatch.verdict import second_round
 from hangwatch.verdict.wording import stuck_on
 
 MOST_OWNERS = 8
 MOST_LIKELY_RANKS = 64
-_MOST_GROUPS = 4  # with source lines
-_MOST_SECONDS = 4.0  # for source lines
 
 
 def dump_local(options: DumpOptions) -> int:
@@ -301,29 +299,7 @@ def _write_or_show(options: DumpOptions, incident: Incident, *, is_only_job: boo
 
 
 def _read_source_lines(grouping: Grouping, verdict: Verdict, uid: int | None) -> dict[Frame, str]:
-    """Return the source line of the innermost frame of the program, for the groups of suspects or for an only group.
-
-    For a suspect that waits for a worker or thread, also the line of that worker or thread. The lines are printed and
-    never stored. `uid` is that of the job as the scan saw it; None if it has several, or other ids than the node.
-    """
+    """Return the source lines of the groups of suspects, or of an only group. They are printed and not stored."""
     parts = split_groups_by_line(grouping).groups
     odd = phrases.odd_groups(parts, verdict)
-    shown = [group for group in parts if group.key in odd] or parts[: len(parts) == 1]
-    lines: dict[Frame, str] = {}
-    end = time.monotonic() + _MOST_SECONDS
-    for pid, frame in _find_frames(shown[:_MOST_GROUPS]):
-        if frame not in lines and time.monotonic() < end and (line := source_line.read(pid, frame, uid)):
-            lines[frame] = line
-    return lines
-
-
-def _find_frames(groups: Sequence[Group]) -> Iterator[tuple[int, Frame]]:
-    for group in groups:
-        pid = group.members[0].id.pid
-        if pid is None:
-            continue
-        if (frame := innermost_user_frame(group)) is not None:
-            yield pid, frame
-        for stack in (*group.workers, *group.threads):
-            if stack.user_frame is not None:
-                yield stack.pid or pid, stack.user_frame
+    return source_lines.read([group for group in parts if group.key in odd] or parts[: len(parts) == 1], uid)

@@ -188,8 +188,7 @@ def _find_numbers(
     completed = {rank: group_records.completed for rank, group_records in records.items()}
     silent = [rank for rank in members if rank not in records and rank in by_key]
     if generations == {1} and silent and waits:
-        lowest = min(wait.number for wait in waits.values())
-        first = next(iter(records.values()))
+        lowest, first = min(wait.number for wait in waits.values()), next(iter(records.values()))
         earliest: dict[str | None, float] = {}
         for rank, wait in waits.items():
             if wait.number == lowest:

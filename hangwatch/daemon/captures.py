@@ -8,7 +8,7 @@ from functools import partial
 from typing import NamedTuple
 
 from hangwatch import words
-from hangwatch.capture import stack_limits
+from hangwatch.capture import source_lines, stack_limits
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.capture.request import CaptureRequest, GpuSources, NodePaths
 from hangwatch.daemon.context import DaemonContext
@@ -89,6 +89,7 @@ class CaptureRunner:
             if wanted.result == "gap":
                 self._record_gap_capture(look)
                 return
+            look = source_lines.add_evidence(look)
             with common.running_steps.running(job.name.in_log, "the scan after its capture"):
                 self._scan(common.clock())  # a job that ended during its capture must not be judged as hung
                 common.change(steps.record_capture, look, now=common.clock(), settings=settings)

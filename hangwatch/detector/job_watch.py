@@ -244,8 +244,7 @@ def is_restart(watch: JobWatch, job: Job) -> bool:
     """
     if watch.identity.has_ranks != (job.waiting is None):
         return True
-    present = frozenset(job.processes)
-    known = watch.identity.generation
+    present, known = frozenset(job.processes), watch.identity.generation
     return bool(present - known) and bool(known - present)
 
 

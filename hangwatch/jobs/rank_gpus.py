@@ -38,8 +38,7 @@ def _visible(environ: Mapping[str, str], uuids: list[str], instances: Mapping[st
 
     `instances` are the GPUs of the MIG instances. CUDA shows one instance to a process, by its uuid.
     """
-    granted = _granted(environ, uuids, instances)
-    value = environ.get("CUDA_VISIBLE_DEVICES")
+    granted, value = _granted(environ, uuids, instances), environ.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return granted
     names = [name.strip() for name in value.split(",")]

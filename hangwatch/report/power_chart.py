@@ -166,8 +166,7 @@ def _find_watts(gpu: PowerSeries, unix_seconds: float) -> float | None:
 
 def _draw_path(times: Sequence[float], watts: Sequence[float], plane: _Plane) -> str:
     """Return an SVG path through the samples, with peaks and dips. A long pause is drawn as a gap."""
-    kept = _choose_samples(watts)
-    steps = sorted(b - a for a, b in pairwise(times))
+    kept, steps = _choose_samples(watts), sorted(b - a for a, b in pairwise(times))
     gap = _GAP * steps[len(steps) // 2]
     parts: list[str] = []
     for number, index in enumerate(kept):

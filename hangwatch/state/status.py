@@ -201,7 +201,7 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
 def _message(entry: JobEntry) -> str:
     """Return the message of the detector, or how far it has learned the usual gaps of a job."""
     progress = entry.watch.progress
-    if entry.watch.state is JobState.STARTING and progress.total:
+    if entry.watch.state is JobState.STARTING and progress.progressed_at is not None:
         return f"learning: {words.count(round(progress.total), 'collective')} so far"
     return entry.watch.message
 

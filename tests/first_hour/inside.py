@@ -379,6 +379,9 @@ def read(transcript: Transcript) -> None:
     printed = transcript.type(command[0].removeprefix("sudo ").strip())
     assert f"no progress since {transcript.since} UTC" in printed, "the report tells another start than the page"
     assert ", paged at " in printed
+    evidence = " ".join(printed.split())
+    assert 'read_shard (train.py:21): with open(path, "rb") as shard' in evidence
+    assert "the working directory of rank 3 (gpu-07) is /home/trainer" in evidence
     check_starts(transcript, printed)
     (path,) = re.findall(r"Do first +look at (/\S+):", printed)
     transcript.say("The file of the report, and whether it answers:")

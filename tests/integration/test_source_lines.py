@@ -10,8 +10,13 @@ import msgspec
 import pytest
 from msgspec import structs
 
+from hangwatch import config
+from hangwatch.capture import source_lines
+from hangwatch.capture.diagnosis import diagnose_job
+from hangwatch.cli import local_dump, node_jobs
 from hangwatch.model import Frame
 from hangwatch.probes.process import credentials, source_line, source_line_child
+from hangwatch.stacks import activity
 from tests.commands import HANGWATCH, finished
 from tests.integration import targets
 from tests.other_users import needs_root
@@ -83,6 +88,43 @@ def test_a_line_is_read_with_the_rights_of_the_owner(mode: int, shown: str, tmp_
     (tmp_path / "program.py").chmod(mode)
     with targets.python(code, tmp_path) as pid:
         assert source_line.read(pid, FRAME) == shown
+
+
+@needs_root
+@pytest.mark.parametrize(("owner", "shown"), [(65534, SLEEP), (0, "")])
+def test_daemon_reads_only_files_of_the_owner(owner: int, shown: str, tmp_path: Path) -> None:
+    open_for_all(tmp_path)
+    code = running(tmp_path / "program.py", tmp_path, before=AS_NOBODY)
+    os.chown(tmp_path / "program.py", owner, owner)
+    with targets.python(code, tmp_path) as pid:
+        rights = credentials.read_credentials(pid)
+        assert rights is not None and rights.uid == 65534
+        question = source_line_child.Question(pid=pid, path=str(tmp_path / "program.py"), line=6, rights=rights)
+        as_daemon = ["setpriv", "--bounding-set", "-setuid,-setgid", sys.executable, "-I", "-m"]
+        done = subprocess.run(
+            [*as_daemon, "hangwatch.probes.process.source_line_child"],
+            input=msgspec.json.encode(question),
+            capture_output=True,
+            timeout=60,
+        )
+    assert (done.stdout.decode(), done.stderr) == (shown, b"")
+
+
+def test_incident_keeps_line_and_working_directory_of_a_named_rank(tmp_path: Path) -> None:
+    secret = "  # token=hf_" + "x" * 34
+    with targets.python(running(tmp_path / "program.py", tmp_path, end=secret), tmp_path) as pid:
+        (job,), _ = node_jobs.jobs_of_pids((pid,), None, config.Jobs())
+        table = activity.load(config.Activities().rules)
+        look = diagnose_job(job, local_dump.dump_request("n1", config.Capture(), table), table)
+        rank = look.grouping.members[0].id
+        named = structs.replace(look, uid=os.geteuid(), verdict=structs.replace(look.verdict, named=(rank,)))
+        sources = [one for one in source_lines.add_evidence(named).verdict.evidence if one.kind == "source"]
+        directory = Path(f"/proc/{pid}/cwd").readlink()
+        assert source_lines.add_evidence(look) == look
+        assert source_lines.add_evidence(structs.replace(named, uid=None)).verdict == named.verdict
+    line, folder = (source.message for source in sources)
+    assert line.startswith(f"rest (program.py:6): {SLEEP}") and "xxx" not in line
+    assert folder.endswith(f" is {directory}") and sources[0].ranks == (rank,)
 
 
 def test_a_process_that_went_on_has_no_line(tmp_path: Path) -> None:

@@ -50,8 +50,7 @@ def read(
         return None
     same = itertools.takewhile(lambda each: each is not None and _is_same(each, last_call), reversed(calls))
     search = _Search(pid, related_pids, end, proc_root, JobHolders((), lambda *_: (), strangers))
-    child = _child(pid, call.child, proc_root)
-    is_lock = call.kind == "locks"
+    child, is_lock = _child(pid, call.child, proc_root), call.kind == "locks"
     return KernelCall(
         name=call.name,
         says=system_calls.calls_by_name()[call.name].says or call.name,

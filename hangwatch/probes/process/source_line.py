@@ -1,4 +1,4 @@
-"""Read the source line of a frame of a process, with the rights of its owner. Only for a person who dumps a process.
+"""Read the source line of a frame of a process, with the rights of its owner. Only this owner may read the line.
 
 py-spy is called again, because the frames of a dump have no whole paths. Nothing is paused.
 """

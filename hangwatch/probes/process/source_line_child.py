@@ -2,8 +2,9 @@
 
 Started as `python -I -m hangwatch.probes.process.source_line_child` with one JSON question on stdin: pid, path, line,
 rights. The path comes from the memory of that process, so its owner chooses it. The rights are those that the process
-had before its stack was read; if it has others now, there is no line. The file must be regular and of bounded size. No
-link is followed, except links that only root can have made. A read may block while the file system does not respond.
+had before its stack was read; if it has others now, there is no line. The daemon cannot take these rights: it reads
+only files that belong to that user. The file must be regular and of bounded size. No link is followed, except links
+that only root can have made. A read may block while the file system does not respond.
 """
 
 import os
@@ -37,11 +38,16 @@ def read_line(question: Question) -> str:
     if read_credentials(question.pid) != rights:
         return ""
     folder = os.open(f"/proc/{question.pid}/root", os.O_PATH | os.O_DIRECTORY)  # as in crash_artifacts_child.debug
-    take_rights(rights.uid, rights.gid, rights.groups)
+    is_theirs = True
+    try:
+        take_rights(rights.uid, rights.gid, rights.groups)
+    except PermissionError:  # the daemon may not: only a file of that user is read
+        is_theirs = False
     root = Path(f"/proc/self/fd/{folder}")
     below = root.joinpath(*Path(question.path).parts[1:])
     with bounded_read.open_below(root, below, roots_links=True) as file:
-        if not 0 < os.fstat(file.fileno()).st_size <= MOST_BYTES:  # a file of a pseudo file system has size 0
+        status = os.fstat(file.fileno())  # a file of a pseudo file system has size 0
+        if not 0 < status.st_size <= MOST_BYTES or not (is_theirs or status.st_uid == rights.uid):
             return ""
         text = next(islice(file, question.line - 1, None), b"").decode("utf-8", "replace").strip()
     if read_credentials(question.pid) != rights:

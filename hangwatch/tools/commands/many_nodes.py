@@ -213,8 +213,7 @@ def dump_nodes(reach: Reach, question: DumpOptions) -> int:
     from hangwatch.tools.fleet.node_replies import Replies
 
     gc.disable()
-    by_file = _by_file(question.topology)
-    nodes = node_options.resolve_nodes(reach)
+    by_file, nodes = _by_file(question.topology), node_options.resolve_nodes(reach)
     replies, kept = Replies(with_stacks=question.raw is not None), _Kept(question.directory)
     stacks = None if question.raw is None else NewFolder(question.raw)
 

@@ -96,8 +96,7 @@ def selftest(*, script: bool, **given: Any) -> int:
         return 0
     question = SelftestOptions(**{name: given.pop(name) for name in SelftestOptions._fields})
     if (reach := parse_reach(given)) is not None:
-        nodes = Nodes(reach, question)
-        python = question.python or "python3"
+        nodes, python = Nodes(reach, question), question.python or "python3"
         return _conclude(nodes.units, _Test(lambda half, _: nodes.run(half), python, question), question)
     gpus = () if question.ranks is not None else _gpus()
     plan = launch.Plan(

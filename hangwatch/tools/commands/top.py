@@ -91,8 +91,7 @@ def watch(ask: Callable[[], Status]) -> int:
             f"a terminal is needed (TERM={terminal or 'not set'!s})\n"
             "  `hangwatch status` prints the same tables once; `hangwatch status --json` is for programs"
         )
-    answers = _Answers(ask)
-    console = Console()
+    answers, console = _Answers(ask), Console()
     with answers.keep_fresh(), _unbuffered_keys(), _woken_by_signals() as wake:
         live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         with live:

@@ -4,6 +4,7 @@ import os
 import time
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 import click
 from msgspec.structs import replace
@@ -26,6 +27,7 @@ from hangwatch.probes.gpu.sampler import NvmlSampler, run_sampler
 from hangwatch.probes.node import host
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.probes.process.pyspy import DumpMode
+from hangwatch.probes.torch_recorder import symbols
 from hangwatch.report import phrases, text
 from hangwatch.stacks import activity
 from hangwatch.stacks.user_code import split_groups_by_line
@@ -41,6 +43,7 @@ def dump_local(options: DumpOptions) -> int:
     _refuse_conflicts(options)
     settings, _ = settings_from(options.config_path)
     dumped: list[Incident] = []
+    symbols.SHARED.keep_in(Path("/run" if os.geteuid() == 0 else f"/run/user/{os.geteuid()}"))
     with run_sampler(settings.gpu.deadline_seconds) as gpus:
         local = _LocalDump(options, settings, gpus)
         try:

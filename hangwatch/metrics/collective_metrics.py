@@ -57,22 +57,24 @@ def numbers(snapshot: Snapshot) -> Iterator[Metric]:
             if reached.is_default and reached.place.stance != "waits":
                 number.add_metric([*name, str(reached.place.rank), reached.group], reached.number)
         for other in progress.unseen:
-            labels = [*name, str(other.place.rank), other.group, *_place(other.place)]
-            unseen.add_metric(labels, other.since_unix_seconds)
+            unseen.add_metric(
+                [*name, str(other.place.rank), other.group, *_place(other.place)], other.since_unix_seconds
+            )
         for key, count in collective_progress.count_collectives(progress.reached).items():
-            labels = [*name, key.group, key.description, str(key.number), key.operation, yes_or_no(key.waits)]
-            collective.add_metric(labels, count)
+            collective.add_metric(
+                [*name, key.group, key.description, str(key.number), key.operation, yes_or_no(key.waits)], count
+            )
         since_seconds = collective_progress.waited_since(progress.reached)
-        fields = ("place.stance", "place.has_open", "generation", "number")
-        for reached, more_ranks in collective_progress.merge_ranks(progress.reached, *fields):
-            labels = [*name, str(reached.place.rank), reached.group, *_place(reached.place), str(reached.generation)]
-            waited_here = yes_or_no(reached.is_default or reached.group in since_seconds)
-            together.add_metric([*labels, waited_here, more_ranks], reached.number)
+        for reached, more_ranks in collective_progress.merge_ranks(
+            progress.reached, "place.stance", "place.has_open", "generation", "number"
+        ):
+            labels = (*name, str(reached.place.rank), reached.group, *_place(reached.place), str(reached.generation))
+            is_waited_here = reached.is_default or reached.group in since_seconds
+            together.add_metric([*labels, yes_or_no(is_waited_here), more_ranks], reached.number)
         waiters = (reached for reached in progress.reached if reached.waits_in is not None)
         for reached, more_ranks in collective_progress.merge_ranks(waiters, "waits_in.number"):
             if reached.waits_in is not None:
-                labels = [*name, str(reached.place.rank), reached.group, more_ranks]
-                waited.add_metric(labels, reached.waits_in.number)
+                waited.add_metric([*name, str(reached.place.rank), reached.group, more_ranks], reached.waits_in.number)
         for group, count in collective_progress.count_used(progress.reached).items():
             used.add_metric([*name, group], count)
         waiting.add_metric(name, collective_progress.count_waiting(progress.reached))

@@ -54,8 +54,11 @@ def states(snapshot: Snapshot, now: float) -> Iterator[Metric]:
 
 def idle_workers(snapshot: Snapshot, now: float, settings: Detector) -> Iterator[Metric]:
     """Yield the time since the GPU of one rank stopped working while all other GPUs of its job work on."""
-    text = "Time since the GPU of this rank stopped working, while all other GPUs of the job work"
-    idle = gauge("job_idle_worker_seconds", text, (*JOB, "rank"))
+    idle = gauge(
+        "job_idle_worker_seconds",
+        "Time since the GPU of this rank stopped working, while all other GPUs of the job work",
+        (*JOB, "rank"),
+    )
     for entry in snapshot.living:
         worker = find_idle_worker(entry.watch, now, settings)
         if worker is not None:
@@ -68,8 +71,11 @@ def idle_workers(snapshot: Snapshot, now: float, settings: Detector) -> Iterator
 
 def silences(snapshot: Snapshot) -> Iterator[Metric]:
     """Yield the end of each silence, also if its job is not on the board after a restart of the daemon."""
-    text = "Jobs that do not page until this time, because `hangwatch silence` asked for it"
-    ends = gauge("job_silence_end_timestamp_seconds", text, (*JOB, "reason"))
+    ends = gauge(
+        "job_silence_end_timestamp_seconds",
+        "Jobs that do not page until this time, because `hangwatch silence` asked for it",
+        (*JOB, "reason"),
+    )
     for silence in snapshot.silences.values():
         ends.add_metric([*silence.name.labels.values(), silence.reason], silence.until_unix_seconds)
     yield ends
@@ -79,11 +85,17 @@ def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
     """Yield the open incidents, and the times at which collective timeouts end their jobs."""
     labels = (*JOB, "incident", "verdict", "confidence", "named", "check_first", "summary", "url")
     labels = (*labels, "stuck_on", "next_step", "action", "fingerprint")
-    text = "Open incidents: the verdict as a sentence, the named ranks, the ranks to check first, and what to do"
-    info = gauge("incident_info", text, labels)
+    info = gauge(
+        "incident_info",
+        "Open incidents: the verdict as a sentence, the named ranks, the ranks to check first, and what to do",
+        labels,
+    )
     opened = gauge("incident_opened_timestamp_seconds", "Time of the first capture of the incident", (*JOB, "incident"))
-    text = "Time at which the collective timeout ends the job, if it is known; `source` says how"
-    ends = gauge("incident_timeout_timestamp_seconds", text, (*JOB, "incident", "source"))
+    ends = gauge(
+        "incident_timeout_timestamp_seconds",
+        "Time at which the collective timeout ends the job, if it is known; `source` says how",
+        (*JOB, "incident", "source"),
+    )
     # At most `MOST_FINGERPRINTS`: a user can make many.
     open_incidents = (entry.open_incident for entry in snapshot.jobs.values())
     unique = dict.fromkeys(each.verdict.fingerprint for each in open_incidents if each is not None)
@@ -120,10 +132,14 @@ def incidents(snapshot: Snapshot, external_url: str) -> Iterator[Metric]:
 def activities(snapshot: Snapshot) -> Iterator[Metric]:
     """Yield the activity of each rank of a job with an open incident, and for each activity the number of ranks."""
     place = ("activity", "waits_for", "motion", "frame", "stack")
-    text = "Activity of each rank of a job with an open incident"
-    activity = gauge("rank_activity", text, (*JOB, "rank", "local_rank", *place, "does"))
-    text = "Ranks on this node with this activity, of a job with an open incident"
-    ranks = gauge("job_activity_ranks", text, (*JOB, *place))
+    activity = gauge(
+        "rank_activity",
+        "Activity of each rank of a job with an open incident",
+        (*JOB, "rank", "local_rank", *place, "does"),
+    )
+    ranks = gauge(
+        "job_activity_ranks", "Ranks on this node with this activity, of a job with an open incident", (*JOB, *place)
+    )
     for entry in snapshot.jobs.values():
         incident = entry.open_incident
         if incident is None:
@@ -133,9 +149,10 @@ def activities(snapshot: Snapshot) -> Iterator[Metric]:
             does = shorten_paths(group_text.describe_rank(group), incident.grouping) if group.frames else ""
             does = words.elided(does, LABEL_LENGTH)
             for member in (member for member in group.members if not member.waiting):
-                numbers = (number_text(member.id.rank), number_text(member.id.local_rank))
                 labels = (*_activity(group, member, incident), member.motion.value, _frame(group), group.key)
-                activity.add_metric([*name, *numbers, *labels, does], 1)
+                activity.add_metric(
+                    [*name, number_text(member.id.rank), number_text(member.id.local_rank), *labels, does], 1
+                )
                 counts[labels] += 1
         for key, count in counts.items():
             ranks.add_metric([*name, *key], count)
@@ -151,22 +168,27 @@ def _page(incident: Incident, external_url: str) -> str:
 def crashes(snapshot: Snapshot, now: float, external_url: str) -> Iterator[Metric]:
     """Yield the recent crashes, and the number of crashes since the daemon started."""
     labels = (*JOB, "incident", "confidence", "named", "summary", "url")
-    text = "Jobs with ranks that crashed in the last 15 minutes: the rank that died first, and the cause"
-    info = gauge("job_crash_info", text, labels)
+    info = gauge(
+        "job_crash_info",
+        "Jobs with ranks that crashed in the last 15 minutes: the rank that died first, and the cause",
+        labels,
+    )
     for crash in snapshot.crashes:
         if now - crash.found_monotonic_seconds <= CRASH_SHOWN_SECONDS:
             incident, verdict = crash.incident, crash.incident.verdict
             named = ranks_label(verdict.named, incident.node)
             name = incident.job.name.labels.values()
-            summary = sentence_label(verdict.message)
-            page = _page(incident, external_url)
-            info.add_metric([*name, incident.incident_id, verdict.confidence.value, named, summary, page], 1)
+            texts = (named, sentence_label(verdict.message), _page(incident, external_url))
+            info.add_metric([*name, incident.incident_id, verdict.confidence.value, *texts], 1)
     yield info
     yield counter(
         "job_crashes", "Crashes of jobs on this node; each crash of a restarted job counts", snapshot.crash_count
     )
-    text = "Crashes with unread artifacts, because too many crashes of the same owner were waiting"
-    yield counter("job_remains_unread", text, snapshot.unread_crash_count)
+    yield counter(
+        "job_remains_unread",
+        "Crashes with unread artifacts, because too many crashes of the same owner were waiting",
+        snapshot.unread_crash_count,
+    )
 
 
 def _activity(group: Group, member: Member, incident: Incident) -> tuple[str, str]:
@@ -203,8 +225,11 @@ def _frame(group: Group) -> str:
 
 def progress(snapshot: Snapshot, now: float) -> Iterator[Metric]:
     """Yield the counters of the ranks, the gaps of the jobs, and the verdicts on suspected jobs."""
-    text = "Collectives that the rank has enqueued since hangwatch follows it, by PyTorch's flight recorder"
-    counted = CounterMetricFamily("hangwatch_rank_collectives", text, labels=[*JOB, "rank", "local_rank"])
+    counted = CounterMetricFamily(
+        "hangwatch_rank_collectives",
+        "Collectives that the rank has enqueued since hangwatch follows it, by PyTorch's flight recorder",
+        labels=[*JOB, "rank", "local_rank"],
+    )
     gap = gauge("job_progress_gap_seconds", "Time since the ranks of the job enqueued a collective", JOB)
     usual = gauge("job_usual_gap_seconds", "Length that 99 % of the job's gaps between collectives do not exceed", JOB)
     labels = (*JOB, "verdict", "confidence", "named", "check_first", "summary")
@@ -214,27 +239,34 @@ def progress(snapshot: Snapshot, now: float) -> Iterator[Metric]:
         for rank in entry.job.ranks:
             rank_progress = record.ranks.get(rank.id)
             if rank_progress is not None:
-                place = [number_text(rank.rank), number_text(rank.local_rank)]
-                counted.add_metric([*name, *place], rank_progress.counter.total)
+                counted.add_metric(
+                    [*name, number_text(rank.rank), number_text(rank.local_rank)], rank_progress.counter.total
+                )
         if record.progressed_at is not None:
             gap.add_metric(name, record.gap_seconds(now))
         if (usual_seconds := record.usual_seconds) is not None:
             usual.add_metric(name, usual_seconds)
         if entry.suspected is not None and entry.watch.state is JobState.SUSPECTED:
             verdict, node = entry.suspected.verdict, entry.suspected.capture.node
-            named, check_first = ranks_label(verdict.named, node), ranks_label(verdict.check_first, node)
+            ranks = ranks_label(verdict.named, node), ranks_label(verdict.check_first, node)
             summary = sentence_label(shorten_paths(verdict.message, entry.suspected.grouping))
-            info.add_metric([*name, verdict.kind, verdict.confidence.value, named, check_first, summary], 1)
+            info.add_metric([*name, verdict.kind, verdict.confidence.value, *ranks, summary], 1)
     yield from (counted, gap, usual, info)
 
 
 def lateness(snapshot: Snapshot) -> Iterator[Metric]:
     """Yield the lateness of each rank behind the others, the ranks that are named as late, and the step time."""
     labels = (*JOB, "rank", "local_rank")
-    text = "Median time by which the rank enqueues a collective behind the median of the other ranks of the node"
-    late = gauge("rank_lateness_seconds", text, labels)
-    text = "Lateness of the named rank as a ratio of the step; only while a rank is named"
-    named = gauge("job_straggler_lateness_ratio", text, labels)
+    late = gauge(
+        "rank_lateness_seconds",
+        "Median time by which the rank enqueues a collective behind the median of the other ranks of the node",
+        labels,
+    )
+    named = gauge(
+        "job_straggler_lateness_ratio",
+        "Lateness of the named rank as a ratio of the step; only while a rank is named",
+        labels,
+    )
     step = gauge("job_step_seconds", "Median time between two collectives at the place where ranks are compared", JOB)
     for entry in snapshot.living:
         order = entry.arrival_order

@@ -31,8 +31,9 @@ def captures(snapshot: Snapshot) -> Iterator[Metric]:
         total += count
         buckets.append((str(bound), float(total)))
     yield from (captures, failures)
-    text = "py-spy processes that are blocked in the kernel and cannot be killed"
-    yield single_gauge("dumpers_stuck", text, snapshot.dumpers_stuck)
+    yield single_gauge(
+        "dumpers_stuck", "py-spy processes that are blocked in the kernel and cannot be killed", snapshot.dumpers_stuck
+    )
     yield HistogramMetricFamily(
         "hangwatch_dump_seconds",
         "Duration of one dump of one process",
@@ -43,8 +44,11 @@ def captures(snapshot: Snapshot) -> Iterator[Metric]:
 
 def hooks(snapshot: Snapshot) -> Metric:
     """Return the number of hook runs, by event and outcome."""
-    text = "Hooks by outcome; not_called: a limit was reached, or the hook needs an incident that was not written"
-    runs = CounterMetricFamily("hangwatch_hook_runs", text, labels=["event", "outcome"])
+    runs = CounterMetricFamily(
+        "hangwatch_hook_runs",
+        "Hooks by outcome; not_called: a limit was reached, or the hook needs an incident that was not written",
+        labels=["event", "outcome"],
+    )
     for labels, count in snapshot.hook_runs.items():
         runs.add_metric(labels, count)
     return runs
@@ -81,5 +85,8 @@ def tasks(snapshot: Snapshot, now: float) -> Iterator[Metric]:
 
 def store(snapshot: Snapshot) -> Metric:
     """Return a metric that is 1 if incidents can be written, else 0."""
-    text = "1 while incidents can be written to disk; jobs are monitored in any case"
-    return single_gauge("store_up", text, float(snapshot.store_problem is None))
+    return single_gauge(
+        "store_up",
+        "1 while incidents can be written to disk; jobs are monitored in any case",
+        float(snapshot.store_problem is None),
+    )

@@ -5,6 +5,7 @@ The records equal the process's own dump in any state. A process without a recor
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -330,6 +331,30 @@ def test_a_child_that_has_had_no_core_yet_is_waited_for(tmp_path: Path, monkeypa
         read(identity(pid))  # puts the library into the page cache: the child waits for no disk
         monkeypatch.setattr(symbols, "SHARED", symbols.SymbolTables(deadline_seconds=0.01))
         assert read(identity(pid)).found_by == "symbol"
+
+
+def test_symbols_kept_in_a_folder_of_this_user_need_no_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder := tmp_path / "kept").mkdir(mode=0o700)
+    with targets.python(ALONE.format(more=""), tmp_path) as pid:
+
+        def found_by() -> str:
+            monkeypatch.setattr(symbols, "SHARED", tables := symbols.SymbolTables())
+            tables.keep_in(folder)
+            return read(identity(pid)).found_by
+
+        assert found_by() == "symbol"
+        (kept,) = folder.iterdir()
+        assert kept.stat().st_mode & 0o777 == 0o600
+        monkeypatch.setattr(symbols, "CHILD", tmp_path / "none.py")
+        assert found_by() == "symbol"
+        for path in (folder, kept):  # others could change it
+            path.chmod(path.stat().st_mode | 0o022)
+            assert found_by() == "shape"
+            path.chmod(path.stat().st_mode & ~0o022)
+        content = kept.read_text()
+        for broken in (content[:-1], content.replace("[[[", "[[[[", 1), re.sub('"2[.][^"]*"', '"2\\\\n"', content)):
+            kept.write_text(broken)
+            assert found_by() == "shape", broken
 
 
 @needs_root

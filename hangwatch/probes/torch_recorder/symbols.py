@@ -3,17 +3,22 @@
 The file belongs to the job, and may be on a file system that never responds. Then the child is abandoned, and that
 library is searched by shape. Results are cached by device and inode, as in /proc/PID/maps, and by the first page as
 mapped by the process. This page holds the build id. So no other file is mistaken for the library, even if the path
-changes.
+changes. `dump` keeps the results for its next run in a file that only its user can change, on a local file system.
 """
 
+import contextlib
 import hashlib
 import json
+import os
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+import msgspec
+
+from hangwatch.formats import bounded_read, decoding
 from hangwatch.model import Fault, ProcessId
 from hangwatch.probes.base import child
 from hangwatch.probes.torch_recorder.libraries import Mapped
@@ -27,7 +32,9 @@ SILENCE_SECONDS = 600.0  # time before another try, of a file that did not respo
 PAGE_BYTES = 4096
 MOST_KNOWN = 256
 MOST_ANSWER_BYTES = 4096
+MOST_KEPT_BYTES = 1 << 17
 _FARTHEST = 1 << 40
+_Offset = Annotated[int, msgspec.Meta(gt=0, lt=_FARTHEST)]
 
 
 class Symbols(NamedTuple):
@@ -38,9 +45,9 @@ class Symbols(NamedTuple):
     the file was not read in time, or another file of its owner.
     """
 
-    pointer: int | None = None
-    version: str = ""
-    registry: int | None = None
+    pointer: _Offset | None = None
+    version: Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z.+_-]{0,64}\Z")] = ""
+    registry: _Offset | None = None
     is_late: bool = False
 
 
@@ -64,7 +71,29 @@ class SymbolTables:
         self._symbols: dict[_Key, Symbols] = {}
         self._silent_until: dict[_Key | str, float] = {}  # files and owners
         self._locks: dict[_Key, threading.Lock] = {}
+        self._path: Path | None = None
         self.runner = child.Runner("reader of symbols", starvation=STARVATION)
+
+    def keep_in(self, folder: Path) -> None:
+        """Use the symbols that earlier runs kept in a folder that only this user can change, and add those of this run.
+
+        It must be on a local file system: it is read here and not in a child.
+        """
+        with contextlib.suppress(OSError, bounded_read.FileError, msgspec.DecodeError, RecursionError):
+            self._path = folder / "hangwatch-symbols.json" if _is_ours(folder.lstat()) else None
+            with bounded_read.open_file(self._path or "", flags=os.O_NOFOLLOW | os.O_NONBLOCK) as file:
+                if _is_ours(os.fstat(file.fileno())):
+                    kept = bounded_read.read_rest(file, folder, MOST_KEPT_BYTES)
+                    self._symbols |= decoding.decode_json(kept, list[tuple[_Key, Symbols]])
+
+    def _keep(self) -> None:
+        """Replace the file by the symbols that are known now."""
+        if self._path is not None and (kept := [each for each in self._symbols.items() if each[1].pointer]):
+            new_path = self._path.with_suffix(f".{os.getpid()}")
+            with contextlib.suppress(OSError):
+                with os.fdopen(os.open(new_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                    file.write(msgspec.json.encode(kept))
+                new_path.replace(self._path)
 
     def look_up(self, library: Mapped, first_page: bytes, process: ProcessId, share: str, proc_root: Path) -> Symbols:
         """Return the symbols of the file that this process has mapped; empty if it cannot be read.
@@ -90,6 +119,7 @@ class SymbolTables:
                     self._silent_until |= dict.fromkeys((key, share) if share else (key,), end)
                 else:
                     self._symbols[key] = symbols
+                    self._keep()
         return symbols or _LATE
 
     def _ask(self, key: _Key, path: str, process: ProcessId, share: str, proc_root: Path) -> Symbols | None:
@@ -105,6 +135,10 @@ class SymbolTables:
             return None if isinstance(printed, Fault) or printed.code < 0 else _symbols(printed.out, key.page)
         except ValueError:  # not JSON
             return None
+
+
+def _is_ours(status: os.stat_result) -> bool:
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 def _symbols(raw: bytes, page: str) -> Symbols:

@@ -20,7 +20,8 @@ from hangwatch.collectives.process_groups import ProcessGroup, is_send
 from hangwatch.model import EnqueuedOperation
 
 _MOST_NUMBERS = 8  # pending operations of one group
-_Node: TypeAlias = Hashable  # a rank, or an operation as (index of its group, number, is it started)
+_Node: TypeAlias = Hashable  # a rank, an operation as (index of its group, number, is it started), or:
+_ANY_RANK = -(1 << 62)  # for one or more of the candidates, a rank waits in a group without another known member
 
 
 class Front(NamedTuple):
@@ -47,15 +48,18 @@ def show_numbers(numbers: Collection[int]) -> list[int]:
     return [*ordered[: _MOST_NUMBERS - 1], *ordered[_MOST_NUMBERS - 1 :][-1:]]
 
 
-def find_ends(groups: Sequence[ProcessGroup], recorded: Set[int], idle: Set[int], stopped: Set[int]) -> Ends:
+def find_ends(
+    groups: Sequence[ProcessGroup], recorded: Set[int], idle: Set[int], stopped: Set[int], *, are_all: bool
+) -> Ends:
     """Return the ends of all waits in these groups.
 
-    Ranks in `recorded` have a flight recorder. Others wait for ranks in `idle`, in which no operation is open. The
-    records of ranks in `stopped` do not show what their GPUs have completed.
+    Ranks in `recorded` have a flight recorder; `are_all` is true if these are all ranks of the job. Others wait for
+    ranks in `idle`, in which no operation is open. The records of ranks in `stopped` do not show what their GPUs have
+    completed.
     """
     if not idle and not any(group.may_have_end for group in groups):
         return Ends()
-    waits = _Waits(groups, recorded)
+    waits = _Waits(groups, recorded, candidates=recorded if are_all else frozenset())
     gpus = sorted((rank, front) for rank, front in waits.first.items() if waits.is_behind_gpu(front))
     behind_gpu = {rank for rank, _ in gpus} - stopped
     edges = waits.find_edges(recorded, behind_gpu)
@@ -64,7 +68,7 @@ def find_ends(groups: Sequence[ProcessGroup], recorded: Set[int], idle: Set[int]
         nodes = set(part)
         if any(other not in nodes for node in part for other in edges[node]):
             continue
-        ranks = sorted(node for node in part if isinstance(node, int))
+        ranks = sorted(node for node in part if isinstance(node, int) and node != _ANY_RANK)
         # A rank that has only received asynchronously may be in its own code; the others of the cycle wait for it.
         is_alone = len(ranks) == 1
         alone = [rank for rank in ranks if (rank in idle if is_alone else rank not in waits.collective)]
@@ -90,11 +94,12 @@ def find_ends(groups: Sequence[ProcessGroup], recorded: Set[int], idle: Set[int]
 class _Waits:
     """The fronts in which each rank waits: `first` is the oldest of a GPU, `of_gloo` are all of gloo.
 
-    `sends` are the open sends of each rank.
+    `sends` are the open sends of each rank. A rank that waits in a group without another known member waits for one or
+    more of the `candidates`. If each of these waits for that rank, there is a cycle, whichever they are.
     """
 
-    def __init__(self, groups: Sequence[ProcessGroup], recorded: Set[int]) -> None:
-        self.groups, self.recorded = groups, recorded
+    def __init__(self, groups: Sequence[ProcessGroup], recorded: Set[int], candidates: Set[int]) -> None:
+        self.groups, self.recorded, self._candidates = groups, recorded, candidates
         self.of_gloo: dict[int, list[Front]] = defaultdict(list)
         self.sends: dict[int, list[Front]] = defaultdict(list)
         self._numbers = [show_numbers({wait.number for wait in group.waits.values()}) for group in groups]
@@ -153,6 +158,9 @@ class _Waits:
                 nodes += [operation] if edges[operation] else []
             edges[rank] = nodes
         awaited = {node for ways in edges.values() for node in ways}
+        if _ANY_RANK in awaited:
+            edges[_ANY_RANK] = tuple(self._candidates)
+            awaited |= self._candidates
         return {node: ways for node, ways in edges.items() if node in awaited or not ways}
 
     def _is_launched(self, sender: int, receiver: int) -> bool:
@@ -161,11 +169,11 @@ class _Waits:
         return any(send.group.find_peer(send.operation) == receiver for send in started)
 
     def _find_awaited(self, index: int, number: int, is_started: bool) -> Set[int]:
-        """Return the ranks with a flight recorder for which others wait in an operation."""
+        """Return the ranks with a flight recorder for which others wait in an operation, or `_ANY_RANK`."""
         group = self.groups[index]
         missing = {rank for rank, newest in group.newest.items() if newest < number}
         if not group.enqueues_ahead:
-            return missing
+            return {_ANY_RANK} if len(group.members) == 1 and self._candidates else missing
         for rank, opened in group.waits.items():
             if opened.number <= number <= group.newest.get(rank, 0):
                 is_later = is_started and not opened.is_started

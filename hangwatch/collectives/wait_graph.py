@@ -122,7 +122,8 @@ def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
     is_complete = not awaited and not unknown and all(group.is_whole for group in groups)
     busy = frozenset(rank for rank in awaited if is_busy(by_rank[rank]))
     recorded = {rank for rank, member in by_rank.items() if member.recorder.libraries}
-    ends = find_ends(groups, recorded, awaited - busy, {rank for rank in recorded if by_rank[rank].is_stopped})
+    stopped = {rank for rank in recorded if by_rank[rank].is_stopped}
+    ends = find_ends(groups, recorded, awaited - busy, stopped, are_all=len(recorded) == world_size)
     mismatches = tuple(sides for group in groups if (sides := find_other_operation(group)))
     order = find_other_order(groups) if is_complete and not mismatches else ()
     return WaitGraph(

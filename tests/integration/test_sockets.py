@@ -71,6 +71,18 @@ def test_a_unix_socket_tells_its_other_end_and_whether_it_listens(tmp_path: Path
     assert [found[inode].peer for inode in inodes] == [inodes[1], inodes[0], None]
 
 
+def test_other_end_of_a_unix_socket_that_was_not_accepted_is_the_listening_one(tmp_path: Path) -> None:
+    """A loader worker that was stopped accepts no connection, over which it would send a tensor."""
+    with socket.socket(socket.AF_UNIX) as listening, socket.socket(socket.AF_UNIX) as client:
+        listening.bind(str(tmp_path / "socket"))
+        listening.listen()
+        client.connect(str(tmp_path / "socket"))
+        found = sockets.read_unix(os.getpid(), procfs.PROC)
+        ours, theirs = (os.fstat(one.fileno()).st_ino for one in (client, listening))
+    assert found[ours] == sockets.UnixSocket(listens=False, peer=theirs)
+    assert 0 not in found, "the socket that the kernel keeps for the connection belongs to no process"
+
+
 def test_an_ipv4_address_inside_ipv6_is_one_address() -> None:
     """torch's store listens on IPv4 and IPv6, so one end may have its IPv4 address in IPv6 form."""
     with contextlib.ExitStack() as stack:

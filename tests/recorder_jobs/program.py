@@ -518,6 +518,15 @@ def crossed_groups_later() -> None:
     crossed_groups(3)
 
 
+def unused_group() -> None:
+    """Let rank 2 first call a group of all ranks that was never used before. The others call the default group."""
+    unused = dist.new_group(group_desc="unused")
+    steps(3)
+    mark_arrival()
+    for group in (unused, None) if rank() == 2 else (None, unused):
+        reduce(group)
+
+
 def ring_of_three() -> None:
     """Make three ranks wait in a cycle: 0 for 1 in group a, 1 for 2 in b, 2 for 0 in c.
 

@@ -47,8 +47,8 @@ _LISTEN = 10
 _WANTED_STATES = 0xFFF & ~(1 << 6)  # all except TIME_WAIT, which no process holds
 _UNIX_REQUEST = struct.Struct("=BBHIIIII")  # unix_diag_req: family, protocol, pad, states, inode, attributes, cookie
 _UNIX_MESSAGE_BYTES = 16  # unix_diag_msg
-_UNIX_SHOW_PEER = 0x4
-_UNIX_PEER = 2
+_UNIX_SHOW_PEER, _UNIX_SHOW_PENDING = 0x4, 0x8
+_UNIX_PEER, _UNIX_PENDING = 2, 3
 _CONNECTED = frozenset({ESTABLISHED, SYN_SENT, 4, 5, _CLOSE_WAIT})
 _RETRANSMITS_OF_A_LOST_PEER = 2
 
@@ -91,7 +91,10 @@ class Connection(NamedTuple):
 
 
 class UnixSocket(NamedTuple):
-    """A Unix socket. `peer` is the inode of the socket at its other end; None without one."""
+    """A Unix socket. `peer` is the inode of the socket at its other end; None without one.
+
+    If that process has not accepted the connection yet, it is the inode of its listening socket.
+    """
 
     listens: bool
     peer: int | None
@@ -131,19 +134,22 @@ def read_unix(pid: int, proc_root: Path) -> dict[int, UnixSocket] | None:
 
     None if the process is gone, if that is not permitted, or if a limit of `read` is exceeded.
     """
-    by_inode: dict[int, UnixSocket] = {}
-    request = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _UNIX_SHOW_PEER, 0, 0)
+    by_inode, pending = dict[int, UnixSocket](), dict[int, UnixSocket]()
+    request = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _UNIX_SHOW_PEER | _UNIX_SHOW_PENDING, 0, 0)
     try:
         with _channel(pid, proc_root) as channel:
             for answer, at, size in _messages(channel, socket.AF_UNIX, request, time.monotonic() + DEADLINE_SECONDS):
                 (inode,) = struct.unpack_from("=I", answer, at + 4)
-                peer = _attribute(answer, at + _UNIX_MESSAGE_BYTES, size, _UNIX_PEER)
-                by_inode[inode] = UnixSocket(answer[at + 2] == _LISTEN, int.from_bytes(peer[:4], sys.byteorder) or None)
+                attributes = at + _UNIX_MESSAGE_BYTES, size
+                peer = int.from_bytes(_attribute(answer, *attributes, _UNIX_PEER)[:4], sys.byteorder)
+                by_inode[inode] = UnixSocket(answer[at + 2] == _LISTEN, peer or None)
+                clients = struct.iter_unpack("=I", _attribute(answer, *attributes, _UNIX_PENDING))
+                pending |= {client: UnixSocket(listens=False, peer=inode) for (client,) in clients}
                 if len(by_inode) > MOST_CONNECTIONS:
                     return None
     except (OSError, struct.error, IndexError):
         return None
-    return by_inode
+    return {inode: each for inode, each in (by_inode | pending).items() if inode}
 
 
 def list_connections(net_root: Path, port: int | None = None) -> Iterator[Connection]:

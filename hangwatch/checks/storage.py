@@ -37,6 +37,7 @@ REMEDY_HUNG = (
     "`dmesg | tail`; check the server and the network to it; `umount -f -l` makes blocked calls fail, which ends the "
     "jobs that use it"
 )
+REMEDY_MISSING = "a rank in another mount namespace sees other files: give the path as /proc/PID/root/FILE"
 REMEDY_SLOW = "check the load of the server and the network to it: `nfsstat -rc`, /proc/self/mountstats"
 
 
@@ -216,7 +217,8 @@ def judge_file(path: str, node: Node, settings: Settings) -> CheckVerdict:
         text = f"{shown}: {kind.detail.removeprefix(f'{path}: ')}; it is on {_describe_mount(mount, settings)}"
         if kind.reason == "PermissionDenied":
             return unknown(kind.reason, text, "try sudo")
-        return critical("FileHung" if kind.reason == "NoAnswer" else kind.reason, text, REMEDY_HUNG)
+        remedy = REMEDY_MISSING if kind.reason == "Missing" else REMEDY_HUNG
+        return critical("FileHung" if kind.reason == "NoAnswer" else kind.reason, text, remedy)
     seen = filesystems.mounts(node.proc_root, Path(root).parent.name or "self")
     mounted = [each for each in seen if each.device == kind.device] if isinstance(seen, tuple) else []
     text = (

@@ -80,7 +80,7 @@ def run(config_path: Path | None) -> None:
     signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: daemon.ask_to_stop())
-    log.info("started with the configuration %s", source)
+    log.info("started; configuration: %s", source)
     for caution in http_server.cautions(settings.http):
         log.warning("%s", caution.replace("\n ", ";"))
     try:

@@ -196,6 +196,8 @@ def test_a_file_by_request_is_judged_with_its_mount(tree: NodeTree) -> None:
     assert judged(f"{by_rank}/fifo") == f"WARNING FileIsFifo /proc/7/root/data/fifo is a FIFO on {on}"
     gone = f"CRITICAL Missing /proc/7/root/data/gone: No such file or directory; it is on {on}"
     assert judged(f"{by_rank}/gone") == gone
+    remedy = storage.judge_file(f"{by_rank}/gone", tree.node(), Settings()).remedy
+    assert "umount" not in remedy and "/proc/PID/root/FILE" in remedy
     local = f"{tree.root}/data"
     assert judged(local) == "OK FileAnswers /data is a folder on /dev/sda1, ext4, local, mounted at /"
     assert judged(f"{tree.proc}/8/root/data").startswith("UNKNOWN MountsUnread")

@@ -164,9 +164,7 @@ class Watcher:
             self.states.append(change.state)
             self._say(f"{time.monotonic() - self._began:5.1f} s  {change.state.value}: {change.message}")
         self._seen = entry.timeline
-        if entry.page and not self.paged:
-            self.paged = True
-            self._say(f"{time.monotonic() - self._began:5.1f} s  page")
+        self.paged = self.paged or entry.page
         return entry
 
     def follow(self, seconds: float) -> None:

@@ -278,7 +278,7 @@ def _describe_no_stacks(scene: Scene) -> str:
     fault = causes.popitem()[1] if len(causes) == 1 else None
     if fault is None or not fault.remedy:
         return "no rank has a stack"
-    return f"no stack could be read: {fault.detail.partition(': ')[0]}"
+    return f"no stack could be read: {fault.detail.partition(': ')[0].removesuffix('.')}"
 
 
 def limit_to_node(scene: Scene) -> str:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
+import math
 import os
 import random
 import statistics
@@ -48,6 +49,7 @@ RULES_SECONDS = 2700.0
 PAGE_SECONDS = 1800.0
 PAUSED_AT = 400
 EARLIER_SECONDS = (30, 60, 180)
+EARLY_SECONDS = 60
 SHOWN_MINUTES = range(46)
 HUNG, HEALTHY, LONG, PAUSED = "hung", "healthy", "longer than a hold", "hung after a pause"
 
@@ -437,6 +439,10 @@ def main() -> int:
         "median seconds to the verdict, counter readable": statistics.median(verdicts),
         "median seconds to the page": statistics.median([one.paged for one in hung if one.paged is not None]),
     }
+    of_kind = {kind: [one.paged or math.inf for one in hung if one.kind == kind] for kind in {one.kind for one in hung}}
+    figures["kinds of hangs without a page in a minute"] = sum(
+        statistics.median(seconds) > EARLY_SECONDS for seconds in of_kind.values()
+    )
     found_by = results.Table(("hangs found after minutes", *map(str, SHOWN_MINUTES)), tuple(_found_by(outcomes)))
     after_pause = tuple(_after_pause(outcomes))
     pauses, verdict_seconds = (", ".join(row[column] for row in after_pause) for column in (0, 3))
@@ -444,7 +450,11 @@ def main() -> int:
         "detection",
         _report(outcomes),
         figures,
-        summary=[f"After a checkpoint of {pauses} s, the verdict takes {verdict_seconds} s."],
+        summary=[
+            f"After a checkpoint of {pauses} s, the verdict takes {verdict_seconds} s.",
+            f"Of {len(of_kind)} kinds of hangs, {figures['kinds of hangs without a page in a minute']} page later than "
+            f"{EARLY_SECONDS} s, by the median.",
+        ],
         details=[found_by, results.Table(("checkpoint, s", "runs", "suspicion", "verdict", "page"), after_pause)],
         is_kept=options.write,
     )

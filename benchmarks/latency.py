@@ -3,8 +3,8 @@
     .venv/bin/python benchmarks/latency.py [--runs 20] [--jobs 2] [--without-counters]
 
 Real torchrun jobs of four ranks over gloo, and a real `hangwatch run` with its defaults; only the GPUs are those of the
-fake driver. When a job has trained for a while, its rank 2 waits for a FIFO, or is stopped, and the power of its GPUs
-falls to that of a hang. Time runs from that moment.
+fake driver. When a job has trained for a while, its rank 2 waits for a FIFO or a stopped child, is stopped, or calls
+another operation or group than the others, and the power of its GPUs falls to that of a hang. Time runs from then on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import signal
 import statistics
 import sys
 import tempfile
@@ -20,6 +19,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
@@ -38,7 +39,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
     "detector": {"hold_seconds": 120.0, "recover_seconds": 10.0, "cooldown_seconds": 20.0},
     "capture": {"pause_seconds": 5.0},
 }
-FAULTS = ("fifo", "stopped")
+FAULTS = ("fifo", "stopped", "child", "mismatch", "cycle")
 
 
 class Latency(NamedTuple):
@@ -58,13 +59,22 @@ def pid_of(job: TorchJob, rank: int) -> int:
     raise SystemExit(f"rank {rank} is not running")
 
 
-def begin_fault(job: TorchJob, fault: str, driver: FakeDriver, gpus: Sequence[int]) -> None:
+def begin_fault(job: TorchJob, fault: str, driver: FakeDriver, gpus: Sequence[int]) -> Callable[[], None]:
+    """Begin a fault. Return a function that ends what would outlive the launcher of the job."""
+    rank, end = psutil.Process(pid_of(job, ODD_RANK)), lambda: None
     if fault == "stopped":
-        os.kill(pid_of(job, ODD_RANK), signal.SIGSTOP)
+        rank.suspend()
+        end = rank.resume
     else:
-        (job.folder / "stop-at-shard").touch()
+        (job.folder / "fault").write_text(fault)
+        (job.folder / "fault").rename(job.folder / "stop-at-shard")
         wait_for(lambda: not (job.folder / "stop-at-shard").exists(), "the rank to reach the shard")
+    if fault == "child":
+        child = wait_for(lambda: next(iter(rank.children()), None), "its child")
+        child.suspend()
+        end = child.kill
     driver.add(*(f"gpu {gpu} power_watts {86 if gpu == gpus[ODD_RANK] else 118}" for gpu in gpus))
+    return end
 
 
 def run_batch(folder: Path, driver: FakeDriver, jobs: int, first: int, sections: dict[str, Any]) -> list[Latency]:
@@ -86,9 +96,7 @@ def run_batch(folder: Path, driver: FakeDriver, jobs: int, first: int, sections:
         began: dict[str, tuple[str, float]] = {}
         for number, (job, gpus) in enumerate(started, first):
             fault = FAULTS[number % len(FAULTS)]
-            begin_fault(job, fault, driver, gpus)
-            if fault == "stopped":
-                stack.callback(os.kill, pid_of(job, ODD_RANK), signal.SIGCONT)  # else it outlives its launcher
+            stack.callback(begin_fault(job, fault, driver, gpus))
             began[job.run_id] = fault, time.monotonic()
         return measure(daemon, began)
 

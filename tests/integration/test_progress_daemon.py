@@ -95,4 +95,4 @@ def test_verdict_and_page_of_real_hangs_come_in_time_at_defaults() -> None:
     assert max(one.verdict_seconds for one in found) <= 45.0
     assert statistics.median(one.verdict_seconds for one in found) <= 30.0
     for one in found:
-        assert one.page_seconds <= (60.0 if one.fault == "stopped" else 135.0), one
+        assert one.page_seconds <= (135.0 if one.fault == "fifo" else 60.0), one

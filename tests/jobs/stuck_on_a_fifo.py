@@ -2,10 +2,12 @@
 
 usage: torchrun ... stuck_on_a_fifo.py FOLDER
 
-FOLDER/shard is the FIFO. FOLDER/stop-at-shard makes rank 2 read it. Each rank writes its finished steps to
+FOLDER/shard is the FIFO. FOLDER/stop-at-shard makes rank 2 read it, or do what the file says: wait for a "child", or
+call another operation ("mismatch") or group ("cycle") than the other ranks. Each rank writes its finished steps to
 FOLDER/steps-<rank>.
 """
 
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -21,13 +23,26 @@ def read_shard(folder: Path) -> bytes:
         return shard.read()
 
 
+def stop(folder: Path, fault: str, unused: dist.ProcessGroup) -> None:
+    match fault:
+        case "child":
+            subprocess.run(["sleep", "1000"], check=False)
+        case "mismatch":
+            dist.broadcast(torch.ones(1), ODD_RANK)
+        case "cycle":
+            dist.all_reduce(torch.ones(1), group=unused)
+        case _:
+            read_shard(folder)
+
+
 def train(folder: Path) -> None:
-    step = 0
+    step, unused = 0, dist.new_group()
     go_on = torch.ones(1)
     while go_on.item():
         if dist.get_rank() == ODD_RANK and (folder / "stop-at-shard").exists():
+            fault = (folder / "stop-at-shard").read_text()
             (folder / "stop-at-shard").unlink()
-            read_shard(folder)
+            stop(folder, fault, unused)
         gradient = torch.ones(1000)
         dist.all_reduce(gradient)
         step += 1

@@ -169,5 +169,5 @@ def test_without_an_open_incident_there_is_no_series() -> None:
     closed = structs.replace(entry, incident=structs.replace(entry.incident, closed_unix_seconds=9.0))
     for one, is_there in ((entry, True), (closed, False), (structs.replace(entry, incident=None), False)):
         collective = {name: rows for name, rows in scraped([one]).items() if "_collective_" in name}
-        assert len(collective) == 9
+        assert len(collective) == 10
         assert any(collective.values()) == is_there

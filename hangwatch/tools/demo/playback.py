@@ -161,7 +161,7 @@ class Watcher:
         if entry.timeline[: len(self._seen)] != self._seen:  # a restarted job begins a new timeline
             self._seen = ()
         for change in entry.timeline[len(self._seen) :]:
-            self.states.append(change.state)
+            self.states += [change.state] if self.states[-1:] != [change.state] else []
             self._say(f"{time.monotonic() - self._began:5.1f} s  {change.state.value}: {change.message}")
         self._seen = entry.timeline
         self.paged = self.paged or entry.page

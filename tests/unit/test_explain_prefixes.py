@@ -168,36 +168,26 @@ SIGNAL = (
     "a dump signal due to a collective timeout from  rank 0 and we will try our best to dump the debug info. Last "
     "enqueued NCCL work: 48, last completed NCCL work: 48."
 )
-RULE = "-" * 60
-SUMMARY = [
-    "=" * 60,
-    "train.py FAILED",
-    RULE,
-    "Failures:",
-    "[1]:",
-    "  time      : 2026-09-18_19:29:25",
-    "  host      : gpu-07",
-    "  rank      : 3 (local_rank: 3)",
-    "  exitcode  : -6 (pid: 190)",
-    "  error_file: <N/A>",
-    "  traceback : Signal 6 (SIGABRT) received by PID 190",
-    RULE,
-    "Root Cause (first observed failure):",
-    "[0]:",
-    "  time      : 2026-09-18_19:29:24",
-    "  host      : gpu-07",
-    "  rank      : 1 (local_rank: 1)",
-    "  exitcode  : -11 (pid: 189)",
-    "  error_file: <N/A>",
-    "  traceback : Signal 11 (SIGSEGV) received by PID 189",
-    "=" * 60,
-]
 HOROVOD = [
     "[2026-09-18 19:29:24.123456: W horovod/common/stall_inspector.cc:105] One or more tensors were submitted to be "
     "reduced, gathered or broadcasted by subset of ranks and are waiting for remainder of ranks for more than 60 seconds",
     "Missing ranks:",
     "2: [allreduce.conv1.weight, allreduce.bn1.weight ...]",
 ]
+
+
+def failed_rank(place: int, rank: int, exit_code: int) -> list[str]:
+    """Return the lines on a rank in torchrun's summary."""
+    values = (
+        ("time", f"2026-09-18_19:29:{24 + place}"),
+        ("rank", f"{rank} (local_rank: {rank})"),
+        ("exitcode", f"{exit_code} (pid: 189)"),
+    )
+    return [f"[{place}]:", *(f"  {key:<10}: {value}" for key, value in values), "-" * 60]
+
+
+SUMMARY = ["train.py FAILED", "Failures:", *failed_rank(1, 3, -6), "Root Cause (first observed failure):"]
+SUMMARY += failed_rank(0, 1, -11)
 LOGS = {
     "failed": FAILED,
     "horovod": HOROVOD,

@@ -106,7 +106,7 @@ def _healthy(play: Callable[[Stage], Observed], states: str = LOOK, **options: A
 def _hang(
     play: Callable[[Stage], Observed], named: tuple[int, ...] = (), states: str = HANG, **options: Any
 ) -> Neighbour:
-    expected = Expected(states, True, named, 100.0, action=options.pop("action", "investigate"))
+    expected = Expected(states, True, named, 118.0, action=options.pop("action", "investigate"))
     return Neighbour(play, expected, **options)
 
 

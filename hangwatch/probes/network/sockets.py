@@ -23,7 +23,7 @@ from hangwatch.probes.base import background, procfs, pseudo_files
 
 MOST_CONNECTIONS = 1 << 15  # of one namespace: any user may open 100,000
 MOST_DESCRIPTORS = 4096  # of one process
-DEADLINE_SECONDS = 0.5  # for one namespace
+CPU_SECONDS = 0.5  # for one namespace, of the thread: the kernel answers at once, and a busy node delays the thread
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
@@ -108,15 +108,15 @@ def read(pid: int, proc_root: Path) -> Connections | None:
     """Return the TCP connections in the network namespace of a process.
 
     Another namespace requires CAP_SYS_ADMIN. If that is not permitted, read /proc/PID/net/tcp, which has no byte
-    counts. None if the process is gone, if there are more than `MOST_CONNECTIONS`, or if it takes longer than
-    `DEADLINE_SECONDS`.
+    counts. None if the process is gone, if there are more than `MOST_CONNECTIONS`, or if it takes more CPU time
+    than `CPU_SECONDS`.
     """
     try:
         channel = _channel(pid, proc_root)
     except OSError:
         return _listed(pid, proc_root)
     with channel:
-        end = time.monotonic() + DEADLINE_SECONDS
+        end = time.thread_time() + CPU_SECONDS
         by_inode: dict[int, Connection] = {}
         try:
             for family in (socket.AF_INET, socket.AF_INET6):
@@ -138,7 +138,7 @@ def read_unix(pid: int, proc_root: Path) -> dict[int, UnixSocket] | None:
     request = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _UNIX_SHOW_PEER | _UNIX_SHOW_PENDING, 0, 0)
     try:
         with _channel(pid, proc_root) as channel:
-            for answer, at, size in _messages(channel, socket.AF_UNIX, request, time.monotonic() + DEADLINE_SECONDS):
+            for answer, at, size in _messages(channel, socket.AF_UNIX, request, time.thread_time() + CPU_SECONDS):
                 (inode,) = struct.unpack_from("=I", answer, at + 4)
                 attributes = at + _UNIX_MESSAGE_BYTES, size
                 peer = int.from_bytes(_attribute(answer, *attributes, _UNIX_PEER)[:4], sys.byteorder)
@@ -313,7 +313,7 @@ def _channel(pid: int, proc_root: Path) -> socket.socket:
 
 def _open() -> socket.socket:
     channel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG)
-    channel.settimeout(DEADLINE_SECONDS)
+    channel.settimeout(CPU_SECONDS)
     return channel
 
 
@@ -344,7 +344,7 @@ def _messages(channel: socket.socket, family: int, request: bytes, end: float) -
     length = _HEADER.size + len(request)
     channel.send(_HEADER.pack(length, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, family, 0) + request)
     while True:
-        if time.monotonic() > end:
+        if time.thread_time() > end:
             raise TimeoutError
         answer = channel.recv(_RECEIVE_BYTES)
         at = 0

@@ -113,7 +113,8 @@ class JobConnections:
         """
         main, call, held = dump.main, dump.main.call or _NO_CALL, self._job.connections_of(pid)
         thread = None if main.awaited_thread is None else main.awaited_thread.id
-        server, at_lock = self._server(pid, call), call.name == "futex"
+        server = self._server(pid, call)
+        at_lock = call.name == "futex"
         sharing = self._find_sharing(pid, thread) if at_lock else frozenset[int]()
         chain = self._chains.follow(pid, call, threads, server, sharing)
         children_bytes, children_cpu = self._measure(chain.processes)

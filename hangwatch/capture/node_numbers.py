@@ -49,11 +49,7 @@ class NodeNumbers:
             if budget < 0 or self._holds_group(above):
                 continue
             holders = {process.id.pid: process for process in below if self._holds_group(process)}
-            ranks = [
-                each
-                for each in holders.values()
-                if holders.keys().isdisjoint(above.id.pid for above in tree.ancestors(each))
-            ]
+            ranks = [each for each in holders.values() if holders.keys().isdisjoint(_pids_above(each, tree))]
             slot = nested_slots.slot_of(below[0])
             if len(ranks) > 1 and (not slot or slot == self._slot(above)):
                 ancestors |= {rank.id: above.id for rank in ranks}
@@ -88,3 +84,7 @@ class NodeNumbers:
             return replace(process, environ=own)
         names = {*launchers.SLOT_NAMES, launchers.TABLE.rendezvous.address}
         return replace(process, environ={name: value for name, value in own.items() if name not in names})
+
+
+def _pids_above(process: Process, tree: Tree) -> set[int]:
+    return {above.id.pid for above in tree.ancestors(process)}

@@ -67,7 +67,8 @@ class Sample(contract.Sample, frozen=True):
 
 def observe(node: Node, _: Settings) -> Sample | Fault | None:
     """Read the new records of /dev/kmsg and the XIDs of NVML. Both probes also return the events of earlier reads."""
-    log, details = node.kernel_log.read(node.dev_root / "kmsg"), query.details(node, XidDetails)
+    log = node.kernel_log.read(node.dev_root / "kmsg")
+    details = query.details(node, XidDetails)
     from_nvml = details.events if isinstance(details, XidDetails) else ()
     if (log is None or isinstance(log, Fault)) and not from_nvml:
         return log
@@ -117,7 +118,8 @@ def points(sample: Sample) -> Iterable[Point]:
     yield MISSED.point(sample.missed)
     for row, subject, code, count in sample.counts:
         metric = METRIC_OF_ROW[row]
-        yield metric.point(count, **dict(zip(metric.labels, (subject, str(code)), strict=False)))
+        values = dict(zip(metric.labels, (subject, str(code)), strict=False))
+        yield metric.point(count, **values)
     for line in sample.nvml_only:
         yield NVML_ONLY.point(1, pci=line.subject, xid=str(line.code))
 

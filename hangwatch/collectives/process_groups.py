@@ -157,7 +157,8 @@ def _find_members(
     """
     first = next(iter(records.values()))
     is_default = (first.name, first.description) == DEFAULT_GROUP
-    are_alike = (not is_default or world_size is None) and all(
+    is_listed = not is_default or world_size is None
+    are_alike = is_listed and all(
         first.ranks is other.ranks or first.ranks == other.ranks for other in records.values()
     )
     ranges = first.ranks if are_alike else ()
@@ -188,7 +189,8 @@ def _find_numbers(
     completed = {rank: group_records.completed for rank, group_records in records.items()}
     silent = [rank for rank in members if rank not in records and rank in by_key]
     if generations == {1} and silent and waits:
-        lowest, first = min(wait.number for wait in waits.values()), next(iter(records.values()))
+        lowest = min(wait.number for wait in waits.values())
+        first = next(iter(records.values()))
         earliest: dict[str | None, float] = {}
         for rank, wait in waits.items():
             if wait.number == lowest:

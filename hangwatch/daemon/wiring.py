@@ -260,7 +260,8 @@ class Daemon:
         self.port = self._server.start()
         self._own_jobs.start()
         self._gpus.start()
-        schedule, sample_seconds = self._schedule, self.settings.gpu.sample_seconds
+        schedule = self._schedule
+        sample_seconds = self.settings.gpu.sample_seconds
         schedule.run_every(sample_seconds, "sample", "sample", self._sample)
         if self.settings.progress.read:
             schedule.run_every(sample_seconds, "counters", "counters", self._counters.read, self.board)

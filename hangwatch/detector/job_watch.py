@@ -244,7 +244,8 @@ def is_restart(watch: JobWatch, job: Job) -> bool:
     """
     if watch.identity.has_ranks != (job.waiting is None):
         return True
-    present, known = frozenset(job.processes), watch.identity.generation
+    present = frozenset(job.processes)
+    known = watch.identity.generation
     return bool(present - known) and bool(known - present)
 
 

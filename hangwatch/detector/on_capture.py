@@ -101,12 +101,7 @@ def _judge(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -
     if seen.frozen == seen.total > 0:
         needed = 2 if watch.state is JobState.STALLED else 1
         if frozen_captures >= needed:
-            # A job that is already hung stays so: its page must not come and go.
-            if (
-                seen.waits_elsewhere
-                and watch.state is not JobState.HUNG
-                and not had_gpu_errors(watch, watch.quiet_since)
-            ):
+            if _waits_for_other_nodes(watch, seen):
                 message = f"all {seen.total} ranks wait for ranks of other nodes: this node does not cause the hang"
                 return confirm_state(watch, JobState.WAITS_ELSEWHERE, message, now, settings)
             message = f"none of the {seen.total} ranks progresses{_describe_known_pause(watch, now, settings)}"
@@ -119,6 +114,14 @@ def _judge(watch: JobWatch, seen: MotionCount, now: float, settings: Detector) -
     if names := seen.movers_text or seen.sleepers_text:
         moving = f"{moving}: {names}"
     return confirm_state(watch, JobState.STALLED, moving, now, settings)
+
+
+def _waits_for_other_nodes(watch: JobWatch, motion: MotionCount) -> bool:
+    """True if all ranks wait for ranks of other nodes, and this node has shown no GPU error.
+
+    False for a job that is already hung: its page must not come and go.
+    """
+    return motion.waits_elsewhere and watch.state is not JobState.HUNG and not had_gpu_errors(watch, watch.quiet_since)
 
 
 def _with_movers(watch: JobWatch, seen: MotionCount) -> JobWatch:

@@ -69,7 +69,8 @@ def with_distinct_name(job: Job) -> Job:
 
 def job_of_pids(processes: Sequence[Process], pids: Sequence[int]) -> Job:
     """Return a job with the processes `pids` as its ranks. A pid without a process becomes a rank that is gone."""
-    tree, chosen = Tree(processes), dict.fromkeys(pids)
+    tree = Tree(processes)
+    chosen = dict.fromkeys(pids)
     ranks = []
     for pid in chosen:
         process = tree.get(pid)

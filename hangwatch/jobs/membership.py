@@ -179,7 +179,8 @@ def _find_starter(members: Sequence[Process], tree: Tree) -> tuple[str, Process 
         return "plain", None
     if all(process_role.is_spawned(process) for process in members):
         return "spawn", parent
-    return ("fork", parent) if all(_is_fork(process, parent) for process in members) else ("plain", None)
+    is_forked = all(_is_fork(process, parent) for process in members)
+    return ("fork", parent) if is_forked else ("plain", None)
 
 
 def needs_endpoint(process: Process) -> int | None:
@@ -254,7 +255,8 @@ class _Run:
         """
         ranks = {_rank_number(member) for member in membership.members}
         taken = functools.reduce(operator.or_, (self._having[rank] for rank in ranks))
-        fitting = (self._having[membership.owner] | (self._having[stores] if stores else 0)) & ~taken
+        of_it = self._having[membership.owner] | (self._having[stores] if stores else 0)
+        fitting = of_it & ~taken
         if fitting:
             number = (fitting & -fitting).bit_length() - 1
             self._having[self.parts[number].stores] &= ~(1 << number)
@@ -328,7 +330,8 @@ def _find_slot_holders(tree: Tree, helpers: Collection[int]) -> Iterator[_SlotHo
         if slot.variables.started_by_first:
             started += [(process, slot)] if not process_role.starts_only_ranks(kind) else []
             continue
-        if (slot.variables.read_by_torch and slot.local_rank is not None) or process.id.pid not in above:
+        is_ranks = slot.variables.read_by_torch and slot.local_rank is not None
+        if is_ranks or process.id.pid not in above:
             launcher = kind or process_role.guess_launcher(process.environ, slot)
             only_head = None if process_role.is_shared(kind) else head
             yield _SlotHolder(process, slot, only_head, owner_of(process), launcher)

@@ -62,7 +62,8 @@ class Tree:
 
     def descendants(self, process: Process, stop: Iterable[int] = ()) -> Iterator[Process]:
         """Yield all descendants of a process, nearest first. Processes in `stop` (pids) and below them are left out."""
-        seen, queue = {process.id.pid, *stop}, [process]
+        seen = {process.id.pid, *stop}
+        queue = [process]
         for parent in queue:
             for child in self._children.get(parent.id.pid, ()):
                 if child.id.pid not in seen:

@@ -43,7 +43,8 @@ def find_ranks(tree: Tree, started: Iterable[tuple[Process, RankSlot]]) -> Itera
         if family is not None:
             families[family].append((process, slot))
     for family, others in families.items():
-        first, local_size = tree.get(family.parent_pid), 1 + max(slot.rank for _, slot in others)
+        first = tree.get(family.parent_pid)
+        local_size = 1 + max(slot.rank for _, slot in others)
         is_whole = family.world_size % local_size == 0 and (family.node + 1) * local_size <= family.world_size
         if (family.node and not is_whole) or (
             first is not None and process_role.find_rank_slot(first, None) is not None

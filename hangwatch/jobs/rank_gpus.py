@@ -38,7 +38,8 @@ def _visible(environ: Mapping[str, str], uuids: list[str], instances: Mapping[st
 
     `instances` are the GPUs of the MIG instances. CUDA shows one instance to a process, by its uuid.
     """
-    granted, value = _granted(environ, uuids, instances), environ.get("CUDA_VISIBLE_DEVICES")
+    granted = _granted(environ, uuids, instances)
+    value = environ.get("CUDA_VISIBLE_DEVICES")
     if value is None:
         return granted
     names = [name.strip() for name in value.split(",")]
@@ -59,7 +60,8 @@ def _granted(environ: Mapping[str, str], uuids: list[str], instances: Mapping[st
     All GPUs of the node if there are none.
     """
     names = [instances.get(name, name) for name in environ.get("NVIDIA_VISIBLE_DEVICES", "").split(",")]
-    return [uuid for uuid in uuids if uuid in names] or uuids
+    inside = [uuid for uuid in uuids if uuid in names]
+    return inside or uuids
 
 
 def _renumbered(environ: Mapping[str, str], names: list[str], uuids: list[str]) -> list[str]:

@@ -93,7 +93,8 @@ def supplement(heard: Sequence[KernelLogLine], ranks: Iterable[RankId]) -> Suppl
 def _evidence(heard: Sequence[KernelLogLine], by_pid: dict[str, RankId]) -> Iterator[Evidence]:
     rows = kernel_lines.load()
     for line in heard[:_SHOWN]:
-        row, is_kernels = rows[line.matched.name], not line.writer
+        row = rows[line.matched.name]
+        is_kernels = not line.writer
         rank = by_pid.get(line.matched.subject) if is_kernels and row.names in ("process", "task") else None
         when = f" at {line.when}" if line.when else ""
         about = f" about {words.name_ranks([rank])}" if rank is not None else ""

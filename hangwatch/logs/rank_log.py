@@ -329,11 +329,13 @@ def _mask_and_cut(text: str) -> str:
 
 def _is_of_others(text: str) -> bool:
     is_lost = (_OF_OTHERS.search(text) or _LOST_IN_THE_JOB.search(text)) is not None
-    return is_lost and (
-        _LIBRARY.search(text) is not None
-        or not (
-            _OUTSIDE.search(text) or any(_is_public(match[1] or match.group()) for match in _ADDRESS.finditer(text))
-        )
+    return is_lost and (_LIBRARY.search(text) is not None or not _names_the_internet(text))
+
+
+def _names_the_internet(text: str) -> bool:
+    """True if a text contains a web endpoint or a public address."""
+    return _OUTSIDE.search(text) is not None or any(
+        _is_public(match.group(1) or match.group()) for match in _ADDRESS.finditer(text)
     )
 
 

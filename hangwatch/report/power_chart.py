@@ -166,7 +166,8 @@ def _find_watts(gpu: PowerSeries, unix_seconds: float) -> float | None:
 
 def _draw_path(times: Sequence[float], watts: Sequence[float], plane: _Plane) -> str:
     """Return an SVG path through the samples, with peaks and dips. A long pause is drawn as a gap."""
-    kept, steps = _choose_samples(watts), sorted(b - a for a, b in pairwise(times))
+    kept = _choose_samples(watts)
+    steps = sorted(b - a for a, b in pairwise(times))
     gap = _GAP * steps[len(steps) // 2]
     parts: list[str] = []
     for number, index in enumerate(kept):
@@ -238,7 +239,8 @@ def _mark_states(incident: Incident, plane: _Plane) -> Iterable[Mark]:
 def _describe_chart(gpus: Sequence[PowerSeries], counted: CollectiveSeries | None, plane: _Plane) -> Iterable[str]:
     """Yield sentences that describe the chart, for screen readers."""
     if gpus:
-        first, last = [gpu.watts[0] for gpu in gpus], [gpu.watts[-1] for gpu in gpus]
+        first = [gpu.watts[0] for gpu in gpus]
+        last = [gpu.watts[-1] for gpu in gpus]
         yield (
             f"Power of {words.count(len(gpus), 'GPU')} from {words.utc(plane.start)} to {words.utc(plane.end)}: "
             f"{min(first):.0f} to {max(first):.0f} W at the beginning, {min(last):.0f} to {max(last):.0f} W at the end."

@@ -36,7 +36,8 @@ def render(traces: Sequence[RankTrace], sweeps: Sequence[GpuSweep] = ()) -> byte
     enqueued = [record.created_unix_ns for trace in traces for each in trace.recorders for record in each.records]
     if not enqueued:
         return b"[]\n"
-    first_unix_ns = min(enqueued + [round(sweep.taken_unix_seconds * _NS_PER_SECOND) for sweep in sweeps])
+    sampled = [round(sweep.taken_unix_seconds * _NS_PER_SECOND) for sweep in sweeps]
+    first_unix_ns = min(enqueued + sampled)
     events = (event for trace in traces for event in _rank_events(trace, sweeps, first_unix_ns))
     return b"[\n" + b",\n".join(map(msgspec.json.encode, events)) + b"\n]\n"
 
@@ -61,7 +62,8 @@ def _rank_events(trace: RankTrace, sweeps: Sequence[GpuSweep], first_unix_ns: in
             by_group.setdefault(record.group_id, []).append(record)
         for records in by_group.values():
             track += 1
-            shown, description = {"pid": pid, "tid": track}, records[-1].group_description
+            shown = {"pid": pid, "tid": track}
+            description = records[-1].group_description
             group = "group" if description in ("", NO_DESCRIPTION) else description
             label = f"{group} {records[-1].group_name} ({recorder.library})"
             yield {"ph": "M", "name": "thread_name", **shown, "args": {"name": words.elided(label, _MOST_NAME)}}

@@ -147,12 +147,15 @@ def _choose_thread(
         return _best(workers, table) or main or (workers[0] if workers else None)
     match table.classify_thread(main).row.work_is_in:
         case "autograd":
-            # compiled code that runs Python hooks: it has no name, and threading.py did not start it
-            hooks = [each for each in workers if not each.name and not each.frames[-1].file.endswith("threading.py")]
-            return _best(in_key, table) or _best(hooks, table) or main
+            return _best(in_key, table) or _best(filter(_is_autograd_thread, workers), table) or main
         case "threads":
             return _best(workers, table) or main
     return main
+
+
+def _is_autograd_thread(thread: Thread) -> bool:
+    """True for a thread of compiled code that runs Python hooks: it has no name, and threading.py did not start it."""
+    return not thread.name and not thread.frames[-1].file.endswith("threading.py")
 
 
 def _best(threads: Iterable[Thread], table: activity.Table) -> Thread | None:

@@ -204,7 +204,8 @@ class Store:
             durable.refuse_unsafe(self.incidents / name, folder)
             incident = os.open(INCIDENT_FILE, os.O_RDONLY | os.O_CLOEXEC | incident_file.NO_LINK, dir_fd=folder)
             try:
-                content, allow = incident_file.encode(feedback), partial(access_lists.copy_readers, incident)
+                content = incident_file.encode(feedback)
+                allow = partial(access_lists.copy_readers, incident)
                 durable.replace_file(folder, incident_file.FEEDBACK_FILE, content, allow)
             finally:
                 os.close(incident)

@@ -52,7 +52,8 @@ def _is_in_own_code(scene: Scene, group: Group) -> bool:
     is busy counts if it may wait for its GPU, see `may_copy_tensor`.
     """
     moves = any(member.motion is Motion.MOVING for member in group.members)
-    if not all(map(scene.may_be_late, group.members)) or moves or group.awaited or not is_in_user_code(group):
+    may_be = all(map(scene.may_be_late, group.members))
+    if not may_be or moves or group.awaited or not is_in_user_code(group):
         return False
     alike = (other for other in scene.stacked if other is not group and is_in_user_code(other))
     kind = waits_for(group)
@@ -67,7 +68,8 @@ def _find_group_outside_jax_program(scene: Scene) -> Sequence[Group]:
     """
 
     def is_in_program(group: Group) -> bool:
-        return activity.has_mark("all_processes", group.frames) and group.motion is Motion.FROZEN
+        marked = activity.has_mark("all_processes", group.frames)
+        return marked and group.motion is Motion.FROZEN
 
     odd = [group for group in scene.stacked if not is_in_program(group)]
     return odd if len(odd) == 1 and _is_in_own_code(scene, odd[0]) else []
@@ -190,7 +192,8 @@ def _find_lock_holders(scene: Scene) -> Sequence[Group]:
 
     Ranks that wait for their GPU are left out.
     """
-    held = {lock_holder(member) for member in scene.grouping.members if member.waits.file_lock is not None}
+    members = scene.grouping.members
+    held = {lock_holder(member) for member in members if member.waits.file_lock is not None}
     stacked = (group for group in scene.stacked if group.waits_for != "gpu")
     return keep_groups(stacked, lambda member: process_of(member) in held)
 
@@ -203,7 +206,8 @@ def _other_of_two(scene: Scene) -> Sequence[Group]:
         for group in scene.stacked
         if _is_in_own_code(scene, group) or group.waits_for == "unknown" or asks_unknown_thread(group)
     ]
-    return found if len(found) == len([group for group in scene.stacked if is_collective(group)]) == 1 else []
+    waiting = [group for group in scene.stacked if is_collective(group)]
+    return found if len(found) == len(waiting) == 1 else []
 
 
 def _find_busy_half(scene: Scene) -> Sequence[Group]:

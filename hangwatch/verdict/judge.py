@@ -58,7 +58,8 @@ def judge(
     finding = find(scene)
     if dumped_records:
         finding = recorder_dumps.qualify(finding, dumped_records)
-    return with_action(render(finding, gather(finding, scene)), grouping)
+    evidence = gather(finding, scene)
+    return with_action(render(finding, evidence), grouping)
 
 
 def find(scene: Scene) -> Finding:
@@ -288,9 +289,11 @@ def _may_not_wait(finding: Finding) -> bool:
     rule = finding.rule
     assert rule is not None
     waiting = [group for group in finding.others if waits_for(group) in rule.waiting]
-    return bool(waiting) and all(
-        _waits_by_use_alone(group) or {frame.file for frame in group.frames} == {"[kernel]"} for group in waiting
-    )
+    return bool(waiting) and all(_waits_by_use_alone(group) or _is_in_kernel_alone(group) for group in waiting)
+
+
+def _is_in_kernel_alone(group: Group) -> bool:
+    return {frame.file for frame in group.frames} == {"[kernel]"}
 
 
 def _waits_by_use_alone(group: Group) -> bool:
@@ -397,7 +400,8 @@ def _with_odd_gpu(unnamed: Finding) -> Finding | None:
 
     The kernel of that GPU may never have begun.
     """
-    members, odd = unnamed.scene.grouping.members, unnamed.scene.odd_gpu
+    members = unnamed.scene.grouping.members
+    odd = unnamed.scene.odd_gpu
     if unnamed.kind != "AllWaiting" or odd is None or len(members) < unnamed.scene.grouping.expected_rank_count:
         return None
     suspects = keep_groups(unnamed.scene.grouping.groups, lambda member: member is odd.member)

@@ -228,9 +228,11 @@ def _weigh_outside(finding: Finding, sure: Confidence) -> Confidence:
     explicit = finding.waiting("ranks")
     if sure is Confidence.MEDIUM and explicit * 2 < answered - named:
         return Confidence.LOW
-    if 0 < count_ranks(finding.others) - explicit <= named and all(map(waits_in_program, finding.suspects)):
+    outside = count_ranks(finding.others) - explicit
+    if 0 < outside <= named and all(map(waits_in_program, finding.suspects)):
         return Confidence.LOW  # these ranks have not joined either, and the suspects may wait for them
-    many, few = named > 1 and named * 4 > answered, explicit * 4 < 3 * (answered - named)
+    many = named > 1 and named * 4 > answered
+    few = explicit * 4 < 3 * (answered - named)
     return Confidence.MEDIUM if sure is Confidence.HIGH and (many or few) else sure
 
 

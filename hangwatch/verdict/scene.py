@@ -203,7 +203,8 @@ def build_scene(grouping: Grouping, ranks_here: int | None) -> Scene:
     is_part = ranks_here is not None and ranks_here < grouping.expected_rank_count
     members = [member for group in stacked for member in group.members]
     moving = [member.motion for member in members].count(Motion.MOVING)
-    is_moving, is_paused = moving * 2 > len(members), find_pause(grouping.members) is not None
+    is_moving = moving * 2 > len(members)
+    is_paused = find_pause(grouping.members) is not None
     health = "Moving" if is_moving else "NoHangSeen" if is_paused else find_idle_kind(grouping)
     return Scene(
         grouping=grouping,

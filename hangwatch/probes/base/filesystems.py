@@ -247,7 +247,8 @@ class FilesystemReader:
         """
         path = f"{proc_root}/{pid}/root{mount.path}"
         with self._lock:
-            stuck, known = self.abandoned.targets(), self._names.get(mount.device)
+            stuck = self.abandoned.targets()
+            known = self._names.get(mount.device)
             self._names[mount.device] = known if known in stuck and known is not None else path
             return self._names[mount.device]
 

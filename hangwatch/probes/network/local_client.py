@@ -72,7 +72,8 @@ class LocalClients:
         family = socket.AF_INET if client.version == 4 else socket.AF_INET6
         wanted_ends = _PORTS.pack(client_port, port) + client.packed.ljust(16, b"\0") + address.packed.ljust(16, b"\0")
         request = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _ALL_STATES) + wanted_ends + _ANY
-        sequence, length = next(self._sequence) & 0xFFFFFFFF, _HEADER.size + len(request)
+        sequence = next(self._sequence) & 0xFFFFFFFF
+        length = _HEADER.size + len(request)
         self._channel.send(_HEADER.pack(length, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, sequence, 0) + request)
         for _ in range(_MOST_STALE):  # the kernel queues its answer during send(2)
             answer = self._channel.recv(_ANSWER_BYTES)

@@ -375,7 +375,8 @@ def _connection(answer: bytes, at: int, end: int) -> Connection:
         sent_ms, _, received_ms = struct.unpack_from("=III", info, _AGES_AT)
         is_question = sent_ms + _SHORTEST_PAUSE_MS < received_ms or (sent_bytes > 1 and not received_bytes)
         awaits_answer = is_question and sent_ms < _LONGEST_ANSWER_MS
-        carried_bytes, retransmits = sent_bytes + received_bytes, info[_RETRANSMITS_AT]
+        carried_bytes = sent_bytes + received_bytes
+        retransmits = info[_RETRANSMITS_AT]
         (unacknowledged,) = struct.unpack_from("=I", info, _UNACKED_AT)
     return Connection(inode, state, *ends, carried_bytes, unacknowledged, retransmits, awaits_answer)
 

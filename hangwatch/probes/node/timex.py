@@ -50,7 +50,8 @@ class _TimexStruct(ctypes.Structure):
 
 def read() -> Timex | Fault:
     """Return the kernel's clock state; a Fault if a seccomp filter forbids the call."""
-    libc, raw = ctypes.CDLL(None, use_errno=True), _TimexStruct()
+    libc = ctypes.CDLL(None, use_errno=True)
+    raw = _TimexStruct()
     state = libc.adjtimex(ctypes.byref(raw))
     if state < 0:
         code = ctypes.get_errno()

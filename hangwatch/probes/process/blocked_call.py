@@ -50,7 +50,8 @@ def read(
         return None
     same = itertools.takewhile(lambda each: each is not None and _is_same(each, last_call), reversed(calls))
     search = _Search(pid, related_pids, end, proc_root, JobHolders((), lambda *_: (), strangers))
-    child, is_lock = _child(pid, call.child, proc_root), call.kind == "locks"
+    child = _child(pid, call.child, proc_root)
+    is_lock = call.kind == "locks"
     return KernelCall(
         name=call.name,
         says=system_calls.calls_by_name()[call.name].says or call.name,
@@ -297,7 +298,8 @@ def _links(pid: int, proc_root: Path) -> frozenset[str]:
 
 
 def _has(pid: int, link: str, mode: int, proc_root: Path) -> bool:
-    same = (number for number, other in (sockets.descriptors(pid, proc_root) or {}).items() if other == link)
+    links = sockets.descriptors(pid, proc_root) or {}
+    same = (number for number, other in links.items() if other == link)
     return any(_link(f"{proc_root}/{pid}/fd/{number}")[1] & mode for number in same)
 
 

@@ -31,7 +31,8 @@ def read_rights(proc_root: Path) -> Rights | Fault | None:
     rows = proc_pid.status(proc_root, "self")
     if not isinstance(rows, dict):
         return rows
-    effective, words = int(rows.get("CapEff", "0"), 16), rows.get("Uid", "").split()
+    effective = int(rows.get("CapEff", "0"), 16)
+    words = rows.get("Uid", "").split()
     scope = pseudo_files.read(proc_root / "sys" / "kernel" / "yama" / "ptrace_scope", "yama")
     program = pyspy.find()
     return Rights(

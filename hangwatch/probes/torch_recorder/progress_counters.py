@@ -75,7 +75,8 @@ class _Rank:
 
     def add(self, library: Library, read: decode.Counts) -> bool:
         """Add the numbers of one recorder. Return True if one increased that counts."""
-        before, is_first = self.total, library not in self.epochs
+        before = self.total
+        is_first = library not in self.epochs
         if self.epochs.setdefault(library, read.epoch) != read.epoch:
             self.epochs[library] = read.epoch
             self.restarts += 1

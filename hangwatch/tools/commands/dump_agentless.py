@@ -32,7 +32,8 @@ def dump_agentless(reach: Reach, question: DumpOptions, settings: config.Setting
 
     It is 0, or 1 or 2 without a verdict. `reach.remote_command` is the shell command that runs py-spy.
     """
-    nodes, replies = resolve_nodes(reach), agentless.Replies()
+    nodes = resolve_nodes(reach)
+    replies = agentless.Replies()
     stacks = None if question.raw is None else NewFolder(question.raw)
 
     def take(_: str, answer: agentless.NodeOutput) -> None:

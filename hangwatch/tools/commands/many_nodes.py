@@ -213,7 +213,8 @@ def dump_nodes(reach: Reach, question: DumpOptions) -> int:
     from hangwatch.tools.fleet.node_replies import Replies
 
     gc.disable()
-    by_file, nodes = _by_file(question.topology), node_options.resolve_nodes(reach)
+    by_file = _by_file(question.topology)
+    nodes = node_options.resolve_nodes(reach)
     replies, kept = Replies(with_stacks=question.raw is not None), _Kept(question.directory)
     stacks = None if question.raw is None else NewFolder(question.raw)
 
@@ -224,7 +225,8 @@ def dump_nodes(reach: Reach, question: DumpOptions) -> int:
 
     only = f" --job {shlex.quote(question.wanted)}" if question.wanted else ""
     form = "--json --grouped" + (" --stacks" if stacks else "")
-    node_options.run_hangwatch(reach, nodes, f"dump {form} --rounds {question.rounds}{only}", replies, take)
+    arguments = f"dump {form} --rounds {question.rounds}{only}"
+    node_options.run_hangwatch(reach, nodes, arguments, replies, take)
     if stacks is not None:
         click.echo(f"stacks: {words.count(stacks.files, 'file')} in {question.raw}", err=True)
     return _conclude(question, replies, kept, len(nodes), by_file)

@@ -96,7 +96,8 @@ def selftest(*, script: bool, **given: Any) -> int:
         return 0
     question = SelftestOptions(**{name: given.pop(name) for name in SelftestOptions._fields})
     if (reach := parse_reach(given)) is not None:
-        nodes, python = Nodes(reach, question), question.python or "python3"
+        nodes = Nodes(reach, question)
+        python = question.python or "python3"
         return _conclude(nodes.units, _Test(lambda half, _: nodes.run(half), python, question), question)
     gpus = () if question.ranks is not None else _gpus()
     plan = launch.Plan(
@@ -140,7 +141,8 @@ def _no_interpreter(python: str, error: OSError) -> InputError:
 def _conclude(tested: tuple[str, ...], test: _Test, question: SelftestOptions) -> int:
     """Test these devices, print the result and return the exit code. --bisect searches the bad device."""
     findings = test.findings(tested)
-    events, halved = test.events, None
+    events = test.events
+    halved = None
     if findings and question.bisect and len(tested) > 1:
         halved = halving.halve(tested, lambda half: not test.findings(half))
     answer = Answer(

@@ -91,7 +91,8 @@ def watch(ask: Callable[[], Status]) -> int:
             f"a terminal is needed (TERM={terminal or 'not set'!s})\n"
             "  `hangwatch status` prints the same tables once; `hangwatch status --json` is for programs"
         )
-    answers, console = _Answers(ask), Console()
+    answers = _Answers(ask)
+    console = Console()
     with answers.keep_fresh(), _unbuffered_keys(), _woken_by_signals() as wake:
         live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
         with live:

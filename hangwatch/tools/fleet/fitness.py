@@ -205,7 +205,8 @@ def difference_finding(difference: Difference) -> Finding:
     odd = sorted({node for held in others for node in held.nodes})
     name = difference.fact.replace("_", " ") + ("" if difference.job is None else f" of job {difference.job}")
     texts = [f"{held.value} on {_nodes(held.nodes)}" for held in difference.values[:MOST_VALUES]]
-    more, is_majority = len(difference.values) - MOST_VALUES, 2 * len(most.nodes) > node_count
+    more = len(difference.values) - MOST_VALUES
+    is_majority = 2 * len(most.nodes) > node_count
     return Finding(
         nodes=tuple(odd if is_majority else sorted({*odd, *most.nodes})),
         check="same_on_all_nodes",

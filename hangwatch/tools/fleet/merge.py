@@ -23,9 +23,10 @@ def merge_all(groupings: Iterable[Grouping]) -> Grouping:
     The world size is the largest of those that are known.
     """
     parts = tuple(groupings)
+    sizes = [part.world_size for part in parts if part.world_size is not None]
     return merge_groups(
         (group for part in parts for group in part.groups),
-        max([part.world_size for part in parts if part.world_size is not None], default=None),
+        max(sizes, default=None),
         (note for part in parts for note in part.notes),
     )
 

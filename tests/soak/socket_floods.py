@@ -135,6 +135,7 @@ def cost(node: Node, uid: int, mode: str, where: str, seconds: float) -> Cost:
 
 def answered(node: Node, victim: int, users: list[int], dumps: int) -> int:
     """Flood the socket by all users, each in one way. Return the number of dumps that `victim` could take."""
+    wait_for(lambda: f"job-of-{victim} " in node.daemon.log, "the scan that finds the job", 150)
     with ExitStack() as stack:
         for number, uid in enumerate(users):
             stack.enter_context(flood(uid, OVER_UNIX[number % len(OVER_UNIX)], str(node.socket), node.pids[uid]))

@@ -3,7 +3,6 @@
 import itertools
 import os
 import platform
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -102,49 +101,6 @@ def test_memory_that_says_anything_ends_the_walk(data: st.DataObject) -> None:
     mapped = (Mapping(4096, 1 << 20, 0, True, b"/lib/libc.so.6"),)
     place, stack = data.draw(st.integers(4096, 1 << 20)), data.draw(st.integers(0, HIGHEST - 1))
     assert len(list(native_frames.walk(place, stack, mapped, read))) <= native_frames.MOST_FRAMES + 1
-
-
-BASE, OTHER, STACK = 0x40_0000, 0x50_0000, 0x70_0000
-PUSHED = b"\x41\x0e\x10"  # one byte further, def_cfa_offset 16
-PROGRAMS = {
-    "a register was pushed": (PUSHED, b"zR", True),
-    "at the first instruction after it": (b"\x44\x0e\x10", b"zR", True),
-    "one instruction before it": (b"\x45\x0e\x10", b"zR", False),
-    "a frame pointer by an expression": (PUSHED + b"\x16\x06\x01\x33", b"zR", False),
-    "arguments were pushed": (PUSHED + b"\x2e\x10", b"zR", True),  # GNU_args_size 16: the number of RA
-    "rules of other registers": (b"\x83\x03\x05\x0c\x04\x10\x0d\x01\x33\xc3" + PUSHED, b"zR", True),
-    "an epilogue before": (b"\x41\x0a\x0e\x40\x41\x0b" + PUSHED, b"zR", True),
-    "only after this instruction": (PUSHED + b"\x48\x0e\x40", b"zR", True),
-    "a personality and data": (PUSHED, b"zPLR", True),
-    "another address": (b"\x41\x0e\x18", b"zR", False),
-    "an address by an expression": (b"\x41\x0f\x02\x77\x10", b"zR", False),
-    "a return address that was computed": (PUSHED + b"\x14\x10\x01", b"zR", False),
-    "a signal frame": (PUSHED, b"zRS", False),
-    "a program that ends early": (PUSHED + b"\x0e", b"zR", False),
-    "an unknown instruction": (PUSHED + b"\x3f", b"zR", False),
-    "a state that was never remembered": (b"\x0b" + PUSHED, b"zR", False),
-}
-
-
-@pytest.mark.parametrize(("program", "letters", "is_known"), PROGRAMS.values(), ids=PROGRAMS)
-def test_the_caller_is_found_by_the_rules_of_its_instruction(program: bytes, letters: bytes, *, is_known: bool) -> None:
-    area = b"\x04\0\0\0\0" if b"L" in letters else b"\0"  # the language-specific data area
-    data = {b"zR": b"\x01\x1b", b"zRS": b"\x01\x1b", b"zPLR": b"\x07\x9b\0\0\0\0\x1b\x1b"}[letters]
-    common = b"\0\0\0\0\x01" + letters + b"\0\x01\x78\x10" + data + b"\x0c\x07\x08\x90\x01"
-    common = struct.pack("<I", len(common)) + common
-    entry = BASE + 0x2000 + len(common)
-    body = struct.pack("<Iii", len(common) + 4, BASE + 0x3000 - (entry + 8), 64) + area + program
-    head = b"\x7fELF\x02\x01".ljust(32, b"\0") + struct.pack("<Q14xHH6x", 64, 56, 2)
-    segments = struct.pack("<II6Q", 1, 5, *(0,) * 6) + struct.pack("<II6Q", 0x6474E550, 4, 0, 0x1000, *(0,) * 4)
-    table = b"\x01\x1b\x03\x3b" + struct.pack("<iIii", 0, 1, 0x2000, entry - BASE - 0x1000)
-    image = {BASE: head + segments, BASE + 0x1000: table, BASE + 0x2000: common + struct.pack("<I", len(body)) + body}
-    image[STACK + 8] = struct.pack("<QQ", OTHER + 9, 1)
-
-    def read(address: int, count: int) -> bytes:
-        return next((part[address - at :][:count] for at, part in image.items() if at <= address < at + len(part)), b"")
-
-    mapped = (Mapping(BASE, BASE + 0x4000, 0, True, b"/a.so"), Mapping(OTHER, OTHER + 0x1000, 0, True, b"/b.so"))
-    assert list(native_frames.walk(BASE + 0x3000 + 4, STACK, mapped, read)) == [*mapped[: 1 + is_known], None]
 
 
 @given(st.binary(max_size=300))

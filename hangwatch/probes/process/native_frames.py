@@ -8,25 +8,20 @@ ends the walk. Only x86-64 is supported, where the return address is the word be
 other machines the walk ends at once.
 """
 
-import io
 import platform
 import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 MOST_FRAMES = 24
 _MOST_FDES = 1 << 20
-_MOST_ENTRY_BYTES = 2048  # those of libtorch_cpu have 1632 at most
+_MOST_ENTRY_BYTES = 4096
 _MOST_SEGMENTS = 64
 _HIGHEST = 1 << 56
 _EH_FRAME, _LOAD = 0x6474E550, 1
 _TABLE = b"\x01\x1b\x03\x3b"  # version 1; pcrel sdata4, udata4, datarel sdata4: the encodings that linkers write
 _RBP, _RSP, _RETURN = 6, 7, 16
-_ARGS_SIZE = 0x2E  # DW_CFA_GNU_args_size, which elftools 0.33 reads, but does not decode; it changes no rule
-_REGISTER_RULES = frozenset({0x80, 0xC0, *range(0x05, 0x0A), 0x10, 0x11, *range(0x14, 0x17)})
-"""Call frame instructions that change the rule of a register, their first argument (DWARF 5, 7.24)."""
 _ARCHITECTURE = platform.machine()
 
 Read = Callable[[int, int], bytes]
@@ -139,55 +134,105 @@ def _entry(address: int, base: int, read: Read) -> int:
 def _rules(address: int, entry: int, read: Read) -> _Rules:
     """Return the rules for an instruction, from an entry of .eh_frame and its common entry."""
     body = _body(entry, read)
-    common = _body(entry + 4 - struct.unpack_from("<I", body, 4)[0], read)
-    rules = [rules for distance, rules in _rows(common, body) if distance <= address - entry]
-    if not rules or rules[-1] is None:
+    (common_offset,) = struct.unpack_from("<I", body)
+    common = _body(entry + 4 - common_offset, read)
+    if common_offset == 0 or common[:5] != b"\0\0\0\0\x01":
         raise _UnknownFrameError
-    return rules[-1]
-
-
-@lru_cache(maxsize=64)  # ranks of a job have the same libraries
-def _rows(common: bytes, body: bytes) -> tuple[tuple[int, _Rules | None], ...]:
-    """Return the rules from each instruction on, by its distance from the entry; None if they are not supported."""
-    if common[4:8] != bytes(4):
+    letters, at = common[5 : common.index(0, 5)], common.index(0, 5) + 1
+    code_factor, at = _unsigned(common, at)
+    data_factor, at = _signed(common, at)
+    column, at = _unsigned(common, at)
+    size, at = _unsigned(common, at) if letters[:1] == b"z" else (0, at)
+    if column != _RETURN or b"S" in letters or _encoding(letters, common[at : at + size]) != 0x1B:
+        raise _UnknownFrameError  # a signal frame, or another address encoding
+    offset, length = struct.unpack_from("<iI", body, 4)
+    first = entry + 8 + offset
+    if not first <= address < first + length:
         raise _UnknownFrameError
-    from elftools.common.exceptions import DWARFError, ELFError  # few captures need them
-    from elftools.dwarf.callframe import CallFrameInfo
-    from elftools.dwarf.structs import DWARFStructs
-
-    # A section with these two alone. The second is at address 0.
-    section = common + body[:4] + struct.pack("<I", len(common) + 4) + body[8:]
-    structs = DWARFStructs(little_endian=True, dwarf_format=32, address_size=8)
-    try:
-        info = CallFrameInfo(io.BytesIO(section), len(section), -len(common), structs, for_eh_frame=True)
-        entry: Any = info.get_entries()[1]
-        for part in (entry.cie, entry):
-            part.instructions = [each for each in part.instructions if _is_needed(each.opcode, each.args)]
-        rows, cie, end = entry.get_decoded().table, entry.cie, entry["initial_location"] + entry["address_range"]
-    except (ELFError, DWARFError, AssertionError, AttributeError, LookupError, TypeError, ValueError, ArithmeticError):
-        raise _UnknownFrameError from None
-    if b"S" in cie["augmentation"] or cie["return_address_register"] != _RETURN:  # S: a signal frame
-        raise _UnknownFrameError
-    return (*((row["pc"], _supported(row)) for row in rows), (end, None))
+    data, after = _unsigned(body, 12)
+    factors = (code_factor, data_factor)
+    start = _run(common[at + size :], factors, address - first, _Rules((-1, 0), {}), None)
+    return _run(body[after + data :], factors, address - first, start, start)
 
 
-def _is_needed(opcode: int, arguments: Sequence[Any]) -> bool:
-    """True if an instruction concerns the walk. Rules of other registers would cost time: each row is a copy of all."""
-    return opcode != _ARGS_SIZE and (opcode not in _REGISTER_RULES or arguments[0] in (_RBP, _RETURN))
-
-
-def _supported(row: dict[Any, Any]) -> _Rules | None:
-    saved = {number: row[number] for number in (_RBP, _RETURN) if number in row}
-    if row["cfa"].reg is None or not all(rule.type in ("OFFSET", "UNDEFINED", "SAME_VALUE") for rule in saved.values()):
-        return None
-    offsets = {number: rule.arg for number, rule in saved.items() if rule.type == "OFFSET"}
-    return _Rules((row["cfa"].reg, row["cfa"].offset), offsets)
+def _encoding(letters: bytes, data: bytes) -> int:
+    """Return the address encoding of a common entry with the augmentation `zR`, `zPLR` or similar."""
+    at = 0
+    for letter in letters[1:]:
+        match letter:
+            case 0x52:  # R
+                return data[at]
+            case 0x50:  # P: an encoding, and a pointer of 4 or 8 bytes
+                at += {0x0B: 5, 0x03: 5}.get(data[at] & 0x0F, 9)
+            case 0x4C:  # L
+                at += 1
+    raise _UnknownFrameError
 
 
 def _body(address: int, read: Read) -> bytes:
-    """Return an entry with the length before it."""
-    raw = _bytes(read, address, 4)
-    length = int.from_bytes(raw, "little")
+    (length,) = struct.unpack("<I", _bytes(read, address, 4))
     if not 4 <= length <= _MOST_ENTRY_BYTES:
         raise _UnknownFrameError
-    return raw + _bytes(read, address + 4, length)
+    return _bytes(read, address + 4, length)
+
+
+def _run(program: bytes, factors: tuple[int, int], distance: int, rules: _Rules, initial: _Rules | None) -> _Rules:
+    """Run call frame instructions up to the instruction at `distance` bytes from the first (DWARF 5, 6.4.2)."""
+    code_factor, data_factor = factors
+    frame, saved = rules.frame, dict(rules.saved)
+    remembered: list[_Rules] = []
+    at, position = 0, 0
+    while at < len(program) and position <= distance:
+        code, at = program[at], at + 1
+        high, low = code & 0xC0, code & 0x3F
+        if high == 0x40:
+            position += low * code_factor
+        elif high == 0x80:
+            value, at = _unsigned(program, at)
+            saved[low] = value * data_factor
+        elif high == 0xC0:
+            saved = _restored(saved, low, initial)
+        elif code in (0x02, 0x03, 0x04):  # advance_loc1, 2, 4
+            width = {2: 1, 3: 2, 4: 4}[code]
+            position, at = position + int.from_bytes(program[at : at + width], "little") * code_factor, at + width
+        elif code == 0x0A:
+            remembered.append(_Rules(frame, dict(saved)))
+        elif code == 0x0B and remembered:
+            frame, saved = remembered.pop()
+        elif code in (0x0C, 0x0D, 0x0E):  # def_cfa, def_cfa_register, def_cfa_offset
+            register, at = _unsigned(program, at) if code != 0x0E else (frame[0], at)
+            offset, at = _unsigned(program, at) if code != 0x0D else (frame[1], at)
+            frame = (register, offset)
+        elif code == 0x2E:
+            _, at = _unsigned(program, at)  # GNU_args_size
+        elif code in (0x07, 0x08):  # undefined, same_value
+            register, at = _unsigned(program, at)
+            saved.pop(register, None)
+        elif code:
+            raise _UnknownFrameError
+    return _Rules(frame, saved)
+
+
+def _restored(saved: dict[int, int], register: int, initial: _Rules | None) -> dict[int, int]:
+    if initial is None:
+        raise _UnknownFrameError
+    rest = {number: at for number, at in saved.items() if number != register}
+    return {**rest, register: initial.saved[register]} if register in initial.saved else rest
+
+
+def _unsigned(raw: bytes, at: int) -> tuple[int, int]:
+    """Return an unsigned LEB128 number (DWARF 5, 7.6) and the position after it."""
+    value = shift = 0
+    while shift < 64:
+        byte, at = raw[at], at + 1
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return value, at
+    raise _UnknownFrameError
+
+
+def _signed(raw: bytes, at: int) -> tuple[int, int]:
+    value, end = _unsigned(raw, at)
+    bits = 7 * (end - at)
+    return (value - (1 << bits) if value >> (bits - 1) else value), end

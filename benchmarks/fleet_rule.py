@@ -82,7 +82,7 @@ def lines(ranks: int, ranks_of_node: int) -> Iterator[str]:
         )
         grouping = Grouping(groups=tuple(one for one in (waits, apart) if one.members), world_size=ranks)
         job = structs.replace(samples.job(range(first, first + len(here)), ranks), job_key="k1")
-        incident = samples.replaced(samples.all_waiting(), job=job, grouping=grouping, state=JobState.HUNG)
+        incident = structs.replace(samples.all_waiting(), job=job, grouping=grouping, state=JobState.HUNG)
         watch = structs.replace(job_watch.begin_watch(job, 0.0), state=JobState.HUNG)
         entry = JobEntry(job=job, watch=watch, page=True, incident=incident)
         yield f'up{{job="hangwatch",instance="node-{node}"}} 1\n'

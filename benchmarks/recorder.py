@@ -31,7 +31,7 @@ from hangwatch.collectives import rank_records  # noqa: E402
 from hangwatch.model import ProcessId  # noqa: E402
 from hangwatch.model.flight_records import RankRecords  # noqa: E402
 from hangwatch.probes import torch_recorder  # noqa: E402
-from hangwatch.probes.base import procfs  # noqa: E402
+from hangwatch.probes.base import procfs, pseudo_files  # noqa: E402
 from hangwatch.probes.process import memory_image  # noqa: E402
 from hangwatch.probes.torch_recorder import layouts, libraries, search, symbols  # noqa: E402
 
@@ -165,7 +165,7 @@ def measure(folder: Path, pids: list[int], rounds: int) -> None:
         return answer
 
     def ask_symbols() -> None:
-        page = os.pread(memory, symbols.PAGE_BYTES, mapped.start)
+        page = os.pread(memory, pseudo_files.PAGE_BYTES, mapped.start)
         assert symbols.SymbolTables().look_up(mapped, page, victim, "", procfs.PROC).pointer is not None
 
     def search_shape() -> None:
@@ -191,7 +191,7 @@ def measure(folder: Path, pids: list[int], rounds: int) -> None:
         all_dumps = median(max(1, rounds // 3), lambda: [dump(rank.pid, "--nonblocking") for rank in ranks])
         row(f"py-spy dump --nonblocking of {len(ranks)} ranks", *all_dumps, one[0])
         row("symbols of a library file, in a child", *median(rounds, ask_symbols), one[0])
-        page = os.pread(memory, symbols.PAGE_BYTES, mapped.start)
+        page = os.pread(memory, pseudo_files.PAGE_BYTES, mapped.start)
         known = median(rounds, lambda: symbols.SHARED.look_up(mapped, page, victim, "", procfs.PROC))
         row("symbols that are known", *known, one[0])
         row("search by shape", *median(rounds, search_shape), one[0])

@@ -349,7 +349,7 @@ def read(path: Path) -> str:
     except bounded_read.FileError as error:
         raise ConfigError(
             f"{error}\n"
-            "  hangwatch runs with its defaults when no --config is given;\n"
+            "  without --config, hangwatch reads /etc/hangwatch/hangwatch.toml if it exists, else its defaults apply;\n"
             "  `hangwatch config --sample` prints a file to start from"
         ) from None
     except UnicodeDecodeError as error:

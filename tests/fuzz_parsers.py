@@ -90,6 +90,8 @@ _RECORDER = dumped(entry(0), entry(1), entry(2, state="started", retired=False))
 _KMSG = b"4,1234,5678901,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=7, name=python, GPU has fallen off the bus."
 _JOURNAL = b"12,1,2,-;Out of memory: Killed process 77 (python) total-vm:1kB, anon-rss:2kB, file-rss:3kB, uid:0"
 
+_INCIDENTS = [path.read_bytes() for path in sorted(DATA.glob("incidents/*"))]  # whole: else no changed one decodes
+
 PARSERS: dict[str, Parser] = {
     "py-spy": Parser(lambda raw: pyspy_json.parse_json(raw, 7), (DumpError,), [json.dumps(_PYSPY).encode()]),
     "stacks and logs": Parser(_collect, (UserError,), _files("explain/*.txt", "explain/*/*/*/*/*.log")),
@@ -100,10 +102,8 @@ PARSERS: dict[str, Parser] = {
     ),
     "pickle": Parser(safe_pickle.load_plain_values, (ValueError,), [pickle.dumps(_RECORDER, n) for n in range(2, 6)]),
     "process title": Parser(_of_text(process_title.read), (), [b"ray::WorkerDict.generate", b"VLLM::Worker_TP1"]),
-    "incident": Parser(
-        lambda raw: incident_file.parse(Path("incident.json"), raw), (UserError,), _files("incidents/*")
-    ),
-    "grouped dump": Parser(lambda raw: sighting.parse(Path("incident.json"), raw), (UserError,), _files("incidents/*")),
+    "incident": Parser(lambda raw: incident_file.parse(Path("incident.json"), raw), (UserError,), _INCIDENTS),
+    "grouped dump": Parser(lambda raw: sighting.parse(Path("incident.json"), raw), (UserError,), _INCIDENTS),
     "configuration": Parser(
         _of_text(lambda text: config.parse(text, "hangwatch.toml")), (UserError,), [config.sample().encode()]
     ),

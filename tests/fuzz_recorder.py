@@ -25,27 +25,8 @@ from tests.recorder_memory import Group, Memory, Operation, recorder
 from tests.soak import number_options
 
 GROUPS = (Group(), Group(id=3, name="7", description="tensor_parallel_group", ranks=(0, 1, 6), counts=(9, -1, 8)))
-NUMBERS = (
-    0,
-    1,
-    2,
-    7,
-    8,
-    15,
-    16,
-    255,
-    4096,
-    10**6,
-    10**9,
-    2**31 - 1,
-    2**31,
-    2**32,
-    2**47,
-    2**48,
-    2**63 - 1,
-    2**63,
-    2**64 - 1,
-)
+SMALL = (0, 1, 2, 7, 8, 15, 16, 255, 4096, 10**6, 10**9)
+NUMBERS = (*SMALL, 2**31 - 1, 2**31, 2**32, 2**47, 2**48, 2**63 - 1, 2**63, 2**64 - 1)
 
 
 class Seed:

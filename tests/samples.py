@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-import msgspec
 from msgspec.structs import replace
 
 from hangwatch import config
@@ -441,7 +440,7 @@ def exited() -> Incident:
     left = [rank for rank in range(8) if rank != 3]
     dumps = [*(rank_dump(rank, ALL_REDUCE) for rank in left), RankDump(id=odd, gone=True)]
     found = incident(groups=(waiting(left), gone), verdict=verdict, dumps=dumps, ranks=left)
-    return replaced(found, job=msgspec.structs.replace(found.job, local_world_size=8, absent_local_ranks=((3, 3),)))
+    return replace(found, job=replace(found.job, local_world_size=8, absent_local_ranks=((3, 3),)))
 
 
 @functools.cache
@@ -555,9 +554,7 @@ def parallel_groups() -> Incident:
 
 def alone(group: Group, rank: RankId) -> Group:
     """Return the group with `rank` as its only member."""
-    return Group(
-        key=group.key, activity=group.activity, frames=group.frames, workers=group.workers, members=(Member(id=rank),)
-    )
+    return replace(group, members=(Member(id=rank),))
 
 
 @functools.cache
@@ -605,11 +602,6 @@ def fleet(nodes: int = 2048, odd_rank: int = 9731, absent_node: int | None = 77)
         ),
     )
     return incident(groups=groups, verdict=verdict, ranks=range(8), world_size=nodes * 8)
-
-
-def replaced(value: Incident, **changes: object) -> Incident:
-    """Return the incident with these fields changed."""
-    return msgspec.structs.replace(value, **changes)
 
 
 SAMPLES = {

@@ -18,7 +18,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,25 +61,66 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def silent_server() -> Iterator[int]:
-    """Accept connections and never answer; yield the port."""
-    kept: list[socket.socket] = []
-    with socket.create_server(("127.0.0.2", 0)) as listening:
+def serving(serve: Callable[[socket.socket, threading.Event], None], host: str = "127.0.0.2") -> Iterator[int]:
+    """Run `serve` on a listening socket in a thread. Yield the port.
 
-        def serve() -> None:
+    `serve` must return when its event is set.
+    """
+    over = threading.Event()
+    with socket.create_server((host, 0)) as listening:
+        listening.settimeout(60)
+
+        def run() -> None:
             with contextlib.suppress(OSError):
-                while True:
-                    kept.append(listening.accept()[0])
+                serve(listening, over)
 
-        thread = threading.Thread(target=serve)
+        thread = threading.Thread(target=run)
         thread.start()
         try:
             yield listening.getsockname()[1]
         finally:
+            over.set()
             listening.shutdown(socket.SHUT_RDWR)
             thread.join(60)
-            for one in kept:
-                one.close()
+
+
+def silent_server() -> contextlib.AbstractContextManager[int]:
+    """Accept connections and never answer; yield the port."""
+
+    def serve(listening: socket.socket, over: threading.Event) -> None:
+        listening.settimeout(None)
+        with contextlib.ExitStack() as kept:
+            while not over.is_set():
+                kept.enter_context(listening.accept()[0])
+
+    return serving(serve)
+
+
+@contextlib.contextmanager
+def answering(answer: Callable[[socket.socket], None]) -> Iterator[tuple[int, list[bytes]]]:
+    """Run a server that handles each connection with `answer`. Yield its port and the list of received requests."""
+    came: list[bytes] = []
+
+    def serve() -> None:
+        while True:
+            try:
+                one, _ = listening.accept()
+            except OSError:
+                return
+            with one, contextlib.suppress(OSError):
+                one.settimeout(60)
+                came.append(one.recv(65536))
+                answer(one)
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield listening.getsockname()[1], came
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        thread.join(90)
 
 
 class _Process:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ def schema() -> str:
         "additionalProperties": False,
     }
     _narrow(root, parts)
+    for part in parts.values():
+        # Python indents a docstring as its source before 3.13.
+        part["description"] = inspect.cleandoc(part.get("description", ""))
     current["definitions"] = dict(sorted(parts.items()))
     current["properties"]["config"] = roots[0]
     return json.dumps(current, indent=2) + "\n"

@@ -31,13 +31,13 @@ def post(url: str, value: object) -> None:
         pass
 
 
-def is_alertmanager(url: str) -> bool:
-    """True if an Alertmanager answers at this address, not another server."""
+def read_configuration(url: str) -> str:
+    """Return the configuration of the Alertmanager at this address; "" if another server answers."""
     try:
         with urllib.request.urlopen(f"{url}/api/v2/status", timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310
-            return "versionInfo" in json.load(answer)
-    except (urllib.error.HTTPError, ValueError):
-        return False
+            return str(json.load(answer)["config"]["original"])
+    except (urllib.error.HTTPError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def main(url: str) -> str:
@@ -45,8 +45,11 @@ def main(url: str) -> str:
     now = datetime.datetime.now(datetime.timezone.utc)
     ends = now + datetime.timedelta(seconds=RESOLVED_SECONDS)
     alert = {"labels": LABELS, "annotations": ANNOTATIONS, "startsAt": now.isoformat(), "endsAt": ends.isoformat()}
-    if is_alertmanager(url):
+    configuration = read_configuration(url)
+    if configuration:
         post(f"{url}/api/v2/alerts", [alert])
+        if "on-call" not in configuration:
+            return f"sent to Alertmanager at {url}, which has no receiver on-call: see alertmanager.example.yaml"
         return f"sent to Alertmanager at {url}: its on-call gets the page now, and its end in {RESOLVED_SECONDS} s"
     labels = {name: LABELS[name] for name in ("job_id", "job_key")}
     form = {"version": "4", "receiver": "on-call", "status": "firing", "groupLabels": labels, "commonLabels": LABELS}

@@ -10,6 +10,7 @@ from grafana.source.panels import (
     NO_GPU_OF_JOB,
     NO_INCIDENT,
     NO_JOB,
+    ODD_RANKS,
     OWNER,
     STATES,
     STATUS_WORDS,
@@ -21,6 +22,7 @@ from grafana.source.panels import (
     gpus_of_jobs,
     job_variable,
     lines,
+    odd_ranks,
     page,
     rows,
     timeline,
@@ -92,7 +94,7 @@ def dashboard() -> builders.Dashboard:  # long: the panels in their order on the
     built.with_panel(
         rows(
             "Odd ranks",
-            f"hangwatch:odd_rank:held{{{OF}}}",
+            odd_ranks(OF),
             {
                 "job_id": "Job",
                 "job_key": "Key",
@@ -102,12 +104,12 @@ def dashboard() -> builders.Dashboard:  # long: the panels in their order on the
                 "motion": "Motion",
                 "frame": "Innermost frame",
             },
-            "Ranks that do not wait while at least half of the ranks of their job do, over all nodes.",
-            width=12,
+            ODD_RANKS,
+            height=5,
             empty="no rank stands out",
             colours={"Motion": MOTIONS},
             links={"Job": TO_JOB, "Node": TO_NODE},
-            widths={"Rank": 70, "Motion": 90, "Activity": 130, "Key": 90},
+            widths={"Rank": 70, "Motion": 90, "Activity": 120, "Node": 90, "Key": 150},
         )
     )
     built.with_panel(
@@ -124,10 +126,10 @@ def dashboard() -> builders.Dashboard:  # long: the panels in their order on the
                 "summary": "Verdict sentence",
             },
             "The verdict of each node about its own ranks. For a node that no longer responds, the last one.",
-            width=12,
+            height=6,
             empty=NO_INCIDENT,
             links={"Job": TO_JOB, "Node": TO_NODE},
-            widths={"Confidence": 100, "Key": 90},
+            widths={"Key": 150, "Node": 90, "Verdict": 150, "Confidence": 100, "Named": 110},
         )
     )
     built.with_panel(
@@ -188,6 +190,7 @@ def dashboard() -> builders.Dashboard:  # long: the panels in their order on the
             colours={"Worst check": STATUSES, "Sampler up": YES_NO},
             links={"Node": TO_NODE},
             units={"Power": "watt"},
+            widths={"GPUs": 55, "Power": 80, "Jobs": 55, "Worst check": 105, "Sampler up": 105, "hangwatch": 90},
         )
     )
     built.with_panel(
@@ -201,7 +204,7 @@ def dashboard() -> builders.Dashboard:  # long: the panels in their order on the
             empty="no check reports anything but OK",
             colours={"Status": STATUS_WORDS},
             links={"Node": TO_NODE},
-            widths={"Status": 100},
+            widths={"Node": 90, "Check": 120, "Status": 95, "Reason": 160},
         )
     )
     built.with_panel(

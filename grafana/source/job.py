@@ -1,5 +1,7 @@
 """One job on all its nodes: states, activity of every rank, named ranks, and power of each rank."""
 
+from functools import partial
+
 from grafana_foundation_sdk.builders import dashboard as builders
 
 from grafana.source.panels import (
@@ -8,13 +10,16 @@ from grafana.source.panels import (
     NO_GPU_OF_JOB,
     NO_INCIDENT,
     NO_JOB,
+    ODD_RANKS,
     STATES,
     STATUS_WORDS,
     WARN_IF_ANY,
+    activities_of,
     big_number,
     gpus_of_jobs,
     job_variable,
     lines,
+    odd_ranks,
     page,
     rows,
     timeline,
@@ -44,41 +49,48 @@ def dashboard() -> builders.Dashboard:
 
 
 def _at_a_glance(built: builders.Dashboard) -> None:
+    sixth = partial(big_number, width=4)
     for panel in (
-        big_number(
+        sixth(
             "State",
             f"max(hangwatch:job_state:code{{{OF}}})",
             "The worst state over its nodes.",
             steps=((None, "green"), (5, "yellow"), (7, "orange"), (8, "red")),
             values=STATES,
+            height=6,
         ),
-        big_number(
+        rows(
+            "What it is stuck on",
+            f"hangwatch:incident:held{{{OF}}}",
+            {"instance": "Node", "stuck_on": "Stuck on", "next_step": "Do first"},
+            "Each node judges its own ranks only.",
+            width=20,
+            height=6,
+            empty=NO_INCIDENT,
+            links={"Node": TO_NODE},
+            widths={"Node": 90},
+        ),
+        sixth(
             "Low power for", f"max(hangwatch_job_quiet_seconds{{{OF}}})", "The longest time over its nodes.", unit="s"
         ),
-        big_number("Nodes", f"count(count by (instance) (hangwatch_job_info{{{OF}}}))", "Nodes that report the job."),
-        big_number("Ranks", f"sum(hangwatch_job_ranks{{{OF}}})", "Running ranks, on the nodes that respond."),
-        big_number(
+        sixth("Nodes", f"count(count by (instance) (hangwatch_job_info{{{OF}}}))", "Nodes that report the job."),
+        sixth("Ranks", f"sum(hangwatch_job_ranks{{{OF}}})", "Running ranks, on the nodes that respond."),
+        sixth(
             "Ranks absent",
             f"sum(hangwatch_job_absent_ranks{{{OF}}})",
             "Ranks that should run on one of its nodes and do not run.",
             steps=BAD_IF_ANY,
         ),
-        big_number(
+        sixth(
             "Waiting ranks",
             f"hangwatch:waiting_ranks:count{{{OF}}} or vector(0)",
             "Ranks that wait in a collective or for their GPU, in an open incident.",
         ),
-        big_number(
+        sixth(
             "Odd ranks",
-            f"count(hangwatch:odd_rank:held{{{OF}}}) or vector(0)",
-            "Ranks that do not wait while at least half of the ranks of the job do.",
+            f"count({odd_ranks(OF)}) or vector(0)",
+            "Ranks that do not wait while at least half of the ranks of the job do, or have not joined a collective.",
             steps=WARN_IF_ANY,
-        ),
-        big_number(
-            "Owner",
-            f"max by (owner) (hangwatch_job_info{{{OF}}})",
-            "The owner as the kernel reports it: the Slurm job, else the user id.",
-            name_of="owner",
         ),
     ):
         built.with_panel(panel)
@@ -86,23 +98,11 @@ def _at_a_glance(built: builders.Dashboard) -> None:
 
 def _ranks(built: builders.Dashboard) -> None:  # long: the panels in their order on the page
     built.with_row(builders.Row("Ranks and what they wait for"))
-    where = {"rank": "Rank", "instance": "Node", "activity": "Activity", "motion": "Motion", "frame": "Innermost frame"}
+    where = {"rank": "Rank", "frame": "Innermost frame", "motion": "Motion", "activity": "Activity", "instance": "Node"}
     for panel in (
         rows(
-            "Odd ranks",
-            f"hangwatch:odd_rank:held{{{OF}}}",
-            where,
-            "Over all nodes, by a recording rule: by sequence numbers if these give a conclusion, else by activity. "
-            "Empty: no rank can be named.",
-            width=12,
-            empty="no rank stands out",
-            colours={"Motion": MOTIONS},
-            links={"Node": TO_NODE},
-            widths={"Rank": 70, "Motion": 90},
-        ),
-        rows(
             "Verdict of each node",
-            f"hangwatch:incident:held{{{OF}}}",
+            f"hangwatch:incident:held{{{OF}}} or on (job, instance, job_key) hangwatch_job_suspected_info{{{OF}}}",
             {
                 "instance": "Node",
                 "verdict": "Verdict",
@@ -111,27 +111,42 @@ def _ranks(built: builders.Dashboard) -> None:  # long: the panels in their orde
                 "summary": "Why",
                 "incident": "Incident",
             },
-            "Each node judges its own ranks only. `hangwatch report INCIDENT` on the node shows the evidence.",
-            width=12,
+            "`hangwatch report INCIDENT` on the node shows the evidence. Without an incident: the verdict on a "
+            "suspected job, which does not page yet.",
+            height=6,
             empty=NO_INCIDENT,
             links={"Node": TO_NODE},
+            widths={"Node": 90, "Verdict": 150, "Confidence": 100, "Named": 90, "Incident": 160},
+        ),
+        rows(
+            "Odd ranks",
+            odd_ranks(OF),
+            where,
+            ODD_RANKS,
+            width=12,
+            height=6,
+            empty="no rank stands out",
+            colours={"Motion": MOTIONS},
+            links={"Node": TO_NODE},
+            widths={"Rank": 70, "Motion": 90, "Activity": 120, "Node": 90},
         ),
         rows(
             "Ranks that have not joined",
             f"hangwatch:missing_rank:number{{{OF}}}",
             {
                 "rank": "Rank",
-                "instance": "Node",
-                "group": "Group",
                 "Value": "Has reached",
+                "group": "Group",
+                "instance": "Node",
                 "stance": "By its stack",
-                "has_open": "Has an open operation",
+                "has_open": "Open operation",
             },
             "By sequence numbers, over all nodes. Named is a rank outside a wait without an open operation.",
             width=12,
+            height=6,
             empty="no rank is known to be behind",
             links={"Node": TO_NODE},
-            widths={"Rank": 70, "Has reached": 110},
+            widths={"Rank": 70, "Node": 90, "Has reached": 110, "By its stack": 110, "Open operation": 115},
         ),
         rows(
             "Collectives with waiting ranks",
@@ -139,8 +154,37 @@ def _ranks(built: builders.Dashboard) -> None:  # long: the panels in their orde
             {"Value": "Ranks", "operation": "Operation", "number": "Number", "description": "Group"},
             "Collectives that were open in the first and last round of the capture, by PyTorch's flight recorder.",
             width=12,
+            height=9,
             empty="no rank waits in a collective",
             widths={"Ranks": 70, "Number": 100},
+        ),
+        rows(
+            "Groups",
+            f"sum by (activity, motion, frame, stack) (hangwatch:job_activity_ranks:held{{{OF}}})",
+            {
+                "Value": "Ranks",
+                "frame": "Innermost frame",
+                "motion": "Motion",
+                "activity": "Activity",
+                "stack": "Stack",
+            },
+            "Ranks with the same stack. Two large groups that both wait are in different collectives: a mismatch.",
+            width=12,
+            height=9,
+            empty=NO_INCIDENT,
+            colours={"Motion": MOTIONS},
+            widths={"Ranks": 70, "Motion": 90, "Activity": 120, "Stack": 115},
+        ),
+        rows(
+            "All ranks",
+            activities_of(OF),
+            {**where, "stack": "Stack"},
+            "The activity of every rank when its stack was taken.",
+            height=9,
+            empty=NO_INCIDENT,
+            colours={"Motion": MOTIONS},
+            links={"Node": TO_NODE},
+            widths={"Rank": 70, "Motion": 90, "Activity": 120, "Node": 90, "Stack": 115},
         ),
         timeline(
             "State on each node",
@@ -151,44 +195,15 @@ def _ranks(built: builders.Dashboard) -> None:  # long: the panels in their orde
             empty=NO_JOB,
         ),
         rows(
-            "Groups",
-            f"sum by (activity, motion, frame, stack) (hangwatch:job_activity_ranks:held{{{OF}}})",
-            {
-                "Value": "Ranks",
-                "activity": "Activity",
-                "motion": "Motion",
-                "frame": "Innermost frame",
-                "stack": "Stack",
-            },
-            "Ranks with the same stack. Two large groups that both wait are in different collectives: a mismatch.",
-            width=10,
-            height=9,
-            empty=NO_INCIDENT,
-            colours={"Motion": MOTIONS},
-            widths={"Ranks": 70, "Motion": 90},
-        ),
-        rows(
-            "All ranks",
-            f"hangwatch_rank_activity{{{OF}}} or hangwatch:rank_activity:kept{{{OF}}}",
-            {**where, "stack": "Stack"},
-            "The activity of every rank when its stack was taken.",
-            width=14,
-            height=9,
-            empty=NO_INCIDENT,
-            colours={"Motion": MOTIONS},
-            links={"Node": TO_NODE},
-            widths={"Rank": 70, "Motion": 90},
-        ),
-        rows(
             "Checks on its nodes",
             f'hangwatch_check_info{{status!="OK"}} and on (job, instance) hangwatch_job_info{{{OF}}}',
-            {"instance": "Node", "check": "Check", "status": "Status", "reason": "Reason", "message": "Message"},
+            {"instance": "Node", "status": "Status", "message": "Message", "check": "Check", "reason": "Reason"},
             "Checks of its nodes that are not OK.",
             height=6,
             empty="no check reports anything but OK",
             colours={"Status": STATUS_WORDS},
             links={"Node": TO_NODE},
-            widths={"Status": 100},
+            widths={"Node": 90, "Status": 100, "Check": 140, "Reason": 170},
         ),
     ):
         built.with_panel(panel)
@@ -231,15 +246,6 @@ def _progress(built: builders.Dashboard) -> None:
             "SM clock as a ratio of the median over the GPUs of its node, while all are busy.",
             height=9,
             empty="no node has several busy GPUs",
-        ),
-        rows(
-            "Suspected",
-            f"hangwatch_job_suspected_info{{{OF}}}",
-            {"instance": "Node", "verdict": "Verdict", "confidence": "Confidence", "named": "Named", "summary": "Why"},
-            "The verdict of each node on a job without new collectives. It does not page yet.",
-            width=24,
-            empty="the job is not suspected",
-            links={"Node": TO_NODE},
         ),
     ):
         built.with_panel(panel)

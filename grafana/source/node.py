@@ -145,7 +145,7 @@ def _jobs(built: builders.Dashboard) -> None:  # long: the panels in their order
             "`hangwatch report INCIDENT` on the node shows the sentence and the evidence.",
             empty=NO_INCIDENT,
             links={"Job": TO_JOB},
-            widths={"Key": 90, "Named": 130, "Verdict": 150, "Confidence": 100},
+            widths={"Key": 150, "Named": 110, "Verdict": 150, "Confidence": 100},
         ),
         rows(
             "Ranks in an incident",
@@ -165,7 +165,7 @@ def _jobs(built: builders.Dashboard) -> None:  # long: the panels in their order
             empty=NO_INCIDENT,
             colours={"Motion": MOTIONS},
             links={"Job": TO_JOB},
-            widths={"Key": 90, "Rank": 70, "Local rank": 90, "Motion": 90},
+            widths={"Key": 150, "Rank": 70, "Local rank": 90, "Activity": 120, "Motion": 90, "Stack": 115},
         ),
         lines(
             "Ranks by activity",
@@ -191,6 +191,7 @@ def _jobs(built: builders.Dashboard) -> None:  # long: the panels in their order
             height=8,
             empty="no job on this node has a GPU",
             links={"Job": TO_JOB},
+            widths={"Key": 150, "Rank": 60, "Local rank": 90, "GPU": 60},
         ),
     ):
         built.with_panel(panel)

@@ -37,8 +37,26 @@ def gpus_of_jobs(matchers: str) -> str:
     return f"max by (job, instance, uuid, job_id, job_key) (hangwatch_job_gpu_info{{{matchers}}})"
 
 
+def activities_of(matchers: str) -> str:
+    """Return a query for the activities of ranks, also of those whose node no longer responds."""
+    return f"(hangwatch_rank_activity{{{matchers}}} or hangwatch:rank_activity:kept{{{matchers}}})"
+
+
+def odd_ranks(matchers: str) -> str:
+    """Return a query for the ranks that a page names. In a job without one: the ranks that have not joined."""
+    missing = f"and on (instance, job_key, rank) hangwatch:missing_rank:number{{{matchers}}}"
+    return f"(hangwatch:odd_rank:held{{{matchers}}} or on (job_key) ({activities_of(matchers)} {missing}))"
+
+
+ODD_RANKS = (
+    "Over all nodes, by sequence numbers if these give a conclusion, else by activity. If no rank is named: the ranks "
+    "that have not joined."
+)
 SOURCE = dashboard.DataSourceRef(type_val="prometheus", uid="${datasource}")
 WIDTH = 24
+
+NARROWEST_COLUMN = 130
+"""Pixels of a column without a width. Grafana's default, 150, lets tables of half a page scroll sideways at 1280."""
 
 STATES: Colours = {
     "0": ("unknown", "#8e8e99"),
@@ -75,12 +93,13 @@ def query(expr: str, legend: str, *, as_table: bool = False, ref: str = "A") -> 
     return target.format(PromQueryFormat.TABLE).instant() if as_table else target.range()
 
 
-def big_number(
+def big_number(  # noqa: PLR0913 - one parameter for each difference between panels, each with a default
     title: str,
     expr: str,
     about: str,
     *,
     width: int = 3,
+    height: int = 4,
     unit: str = "none",
     steps: Sequence[tuple[float | None, str]] = NEUTRAL,
     values: Colours | None = None,
@@ -92,7 +111,7 @@ def big_number(
         .title(title)
         .description(about)
         .datasource(SOURCE)
-        .height(4)
+        .height(height)
         .span(width)
         .unit(unit)
         .no_value("none")
@@ -229,6 +248,8 @@ def rows(  # noqa: PLR0913 - one parameter for each difference between tables, e
         .span(width)
         .no_value(empty)
         .filterable(True)
+        .min_width(NARROWEST_COLUMN)
+        .cell_options(common.TableAutoCellOptions(wrap_text=True))
         .overrides(_column_overrides(colours or {}, links or {}, units or {}, widths or {}))
     )
     for letter, expr in zip("ABCDEFGH", exprs, strict=False):
@@ -396,7 +417,7 @@ def _column_overrides(
     found: dict[str, dict[str, Any]] = {}
     for heading, values in colours.items():
         found.setdefault(heading, {}).update(
-            {"mappings": _mappings(values), "custom.cellOptions": {"type": "color-text"}}
+            {"mappings": _mappings(values), "custom.cellOptions": {"type": "color-text", "wrapText": True}}
         )
     for heading, url in links.items():
         found.setdefault(heading, {})["links"] = [{"title": "Show", "url": url}]

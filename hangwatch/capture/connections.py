@@ -18,6 +18,7 @@ from hangwatch import words
 from hangwatch.capture.job_sockets import JobSockets
 from hangwatch.capture.wait_chains import WaitChains
 from hangwatch.jobs import process_role
+from hangwatch.limits import LONGEST_PATH
 from hangwatch.model import (
     BLOCKED_STATES,
     CallObject,
@@ -41,7 +42,6 @@ _DEADLINE_SECONDS = 2.0  # for reading connections in one round
 _MOST_CHILDREN = 64
 _OF_MEMORY_OR_DEVICE = ("/dev/", "/memfd:")
 _MOST_ENDPOINT_CHARACTERS = 80
-_MOST_PATH_CHARACTERS = 200
 _MOST_PARENTS = 16  # ranks with a search for ancestors: all ranks of a job on one node have similar ancestors
 _MOST_REGIONS = 1 << 16  # of shared memory, over all ranks: about 300 bytes each
 
@@ -221,9 +221,7 @@ class JobConnections:
         is_file = link.startswith("/") and not link.startswith(_OF_MEMORY_OR_DEVICE)
         if not (is_file or link.startswith("pipe:")) or self._is_shared(pid, link):
             return None
-        return (
-            words.elided(link, _MOST_PATH_CHARACTERS) if is_file else "a pipe; no process of its job has its other end"
-        )
+        return words.elided(link, LONGEST_PATH) if is_file else "a pipe; no process of its job has its other end"
 
     def _is_shared(self, pid: int, link: str) -> bool:
         """True if the process has `link` open twice, or another process of the job or a near relative has it open."""

@@ -31,9 +31,9 @@ from hangwatch.probes.process import environment as environments
 from hangwatch.stacks.activity import Table
 from hangwatch.verdict import environment_diff
 from hangwatch.verdict.diagnosis import Diagnosis, diagnose
+from hangwatch.verdict.evidence import MOST_CALLS
 from hangwatch.verdict.wording import clauses
 
-_MOST_CALLS = 8
 _WITHOUT_SUSPECTS = ("AllAlike", "CannotTell")
 _CALLS_DEADLINE_SECONDS = 4.0
 _OUTPUT_DEADLINE_SECONDS = 3.0
@@ -179,7 +179,7 @@ def _pointed_at(look: Diagnosis) -> list[int]:
     stays = [member.id for member in look.grouping.members if member.stack.stay is not None]
     verdicts = (look.verdict, look.without_motion_of(stays).verdict)
     ranks = (rank for verdict in verdicts for rank in (*verdict.named, *verdict.check_first))
-    return list(dict.fromkeys(rank.pid for rank in ranks if rank.pid is not None))[:_MOST_CALLS]
+    return list(dict.fromkeys(rank.pid for rank in ranks if rank.pid is not None))[:MOST_CALLS]
 
 
 def _representatives(look: Diagnosis) -> list[int]:
@@ -188,7 +188,7 @@ def _representatives(look: Diagnosis) -> list[int]:
     if look.verdict.kind not in _WITHOUT_SUSPECTS or any(group.motion is Motion.MOVING for group in groups):
         return []
     members = (group.members if group.fault else group.members[:1] for group in groups if not group.gone)
-    return [member.id.pid for each in members for member in each if member.id.pid is not None][:_MOST_CALLS]
+    return [member.id.pid for each in members for member in each if member.id.pid is not None][:MOST_CALLS]
 
 
 def _workers_at_work(look: Diagnosis, pids: Collection[int]) -> dict[int | None, int]:

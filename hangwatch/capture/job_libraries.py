@@ -11,14 +11,13 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from hangwatch.model import Job, ProcessId
-from hangwatch.probes.process import late_environ
+from hangwatch.probes.base.growing_pause import GrowingPause
 from hangwatch.probes.process.live_environ import LiveEnvironments
 
 
 class _Known(NamedTuple):
     libraries: tuple[str, ...] | None = None
-    due_monotonic_seconds: float = 0.0
-    pause_seconds: float = late_environ.FIRST_PAUSE_SECONDS
+    pause: GrowingPause = GrowingPause()
 
 
 class JobLibraries:
@@ -32,11 +31,10 @@ class JobLibraries:
         """Return the jobs with their libraries. Those of jobs that are not reached in `budget_seconds` stay unknown."""
         now, lacking = time.monotonic(), {job.ranks[0].id for job in jobs if job.ranks and not job.libraries}
         self._known = {process: self._known.get(process, _Known()) for process in lacking}
-        for process, known in sorted(self._known.items(), key=lambda item: item[1].due_monotonic_seconds):
-            is_due = not known.libraries and known.due_monotonic_seconds <= now
+        for process, known in sorted(self._known.items(), key=lambda item: item[1].pause.due_monotonic_seconds):
+            is_due = not known.libraries and known.pause.due_monotonic_seconds <= now
             if is_due and time.monotonic() < now + budget_seconds:
-                pause = min(known.pause_seconds * late_environ.PAUSE_GROWTH, late_environ.LAST_PAUSE_SECONDS)
-                self._known[process] = _Known(self._live.find_libraries(process), now + known.pause_seconds, pause)
+                self._known[process] = _Known(self._live.find_libraries(process), known.pause.begin(now))
         found = {process: known.libraries for process, known in self._known.items() if known.libraries is not None}
         return tuple(
             replace(job, libraries=found[job.ranks[0].id]) if job.ranks and job.ranks[0].id in found else job

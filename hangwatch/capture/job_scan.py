@@ -15,6 +15,7 @@ from hangwatch.capture.seen_connections import SeenConnections
 from hangwatch.capture.store_clients import StoreAddresses, StoreClients
 from hangwatch.capture.wrappers import Wrappers
 from hangwatch.jobs import discovery, membership, owners, user_limits
+from hangwatch.jobs.discovery import DEFAULT_LIMITS
 from hangwatch.model import FoundJobs, GpuSweep, NotMonitored, Process, ProcessId
 from hangwatch.probes.base import owner_turns, procfs
 from hangwatch.probes.network import sockets
@@ -23,7 +24,6 @@ from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.probes.process.user_names import UserNames
 
 ENDPOINTS_PER_SCAN = 64
-_DEFAULT_LIMITS = config.Jobs()
 _SECONDS_OF_ONLY_SCAN = 10.0
 
 
@@ -33,7 +33,7 @@ class JobScan:
     `processes` is the underlying scan of processes, for callers that need processes outside of jobs.
     """
 
-    def __init__(self, proc_root: Path = procfs.PROC, limits: config.Jobs = _DEFAULT_LIMITS) -> None:
+    def __init__(self, proc_root: Path = procfs.PROC, limits: config.Jobs = DEFAULT_LIMITS) -> None:
         self._proc_root = proc_root
         self._limits = limits
         self.processes = ProcessScan(proc_root)

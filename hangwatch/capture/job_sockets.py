@@ -21,10 +21,10 @@ from hangwatch.probes.process import blocked_call, main_thread
 
 _DEADLINE_SECONDS = 2.0  # for reading connections in one round
 _MOST_NAMESPACES = 8
-_MOST_THREADS = 64
+MOST_THREADS = 64
 _MOST_ANCESTORS = 4  # of a rank: between it and its server there may be a shell and a launcher
 _LEAST_RANKS = 2  # that are connected to a process which drives a job
-_MOST_DESCRIPTORS = 16  # of one call, in which another rank is searched
+MOST_DESCRIPTORS = 16  # of one call, in which another rank is searched
 _CHANNELS = ("pipe:", "socket:")
 _ANY_HOST = (bytes(4), bytes(16))  # the address of a socket that listens on all addresses of the node
 
@@ -225,7 +225,7 @@ class JobSockets:
         ends = (self.unix_socket(pid, number) for number in call.descriptors)
         if any(end is not None and self._rank_of_socket.get(end.peer) in others for end in ends):
             return True
-        ways = set(filter(blocked_call.is_pipe_or_path, self.links(pid, call.descriptors[:_MOST_DESCRIPTORS])))
+        ways = set(filter(blocked_call.is_pipe_or_path, self.links(pid, call.descriptors[:MOST_DESCRIPTORS])))
         sharing = (rank for rank in others if ways and ways & self.open_files(rank))
         return any(ways & self._writable_files(rank) for rank in sharing)
 
@@ -238,6 +238,6 @@ class JobSockets:
         return {self.rank_at.get(connection.remote), *(self._listens_at.get((each, port)) for each in hosts)}
 
     def _read_thread_calls(self, pid: int) -> dict[int, SystemCall]:
-        threads = main_thread.list_other_threads(pid, self.proc_root, _MOST_THREADS)
+        threads = main_thread.list_other_threads(pid, self.proc_root, MOST_THREADS)
         calls = ((thread, main_thread.read_call(pid, self.proc_root, thread)) for thread in threads)
         return {thread: call for thread, call in calls if call is not None}

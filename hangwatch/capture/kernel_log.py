@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hangwatch import words
 from hangwatch.model import BLOCKED_STATES, Job, KernelLine, ProcessId
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.base import filesystems, procfs
 from hangwatch.probes.node import pci
 from hangwatch.probes.node.kmsg import LoggedLine
@@ -37,10 +38,7 @@ def find_lines(
     began = min(map(_began, ids)) - SLACK_SECONDS
     recent = [line for line in logged if line.boot_seconds >= began]
     ranks = _RankFinder(job, now, unix_now, proc_root)
-    lines_by_pid: dict[int, list[LoggedLine]] = {}
-    for line in recent:
-        for pid in ranks.find(line):
-            lines_by_pid.setdefault(pid, []).append(line)
+    lines_by_pid = list_by_key((pid, line) for line in recent for pid in ranks.find(line))
     return {
         pid: tuple(
             KernelLine(

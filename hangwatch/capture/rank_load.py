@@ -1,11 +1,10 @@
 """Read the counters of a rank that may show why it is late: CPU, quota, I/O, page faults, swap, workers, GPU clock."""
 
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 from hangwatch.collectives.rank_differences import RankLoad
-from hangwatch.model import GpuSweep, Rank
+from hangwatch.model import GpuSweep, Rank, sum_known
 from hangwatch.probes.base import procfs
 from hangwatch.probes.process import cpu_quota, main_thread
 
@@ -32,12 +31,6 @@ def read_load(
         swap_bytes=procfs.read_swap_bytes(rank.id.pid, proc_root),
         clock_hertz=min(clocks, default=None),
         workers=tuple(counters.id for counters in worker_counters if counters.id is not None),
-        worker_cpu_seconds=_sum(counters.cpu_seconds for counters in worker_counters),
-        worker_io_bytes=_sum(counters.io_bytes for counters in worker_counters),
+        worker_cpu_seconds=sum_known(counters.cpu_seconds for counters in worker_counters),
+        worker_io_bytes=sum_known(counters.io_bytes for counters in worker_counters),
     )
-
-
-def _sum(values: Iterable[float | None]) -> float | None:
-    """Return the sum; None without values, or if one is unknown."""
-    known = list(values)
-    return sum(value for value in known if value is not None) if known and None not in known else None

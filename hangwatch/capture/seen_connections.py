@@ -6,13 +6,12 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from hangwatch.capture.store_clients import MOST_NAMESPACES
 from hangwatch.jobs import process_role
 from hangwatch.model import Job, ProcessId
 from hangwatch.probes.base import procfs
 from hangwatch.probes.network import sockets
 from hangwatch.probes.network.sockets import Connection, Connections
-
-_MOST_NAMESPACES = 64
 
 
 class SeenConnections:
@@ -54,7 +53,7 @@ class SeenConnections:
     def _open(self, pid: int, tables: dict[str, Connections]) -> list[Connection]:
         """Return the open connections of a process; empty if they cannot be read."""
         space = procfs.namespace(self._root, pid, "net")
-        if space is None or (space not in tables and len(tables) >= _MOST_NAMESPACES):
+        if space is None or (space not in tables and len(tables) >= MOST_NAMESPACES):
             return []
         if space not in tables:
             tables[space] = sockets.read(pid, self._root) or {}

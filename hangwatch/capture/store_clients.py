@@ -15,6 +15,7 @@ from hangwatch.jobs import process_role
 from hangwatch.jobs.owners import Owner, owner_of
 from hangwatch.model import Process, ProcessId
 from hangwatch.probes.base import procfs
+from hangwatch.probes.base.growing_pause import GrowingPause
 from hangwatch.probes.base.owner_turns import order_by_turns
 from hangwatch.probes.network import sockets
 from hangwatch.probes.network.sockets import ESTABLISHED, Connection, Connections, End
@@ -23,7 +24,6 @@ from hangwatch.tables.launchers import RANKS, TABLE
 MOST_NAMESPACES = 64
 MOST_PROCESSES = 1024
 MOST_FIRST_RANKS, MOST_MEETING_PLACES = 64, 8
-FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, PAUSE_GROWTH = 5.0, 15.0, 1.5
 
 
 class StoreClients:
@@ -36,8 +36,7 @@ class StoreClients:
         self._root = proc_root
         self._hosts: dict[ProcessId, ProcessId] = {}
         self._candidates: frozenset[ProcessId] = frozenset()
-        self._due_monotonic_seconds = 0.0
-        self._pause_seconds = FIRST_PAUSE_SECONDS
+        self._pause = GrowingPause()
 
     def find_hosts(self, processes: Iterable[Process], budget_seconds: float) -> dict[ProcessId, ProcessId]:
         """Return the host of each rank that is found. Reading takes about `budget_seconds`."""
@@ -46,10 +45,9 @@ class StoreClients:
         self._hosts = {process: host for process, host in self._hosts.items() if process in ids}
         now = time.monotonic()
         if ids != self._candidates:
-            self._candidates, self._pause_seconds, self._due_monotonic_seconds = ids, FIRST_PAUSE_SECONDS, now
-        if ids and now >= self._due_monotonic_seconds:
-            self._due_monotonic_seconds = now + self._pause_seconds
-            self._pause_seconds = min(self._pause_seconds * PAUSE_GROWTH, LAST_PAUSE_SECONDS)
+            self._candidates, self._pause = ids, GrowingPause()
+        if ids and now >= self._pause.due_monotonic_seconds:
+            self._pause = self._pause.begin(now)
             self._hosts |= self._read(candidates, now + budget_seconds)
         return self._hosts
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from hangwatch import words
-from hangwatch.capture.job_sockets import JobSockets
+from hangwatch.capture.job_sockets import MOST_DESCRIPTORS, JobSockets
 from hangwatch.model import (
     BLOCKED_STATES,
     STOPPED_STATES,
@@ -35,7 +35,6 @@ _MOST_STEPS = 4
 _MOST_PROCESSES = 64  # of one step
 _MOST_CHILDREN = 16  # of one rank, of which the calls are read
 _MOST_SEARCHED = 1024  # children of one rank, for the awaited pid
-_MOST_DESCRIPTORS = 16  # of one call
 _EVENTS = "anon_inode:[eventfd]"
 _OF_LIBRARIES = re.compile("gloo|pt_|nccl|cuda", re.IGNORECASE)  # names of threads of torch, gloo, NCCL and CUDA
 _EVENT_LOOP = "run_forever"  # of asyncio/base_events.py
@@ -112,7 +111,7 @@ class WaitChains(NamedTuple):
 
     def _find_direct_end(self, pid: int, call: SystemCall) -> Awaited | None:
         """Return the person at the terminal from which the call reads, or its peer outside of the job; else None."""
-        links = self.job.links(pid, call.descriptors[:_MOST_DESCRIPTORS]) if call.kind == "receives" else ()
+        links = self.job.links(pid, call.descriptors[:MOST_DESCRIPTORS]) if call.kind == "receives" else ()
         if (terminal := next((link for link in links if _TERMINAL.fullmatch(link)), None)) is not None:
             return Awaited(name=f"a person at the terminal {terminal}")
         return _name_peers("", self._find_outside(pid, call))
@@ -158,7 +157,7 @@ class WaitChains(NamedTuple):
 
     def _find_ways(self, pid: int, call: SystemCall) -> frozenset[str]:
         """Return the far ends of the pipes and Unix sockets of a call."""
-        return self.job.far_ends(self.job.links(pid, call.descriptors[:_MOST_DESCRIPTORS]))
+        return self.job.far_ends(self.job.links(pid, call.descriptors[:MOST_DESCRIPTORS]))
 
     def _find_workers(self, pid: int, ways: frozenset[str], visited: set[int]) -> list[_Step]:
         """Return the processes of the same rank that hold one of these ends, and add them to `visited`."""
@@ -252,7 +251,7 @@ class WaitChains(NamedTuple):
         threads with a Python stack, which are `threads`, only event loops count: others report and poll by themselves.
         """
         job = self.job
-        is_event = call.kind == "receives" and _EVENTS in job.links(pid, call.descriptors[:_MOST_DESCRIPTORS])
+        is_event = call.kind == "receives" and _EVENTS in job.links(pid, call.descriptors[:MOST_DESCRIPTORS])
         if not threads or not (call.name == "futex" or is_event) or job.rank_of.get(pid) != pid:
             return None
         python = {thread.thread_id: thread for thread in threads if thread.frames}

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from hangwatch.capture.job_sockets import MOST_THREADS
 from hangwatch.jobs import nested_slots
 from hangwatch.model import Process
 from hangwatch.probes.base import procfs
@@ -22,7 +23,6 @@ _START_SECONDS = 60.0
 _WAITS = frozenset({"wait4", "waitid"})
 _LOOPS = frozenset({"epoll_wait", "epoll_pwait", "futex"})
 _PIDFDS = ("pidfd:", "anon_inode:[pidfd]")
-_MOST_THREADS = 64
 
 
 class Wrappers:
@@ -59,6 +59,6 @@ class Wrappers:
             return True
         if not with_threads or call.name not in _LOOPS:
             return False
-        threads = main_thread.list_other_threads(pid, self._root, _MOST_THREADS)
+        threads = main_thread.list_other_threads(pid, self._root, MOST_THREADS)
         calls = (main_thread.read_call(pid, self._root, thread) for thread in threads)
         return any(file.startswith(_PIDFDS) for file in files) or any(call and call.name in _WAITS for call in calls)

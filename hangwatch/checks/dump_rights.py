@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, JobName, Point, Value
+from hangwatch.model import CheckVerdict, Fault, Point, Value
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.base import procfs
 from hangwatch.probes.base.interpreter import pip_install
 from hangwatch.probes.node.machine import Node
@@ -113,9 +114,7 @@ def _unreadable(sample: Sample) -> Iterator[CheckVerdict]:
 
 
 def _names(ranks: Sequence[RankRight]) -> str:
-    jobs: dict[JobName, list[str]] = {}
-    for each in ranks:
-        jobs.setdefault(each.rank.job, []).append(each.rank.local_rank)
+    jobs = list_by_key((each.rank.job, each.rank.local_rank) for each in ranks)
     names = [f"local rank {_fold(local_ranks)} of job {job}" for job, local_ranks in list(jobs.items())[:MOST_JOBS]]
     more = f" and of {words.count(len(jobs) - MOST_JOBS, 'other job')}" if len(jobs) > MOST_JOBS else ""
     return ", ".join(names) + more

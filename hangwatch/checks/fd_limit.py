@@ -13,7 +13,8 @@ from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
 from hangwatch.config import describe
-from hangwatch.model import CheckVerdict, Fault, JobName, Point, Value
+from hangwatch.model import CheckVerdict, Fault, Point, Value
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.base import procfs, pseudo_files
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid
@@ -137,11 +138,8 @@ def points(sample: Sample) -> Iterable[Point]:
     """
     yield NODE_OPEN.point(sample.node_open)
     yield NODE_MAX.point(sample.node_max)
-    groups: dict[tuple[JobName, str], list[Holder]] = {}
-    for holder in sample.holders:
-        if holder.rank is not None:
-            groups.setdefault((holder.rank.job, holder.role), []).append(holder)
-    for (job, role), holders in groups.items():
+    of_ranks = (((holder.rank.job, holder.role), holder) for holder in sample.holders if holder.rank is not None)
+    for (job, role), holders in list_by_key(of_ranks).items():
         labels = {**job.labels, "role": role}
         yield OPEN.point(max(holder.open or 0 for holder in holders), **labels)
         yield SOFT.point(min(holder.soft for holder in holders), **labels)

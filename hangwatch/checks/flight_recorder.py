@@ -13,6 +13,7 @@ from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, ok, warning
 from hangwatch.model import CheckVerdict, Fault, Job, JobName, Point, Value
 from hangwatch.model.flight_records import Library, RankRecords
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.node.machine import Node
 
 MOST_JOBS_OF_AN_OWNER = 8
@@ -69,10 +70,7 @@ def observe(node: Node, _: contract.Settings) -> Sample | Fault | None:
 
 def _select_in_turns(jobs: Sequence[Job], turn: int) -> Iterator[Job]:
     """Yield a few jobs of each owner: the next ones in each `turn`, which is the number of the run."""
-    by_owner: dict[str, list[Job]] = {}
-    for job in jobs:
-        by_owner.setdefault(job.share, []).append(job)
-    for owned in by_owner.values():
+    for owned in list_by_key((job.share, job) for job in jobs).values():
         first = turn * MOST_JOBS_OF_AN_OWNER % len(owned)
         yield from (owned[first:] + owned[:first])[:MOST_JOBS_OF_AN_OWNER]
 

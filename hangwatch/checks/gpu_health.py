@@ -118,16 +118,23 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     sample = window[-1]
     if sample.driver_fault is not None:
         return _driver_verdict(sample.driver_fault)
-    findings = [
+    lost = [
         critical(fault.reason, f"{fault.subject.replace('gpu', 'GPU')} does not respond: {fault.detail}", fault.remedy)
         for fault in _lost(sample)
     ]
-    for gpu in sample.gpus:
-        findings += [*_recovery(gpu), *_memory(gpu), *_slowdowns(gpu)]
-    findings += [*_not_listed(sample, settings), *_persistence(sample.gpus, settings)]
+    troubles = (finding for gpu in sample.gpus for finding in (*_recovery(gpu), *_memory(gpu), *_slowdowns(gpu)))
+    reports = {
+        "none lost": (),
+        "none needs recovery": [gpu.recovery_action for gpu in sample.gpus],
+        "no memory errors": [gpu.uncorrected_errors for gpu in sample.gpus],
+        "no slow clocks": [gpu.clocks_event_reasons for gpu in sample.gpus],
+    }
+    read = ", ".join(text for text, values in reports.items() if None not in values)
     count, bus = words.count(len(sample.gpus), "GPU"), f" of {len(sample.bus)} on the PCI bus" if sample.bus else ""
-    healthy = f"{count}{bus} healthy: none lost, none needs recovery, no memory errors, no slow clocks"
-    return worst(findings, ok("GpusHealthy", healthy))
+    return worst(
+        [*lost, *troubles, *_not_listed(sample, settings), *_persistence(sample.gpus, settings)],
+        ok("GpusHealthy", f"{count}{bus} healthy: {read}"),
+    )
 
 
 def _driver_verdict(fault: Fault) -> CheckVerdict:

@@ -47,10 +47,9 @@ def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
         return ok("NoPowerReadings", f"{count} without power readings: this model does not measure its power")
     lowest = min(measured, key=lambda gpu: gpu.power_watts or 0.0)
     total = sum(gpu.power_watts or 0.0 for gpu in measured)
-    limits = sum(gpu.power_limit_watts or 0.0 for gpu in measured)
-    draw = f"{total:.0f} W of {limits:.0f} W allowed" if limits else f"{total:.0f} W"
-    verb = "draws" if len(measured) == 1 else "draw"
-    summary = f"{words.count(len(measured), 'GPU')} {verb} {draw}"
+    limits = [gpu.power_limit_watts or 0.0 for gpu in measured]
+    draw = f"{total:.0f} W of {sum(limits):.0f} W allowed" if all(limits) else f"{total:.0f} W"
+    summary = f"{words.count(len(measured), 'GPU')} {'draws' if len(measured) == 1 else 'draw'} {draw}"
     healthy = ok("PowerRead", f"{summary}; the lowest is GPU {lowest.index} at {lowest.power_watts:.0f} W")
     return worst(_lowered_limits(gpus), healthy)
 

@@ -100,12 +100,12 @@ def _healthy(sample: Sample) -> CheckVerdict:
     gpus = sample.gpus
     pairs = [peer for gpu in gpus for peer in gpu.peers if peer.read is not None]
     reachable = sum(peer.read == "Ok" and peer.write in ("Ok", None) for peer in pairs)
-    access = f"peer-to-peer works in {reachable} of {len(pairs)} directions" if pairs else "one GPU has no peers"
+    access = f"; peer-to-peer works in {reachable} of {len(pairs)} directions" if pairs else ""
     if not any(_up(gpu) for gpu in gpus):
-        return ok("NoNvlink", f"no NVLink between {len(gpus)} GPUs; {access}")
+        return ok("NoNvlink", f"no NVLink is up on this node{access}")
     up = sum(_up(gpu) for gpu in gpus)
     versions = sorted({link.version for gpu in gpus for link in gpu.links if link.up and link.version})
-    return ok("LinksUp", f"{up} NVLinks up on {len(gpus)} GPUs (NVLink {', '.join(versions) or 'unknown'}); {access}")
+    return ok("LinksUp", f"{up} NVLinks up on {len(gpus)} GPUs (NVLink {', '.join(versions) or 'unknown'}){access}")
 
 
 def _parts(sample: Sample) -> dict[str, str]:

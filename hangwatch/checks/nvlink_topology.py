@@ -75,11 +75,10 @@ def _count_pairs(sample: Sample) -> Counter[str]:
 def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
     """Find changed or asymmetric connections, and GPUs with worse connections than the others."""
     sample = window[-1]
-    pairs = ", ".join(f"{count} pairs {path}" for path, count in _count_pairs(sample).most_common()) or "no pairs"
+    pairs = ", ".join(f"{count} pairs {path}" for path, count in _count_pairs(sample).most_common())
     devices = f"{words.count(len(sample.gpus), 'GPU')} and {words.count(len(sample.nics), 'network card')}"
-    healthy = ok(
-        "TopologyStable", f"{devices}: {pairs}; no connection has changed, and no GPU has fewer links than another"
-    )
+    stable = f"{pairs}; no connection has changed, and no GPU has fewer links than another"
+    healthy = ok("TopologyStable", f"{devices}: {stable if pairs else 'no connection between GPUs is known'}")
     findings = [*_asymmetric(sample), *_fewer_links(sample), *_far_from_cards(sample)]
     for earlier in window[:-1]:
         findings += _changes(earlier, sample)

@@ -14,6 +14,7 @@ from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
 from hangwatch.config import describe
 from hangwatch.model import CheckVerdict, Fault, Point
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.node import oom_kills
 from hangwatch.probes.node.kmsg import KernelEvents
 from hangwatch.probes.node.machine import Node
@@ -106,11 +107,8 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
 
 
 def _findings(log: OomKills, now_boot_seconds: float, settings: Settings) -> Iterator[CheckVerdict]:
-    owners: dict[tuple[str, str], list[OomKill]] = {}
-    for kill in reversed(log.kills):
-        if now_boot_seconds - kill.boot_seconds <= settings.recent_seconds:
-            owners.setdefault((kill.limit, kill.owner), []).append(kill)
-    for kills in owners.values():
+    recent = (kill for kill in reversed(log.kills) if now_boot_seconds - kill.boot_seconds <= settings.recent_seconds)
+    for kills in list_by_key(((kill.limit, kill.owner), kill) for kill in recent).values():
         newest, age_seconds = kills[0], now_boot_seconds - kills[0].boot_seconds
         message = f"{newest.owner}: {_killed(kills, age_seconds)}"
         if newest.limit == "node":

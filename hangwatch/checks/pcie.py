@@ -94,11 +94,13 @@ def judge(window: Sequence[Sample], _: contract.Settings) -> CheckVerdict:
     if len(window) > 1:
         findings += _replays(window[-2], sample)
     gpus = sample.gpus
-    loaded = sum(_loaded(gpu) for gpu in gpus)
+    loaded = sum(_loaded(gpu) for gpu in gpus if gpu.width_max)
     speeds = sorted({f"gen {gpu.generation_max} x{gpu.width_max}" for gpu in gpus if gpu.width_max})
-    links = f"{words.count(len(gpus), 'GPU')} on {', '.join(speeds) or 'links of unknown speed'}"
     full = f"{loaded} under load at full speed" if loaded else "none under load, so the speed was not checked"
-    return worst(findings, ok("LinksAtFullSpeed" if loaded else "LinksIdle", f"{links}; {full}"))
+    links = f"{', '.join(speeds)}; {full}" if speeds else "links of unknown speed"
+    return worst(
+        findings, ok("LinksAtFullSpeed" if loaded else "LinksIdle", f"{words.count(len(gpus), 'GPU')} on {links}")
+    )
 
 
 def _loaded(gpu: GpuBus) -> bool:

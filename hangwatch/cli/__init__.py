@@ -46,7 +46,13 @@ _MODULES = {
     "tools.commands.timeline": ("timeline",),
     "tools.commands.top": ("top",),
 }
-_MEANT = {"stacks": "dump --stacks", "ps": "status", "jobs": "status"}
+_MEANT = {
+    "stacks": "dump --stacks",
+    "ps": "status",
+    "jobs": "status",
+    "feedback": "verdict INCIDENT --right (or --wrong)",
+    "logs": "explain FILE, or journalctl -u hangwatch",
+}
 """Commands of other programs, each with what to type here."""
 
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -162,21 +168,17 @@ def _run(arguments: list[str] | None) -> int:
         with contextlib.suppress(OSError):
             click.echo("stopped", err=True)
         return 130
-    except TemporaryError as error:
+    except (TemporaryError, UserError) as error:
         screen.complain(str(error))
-        return TRY_AGAIN
-    except UserError as error:
-        screen.complain(str(error))
-        return 2
-    except BrokenPipeError:  # `hangwatch explain ... | head`
+        return TRY_AGAIN if isinstance(error, TemporaryError) else 2
+    except (BrokenPipeError, SystemExit):  # `hangwatch explain ... | head`; click exits with 1 after EPIPE
         _drop(sys.stdout)
         return 0
     except OSError as error:
         if os.environ.get("HANGWATCH_DEBUG"):
             raise
         _drop(sys.stdout)
-        where = error.filename or "standard output or an output file"
-        screen.complain(f"{where}: {error.strerror or error}")
+        screen.complain(f"{error.filename or 'standard output or an output file'}: {error.strerror or error}")
         return 2
     except Exception as error:
         if os.environ.get("HANGWATCH_DEBUG"):
@@ -196,12 +198,15 @@ def _similar_option(error: click.ClickException) -> str:
         return ""
     import difflib  # only for a wrong name
 
+    from hangwatch.model.keyed_lists import list_by_key
+
     context = click.Context(hangwatch)
-    commands_of: dict[str, list[str]] = {}
-    for command in hangwatch.list_commands(context):
-        for parameter in getattr(hangwatch.get_command(context, command), "params", ()):
-            for option in () if getattr(parameter, "hidden", False) else parameter.opts:
-                commands_of.setdefault(option, []).append(command)
+    commands_of = list_by_key(
+        (option, command)
+        for command in hangwatch.list_commands(context)
+        for parameter in getattr(hangwatch.get_command(context, command), "params", ())
+        for option in (() if getattr(parameter, "hidden", False) else parameter.opts)
+    )
     similar = difflib.get_close_matches(error.option_name, commands_of, 1, 0.75)
     return f"Did you mean {similar[0]!r} of `hangwatch {' | '.join(commands_of[similar[0]])}`?\n" if similar else ""
 

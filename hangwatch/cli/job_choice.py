@@ -1,12 +1,13 @@
 """The job that a person means by `--job WANTED`, among the jobs on this node."""
 
+import os
 import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from hangwatch import words
-from hangwatch.cli.usage_errors import InputError
+from hangwatch.cli.usage_errors import InputError, with_sudo
 from hangwatch.model import Job, find_jobs
 from hangwatch.probes.base.procfs import TICKS_PER_SECOND
 
@@ -23,7 +24,8 @@ def choose(wanted: str, jobs: Sequence[Job]) -> Job:
     chosen = find_jobs(wanted, jobs) or _find_more(wanted, jobs)
     if not chosen:
         listed = "".join(f"\n    {_describe(job)}" for job in jobs) or " none"
-        raise InputError(f"--job {wanted}: no such job on this node\n  jobs here:{listed}")
+        hidden = f"\n  this user may not read the names of other users' jobs: `{with_sudo()}`" if os.geteuid() else ""
+        raise InputError(f"--job {wanted}: no such job on this node{hidden}\n  jobs here:{listed}")
     return choose_only(chosen, f"--job {wanted}: {len(chosen)} jobs on this node match\n  give the key of one")
 
 

@@ -22,9 +22,11 @@ from hangwatch.cli.usage_errors import InputError, with_sudo
 from hangwatch.errors import TemporaryError, UserError
 from hangwatch.jobs import likely_ranks, membership
 from hangwatch.model import Frame, Grouping, Incident, Job, JobState, RankDump, Verdict
+from hangwatch.probes.base import procfs
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.sampler import NvmlSampler, run_sampler
 from hangwatch.probes.node import host
+from hangwatch.probes.process import dump_permissions
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.probes.process.pyspy import DumpMode
 from hangwatch.probes.torch_recorder import symbols
@@ -68,7 +70,7 @@ def dump_local(options: DumpOptions) -> int:
         click.echo(form, nl=False)
     elif options.directory is not None or len(dumped) > 1:
         print_jobs(dumped, with_message=options.directory is not None)
-    _report_unreadable(unreadable, options)
+    _report_unreadable(unreadable, settings.socket.path)
     if not (dumped or unreadable):
         click.echo("\n".join((local.no_daemon or node_jobs.NO_JOB, *local.likely_ranks())), err=True)
     for error in local.refused:
@@ -173,13 +175,11 @@ class _LocalDump:
 
         Also None if the daemon cannot dump the job. The reason is then printed.
         """
-        if os.geteuid() == 0:
-            return None
-        from hangwatch.cli import user_socket_client
-
         ranks = [rank.id.pid for rank in job.ranks]
-        if not user_socket_client.may_not_read(ranks):
+        if not any(map(_may_not_read, ranks)):
             return None
+        from hangwatch.cli import user_socket_client  # slow to import
+
         if job.uid == os.geteuid():
             try:
                 return user_socket_client.dump(self._settings, f"pid={ranks[0]}", self._options.rounds)
@@ -190,7 +190,8 @@ class _LocalDump:
         else:
             why = f"they belong to {job.owner}"
         click.echo(
-            f"job {words.printable(job.job_id)}: this user may not read all stacks; {why}\n  {_see_all(self._options)}",
+            f"job {words.printable(job.job_id)}: this user may not read all stacks; {why}\n"
+            f"  {_see_all(self._settings.socket.path)}",
             err=True,
         )
         return None
@@ -220,11 +221,17 @@ class _LocalDump:
         return dumped
 
 
-def _see_all(options: DumpOptions) -> str:
-    """Return what to type to dump the same jobs with all rights."""
-    arguments = ["dump", *(["--job", options.wanted] if options.wanted else [])]
-    arguments += [word for pid in options.pids for word in ("--pid", str(pid))]
-    return f"`{with_sudo(arguments)}`, or install the daemon (docs/install-systemd.md)"
+def _see_all(socket_path: str) -> str:
+    """Return what to type to dump the same jobs with all rights, and what the daemon at this socket can do instead."""
+    from hangwatch.cli import user_socket_client
+
+    try:
+        user_socket_client.status(socket_path)
+    except user_socket_client.NoDaemonError:
+        return f"`{with_sudo()}`, or install the daemon (docs/install-systemd.md)"
+    except user_socket_client.SocketError:
+        pass
+    return f"`{with_sudo()}`; the daemon runs: `hangwatch status` shows what it knows of them"
 
 
 def print_jobs(dumped: Sequence[Incident], *, with_message: bool) -> None:
@@ -254,26 +261,25 @@ def _unreadable(jobs: Sequence[Job], *, is_selected: bool) -> list[Job]:
 
     A job that the user selected is dumped if at least one of its ranks may be dumped.
     """
-    if os.geteuid() == 0:
-        return []
-    from hangwatch.cli import user_socket_client
-
     others = (job for job in jobs if job.uid != os.geteuid())
     quantify = all if is_selected else any
-    return [
-        job
-        for job in others
-        if job.ranks and quantify(user_socket_client.may_not_read([rank.id.pid]) for rank in job.ranks)
-    ]
+    return [job for job in others if job.ranks and quantify(_may_not_read(rank.id.pid) for rank in job.ranks)]
 
 
-def _report_unreadable(unreadable: Sequence[Job], options: DumpOptions) -> None:
+def _may_not_read(pid: int) -> bool:
+    """True if the kernel denies this user the memory of a process, and so its stacks. See ptrace(2)."""
+    return os.geteuid() != 0 and dump_permissions.may_attach(procfs.PROC, pid) is False
+
+
+def _report_unreadable(unreadable: Sequence[Job], socket_path: str) -> None:
     """Print which jobs were not dumped, and what to type to dump them."""
     if unreadable:
-        owners = sorted({job.owner for job in unreadable})
+        owners = sorted({job.owner or "these processes" for job in unreadable})
         names = ", ".join(owners[:MOST_OWNERS]) + (" and more" if len(owners) > MOST_OWNERS else "")
         jobs = words.count(len(unreadable), "job")
-        click.echo(f"not dumped: {jobs}: this user may not read the stacks of {names}\n  {_see_all(options)}", err=True)
+        click.echo(
+            f"not dumped: {jobs}: this user may not read the stacks of {names}\n  {_see_all(socket_path)}", err=True
+        )
 
 
 def _write_or_show(options: DumpOptions, incident: Incident, *, is_only_job: bool) -> None:

@@ -1,5 +1,6 @@
 """The jobs of this node, found by a command without the daemon."""
 
+import os
 from collections.abc import Iterator
 
 import click
@@ -11,6 +12,7 @@ from hangwatch.cli.usage_errors import InputError
 from hangwatch.jobs import discovery, likely_ranks
 from hangwatch.model import Fault, GpuSweep, Job, Rank, RankId
 from hangwatch.model.flight_records import RankRecords
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes import torch_recorder
 from hangwatch.probes.base import procfs
 from hangwatch.probes.node import host
@@ -21,7 +23,7 @@ _MOST_ANCESTORS = 64
 NO_JOB = (
     "no training job found on this node: no process was started by one of these launchers\n"
     f"({', '.join(dict.fromkeys(launcher.name for launcher in TABLE.launchers))}),\n"
-    "and none has a rank in an environment that this user may read (try as root, or --pid)"
+    f"and none has a rank in an environment that this user may read (try {'as root, or ' if os.geteuid() else ''}--pid)"
 )
 
 
@@ -78,11 +80,7 @@ def _is_below(pid: int | None, ancestor: int) -> bool:
 
 def gpus_by_pid(sweep: GpuSweep | None) -> dict[int, list[int]]:
     """Return the indexes of the GPUs that each process holds."""
-    gpus: dict[int, list[int]] = {}
-    for gpu in sweep.gpus if sweep is not None else ():
-        for pid in gpu.pids:
-            gpus.setdefault(pid, []).append(gpu.index)
-    return gpus
+    return list_by_key((pid, gpu.index) for gpu in (sweep.gpus if sweep is not None else ()) for pid in gpu.pids)
 
 
 def find_jobs(wanted: str | None, sweep: GpuSweep | None, limits: config.Jobs, *, every: bool) -> list[Job]:

@@ -10,7 +10,7 @@ import click
 
 DEFAULT_CONFIG = Path("/etc/hangwatch/hangwatch.toml")
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 config_option = click.option(
     "--config",
@@ -30,7 +30,7 @@ html_option = click.option(
 json_option = click.option("--json", "as_json_form", is_flag=True, help="Print JSON, see docs/json.md.")
 
 
-def http_config_option(when: str) -> Callable[[_Command], _Command]:
+def http_config_option(when: str) -> Callable[[Command], Command]:
     """Return the option --http-config. Its help text begins with `when`."""
     text = f"{when}: file with certificates and password, in the format of Prometheus' http_config."
     return click.option("--http-config", type=click.Path(path_type=Path), help=text)
@@ -39,19 +39,21 @@ def http_config_option(when: str) -> Callable[[_Command], _Command]:
 class _Pid(click.IntRange):
     """A process id. A list of several is refused, with what to type instead."""
 
+    name = "pid"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the pid. Raises click.BadParameter."""
         if isinstance(value, str) and "," in value:
-            pids = filter(None, (part.strip() for part in value.split(",")))
-            self.fail(f"give each pid its own option: {' '.join(f'--pid {pid}' for pid in pids)}", param, ctx)
+            pids = value.replace(",", " ").split()
+            self.fail(" --pid ".join(["give each pid its own option:", *pids]), param, ctx)
         return super().convert(value, param, ctx)
 
 
-def job_option(text: str) -> Callable[[_Command], _Command]:
+def job_option(text: str) -> Callable[[Command], Command]:
     """Return the option --job with this help."""
     return click.option("--job", "wanted", help=text)
 
 
-def pid_option(text: str) -> Callable[[_Command], _Command]:
+def pid_option(text: str) -> Callable[[Command], Command]:
     """Return the option --pid with this help."""
     return click.option("--pid", "pids", type=_Pid(1, 1 << 22), multiple=True, help=text)

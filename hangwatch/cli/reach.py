@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import click
+
+from hangwatch.cli.options import Command
 
 NODE_DEADLINE_SECONDS = 30.0
 
 Via: TypeAlias = Literal["ssh", "pdsh", "srun", "kubectl", "local"]
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _TOOLS = {
     "check": "hangwatch.tools.commands.check_nodes:check_nodes",
@@ -38,7 +39,7 @@ _OPTIONS = (
 )
 
 
-def nodes_options(command: _Command) -> _Command:
+def nodes_options(command: Command) -> Command:
     """Add the options that select nodes to a command. `parse_reach` interprets them."""
     for option in reversed(_OPTIONS):
         command = option(command)

@@ -5,15 +5,15 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
-from typing import Any, TextIO, TypeVar
+from typing import TextIO
 
 import click
+
+from hangwatch.cli.options import Command
 
 WIDEST = 110  # characters; longer lines are hard to read
 
 _NO_PAGER = "hangwatch.no_pager"
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 _USUAL = os.terminal_size((WIDEST, 24))  # if there is no terminal. COLUMNS is not used then: readline(3) may set it
 
 
@@ -48,7 +48,7 @@ def complain(message: str) -> None:
         click.echo("\n".join(map(words.printable, f"hangwatch: {message}".split("\n"))), err=True)
 
 
-def no_pager_option(command: _Command) -> _Command:
+def no_pager_option(command: Command) -> Command:
     """Add the option --no-pager to a command or group."""
     text = "Print long output without a pager, as with PAGER=cat."
     return click.option("--no-pager", is_flag=True, expose_value=False, callback=_set_no_pager, help=text)(command)

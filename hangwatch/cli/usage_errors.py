@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from hangwatch.errors import TemporaryError, UserError
@@ -18,11 +17,11 @@ class MachineError(TemporaryError):
     """A temporary failure of the machine. The same command may succeed later."""
 
 
-def with_sudo(arguments: Sequence[str]) -> str:
-    """Return the line to type to run hangwatch with these arguments as root.
+def with_sudo() -> str:
+    """Return the line to type to run this command as root.
 
     sudo does not find a program in a virtual environment by its name.
     """
     program = Path(sys.argv[0]).absolute()
     is_found = program.name != "hangwatch" or str(program.parent) in _PROGRAM_FOLDERS
-    return shlex.join(["sudo", "hangwatch" if is_found else str(program), *arguments])
+    return shlex.join(["sudo", "hangwatch" if is_found else str(program), *sys.argv[1:]])

@@ -16,9 +16,8 @@ from urllib.parse import quote
 from hangwatch import config
 from hangwatch.errors import TemporaryError
 from hangwatch.formats import decoding, incident_file
+from hangwatch.formats.incident_file import PIECE_BYTES
 from hangwatch.model import Incident, SilenceAnswer
-from hangwatch.probes.base import procfs
-from hangwatch.probes.process import dump_permissions
 from hangwatch.state.status import Status
 from hangwatch.web.protocol import AGAIN_SECONDS, MOST_ROUNDS, peer_of
 
@@ -26,7 +25,6 @@ MOST_BYTES = 64 << 20
 SERVICE_USER = "hangwatch"
 SHORT_SECONDS = 5.0
 MARGIN_SECONDS = 60.0
-_PIECE_BYTES = 1 << 16
 _BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 T = TypeVar("T")
 
@@ -41,11 +39,6 @@ class NoDaemonError(SocketError):
 
 class BusyError(SocketError, TemporaryError):
     """A request that may succeed later: the daemon did not respond, or a limit of users is reached."""
-
-
-def may_not_read(pids: list[int]) -> bool:
-    """True if the kernel denies this user the memory of one of these processes, and so its stacks. See ptrace(2)."""
-    return os.geteuid() != 0 and any(dump_permissions.may_attach(procfs.PROC, pid) is False for pid in pids)
 
 
 def _ask_for(path: str, what: str, form: type[T]) -> T:
@@ -112,7 +105,7 @@ def ask(path: str, what: str, deadline_seconds: float = SHORT_SECONDS) -> bytes:
             answer = http.client.HTTPResponse(connection, method="GET")
             answer.begin()
             content = b""
-            while piece := answer.read1(_PIECE_BYTES):
+            while piece := answer.read1(PIECE_BYTES):
                 content += piece
                 remaining_seconds = end - time.monotonic()
                 if len(content) > MOST_BYTES or remaining_seconds <= 0:

@@ -1,47 +1,40 @@
 """The strongly connected components of a graph. Pure."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
+
+from hangwatch.model.keyed_lists import list_by_key
 
 Node = TypeVar("Node")
 
 
 def strongly_connected(ways: Mapping[Node, Sequence[Node]]) -> Iterator[list[Node]]:
-    """Yield the strongly connected components of a graph, by Tarjan's algorithm without recursion.
+    """Yield the strongly connected components of a graph, by Kosaraju's algorithm without recursion.
 
     `ways` maps each node to the nodes to which it has an edge. Each node is in exactly one component. The time grows
     linearly with the number of nodes and edges.
     """
-    order: dict[Node, int] = {}
-    lowest: dict[Node, int] = {}
-    stack: list[Node] = []
-    on_stack: set[Node] = set()
-    for root in ways:
-        if root in order:
+    backward = list_by_key((other, node) for node, following in ways.items() for other in following)
+    completed = [node for part in _walk(ways, ways) for node in part]
+    yield from _walk(backward, reversed(completed))
+
+
+def _walk(ways: Mapping[Node, Sequence[Node]], roots: Iterable[Node]) -> Iterator[list[Node]]:
+    """Yield the nodes that each root reaches and no earlier root does, in the order in which the walk leaves them."""
+    seen: set[Node] = set()
+    for root in roots:
+        if root in seen:
             continue
-        path = [(root, iter(ways[root]))]
-        order[root] = lowest[root] = len(order)
-        stack.append(root)
-        on_stack.add(root)
+        seen.add(root)
+        path = [(root, iter(ways.get(root, ())))]
+        part = []
         while path:
             node, further = path[-1]
-            following = next(further, None)
+            following = next((other for other in further if other not in seen), None)
             if following is None:
+                part.append(node)
                 path.pop()
-                if path:
-                    lowest[path[-1][0]] = min(lowest[path[-1][0]], lowest[node])
-                if lowest[node] == order[node]:
-                    part = []
-                    while True:
-                        part.append(stack.pop())
-                        on_stack.discard(part[-1])
-                        if part[-1] == node:
-                            break
-                    yield part
-            elif following not in order:
-                order[following] = lowest[following] = len(order)
-                stack.append(following)
-                on_stack.add(following)
+            else:
+                seen.add(following)
                 path.append((following, iter(ways.get(following, ()))))
-            elif following in on_stack:
-                lowest[node] = min(lowest[node], order[following])
+        yield part

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from hangwatch.collectives.process_groups import ProcessGroup
 from hangwatch.model import EnqueuedOperation
-from hangwatch.model.flight_records import Library
+from hangwatch.model.keyed_lists import list_by_key
 
 _MOST_ORDERED = 8
 _EXCHANGE = "all_to_all"
@@ -80,14 +80,16 @@ _COMPARED: tuple[tuple[Callable[..., tuple[Any, ...]], Callable[..., str]], ...]
 
 def find_other_order(groups: Sequence[ProcessGroup]) -> Sides:
     """Return the ranks that enqueued the open operations of two groups in opposite orders. () if there are none."""
-    open_operations: dict[tuple[int, Library], list[tuple[int, int]]] = defaultdict(list)
-    for index, group in enumerate(groups):
-        for rank, wait in group.waits.items():
-            open_operations[rank, group.library].append((wait.order, index))
-    ranks_by_order: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for (rank, _), ordered in open_operations.items():
-        for (_, first), (_, second) in itertools.combinations(sorted(ordered)[:_MOST_ORDERED], 2):
-            ranks_by_order[first, second].append(rank)
+    open_operations = list_by_key(
+        ((rank, group.library), (wait.order, index))
+        for index, group in enumerate(groups)
+        for rank, wait in group.waits.items()
+    )
+    ranks_by_order = list_by_key(
+        ((first, second), rank)
+        for (rank, _), ordered in open_operations.items()
+        for (_, first), (_, second) in itertools.combinations(sorted(ordered)[:_MOST_ORDERED], 2)
+    )
     for (first, second), ranks in sorted(ranks_by_order.items()):
         if first < second and (others := ranks_by_order.get((second, first))):
             before, after = groups[first], groups[second]

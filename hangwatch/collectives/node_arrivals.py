@@ -15,6 +15,7 @@ from hangwatch.collectives import arrival
 from hangwatch.collectives.arrival import Enqueued, Window
 from hangwatch.model import ProcessId, Value
 from hangwatch.model.flight_records import Library
+from hangwatch.model.keyed_lists import list_by_key
 
 MOST_TIMES = 2048  # of a node: the newest
 FEWEST_RECORDS = 40
@@ -77,9 +78,10 @@ def find_median_times(by_rank: Mapping[ProcessId, Iterable[Enqueued]]) -> tuple[
         for alike in by_number.values()
         if len(alike) == len(ranks[key])
     ]
-    places: dict[tuple[Library, str, str, tuple[tuple[int, ...], ...]], list[tuple[int, int]]] = defaultdict(list)
-    for unix_ns, each in sorted(rows, key=lambda row: row[0])[-MOST_TIMES:]:
-        places[each.library, each.group, each.operation, each.sizes].append((each.number, unix_ns))
+    places = list_by_key(
+        ((each.library, each.group, each.operation, each.sizes), (each.number, unix_ns))
+        for unix_ns, each in sorted(rows, key=lambda row: row[0])[-MOST_TIMES:]
+    )
     return tuple(
         PlaceTimes(
             library=library,

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from hangwatch.model import EnqueuedOperation, Fault, GroupRecords, RecorderState
 from hangwatch.model.flight_records import FlightRecord, GroupStatus, Library, RankRecords
+from hangwatch.model.keyed_lists import list_by_key
 
 MOST_GROUPS = 64
 NEWEST_KEPT = 4
 _OPEN_KEPT = 8
-_MOST_DIMENSIONS = 8
+MOST_DIMENSIONS = 8
 
 # Operations with equal sizes on all ranks: of the input, of the output, and of both together for all ranks.
 # torch/distributed/flight_recorder/components/types.py, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp
@@ -69,10 +69,9 @@ def merge_rounds(
     """
     if not any(rounds):
         return ()
-    read: dict[Library, list[RankRecords]] = {}
-    for recorders in rounds:
-        for library, recorder in {records.library: records for records in recorders}.items():
-            read.setdefault(library, []).append(recorder)
+    read = list_by_key(
+        item for recorders in rounds for item in {records.library: records for records in recorders}.items()
+    )
     states = (_merge_recorders(each[0], each[-1], main_thread_id) for _, each in sorted(read.items()) if len(each) > 1)
     return tuple(state for state in states if state is not None)
 
@@ -118,10 +117,7 @@ def _merge_recorders(first: RankRecords, last: RankRecords, main_thread_id: int 
 
 def _split_by_group(records: Iterable[FlightRecord]) -> dict[tuple[str, int], list[FlightRecord]]:
     """Return the records of each group, by its name and its number in the process."""
-    by_group: dict[tuple[str, int], list[FlightRecord]] = defaultdict(list)
-    for record in records:
-        by_group[record.group_name, record.group_id].append(record)
-    return by_group
+    return list_by_key(((record.group_name, record.group_id), record) for record in records)
 
 
 def _mark_open(
@@ -130,10 +126,8 @@ def _mark_open(
     """Return the records of a flight recorder by group. An open operation in `stays_open` is marked as staying open."""
     by_group = _split_by_group(last.records)
     first_by_group = by_group if first is last else _split_by_group(first.records)
-    generations: dict[str, list[int]] = defaultdict(list)
-    for name, group_id in sorted(by_group):
-        if name:  # "" under TORCH_DISTRIBUTED_DEBUG=DETAIL: groups cannot be distinguished
-            generations[name].append(group_id)
+    # The name is "" under TORCH_DISTRIBUTED_DEBUG=DETAIL: groups cannot be distinguished.
+    generations = list_by_key(key for key in sorted(by_group) if key[0])
     whole = (record for record in last.records if record.id >= last.oldest_id)
     groups = []
     for name, ids in generations.items():
@@ -221,8 +215,8 @@ def _convert_record(
         open_seconds=max(0.0, read_unix_seconds - created) if is_open else 0.0,
         stays_open=is_open and not record.is_coalesced_part and _make_identity(record) in stays_open,
         is_p2p=record.is_p2p,
-        dtypes=dtypes[:_MOST_DIMENSIONS],
-        sizes=tuple(size[:_MOST_DIMENSIONS] for size in sizes[:_MOST_DIMENSIONS]) if sizes else (),
+        dtypes=dtypes[:MOST_DIMENSIONS],
+        sizes=tuple(size[:MOST_DIMENSIONS] for size in sizes[:MOST_DIMENSIONS]) if sizes else (),
         timeout_seconds=record.timeout_ms / 1e3 if record.timeout_ms > 0 and read_unix_seconds else None,
         by_main=main_thread_id is None or not record.thread_id or record.thread_id == main_thread_id,
         is_started=record.is_started,
@@ -235,7 +229,7 @@ def _select_compared(record: FlightRecord, operation: str) -> tuple[tuple[str, .
         return record.input_dtypes, record.input_sizes
     if operation in _EQUAL_OUTPUTS:
         return record.output_dtypes, record.output_sizes
-    if operation in _EQUAL_TOTALS and max(len(record.input_sizes), len(record.output_sizes)) < _MOST_DIMENSIONS:
+    if operation in _EQUAL_TOTALS and max(len(record.input_sizes), len(record.output_sizes)) < MOST_DIMENSIONS:
         elements = (sum(map(math.prod, sizes)) for sizes in (record.input_sizes, record.output_sizes))
         return record.input_dtypes, tuple((total,) for total in elements)
     return (), ()

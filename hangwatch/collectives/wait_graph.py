@@ -9,7 +9,6 @@ record may wait, too: gloo does not record send, recv, monitored_barrier, new_gr
 graph also contains the `Stance` of each awaited rank.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -19,6 +18,7 @@ from hangwatch.collectives.mismatches import Sides, find_other_operation, find_o
 from hangwatch.collectives.process_groups import DEFAULT_GROUP, ProcessGroup, find_groups, process_key
 from hangwatch.model import Member
 from hangwatch.model.flight_records import Library
+from hangwatch.model.keyed_lists import list_by_key
 
 Stance = Literal["elsewhere", "held", "waits", "unclear"]
 """The wait of a rank, as its stack and the kernel show it. It is also a label of a metric.
@@ -178,9 +178,7 @@ def _is_partial(by_rank: Mapping[int, Member], groups: Iterable[ProcessGroup], w
 
 def _make_pending_operations(group: ProcessGroup) -> Iterator[PendingOperation]:
     """Yield a pending operation for each number at which ranks wait. Of many numbers, yield a few."""
-    by_number: dict[int, list[int]] = defaultdict(list)
-    for rank, wait in group.waits.items():
-        by_number[wait.number].append(rank)
+    by_number = list_by_key((wait.number, rank) for rank, wait in group.waits.items())
     for number in show_numbers(by_number):
         yield _make_pending(group, number, sorted(by_number[number]))
 

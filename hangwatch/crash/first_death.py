@@ -8,6 +8,7 @@ from msgspec import structs
 
 from hangwatch import __version__, config, words
 from hangwatch.crash.artifacts import ABORTED, FAULTS, TEXT_CHARACTERS, CrashArtifacts
+from hangwatch.limits import MOST_LISTED_RANKS
 from hangwatch.model import (
     CRASHED,
     Capture,
@@ -25,13 +26,13 @@ from hangwatch.model import (
     TimelineEntry,
     Verdict,
 )
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import evidence
 from hangwatch.verdict.recommendation import with_action
 
 _SHOWN = 3
-_MOST_IDS = 64
 _TIE_SECONDS = 2.0  # error files have whole seconds
 _DRIFT = 20e-6  # drift of the clock of the kernel log against the wall clock: seconds per second since boot
 _TERMINATION_SIGNALS = frozenset({"SIGTERM", "SIGINT", "SIGHUP"})
@@ -218,12 +219,10 @@ def _list_more_evidence(dead: Sequence[CrashArtifacts], named: Sequence[RankId])
 
 def _fold(kind: str, texts: Iterable[tuple[RankId, str]]) -> Iterable[Evidence]:
     """Yield evidence for the first three different texts, each with all its ranks."""
-    ranks: dict[str, list[RankId]] = {}
-    for rank, text in texts:
-        ranks.setdefault(text, []).append(rank)
+    ranks = list_by_key((text, rank) for rank, text in texts)
     for text, ids in list(ranks.items())[:_SHOWN]:
         message = f"{words.name_ranks(ids)}: {words.elided(text, TEXT_CHARACTERS)}"
-        yield Evidence(kind=kind, message=message, ranks=tuple(ids[:_MOST_IDS]))
+        yield Evidence(kind=kind, message=message, ranks=tuple(ids[:MOST_LISTED_RANKS]))
 
 
 def _add_deaths(job: Job, dead: Sequence[CrashArtifacts]) -> Job:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from hangwatch import words
 from hangwatch.capture import source_lines, stack_limits
 from hangwatch.capture.diagnosis import diagnose_job
@@ -84,7 +86,15 @@ class CaptureRunner:
             if look is None:
                 return
             if wanted.result == "low_power":
-                self._record_light_capture(job.key, steps.count_motion(look.grouping))
+                motion = steps.count_motion(look.grouping)
+                log.info(
+                    "%s: of its ranks %d do not progress, %d progress, and %d are unknown",
+                    job.name.in_log,
+                    motion.frozen,
+                    motion.moving,
+                    motion.unknown,
+                )
+                self._record_light_capture(job.key, motion)
                 return
             if wanted.result == "gap":
                 self._record_gap_capture(look)
@@ -92,6 +102,7 @@ class CaptureRunner:
             look = source_lines.add_evidence(look)
             with common.running_steps.running(job.name.in_log, "the scan after its capture"):
                 self._scan(common.clock())  # a job that ended during its capture must not be judged as hung
+                look = replace(look, judged_unix_seconds=time.time())  # both clocks at one time: the start of the hang
                 common.change(steps.record_capture, look, now=common.clock(), settings=settings)
             log.info("%s: %s", job.name.in_log, look.verdict.message)
         except Exception as error:  # after any error, the suspicion must not be lost

@@ -27,12 +27,16 @@ class CheckRunner:
         self._again_at: dict[str, float] = {}
 
     def schedule_tasks(self) -> None:
-        """Schedule every check. The first runs start at once."""
+        """Schedule every check."""
         for check in self._checks.values():
             self._common.schedule.run_every(
                 check.every_seconds, "checks", f"check-{check.name}", self._check, check.name
             )
-            self._common.schedule.run_once("checks", self._check, check.name)
+
+    def run_all(self) -> None:
+        """Start a run of every check. Before the first scan no check knows the jobs of the node."""
+        for name in self._checks:
+            self._common.schedule.run_once("checks", self._check, name)
 
     def _check(self, name: str) -> None:
         """Run one check and record its result on the board."""

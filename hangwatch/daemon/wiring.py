@@ -194,6 +194,8 @@ class Daemon:
             if self.board.snapshot.unresumed_incidents:
                 self._keeping.resume(self.board.snapshot.unresumed_incidents)
             self.board.set(dumpers_stuck=pyspy.DUMPER.abandoned.count())
+            if self._scanned_at == -math.inf:
+                self._checking.run_all()
             self._scanned_at = began
         finally:
             self._scanning.release()
@@ -250,14 +252,15 @@ class Daemon:
     def start(self) -> None:
         """Start the server and all tasks. Before that it may raise StoreTakenError, ServeError or PortTakenError."""
         self._keeping.refuse_second_daemon()
-        self._server = Server(
+        server = Server(
             self.settings.http,
             metrics.registry(self.board, self._clock, self.settings.detector, usable_url(self.settings.http)),
             status=self.status,
             unhealthy=self.find_health_problem,
             incidents=self.store,
         )
-        self.port = self._server.start()
+        self.port = server.start()
+        self._server = server
         self._own_jobs.start()
         self._gpus.start()
         schedule = self._schedule
@@ -277,7 +280,7 @@ class Daemon:
             schedule.run_every(self._notifier.watchdog_seconds, "slow", "watchdog", self._ping_watchdog)
         schedule.start()
         listen = self.settings.http.listen
-        log.info("health on %s", words.place(listen, self._server.health_port))
+        log.info("health on %s", words.place(listen, server.health_port))
         log.info("monitoring %s, metrics on %s", self.node, words.place(listen, self.port))
         self._notifier.ready()
 

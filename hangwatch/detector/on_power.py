@@ -28,7 +28,7 @@ WARNED_RATIO = 0.5  # a job without ranks warns after this part of its hold, and
 SAMPLE_GAP_SECONDS = 10.0  # a longer gap between samples does not count as quiet time
 _BY_POWER = frozenset({JobState.STARTING, JobState.TRAINING, JobState.QUIET, JobState.RECOVERED})
 _BY_COUNTERS = "its ranks enqueue collectives; none of its GPUs can be read"
-_NOT_KNOWN = "none of its GPUs can be read: hangwatch does not detect a hang of this job"
+_NOT_KNOWN = "no GPU of it can be read, too few collectives were counted: a hang is not detected; try `hangwatch dump`"
 
 
 def apply_sample(
@@ -168,8 +168,10 @@ def _training(watch: JobWatch, voters: list[GpuPower], now: float, settings: Det
     low = not power.was_busy or is_down(voters, settings)
     is_busy = has_quorum(sum(power_level.is_busy(gpu, settings) for gpu in voters), voters, settings)
     serves = power.is_serving and not is_busy
-    learnt = {} if serves else {uuid: power_level.count_as_work(gpu, now, settings) for uuid, gpu in power.gpus.items()}
-    watch = with_power(watch, gpus=power.gpus | learnt, was_busy=power.was_busy or is_busy, is_serving=serves)
+    learnt = power.gpus
+    if not serves and looks.light_capture_since is None:  # else a capture shows soon if this power is work
+        learnt = {uuid: power_level.count_as_work(gpu, now, settings) for uuid, gpu in power.gpus.items()}
+    watch = with_power(watch, gpus=learnt, was_busy=power.was_busy or is_busy, is_serving=serves)
     watch = with_capture_record(
         watch,
         standstills=looks.standstills if low or has_fallen(voters, settings) else {},

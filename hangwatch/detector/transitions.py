@@ -48,8 +48,12 @@ def enter_state(watch: JobWatch, state: JobState, message: str, now: float) -> C
 
 
 def begin_suspicion(watch: JobWatch, reason: str, now: float) -> Change:
-    """Return the watch in state suspected, and a request to capture every rank."""
-    since = watch.identity.began if watch.capture_record.low_since is None else watch.capture_record.low_since
+    """Return the watch in state suspected, and a request to capture every rank.
+
+    It is silent since its power fell. A job that was never busy is silent since its last collective, or its start.
+    """
+    last = (watch.progress.progressed_at if watch.progress.advances else None) or watch.identity.began
+    since = last if watch.capture_record.low_since is None else watch.capture_record.low_since
     watch = replace(
         with_capture_record(watch, capturing=True),
         silence=Silence(since=since) if watch.silence is None else watch.silence,

@@ -3,10 +3,11 @@
 import re
 from collections.abc import Iterable
 
+from hangwatch.limits import MOST_DUMPED_FRAMES
+
 THREAD = re.compile(r'^Thread (\d{1,6}) \((?:Thread 0x[0-9a-f]{1,16} \()?(?:LWP|process) (\d{1,10})\)?(?: "(.*)")?\):$')
 FRAME = re.compile(r"^#(\d{1,6}) +(?:0x[0-9a-f]+ in )?(.*)$")
 WHERE = re.compile(r" (?:(from) (\S+)|(at) (\S+?)(?::\d+)?)$")
-_MOST_FRAMES = 4096
 
 
 def find_dead_frames(lines: Iterable[str]) -> tuple[str, ...]:
@@ -19,7 +20,7 @@ def find_dead_frames(lines: Iterable[str]) -> tuple[str, ...]:
     for line in lines:
         if thread := THREAD.match(line):
             is_it = thread.group(1) == "1"
-        elif is_it and len(found) < _MOST_FRAMES and (frame := FRAME.match(line)):
+        elif is_it and len(found) < MOST_DUMPED_FRAMES and (frame := FRAME.match(line)):
             where = WHERE.search(frame.group(2))
             file = (where.group(2) or where.group(4)).rpartition("/")[2] if where else "?"
             found.append(f"{find_name(frame.group(2))} ({file})")

@@ -72,7 +72,8 @@ _NEW_NAMES = {
 _ANSWER = re.compile(rb'\s*\{\s*"schema_version":\s*\d+,\s*"node":')
 _ENDING = re.compile(rb'"schema_version":([0-9]{1,4})\}\s*\Z')
 _ENDING_BYTES = 256
-_PIECE_BYTES = 64 << 10
+_T = TypeVar("_T")
+PIECE_BYTES = 64 << 10
 _LISTED = 8  # jobs in a message
 _MARKER_BYTES = 64 << 10
 _FEEDBACK_BYTES = 4 << 20  # it contains the named ranks
@@ -202,20 +203,19 @@ def encode_marker(incident: Incident) -> bytes:
 
 def load_marker(folder: Path) -> Marker | None:
     """Return the marker in a folder; None if the folder has an incident, or no readable marker."""
-    if (folder / INCIDENT_FILE).exists():
-        return None
-    try:
-        content = bounded_read.read(folder / MARKER_FILE, _MARKER_BYTES, flags=NO_LINK)
-        return decode(folder / MARKER_FILE, content, Marker)
-    except (bounded_read.FileError, StoreError):
-        return None
+    has_incident = (folder / INCIDENT_FILE).exists()
+    return None if has_incident else _load_small(folder / MARKER_FILE, _MARKER_BYTES, Marker)
 
 
 def load_feedback(folder: Path) -> Feedback | None:
     """Return the feedback on the incident in a folder; None if there is no readable feedback."""
+    return _load_small(folder / FEEDBACK_FILE, _FEEDBACK_BYTES, Feedback)
+
+
+def _load_small(path: Path, most_bytes: int, kind: type[_T]) -> _T | None:
+    """Return the value in a file beside an incident; None if it cannot be read."""
     try:
-        content = bounded_read.read(folder / FEEDBACK_FILE, _FEEDBACK_BYTES, flags=NO_LINK)
-        return decode(folder / FEEDBACK_FILE, content, Feedback)
+        return decode(path, bounded_read.read(path, most_bytes, flags=NO_LINK), kind)
     except (bounded_read.FileError, StoreError):
         return None
 
@@ -347,7 +347,7 @@ def read_head(file: BinaryIO) -> bytes | None:
     if size > MAX_INCIDENT_BYTES or ending is None or int(ending[1]) != INCIDENT_VERSION:
         return None
     head = b""
-    while piece := file.read(_PIECE_BYTES):
+    while piece := file.read(PIECE_BYTES):
         searched = max(0, len(head) - len(_CAPTURES))
         head = head + piece if head else piece
         if (end := head.find(_CAPTURES, searched)) >= 0:
@@ -452,8 +452,6 @@ READ_REMEDIES = {
     errno.ELOOP: "\n  it is a link, and links are not followed: give the path of its target",
 }
 """The remedy for each errno of reading an incident."""
-
-_T = TypeVar("_T")
 
 
 def decode(path: Path, content: bytes, kind: type[_T]) -> _T:

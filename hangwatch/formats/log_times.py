@@ -1,4 +1,4 @@
-"""The times at the beginning of log lines: ISO 8601, glog and syslog. Pure."""
+"""The times at the beginning of log lines: ISO 8601, glog, syslog and vLLM. Pure."""
 
 import re
 from collections import Counter
@@ -12,9 +12,10 @@ STAMP_WITHIN = 64
 _DATED = re.compile(
     r"(\d{4})[-/](\d\d)[-/](\d\d)[ T_](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?\d*(Z|[+-]\d\d:?\d\d)?", re.ASCII
 )
-_GLOG = re.compile(r"^\[?[IWEFD](\d\d?)(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{1,9}))?", re.ASCII)
+_LEVEL = r"(?:[IWEFD]|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) )"  # of glog, and of vLLM
+_GLOG = re.compile(rf"^\[?{_LEVEL}(\d\d?)-?(\d\d) (\d\d):(\d\d):(\d\d)(?:\.(\d{{1,9}}))?", re.ASCII)
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-_SYSLOG = re.compile(rf"^({'|'.join(_MONTHS)}) {{1,2}}(\d\d?) (\d\d):(\d\d):(\d\d)", re.ASCII)
+_SYSLOG = re.compile(rf"^(?:[A-Z][a-z]{{2}} )?({'|'.join(_MONTHS)}) {{1,2}}(\d\d?) (\d\d):(\d\d):(\d\d)", re.ASCII)
 _LEAP_YEAR = 2000
 
 
@@ -49,7 +50,7 @@ def earlier(moment: Moment, seconds: float) -> Moment:
 
 
 def read_moment(text: str) -> Moment | None:
-    """Return the time at the beginning of a line (ISO 8601, glog, syslog); None if there is no valid time."""
+    """Return the time at the beginning of a line (ISO 8601, glog, syslog, vLLM); None if there is no valid time."""
     for pattern, make in ((_DATED, _read_iso_time), (_GLOG, _read_glog_time), (_SYSLOG, _read_syslog_time)):
         if match := pattern.search(text, 0, STAMP_WITHIN):
             try:
@@ -71,7 +72,7 @@ def _read_iso_time(match: re.Match[str]) -> Moment:
 def _read_glog_time(match: re.Match[str]) -> Moment:
     *parts, fraction = match.groups()
     seconds = _count_seconds(_LEAP_YEAR, *map(int, parts), fraction=fraction)
-    return Moment("yearless", seconds, match.group(0).lstrip("[IWEFD"))
+    return Moment("yearless", seconds, match.string[match.start(1) : match.end()])
 
 
 def _read_syslog_time(match: re.Match[str]) -> Moment:
@@ -92,7 +93,7 @@ def remove_time(text: str, moment: Moment | None) -> str:
     if moment is None:
         return text.strip()
     before, _, after = text.partition(moment.text)
-    return f"{'' if re.fullmatch(r'[^A-Za-z]*[IWEFD]?', before) else before}{after}".strip(" \t[]|,:-")
+    return f"{'' if re.fullmatch(rf'[^A-Za-z]*{_LEVEL}?', before) else before}{after}".strip(" \t[]|,:-")
 
 
 def at_unix_seconds(timestamp: str | float | None) -> Moment | None:

@@ -25,7 +25,7 @@ MOST_PARTS = 16  # of one dotted key; the parser keeps every prefix of it
 MOST_DEPTH = 64  # of nested tables and lists
 _MOST_READ = 1 << 20  # characters that are parsed to find the line of one key
 _SECTION_OF_PATH = re.compile(r" - at `\$?\.?([^`]*)`$")
-_UNKNOWN_FIELD = re.compile(r"unknown field `([^`]+)`")
+UNKNOWN_FIELD = re.compile(r"unknown field `([^`]+)`")
 _KEY_PART = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')[ \t]*"""
 _LONG_KEY = re.compile(rf"(?:^|[\[{{,])[ \t]*{_KEY_PART}(?:\.[ \t]*{_KEY_PART}){{{MOST_PARTS}}}", re.MULTILINE)
 _STEP = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
@@ -187,7 +187,7 @@ def _explain(message: str, table: object, root: type[Any], path: tuple[str, ...]
     steps = _named(steps, table)
     owner, key = _walk(root, steps)
     whole = [*path, *steps]
-    if unknown := _UNKNOWN_FIELD.search(problem):
+    if unknown := UNKNOWN_FIELD.search(problem):
         where = f"[{_joined(whole)}]" if whole else "top level"
         return (*steps, unknown[1]), f"{where}: unknown key {unknown[1]!r}\n  {_known(unknown[1], owner, root)}"
     last = next((at for at in range(len(whole) - 1, 0, -1) if not whole[at].startswith("[")), 0)

@@ -16,7 +16,9 @@ DEFAULT_GROUP = "default_pg"
 _NUMBER = r"(-?\d{1,18})"
 _GROUP = re.compile(r"\[PG (?:ID \d{1,9} PG GUID )?([\w:.-]{1,64}?) ?(?:\(([^()\[\]]{1,64})\))? Rank (\d{1,7})\]")
 _RANK = re.compile(r"\[Rank (\d{1,7})\]")
-_WORK = re.compile(r"WorkNCCL\((?:SeqNum=(\d{1,18}), ?)?OpType=(\w{1,40})")
+_WORK = re.compile(  # of an operation that failed in another way, the number tells nothing
+    r"WorkNCCL\((?:SeqNum=(\d{1,18}), ?)?OpType=(\w{1,40})(?![^()]*(?:\([^()]*\)[^()]*)?\) raised )"
+)
 _TIMED_OUT = re.compile(r"(?:Timeout at NCCL work: |watchdog at work: |at work sequence id: )(\d{1,18})")
 _COUNTS = re.compile(
     rf"[Ll]ast enqueued (?:NCCL )?work: {_NUMBER}(?:, last started work: -?\d{{1,18}})?"
@@ -43,6 +45,9 @@ _SETUP = re.compile(
 _ABSENT = {
     "did not reach a monitored barrier in time": re.compile(
         r"\bRanks? (\d{1,7}(?:, ?\d{1,7}){0,4095}) failed to pass monitoredBarrier"
+    ),
+    "sent no more heartbeats to the coordination service of JAX": re.compile(
+        r"Task /job:[\w-]{1,64}/replica:\d{1,7}/task:(\d{1,7}) heartbeat timeout"
     ),
     "did not give the others the id of their communicator of NCCL": re.compile(
         r"retrieving ncclUniqueId from \[(\d{1,7})\] .{0,200}[Tt]ime ?out.{0,200}/default_pg/"

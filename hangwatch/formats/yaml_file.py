@@ -11,12 +11,12 @@ import yaml
 
 from hangwatch.errors import UserError
 from hangwatch.formats import bounded_read, decoding
+from hangwatch.formats.toml_file import UNKNOWN_FIELD
 
 MOST_BYTES = 1 << 20
 MOST_NODES = 10_000  # aliases turn a few bytes into many values
 MOST_DEEP = 16
 _AT = re.compile(r" - at `\$\.?([^`]*)`$")
-_UNKNOWN = re.compile(r"unknown field `([^`]+)`")
 _VALUES = {"tag:yaml.org,2002:bool": bool, "tag:yaml.org,2002:int": int, "tag:yaml.org,2002:null": type(None)}
 _LOADER = yaml.SafeLoader
 
@@ -79,7 +79,7 @@ def decode(document: Document, kind: type[T], not_carried: Mapping[tuple[str, ..
         location = _AT.search(message)
         keys = tuple(part for part in re.split(r"[.\[]", location[1]) if part and part[-1] != "]") if location else ()
         problem = message[: location.start()] if location else message
-        if unknown := _UNKNOWN.search(problem):
+        if unknown := UNKNOWN_FIELD.search(problem):
             raise document.error_at((*keys, unknown[1]), "is not a key of this format") from None
         raise document.error_at(keys, problem) from None
 

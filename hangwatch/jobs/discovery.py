@@ -18,7 +18,7 @@ from hangwatch.jobs.process_role import RankSlot
 from hangwatch.jobs.process_tree import INIT_PID, Tree, start_order
 from hangwatch.model import FoundJobs, GpuSample, GpuSweep, Job, Process, ProcessId, Rank, Worker, gaps, spans
 
-_DEFAULT_LIMITS = config.Jobs()
+DEFAULT_LIMITS = config.Jobs()
 _MAX_NAME = 48  # characters of the name that a launcher gave; a checksum and a pid may follow
 _LOOPBACK = ("localhost", "127.", "::1", "[::1]")
 
@@ -27,7 +27,7 @@ def find_jobs(
     processes: Sequence[Process],
     gpus: GpuSweep | None = None,
     *,
-    limits: config.Jobs = _DEFAULT_LIMITS,
+    limits: config.Jobs = DEFAULT_LIMITS,
     node: str = "",
     ticks_per_second: int = 100,
     endpoints: Mapping[ProcessId, str] = MappingProxyType({}),

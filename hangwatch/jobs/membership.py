@@ -18,6 +18,7 @@ from hangwatch.jobs.owners import Owner, owner_of
 from hangwatch.jobs.process_role import RankSlot
 from hangwatch.jobs.process_tree import INIT_PID, Tree, is_within, start_order
 from hangwatch.model import GpuSample, Process, ProcessId, Waiting
+from hangwatch.model.keyed_lists import list_by_key
 
 
 class Membership(NamedTuple):
@@ -102,10 +103,8 @@ def _of_siblings(launcher: str, head: Process | None, members: Sequence[Process]
 def _memberships_by_slot(
     tree: Tree, samples: Sequence[GpuSample], endpoints: Mapping[ProcessId, str]
 ) -> list[Membership]:
-    groups: dict[tuple[object, ...], list[_SlotHolder]] = {}
     helpers = nested_slots.find_helpers(tree)
-    for holder in _find_slot_holders(tree, helpers):
-        groups.setdefault(_membership_key(holder), []).append(holder)
+    groups = list_by_key((_membership_key(holder), holder) for holder in _find_slot_holders(tree, helpers))
     launched_runs = {
         _owned_run(holder) for group in groups.values() for holder in group if holder.launcher_process is not None
     }
@@ -459,10 +458,11 @@ def _connected_memberships(tree: Tree, heads: Mapping[ProcessId, ProcessId], ran
 
 
 def _spawned_memberships(tree: Tree, samples: Sequence[GpuSample], ranks: set[int]) -> list[Membership]:
-    siblings: dict[int, list[Process]] = {}
-    for process in tree:
-        if process_role.is_spawned(process) and not is_within(process, ranks, tree):
-            siblings.setdefault(process.parent_pid, []).append(process)
+    siblings = list_by_key(
+        (process.parent_pid, process)
+        for process in tree
+        if process_role.is_spawned(process) and not is_within(process, ranks, tree)
+    )
     holders = tree.gpu_holders(samples)
     memberships = []
     for parent_pid, group in siblings.items():

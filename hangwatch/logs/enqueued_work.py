@@ -18,6 +18,7 @@ from hangwatch.limits import MOST_RANKS
 from hangwatch.logs import merged_logs
 from hangwatch.logs.rank_log import Log, Work
 from hangwatch.model import RankId
+from hangwatch.model.keyed_lists import list_by_key
 
 _FEWEST_SEEN = 3
 _SHOWN = 4
@@ -151,7 +152,7 @@ def _gather_groups(works: Sequence[RankWork]) -> list[_Group]:
         for rank, standing in group.ranks.items():
             if standing.timed_out is not None and (rank, standing.timed_out) in calls:
                 group.ranks[rank] = standing._replace(call=calls.pop((rank, standing.timed_out)).line)
-    without_group = _Group("", "a group that the lines do not name", {})
+    without_group = _Group("", "a process group", {})
     only = next(iter(groups.values())) if len(groups) == 1 else without_group
     for (rank, number), work in sorted(calls.items(), key=lambda item: -item[0][1]):  # the first operation counts
         place = only if rank not in only.ranks or only.ranks[rank].timed_out is None else without_group
@@ -183,10 +184,11 @@ def _compare_group(
     ahead = [standing for standing in timed if standing.timed_out == number]
     behind = [standing for standing in group.ranks.values() if standing.reached < number]
     with_place = all(standing.call and standing.call.place for standing in timed)
-    by_call: dict[str, list[RankId]] = defaultdict(list)
-    for standing in ahead if behind and not group.are_compared else timed:
-        if standing.call is not None:
-            by_call[_describe_call(standing.call, with_place=with_place)].append(standing.id)
+    by_call = list_by_key(
+        (_describe_call(standing.call, with_place=with_place), standing.id)
+        for standing in (ahead if behind and not group.are_compared else timed)
+        if standing.call is not None
+    )
     are_collectives = all(is_collective(standing.call.operation) for standing in timed if standing.call)
     if len(by_call) > 1 and (group.are_compared or (not behind and are_collectives)):
         return _compare_calls(group, by_call, behind, is_of_job=is_of_job)
@@ -202,7 +204,9 @@ def _find_late(
     number = ahead[0].reached
     operation = f"{min(names)} #{number:,}" if len(names) == 1 else f"#{number:,}"
     ids, late = tuple(standing.id for standing in ahead), tuple(standing.id for standing in behind)
-    began = min((standing.began_at for standing in ahead if standing.began_at), default=None, key=_seconds)
+    began = min(
+        (standing.began_at for standing in ahead if standing.began_at), default=None, key=lambda moment: moment.seconds
+    )
     places = {standing.call.place for standing in ahead if standing.call} - {""}
     operation += f" called by {words.join_words(sorted(places)[:_SHOWN])}" if places else ""
     since = f", which began at {words.printable(began.text)}" if began else ""
@@ -230,7 +234,11 @@ def _find_late(
         return WorkFinding(f"{text}; the numbers show no rank to check first: {doubt}", (*late, *ids))
     why = f"it has not joined {operation} of {name}"
     why += f": it had enqueued {counts} when {words.count(len(ids))} timed out in it"
-    first = min((standing.timed_out_at for standing in ahead if standing.timed_out_at), default=None, key=_seconds)
+    first = min(
+        (standing.timed_out_at for standing in ahead if standing.timed_out_at),
+        default=None,
+        key=lambda moment: moment.seconds,
+    )
     return WorkFinding(text, (*late, *ids), late, f"{why}{since}", first)
 
 
@@ -263,10 +271,6 @@ def _describe_call(call: WorkLine, *, with_place: bool) -> str:
     is_sized = call.size and not call.operation.startswith(_UNEVEN)
     place = f" called by {call.place}" if with_place else ""
     return f"{call.operation}{number}{f' ({call.size})' if is_sized else ''}{place}"
-
-
-def _seconds(moment: Moment) -> float:
-    return moment.seconds
 
 
 def _find_doubt(

@@ -29,13 +29,13 @@ _PREFIX = re.compile(
     rf"|\d{{4}}-\d\d-\d\d {_TIME})\] ?)?"
     r"(?:\[ {0,8}[TC]\d{1,10}\] ?)?"  # CONFIG_PRINTK_CALLER
     r"(?P<syslog>(?:[\w.-]{1,64} )?kernel(?:\[[\w/]{1,16}\])?(?::| - - -) ?)?"
-    rf"(?:\[(?P<second>{_SECONDS})\] ?)?(?:\[ {{0,8}}[TC]\d{{1,10}}\] ?)?",
+    rf"(?:\[(?P<second>{_SECONDS})\] ?)?(?:\[ {{0,8}}[TC]\d{{1,10}}\] ?)? {{0,32}}",
     re.ASCII,
 )
 """The time, host and level before a line, as dmesg, /dev/kmsg, journalctl -o and syslog print them."""
 
 _ISO_OF_DMESG = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]", re.ASCII)
-_CONTINUES = ("-- ", " SUBSYSTEM=", " DEVICE=")
+_CONTINUES = ("-- ", " SUBSYSTEM=", " DEVICE=", " " * 12)  # dmesg indents the next lines of a message
 
 
 class KernelLogLine(NamedTuple):

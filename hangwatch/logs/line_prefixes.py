@@ -24,17 +24,21 @@ _OPEN_MPI = re.compile(  # host and pid, before a message of Open MPI itself
 )
 _TORCHRUN = re.compile(r"^\[([A-Za-z_][\w.-]*?)(\d{1,7})\]:")
 _OF_RANK = re.compile(r"^\[[Rr](?:ank|ANK)[ =:_-]?(\d{1,7})\](?::|(?= |$)) ?")  # torch's, and of many programs
-_MPIRUN = re.compile(r"^\[(?:[^\[\],]*@)?\d+,(\d{1,7})\]<std\w+>:")
+_MPIRUN = re.compile(r"^\[(?:(?:[^\[\],]*@)?\d+,)?(\d{1,7})\]<std\w+>:")  # and horovodrun
 _KUBECTL = re.compile(r"^\[pod/([^/\]\s]+)/[^\]\s]+\] ?")
 _LABEL = re.compile(r"^\s*([\w.-]+): ?")
 _LABELLED = re.compile(r"^\s*([\w.-]+): ?(?:Process \d+:|Thread (?:0x[0-9A-Fa-f]+|\d+) \()")
 _LABEL_OF_TASK = re.compile(r"^ *(\d{1,7}): ")
-_ACTOR = re.compile(r"^\(([A-Za-z_][\w.:-]{0,63}) pid=(\d{1,10})(?:, ip=([\w.:-]{1,64}))?\) ?")  # Ray, vLLM
+_ACTOR = re.compile(  # Ray, vLLM
+    r"^\(([A-Za-z_][\w.:-]{0,63}(?: [A-Z]{2,5}\d{1,7}){0,4})(?: rank=(\d{1,7}))? pid=(\d{1,10})"
+    r"(?:, ip=([\w.:-]{1,64}))?\) ?"
+)
 _SGLANG = re.compile(r"^\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)((?: [A-Z]{2,5}\d{1,7}){1,5})\] ?", re.ASCII)
 _NCCL = re.compile(r"^(?:\[[\d :.TZ-]{8,40}\] )?([\w.-]{1,64}):(\d{1,10}):\d{1,10} \[\d{1,3}\] (?:\S{1,80} ){0,3}NCCL ")
 _STAMP = re.compile(
-    r"\[?20\d\d[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?"
-    r"(?: std(?:out|err) [FP])?(?: [A-Z]{4,8})? ",
+    r"(?: {0,8}\| )?\[?20\d\d[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?\]?"
+    r"(?: std(?:out|err) [FP])?(?: [A-Z]{4,8})? (?:\| )?"  # with bars: the console of CloudWatch
+    r"|[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d 20\d\d(?=\[)",  # mpirun --timestamp-output
     re.ASCII,
 )
 _COMPOSE = re.compile(r"^([a-z0-9][\w.-]{0,63}[-_]\d{1,5}) +\| ?", re.ASCII)
@@ -65,7 +69,7 @@ _STEP_KEYS = frozenset({"step", "global_step", "iteration", "iter", "epoch"})
 def read_texts(line: str) -> Sequence[str]:
     """Return the lines of text in a line of a file: without escape sequences, JSON and HTML entities around it."""
     line = line.rstrip("\r\n")
-    if not ("\x1b" in line or "\r" in line or "&" in line or line.startswith("{")):
+    if not ("\x1b" in line or "[0m" in line or "\r" in line or "&" in line or line.startswith("{")):
         return (line,)
     parts = _unwrap_json(_show_as_terminal(line))
     return [html.unescape(part) if _ENTITY.search(part) else part for part in parts]  # copied from a page's source
@@ -74,7 +78,7 @@ def read_texts(line: str) -> Sequence[str]:
 def _show_as_terminal(line: str) -> str:
     """Return a line without line end and escape sequences. Of a progress bar, the text after it that has a prefix."""
     line = line.rstrip("\r\n")
-    line = without_colours(line) if "\x1b" in line else line
+    line = without_colours(line) if "\x1b" in line or "[0m" in line else line
     if "\r" not in line:
         return line
     last, nobody = last_written(line), RankId()
@@ -196,11 +200,11 @@ def _split_actor(prefix: re.Match[str], line: str, file_id: RankId) -> tuple[Ran
 
     If a torch prefix follows, it contains the rank.
     """
-    text, pid, address = prefix.groups()
-    title, rest = process_title.read(text), line[prefix.end() :]
+    text, number, pid, address = prefix.groups()
+    title, rest = process_title.read(text.replace(" ", "_")), line[prefix.end() :]
     inner = _OF_RANK.match(rest)
-    rank = int(inner.group(1)) if inner else title.rank if title else None
-    process = RankId(node=address or file_id.node, rank=rank, pid=int(pid), title=text)
+    rank = int(inner.group(1)) if inner else int(number) if number else title.rank if title else None
+    process = RankId(node=address or file_id.node, rank=rank, pid=int(pid), title=title.text if title else text)
     return process, True, rest[inner.end() :] if inner else rest
 
 

@@ -1,7 +1,7 @@
 """Groups of ranks with the same end of their logs, ranks that are behind, and logs that may be incomplete. Pure."""
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -9,6 +9,7 @@ from hangwatch import words
 from hangwatch.formats.log_times import Moment, common_clock, time_on
 from hangwatch.logs.merged_logs import RankLog
 from hangwatch.model import RankId
+from hangwatch.model.keyed_lists import list_by_key
 
 SHOWN = 3
 LINE_CHARACTERS = 80
@@ -43,17 +44,14 @@ def fold(logs: Sequence[RankLog]) -> list[End]:
 
     Ranks of one group have the same text without numbers, and the same step (see `_find_step_column`).
     """
-    by_template: dict[tuple[str, int], list[RankLog]] = defaultdict(list)
-    for log in logs:
-        if log.last is not None:
-            # The count of numbers matters because a line may contain a "#".
-            by_template[without_numbers(log.last.text), len(_find_numbers(log))].append(log)
+    # The count of numbers matters because a line may contain a "#".
+    by_template = list_by_key(
+        ((without_numbers(log.last.text), len(_find_numbers(log))), log) for log in logs if log.last is not None
+    )
     ends: list[End] = []
     for (template, _), alike in by_template.items():
         column = _find_step_column([_read_numbers(log) for log in alike], _find_few_steps(alike))
-        by_step: dict[float, list[RankLog]] = defaultdict(list)
-        for log in alike:
-            by_step[0.0 if column is None else _read_numbers(log)[column]].append(log)
+        by_step = list_by_key((0.0 if column is None else _read_numbers(log)[column], log) for log in alike)
         ends += (_make_end(same_step, template, step) for step, same_step in by_step.items())
     return sorted(ends, key=lambda end: (-len(end.ids), end.ids[0].sort_key()))
 

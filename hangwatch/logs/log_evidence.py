@@ -15,6 +15,7 @@ from hangwatch.logs.log_ends import SHOWN, TIMES_AS_MANY, End
 from hangwatch.logs.merged_logs import RankLog
 from hangwatch.logs.rank_log import Failure, Message
 from hangwatch.model import INTERFACES_OF_ONE_NODE, CheckFirst, Evidence, RankId, Supplement
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.tables import nccl_messages
 
 _TEXT_CHARACTERS = 160
@@ -67,8 +68,8 @@ def supplement(
     numbers = enqueued_work.compare(works, world_size)
     hint = _find_hint(logs, kinds, ends, numbers) or _find_signal([*unranked, *logs])
     caveat = log_ends.caveat([log.id for log in logs if not (hint and log.failures)], log_ends.find_unwritten(logs))
-    own_failures = sum(not kind.failure.of_others for kind in kinds)
-    troubles = {} if hint or own_failures or numbers else _find_troubles([*logs, *unranked])
+    is_explained = hint or numbers or not all(kind.failure.of_others for kind in kinds)
+    troubles = {} if is_explained else _find_troubles([*logs, *unranked], ("setup", "other") if kinds else ("setup",))
     if troubles:
         meanings = sorted({row.meaning for row in troubles.values()})[:SHOWN]
         text = f"{words.name_ranks(list(troubles))}: {words.join_words(meanings)}"
@@ -140,14 +141,19 @@ class _Hint(NamedTuple):
 
 
 def _find_lone_trouble(logs: Sequence[RankLog], about: Collection[str]) -> _Hint | None:
-    """Return a hint on the rank that alone has a line of NCCL about such a problem, if there are enough other ranks."""
+    """Return a hint on the rank that alone has a line of NCCL about such a problem.
+
+    There must be enough other ranks, or each of the others complains of a peer.
+    """
     rows = nccl_messages.load()
     messages = [(rows[name], log, message) for log in logs for name, message in log.messages.items()]
     troubles = [(row, log, message) for row, log, message in messages if row.about in about]
-    if len({log.id for _, log, _ in troubles}) != 1 or len(logs) <= TIMES_AS_MANY:
+    ids = {log.id for _, log, _ in troubles}
+    complainers = {log.id for row, log, _ in messages if row.about == "peer"} - ids
+    if len(ids) != 1 or (len(logs) <= TIMES_AS_MANY and len(complainers) < max(len(logs) - 1, 1)):
         return None
     row, log, message = min(troubles, key=lambda trouble: trouble[2].number)
-    text = f"only the log of {words.name_ranks([log.id])} has an error: {row.meaning}"
+    text = f"only the log of {words.name_ranks([log.id])} has an error of its own: {row.meaning}"
     return _Hint(text, (log.id,), f"only its log has an error: {row.meaning} ({_quote(message)})", row.remedy)
 
 
@@ -200,7 +206,8 @@ def _find_silent(logs: Sequence[RankLog], kinds: Sequence[_Kind]) -> _Hint | Non
     if not 0 < TIMES_AS_MANY * len(silent) <= complaining or not all(kind.failure.of_others for kind in kinds):
         return None
     complaints = [kind.failure.moment for kind in kinds]
-    if not all(any(_is_later(_find_moment(log), complaint) for complaint in complaints) for log in silent):
+    lasts = [log.last.moment if log.last else None for log in silent]
+    if not all(any(_is_later(last, complaint) for complaint in complaints) for last in lasts):
         return None
     ids = tuple(log.id for log in silent)
     text = f"all {words.count(complaining)} with a failure blame others; no failure of {words.name_ranks(ids)}"
@@ -228,12 +235,20 @@ def _describe_without_hint(
     unranked: Sequence[RankLog],
     numbers: Sequence[WorkFinding],
 ) -> str:
-    """Return a summary of logs that show no rank to check first: their numbers, or their failures and their ends."""
-    if numbers and all(kind.failure.of_others for kind in kinds):
-        return numbers[0].text
+    """Return a summary of logs that show no rank to check first: their numbers, or their failures and their ends.
+
+    If all ranks blame others, a failure in a log of an unknown rank comes first, unless it blames others, too.
+    """
     own_failures = sum(not kind.failure.of_others for kind in kinds)
-    if not logs and (unowned := [_own_or_first(log.failures) for log in unranked if log.failures]):
+    unowned = [_own_or_first(log.failures) for log in unranked if log.failures]
+    if (
+        unowned
+        and (not logs or (kinds and not own_failures))
+        and (not _own_or_first(unowned).of_others or not (logs or numbers))
+    ):
         return f"{words.count(len(unranked), 'log')} of unknown ranks: {_describe_failure(_own_or_first(unowned))}"
+    if numbers and not own_failures:
+        return numbers[0].text
     if own_failures:
         failures = f"it is unknown which of {words.count(own_failures, 'failure')} was first"
     elif kinds:
@@ -242,11 +257,9 @@ def _describe_without_hint(
         failures = "none reports a failure"
     if not logs:
         return f"{words.count(len(unranked), 'log')} of unknown ranks: {failures}"
-    apart = log_ends.seconds_apart(logs)
-    spread = f"; their last lines are up to {words.duration(apart)} apart" if apart else ""
-    return f"logs of {words.count(len(logs))}: {failures}{spread}" + (
-        f"; {log_ends.describe_ends(ends)}" if ends else ""
-    )
+    if apart := log_ends.seconds_apart(logs):
+        failures += f"; their last lines are up to {words.duration(apart)} apart"
+    return f"logs of {words.count(len(logs))}: {failures}{f'; {log_ends.describe_ends(ends)}' if ends else ''}"
 
 
 def _own_or_first(failures: Sequence[Failure]) -> Failure:
@@ -254,14 +267,19 @@ def _own_or_first(failures: Sequence[Failure]) -> Failure:
     return next((failure for failure in failures if not failure.of_others), failures[0])
 
 
-def _find_troubles(logs: Sequence[RankLog]) -> dict[RankId, nccl_messages.Message]:
-    """Return the meaning of the first line of NCCL about a problem, for each rank with such a line."""
+def _find_troubles(logs: Sequence[RankLog], ignored: Collection[str]) -> dict[RankId, nccl_messages.Message]:
+    """Return the meaning of the first line of NCCL about a problem, for each rank with such a line.
+
+    Lines about something in `ignored` do not count.
+    """
     rows = nccl_messages.load()
     troubles = {}
     for log in logs:
-        names = [name for name in log.messages if rows[name].about != "setup"]
+        names = [name for name in log.messages if rows[name].about not in ignored]
         if names:
-            troubles[log.id] = rows[min(names, key=lambda name: log.messages[name].number)]
+            troubles[log.id] = rows[
+                min(names, key=lambda name: (rows[name].about == "other", log.messages[name].number))
+            ]
     return troubles
 
 
@@ -273,11 +291,10 @@ def _group_failures(logs: Sequence[RankLog]) -> list[_Kind]:
 
     Failures that do not blame other ranks come first.
     """
-    by_text: dict[tuple[str, bool], list[tuple[Failure, RankLog]]] = defaultdict(list)
-    for log in logs:
-        if log.failures:
-            failure = log.failures[0]
-            by_text[log_ends.without_numbers(failure.text), failure.of_others].append((failure, log))
+    first_failures = ((log.failures[0], log) for log in logs if log.failures)
+    by_text = list_by_key(
+        ((log_ends.without_numbers(failure.text), failure.of_others), (failure, log)) for failure, log in first_failures
+    )
     kinds = []
     for alike in by_text.values():
         clock = common_clock([failure.moment for failure, _ in alike])
@@ -365,11 +382,12 @@ def _describe_nccl_lines(logs: Sequence[RankLog]) -> Iterator[Evidence]:
         if row.about == "setup":
             yield from _describe_setup(row, by_value)
         elif by_value:
-            ranks = sorted({log.id for alike in by_value.values() for log in alike}, key=RankId.sort_key)
-            first = next(log for alike in by_value.values() for log in alike if log.id == ranks[0])
-            line = _quote(first.messages[name])
+            alike = sorted((log for same in by_value.values() for log in same), key=lambda log: log.id.sort_key())
+            ranks = [log.id for log in alike]
             yield _make_evidence(
-                "nccl_message", f"{words.name_ranks(ranks)}: {row.meaning} ({line}); {row.remedy}", ranks
+                "nccl_message",
+                f"{words.name_ranks(ranks)}: {row.meaning} ({_quote(alike[0].messages[name])}); {row.remedy}",
+                ranks,
             )
 
 
@@ -417,23 +435,15 @@ def _find_first_stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
     """
     clock = common_clock([log.last.moment for log in logs if log.last])
     timed = sorted(
-        (
-            (log.last.moment.seconds, log)
-            for log in logs
-            if log.last and log.last.moment and log.last.moment.clock == clock
-        ),
-        key=lambda entry: (entry[0], entry[1].id.sort_key()),
+        ((log.last.moment, log) for log in logs if log.last and log.last.moment and log.last.moment.clock == clock),
+        key=lambda entry: (entry[0].seconds, entry[1].id.sort_key()),
     )
     if len(timed) < TIMES_AS_MANY:
         return
-    (first, log), (middle, _), (last, end) = timed[0], timed[len(timed) // 2], timed[-1]
-    if middle - first > last - middle and timed[1][0] > first:
-        until = end.last.moment.text if end.last and end.last.moment else ""
-        yield _make_evidence(
-            "log_end",
-            f"stopped first: {words.name_ranks([log.id])}{_describe_time(_find_moment(log))}, the last rank at {until}",
-            [log.id],
-        )
+    (first, log), (middle, _), (last, _) = timed[0], timed[len(timed) // 2], timed[-1]
+    if middle.seconds - first.seconds > last.seconds - middle.seconds and timed[1][0].seconds > first.seconds:
+        text = f"stopped first: {words.name_ranks([log.id])}{_describe_time(first)}, the last rank at {last.text}"
+        yield _make_evidence("log_end", text, [log.id])
 
 
 def _make_check(rank: RankId, why: str, settle: str) -> CheckFirst:
@@ -445,10 +455,6 @@ def _make_evidence(kind: str, message: str, ranks: Sequence[RankId]) -> Evidence
 
 
 # --- words and times -------------------------------------------------------------------------------------------------
-
-
-def _find_moment(log: RankLog) -> Moment | None:
-    return log.last.moment if log.last else None
 
 
 def _describe_time(moment: Moment | None) -> str:

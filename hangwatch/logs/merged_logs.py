@@ -50,12 +50,14 @@ def join(
         if is_of_process(rank):
             by_rank[_make_key(rank)].append(part._replace(id=rank))
     logs = {key: _merge_parts(rank_parts) for key, rank_parts in by_rank.items()}
+    is_timed_out = any("timeout" in failure.text for log in logs.values() for failure in log.failures)
     for source, failure in launcher_failures:
         if failure.rank is None:
             continue
         log = logs.setdefault(_make_key(failure.rank), RankLog(failure.rank, source, None, ()))
         if not log.failures:
-            log = log._replace(failures=(failure._replace(of_others=blames_another(failure, failure.rank.rank)),))
+            of_others = blames_another(failure, failure.rank.rank, is_timed_out=is_timed_out)
+            log = log._replace(failures=(failure._replace(of_others=of_others),))
         elif log.failures[0].moment is None:
             log = log._replace(failures=(log.failures[0]._replace(moment=failure.moment), *log.failures[1:]))
         logs[_make_key(failure.rank)] = log

@@ -31,7 +31,10 @@ LONGEST_LOG_LINE = 4096
 LARGEST_ERROR_FILE = 1 << 20
 _CALLSTACK_CHARACTERS = 1 << 16
 
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b.|[\x00-\x08\x0b\x0c\x0e-\x1f]")
+_ESCAPES = re.compile(
+    r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b.|[\x00-\x08\x0b\x0c\x0e-\x1f]"
+    r"|(?:#033|\^\[)\[[0-9;]{0,16}m|\[\d\d?m(?=\()|\[0m"  # as syslog and cat -v write it; copied without ESC
+)
 _TOLD_RANK = re.compile(r"^\[rank(\d{1,7})\]: ?")
 _TRACEBACK = "Traceback (most recent call last):"
 _OF_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|EXCEPTION)\b|^\[?[EF]\d{4} ", re.IGNORECASE)
@@ -51,22 +54,28 @@ _FATAL = re.compile(
     r"|detected by watchdog at work|Timeout at NCCL work: "
     r"|Fatal Python error: |^\s*what\(\): |terminate called without"
     r"|\[TC\]\S{0,200} Aborting process on rank \d{1,7} due to "
-    r"|CUDA error: |Termination timeout for |^Segmentation fault\b|^Killed\b|\bout of memory\b.*\bKill"
+    r"|(?:Memory access fault|HW Exception) by GPU node-\d|raised the following async exception: "
+    r"|(?:CUDA|HIP) error: |Termination timeout for |^Segmentation fault\b|^Killed\b|\bout of memory\b.*\bKill"
 )
 _WORDS_OF_FATAL = (
     *("atchdog", "collective timeout", "NCCL work", "Fatal Python", "what()", "terminate called", "[TC]", "CUDA error"),
-    *("Termination", "Segmentation", "Killed", "out of memory"),
+    *("HIP error", "Termination", "Segmentation", "Killed", "out of memory", "by GPU node-", "async exception"),
 )
 _OF_OTHERS = re.compile(
     r"collective (?:operation )?timeout|detected by watchdog at work|due to timeout - "
-    r"|\b(?:NCCL|gloo|torchcomms)\b.*\b(?:time(?:d[ -]|[ -])?out|abort)|communicator was aborted|remote process exited"
+    r"|\b(?:[HNRX]CCL|gloo|torchcomms|DeepEP|NVSHMEM)\b.*\b(?:time(?:d[ -]|[ -])?out|abort)"
+    r"|communicator was aborted|remote process exit|connectFullMesh failed|nccl.*unhandled system error"
     r"|Dist(?:Backend|Network|Store)Error|Connection closed by (?:remote )?peer"
     r"|SignalException|ChildFailedError|KeyboardInterrupt|SIGTERM"
     r"|(?:timed? ?out|timeout).*\b(?:store|(?:monitored)?barrier|rendezvous)"
-    r"|pair closure|Rendezvous\w*ClosedError|NCCL error in: .*unhandled system error"
+    r"|pair closure|Rendezvous\w{1,40}Error|Horovod has been shut down|DEADLINE_EXCEEDED: |tasks are unhealthy"
+    r"|See (?:root cause|(?:the )?stack trace)|in a background process|^ray\.exceptions\.\w{0,40}(?:Timeout|Died|Actor)"
+    r"|Process(?:Raised|Exited)Exception|^slurmstepd: error: Detected "
     r"|mismatch between collectives|killed by signal: Terminated"
     r"|\bWait timeout|\bSocket Timeout|reached monitoredBarrier, but|failed to pass monitoredBarrier"
-    r"|^srun: error: .*: Terminated$|exited on signal 15\b",
+    r"|^srun: error: .*: (?:Terminated|Aborted\b.*)$|exited on signal (?:6|15)\b"
+    r"|CANCELLED AT .* DUE TO (?:TIME LIMIT|PREEMPTION)"
+    r"|^TimeoutError: RPC call to ",
     re.IGNORECASE,
 )
 _LOST = (
@@ -99,6 +108,7 @@ _OF_ANOTHER = re.compile(
     rf"|(?:contact|connection) (?:with|to)) {_ANOTHER}",
     re.IGNORECASE,
 )
+_UNTOLD_END = re.compile(r"A worker died or was killed|died unexpectedly")
 _CALLER = re.compile(r"^#\d{1,4} ([^\W\d]\w{0,199}) from ([\w./+-]{1,1000}):(\d{1,9})$")
 """A frame of the "Stack trace of the failed collective" that PyTorch prints if its flight recorder is on."""
 _SUMMARY = re.compile(r"^  (time|host|rank|exitcode|error_file|traceback) *: ?(.*)$")
@@ -152,8 +162,9 @@ class Log:
     `told_rank` is the global rank that torch wrote before its lines. `messages` are lines of NCCL, keyed by the row of
     nccl_messages.toml. `kernel` contains the first kernel line of each row and subject, except cleared ones.
     `is_kernel_cut` is true if there were too many. `is_kernels` is true if all lines have the shape of a kernel log.
-    `processes` are the ranks in torchrun's summary. `ras` is the answer of NCCL's RAS. `works` are the last lines with
-    sequence numbers of each group and kind.
+    `processes` are the ranks in torchrun's summary, `ended` the line number and pid of each process that a launcher
+    reported as failed. `ras` is the answer of NCCL's RAS. `works` are the last lines with sequence numbers of each
+    group and kind.
     """
 
     def __init__(self) -> None:
@@ -164,6 +175,7 @@ class Log:
         self.last: Line | None = None
         self.failures: list[Failure] = []
         self.processes: set[RankId] = set()
+        self.ended: list[tuple[int, int]] = []
         self.messages: dict[str, Message] = {}
         self.works: dict[tuple[object, ...], Work] = {}
         self.ras: nccl_ras.Reader | None = None
@@ -230,6 +242,12 @@ class Log:
                 self._fail(text, "", moment, number)
             self.last = Line(number, secret_forms.mask(remove_time(text, moment)), moment)
 
+    def forget(self, last: int) -> None:
+        """Forget the failures, messages and sequence numbers of all lines up to number `last`."""
+        self.failures = [failure for failure in self.failures if failure.number > last]
+        self.messages = {name: message for name, message in self.messages.items() if message.number > last}
+        self.works = {key: work for key, work in self.works.items() if work.number > last}
+
     def _read_moment(self, text: str) -> Moment | None:
         """Return the time in a line, or else in its prefix."""
         return read_moment(text) or read_moment(self._before)
@@ -255,6 +273,8 @@ class Log:
         if ended.rank == RankId():
             self._fail(text, "", moment, number)
         elif len(self.failures) < MOST_TOLD:
+            if ended.rank.pid is not None and ended.rank.local_rank is not None:
+                self.ended.append((number, ended.rank.pid))
             text = f"exit code {ended.exit_code}" if ended.exit_code else _mask_and_cut(text.strip())
             of_others = ended.is_ended_by_others or _is_of_others(text)
             self.failures.append(Failure(text, "", moment, number, of_others, ended.rank))
@@ -345,10 +365,15 @@ def _is_public(address: str) -> bool:
     return False
 
 
-def blames_another(failure: Failure, rank: int | None) -> bool:
-    """True if a failure of this rank reports a lost connection or names another rank."""
+def blames_another(failure: Failure, rank: int | None, *, is_timed_out: bool = False) -> bool:
+    """True if a failure of this rank reports a lost connection or names another rank.
+
+    If `is_timed_out` is true, a report without exit code or signal counts, too: PyTorch's watchdog may have ended the
+    process.
+    """
     numbers = (match.group(1) or match.group(2) for match in _OF_ANOTHER.finditer(failure.text))
-    return failure.of_others or any(int(number) != rank for number in numbers)
+    is_of_watchdog = is_timed_out and _UNTOLD_END.search(failure.text) is not None
+    return failure.of_others or is_of_watchdog or any(int(number) != rank for number in numbers)
 
 
 def latest(lines: Sequence[Line]) -> Line | None:

@@ -17,6 +17,7 @@ from hangwatch.collectives.process_groups import DEFAULT_GROUP, find_open
 from hangwatch.collectives.wait_graph import Stance, is_busy
 from hangwatch.model import EnqueuedOperation, Grouping, GroupRecords, Member
 from hangwatch.model.flight_records import Library
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.verdict.scene import stance_of
 
 MOST_GROUPS_OF_A_RANK = 8
@@ -138,10 +139,8 @@ def _collective(group: str, description: str, enqueued: EnqueuedOperation, *, wa
 
 def merge_ranks(ranks: Iterable[GroupProgress], *fields: str) -> Iterator[tuple[GroupProgress, str]]:
     """Yield sets of at most `RANKS_OF_A_SERIES` ranks of a group with equal fields: the first, and the others."""
-    alike: dict[object, list[GroupProgress]] = {}
-    for rank in ranks:
-        alike.setdefault(operator.attrgetter("group", *fields)(rank), []).append(rank)
-    for members in alike.values():
+    key = operator.attrgetter("group", *fields)
+    for members in list_by_key((key(rank), rank) for rank in ranks).values():
         for start in range(0, len(members), RANKS_OF_A_SERIES):
             first, *others = members[start : start + RANKS_OF_A_SERIES]
             yield first, " ".join(str(other.place.rank) for other in others)

@@ -17,6 +17,7 @@ from hangwatch.config import Detector
 from hangwatch.metrics import collective_metrics, gpu_metrics, job_metrics, self_metrics
 from hangwatch.metrics.series import LABEL_LENGTH, counter, gauge, sentence_label, single_gauge
 from hangwatch.model import CheckStatus, Point
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.state.board import Board, Snapshot
 
 log = logging.getLogger(__package__)
@@ -67,10 +68,7 @@ def _check_results(snapshot: Snapshot) -> Iterator[Metric]:
 
 def _check_points(points: Iterable[Point]) -> Iterator[Metric]:
     """Yield the numbers that checks measured, under the names that the checks define."""
-    grouped: dict[str, list[Point]] = {}
-    for point in points:
-        grouped.setdefault(point.name, []).append(point)
-    for name, rows in grouped.items():
+    for name, rows in list_by_key((point.name, point) for point in points).items():
         labels = [key for key, _ in rows[0].labels]
         kind = CounterMetricFamily if rows[0].kind == "counter" else GaugeMetricFamily
         family = kind(f"hangwatch_{name}", rows[0].help, labels=labels)

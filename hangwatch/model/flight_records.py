@@ -14,6 +14,10 @@ import msgspec
 EARLIEST_UNIX_NS, LATEST_UNIX_NS = 1_420_000_000 * 10**9, 4_102_444_800 * 10**9  # 2015 to 2100
 """A record with a time outside of this range is not valid."""
 
+MOST_BACKENDS = 16
+MOST_GROUPS = 4096
+MOST_NAME = 128  # characters
+MOST_SEQUENCE = 1 << 53
 _COALESCED = "coalesced"
 BACKEND_NAME = r"^[A-Za-z0-9_.-]{1,32}$"
 Library: TypeAlias = Annotated[str, msgspec.Meta(pattern=BACKEND_NAME)]

@@ -1,5 +1,6 @@
 """Base class of all values, and `Fault`, returned instead of a value that could not be read."""
 
+from collections.abc import Iterable
 from typing import Literal, TypeVar
 
 import msgspec
@@ -39,3 +40,9 @@ class Fault(Value, frozen=True):
     detail: str
     remedy: str = ""
     about: Literal["target", "tool"] = "tool"
+
+
+def sum_known(values: Iterable[float | None]) -> float | None:
+    """Return the sum; None without values, or if one is unknown."""
+    known = list(values)
+    return sum(value for value in known if value is not None) if known and None not in known else None

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from hangwatch.formats import pyspy_json
 from hangwatch.model import Capture, Feedback, Frame, Incident, ProcessDump, RankDump, RankId, Thread, WorkerDump
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.report import dump_text
 from hangwatch.stacks import activity
 from hangwatch.stacks import frames as stack_frames
@@ -49,9 +50,7 @@ def render_case(incident: Incident, feedback: Feedback, name: str) -> dict[str, 
     capture = incident.captures[-1]
     ranks = sorted(capture.ranks, key=lambda dump: dump.id.sort_key())
     dumps = [_anonymous_rank(dump, names) for dump in ranks]
-    by_node: dict[str, list[RankDump]] = {}
-    for dump in dumps:
-        by_node.setdefault(dump.id.node or "", []).append(dump)
+    by_node = list_by_key((dump.id.node or "", dump) for dump in dumps)
     files = {}
     for node, node_dumps in by_node.items():
         taken = [(dump, number) for number in range(capture.rounds) for dump in node_dumps]

@@ -32,7 +32,7 @@ _MAX_TEXT = 1_000
 
 
 class RawStacks(Value, frozen=True):
-    """The stacks of one rank. `rounds` names the shown round."""
+    """The stacks of one rank in one round of a capture. `rounds` is the text that tells which round."""
 
     rank_name: str
     lines: tuple[str, ...]

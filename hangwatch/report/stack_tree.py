@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from hangwatch.model import Frame, Group, RankId, Value
+from hangwatch.model.keyed_lists import list_by_key
 
 
 class Node(Value, frozen=True):
@@ -60,10 +61,7 @@ def _make_node(paths: _Paths) -> Node:
 
 
 def _find_branches(paths: _Paths) -> list[_Paths]:
-    branches: dict[tuple[str, str], _Paths] = {}
-    for path, group in paths:
-        if path:
-            branches.setdefault(path[0].place, []).append((path, group))
+    branches = list_by_key((path[0].place, (path, group)) for path, group in paths if path)
     return [part for branch in branches.values() for part in _split_by_line(branch)]
 
 

@@ -255,11 +255,7 @@ def _short_group_lines(grouping: Grouping, verdict: Verdict, style: _Style, most
 
 
 def _innermost_frames(group: Group, style: _Style) -> Iterator[str]:
-    """Yield the innermost frames of a group, and of its workers that have a task."""
-    for stack in (*group.workers, *group.threads):
-        if stack.user_frame is not None:
-            yield style.faint(f"    {group_text.describe_stack(stack, group)}:")
-            yield from _frame_lines(stack.frames[:_SHORT_FRAMES], style)
+    """Yield the innermost frames of a group, then those of its workers that have a task."""
     own = innermost_user_frame(group)
     at = group.frames.index(own) if own in group.frames else 0
     if at < _SHORT_FRAMES:
@@ -267,6 +263,10 @@ def _innermost_frames(group: Group, style: _Style) -> Iterator[str]:
     else:  # compiled frames hide the program
         yield from _frame_lines(group.frames[: _SHORT_FRAMES - 2], style)
         yield from ("      | ...", *_frame_lines(group.frames[at : at + 2], style))
+    for stack in (*group.workers, *group.threads):
+        if stack.user_frame is not None:
+            yield style.faint(f"    {group_text.describe_stack(stack, group)}:")
+            yield from _frame_lines(stack.frames[:_SHORT_FRAMES], style)
 
 
 def _group_head(group: Group, mark: str | None, style: _Style, at: str = "") -> str:

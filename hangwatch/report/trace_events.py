@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from hangwatch import words
+from hangwatch.collectives.rank_records import MOST_DIMENSIONS
 from hangwatch.model import GpuSweep, Rank
-from hangwatch.model.flight_records import FlightRecord, RankRecords
+from hangwatch.model.flight_records import MOST_NAME, FlightRecord, RankRecords
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.verdict.wording.sequence_numbers import NO_DESCRIPTION
 
-_MOST_NAME = 128  # characters
-_MOST_DIMENSIONS = 8
 _NS_PER_SECOND = 10**9
 
 
@@ -51,22 +51,19 @@ def keep_newest(recorder: RankRecords, most: int) -> RankRecords:
 def _rank_events(trace: RankTrace, sweeps: Sequence[GpuSweep], first_unix_ns: int) -> Iterator[dict[str, Any]]:
     """Yield the events of a rank: its name, the operations of each group, and the power of its GPUs."""
     rank, pid = trace.rank, trace.rank.id.pid
-    name = f"rank {rank.rank}" if rank.rank is not None else words.elided(rank.title or "process", _MOST_NAME)
+    name = f"rank {rank.rank}" if rank.rank is not None else words.elided(rank.title or "process", MOST_NAME)
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
     if rank.rank is not None:
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": rank.rank}}
     track = 0
     for recorder in trace.recorders:
-        by_group: dict[int, list[FlightRecord]] = {}
-        for record in recorder.records:
-            by_group.setdefault(record.group_id, []).append(record)
-        for records in by_group.values():
+        for records in list_by_key((record.group_id, record) for record in recorder.records).values():
             track += 1
             shown = {"pid": pid, "tid": track}
             description = records[-1].group_description
             group = "group" if description in ("", NO_DESCRIPTION) else description
             label = f"{group} {records[-1].group_name} ({recorder.library})"
-            yield {"ph": "M", "name": "thread_name", **shown, "args": {"name": words.elided(label, _MOST_NAME)}}
+            yield {"ph": "M", "name": "thread_name", **shown, "args": {"name": words.elided(label, MOST_NAME)}}
             for event in _operations(records, recorder, first_unix_ns):
                 yield {**event, **shown}
     for sweep in sweeps:
@@ -86,7 +83,7 @@ def _operations(records: Sequence[FlightRecord], recorder: RankRecords, first_un
         end, reason = _find_end(record, following, read_unix_ns)
         start = _microseconds(enqueued - first_unix_ns)
         number = record.p2p_seq if record.is_p2p else record.collective_seq
-        operation = words.elided(record.operation.rpartition(":")[2], _MOST_NAME)
+        operation = words.elided(record.operation.rpartition(":")[2], MOST_NAME)
         yield {
             "ph": "X",
             "name": f"{operation} #{number}{' (open)' if record.counts_as_open else ''}",
@@ -113,7 +110,7 @@ def _find_end(record: FlightRecord, following: FlightRecord | None, read_unix_ns
 
 def _sizes(record: FlightRecord) -> str:
     """Return the sizes of the first inputs: `4x1024, 16`."""
-    tensors = ("x".join(map(str, size[:_MOST_DIMENSIONS])) for size in record.input_sizes[:_MOST_DIMENSIONS])
+    tensors = ("x".join(map(str, size[:MOST_DIMENSIONS])) for size in record.input_sizes[:MOST_DIMENSIONS])
     return ", ".join(tensors)
 
 

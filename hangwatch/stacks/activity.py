@@ -15,8 +15,9 @@ import msgspec
 from hangwatch import config, tables
 from hangwatch.model import Frame, Thread
 from hangwatch.stacks import frames as stack_frames
+from hangwatch.tables.environment_names import WILD
 
-Order = Literal["entered", "certain", "sync", "top", "leaf", "base", "native", "context", "loop"]
+Order = Literal["entered", "certain", "sync", "top", "leaf", "native", "base", "context", "loop"]
 WaitsFor = Literal["ranks", "gpu", "lock", "thread", "nothing", "unknown"]
 DefinedIn = Literal["anywhere", "library", "installed"]
 Mark = Literal[
@@ -52,7 +53,6 @@ _LEAF_DEPTH = 4
 _AROUND = ("context", "loop")
 _CHECKOUT = r"/(?:/(?:.*/)?)?"  # the root, or any folder of a whole path: a short path that still begins with `/`
 _CACHE_LIMIT = 1 << 16
-_WILD = frozenset("*?[")
 
 
 class Activity(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -147,7 +147,7 @@ class _Globs:
 
     def __init__(self, globs: Iterable[str], expression: Callable[[str], str] | None = None) -> None:
         every = tuple(globs)
-        self._plain = frozenset[str]() if expression else frozenset(glob for glob in every if _WILD.isdisjoint(glob))
+        self._plain = frozenset[str]() if expression else frozenset(glob for glob in every if WILD.isdisjoint(glob))
         self._globs = tuple(glob for glob in every if glob not in self._plain)
         self._literals = tuple(map(_find_literal, self._globs))
         self._expression = expression or translate
@@ -236,11 +236,8 @@ class Table:
 
     def phase(self, frames: Sequence[Frame]) -> str | None:
         """Return the phase of the program: the name of an activity such as "evaluation". None if no frame matches."""
-        for owned in [_OwnedFrame(frame.place, None) for frame in frames]:
-            rule = self._rules_of(owned).get("context")
-            if rule and find_activity(rule.activity).phase:
-                return rule.activity
-        return None
+        rules = (self._rules_of(_OwnedFrame(frame.place, None)).get("context") for frame in frames)
+        return next((rule.activity for rule in rules if rule and find_activity(rule.activity).phase), None)
 
     def _find(self, places: tuple[stack_frames.Place, ...], installed_frames: int | None) -> StackActivity:
         owned = stack_frames.find_owners([file for _, file in places], installed_frames)
@@ -251,7 +248,7 @@ class Table:
             return StackActivity("import", None, waits=False)
         program = list(itertools.takewhile(lambda index: not is_marked("boot", *places[index]), python))
         # If the innermost frame is a boot frame, only `certain` rules apply to it, for example that of an idle actor.
-        orders: Sequence[tuple[Order, list[int]]] = (("certain", python[:1]), ("native", native))
+        orders: Sequence[tuple[Order, list[int]]] = (("certain", python[:1]), ("native", native), ("base", native))
         if program:
             orders = (
                 ("entered", program),
@@ -259,8 +256,8 @@ class Table:
                 ("sync", program),
                 ("top", program[:1]),
                 ("leaf", program[:_LEAF_DEPTH]),
-                ("base", program[:1]),
                 ("native", native),
+                ("base", [*program[:1], *native]),
                 ("context", program),
                 ("loop", program[:1]),
             )
@@ -374,8 +371,9 @@ def _find_python(stack: Sequence[_OwnedFrame]) -> list[int]:
 
 
 def _find_leaf(stack: Sequence[_OwnedFrame]) -> int:
-    """Return the index of the innermost Python frame; 0 if there is none."""
-    return next(iter(_find_python(stack)), 0)
+    """Return the index of the innermost Python frame; without one, of the innermost frame outside the C library."""
+    outside = (index for index, owned in enumerate(stack) if not stack_frames.is_in_c_library(owned.place[1]))
+    return next(itertools.chain(_find_python(stack), outside), 0)
 
 
 def _find_name(stack: Sequence[_OwnedFrame], index: int) -> str:
@@ -454,7 +452,7 @@ class Vocabulary:
 
     def __init__(self, patterns: Iterable[str]) -> None:
         words = frozenset(patterns)
-        self.plain = frozenset(word for word in words if _WILD.isdisjoint(word))
+        self.plain = frozenset(word for word in words if WILD.isdisjoint(word))
         globs = sorted(words - self.plain - {"*", "*.py"}, key=lambda glob: (-len(glob), glob))
         self._globs = [(re.compile(translate(glob)), glob) for glob in globs if "[" not in glob]
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from hangwatch.model import CollectiveProgress, Group, Member, Motion, Signature
 from hangwatch.model.flight_records import COUNTING_THREADS, FlightRecord, Library, RankRecords
+from hangwatch.model.keyed_lists import list_by_key
 
 _GroupKey: TypeAlias = tuple[Library, int, int]
 _Identity: TypeAlias = tuple[Library, int, int]
@@ -61,12 +62,9 @@ def _read_round(recorders: Sequence[RankRecords], main_thread_id: int | None) ->
     others: list[tuple[int, _Identity]] = []
     gaps = []
     for recorder in recorders:
-        by_group: dict[int, list[FlightRecord]] = {}
-        for record in recorder.records:
-            if not record.is_coalesced_part:
-                by_group.setdefault(record.group_id, []).append(record)
+        whole = (record for record in recorder.records if not record.is_coalesced_part)
         usual = {status.group_id: status.usual_gap_seconds for status in recorder.groups}
-        for group_id, records in by_group.items():
+        for group_id, records in list_by_key((record.group_id, record) for record in whole).items():
             if any(_counts(record, main_thread_id) for record in records):
                 counting[recorder.library, recorder.reset_epoch, group_id] = records
                 gaps.append(usual.get(group_id, 0.0))

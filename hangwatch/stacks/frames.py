@@ -70,6 +70,11 @@ def is_native(function: str, file: str) -> bool:
     return function.startswith("0x") or _NATIVE_FILE.search(file) is not None
 
 
+def is_in_c_library(file: str) -> bool:
+    """True if a file is the C library or the code that the kernel maps into a process: most waits end there."""
+    return _C_LIBRARY.search(file) is not None
+
+
 @lru_cache(maxsize=1 << 16)
 def is_import(file: str) -> bool:
     """True if a file is Python's import machinery."""
@@ -102,7 +107,7 @@ def display_name(place: Place) -> str | None:
         function = shorter
     parts = [part for part in function.split() if part not in _QUALIFIERS]
     name = parts[-1] if parts else ""
-    return None if not name or name.startswith("std::") else name
+    return None if not name or name.startswith(("std::", "absl::", "Absl")) else name
 
 
 def is_standard(file: str) -> bool:
@@ -166,7 +171,7 @@ def key_places(frames: Sequence[Frame]) -> tuple[Place, ...]:
     native = (
         frame
         for frame in frames
-        if is_native(*frame.place) and not frame.function.startswith("0x") and not _C_LIBRARY.search(frame.file)
+        if is_native(*frame.place) and not frame.function.startswith("0x") and not is_in_c_library(frame.file)
     )
     chosen = tuple(python) or tuple(native)
     if chosen:

@@ -30,6 +30,7 @@ from hangwatch.model import (
     Value,
     WorkerDump,
 )
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.stacks import activity, completed_collectives, kernel_facts, progress, sleeps
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.process_activity import ProcessActivity, find_process_activity
@@ -88,9 +89,7 @@ def merge_groups(groups: Iterable[Group], world_size: int | None, notes: Iterabl
     The lowest rank of a group represents it. If a rank is in two groups, it stays only in the group with the smaller
     key. So the order of `groups` does not matter.
     """
-    by_key: dict[str, list[Group]] = {}
-    for group in groups:
-        by_key.setdefault(group.key, []).append(group)
+    by_key = list_by_key((group.key, group) for group in groups)
     taken: set[_Identity] = set()
     merged = []
     for key in sorted(by_key):

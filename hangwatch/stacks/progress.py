@@ -37,7 +37,7 @@ from hangwatch.stacks.round_places import RoundPlace, find_region
 
 SPINNING_RATIO = 0.5  # of the time; the main thread runs or is ready to run
 GPU_AT_WORK_RATIO = 0.75  # between the floor and the busy level of its own GPU
-_GPU_IN_KERNEL_RATIO = 0.5
+GPU_IN_KERNEL_RATIO = 0.5
 LINK_AT_WORK_BYTES_PER_SECOND = 2e9  # a hanging kernel polls with less: docs/verdicts.md
 _LONGEST_GPU_POLL_SECONDS = 1.0
 _ROUNDS_OF_SLEEP = 3
@@ -300,7 +300,7 @@ def _is_behind_gpu(seen: _Measurements) -> bool:
         return False
     at_work = seen.rank.gpu.utilization_ratio
     holds_gil = any(stood.owns_gil is True for stood in seen.places)
-    return at_work is not None and at_work >= _GPU_IN_KERNEL_RATIO and not holds_gil
+    return at_work is not None and at_work >= GPU_IN_KERNEL_RATIO and not holds_gil
 
 
 def _classify_without_stack(seen: _Measurements, *, mount_holds_job: bool) -> Signature:

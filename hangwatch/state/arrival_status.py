@@ -33,7 +33,7 @@ def build_arrival_status(order: ArrivalOrder, job: Job) -> ArrivalStatus:
 def _describe(order: ArrivalOrder, by_id: dict[ProcessId, Rank]) -> str:
     """Return the verdict as a sentence: which rank is late, by how much, where, and what the library can show."""
     if order.reason == "NoRecords":
-        return "No rank can be compared: no collectives of two ranks have been read yet."
+        return "No rank can be compared: no new collectives of two ranks have been read."
     if order.reason == "TooFewRecords":
         ready = order.ready_in_seconds
         wait = "the time is known after the next reading" if ready is None else f"enough in {words.duration(ready)}"

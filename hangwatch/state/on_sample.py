@@ -1,7 +1,5 @@
 """Steps of the board for a power sample, and for a check that reports GPU errors."""
 
-from collections import defaultdict
-
 from msgspec.structs import replace
 
 from hangwatch import detector
@@ -11,8 +9,9 @@ from hangwatch.detector import job_watch
 from hangwatch.detector.capture_due import LOOK_SECONDS
 from hangwatch.detector.power_level import update_idle_levels
 from hangwatch.model import CheckResult, CheckStatus, GpuSweep, SamplerStatus
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.state.actions import Action
-from hangwatch.state.board import JobEntry, Snapshot
+from hangwatch.state.board import Snapshot
 from hangwatch.state.incident_timeline import update_timeline
 from hangwatch.state.shared_gpus import find_shared_gpus, ignores_power
 
@@ -87,11 +86,8 @@ def _page_ray_jobs_once(before: Snapshot, snapshot: Snapshot) -> Snapshot:
     hung first.
     """
     paging = {entry.job.key for entry in before.living if entry.page}
-    groups: defaultdict[tuple[str, str], list[JobEntry]] = defaultdict(list)
-    for entry in snapshot.living:
-        if entry.page and entry.job.launcher == "ray" and entry.job.job_name:
-            groups[entry.job.share, entry.job.job_name].append(entry)
-    for entries in groups.values():
+    of_ray = [entry for entry in snapshot.living if entry.page and entry.job.launcher == "ray" and entry.job.job_name]
+    for entries in list_by_key(((entry.job.share, entry.job.job_name), entry) for entry in of_ray).values():
         named = {entry.job.key for entry in entries if entry.incident is not None and entry.incident.verdict.named}
         entries.sort(key=lambda entry: (entry.job.key not in paging, entry.job.key not in named, entry.watch.since))
         for other in entries[1:]:

@@ -6,7 +6,7 @@ from hangwatch import words
 from hangwatch.config import Detector
 from hangwatch.detector.job_watch import quiet_seconds
 from hangwatch.detector.power_level import low_power_threshold_watts
-from hangwatch.model import ArrivalStatus, GpuSample, Incident, Job, JobName, JobState, NotMonitored, Value
+from hangwatch.model import ArrivalStatus, GpuSample, Incident, Job, JobName, JobState, NotMonitored, Value, sum_known
 from hangwatch.state.arrival_status import build_arrival_status
 from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.state.unseen import Unseen, list_unseen
@@ -176,8 +176,8 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
             page=snapshot.pages(entry),
             verdict=verdict,
             incident=incident.incident_id if incident else None,
-            power_watts=_total(readings.get(uuid) for uuid in entry.job.gpu_uuids),
-            line_watts=_total(
+            power_watts=sum_known(readings.get(uuid) for uuid in entry.job.gpu_uuids),
+            line_watts=sum_known(
                 low_power_threshold_watts(gpu, settings) if (gpu := entry.watch.power.gpus.get(uuid)) else None
                 for uuid in entry.job.gpu_uuids
             ),
@@ -209,13 +209,8 @@ def _message(entry: JobEntry) -> str:
 def _rate(entry: JobEntry) -> float | None:
     """Return the collectives per second: 0 from the suspicion on, not the mean of the time before it."""
     progress = entry.watch.progress
-    return None if progress.progressed_at is None else 0.0 if entry.watch.gap is not None else progress.per_second
-
-
-def _total(watts: Iterable[float | None]) -> float | None:
-    """Return the sum in watts; None if there are no values or one of them is unknown."""
-    known = list(watts)
-    return sum(one for one in known if one is not None) if known and None not in known else None
+    is_over = entry.watch.gap is not None or entry.watch.state is JobState.ENDED
+    return None if progress.progressed_at is None else 0.0 if is_over else round(progress.per_second, 3)
 
 
 def _present_message(entry: JobEntry, incident: Incident | None) -> str | None:

@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias
 
 from hangwatch import words
 from hangwatch.model import Fault, Job, JobName, Rank, Value
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.state.shared_gpus import find_shared_gpus
 
@@ -47,10 +48,7 @@ def _of_job(entry: JobEntry, snapshot: Snapshot, shared: Mapping[str, Sequence[J
         "stack": _stack_faults(entry),
     }
     for source, faults in sources.items():
-        by_reason: dict[str, list[Fault]] = {}
-        for fault in faults:
-            by_reason.setdefault(fault.reason, []).append(fault)
-        for reason, alike in sorted(by_reason.items()):
+        for reason, alike in sorted(list_by_key((fault.reason, fault) for fault in faults).items()):
             yield Unseen(
                 job=entry.job.name,
                 source=source,

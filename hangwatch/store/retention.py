@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
+from hangwatch.model.keyed_lists import list_by_key
+
 _CRASHES_OF_ALL = 2  # all crashes may use 1/2 of the store
 _CRASHES_OF_ONE = 8  # the crashes of one owner: 1/8
 _OPEN_OF_ONE = 2  # the open incidents of one owner may displace others from 1/2 of the store
@@ -34,10 +36,7 @@ def surplus(newest_first: Sequence[Stored], max_incidents: int, max_bytes: int) 
     only one owner.
     """
     gone = _surplus_crashes([stored for stored in newest_first if not stored.is_open], max_incidents, max_bytes)
-    by_owner: dict[str, list[Stored]] = {}
-    for stored in newest_first:
-        if stored.name not in gone:
-            by_owner.setdefault(stored.owner, []).append(stored)
+    by_owner = list_by_key((stored.owner, stored) for stored in newest_first if stored.name not in gone)
     newest = None if not newest_first or any(stored.is_open for stored in newest_first) else newest_first[0]
     is_small = newest is not None and newest.size_bytes <= max_bytes // _OPEN_OF_ONE
     spared = newest.name if newest is not None and (is_small or len(by_owner) == 1) else None

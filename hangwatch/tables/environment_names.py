@@ -25,7 +25,7 @@ class Table(Value, frozen=True, forbid_unknown_fields=True):
 
 
 TABLE = tables.load("hangwatch.tables", "environment_names.toml", Table)
-_WILD = frozenset("*?[")
+WILD = frozenset("*?[")
 
 
 @lru_cache(maxsize=4096)
@@ -41,7 +41,7 @@ def find_row(name: str) -> Row | None:
 
 def _fits(name: str, pattern: str) -> bool:
     # Most entries are plain names. A comparison avoids compiling a pattern.
-    return name == pattern if _WILD.isdisjoint(pattern) else fnmatchcase(name, pattern)
+    return name == pattern if WILD.isdisjoint(pattern) else fnmatchcase(name, pattern)
 
 
 class Allowed:

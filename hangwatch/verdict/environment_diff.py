@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from hangwatch import words
 from hangwatch.model import Difference, Environment, Evidence, RankId, Setting
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.tables import environment_names
 
 _MOST_DIFFERENCES = 32
@@ -31,9 +32,7 @@ def compare(environs: Mapping[RankId, Mapping[str, str]]) -> Environment | None:
         row = environment_names.find_row(name)
         if row is None:
             continue
-        by_value: dict[str | None, list[RankId]] = {}
-        for rank, variables in environs.items():
-            by_value.setdefault(variables.get(name), []).append(rank)
+        by_value = list_by_key((variables.get(name), rank) for rank, variables in environs.items())
         if len(by_value) == 1:
             common += [(name, words.elided(value, _VALUE_CHARACTERS)) for value in by_value if value is not None]
         elif not row.differs and len(by_value) <= max(2, len(environs) // 2):

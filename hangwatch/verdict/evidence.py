@@ -7,7 +7,9 @@ from statistics import median
 from msgspec import structs
 
 from hangwatch import words
-from hangwatch.model import Evidence, GpuUse, Group, Grouping, KernelLine, Member, Motion, RankId, Signature, Stack
+from hangwatch.limits import MOST_LISTED_RANKS
+from hangwatch.model import Evidence, GpuUse, Group, Grouping, Member, Motion, RankId, Signature, Stack
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.stacks import activity
 from hangwatch.tables import kernel_lines
 from hangwatch.verdict.findings import Finding
@@ -27,8 +29,7 @@ from hangwatch.verdict.wording import check_first_reasons, clauses, job_headline
 from hangwatch.verdict.wording.group_text import all_of
 
 _CONTEXT_THREADS = 3
-_MOST_IDS = 64
-_MOST_CALLS = 8
+MOST_CALLS = 8
 _MOST_KERNEL_LINES = 8
 _MOST_DIED = 8
 _OF_PROCESSES = frozenset({"process", "task"})
@@ -65,7 +66,7 @@ def _of_all(finding: Finding, scene: Scene) -> Iterator[Evidence]:
     """Yield the evidence that every kind of finding gets: from the kernel, and counters of the nodes."""
     suspects, members = {member.id for member in finding.members}, scene.grouping.members
     named = suspects if finding.is_named else set()
-    yield from in_kernel((finding.members or members)[:_MOST_CALLS], members)
+    yield from in_kernel((finding.members or members)[:MOST_CALLS], members)
     yield from died(members, named)
     yield from kernel_log(members, named)
     yield from machine(members)
@@ -142,7 +143,7 @@ def absence(grouping: Grouping) -> Iterator[Evidence]:
         counted = f"{words.count_ranges(silent)} ({words.fold_ranges(silent)})"
         why = "check them first, although healthy ranks sometimes do not respond either"
         message = f"not in the input: {counted}" if is_text else f"{counted} did not respond: {why}"
-        ranks = tuple(RankId(rank=rank) for rank in islice(chain.from_iterable(silent), _MOST_IDS))
+        ranks = tuple(RankId(rank=rank) for rank in islice(chain.from_iterable(silent), MOST_LISTED_RANKS))
         yield Evidence(kind="unanswered", message=message, ranks=ranks)
     if grouping.absent_not_queried and not is_text:
         absent = f"{words.count_ranges(grouping.absent_not_queried)} ({words.fold_ranges(grouping.absent_not_queried)})"
@@ -183,10 +184,7 @@ def kernel_log(members: Iterable[Member], named: Collection[RankId]) -> Iterator
 
     Lines about a process come first, then the newest line.
     """
-    by_line: dict[tuple[str | None, KernelLine], list[Member]] = {}
-    for member in members:
-        for line in member.kernel.lines:
-            by_line.setdefault((member.id.node, line), []).append(member)
+    by_line = list_by_key(((member.id.node, line), member) for member in members for line in member.kernel.lines)
     rows = kernel_lines.load()
     entries = [(rows[line.name], line, ranks) for (_, line), ranks in by_line.items() if line.name in rows]
     entries.sort(key=lambda entry: (entry[0].names not in _OF_PROCESSES, -entry[1].unix_seconds))
@@ -235,7 +233,7 @@ def machine(members: Sequence[Member]) -> Iterator[Evidence]:
 
 
 def _evidence(kind: str, members: Iterable[Member], message: str, *, supports: bool = False) -> Evidence:
-    ids = tuple(member.id for member in islice(members, _MOST_IDS))
+    ids = tuple(member.id for member in islice(members, MOST_LISTED_RANKS))
     return Evidence(kind=kind, message=message, ranks=ids, supports=True if supports else None)
 
 

@@ -83,7 +83,7 @@ class Finding(NamedTuple):
 
     @property
     def fewest_neighbours(self) -> int:
-        """The number of ranks with a stack on a suspect's node: the lowest number of all these nodes."""
+        """The number of ranks with a stack on the node of a suspect; the lowest, if suspects are on several nodes."""
         return min(self.scene.stacks_by_node.get(member.id.node, 0) for member in self.members)
 
     def waiting(self, *kinds: str) -> int:

@@ -5,10 +5,10 @@ from functools import partial
 
 from hangwatch.model import BLOCKED_STATES, Confidence, Group, Member, Motion, Signature
 from hangwatch.stacks import activity, user_code
+from hangwatch.stacks.progress import GPU_IN_KERNEL_RATIO
 from hangwatch.verdict.findings import ANYTHING, Finding, Rule, Text
 from hangwatch.verdict.scene import (
     DEADLY,
-    GPU_IN_KERNEL_RATIO,
     Scene,
     asks_unknown_thread,
     count_ranks,

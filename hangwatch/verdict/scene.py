@@ -15,12 +15,11 @@ from hangwatch.stacks import activity, user_code
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.completed_collectives import find_pause
 from hangwatch.stacks.idle_reasons import find_idle_kind, find_refused
-from hangwatch.stacks.progress import polls_repeatedly
+from hangwatch.stacks.progress import GPU_IN_KERNEL_RATIO, polls_repeatedly
 from hangwatch.stacks.user_code import find_caller, is_in_user_code
 from hangwatch.tables import kernel_lines
 from hangwatch.verdict.measurements import OddGpu, find_odd_gpu
 
-GPU_IN_KERNEL_RATIO = 0.5
 DEADLY = frozenset(name for name, row in kernel_lines.load().items() if row.deadly)
 """The names of kernel log lines that report the crash or the OOM kill of a process."""
 _REFUSALS = ("PermissionDenied", "CannotPause")  # the cause is the rank, or a missing right of this user
@@ -154,15 +153,10 @@ class Scene(Value, frozen=True, dict=True, eq=False, gc=True):
 
         They differ only by their role in it.
         """
-        groups = self.stacked
-        if len(groups) != 2 or not all(group.waits for group in groups):
-            return False
-        first, second = groups
-        if first.operation != second.operation or not is_rooted(first):
-            return False
-        called_by = [find_caller(group.frames) for group in groups]
-        places = {(frame.function, stack_frames.short_path(frame.file)) for frame in called_by if frame is not None}
-        return None not in called_by and len(places) == 1
+        callers = [find_caller(group.frames) for group in self.stacked]
+        called_by = {frame and (frame.function, stack_frames.short_path(frame.file)) for frame in callers}
+        is_same = len({group.operation for group in self.stacked}) == len(called_by) == 1 and None not in called_by
+        return len(callers) == 2 and is_same and all(map(is_rooted, self.stacked))
 
     def may_be_late(self, member: Member) -> bool:
         """True unless measurements show that this rank waits for another rank or for its GPU.

@@ -26,6 +26,7 @@ from hangwatch import words
 from hangwatch.config import Http
 from hangwatch.errors import TemporaryError, UserError
 from hangwatch.formats import bounded_read
+from hangwatch.limits import MOST_PEM_BYTES
 from hangwatch.metrics import text_format
 from hangwatch.store import Store
 from hangwatch.web.auth import Admission, Rules
@@ -35,7 +36,6 @@ from hangwatch.web.listener import Answer, Listener, Request, resolve_address, t
 
 HEALTH_CONNECTIONS = 64
 MAX_PORT = 65535
-MAX_PEM_BYTES = 1 << 20
 MAX_TOKEN_BYTES = 64 << 10
 INCIDENT_THREADS = 2  # a store on a dead mount blocks only these threads
 OPENMETRICS = "application/openmetrics-text"
@@ -282,7 +282,7 @@ def _tls(settings: Http) -> ssl.SSLContext | None:
     try:
         for path in (settings.tls_certificate, settings.tls_key):
             # This read has a size limit. OpenSSL has none.
-            bounded_read.read(path, MAX_PEM_BYTES, flags=os.O_NONBLOCK)
+            bounded_read.read(path, MOST_PEM_BYTES, flags=os.O_NONBLOCK)
         # With an encrypted key and no password, OpenSSL would ask on the terminal.
         context.load_cert_chain(settings.tls_certificate, settings.tls_key, password="")
     except (OSError, ValueError, bounded_read.FileError) as error:

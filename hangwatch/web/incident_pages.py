@@ -13,13 +13,12 @@ from typing import BinaryIO
 import msgspec
 
 from hangwatch.formats import bounded_read, incident_file, sighting
-from hangwatch.formats.incident_file import INCIDENT_FILE
+from hangwatch.formats.incident_file import INCIDENT_FILE, PIECE_BYTES
 from hangwatch.formats.incident_file import Incidents as Listed
 from hangwatch.store import Store
 from hangwatch.web.cached_page import Page
 from hangwatch.web.listener import Answer, text
 
-PIECE_BYTES = 64 << 10
 JSON = "application/json"
 FILES = {
     "report.html": "text/html; charset=utf-8",

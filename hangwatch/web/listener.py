@@ -158,8 +158,8 @@ class Listener(HTTPServerConnectionDelegate):
         self._accepted = 0
         self._accepted_since = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._socket: socket.socket | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._socket: socket.socket  # after `bind`
+        self._loop: asyncio.AbstractEventLoop  # after `start`
         self._started, self._stopping = threading.Event(), asyncio.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name=name, daemon=True)
 
@@ -193,11 +193,11 @@ class Listener(HTTPServerConnectionDelegate):
         self._started.wait()
 
     def stop(self) -> None:
-        """Close the socket and all connections at once."""
-        if self._loop is not None and self._thread.is_alive():
+        """Close the socket, which is bound, and all connections at once."""
+        if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join(STOP_SECONDS)
-        elif self._socket is not None:
+        else:
             self._socket.close()
 
     def replace_tls(self, tls: ssl.SSLContext) -> None:
@@ -207,7 +207,6 @@ class Listener(HTTPServerConnectionDelegate):
     # --- in the thread of the event loop -------------------------------------------------------------------------
 
     async def _serve(self) -> None:
-        assert self._socket is not None
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket, self._accept)
         self._started.set()
@@ -221,7 +220,6 @@ class Listener(HTTPServerConnectionDelegate):
             await asyncio.sleep(0)  # the coroutine of each connection calls `on_close`
 
     def _accept(self) -> None:
-        assert self._socket is not None
         opened = 0
         for _ in range(REFUSED_BATCH):
             if self._pause_at_accept_limit():
@@ -263,8 +261,6 @@ class Listener(HTTPServerConnectionDelegate):
 
         The clients wait in the kernel's queue until the listener accepts again.
         """
-        assert self._loop is not None
-        assert self._socket is not None
         now = self._loop.time()
         if now - self._accepted_since >= ACCEPTS_SECONDS:
             self._accepted, self._accepted_since = 0, now
@@ -280,7 +276,6 @@ class Listener(HTTPServerConnectionDelegate):
 
         The method may close another connection to make a place.
         """
-        assert self._loop is not None
         if not self._limits.begin(caller, self._loop.time()):
             return f"too many connections within a minute; try again in {AGAIN_SECONDS} s"
         for stream in [stream for stream in self._callers if stream.closed()]:
@@ -302,19 +297,16 @@ class Listener(HTTPServerConnectionDelegate):
 
     def _pause(self, error: OSError) -> None:
         """Stop accepting for ACCEPT_PAUSE_SECONDS, and close one connection to free a descriptor."""
-        assert self._loop is not None
-        assert self._socket is not None
         log.warning("a connection cannot be accepted: %s", error)
         self._close(next(iter((*self._waiting, *self._answering)), None))
         self._loop.remove_reader(self._socket)
         self._loop.call_later(ACCEPT_PAUSE_SECONDS, self._resume)
 
     def _resume(self) -> None:
-        if self._loop is not None and self._socket is not None and self._socket.fileno() >= 0:
+        if self._socket.fileno() >= 0:
             self._loop.add_reader(self._socket, self._accept)
 
     def _open(self, connection: socket.socket, caller: Caller) -> None:
-        assert self._loop is not None
         connection.setblocking(False)
         sizes = {"max_buffer_size": 2 * MAX_HEADER_BYTES + READ_BYTES, "read_chunk_size": READ_BYTES}
         try:
@@ -378,7 +370,6 @@ class Listener(HTTPServerConnectionDelegate):
 
     def _renew(self, stream: IOStream) -> None:
         """Restart the deadline for sending an answer."""
-        assert self._loop is not None
         if stream in self._answering:
             self._answering[stream].cancel()
             self._answering[stream] = self._loop.call_later(ANSWER_SECONDS, stream.close)
@@ -396,7 +387,6 @@ class Listener(HTTPServerConnectionDelegate):
 
     def on_request(self, connection: HTTP1Connection, start_line: RequestStartLine, headers: HTTPHeaders) -> None:
         """Start to answer a request that has arrived completely."""
-        assert self._loop is not None
         stream = connection.stream
         if stream in self._waiting:
             self._waiting.pop(stream).cancel()

@@ -28,7 +28,7 @@ from hangwatch.web.incident_pages import JSON
 from hangwatch.web.listener import Answer, text
 
 MOST_QUERY = 4096
-NO_JOB = text(HTTPStatus.NOT_FOUND, "no such job of yours runs on this node")
+NO_JOB = text(HTTPStatus.NOT_FOUND, "no job of yours on this node has exactly this name or key")
 NOT_SILENCED = text(HTTPStatus.NOT_FOUND, "no such job of yours is silenced on this node")
 BAD_SECONDS = text(
     HTTPStatus.BAD_REQUEST, f"seconds: must be {SHORTEST_SILENCE_SECONDS:.0f} to {LONGEST_SILENCE_SECONDS:.0f}"

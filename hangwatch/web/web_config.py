@@ -17,10 +17,10 @@ import msgspec
 
 from hangwatch.formats import bounded_read, yaml_file
 from hangwatch.formats.yaml_file import Document
+from hangwatch.limits import MOST_PEM_BYTES
 from hangwatch.web import passwords
 from hangwatch.web.auth import Rules
 
-MAX_PEM_BYTES = 1 << 20
 MOST_USERS = 64
 NOT_CARRIED = {
     ("tls_server_config", "cert"): "use cert_file: certificates are read from files",
@@ -169,7 +169,7 @@ def _set_clients(document: Document, context: ssl.SSLContext, wanted: _Tls) -> l
 def _pem(document: Document, key: str, path: Path) -> str:
     """Return the content of a PEM file, with a size limit. OpenSSL has none. Raises YamlError."""
     try:
-        return bounded_read.read(path, MAX_PEM_BYTES, flags=os.O_NONBLOCK).decode("ascii", "replace")
+        return bounded_read.read(path, MOST_PEM_BYTES, flags=os.O_NONBLOCK).decode("ascii", "replace")
     except bounded_read.FileError as error:
         raise _wrong(document, key, str(error)) from None
 

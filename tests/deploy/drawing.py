@@ -15,7 +15,12 @@ from typing import Any, NamedTuple
 
 from tests.deploy.promql import filled
 
-WIDTH, ROW, GAP = 1480, 30, 8
+ROW = 30
+GAP = 8
+COLUMNS = 24
+# Grafana's breakpoint `md`: on a narrower screen all panels are below each other, as wide as the screen.
+GRID_FROM_PIXELS = 769
+DEFAULT_COLUMN_PIXELS = 150
 COLOURS = {
     "green": "#73bf69",
     "light-green": "#96d98d",
@@ -33,8 +38,9 @@ h1 { font-size: 18px; font-weight: normal; margin: 12px 8px 4px } h1 small { col
 .panel { position: absolute; background: #181b1f; border: 1px solid #2b2d33; border-radius: 2px; overflow: hidden; box-sizing: border-box }
 .title { padding: 6px 8px; font-weight: bold; white-space: nowrap } .row { font-weight: bold; font-size: 14px; position: absolute; padding: 6px 8px }
 .stat { display: flex; align-items: center; justify-content: center; font-size: 26px; height: calc(100% - 30px); margin: 0 4px; border-radius: 2px; white-space: nowrap }
-table { border-collapse: collapse; width: 100% } th { text-align: left; color: #8ab8ff; font-weight: normal; padding: 3px 8px }
-td { padding: 3px 8px; border-top: 1px solid #24262b; overflow-wrap: anywhere; font-size: 11px } .empty { color: #8e8e99; text-align: center; padding-top: 24px }
+.scroll { overflow: auto; height: calc(100% - 28px) }
+table { border-collapse: collapse; table-layout: fixed } th { text-align: left; overflow: hidden; box-sizing: border-box; color: #8ab8ff; font-weight: normal; padding: 3px 8px }
+td { padding: 3px 8px; border-top: 1px solid #24262b; overflow-wrap: anywhere; font-size: 11px; vertical-align: top } .empty { color: #8e8e99; text-align: center; padding-top: 24px }
 .legend { padding: 0 8px; font-size: 10px } .legend i { display: inline-block; width: 12px; height: 3px; margin: 0 5px 3px 8px }
 text { fill: #9a9aa8; font-size: 10px } text.in { fill: #111217; font-weight: bold }
 """
@@ -48,12 +54,16 @@ class Source(NamedTuple):
 
 
 class View(NamedTuple):
-    """The data that a dashboard shows: values of its variables, the last `seconds`, and the time at the right edge."""
+    """The data that a dashboard shows: values of its variables, the last `seconds`, and the time at the right edge.
+
+    `pixels` is the width of the screen.
+    """
 
     source: Source
     variables: dict[str, str]
     seconds: float
     now: float
+    pixels: int
 
     def with_variables(self, **variables: str) -> View:
         """Return the same view with other values of some variables."""
@@ -64,10 +74,14 @@ class View(NamedTuple):
         return filled(expr, self.variables)
 
 
-def draw(board: dict[str, Any], source: Source, variables: Mapping[str, str], seconds: float) -> tuple[str, int]:
-    """Return the dashboard as an HTML page, and the page's height in pixels."""
-    view = View(source, dict(variables), seconds, time.time())
+def draw(
+    board: dict[str, Any], source: Source, variables: Mapping[str, str], seconds: float, pixels: int
+) -> tuple[str, int]:
+    """Return the dashboard as an HTML page for a screen `pixels` wide, and the page's height in pixels."""
+    view = View(source, dict(variables), seconds, time.time(), pixels)
     panels = list(_placed(board["panels"], view))
+    if pixels < GRID_FROM_PIXELS:
+        panels = _below_each_other(panels)
     bottom = max(place["y"] + place["h"] for _, place, _ in panels)
     body = "".join(_panel(panel, place, one, board) for panel, place, one in panels)
     shown = ", ".join(f"{name} = {value}" for name, value in variables.items() if value != ".*")
@@ -101,8 +115,20 @@ def _placed(panels: list[dict[str, Any]], view: View) -> Iterator[tuple[dict[str
         pushed += (max(0, len(values) - 1) // per_row) * place["h"]
 
 
+def _below_each_other(
+    panels: list[tuple[dict[str, Any], dict[str, int], View]],
+) -> list[tuple[dict[str, Any], dict[str, int], View]]:
+    """Return the panels in one column. Each keeps its height."""
+    column = []
+    top = 0
+    for panel, place, view in sorted(panels, key=lambda placed: (placed[1]["y"], placed[1]["x"])):
+        column.append((panel, {**place, "x": 0, "y": top, "w": COLUMNS}, view))
+        top += place["h"]
+    return column
+
+
 def _panel(panel: dict[str, Any], place: dict[str, int], view: View, board: dict[str, Any]) -> str:
-    unit = WIDTH / 24
+    unit = view.pixels / COLUMNS
     left, top = place["x"] * unit + GAP / 2, 46 + place["y"] * (ROW + GAP)
     width, height = place["w"] * unit - GAP, place["h"] * (ROW + GAP) - GAP
     box = f"left:{left:.0f}px;top:{top}px;width:{width:.0f}px;height:{height}px"
@@ -114,7 +140,7 @@ def _panel(panel: dict[str, Any], place: dict[str, int], view: View, board: dict
         marks = [float(s["values"][-1][1]) / 1000 for s in _range(expr, view)] if expr else []
         inner = _DRAW[panel["type"]](panel, view, int(width), height - 30, marks)
     else:
-        inner = _DRAW[panel["type"]](panel, view)
+        inner = _DRAW[panel["type"]](panel, view, int(width) - 2)
     return f'<div class=panel style="{box}"><div class=title>{title}</div>{inner}</div>'
 
 
@@ -154,7 +180,7 @@ def _formatted(value: float, unit: str) -> str:
     return f"{value:.3g} °C" if unit == "celsius" else f"{value:.4g}"
 
 
-def _stat(panel: dict[str, Any], view: View) -> str:
+def _stat(panel: dict[str, Any], view: View, _width: int) -> str:
     config, target = panel["fieldConfig"]["defaults"], panel["targets"][0]
     found = view.source.query(view.filled(target["expr"]))
     if not found:
@@ -182,6 +208,8 @@ def _lines(panel: dict[str, Any], view: View, width: int, height: int, marks: li
         for target in panel["targets"]
         for one in _range(target["expr"], view)
     ]
+    if not series:
+        return f"<div class=empty>{config['noValue']}</div>"
     series.sort(key=lambda one: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", one[0])])
     fixed = {
         override["matcher"]["options"]: next(
@@ -284,7 +312,7 @@ def _stretches(points: list[list[Any]], now: float) -> Iterator[tuple[float, flo
     yield began, min(now, points[-1][0] + 2), value
 
 
-def _table(panel: dict[str, Any], view: View) -> str:
+def _table(panel: dict[str, Any], view: View, width: int) -> str:
     steps = {step["id"]: step["options"] for step in panel["transformations"]}
     names, columns = steps["organize"]["renameByName"], steps["filterFieldsByName"]["include"]["names"]
     overrides = {
@@ -294,17 +322,35 @@ def _table(panel: dict[str, Any], view: View) -> str:
     rows = _merged(panel["targets"], view, columns)
     if not rows:
         return f"<div class=empty>{panel['fieldConfig']['defaults'].get('noValue', '')}</div>"
-    head = ""
-    for column in columns:
-        width = overrides.get(names[column], {}).get("custom.width", "")
-        head += f'<th width="{width}">{html.escape(names[column])}</th>'
+    pixels = column_pixels(panel, width)
+    head = "".join(
+        f'<th style="width:{pixels[names[column]]:.0f}px">{html.escape(names[column])}</th>' for column in columns
+    )
     body = "".join(
         "<tr>"
         + "".join(_cell(row.get(c, ""), overrides.get(names[c], {}), c.startswith("Value")) for c in columns)
         + "</tr>"
         for row in rows
     )
-    return f"<table><tr>{head}</tr>{body}</table>"
+    return f'<div class=scroll><table style="width:{sum(pixels.values()):.0f}px"><tr>{head}</tr>{body}</table></div>'
+
+
+def column_pixels(panel: dict[str, Any], width: int) -> dict[str, float]:
+    """Return the width of each column, by heading, as Grafana computes it.
+
+    Columns without a width share the rest equally. None is narrower than the panel's minimum, so that a table may be
+    wider than its panel, in which it scrolls.
+    """
+    headings = next(step["options"] for step in panel["transformations"] if step["id"] == "organize")["renameByName"]
+    fixed = {
+        override["matcher"]["options"]: prop["value"]
+        for override in panel["fieldConfig"]["overrides"]
+        for prop in override["properties"]
+        if prop["id"] == "custom.width"
+    }
+    narrowest = panel["fieldConfig"]["defaults"]["custom"].get("minWidth", DEFAULT_COLUMN_PIXELS)
+    shared = (width - sum(fixed.values())) / max(1, len(headings) - len(fixed))
+    return {heading: fixed.get(heading, max(narrowest, shared)) for heading in headings.values()}
 
 
 def _merged(targets: list[dict[str, Any]], view: View, columns: list[str]) -> list[dict[str, str]]:
@@ -332,8 +378,7 @@ def _cell(text: str, override: dict[str, Any], is_value: bool) -> str:
         text = mapped[0]
     elif is_value and text:
         text = _formatted(float(text), override.get("unit", "none"))
-    wrap = "" if len(text) > 24 else "white-space:nowrap;"
-    return f'<td style="{wrap}{colour}">{html.escape(text)}</td>'
+    return f'<td style="{colour}">{html.escape(text)}</td>'
 
 
 _DRAW: dict[str, Callable[..., str]] = {

@@ -108,7 +108,7 @@ def exported(case: Case) -> Iterator[dict[str, Any]]:
         job = structs.replace(
             samples.job(range(len(grouping.members)), case.world_size, job_id=case.key), job_key=case.key
         )
-        incident = samples.replaced(samples.all_waiting(), job=job, grouping=grouping, state=JobState.HUNG)
+        incident = structs.replace(samples.all_waiting(), job=job, grouping=grouping, state=JobState.HUNG)
         entry = JobEntry(job=job, watch=job_watch.begin_watch(job, 0.0), page=True, incident=incident)
         for family in metrics.families(Snapshot(jobs={case.key: entry}), 0.0, Detector()):
             for sample in family.samples:

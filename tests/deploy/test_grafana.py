@@ -318,7 +318,7 @@ def recording(job: Job) -> Iterator[int]:
     """
     members = (standing(4, waits(3, "1")), standing(5, done(2, "1")))
     group = Group(key="w", activity="recv", waits_for="ranks", members=members)
-    incident = samples.replaced(samples.all_waiting(), job=job, grouping=Grouping(groups=(group,), world_size=6))
+    incident = replace(samples.all_waiting(), job=job, grouping=Grouping(groups=(group,), world_size=6))
     own = CollectorRegistry()
     own.register(Collectives(suspected(job, incident)))
     server, thread = start_http_server(0, addr="127.0.0.1", registry=own)

@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from hangwatch.model import JobState
 from hangwatch.model.recommended_action import RecommendedAction
 from tests import samples
 from tests.commands import finished
+from tests.servers import WebhookReceiver
 
 ROOT = Path(__file__).parents[2]
 HOOKS = ROOT / "deploy" / "hooks"
@@ -146,23 +145,11 @@ def test_an_incident_is_copied_to_a_folder_and_to_an_object_store(site: Site) ->
 
 
 def test_slack_message_has_the_verdict_and_hostile_names_mention_nobody(site: Site) -> None:
-    posted: list[dict[str, str]] = []
-
-    class Webhook(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            posted.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Webhook) as server:
-        threading.Thread(target=server.handle_request, daemon=True).start()
+    with WebhookReceiver() as slack:
         url = site.folder / "slack-url"
-        url.write_text(f"http://127.0.0.1:{server.server_port}/services/T0/B0\n")
+        url.write_text(f"{slack.url}/services/T0/B0\n")
         site.call("post-to-slack.py", "{incident}", str(url), job_id="<!channel>", owner="uid <!here>")
-    (message,) = posted
+    (message,) = slack.received("/services/T0/B0")
     assert "uid &lt;!here&gt;) is hung on" in message["text"] and "<" not in message["text"]
     assert samples.mismatch().verdict.message.split(":")[0] in message["text"]
 

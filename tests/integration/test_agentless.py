@@ -188,7 +188,7 @@ def test_a_node_without_py_spy_and_what_does_not_go_together() -> None:
 
 
 def read(printed: bytes) -> list[tuple[str, list[str]]]:
-    replies = agentless.Replies()
+    replies = agentless.collect_replies()
     replies.take(Reply("n1", printed, 0, 1.0, 3.0))
     return replies.failed
 

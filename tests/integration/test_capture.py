@@ -502,7 +502,8 @@ def test_light_job_that_hangs_gets_a_light_capture_and_is_then_suspected(
         fake_driver.write([*lines, "gpu all power_watts 160", f"gpu {STUCK} utilization_ratio 0"])
         wait_for(lambda: _dumps(daemon) >= RANKS, "the first round of a light capture")
         states, seen = [], set()
-        while daemon.job_state(node.run_id) == "training":
+        deadline = time.monotonic() + 100
+        while daemon.job_state(node.run_id) == "training" and time.monotonic() < deadline:
             states += [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in node.pids]
             seen.add(_switches(stuck))
         assert set(states) <= set("RSD"), "T and t are the states of a stopped process"

@@ -12,7 +12,7 @@ import pytest
 
 from hangwatch.formats import incident_file
 from hangwatch.model import JobState
-from tests.commands import HANGWATCH, Finished, finished
+from tests.commands import start
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.real_daemon import RealDaemon, TorchJob
@@ -66,11 +66,11 @@ def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_pat
         wait_for(lambda: incident_file.load(folder).closed_unix_seconds, "the incident to be closed on disk")
         assert incident_file.load(folder).state is JobState.RECOVERED
 
-        shown = _hangwatch("report", str(folder))
+        shown = start("report", str(folder))
         assert incident.verdict.message[:40] in shown.stdout
-        listed = _hangwatch("incidents", "--config", str(daemon.config), "--json")
+        listed = start("incidents", "--config", str(daemon.config), "--json")
         assert json.loads(listed.stdout)["incidents"][0]["state"] == "recovered"
-        status = _hangwatch("status", "--url", f"http://127.0.0.1:{daemon.port}")
+        status = start("status", "--url", f"http://127.0.0.1:{daemon.port}")
         assert job.run_id in status.stdout
 
         (tmp_path / "finish").touch()
@@ -96,7 +96,7 @@ def test_ranks_that_stand_alike_are_told_apart_by_their_numbers(fake_driver: Fak
         assert "Ranks 0-1 wait for each other" in verdict.message
         (recorder,) = incident_file.load(folder).captures[-1].ranks[1].rounds[-1].recorders
         assert [one.group_description for one in recorder.records if one.is_open] == ["tp"]
-        again = json.loads(_hangwatch("explain", str(folder), "--json").stdout)["verdict"]
+        again = json.loads(start("explain", str(folder), "--json").stdout)["verdict"]
         assert (again["kind"], [one["rank"] for one in again["check_first"]]) == ("Cycle", [1])
         assert again["message"] == verdict.message
 
@@ -107,23 +107,23 @@ def test_dump_shows_every_rank_of_every_launcher(fake_driver: FakeDriver, tmp_pa
         job.wait_for_step(3)
         (tmp_path / "stop-at-shard").touch()
         wait_for(lambda: not (tmp_path / "stop-at-shard").exists(), "rank 2 to reach the shard")
-        took = _hangwatch("dump", "--job", job.run_id, "--json", "-o", str(tmp_path / "out"))
+        took = start("dump", "--job", job.run_id, "--json", "-o", str(tmp_path / "out"))
         (dumped,) = json.loads(took.stdout)["jobs"]
         assert [who["rank"] for who in dumped["verdict"]["named"]] == [2]
         assert len(dumped["capture"]["ranks"]) == 4
         (folder,) = (tmp_path / "out" / "incidents").iterdir()
         assert (folder / "report.html").exists()
-        text = _hangwatch("dump", "--job", job.run_id)
+        text = start("dump", "--job", job.run_id)
         assert "read_shard" in text.stdout
-        by_pid = _hangwatch("dump", "--json", "--pid", str(job.process.pid))
+        by_pid = start("dump", "--json", "--pid", str(job.process.pid))
         (dumped,) = json.loads(by_pid.stdout)["jobs"]
         assert [rank["id"]["rank"] for rank in dumped["capture"]["ranks"]] == [0, 1, 2, 3], "a launcher means its ranks"
         waiting = dumped["capture"]["ranks"][0]["id"]["pid"]
-        (alone,) = json.loads(_hangwatch("dump", "--json", "--pid", str(waiting)).stdout)["jobs"]
+        (alone,) = json.loads(start("dump", "--json", "--pid", str(waiting)).stdout)["jobs"]
         whole = alone["verdict"]["next_step"].rpartition("`hangwatch ")[2].rstrip("`").split()
-        (dumped,) = json.loads(_hangwatch(*whole, "--json").stdout)["jobs"]
+        (dumped,) = json.loads(start(*whole, "--json").stdout)["jobs"]
         assert len(dumped["capture"]["ranks"]) == 4, "the first step for a rank that waits: the whole job"
-        none = _hangwatch("dump", "--job", "no-such-job")
+        none = start("dump", "--job", "no-such-job")
         assert (none.returncode, job.run_id in none.stderr) == (2, True)
         (tmp_path / "shard").write_bytes(b"shard")
         steps = job.steps(0)
@@ -142,7 +142,3 @@ def _states_until_hung(daemon: RealDaemon, job_id: str) -> list[str]:
     states = wait_for(look, "the log to say so")
     began = max((index for index, state in enumerate(states) if state == "training"), default=-1)
     return states[began + 1 :]
-
-
-def _hangwatch(*arguments: str) -> Finished:
-    return finished(*HANGWATCH, *arguments)

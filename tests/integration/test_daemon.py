@@ -105,7 +105,7 @@ def test_job_without_gpu_readings_is_unknown_and_does_not_page(tmp_path: Path) -
         assert [value for _, value in daemon.samples("hangwatch_job_page", job_id=node.run_id)] == [0.0]
         (job,) = [one for one in daemon.status()["jobs"] if one["job_id"] == node.run_id]
         assert (job["state"], job["page"]) == ("unknown", False)
-        assert "does not detect a hang of this job" in job["message"]
+        assert "a hang is not detected" in job["message"]
 
 
 def test_a_driver_that_blocks_costs_the_gpu_checks_only(fake_driver: FakeDriver, tmp_path: Path) -> None:
@@ -223,10 +223,11 @@ def test_a_look_that_fails_as_a_whole_loses_no_hang(tmp_path: Path) -> None:
         assert not job_of(daemon).page, "no stack was taken"
 
 
-def test_a_check_that_found_no_job_looks_again_when_one_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the status page would show "no training job runs on this node" next to the job."""
-    monkeypatch.setattr(node_checks, "CHECK_AGAIN_SECONDS", 0.1)
-    node = SimulatedNode(2)
+@contextlib.contextmanager
+def counted_looks(
+    node: SimulatedNode, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Daemon, list[int]]]:
+    """Run a daemon with one check. Yield also the number of jobs at each of its runs."""
     looks: list[int] = []
     check = registry.checks()["environment"]
     counted = dataclasses.replace(
@@ -234,28 +235,42 @@ def test_a_check_that_found_no_job_looks_again_when_one_comes(tmp_path: Path, mo
     )
     monkeypatch.setattr(registry, "checks", lambda: {"environment": counted})
     daemon = Daemon(
-        playback.settings(tmp_path),
+        playback.settings(folder),
         SimulatedGpus(node),
         proc_root=node.proc_root,
         check_settings={"environment": environment.Settings()},
     )
     daemon.start()
-
-    def check_reason() -> str:
-        found = daemon.board.snapshot.checks.get("environment")
-        return found.verdict.reason if found else ""
-
     try:
-        wait_for(lambda: check_reason() == ABSENT, "the check to find no job")
+        yield daemon, looks
+    finally:
+        daemon.stop()
+
+
+def check_reason(daemon: Daemon) -> str:
+    found = daemon.board.snapshot.checks.get("environment")
+    return found.verdict.reason if found else ""
+
+
+def test_a_check_that_found_no_job_looks_again_when_one_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the status page would show "no training job runs on this node" next to the job."""
+    monkeypatch.setattr(node_checks, "CHECK_AGAIN_SECONDS", 0.1)
+    node = SimulatedNode(2)
+    with counted_looks(node, tmp_path, monkeypatch) as (daemon, looks):
+        wait_for(lambda: check_reason(daemon) == ABSENT, "the check to find no job")
         with node:
-            wait_for(lambda: check_reason() not in ("", ABSENT), "the check to find the job")
+            wait_for(lambda: check_reason(daemon) not in ("", ABSENT), "the check to find the job")
             assert looks == [0, 1], "once, and again for the job"
             node.restart()
             scans = daemon.board.snapshot.scan_seconds
             wait_for(lambda: daemon.board.snapshot.scan_seconds != scans, "a further scan")
             assert looks == [0, 1], "it has had something to look at"
-    finally:
-        daemon.stop()
+
+
+def test_first_run_of_a_check_knows_the_jobs_of_the_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with SimulatedNode(2) as node, counted_looks(node, tmp_path, monkeypatch) as (daemon, looks):
+        wait_for(lambda: check_reason(daemon) != "", "the first run")
+        assert looks == [1]
 
 
 def test_jobs_that_hang_together_are_looked_at_together(tmp_path: Path) -> None:

@@ -157,6 +157,13 @@ def test_a_node_that_hangs_is_unanswered_and_evidence(nodes: Path) -> None:
     assert re.search(r"gave up on 1, \d+ s", done.stderr), done.stderr
 
 
+def test_missing_program_to_reach_nodes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    refused(
+        "dump", "--nodes", "a,b", says="ssh is not on the PATH of this machine\n  install it (Debian: openssh-client)"
+    )
+
+
 def test_garbage_a_gigabyte_and_a_missing_command_cost_their_node_alone(nodes: Path) -> None:
     remote(
         nodes,
@@ -264,24 +271,34 @@ def running(folder: Path) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_when_we_are_ended_so_is_what_runs_on_the_nodes(nodes: Path, ending: signal.Signals) -> None:
-    remote(nodes, 'echo up >"$folder/up-$node"; exec sh -c "sleep 600; true" "$folder"')
-    command = [sys.executable, "-m", "hangwatch", "dump", "--nodes", "n[0-3]", "--via", "local", "--deadline", "600"]
+def end_while_nodes_answer(
+    nodes: Path, ending: signal.Signals, *options: str, count: int, argument: str = ""
+) -> int | None:
+    """End `hangwatch dump` while `count` nodes answer. All that it started must end, too. Return its status."""
+    command = [sys.executable, "-m", "hangwatch", "dump", *options, "--deadline", "600"]
     with subprocess.Popen(
-        [*command, "--remote-command", f"sh {nodes}/answer %h"], stderr=subprocess.PIPE, preexec_fn=obeys_ctrl_c
+        [*command, "--remote-command", f"sh {nodes}/answer {argument}".rstrip()],
+        stderr=subprocess.PIPE,
+        preexec_fn=obeys_ctrl_c,
     ) as asking:
-        wait_for(lambda: len(list(nodes.glob("up-*"))) == 4, "four nodes that run")
-        assert len(running(nodes)) > 4
+        wait_for(lambda: len(list(nodes.glob("up-*"))) == count, "the nodes to run")
+        assert len(running(nodes)) > count
         asking.send_signal(ending)
         asking.wait(60)
     wait_for(lambda: not running(nodes), "an end of what was started")
-    assert asking.returncode == {signal.SIGINT: 130}.get(ending, -ending)
+    return asking.returncode
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_when_we_are_ended_so_is_what_runs_on_the_nodes(nodes: Path, ending: signal.Signals) -> None:
+    remote(nodes, 'echo up >"$folder/up-$node"; exec sh -c "sleep 600; true" "$folder"')
+    status = end_while_nodes_answer(nodes, ending, "--nodes", "n[0-3]", "--via", "local", count=4, argument="%h")
+    assert status == {signal.SIGINT: 130}.get(ending, -ending)
 
 
 @pytest.mark.parametrize(("program", "ending"), [("sh", signal.SIGINT), ("timeout", signal.SIGTERM)])
 def test_command_below_a_slow_program_ends_with_hangwatch(
-    nodes: Path, tmp_path: Path, program: str, ending: signal.Signals
+    nodes: Path, tmp_path: Path, program: str, ending: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Slow down a program: one second passes after each process that it starts, as on a busy machine."""
     strace = shutil.which("strace")
@@ -293,17 +310,8 @@ def test_command_below_a_slow_program_ends_with_hangwatch(
     slow.write_text(f'#!/bin/sh\nexec {slowly} {shutil.which(program)} "$@"\n')
     slow.chmod(0o755)
     remote(nodes, 'echo up >"$folder/up-$node"; exec sh -c "sleep 600; true" "$folder"')
-    command = [sys.executable, "-m", "hangwatch", "dump", "--nodes", "n[0-3]", "--via", "local", "--deadline", "600"]
-    with subprocess.Popen(
-        [*command, "--remote-command", f"sh {nodes}/answer %h"],
-        env={**os.environ, "PATH": f"{slow.parent}:{os.environ['PATH']}"},
-        stderr=subprocess.PIPE,
-        preexec_fn=obeys_ctrl_c,
-    ) as asking:
-        wait_for(lambda: len(list(nodes.glob("up-*"))) == 4, "four nodes that run")
-        asking.send_signal(ending)
-        asking.wait(60)
-    wait_for(lambda: not running(nodes), "an end of what was started")
+    monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
+    end_while_nodes_answer(nodes, ending, "--nodes", "n[0-3]", "--via", "local", count=4, argument="%h")
 
 
 RUN_ID, NAME = f"nodes-{os.getpid()}", f"llama-{os.getpid()}"  # other workers run such jobs, too

@@ -155,15 +155,16 @@ def test_a_progress_bar_longer_than_any_line_is_read(tmp_path: Path) -> None:
 def test_a_project_folder_is_read_for_its_dumps_and_the_rest_is_counted(tmp_path: Path) -> None:
     (tmp_path / "dump.txt").write_text((DATA / "explain" / "pgrep.txt").read_text())
     for letter in string.ascii_lowercase:
+        (tmp_path / f"notes_{letter}.txt").write_text("import os\n")
         (tmp_path / f"module_{letter}.py").write_text("import os\n")
     (tmp_path / "checkpoint.pt").write_bytes(b"PK\x03\x04\x00\x00" + bytes(1 << 20))
-    hidden = tmp_path / ".venv"
-    hidden.mkdir()
-    (hidden / "activate").write_text("# not asked for\n")
+    for name in (".venv/activate", "venv/pyvenv.cfg", "venv/bin/rank3.txt", "lib/site-packages/rank3.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text((DATA / "explain" / "pgrep.txt").read_text())
     done = explain(tmp_path)
     assert "26 files hold no known stack dump and no log of a known rank" in " ".join(done.stdout.split())
     assert "skipped, not text: 1 file" in done.stdout
-    assert "activate" not in done.stdout
+    assert not re.search("activate|rank 3|venv|site-packages", done.stdout)
 
 
 def test_what_is_compressed_is_said_with_what_to_do(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+from msgspec.structs import replace
 
 from hangwatch import store
 from hangwatch.formats import incident_file
@@ -31,7 +32,7 @@ class Node:
         self.config.write_text(f'[store]\ndirectory = "{root}"\n')
         writable = store.open_writable(root)
         self.folders = {
-            name: writable.save(samples.replaced(made(), opened_unix_seconds=samples.OPENED + 60 * number), {}).name
+            name: writable.save(replace(made(), opened_unix_seconds=samples.OPENED + 60 * number), {}).name
             for number, (name, made) in enumerate(samples.SAMPLES.items())
         }
 
@@ -132,7 +133,7 @@ def test_readers_of_an_incident_read_its_feedback(folder_for_all: Path) -> None:
     shared = Store(folder_for_all, shared=True)
     shared.make_writable()
     loader = samples.loader_hang()
-    folder = shared.save(samples.replaced(loader, job=samples.replaced(loader.job, uid=OWNER)), {})
+    folder = shared.save(replace(loader, job=replace(loader.job, uid=OWNER)), {})
     given = Feedback(is_right=True, verdict="OutsideCollective", named=(), given_unix_seconds=0.0, by_uid=0)
     Store(folder_for_all).save_feedback(folder.name, given)
     for uid, can_read in ((OWNER, True), (OWNER + 1, False)):
@@ -165,7 +166,7 @@ def test_statistics_count_right_verdicts_of_each_kind(node: Node) -> None:
 
 def test_feedback_stays_with_the_verdict_that_it_is_about(node: Node) -> None:
     node.judge("loader", "--wrong", "--culprit", "2")
-    later = samples.replaced(samples.loader_hang(), verdict=samples.mismatch().verdict)
+    later = replace(samples.loader_hang(), verdict=samples.mismatch().verdict)
     store.open_writable(node.root).save(later, {})
     rows = [line.split("\t") for line in node.run("incidents", "--stats").stdout.splitlines()]
     assert ["OutsideCollective", "yes", "2", "0", "1", "0%"] in rows

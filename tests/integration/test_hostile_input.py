@@ -10,9 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from tests import commands, samples
 from tests.commands import HANGWATCH, Finished, finished
 from tests.conftest import obeys_ctrl_c
 from tests.other_users import as_user, needs_root
+from tests.servers import answering
 
 MEMORY_BYTES = 1 << 30  # address space for a command that only refuses its input
 SMALL = {"memory_bytes": 500_000_000, "cpu_seconds": 5}  # limits for small input
@@ -458,28 +457,6 @@ def test_a_working_directory_that_may_not_be_entered(command: str, tmp_path: Pat
 # --- servers at --url ------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def answering(answer: Callable[[socket.socket], None]) -> Iterator[str]:
-    """Run a server on loopback that handles one client with `answer`. Yield its address."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(DEADLINE_SECONDS)
-
-        def serve() -> None:
-            try:
-                client, _ = server.accept()
-                with client:
-                    client.settimeout(DEADLINE_SECONDS)
-                    client.recv(4096)
-                    answer(client)
-            except OSError:
-                pass
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
-        thread.join(DEADLINE_SECONDS)
-
-
 def _page(body: bytes) -> Callable[[socket.socket], None]:
     return lambda client: client.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + body)
 
@@ -506,8 +483,8 @@ ANSWERS: dict[str, tuple[Callable[[socket.socket], None], str]] = {
 @pytest.mark.parametrize("case", ANSWERS)
 def test_what_answers_is_no_hangwatch(case: str) -> None:
     answer, says = ANSWERS[case]
-    with answering(answer) as url:
-        refused("status", "--url", url, says=says)
+    with answering(answer) as (port, _):
+        refused("status", "--url", f"http://127.0.0.1:{port}", says=says)
 
 
 @pytest.mark.parametrize(
@@ -521,4 +498,4 @@ def test_what_answers_is_no_hangwatch(case: str) -> None:
     ],
 )
 def test_an_url_that_is_none(url: str) -> None:
-    refused("status", "--url", url, says="127.0.0.1" if "127" in url else url[:20])
+    refused("status", "--url", url, says="127.0.0.1" if "127" in url else url[:10])

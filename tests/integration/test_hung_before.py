@@ -13,10 +13,10 @@ import pytest
 from tests.commands import HANGWATCH, finished
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
-from tests.integration.test_page import DEPLOY, HUNG_POWER, alertmanager_config
+from tests.integration.test_page import HUNG_POWER, alertmanager_config, paging_prometheus
 from tests.namespace_nodes import cluster, needs_namespaces, sshd_on
 from tests.real_daemon import QUICK, RealDaemon, TorchJob
-from tests.servers import RealAlertmanager, RealPrometheus, WebhookReceiver
+from tests.servers import RealAlertmanager, WebhookReceiver
 from tests.ssh_nodes import needs_sshd
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(500), needs_namespaces, needs_sshd]
@@ -71,17 +71,7 @@ def test_second_page_shows_that_it_happened_before_and_where(tmp_path: Path, fak
         ssh_config = stack.enter_context(sshd_on(nodes, tmp_path / "ssh"))
         webhook = stack.enter_context(WebhookReceiver())
         alertmanager = stack.enter_context(RealAlertmanager(tmp_path / "am", alertmanager_config(webhook.url)))
-        addresses = {name: daemon.address for name, daemon in daemons.items()}
-        rules = [DEPLOY / "hangwatch.rules.yaml"]
-        stack.enter_context(
-            RealPrometheus(
-                tmp_path / "prom",
-                addresses,
-                rules=rules,
-                alertmanager=alertmanager.address,
-                scrape_seconds=4.0,  # also the scrape timeout: a node may get no core for a second
-            )
-        )
+        stack.enter_context(paging_prometheus(tmp_path, daemons, alertmanager))
 
         with hung_job(tmp_path / "first", daemons["n0"], drivers["n0"], nodes["n0"].inside) as job:
             assert "Before: " not in page_of(webhook, job)

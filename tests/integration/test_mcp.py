@@ -87,7 +87,7 @@ def kept() -> Iterator[Path]:
     config = folder / "hangwatch.toml"
     config.write_text(f'[store]\ndirectory = "{folder}"\n[http]\nport = 1\n[socket]\npath = "{folder}/socket"\n')
     hostile = samples.loader_hang()
-    hostile = samples.replaced(hostile, job=replace(hostile.job, job_name=NAME))
+    hostile = replace(hostile, job=replace(hostile.job, job_name=NAME))
     store.open_writable(folder).save(hostile, {})
     try:
         yield config

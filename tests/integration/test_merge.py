@@ -26,7 +26,7 @@ from tests.certificates import make_authority, make_certificate
 from tests.commands import hangwatch, refused
 from tests.conftest import wait_for
 from tests.integration.test_incidents_over_network import CLIENTS, SECRET, USERS
-from tests.servers import RealPrometheus, free_port
+from tests.servers import RealPrometheus, answering, free_port
 
 NODES = 4
 WORLD = 8 * NODES
@@ -240,33 +240,6 @@ def daemons(folder: Path, incidents: list[Incident], **settings: object) -> Iter
 
 def port(server: Server) -> int:
     return int(server.bound)  # type: ignore[attr-defined]
-
-
-@contextlib.contextmanager
-def answering(answer: Callable[[socket.socket], None]) -> Iterator[tuple[int, list[bytes]]]:
-    """Run a server that handles each connection with `answer`. Yield its port and the list of received requests."""
-    came: list[bytes] = []
-
-    def serve() -> None:
-        while True:
-            try:
-                one, _ = listening.accept()
-            except OSError:
-                return
-            with one, contextlib.suppress(OSError):
-                one.settimeout(60)
-                came.append(one.recv(65536))
-                answer(one)
-
-    listening = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    try:
-        yield listening.getsockname()[1], came
-    finally:
-        listening.shutdown(socket.SHUT_RDWR)
-        listening.close()
-        thread.join(90)
 
 
 def respond_with(body: bytes, status: str = "200 OK", headers: str = "") -> Callable[[socket.socket], None]:

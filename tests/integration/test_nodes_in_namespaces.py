@@ -25,11 +25,11 @@ from tests.commands import HANGWATCH, Finished, finished
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.integration.test_dump_nodes import answer
-from tests.integration.test_page import DEPLOY, alertmanager_config
+from tests.integration.test_page import alertmanager_config, paging_prometheus
 from tests.namespace_nodes import JobOverNodes, Node, cluster, needs_namespaces, sshd_on
 from tests.other_users import as_user
 from tests.real_daemon import QUICK, RealDaemon
-from tests.servers import RealAlertmanager, RealPrometheus, WebhookReceiver
+from tests.servers import RealAlertmanager, WebhookReceiver
 from tests.ssh_nodes import needs_sshd
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600), needs_namespaces, needs_sshd]
@@ -98,15 +98,7 @@ class Fleet:
         alertmanager = stack.enter_context(
             RealAlertmanager(folder / "am", _quick(alertmanager_config(self.webhook.url)))
         )
-        self.prometheus = stack.enter_context(
-            RealPrometheus(
-                folder / "prom",
-                {name: daemon.address for name, daemon in self.daemons.items()},
-                rules=[DEPLOY / "hangwatch.rules.yaml"],
-                alertmanager=alertmanager.address,
-                scrape_seconds=4.0,  # also the scrape timeout: a node may get no core for a second
-            )
-        )
+        self.prometheus = stack.enter_context(paging_prometheus(folder, self.daemons, alertmanager))
 
     def key(self, uid: int) -> str:
         """Return the key of this user's job. It is the same on all nodes."""
@@ -299,7 +291,7 @@ def test_silence_by_the_owner_on_one_node_ends_the_page_of_its_job_only(fleet: F
 
     wait_for(lambda: paged() == {fleet.key(ADA), fleet.key(BOB)}, "both pages", 120)
     refused = silence(ADA, "--for", "2h")
-    assert refused.returncode == 2 and "no such job of yours runs on this node" in refused.stderr
+    assert refused.returncode == 2 and "no job of yours on this node has exactly this name or key" in refused.stderr
     done = silence(BOB, "--for", "2h", "--reason", "I debug it")
     assert done.returncode == 0, done.stderr
     wait_for(lambda: paged() == {fleet.key(ADA)}, "the end of the page of one job", 60)

@@ -1,20 +1,27 @@
 """`hangwatch dump --jobid J --via srun` on a real Slurm of three nodes."""
 
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from tests.conftest import obeys_ctrl_c, wait_for
+from tests.conftest import wait_for
 from tests.integration.test_agentless import PY_SPY
 from tests.integration.test_check_nodes import answer_of
 from tests.integration.test_check_nodes import keep as keep_check
 from tests.integration.test_check_nodes import remote as remote_check
-from tests.integration.test_dump_nodes import RUN_ID, answer, incident_of, job_of_four, keep, remote, running
+from tests.integration.test_dump_nodes import (
+    RUN_ID,
+    answer,
+    end_while_nodes_answer,
+    incident_of,
+    job_of_four,
+    keep,
+    remote,
+    running,
+)
 from tests.integration.test_hostile_input import hangwatch, refused
 from tests.slurm_nodes import ask, needs_slurm, slurm, steps
 
@@ -95,11 +102,5 @@ def test_checks_and_py_spy_beside_the_job(tmp_path: Path, job: str) -> None:
 def test_when_we_are_ended_so_is_the_step(ending: signal.Signals, nodes: Path, job: str) -> None:
     remote(nodes, 'echo up >"$folder/up-$SLURMD_NODENAME"; exec sh -c "sleep 600; true" "$folder"')
     wait_for(lambda: len(steps(job).split()) == 1, "an end of the steps before")
-    command = [sys.executable, "-m", "hangwatch", "dump", "--jobid", job, "--via", "srun", "--deadline", "600"]
-    with subprocess.Popen(
-        [*command, "--remote-command", f"sh {nodes}/answer"], stderr=subprocess.PIPE, preexec_fn=obeys_ctrl_c
-    ) as asking:
-        wait_for(lambda: len(list(nodes.glob("up-*"))) == 3, "three tasks that run")
-        asking.send_signal(ending)
-        asking.wait(30)
-    wait_for(lambda: len(steps(job).split()) == 1 and not running(nodes), "an end of the step")
+    end_while_nodes_answer(nodes, ending, "--jobid", job, "--via", "srun", count=3)
+    wait_for(lambda: len(steps(job).split()) == 1, "an end of the step")

@@ -1,18 +1,16 @@
 """`hangwatch dump --nodes --via ssh` and `--via pdsh` through a real sshd on loopback."""
 
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import obeys_ctrl_c, wait_for
+from tests.conftest import wait_for
 from tests.integration.test_check_nodes import answer_of
 from tests.integration.test_check_nodes import keep as keep_check
 from tests.integration.test_check_nodes import remote as remote_check
-from tests.integration.test_dump_nodes import answer, incident_of, keep, remote, running
+from tests.integration.test_dump_nodes import answer, end_while_nodes_answer, incident_of, keep, remote, running
 from tests.integration.test_hostile_input import hangwatch
 from tests.ssh_nodes import needs_pdsh, needs_sshd, sshd
 
@@ -89,13 +87,4 @@ def test_when_we_are_ended_so_is_what_runs_behind_sshd(
     via: str, ending: signal.Signals, nodes: Path, config: Path
 ) -> None:
     remote(nodes, 'echo up >"$folder/up-$$"; exec sh -c "sleep 600; true" "$folder"')
-    command = [sys.executable, "-m", "hangwatch", "dump", "--nodes", "n[0-1]", *VIA[via](config)]
-    with subprocess.Popen(
-        [*command, "--deadline", "600", "--remote-command", f"sh {nodes}/answer"],
-        stderr=subprocess.PIPE,
-        preexec_fn=obeys_ctrl_c,
-    ) as asking:
-        wait_for(lambda: len(list(nodes.glob("up-*"))) == 2, "two nodes that run")
-        asking.send_signal(ending)
-        asking.wait(30)
-    wait_for(lambda: not running(nodes), "an end of what was started")
+    end_while_nodes_answer(nodes, ending, "--nodes", "n[0-1]", *VIA[via](config), count=2)

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,18 @@ def alertmanager_config(webhook: str) -> dict[str, object]:
     return config
 
 
+def paging_prometheus(
+    folder: Path, daemons: Mapping[str, RealDaemon], alertmanager: RealAlertmanager
+) -> RealPrometheus:
+    return RealPrometheus(
+        folder / "prom",
+        {name: daemon.address for name, daemon in daemons.items()},
+        rules=[DEPLOY / "hangwatch.rules.yaml"],
+        alertmanager=alertmanager.address,
+        scrape_seconds=4.0,  # also the limit of a scrape: a node may get no core for a second
+    )
+
+
 def test_one_page_names_the_job_and_the_rank_and_resolves(
     fake_driver: FakeDriver, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:  # long: one life of an alert, in its order
@@ -43,13 +56,7 @@ def test_one_page_names_the_job_and_the_rank_and_resolves(
         WebhookReceiver() as webhook,
         RealDaemon(tmp_path / "hw", fake_driver.environ, http={"external_url": "http://{node}:9836"}) as daemon,
         RealAlertmanager(tmp_path / "am", alertmanager_config(webhook.url)) as alertmanager,
-        RealPrometheus(
-            tmp_path / "prom",
-            {"gpu-node-1": f"127.0.0.1:{daemon.port}"},
-            rules=[DEPLOY / "hangwatch.rules.yaml"],
-            alertmanager=alertmanager.address,
-            scrape_seconds=3.0,  # also the limit of a scrape
-        ) as prometheus,
+        paging_prometheus(tmp_path, {"gpu-node-1": daemon}, alertmanager) as prometheus,
         TorchJob(tmp_path, "stuck_on_a_fifo.py") as job,
     ):
         job.wait_for_step(3)
@@ -118,15 +125,7 @@ def test_a_daemon_killed_twice_in_a_hang_makes_one_page_of_one_incident(
     ):
         ports = {"port": free_port(), "health_port": free_port()}  # kept while it is down
         daemon = served.enter_context(RealDaemon(tmp_path / "hw0", fake_driver.environ, http=ports))
-        prometheus = served.enter_context(
-            RealPrometheus(
-                tmp_path / "prom",
-                {"gpu-node-1": f"127.0.0.1:{daemon.port}"},
-                rules=[DEPLOY / "hangwatch.rules.yaml"],
-                alertmanager=alertmanager.address,
-                scrape_seconds=3.0,  # also the limit of a scrape
-            )
-        )
+        prometheus = served.enter_context(paging_prometheus(tmp_path, {"gpu-node-1": daemon}, alertmanager))
         job.wait_for_step(3)
         daemon.wait_for_state(job.run_id, "training")
         (tmp_path / "stop-at-shard").touch()

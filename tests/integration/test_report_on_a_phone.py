@@ -1,4 +1,4 @@
-"""The page of an incident on a phone, in a real Chromium.
+"""The page of an incident on a phone and on wider screens, in a real Chromium.
 
 The whole chart and the fall of power must be visible.
 """
@@ -18,6 +18,7 @@ from tests.commands import finished
 from tests.servers import chromium
 
 PHONE_PIXELS = 375
+SCREEN_PIXELS = (PHONE_PIXELS, 768, 1280, 1920)
 FOLD_PIXELS = 667
 FELL = samples.OPENED - 120.0
 
@@ -31,13 +32,14 @@ onload = () => {
     width: page.documentElement.scrollWidth,
     lines: shown(".chart .line").map(box),
     labels: shown(".chart text").map(box),
+    empty: shown("section, dd, tbody").filter((one) => !one.textContent.trim()).map(box),
     first: shown("dt").filter((one) => /^(Stuck on|Do first)$/.test(one.textContent)).map((one) => box(one.parentElement)),
   });
 };
 </script>"""
 
 
-def seen(tmp_path: Path, hung_seconds: int) -> dict[str, list[list[float]]]:
+def seen(tmp_path: Path, hung_seconds: int, screen_pixels: int = PHONE_PIXELS) -> dict[str, list[list[float]]]:
     """Return the positions of page elements in pixels, by name.
 
     The power of the job fell `hung_seconds` before its last sample.
@@ -54,9 +56,9 @@ def seen(tmp_path: Path, hung_seconds: int) -> dict[str, list[list[float]]]:
     steps = ((-780, JobState.TRAINING), (0, JobState.QUIET), (120, JobState.SUSPECTED), (135, JobState.HUNG))
     timeline = tuple(TimelineEntry(unix_seconds=FELL + at, state=state, message="") for at, state in steps)
     stuck = replace(incident.verdict, stuck_on='open("data/shard-3") in pid 161, data-loader worker of rank 3 (gpu-07)')
-    shown = samples.replaced(incident, power=power, timeline=timeline, verdict=stuck)
+    shown = replace(incident, power=power, timeline=timeline, verdict=stuck)
     (tmp_path / "page.html").write_text(html.render(shown))
-    (tmp_path / "around.html").write_text(AROUND % PHONE_PIXELS)
+    (tmp_path / "around.html").write_text(AROUND % screen_pixels)
     page = (tmp_path / "around.html").as_uri()
     command = chromium(tmp_path, "--allow-file-access-from-files", "--dump-dom", page)
     done = finished(*command, check=True)
@@ -69,11 +71,18 @@ def seen(tmp_path: Path, hung_seconds: int) -> dict[str, list[list[float]]]:
 @pytest.mark.parametrize("hung_seconds", [60, 2400])
 def test_the_fall_is_in_sight_however_long_ago_it_was(tmp_path: Path, hung_seconds: int) -> None:
     page = seen(tmp_path, hung_seconds)
-    assert page["width"] == PHONE_PIXELS, "nothing leads out of the page to the side"
     assert len(page["lines"]) == len(samples.loader_hang().job.gpu_uuids)
     for left, right, top, bottom in page["lines"]:
         assert 0 <= left < right <= PHONE_PIXELS
         assert right - left > 0.8 * PHONE_PIXELS and bottom - top > 50, "all of it, from busy to quiet"
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("screen_pixels", SCREEN_PIXELS)
+def test_page_fits_every_screen_and_has_no_empty_part(tmp_path: Path, screen_pixels: int) -> None:
+    page = seen(tmp_path, 60, screen_pixels)
+    assert page["width"] == screen_pixels
+    assert page["empty"] == []
 
 
 @pytest.mark.timeout(180)

@@ -7,7 +7,7 @@ from pathlib import Path
 from hangwatch.formats import incident_file
 from hangwatch.model import JobState
 from hangwatch.tools.demo.simulated_node import SimulatedNode
-from tests.commands import HANGWATCH, Finished, finished
+from tests.commands import start
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.real_daemon import RealDaemon
@@ -37,10 +37,10 @@ def test_killed_twice_in_a_hang_it_goes_on_with_the_one_incident(fake_driver: Fa
                 wait_for(lambda looks=looks: len(incident_file.load(folder).captures) > looks, "a look at once")
                 assert incident_file.load(folder).captures[:looks] == kept_captures
                 kept_captures = incident_file.load(folder).captures
-                listed = _hangwatch("incidents", "--config", str(daemon.config), "--json")
+                listed = start("incidents", "--config", str(daemon.config), "--json")
                 ours = [one for one in json.loads(listed.stdout)["incidents"] if one["job_id"] == node.run_id]
                 assert [one["state"] for one in ours] == ["hung"], "jobs of other users may crash meanwhile"
-                assert _hangwatch("explain", str(folder)).returncode == 0
+                assert start("explain", str(folder)).returncode == 0
                 daemon.process.kill()
 
         with RealDaemon(tmp_path / "hw3", fake_driver.environ, store=kept) as daemon:
@@ -69,7 +69,7 @@ def test_silence_outlives_a_killed_daemon_and_its_end_lets_the_job_page(
         with RealDaemon(tmp_path / "hw0", fake_driver.environ, store=kept, socket=path) as daemon:
             daemon.wait_for_state(node.run_id, "training")
             wanted = ("silence", node.run_id, "--config", str(daemon.config))
-            done = _hangwatch(*wanted, "--for", "2h", "--reason", "debugged")
+            done = start(*wanted, "--for", "2h", "--reason", "debugged")
             assert done.returncode == 0 and f"job {node.run_id} " in done.stdout, done.stdout + done.stderr
             assert "is silenced until " in done.stdout and "undoes" not in done.stderr
             node.order(1, "lock")
@@ -83,11 +83,11 @@ def test_silence_outlives_a_killed_daemon_and_its_end_lets_the_job_page(
         with RealDaemon(tmp_path / "hw1", fake_driver.environ, store=kept, socket=path) as daemon:
             daemon.wait_for_state(node.run_id, "hung", 30)
             assert is_silenced_and_hung(daemon)
-            shown = _hangwatch("status", "--url", f"http://{daemon.address}").stdout
+            shown = start("status", "--url", f"http://{daemon.address}").stdout
             assert "hung (silenced)" in shown and "UTC: debugged" in shown
-            assert _hangwatch(*wanted[:3], str(daemon.config), "--end").returncode == 0
+            assert start(*wanted[:3], str(daemon.config), "--end").returncode == 0
             wait_for(lambda: pages(daemon), "the page")
-            again = _hangwatch(*wanted[:3], str(daemon.config), "--end")
+            again = start(*wanted[:3], str(daemon.config), "--end")
             assert again.returncode == 2 and "no such job of yours is silenced on this node" in again.stderr
 
 
@@ -113,7 +113,7 @@ def test_incident_without_processes_is_closed_after_a_restart(fake_driver: FakeD
 
 def test_second_daemon_reports_the_owner_of_the_directory_and_ends(fake_driver: FakeDriver, tmp_path: Path) -> None:
     with RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon:
-        second = _hangwatch("run", "--config", str(daemon.config))
+        second = start("run", "--config", str(daemon.config))
         assert second.returncode == 75, "systemd starts it again: the first one may be about to end"
         assert f"another hangwatch (pid {daemon.process.pid}) already uses this directory" in second.stderr
         assert "Traceback" not in second.stderr
@@ -126,10 +126,6 @@ def _incident(daemon: RealDaemon, job_id: str) -> str:
     (row, _), *others = daemon.samples("hangwatch_incident_info", job_id=job_id)
     assert not others
     return row["incident"]
-
-
-def _hangwatch(*arguments: str) -> Finished:
-    return finished(*HANGWATCH, *arguments)
 
 
 def test_corrupted_silences_do_not_stop_the_daemon(fake_driver: FakeDriver, tmp_path: Path) -> None:

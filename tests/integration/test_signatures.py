@@ -33,6 +33,7 @@ from tests.commands import first_line, spawn
 from tests.conftest import identity, wait_for
 from tests.fake_driver import FakeDriver, uuid_of
 from tests.integration import targets
+from tests.servers import serving
 
 SETTINGS = config.Capture(rounds=3, pause_seconds=1.0, dump_deadline_seconds=60.0)
 CONNECT = "import os, socket, select, selectors\npeer = socket.create_connection(('127.0.0.1', {port}))\n"
@@ -94,25 +95,15 @@ LONE_CHILD = (
 )
 
 
-@contextlib.contextmanager
-def server(send: bytes = b"") -> Iterator[int]:
-    """Accept connections on loopback, and send `send` to each ten times a second. Yield the port."""
-    over = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.settimeout(60)
+def server(send: bytes = b"") -> contextlib.AbstractContextManager[int]:
+    """Accept one connection, and send `send` to it ten times a second. Yield the port."""
 
-        def serve() -> None:
-            with listening.accept()[0] as peer:
-                while not over.wait(0.1):
-                    peer.sendall(send)
+    def serve(listening: socket.socket, over: threading.Event) -> None:
+        with listening.accept()[0] as peer:
+            while not over.wait(0.1):
+                peer.sendall(send)
 
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield listening.getsockname()[1]
-        finally:
-            over.set()
-            thread.join(timeout=60)
+    return serving(serve, "127.0.0.1")
 
 
 def job_of(pid: int, **environ: str) -> Job:

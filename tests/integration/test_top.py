@@ -208,7 +208,7 @@ def test_where_there_is_nothing_to_draw_on_it_says_what_to_type() -> None:
 @pytest.mark.parametrize("kind", ["xterm", ""])
 def test_without_a_terminal_it_says_so(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", kind)
-    with pytest.raises(InputError, match="a terminal is needed"):
+    with pytest.raises(InputError, match=r"a terminal is needed \(input or output is a pipe or file\)"):
         watch(lambda: SEEN)
 
 
@@ -478,6 +478,7 @@ def test_an_incident_takes_two_lines_of_a_list(tmp_path: Path, columns: int) -> 
     shown = listing(tmp_path, columns=columns)
     assert len(shown) == 4
     assert max(map(len, shown)) <= max(columns, 24)
+    assert all(line.startswith("hung  ") for line in shown[::2])
     assert shown[1].lstrip().startswith("OutsideCollective"[: columns - 5] if columns > 24 else "Outside")
 
 

@@ -177,6 +177,12 @@ def test_late_rank_is_shown_with_its_table() -> None:
     [
         (job("j", TRAINS, arrival=LEVEL), "No rank is late."),
         (job("j", TRAINS, ranks=1), "it has only one rank here; compare its nodes: hangwatch slow --nodes NODES"),
+        (
+            job("h", JobState.HUNG, arrival=LEVEL, progress_gap_seconds=300.0),
+            "no new collectives for 5 min 00 s (hung): `hangwatch status` shows why, `hangwatch dump --job h`",
+        ),
+        (job("j", TRAINS, arrival=LEVEL, progress_gap_seconds=300.0, usual_gap_seconds=400.0), "No rank is late."),
+        (job("e", JobState.ENDED, arrival=LEVEL, progress_gap_seconds=300.0), "No rank is late."),
         (job("off", TRAINS), "not known: RecorderOff: it is off"),
         (job("j", TRAINS), "not known: its collectives have not been read yet"),
     ],

@@ -13,13 +13,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 
 from benchmarks import results
-from tests.scenarios.power import (
-    DAY,
-    HANG_SCENARIOS,
-    HEALTHY_SCENARIOS,
-    PAUSE_SCENARIOS,
-    PowerScenario,
-)
+from tests.scenarios.power import DAY, HANG_SCENARIOS, HEALTHY_SCENARIOS, PAUSE_SCENARIOS, PowerScenario
 from tests.scenarios.simulation import SETTINGS, play
 
 SOON_SECONDS = SETTINGS.detector.hold_seconds + 15.0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.scenarios.worker import SERVER
+from tests.servers import serving
 
 DEADLINE_SECONDS = 60.0
 BEATS_PER_SECOND = 20
@@ -22,29 +22,6 @@ _DROP_ALL = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))  # 
 
 class UnavailableError(Exception):
     """This machine cannot run the scenario. The message names what is missing."""
-
-
-@contextlib.contextmanager
-def serving(serve: Callable[[socket.socket, threading.Event], None]) -> Iterator[int]:
-    """Run `serve` on a listening socket in a thread. Yield the port.
-
-    `serve` must return when its event is set.
-    """
-    over = threading.Event()
-    with socket.create_server((SERVER, 0)) as listening:
-        listening.settimeout(DEADLINE_SECONDS)
-
-        def run() -> None:
-            with contextlib.suppress(OSError):
-                serve(listening, over)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
-            yield listening.getsockname()[1]
-        finally:
-            over.set()
-            thread.join(DEADLINE_SECONDS)
 
 
 def answering(after_seconds: float) -> contextlib.AbstractContextManager[int]:

@@ -783,37 +783,26 @@ _HEALTHY = {
 }
 
 _PAUSES_AGAIN = {state: f" → training → quiet → suspected → {state}" for state in ("hung", "stalled")}
+
+
+def _again(odd: Doing, seconds: float, every: float, state: str) -> PowerScenario:
+    """Return the scenario of a day in which rank 0 repeatedly does `odd` (see `_pauses`), which looks like `state`."""
+    life = f"(training → quiet → suspected → {state} → recovered) x{DAY / every - 1:.0f}{_PAUSES_AGAIN[state]}"
+    is_paged = int(state == "hung")
+    return _healthy(
+        _pauses(odd, seconds, every), f"starting → {life}", seconds=DAY, pages_before=is_paged, trouble_at=DAY
+    )
+
+
 _PAUSE = {
     # reinforcement learning, 24 hours: every 10 minutes rank 0 waits 4 for a server elsewhere, the others for it
-    "a generation server, again and again": _healthy(
-        _pauses(AWAITS_GENERATION, 240, 600),
-        "starting → (training → quiet → suspected → hung → recovered) x143" + _PAUSES_AGAIN["hung"],
-        seconds=DAY,
-        pages_before=1,
-        trouble_at=DAY,
-    ),
+    "a generation server, again and again": _again(AWAITS_GENERATION, 240, 600, "hung"),
     # 24 hours: every half hour rank 0 waits 5 minutes for an idle child that evaluates elsewhere
-    "a remote evaluation, again and again": _healthy(
-        _pauses(AWAITS_EVALUATION, 300, 1800),
-        "starting → (training → quiet → suspected → stalled → recovered) x47" + _PAUSES_AGAIN["stalled"],
-        seconds=DAY,
-        trouble_at=DAY,
-    ),
+    "a remote evaluation, again and again": _again(AWAITS_EVALUATION, 300, 1800, "stalled"),
     # 24 hours: every hour rank 0 is 4 minutes in an fsync of which nothing can be seen to flow
-    "a slow fsync, again and again": _healthy(
-        _pauses(IN_FSYNC, 240, 3600),
-        "starting → (training → quiet → suspected → hung → recovered) x23" + _PAUSES_AGAIN["hung"],
-        seconds=DAY,
-        pages_before=1,
-        trouble_at=DAY,
-    ),
+    "a slow fsync, again and again": _again(IN_FSYNC, 240, 3600, "hung"),
     # 24 hours: every half hour rank 0 asks for a file every 2 seconds, for 5 minutes
-    "polling, again and again": _healthy(
-        _pauses(POLLS, 300, 1800),
-        "starting → (training → quiet → suspected → stalled → recovered) x47" + _PAUSES_AGAIN["stalled"],
-        seconds=DAY,
-        trouble_at=DAY,
-    ),
+    "polling, again and again": _again(POLLS, 300, 1800, "stalled"),
     # after 12 hours of 4 minutes in every 10 the generation server does not answer any more
     "hang where it has paused": _hang(
         _pauses(AWAITS_GENERATION, 240, 600, hang=(0, AWAITS_GENERATION)),

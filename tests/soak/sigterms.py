@@ -16,9 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hangwatch.tools.demo.simulated_node import SimulatedNode
-from tests.fake_driver import FakeDriver, compile_library, h100
+from tests.fake_driver import compile_library
 from tests.real_daemon import RealDaemon
 from tests.soak import number_options
+from tests.soak.sigterms_at_writes import driver_of
 
 DEADLINE_SECONDS = 5.0
 BUSY = {
@@ -31,9 +32,7 @@ def once(library: Path, node: SimulatedNode, seed: int) -> float | None:
     """Start a daemon and send it SIGTERM. Return the seconds until it ended, or None if it overran the deadline."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        pids = [f"gpu {gpu} pids {pid}" for gpu, pid in enumerate(node.pids)]
-        driver = FakeDriver(library, folder / "gpus.scenario", [*h100(2), *pids, "gpu all power_watts 100"])
-        daemon = RealDaemon(folder / "hw", driver.environ, **BUSY)
+        daemon = RealDaemon(folder / "hw", driver_of(library, folder / "gpus.scenario", node).environ, **BUSY)
         with daemon:
             time.sleep(random.Random(seed).uniform(0.0, 6.0))
             began = time.monotonic()

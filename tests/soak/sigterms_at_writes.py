@@ -77,7 +77,7 @@ def _kept_of(daemon: RealDaemon, job_id: str) -> str:
 def driver_of(library: Path, scenario: Path, node: SimulatedNode) -> FakeDriver:
     """Return a driver with the node's GPUs at low power."""
     pids = [f"gpu {gpu} pids {pid}" for gpu, pid in enumerate(node.pids)]
-    return FakeDriver(library, scenario, [*h100(RANKS), *pids, "gpu all power_watts 100"])
+    return FakeDriver(library, scenario, [*h100(len(pids)), *pids, "gpu all power_watts 100"])
 
 
 def main() -> None:

@@ -75,6 +75,21 @@ C10D = "torch/distributed/distributed_c10d.py"
         (["_shutdown (threading.py)"], "exiting", None),
         (["flush (logging/__init__.py)", "emit (logging/__init__.py)"], "logging", "emit"),
         (["gc_collect_main (python3.10)", "train (train.py)"], "garbage_collection", None),
+        (["__futex_wait (libc.so.6)", "pthread_cond_wait (libc.so.6)", "Queue::pop (libx.so)", "THPEngine_run_backward (libtorch_python.so)"], "backward", "backward"),
+        (["__futex_wait (libc.so.6)", "__pthread_mutex_lock (libc.so.6)", "mine (x.py)"], "lock", "__pthread_mutex_lock"),
+        (["nanosleep (libc.so.6)", "c10d::Work::wait (libtorch_cpu.so)", "mine (x.py)"], "collective_wait", "c10d::Work::wait"),
+        (["nanosleep (libc.so.6)", "acme::poll (libacme.so)", "mine (x.py)"], "sleep", None),
+        (["recv (libc.so.6)", "c10d::TCPStore::doGet (libtorch_cpu.so)", "mine (x.py)"], "rendezvous", None),
+        (["poll (libc.so.6)", "ncclCommDestroy (libnccl.so.2)", "mine (x.py)"], "leaving", None),
+        (["syscall (libc.so.6)", "xla::Buffer::ToLiteralSync (libjax_common.so)", "mine (x.py)"], "gpu_sync", None),
+        (["__call__ (jax/_src/interpreters/pxla.py)", "_pjit_call_impl (jax/_src/pjit.py)", "train (train.py)"], "compiled_program", "__call__"),
+        (["_wait_impl (torchrec/distributed/dist_data.py)", "wait (torchrec/distributed/types.py)", "train (train.py)"], "collective_wait", "Awaitable.wait"),
+        (["finish_grad_sync (megatron/core/distributed/param_and_grad_buffer.py)", "forward_backward_all (megatron/core/pipeline_parallel/schedules.py)"], "collective_wait", "finish_grad_sync"),
+        (["join (megatron/core/dist_checkpointing/strategies/async_utils.py)", "train (train.py)"], "checkpoint", "join"),
+        (["wait (ray/_private/worker.py)", "get (ray/_private/worker.py)", "allreduce (ray/util/collective/collective.py)"], "collective_wait", "allreduce"),
+        (["_lazy_init (torch/cuda/__init__.py)", "to (mine.py)"], "device_setup", None),
+        (["read_text (etils/epath/gpath.py)", "main (mine.py)"], "storage", None),
+        (["poll (libc.so.6)", "absl::Mutex::Await (libx.so)", "acme::Fetch (libacme.so)"], "unknown", "acme::Fetch"),
         (["hello (mine.py)"], "unknown", "hello"),
         ([], "unknown", None),
     ],
@@ -84,9 +99,7 @@ def test_built_in_rules(lines: list[str], expected: str, operation: str | None) 
     assert found.activity == expected
     if operation is not None:
         assert found.operation == operation
-    assert found.waits == (
-        expected in {"collective_wait", "communicator_setup", "point_to_point", "rendezvous", "rpc_wait"}
-    )
+    assert found.waits == (found.row.waits_for == "ranks")
 
 
 def test_plain_and_qualified_names_are_the_same() -> None:

@@ -33,7 +33,7 @@ def incident_of(ranks: Sequence[RankDump], world_size: int | None = None) -> Inc
         world_size=world_size,
     )
     made = samples.incident(groups=(), verdict=Verdict(kind="OutsideCollective", message="made up"))
-    return samples.replaced(made, captures=(capture,), grouping=group_ranks(ranks, TABLE, SETTINGS, world_size))
+    return replace(made, captures=(capture,), grouping=group_ranks(ranks, TABLE, SETTINGS, world_size))
 
 
 def judge_texts(texts: Iterable[tuple[str, str]]) -> tuple[str, list[tuple[int | None, int | None]]]:
@@ -213,7 +213,7 @@ def test_no_name_of_site_user_or_program_survives(ranks: list[list[ProcessDump]]
     workers = tuple(replace(worker, comm=name, rounds=tuple(ranks[0])) for worker in rank_dumps[0].workers)
     incident = incident_of([replace(rank_dumps[0], workers=workers), *rank_dumps[1:]])
     job = replace(incident.job, job_id=name, job_name=name, command=f"python {name}.py", user=name, program=name)
-    incident = samples.replaced(incident, job=job, node=name, incident_id=name)
+    incident = replace(incident, job=job, node=name, incident_id=name)
     feedback = replace(RIGHT, named=(rank_dumps[0].id,), cause=name)
     for file, content in render_case(incident, feedback, "case").items():
         assert MARK not in file and MARK not in content

@@ -46,7 +46,7 @@ def scraped(entries: Iterable[JobEntry]) -> dict[str, list[tuple[dict[str, str],
 
 def hung(key: str, *members: Member, share: str = "uid 1") -> JobEntry:
     job = structs.replace(samples.job(range(2), 2), job_id=key, job_key=key, share=share)
-    incident = samples.replaced(samples.all_waiting(), job=job, grouping=grouping(*members), state=JobState.HUNG)
+    incident = structs.replace(samples.all_waiting(), job=job, grouping=grouping(*members), state=JobState.HUNG)
     return JobEntry(job=job, watch=job_watch.begin_watch(job, 0.0), incident=incident)
 
 

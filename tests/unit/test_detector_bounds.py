@@ -11,6 +11,7 @@ from hangwatch.detector import Action, TakeCapture, Transition, job_watch
 from hangwatch.detector.job_watch import JobWatch, MotionCount
 from hangwatch.detector.on_power import SAMPLE_GAP_SECONDS
 from hangwatch.detector.power_level import GpuPower
+from hangwatch.detector.progress_gaps import ProgressRecord
 from hangwatch.model import Job, JobName, JobState, ProcessId, Rank, RankId
 from tests.unit.test_detector import assert_times_mean_something, gpu_samples
 
@@ -115,6 +116,15 @@ def test_the_way_from_the_start_to_a_suspicion_in_words() -> None:
         True,
         True,
     )
+
+
+@pytest.mark.parametrize(("collectives", "since"), [(0, 0.0), (3, 40.0)])
+def test_hang_before_any_work_begins_with_the_last_collective(collectives: int, since: float) -> None:
+    played = Played()
+    played.watch = replace(played.watch, progress=ProgressRecord(progressed_at=40.0, advances=collectives))
+    while played.watch.state is JobState.STARTING:
+        played.feed(1, HANG)
+    assert (played.watch.state, played.watch.quiet_since) == (JobState.SUSPECTED, since)
 
 
 @pytest.mark.parametrize(("low", "is_quiet"), [(1, False), (2, True), (3, True)])

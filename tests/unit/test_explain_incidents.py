@@ -125,6 +125,26 @@ def test_line_of_torchruns_agent_tells_which_rank_has_ended(code: str, expected:
     assert check_first(verdict) == expected
 
 
+@pytest.mark.parametrize("is_restart", [True, False])
+def test_failures_before_torchrun_restarted_the_job_are_ignored(is_restart: bool) -> None:
+    agent = "E1129 17:11:14.009000 24217 api.py:1002] failed (exitcode: 1) local_rank: {} (pid: {}) of binary: python"
+    lines = [
+        "[rank1]: Traceback (most recent call last):",
+        "[rank1]: ValueError: bad batch",
+        agent.format(1, 101) if is_restart else "rank 1 goes on",
+        "[rank2]: Traceback (most recent call last):",
+        "[rank2]: KeyError: 'token'",
+        agent.format(2, 202),
+        "  time      : 2026-11-29_17:11:25",
+        "  rank      : 2 (local_rank: 2)",
+        "  exitcode  : 1 (pid: 202)",
+        "-" * 60,
+    ]
+    verdict, found = judge_lines(lines)
+    assert check_first(verdict) == ([2] if is_restart else [1])
+    assert any("lines 1 to 3 are of earlier attempts" in note for note in found.notes) == is_restart
+
+
 # --- lines of frameworks ----------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from msgspec import toml
 
 from hangwatch import config, words
 from hangwatch.formats import work_lines
+from hangwatch.limits import MOST_DUMPED_FRAMES
 from hangwatch.logs import enqueued_work, log_evidence
 from hangwatch.logs.rank_log import Log
 from hangwatch.model import Frame, RankDump, RankId, Thread, Verdict
@@ -31,7 +32,7 @@ from hangwatch.tools.explain.stacks import (
     pystack_text,
     strace_text,
 )
-from hangwatch.tools.explain.stacks.parsed_processes import MOST_FRAMES, Interned
+from hangwatch.tools.explain.stacks.parsed_processes import Interned
 from hangwatch.verdict import judge
 from hangwatch.verdict.supplements import complete
 from tests.conftest import DATA
@@ -500,11 +501,11 @@ def test_stack_of_gdb_after_log_lines_that_look_like_a_process_is_read() -> None
 
 
 def test_a_stack_without_an_end_is_cut() -> None:
-    endless = ['  File "/srv/a.py", line 3 in f'] * (MOST_FRAMES + 10)
+    endless = ['  File "/srv/a.py", line 3 in f'] * (MOST_DUMPED_FRAMES + 10)
     (rank,) = collect("Current thread 0x01 (most recent call first):", *endless, name="rank0.log").ranks
-    assert len(main_thread(rank).frames) == MOST_FRAMES
-    (rank,) = collect('Thread 1 (LWP 7 "python"):', *["#0  f (x=1) at a.c:1"] * (MOST_FRAMES + 10)).ranks
-    assert len(main_thread(rank).frames) == MOST_FRAMES
+    assert len(main_thread(rank).frames) == MOST_DUMPED_FRAMES
+    (rank,) = collect('Thread 1 (LWP 7 "python"):', *["#0  f (x=1) at a.c:1"] * (MOST_DUMPED_FRAMES + 10)).ranks
+    assert len(main_thread(rank).frames) == MOST_DUMPED_FRAMES
 
 
 @pytest.mark.parametrize(("node", "named"), [("rank", []), ("gpu-07:", [1004])])

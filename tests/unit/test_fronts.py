@@ -15,6 +15,7 @@ from hangwatch.model import Member, RankId, RecorderFacts
 from hangwatch.model.flight_records import FlightRecord, GroupMembers, GroupStatus, RankRecords
 from hangwatch.tools.explain.flight_dumps import recorder_dump
 from hangwatch.verdict.sequence_rules import Answer, decide
+from tests.unit.test_waitfor import record, recorder
 
 CREATED_NS = 1_700_000_000 * 10**9
 REAL = Path(__file__).parents[3] / "shared" / "nccl-dumps"
@@ -148,9 +149,9 @@ class Simulation:
             GroupMembers(name=self.names[group], description="group", ranks=tuple((one, one) for one in group))
             for group in groups
         )
-        recorder = RankRecords(
+        read = recorder(
+            *records,
             library="nccl",
-            records=records,
             groups=tuple(self._status(rank, index, group) for index, group in enumerate(groups)),
             members=members,
             next_id=self.enqueued[rank],
@@ -160,7 +161,7 @@ class Simulation:
             layout="2.10",
             read_unix_seconds=CREATED_NS / 1e9 + 600.0,
         )
-        return drop_unneeded(recorder)
+        return drop_unneeded(read)
 
     def _status(self, rank: int, index: int, group: tuple[int, ...]) -> GroupStatus:
         mine = [place for place in range(self.enqueued[rank]) if self.programs[rank][place].group == group]
@@ -174,22 +175,18 @@ class Simulation:
         one = self.programs[rank][place]
         mine = one.group.index(rank)
         peer = f" {mine}{'->' if one.is_send else '<-'}{1 - mine}" if one.peers else ""
-        return FlightRecord(
+        return record(
+            self.numbers[rank][place],
+            self.names[one.group],
             id=place,
-            reset_epoch=0,
             group_id=groups.index(one.group),
-            group_name=self.names[one.group],
             group_description="group",
-            collective_seq=self.numbers[rank][place],
             p2p_seq=self.numbers[rank][place],
             op_id=place,
             is_p2p=one.peers is not None,
             operation=f"nccl:{one.name}{peer}",
             state="completed" if place in self.completed[rank] else "open",
-            is_started=False,
-            is_retired=False,
             created_unix_ns=CREATED_NS + place * 10**6,
-            timeout_ms=600_000,
         )
 
 

@@ -17,10 +17,12 @@ def test_limits_of_different_models_are_not_compared() -> None:
     gpus = (
         GpuSample(index=0, uuid="GPU-0", name="H100", power_watts=70.0, power_limit_watts=700.0),
         GpuSample(index=1, uuid="GPU-1", name="L4", power_watts=17.0, power_limit_watts=72.0),
+        GpuSample(index=2, uuid="GPU-2", name="T4", power_watts=20.0),
     )
-    verdict = gpu_power.judge([gpu_power.Sample(gpus=gpus)], Settings())
-    assert verdict.status is CheckStatus.OK
-    assert "the lowest is GPU 1 at 17 W" in verdict.message
+    for count, draw in ((2, "87 W of 772 W allowed"), (3, "107 W")):
+        verdict = gpu_power.judge([gpu_power.Sample(gpus=gpus[:count])], Settings())
+        assert verdict.status is CheckStatus.OK
+        assert verdict.message == f"{count} GPUs draw {draw}; the lowest is GPU 1 at 17 W"
 
 
 def test_a_recovery_action_newer_than_this_program_is_still_critical() -> None:
@@ -33,7 +35,8 @@ def test_a_recovery_action_newer_than_this_program_is_still_critical() -> None:
 
 def test_a_power_cap_and_idle_clocks_are_no_fault() -> None:
     gpu = GpuHealth(index=0, uuid="GPU-0", clocks_event_reasons=0x1 | 0x2 | 0x4 | 0x10)
-    assert gpu_health.judge([gpu_health.Sample(gpus=(gpu,))], gpu_health.Settings()).status is CheckStatus.OK
+    verdict = gpu_health.judge([gpu_health.Sample(gpus=(gpu,))], gpu_health.Settings())
+    assert (verdict.status, verdict.message) == (CheckStatus.OK, "1 GPU healthy: none lost, no slow clocks")
 
 
 def test_a_driver_that_blocks_says_at_which_gpu() -> None:
@@ -103,7 +106,8 @@ def test_a_matrix_that_differs_both_ways() -> None:
 
 def test_a_single_gpu_has_a_topology_too() -> None:
     sample = nvlink_topology.Sample(gpus=(GpuPlace(index=0, uuid="GPU-0"),))
-    assert nvlink_topology.judge([sample], Settings()).status is CheckStatus.OK
+    verdict = nvlink_topology.judge([sample], Settings())
+    assert verdict.message == "1 GPU and 0 network cards: no connection between GPUs is known"
     assert list(nvlink_topology.table(sample))[1] == ("GPU0", "X", "", "N/A", "N/A")
 
 
@@ -116,7 +120,7 @@ def test_a_link_of_unknown_speed_is_not_judged() -> None:
         slots=(slot(utilization_ratio=1.0, generation=None, generation_max=5, width=16, width_max=None),)
     )
     verdict = pcie.judge([sample], Settings())
-    assert verdict.status is CheckStatus.OK
+    assert (verdict.status, verdict.message) == (CheckStatus.OK, "1 GPU on links of unknown speed")
 
 
 def test_replays_count_from_zero_after_the_driver_was_loaded_again() -> None:

@@ -149,6 +149,7 @@ def quiet(**changes: object) -> Life:
     """Return the state of a job that worked before and is now suspected. Its capture is running."""
     life = at_work(**changes)
     life.power(110, 26)
+    assert life.state is JobState.SUSPECTED
     return life
 
 

@@ -28,7 +28,7 @@ from hangwatch.model.flight_records import GroupMembers
 from hangwatch.state import steps
 from hangwatch.verdict.judge import judge
 from hangwatch.verdict.remote_wait import waits_for_other_nodes
-from tests.unit.test_progress import RULES, Life, job, result
+from tests.unit.test_progress import RULES, Life, job, quiet, result
 from tests.unit.test_waitfor import WORLD, done, member, record, recorder, standing, waits
 
 ALL_WAIT = Verdict(kind="AllWaiting", message="all wait")
@@ -180,10 +180,7 @@ def test_it_pages_after_the_stalled_hold_where_a_collective_waits_for_ever() -> 
 
 
 def test_a_job_on_one_node_and_one_of_unknown_size_hang_here() -> None:
-    life = Life()
-    life.discover(job())
-    life.power(600, 60)
-    life.power(110, 26)
+    life = quiet()
     life.look(waiting())
     assert (life.state, life.snapshot.jobs["42"].page) == (JobState.HUNG, True)
 

@@ -58,7 +58,7 @@ def raw_part(report: str) -> list[str]:
 def test_recovered_job_is_told_in_the_past_tense() -> None:
     hang = samples.loader_hang()
     verdict = replace(hang.verdict, stuck_on="read() of a pipe")
-    incident = samples.replaced(
+    incident = replace(
         hang, verdict=verdict, state=JobState.RECOVERED, closed_unix_seconds=hang.opened_unix_seconds + 132
     )
     for shown in (text.render(incident), html.render(incident)):
@@ -105,7 +105,7 @@ def test_long_stack_is_folded_in_groups_and_tree() -> None:
 def test_start_and_page_stand_in_one_row() -> None:
     hang = samples.loader_hang()
     paged = TimelineEntry(unix_seconds=hang.opened_unix_seconds + 120, state=JobState.HUNG, message=PAGED)
-    report = text.render(samples.replaced(hang, timeline=(*hang.timeline, paged)))
+    report = text.render(replace(hang, timeline=(*hang.timeline, paged)))
     (row,) = re.findall("(?m)^State .*$", report)
     assert row.endswith(f", paged at {words.utc(paged.unix_seconds, '%H:%M:%S')}")
 
@@ -154,7 +154,7 @@ def test_the_fall_of_power_is_seen_in_every_width(width: int) -> None:
 
 @pytest.mark.parametrize("width", [60, 110])
 def test_end_of_progress_is_seen_beside_the_power(width: int) -> None:
-    incident = samples.replaced(samples.loader_hang(), collectives=samples.collectives())
+    incident = replace(samples.loader_hang(), collectives=samples.collectives())
     section = text.render(incident, width=width).partition("\nProgress\n")[2].partition("\nPower\n")[0]
     assert max(map(len, section.splitlines())) <= width
     assert re.fullmatch(
@@ -163,7 +163,7 @@ def test_end_of_progress_is_seen_beside_the_power(width: int) -> None:
 
 
 def test_late_rank_before_the_hang_is_shown() -> None:
-    incident = samples.replaced(samples.loader_hang(), arrival=samples.arrival())
+    incident = replace(samples.loader_hang(), arrival=samples.arrival())
     section = text.render(incident, width=110).partition("\nProgress\n")[2].partition("\nPower\n")[0]
     assert "before Rank 7 (pid 41207) is late by 4 ms (10.0% of a step of 40 ms)." in " ".join(section.split())
 
@@ -273,7 +273,7 @@ def test_explain_reads_ranks_without_a_global_number_back(with_local_rank: bool)
         for number in range(3)
     )
     capture = msgspec.structs.replace(samples.mismatch().captures[0], ranks=dumps)
-    incident = samples.replaced(samples.mismatch(), captures=(capture,))
+    incident = replace(samples.mismatch(), captures=(capture,))
     assert seen([("report.txt", text.render(incident).splitlines())]) == written(dumps, local=True)
 
 
@@ -329,7 +329,7 @@ def _hostile(function: str, file: str, command: str, message: str, node: str) ->
     )
     verdict = Verdict(kind=function, message=message, named=(who,))
     incident = samples.incident(groups=(group,), verdict=verdict, dumps=(dump,), notes=(message,))
-    return samples.replaced(incident, job=samples.job([0], 1, job_id=message, command=command))
+    return replace(incident, job=samples.job([0], 1, job_id=message, command=command))
 
 
 def test_report_has_do_first_with_the_pid_before_the_details() -> None:
@@ -413,14 +413,14 @@ def test_dump_of_one_process_shows_its_program_and_nothing_about_its_job() -> No
 
 def test_dump_with_many_groups_counts_the_rest() -> None:
     groups = tuple(_singleton(number) for number in range(30))
-    incident = samples.replaced(samples.loader_hang(), grouping=Grouping(groups=groups))
+    incident = replace(samples.loader_hang(), grouping=Grouping(groups=groups))
     answer = text.render_answer(incident)
     assert "and 22 smaller groups with 44 ranks: --full" in answer
     assert len(answer.splitlines()) <= 30
 
 
 def timed_out_row(incident: Incident, **changes: object) -> str:
-    found = re.search(r"^Timeout +(.*)$", text.render(samples.replaced(incident, **changes), width=1000), re.MULTILINE)
+    found = re.search(r"^Timeout +(.*)$", text.render(replace(incident, **changes), width=1000), re.MULTILINE)
     return found[1] if found else ""
 
 

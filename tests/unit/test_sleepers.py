@@ -27,7 +27,7 @@ from hangwatch.model import (
 )
 from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.words import describe_sleep
-from tests.unit.test_progress import RULES, Life, job
+from tests.unit.test_progress import RULES, Life, quiet
 
 RANK = RankId(node="n1", rank=0)
 UNIX = 1e9
@@ -105,17 +105,8 @@ def captured(life: Life, left_seconds: float, polls: Signature = Signature.BLOCK
     life.look(grouping(sleep, polls=polls))
 
 
-def suspected() -> Life:
-    life = Life()
-    life.discover(job())
-    life.power(600, 60)
-    life.power(110, 26)
-    assert life.state is JobState.SUSPECTED
-    return life
-
-
 def test_rank_that_sleeps_is_unknown_until_it_wakes_and_then_captured_again() -> None:
-    life = suspected()
+    life = quiet()
     captured(life, 65.0)
     watch, taken = life.snapshot.jobs["42"].watch, life.captures
     assert watch.state is JobState.STALLED
@@ -131,14 +122,14 @@ def test_rank_that_sleeps_is_unknown_until_it_wakes_and_then_captured_again() ->
 
 
 def test_sleep_that_outlasts_the_stalled_hold_is_a_hang() -> None:
-    life = suspected()
+    life = quiet()
     captured(life, RULES.stalled_hold_seconds + 1)
     assert life.state is JobState.HUNG
 
 
 @pytest.mark.parametrize("polls", [Signature.BLOCKED, Signature.POLLS])
 def test_rank_that_polls_for_nothing_is_frozen_after_the_hold(polls: Signature) -> None:
-    life = suspected()
+    life = quiet()
     for _ in range(3):
         assert life.state in (JobState.SUSPECTED, JobState.STALLED)
         captured(life, 10.0, polls)
@@ -153,7 +144,7 @@ def test_rank_that_polls_for_nothing_is_frozen_after_the_hold(polls: Signature) 
 
 
 def test_what_an_earlier_suspicion_saw_asleep_is_forgotten() -> None:
-    life = suspected()
+    life = quiet()
     captured(life, 10.0)
     life.power(600, 90)
     assert life.state is JobState.TRAINING

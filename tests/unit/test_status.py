@@ -33,7 +33,7 @@ from hangwatch.model import (
     Verdict,
     Worker,
 )
-from hangwatch.model.flight_records import FlightRecord, Library, RankRecords
+from hangwatch.model.flight_records import Library
 from hangwatch.state import status, steps
 from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.state.hang_history import MOST_HANGS, MOST_HANGS_OF_USER, find_history, remember_hang, restore_hangs
@@ -43,6 +43,8 @@ from hangwatch.state.unseen import list_unseen
 from hangwatch.tools.commands.status_tables import print_status
 from hangwatch.tools.commands.top import LastAnswer, frame
 from tests import samples
+from tests.unit.test_waitfor import record as flight_record
+from tests.unit.test_waitfor import recorder
 
 UUID = "GPU-0"
 
@@ -266,53 +268,21 @@ def test_job_that_is_no_longer_read_loses_its_late_rank() -> None:
     assert series(snapshot, "hangwatch_rank_lateness_seconds") == {}
 
 
-def make_record(number: int, group_id: int = 1, name: str = "0", **changes: object) -> FlightRecord:
-    made = FlightRecord(
-        id=number,
-        reset_epoch=0,
-        group_id=group_id,
-        group_name=name,
-        group_description="",
-        collective_seq=number,
-        p2p_seq=0,
-        op_id=number,
-        is_p2p=False,
-        operation="gloo:all_reduce",
-        state="completed",
-        is_started=True,
-        is_retired=True,
-        created_unix_ns=10**18 + number,
-        timeout_ms=-1,
-        input_sizes=((8,),),
-    )
-    return replace(made, **changes)
-
-
 def test_collectives_are_those_of_the_newest_group_that_counts() -> None:
-    records = (
-        make_record(1),
-        make_record(2, group_id=3),
-        make_record(3, group_id=3, is_p2p=True),
-        make_record(4, group_id=3, is_coalesced_part=True),
-        make_record(5, group_id=4, name="1"),
-        make_record(6, group_id=5, name=""),
-        make_record(7, group_id=3),
+    read = recorder(
+        flight_record(1, group_id=1),
+        flight_record(2, group_id=3),
+        flight_record(3, group_id=3, is_p2p=True),
+        flight_record(4, group_id=3, is_coalesced_part=True),
+        flight_record(5, "1", group_id=4),
+        flight_record(6, "", group_id=5),
+        flight_record(7, group_id=3),
     )
-    recorder = RankRecords(
-        library="gloo",
-        records=records,
-        next_id=7,
-        oldest_id=0,
-        is_wrapped=False,
-        capacity=2000,
-        layout="2.13",
-        read_unix_seconds=1.0,
-    )
-    assert [(one.group, one.number, one.operation) for one in list_collectives(recorder, {4})] == [
+    assert [(one.group, one.number, one.operation) for one in list_collectives(read, {4})] == [
         ("0", 2, "all_reduce"),
         ("0", 7, "all_reduce"),
     ]
-    assert [one.number for one in list_collectives(recorder, ())] == [2, 5, 7]
+    assert [one.number for one in list_collectives(read, ())] == [2, 5, 7]
 
 
 NOW = 10_000.0

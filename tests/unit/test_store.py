@@ -37,7 +37,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 def at(opened: float, job_id: str = "42", **changes: object) -> Incident:
     usual = {"incident_id": name_at(opened, job_id), "job": samples.job(range(2), 2, job_id=job_id)}
-    return samples.replaced(samples.mismatch(), opened_unix_seconds=opened, **{**usual, **changes})
+    return replace(samples.mismatch(), opened_unix_seconds=opened, **{**usual, **changes})
 
 
 def name_at(opened: float, job_id: str = "42") -> str:
@@ -115,7 +115,7 @@ def test_what_is_replaced_is_on_disk_before_the_old_goes(tmp_path: Path, monkeyp
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     kept = open_writable(tmp_path / "state")
     for make in (*samples.SAMPLES.values(), samples.fleet):
-        incident = samples.replaced(make(), incident_id=make.__name__)
+        incident = replace(make(), incident_id=make.__name__)
         folder = kept.save(incident, FILES)
         assert incident_file.load(folder) == incident
 
@@ -136,7 +136,7 @@ def test_saving_again_replaces_all_but_dumps(tmp_path: Path) -> None:
     kept = open_writable(tmp_path)
     incident = samples.loader_hang()
     folder = kept.save(incident, FILES)
-    later = samples.replaced(incident, state=JobState.RECOVERED, closed_unix_seconds=samples.OPENED + 60)
+    later = replace(incident, state=JobState.RECOVERED, closed_unix_seconds=samples.OPENED + 60)
     dump = "dumps/20260314T031501Z-round1/rank0.txt"
     assert kept.save(later, {"report.txt": "new", dump: "other", "dumps/later/rank0.txt": "more"}) == folder
     assert incident_file.load(folder) == later
@@ -151,13 +151,13 @@ def test_a_reader_sees_the_old_or_the_new_and_never_a_half(tmp_path: Path) -> No
     kept = open_writable(tmp_path)
     folder = kept.save(samples.loader_hang(), FILES)
     with (folder / "incident.json").open("rb") as old:
-        kept.save(samples.replaced(samples.loader_hang(), state=JobState.ENDED), FILES)
+        kept.save(replace(samples.loader_hang(), state=JobState.ENDED), FILES)
         assert msgspec.json.decode(old.read(), type=Incident) == samples.loader_hang()
 
 
 def test_two_incidents_of_one_name_are_two(tmp_path: Path) -> None:
     kept = open_writable(tmp_path)
-    here, there = samples.loader_hang(), samples.replaced(samples.loader_hang(), node="gpu-b07")
+    here, there = samples.loader_hang(), replace(samples.loader_hang(), node="gpu-b07")
     folders = [kept.save(here, FILES), kept.save(there, FILES), kept.save(here, FILES), kept.save(there, FILES)]
     assert [folder.name for folder in folders] == [
         "20260314T031500Z-2180718-6d1c0f5a",
@@ -171,8 +171,8 @@ def test_two_owners_jobs_of_one_name_that_hang_in_one_second_are_two_incidents(t
     kept = open_writable(tmp_path)
     keys = ("6d1c0f5a9e27b384", "0123456789abcdef", "0123456789abcdee")  # the last two are equal in names
     for key in keys:
-        job = samples.replaced(samples.job(range(2), 2, job_id="100"), job_key=key)
-        kept.save(samples.replaced(at(1e9), job=job, incident_id=incident_name(job, 1e9)), FILES)
+        job = replace(samples.job(range(2), 2, job_id="100"), job_key=key)
+        kept.save(replace(at(1e9), job=job, incident_id=incident_name(job, 1e9)), FILES)
     assert sorted(summary.job_key for summary in kept.summaries()) == sorted(keys)
     assert incident_file.load(kept.find("100-6d1c0f5a")).job.job_key == keys[0]
 
@@ -194,7 +194,7 @@ def test_any_text_survives(
     incident = samples.incident(
         groups=[group], verdict=msgspec.structs.replace(samples.mismatch().verdict, message=message), ranks=[0]
     )
-    incident = samples.replaced(incident, job=samples.job([0], 1, command=command), host_facts=tuple(facts))
+    incident = replace(incident, job=samples.job([0], 1, command=command), host_facts=tuple(facts))
     folder = open_writable(tmp_path).save(incident, {"report.txt": message})
     found = incident_file.load(folder)
     assert found.verdict.message == message.encode("utf-8", "backslashreplace").decode()

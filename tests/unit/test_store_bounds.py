@@ -14,17 +14,7 @@ from hangwatch import store
 from hangwatch.formats import incident_file
 from hangwatch.formats.incident_file import StoreError, Summary
 from hangwatch.limits import MOST_RANKS
-from hangwatch.model import (
-    INCIDENT_VERSION,
-    Capture,
-    CheckFirst,
-    Group,
-    Incident,
-    JobState,
-    Member,
-    RankDump,
-    RankId,
-)
+from hangwatch.model import INCIDENT_VERSION, Capture, CheckFirst, Group, Incident, JobState, Member, RankDump, RankId
 from hangwatch.store import Store
 from hangwatch.store import incident_folders as folders
 from tests import samples
@@ -319,23 +309,18 @@ def test_text_that_is_no_unicode_is_written_escaped_and_the_rest_as_it_is(tmp_pa
 # --- errors for people -----------------------------------------------------------------------------------------------
 
 
-def test_an_incident_that_is_not_there(tmp_path: Path) -> None:
+def test_what_is_not_an_incident_or_a_folder_of_them_is_an_error(tmp_path: Path) -> None:
+    file, folder = tmp_path / "incident.json", tmp_path / "incidents"
     what, remedy = error_of(lambda: incident_file.load(tmp_path))
-    assert what == f"{tmp_path}/incident.json: does not exist"
+    assert what == f"{file}: does not exist"
     assert "`hangwatch incidents` lists the incidents of this node" in remedy
-
-
-def test_a_link_in_the_place_of_an_incident(tmp_path: Path) -> None:
-    (tmp_path / "incident.json").symlink_to("/etc/hostname")
+    file.symlink_to("/etc/hostname")
     what, remedy = error_of(lambda: incident_file.load(tmp_path))
-    assert what == f"{tmp_path}/incident.json: cannot be read: Too many levels of symbolic links"
+    assert what == f"{file}: cannot be read: Too many levels of symbolic links"
     assert "links are not followed" in remedy
-
-
-def test_a_file_in_the_place_of_the_incidents(tmp_path: Path) -> None:
-    (tmp_path / "incidents").write_text("")
+    folder.write_text("")
     what, remedy = error_of(lambda: Store(tmp_path).summaries())
-    assert what == f"{tmp_path}/incidents: cannot be listed: Not a directory"
+    assert what == f"{folder}: cannot be listed: Not a directory"
     assert "try as root" in remedy
 
 

@@ -1,5 +1,7 @@
 """The traffic on the links of GPUs during a capture."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,20 +12,15 @@ from hangwatch.stacks.link_traffic import gpu_use, link_rates, port_traffic
 Pair = tuple[int, int] | None
 
 
+def sweep(taken_seconds: float, uuid: str, **read: Any) -> TrafficSweep:
+    """Return one reading of one GPU. `read` are other fields of `GpuTraffic`."""
+    return TrafficSweep(gpus=(GpuTraffic(index=0, uuid=uuid, taken_monotonic_seconds=taken_seconds, **read),))
+
+
 def sweeps(*nvlink: Pair, uuid: str = "GPU-0", pcie: tuple[Pair, ...] = (), seconds: float = 5.0) -> list[TrafficSweep]:
     """Return readings of the NVLink and PCIe counters of one GPU, `seconds` apart."""
     return [
-        TrafficSweep(
-            gpus=(
-                GpuTraffic(
-                    index=0,
-                    uuid=uuid,
-                    taken_monotonic_seconds=seconds * number,
-                    nvlink_bytes=counters,
-                    pcie_bytes=pcie[number] if pcie else None,
-                ),
-            )
-        )
+        sweep(seconds * number, uuid, nvlink_bytes=counters, pcie_bytes=pcie[number] if pcie else None)
         for number, counters in enumerate(nvlink)
     ]
 
@@ -65,17 +62,7 @@ def test_the_busiest_gpu_of_a_rank_counts_and_no_other_ranks() -> None:
 
 def sampled(*rates: tuple[float, float] | None, counted: Pair = None) -> list[TrafficSweep]:
     return [
-        TrafficSweep(
-            gpus=(
-                GpuTraffic(
-                    index=0,
-                    uuid="GPU-0",
-                    taken_monotonic_seconds=5.0 * number,
-                    pcie_bytes=counted,
-                    pcie_bytes_per_second=rate,
-                ),
-            )
-        )
+        sweep(5.0 * number, "GPU-0", pcie_bytes=counted, pcie_bytes_per_second=rate)
         for number, rate in enumerate(rates)
     ]
 

@@ -9,6 +9,7 @@ from hangwatch import __version__
 from hangwatch.checks.framework.contract import ABSENT
 from hangwatch.checks.framework.node_facts import Facts
 from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Fault, Value
+from hangwatch.model.keyed_lists import list_by_key
 
 Status: TypeAlias = Literal["OK", "WARNING", "CRITICAL", "UNKNOWN"]
 FailOn: TypeAlias = Literal["warning", "critical"]
@@ -118,9 +119,7 @@ def _verbose_rows(result: CheckResult) -> Iterator[tuple[str, ...]]:
 
 def _absent_row(results: Sequence[CheckResult]) -> tuple[str, ...]:
     """Return one row for all checks that do not apply to this node, grouped by message."""
-    names_by_message: dict[str, list[str]] = {}
-    for result in results:
-        names_by_message.setdefault(result.verdict.message, []).append(result.check)
+    names_by_message = list_by_key((result.verdict.message, result.check) for result in results)
     most_first = sorted(names_by_message.items(), key=lambda item: -len(item[1]))
     messages = "; ".join(f"{message} ({', '.join(names)})" for message, names in most_first)
     return f"{len(results)} others", CheckStatus.OK.name, ABSENT, f"do not apply: {messages}", ""

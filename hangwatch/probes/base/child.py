@@ -35,6 +35,7 @@ Each of them can mount a file system that does not respond. None may use up the 
 MOST_PRINTED_BYTES = 16 << 20
 MOST_MEMORY_BYTES = 4 << 30  # RLIMIT_DATA of a child of `Runner`
 KILL_SECONDS = 1.0
+STARTUP_SECONDS = 2.0  # of a child with Python, in addition to its deadline
 STUCK_REASONS = frozenset({"DumperStuck", "TooManyDumpersStuck"})
 """Reasons of faults for a child that cannot be killed. It waits for the file system of the program that it reads."""
 

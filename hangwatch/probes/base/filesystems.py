@@ -24,10 +24,9 @@ from typing import NamedTuple
 from hangwatch import words
 from hangwatch.model import Fault, Value
 from hangwatch.probes.base import pseudo_files, system_calls
-from hangwatch.probes.base.child import KILL_SECONDS, AbandonedChildren, Child
+from hangwatch.probes.base.child import KILL_SECONDS, STARTUP_SECONDS, AbandonedChildren, Child
 
 CHILD = Path(__file__).with_name("filesystems_child.py")
-STARTUP_SECONDS = 2.0
 _STUCK_SECONDS = 0.3  # time for a child to end that has not responded: it probably hangs
 NOT_STARTED = "OnlookerNotStarted"
 NETWORK_TYPES = frozenset(

@@ -7,6 +7,8 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import TypeVar
 
+from hangwatch.model.keyed_lists import list_by_key
+
 T = TypeVar("T")
 
 
@@ -43,9 +45,7 @@ class OwnerTurns:
 
         The time until the next item is asked for counts for the owner.
         """
-        waiting: dict[str, list[T]] = {}
-        for owner, item in items:
-            waiting.setdefault(owner, []).append(item)
+        waiting = list_by_key(items)
         level = min((seconds for owner, seconds in self._seconds.items() if owner in waiting), default=0.0)
         self._seconds = {owner: self._seconds.get(owner, level) for owner in waiting}
         while waiting and (began := self._clock()) < end:

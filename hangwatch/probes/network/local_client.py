@@ -11,19 +11,17 @@ import socket
 import struct
 from typing import NamedTuple
 
-_NETLINK_SOCK_DIAG = 4
-_SOCK_DIAG_BY_FAMILY = 20
+from hangwatch.probes.network.sockets import HEADER, LISTEN, NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY
+
 _NLM_F_REQUEST = 0x1
-_HEADER = struct.Struct("=IHHII")  # nlmsghdr
 _REQUEST = struct.Struct("=BBBxI")  # inet_diag_req_v2: family, protocol, extensions, states; then the socket
 _PORTS = struct.Struct("!HH")
 _ANY = struct.pack("=III", 0, 0xFFFFFFFF, 0xFFFFFFFF)  # any interface, any cookie
-_STATE_AT = _HEADER.size + 1  # in the answer: inet_diag_msg follows the header
-_USER_AT = _HEADER.size + 64
+_STATE_AT = HEADER.size + 1  # in the answer: inet_diag_msg follows the header
+_USER_AT = HEADER.size + 64
 _USER_AND_INODE = struct.Struct("=II")
 _ANSWER_BYTES = 4096
 _ALL_STATES = 0xFFFFFFFF
-_LISTEN = 10
 _MOST_STALE = 8  # answers to earlier questions that are skipped
 
 
@@ -68,21 +66,21 @@ class LocalClients:
     ) -> LocalClient | None:
         if self._channel is None:
             kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-            self._channel = socket.socket(socket.AF_NETLINK, kind, _NETLINK_SOCK_DIAG)
+            self._channel = socket.socket(socket.AF_NETLINK, kind, NETLINK_SOCK_DIAG)
         family = socket.AF_INET if client.version == 4 else socket.AF_INET6
         wanted_ends = _PORTS.pack(client_port, port) + client.packed.ljust(16, b"\0") + address.packed.ljust(16, b"\0")
         request = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _ALL_STATES) + wanted_ends + _ANY
         sequence = next(self._sequence) & 0xFFFFFFFF
-        length = _HEADER.size + len(request)
-        self._channel.send(_HEADER.pack(length, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, sequence, 0) + request)
+        length = HEADER.size + len(request)
+        self._channel.send(HEADER.pack(length, SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, sequence, 0) + request)
         for _ in range(_MOST_STALE):  # the kernel queues its answer during send(2)
             answer = self._channel.recv(_ANSWER_BYTES)
-            _, kind, _, answer_sequence, _ = _HEADER.unpack_from(answer)
+            _, kind, _, answer_sequence, _ = HEADER.unpack_from(answer)
             if answer_sequence == sequence:
                 break
         else:
             return None
-        if kind != _SOCK_DIAG_BY_FAMILY or answer[_STATE_AT] == _LISTEN:
+        if kind != SOCK_DIAG_BY_FAMILY or answer[_STATE_AT] == LISTEN:
             return None
         uid, inode = _USER_AND_INODE.unpack_from(answer, _USER_AT)
         return LocalClient(uid, has_closed=inode == 0)

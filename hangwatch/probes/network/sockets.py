@@ -25,12 +25,12 @@ MOST_CONNECTIONS = 1 << 15  # of one namespace: any user may open 100,000
 MOST_DESCRIPTORS = 4096  # of one process
 CPU_SECONDS = 0.5  # for one namespace, of the thread: the kernel answers at once, and a busy node delays the thread
 
-_NETLINK_SOCK_DIAG = 4
-_SOCK_DIAG_BY_FAMILY = 20
+NETLINK_SOCK_DIAG = 4
+SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST_DUMP = 0x1 | 0x300
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _INET_DIAG_INFO = 2
-_HEADER = struct.Struct("=IHHII")  # nlmsghdr
+HEADER = struct.Struct("=IHHII")  # nlmsghdr
 _REQUEST = struct.Struct("=BBBxI48x")  # inet_diag_req_v2: family, protocol, extensions, states, any socket
 _ATTRIBUTE = struct.Struct("=HH")
 _MESSAGE_BYTES = 72  # inet_diag_msg
@@ -43,7 +43,7 @@ _MAPPED = bytes(10) + b"\xff\xff"
 _CLONE_NEWNET = 0x40000000
 
 ESTABLISHED, SYN_SENT, _CLOSE_WAIT = 1, 2, 8
-_LISTEN = 10
+LISTEN = 10
 _WANTED_STATES = 0xFFF & ~(1 << 6)  # all except TIME_WAIT, which no process holds
 _UNIX_REQUEST = struct.Struct("=BBHIIIII")  # unix_diag_req: family, protocol, pad, states, inode, attributes, cookie
 _UNIX_MESSAGE_BYTES = 16  # unix_diag_msg
@@ -81,7 +81,7 @@ class Connection(NamedTuple):
     @property
     def listens(self) -> bool:
         """True if this is a listening socket, not a connection."""
-        return self.state == _LISTEN
+        return self.state == LISTEN
 
     @property
     def is_lost(self) -> bool:
@@ -142,7 +142,7 @@ def read_unix(pid: int, proc_root: Path) -> dict[int, UnixSocket] | None:
                 (inode,) = struct.unpack_from("=I", answer, at + 4)
                 attributes = at + _UNIX_MESSAGE_BYTES, size
                 peer = int.from_bytes(_attribute(answer, *attributes, _UNIX_PEER)[:4], sys.byteorder)
-                by_inode[inode] = UnixSocket(answer[at + 2] == _LISTEN, peer or None)
+                by_inode[inode] = UnixSocket(answer[at + 2] == LISTEN, peer or None)
                 clients = struct.iter_unpack("=I", _attribute(answer, *attributes, _UNIX_PENDING))
                 pending |= {client: UnixSocket(listens=False, peer=inode) for (client,) in clients}
                 if len(by_inode) > MOST_CONNECTIONS:
@@ -312,8 +312,8 @@ def _channel(pid: int, proc_root: Path) -> socket.socket:
 
 
 def _open() -> socket.socket:
-    channel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG)
-    channel.settimeout(CPU_SECONDS)
+    channel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG)
+    channel.settimeout(CPU_SECONDS)  # for one answer, which the kernel has ready
     return channel
 
 
@@ -341,20 +341,20 @@ def _ask(channel: socket.socket, family: int, end: float) -> Iterator[Connection
 
 def _messages(channel: socket.socket, family: int, request: bytes, end: float) -> Iterator[tuple[bytes, int, int]]:
     """Send a request and yield the messages of the answer: for each the buffer, and its start and end in the buffer."""
-    length = _HEADER.size + len(request)
-    channel.send(_HEADER.pack(length, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, family, 0) + request)
+    length = HEADER.size + len(request)
+    channel.send(HEADER.pack(length, SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, family, 0) + request)
     while True:
         if time.thread_time() > end:
             raise TimeoutError
         answer = channel.recv(_RECEIVE_BYTES)
         at = 0
-        while at + _HEADER.size <= len(answer):
-            size, kind, _, _, _ = _HEADER.unpack_from(answer, at)
+        while at + HEADER.size <= len(answer):
+            size, kind, _, _, _ = HEADER.unpack_from(answer, at)
             if kind == _NLMSG_DONE:
                 return
-            if kind == _NLMSG_ERROR or size < _HEADER.size:
+            if kind == _NLMSG_ERROR or size < HEADER.size:
                 raise OSError("sock_diag refused")
-            yield answer, at + _HEADER.size, at + size
+            yield answer, at + HEADER.size, at + size
             at += (size + 3) & ~3
 
 

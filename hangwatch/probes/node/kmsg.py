@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hangwatch.model import Fault, Value
 from hangwatch.probes.node import oom_kills
-from hangwatch.probes.node.oom_kills import OomKills
+from hangwatch.probes.node.oom_kills import KEYS_KEPT, OomKills
 from hangwatch.tables import kernel_lines, xids
 
 # The buffer must hold a whole record, else read fails with EINVAL: 8 KiB since Linux 3.5 (CONSOLE_EXT_LOG_MAX).
@@ -26,7 +26,6 @@ MAX_RECORDS_PER_READ = 200_000
 COUNTED = ("xid", "sxid", "hung_task")
 """The rows of kernel_lines.toml of which every line is counted."""
 
-KEYS_KEPT = 512
 LINES_KEPT = 512  # of each row, so that many lines of one row do not displace those of another
 MAY_READ = "run as root, or grant CAP_SYSLOG; in a container, mount /dev/kmsg and allow the device"
 

@@ -24,7 +24,6 @@ _LENGTH = -1  # no clock: the timeout is a length
 _TIMER_ABSTIME = 1
 _FUTEX_WAIT, _FUTEX_WAIT_BITSET = 0, 9
 _FUTEX_PRIVATE_FLAG, _FUTEX_CLOCK_REALTIME = 128, 256
-_OWN_PROC = Path("/proc")
 
 
 def add_end(pid: int, call: SystemCall | None, proc_root: Path, thread: int | None = None) -> SystemCall | None:
@@ -38,7 +37,7 @@ def add_end(pid: int, call: SystemCall | None, proc_root: Path, thread: int | No
     if row.timeout in _UNITS and address:
         raw = process_memory.SHARED.read(proc_root / str(pid) / "mem", address, _PAIR.size)
     clock = find_clock(call.name, arguments)
-    spaces = procfs.namespace(proc_root, pid, "time"), procfs.namespace(_OWN_PROC, "self", "time")
+    spaces = procfs.namespace(proc_root, pid, "time"), procfs.namespace(procfs.PROC, "self", "time")
     if clock is None or (clock == _MONOTONIC and spaces[0] != spaces[1]):  # shifted, see time_namespaces(7)
         return call
     now = 0.0 if clock == _LENGTH else time.clock_gettime(clock)

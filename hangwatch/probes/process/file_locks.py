@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hangwatch import words
+from hangwatch.limits import LONGEST_PATH
 from hangwatch.model import FileLock
 from hangwatch.probes.base import procfs, pseudo_files
 from hangwatch.probes.network import sockets
 
 _MOST_BYTES = 1 << 20
-_MOST_PATH_CHARACTERS = 200
 _MOST_DESCRIPTORS = 256
 
 
@@ -28,7 +28,7 @@ def find_awaited_lock(pid: int, descriptor: int, proc_root: Path) -> FileLock | 
         return None
     holder = _holder(pid, proc_root)
     held = None if holder is None else _held_by(holder, pid, path, proc_root)
-    return held or FileLock(path=words.elided(path, _MOST_PATH_CHARACTERS))
+    return held or FileLock(path=words.elided(path, LONGEST_PATH))
 
 
 def find_polled_lock(pid: int, proc_root: Path) -> FileLock | None:
@@ -58,7 +58,7 @@ def _held_by(holder: int, pid: int, path: str, proc_root: Path) -> FileLock | No
     comm = procfs.read_counters(holder, proc_root).comm
     if not comm or not _may_hold(holder, pid, path, proc_root):
         return None
-    shown = words.elided(path, _MOST_PATH_CHARACTERS)
+    shown = words.elided(path, LONGEST_PATH)
     return FileLock(path=shown, holder_pid=holder, holder_comm=words.printable(comm))
 
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hangwatch.model import Fault, Process
+from hangwatch.probes.base.growing_pause import GrowingPause
 from hangwatch.probes.base.owner_turns import order_by_turns
 from hangwatch.probes.base.procfs import FRAMEWORK_MAPPED_BYTES, PROC, read_mapped_bytes
 from hangwatch.probes.process.live_environ import LiveEnvironments, Modules, Place
 from hangwatch.tables import launchers
 
-FIRST_PAUSE_SECONDS, LAST_PAUSE_SECONDS, PAUSE_GROWTH = 5.0, 15.0, 1.5
 _HELPER_COMM = "pt_data_worker"
 
 
@@ -53,19 +53,19 @@ class LateEnvironments:
                 candidate = _Candidate(process, program)
             candidate.source = process
             self._candidates[pid] = candidate
-            if candidate.due_monotonic_seconds <= now:
+            if candidate.pause.due_monotonic_seconds <= now:
                 due.append(candidate)
             if candidate.has_more:
                 more.append(candidate)
         places = {candidate.source.id: candidate.place for candidate in due if candidate.place is not None}
         unchanged = self._live.find_unchanged(places)
-        due.sort(key=lambda candidate: candidate.due_monotonic_seconds)
+        due.sort(key=lambda candidate: candidate.pause.due_monotonic_seconds)
         owned = ((owner_of(candidate.source), candidate) for candidate in due)
         for owner, candidate in order_by_turns(owned, lambda each: each.source.id.pid in gpu_pids):
             if time.monotonic() > now + seconds:
                 break
             had_more = candidate.has_more
-            candidate.begin_pause(now)
+            candidate.pause = candidate.pause.begin(now)
             may_be_rank = self._may_be_rank(candidate, candidate.source.id.pid in gpu_pids)
             if may_be_rank and candidate.source.id not in unchanged:
                 self._read(candidate, owner)
@@ -119,8 +119,7 @@ class _Candidate:
         self.modules: Modules | None = None
         self.mapped_bytes = 0
         self.place: Place | None = None
-        self.due_monotonic_seconds = 0.0
-        self._pause_seconds = FIRST_PAUSE_SECONDS
+        self.pause = GrowingPause()
         self._variables: dict[str, str] = {}
         self._merged: tuple[Process, Process] | None = None
 
@@ -133,16 +132,11 @@ class _Candidate:
         """True if its variables or libraries are known."""
         return bool(self._variables) or bool(self.modules and self.modules.libraries)
 
-    def begin_pause(self, now: float) -> None:
-        """Set the time of the next reading."""
-        self.due_monotonic_seconds = now + self._pause_seconds
-        self._pause_seconds = min(self._pause_seconds * PAUSE_GROWTH, LAST_PAUSE_SECONDS)
-
     def set_variables(self, variables: dict[str, str]) -> None:
         """Take the variables of a reading. A process with rank, world size and address is not read again."""
         self._variables, self._merged = variables, None
         if launchers.has_whole_slot(variables):
-            self.due_monotonic_seconds = float("inf")
+            self.pause = GrowingPause(float("inf"))
 
     def merged(self) -> Process:
         """Return the process with its libraries and all its variables, those of now before those of its start."""

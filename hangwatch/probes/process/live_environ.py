@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from hangwatch.model import Fault, ProcessId
 from hangwatch.probes.base import procfs
+from hangwatch.probes.base.pseudo_files import PAGE_BYTES
 from hangwatch.probes.process import environment, process_memory
 from hangwatch.probes.process.environment import Environment
 from hangwatch.probes.process.memory_image import NOWHERE, Image, Read, UnreadableError, require
@@ -32,7 +33,6 @@ MOST_KNOWN = 256
 NAMES = (b"environ", b"__environ", b"_environ")  # aliases in glibc and musl
 _PROCESSES_PER_QUESTION = 256
 _TRIES = 3  # each putenv(3) may move the array
-_PAGE_BYTES = 4096
 _NAME_BYTES = 64  # longer names are in no table
 _HASH_VALUES = 64  # of one chain of a hash table
 _MAPPED_FILE = re.compile(rb"^([0-9a-f]+)-\S+ \S+ 0+ (\S+) (\d+) +(/.*)$", re.MULTILINE)
@@ -105,7 +105,7 @@ class LiveEnvironments:
         image = Image(self._reader(process, "mem"))
         try:
             for module in modules.searched:
-                (page,) = image.take([(module.start, _PAGE_BYTES)])
+                (page,) = image.take([(module.start, PAGE_BYTES)])
                 key = (owner, module.device, module.inode, hashlib.sha256(page).digest())
                 if key not in self._offsets:
                     if len(self._offsets) >= MOST_KNOWN:
@@ -173,14 +173,14 @@ def find_symbol(image: Image, start: int, page: bytes) -> int | None:
     is_known = (magic, is_64_bit, order, segment_bytes) == (b"\x7fELF", 2, 1, _SEGMENT.size)
     require(is_known, "a module is not an ELF file of 64 bits")
     end = segments_at + segments * _SEGMENT.size
-    require(end <= _PAGE_BYTES, "the program headers are not in the first page")
+    require(end <= PAGE_BYTES, "the program headers are not in the first page")
     headers = list(_SEGMENT.iter_unpack(page[segments_at:end]))
     first = next((header[3] for header in headers if header[0] == _PT_LOAD and header[2] == 0), None)
     dynamic = next(((header[3], header[6]) for header in headers if header[0] == _PT_DYNAMIC), None)
     if first is None or dynamic is None:
         return None
     base = start - int(first)
-    require(dynamic[1] <= _PAGE_BYTES and dynamic[1] % _DYNAMIC.size == 0, "its dynamic section is too large")
+    require(dynamic[1] <= PAGE_BYTES and dynamic[1] % _DYNAMIC.size == 0, "its dynamic section is too large")
     (raw,) = image.take([(base + dynamic[0], dynamic[1])])
     # glibc has added the base to these addresses, musl has not.
     tags = {tag: value if value >= base else base + value for tag, value in _DYNAMIC.iter_unpack(raw)}

@@ -9,10 +9,11 @@ other machines the walk ends at once.
 """
 
 import platform
-import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
+
+from hangwatch.probes.base.mappings import Mapping
 
 MOST_FRAMES = 24
 _MOST_FDES = 1 << 20
@@ -28,27 +29,6 @@ Read = Callable[[int, int], bytes]
 """Function that returns up to a number of bytes at an address."""
 
 
-class Mapping(NamedTuple):
-    """A mapping of a file, see proc_pid_maps(5)."""
-
-    start: int
-    end: int
-    offset: int
-    is_code: bool
-    path: bytes
-
-
-def mappings(maps: bytes) -> tuple[Mapping, ...]:
-    """Return the mappings of files in a maps text."""
-    parsed = []
-    for line in maps.splitlines():
-        fields = line.split(None, 5)
-        if len(fields) == 6 and re.fullmatch(rb"[0-9a-f]{1,16}-[0-9a-f]{1,16}", fields[0]):
-            start, _, end = fields[0].partition(b"-")
-            parsed.append(Mapping(int(start, 16), int(end, 16), int(fields[2], 16), b"x" in fields[1], fields[5]))
-    return tuple(parsed)
-
-
 def walk(address: int, stack: int, mapped: Sequence[Mapping], read: Read) -> Iterator[Mapping | None]:
     """Yield the mapping with the code of each frame, innermost first.
 
@@ -56,7 +36,7 @@ def walk(address: int, stack: int, mapped: Sequence[Mapping], read: Read) -> Ite
     """
     registers = {_RSP: stack}
     for depth in range(MOST_FRAMES):
-        code = next((each for each in mapped if each.is_code and each.start <= address < each.end), None)
+        code = next((each for each in mapped if b"x" in each.permissions and each.start <= address < each.end), None)
         yield code
         if code is None:
             return

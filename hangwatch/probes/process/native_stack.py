@@ -17,13 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hangwatch.formats import python_files
-from hangwatch.probes.base import pseudo_files, system_calls
+from hangwatch.probes.base import mappings, pseudo_files, system_calls
+from hangwatch.probes.base.mappings import Mapping
+from hangwatch.probes.base.pseudo_files import PAGE_BYTES
 from hangwatch.probes.process import native_frames, process_memory
-from hangwatch.probes.process.native_frames import Mapping
+from hangwatch.probes.process.process_memory import MOST_MAPS_BYTES
 
 _MOST_STACK_BYTES = 512
-_MOST_MAPS_BYTES = 8 << 20
-_PAGE_BYTES = 4096
 _SLEEPS = frozenset({"futex", "nanosleep", "clock_nanosleep"})
 _TORCH = re.compile(rb"/lib(?:torch|c10|nccl|cuda)[^/]*\.so[0-9.]*(?: \(deleted\))?$")
 
@@ -40,10 +40,10 @@ def waits_in_torch(pid: int, proc_root: Path, thread: int | None = None) -> bool
     call = system_calls.parse(text)
     if call is None or call.name not in _SLEEPS or len(call.arguments) < 8:
         return False
-    content = process_memory.SHARED.read_pieces(folder / "maps", [(0, _MOST_MAPS_BYTES)])
+    content = process_memory.SHARED.read_pieces(folder / "maps", [(0, MOST_MAPS_BYTES)])
     if not isinstance(content, tuple):
         return None
-    mapped = native_frames.mappings(b"".join(content))
+    mapped = [each for each in mappings.parse(b"".join(content)) if each.path]
     stack, address = call.arguments[6:8]
     by_tables = _is_torch(address, stack, mapped, _Pages(folder / "mem"))
     return by_tables if by_tables is not None else _has_torch_on_top(stack, mapped, folder / "mem")
@@ -66,7 +66,7 @@ def _has_torch_on_top(stack: int, mapped: Sequence[Mapping], memory_file: Path) 
     raw = process_memory.SHARED.read(memory_file, stack, _MOST_STACK_BYTES)
     if not raw:
         return None
-    torch = [each for each in mapped if each.is_code and _TORCH.search(each.path)]
+    torch = [each for each in mapped if b"x" in each.permissions and _TORCH.search(each.path)]
     words = [word for (word,) in struct.iter_unpack("=Q", raw[: len(raw) // 8 * 8])]
     return any(each.start <= word < each.end for each in torch for word in words)
 
@@ -80,11 +80,11 @@ class _Pages:
 
     def read(self, address: int, count: int) -> bytes:
         """Return up to `count` bytes; fewer if a page cannot be read."""
-        first = address // _PAGE_BYTES * _PAGE_BYTES
-        raw = b"".join(self._page(at) for at in range(first, address + count, _PAGE_BYTES))
+        first = address // PAGE_BYTES * PAGE_BYTES
+        raw = b"".join(self._page(at) for at in range(first, address + count, PAGE_BYTES))
         return raw[address - first : address - first + count]
 
     def _page(self, address: int) -> bytes:
         if address not in self._pages:
-            self._pages[address] = process_memory.SHARED.read(self._memory_file, address, _PAGE_BYTES)
+            self._pages[address] = process_memory.SHARED.read(self._memory_file, address, PAGE_BYTES)
         return self._pages[address]

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hangwatch.probes.base import pseudo_files
-from hangwatch.probes.base.child import KILL_SECONDS, AbandonedChildren, Child, Starvation
+from hangwatch.probes.base.child import KILL_SECONDS, STARTUP_SECONDS, AbandonedChildren, Child, Starvation
 from hangwatch.probes.process.memory_image import Place, Read, UnreadableError
 
 CHILD = Path(__file__).with_name("process_memory_child.py")
-STARTUP_SECONDS = 2.0
+MOST_MAPS_BYTES = 8 << 20  # of /proc/PID/maps
 DEADLINE_SECONDS = 0.5
 STARVATION = Starvation(5.0, most_asleep=2)  # a child that waits for a CPU, or starts, does not wait for a page
 MOST_BYTES = 1 << 15  # of one piece of `read`

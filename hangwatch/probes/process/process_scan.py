@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from hangwatch.formats import python_files
 from hangwatch.model import ENDED_STATES, Fault, Process, ProcessId
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.base.owner_turns import order_by_turns
 from hangwatch.probes.base.procfs import (
     COMM_CHARACTERS,
@@ -204,9 +205,7 @@ def _program(stat: Stat) -> int | str:
 
 
 def _candidates(stats: Mapping[int, Stat | Process], gpu_pids: Collection[int]) -> set[int]:
-    children: dict[int, list[int]] = {}
-    for pid, stat in stats.items():
-        children.setdefault(stat.parent_pid, []).append(pid)
+    children = list_by_key((stat.parent_pid, pid) for pid, stat in stats.items())
     found: set[int] = set()
     comms = {pid: stat.comm for pid, stat in stats.items()}
     by_comm = {pid for pid, comm in comms.items() if comm.startswith(_CANDIDATE_COMMS) or comm.endswith(".py")}

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from hangwatch import words
+from hangwatch.limits import LONGEST_PATH
 from hangwatch.model import Fault, OutputEnd, ProcessId
 from hangwatch.probes.base import child, filesystems, procfs, pseudo_files
 
@@ -19,7 +20,6 @@ CHILD = Path(__file__).with_name("rank_output_child.py")
 MOST_BYTES = 64 << 10  # of one file
 MOST_BYTES_OF_ALL = 4 << 20
 FEWEST_BYTES = 4 << 10
-_MOST_PATH_CHARACTERS = 200
 _MOST_MOUNTS = 8
 _PARALLEL = 4
 _DELETED = " (deleted)"
@@ -95,7 +95,7 @@ def _ends(raw: bytes, files: Mapping[ProcessId, Mapping[int, str]]) -> Iterator[
             target,
             OutputEnd(
                 file=identity.decode(),
-                path=words.elided(path.removesuffix(_DELETED), _MOST_PATH_CHARACTERS),
+                path=words.elided(path.removesuffix(_DELETED), LONGEST_PATH),
                 is_deleted=path.endswith(_DELETED),
                 size_bytes=int(size),
                 text=end,

@@ -8,12 +8,13 @@ import re
 from collections import deque
 from pathlib import Path
 
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.base import system_calls
 from hangwatch.probes.process import process_memory
+from hangwatch.probes.process.process_memory import MOST_MAPS_BYTES
 
 MOST_REGIONS = 8192
 _PRIVATE_FLAG = 128
-_MOST_MAPS_BYTES = 8 << 20
 _SHARED = re.compile(rb"^([0-9a-f]{1,16})-([0-9a-f]{1,16}) [r-][w-][x-]s [0-9a-f]+ ([0-9a-f:]+ [1-9]\d*)", re.MULTILINE)
 
 Regions = dict[bytes, tuple[tuple[int, int], ...]]
@@ -36,11 +37,10 @@ def regions(pid: int, proc_root: Path, most: int = MOST_REGIONS) -> Regions:
     A process may have 65,530 mappings (vm.max_map_count). At most `most` shared mappings are returned: the mappings at
     the highest addresses, which the kernel assigned first.
     """
-    content = process_memory.SHARED.read_pieces(proc_root / str(pid) / "maps", [(0, _MOST_MAPS_BYTES)])
+    content = process_memory.SHARED.read_pieces(proc_root / str(pid) / "maps", [(0, MOST_MAPS_BYTES)])
     lines = _SHARED.finditer(b"".join(content) if isinstance(content, tuple) else b"")
-    by_file: dict[bytes, list[tuple[int, int]]] = {}
-    for start, end, file in deque((line.groups() for line in lines), maxlen=most):
-        by_file.setdefault(file, []).append((int(start, 16), int(end, 16)))
+    kept = deque((line.groups() for line in lines), maxlen=most)
+    by_file = list_by_key((file, (int(start, 16), int(end, 16))) for start, end, file in kept)
     return {file: tuple(spans) for file, spans in by_file.items()}
 
 

@@ -22,13 +22,14 @@ from msgspec.structs import replace
 from hangwatch.model import Fault, ProcessId
 from hangwatch.model.flight_records import Library, RankRecords
 from hangwatch.probes.base import procfs
+from hangwatch.probes.base.pseudo_files import PAGE_BYTES
 from hangwatch.probes.process import process_memory
 from hangwatch.probes.process.memory_image import Read, UnreadableError, require
+from hangwatch.probes.process.process_memory import MOST_MAPS_BYTES
 from hangwatch.probes.torch_recorder import backend_recorders, decode, layouts, libraries, search, symbols, threads
 from hangwatch.probes.torch_recorder.layouts import Layout
 from hangwatch.probes.torch_recorder.libraries import Mapped, Mappings
 
-MOST_MAPS_BYTES = 8 << 20
 MOST_SECONDS = 5.0  # for one process, without the symbols of its library
 MOST_KNOWN = 4096
 MACHINES = frozenset({"x86_64", "AMD64"})
@@ -142,7 +143,7 @@ class Recorders:
         self, library: Mapped, mappings: Mappings, process: ProcessId, share: str, newest: int | None
     ) -> dict[Library, RankRecords | Fault]:
         """Return the content of the recorders of one library. Raises UnreadableError if it has none."""
-        (page,) = self._reader(process, "mem", share)([(library.start, symbols.PAGE_BYTES)])
+        (page,) = self._reader(process, "mem", share)([(library.start, PAGE_BYTES)])
         from_symbols = symbols.SHARED.look_up(library, page, process, share, self._proc_root)
         read = self._reader(process, "mem", share)  # a new deadline: the child's time does not count
         candidates = layouts.candidates(from_symbols.version)

@@ -8,10 +8,9 @@ first node, the number of elements. A node holds the next node, the name, the po
 import re
 import struct
 
-from hangwatch.model.flight_records import BACKEND_NAME
+from hangwatch.model.flight_records import BACKEND_NAME, MOST_BACKENDS
 from hangwatch.probes.process.memory_image import Image, Read, UnreadableError, content, require, text_at
 
-MOST_BACKENDS = 16
 _HEAD = struct.Struct("<QQQQ")
 _NODE_BYTES, _NAME_OFFSET, _POINTER_OFFSET = 56, 8, 40
 _POINTER = struct.Struct("<Q")

@@ -18,12 +18,15 @@ from hangwatch.model import spans
 from hangwatch.model.flight_records import (
     EARLIEST_UNIX_NS,
     LATEST_UNIX_NS,
+    MOST_GROUPS,
+    MOST_SEQUENCE,
     GroupMembers,
     GroupStatus,
     Library,
     RankRecords,
     mark_batch_parts,
 )
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.process.memory_image import (
     VALUE_OFFSET,
     Image,
@@ -37,10 +40,9 @@ from hangwatch.probes.process.memory_image import (
     vector,
 )
 from hangwatch.probes.torch_recorder.layouts import MAP_BYTES, Layout
-from hangwatch.probes.torch_recorder.rows import MOST_SEQUENCE, Mark, Rows, Shapes, Texts, Unpacked, record
+from hangwatch.probes.torch_recorder.rows import Mark, Rows, Shapes, Texts, Unpacked, record
 
 MOST_RECORDS = 4096  # the newest of a larger buffer
-MOST_GROUPS = 4096
 _USUAL_RATIO = 0.75  # of the time between operations
 MOST_COUNTED_GROUPS = 64  # of a progress counter
 MOST_MEMBERS = 1 << 17
@@ -155,9 +157,7 @@ def _find_usual_gaps(marks: Iterable[Mark]) -> dict[int, float]:
 
     The longest is left out unless it is the only one: it may be a single pause.
     """
-    created: dict[int, list[int]] = {}
-    for mark in marks:
-        created.setdefault(mark.group, []).append(mark.created)
+    created = list_by_key((mark.group, mark.created) for mark in marks)
     return {group: _find_usual([late - early for early, late in pairwise(times)]) for group, times in created.items()}
 
 

@@ -4,6 +4,7 @@ import re
 from typing import NamedTuple
 
 from hangwatch.model.flight_records import Library
+from hangwatch.probes.base import mappings
 
 # Debian appends a version. libtorch_cpu has gloo's recorder, libtorch_cuda NCCL's.
 _NAME = re.compile(rb"/libtorch_(cpu|cuda)\.so[0-9.]*(?: \(deleted\))?$")
@@ -35,29 +36,21 @@ def parse_maps(maps: bytes) -> Mappings:
 
     A library that is mapped twice is returned with its first mapping.
     """
-    libraries: dict[tuple[bytes, bytes, bytes], Mapped] = {}
+    libraries: dict[tuple[bytes, bytes, int], Mapped] = {}
     writable: list[tuple[int, int]] = []
     previous_library, previous_end = None, 0
-    for line in maps.splitlines():
-        fields = line.split(None, 5)
-        if len(fields) < 5:
-            continue
-        first, _, last = fields[0].partition(b"-")
-        try:
-            start, end, offset, inode = int(first, 16), int(last, 16), int(fields[2], 16), int(fields[4])
-        except ValueError:
-            continue
-        path = fields[5] if len(fields) > 5 else b""
-        name, key = _NAME.search(path), (path, fields[3], fields[4])
+    for row in mappings.parse(maps):
+        name, key = _NAME.search(row.path), (row.path, row.device, row.inode)
         if name is not None and key not in libraries and len(libraries) < MOST_LIBRARIES:
-            text, device = (raw.decode("utf-8", "surrogateescape") for raw in (path, fields[3]))
-            libraries[key] = Mapped(_KINDS[name[1]], text, device, inode, start, offset, ())
+            text, device = (raw.decode("utf-8", "surrogateescape") for raw in (row.path, row.device))
+            libraries[key] = Mapped(_KINDS[name[1]], text, device, row.inode, row.start, row.offset, ())
         is_library = name is not None and key in libraries
-        is_bss = not path and start == previous_end and previous_library is not None  # .bss follows the end of the file
-        if fields[1].startswith(b"rw"):
-            writable.append((start, end))
+        # .bss follows the end of the file
+        is_bss = not row.path and row.start == previous_end and previous_library is not None
+        if row.permissions.startswith(b"rw"):
+            writable.append((row.start, row.end))
             owner = key if is_library else previous_library if is_bss else None
             if owner is not None:
-                libraries[owner] = libraries[owner]._replace(data=(*libraries[owner].data, (start, end)))
-        previous_library, previous_end = (key if is_library else previous_library if is_bss else None), end
+                libraries[owner] = libraries[owner]._replace(data=(*libraries[owner].data, writable[-1]))
+        previous_library, previous_end = (key if is_library else previous_library if is_bss else None), row.end
     return Mappings(tuple(libraries.values()), tuple(writable))

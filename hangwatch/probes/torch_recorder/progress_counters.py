@@ -20,6 +20,7 @@ from typing import TypeAlias
 
 from hangwatch.model import Fault, ProcessId
 from hangwatch.model.flight_records import COUNTING_THREADS, Library, ProgressCounter, RankRecords, ThreadKind
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.base import procfs
 from hangwatch.probes.base.owner_turns import OwnerTurns
 from hangwatch.probes.process.memory_image import Place, UnreadableError
@@ -129,10 +130,11 @@ class ProgressCounters:
         now = self._clock()
         with self._lock:
             self._silent_until = {owner: end for owner, end in self._silent_until.items() if end > now}
-            wanted: dict[str, list[_Wanted]] = {}
-            for process, rank in self._ranks.items():
-                if rank.recorders and rank.owner not in self._silent_until:
-                    wanted.setdefault(rank.owner, []).append((process, rank, tuple(rank.places), rank.recorders))
+            wanted = list_by_key(
+                (rank.owner, (process, rank, tuple(rank.places), rank.recorders))
+                for process, rank in self._ranks.items()
+                if rank.recorders and rank.owner not in self._silent_until
+            )
         parts = (
             (owner, ranks[first : first + RANKS_AT_ONCE])
             for owner, ranks in wanted.items()
@@ -243,11 +245,12 @@ class ProgressCounters:
         self, process: ProcessId, contents: Iterable[RankRecords | Fault]
     ) -> dict[GroupKey, bool | None]:
         """Return for each group with records if it counts; None if a thread that uses it is not known."""
-        used: dict[GroupKey, list[ThreadKind]] = {}
         recorders = [each for each in contents if isinstance(each, RankRecords)]
-        for recorder in threads.with_threads(recorders, process, self._proc_root):
-            for record in recorder.records:
-                used.setdefault((recorder.library, record.group_id), []).append(record.thread)
+        used = list_by_key(
+            ((recorder.library, record.group_id), record.thread)
+            for recorder in threads.with_threads(recorders, process, self._proc_root)
+            for record in recorder.records
+        )
         return {key: _combine(kinds[-NEWEST_RECORDS:]) for key, kinds in used.items()}
 
 

@@ -9,15 +9,13 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from hangwatch import words
-from hangwatch.model.flight_records import LATEST_UNIX_NS, FlightRecord, Library
+from hangwatch.model.flight_records import LATEST_UNIX_NS, MOST_NAME, MOST_SEQUENCE, FlightRecord, Library
 from hangwatch.probes.process.memory_image import Part, Place, content, require, small_vector, text, vector
 from hangwatch.probes.torch_recorder import layouts
 from hangwatch.probes.torch_recorder.layouts import Layout
 
 MOST_TENSORS = 1024  # of one operation; sizes and types of more tensors are omitted
 MOST_DIMENSIONS = 64  # of a tensor: c10's limit
-MOST_NAME = 128  # characters
-MOST_SEQUENCE = 1 << 53
 _STRING, _VECTOR, _SIZES = "QQ16s", "QQQ", "QII64s"
 _WIDTHS = {"Q": 1, "q": 1, "B": 1, _STRING: 3, _VECTOR: 3, _SIZES: 4}
 _NUMBERS = 5  # the members of a row that are one number

@@ -47,7 +47,7 @@ def check_nodes(
     verbose: bool,
 ) -> int:
     """Check many nodes at the same time and print the findings. Return the exit code for the most severe finding."""
-    replies, nodes = fitness.Fitness(), resolve_nodes(reach)
+    replies, nodes = fitness.collect_replies(), resolve_nodes(reach)
     arguments = shlex.join(("check", "--json", *names, *_port_options(ports, nodes)))
     reports = run_hangwatch(reach, nodes, arguments, replies)
     node_findings = (

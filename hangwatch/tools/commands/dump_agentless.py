@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -33,12 +34,13 @@ def dump_agentless(reach: Reach, question: DumpOptions, settings: config.Setting
     It is 0, or 1 or 2 without a verdict. `reach.remote_command` is the shell command that runs py-spy.
     """
     nodes = resolve_nodes(reach)
-    replies = agentless.Replies()
+    replies = agentless.collect_replies()
+    jobs: dict[tuple[int, str], list[Process]] = defaultdict(list)
     stacks = None if question.raw is None else NewFolder(question.raw)
 
     def take(_: str, answer: agentless.NodeOutput) -> None:
         for process in answer.processes:
-            replies.processes.append(process)
+            jobs[process.job].append(process)
             if stacks is not None:
                 id_ = _id(process)
                 lines = "".join(f"{line}\n" for line in _lines(process))
@@ -51,7 +53,7 @@ def dump_agentless(reach: Reach, question: DumpOptions, settings: config.Setting
     if stacks is not None:
         click.echo(f"stacks: {words.count(stacks.files, 'file')} in {question.raw}", err=True)
     answers = []
-    for (uid, run), processes in replies.jobs.items():
+    for (uid, run), processes in jobs.items():
         if question.wanted not in (None, run, run.partition("@")[0]):
             continue
         grouping = _grouped(processes, settings)
@@ -63,8 +65,8 @@ def dump_agentless(reach: Reach, question: DumpOptions, settings: config.Setting
             click.echo(f"Job {words.printable(run).strip('@:') or 'unknown'} (user {uid}) on {on_nodes}\n")
             click.echo(verdict_text(grouping, verdict), color=screen.is_colored())
     if question.as_json_form:
-        without_job = set(replies.answered) - {process.node for process in replies.processes}
-        print_nodes_dump(replies, without_job, answers)
+        with_job = {process.node for processes in jobs.values() for process in processes}
+        print_nodes_dump(replies, set(replies.answered) - with_job, answers)
     if not answers:
         click.echo(
             "no rank found: no torchrun, and no Python process with RANK in an environment that this user may read",

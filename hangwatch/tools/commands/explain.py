@@ -38,7 +38,8 @@ def explain(
     * torch's flight recorder dumps, pickle (comm_lib_trace_rank_3) or JSON: which rank has not joined a collective
     * the output of `hangwatch dump --json`, and incidents
 
-    A folder (such as torchrun's --log-dir) means all these files below it, without links and hidden files.
+    A folder (such as torchrun's --log-dir) means all these files below it, without links, hidden files, source
+    code and virtual environments.
     "-" is standard input, for text or the output of `hangwatch dump --json`.
     """
     if not paths:

@@ -27,6 +27,7 @@ from hangwatch.model import Grouping, Incident, Job, Supplement, Verdict
 from hangwatch.report import as_json
 from hangwatch.stacks.activity import load as load_activities
 from hangwatch.stacks.grouping import group_ranks
+from hangwatch.tables.environment_names import WILD
 from hangwatch.tools.commands.output import print_answer
 from hangwatch.tools.commands.output_files import MOST_FILES, files_below
 from hangwatch.tools.explain import traces
@@ -44,11 +45,11 @@ _ZIP = b"PK\x03\x04"  # also the beginning of a checkpoint of torch
 _HTML, _OF_REPORT = b"<!doctype html>", b'<meta name="generator" content="hangwatch">'
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _MOST_NAMED_FILES = 8
+_SOURCE_CODE = (".py", ".pyi", ".ipynb", ".sh", ".js", ".ts", ".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp")
 _JOB_FOLDER = re.compile(r"(?:job|run|exp|experiment|trial|slurm)[-_.]?\w{1,64}|\d{4,12}", re.IGNORECASE | re.ASCII)
-_PATTERN = frozenset("*?[")
 
 _Kind = Literal["recorder", "dumped", "text", "empty", "compressed", "report", "other", "closed"]
-_File = tuple[Path, Path | None]  # a path, and the folder argument that contains it; None: the path is an argument
+FileBelow = tuple[Path, Path | None]  # a path, and the folder argument that contains it; None: the path is an argument
 
 
 def explain_paths(
@@ -80,7 +81,7 @@ def _part_jobs(paths: tuple[Path, ...]) -> list[tuple[Path, ...]]:
         return [paths]
     if len(parts) < 2 or any(part.is_symlink() or not _JOB_FOLDER.fullmatch(part.name) for part in parts):
         return [paths]
-    files = [{path.relative_to(part) for path in files_below(part, _is_regular_file, [])} for part in parts]
+    files = [{path.relative_to(part) for path in files_below(part, _may_be_evidence, [])} for part in parts]
     of_ranks = [path for path in set.intersection(*files) if "rank" in path.name.lower()]
     return [(part,) for part in parts] if len(of_ranks) > 1 else [paths]
 
@@ -139,7 +140,7 @@ def _answer(
     return grouping, with_action(complete(verdict, of_kernel), grouping), job
 
 
-def _of_dumps(files: Iterable[_File], incidents: Iterable[Incident]) -> list[as_json.Answer]:
+def _of_dumps(files: Iterable[FileBelow], incidents: Iterable[Incident]) -> list[as_json.Answer]:
     """Read files with the output of `hangwatch dump --json`, and return the answer about each dumped job.
 
     All answers and `incidents` must be about one job. Raises InputError for several jobs or another schema version.
@@ -178,12 +179,12 @@ def _of_one_job(incidents: Iterable[Incident]) -> list[Incident]:
     return list(newest.values())
 
 
-def _sort(paths: Iterable[Path]) -> tuple[list[_File], list[Incident], list[str]]:
+def _sort(paths: Iterable[Path]) -> tuple[list[FileBelow], list[Incident], list[str]]:
     """Return the files to read, the incidents that have a capture, and notes for the report. Raises InputError.
 
     A file is (path, folder): the argument or the folder below which it was found.
     """
-    files: list[_File] = []
+    files: list[FileBelow] = []
     incidents, notes = [], []
     for path in paths:
         if path.name == incident_file.INCIDENT_FILE or (path / incident_file.INCIDENT_FILE).is_file():
@@ -201,7 +202,7 @@ def _sort(paths: Iterable[Path]) -> tuple[list[_File], list[Incident], list[str]
         else:
             is_url = str(path).startswith(("http:", "https:"))
             hint = "; `hangwatch merge URL` reads incidents of daemons" if is_url else ""
-            hint = hint or ("; give the folder, or the pattern without quotes" if _PATTERN & set(str(path)) else "")
+            hint = hint or ("; give the folder, or the pattern without quotes" if WILD & set(str(path)) else "")
             raise InputError(f"{path}: no such file or folder{hint}")
     if len(files) > MOST_FILES:
         raise InputError(f"{len(files)} files; at most {MOST_FILES}: give fewer files or a smaller folder")
@@ -245,16 +246,17 @@ def _incidents_among(files: Sequence[Path], folder: Path) -> tuple[list[Path], l
 def _files_in(folder: Path) -> tuple[list[Path], list[Path]]:
     """Return the files below a folder, and the folders below it that cannot be read. Raises InputError."""
     closed: list[Path] = []
-    files = files_below(folder, _is_regular_file, closed)
+    files = files_below(folder, _may_be_evidence, closed)
     if not files:
         listed = "".join(f"\n  {note}" for note in _closed(closed, "folder"))
-        raise InputError(f"{folder}: has no files{listed}")
+        raise InputError(f"{folder}: has no stack dumps or logs{listed}")
     return files, closed
 
 
-def _is_regular_file(path: Path) -> bool:
+def _may_be_evidence(path: Path) -> bool:
+    """True for a regular file, except source code."""
     try:
-        return stat.S_ISREG(path.lstat().st_mode)
+        return path.suffix not in _SOURCE_CODE and stat.S_ISREG(path.lstat().st_mode)
     except FileNotFoundError:
         return False
     except OSError:  # reported later with the files that cannot be read
@@ -320,7 +322,7 @@ def _kind(path: Path, folder: Path | None) -> _Kind:
     return "text" if folder is None or b"\0" not in head or head.startswith(_UTF_16) else "other"
 
 
-def _flight_dumps(files: Sequence[_File], now: Step) -> tuple[rank_recorders.JoinedDumps, list[str]]:
+def _flight_dumps(files: Sequence[FileBelow], now: Step) -> tuple[rank_recorders.JoinedDumps, list[str]]:
     """Return the flight recorder dumps in these files, joined by rank, and notes on invalid dumps in folders.
 
     Raises InputError for an invalid dump that is itself an argument.
@@ -355,8 +357,7 @@ def _lines(path: Path, folder: Path | None, now: Step, doing: str) -> Iterator[s
     The encoding is UTF-8, or UTF-16 with a byte order mark, as PowerShell's `>` writes it. A very long line, such
     as that of a progress bar, is split at a carriage return.
     """
-    is_input = path == Path("-")
-    stream, name = (sys.stdin.buffer, "standard input") if is_input else (_opened(path, folder), str(path))
+    stream, name = (sys.stdin.buffer, "standard input") if path == Path("-") else (_opened(path, folder), str(path))
     now.say(f"{doing}{name}")
     remaining_bytes, number = MOST_BYTES, 0
     with stream:

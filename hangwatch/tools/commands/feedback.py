@@ -102,9 +102,7 @@ def _owner_rights(incidents: Path) -> Iterator[None]:
             os.setegid(status.st_gid)
             os.seteuid(status.st_uid)
         elif status.st_uid != uid:
-            raise InputError(
-                f"{incidents}: only root and its owner may give feedback\n  type: {with_sudo(sys.argv[1:])}"
-            )
+            raise InputError(f"{incidents}: only root and its owner may give feedback\n  type: {with_sudo()}")
     try:
         yield
     finally:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from hangwatch.tools.fleet.http_client import WebClient
     from hangwatch.tools.fleet.incident_fetch import Site
     from hangwatch.tools.fleet.node_replies import Replies
-
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 class FetchRequest(NamedTuple):

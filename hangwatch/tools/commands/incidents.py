@@ -22,7 +22,7 @@ from hangwatch.formats import incident_file
 from hangwatch.formats.incident_file import StoreError, Summary
 from hangwatch.model import Feedback, Incident
 from hangwatch.report import html, text
-from hangwatch.tools.commands.output_files import write_text
+from hangwatch.tools.commands.output_files import write_page
 
 _INDENT = "    "
 
@@ -52,7 +52,7 @@ def report(
         click.echo(sources.none_found(), err=True)
         return 1
     if html_path is not None:
-        write_text(html_path, html.render(incident, feedback))
+        write_page(html_path, html.render(incident, feedback))
         click.echo(f"wrote {html_path}", err=True)
     elif as_json:
         sys.stdout.buffer.write(incident_file.encode(incident) + b"\n")
@@ -244,11 +244,11 @@ def incidents(
             raise click.UsageError("give either --like or --stats")
         _list_similar(like, sources, reach, as_json=as_json)
         return 0
-    summaries = sources.summaries()
-    if wanted is not None:
-        summaries = tuple(
-            summary for summary in summaries if wanted in (summary.job_key, summary.job_id, summary.job_name)
-        )
+    summaries = tuple(
+        summary
+        for summary in sources.summaries()
+        if wanted in (None, summary.job_key, summary.job_id, summary.job_name)
+    )
     if with_statistics:
         from hangwatch.tools.commands import feedback
 
@@ -313,12 +313,10 @@ def _find_similar(incident: Incident, summaries: Iterable[Summary]) -> list[Summ
 def _read_nodes(reach: Reach) -> list[Summary]:
     """Return the incidents of all nodes. Raises InputError if no node responds."""
     from hangwatch.tools.commands.node_options import resolve_nodes, run_hangwatch
-    from hangwatch.tools.fleet.node_replies import ReplyCollector, parse_answer
+    from hangwatch.tools.fleet.node_replies import collect_answers
 
     problem = "sent no list of incidents: does it run the same version of hangwatch?"
-    replies: ReplyCollector[incident_file.Incidents] = ReplyCollector(
-        lambda printed, _: parse_answer(printed, incident_file.Incidents, problem), {0}
-    )
+    replies = collect_answers(incident_file.Incidents, problem)
     answers = run_hangwatch(reach, resolve_nodes(reach), "incidents --json", replies)
     if not answers:
         raise InputError("no node responded")
@@ -352,12 +350,16 @@ def _print_similar(incident: Incident, similar: Sequence[Summary], *, as_json: b
 def _on_terminal(folder: str, job: str, state: str, verdict: str, *, full: bool) -> list[str]:
     """Return two lines about an incident, cut to the terminal's width. `full` wraps the verdict instead."""
     folder, state, job, verdict = (words.printable(" ".join(text.split())) for text in (folder, state, job, verdict))
-    head = f"{folder}  {state}  {job}"
+    head = f"{state}  {folder}  {job}"
     columns = max(screen.columns(), len(_INDENT) + 20)
     if not full:
         return [words.elided(head, columns), _INDENT + words.elided(verdict, columns - len(_INDENT))]
-    width = max(screen.width(), 2 * len(_INDENT) + 20)
-    return [head, *textwrap.wrap(verdict, width, initial_indent=_INDENT, subsequent_indent=_INDENT)]
+    return [
+        head,
+        *textwrap.wrap(
+            verdict, max(screen.width(), 2 * len(_INDENT) + 20), initial_indent=_INDENT, subsequent_indent=_INDENT
+        ),
+    ]
 
 
 def _job_state(summary: Summary, incidents_store: store.Store, node: str) -> str:
@@ -386,9 +388,7 @@ def _is_gone(folder: Path) -> bool:
         ids = incident_file.load(folder).job.processes
     except StoreError:  # the daemon listed the incident. A running daemon closes its incidents itself
         return False
-    states = [procfs.read_state(process.pid) for process in ids]
-    is_alive = any(state is not None and state[0] == process for process, state in zip(ids, states, strict=True))
-    return bool(ids) and not is_alive and procfs.read_state(1) is not None
+    return bool(ids) and not any(map(procfs.is_alive, ids)) and procfs.read_state(1) is not None
 
 
 COMMANDS = (incidents, report)

@@ -23,6 +23,7 @@ from hangwatch.formats import bounded_read, incident_file, sighting
 from hangwatch.model import Grouping, Job, Verdict, find_jobs
 from hangwatch.report import as_json, dump_text, html, text
 from hangwatch.tools.commands import incident_sources, node_options
+from hangwatch.tools.commands.explain_files import FileBelow
 from hangwatch.tools.commands.node_options import MOST_TOLD
 from hangwatch.tools.commands.output import print_answer, print_nodes_dump, verdict_text
 from hangwatch.tools.commands.output_files import NewFolder, files_below, write_text
@@ -41,7 +42,6 @@ INCOMPLETE = 1
 _ADDRESS = re.compile(r"[\w.-]+:\d{1,5}(/.*)?")
 BAD = 2
 
-_File = tuple[Path, Path | None]  # a path, and the folder argument that contains it; None: the path is an argument
 
 job_option = click.option("--job", "wanted", help="Merge only this job, by id, key or name.")
 
@@ -150,7 +150,7 @@ def _nothing_merged(problems: Sequence[str], replies: Replies, sources: Sequence
     return f"no job found in {', '.join(sources) or 'the series of Prometheus'}"
 
 
-def _files(path: Path) -> Iterator[_File]:
+def _files(path: Path) -> Iterator[FileBelow]:
     if _ADDRESS.fullmatch(str(path)) and not path.exists():
         raise InputError(f"{path}: no such file; the URL of a daemon begins with http:// or https://: http://{path}")
     if path == Path("-") or not path.is_dir():

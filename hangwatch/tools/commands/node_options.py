@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Sequence
@@ -46,8 +47,11 @@ def resolve_nodes(reach: Reach) -> list[str]:
 
 def describe_no_job(answered: Collection[str]) -> str:
     """Return the message that none of the nodes that responded runs a job."""
-    nodes = words.fold_nodes(answered)
-    return f"no training job found on {nodes} that this user may see" if answered else "no node responded"
+    return (
+        f"no training job found on {words.fold_nodes(answered)} that this user may see"
+        if answered
+        else "no node responded"
+    )
 
 
 def run_hangwatch(
@@ -64,6 +68,12 @@ def run_hangwatch(
     """
     from hangwatch.tools.fleet import remote_run
 
+    if reach.via != "local" and shutil.which(reach.via) is None:
+        raise InputError(
+            f"--via {reach.via}: the program {reach.via} is not on the PATH of this machine\n"
+            f"  install it{' (Debian: openssh-client)' if reach.via == 'ssh' else ''}, or select another: "
+            "--via ssh, pdsh, srun or kubectl"
+        )
     transport = _transport(reach, f"{reach.remote_command} {arguments}".strip(), nodes)
     progress, answers = Progress(), dict[str, T]()
     take = on_answer or answers.__setitem__

@@ -11,7 +11,7 @@ import click
 from hangwatch.cli import screen
 from hangwatch.model import Grouping, Job, Verdict
 from hangwatch.report import as_json, html, text
-from hangwatch.tools.commands.output_files import write_text
+from hangwatch.tools.commands.output_files import write_page
 
 if TYPE_CHECKING:
     from hangwatch.tools.fleet.node_replies import ReplyCollector
@@ -22,7 +22,7 @@ def print_answer(
 ) -> None:
     """Print a verdict as text or JSON, and write the HTML page if there is a path for it."""
     if html_path is not None:
-        write_text(html_path, html.render_grouping(grouping, verdict))
+        write_page(html_path, html.render_grouping(grouping, verdict))
     if as_json_form:
         click.echo(as_json.render(as_json.answer(grouping, verdict, job)), nl=False)
     else:

@@ -15,6 +15,8 @@ MOST_FOLDERS_DEEP = 64
 
 
 _REASONS = {errno.ENXIO: "it is a pipe without a reader", errno.ELOOP: "it is a link: give the file itself"}
+# Names of folders of libraries, and of the file in a virtual environment.
+_LIBRARIES = frozenset({"site-packages", "dist-packages", "node_modules", "__pycache__", "conda-meta", "pyvenv.cfg"})
 
 
 def write_text(path: Path, content: str) -> None:
@@ -37,7 +39,14 @@ def write_text(path: Path, content: str) -> None:
                 os.ftruncate(descriptor, 0)
             file.write(content)
     except OSError as error:
-        raise InputError(f"{path}: cannot be written: {_REASONS.get(error.errno or 0, error.strerror)}") from None
+        raise _not_written(path, error) from None
+
+
+def write_page(path: Path, content: str) -> None:
+    """Write an HTML page as `write_text` does. Raises InputError, also for a file of another kind that exists."""
+    if path.suffix not in ("", ".html", ".htm") and path.is_file():
+        raise InputError(f"{path}: exists and is no .html file: give a new file")
+    write_text(path, content)
 
 
 def write_new(path: Path, content: bytes) -> None:
@@ -46,17 +55,22 @@ def write_new(path: Path, content: bytes) -> None:
     Raises InputError, also if the file exists.
     """
     try:
-        file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(content)
     except FileExistsError:
         raise InputError(f"{path}: exists: give a new file") from None
     except OSError as error:
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
-    try:
-        with file:
-            file.write(content)
-    except OSError as error:
-        path.unlink(missing_ok=True)
-        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+        raise _not_written(path, error) from None
+
+
+def _not_written(path: Path, error: OSError) -> InputError:
+    """Return the error for a file that could not be written. If it is incomplete, delete it.
+
+    The error names no file if the file could be opened.
+    """
+    if error.filename is None and path.is_file() and not path.is_symlink():
+        path.unlink()
+    return InputError(f"{path}: cannot be written: {_REASONS.get(error.errno or 0, error.strerror)}")
 
 
 class NewFolder:
@@ -73,9 +87,8 @@ class NewFolder:
             with durable.folder(path) as descriptor:
                 durable.refuse_unsafe(path, descriptor)
                 with os.scandir(descriptor) as entries:
-                    is_empty = next(entries, None) is None
-                if not is_empty:
-                    raise InputError(f"{path}: is not empty: give a new folder")
+                    if any(entries):
+                        raise InputError(f"{path}: is not empty: give a new folder")
         except OSError as error:
             raise InputError(f"{path}: cannot be created: {error.strerror}") from None
         except durable.UnsafeFolderError as error:
@@ -99,25 +112,25 @@ class NewFolder:
 def files_below(folder: Path, is_wanted: Callable[[Path], bool], closed: list[Path] | None = None) -> list[Path]:
     """Return the files below a folder for which `is_wanted` is true, sorted. Links are not followed.
 
-    Hidden files and folders are skipped. Folders that cannot be read are added to `closed`. If `closed` is None,
-    they raise InputError. Too many files or levels also raise InputError.
+    Hidden files and folders, libraries and virtual environments are skipped. Folders that cannot be read are added to
+    `closed`. If `closed` is None, they raise InputError. Too many files or levels also raise InputError.
     """
 
     def refuse(error: OSError) -> None:
-        if closed is not None and Path(error.filename) != folder:
-            closed.append(Path(error.filename))
-            return
-        raise InputError(f"{error.filename}: cannot be read: {error.strerror}")
+        if closed is None or Path(error.filename) == folder:
+            raise InputError(f"{error.filename}: cannot be read: {error.strerror}")
+        closed.append(Path(error.filename))
 
     files: list[Path] = []
-    depth = len(folder.parts)
     for base, folders, names in os.walk(folder, onerror=refuse):
         parent = Path(base)
-        if len(parent.parts) - depth > MOST_FOLDERS_DEEP:
+        if len(parent.relative_to(folder).parts) > MOST_FOLDERS_DEEP:
             raise InputError(f"{folder}: is nested more than {MOST_FOLDERS_DEEP} folders deep; give a smaller folder")
+        if parent != folder and not _LIBRARIES.isdisjoint((parent.name, *names)):
+            folders.clear()
+            continue
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        visible = (parent / name for name in names if not name.startswith("."))
-        files += filter(is_wanted, visible)
+        files += filter(is_wanted, (parent / name for name in names if not name.startswith(".")))
         if len(files) > MOST_FILES:
             raise InputError(f"{folder}: has more than {MOST_FILES} files; give a smaller folder")
     return sorted(files)

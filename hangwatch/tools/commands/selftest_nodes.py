@@ -87,10 +87,7 @@ class Nodes:
 
 def _ask(reach: Reach, nodes: Sequence[str], arguments: str, form: type[parts.AnswerT]) -> Mapping[str, parts.AnswerT]:
     """Run hangwatch on the nodes and return the reply of each node. Print the nodes that did not respond."""
-    from hangwatch.tools.fleet.node_replies import ReplyCollector, parse_answer
+    from hangwatch.tools.fleet.node_replies import collect_answers
 
-    def read(printed: bytes, _: str) -> parts.AnswerT:
-        return parse_answer(printed, form, "sent no result of a self-test: does it run the same version of hangwatch?")
-
-    calls: ReplyCollector[parts.AnswerT] = ReplyCollector(read, {0})
-    return run_hangwatch(reach, nodes, arguments, calls)
+    problem = "sent no result of a self-test: does it run the same version of hangwatch?"
+    return run_hangwatch(reach, nodes, arguments, collect_answers(form, problem))

@@ -12,10 +12,12 @@ from hangwatch.cli.options import config_option, http_config_option
 from hangwatch.cli.reach import nodes_options, parse_reach
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
+from hangwatch.model import JobState
 from hangwatch.state.status import JobStatus
 from hangwatch.state.unseen import RECORDER, Unseen
 from hangwatch.tools.commands.status_client import decode_status, fetch_status
 
+LONG_GAP_SECONDS = 60.0
 GPU_CHECK = "gpu_speed"  # a slow GPU does not show in the times of collectives
 
 
@@ -60,26 +62,29 @@ def slow(
     answer = fetch_status(settings, source, url, http_config)
     seen = decode_status(answer)
     jobs = _choose(wanted, seen.jobs)
-    keys = {job.job_key for job in jobs}
     if as_json:
-        shown = [job for job in answer["jobs"] if job["job_key"] in keys]
-        click.echo(json.dumps({**answer, "jobs": shown}, indent=2))
+        keys = {job.job_key for job in jobs}
+        answer["jobs"] = [job for job in answer["jobs"] if job["job_key"] in keys]
+        click.echo(json.dumps(answer, indent=2))
     else:
         for job in jobs:
             click.echo(f"job {job.job_id} ({job.job_key}): {_describe(job, seen.unseen)}")
             for difference in () if job.arrival is None else job.arrival.differences:
                 click.echo(f"  {difference}")
             if job.arrival is not None and job.arrival.ranks:
-                rows = [
-                    (
-                        "" if rank.rank is None else str(rank.rank),
-                        str(rank.pid),
-                        words.short_duration(rank.lateness_seconds),
-                        f"{rank.lateness_seconds / job.arrival.step_seconds:.1%}",
-                    )
-                    for rank in job.arrival.ranks
-                ]
-                print_table(("rank", "pid", "late by", "of the step"), rows, "")
+                print_table(
+                    ("rank", "pid", "late by", "of the step"),
+                    [
+                        (
+                            "" if rank.rank is None else str(rank.rank),
+                            str(rank.pid),
+                            words.short_duration(rank.lateness_seconds),
+                            f"{rank.lateness_seconds / job.arrival.step_seconds:.1%}",
+                        )
+                        for rank in job.arrival.ranks
+                    ],
+                    "",
+                )
         if not jobs:
             click.echo("no jobs")
         for check in seen.checks:
@@ -98,6 +103,13 @@ def _choose(wanted: str | None, jobs: tuple[JobStatus, ...]) -> list[JobStatus]:
 
 
 def _describe(job: JobStatus, unseen: tuple[Unseen, ...]) -> str:
+    is_known = job.state is JobState.ENDED or (job.arrival is not None and job.arrival.is_named)
+    gap_seconds = job.progress_gap_seconds or job.quiet_seconds or 0.0
+    if not is_known and gap_seconds > max(LONG_GAP_SECONDS, job.usual_gap_seconds or 0.0):
+        return (
+            f"no new collectives for {words.duration(gap_seconds)} ({job.state.value}): "
+            f"`hangwatch status` shows why, `hangwatch dump --job {job.job_key}` looks now"
+        )
     if job.arrival is not None:
         return job.arrival.message
     if job.ranks < 2:

@@ -29,7 +29,7 @@ def fetch_status(settings: config.Settings, source: str, url: str | None, http_c
     """
     base = url or _local_url(settings.http)
     try:
-        return _fetch(f"{base.rstrip('/')}/status", load_client(http_config))
+        return _fetch(base.rstrip("/").removesuffix("/status"), load_client(http_config))
     except InputError as error:
         if url is not None or http_config is not None:
             raise
@@ -70,7 +70,7 @@ def _fetch(url: str, client: WebClient) -> Any:
     if not url.startswith(("http://", "https://")):
         raise InputError(f"--url {url}: must start with http:// or https://\n  try --url http://{url}")
     try:
-        content = _content(url, client)
+        content = _content(f"{url}/status", client)
     except urllib.error.HTTPError as error:
         advice = "\n  it requires credentials: --http-config FILE" if error.code in (401, 403) else ""
         raise InputError(f"{url} refused the request: HTTP {error.code}{advice}") from None

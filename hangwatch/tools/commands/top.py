@@ -85,10 +85,11 @@ def watch(ask: Callable[[], Status]) -> int:
 
     If `ask` raises InputError, show the error and continue. Raises InputError if there is no suitable terminal.
     """
-    terminal = os.environ.get("TERM", "")
-    if not (sys.stdin.isatty() and sys.stdout.isatty()) or terminal in ("", "dumb", "unknown"):
+    terminal = os.environ.get("TERM") or "not set"
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if not is_terminal or terminal in ("not set", "dumb", "unknown"):
         raise InputError(
-            f"a terminal is needed (TERM={terminal or 'not set'!s})\n"
+            f"a terminal is needed ({f'TERM={terminal}' if is_terminal else 'input or output is a pipe or file'})\n"
             "  `hangwatch status` prints the same tables once; `hangwatch status --json` is for programs"
         )
     answers = _Answers(ask)

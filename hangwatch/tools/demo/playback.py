@@ -11,14 +11,13 @@ from hangwatch import config
 from hangwatch.config import ActivityRule, Settings
 from hangwatch.daemon import Daemon
 from hangwatch.formats.incident_file import StoreError
-from hangwatch.model import JobState, TimelineEntry, Value, Verdict
+from hangwatch.model import PAGED, JobState, TimelineEntry, Value, Verdict
 from hangwatch.probes.base.gpu_source import GpuSource
 from hangwatch.state.board import JobEntry
 from hangwatch.tools.demo.scenarios import SCENARIOS, Answer, Scenario
 from hangwatch.tools.demo.simulated_gpus import SimulatedGpus
-from hangwatch.tools.demo.simulated_node import NodeError, SimulatedNode, wait_until
+from hangwatch.tools.demo.simulated_node import START_DEADLINE_SECONDS, NodeError, SimulatedNode, wait_until
 
-START_DEADLINE_SECONDS = 30.0
 ANSWER_DEADLINE_SECONDS = 40.0
 SAVE_DEADLINE_SECONDS = 10.0
 TRAINING_SECONDS = 3.0  # enough for the busy level of each GPU
@@ -161,7 +160,7 @@ class Watcher:
         if entry.timeline[: len(self._seen)] != self._seen:  # a restarted job begins a new timeline
             self._seen = ()
         for change in entry.timeline[len(self._seen) :]:
-            self.states += [change.state] if self.states[-1:] != [change.state] else []
+            self.states += [] if change.message == PAGED else [change.state]  # a restart repeats a state
             self._say(f"{time.monotonic() - self._began:5.1f} s  {change.state.value}: {change.message}")
         self._seen = entry.timeline
         self.paged = self.paged or entry.page
@@ -242,12 +241,10 @@ def answer(right: Answer, planted: int | None, watcher: Watcher, verdict: Verdic
 
 def _report(daemon: Daemon, job_id: str) -> Path | None:
     """Return the folder of the job's incident; None if it is not written before the deadline."""
-    store = daemon.store
-    assert store is not None
 
     def folder() -> Path | None:
         try:
-            return store.find(job_id)
+            return daemon.store.find(job_id)
         except StoreError:
             return None
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from hangwatch.model import RankId
+from hangwatch.model.keyed_lists import list_by_key
 
 _FILE_RANK = re.compile(r"(?:^|[^a-z])rank[-_.=]?(\d{1,7})(?![\d])", re.I)
 _ENDINGS = r"(?:out|txt|log|trace|dump|json|err)"
@@ -107,10 +108,7 @@ def number_logs(ids: Mapping[str, RankId]) -> dict[str, RankId]:
 
     The numbers must begin at 0 or 1 and have few gaps. Other numbers are probably pids.
     """
-    shapes: dict[str, list[tuple[str, list[int]]]] = defaultdict(list)
-    for name in ids:
-        numbers = [int(number) for number in _NUMBER.findall(name)]
-        shapes[_NUMBER.sub("#", name)].append((name, numbers))
+    shapes = list_by_key((_NUMBER.sub("#", name), (name, list(map(int, _NUMBER.findall(name))))) for name in ids)
     numbered = dict(ids)
     for alike in shapes.values():
         columns = [column for column in zip(*(numbers for _, numbers in alike), strict=True) if len(set(column)) > 1]

@@ -17,6 +17,7 @@ from hangwatch.logs.enqueued_work import RankWork
 from hangwatch.logs.kernel_text import MOST_KEPT, KernelLogLine
 from hangwatch.logs.merged_logs import RankLog
 from hangwatch.model import Fault, ProcessDump, RankDump, RankId, WorkerDump
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.tools.explain import file_names, line_stream, roles
 from hangwatch.tools.explain.stacks import faulthandler_text, gdb_text
 from hangwatch.tools.explain.stacks.parsed_processes import HugeStackError, Interned, ParsedProcess
@@ -101,9 +102,7 @@ def _number_by_launcher(dumps: Sequence[RankDump], failed: Collection[RankId], n
     A pid in the summary does not count if it is listed twice or for another node, or if another dump has its rank. If
     the summary has several nodes, only dumps with a node get a rank.
     """
-    by_pid: dict[int | None, list[RankId]] = {}
-    for rank in failed:
-        by_pid.setdefault(rank.pid, []).append(rank)
+    by_pid = list_by_key((rank.pid, rank) for rank in failed)
     hosts = {rank.node for rank in failed}
     nodes = {None, *hosts} if len(hosts) == 1 else hosts - {None}
     taken = {dump.id.rank for dump in dumps}
@@ -195,6 +194,7 @@ class _LogCollector:
         """Keep the logs of a source. A note reports lines that belong to no rank and no dump."""
         strange, example, of_ranks_here = 0, "", False
         tells = not streams or any(source.reader.processes for source in streams)  # an error.json has no streams
+        self._forget_earlier_attempts(name, [source.reader.log for source in streams])
         for source in streams:
             reader, rank = source.reader, source.id
             is_of_rank = merged_logs.is_of_process(rank)
@@ -211,7 +211,11 @@ class _LogCollector:
             if is_kernels and reader.log.kernel:
                 of_ranks_here = True
                 continue
-            of_ranks = [(name, failure) for failure in reader.log.failures if failure.rank is not None]
+            of_ranks = [
+                (name, failure._replace(rank=structs.replace(failure.rank, node=failure.rank.node or rank.node)))
+                for failure in reader.log.failures
+                if failure.rank is not None
+            ]
             self._told += of_ranks
             of_ranks_here = of_ranks_here or bool(of_ranks)
             is_log = reader.log.lines > 0 and not reader.has_dump and (reader.is_log or reader.strange > 0)
@@ -236,6 +240,16 @@ class _LogCollector:
             self._strange.setdefault(name, notes)
         else:
             self._notes += notes
+
+    def _forget_earlier_attempts(self, name: str, logs: Sequence[rank_log.Log]) -> None:
+        """Forget the failures before torchrun's last restart. Its summary lists only the last attempt's processes."""
+        listed = {rank.pid for log in logs for rank in log.processes}
+        ended = sorted(chain.from_iterable(log.ended for log in logs))
+        restart = max((number for number, pid in ended if pid not in listed), default=0)
+        if restart and ended[-1][1] in listed:
+            self._notes.append(f"{name}: lines 1 to {restart} are of earlier attempts: their failures are ignored")
+            for log in logs:
+                log.forget(restart)
 
     def number_ended(self, dumped: Collection[RankId], world_size: int) -> None:
         """Number the process that ended by the line of a launcher, if only one rank of the job has no stack."""

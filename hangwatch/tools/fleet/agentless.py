@@ -10,7 +10,6 @@ import binascii
 import re
 import shlex
 from collections import defaultdict
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -70,7 +69,7 @@ class Process(NamedTuple):
 
     @property
     def job(self) -> tuple[int, str]:
-        """The key that all ranks of a job share: user id and run."""
+        """The key of a job: user id and run. All processes of a user without a known run are one job."""
         return self.uid, self.run
 
 
@@ -107,20 +106,9 @@ def command(py_spy: str, seconds: float, rounds: int, wanted: str = "") -> str:
     return f"sh -c {shlex.quote(script)}"
 
 
-class Replies(ReplyCollector[NodeOutput]):
-    """The replies of all nodes to `command`."""
-
-    def __init__(self) -> None:
-        super().__init__(_found, frozenset({0}), tool="py-spy")
-        self.processes: list[Process] = []
-
-    @property
-    def jobs(self) -> Mapping[tuple[int, str], list[Process]]:
-        """The processes of each job, by user id and run. All processes of a user without a known run are one job."""
-        found: dict[tuple[int, str], list[Process]] = defaultdict(list)
-        for process in self.processes:
-            found[process.job].append(process)
-        return found
+def collect_replies() -> ReplyCollector[NodeOutput]:
+    """Return a collector of the replies of all nodes to `command`."""
+    return ReplyCollector(_found, {0}, tool="py-spy")
 
 
 def _found(printed: bytes, node: str) -> NodeOutput:

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.model import Evidence, Grouping, RankId, Value, Verdict
+from hangwatch.tools.fleet.merge import LONGEST_LIST
 from hangwatch.tools.fleet.topology import Leaf
 from hangwatch.verdict import judge as culprit
 
-_SHOWN = 200
 _CHANCE = 0.01
 """Highest probability that the suspects share a node, switch or group by chance. Above it, there is no evidence."""
 _MOST_GROUPS = 1 << 12
@@ -50,7 +50,7 @@ def judge(
 
 def _silent(nodes: Sequence[str]) -> Iterator[Evidence]:
     if nodes:
-        told = f"{words.count(len(nodes), 'node')} ({words.elided(words.fold_nodes(nodes), _SHOWN)})"
+        told = f"{words.count(len(nodes), 'node')} ({words.elided(words.fold_nodes(nodes), LONGEST_LIST)})"
         message = f"no response from {told}: check it first; its ranks may block the others"
         yield Evidence(kind="unanswered_nodes", message=message)
 
@@ -181,7 +181,7 @@ def _clocks(clocks: Sequence[ClockOffset]) -> Iterator[Evidence]:
         return
     worst = max(clocks, key=lambda one: abs(one.seconds))
     ahead = "ahead of" if worst.seconds > 0 else "behind"
-    nodes = words.elided(words.fold_nodes(one.node for one in clocks), _SHOWN)
+    nodes = words.elided(words.fold_nodes(one.node for one in clocks), LONGEST_LIST)
     yield Evidence(
         kind="clocks",
         message=f"the clocks of {nodes} differ from the clock of the node that collected the dumps: the clock of "

@@ -14,6 +14,7 @@ from hangwatch.checks.framework import requested_ports
 from hangwatch.checks.framework.node_facts import Facts
 from hangwatch.checks.framework.result_table import EXIT_CODES, Status
 from hangwatch.model import CheckStatus, Fault, Value
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.network.ports import MOST_PORTS
 from hangwatch.tools.fleet.cross_node import ClockOffset
 from hangwatch.tools.fleet.node_replies import AnswerError, ReplyCollector, parse_answer
@@ -88,11 +89,9 @@ class Difference(Value, frozen=True):
     values: tuple[FactValue, ...]
 
 
-class Fitness(ReplyCollector[NodeReport]):
-    """The replies of all nodes to `hangwatch check --json`."""
-
-    def __init__(self) -> None:
-        super().__init__(_report, frozenset(EXIT_CODES.values()), CLOCKS.warning_seconds)
+def collect_replies() -> ReplyCollector[NodeReport]:
+    """Return a collector of the replies of all nodes to `hangwatch check --json`."""
+    return ReplyCollector(_report, frozenset(EXIT_CODES.values()), CLOCKS.warning_seconds)
 
 
 def _report(printed: bytes, _node: str) -> NodeReport:
@@ -131,12 +130,12 @@ def findings(reports: Mapping[str, NodeReport], *, every_wording: bool = False) 
     Results with the same check, status and reason are equal, even if their messages have other numbers: the finding
     has the most common message. With `every_wording`, each message is a separate finding.
     """
-    nodes_of: dict[tuple[ReportedCheck | str, ...], list[tuple[str, ReportedCheck]]] = defaultdict(list)
-    for node, report in reports.items():
-        for said in report.checks:
-            if said.status != "OK":
-                key = (said,) if every_wording else (said.check, said.status, said.reason)
-                nodes_of[key].append((node, said))
+    nodes_of = list_by_key(
+        (said if every_wording else (said.check, said.status, said.reason), (node, said))
+        for node, report in reports.items()
+        for said in report.checks
+        if said.status != "OK"
+    )
     return [_folded(saying) for saying in nodes_of.values()]
 
 
@@ -233,7 +232,7 @@ def clock_findings(clocks: Iterable[ClockOffset]) -> list[Finding]:
     ]
 
 
-def absent_findings(replies: Fitness) -> list[Finding]:
+def absent_findings(replies: ReplyCollector[NodeReport]) -> list[Finding]:
     """Return findings about nodes that failed or did not respond."""
     found = [Finding(tuple(sorted(nodes)), "answer", "UNKNOWN", "NoAnswer", why, "") for why, nodes in replies.failed]
     if replies.silent:

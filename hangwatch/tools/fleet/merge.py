@@ -9,12 +9,13 @@ from msgspec.structs import force_setattr, replace
 from hangwatch import words
 from hangwatch.formats.sighting import SWITCH_ADDRESS, Sighting
 from hangwatch.model import Group, Grouping, Job
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.stacks.grouping import merge_groups
 from hangwatch.tools.fleet import topology
 from hangwatch.tools.fleet.topology import Leaf
 
 _MOST_APART_SECONDS = 600.0
-_SHOWN = 200
+LONGEST_LIST = 200
 
 
 def merge_all(groupings: Iterable[Grouping]) -> Grouping:
@@ -111,7 +112,7 @@ def _age(sighting: Sighting) -> tuple[float, bytes]:
 
 
 def _nodes(nodes: Iterable[str]) -> str:
-    return words.elided(words.fold_nodes(nodes), _SHOWN)
+    return words.elided(words.fold_nodes(nodes), LONGEST_LIST)
 
 
 def _apart(sightings: Sequence[Sighting]) -> Iterator[str]:
@@ -128,10 +129,9 @@ def _apart(sightings: Sequence[Sighting]) -> Iterator[str]:
 
 
 def _sizes(sightings: Sequence[Sighting]) -> Iterator[str]:
-    by_size: dict[int, list[str]] = defaultdict(list)
-    for one in sightings:
-        if one.grouping.world_size is not None:
-            by_size[one.grouping.world_size].append(one.node)
+    by_size = list_by_key(
+        (one.grouping.world_size, one.node) for one in sightings if one.grouping.world_size is not None
+    )
     if len(by_size) > 1:
         told = "; ".join(f"{size:,} on {_nodes(nodes)}" for size, nodes in sorted(by_size.items())[:4])
         yield f"nodes report different world sizes ({told}); the largest is used"
@@ -147,4 +147,4 @@ def _claimed_twice(grouping: Grouping) -> Iterator[str]:
             twice.add(rank)
             nodes.update(filter(None, (claims[rank], node)))
     if twice:
-        yield f"rank {words.elided(words.fold(twice), _SHOWN)} is on more than one node: {_nodes(nodes)}"
+        yield f"rank {words.elided(words.fold(twice), LONGEST_LIST)} is on more than one node: {_nodes(nodes)}"

@@ -137,7 +137,7 @@ def _meaning(rank: int, line: str, explained: set[tuple[int, str]]) -> Iterator[
     if message is None or (rank, message.name) in explained:
         return
     row = nccl_messages.load()[message.name]
-    if row.about != "setup":
+    if row.about not in ("setup", "other"):
         explained.add((rank, message.name))
         yield f"rank {rank}: this means: {row.meaning}; {row.remedy}"
 

@@ -1,6 +1,5 @@
 """Findings of a self-test, made from the events of its ranks. Pure."""
 
-import signal
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,6 +7,8 @@ from typing import Literal, NamedTuple
 
 from hangwatch import words
 from hangwatch.model import RankId, Value
+from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.probes.base.child import signal_name
 from hangwatch.tools.selftest.rank import NO_TORCH, late
 
 Kind = Literal["no_torch", "not_started", "died", "wrong", "hung", "cannot_talk", "error", "late", "slow"]
@@ -100,11 +101,10 @@ def bandwidths(events: Sequence[Event]) -> tuple[Bandwidth, ...]:
     """Return the rate of each rank's all_reduce with its neighbours, the slowest first, by the better repeats."""
     pairs = [event for event in events if len(event.group) == 2]
     sizes = {(event.rank, event.group): event.bytes for event in pairs if event.event == "bytes"}
-    durations: dict[tuple[int, tuple[int, ...]], list[float]] = defaultdict(list)
-    for event in pairs:
-        is_large = event.event == "end" and event.what.startswith("large all_reduce")
-        if is_large and (event.rank, event.group) in sizes:
-            durations[event.rank, event.group].append(event.seconds)
+    large = [event for event in pairs if event.event == "end" and event.what.startswith("large all_reduce")]
+    durations = list_by_key(
+        ((event.rank, event.group), event.seconds) for event in large if (event.rank, event.group) in sizes
+    )
     by_rank: dict[int, float] = {}
     for (rank, group), seconds in durations.items():
         rate = sizes[rank, group] / max(statistics.median_low(sorted(seconds)[: len(seconds) // 2 + 1]), 1e-9)
@@ -144,12 +144,10 @@ def _wrong(events: Iterable[Event]) -> list[Finding]:
 
 
 def _died(courses: Mapping[int, _Course], exits: Mapping[int, int | None]) -> list[Finding]:
-    dead = [rank for rank, code in exits.items() if code is not None and code < 0]
+    dead = {rank: -code for rank, code in exits.items() if code is not None and code < 0}
+    killed = {rank: f"was killed by {signal_name(number) or f'signal {number}'}" for rank, number in dead.items()}
     return [
-        _sentence(
-            "died", [rank], f"{_names([rank])} was killed by {_signal(-(exits[rank] or 0))}{_where(courses[rank])}"
-        )
-        for rank in dead
+        _sentence("died", [rank], f"{_names([rank])} {text}{_where(courses[rank])}") for rank, text in killed.items()
     ]
 
 
@@ -167,13 +165,6 @@ def _ended_early(
         for rank, code in sorted(exits.items())
         if code is not None and code > 0 and rank in courses and not courses[rank].begun
     ]
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _where(course: _Course) -> str:
@@ -231,10 +222,7 @@ def _stuck(courses: Mapping[int, _Course]) -> list[Finding]:
 
 
 def _errors(courses: Mapping[int, _Course]) -> list[Finding]:
-    by_error: dict[str, list[int]] = defaultdict(list)
-    for rank, course in courses.items():
-        if course.error:
-            by_error[course.error].append(rank)
+    by_error = list_by_key((course.error, rank) for rank, course in courses.items() if course.error)
     if not by_error:
         return []
     error, ranks = min(by_error.items(), key=lambda item: (len(item[1]), item[1]))

@@ -290,15 +290,20 @@ def _is_in_torch(group: Group) -> bool:
 def describe_line(group: Group) -> str:
     """Return the line of the user's code: " at train.py:38", below native frames with its function.
 
-    Without one, return the caller of the collective, or "".
+    Without one, return the line of the operation, of a collective that of its caller, or "".
     """
-    caller = find_caller(group.frames) if group.waits else None
+    told = (place for place, frame in enumerate(group.frames) if _is_operation(frame, group))
+    caller = find_caller(group.frames[next(told, 0) :]) if group.waits else None
     frames = innermost_user_frames(group) or ([] if caller is None else [caller])
     if not frames:
         return ""
     is_native = bool(group.frames) and stack_frames.is_native(group.frames[0].function, group.frames[0].file)
-    is_told = stack_frames.plain_name(frames[0].function) == group.operation
-    return f"{f' in {frames[0].function}' if is_native and not is_told else ''} at {places(frames)}"
+    names = is_native and not _is_operation(frames[0], group)
+    return f"{f' in {frames[0].function}' if names else ''} at {places(frames)}"
+
+
+def _is_operation(frame: Frame, group: Group) -> bool:
+    return stack_frames.plain_name(frame.function).lstrip("_") == (group.operation or "").lstrip("_")
 
 
 def places(frames: Sequence[Frame]) -> str:

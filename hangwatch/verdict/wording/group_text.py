@@ -10,7 +10,7 @@ from hangwatch.stacks.user_code import innermost_user_frame, innermost_user_fram
 from hangwatch.verdict.scene import count_ranks
 from hangwatch.verdict.wording import clauses
 
-_SHOWN = 4
+SHOWN = 4
 
 
 def rank_ids(groups: Iterable[Group]) -> list[RankId]:
@@ -35,7 +35,7 @@ def describe(group: Group, *, several: bool | None = None) -> str:
     return doing
 
 
-def describe_each(groups: Sequence[Group], shown: int = _SHOWN) -> list[str]:
+def describe_each(groups: Sequence[Group], shown: int = SHOWN) -> list[str]:
     """Return a clause for each group with its ranks.
 
     After the first `shown` groups, only the number of the rest is given.
@@ -143,7 +143,7 @@ def describe_in_report(group: Group) -> str:
     several = len(group.members) > 1
     if group.gone:
         causes = sorted({member.died.full_text for member in group.members if member.died is not None})
-        why = "; ".join(causes[:_SHOWN]) or "the cause is unknown"
+        why = "; ".join(causes[:SHOWN]) or "the cause is unknown"
         return words.printable(f"{'have' if several else 'has'} ended: {why}")
     if group.fault is not None:
         return words.printable(f"no stack: {group.fault.reason}")

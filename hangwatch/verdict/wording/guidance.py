@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from hangwatch import words
 from hangwatch.model import Group, Grouping, Member, PortUse
 from hangwatch.stacks import activity
+from hangwatch.stacks import frames as stack_frames
 from hangwatch.verdict.wording import clauses
 
 _MOST_SENTENCES = 2
@@ -115,7 +116,8 @@ def _list_general_hints(grouping: Grouping, groups: list[Group]) -> list[str]:
     if grouping.unanswered or (grouping.is_from_text and grouping.absent):
         return []
     if any(group.waits_for not in {"ranks", "gpu"} for group in groups):
-        return ["`hangwatch dump --native` shows their calls below Python."]
+        are_native = any(stack_frames.is_native(*frame.place) for group in groups for frame in group.frames[:1])
+        return [] if are_native else ["`hangwatch dump --native` shows their calls below Python."]
     alone = len(grouping.members) == 1 and (grouping.world_size or 1) == 1
     return [f"Check for {_LINKS}." if alone else f"Check for {_LINKS}; {_BRANCH}."]
 

@@ -11,6 +11,7 @@ from hangwatch.verdict.scene import Scene, count_ranks
 from hangwatch.verdict.wording import clauses, guidance, sequence_numbers
 from hangwatch.verdict.wording.check_first_reasons import differing_lines
 from hangwatch.verdict.wording.group_text import (
+    SHOWN,
     all_of,
     describe,
     describe_each,
@@ -20,8 +21,6 @@ from hangwatch.verdict.wording.group_text import (
     rank_ids,
 )
 from hangwatch.verdict.wording.rank_headlines import store_endpoint
-
-_SHOWN = 4
 
 
 def moving(finding: Finding) -> str:
@@ -60,7 +59,7 @@ def suspended(finding: Finding) -> str:
     reasons = ["scontrol suspend, a gang scheduler, `kill -STOP` or a debugger may be the cause"] if is_stopped else []
     if frozen:
         groups = "control group {} is" if len(frozen) == 1 else "control groups {} are"
-        reasons += [f"{groups.format(words.join_words(frozen[:_SHOWN]))} frozen"]
+        reasons += [f"{groups.format(words.join_words(frozen[:SHOWN]))} frozen"]
     return f"{who} {'stopped' if is_stopped else 'frozen'}: {'; '.join(reasons)}."
 
 
@@ -89,9 +88,9 @@ def no_task(finding: Finding) -> str:
 def no_ranks(finding: Finding) -> str:
     """Return the headline for launchers that have not started any rank."""
     launchers, groups = finding.scene.launchers, finding.scene.grouping.groups
-    said = "; ".join(launcher(member) for member in launchers[:_SHOWN])
-    if len(launchers) > _SHOWN:
-        said = f"{said}; and {words.count(len(launchers) - _SHOWN, 'other launcher')}"
+    said = "; ".join(launcher(member) for member in launchers[:SHOWN])
+    if len(launchers) > SHOWN:
+        said = f"{said}; and {words.count(len(launchers) - SHOWN, 'other launcher')}"
     if len(launchers) == 1 and groups[0].frames:
         said = f"{said}. According to its stack, it {describe(groups[0], several=False)}"
     if any(member.waiting and member.waiting.needs_several_nodes for member in launchers):
@@ -225,7 +224,7 @@ def _describe_one_process(group: Group, scene: Scene) -> str:
     threads = (f"{describe_stack(one, group)} in {find_caller(one.frames) or 'native code'}" for one in group.threads)
     member = group.members[0]
     call = f" It is blocked in {clauses.blocked_call(member, scene.grouping)}." if member.kernel.tells_object else ""
-    return f"{'; '.join([f'{name_ranks([group])} {doing}', *islice(threads, _SHOWN)])}.{call}"
+    return f"{'; '.join([f'{name_ranks([group])} {doing}', *islice(threads, SHOWN)])}.{call}"
 
 
 def _describe_together(group: Group, scene: Scene) -> str:

@@ -8,6 +8,7 @@ from hangwatch.model import Group, Grouping, Member, Motion
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.wording import clauses
 from hangwatch.verdict.wording.group_text import (
+    SHOWN,
     describe,
     describe_each,
     describe_rank,
@@ -15,8 +16,6 @@ from hangwatch.verdict.wording.group_text import (
     others_wait,
     rank_ids,
 )
-
-_SHOWN = 4
 
 
 def gone(finding: Finding, all_gone: Sequence[Group] = ()) -> str:
@@ -39,7 +38,7 @@ def why_gone(members: Sequence[Member]) -> str:
         which = f"{words.name_ranks([first.id])} " if len(members) > 1 else ""
         return f" ({which}died first, at {words.utc(first.died.unix_seconds)}: {first.died.text})"
     ends = sorted({end for member in members if (end := clauses.ended_by(member))})
-    return f" (kernel log: {words.join_words(ends[:_SHOWN])})" if ends else ""
+    return f" (kernel log: {words.join_words(ends[:SHOWN])})" if ends else ""
 
 
 def blocked(finding: Finding) -> str:
@@ -97,7 +96,7 @@ def outside(finding: Finding) -> str:
         return f"{words.join_words(describe_each(ranks))}. {_describe_others(finding)}."
     ids = rank_ids(ranks)
     alone = len(ids) == 1
-    doing = words.join_words([describe(group, several=not alone) for group in ranks[:_SHOWN]])
+    doing = words.join_words([describe(group, several=not alone) for group in ranks[:SHOWN]])
     return (
         f"the job waits for {words.name_ranks(ids)}: {'it' if alone else 'they'} {doing} and still "
         f"{'progresses' if alone else 'progress'}. {_describe_others(finding)}."
@@ -123,7 +122,7 @@ def whole_nodes(named: Sequence[Member], grouping: Grouping) -> str:
     nodes = sorted(words.printable(node) for node in odd if node is not None)
     if len(odd) == len(ranks) or any(odd[node] < ranks[node] for node in odd):
         return ""
-    if len(nodes) > _SHOWN:
+    if len(nodes) > SHOWN:
         return f" These are all ranks of {words.count(len(nodes), 'node')}: check the nodes."
     return f" These are all ranks of {words.join_words(nodes)}: check the node{'s' if len(nodes) > 1 else ''}."
 

@@ -7,23 +7,23 @@ from hangwatch import words
 from hangwatch.collectives.mismatches import Sides
 from hangwatch.collectives.process_groups import find_process, process_key
 from hangwatch.collectives.wait_graph import GpuEnd, PendingOperation, WaitGraph
+from hangwatch.limits import MOST_LISTED_RANKS
 from hangwatch.model import Evidence, Group, Member
 from hangwatch.stacks import activity
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.scene import Scene, open_operations, process_of
 from hangwatch.verdict.sequence_rules import Answer
 from hangwatch.verdict.wording import check_first_reasons, clauses
+from hangwatch.verdict.wording.group_text import SHOWN
 
-_SHOWN = 4
 _DESCRIPTION_SHOWN = 40
-_MOST_IDS = 64
 NO_DESCRIPTION = "undefined"  # the description of a group without one, by torch/distributed/distributed_c10d.py
 
 
 def evidence(graph: WaitGraph) -> tuple[Evidence, ...]:
     """Return the pending operations as evidence: their waiting ranks, missing ranks and timeout."""
-    shown = graph.pending[:_SHOWN]
-    ids = (tuple(map(find_process, (*one.missing, *one.waiting)[:_MOST_IDS])) for one in shown)
+    shown = graph.pending[:SHOWN]
+    ids = (tuple(map(find_process, (*one.missing, *one.waiting)[:MOST_LISTED_RANKS])) for one in shown)
     texts = map(_describe_pending, shown)
     return tuple(Evidence(kind="sequence", message=text, ranks=ranks) for text, ranks in zip(texts, ids, strict=True))
 
@@ -60,7 +60,7 @@ def describe_operation(pending: PendingOperation) -> str:
 
 
 def _name_operations(pending: Sequence[PendingOperation]) -> str:
-    shown = list(map(describe_operation, pending[:_SHOWN]))
+    shown = list(map(describe_operation, pending[:SHOWN]))
     return words.join_words(shown) if shown else "nothing"
 
 
@@ -108,7 +108,7 @@ def not_joined(finding: Finding) -> str:
     wait = f"{waited} waited {duration}" if duration else "waits" if len(pending.waiting) == 1 else "wait"
     why = "" if finding.is_named else f" {_why_not_named(finding)}"
     late = "It" if len(ranks) == len(finding.suspects) == 1 else words.sentence(_name_ranks(sorted(ranks)))
-    doing = words.sentence("; ".join(_describe_activity(group) for group in finding.suspects[:_SHOWN]))
+    doing = words.sentence("; ".join(_describe_activity(group) for group in finding.suspects[:SHOWN]))
     joined = f"{late} {have} not joined {describe_operation(pending)}"
     return f"{doing}. {joined}, where {_name_ranks(pending.waiting)} {wait}.{why}"
 
@@ -150,7 +150,7 @@ def _find_asking_part(member: Member, scene: Scene) -> Literal["main"] | None:
 def cycle(finding: Finding) -> str:
     """Return the headline for ranks that wait for each other."""
     graph, waits = finding.answer.graph, []
-    for rank in graph.cycle[:_SHOWN]:
+    for rank in graph.cycle[:SHOWN]:
         mine = [one for one in graph.pending if rank in one.waiting]
         pending = next((one for one in mine if set(one.missing) & set(graph.cycle)), next(iter(mine), None))
         if pending is None:
@@ -158,7 +158,7 @@ def cycle(finding: Finding) -> str:
         awaited = [other for other in pending.missing or pending.members if other in graph.cycle and other != rank]
         company = [other for other in pending.waiting if other != rank and other not in awaited]
         too = f", as {_name_ranks(company)} {'does' if len(company) == 1 else 'do'}" if company else ""
-        whom = _name_ranks(awaited) if awaited else "at least one of the others"
+        whom = _name_ranks(awaited) if awaited else "at least one other rank"
         waits.append(f"{_name_ranks([rank])} for {whom} in {describe_operation(pending)}{too}")
     return words.sentence(f"{_name_ranks(graph.cycle)} wait for each other: {'; '.join(waits)}.")
 
@@ -174,7 +174,7 @@ def different_operations(answer: Answer) -> str:
     groups = {(operation.library, operation.name, operation.description) for operation in pending}
     if answer.kind != "Unknown" or len(groups) < 2 or len(set(waiting)) < len(waiting):
         return ""
-    each = [f"{_name_ranks(operation.waiting)} in {describe_operation(operation)}" for operation in pending[:_SHOWN]]
+    each = [f"{_name_ranks(operation.waiting)} in {describe_operation(operation)}" for operation in pending[:SHOWN]]
     return (
         f" By sequence numbers they wait in different groups: {words.join_words(each)}. If these groups have the same "
         "ranks, the ranks use them in another order: compare the calls on both sides."
@@ -184,7 +184,7 @@ def different_operations(answer: Answer) -> str:
 def mismatch(finding: Finding) -> str:
     """Return the headline for ranks of one process group, or of several, that enqueued different operations."""
     graph = finding.answer.graph
-    return " ".join(_describe_sides(sides, graph.pending) for sides in graph.mismatches[:_SHOWN])
+    return " ".join(_describe_sides(sides, graph.pending) for sides in graph.mismatches[:SHOWN])
 
 
 def _describe_sides(sides: Sides, pending: Sequence[PendingOperation]) -> str:
@@ -192,7 +192,7 @@ def _describe_sides(sides: Sides, pending: Sequence[PendingOperation]) -> str:
     called = {text.partition(" of ")[0] for text, _ in sides}
     about = [one for one in pending if ranks.issuperset(one.waiting) and ranks.issubset(one.members)]
     about = [one for one in about if one.operation in called] or about or [*pending]
-    each = "; ".join(f"{_name_ranks(ranks)}: {words.printable(text)}" for text, ranks in sides[:_SHOWN])
+    each = "; ".join(f"{_name_ranks(ranks)}: {words.printable(text)}" for text, ranks in sides[:SHOWN])
     return f"The ranks of one process group do not match ({_name_operations(about[:1])}). {words.sentence(each)}."
 
 
@@ -222,7 +222,7 @@ def ends(finding: Finding) -> str:
         if awaited:
             late.setdefault(min(awaited, key=lambda one: len(one.members)), []).append(rank)
     programs = (_describe_program(ranks, operation) for operation, ranks in late.items())
-    return " ".join(map(words.sentence, [*map(_describe_gpu, graph.gpus), *programs][:_SHOWN]))
+    return " ".join(map(words.sentence, [*map(_describe_gpu, graph.gpus), *programs][:SHOWN]))
 
 
 def _describe_gpu(end: GpuEnd) -> str:

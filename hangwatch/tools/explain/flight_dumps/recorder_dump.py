@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from hangwatch import words
+from hangwatch.collectives.process_groups import DEFAULT_GROUP
 from hangwatch.formats import decoding, pyspy_json
 from hangwatch.formats.safe_pickle import MOST_BYTES, load_plain_values
 from hangwatch.limits import MOST_RANKS
@@ -23,6 +24,10 @@ from hangwatch.model.flight_records import (
     BACKEND_NAME,
     EARLIEST_UNIX_NS,
     LATEST_UNIX_NS,
+    MOST_BACKENDS,
+    MOST_GROUPS,
+    MOST_NAME,
+    MOST_SEQUENCE,
     FlightRecord,
     GroupMembers,
     GroupStatus,
@@ -32,16 +37,12 @@ from hangwatch.model.flight_records import (
 )
 
 MOST_RECORDS = 1 << 17  # the newest ones of a larger buffer
-MOST_GROUPS = 4096
 _MOST_CONTAINERS = 2_000_000  # of JSON
 _MOST_COMMAS = 4_000_000
 _MOST_MEMBERS = 1 << 21  # of all groups together
 _LONGEST_RANKS = 1 << 21
-_MOST_NAME = 128
 _MOST_SIZES = 8
 _MOST_FRAMES = 256
-_MOST_SEQUENCE = 1 << 53
-_MOST_BACKENDS = 16
 
 _KEY = re.compile(rb"comm_lib_version|nccl_version|nccl_comm_state|pg_config|pg_status|collective_seq_id")
 _OPENS = re.compile(rb"^\s*\{\s*\"")
@@ -49,7 +50,6 @@ _PICKLED = re.compile(rb"^\x80[\x02-\x05]")
 _VERSION = re.compile(r"^2\.\d{1,4}$")
 _PEERS = re.compile(r"^[a-z0-9_.-]+:(?:send|recv) (\d{1,7})(?:->|<-)\d{1,7}$")
 _RANKS = re.compile(r"^\[?[\d, ]*\]?$", re.ASCII)
-_DEFAULT_GROUP = "0", "default_pg"  # torch/distributed/distributed_c10d.py
 
 
 class LastEnqueued(NamedTuple):
@@ -100,15 +100,15 @@ def parse(content: bytes) -> FlightDump:
         raise ValueError("is not a flight recorder dump: it has no version")
     version = values["version"]
     if not isinstance(version, str) or not _VERSION.match(version):
-        raise ValueError(f"has the unknown format {words.elided(str(version)[:_MOST_NAME], 16)}")
+        raise ValueError(f"has the unknown format {words.elided(str(version)[:MOST_NAME], 16)}")
     rows = _read_rows(values.get("entries", ()))
     by_library: dict[Library, list[FlightRecord]] = defaultdict(list)
     newest = 0
     for row in rows:
         record, library, latest = _parse_record(row)
         by_library[library].append(record)
-        if len(by_library) > _MOST_BACKENDS:
-            raise ValueError(f"has operations of more than {_MOST_BACKENDS} backends")
+        if len(by_library) > MOST_BACKENDS:
+            raise ValueError(f"has operations of more than {MOST_BACKENDS} backends")
         newest = max(newest, latest)
     statuses = tuple(_read_statuses(values.get("pg_status", {})))
     members = tuple(_read_members(values.get("pg_config", {})))
@@ -117,7 +117,7 @@ def parse(content: bytes) -> FlightDump:
     if not rows and statuses and library_version:
         by_library["nccl"] = []  # TORCH_INCLUDE_ONLY_ACTIVE: all operations have completed
     recorders = tuple(described.recorder(library, entries) for library, entries in sorted(by_library.items()))
-    world = next((group.ranks for group in members if (group.name, group.description) == _DEFAULT_GROUP), ())
+    world = next((group.ranks for group in members if (group.name, group.description) == DEFAULT_GROUP), ())
     return FlightDump(
         recorders=recorders,
         version=version,
@@ -137,7 +137,7 @@ def _decode_json(content: bytes) -> object:
     try:
         found = decoding.decode_plain_json(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"is not complete JSON: {words.elided(str(error), _MOST_NAME)}") from None
+        raise ValueError(f"is not complete JSON: {words.elided(str(error), MOST_NAME)}") from None
     return found
 
 
@@ -147,7 +147,7 @@ def _decode_json(content: bytes) -> object:
 def _read_text(value: object, name: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"has a {name} that is not a text")
-    return words.elided(value[: 4 * _MOST_NAME], _MOST_NAME)
+    return words.elided(value[: 4 * MOST_NAME], MOST_NAME)
 
 
 def _read_integer(value: object, name: str, lowest: int = 0) -> int:
@@ -157,7 +157,7 @@ def _read_integer(value: object, name: str, lowest: int = 0) -> int:
     """
     if isinstance(value, str) and len(value) <= 20 and value.removeprefix("-").isdecimal() and value.isascii():
         value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value < _MOST_SEQUENCE:
+    if not isinstance(value, int) or isinstance(value, bool) or not lowest <= value < MOST_SEQUENCE:
         raise ValueError(f"has a {name} that is not a number, or is out of its range")
     return value
 

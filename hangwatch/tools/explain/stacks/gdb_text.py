@@ -8,14 +8,15 @@ import re
 from itertools import dropwhile
 
 from hangwatch.formats.gdb_frames import FRAME, THREAD, WHERE, find_name
-from hangwatch.tools.explain.stacks.parsed_processes import MOST_FRAMES, Interned, ParsedThread, Place, StackText
+from hangwatch.limits import MOST_DUMPED_FRAMES
+from hangwatch.tools.explain.stacks.parsed_processes import Interned, ParsedThread, Place, StackText
 
 _BARE = re.compile(r"^#0 +(?:0x[0-9a-f]+ in )?\S.{0,2000} \([^()]{0,2000}(?:\(|\)(?: (?:from|at) \S+)?$)")
 _PYTHON = re.compile(r"\bFrame (0x[0-9a-f]+), for file (.*?), line (\d{1,9}), in (\S+) \(")
 _TRACEBACK = re.compile(r'^  File "(.*)", line (\d{1,9}), in (.*)$')
 _INTERPRETER = re.compile(r"^_?Py[A-Z_]|^_Py|^call_function$|^do_call_core$")
 _INTERPRETER_FILE = re.compile(r"^(?:\.{0,2}/)*(?:Python|Objects|Include|Programs|Parser)/|(?:^|/)Modules/main\.c$")
-_C_LIBRARY = re.compile(r"(?:^|/)(?:nptl|sysdeps|csu)/")
+_C_LIBRARY = re.compile(r"(?:^|/)(?:nptl|sysdeps|csu)/|^pthread_\w+\.[cS]$")
 _C_LIBRARIES = ("libc.so", "libpthread", "libstdc++.so")
 LONE = "bt"  # instead of the number of a thread, which is that of a process of its own
 _LONGEST_PREAMBLE = 500  # lines before the first thread: other threads that gdb found, and its warnings
@@ -59,7 +60,7 @@ class Reader(StackText):
             self._frame(frame.group(2))
             return True
         if traced := _TRACEBACK.match(line):
-            if len(self._traced) < MOST_FRAMES:
+            if len(self._traced) < MOST_DUMPED_FRAMES:
                 self._traced.append(Place(traced.group(3), traced.group(1), int(traced.group(2))))
             return True
         if line.startswith("[Inferior "):

@@ -6,12 +6,12 @@ of the command before it, or in that of head(1) or tail(1).
 
 import re
 
+from hangwatch.tools.explain.stacks.faulthandler_text import NO_NUMBER
 from hangwatch.tools.explain.stacks.parsed_processes import ParsedThread, Place, StackText
 
 _FRAME = re.compile(r"^\s{0,4}\[<[0-9a-f]{1,16}>\] ([\w.]{1,200})\+0x[0-9a-f]{1,8}/0x[0-9a-f]{1,8}")
 _END = re.compile(r"^\s{0,4}\[<f{8,16}>\] 0xf{8,16}$")
 _HEADING = re.compile(r"/proc/(\d{1,10})/(?:task/(\d{1,10})/)?stack\b")
-_NO_NUMBER = "?"
 _ENTRY = ("do_syscall_64", "entry_SYSCALL", "x64_sys_call", "__x64_sys", "el0", "do_el0", "invoke_syscall", "__arm64_")
 """The outermost functions: the entry into the kernel is the same for all calls."""
 
@@ -35,7 +35,7 @@ class Reader(StackText):
             return True
         frame = _FRAME.match(line)
         if frame and self._thread is None:
-            self._begin(ParsedThread(_NO_NUMBER, []))
+            self._begin(ParsedThread(NO_NUMBER, []))
         if frame and not frame.group(1).startswith(_ENTRY):
             self._add(Place(frame.group(1), "[kernel]", None, True))
         return frame is not None or not line.strip() or _END.match(line) is not None

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from msgspec import structs
 
 from hangwatch.formats import pyspy_json
+from hangwatch.limits import MOST_DUMPED_FRAMES
 from hangwatch.model import Fault, Frame, Thread
 
-MOST_FRAMES = 4096
 """Number of frames that are kept of one thread."""
 
 MOST_FRAMES_OF_TOOLS = 1 << 14
@@ -207,7 +207,7 @@ class StackText(ABC):
         self._thread = thread
 
     def _add(self, place: Place) -> None:
-        if self._thread is not None and len(self._thread.places) < MOST_FRAMES:
+        if self._thread is not None and len(self._thread.places) < MOST_DUMPED_FRAMES:
             self._thread.places.append(place)
 
     def _keep(self, thread: ParsedThread) -> None:

@@ -38,7 +38,7 @@ from hangwatch.probes.network import interfaces, sockets
 from hangwatch.probes.network.sockets import Connection
 from hangwatch.probes.process import blocked_call, main_thread, shared_locks
 
-_DEADLINE_SECONDS = 2.0  # for reading connections in one round
+_CPU_SECONDS = 1.0  # for reading shared memory regions in one round; a busy node delays the thread
 _MOST_CHILDREN = 64
 _OF_MEMORY_OR_DEVICE = ("/dev/", "/memfd:")
 _MOST_ENDPOINT_CHARACTERS = 80
@@ -200,13 +200,13 @@ class JobConnections:
         return frozenset(other for other in near - {pid} if place in self._regions(other))
 
     def _regions(self, pid: int) -> shared_locks.Regions:
-        """Return the shared memory regions of a process, read once a round. Empty after the deadline for reading."""
+        """Return the shared memory regions of a process, read once a round. Empty after `_CPU_SECONDS`."""
         if pid not in self._shared:
-            began, ranks = time.monotonic(), len(set(self._job.rank_of.values()))
-            is_late = self._shared_seconds > _DEADLINE_SECONDS
+            began, ranks = time.thread_time(), len(set(self._job.rank_of.values()))
+            is_late = self._shared_seconds > _CPU_SECONDS
             most = max(1, min(shared_locks.MOST_REGIONS, _MOST_REGIONS // ranks))
             self._shared[pid] = {} if is_late else shared_locks.regions(pid, self._root, most)
-            self._shared_seconds += time.monotonic() - began
+            self._shared_seconds += time.thread_time() - began
         return self._shared[pid]
 
     def _stuck_on(self, pid: int, call: SystemCall) -> str | None:

@@ -35,7 +35,7 @@ from hangwatch.verdict.evidence import MOST_CALLS
 from hangwatch.verdict.wording import clauses
 
 _WITHOUT_SUSPECTS = ("AllAlike", "CannotTell")
-_CALLS_DEADLINE_SECONDS = 4.0
+_CALLS_CPU_SECONDS = 2.0
 _OUTPUT_DEADLINE_SECONDS = 3.0
 _ENVIRONMENT_SECONDS = 2.0
 _DETAILS_DEADLINE_SECONDS = 3.0
@@ -205,16 +205,16 @@ def _kernel_calls(
     rounds: Mapping[int | None, Sequence[ProcessDump]], job: Job, proc_root: Path
 ) -> dict[int | None, KernelCall]:
     """Return system calls by pid. A process is left out if its pid was reused, or if it runs as another user."""
-    end = time.monotonic() + _CALLS_DEADLINE_SECONDS
+    end = time.thread_time() + _CALLS_CPU_SECONDS
     ids: dict[int | None, ProcessId] = {process.pid: process for process in job.processes}
     ids |= {worker.id.pid: worker.id for rank in job.ranks for worker in rank.workers}
     pids = sorted(job.pids)
-    strangers = blocked_call.Strangers(pids, proc_root)
+    strangers = blocked_call.Strangers(pids, proc_root, _CALLS_CPU_SECONDS / 2)
     calls: dict[int | None, KernelCall] = {}
     for target, dumps in ((ids[pid], dumps) for pid, dumps in rounds.items() if pid in ids):
-        if time.monotonic() > end:
+        if time.thread_time() > end:
             break
-        call = blocked_call.read(target.pid, dumps, pids, strangers, end)
+        call = blocked_call.read(target.pid, dumps, pids, strangers)
         uid = credentials.read_only_user(target, proc_root)
         is_same = uid == job.uid if job.uid else procfs.is_alive(target, proc_root)
         if call is not None and is_same:

@@ -19,7 +19,7 @@ from hangwatch.probes.network import sockets
 from hangwatch.probes.network.sockets import Connection, Connections, End, UnixSocket
 from hangwatch.probes.process import blocked_call, main_thread
 
-_DEADLINE_SECONDS = 2.0  # for reading connections in one round
+_CPU_SECONDS = 1.0  # for reading connections in one round; a busy node delays the thread
 _MOST_NAMESPACES = 8
 MOST_THREADS = 64
 _MOST_ANCESTORS = 4  # of a rank: between it and its server there may be a shell and a launcher
@@ -42,7 +42,7 @@ class JobSockets:
     """
 
     def __init__(self, job: Job, targets: Sequence[ProcessId], proc_root: Path, search_seconds: float) -> None:
-        self.proc_root, self._search_seconds = proc_root, search_seconds
+        self.proc_root = proc_root
         self.dumped = [target.pid for target in targets]
         self.launchers = tuple(launcher.pid for launcher in job.launcher_ids)
         port = process_role.rendezvous(job.environ)[1]
@@ -56,12 +56,12 @@ class JobSockets:
         self.ranks = frozenset(self.rank_of.values())
         self._every = dict.fromkeys((*self.rank_of, *self.launchers))
         self._others: dict[tuple[int, str], tuple[str, int] | None] = {}
-        self._strangers = blocked_call.Strangers(self._every, proc_root)
+        self._strangers = blocked_call.Strangers(self._every, proc_root, search_seconds)
         self.read_call = partial(main_thread.read_call, proc_root=proc_root)
 
     def begin_round(self) -> None:
         """Read the connections of every network namespace of the job, and the processes that hold them."""
-        end = time.monotonic() + _DEADLINE_SECONDS
+        end = time.thread_time() + _CPU_SECONDS
         self.sockets: dict[int, dict[int, int]] = {}
         self._tables: dict[int, Connections] = {}
         self._spaces: dict[str | None, Connections | None] = {}
@@ -79,9 +79,9 @@ class JobSockets:
         for pid in (*self.dumped, *self.launchers):
             space = procfs.namespace(self.proc_root, pid, "net")
             is_new = space is not None and space not in self._spaces and len(self._spaces) < _MOST_NAMESPACES
-            if is_new and time.monotonic() < end:
+            if is_new and time.thread_time() < end:
                 self._spaces[space] = sockets.read(pid, self.proc_root)
-            if time.monotonic() < end and self.read_process(pid):
+            if time.thread_time() < end and self.read_process(pid):
                 self._add_ends(pid)
         ranks = [pid for pid, rank in self.rank_of.items() if pid == rank]
         self.unix = sockets.read_unix(ranks[0], self.proc_root) or {} if ranks else {}
@@ -186,10 +186,7 @@ class JobSockets:
         if not link.startswith(_CHANNELS):
             return None
         if (pid, link) not in self._others:
-            end = time.monotonic() + self._search_seconds
-            self._others[pid, link] = blocked_call.find_other_process(
-                pid, descriptor, self._holders, end, self.proc_root
-            )
+            self._others[pid, link] = blocked_call.find_other_process(pid, descriptor, self._holders, self.proc_root)
         return self._others[pid, link]
 
     def find_driver(self, pid: int, connection: Connection) -> int | None:

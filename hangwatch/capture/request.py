@@ -43,7 +43,7 @@ class CaptureRequest(Value, frozen=True, gc=True):
       planned round with its dumps. If it returns true, a second round follows.
     * `mode`: the content of each dump, and whether it may pause its process.
     * `all_processes`: False leaves out the workers of ranks that wait for other ranks, unless a wait leads to them.
-    * `search_seconds`: limit in each round of a search for the process at the other end of a pipe or Unix socket.
+    * `search_seconds`: CPU time of all searches for the processes at the other ends of pipes and Unix sockets.
     * `activities`: the table that finds the thread for which a main thread waits; None: only main threads count.
     * `kept_stacks_bytes`: approximate limit in bytes of the stacks that are kept, see `stack_limits`.
     * `observe_dump`: called after each dump with its duration in seconds and its fault (None: no fault).
@@ -57,7 +57,7 @@ class CaptureRequest(Value, frozen=True, gc=True):
     needs_second_round: Callable[[Sequence[RankDump]], bool] | None = None
     mode: DumpMode = DumpMode()
     all_processes: bool = True
-    search_seconds: float = 0.2
+    search_seconds: float = 1.0
     activities: Table | None = None
     kept_stacks_bytes: int = stack_limits.OF_OWNER_BYTES
     stop: threading.Event = field(default_factory=threading.Event)

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,16 +49,18 @@ def read_call(pid: int, name: str, kin: tuple[int, ...] = ()) -> KernelCall:
     `kin` are the pids of related processes.
     """
     targets.wait_for_call(pid, name)
-    found = blocked_call_of(pid, pid, kin, time.monotonic() + 60)
+    found = blocked_call_of(pid, pid, kin)
     assert found is not None
     return found
 
 
-def blocked_call_of(pid: int, dumped_pid: int, kin: tuple[int, ...], end: float) -> KernelCall | None:
+def blocked_call_of(
+    pid: int, dumped_pid: int, kin: tuple[int, ...] = (), cpu_seconds: float = 60.0
+) -> KernelCall | None:
     """Return the blocked call of process `pid`, with dumps in which it was in the call of process `dumped_pid`."""
     call = main_thread.read_call(dumped_pid, procfs.PROC)
     dumps = [ProcessDump(taken_monotonic_seconds=0.0, main=MainThread(call=call))] * 2
-    return blocked_call.read(pid, dumps, kin, blocked_call.Strangers((), procfs.PROC), end)
+    return blocked_call.read(pid, dumps, kin, blocked_call.Strangers((), procfs.PROC, cpu_seconds))
 
 
 def _reads(pid: int, descriptor: int) -> bool:
@@ -164,35 +165,34 @@ def test_searches_of_a_job_find_its_own_processes_before_those_outside() -> None
         os.close(read_end)
         os.close(write_end)
 
-        def found_by(pids: list[int], seconds: tuple[float, ...] = (60.0, 60.0, 60.0)) -> list[tuple[str, int] | None]:
+        def found_by(pids: list[int], cpu_seconds: float = 60.0) -> list[tuple[str, int] | None]:
             def holding(link: str, _is_written: bool) -> list[int]:
                 return [pid for pid in pids if link in (sockets.descriptors(pid, procfs.PROC) or {}).values()]
 
-            job = blocked_call.JobHolders(pids, holding, blocked_call.Strangers(pids, procfs.PROC))
-            return [search(pid, job, limit) for pid, limit in zip(pids, seconds, strict=False)]
+            job = blocked_call.JobHolders(pids, holding, blocked_call.Strangers(pids, procfs.PROC, cpu_seconds))
+            return [search(pid, job) for pid in pids]
 
-        def search(pid: int, job: blocked_call.JobHolders, limit: float) -> tuple[str, int] | None:
+        def search(pid: int, job: blocked_call.JobHolders) -> tuple[str, int] | None:
             try:
-                return blocked_call.find_other_process(pid, 0, job, time.monotonic() + limit, procfs.PROC)
+                return blocked_call.find_other_process(pid, 0, job, procfs.PROC)
             except LookupError:
                 return ("unknown", pid)
 
         assert found_by(readers) == [("pipe", outside)] * 2
-        unknown = ("unknown", readers[0])
-        assert found_by(readers, (-1.0, 60.0)) == [unknown, ("pipe", outside)], "the next search goes on"
+        assert found_by(readers, 0.0) == [("unknown", pid) for pid in readers]
         assert found_by([*readers, sibling]) == [*[("pipe", sibling)] * 2, ("pipe", outside)]
 
 
 def test_own_pipe_is_told_only_after_a_whole_search(tmp_path: Path) -> None:
     with targets.python("import os\nback, forth = os.pipe()\nready()\nos.read(back, 1)", tmp_path) as pid:
         assert [target.other_pid for target in read_call(pid, "read").behind] == [pid]
-        found = blocked_call_of(pid, pid, (), time.monotonic())
+        found = blocked_call_of(pid, pid, cpu_seconds=0.0)
     assert [target.other_pid for target in found.behind] == [None]
 
 
 def test_process_that_has_continued_has_no_blocked_call() -> None:
-    assert blocked_call_of(os.getpid(), 1, (), time.monotonic() + 2) is None
-    assert blocked_call_of(4_000_000, 1, (), time.monotonic() + 2) is None
+    assert blocked_call_of(os.getpid(), 1) is None
+    assert blocked_call_of(4_000_000, 1) is None
 
 
 TABLE = activity.load((config.ActivityRule(activity="collective_wait", function="all_wait", file="<string>"),))

@@ -33,13 +33,12 @@ _READ, _WRITE = 0o400, 0o200  # mode bits of a link in /proc/PID/fd: open for re
 
 
 def read(
-    pid: int, dumps: Sequence[ProcessDump], related_pids: Iterable[int], strangers: Strangers, end: float
+    pid: int, dumps: Sequence[ProcessDump], related_pids: Iterable[int], strangers: Strangers
 ) -> KernelCall | None:
     """Return the system call in which a process is blocked, with its target; None if it has left the call.
 
     It is the call of the thread for which the main thread waits, else of the main thread, by the dumps of all rounds.
-    The process at the other end of a pipe or socket is searched among `related_pids` first, then on the whole node
-    until `end` (CLOCK_MONOTONIC, seconds).
+    The process at the other end of a pipe or socket is searched among `related_pids` first, then among `strangers`.
     """
     proc_root, awaited = strangers.proc_root, dumps[-1].main.awaited_thread if dumps else None
     thread = None if awaited is None else awaited.id
@@ -49,7 +48,7 @@ def read(
     if call is None or last_call is None or not call.name or not _is_same(call, last_call):
         return None
     same = itertools.takewhile(lambda each: each is not None and _is_same(each, last_call), reversed(calls))
-    search = _Search(pid, related_pids, end, proc_root, JobHolders((), lambda *_: (), strangers))
+    search = _Search(pid, related_pids, proc_root, JobHolders((), lambda *_: (), strangers))
     child = _child(pid, call.child, proc_root)
     is_lock = call.kind == "locks"
     return KernelCall(
@@ -81,32 +80,42 @@ def _path(pid: int, proc_root: Path, thread: int | None) -> str:
 
 
 class Strangers:
-    """The pipes and sockets of the processes outside a job. Each process is read once, when a search first needs it."""
+    """The pipes and sockets of the processes outside a job. Each process is read once, when a search first needs it.
 
-    def __init__(self, job_pids: Container[int], proc_root: Path) -> None:
+    Reading takes at most `cpu_seconds` in all: a busy node delays a search, but hides no process.
+    """
+
+    def __init__(self, job_pids: Container[int], proc_root: Path, cpu_seconds: float) -> None:
         self.proc_root, self._job_pids = proc_root, job_pids
         self._lock = threading.Lock()
+        self._left_seconds = cpu_seconds
         self._unread: deque[int] | None = None
         self._links: dict[int, frozenset[str]] = {}
 
-    def find_holder(self, pid: int, link: str, mode: int, end: float) -> int | None:
-        """Return a process other than `pid` that has `link` open as `mode` allows; None if none was read until `end`.
+    @property
+    def are_all_read(self) -> bool:
+        """True after a search through all processes."""
+        return self._unread is not None and not self._unread
+
+    def find_holder(self, pid: int, link: str, mode: int) -> int | None:
+        """Return a process other than `pid` that has `link` open as `mode` allows; None if none was read.
 
         Searches take turns, because the next one needs what this one reads.
         """
         with self._lock:
-            others = (other for other, links in self._every(end) if link in links and other != pid)
+            others = (other for other, links in self._every() if link in links and other != pid)
             return next((other for other in others if _has(other, link, mode, self.proc_root)), None)
 
-    def _every(self, end: float) -> Iterator[tuple[int, frozenset[str]]]:
-        """Yield the processes that were read, with their links. Then read and yield further ones, until `end`."""
+    def _every(self) -> Iterator[tuple[int, frozenset[str]]]:
+        """Yield the processes that were read, with their links. Then read and yield further ones."""
         if self._unread is None:
             every = map(int, procfs.list_pids(str(self.proc_root)))
             self._unread = deque(pid for pid in every if pid not in self._job_pids)
         yield from self._links.items()
-        while self._unread and time.monotonic() <= end:
-            pid = self._unread.popleft()
+        while self._unread and self._left_seconds > 0:
+            pid, began = self._unread.popleft(), time.thread_time()
             self._links[pid] = _links(pid, self.proc_root)
+            self._left_seconds -= time.thread_time() - began
             yield pid, self._links[pid]
 
 
@@ -122,15 +131,13 @@ class JobHolders(NamedTuple):
     strangers: Strangers
 
 
-def find_other_process(
-    pid: int, descriptor: int, job: JobHolders, end: float, proc_root: Path
-) -> tuple[str, int] | None:
+def find_other_process(pid: int, descriptor: int, job: JobHolders, proc_root: Path) -> tuple[str, int] | None:
     """Return the kind and the process at the other end of a pipe ("pipe") or Unix socket ("unix").
 
     None if the descriptor is something else, if the process itself has the other end, or if the other end is closed.
-    Raises LookupError if the other end was not found until `end` (see `read`), or may not be read.
+    Raises LookupError if the other end was not found (see `Strangers`), or may not be read.
     """
-    found = _behind(pid, descriptor, _Search(pid, (), end, proc_root, job), proc_root)
+    found = _behind(pid, descriptor, _Search(pid, (), proc_root, job), proc_root)
     if found is None or found.kind not in ("pipe", "unix") or found.other_pid == pid or found.is_lost:
         return None
     if found.other_pid is None:
@@ -226,13 +233,13 @@ def _socket(inode: int, search: _Search) -> CallTarget | None:
 
 
 class _Search:
-    """A search for the process that holds a pipe or socket: among children and `kin`, then on the node until `end`.
+    """A search for the process that holds a pipe or socket: among children and `kin`, then on the node.
 
-    `end` is CLOCK_MONOTONIC in seconds. `job` is shared by the searches of the job's processes.
+    `job` is shared by the searches of the job's processes.
     """
 
-    def __init__(self, pid: int, kin: Iterable[int], end: float, proc_root: Path, job: JobHolders) -> None:
-        self._pid, self._end, self._root, self._job = pid, end, proc_root, job
+    def __init__(self, pid: int, kin: Iterable[int], proc_root: Path, job: JobHolders) -> None:
+        self._pid, self._root, self._job = pid, proc_root, job
         self._children, self._kin = procfs.read_children(pid, proc_root, _MOST_CHILDREN), tuple(kin)
 
     @cached_property
@@ -251,18 +258,13 @@ class _Search:
         (None, "") if none was found. The process itself is tried last.
         """
         near, strangers = self._find_near(link, mode), self._job.strangers
-        holder = self._first_of(near, link, mode) or strangers.find_holder(self._pid, link, mode, self._end)
-        if holder is None and time.monotonic() <= self._end:  # after an incomplete search, another may hold it, too
+        holder = self._first_of(near, link, mode) or strangers.find_holder(self._pid, link, mode)
+        if holder is None and strangers.are_all_read:  # after an incomplete search, another may hold it, too
             holder = self._first_of([self._pid], link, mode)
         return (None, "") if holder is None else (holder, _comm(holder, self._root))
 
     def _first_of(self, pids: Iterable[int], link: str, mode: int) -> int | None:
-        for pid in pids:
-            if _has(pid, link, mode, self._root):
-                return pid
-            if time.monotonic() > self._end:
-                break
-        return None
+        return next((pid for pid in pids if _has(pid, link, mode, self._root)), None)
 
     def _find_near(self, link: str, mode: int) -> list[int]:
         """Return the children and the related processes, but of those of the job only those that may hold the link."""

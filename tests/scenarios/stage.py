@@ -71,7 +71,8 @@ def problems(expected: Expected, got: Observed) -> list[str]:
     if got.pages != expected.pages_before + expected.page:
         found.append(f"paged {got.pages} times")
     if expected.page and got.named != expected.named:
-        found.append(f"named {got.named}, expected {expected.named}")
+        said = [look.verdict.message for look in got.looks]
+        found.append(f"named {got.named}, expected {expected.named}: {said}")
     if expected.page and (got.action is None or got.action.kind != expected.action):
         found.append(f"recommended {got.action}, expected {expected.action}")
     if expected.page and got.seconds is not None and got.seconds > expected.within_seconds:

@@ -34,7 +34,7 @@ T = TypeVar("T")
 SHARED_MACHINE = 2.0
 DATA = Path(__file__).parent / "data"
 
-# Files with tests that share something expensive. The tests of test_torchrun also need their order.
+# Files with tests that share something expensive, or that need most of the CPU. Those of test_torchrun need their order.
 TOGETHER = (
     "deploy/test_container.py",
     "deploy/test_grafana.py",
@@ -46,6 +46,7 @@ TOGETHER = (
     "integration/test_requeue_over_slurm.py",
     "integration/test_torchrun.py",
     "test_contract.py",
+    "scenarios/test_crowds.py",
 )
 
 

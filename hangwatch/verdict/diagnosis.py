@@ -96,9 +96,9 @@ class Diagnosis(Value, frozen=True):
     def incident(
         self, job: Job, state: JobState, timeline: tuple[TimelineEntry, ...] = (), quiet_seconds: float = 0.0
     ) -> Incident:
-        """Return a new incident of a job without progress for `quiet_seconds`, but not since an earlier incident.
+        """Return a new incident of a job without progress for `quiet_seconds`, or since its last progress.
 
-        `job` and `state` are the newest known values.
+        The later of these two times counts; `timeline` has the last progress. `job` and `state` are the newest known.
         """
         progress = (line.unix_seconds for line in timeline if line.state in (JobState.TRAINING, JobState.RECOVERED))
         opened = min(self.judged_unix_seconds, max(self.judged_unix_seconds - quiet_seconds, *progress, 0.0))

@@ -68,7 +68,7 @@ def pause_that_comes_back(stage: Stage) -> Observed:
 def over_but_uploads(stage: Stage) -> Observed:
     with taking(BYTES_PER_SECOND) as port:
         stage.trouble("all", f"end-but-upload {port} 8 {3 * SHARD_BYTES}")
-        stage.until(JobState.OVER).watcher.follow(LOOK_ALIKES.stalled_hold_seconds + 1.0)
+        stage.until(JobState.OVER).watcher.follow(2 * WAIT_SECONDS)
         return stage.observed()
 
 
@@ -177,7 +177,7 @@ _LOOK_ALIKES = {
     ),
 }
 LOOK_ALIKES = Crowd(
-    "look-alikes at once", with_names(_LOOK_ALIKES), startup_hold_seconds=3.0, stalled_hold_seconds=24.0
+    "look-alikes at once", with_names(_LOOK_ALIKES), startup_hold_seconds=3.0, stalled_hold_seconds=60.0
 )
 
 # all at once rank 1 of each job waits for a loader worker that reads from storage that does not respond; the eleventh

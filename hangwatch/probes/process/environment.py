@@ -70,9 +70,9 @@ def _read_at(descriptor: int, offset: int, limit_bytes: int) -> bytes:
 
 
 def select(parts: list[bytes], wanted: Container[str], shown: Container[str], *, whole: bool) -> Environment:
-    """Return the variables in `wanted` and `shown` of an environment's text: `NAME=VALUE`, each with a final NUL.
+    """Return the variables in `wanted` and `shown` of an environment: entries `NAME=VALUE`, each with a final NUL.
 
-    `whole` is false if `parts` are only both ends of it.
+    `parts` are its text; if `whole` is false, only its beginning and its end.
     """
     values = {}
     for index, part in enumerate(parts):

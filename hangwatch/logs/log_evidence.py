@@ -431,14 +431,15 @@ def _describe_setup(row: nccl_messages.Message, by_value: Mapping[str, Sequence[
 def _find_first_stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
     """Yield evidence on the rank that stopped writing long before the others.
 
-    The time from its last line to the median must be longer than the time from the median to the last line of all.
+    The time from its last line to the median must be longer than the time from the median to the last line of all. If
+    all logs end in the same line, their ends must be a minute apart, too: lines at the start of ranks prove nothing.
     """
     clock = common_clock([log.last.moment for log in logs if log.last])
     timed = sorted(
         ((log.last.moment, log) for log in logs if log.last and log.last.moment and log.last.moment.clock == clock),
         key=lambda entry: (entry[0].seconds, entry[1].id.sort_key()),
     )
-    if len(timed) < TIMES_AS_MANY:
+    if len(timed) < TIMES_AS_MANY or not (len(log_ends.fold(logs)) > 1 or log_ends.seconds_apart(logs)):
         return
     (first, log), (middle, _), (last, _) = timed[0], timed[len(timed) // 2], timed[-1]
     if middle.seconds - first.seconds > last.seconds - middle.seconds and timed[1][0].seconds > first.seconds:

@@ -39,11 +39,12 @@ def join(
     """Return one log for each rank. Logs of unknown ranks are left out.
 
     A rank is known by its global rank, by local rank and node, or by pid and node. A global rank that torch wrote
-    before a line applies to all logs of that local rank. A failure in `launcher_failures` counts if the log of the rank
+    before a line, or torchrun in its summary, applies to all logs of that local rank. A failure in `launcher_failures` counts if the log of the rank
     contains none. If it does, the launcher's report only adds a missing time.
     """
-    all_parts = [_Part(*part) for part in parts]
-    global_ranks = _find_global_ranks(all_parts)
+    all_parts, launcher_failures = [_Part(*part) for part in parts], tuple(launcher_failures)
+    told = [part.id if part.log.told_rank is None else replace(part.id, rank=part.log.told_rank) for part in all_parts]
+    global_ranks = _find_global_ranks([*told, *(failure.rank for _, failure in launcher_failures if failure.rank)])
     by_rank: dict[tuple[object, ...], list[_Part]] = defaultdict(list)
     for part in all_parts:
         rank = _add_global_rank(part.id, global_ranks)
@@ -64,15 +65,12 @@ def join(
     return tuple(sorted(logs.values(), key=lambda log: log.id.sort_key()))
 
 
-def _find_global_ranks(parts: Iterable[_Part]) -> dict[tuple[str | None, int | None], int]:
-    """Return the global ranks that lines contain, keyed by node and local rank.
-
-    Ranks that contradict each other are left out.
-    """
+def _find_global_ranks(ranks: Iterable[RankId]) -> dict[tuple[str | None, int | None], int]:
+    """Return the global ranks, keyed by node and local rank. Ranks that contradict each other are left out."""
     by_place: dict[tuple[str | None, int | None], set[int]] = defaultdict(set)
-    for part in parts:
-        if part.log.told_rank is not None:
-            by_place[part.id.node, part.id.local_rank].add(part.log.told_rank)
+    for rank in ranks:
+        if rank.rank is not None:
+            by_place[rank.node, rank.local_rank].add(rank.rank)
     return {place: min(ranks) for place, ranks in by_place.items() if len(ranks) == 1}
 
 

@@ -201,10 +201,13 @@ def test_the_first_exception_of_a_chain_counts_and_their_number_is_bounded() -> 
 
 def test_what_torchrun_prints_in_the_end_tells_its_ranks() -> None:
     summary = (EXAMPLES / "torchrun-tee.txt").read_text().split("ChildFailedError: \n")[1].splitlines()
-    found = collect(*summary, name="slurm-1.out")
-    assert [log.id for log in found.logs] == [RankId(rank=rank, local_rank=rank) for rank in range(3)]
-    verdict = complete(None, log_evidence.supplement(found.logs))
-    assert verdict.message.startswith("First to fail: rank 1 (local rank 1) at 2026-11-22_02:51:43: ValueError")
+    starts = [f"[default{rank}]:[W1122 02:51:40.{rank}3 socket.cpp:207] slow" for rank in range(3)]
+    for lines in (summary, [*starts, *summary]):  # torchrun --tee adds only the local rank to a line
+        found = collect(*lines, name="slurm-1.out")
+        assert [log.id for log in found.logs] == [RankId(rank=rank, local_rank=rank) for rank in range(3)]
+        verdict = complete(None, log_evidence.supplement(found.logs))
+        assert verdict.message.startswith("First to fail: rank 1 (local rank 1) at 2026-11-22_02:51:43: ValueError")
+        assert not any("stopped first" in end for end in messages_of(verdict, "log_end"))
 
 
 @pytest.mark.parametrize("case", toml.decode((DATA / "log_lines.toml").read_text())["headlines"])

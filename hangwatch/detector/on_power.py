@@ -18,6 +18,7 @@ from hangwatch.detector.capture_due import (
 from hangwatch.detector.gpu_quorum import has_fallen, has_quorum, is_back, is_down, is_quiet, quiet_uuids
 from hangwatch.detector.job_watch import JobWatch, quiet_seconds, with_capture_record, with_open_incident, with_power
 from hangwatch.detector.power_level import GpuPower
+from hangwatch.detector.progress_gaps import FEWEST_GAPS
 from hangwatch.detector.transitions import Change, begin_suspicion, enter_state
 from hangwatch.detector.watch_parts import Recovered, Silence, Starting, Unknown
 from hangwatch.model import OPEN_STATES, GpuSample, JobState
@@ -28,7 +29,10 @@ WARNED_RATIO = 0.5  # a job without ranks warns after this part of its hold, and
 SAMPLE_GAP_SECONDS = 10.0  # a longer gap between samples does not count as quiet time
 _BY_POWER = frozenset({JobState.STARTING, JobState.TRAINING, JobState.QUIET, JobState.RECOVERED})
 _BY_COUNTERS = "its ranks enqueue collectives; none of its GPUs can be read"
-_NOT_KNOWN = "no GPU of it can be read, too few collectives were counted: a hang is not detected; try `hangwatch dump`"
+_NOT_KNOWN = (
+    f"no GPU of it can be read, and its collectives rose in fewer than {FEWEST_GAPS} readings (one a second): "
+    "a hang is not detected; try `hangwatch dump`"
+)
 
 
 def apply_sample(

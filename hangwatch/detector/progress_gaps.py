@@ -43,7 +43,7 @@ class ProgressRecord(Value, frozen=True):
     * `progressed_at`: the end of the last gap; None while at most half of the ranks have a counter. `lost_rank_at`: the
       time when a rank lost its counter. Increases before both prove nothing.
     * `total`: the collectives of a rank since the first reading, a mean of the ranks. `per_second`: the same in a
-      second, over about half a minute.
+      second, over about half a minute, and at first since the first reading with an increase.
     * `advances`: number of times that the job progressed. `gaps`: number of gaps that were learned since the counters
       began or fell. `hours`: the gaps of the last 24 hours.
     """
@@ -152,7 +152,8 @@ def _with_increase(record: ProgressRecord, ranks: Mapping[ProcessId, RankProgres
     if not news or seconds <= 0:
         return record
     newest = sum(news) / len(news)
-    faster = min(1.0, seconds / RATE_SECONDS) * (newest / seconds - record.per_second)
+    weight = min(1.0, seconds / RATE_SECONDS) if record.total else 1.0
+    faster = weight * (newest / seconds - record.per_second)
     return replace(record, total=record.total + newest, per_second=record.per_second + faster)
 
 

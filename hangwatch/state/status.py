@@ -14,6 +14,7 @@ from hangwatch.verdict.timeout_forecast import forecast_timeout
 from hangwatch.verdict.wording.short_paths import shorten_paths
 
 _USUAL = Detector()
+LONG_GAP_SECONDS = 60.0
 SCHEMA_VERSION = 3  # 2: absent_local_ranks is a list of [first, last], GpuStatus.jobs; 3: unseen replaces no_counters
 
 
@@ -170,7 +171,7 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
             entry.job,
             job_key=entry.job.key,
             state=entry.watch.state,
-            message=_message(entry),
+            message=_message(entry, now),
             seconds_in_state=now - entry.watch.since,
             ranks=len(entry.job.ranks),
             page=snapshot.pages(entry),
@@ -184,7 +185,7 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
             ends_itself_unix_seconds=ends.at_unix_seconds if ends else None,
             silenced_until_unix_seconds=silence.until_unix_seconds if silence else None,
             silence_reason=silence.reason if silence else "",
-            collectives_per_second=_rate(entry),
+            collectives_per_second=_rate(entry, now),
             progress_gap_seconds=progress.gap_seconds(now) if progress.progressed_at is not None else None,
             usual_gap_seconds=progress.usual_seconds,
             quiet_seconds=quiet_seconds(entry.watch, now) if entry.watch.silence is not None else None,
@@ -198,18 +199,26 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
     )
 
 
-def _message(entry: JobEntry) -> str:
-    """Return the message of the detector, or how far it has learned the usual gaps of a job."""
-    progress = entry.watch.progress
-    if entry.watch.state is JobState.STARTING and progress.progressed_at is not None:
-        return f"learning: {words.count(round(progress.total), 'collective')} so far"
-    return entry.watch.message
+def _message(entry: JobEntry, now: float) -> str:
+    """Return the message of the detector, or how far it has learned the usual gaps of a job, and a long gap now."""
+    progress, gap_seconds = entry.watch.progress, _untold_gap_seconds(entry, now)
+    silent = f"no new collective for {words.duration(gap_seconds)}: `hangwatch dump` looks now; " if gap_seconds else ""
+    is_learning = entry.watch.state is JobState.STARTING and progress.progressed_at is not None
+    learning = f"learning: {words.count(round(progress.total), 'collective')} so far"
+    return f"{silent}{learning if is_learning else entry.watch.message}"
 
 
-def _rate(entry: JobEntry) -> float | None:
+def _untold_gap_seconds(entry: JobEntry, now: float) -> float:
+    """Return the time without a collective of a job whose usual gaps are not known yet; 0 up to a minute."""
+    is_untold = entry.watch.state in (JobState.STARTING, JobState.UNKNOWN) and not entry.watch.progress.is_known
+    gap_seconds = entry.watch.progress.gap_seconds(now)
+    return gap_seconds if is_untold and gap_seconds > LONG_GAP_SECONDS else 0.0
+
+
+def _rate(entry: JobEntry, now: float) -> float | None:
     """Return the collectives per second: 0 from the suspicion on, not the mean of the time before it."""
     progress = entry.watch.progress
-    is_over = entry.watch.gap is not None or entry.watch.state is JobState.ENDED
+    is_over = entry.watch.gap or entry.watch.state is JobState.ENDED or _untold_gap_seconds(entry, now)
     return None if progress.progressed_at is None else 0.0 if is_over else round(progress.per_second, 3)
 
 

@@ -94,6 +94,8 @@ def test_the_help_names_every_command() -> None:
         (("reprot",), ["No such command", "Did you mean 'report'?"]),
         (("ps",), ["No such command", "Type: hangwatch status"]),
         (("explain", "/"), ["is the root of all files"]),
+        (("dump", "--html", "x"), ["Type: hangwatch dump -o DIR"]),
+        (("dump", "--rank", "2"), ["Type: hangwatch dump --pid PID"]),
         (("status", "--nodse"), ["No such option", "Did you mean '--nodes' of `hangwatch check | dump |"]),
         (("demo", "--lst"), ["Did you mean '--list'?"]),
         (("help", "reprot"), ["No such command", "Did you mean 'report'?"]),
@@ -467,15 +469,18 @@ def test_status_says_that_no_hang_is_noticed_where_neither_gpu_nor_counter_is_re
 
 
 @pytest.mark.parametrize(
-    ("state", "measured", "rate"), [("training", 2e-10, 0.0), ("training", 0.2, 0.2), ("ended", 0.2, 0.0)]
+    ("state", "seconds", "measured", "rate"),
+    [("training", 2, 2e-10, 0.0), ("training", 2, 0.2, 0.2), ("ended", 2, 0.2, 0.0), ("starting", 90, 0.2, 0.0)],
 )
-def test_status_tells_no_rate_of_collectives_that_have_ceased(state: str, measured: float, rate: float) -> None:
+def test_status_tells_no_rate_of_ceased_collectives(state: str, seconds: int, measured: float, rate: float) -> None:
     job = samples.loader_hang().job
-    progress = ProgressRecord(progressed_at=5.0, per_second=measured)
+    progress = ProgressRecord(progressed_at=7.0 - seconds, per_second=measured, total=9.0)
     entry = JobEntry(
         job=job, watch=replace(job_watch.begin_watch(job, 5.0, 0.0), state=JobState(state), progress=progress)
     )
-    assert build_status(Snapshot(jobs={job.key: entry}), "n1", 7.0).jobs[0].collectives_per_second == rate
+    (shown,) = build_status(Snapshot(jobs={job.key: entry}), "n1", 7.0).jobs
+    said = "no new collective for 1 min 30 s: `hangwatch dump` looks now; learning: 9 collectives so far"
+    assert (shown.collectives_per_second, shown.message == said) == (rate, seconds == 90)
 
 
 def test_status_tells_when_a_job_that_hangs_ends_itself(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ def play(
 
 
 def test_gaps_are_known_after_fifty_increases() -> None:
-    assert play(steady, range(50)).unusual_seconds(10.0, 120.0) is None
+    assert play(steady, range(50)).unusual_seconds(10.0, 120.0) is None and play(steady, range(3)).per_second == 1.0
     known = play(steady, range(60))
     assert (known.usual_seconds, known.unusual_seconds(10.0, 120.0), known.gap_seconds(64.0)) == (1.0, 10.0, 5.0)
 

@@ -13,11 +13,10 @@ from hangwatch.cli.reach import nodes_options, parse_reach
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.model import JobState
-from hangwatch.state.status import JobStatus
+from hangwatch.state.status import LONG_GAP_SECONDS, JobStatus
 from hangwatch.state.unseen import RECORDER, Unseen
 from hangwatch.tools.commands.status_client import decode_status, fetch_status
 
-LONG_GAP_SECONDS = 60.0
 GPU_CHECK = "gpu_speed"  # a slow GPU does not show in the times of collectives
 
 
@@ -115,7 +114,7 @@ def _describe(job: JobStatus, unseen: tuple[Unseen, ...]) -> str:
     if job.ranks < 2:
         return "it has only one rank here; compare its nodes: hangwatch slow --nodes NODES"
     reasons = (str(each) for each in unseen if each.job.job_key == job.job_key and each.source == RECORDER)
-    return f"not known: {next(reasons, 'its collectives have not been read yet')}"
+    return f"not known: {next(reasons, 'its ranks are compared once a minute; try again then')}"
 
 
 COMMANDS = (slow,)

@@ -70,6 +70,7 @@ def test_feedback_is_kept_beside_the_incident_and_shown(node: Node) -> None:
     jsonschema.Draft202012Validator(json.loads(schemas.path("incidents").read_text())).validate(listed)
     given = {row["folder"]: row["feedback"] for row in listed["incidents"]}
     assert given[folder.name]["is_right"] and given[node.folders["blocked"]] is None
+    assert "feedback.json" not in hangwatch("merge", str(folder)).stderr
 
     node.judge("loader", "--wrong", "--culprit", "2")
     report = " ".join(node.run("report", node.folders["loader"]).stdout.split())

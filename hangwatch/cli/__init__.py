@@ -54,6 +54,11 @@ _MEANT = {
     "logs": "explain FILE, or journalctl -u hangwatch",
 }
 """Commands of other programs, each with what to type here."""
+_MEANT_OPTIONS = {
+    "--html": "dump -o DIR (DIR has report.html), or report --html FILE",
+    "--rank": "dump --pid PID",
+}
+"""Options that no command or only other commands have, each with what to type."""
 
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -161,8 +166,9 @@ def _run(arguments: list[str] | None) -> int:
         return done.exit_code
     except click.ClickException as error:
         with contextlib.suppress(OSError):
+            hint = _similar_option(error)
             error.show()
-            click.echo(_similar_option(error), err=True, nl=False)
+            click.echo(hint, err=True, nl=False)
         return 2
     except click.Abort:
         with contextlib.suppress(OSError):
@@ -193,8 +199,13 @@ def _run(arguments: list[str] | None) -> int:
 
 
 def _similar_option(error: click.ClickException) -> str:
-    """Return a hint on the most similar option of other commands; "" if there is none, or if click has one."""
-    if not isinstance(error, click.NoSuchOption) or error.possibilities:
+    """Return a hint on an option that is meant, or on the most similar one of other commands; "" if click has one."""
+    if not isinstance(error, click.NoSuchOption):
+        return ""
+    if (meant := _MEANT_OPTIONS.get(error.option_name)) is not None:
+        error.possibilities = None
+        return f"Type: hangwatch {meant}\n"
+    if error.possibilities:
         return ""
     import difflib  # only for a wrong name
 

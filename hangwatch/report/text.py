@@ -207,6 +207,7 @@ def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:
     if any(member.waiting for member in grouping.members):
         total = f"{total}, with launchers,"
     rows = [("Ranks", f"{seen:,}{total} seen, in {words.count(len(grouping.groups), 'group')}")]
+    rows = rows if seen or total else []  # logs alone tell no number
     missing = [("No response", grouping.unanswered), ("Other nodes", grouping.absent_not_queried)]
     for name, absent in [("Not in the input", grouping.absent)] if grouping.is_from_text else missing:
         if absent:

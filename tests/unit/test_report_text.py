@@ -178,8 +178,7 @@ def test_a_verdict_without_an_incident() -> None:
 
 def test_an_empty_answer_is_an_answer() -> None:
     said = text.render_verdict(Grouping(groups=()), Verdict(kind="CannotTell", message="No dump was found."))
-    assert said.startswith("No dump was found.\n")
-    assert "0 seen, in 0 groups" in said
+    assert said.startswith("No dump was found.\n") and "Ranks" not in said
 
 
 def test_a_rank_without_a_stack_shows_what_the_kernel_says() -> None:

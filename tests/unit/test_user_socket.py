@@ -651,7 +651,7 @@ def test_silence_without_a_store_holds_and_says_that_a_restart_ends_it(tmp_path:
         (["--for", "2h"], "Missing argument 'JOB'"),
         (
             ["j", "--for", "1h30m"],
-            "absent.sock: No such file or directory\n  is it running? `systemctl status hangwatch`",
+            "absent.sock: No such file or directory\n  is the daemon running? `systemctl status hangwatch`",
         ),
     ],
 )

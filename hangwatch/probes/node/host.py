@@ -6,6 +6,7 @@ import socket
 import time
 from pathlib import Path
 
+from hangwatch import words
 from hangwatch.probes.base import procfs, pseudo_files
 from hangwatch.probes.node import memory_pressure
 from hangwatch.probes.node.memory_pressure import Memory
@@ -21,7 +22,6 @@ def node_name() -> str:
 
 def read_facts(driver_version: str | None) -> tuple[tuple[str, str], ...]:
     """Return names and values that help to compare incidents; `driver_version` is the version of the NVIDIA driver."""
-    hours_up = time.clock_gettime(time.CLOCK_BOOTTIME) / 3600
     pairs = [
         ("host", socket.gethostname()),
         ("kernel", platform.release()),
@@ -29,7 +29,7 @@ def read_facts(driver_version: str | None) -> tuple[tuple[str, str], ...]:
         ("load average", "{:.1f} {:.1f} {:.1f}".format(*os.getloadavg())),
         ("memory", _describe_memory()),
         ("processes", str(len(procfs.list_pids(str(procfs.PROC))))),
-        ("up for", f"{hours_up:.0f} h"),
+        ("up for", words.duration(time.clock_gettime(time.CLOCK_BOOTTIME))),
     ]
     if driver_version:
         pairs.append(("NVIDIA driver", driver_version))

@@ -371,7 +371,8 @@ def _job_state(summary: Summary, incidents_store: store.Store, node: str) -> str
         return "not written" if summary.verdict else "cannot be read"
     state = summary.state.value
     if summary.closed_unix_seconds is not None:
-        return f"{state} after {words.duration(summary.closed_unix_seconds - summary.opened_unix_seconds)}"
+        lasted_seconds = summary.closed_unix_seconds - summary.opened_unix_seconds  # none, if its ranks crashed
+        return f"{state} after {words.duration(lasted_seconds)}" if lasted_seconds else state
     if summary.node == node and _is_gone(incidents_store.incidents / summary.folder):
         return f"{state}; its processes have ended"
     return state

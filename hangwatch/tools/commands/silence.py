@@ -40,7 +40,8 @@ def silence(config_path: Path | None, job: str, duration: str | None, reason: st
         answer = user_socket_client.silence(settings.socket.path, urlencode({"job": job, **wanted}))
     except user_socket_client.NoDaemonError as error:
         raise InputError(
-            f"no daemon responds: {error}\n  is it running? `systemctl status hangwatch`, or start it: `hangwatch run`"
+            f"{error}\n  is the daemon running? `systemctl status hangwatch`, or start it: `hangwatch run`\n"
+            "  if `hangwatch status` works, the daemon's log says why it has no socket"
         ) from None
     except user_socket_client.SocketError as error:
         kind = MachineError if isinstance(error, user_socket_client.BusyError) else InputError

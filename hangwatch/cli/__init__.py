@@ -52,13 +52,10 @@ _MEANT = {
     "jobs": "status",
     "feedback": "verdict INCIDENT --right (or --wrong)",
     "logs": "explain FILE, or journalctl -u hangwatch",
-}
-"""Commands of other programs, each with what to type here."""
-_MEANT_OPTIONS = {
-    "--html": "dump -o DIR (DIR has report.html), or report --html FILE",
+    "--html": "dump -o DIR (for DIR/.../report.html), or report --html FILE",
     "--rank": "dump --pid PID",
 }
-"""Options that no command or only other commands have, each with what to type."""
+"""Commands and options of other programs, or of other commands, each with what to type here."""
 
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -166,9 +163,7 @@ def _run(arguments: list[str] | None) -> int:
         return done.exit_code
     except click.ClickException as error:
         with contextlib.suppress(OSError):
-            hint = _similar_option(error)
-            error.show()
-            click.echo(hint, err=True, nl=False)
+            _with_hint(error).show()
         return 2
     except click.Abort:
         with contextlib.suppress(OSError):
@@ -198,15 +193,10 @@ def _run(arguments: list[str] | None) -> int:
     return answer if isinstance(answer, int) else 0
 
 
-def _similar_option(error: click.ClickException) -> str:
-    """Return a hint on an option that is meant, or on the most similar one of other commands; "" if click has one."""
-    if not isinstance(error, click.NoSuchOption):
-        return ""
-    if (meant := _MEANT_OPTIONS.get(error.option_name)) is not None:
-        error.possibilities = None
-        return f"Type: hangwatch {meant}\n"
-    if error.possibilities:
-        return ""
+def _with_hint(error: click.ClickException) -> click.ClickException:
+    """Return the error. If it is on an unknown option, it says what to type, or a similar option of other commands."""
+    if not isinstance(error, click.NoSuchOption) or (error.possibilities and error.option_name not in _MEANT):
+        return error
     import difflib  # only for a wrong name
 
     from hangwatch.model.keyed_lists import list_by_key
@@ -219,7 +209,9 @@ def _similar_option(error: click.ClickException) -> str:
         for option in (() if getattr(parameter, "hidden", False) else parameter.opts)
     )
     similar = difflib.get_close_matches(error.option_name, commands_of, 1, 0.75)
-    return f"Did you mean {similar[0]!r} of `hangwatch {' | '.join(commands_of[similar[0]])}`?\n" if similar else ""
+    hint = f" Did you mean {similar[0]!r} of `hangwatch {' | '.join(commands_of[similar[0]])}`?" if similar else ""
+    meant = _MEANT.get(error.option_name)
+    return click.UsageError(f"{error.message}{f' Type: hangwatch {meant}' if meant else hint}", error.ctx)
 
 
 def _refuse_empty(arguments: list[str]) -> None:

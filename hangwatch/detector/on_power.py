@@ -30,8 +30,7 @@ SAMPLE_GAP_SECONDS = 10.0  # a longer gap between samples does not count as quie
 _BY_POWER = frozenset({JobState.STARTING, JobState.TRAINING, JobState.QUIET, JobState.RECOVERED})
 _BY_COUNTERS = "its ranks enqueue collectives; none of its GPUs can be read"
 _NOT_KNOWN = (
-    f"no GPU of it can be read, and its collectives rose in fewer than {FEWEST_GAPS} readings (one a second): "
-    "a hang is not detected; try `hangwatch dump`"
+    f"no GPU of it is read, it worked in under {FEWEST_GAPS} readings; a hang is not detected: `hangwatch dump`"
 )
 
 

@@ -43,7 +43,7 @@ class ProgressRecord(Value, frozen=True):
     * `progressed_at`: the end of the last gap; None while at most half of the ranks have a counter. `lost_rank_at`: the
       time when a rank lost its counter. Increases before both prove nothing.
     * `total`: the collectives of a rank since the first reading, a mean of the ranks. `per_second`: the same in a
-      second, over about half a minute, and at first since the first reading with an increase.
+      second, over about half a minute, at first over less.
     * `advances`: number of times that the job progressed. `gaps`: number of gaps that were learned since the counters
       began or fell. `hours`: the gaps of the last 24 hours.
     """

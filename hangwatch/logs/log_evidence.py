@@ -431,8 +431,8 @@ def _describe_setup(row: nccl_messages.Message, by_value: Mapping[str, Sequence[
 def _find_first_stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
     """Yield evidence on the rank that stopped writing long before the others.
 
-    The time from its last line to the median must be longer than the time from the median to the last line of all. If
-    all logs end in the same line, their ends must be a minute apart, too: lines at the start of ranks prove nothing.
+    From its last line to the median must be longer than from the median to the last of all. If all logs end in the same
+    line, it must be a minute: such a line may be of the start.
     """
     clock = common_clock([log.last.moment for log in logs if log.last])
     timed = sorted(

@@ -39,12 +39,12 @@ def join(
     """Return one log for each rank. Logs of unknown ranks are left out.
 
     A rank is known by its global rank, by local rank and node, or by pid and node. A global rank that torch wrote
-    before a line, or torchrun in its summary, applies to all logs of that local rank. A failure in `launcher_failures` counts if the log of the rank
-    contains none. If it does, the launcher's report only adds a missing time.
+    before a line, or torchrun in its summary, applies to all logs of that local rank. A failure in `launcher_failures`
+    counts if the log of the rank contains none. If it does, the launcher's report only adds a missing time.
     """
     all_parts, launcher_failures = [_Part(*part) for part in parts], tuple(launcher_failures)
-    told = [part.id if part.log.told_rank is None else replace(part.id, rank=part.log.told_rank) for part in all_parts]
-    global_ranks = _find_global_ranks([*told, *(failure.rank for _, failure in launcher_failures if failure.rank)])
+    written = [replace(part.id, rank=part.log.told_rank) for part in all_parts if part.log.told_rank is not None]
+    global_ranks = _find_global_ranks([*written, *(failure.rank for _, failure in launcher_failures if failure.rank)])
     by_rank: dict[tuple[object, ...], list[_Part]] = defaultdict(list)
     for part in all_parts:
         rank = _add_global_rank(part.id, global_ranks)

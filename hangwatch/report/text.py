@@ -206,14 +206,15 @@ def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:
     total = "" if grouping.world_size is None else f" of {grouping.world_size:,}"
     if any(member.waiting for member in grouping.members):
         total = f"{total}, with launchers,"
-    rows = [("Ranks", f"{seen:,}{total} seen, in {words.count(len(grouping.groups), 'group')}")]
-    rows = rows if seen or total else []  # logs alone tell no number
+    rows = (
+        [("Ranks", f"{seen:,}{total} seen, in {words.count(len(grouping.groups), 'group')}")] if seen or total else []
+    )
     missing = [("No response", grouping.unanswered), ("Other nodes", grouping.absent_not_queried)]
-    for name, absent in [("Not in the input", grouping.absent)] if grouping.is_from_text else missing:
-        if absent:
-            shown = words.elided(words.fold_ranges(absent), _FOLD_CHARACTERS)
-            rows.append((name, f"{words.count_ranges(absent)}: {shown}"))
-    return rows
+    return rows + [
+        (name, f"{words.count_ranges(absent)}: {words.elided(words.fold_ranges(absent), _FOLD_CHARACTERS)}")
+        for name, absent in ([("Not in the input", grouping.absent)] if grouping.is_from_text else missing)
+        if absent
+    ]
 
 
 # --- groups, tree, evidence ------------------------------------------------------------------------------------------

@@ -155,11 +155,7 @@ def _gpus(snapshot: Snapshot) -> tuple[GpuStatus, ...]:
 
 
 def _holders(gpu: GpuSample, jobs: Iterable[Job]) -> list[Job]:
-    """Return the jobs that hold a GPU.
-
-    An environment can claim any GPU. So if the driver lists processes of some of these jobs on it, only those jobs
-    count.
-    """
+    """Return the jobs that hold a GPU: those with processes that the driver lists on it, else all that claim it."""
     claims = [job for job in jobs if gpu.uuid in job.gpu_uuids]
     return [job for job in claims if not job.pids.isdisjoint(gpu.pids)] or claims
 
@@ -201,15 +197,15 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
 
 def _message(entry: JobEntry, now: float) -> str:
     """Return the message of the detector, or how far it has learned the usual gaps of a job, and a long gap now."""
-    progress, gap_seconds = entry.watch.progress, _untold_gap_seconds(entry, now)
-    silent = f"no new collective for {words.duration(gap_seconds)}: `hangwatch dump` looks now; " if gap_seconds else ""
-    is_learning = entry.watch.state is JobState.STARTING and progress.progressed_at is not None
-    learning = f"learning: {words.count(round(progress.total), 'collective')} so far"
-    return f"{silent}{learning if is_learning else entry.watch.message}"
+    progress, message, gap_seconds = entry.watch.progress, entry.watch.message, _untold_gap_seconds(entry, now)
+    if entry.watch.state is JobState.STARTING and progress.progressed_at is not None:
+        message = f"learning: {words.count(round(progress.total), 'collective')} so far"
+    silent = f"no new collective for {words.duration(gap_seconds)}: `hangwatch dump` looks now; "
+    return f"{silent if gap_seconds else ''}{message}"
 
 
 def _untold_gap_seconds(entry: JobEntry, now: float) -> float:
-    """Return the time without a collective of a job whose usual gaps are not known yet; 0 up to a minute."""
+    """Return the time without a collective of a job with usual gaps that are not known yet; 0 up to a minute."""
     is_untold = entry.watch.state in (JobState.STARTING, JobState.UNKNOWN) and not entry.watch.progress.is_known
     gap_seconds = entry.watch.progress.gap_seconds(now)
     return gap_seconds if is_untold and gap_seconds > LONG_GAP_SECONDS else 0.0
@@ -234,7 +230,5 @@ def _present_incident(entry: JobEntry) -> Incident | None:
 
     After that, an old verdict must not be shown for a new quiet phase.
     """
-    incident = entry.incident
-    if incident is None or incident.closed_unix_seconds is None:
-        return incident
-    return incident if entry.watch.state in (JobState.RECOVERED, JobState.ENDED) else None
+    is_open = entry.incident is not None and entry.incident.closed_unix_seconds is None
+    return entry.incident if is_open or entry.watch.state in (JobState.RECOVERED, JobState.ENDED) else None

@@ -95,7 +95,6 @@ def test_the_help_names_every_command() -> None:
         (("ps",), ["No such command", "Type: hangwatch status"]),
         (("explain", "/"), ["is the root of all files"]),
         (("dump", "--html", "x"), ["Type: hangwatch dump -o DIR"]),
-        (("dump", "--rank", "2"), ["Type: hangwatch dump --pid PID"]),
         (("status", "--nodse"), ["No such option", "Did you mean '--nodes' of `hangwatch check | dump |"]),
         (("demo", "--lst"), ["Did you mean '--list'?"]),
         (("help", "reprot"), ["No such command", "Did you mean 'report'?"]),
@@ -475,10 +474,8 @@ def test_status_says_that_no_hang_is_noticed_where_neither_gpu_nor_counter_is_re
 def test_status_tells_no_rate_of_ceased_collectives(state: str, seconds: int, measured: float, rate: float) -> None:
     job = samples.loader_hang().job
     progress = ProgressRecord(progressed_at=7.0 - seconds, per_second=measured, total=9.0)
-    entry = JobEntry(
-        job=job, watch=replace(job_watch.begin_watch(job, 5.0, 0.0), state=JobState(state), progress=progress)
-    )
-    (shown,) = build_status(Snapshot(jobs={job.key: entry}), "n1", 7.0).jobs
+    watch = replace(job_watch.begin_watch(job, 5.0, 0.0), state=JobState(state), progress=progress)
+    (shown,) = build_status(Snapshot(jobs={job.key: JobEntry(job=job, watch=watch)}), "n1", 7.0).jobs
     said = "no new collective for 1 min 30 s: `hangwatch dump` looks now; learning: 9 collectives so far"
     assert (shown.collectives_per_second, shown.message == said) == (rate, seconds == 90)
 

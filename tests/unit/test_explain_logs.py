@@ -218,10 +218,7 @@ def test_headline_is_what_a_launcher_or_an_unknown_rank_says(case: dict[str, Any
 
 
 def test_lines_that_are_kept_as_json_are_read_as_the_text_in_them() -> None:
-    """Read the text inside JSON lines of Docker's json-file log and of `journalctl -o json`.
-
-    The other keys may be longer than the part of a line that is read.
-    """
+    """Docker's json-file log, and `journalctl -o json`: other keys may be longer than the part of a line that is read."""
     text = [*failing(3, "ValueError: bad shard"), "[rank3]: step 7"]
     docker = [json.dumps({"attrs": {"x": "y" * 5000}, "log": f"{line}\n", "stream": "stderr"}) for line in text]
     journal = [json.dumps({"__CURSOR": "y" * 5000, "MESSAGE": line}) for line in text]

@@ -649,10 +649,7 @@ def test_silence_without_a_store_holds_and_says_that_a_restart_ends_it(tmp_path:
         (["j", "--for", "-2h"], "must be 1m to 7d"),
         (["j", "--for", "2h", "--reason", "x" * 161], "--reason has 161 characters: must be at most 160"),
         (["--for", "2h"], "Missing argument 'JOB'"),
-        (
-            ["j", "--for", "1h30m"],
-            "absent.sock: No such file or directory\n  is the daemon running? `systemctl status hangwatch`",
-        ),
+        (["j", "--for", "1h30m"], "absent.sock: No such file or directory\n  is it running? `systemctl"),
     ],
 )
 def test_bad_input_is_an_error_with_exit_code_2(

@@ -22,7 +22,7 @@ def node_name() -> str:
 
 def read_facts(driver_version: str | None) -> tuple[tuple[str, str], ...]:
     """Return names and values that help to compare incidents; `driver_version` is the version of the NVIDIA driver."""
-    pairs = [
+    return (
         ("host", socket.gethostname()),
         ("kernel", platform.release()),
         ("cpus", f"{os.cpu_count() or 'unknown'} ({_count_cores() or 'unknown'} cores)"),
@@ -30,10 +30,8 @@ def read_facts(driver_version: str | None) -> tuple[tuple[str, str], ...]:
         ("memory", _describe_memory()),
         ("processes", str(len(procfs.list_pids(str(procfs.PROC))))),
         ("up for", words.duration(time.clock_gettime(time.CLOCK_BOOTTIME))),
-    ]
-    if driver_version:
-        pairs.append(("NVIDIA driver", driver_version))
-    return tuple(pairs)
+        *([("NVIDIA driver", driver_version)] if driver_version else []),
+    )
 
 
 def _count_cores() -> int:

@@ -363,16 +363,13 @@ def _on_terminal(folder: str, job: str, state: str, verdict: str, *, full: bool)
 
 
 def _job_state(summary: Summary, incidents_store: store.Store, node: str) -> str:
-    """Return the state of the job as text, such as `ended after 3 min 20 s`.
-
-    If the incident is open but its processes no longer exist, the text says so.
-    """
+    """Return the state of the job, such as `ended after 3 min 20 s`; if its processes no longer exist, that, too."""
     if summary.problem or summary.state is None:
         return "not written" if summary.verdict else "cannot be read"
     state = summary.state.value
     if summary.closed_unix_seconds is not None:
-        lasted_seconds = summary.closed_unix_seconds - summary.opened_unix_seconds  # none, if its ranks crashed
-        return f"{state} after {words.duration(lasted_seconds)}" if lasted_seconds else state
+        lasted_seconds = summary.closed_unix_seconds - summary.opened_unix_seconds
+        return f"{state} after {words.duration(lasted_seconds)}".removesuffix(" after 0 s")  # 0: its ranks crashed
     if summary.node == node and _is_gone(incidents_store.incidents / summary.folder):
         return f"{state}; its processes have ended"
     return state

@@ -41,7 +41,6 @@ MOST_ROUNDS = 10
 INCOMPLETE = 1
 _ADDRESS = re.compile(r"[\w.-]+:\d{1,5}(/.*)?")
 BAD = 2
-_BESIDE_INCIDENT = ("event.json", incident_file.FEEDBACK_FILE)
 
 
 job_option = click.option("--job", "wanted", help="Merge only this job, by id, key or name.")
@@ -157,7 +156,7 @@ def _files(path: Path) -> Iterator[FileBelow]:
     if path == Path("-") or not path.is_dir():
         yield path, None
         return
-    files = files_below(path, lambda file: file.suffix == ".json" and file.name not in _BESIDE_INCIDENT)
+    files = files_below(path, lambda file: file.suffix == ".json" and file.name not in ("event.json", "feedback.json"))
     if not files:
         raise InputError(
             f"{path}: has no incident: no file below it is called *.json\n"

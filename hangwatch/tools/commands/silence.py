@@ -40,17 +40,15 @@ def silence(config_path: Path | None, job: str, duration: str | None, reason: st
         answer = user_socket_client.silence(settings.socket.path, urlencode({"job": job, **wanted}))
     except user_socket_client.NoDaemonError as error:
         raise InputError(
-            f"{error}\n  is the daemon running? `systemctl status hangwatch`, or start it: `hangwatch run`\n"
-            "  if `hangwatch status` works, the daemon's log says why it has no socket"
+            f"{error}\n  is it running? `systemctl status hangwatch`, or start it: `hangwatch run`\n"
+            "  if it is, its log says why it has no socket"
         ) from None
     except user_socket_client.SocketError as error:
         kind = MachineError if isinstance(error, user_socket_client.BusyError) else InputError
         raise kind(f"{error}\n  `hangwatch status` lists the jobs of this node") from None
     name, until = answer.silence.name.in_log, answer.silence.until_unix_seconds
-    if is_end:
-        click.echo(f"{name} is no longer silenced")
-    else:
-        click.echo(f"{name} is silenced until {words.utc(until)} ({words.duration(until - time.time())})")
+    now_is = f"silenced until {words.utc(until)} ({words.duration(until - time.time())})"
+    click.echo(f"{name} is {'no longer silenced' if is_end else now_is}")
     if answer.problem is not None:
         screen.complain(f"warning: a restart of the daemon undoes this: {answer.problem}")
 

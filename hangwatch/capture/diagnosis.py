@@ -29,12 +29,11 @@ from hangwatch.probes.node import host, kmsg
 from hangwatch.probes.process import blocked_call, credentials, locked_memory, process_details, rank_output
 from hangwatch.probes.process import environment as environments
 from hangwatch.stacks.activity import Table
-from hangwatch.verdict import environment_diff
+from hangwatch.verdict import environment_diff, kinds
 from hangwatch.verdict.diagnosis import Diagnosis, diagnose
 from hangwatch.verdict.evidence import MOST_CALLS
 from hangwatch.verdict.wording import clauses
 
-_WITHOUT_SUSPECTS = ("AllAlike", "CannotTell")
 _CALLS_CPU_SECONDS = 2.0
 _OUTPUT_DEADLINE_SECONDS = 3.0
 _ENVIRONMENT_SECONDS = 2.0
@@ -185,7 +184,7 @@ def _pointed_at(look: Diagnosis) -> list[int]:
 def _representatives(look: Diagnosis) -> list[int]:
     """Return a rank of each group that waits for neither ranks nor GPUs, and all without a stack; [] if one moves."""
     groups = [group for group in look.grouping.groups if group.waits_for not in ("ranks", "gpu")]
-    if look.verdict.kind not in _WITHOUT_SUSPECTS or any(group.motion is Motion.MOVING for group in groups):
+    if not kinds.find(look.verdict.kind).needs_calls or any(group.motion is Motion.MOVING for group in groups):
         return []
     members = (group.members if group.fault else group.members[:1] for group in groups if not group.gone)
     return [member.id.pid for each in members for member in each if member.id.pid is not None][:MOST_CALLS]

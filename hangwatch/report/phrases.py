@@ -26,7 +26,7 @@ from hangwatch.model import (
     Verdict,
 )
 from hangwatch.stacks.user_code import user_frames
-from hangwatch.verdict.wording.next_steps import load_steps
+from hangwatch.verdict import kinds
 from hangwatch.words import count, duration, elided, fold_ids, fold_nodes, name_ranks, printable, utc
 
 _NAMED_LISTED = 4
@@ -60,8 +60,8 @@ def heading(verdict: Verdict) -> tuple[str, str]:
 
 def judgement(verdict: Verdict) -> str:
     """Return the kind of a verdict with its meaning, and its confidence."""
-    step = load_steps().get(verdict.kind)
-    means = f": {step.means}" if step is not None else ""
+    row = kinds.find(verdict.kind)
+    means = f": {row.means}" if row.means else ""
     confidence = "" if verdict.confidence is Confidence.NONE else f"; {verdict.confidence.value} confidence"
     return f"{verdict.kind}{means}{confidence}"
 

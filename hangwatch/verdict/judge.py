@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from hangwatch.collectives.process_groups import process_key
 from hangwatch.model import Confidence, Group, Grouping, Motion, Signature, Verdict
 from hangwatch.stacks import activity
-from hangwatch.verdict import recorder_dumps
+from hangwatch.verdict import kinds, recorder_dumps
 from hangwatch.verdict.check_first import CHECK_FIRST
 from hangwatch.verdict.evidence import gather
 from hangwatch.verdict.findings import Finding, Rule, Text
@@ -29,7 +29,6 @@ from hangwatch.verdict.wording import check_first_reasons, deciding_steps, guida
 from hangwatch.verdict.wording.render import render
 
 _CONFIDENCES = (Confidence.NONE, Confidence.LOW, Confidence.MEDIUM, Confidence.HIGH)
-_BY_KERNEL = frozenset({"RankGone", "RankBlocked", "RankStopped", "HelperStopped"})
 _HEALTH: dict[str, Text] = {
     "Moving": job_headlines.moving,
     "Serving": job_headlines.serving,
@@ -90,7 +89,7 @@ def _decide(scene: Scene, answer: Answer) -> Finding:
         return _with_those_behind_gpu(by_numbers, behind) if behind else by_numbers
     suspicion = next(_passing(RULES, scene, decides=True), None)
     named = _name(suspicion) if suspicion is not None and _is_supported_by_half(suspicion) else None
-    is_by_stack = named is not None and named.kind not in _BY_KERNEL
+    is_by_stack = named is not None and not kinds.find(named.kind).by_kernel
     if by_numbers is not None and (named is None or (is_by_stack and not answer.is_still_open)):
         return by_numbers
     if named is not None:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from hangwatch.collectives.process_groups import process_key
 from hangwatch.model import STOPPED_STATES, Group, Grouping, Member, RankId, Signature, Verdict
+from hangwatch.verdict import kinds
 from hangwatch.verdict.scene import open_operations
 from hangwatch.verdict.sequence_rules import decide_by_records
 
-_BETWEEN_RANKS = frozenset({"Cycle", "Mismatch"})
 _LOCAL = frozenset({"pipe", "unix"})
 
 
@@ -33,7 +33,7 @@ def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
     if permanent:
         return permanent
     answer = decide_by_records(grouping)
-    if answer.kind not in _BETWEEN_RANKS:
+    if not kinds.find(answer.kind).by_order:
         return frozenset()
     ranks = set(answer.graph.cycle) | {
         rank for sides in answer.graph.mismatches for _, ranks in sides for rank in ranks

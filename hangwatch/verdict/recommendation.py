@@ -28,16 +28,12 @@ from hangwatch.model import (
     is_loopback,
 )
 from hangwatch.tables import kernel_lines, xids
+from hangwatch.verdict import kinds
 from hangwatch.verdict.fingerprint import hash_parts, make_fingerprint
 from hangwatch.verdict.sequence_rules import decide_by_records
 
 DAY_SECONDS = 86400.0
 
-_AT_WORK = frozenset({"Moving", "NoHangSeen"})
-_IDLE = frozenset({"Serving", "NoRanks"})
-_AT_REST = frozenset({"Suspended", "Over", "NoTask"})
-_PROVEN = frozenset({"RankGone", "MountSilent", CRASHED})
-_ALL_WAIT = frozenset({"AllJoined", "AllWaiting"})
 _MOST_NODES = 3
 _CAPTURE_SECONDS = 15.0
 _LOST_CONNECTION = re.compile(r"\b(Dist(Network|Store)Error|ConnectionResetError|Connection reset by peer)\b")
@@ -77,6 +73,11 @@ class _Facts(NamedTuple):
     suspects: Sequence[tuple[Group, Member]]
     history: History
     is_known_pause: bool
+
+    @property
+    def kind(self) -> kinds.Kind:
+        """The row of the kind of verdict."""
+        return kinds.find(self.verdict.kind)
 
     @property
     def looked_at(self) -> Sequence[Member]:
@@ -162,7 +163,7 @@ def _find_suspects(verdict: Verdict, grouping: Grouping) -> list[tuple[Group, Me
 
 def _progresses(facts: _Facts) -> _Match | None:
     is_moving = any(member.motion is Motion.MOVING for _, member in facts.suspects)
-    return _Match() if facts.verdict.kind in _AT_WORK or is_moving else None
+    return _Match() if facts.kind.job == "working" or is_moving else None
 
 
 def _lacks_nodes(facts: _Facts) -> _Match | None:
@@ -172,7 +173,7 @@ def _lacks_nodes(facts: _Facts) -> _Match | None:
 
 
 def _is_idle(facts: _Facts) -> _Match | None:
-    return _Match() if facts.verdict.kind in _IDLE else None
+    return _Match() if facts.kind.job == "idle" else None
 
 
 def _sleeps(facts: _Facts) -> _Match | None:
@@ -188,12 +189,12 @@ def _is_known_pause(facts: _Facts) -> _Match | None:
 
 
 def _is_at_rest(facts: _Facts) -> _Match | None:
-    return _Match() if facts.verdict.kind in _AT_REST else None
+    return _Match() if facts.kind.job == "at rest" else None
 
 
 def _may_progress(facts: _Facts) -> _Match | None:
     """Match if hangwatch measured a rank and cannot say that it is blocked. Ranks known from text do not count."""
-    if facts.verdict.kind in _PROVEN:
+    if facts.kind.is_final:
         return None
     measured = (member for member in facts.grouping.members if member.is_measured)
     return _Match() if any(member.motion is not Motion.FROZEN for member in measured) else None
@@ -232,7 +233,7 @@ def _is_behind_gpu(facts: _Facts) -> _Match | None:
 
 
 def _has_adapter_error(facts: _Facts) -> _Match | None:
-    if facts.verdict.kind not in _ALL_WAIT or facts.verdict.named:
+    if not facts.kind.all_wait or facts.verdict.named:
         return None
     found = _find_line(facts.grouping.members, lambda line: line.name == "mlx5_fatal")
     return None if found is None else _Match(f"the network adapter {found[0].subject}", [found[1]])
@@ -296,7 +297,7 @@ def _waits_for_remote_peer(facts: _Facts) -> _Match | None:
 
 
 def _has_port_errors(facts: _Facts) -> _Match | None:
-    if facts.verdict.kind not in _ALL_WAIT or facts.verdict.named:
+    if not facts.kind.all_wait or facts.verdict.named:
         return None
     ports = ((member.gpu.ports, member) for member in facts.grouping.members if member.gpu.ports is not None)
     return next((_Match(port.worse[0], [member]) for port, member in ports if port.worse), None)
@@ -344,9 +345,8 @@ def _ran_out_of_node_memory(facts: _Facts) -> _Match | None:
 
 
 def _has_mismatch(facts: _Facts) -> _Match | None:
-    if facts.verdict.kind not in ("Cycle", "Mismatch"):
-        return None
-    return _Match() if decide_by_records(facts.grouping).kind in ("Cycle", "Mismatch") else None
+    is_by_records = facts.kind.by_order and kinds.find(decide_by_records(facts.grouping).kind).by_order
+    return _Match() if is_by_records else None
 
 
 def _has_call_target(member: Member) -> bool:

@@ -23,7 +23,6 @@ Records = Mapping[int, Sequence[RankRecords]]
 
 _NO_STACK = Fault(subject="rank", reason="NoStack", detail="it has a dump of its flight recorder but no stack")
 _TIMES_WAITING = 3  # as GPUs are behind; a dump that was written earlier than the others looks like such a GPU
-_BY_NUMBER = frozenset({"NotJoined", "GpuBehind", "Cycle", "AllJoined", "Mismatch", "Contradiction"})
 
 
 def without_stacks(records: Records, stacked: Iterable[RankDump], world_size: int | None) -> Iterator[RankDump]:
@@ -87,7 +86,7 @@ def qualify(finding: Finding, records: Records) -> Finding:
             by_numbers=True,
             caveat=sequence_numbers.OF_HEALTHY_JOB_TOO,
         )
-    if finding.kind in _BY_NUMBER and graph.pending:
+    if finding.by_numbers and graph.pending:
         confidence = Confidence.MEDIUM if finding.confidence is Confidence.HIGH else finding.confidence
         is_unseen = finding.kind == "Cycle" and any(group.fault == _NO_STACK for group in groups)
         caveat = sequence_numbers.ASYNCHRONOUS if is_unseen else sequence_numbers.ONE_MOMENT

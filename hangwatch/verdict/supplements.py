@@ -3,8 +3,7 @@
 from msgspec.structs import replace
 
 from hangwatch.model import Supplement, Verdict
-
-_NOT_STUCK = frozenset({"Moving", "NoHangSeen", "Serving", "NoTask", "Suspended", "Over", "NoRanks"})
+from hangwatch.verdict import kinds
 
 
 def complete(verdict: Verdict | None, supplement: Supplement) -> Verdict:
@@ -21,7 +20,7 @@ def complete(verdict: Verdict | None, supplement: Supplement) -> Verdict:
             next_step=supplement.next_step,
         )
     verdict = replace(verdict, evidence=(*verdict.evidence, *supplement.evidence))
-    is_settled = bool(verdict.check_first) or verdict.kind in _NOT_STUCK
+    is_settled = bool(verdict.check_first) or kinds.find(verdict.kind).job != "stuck"
     if verdict.named or (supplement.only_if_stuck and is_settled):
         return verdict
     message = f"{verdict.message} {supplement.sentence}".rstrip()

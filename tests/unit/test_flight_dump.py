@@ -666,7 +666,7 @@ UNDUMPED = Group(key="x", activity="unknown", fault=DENIED, members=(Member(id=R
 
 def test_stacks_that_answer_let_a_rank_be_named_with_medium_confidence() -> None:
     answer, verdict = judged({rank: recorder(rank, [WORLD] * (1 if rank == 2 else 2), 1) for rank in range(4)})
-    named = recorder_dumps.qualify(finding("NotJoined", UNDUMPED, answer), {})
+    named = recorder_dumps.qualify(finding("NotJoined", UNDUMPED, answer)._replace(by_numbers=True), {})
     assert (named.confidence, verdict.confidence) == (Confidence.MEDIUM, Confidence.NONE)
     assert "This is the state at the moment when torch wrote its dumps." in verdict.message
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch.stacks import activity
-from hangwatch.verdict import check_first, findings, recommendation, rules
-from hangwatch.verdict.wording.next_steps import load_steps
+from hangwatch.verdict import check_first, findings, kinds, recommendation, rules
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "verdicts.md"
@@ -81,7 +80,7 @@ def test_the_page_prints_what_the_rules_are(
 def next_steps() -> Iterable[str]:
     yield "| verdict | it means | do first |"
     yield "|---|---|---|"
-    for kind, step in load_steps().items():
+    for kind, step in kinds.load().items():
         means, first = (
             re.sub(r"\{pid\}", "PID", text).replace("|", "\\|").replace("docs/runbooks/", "")
             for text in (step.means, step.first)
@@ -97,11 +96,11 @@ def test_the_runbook_prints_what_the_report_says(
 
 
 def test_every_kind_of_verdict_has_a_next_step_of_one_line() -> None:
-    kinds = {rule.kind for rule in rules.RULES}
-    kinds |= set(re.findall(r"^\| `([A-Z]\w+)` \|", PAGE.read_text(), re.MULTILINE))
-    kinds |= set(re.findall(r"`([A-Z][a-z]+[A-Z]\w+|Moving|Suspended|Over|Serving|Crashed|Cycle)`", PAGE.read_text()))
-    kinds -= {"ThreadPoolExecutor", "Rank"}
-    assert kinds - set(load_steps()) == set()
-    for kind, step in load_steps().items():
+    used = {rule.kind for rule in rules.RULES}
+    used |= set(re.findall(r"^\| `([A-Z]\w+)` \|", PAGE.read_text(), re.MULTILINE))
+    used |= set(re.findall(r"`([A-Z][a-z]+[A-Z]\w+|Moving|Suspended|Over|Serving|Crashed|Cycle)`", PAGE.read_text()))
+    used -= {"ThreadPoolExecutor", "Rank"}
+    assert used - set(kinds.load()) == set()
+    for kind, step in kinds.load().items():
         assert "\n" not in step.first, kind
         assert len(step.first) < 160, kind

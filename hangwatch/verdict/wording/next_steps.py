@@ -1,24 +1,10 @@
-"""The table `next_steps.toml`: the first step to take for each kind of verdict."""
+"""The first step to take for a verdict."""
 
-import functools
 from collections.abc import Iterable
 
-from hangwatch import tables
-from hangwatch.model import RankId, Value, Verdict
+from hangwatch.model import RankId, Verdict
+from hangwatch.verdict import kinds
 from hangwatch.verdict.wording.action_text import describe_action
-
-
-class NextStep(Value, frozen=True, forbid_unknown_fields=True):
-    """The meaning of a kind of verdict, and the first step to take. Each is one line."""
-
-    means: str
-    first: str
-
-
-@functools.cache
-def load_steps() -> dict[str, NextStep]:
-    """Return the rows of `next_steps.toml`, keyed by kind of verdict, in the order of the runbook."""
-    return tables.load("hangwatch.verdict.wording", "next_steps.toml", dict[str, NextStep])
 
 
 def next_step(verdict: Verdict) -> str:
@@ -38,5 +24,5 @@ def next_step(verdict: Verdict) -> str:
 
 def first_step(kind: str, ranks: Iterable[RankId]) -> str:
     """Return the step of a kind of verdict, with the first known pid of `ranks`; "" for an unknown kind."""
-    step, pid = load_steps().get(kind), next((rank.pid for rank in ranks if rank.pid is not None), None)
-    return step.first.replace("{pid}", "PID" if pid is None else str(pid)) if step else ""
+    pid = next((rank.pid for rank in ranks if rank.pid is not None), None)
+    return kinds.find(kind).first.replace("{pid}", "PID" if pid is None else str(pid))

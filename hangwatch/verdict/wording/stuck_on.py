@@ -8,15 +8,13 @@ from hangwatch import words
 from hangwatch.model import BLOCKED_STATES, CallTarget, FileLock, Group, KernelCall, Member, Motion
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.user_code import innermost_user_frame
+from hangwatch.verdict import kinds
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.scene import OPENS_FIFO
 from hangwatch.verdict.wording import clauses, guidance, sequence_numbers
 from hangwatch.verdict.wording.next_steps import first_step
 
 _MOST_CHARACTERS = 160
-_NOT_STUCK = frozenset({"Moving", "NoHangSeen", "Serving", "NoTask", "Suspended", "Over", "NoRanks", "RecordsOnly"})
-_BY_LINE = frozenset({"OutsideCollective", "NotJoined"})
-"""Kinds of verdicts with a first step that depends on the line at which the first suspect is."""
 
 
 def stuck_on(finding: Finding) -> str:
@@ -24,7 +22,7 @@ def stuck_on(finding: Finding) -> str:
 
     Without a suspect: the operation in which the ranks wait. A suspect that is not named is "perhaps" the cause.
     """
-    if finding.kind in _NOT_STUCK or _is_working(finding):
+    if kinds.find(finding.kind).job != "stuck" or _is_working(finding):
         return ""
     if finding.kind == "GpuBehind":
         return sequence_numbers.describe_operation(finding.answer.graph.gpus[0].operation)
@@ -56,7 +54,8 @@ def next_step(finding: Finding, settle: str) -> str:
     remedies = [group.fault.remedy if group.fault is not None else "" for group in finding.scene.grouping.groups]
     if finding.kind == "CannotTell" and remedies and all(remedies):  # no process could be dumped
         return remedies[0]
-    is_in_call = finding.kind not in _NOT_STUCK and finding.kind != "GpuBehind"
+    kind = kinds.find(finding.kind)
+    is_in_call = kind.job == "stuck" and finding.kind != "GpuBehind"
     if group is not None and is_in_call and (look := look_at(group.members[0])):
         return look
     frozen = [member for group in finding.others for member in group.members if member.waits.frozen_cgroup]
@@ -70,7 +69,7 @@ def next_step(finding: Finding, settle: str) -> str:
         if not group.members[0].is_measured:
             return f"{guidance.ALL_DUMPS} (a folder is enough): they show which one it waits for"
         return dump_whole_job()
-    if group is not None and group.frames and (finding.kind in _BY_LINE or finding.scene.is_one_process):
+    if group is not None and group.frames and (kind.at_line or finding.scene.is_one_process):
         return _look_at_line(group, group.members[0])
     return first_step(finding.kind, (member.id for member in finding.members))
 

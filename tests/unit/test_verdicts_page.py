@@ -104,3 +104,10 @@ def test_every_kind_of_verdict_has_a_next_step_of_one_line() -> None:
     for kind, step in kinds.load().items():
         assert "\n" not in step.first, kind
         assert len(step.first) < 160, kind
+
+
+def test_rules_over_nodes_give_way_to_the_kinds_that_the_kernel_shows() -> None:
+    by_kernel = "|".join(sorted(kind for kind, row in kinds.load().items() if row.by_kernel))
+    assert set(
+        re.findall(r'verdict=~"([^"]*)"', (DOCS.parent / "deploy/prometheus/hangwatch.rules.yaml").read_text())
+    ) == {by_kernel}

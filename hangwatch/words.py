@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 
 from hangwatch.model import Job, RankId, Sleep
+from hangwatch.model.keyed_lists import list_by_key
 
 _NODES_LISTED = 3
 _JOB_CHARACTERS = 64
@@ -194,13 +195,8 @@ def fold_ids(ids: Iterable[RankId]) -> str:
     ids = list(ids)
     if len(ids) == 1 and ids[0].title and ids[0].rank is None:
         return _name_rank(ids[0])
-    numbered: list[int] = []
-    by_node: dict[str, list[RankId]] = {}
-    for rank in ids:
-        if rank.rank is not None:
-            numbered.append(rank.rank)
-        else:
-            by_node.setdefault(rank.node or "", []).append(rank)
+    numbered = [rank.rank for rank in ids if rank.rank is not None]
+    by_node = list_by_key((rank.node or "", rank) for rank in ids if rank.rank is None)
     parts = [fold(numbered)] if numbered else []
     for node, ranks in by_node.items():
         local = [rank.local_rank for rank in ranks if rank.local_rank is not None]

@@ -11,6 +11,7 @@ from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, counter_growth, critical, ok, warning, worst
 from hangwatch.config import describe
 from hangwatch.model import CheckStatus, CheckVerdict, Fault, Point
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.network import infiniband
 from hangwatch.probes.network.infiniband import Port
 from hangwatch.probes.node.machine import Node
@@ -99,16 +100,13 @@ def _states(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdi
 
 
 def _rates(window: Sequence[Sample], settings: Settings) -> Iterator[CheckVerdict]:
-    fastest: dict[str, float] = {}
-    for sample in window:
-        for port in sample.ports:
-            fastest[port.name] = max(fastest.get(port.name, 0.0), port.rate_bytes_per_second or 0.0)
+    rates = list_by_key((port.name, port.rate_bytes_per_second or 0.0) for sample in window for port in sample.ports)
     expected = settings.expected_gigabits_per_second * 1e9 / 8
     for port in window[-1].ports:
         if port.state != "ACTIVE" or port.rate_bytes_per_second is None:
             continue
-        if port.rate_bytes_per_second < fastest[port.name]:
-            before = fastest[port.name] * 8 / 1e9
+        if port.rate_bytes_per_second < max(rates[port.name]):
+            before = max(rates[port.name]) * 8 / 1e9
             yield warning("RateFell", f"{port.name} runs at {port.rate}; it ran at {before:g} Gb/sec before", REMEDY)
         elif port.rate_bytes_per_second < expected:
             message = f"{port.name} runs at {port.rate}; expected {settings.expected_gigabits_per_second:g} Gb/sec"

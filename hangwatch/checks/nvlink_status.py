@@ -19,6 +19,7 @@ from hangwatch.checks.framework.contract import (
 )
 from hangwatch.config import describe
 from hangwatch.model import CheckVerdict, Fault, Point
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import Details, GpuLinks, PeerAccess
 from hangwatch.probes.node import pci
@@ -149,12 +150,12 @@ def _links_down(sample: Sample, settings: Settings) -> Iterator[CheckVerdict]:
 def _access_refused(gpus: Sequence[GpuLinks]) -> Iterator[CheckVerdict]:
     """Find pairs of GPUs on an NVSwitch without peer access. Yield one finding per cause."""
     linked = {gpu.index for gpu in gpus if _up(gpu) and _switched(gpu)}
-    refused: dict[str, list[str]] = {}
-    for gpu in gpus:
-        for peer in gpu.peers:
-            pair = (gpu.index, peer.peer)
-            if pair[0] < pair[1] and linked.issuperset(pair) and (cause := _refusal(peer)):
-                refused.setdefault(cause, []).append(f"{pair[0]}-{pair[1]}")
+    pairs_of_gpus = ((gpu.index, peer) for gpu in gpus for peer in gpu.peers)
+    refused = list_by_key(
+        (cause, f"{index}-{peer.peer}")
+        for index, peer in pairs_of_gpus
+        if index < peer.peer and linked.issuperset((index, peer.peer)) and (cause := _refusal(peer))
+    )
     for cause, pairs in refused.items():
         shown = ", ".join(pairs[:4]) + (", ..." if len(pairs) > 4 else "")
         yield warning(
@@ -176,13 +177,9 @@ def _totals(gpu: GpuLinks) -> Counter[str]:
 
     Counters that its version of NVLink does not have are left out.
     """
-    totals: Counter[str] = Counter()
-    for link in gpu.links:
-        for kind in COUNTERS:
-            count = getattr(link, kind)
-            if count is not None:
-                totals[kind] += count
-    return totals
+    counts = ((kind, getattr(link, kind)) for link in gpu.links for kind in COUNTERS)
+    by_kind = list_by_key((kind, count) for kind, count in counts if count is not None)
+    return Counter({kind: sum(its_counts) for kind, its_counts in by_kind.items()})
 
 
 def _errors(before: Sample, after: Sample) -> Iterator[CheckVerdict]:

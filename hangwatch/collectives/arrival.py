@@ -19,6 +19,7 @@ from msgspec import field
 
 from hangwatch.model import ProcessId, Value
 from hangwatch.model.flight_records import Library, RankRecords
+from hangwatch.model.keyed_lists import list_by_key
 
 FEWEST_RECORDS = 300  # at one place
 LATE_RATIO, LATE_IN_HALF_RATIO = 0.03, 0.015  # of the step
@@ -109,9 +110,8 @@ def list_collectives(recorder: RankRecords, uncounted: Collection[int]) -> list[
         for record in recorder.records
         if record.group_name and record.group_id not in uncounted and not record.is_p2p and not record.is_coalesced_part
     ]
-    newest: dict[str, int] = {}
-    for record in counted:
-        newest[record.group_name] = max(record.group_id, newest.get(record.group_name, 0))
+    ids = list_by_key((record.group_name, record.group_id) for record in counted)
+    newest = {name: max(of_name) for name, of_name in ids.items()}
     return [
         Enqueued(
             recorder.library,

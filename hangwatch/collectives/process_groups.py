@@ -14,6 +14,7 @@ from operator import attrgetter
 
 from hangwatch.model import EnqueuedOperation, GroupRecords, Member, RankId
 from hangwatch.model.flight_records import Library
+from hangwatch.model.keyed_lists import list_by_key
 
 DEFAULT_GROUP = "0", "default_pg"  # torch/distributed/distributed_c10d.py
 _MOST_DIFFERENT_CLOCKS_SECONDS = 60.0
@@ -191,11 +192,10 @@ def _find_numbers(
     if generations == {1} and silent and waits:
         lowest = min(wait.number for wait in waits.values())
         first = next(iter(records.values()))
-        earliest: dict[str | None, float] = {}
-        for rank, wait in waits.items():
-            if wait.number == lowest:
-                node, created = by_key[rank].id.node, wait.created_unix_seconds
-                earliest[node] = min(earliest.get(node, created), created)
+        begins = list_by_key(
+            (by_key[rank].id.node, wait.created_unix_seconds) for rank, wait in waits.items() if wait.number == lowest
+        )
+        earliest = {node: min(created) for node, created in begins.items()}
         for rank in silent:
             number = _count_silent(by_key[rank], first, earliest)
             if number is not None:

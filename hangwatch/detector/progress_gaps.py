@@ -5,6 +5,7 @@ is a gap. From the gaps of the last 24 hours follows how long a gap must last be
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping
 
 from msgspec import field
@@ -77,10 +78,7 @@ class ProgressRecord(Value, frozen=True):
         """The length in seconds that 99 % of the gaps of the last 24 hours did not exceed; None if not yet known."""
         if not self.is_known:
             return None
-        counts: dict[int, int] = {}
-        for hour in self.hours:
-            for bucket, count in hour.counts.items():
-                counts[bucket] = counts.get(bucket, 0) + count
+        counts = sum((Counter(hour.counts) for hour in self.hours), Counter[int]())
         left = math.ceil(USUAL_QUANTILE * sum(counts.values()))
         for bucket in sorted(counts):
             left -= counts[bucket]

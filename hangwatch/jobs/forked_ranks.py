@@ -12,6 +12,7 @@ from hangwatch.jobs import process_role
 from hangwatch.jobs.owners import Owner, owner_of
 from hangwatch.jobs.process_tree import Tree, is_within, start_order
 from hangwatch.model import GpuSample, Process
+from hangwatch.model.keyed_lists import list_by_key
 
 
 def find_siblings(
@@ -23,10 +24,7 @@ def find_siblings(
     is skipped: CUDA does not survive a fork, so its forks are helpers. Forks of a server or a notebook are skipped,
     and so are processes below the pids in `ranks`.
     """
-    held: defaultdict[int, set[str]] = defaultdict(set)
-    for gpu in samples:
-        for pid in gpu.pids:
-            held[pid].add(gpu.uuid)
+    held = list_by_key((pid, gpu.uuid) for gpu in samples for pid in gpu.pids)
     siblings: defaultdict[tuple[int, Owner], list[Process]] = defaultdict(list)
     for pid in held:
         process = tree.get(pid)
@@ -37,7 +35,7 @@ def find_siblings(
             siblings[parent.id.pid, owner_of(process)].append(process)
     families = []
     for (parent_pid, _), group in siblings.items():
-        parent, gpus = tree.get(parent_pid), [held[process.id.pid] for process in group]
+        parent, gpus = tree.get(parent_pid), [set(held[process.id.pid]) for process in group]
         if parent is not None and len(group) > 1 and sum(map(len, gpus)) == len(set().union(*gpus)):
             families.append((parent, tuple(sorted(group, key=start_order))))
     return families

@@ -4,7 +4,6 @@ Lightning without a launcher does this. No variable shows that the first process
 children: they have all local ranks except 0.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from hangwatch.jobs.owners import Owner, owner_of
 from hangwatch.jobs.process_role import RankSlot
 from hangwatch.jobs.process_tree import INIT_PID, Tree
 from hangwatch.model import Process
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.tables.launchers import TABLE
 
 
@@ -37,12 +37,10 @@ def find_ranks(tree: Tree, started: Iterable[tuple[Process, RankSlot]]) -> Itera
     is the parent, and local rank 0 is absent. The highest rank gives the number of ranks on the node. On nodes
     after the first, the global ranks follow from that number; if it cannot be right, the processes are not a job.
     """
-    families: defaultdict[_Family, list[tuple[Process, RankSlot]]] = defaultdict(list)
-    for process, slot in started:
-        family = _family(process, slot, tree)
-        if family is not None:
-            families[family].append((process, slot))
+    families = list_by_key((_family(process, slot, tree), (process, slot)) for process, slot in started)
     for family, others in families.items():
+        if family is None:
+            continue
         first = tree.get(family.parent_pid)
         local_size = 1 + max(slot.rank for _, slot in others)
         is_whole = family.world_size % local_size == 0 and (family.node + 1) * local_size <= family.world_size

@@ -336,16 +336,15 @@ def _compare_barriers(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
 
     These did not reach a barrier, or sent no heartbeats. The log may list only some of them.
     """
-    absent: dict[str, set[int]] = defaultdict(set)
-    for _, _, (line, *_) in works:
-        if line.kind == "absent":
-            absent[line.operation].update(line.ranks)
+    absent = list_by_key(
+        (line.operation, rank) for _, _, (line, *_) in works if line.kind == "absent" for rank in line.ranks
+    )
     sizes = [line.ranks for _, _, (line, *_) in works if line.kind == "barrier"]
     tasks = {line.ranks[0] for _, _, (line, *_) in works if line.kind == "task"}
     if tasks and () in sizes:
-        absent["sent no more heartbeats to the coordination service of JAX"] = tasks
+        absent["sent no more heartbeats to the coordination service of JAX"] = list(tasks)
     for why, ranks in absent.items():
-        ids = _find_ids(ranks, works)
+        ids = _find_ids(set(ranks), works)
         yield WorkFinding(f"{words.name_ranks(ids)} {why}", ids, ids if len(ids) < _FEWEST_SEEN else (), f"it {why}")
     if not tasks or not all(sizes) or not sizes:
         return

@@ -1,6 +1,5 @@
 """Evidence from the logs of all ranks. The rank that fails first is to be checked first; it is never named. Pure."""
 
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -373,12 +372,9 @@ def _describe_nccl_lines(logs: Sequence[RankLog]) -> Iterator[Evidence]:
 
     A line about a setting counts only if the setting differs between ranks, or cannot reach another node.
     """
-    by_name: dict[str, dict[str, list[RankLog]]] = defaultdict(lambda: defaultdict(list))
-    for log in logs:
-        for name, message in log.messages.items():
-            by_name[name][message.value].append(log)
+    by_name = list_by_key((name, (message.value, log)) for log in logs for name, message in log.messages.items())
     for name, row in nccl_messages.load().items():
-        by_value = by_name.get(name, {})
+        by_value = list_by_key(by_name.get(name, ()))
         if row.about == "setup":
             yield from _describe_setup(row, by_value)
         elif by_value:

@@ -1,6 +1,5 @@
 """The logs of many files and prefixes, merged into one log for each rank. Pure."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -9,6 +8,7 @@ from msgspec.structs import replace
 
 from hangwatch.logs.rank_log import Failure, Line, Log, Message, blames_another, latest
 from hangwatch.model import RankId
+from hangwatch.model.keyed_lists import list_by_key
 
 
 class RankLog(NamedTuple):
@@ -45,11 +45,8 @@ def join(
     all_parts, launcher_failures = [_Part(*part) for part in parts], tuple(launcher_failures)
     written = [replace(part.id, rank=part.log.told_rank) for part in all_parts if part.log.told_rank is not None]
     global_ranks = _find_global_ranks([*written, *(failure.rank for _, failure in launcher_failures if failure.rank)])
-    by_rank: dict[tuple[object, ...], list[_Part]] = defaultdict(list)
-    for part in all_parts:
-        rank = _add_global_rank(part.id, global_ranks)
-        if is_of_process(rank):
-            by_rank[_make_key(rank)].append(part._replace(id=rank))
+    named = (part._replace(id=_add_global_rank(part.id, global_ranks)) for part in all_parts)
+    by_rank = list_by_key((_make_key(part.id), part) for part in named if is_of_process(part.id))
     logs = {key: _merge_parts(rank_parts) for key, rank_parts in by_rank.items()}
     is_timed_out = any("timeout" in failure.text for log in logs.values() for failure in log.failures)
     for source, failure in launcher_failures:
@@ -67,11 +64,8 @@ def join(
 
 def _find_global_ranks(ranks: Iterable[RankId]) -> dict[tuple[str | None, int | None], int]:
     """Return the global ranks, keyed by node and local rank. Ranks that contradict each other are left out."""
-    by_place: dict[tuple[str | None, int | None], set[int]] = defaultdict(set)
-    for rank in ranks:
-        if rank.rank is not None:
-            by_place[rank.node, rank.local_rank].add(rank.rank)
-    return {place: min(ranks) for place, ranks in by_place.items() if len(ranks) == 1}
+    by_place = list_by_key(((rank.node, rank.local_rank), rank.rank) for rank in ranks if rank.rank is not None)
+    return {place: numbers[0] for place, numbers in by_place.items() if len(set(numbers)) == 1}
 
 
 def _add_global_rank(rank: RankId, global_ranks: dict[tuple[str | None, int | None], int]) -> RankId:

@@ -158,12 +158,9 @@ def count_waiting(ranks: Iterable[GroupProgress]) -> int:
 
 def waited_since(ranks: Iterable[GroupProgress]) -> dict[str, float]:
     """Return for each group the Unix time at which the first of the waiting ranks enqueued its collective."""
-    since: dict[str, float] = {}
-    for rank in ranks:
-        if rank.waits_in is not None:
-            unix_seconds = rank.waits_in.created_unix_seconds
-            since[rank.group] = min(since.get(rank.group, unix_seconds), unix_seconds)
-    return since
+    waits = ((rank.group, rank.waits_in) for rank in ranks)
+    since = list_by_key((group, wait.created_unix_seconds) for group, wait in waits if wait is not None)
+    return {group: min(unix_seconds) for group, unix_seconds in since.items()}
 
 
 def _precedence(group: GroupRecords) -> tuple[bool, bool, int]:

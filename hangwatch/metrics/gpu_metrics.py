@@ -10,6 +10,7 @@ from hangwatch.detector import power_level
 from hangwatch.detector.power_level import GpuPower
 from hangwatch.metrics.series import counter, gauge, single_gauge
 from hangwatch.model import JobState
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.state.board import Snapshot
 
 
@@ -81,9 +82,6 @@ def _levels(snapshot: Snapshot, settings: Detector) -> Iterator[Metric]:
 
 def _hardest_working(snapshot: Snapshot) -> dict[str, GpuPower]:
     """Return the power history of each GPU by uuid; of two jobs on one GPU, that with the higher busy level."""
-    powers: dict[str, GpuPower] = {}
-    for entry in snapshot.jobs.values():
-        for uuid, gpu in entry.watch.power.gpus.items() if entry.watch.state is not JobState.ENDED else ():
-            if uuid not in powers or (gpu.busy_watts or 0.0) > (powers[uuid].busy_watts or 0.0):
-                powers[uuid] = gpu
-    return powers
+    watches = (entry.watch for entry in snapshot.jobs.values() if entry.watch.state is not JobState.ENDED)
+    by_uuid = list_by_key(pair for watch in watches for pair in watch.power.gpus.items())
+    return {uuid: max(powers, key=lambda gpu: gpu.busy_watts or 0.0) for uuid, powers in by_uuid.items()}

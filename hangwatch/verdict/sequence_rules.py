@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from hangwatch.collectives import wait_graph
 from hangwatch.collectives.wait_graph import PendingOperation, WaitGraph
 from hangwatch.model import Grouping
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.verdict.scene import stance_of
 
 Kind = Literal["NotJoined", "GpuBehind", "Cycle", "Mismatch", "AllJoined", "Unknown"]
@@ -77,11 +78,8 @@ def _find_lone_waiter(graph: WaitGraph) -> tuple[int, ...]:
 
     () if there is no such rank, or more than one.
     """
-    company: dict[int, int] = {}
-    for operation in graph.pending:
-        for rank in operation.waiting:
-            company[rank] = max(company.get(rank, 0), len(operation.waiting))
-    alone = tuple(rank for rank in graph.cycle if company.get(rank) == 1)
+    company = list_by_key((rank, len(operation.waiting)) for operation in graph.pending for rank in operation.waiting)
+    alone = tuple(rank for rank in graph.cycle if set(company.get(rank, ())) == {1})
     return alone if len(alone) == 1 else ()
 
 

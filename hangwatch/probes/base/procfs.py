@@ -111,12 +111,9 @@ def read_parent(pid: int, proc_root: Path = PROC) -> int | None:
 
 def read_thread_states(pid: int, proc_root: Path = PROC) -> str:
     """Return the state letters of all threads of a process, e.g. "SSSD"; empty if it has ended."""
-    states = []
-    for thread in list_pids(f"{proc_root}/{pid}/task"):
-        stat = read_stat(f"{proc_root}/{pid}/task/{thread}")
-        if stat is not None:
-            states.append(stat.state)
-    return "".join(states)
+    tasks = f"{proc_root}/{pid}/task"
+    stats = (read_stat(f"{tasks}/{thread}") for thread in list_pids(tasks))
+    return "".join(stat.state for stat in stats if stat is not None)
 
 
 def read_thread_count(pid: int, proc_root: Path = PROC) -> int:

@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 from hangwatch.model import INTERFACES_OF_ONE_NODE, Fault, Value
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.probes.base import pseudo_files
 
 TABLE_LIMIT_BYTES = 32 << 20
@@ -220,11 +221,6 @@ def _local_addresses(net_root: Path) -> tuple[ipaddress.IPv4Address, ...]:
 
 def _parse_inet6(text: str) -> dict[str, list[str]]:
     """Return the IPv6 addresses in /proc/net/if_inet6 by interface, without link-local ones."""
-    found: dict[str, list[str]] = {}
-    for line in text.splitlines():
-        words = line.split()
-        if len(words) == 6 and len(words[0]) == 32:
-            address = ipaddress.IPv6Address(int(words[0], 16))
-            if not address.is_link_local:
-                found.setdefault(words[5], []).append(str(address))
-    return found
+    rows = (words for line in text.splitlines() if len(words := line.split()) == 6 and len(words[0]) == 32)
+    addresses = ((words[5], ipaddress.IPv6Address(int(words[0], 16))) for words in rows)
+    return list_by_key((name, str(address)) for name, address in addresses if not address.is_link_local)

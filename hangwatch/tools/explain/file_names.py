@@ -56,10 +56,8 @@ def read_names(names: Iterable[str]) -> dict[str, RankInName]:
     """
     paths = {name: name.replace("\\", "/") for name in names}
     elastic = {name: match for name, path in paths.items() if (match := _ELASTIC.match(path))}
-    last_attempts: dict[str, int] = {}
-    for match in elastic.values():
-        run = match.group(1) or ""
-        last_attempts[run] = max(last_attempts.get(run, 0), int(match.group(2)))
+    attempts = list_by_key((match.group(1) or "", int(match.group(2))) for match in elastic.values())
+    last_attempts = {run: max(numbers) for run, numbers in attempts.items()}
     by_host = {**_read_folders(set(paths) - set(elastic), paths), **_read_host_rank_pid(paths)}
     named = {}
     for name, path in paths.items():

@@ -150,14 +150,16 @@ def _folded(saying: Sequence[tuple[str, ReportedCheck]]) -> Finding:
 
 def find_unreachable_ports(reports: Mapping[str, NodeReport]) -> list[Finding]:
     """Return the ports that nodes cannot reach. Equal failures of the same nodes are one finding."""
-    failures: dict[tuple[str, str], dict[str, Fault]] = defaultdict(dict)
-    for node, report in reports.items():
-        for fault in (fault for check in report.checks for fault in check.faults):
-            failures[fault.subject, fault.reason][node] = fault
-    alike: dict[tuple[str, str, tuple[str, ...]], list[Fault]] = defaultdict(list)
-    for (subject, reason), by_node in failures.items():
-        _, _, port = subject.rpartition(":")
-        alike[reason, port, tuple(sorted(by_node))].append(next(iter(by_node.values())))
+    failures = list_by_key(
+        ((fault.subject, fault.reason), (node, fault))
+        for node, report in reports.items()
+        for check in report.checks
+        for fault in check.faults
+    )
+    alike = list_by_key(
+        ((reason, subject.rpartition(":")[2], tuple(sorted({node for node, _ in failed}))), failed[0][1])
+        for (subject, reason), failed in failures.items()
+    )
     return [
         Finding(
             nodes=nodes,

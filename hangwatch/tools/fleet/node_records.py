@@ -1,10 +1,10 @@
 """The replies of nodes to `hangwatch slow --records`, and the order of the nodes of each job. Pure."""
 
-from collections import defaultdict
 from collections.abc import Mapping
 
 from hangwatch.collectives.node_arrivals import NodeOrder, NodeTimes, PlaceTimes, compare_nodes
 from hangwatch.model import Value
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.tools.fleet.node_replies import AnswerError, ReplyCollector, parse_answer
 
 SCHEMA_VERSION = 1
@@ -41,10 +41,11 @@ class Replies(ReplyCollector[NodeRecords]):
 
 def compare(records_by_node: Mapping[str, NodeRecords]) -> Mapping[str, NodeOrder]:
     """Return the order of the nodes of each job, by job key. A node has the name that the user gave."""
-    nodes: dict[str, list[NodeTimes]] = defaultdict(list)
-    for node, records in records_by_node.items():
-        for job in records.jobs:
-            nodes[job.job_key].append(NodeTimes(node, records.clock_error_seconds, job.places))
+    nodes = list_by_key(
+        (job.job_key, NodeTimes(node, records.clock_error_seconds, job.places))
+        for node, records in records_by_node.items()
+        for job in records.jobs
+    )
     return {key: compare_nodes(times) for key, times in nodes.items()}
 
 

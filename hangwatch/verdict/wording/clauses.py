@@ -21,6 +21,7 @@ from hangwatch.model import (
     Signature,
     Stack,
 )
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.stacks import activity
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.user_code import find_caller, innermost_user_frames
@@ -327,11 +328,11 @@ def operations(groups: Iterable[Group]) -> str:
 
     The operation with the most ranks comes first. After the fourth operation, only the number of the others is given.
     """
-    counts: dict[str, int] = {}
-    for group in groups:
-        name = (group.operation if group.waits else None) or _find_measured_wait(group) or _describe_place(group)
-        counts[name] = counts.get(name, 0) + len(group.members)
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    sizes = list_by_key(
+        ((group.operation if group.waits else None) or _find_measured_wait(group) or _describe_place(group), group.size)
+        for group in groups
+    )
+    ordered = sorted(((name, sum(of_name)) for name, of_name in sizes.items()), key=lambda item: (-item[1], item[0]))
     shown = [f"{name} ({words.count(number)})" for name, number in ordered[:4]]
     if len(ordered) > 4:
         shown.append(f"{words.count(len(ordered) - 4, 'other operation')}")

@@ -9,6 +9,7 @@ from hangwatch.collectives.process_groups import find_process, process_key
 from hangwatch.collectives.wait_graph import GpuEnd, PendingOperation, WaitGraph
 from hangwatch.limits import MOST_LISTED_RANKS
 from hangwatch.model import Evidence, Group, Member
+from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.stacks import activity
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.scene import Scene, open_operations, process_of
@@ -262,12 +263,13 @@ def all_joined(finding: Finding) -> str:
 def _describe_equal_counts(finding: Finding) -> str:
     """Return a clause if the ranks of each pending group have enqueued the same number of operations; else ""."""
     groups = {(pending.library, pending.name) for pending in finding.answer.graph.pending}
-    newest: dict[tuple[str, str], set[int]] = {}
-    for member in finding.scene.grouping.members:
-        for state in member.recorder.libraries:
-            for records in state.groups:
-                newest.setdefault((records.library, records.name), set()).add(records.number)
-    return ": no rank's CPU is behind" if all(len(newest.get(group, ())) < 2 for group in groups) else ""
+    newest = list_by_key(
+        ((records.library, records.name), records.number)
+        for member in finding.scene.grouping.members
+        for state in member.recorder.libraries
+        for records in state.groups
+    )
+    return ": no rank's CPU is behind" if all(len(set(newest.get(group, ()))) < 2 for group in groups) else ""
 
 
 def records_only(finding: Finding) -> str:

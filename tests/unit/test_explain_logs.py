@@ -17,7 +17,7 @@ from hangwatch.formats import log_times
 from hangwatch.logs import kernel_text, log_evidence, rank_log
 from hangwatch.model import Confidence, Evidence, RankId, Verdict
 from hangwatch.tools.commands.explain import explain
-from hangwatch.tools.explain import traces
+from hangwatch.tools.explain import streams, traces
 from hangwatch.verdict.supplements import complete
 from tests.conftest import DATA
 from tests.unit.test_explain_stacks import EXAMPLES, STUCK, WAITS, collect, explained, process, read
@@ -393,7 +393,7 @@ def test_a_gigantic_line_and_a_million_lines_are_bounded() -> None:
 
 
 def test_prefixes_without_end_make_no_readers_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traces, "_MOST_STREAMS", 100)
+    monkeypatch.setattr(streams, "_MOST_STREAMS", 100)
     found = traces.collect([("x", (f"[n:{number}]step {number}" for number in range(300)))])
     assert len(found.logs) == 100
     assert found.notes == (

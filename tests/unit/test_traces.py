@@ -12,7 +12,7 @@ from hangwatch import config
 from hangwatch.model import RankDump, RankId
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
-from hangwatch.tools.explain import traces
+from hangwatch.tools.explain import streams, traces
 from hangwatch.verdict import judge
 
 TABLE = activity.load()
@@ -294,7 +294,7 @@ def test_a_rank_that_is_known_stays_with_its_process() -> None:
 
 
 def test_more_prefixes_than_are_told_apart_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traces, "_MOST_STREAMS", 4)
+    monkeypatch.setattr(streams, "_MOST_STREAMS", 4)
     few = [f"[n1:{rank}]{line}" for rank in range(4) for line in process(100 + rank, *WAITS)]
     assert (len(collect(*few).ranks), collect(*few).notes) == (4, ())
     more = [f"[n1:{rank}]{line}" for rank in range(4, 9) for line in process(100 + rank, *WAITS)]

@@ -1,0 +1,184 @@
+"""Collects the logs of ranks, launchers and the kernel that are in the sources beside stack dumps. Pure."""
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
+
+from msgspec import structs
+
+from hangwatch import words
+from hangwatch.logs import enqueued_work, merged_logs, rank_log
+from hangwatch.logs.enqueued_work import RankWork
+from hangwatch.logs.kernel_text import MOST_KEPT, KernelLogLine
+from hangwatch.logs.merged_logs import RankLog
+from hangwatch.model import RankId
+from hangwatch.tools.explain import file_names, line_stream, roles
+from hangwatch.tools.explain.streams import Source
+
+_MOST_UNRANKED = 4096
+_MOST_EMPTY_NAMED = 16  # files without a dump or log, each listed by its name
+
+
+class LogCollector:
+    """The logs that were found while the sources are read.
+
+    `old` is the number of files of earlier attempts of torchrun.
+    """
+
+    def __init__(self, notes: list[str]) -> None:
+        self.old = 0
+        self.kernel: dict[tuple[str, str, str], KernelLogLine] = {}
+        self._notes = notes
+        self._parts: list[tuple[str, RankId, rank_log.Log]] = []
+        self._told: list[tuple[str, rank_log.Failure]] = []
+        self._unknown: dict[str, tuple[RankId, rank_log.Log]] = {}
+        self._strange: dict[str, list[str]] = {}
+        self._silent: dict[str, list[str]] = {}
+        self._is_kernel_cut = False
+        self.processes: set[RankId] = set()
+        self.works: list[RankWork] = []
+        self.unranked: list[RankLog] = []
+
+    def add_note(self, note: str) -> None:
+        """Add a note unless it has been added before."""
+        if note not in self._notes:
+            self._notes.append(note)
+
+    def error_file(self, name: str, rank: RankId, text: str) -> None:
+        """Read the error.json that torchelastic wrote for a rank. It takes precedence over the log of the rank."""
+        log = rank_log.Log()
+        try:
+            log.failures.append(rank_log.parse_error_file(text))
+        except ValueError as error:
+            self._notes.append(f"{name}:1: {error}")
+            return
+        if rank.is_numbered:
+            self._parts.insert(0, (name, rank, log))
+        else:
+            self._unknown[name] = rank, log
+            self._strange[name] = [f"{name}: holds an error of an unknown rank: name the file error-rankN.json"]
+
+    def add(self, name: str, streams: Sequence[Source]) -> None:
+        """Keep the logs of a source. A note reports lines that belong to no rank and no dump."""
+        strange, example, of_ranks_here = 0, "", False
+        tells = not streams or any(source.reader.processes for source in streams)  # an error.json has no streams
+        self._forget_earlier_attempts(name, [source.reader.log for source in streams])
+        for source in streams:
+            reader, rank = source.reader, source.id
+            is_of_rank = merged_logs.is_of_process(rank)
+            is_kernels = reader.log.is_kernels and not reader.processes and not is_of_rank
+            writer = "" if is_kernels else words.name_ranks([rank]) if is_of_rank else words.printable(name)
+            self._is_kernel_cut |= reader.log.is_kernel_cut
+            self.processes |= reader.log.processes
+            self.works += enqueued_work.read_works(name, rank, reader.log)
+            for place, heard in reader.log.kernel.items():
+                if len(self.kernel) < MOST_KEPT:
+                    self.kernel.setdefault((*place, writer), heard._replace(writer=writer))
+                elif (*place, writer) not in self.kernel:
+                    self._is_kernel_cut = True
+            if is_kernels and reader.log.kernel:
+                of_ranks_here = True
+                continue
+            of_ranks = [
+                (name, failure._replace(rank=structs.replace(failure.rank, node=failure.rank.node or rank.node)))
+                for failure in reader.log.failures
+                if failure.rank is not None
+            ]
+            self._told += of_ranks
+            of_ranks_here = of_ranks_here or bool(of_ranks)
+            is_log = reader.log.lines > 0 and not reader.has_dump and (reader.is_log or reader.strange > 0)
+            if is_log and is_of_rank:
+                self._parts.append((name, rank, reader.log))
+                of_ranks_here = True
+            elif reader.strange:
+                strange += reader.strange
+                example = example or reader.strange_example
+                if (reader.log.messages or reader.log.failures) and (reader.processes or len(streams) > 1):
+                    self._keep_unranked(name, rank, reader.log)
+                if is_log and len(streams) == 1 and not reader.processes:
+                    self._unknown[name] = rank, reader.log
+        kind = "of no known rank" if of_ranks_here else "not part of a stack dump"
+        are = "is" if strange == 1 else "are"
+        notes = [f"{name}: {words.count(strange, 'line')} {are} {kind}, for example {example!r}"] if strange else []
+        notes = [f"{name}: {hint}" for hint in _explain_strange_lines([source.reader for source in streams])] or notes
+        if not tells and not of_ranks_here:
+            notes.append(f"{name}: holds no known stack dump and no log of a known rank")
+            self._silent[name] = notes
+        elif name in self._unknown:
+            self._strange.setdefault(name, notes)
+        else:
+            self._notes += notes
+
+    def _forget_earlier_attempts(self, name: str, logs: Sequence[rank_log.Log]) -> None:
+        """Forget the failures before torchrun's last restart. Its summary lists only the last attempt's processes."""
+        listed = {rank.pid for log in logs for rank in log.processes}
+        ended = sorted(chain.from_iterable(log.ended for log in logs))
+        restart = max((number for number, pid in ended if pid not in listed), default=0)
+        if restart and ended[-1][1] in listed:
+            self._notes.append(f"{name}: lines 1 to {restart} are of earlier attempts: their failures are ignored")
+            for log in logs:
+                log.forget(restart)
+
+    def number_ended(self, dumped: Collection[RankId], world_size: int) -> None:
+        """Number the process that ended by the line of a launcher, if only one rank of the job has no stack."""
+        missing = set(range(world_size)) - {rank.rank for rank in dumped}
+        pids = {rank.pid for rank in dumped}
+        ended = [(name, failure) for name, failure in self._told if failure.rank and failure.rank.rank is None]
+        if len(missing) == 1 and len(ended) == 1 and (rank := ended[0][1].rank) and rank.pid not in pids:
+            name, failure = ended[0]
+            numbered = failure._replace(rank=structs.replace(rank, rank=missing.pop()))
+            self._told = [told for told in self._told if told[1] is not failure]
+            self._told.append((name, numbered))
+
+    def _keep_unranked(self, name: str, rank: RankId, log: rank_log.Log) -> None:
+        if len(self.unranked) < _MOST_UNRANKED:
+            self.unranked.append(merged_logs.read_unranked(name, rank, log))
+
+    def _name_processes(self, dumped: Collection[RankId]) -> None:
+        """Assign the log of each process to its rank. The logs of processes that are not ranks become `unranked`."""
+        owners = roles.find_log_owners([rank for _, rank, _ in self._parts], dumped)
+        parts, self._parts = self._parts, []
+        for name, writer, log in parts:
+            if (rank := owners[writer]) is not None:
+                self._parts.append((name, rank, log))
+            elif log.messages or log.failures:
+                self._keep_unranked(name, writer, log)
+
+    def logs(self, dumped: Collection[RankId]) -> tuple[RankLog, ...]:
+        """Return one log for each rank. `dumped` are the ranks with a stack dump.
+
+        If the names of logs without a rank differ in one number, that number is the rank.
+        """
+        self._name_processes(dumped)
+        numbered = file_names.number_logs({name: rank for name, (rank, _) in self._unknown.items()})
+        for name, (rank, log) in self._unknown.items():
+            if numbered[name].rank is None:
+                self._notes += self._strange.get(name, ())
+                if log.messages or log.failures:
+                    self._keep_unranked(name, rank, log)
+                    self._silent.pop(name, None)
+            else:
+                self._parts.append((name, numbered[name], log))
+                self._silent.pop(name, None)
+        if len(self._silent) > _MOST_EMPTY_NAMED:
+            note = f"{len(self._silent)} files hold no known stack dump and no log of a known rank"
+            self._notes.append(f"{note}, for example {next(iter(self._silent))}")
+        else:
+            self._notes += chain.from_iterable(self._silent.values())
+        if self._is_kernel_cut:
+            self._notes.append(f"more than {MOST_KEPT} different kernel log lines: only the first {MOST_KEPT} are used")
+        if self.old:
+            self._notes.append(f"{words.count(self.old, 'file')} of earlier attempts ignored")
+        return merged_logs.join(self._parts, self._told)
+
+
+def _explain_strange_lines(readers: Sequence[line_stream.Reader]) -> Iterator[str]:
+    """Yield what the lines outside of dumps are, if they are an answer of hangwatch or frames without their thread."""
+    has_dump, lone_frames = any(reader.processes for reader in readers), sum(reader.lone_frames for reader in readers)
+    if any(reader.has_answer for reader in readers):
+        if has_dump:
+            yield "only its stacks are read: `hangwatch dump --json` and incident.json also hold sequence numbers"
+        else:
+            yield "is an answer of hangwatch without its stacks: `hangwatch dump --stacks`, --json or -o DIR keeps them"
+    elif lone_frames and not has_dump:
+        frames = words.count(lone_frames, "frame")
+        yield f'{frames} without the line above, `Thread ... "MainThread"`: paste that line, too'

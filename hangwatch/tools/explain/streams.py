@@ -1,0 +1,96 @@
+"""Divides the lines of a source by their prefixes. Each prefix has a stream of its own. Pure."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+from msgspec import structs
+
+from hangwatch.logs import line_prefixes
+from hangwatch.model import RankId
+from hangwatch.tools.explain import file_names, line_stream
+from hangwatch.tools.explain.stacks.parsed_processes import Interned
+
+_MOST_STREAMS = 1 << 17  # of one source, because any program may write prefixes
+_CONTINUED = ("stack trace:", "failed collective:", "(most recent call last):", "(most recent call first):")
+"""Ends of a line after which lines without a mark follow."""
+_CONTINUES = re.compile(r"  |#\d+ |[A-Za-z_][\w.]{0,200}(?:Error|Exception|Interrupt|Exit)\b")
+
+
+class Source(NamedTuple):
+    """One stream of lines, and the rank in its prefix or file name. `sure` is true if that is certainly a rank."""
+
+    name: str
+    id: RankId
+    sure: bool
+    reader: line_stream.Reader
+
+
+class Streams:
+    """The streams of one source: a reader for each prefix of its lines."""
+
+    def __init__(
+        self, name: str, named: file_names.RankInName, interned: Interned, add_note: Callable[[str], None]
+    ) -> None:
+        self._name = name
+        self._named = named
+        self._interned = interned
+        self._add_note = add_note
+        self._sources: dict[tuple[RankId, bool], Source] = {}
+        self._headings = line_prefixes.Headings(line_stream.begins_dump)
+        self._heading: tuple[RankId, bool] | None = None
+        self._by_prefix: dict[str, line_stream.Reader] = {}  # by `[node:rank]`, a cache: most lines repeat a prefix
+
+    def read(self, head: Sequence[str], tail: Iterable[str]) -> list[Source]:
+        """Read the lines with their line ends and return the streams. Raises HugeStackError if a dump is too large."""
+        self._is_labelled = line_prefixes.are_labelled(
+            [part for line in head for part in line_prefixes.read_texts(line)]
+        )
+        find_reader = self._by_prefix.get
+        for number, line in enumerate(chain(head, tail), 1):
+            end = line.find("]") + 1
+            reader = find_reader(line[:end])
+            if reader is not None and reader.repeat_frame(line[end:]):
+                self._heading = None
+                continue
+            for part in line_prefixes.read_texts(line):
+                self._feed(part, number)
+        for source in self._sources.values():
+            source.reader.end()
+        return list(self._sources.values())
+
+    def _feed(self, line: str, number: int) -> None:
+        prefix = line[: line.find("]") + 1] if line.startswith("[") else ""
+        reader = self._by_prefix.get(prefix)
+        if reader is not None and not line.startswith(":", len(prefix)):
+            reader.feed(line[len(prefix) :], number)
+            self._heading = None
+            return
+        unmarked = self._named.id
+        rank, sure, rest = line_prefixes.split(line, unmarked, labelled=self._is_labelled)
+        if rank is not unmarked:
+            self._heading = (rank, sure) if rest.rstrip().endswith(_CONTINUED) else None
+        elif self._heading and _CONTINUES.match(line):
+            rank, sure = self._heading
+        else:
+            self._heading = None
+        if rank is unmarked and (number_above := self._headings.follow(line)) is not None:
+            rank = structs.replace(rank, rank=number_above)
+        if (rank, sure) not in self._sources and len(self._sources) >= _MOST_STREAMS:
+            if len(self._sources) == _MOST_STREAMS:
+                self._add_note(
+                    f"{self._name}: more than {_MOST_STREAMS:,} prefixes; a further prefix is read as part of its line"
+                )
+            rank, sure, rest = unmarked, True, line
+        reader = self._find_reader(rank, sure=sure)
+        if prefix and rank.is_numbered and len(rest) == len(line) - len(prefix):
+            self._by_prefix[prefix] = reader
+        reader.feed(rest, number, line[: len(line) - len(rest)])
+
+    def _find_reader(self, rank: RankId, *, sure: bool) -> line_stream.Reader:
+        if (rank, sure) not in self._sources:
+            self._sources[rank, sure] = Source(
+                self._name, rank, sure, line_stream.Reader(self._interned, is_log=self._named.is_log)
+            )
+        return self._sources[rank, sure].reader

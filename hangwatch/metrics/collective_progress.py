@@ -18,7 +18,7 @@ from hangwatch.collectives.wait_graph import Stance, is_busy
 from hangwatch.model import EnqueuedOperation, Grouping, GroupRecords, Member
 from hangwatch.model.flight_records import Library
 from hangwatch.model.keyed_lists import list_by_key
-from hangwatch.verdict.scene import stance_of
+from hangwatch.verdict.sequence_rules import stance_of
 
 MOST_GROUPS_OF_A_RANK = 8
 RANKS_OF_A_SERIES = 8  # hangwatch.rules.yaml has a line for each

@@ -3,8 +3,7 @@
 from hangwatch.collectives import wait_graph
 from hangwatch.collectives.process_groups import process_key
 from hangwatch.model import Grouping, Verdict
-from hangwatch.verdict.scene import stance_of
-from hangwatch.verdict.sequence_rules import decide
+from hangwatch.verdict.sequence_rules import decide, stance_of
 
 
 def waits_for_other_nodes(grouping: Grouping, verdict: Verdict, *, has_ranks_on_other_nodes: bool) -> bool:

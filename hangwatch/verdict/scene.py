@@ -9,13 +9,12 @@ from typing import TypeAlias
 
 from msgspec import structs
 
-from hangwatch.collectives.wait_graph import Stance
 from hangwatch.model import STOPPED_STATES, EnqueuedOperation, Group, Grouping, Member, Motion, Signature, Value
 from hangwatch.stacks import activity, user_code
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.completed_collectives import find_pause
 from hangwatch.stacks.idle_reasons import find_idle_kind, find_refused
-from hangwatch.stacks.progress import GPU_IN_KERNEL_RATIO, polls_repeatedly
+from hangwatch.stacks.progress import GPU_IN_KERNEL_RATIO
 from hangwatch.stacks.user_code import find_caller, is_in_user_code
 from hangwatch.tables import kernel_lines
 from hangwatch.verdict.measurements import OddGpu, find_odd_gpu
@@ -232,60 +231,6 @@ def _is_about_rank(group: Group, stacks_by_node: Mapping[str | None, int]) -> bo
 def _is_blocked_outside(group: Group) -> bool:
     is_blocked = any(member.signature is Signature.BLOCKED for member in group.members)
     return is_blocked and group.waits_for not in {"ranks", "gpu"}
-
-
-def stance_of(grouping: Grouping) -> Callable[[Member], Stance]:
-    """Return a function that returns the kind of wait of a member of `grouping`: see `Stance`."""
-    described = [(group, waits_for(group), is_in_user_code(group)) for group in grouping.groups if group.members]
-    groups = {member.id: facts for facts in described for member in facts[0].members}
-    processes = frozenset(map(process_of, grouping.members))
-
-    def stance(member: Member) -> Stance:
-        group, kind, is_in_code = groups[member.id]
-        return _stance(group, member, processes, kind=kind, is_in_code=is_in_code)
-
-    return stance
-
-
-def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str, is_in_code: bool) -> Stance:
-    """Return the kind of wait of a rank (see `Stance`) by its stack, system call and state.
-
-    `kind` is `waits_for` of its group. A rank that waits for a lock of another rank waits for that rank. A rank that
-    sleeps in torch's code waits, too, though no Python frame shows it. These ranks may wait for any rank:
-    * a rank that receives from an unknown sender,
-    * a rank that waits for a lock in memory which another rank also maps,
-    * a rank that waits for a lock or a thread, while one of its other threads waits for ranks,
-    * a rank that waits for threads at different places,
-    * a rank that polls in its own code.
-    """
-    if member.is_stopped:
-        return "elsewhere"
-    if group.fault is not None or group.gone:
-        return "unclear"
-    if lock_holder(member) in processes:
-        return "waits"
-    if member.waits.waits_in_torch and kind in {"nothing", "unknown"}:
-        return "waits"
-    if is_in_code and polls_repeatedly(member) and all(operation.by_main for operation in open_operations(member)):
-        return "unclear"
-    match kind:
-        case "ranks" | "gpu":
-            return "waits"
-        case _ if member.waits.asks_rank is not None:
-            return "unclear"
-        case "lock" if member.waits.shares_lock:
-            return "unclear"
-        case "lock" | "thread" if group.awaited_differ or any(
-            activity.find_activity(thread.activity).waits_for == "ranks" for thread in group.threads
-        ):
-            return "unclear"
-        case "nothing":
-            return "elsewhere"
-        case "lock":
-            return "held"
-        case "unknown" if is_in_code and not member.kernel.receives:
-            return "elsewhere"
-    return "elsewhere" if member.signature is Signature.AWAITS_OUTSIDE else "unclear"
 
 
 # --- facts of groups and ranks ---------------------------------------------------------------------------------------

@@ -3,13 +3,17 @@
 An awaited rank is named only if it has no open operation and, by its stack and the kernel, waits for no rank.
 """
 
+from collections.abc import Callable, Set
 from typing import Literal, NamedTuple
 
 from hangwatch.collectives import wait_graph
-from hangwatch.collectives.wait_graph import PendingOperation, WaitGraph
-from hangwatch.model import Grouping
+from hangwatch.collectives.wait_graph import PendingOperation, Stance, WaitGraph
+from hangwatch.model import Group, Grouping, Member, Signature
 from hangwatch.model.keyed_lists import list_by_key
-from hangwatch.verdict.scene import stance_of
+from hangwatch.stacks import activity
+from hangwatch.stacks.progress import polls_repeatedly
+from hangwatch.stacks.user_code import is_in_user_code
+from hangwatch.verdict.scene import Process, lock_holder, open_operations, process_of, waits_for
 
 Kind = Literal["NotJoined", "GpuBehind", "Cycle", "Mismatch", "AllJoined", "Unknown"]
 """The kinds of verdicts that follow from sequence numbers."""
@@ -97,5 +101,60 @@ def _find_still_open(graph: WaitGraph) -> tuple[PendingOperation, ...]:
 
 def decide_by_records(grouping: Grouping) -> Answer:
     """Return the result of the flight recorders. If they show no pending operation, nothing is known."""
-    answer = decide(wait_graph.build(grouping.members, stance_of(grouping), grouping.world_size))
+    stance = stance_of(grouping)
+    answer = decide(wait_graph.build(grouping.members, stance, grouping.world_size))
     return answer if answer.graph.pending else Answer("Unknown")
+
+
+def stance_of(grouping: Grouping) -> Callable[[Member], Stance]:
+    """Return a function that returns the kind of wait of a member of `grouping`: see `Stance`."""
+    described = [(group, waits_for(group), is_in_user_code(group)) for group in grouping.groups if group.members]
+    groups = {member.id: facts for facts in described for member in facts[0].members}
+    processes = frozenset(map(process_of, grouping.members))
+
+    def stance(member: Member) -> Stance:
+        group, kind, is_in_code = groups[member.id]
+        return _stance(group, member, processes, kind=kind, is_in_code=is_in_code)
+
+    return stance
+
+
+def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str, is_in_code: bool) -> Stance:
+    """Return the kind of wait of a rank (see `Stance`) by its stack, system call and state.
+
+    `kind` is `waits_for` of its group. A rank that waits for a lock of another rank waits for that rank. A rank that
+    sleeps in torch's code waits, too, though no Python frame shows it. These ranks may wait for any rank:
+    * a rank that receives from an unknown sender,
+    * a rank that waits for a lock in memory which another rank also maps,
+    * a rank that waits for a lock or a thread, while one of its other threads waits for ranks,
+    * a rank that waits for threads at different places,
+    * a rank that polls in its own code.
+    """
+    if member.is_stopped:
+        return "elsewhere"
+    if group.fault is not None or group.gone:
+        return "unclear"
+    if lock_holder(member) in processes:
+        return "waits"
+    if member.waits.waits_in_torch and kind in {"nothing", "unknown"}:
+        return "waits"
+    if is_in_code and polls_repeatedly(member) and all(operation.by_main for operation in open_operations(member)):
+        return "unclear"
+    match kind:
+        case "ranks" | "gpu":
+            return "waits"
+        case _ if member.waits.asks_rank is not None:
+            return "unclear"
+        case "lock" if member.waits.shares_lock:
+            return "unclear"
+        case "lock" | "thread" if group.awaited_differ or any(
+            activity.find_activity(thread.activity).waits_for == "ranks" for thread in group.threads
+        ):
+            return "unclear"
+        case "nothing":
+            return "elsewhere"
+        case "lock":
+            return "held"
+        case "unknown" if is_in_code and not member.kernel.receives:
+            return "elsewhere"
+    return "elsewhere" if member.signature is Signature.AWAITS_OUTSIDE else "unclear"

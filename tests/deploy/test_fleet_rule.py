@@ -23,8 +23,7 @@ from hangwatch.detector import job_watch
 from hangwatch.model import Frame, Group, Grouping, GroupRecords, JobState, Member, RecorderFacts
 from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.verdict import sequence_rules
-from hangwatch.verdict.scene import stance_of
-from hangwatch.verdict.sequence_rules import Answer
+from hangwatch.verdict.sequence_rules import Answer, stance_of
 from tests import samples
 from tests.conftest import wait_for
 from tests.deploy import promql

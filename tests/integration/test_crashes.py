@@ -338,7 +338,7 @@ def test_a_rank_that_ends_just_now_is_remembered_as_it_was(tmp_path: Path) -> No
 
 def tree_of_ranks(folder: Path, ranks: Sequence[Rank]) -> Path:
     """Write a /proc with these ranks, which are in the mount namespace of the reader. Return its path."""
-    for name in ("self", *(str(rank.id.pid) for rank in ranks)):
+    for name in ("self", "1", *(str(rank.id.pid) for rank in ranks)):
         place = folder / "proc" / name
         (place / "ns").mkdir(parents=True)
         (place / "ns" / "mnt").symlink_to("mnt:[1]")
@@ -348,11 +348,11 @@ def tree_of_ranks(folder: Path, ranks: Sequence[Rank]) -> Path:
 
 
 def left_by(rank: Rank, folder: Path, error: str, unix_seconds: float) -> Process:
-    """Return a rank as a scan returns it. Its error file has the time `unix_seconds`."""
+    """Return a rank as a scan returns it. Its error file is in the folder of its parent, with this time."""
     path = folder / f"error-{rank.rank}.json"
     extra = {"timestamp": str(int(unix_seconds)), "py_callstack": "Traceback\n" * 300}
     path.write_text(json.dumps({"message": {"message": error, "extraInfo": extra}}))
-    environ = {crash_artifacts.ERROR_FILE: str(path)}
+    environ = {crash_artifacts.ERROR_FILE: path.name}
     return Process(id=rank.id, parent_pid=1, comm="python", state="S", uid=os.geteuid(), environ=environ)
 
 

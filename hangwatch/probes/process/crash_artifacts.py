@@ -106,12 +106,14 @@ class RankSnapshots:
 
     def _seen(self, process: Process, share: str) -> RankSnapshot:
         before, folder = self._living.get(process.id), self._proc_root / str(process.id.pid)
+        error_file = process.environ.get(ERROR_FILE, "")
+        start = pseudo_files.read_link(self._proc_root / str(process.parent_pid) / "cwd")  # torchrun --log-dir logs
         now = RankSnapshot(
             id=process.id,
             share=share,
             uid=None if process.is_setuid else process.uid,
             comm=process.comm,
-            error_file=process.environ.get(ERROR_FILE, ""),
+            error_file=error_file and str(Path(start, error_file)),
             program=pseudo_files.read_link(folder / "exe"),
             folder=pseudo_files.read_link(folder / "cwd"),
             mounts=procfs.namespace(self._proc_root, process.id.pid, "mnt"),

@@ -105,15 +105,15 @@ class RankSnapshots:
         return self._dead.get(process) or self._living.get(process)
 
     def _seen(self, process: Process, share: str) -> RankSnapshot:
-        before, folder = self._living.get(process.id), self._proc_root / str(process.id.pid)
-        error_file = process.environ.get(ERROR_FILE, "")
-        start = pseudo_files.read_link(self._proc_root / str(process.parent_pid) / "cwd")  # torchrun --log-dir logs
+        folder, parent = (self._proc_root / str(pid) for pid in (process.id.pid, process.parent_pid))
         now = RankSnapshot(
             id=process.id,
             share=share,
             uid=None if process.is_setuid else process.uid,
             comm=process.comm,
-            error_file=error_file and str(Path(start, error_file)),
+            error_file=str(Path(pseudo_files.read_link(parent / "cwd"), path))  # relative: `torchrun --log-dir logs`
+            if (path := process.environ.get(ERROR_FILE))
+            else "",
             program=pseudo_files.read_link(folder / "exe"),
             folder=pseudo_files.read_link(folder / "cwd"),
             mounts=procfs.namespace(self._proc_root, process.id.pid, "mnt"),
@@ -121,7 +121,7 @@ class RankSnapshots:
             logs=self._logs(process),
         )
         # An ending process shows less: it loses its program and its memory first.
-        return now if before is None or (now.mounts is not None and now.folder and now.program) else before
+        return now if now.mounts is not None and now.folder and now.program else self._living.get(process.id, now)
 
     def _logs(self, process: Process) -> tuple[str, ...]:
         folders = (self._proc_root / str(pid) / "fd" for pid in (process.parent_pid, process.id.pid))
@@ -156,10 +156,7 @@ def read_error_files(ranks: Sequence[tuple[RankSnapshot, Path]]) -> list[ErrorFi
 
 
 def read_log_ends(ranks: Sequence[tuple[RankSnapshot, Path]]) -> dict[str, str]:
-    """Return, by path, the ends of the logs of these ranks and of their launchers.
-
-    Files that do not belong to the rank's user are omitted.
-    """
+    """Return, by path, the ends of the logs of these ranks and their launchers that belong to the rank's user."""
     wanted = dict.fromkeys((path, root, seen.uid) for seen, root in ranks for path in seen.logs)
     questions = [
         {"kind": "end", "root": str(root), "path": path, "uid": uid, "most_bytes": MOST_LOG_BYTES}

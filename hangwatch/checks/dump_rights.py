@@ -104,13 +104,11 @@ def _refused(sample: Sample) -> Iterator[CheckVerdict]:
 
 
 def _unreadable(sample: Sample) -> Iterator[CheckVerdict]:
-    unreadable: dict[str, tuple[Fault, list[RankRight]]] = {}
-    for rank in sample.ranks:
-        if rank.obstacle is not None:
-            unreadable.setdefault(rank.obstacle.reason, (rank.obstacle, []))[1].append(rank)
-    for obstacle, ranks in unreadable.values():
-        message = f"the stack of {_names(ranks)} cannot be read: {obstacle.detail}"
-        yield warning(obstacle.reason, message, obstacle.remedy)
+    unreadable = [(rank, rank.obstacle) for rank in sample.ranks if rank.obstacle is not None]
+    for reason, alike in list_by_key((obstacle.reason, (rank, obstacle)) for rank, obstacle in unreadable).items():
+        obstacle = alike[0][1]
+        message = f"the stack of {_names([rank for rank, _ in alike])} cannot be read: {obstacle.detail}"
+        yield warning(reason, message, obstacle.remedy)
 
 
 def _names(ranks: Sequence[RankRight]) -> str:

@@ -33,10 +33,8 @@ def find_other_operation(group: ProcessGroup) -> Sides:
             sizes = () if operation.operation == _EXCHANGE and is_balanced else operation.sizes
             alike[operation.operation, operation.dtypes, sizes].append(rank)
         for key_of, say in _COMPARED if len(alike) > 1 else ():
-            sides: dict[Any, list[int]] = defaultdict(list)
-            for form, ranks in alike.items():
-                if any(key := key_of(*form)):
-                    sides[key] += ranks
+            keys = ((key_of(*form), ranks) for form, ranks in alike.items())
+            sides = list_by_key((key, rank) for key, ranks in keys if any(key) for rank in ranks)
             if len(sides) > 1:
                 return _sorted({say(*key): ranks for key, ranks in sides.items()})
     return ()

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from hangwatch.model import ENDED_STATES, GpuSample, Process
+from hangwatch.model.keyed_lists import list_by_key
 
 INIT_PID = 1
 _MAX_DEPTH = 64
@@ -16,11 +17,8 @@ class Tree:
 
     def __init__(self, processes: Sequence[Process]) -> None:
         self._by_pid = {process.id.pid: process for process in processes if process.state not in ENDED_STATES}
-        self._children: dict[int, list[Process]] = {}
-        for process in self._by_pid.values():
-            parent = self.parent(process)
-            if parent is not None:
-                self._children.setdefault(parent.id.pid, []).append(process)
+        parents = ((self.parent(process), process) for process in self._by_pid.values())
+        self._children = list_by_key((parent.id.pid, process) for parent, process in parents if parent is not None)
 
     def __iter__(self) -> Iterator[Process]:
         return iter(self._by_pid.values())

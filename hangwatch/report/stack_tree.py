@@ -69,12 +69,9 @@ def _split_by_line(branch: _Paths) -> list[_Paths]:
     """Split the branch by the line of its first frame, if some of its stacks differ only in lines."""
     if len({path[0].line for path, _ in branch}) == 1:
         return [branch]
-    lines: dict[int | None, _Paths] = {}
-    lines_of_places: dict[tuple[tuple[str, str], ...], set[int | None]] = {}
-    for path, group in branch:
-        lines.setdefault(path[0].line, []).append((path, group))
-        lines_of_places.setdefault(tuple(frame.place for frame in path), set()).add(path[0].line)
-    differ = any(len(numbers) > 1 for numbers in lines_of_places.values())
+    lines = list_by_key((path[0].line, (path, group)) for path, group in branch)
+    lines_of_places = list_by_key((tuple(frame.place for frame in path), path[0].line) for path, _ in branch)
+    differ = any(len(set(numbers)) > 1 for numbers in lines_of_places.values())
     return list(lines.values()) if differ and None not in lines else [branch]
 
 

@@ -105,11 +105,11 @@ def bandwidths(events: Sequence[Event]) -> tuple[Bandwidth, ...]:
     durations = list_by_key(
         ((event.rank, event.group), event.seconds) for event in large if (event.rank, event.group) in sizes
     )
-    by_rank: dict[int, float] = {}
-    for (rank, group), seconds in durations.items():
-        rate = sizes[rank, group] / max(statistics.median_low(sorted(seconds)[: len(seconds) // 2 + 1]), 1e-9)
-        by_rank[rank] = max(rate, by_rank.get(rank, 0.0))
-    slowest_first = sorted(by_rank.items(), key=lambda item: item[1])
+    by_rank = list_by_key(
+        (rank, sizes[rank, group] / max(statistics.median_low(sorted(seconds)[: len(seconds) // 2 + 1]), 1e-9))
+        for (rank, group), seconds in durations.items()
+    )
+    slowest_first = sorted(((rank, max(rates)) for rank, rates in by_rank.items()), key=lambda item: item[1])
     return tuple(Bandwidth(rank=rank, bytes_per_second=rate) for rank, rate in slowest_first)
 
 

@@ -35,6 +35,7 @@ from hangwatch.model.flight_records import (
     RankRecords,
     mark_batch_parts,
 )
+from hangwatch.model.keyed_lists import list_by_key
 
 MOST_RECORDS = 1 << 17  # the newest ones of a larger buffer
 _MOST_CONTAINERS = 2_000_000  # of JSON
@@ -361,11 +362,8 @@ def _has_lost(records: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) 
 
     They begin above 1 after a reset of the flight recorder, which a dump does not report.
     """
-    begins: dict[int, int] = {}
-    for record in records:
-        if not record.is_p2p:
-            begins[record.group_id] = min(begins.get(record.group_id, record.collective_seq), record.collective_seq)
-    return _find_complete_start(records, statuses) > 0 or any(number > 1 for number in begins.values())
+    numbers = list_by_key((record.group_id, record.collective_seq) for record in records if not record.is_p2p)
+    return _find_complete_start(records, statuses) > 0 or any(min(of_group) > 1 for of_group in numbers.values())
 
 
 def _find_possible_ranks(

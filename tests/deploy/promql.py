@@ -2,11 +2,13 @@
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+
+from tests.servers import run
 
 ROOT = Path(__file__).parent.parent.parent
 RULES = ROOT / "deploy/prometheus/hangwatch.rules.yaml"
@@ -31,6 +33,15 @@ class Query(NamedTuple):
     where: str
     expr: str
     is_range: bool = False
+
+
+def promtool(tests: Sequence[dict[str, Any]], folder: Path) -> str:
+    """Run these tests of our rules with promtool. Return its failures, which are empty if all tests pass."""
+    path = folder / "cases.yaml"
+    content = {"rule_files": [str(RULES)], "evaluation_interval": tests[0]["interval"], "tests": list(tests)}
+    path.write_text(yaml.safe_dump(content))
+    done = run("promtool", "test", "rules", path)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
 def metric_names(expr: str) -> set[str]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-import yaml
 from msgspec import structs
 
 from hangwatch import metrics
@@ -27,9 +26,7 @@ from hangwatch.verdict.sequence_rules import Answer, stance_of
 from tests import samples
 from tests.conftest import wait_for
 from tests.deploy import promql
-from tests.deploy.promql import RULES
 from tests.recorder_jobs.started import KEY, started
-from tests.servers import run
 from tests.unit.test_waitfor import WORLD, Numbers, done, member, record, recorder, standing, waits
 
 NODES = ("node-a", "node-b")
@@ -127,15 +124,7 @@ def complaints(cases: Sequence[Case], folder: Path) -> str:
         ]
         series = [one for case in part for one in exported(case)]
         tests.append({"interval": "5s", "input_series": series, "promql_expr_test": queries})
-    return promtool(tests, folder)
-
-
-def promtool(tests: Sequence[dict[str, Any]], folder: Path) -> str:
-    """Run these tests with promtool. Return its failures, which are empty if all tests pass."""
-    path = folder / "jobs.yaml"
-    path.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "5s", "tests": list(tests)}))
-    done = run("promtool", "test", "rules", path)
-    return "" if done.returncode == 0 else done.stdout + done.stderr
+    return promql.promtool(tests, folder)
 
 
 def expected_series(cases: Sequence[Case]) -> dict[str, list[dict[str, Any]]]:
@@ -249,7 +238,7 @@ def odd_ranks(cases: Sequence[Case], odd: dict[str, tuple[int, ...]], folder: Pa
     expr = "group by (job_key, rank) (hangwatch:odd_rank:held)"
     series = [*(one for case in cases for one in exported(case)), *more]
     queries = [{"expr": expr, "eval_time": "10s", "exp_samples": rows}]
-    return promtool([{"interval": "5s", "input_series": series, "promql_expr_test": queries}], folder)
+    return promql.promtool([{"interval": "5s", "input_series": series, "promql_expr_test": queries}], folder)
 
 
 def test_rank_on_another_node_that_has_not_joined_is_named(tmp_path: Path) -> None:
@@ -467,7 +456,7 @@ def test_page_names_the_rank_that_has_not_joined(case: Case, summary: str, missi
         },
     }
     page = {"eval_time": "10s", "alertname": "HangwatchTrainingHung", "exp_alerts": [alert]}
-    assert promtool([{"interval": "5s", "input_series": series, "alert_rule_test": [page]}], tmp_path) == ""
+    assert promql.promtool([{"interval": "5s", "input_series": series, "alert_rule_test": [page]}], tmp_path) == ""
 
 
 # --- real jobs ---------------------------------------------------------------------------------------------------------

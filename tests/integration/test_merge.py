@@ -71,17 +71,24 @@ def own_code(group: Group, rank: int) -> tuple[Group, ...]:
     return replace(group, members=rest), replace(alone, waits_for="nothing", members=(member,))
 
 
+def nodes() -> list[Incident]:
+    """Return the incidents of all nodes.
+
+    Rank 19 on the third node has not joined. No node alone shows this.
+    """
+    found = [waiting(node, late=node == 2) for node in range(NODES)]
+    (group,) = found[2].grouping.groups
+    found[2] = replace(found[2], grouping=replace(found[2].grouping, groups=own_code(group, 19)))
+    return found
+
+
 def keep(folder: Path, incidents: list[Incident]) -> None:
     for incident in incidents:
         store.open_writable(folder / incident.node).save(incident, {})
 
 
 def test_a_folder_of_nodes_gives_one_verdict_by_their_recorders(tmp_path: Path) -> None:
-    """Merge several nodes. No node alone shows the cause: a rank of another node has not joined."""
-    nodes = [waiting(node, late=node == 2) for node in range(NODES)]
-    (group,) = nodes[2].grouping.groups
-    nodes[2] = replace(nodes[2], grouping=replace(nodes[2].grouping, groups=own_code(group, 19)))
-    keep(tmp_path, nodes)
+    keep(tmp_path, nodes())
     done = hangwatch("merge", "--json", str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     answer = json.loads(done.stdout)
@@ -199,17 +206,6 @@ def test_dump_grouped_is_what_merge_reads(tmp_path: Path) -> None:
 
 
 TOKEN = "0123456789abcdef"
-
-
-def nodes() -> list[Incident]:
-    """Return the incidents of all nodes.
-
-    Rank 19 on the third node has not joined. No node alone shows this.
-    """
-    found = [waiting(node, late=node == 2) for node in range(NODES)]
-    (group,) = found[2].grouping.groups
-    found[2] = replace(found[2], grouping=replace(found[2].grouping, groups=own_code(group, 19)))
-    return found
 
 
 @contextlib.contextmanager

@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,8 +85,9 @@ def names_of(status: Any) -> set[str]:
     return {job["job_id"] for job in status["jobs"]}
 
 
-@pytest.fixture(scope="module")
-def node() -> Iterator[Node]:
+@contextmanager
+def node_with_jobs(uids: Sequence[int], per_minute: int, per_minute_of_owner: int) -> Iterator[Node]:
+    """Run a real daemon with a user socket, and a job of one rank for each user."""
     folder = Path(tempfile.mkdtemp(prefix="own-jobs-"))
     folder.chmod(0o755)
     path = folder / "run" / "socket"
@@ -94,7 +95,7 @@ def node() -> Iterator[Node]:
     pids = {}
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder)
-        for uid in (OWNER, OTHER):
+        for uid in uids:
             own = folder / str(uid)
             own.mkdir()
             slot = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
@@ -102,11 +103,17 @@ def node() -> Iterator[Node]:
             pids[uid] = stack.enter_context(rank)
         wait_for(lambda: all(procfs.read_user_ids(pid) == (uid,) * 3 for uid, pid in pids.items()), "the users")
         environ = {**os.environ, "LD_LIBRARY_PATH": ""}
-        wide = {"path": str(path), "per_minute": 600, "per_minute_of_owner": 600}
-        daemon = stack.enter_context(RealDaemon(folder / "hw", environ, socket=wide))
+        limits = {"path": str(path), "per_minute": per_minute, "per_minute_of_owner": per_minute_of_owner}
+        daemon = stack.enter_context(RealDaemon(folder / "hw", environ, socket=limits))
         (folder / "hw").chmod(0o755)
-        wait_for(lambda: {f"job-of-{uid}" for uid in pids} <= names_of(daemon.status()), "both jobs")
+        wait_for(lambda: {f"job-of-{uid}" for uid in pids} <= names_of(daemon.status()), "the jobs")
         yield Node(daemon, path, pids)
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    with node_with_jobs((OWNER, OTHER), 600, 600) as running:
+        yield running
 
 
 def test_owner_gets_stacks_that_the_kernel_does_not_let_it_read(node: Node) -> None:

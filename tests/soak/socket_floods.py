@@ -9,10 +9,8 @@ user runs `hangwatch dump`.
 
 import os
 import random
-import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,10 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.conftest import wait_for
-from tests.integration import targets
-from tests.integration.test_user_socket import RANK, Node, names_of
+from tests.integration.test_user_socket import Node, node_with_jobs
 from tests.other_users import as_user
-from tests.real_daemon import RealDaemon
 from tests.soak import number_options
 
 PYTHON = "/usr/bin/python3"  # every user may run it
@@ -64,29 +60,6 @@ class Cost(NamedTuple):
 
     def __str__(self) -> str:
         return f"daemon {self.daemon:.2f} s, flooder {self.flooder:.2f} s of CPU: {self.daemon / self.flooder:.2f}"
-
-
-@contextmanager
-def node_with_jobs(uids: list[int]) -> Iterator[Node]:
-    """Run a real daemon with a user socket, and a job of one rank for each user."""
-    folder = Path(tempfile.mkdtemp(prefix="own-jobs-"))
-    folder.chmod(0o755)
-    path = folder / "run" / "socket"
-    path.parent.mkdir()
-    with ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder)
-        pids = {}
-        for uid in uids:
-            own = folder / str(uid)
-            own.mkdir()
-            slot = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-            rank = targets.python(RANK.format(uid=uid), own, **slot, TORCHELASTIC_RUN_ID=f"job-of-{uid}")
-            pids[uid] = stack.enter_context(rank)
-        wide = {"path": str(path), "per_minute": 60, "per_minute_of_owner": 40}
-        daemon = stack.enter_context(RealDaemon(folder / "hw", {**os.environ, "LD_LIBRARY_PATH": ""}, socket=wide))
-        (folder / "hw").chmod(0o755)
-        wait_for(lambda: {f"job-of-{uid}" for uid in uids} <= names_of(daemon.status()), "the jobs")
-        yield Node(daemon, path, pids)
 
 
 @contextmanager
@@ -153,7 +126,7 @@ def answered(node: Node, victim: int, users: list[int], dumps: int) -> int:
 def main() -> None:
     options = number_options(__doc__, dumps=20, users=12, seconds=5.0)
     victim, *users = random.sample(range(1 << 20, 1 << 30), 1 + options.users)
-    with node_with_jobs([victim, *users]) as node:
+    with node_with_jobs([victim, *users], 60, 40) as node:
         for kind, where, modes in (("unix", str(node.socket), OVER_UNIX), ("tcp", node.daemon.address, OVER_TCP)):
             for mode, uid in zip(modes, users, strict=False):
                 print(f"{kind:4} {mode:10} {cost(node, uid, mode, where, options.seconds)}", flush=True)

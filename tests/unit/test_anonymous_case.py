@@ -60,13 +60,18 @@ def test_anonymous_stacks_get_the_verdict_of_the_original(case: robustness.Case)
     assert judge_case(render_case(incident, RIGHT, "case")) == judge_stacks(incident)
 
 
+def read_back(incident: Incident, named: tuple[RankId, ...], folder: Path) -> robustness.Case:
+    """Write the case of an incident, and read it as the other cases are read."""
+    (folder / "case").mkdir()
+    for name, content in render_case(incident, replace(RIGHT, named=named), "case").items():
+        (folder / "case" / name).write_text(content)
+    (case,) = robustness.cases_of(folder)
+    return case
+
+
 def test_case_is_read_as_the_other_cases_are(tmp_path: Path) -> None:
     incident = samples.loader_hang()
-    (tmp_path / "case").mkdir()
-    named = replace(RIGHT, named=incident.verdict.named)
-    for name, content in render_case(incident, named, "case").items():
-        (tmp_path / "case" / name).write_text(content)
-    (case,) = robustness.cases_of(tmp_path)
+    case = read_back(incident, incident.verdict.named, tmp_path)
     assert (len(case.ranks), case.guilty) == (8, {(None, 7)})
     assert [len(dump.workers) for dump in case.ranks] == [0] * 7 + [2]
     judged = list(robustness.vary(case))
@@ -78,11 +83,7 @@ def test_case_is_read_as_the_other_cases_are(tmp_path: Path) -> None:
 def test_local_ranks_stay_local(tmp_path: Path) -> None:
     ranks = [replace(dump, id=replace(dump.id, rank=None)) for dump in samples.loader_hang().captures[0].ranks]
     incident = incident_of(ranks)
-    (tmp_path / "case").mkdir()
-    named = replace(RIGHT, named=(ranks[7].id,))
-    for name, content in render_case(incident, named, "case").items():
-        (tmp_path / "case" / name).write_text(content)
-    (case,) = robustness.cases_of(tmp_path)
+    case = read_back(incident, (ranks[7].id,), tmp_path)
     assert case.guilty == {("node-0", 7)} == case.named_places(next(robustness.vary(case)).after)
 
 

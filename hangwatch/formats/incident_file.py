@@ -7,7 +7,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from hangwatch import __version__, words
 from hangwatch.errors import UserError
-from hangwatch.formats import bounded_read, decoding
+from hangwatch.formats import bounded_read, decoding, older_incidents
 from hangwatch.limits import MOST_RANKS
 from hangwatch.model import (
     CRASHED,
@@ -32,7 +32,6 @@ from hangwatch.model import (
     RankId,
     RecommendedAction,
     Value,
-    spans,
 )
 
 INCIDENT_FILE = "incident.json"
@@ -41,34 +40,6 @@ FEEDBACK_FILE = "feedback.json"
 MAX_INCIDENT_BYTES = 512 << 20  # 100,000 ranks take a fifth of this
 NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK  # NONBLOCK: opening a FIFO must not block hangwatch
 _CAPTURES = b',"captures":['
-_MEMBER_PARTS = {
-    "stack": "waited_before owns_gil user_frames task stay",
-    "kernel": "state wchan receives is_held_outside silent_mount waits_for_mount kernel_call worker_call kernel_lines",
-    "usage": "cpu_ratio io_bytes_per_second main_cpu_ratio switches_per_second",
-    "waits": "frozen_cgroup awaited server file_lock shares_lock asks_rank stuck_on waits_in_torch store awaits_store "
-    "peers enclosed_at",
-    "gpu": "power_watts utilization_ratio busy_power_ratio nvlink_bytes_per_second pcie_bytes_per_second gpu_use ports",
-    "recorder": "recorded recorder_faults",
-}
-"""The part of `Member` in which version 3 has each field of version 2."""
-_RANK_PARTS = {"gpu": f"{_MEMBER_PARTS['gpu']} works_lightly"}
-_DUMP_PARTS = {
-    "main": "wchan call main_before main_after awaited_thread device_bytes dirty_bytes thread_in_file",
-    "traffic": "socket_bytes rank_bytes object_bytes children_bytes children_cpu_seconds",
-    "waits": "frozen_cgroup tracer awaited server job_server file_lock shares_lock asks_rank stuck_on waits_in_torch "
-    "store awaits_store peers active_peers enclosed_at",
-}
-"""The parts of `RankDump` and `ProcessDump` in which version 4 has each field of version 3."""
-_NEW_NAMES = {
-    "main_before": "before",
-    "main_after": "after",
-    "kernel_call": "call",
-    "kernel_lines": "lines",
-    "gpu_use": "use",
-    "recorded": "libraries",
-    "recorder_faults": "faults",
-}
-"""Fields that have another name in their part."""
 _ANSWER = re.compile(rb'\s*\{\s*"schema_version":\s*\d+,\s*"node":')
 _ENDING = re.compile(rb'"schema_version":([0-9]{1,4})\}\s*\Z')
 _ENDING_BYTES = 256
@@ -243,7 +214,9 @@ def parse(path: Path, content: bytes) -> Incident:
             f"(schema {version.schema_version}; this one reads up to {INCIDENT_VERSION})\n  read it with that version"
         )
     if version.schema_version < INCIDENT_VERSION:
-        content = _upgraded(decode(path, content, dict[str, Any]), version.schema_version)
+        incident_of_then = decode(path, content, dict[str, Any])
+        older_incidents.upgrade(incident_of_then, version.schema_version)
+        content = msgspec.json.encode(incident_of_then)
     try:
         incident = decode(path, content, Incident)
     except StoreError as error:
@@ -290,50 +263,6 @@ def rank_numbers(job: Job, grouping: Grouping) -> Iterator[int | None]:
         for member in group.members:
             yield member.id.rank
             yield member.id.local_rank
-
-
-def _upgraded(incident: dict[str, Any], version: int) -> bytes:
-    """Convert an incident of an earlier version to this version. Return it as JSON."""
-    if version < 2:
-        # Change the absent local ranks of version 1, which are numbers, to ranges.
-        job = incident.get("job")
-        absent = job.get("absent_local_ranks") if isinstance(job, dict) else None
-        if isinstance(job, dict) and isinstance(absent, list) and all(isinstance(number, int) for number in absent):
-            incident["job"] = {**job, "absent_local_ranks": spans(range(number, number + 1) for number in absent)}
-    for group in _objects(incident.get("grouping"), "groups"):
-        for member in _objects(group, "members"):
-            _set_parts(member, _MEMBER_PARTS)
-            if isinstance(waits := member.get("waits"), dict):
-                _rename(waits.get("awaited"), "who", "name")
-                member["most_peers"] = waits.pop("most_peers", 0)
-        for stack in (*_objects(group, "threads"), *_objects(group, "workers"), *_objects(group, "awaited")):
-            _rename(stack, "own", "user_frame")
-    for capture in _objects(incident, "captures"):
-        for rank in _objects(capture, "ranks"):
-            _set_parts(rank, _RANK_PARTS)
-            for process in (rank, *_objects(rank, "workers")):
-                for dump in _objects(process, "rounds"):
-                    _rename(dump.get("awaited"), "who", "name")
-                    _set_parts(dump, _DUMP_PARTS)
-    return msgspec.json.encode(incident)
-
-
-def _objects(parent: object, key: str) -> list[dict[str, Any]]:
-    """Return the objects in the list `parent[key]`. Other values are skipped: the decoder refuses them later."""
-    items = parent.get(key) if isinstance(parent, dict) else None
-    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
-
-
-def _rename(fields: object, old: str, new: str) -> None:
-    if isinstance(fields, dict) and old in fields:
-        fields[new] = fields.pop(old)
-
-
-def _set_parts(fields: dict[str, Any], parts: Mapping[str, str]) -> None:
-    """Move the fields of a value of an earlier version into its parts."""
-    for part, names in parts.items():
-        if moved := {_NEW_NAMES.get(name, name): fields.pop(name) for name in names.split() if name in fields}:
-            fields[part] = moved
 
 
 def read_head(file: BinaryIO) -> bytes | None:

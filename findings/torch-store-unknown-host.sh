@@ -4,8 +4,8 @@
 # last run: 2026-11-29
 #
 # A host name without an address is a permanent error, and getaddrinfo answers at once. TCPStore asks again until its
-# timeout has passed. Its DistNetworkError then says "timed out ... while
-# trying to connect", as for a host that is down. Only log lines tell the reason, and those speak of IPv6 addresses.
+# timeout has passed. Its DistNetworkError then says "timed out ... while trying to connect", as for a host that is
+# down. Only log lines tell the reason, and those speak of IPv6 addresses.
 . "$(dirname "$0")/lib.sh"
 install torch==2.13.0 numpy==2.2.6
 cat > "$folder/connect.py" <<'PY'

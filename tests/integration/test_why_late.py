@@ -185,6 +185,7 @@ def test_late_rank_is_shown_with_its_table() -> None:
         (job("e", JobState.ENDED, arrival=LEVEL, progress_gap_seconds=300.0), "No rank is late."),
         (job("off", TRAINS), "not known: RecorderOff: it is off"),
         (job("j", TRAINS), "not known: its ranks are compared once a minute"),
+        (job("e", JobState.ENDED), "not known: it has ended"),
     ],
 )
 def test_why_no_rank_is_named_is_said(shown: JobStatus, text: str) -> None:

@@ -54,6 +54,8 @@ _MEANT = {
     "logs": "explain FILE, or journalctl -u hangwatch",
     "--html": "dump -o DIR (for DIR/.../report.html), or report --html FILE",
     "--rank": "dump --pid PID",
+    "incidents --job": "incidents JOB",
+    "silence --job": "silence JOB",
 }
 """Commands and options of other programs, or of other commands, each with what to type here."""
 
@@ -81,10 +83,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command to run; `help COMMAND` is `COMMAND --help`, `version` is `--version`.
-
-        Raises click.UsageError for an unknown command, with the most similar name.
-        """
+        """Return the command; `help COMMAND` is `COMMAND --help`, `version` is `--version`. Raises click.UsageError."""
         if args[0] in ("help", "version"):
             if len(args) == 1:
                 click.echo(ctx.get_help() if args[0] == "help" else f"hangwatch, version {__version__}")
@@ -95,11 +94,10 @@ class Commands(click.Group):
         except click.UsageError as error:
             import difflib  # only for a wrong name
 
-            if (meant := _MEANT.get(args[0])) is not None:
-                raise click.UsageError(f"{error.message} Type: hangwatch {meant}", ctx) from None
-            if similar := difflib.get_close_matches(args[0], _MODULE_OF, n=1):
-                raise click.UsageError(f"{error.message} Did you mean {similar[0]!r}?", ctx) from None
-            raise
+            meant = _MEANT.get(args[0])
+            similar = [f" Did you mean {name!r}?" for name in difflib.get_close_matches(args[0], _MODULE_OF, n=1)]
+            hint = f" Type: hangwatch {meant}" if meant else "".join(similar)
+            raise click.UsageError(f"{error.message}{hint}", ctx) from None
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -137,11 +135,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open /dev/null for each standard stream that the caller has closed (`>&-`).
-
-    Otherwise the next opened file would get the descriptor number of that stream, and hangwatch would print into
-    the file.
-    """
+    """Open /dev/null for each stream that the caller closed (`>&-`): the next file would get its descriptor number."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -195,7 +189,10 @@ def _run(arguments: list[str] | None) -> int:
 
 def _with_hint(error: click.ClickException) -> click.ClickException:
     """Return the error. If it is on an unknown option, it says what to type, or a similar option of other commands."""
-    if not isinstance(error, click.NoSuchOption) or (error.possibilities and error.option_name not in _MEANT):
+    if not isinstance(error, click.NoSuchOption):
+        return error
+    meant = _MEANT.get(f"{getattr(error.ctx, 'info_name', '')} {error.option_name}", _MEANT.get(error.option_name))
+    if error.possibilities and not meant:
         return error
     import difflib  # only for a wrong name
 
@@ -208,10 +205,11 @@ def _with_hint(error: click.ClickException) -> click.ClickException:
         for parameter in getattr(hangwatch.get_command(context, command), "params", ())
         for option in (() if getattr(parameter, "hidden", False) else parameter.opts)
     )
-    similar = difflib.get_close_matches(error.option_name, commands_of, 1, 0.75)
-    hint = f" Did you mean {similar[0]!r} of `hangwatch {' | '.join(commands_of[similar[0]])}`?" if similar else ""
-    meant = _MEANT.get(error.option_name)
-    return click.UsageError(f"{error.message}{f' Type: hangwatch {meant}' if meant else hint}", error.ctx)
+    hints = (
+        f" Did you mean {name!r} of `hangwatch {' | '.join(commands_of[name])}`?"
+        for name in difflib.get_close_matches(error.option_name, commands_of, 1, 0.75)
+    )
+    return click.UsageError(f"{error.message}{f' Type: hangwatch {meant}' if meant else ''.join(hints)}", error.ctx)
 
 
 def _refuse_empty(arguments: list[str]) -> None:

@@ -95,6 +95,7 @@ def test_the_help_names_every_command() -> None:
         (("ps",), ["No such command", "Type: hangwatch status"]),
         (("explain", "/"), ["is the root of all files"]),
         (("dump", "--html", "x"), ["Type: hangwatch dump -o DIR"]),
+        (("silence", "--job", "j"), ["Type: hangwatch silence JOB"]),
         (("status", "--nodse"), ["No such option", "Did you mean '--nodes' of `hangwatch check | dump |"]),
         (("demo", "--lst"), ["Did you mean '--list'?"]),
         (("help", "reprot"), ["No such command", "Did you mean 'report'?"]),

@@ -184,7 +184,7 @@ def test_late_rank_is_shown_with_its_table() -> None:
         (job("j", TRAINS, arrival=LEVEL, progress_gap_seconds=300.0, usual_gap_seconds=400.0), "No rank is late."),
         (job("e", JobState.ENDED, arrival=LEVEL, progress_gap_seconds=300.0), "No rank is late."),
         (job("off", TRAINS), "not known: RecorderOff: it is off"),
-        (job("j", TRAINS), "not known: its ranks are compared once a minute"),
+        (job("j", TRAINS), "not known: compared once a minute"),
         (job("e", JobState.ENDED), "not known: it has ended"),
     ],
 )

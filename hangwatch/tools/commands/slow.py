@@ -114,8 +114,7 @@ def _describe(job: JobStatus, unseen: tuple[Unseen, ...]) -> str:
     if job.ranks < 2:
         return "it has only one rank here; compare its nodes: hangwatch slow --nodes NODES"
     reasons = (str(each) for each in unseen if each.job.job_key == job.job_key and each.source == RECORDER)
-    later = "it has ended" if job.state is JobState.ENDED else "its ranks are compared once a minute; try again then"
-    return f"not known: {next(reasons, later)}"
+    return f"not known: {next(reasons, 'it has ended' if job.state is JobState.ENDED else 'compared once a minute')}"
 
 
 COMMANDS = (slow,)

@@ -47,6 +47,7 @@ WAIT = Frame(function="all_reduce", file="torch/distributed/distributed_c10d.py"
 OWN = Frame(function="step", file="train.py", line=7)
 GROUP = "hangwatch-jobs"
 SCRAPE_SECONDS = 120.0
+EVALUATE_SECONDS = 15.0  # of groups without an interval, as in prometheus.example.yaml
 START_SECONDS = 300.0
 MOST_SECONDS = 180.0  # the second scrape ends without samples 240 s after the begin of the first
 WINDOW = 6  # evaluations: all groups are evaluated in 30 s
@@ -147,7 +148,13 @@ def measure(port: int, rules: Path, windows: int) -> Cost:
     """Measure evaluations after the rules have found a suspect rank. Return the cost of one in the cheapest window."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        Fleet(Path(folder), {"all": f"127.0.0.1:{port}"}, rules=[rules], scrape_seconds=SCRAPE_SECONDS) as prometheus,
+        Fleet(
+            Path(folder),
+            {"all": f"127.0.0.1:{port}"},
+            rules=[rules],
+            scrape_seconds=SCRAPE_SECONDS,
+            evaluate_seconds=EVALUATE_SECONDS,
+        ) as prometheus,
     ):
         end = time.monotonic() + START_SECONDS
         while not prometheus.query("count(hangwatch:odd_rank:held)") and time.monotonic() < end:

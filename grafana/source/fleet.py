@@ -4,6 +4,7 @@ from grafana_foundation_sdk.builders import dashboard as builders
 
 from grafana.source.panels import (
     BAD_IF_ANY,
+    INCIDENTS,
     MOTIONS,
     NAME,
     NO_GPU,
@@ -115,7 +116,7 @@ def dashboard() -> builders.Dashboard:  # long: the panels in their order on the
     built.with_panel(
         rows(
             "Open incidents",
-            f"hangwatch:incident:held{{{OF}}}",
+            f"{{{INCIDENTS},{OF}}}",
             {
                 "job_id": "Job",
                 "job_key": "Key",

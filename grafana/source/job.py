@@ -6,6 +6,7 @@ from grafana_foundation_sdk.builders import dashboard as builders
 
 from grafana.source.panels import (
     BAD_IF_ANY,
+    INCIDENTS,
     MOTIONS,
     NO_GPU_OF_JOB,
     NO_INCIDENT,
@@ -61,7 +62,7 @@ def _at_a_glance(built: builders.Dashboard) -> None:
         ),
         rows(
             "What it is stuck on",
-            f"hangwatch:incident:held{{{OF}}}",
+            f"{{{INCIDENTS},{OF}}}",
             {"instance": "Node", "stuck_on": "Stuck on", "next_step": "Do first"},
             "Each node judges its own ranks only.",
             width=20,
@@ -102,7 +103,7 @@ def _ranks(built: builders.Dashboard) -> None:  # long: the panels in their orde
     for panel in (
         rows(
             "Verdict of each node",
-            f"hangwatch:incident:held{{{OF}}} or on (job, instance, job_key) hangwatch_job_suspected_info{{{OF}}}",
+            f"{{{INCIDENTS},{OF}}} or on (job, instance, job_key) hangwatch_job_suspected_info{{{OF}}}",
             {
                 "instance": "Node",
                 "verdict": "Verdict",
@@ -160,7 +161,9 @@ def _ranks(built: builders.Dashboard) -> None:  # long: the panels in their orde
         ),
         rows(
             "Groups",
-            f"sum by (activity, motion, frame, stack) (hangwatch:job_activity_ranks:held{{{OF}}})",
+            f"""sum by (activity, motion, frame, stack) (
+              hangwatch_job_activity_ranks{{{OF}}} or hangwatch:job_activity_ranks:kept{{{OF}}}
+            )""",
             {
                 "Value": "Ranks",
                 "frame": "Innermost frame",

@@ -3,6 +3,7 @@
 from grafana_foundation_sdk.builders import dashboard as builders
 
 from grafana.source.panels import (
+    INCIDENTS,
     MOTIONS,
     NAME,
     NO_GPU,
@@ -131,7 +132,7 @@ def _jobs(built: builders.Dashboard) -> None:  # long: the panels in their order
         ),
         rows(
             "Verdict",
-            f"hangwatch:incident:held{{{OF}}}",
+            f"{{{INCIDENTS},{OF}}}",
             {
                 "job_id": "Job",
                 "job_key": "Key",

@@ -26,6 +26,9 @@ OWNER = "* on (job_id, job_key) group_left (owner) max by (job_id, job_key, owne
 
 NAME = "{{job_id}}, {{owner}}"
 
+INCIDENTS = '__name__=~"hangwatch_incident_info|hangwatch:incident:kept"'
+"""A matcher for the incidents of nodes, also of those that no longer respond."""
+
 NO_JOB = "no job in this time"
 NO_GPU = "no GPU reading in this time: the node has no GPU, or the driver does not respond"
 NO_GPU_OF_JOB = "no GPU reading of the job in this time"

@@ -24,6 +24,7 @@ FROM_THE_SITE = frozenset({"hangwatch:site:info"})
 _TEXT = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'")
 _LABELS = re.compile(r"\{[^{}]*\}|\b(?:by|on|without|ignoring|group_left|group_right)\s*\([^()]*\)")
 _NAME = re.compile(r"(?<![\w:$])(?:(?:hangwatch|process|scrape)[_:][\w:]+|up|ALERTS)\b(?!\s*\()")
+_TWO_NAMES = re.compile(r"""\{__name__=~["']([\w:]+)[|]([\w:]+)["'],""")
 _IN_TEMPLATE = re.compile(r"(printf )?\"((?:[^\"\\]|\\.)*)\"[^|{}]*\| query")
 
 
@@ -46,7 +47,7 @@ def promtool(tests: Sequence[dict[str, Any]], folder: Path) -> str:
 
 def metric_names(expr: str) -> set[str]:
     """Return the names of the metrics and recording rules in a PromQL expression."""
-    return set(_NAME.findall(_LABELS.sub(" ", _TEXT.sub(" ", expr))))
+    return set(_NAME.findall(_LABELS.sub(" ", _TEXT.sub(" ", _TWO_NAMES.sub(r"\1 or \2{", expr)))))
 
 
 def rules(text: str) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ def test_the_file_of_a_site_records_what_the_rules_ask_of_it() -> None:
 
 
 def test_rules_prefer_a_timeout_that_the_ranks_recorded() -> None:
-    wanted = f"hangwatch_incident_timeout_timestamp_seconds{{job_key=%q,source='{timeout_forecast.RECORDED}'}} or on ()"
+    wanted = f"hangwatch:incident_timeout:min{{job_key=%q,source='{timeout_forecast.RECORDED}'}} or on ()"
     assert wanted in RULES.read_text()
 
 

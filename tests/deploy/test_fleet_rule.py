@@ -444,7 +444,7 @@ def test_page_names_the_rank_that_has_not_joined(case: Case, summary: str, missi
             {"series": f'hangwatch_job_state{{{labels},state="hung"}}', "values": "1x2"},
             {"series": f'hangwatch_job_page{{{labels},state="hung"}}', "values": "1x2"},
         ]
-    description = f"{missing_ranks}\nWhere the ranks are:\n  4 \N{MULTIPLICATION SIGN} unknown in step (train.py)\nReported: 4 of 4 ranks on {len(NODES)} monitored nodes."
+    description = f"{missing_ranks}\nWhere the ranks are:\n  4 \N{MULTIPLICATION SIGN} other code in step (train.py)\nReported: 4 of 4 ranks on {len(NODES)} monitored nodes."
     alert = {
         "exp_labels": {"severity": "critical", "job_id": "k1", "job_key": "k1"},
         "exp_annotations": {

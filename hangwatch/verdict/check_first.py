@@ -393,8 +393,8 @@ CHECK_FIRST: tuple[Rule, ...] = (
         are_few=True,
     ),
     _make_rule(
-        "wait in a collective, while the others wait for their GPUs",
-        _find_only_group(lambda scene, group: is_collective(group) and _do_others_wait_for_gpus(scene, group)),
+        "wait in a collective or leave the job, while the others wait for their GPUs",
+        _find_only_group(lambda scene, group: group.waits and _do_others_wait_for_gpus(scene, group)),
         ("gpu",),
         settle=deciding_steps.numbers,
         are_few=True,

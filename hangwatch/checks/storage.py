@@ -224,7 +224,7 @@ def judge_file(path: str, node: Node, settings: Settings) -> CheckVerdict:
         f"{shown} is a {kind.words} on {_describe_mount(mount if mount in mounted else (*mounted, mount)[0], settings)}"
     )
     if kind.words == "FIFO":
-        return warning("FileIsFifo", text, "a process must open its other end: start it, or put a regular file there")
+        return warning("FileIsFifo", text, "start what opens its other end; a new file at its path ends no wait")
     return ok("FileAnswers", text)
 
 

@@ -15,16 +15,7 @@ from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.capture.job_sockets import MOST_DESCRIPTORS, JobSockets
-from hangwatch.model import (
-    BLOCKED_STATES,
-    STOPPED_STATES,
-    AsksRank,
-    Awaited,
-    FileLock,
-    SystemCall,
-    Thread,
-    WaitEnd,
-)
+from hangwatch.model import BLOCKED_STATES, STOPPED_STATES, AsksRank, Awaited, FileLock, SystemCall, Thread, WaitEnd
 from hangwatch.probes.base import procfs, pseudo_files
 from hangwatch.probes.network import sockets
 from hangwatch.probes.network.sockets import Connection

@@ -30,13 +30,7 @@ DEADLINE_SECONDS = 2.0
 
 _LIBRARIES = re.compile(r"/libnccl\.so|/libtorch_cpu\.so")
 _NCCL_FILE = re.compile(r"/libnccl\.so\.(\d+\.\d+[\d.]*)$")
-_COMPARISONS = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    "==": operator.eq,
-    ">": operator.gt,
-    "<": operator.lt,
-}
+_COMPARISONS = {">=": operator.ge, "<=": operator.le, "==": operator.eq, ">": operator.gt, "<": operator.lt}
 
 
 class Settings(contract.Settings, frozen=True):

@@ -282,12 +282,7 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
     """Find interfaces that are missing, down or without an address, masters that do not respond, and packet errors."""
     sample = window[-1]
     findings = [finding for use in sample.uses for finding in _judge_use(use)]
-    findings += [
-        *_silent(window),
-        *_never_answered(window),
-        *_unreachable(window),
-        *_errors(window, settings),
-    ]
+    findings += [*_silent(window), *_never_answered(window), *_unreachable(window), *_errors(window, settings)]
     names = ", ".join(sorted(_interfaces(sample)))
     answering = [master.address for master in sample.masters if master.state == "answers"]
     verb = "responds" if len(answering) == 1 else "respond"

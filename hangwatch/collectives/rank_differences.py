@@ -92,11 +92,7 @@ _ROWS = (
         0.02,
         "its CPU quota stopped it for {:.0%} of the time, the others for at most {:.0%}",
     ),
-    _Row(
-        _worker_rate("worker_cpu_seconds"),
-        0.1,
-        "its workers used {:.2f} cores, those of the others at most {:.2f}",
-    ),
+    _Row(_worker_rate("worker_cpu_seconds"), 0.1, "its workers used {:.2f} cores, those of the others at most {:.2f}"),
     _Row(
         _worker_rate("worker_io_bytes", _MIB),
         1.0,

@@ -75,12 +75,7 @@ class GpuPlace(GpuName, frozen=True):
     switch_links: int = 0
 
 
-SLOWDOWNS = {
-    "HwSlowdown": 0x08,
-    "SwThermalSlowdown": 0x20,
-    "HwThermalSlowdown": 0x40,
-    "HwPowerBrakeSlowdown": 0x80,
-}
+SLOWDOWNS = {"HwSlowdown": 0x08, "SwThermalSlowdown": 0x20, "HwThermalSlowdown": 0x40, "HwPowerBrakeSlowdown": 0x80}
 """Bits of nvmlClocksEventReason* that slow the clocks. The others (idle, power cap, application clocks) are normal."""
 
 

@@ -30,10 +30,7 @@ def with_threads(
     recorders = tuple(recorders)
     kinds = _find_kinds(process, {record.thread_id for each in recorders for record in each.records}, proc_root)
     return tuple(
-        replace(
-            each,
-            records=tuple(replace(record, thread=kinds.get(record.thread_id, "")) for record in each.records),
-        )
+        replace(each, records=tuple(replace(record, thread=kinds.get(record.thread_id, "")) for record in each.records))
         for each in recorders
     )
 

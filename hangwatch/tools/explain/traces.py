@@ -204,11 +204,7 @@ def _make_place(rank: RankId) -> tuple[object, ...]:
 
 
 def _read_source(
-    name: str,
-    named: file_names.RankInName,
-    lines: Iterable[str],
-    interned: Interned,
-    found_logs: LogCollector,
+    name: str, named: file_names.RankInName, lines: Iterable[str], interned: Interned, found_logs: LogCollector
 ) -> list[Source]:
     """Pass each line of a source to the reader of its prefix. Return one stream for each prefix.
 

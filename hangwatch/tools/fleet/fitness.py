@@ -26,10 +26,7 @@ MOST_VALUES = 8
 _MOST_CHARACTERS = 600
 _NAME_CHARACTERS = 100
 _NODES_CHARACTERS = 200
-_STATUS: dict[CheckStatus, Status] = {
-    CheckStatus.WARNING: "WARNING",
-    CheckStatus.CRITICAL: "CRITICAL",
-}
+_STATUS: dict[CheckStatus, Status] = {CheckStatus.WARNING: "WARNING", CheckStatus.CRITICAL: "CRITICAL"}
 _SEVERITY = {status.name: int(status) for status in EXIT_CODES}
 _LONG_TEXTS = dict.fromkeys(("message", "detail", "remedy"), _MOST_CHARACTERS)
 

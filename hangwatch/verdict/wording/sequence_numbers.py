@@ -29,11 +29,7 @@ def evidence(graph: WaitGraph) -> tuple[Evidence, ...]:
     return tuple(Evidence(kind="sequence", message=text, ranks=ranks) for text, ranks in zip(texts, ids, strict=True))
 
 
-_ASKS_RANK = {
-    "main": "It",
-    "thread": "One of its threads",
-    "child": "The process that it waits for",
-}
+_ASKS_RANK = {"main": "It", "thread": "One of its threads", "child": "The process that it waits for"}
 OWN_CODE = "check what it does there, and if that ends by itself"
 BRANCH = "find the next call of each side, and its group: a branch, a step or a group differs"
 ONE_MOMENT = "This is the state at the moment when torch wrote its dumps."

@@ -55,9 +55,7 @@ def _read_stuck(recorder: RankRecords) -> _Stuck | None:
     counts = [status.last_enqueued for status in recorder.groups if status.group_id == first.group_id]
     is_mixed = any(record.is_p2p or record.is_coalesced_part for record in of_group)
     return _Stuck(
-        record=first,
-        last=last,
-        is_uncounted=not is_mixed and any(count < first.collective_seq for count in counts),
+        record=first, last=last, is_uncounted=not is_mixed and any(count < first.collective_seq for count in counts)
     )
 
 

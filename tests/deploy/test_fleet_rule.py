@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 from msgspec import structs
 
-from hangwatch import metrics
+from hangwatch import metrics, words
 from hangwatch.collectives import wait_graph
 from hangwatch.collectives.wait_graph import Stance
 from hangwatch.config import Detector
@@ -46,12 +46,13 @@ ASKED_FOR = (
 
 
 class Case(NamedTuple):
-    """A job: its ranks and the state of each rank. The first half of the ranks is on the first node."""
+    """A job: its ranks and the state of each rank. The first half of the ranks is on the first of two nodes."""
 
     key: str
     members: tuple[Member, ...]
     stances: tuple[Stance, ...]
     world_size: int | None
+    nodes: tuple[str, ...] = NODES
 
     def on(self, node: str) -> Grouping:
         """Return the ranks on one node, grouped."""
@@ -64,7 +65,12 @@ class Case(NamedTuple):
     def _placed(self) -> list[tuple[Member, Stance]]:
         half = (len(self.members) + 1) // 2
         return [
-            (structs.replace(later(one), id=structs.replace(one.id, node=NODES[place >= half])), stance)
+            (
+                structs.replace(
+                    later(one), id=structs.replace(one.id, node=self.nodes[len(self.nodes) * (place >= half) // 2])
+                ),
+                stance,
+            )
             for place, (one, stance) in enumerate(zip(self.members, self.stances, strict=True))
         ]
 
@@ -98,8 +104,8 @@ def later(member: Member) -> Member:
 
 
 def exported(case: Case) -> Iterator[dict[str, Any]]:
-    """Yield the series that both nodes export about the job."""
-    for node in NODES:
+    """Yield the series that its nodes export about the job."""
+    for node in case.nodes:
         grouping = case.on(node)
         job = structs.replace(
             samples.job(range(len(grouping.members)), case.world_size, job_id=case.key), job_key=case.key
@@ -398,10 +404,10 @@ By sequence numbers: Mismatch
   in all_reduce #6 of the default group: 3"""
 
 
-def other_operation() -> Case:
+def other_operation(*nodes: str) -> Case:
     members = [standing(rank, waits(6)) for rank in range(3)]
     last = member(3, recorder(record(6, operation="gloo:all_gather", state="open")))
-    return Case("k1", (*members, last), ("waits",) * 4, 4)
+    return Case("k1", (*members, last), ("waits",) * 4, 4, nodes)
 
 
 @pytest.mark.parametrize(
@@ -428,23 +434,33 @@ def other_operation() -> Case:
             ALL_JOINED,
         ),
         (
-            other_operation(),
+            other_operation(*NODES),
             "no rank named: different operations",
             OTHER,
         ),
+        (
+            other_operation("node-a"),
+            "no rank named: different operations",
+            OTHER.replace("there is no suspect on any node", "check first, by the verdict of node-a alone: node-a:3"),
+        ),
     ],
-    ids=["not_come", "cycle", "check_first", "everybody", "mismatch"],
+    ids=["not_come", "cycle", "check_first", "everybody", "mismatch", "mismatch_on_one_node"],
 )
 def test_page_names_the_rank_that_has_not_joined(case: Case, summary: str, missing_ranks: str, tmp_path: Path) -> None:
     series = list(exported(case))
-    for node in NODES:
+    for node in case.nodes:
         labels = f'job="hangwatch",instance="{node}",job_id="k1",job_key="k1"'
         series += [
             {"series": f'up{{job="hangwatch",instance="{node}"}}', "values": "1x2"},
             {"series": f'hangwatch_job_state{{{labels},state="hung"}}', "values": "1x2"},
             {"series": f'hangwatch_job_page{{{labels},state="hung"}}', "values": "1x2"},
         ]
-    description = f"{missing_ranks}\nWhere the ranks are:\n  4 \N{MULTIPLICATION SIGN} other code in step (train.py)\nReported: 4 of 4 ranks on {len(NODES)} monitored nodes."
+    description = f"{missing_ranks}\nWhere the ranks are:\n  4 \N{MULTIPLICATION SIGN} other code in step (train.py)\nReported: 4 of 4 ranks on {words.count(len(case.nodes), 'monitored node')}."
+    if len(case.nodes) == 1:
+        says = f'{labels},verdict="Mismatch",confidence="none",check_first="node-a:3",summary="Check rank 3 first"'
+        series.append({"series": f"hangwatch_incident_info{{{says}}}", "values": "1x2"})
+        description += "\n  node-a reports Mismatch, confidence none: Check rank 3 first"
+        description += "\n  Report: `sudo hangwatch report --job k1` on node-a (the job's owner: without sudo)"
     alert = {
         "exp_labels": {"severity": "critical", "job_id": "k1", "job_key": "k1"},
         "exp_annotations": {

@@ -86,7 +86,7 @@ def names_of(status: Any) -> set[str]:
 
 
 @contextmanager
-def node_with_jobs(uids: Sequence[int], per_minute: int, per_minute_of_owner: int) -> Iterator[Node]:
+def node_with_jobs(uids: Sequence[int], per_minute: int = 60, per_minute_of_owner: int = 40) -> Iterator[Node]:
     """Run a real daemon with a user socket, and a job of one rank for each user."""
     folder = Path(tempfile.mkdtemp(prefix="own-jobs-"))
     folder.chmod(0o755)

@@ -126,7 +126,7 @@ def answered(node: Node, victim: int, users: list[int], dumps: int) -> int:
 def main() -> None:
     options = number_options(__doc__, dumps=20, users=12, seconds=5.0)
     victim, *users = random.sample(range(1 << 20, 1 << 30), 1 + options.users)
-    with node_with_jobs([victim, *users], 60, 40) as node:
+    with node_with_jobs([victim, *users]) as node:
         for kind, where, modes in (("unix", str(node.socket), OVER_UNIX), ("tcp", node.daemon.address, OVER_TCP)):
             for mode, uid in zip(modes, users, strict=False):
                 print(f"{kind:4} {mode:10} {cost(node, uid, mode, where, options.seconds)}", flush=True)

@@ -32,8 +32,8 @@ from benchmarks.recorder import cpu_seconds, gap_seconds, hung_job  # noqa: E402
 from hangwatch import config  # noqa: E402
 from hangwatch.capture import diagnosis  # noqa: E402
 from hangwatch.capture.request import CaptureRequest  # noqa: E402
-from hangwatch.capture.rounds import job_of_pids  # noqa: E402
 from hangwatch.stacks import activity  # noqa: E402
+from tests.integration.targets import job_of_pids  # noqa: E402
 
 SOURCES = tuple(one.name for one in msgspec.structs.fields(config.Capture) if isinstance(one.default, bool))
 """The switches of [capture]: one for each source that can be turned off."""

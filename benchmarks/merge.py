@@ -36,6 +36,7 @@ from hangwatch.collectives.rank_records import drop_unneeded  # noqa: E402
 from hangwatch.formats import incident_file  # noqa: E402
 from hangwatch.model import (  # noqa: E402
     Capture,
+    GpuReadings,
     Incident,
     Job,
     JobState,
@@ -121,8 +122,9 @@ def rank_dump(local: int, is_late: bool) -> RankDump:
             )
             for number in range(3)
         ),
-        power_watts=70.0 if is_late else 118.0,
-        utilization_ratio=0.0 if is_late else 1.0,
+        gpu=GpuReadings(power_watts=70.0, utilization_ratio=0.0)
+        if is_late
+        else GpuReadings(power_watts=118.0, utilization_ratio=1.0),
     )
 
 

@@ -67,8 +67,8 @@ def diagnose_once(pids: Sequence[int]) -> tuple[float, float, list[int | None]]:
     from hangwatch import config
     from hangwatch.capture import diagnosis
     from hangwatch.capture.request import CaptureRequest
-    from hangwatch.capture.rounds import job_of_pids
     from hangwatch.stacks import activity
+    from tests.integration.targets import job_of_pids
 
     found = job_of_pids(pids)
     ranks = tuple(replace(rank, rank=pids.index(rank.id.pid)) for rank in found.ranks)

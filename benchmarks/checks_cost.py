@@ -62,7 +62,7 @@ def main() -> None:
         print(f"{chosen.ranks} ranks with {chosen.workers} loader workers each, {chosen.rounds} rounds")
         print(f"{'check':<20} {'every':>6} {'CPU, median':>12} {'of a core':>10}  verdict")
         for name, check in registry.checks().items():
-            window, settings, costs = runner.new_window(check), check.settings(), []
+            window, settings, costs = runner.Window(check), check.settings(), []
             for _ in range(chosen.rounds):
                 before = cpu_seconds()
                 result = runner.run(check, node, settings, window)

@@ -16,6 +16,8 @@ import importlib
 import io
 import logging
 import os
+import re
+import shlex
 import signal
 import sys
 from typing import Any, TextIO
@@ -59,6 +61,7 @@ _MEANT = {
 }
 """Commands and options of other programs, or of other commands, each with what to type here."""
 
+_BARE = re.compile(r"Got unexpected extra argument(s?) \((.+)\)$")
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
@@ -188,7 +191,14 @@ def _run(arguments: list[str] | None) -> int:
 
 
 def _with_hint(error: click.ClickException) -> click.ClickException:
-    """Return the error. If it is on an unknown option, it says what to type, or a similar option of other commands."""
+    """Return the error. On an unknown option or a bare argument, it says what to type, or a similar option."""
+    used = getattr(error, "ctx", None)
+    options = [option for parameter in (used.command.params if used else ()) for option in parameter.opts]
+    if used and "--job" in options and (bare := _BARE.match(error.message)):
+        names = bare.group(2).split() if bare.group(1) else [bare.group(2)]
+        are_pids = "--pid" in options and all(map(str.isdecimal, names))
+        selected = " ".join(f"--pid {pid}" for pid in names) if are_pids else f"--job {shlex.quote(names[0])}"
+        return click.UsageError(f"pids and jobs need an option: {used.command_path} {selected}", used)
     if not isinstance(error, click.NoSuchOption):
         return error
     meant = _MEANT.get(f"{getattr(error.ctx, 'info_name', '')} {error.option_name}", _MEANT.get(error.option_name))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,9 +43,7 @@ class DumpOptions(NamedTuple):
         return self.all_processes or shows_all
 
 
-@click.command(
-    context_settings={"allow_extra_args": True}, short_help="Take the stacks of all ranks now; name the blocking rank."
-)
+@click.command(short_help="Take the stacks of all ranks now; name the blocking rank.")
 @job_option("Dump only this job, by id, key or name.  [default: every job on this node]")
 @pid_option(
     "Dump these processes instead of jobs. The pid of a launcher or an inference server means all its ranks. "
@@ -98,7 +94,6 @@ def dump(**given: Any) -> int:
 
     No process is stopped, except with --native. Exits 1 if there is nothing to dump.
     """
-    _refuse_bare(click.get_current_context().args)
     options = DumpOptions(**{name: given.pop(name) for name in DumpOptions._fields})
     reach = parse_reach(given, tool="py-spy" if options.agentless else "hangwatch")
     options = options._replace(as_json_form=options.as_json_form or options.grouped)
@@ -127,14 +122,6 @@ def _dump_remote(reach: Reach, options: DumpOptions) -> int:
             )
         return load_tool("dump --agentless")(reach, options, settings_from(None)[0])
     return load_tool("dump")(reach, options)
-
-
-def _refuse_bare(arguments: Sequence[str]) -> None:
-    """Raise click.UsageError if there is any argument: a pid needs --pid, a job needs --job."""
-    if arguments:
-        are_pids = all(map(str.isdecimal, arguments))
-        options = " ".join(f"--pid {pid}" for pid in arguments) if are_pids else f"--job {shlex.quote(arguments[0])}"
-        raise click.UsageError(f"pids and jobs need an option: hangwatch dump {options}")
 
 
 COMMANDS = (dump,)

@@ -14,7 +14,6 @@ NODE_DEADLINE_SECONDS = 30.0
 
 Via: TypeAlias = Literal["ssh", "pdsh", "srun", "kubectl", "local"]
 
-
 _TOOLS = {
     "check": "hangwatch.tools.commands.check_nodes:check_nodes",
     "dump": "hangwatch.tools.commands.many_nodes:dump_nodes",

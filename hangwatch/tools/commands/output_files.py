@@ -12,8 +12,6 @@ from hangwatch.store import durable
 
 MOST_FILES = 200_000
 MOST_FOLDERS_DEEP = 64
-
-
 _REASONS = {errno.ENXIO: "it is a pipe without a reader", errno.ELOOP: "it is a link: give the file itself"}
 # Names of folders of libraries, and of the file in a virtual environment.
 _LIBRARIES = frozenset({"site-packages", "dist-packages", "node_modules", "__pycache__", "conda-meta", "pyvenv.cfg"})

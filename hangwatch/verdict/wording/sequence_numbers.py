@@ -155,8 +155,8 @@ def cycle(finding: Finding) -> str:
         awaited = [other for other in pending.missing or pending.members if other in graph.cycle and other != rank]
         company = [other for other in pending.waiting if other != rank and other not in awaited]
         too = f", as {_name_ranks(company)} {'does' if len(company) == 1 else 'do'}" if company else ""
-        whom = _name_ranks(awaited) if awaited else "at least one other rank"
-        waits.append(f"{_name_ranks([rank])} for {whom} in {describe_operation(pending)}{too}")
+        missing = _name_ranks(awaited) if awaited else "at least one other rank"
+        waits.append(f"{_name_ranks([rank])} for {missing} in {describe_operation(pending)}{too}")
     return words.sentence(f"{_name_ranks(graph.cycle)} wait for each other: {'; '.join(waits)}.")
 
 

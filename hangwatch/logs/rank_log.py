@@ -74,6 +74,7 @@ _OF_OTHERS = re.compile(
     r"|mismatch between collectives|killed by signal: Terminated"
     r"|\bWait timeout|\bSocket Timeout|reached monitoredBarrier, but|failed to pass monitoredBarrier"
     r"|^srun: error: .*: (?:Terminated|Aborted\b.*)$|exited on signal (?:6|15)\b"
+    r"|^exit code -(?:6|15)\b"  # SIGABRT of PyTorch's watchdog at a timeout, SIGTERM of a launcher
     r"|CANCELLED AT .* DUE TO (?:TIME LIMIT|PREEMPTION)"
     r"|^TimeoutError: RPC call to ",
     re.IGNORECASE,
@@ -270,14 +271,14 @@ class Log:
 
     def _read_end(self, ended: launcher_lines.Ended, text: str, number: int) -> None:
         moment = self._read_moment(text)
+        text = f"exit code {ended.exit_code}" if ended.exit_code else text
         if ended.rank == RankId():
             self._fail(text, "", moment, number)
         elif len(self.failures) < MOST_TOLD:
             if ended.rank.pid is not None and ended.rank.local_rank is not None:
                 self.ended.append((number, ended.rank.pid))
-            text = f"exit code {ended.exit_code}" if ended.exit_code else _mask_and_cut(text.strip())
-            of_others = ended.is_ended_by_others or _is_of_others(text)
-            self.failures.append(Failure(text, "", moment, number, of_others, ended.rank))
+            text = _mask_and_cut(text.strip())
+            self.failures.append(Failure(text, "", moment, number, _is_of_others(text), ended.rank))
 
     def _read_traceback(self, text: str, number: int) -> bool:
         if not self._in_traceback:
@@ -328,8 +329,7 @@ class Log:
         ]
         exit_code = summary.get("exitcode", "")
         text = summary.get("exception") or " ".join(filter(None, ("exit code", exit_code)))
-        is_aborted = "exception" not in summary and exit_code.startswith("-6 ")
-        of_others = is_aborted or _is_of_others(f"{text} {exit_code}")
+        of_others = _is_of_others(f"{text} {exit_code}")
         moment = read_moment(summary.get("time", ""))
         self.failures.append(Failure(text, summary.get("where", ""), moment, number, of_others, rank))
         if pid := _SUMMARY_PID.search(exit_code):

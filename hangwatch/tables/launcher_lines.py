@@ -7,8 +7,6 @@ from hangwatch import tables
 from hangwatch.formats import decoding
 from hangwatch.model import RankId
 
-_ENDED_BY_OTHERS = ("-15", "-6")  # SIGTERM of the launcher; SIGABRT, as PyTorch's watchdog ends a rank at a timeout
-
 
 class Row(tables.LineRow, frozen=True, forbid_unknown_fields=True):
     """A row of the table: a pattern for lines, and the program that prints them."""
@@ -21,11 +19,6 @@ class Ended(NamedTuple):
 
     rank: RankId
     exit_code: str
-
-    @property
-    def is_ended_by_others(self) -> bool:
-        """True if a launcher or a watchdog ended the process."""
-        return self.exit_code in _ENDED_BY_OTHERS
 
 
 @cache

@@ -215,7 +215,10 @@ class Store(Section, frozen=True):
     )
     max_bytes: Annotated[int, describe("maximum size of all incidents together", 1 << 20)] = 1 << 30
     group: Annotated[
-        str, describe("group (name or gid) that may read every incident; owners may read the incidents of their jobs")
+        str,
+        describe(
+            "group (name or gid) that may read and judge every incident; owners may read the incidents of their jobs"
+        ),
     ] = ""
     max_age_days: Annotated[float, Meta(gt=0, le=3650, description="age at which an incident is removed")] = 30.0
 

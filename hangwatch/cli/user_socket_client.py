@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
-from hangwatch import config
+from hangwatch import config, words
 from hangwatch.errors import TemporaryError
 from hangwatch.formats import decoding, incident_file
 from hangwatch.formats.incident_file import PIECE_BYTES
@@ -71,6 +71,11 @@ def dump(settings: config.Settings, which: str, rounds: int | None) -> Incident:
 def silence(path: str, query: str) -> SilenceAnswer:
     """Make the daemon silence a job of this user, or end that, see `web.silence_requests`. Raises SocketError."""
     return _ask_for(path, f"/silence?{query}", SilenceAnswer)
+
+
+def verdict(path: str, query: str) -> str:
+    """Make the daemon store feedback on an incident, see `web.user_socket`. Return a sentence. Raises SocketError."""
+    return words.printable(ask(path, f"/verdict?{query}").decode("utf-8", "replace").strip())
 
 
 def incidents(path: str) -> tuple[incident_file.Summary, ...]:

@@ -25,7 +25,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -210,6 +210,10 @@ class Store:
             finally:
                 os.close(incident)
             os.fsync(folder)
+
+    def has_member(self, gids: Collection[int]) -> bool:
+        """True if a user of these groups is a member of [store] group."""
+        return self._sharing.has_member(gids)
 
     def is_listed(self, name: str, uid: int) -> bool:
         """True if the list of this user has the incident, so that the user may read it as the owner of its job."""

@@ -9,7 +9,7 @@ import functools
 import grp
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from hangwatch.store import access_lists, durable
@@ -41,6 +41,10 @@ class Sharing:
     def group(self) -> durable.Allow:
         """Return a function that lets only the group read a file or folder."""
         return self._allow(Readers(gid=self._gid))
+
+    def has_member(self, gids: Collection[int]) -> bool:
+        """True if a user of these groups is a member of the group that may read all incidents."""
+        return self._gid in gids
 
     def is_listed(self, name: str, uid: int) -> bool:
         """True if the list of this user has the incident of this name."""

@@ -25,17 +25,18 @@ from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.formats import incident_file
-from hangwatch.model import Job, JobState
+from hangwatch.model import LONGEST_CAUSE, Job, JobState
 from hangwatch.schedule.owner_limits import MINUTE_SECONDS, FairQueue, RateLimit
 from hangwatch.state import status
 from hangwatch.state.board import Board, Snapshot
 from hangwatch.store import Store, overflow_uid
 from hangwatch.verdict.diagnosis import Diagnosis
+from hangwatch.web import feedback
 from hangwatch.web.connection_limits import Rate
 from hangwatch.web.incident_pages import JSON, IncidentPages
 from hangwatch.web.listener import Answer, Listener, Request, text
-from hangwatch.web.protocol import MOST_ROUNDS
-from hangwatch.web.silence_requests import answer_silence
+from hangwatch.web.protocol import MOST_ROUNDS, Peer
+from hangwatch.web.silence_requests import MOST_QUERY, answer_silence
 
 MAX_CONNECTIONS = 128  # connections are cheap; [socket] per_minute limits the cost of answers
 MAX_CONNECTIONS_OF_USER = 2
@@ -51,6 +52,7 @@ UNKNOWN = text(
     "a user namespace (a rootless container?) hides your user id: run the command outside of it",
 )
 NOT_YOURS = text(HTTPStatus.NOT_FOUND, "no such job of yours runs on this node")
+NOT_A_MEMBER = text(HTTPStatus.FORBIDDEN, "only root and members of [store] group may give feedback on verdicts")
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +161,10 @@ class UserSocket:
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def answer(self, request: Request) -> Answer:
-        """Return the answer to /status, /dump?pid=PID&rounds=N or ?job=KEY, /silence, /incidents[/ID/NAME]."""
+        """Return the answer to /status, /dump?pid=PID&rounds=N or ?job=KEY, /silence, /verdict, /incidents[/ID/NAME].
+
+        See `silence_requests` and `_record_feedback` for their queries.
+        """
         if request.peer is None or request.peer.uid == overflow_uid():
             return UNKNOWN
         uid = request.peer.uid
@@ -172,6 +177,9 @@ class UserSocket:
         if request.path == "/silence":
             silence_call = partial(answer_silence, self._board, self._store, uid, request.query)
             return await asyncio.get_running_loop().run_in_executor(self._reading, silence_call)
+        if request.path == "/verdict":
+            record = partial(_record_feedback, self._store, request.peer, request.query)
+            return await asyncio.get_running_loop().run_in_executor(self._reading, record)
         if request.path == "/incidents" or request.path.startswith("/incidents/"):
             return await IncidentPages(self._store, self._reading, uid).answer(request.path)
         return text(HTTPStatus.NOT_FOUND, "not found")
@@ -243,6 +251,29 @@ class UserSocket:
         if len(content) > MOST_DUMP_BYTES:
             return text(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the stacks exceed {MOST_DUMP_BYTES >> 20} MiB")
         return Answer(HTTPStatus.OK, JSON, content)
+
+
+def _record_feedback(store: Store, peer: Peer, query: str) -> Answer:
+    """Answer /verdict?incident=NAME&right=1&cause=TEXT, or &right=0&culprit=RANK."""
+    if peer.uid != 0 and not store.has_member(peer.groups):
+        return NOT_A_MEMBER
+    parameters = {name: values[-1] for name, values in parse_qs(query[:MOST_QUERY]).items()}
+    culprit = parameters.get("culprit")
+    if culprit is not None and not (culprit.isascii() and culprit.isdigit() and len(culprit) < 10):
+        return text(HTTPStatus.BAD_REQUEST, "culprit: must be a rank")
+    try:
+        sentence = feedback.record(
+            store,
+            parameters.get("incident", ""),
+            is_right=parameters.get("right") == "1",
+            culprit=None if culprit is None else int(culprit),
+            cause=parameters.get("cause", "")[:LONGEST_CAUSE],
+            by_uid=peer.uid,
+        )
+    except (feedback.FeedbackError, incident_file.StoreError) as error:
+        return text(HTTPStatus.BAD_REQUEST, str(error))
+    log.info("feedback of user %d on %s", peer.uid, sentence)
+    return text(HTTPStatus.OK, sentence)
 
 
 def _refused_for_now(why: str) -> Answer:

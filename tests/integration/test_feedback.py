@@ -29,7 +29,7 @@ class Node:
 
     def __init__(self, root: Path) -> None:
         self.root, self.config = root, root / "hangwatch.toml"
-        self.config.write_text(f'[store]\ndirectory = "{root}"\n')
+        self.config.write_text(f'[store]\ndirectory = "{root}"\n[socket]\npath = ""\n')
         writable = store.open_writable(root)
         self.folders = {
             name: writable.save(replace(made(), opened_unix_seconds=samples.OPENED + 60 * number), {}).name
@@ -120,7 +120,7 @@ def test_only_root_and_the_owner_of_the_store_give_feedback(node: Node) -> None:
     refused = node.run("verdict", node.folders["loader"], "--right", before=tuple(as_user(NOBODY)))
     assert (refused.returncode, refused.stdout) == (2, "")
     line = shlex.join(["sudo", "hangwatch", "verdict", node.folders["loader"], "--right", "--config", str(node.config)])
-    assert f"only root and its owner may give feedback\n  type: {line}\n" in refused.stderr
+    assert f'[socket] path = "": the user socket is turned off\n  type: {line}\n' in refused.stderr
     assert not (node.folder("loader") / FEEDBACK_FILE).exists()
     for path in (node.root / "incidents", *(node.root / "incidents").rglob("*")):
         os.chown(path, NOBODY, NOBODY)

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
 from pathlib import Path
@@ -20,6 +20,8 @@ from msgspec.structs import replace
 
 from hangwatch.cli import user_socket_client
 from hangwatch.cli.user_socket_client import SocketError
+from hangwatch.formats import incident_file
+from hangwatch.formats.incident_file import FEEDBACK_FILE
 from hangwatch.probes.base import procfs
 from hangwatch.store import Store
 from hangwatch.web.listener import Answer, Listener, Request, text
@@ -54,13 +56,15 @@ class Node(NamedTuple):
     socket: Path
     pids: dict[int, int]
 
-    def hangwatch(self, uid: int, *arguments: str, prefix: tuple[str, ...] = ()) -> Finished:
+    def hangwatch(
+        self, uid: int, *arguments: str, prefix: tuple[str, ...] = (), groups: tuple[int, ...] = ()
+    ) -> Finished:
         """Run a hangwatch command as this user. Its configuration names the user socket."""
         config = self.daemon.folder / "user.toml"
         config.write_text(
             f'[store]\ndirectory = "{self.daemon.state}"\n[http]\nport = 1\n[socket]\npath = "{self.socket}"\n'
         )
-        command = [*prefix, *as_user(uid), *HANGWATCH, *arguments, "--config", str(config)]
+        command = [*prefix, *as_user(uid, groups=groups), *HANGWATCH, *arguments, "--config", str(config)]
         return finished(*command, cwd="/")
 
     def get(self, uid: int, what: str) -> tuple[int, str]:
@@ -86,7 +90,9 @@ def names_of(status: Any) -> set[str]:
 
 
 @contextmanager
-def node_with_jobs(uids: Sequence[int], per_minute: int = 60, per_minute_of_owner: int = 40) -> Iterator[Node]:
+def node_with_jobs(
+    uids: Sequence[int], per_minute: int = 60, per_minute_of_owner: int = 40, **sections: Mapping[str, object]
+) -> Iterator[Node]:
     """Run a real daemon with a user socket, and a job of one rank for each user."""
     folder = Path(tempfile.mkdtemp(prefix="own-jobs-"))
     folder.chmod(0o755)
@@ -104,7 +110,7 @@ def node_with_jobs(uids: Sequence[int], per_minute: int = 60, per_minute_of_owne
         wait_for(lambda: all(procfs.read_user_ids(pid) == (uid,) * 3 for uid, pid in pids.items()), "the users")
         environ = {**os.environ, "LD_LIBRARY_PATH": ""}
         limits = {"path": str(path), "per_minute": per_minute, "per_minute_of_owner": per_minute_of_owner}
-        daemon = stack.enter_context(RealDaemon(folder / "hw", environ, socket=limits))
+        daemon = stack.enter_context(RealDaemon(folder / "hw", environ, socket=limits, **sections))
         (folder / "hw").chmod(0o755)
         wait_for(lambda: {f"job-of-{uid}" for uid in pids} <= names_of(daemon.status()), "the jobs")
         yield Node(daemon, path, pids)
@@ -124,6 +130,40 @@ def test_owner_gets_stacks_that_the_kernel_does_not_let_it_read(node: Node) -> N
     assert f"train_of_{OWNER}" in done.stdout
     assert f"job-of-{OTHER}" not in done.stdout and f"train_of_{OTHER}" not in done.stdout
     assert f"job job-of-{OWNER} ({job['job']['job_key']}): sent its stacks to user {OWNER}" in node.daemon.log
+
+
+def test_members_of_the_store_group_give_feedback_through_the_daemon() -> None:
+    with node_with_jobs((OWNER,), store={"group": str(OTHER)}) as node:
+        folder = Store(node.daemon.state, shared=True, group=str(OTHER)).save(samples.loader_hang(), {})
+        given = folder / FEEDBACK_FILE
+
+        def judge(uid: int, *arguments: str, groups: tuple[int, ...] = ()) -> Finished:
+            return node.hangwatch(uid, "verdict", folder.name, *arguments, groups=groups)
+
+        refused = judge(STRANGER, "--right")
+        assert (refused.returncode, refused.stdout) == (2, "") and "type: sudo" in refused.stderr
+        assert "only root and members of [store] group may give feedback on verdicts" in refused.stderr
+        assert node.get(OWNER, f"/verdict?incident={folder.name}&right=1")[0] == 403
+        assert not given.exists()
+
+        done = judge(STRANGER, "--wrong", "--culprit", "2", "--cause", "a \x1b disk", groups=(OWNER, OTHER))
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f"{folder.name}: the verdict was wrong, the culprit is rank 2" in done.stdout
+        stored = incident_file.load_feedback(folder)
+        assert stored is not None and (stored.is_right, stored.by_uid) == (False, STRANGER)
+        assert stored.cause == "a \\x1b disk" and stored.culprit is not None and stored.culprit.rank == 2
+        assert f"feedback of user {STRANGER} on {folder.name}: the verdict was wrong" in node.daemon.log
+
+        before = given.read_bytes()
+        for query, answer in (
+            ("right=1&culprit=2", "--culprit needs --wrong"),
+            ("right=0&culprit=99", "the incident has no such rank"),
+            ("right=0&culprit=-1", "culprit: must be a rank"),
+            ("right=0&incident=../incidents", "matches no incident"),
+        ):
+            status, words = node.get(0, f"/verdict?incident={folder.name}&{query}")
+            assert status == 400 and answer in words
+        assert given.read_bytes() == before
 
 
 def test_user_gets_no_data_about_jobs_of_others(node: Node) -> None:

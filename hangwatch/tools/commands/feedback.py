@@ -4,24 +4,25 @@ import contextlib
 import os
 import shlex
 import sys
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from urllib.parse import urlencode
 
 import click
 import msgspec
 
 from hangwatch import store, words
+from hangwatch.cli import user_socket_client
 from hangwatch.cli.config_choice import settings_from
 from hangwatch.cli.options import config_option
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError, with_sudo
 from hangwatch.formats import incident_file
 from hangwatch.formats.incident_file import Summary
-from hangwatch.model import LONGEST_CAUSE, Feedback, Incident, RankId, Value
+from hangwatch.model import LONGEST_CAUSE, Value
 from hangwatch.report import anonymous_case
-from hangwatch.report.phrases import describe_feedback
 from hangwatch.tools.commands.output_files import NewFolder
+from hangwatch.web import feedback
 
 _HOW = "to give feedback: `hangwatch verdict INCIDENT --right` or `--wrong`"
 
@@ -59,65 +60,53 @@ def verdict(
 ) -> None:
     """Record whether the verdict of INCIDENT, a name from `hangwatch incidents`, was right.
 
-    It replaces earlier feedback. Only root and the owner of [store] directory may give it.
+    It replaces earlier feedback. Root, the owner of [store] directory and members of [store] group may give it.
     """
     if is_right == is_wrong:
         raise click.UsageError("give either --right or --wrong")
-    if is_right and culprit is not None:
-        raise click.UsageError("--culprit needs --wrong: a right verdict has named the culprit, or there was none")
     if len(cause) > LONGEST_CAUSE:
         raise InputError(f"--cause has {len(cause)} characters: must be at most {LONGEST_CAUSE}")
     settings, _ = settings_from(config_path)
     incidents, uid = store.Store(Path(settings.store.directory)), os.geteuid()
-    with _owner_rights(incidents.incidents):
-        folder = incidents.find(name)
-        incident = incident_file.load(folder)
-        judged = incident.verdict
-        rank = _find_rank(culprit, incident) if culprit is not None else None
-        if rank is not None and judged.named == (rank,):
-            raise InputError(f"--culprit {culprit}: is the rank that the verdict names\n  type --right")
-        given = Feedback(
-            is_right=is_right,
-            verdict=judged.kind,
-            named=judged.named,
-            given_unix_seconds=time.time(),
-            by_uid=uid,
-            culprit=rank,
-            cause=words.printable(cause),
-        )
-        incidents.save_feedback(folder.name, given)
-    click.echo(f"{folder.name}: {describe_feedback(given, judged)}")
+    try:
+        if _is_owner(incidents.incidents):
+            with _owner_rights(incidents.incidents):
+                done = feedback.record(incidents, name, is_right=is_right, culprit=culprit, cause=cause, by_uid=uid)
+        else:
+            wanted = {"incident": name, "right": int(is_right), "cause": cause}
+            rank = {} if culprit is None else {"culprit": culprit}
+            done = user_socket_client.verdict(settings.socket.path, urlencode(wanted | rank))
+    except feedback.FeedbackError as error:
+        raise InputError(str(error)) from None
+    except user_socket_client.SocketError as error:
+        raise InputError(f"{error}\n  type: {with_sudo()}") from None
+    click.echo(done)
+
+
+def _is_owner(incidents: Path) -> bool:
+    """True for root and the owner of the folder of incidents. True without a folder: the search reports that."""
+    try:
+        return os.geteuid() in (0, incidents.stat().st_uid)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager
 def _owner_rights(incidents: Path) -> Iterator[None]:
-    """Give root the rights of the owner of the folder of incidents: the daemon must be able to read the feedback.
-
-    Raises InputError for other users than root and the owner.
-    """
+    """Give root the rights of the owner of the folder of incidents: the daemon must be able to read the feedback."""
     uid, gid = os.geteuid(), os.getegid()
     with contextlib.suppress(OSError):  # the search for the incident reports it
         status = incidents.stat()
         if uid == 0:
             os.setegid(status.st_gid)
             os.seteuid(status.st_uid)
-        elif status.st_uid != uid:
-            raise InputError(f"{incidents}: only root and its owner may give feedback\n  type: {with_sudo()}")
     try:
         yield
     finally:
         os.seteuid(uid)
         os.setegid(gid)
-
-
-def _find_rank(number: int, incident: Incident) -> RankId:
-    """Return the rank with this number; in an incident without global ranks, the local rank. Raises InputError."""
-    ids = [*incident.verdict.named, *(member.id for member in incident.grouping.members)]
-    is_local = all(rank.rank is None for rank in ids)
-    found = next((rank for rank in ids if number == (rank.local_rank if is_local else rank.rank)), None)
-    if found is None:
-        raise InputError(f"--culprit {number}: the incident has no such rank\n  its ranks: {words.fold_ids(ids)}")
-    return found
 
 
 def print_statistics(summaries: Iterable[Summary], *, as_json: bool) -> None:
@@ -165,13 +154,13 @@ def _make_row(counts: KindStatistics) -> tuple[str, ...]:
 
 def export_case(folder: Path, target: Path) -> None:
     """Write the incident in `folder` as an anonymous test case to `target`. Raises StoreError and InputError."""
-    incident, feedback = incident_file.load(folder), incident_file.load_feedback(folder)
-    if feedback is None:
+    incident, given = incident_file.load(folder), incident_file.load_feedback(folder)
+    if given is None:
         raise InputError(f"{folder.name}: has no feedback, so the right verdict is not known\n  {_HOW}")
     if not (incident.captures and incident.captures[-1].ranks):
         raise InputError(f"{folder.name}: has no stacks")
     try:
-        files = anonymous_case.render_case(incident, feedback, target.absolute().name)
+        files = anonymous_case.render_case(incident, given, target.absolute().name)
     except anonymous_case.UnknownAnswerError as error:
         raise InputError(
             f"{folder.name}: {error}\n  type: hangwatch verdict {folder.name} --wrong --culprit RANK"

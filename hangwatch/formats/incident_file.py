@@ -1,4 +1,4 @@
-"""The file incident.json: one incident, readable by every later version.
+"""The file incident.json: one incident, in the form of this version.
 
 The size and content of the file are not trusted.
 """
@@ -10,14 +10,13 @@ import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
-from msgspec.structs import replace
 
 from hangwatch import __version__, words
 from hangwatch.errors import UserError
-from hangwatch.formats import bounded_read, decoding, older_incidents
+from hangwatch.formats import bounded_read, decoding
 from hangwatch.limits import MOST_RANKS
 from hangwatch.model import (
     CRASHED,
@@ -192,10 +191,7 @@ def _load_small(path: Path, most_bytes: int, kind: type[_T]) -> _T | None:
 
 
 def load(folder: Path) -> Incident:
-    """Read the incident in a folder. An incident of an earlier version is converted to this version.
-
-    Raises StoreError, which names the file and the remedy.
-    """
+    """Read the incident in a folder. Raises StoreError, which names the file and the remedy."""
     if (kept := load_marker(folder)) is not None:
         newer = "if the job still hangs, there is a newer incident: `hangwatch incidents` lists all"
         raise StoreError(f"{folder}: {_marker_line(kept)}\n  {newer}")
@@ -208,15 +204,11 @@ def parse(path: Path, content: bytes) -> Incident:
         remedy = f"to read it: `hangwatch explain {path}` (with --grouped: `hangwatch merge {path}`)"
         raise StoreError(f"{path}: is the output of `hangwatch dump --json`\n  {remedy}")
     version = decode(path, content, _Version)
-    if version.schema_version > INCIDENT_VERSION:
+    if version.schema_version != INCIDENT_VERSION:
         raise StoreError(
-            f"{path}: was written by a newer hangwatch {version.hangwatch_version} "
-            f"(schema {version.schema_version}; this one reads up to {INCIDENT_VERSION})\n  read it with that version"
+            f"{path}: was written by hangwatch {version.hangwatch_version} in form {version.schema_version}; "
+            f"this hangwatch ({__version__}) reads form {INCIDENT_VERSION}\n  read it with that version"
         )
-    if version.schema_version < INCIDENT_VERSION:
-        incident_of_then = decode(path, content, dict[str, Any])
-        older_incidents.upgrade(incident_of_then, version.schema_version)
-        content = msgspec.json.encode(incident_of_then)
     try:
         incident = decode(path, content, Incident)
     except StoreError as error:
@@ -225,7 +217,7 @@ def parse(path: Path, content: bytes) -> Incident:
         written = f"it was written by hangwatch {version.hangwatch_version}, and this is {__version__}"
         raise StoreError(f"{error}\n  {written}: read it with that version") from None
     check_rank_numbers(path, _numbers(incident))
-    return replace(incident, schema_version=INCIDENT_VERSION)
+    return incident
 
 
 def is_answer(content: bytes) -> bool:

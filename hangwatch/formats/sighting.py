@@ -115,7 +115,7 @@ def parse(path: Path, content: bytes) -> GroupedDump:
         or document.schema_version != INCIDENT_VERSION
         or (document.jobs is None and (document.job is None or document.grouping is None))
     ):
-        # Parse an incident of any supported version to a grouped dump. Raises StoreError for anything else.
+        # Parse a whole incident to a grouped dump. Raises StoreError for anything else.
         try:
             incident = incident_file.parse(path, content)
         except incident_file.StoreError:

@@ -187,7 +187,7 @@ esac""",
         "n5": "more than 32 MiB",
         "n6": "more than 32 MiB",
         "n7": "--remote-command",
-        "n8": "newer hangwatch 9.0",
+        "n8": "hangwatch 9.0 in form 99",
         "n9": "exit code 70",
     }.items():
         assert said in reasons[node]

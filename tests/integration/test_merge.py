@@ -18,7 +18,16 @@ from prometheus_client import CollectorRegistry, Gauge
 from hangwatch import store
 from hangwatch.config import Http
 from hangwatch.formats import incident_file, sighting
-from hangwatch.model import EnqueuedOperation, Group, Grouping, GroupRecords, Incident, Member, RecorderState
+from hangwatch.model import (
+    INCIDENT_VERSION,
+    EnqueuedOperation,
+    Group,
+    Grouping,
+    GroupRecords,
+    Incident,
+    Member,
+    RecorderState,
+)
 from hangwatch.store import Store, open_writable
 from hangwatch.web.http_server import Server
 from tests import samples
@@ -296,7 +305,7 @@ def test_nodes_that_are_silent_strange_or_hostile_cost_themselves_alone(tmp_path
             connection.sendall(b"X: y\r\n")
 
     lines = [
-        b'{"schema_version":1,"incidents":[',
+        b'{"schema_version":%d,"incidents":[' % INCIDENT_VERSION,
         b'{"folder":"i","size_bytes":1,"state":"hung","opened_unix_seconds":1},',
     ]
     with contextlib.ExitStack() as running:

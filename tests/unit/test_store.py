@@ -321,7 +321,7 @@ def test_a_state_that_a_later_version_knows_is_told_as_such(tmp_path: Path, vers
         (b"[1, 2]", "truncated or not an incident"),
         (b"\xff\xfe\x00", "truncated or not an incident"),
         (b"[" * 200_000, "truncated or not an incident"),
-        (b'{"schema_version": 9, "hangwatch_version": "7.1", "whatever": 1}', "newer hangwatch 7.1"),
+        (b'{"schema_version": 9, "hangwatch_version": "7.1", "whatever": 1}', "hangwatch 7.1 in form 9"),
     ],
 )
 def test_what_is_no_incident_is_explained(tmp_path: Path, content: bytes, says: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from hangwatch import store
+from hangwatch import __version__, store
 from hangwatch.formats import incident_file
 from hangwatch.formats.incident_file import StoreError, Summary
 from hangwatch.limits import MOST_RANKS
@@ -204,53 +204,20 @@ def test_one_file_of_one_incident_and_nothing_else_is_read(tmp_path: Path) -> No
 # --- trusted incidents -----------------------------------------------------------------------------------------------
 
 
-def test_the_version_that_is_read_is_this_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", [0, INCIDENT_VERSION - 1, INCIDENT_VERSION + 1])
+def test_an_incident_of_another_form_is_refused_and_kept(tmp_path: Path, form: int) -> None:
     folder = open_writable(tmp_path).save(at(1e9), {})
     path = folder / "incident.json"
-    told = json.loads(path.read_text())
-    for version in range(1, INCIDENT_VERSION + 1):
-        path.write_text(json.dumps({**told, "schema_version": version}))
-        assert incident_file.load(folder) == at(1e9)
-    path.write_text(json.dumps({"schema_version": INCIDENT_VERSION + 1}))
+    written = json.dumps({**json.loads(path.read_text()), "schema_version": form, "hangwatch_version": "0.9"})
+    path.write_text(written)
     what, remedy = error_of(lambda: incident_file.load(folder))
     assert what == (
-        f"{path}: was written by a newer hangwatch of unknown version "
-        f"(schema {INCIDENT_VERSION + 1}; this one reads up to {INCIDENT_VERSION})"
+        f"{path}: was written by hangwatch 0.9 in form {form}; "
+        f"this hangwatch ({__version__}) reads form {INCIDENT_VERSION}"
     )
     assert "read it with that version" in remedy
-
-
-@pytest.mark.parametrize(
-    ("version", "absent", "read"),
-    [
-        (1, [7, 1, 3, 2], ((1, 3), (7, 7))),
-        (1, [], ()),
-        (1, [[1, 3]], ((1, 3),)),
-        (1, ["x"], None),
-        (1, 3, None),
-        (2, [1, 2], None),
-        (2, [[1, 2]], ((1, 2),)),
-    ],
-)
-def test_absent_ranks_were_numbers_before_they_were_ranges(
-    tmp_path: Path, version: int, absent: object, read: tuple[tuple[int, int], ...] | None
-) -> None:
-    told = json.loads(incident_file.encode(at(1e9)))
-    (tmp_path / "dumps").mkdir()
-    told["job"]["absent_local_ranks"] = absent
-    (tmp_path / "incident.json").write_text(json.dumps({**told, "schema_version": version}))
-    if read is None:
-        what, _ = error_of(lambda: incident_file.load(tmp_path))
-        assert "is truncated or not an incident" in what
-    else:
-        assert incident_file.load(tmp_path).job.absent_local_ranks == read
-
-
-@pytest.mark.parametrize("job", [3, None, [], "x"])
-def test_an_old_incident_without_a_job_is_none(tmp_path: Path, job: object) -> None:
-    (tmp_path / "incident.json").write_text(json.dumps({"schema_version": 1, "job": job}))
-    with pytest.raises(StoreError, match="not an incident"):
-        incident_file.load(tmp_path)
+    assert path.read_text() == written
+    assert [summary.folder for summary in store.Store(tmp_path).summaries()] == [folder.name]
 
 
 def _of_rank(number: int) -> RankId:
@@ -483,7 +450,7 @@ def test_an_open_incident_that_no_version_reads_is_said_and_the_others_go_on(
     (broken / "incident.json").write_text(json.dumps({**told, "schema_version": INCIDENT_VERSION + 1}))
     assert [incident.opened_unix_seconds for incident in kept.left_open(at(1e9).node)] == [1e9]
     (said,) = caplog.messages
-    assert said.startswith(f"an open incident cannot be read: {broken}/incident.json: was written by a newer")
+    assert said.startswith(f"an open incident cannot be read: {broken}/incident.json: was written by hangwatch")
 
 
 def test_a_store_for_a_single_answer_is_there_at_once(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 Commit fa48916 made tests/data/fa48916. `hangwatch.toml` has every key of that release with a non-default value, and
 a rule for each of its activities; its `config --check` accepts the file. `state.tar.gz` is its state folder after
 three hangs of real torchrun jobs: one job recovered, one ended, and one was still hung when the daemon was killed.
-Paths and the node's name were replaced, and so were the words that were renamed before the first publication.
+Paths and the node's name were replaced, and so were the words that were renamed before the first publication. The
+incidents were rewritten in form 4, the first form of a release.
 `hangwatch.rules.yaml.gz` contains its alert rules.
 """
 

@@ -162,17 +162,18 @@ def server(folder: Path, tls: bool, series: int) -> Iterator[tuple[int, int, int
 
     The health port is 0 if there is none. The context is None without TLS.
     """
-    pair, context = ["", ""], None
+    web_config, context = "", None
     if tls:
-        pair = [str(folder / "cert.pem"), str(folder / "key.pem")]
+        web_config = str(folder / "web.yml")
+        Path(web_config).write_text("tls_server_config:\n  cert_file: cert.pem\n  key_file: key.pem\n")
         subprocess.run(
             ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "1",
-             "-out", pair[0], "-keyout", pair[1]],
+             "-out", str(folder / "cert.pem"), "-keyout", str(folder / "key.pem")],
             capture_output=True, check=True,
         )  # fmt: skip
-        context = ssl.create_default_context(cafile=pair[0])
+        context = ssl.create_default_context(cafile=folder / "cert.pem")
         context.check_hostname = False
-    command = [sys.executable, __file__, "--series", str(series), "--serve", *pair]
+    command = [sys.executable, __file__, "--series", str(series), "--serve", web_config]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         port, health_port = map(int, running.stdout.readline().split())
@@ -180,7 +181,7 @@ def server(folder: Path, tls: bool, series: int) -> Iterator[tuple[int, int, int
         running.communicate()
 
 
-def serve(series: int, certificate: str, key: str) -> None:
+def serve(series: int, web_config: str) -> None:
     """Serve `series` series until standard input ends. Print the port and the health port (0 if there is none)."""
     registry = CollectorRegistry()
     gauge = Gauge(
@@ -189,7 +190,7 @@ def serve(series: int, certificate: str, key: str) -> None:
     for rank in range(series):
         gauge.labels("pretrain-4711", "0123456789ab", rank).set(rank)
     one = Server(
-        Http(listen="127.0.0.1", port=0, tls_certificate=certificate, tls_key=key),
+        Http(listen="127.0.0.1", port=0, web_config_file=web_config),
         registry,
         status=lambda: None,
         unhealthy=lambda: None,
@@ -241,10 +242,10 @@ def main() -> int:
     options.add_argument("--requests", type=int, default=40)
     options.add_argument("--deadline", type=float, default=10.0, help="seconds until a request counts as not answered")
     options.add_argument("--series", type=int, default=2000)
-    options.add_argument("--serve", nargs=2, metavar=("CERTIFICATE", "KEY"), help=argparse.SUPPRESS)
+    options.add_argument("--serve", metavar="WEB_CONFIG", help=argparse.SUPPRESS)
     chosen = options.parse_args()
-    if chosen.serve:
-        serve(chosen.series, *chosen.serve)
+    if chosen.serve is not None:
+        serve(chosen.series, chosen.serve)
         return 0
     if os.geteuid() != 0:
         options.error("run it as root: its hostile clients are another user")

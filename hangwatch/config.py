@@ -234,10 +234,6 @@ class Http(Section, frozen=True):
     max_connections: Annotated[
         int, describe("maximum number of connections; a further connection replaces the oldest idle one", 16, 1024)
     ] = 256
-    tls_certificate: Annotated[
-        str, describe("PEM file of the certificate; with tls_key, metrics are served over HTTPS")
-    ] = ""
-    tls_key: Annotated[str, describe("PEM file of the private key")] = ""
     incidents_token_file: Annotated[
         str, describe("file with a bearer token; requests with this token may read incidents, with their stacks")
     ] = ""

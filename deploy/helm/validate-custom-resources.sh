@@ -25,7 +25,7 @@ import sys
 import yaml
 from helm_python import chart
 
-values = {"image": {"repository": "registry.example.com/hangwatch"}, "podMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}, "config": {"http": {"tls_certificate": "x"}}}
+values = {"image": {"repository": "registry.example.com/hangwatch"}, "podMonitor": {"enabled": True, "endpoint": {"scheme": "https"}}, "prometheusRule": {"enabled": True}}
 files = chart.Chart.load(sys.argv[1]).render(values, name="release", namespace="gpu")
 found = [one for text in files.values() if "monitoring.coreos.com" in text for one in yaml.safe_load_all(text)]
 json.dump([one for one in found if one], sys.stdout)

@@ -11,7 +11,6 @@ import ipaddress
 import os
 import re
 import socket
-import ssl
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
@@ -26,7 +25,6 @@ from hangwatch import words
 from hangwatch.config import Http
 from hangwatch.errors import TemporaryError, UserError
 from hangwatch.formats import bounded_read
-from hangwatch.limits import MOST_PEM_BYTES
 from hangwatch.metrics import text_format
 from hangwatch.store import Store
 from hangwatch.web.auth import Admission, Rules
@@ -228,10 +226,7 @@ def cautions(settings: Http) -> Iterator[str]:
 def rules(settings: Http) -> Rules:
     """Read the access rules from their files. Raises ServeError."""
     if not settings.web_config_file:
-        files = tuple(Path(path) for path in (settings.tls_certificate, settings.tls_key) if path)
-        return Rules(tls=_tls(settings), files=files)
-    if settings.tls_certificate or settings.tls_key:
-        raise ServeError("[http]: with web_config_file, set the certificate there, not in tls_certificate and tls_key")
+        return Rules()
     from hangwatch.formats import yaml_file
     from hangwatch.web import web_config
 
@@ -271,23 +266,6 @@ def _explained(host: str, port: int, key: str) -> Iterator[None]:
                 f"  stop it, or choose another port: [http] {key} = ... in the configuration"
             ) from None
         raise ServeError(f"cannot listen on {where}: {error}\n  change [http] listen or {key}") from None
-
-
-def _tls(settings: Http) -> ssl.SSLContext | None:
-    if not (settings.tls_certificate or settings.tls_key):
-        return None
-    if not (settings.tls_certificate and settings.tls_key):
-        raise ServeError("[http]: only one of tls_certificate and tls_key is set: set both")
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        for path in (settings.tls_certificate, settings.tls_key):
-            # This read has a size limit. OpenSSL has none.
-            bounded_read.read(path, MOST_PEM_BYTES, flags=os.O_NONBLOCK)
-        # With an encrypted key and no password, OpenSSL would ask on the terminal.
-        context.load_cert_chain(settings.tls_certificate, settings.tls_key, password="")
-    except (OSError, ValueError, bounded_read.FileError) as error:
-        raise ServeError(f"[http]: tls_certificate or tls_key cannot be used: {error}") from None
-    return context
 
 
 def _read_token(path: str) -> bytes | None:

@@ -67,7 +67,7 @@ EVERYTHING: dict[str, Any] = {
     "extraVolumes": [{"name": "tls", "secret": {"secretName": "hangwatch-tls"}}],
     "extraVolumeMounts": [{"name": "tls", "mountPath": "/etc/tls", "readOnly": True}],
     "serviceAccount": {"annotations": {"owner": "infra"}},
-    "config": {"http": {"tls_certificate": "/etc/tls/tls.crt", "tls_key": "/etc/tls/tls.key"}},
+    "config": {"http": {"web_config_file": "/etc/tls/web.yml"}},
 }
 WITHOUT: dict[str, Any] = {
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
@@ -254,13 +254,10 @@ def test_default_values_are_the_default_settings() -> None:
     assert rendered_settings({}) == config.Settings()
 
 
-def test_port_folder_and_tls_reach_every_place_that_names_them() -> None:
-    values = {
-        "config": {"http": {"port": 9999, "tls_certificate": "/c", "tls_key": "/k"}, "store": {"directory": "/data/hw"}}
-    }
+def test_port_and_folder_reach_every_place_that_names_them() -> None:
+    values = {"config": {"http": {"port": 9999}, "store": {"directory": "/data/hw"}}}
     box = container({**values, **MONITORED})
     assert {port["name"]: port["containerPort"] for port in box["ports"]} == {"metrics": 9999, "health": 10000}
-    assert only({**values, **MONITORED}, "PodMonitor")["spec"]["podMetricsEndpoints"][0]["scheme"] == "https"
     pod = only(values, "DaemonSet")["spec"]["template"]["spec"]
     assert {"name": "state", "mountPath": "/data/hw"} in box["volumeMounts"]
     assert "/data/hw" in [volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume]
@@ -268,7 +265,7 @@ def test_port_folder_and_tls_reach_every_place_that_names_them() -> None:
 
 def test_probes_ask_a_port_of_their_own_without_tls() -> None:
     for health_port in (None, 8000):
-        for tls in ({}, {"tls_certificate": "/c", "tls_key": "/k"}):
+        for tls in ({}, {"web_config_file": "/etc/web.yml"}):
             http = {**tls, **({} if health_port is None else {"health_port": health_port})}
             box = container({"config": {"http": http}})
             (port,) = [port["containerPort"] for port in box["ports"] if port["name"] == "health"]

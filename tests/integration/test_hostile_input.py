@@ -121,9 +121,9 @@ REFUSED_BY_RUN = {
     "no token": ('[http]\nincidents_token_file = "FOLDER/none"\n', "No such file"),
     "a short token": ('[http]\nincidents_token_file = "FOLDER/short"\n', "shorter than 16"),
     "an endless token": ('[http]\nincidents_token_file = "/dev/zero"\n', "is not a regular file"),
-    "a certificate without a key": ('[http]\ntls_certificate = "FOLDER/short"\n', "set both"),
-    "no PEM": ('[http]\ntls_certificate = "FOLDER/short"\ntls_key = "FOLDER/short"\n', "cannot be used"),
-    "an endless PEM": ('[http]\ntls_certificate = "/dev/zero"\ntls_key = "/dev/zero"\n', "is not a regular file"),
+    "no web configuration": ('[http]\nweb_config_file = "FOLDER/none"\n', "No such file"),
+    "a web configuration of another form": ('[http]\nweb_config_file = "FOLDER/short"\n', "web_config_file: "),
+    "an endless web configuration": ('[http]\nweb_config_file = "/dev/zero"\n', "is not a regular file"),
     "one port for two": ("[http]\nport = 9836\nhealth_port = 9836\n", "are both 9836"),
     "no port for health": ("[http]\nport = 65535\n", "set health_port"),
     "an activity without a name": (

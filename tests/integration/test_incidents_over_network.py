@@ -24,7 +24,7 @@ from hangwatch.formats.incident_file import INCIDENT_FILE
 from hangwatch.report.html import render_files
 from hangwatch.store import Store, open_writable
 from hangwatch.web import auth
-from hangwatch.web.http_server import ServeError, Server, prepare, usable_url
+from hangwatch.web.http_server import ServeError, Server, usable_url
 from tests import samples
 from tests.certificates import make_authority, make_certificate
 from tests.commands import finished, hangwatch, refused
@@ -429,11 +429,6 @@ def test_bcrypt_cost_above_12_is_warned_of(cost: int, is_warned_of: bool, tmp_pa
     warning = f"basic_auth_users.alice: bcrypt cost {cost}: "
     assert (warning in checked.stderr and "`htpasswd -nBC 10 alice`" in checked.stderr) is is_warned_of
     assert hashed not in checked.stderr
-
-
-def test_a_certificate_is_named_in_one_place(tmp_path: Path) -> None:
-    with pytest.raises(ServeError, match="set the certificate there"):
-        prepare(Http(web_config_file=str(tmp_path / "web.yml"), tls_certificate="x"))
 
 
 def test_the_list_of_a_store_that_cannot_be_read_is_empty(tmp_path: Path, pki: Path) -> None:

@@ -115,11 +115,12 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     )  # fmt: skip
     if made.returncode:
         pytest.skip("openssl is not installed")
-    return {"tls_certificate": str(folder / "cert.pem"), "tls_key": str(folder / "key.pem")}
+    (folder / "web.yml").write_text("tls_server_config:\n  cert_file: cert.pem\n  key_file: key.pem\n")
+    return {"web_config_file": str(folder / "web.yml")}
 
 
 def trusting(pair: dict[str, str]) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=pair["tls_certificate"])
+    context = ssl.create_default_context(cafile=Path(pair["web_config_file"]).with_name("cert.pem"))
     context.check_hostname = False
     return context
 
@@ -267,14 +268,15 @@ def test_tls_serves_https(pair: dict[str, str], tmp_path: Path) -> None:
     with server(**pair) as port:
         assert ask_port(port, "/healthz", context=trusting(pair))[0] == 200
         assert b"HTTP" not in sent(port, b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
-    with pytest.raises(ServeError, match="set both"), server(tls_certificate="x"):
-        pass
-    locked = tmp_path / "locked.pem"
+    folder = Path(pair["web_config_file"]).parent
     subprocess.run(
-        ["openssl", "pkey", "-in", pair["tls_key"], "-aes128", "-passout", "pass:secret", "-out", str(locked)],
+        ["openssl", "pkey", "-in", str(folder / "key.pem"), "-aes128", "-passout", "pass:secret",
+         "-out", str(tmp_path / "locked.pem")],
         check=True, capture_output=True,
     )  # fmt: skip
-    with pytest.raises(ServeError, match="cannot be used"), server(**{**pair, "tls_key": str(locked)}):
+    web_config = tmp_path / "web.yml"
+    web_config.write_text(f"tls_server_config:\n  cert_file: {folder}/cert.pem\n  key_file: locked.pem\n")
+    with pytest.raises(ServeError, match="cannot be used"), server(web_config_file=str(web_config)):
         pass
 
 

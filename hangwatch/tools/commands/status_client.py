@@ -62,7 +62,7 @@ def _local_url(http: config.Http) -> str:
     host = "127.0.0.1" if http.listen in ("0.0.0.0", "::", "") else http.listen  # noqa: S104 - compared, not bound
     # The certificates are not read, since this user may not read them.
     file = http.web_config_file
-    has_tls = http.tls_certificate or (file and ("tls_server_config",) in yaml_file.read(Path(file)).lines)
+    has_tls = file and ("tls_server_config",) in yaml_file.read(Path(file)).lines
     return f"{'https' if has_tls else 'http'}://{words.place(host, http.port)}"
 
 

@@ -37,9 +37,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
   {{- with .Values.podMonitor.endpoint }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
-  {{- if .Values.config.http.tls_certificate }}
-  scheme: https
-  {{- end }}
   interval: {{ .Values.podMonitor.interval }}
   scrapeTimeout: {{ .Values.podMonitor.scrapeTimeout }}
   relabelings:

@@ -170,7 +170,7 @@ def _find_idle(recorder: RankRecords, names: Mapping[int, str]) -> Iterator[tupl
     ids = [status.group_id for status in statuses]
     by_id = dict(zip(ids, created, strict=False)) if created else {0: "0", **names}
     is_complete = len(created or by_id) == len(statuses) == len(set(by_id.values())) and by_id.keys() == {*ids}
-    if is_complete and all(by_id[group_id] == name for group_id, name in names.items()):
+    if is_complete and all(by_id.get(group_id) == name for group_id, name in names.items()):
         for status in statuses:
             if status.group_id not in names and status.last_completed == status.last_enqueued:
                 yield by_id[status.group_id], status.last_completed

@@ -638,8 +638,12 @@ def test_sizes_of_each_operation_are_compared_as_by_torch(
     assert not ours or answer.check_first == (1,)
 
 
-@pytest.mark.parametrize(("completed", "missing"), [(1, (2,)), (2, ())])
-def test_group_without_a_record_is_judged_by_the_count_of_torch(completed: int, missing: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("completed", "own", "missing", "unknown"), [(1, "2", (2,), ()), (2, "2", (), ()), (1, "9", (), (2,))]
+)
+def test_group_without_a_record_is_judged_by_the_count_of_torch(
+    completed: int, own: str, missing: tuple[int, ...], unknown: tuple[int, ...]
+) -> None:
     """A dump may contain only open operations. Then only torch's own count shows what rank 2 has completed.
 
     Processes give the same id to different groups, so the ids of one process are compared with its names of groups.
@@ -647,12 +651,12 @@ def test_group_without_a_record_is_judged_by_the_count_of_torch(completed: int, 
     dumps = {rank: recorder(rank, [WORLD, WORLD], 1) for rank in (0, 1, 3)}
     dumps[2] = recorder(2, [OWN[2]], 0)
     names = ("enqueued", "started", "completed")
-    counts = {"0": completed, "2": 1}
+    counts = {"0": completed, own: 1}
     dumps[2]["pg_status"] = {
         group: {f"last_{name}_collective": count for name in names} for group, count in counts.items()
     }
     answer, _ = judged(dumps)
-    assert (answer.graph.pending[0].missing, answer.graph.pending[0].unknown) == (missing, ())
+    assert (answer.graph.pending[0].missing, answer.graph.pending[0].unknown) == (missing, unknown)
 
 
 def finding(kind: str, group: Group, answer: Answer) -> Finding:

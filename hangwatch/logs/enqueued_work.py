@@ -223,7 +223,7 @@ def _find_late(
             of = f"{seen:,} of {world_size:,}" if world_size and seen < world_size else f"all {seen:,}"
             text += f"; {of} ranks seen have joined it, and none finished: check the network and the GPUs"
         elif seen > 1:
-            text += f"; {words.count(seen)} seen, and all have enqueued it: no rank is behind"
+            text += f"; the numbers show no rank to check first: {doubt}"
         return WorkFinding(text, ids, all_joined=seen > 1 and not doubt)
     numbers = words.fold(standing.reached for standing in behind if standing.reached >= 0)
     counts = f"only {numbers}" if numbers else "nothing"

@@ -19,8 +19,9 @@ _LONGEST_HEADING = 160
 _LINES_AFTER_HEADING = 16
 _LINES_AFTER_SENTENCE = 4
 _HOST_RANK = re.compile(r"^\[(?![^\]]*\.(?:cc?|cpp|cu|h|py):)([^\[\]\s:/]+):(\d{1,7})\](:?)")  # not [pair.cc:598]
-_OPEN_MPI = re.compile(  # host and pid, before a message of Open MPI itself
-    r"^\[([\w.-]{1,64}):(\d{1,10})\] (?=\*\*\* |Signal|Failing at|\[ ?\d|(?:PMIX|PRTE|ORTE|OPAL) |\d+ more process)"
+_OPEN_MPI = re.compile(  # host and pid, before a message of Open MPI or UCX itself
+    r"^\[([\w.-]{1,64}):(\d{1,10})(?: *:\d{1,4}:\d{1,10})?\] "
+    r"(?=\*\*\* |Signal|Failing at|\[ ?\d|(?:PMIX|PRTE|ORTE|OPAL) |\d+ more process|Caught signal )"
 )
 _TORCHRUN = re.compile(r"^\[([A-Za-z_][\w.-]*?)(\d{1,7})\]:")
 _OF_RANK = re.compile(r"^\[[Rr](?:ank|ANK)[ =:_-]?(\d{1,7})\](?::|(?= |$)) ?")  # torch's, and of many programs
@@ -187,7 +188,7 @@ def _split_start(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId,
     if match := _COMPOSE.match(line):
         return replace(file_id, node=match.group(1)), True, line[match.end() :]
     match = _LABEL.match(line) if labelled else None
-    if match and match.group(1) not in {"Process", "Error", "Reason"}:
+    if match and match.group(1) not in {"Process", "Error", "Reason", "srun", "slurmstepd"}:
         label, rest = match.group(1), line[match.end() :]
         if label.isascii() and label.isdigit() and len(label) < 8:
             return RankId(rank=int(label)), False, rest

@@ -39,39 +39,48 @@ def join(
     """Return one log for each rank. Logs of unknown ranks are left out.
 
     A rank is known by its global rank, by local rank and node, or by pid and node. A global rank that torch wrote
-    before a line, or torchrun in its summary, applies to all logs of that local rank. A failure in `launcher_failures`
+    before a line, or a launcher in its report, applies to all logs of that process. A failure in `launcher_failures`
     counts if the log of the rank contains none. If it does, the launcher's report only adds a missing time.
     """
-    all_parts, launcher_failures = [_Part(*part) for part in parts], tuple(launcher_failures)
+    all_parts = [_Part(*part) for part in parts]
+    reports = [(source, failure, failure.rank) for source, failure in launcher_failures if failure.rank is not None]
     written = [replace(part.id, rank=part.log.told_rank) for part in all_parts if part.log.told_rank is not None]
-    global_ranks = _find_global_ranks([*written, *(failure.rank for _, failure in launcher_failures if failure.rank)])
+    global_ranks = _find_global_ranks([*written, *(part.id for part in all_parts), *(rank for *_, rank in reports)])
     named = (part._replace(id=_add_global_rank(part.id, global_ranks)) for part in all_parts)
     by_rank = list_by_key((_make_key(part.id), part) for part in named if is_of_process(part.id))
     logs = {key: _merge_parts(rank_parts) for key, rank_parts in by_rank.items()}
     is_timed_out = any("timeout" in failure.text for log in logs.values() for failure in log.failures)
-    for source, failure in launcher_failures:
-        if failure.rank is None:
-            continue
-        log = logs.setdefault(_make_key(failure.rank), RankLog(failure.rank, source, None, ()))
+    for source, failure, process in reports:
+        rank = _add_global_rank(process, global_ranks)
+        log = logs.setdefault(_make_key(rank), RankLog(rank, source, None, ()))
         if not log.failures:
-            of_others = blames_another(failure, failure.rank.rank, is_timed_out=is_timed_out)
+            of_others = blames_another(failure, rank.rank, is_timed_out=is_timed_out)
             log = log._replace(failures=(failure._replace(of_others=of_others),))
         elif log.failures[0].moment is None:
             log = log._replace(failures=(log.failures[0]._replace(moment=failure.moment), *log.failures[1:]))
-        logs[_make_key(failure.rank)] = log
+        logs[_make_key(rank)] = log
     return tuple(sorted(logs.values(), key=lambda log: log.id.sort_key()))
 
 
-def _find_global_ranks(ranks: Iterable[RankId]) -> dict[tuple[str | None, int | None], int]:
-    """Return the global ranks, keyed by node and local rank. Ranks that contradict each other are left out."""
-    by_place = list_by_key(((rank.node, rank.local_rank), rank.rank) for rank in ranks if rank.rank is not None)
+def _find_global_ranks(ranks: Iterable[RankId]) -> dict[tuple[object, ...], int]:
+    """Return the global ranks, keyed by their places. Ranks that contradict each other are left out."""
+    by_place = list_by_key(
+        (place, rank.rank) for rank in ranks if rank.rank is not None for place in _list_places(rank)
+    )
     return {place: numbers[0] for place, numbers in by_place.items() if len(set(numbers)) == 1}
 
 
-def _add_global_rank(rank: RankId, global_ranks: dict[tuple[str | None, int | None], int]) -> RankId:
-    if rank.rank is not None or rank.local_rank is None:
-        return rank
-    return replace(rank, rank=global_ranks.get((rank.node, rank.local_rank)))
+def _list_places(rank: RankId) -> list[tuple[object, ...]]:
+    """Return the node with the local rank, and with the pid, of a process. A pid is not unique without a node."""
+    return [
+        *([(rank.node, rank.local_rank)] if rank.local_rank is not None else []),
+        *([(rank.node, "pid", rank.pid)] if rank.pid and rank.node else []),
+    ]
+
+
+def _add_global_rank(rank: RankId, global_ranks: Mapping[tuple[object, ...], int]) -> RankId:
+    numbers = [global_ranks[place] for place in _list_places(rank) if place in global_ranks]
+    return replace(rank, rank=numbers[0]) if rank.rank is None and numbers else rank
 
 
 def is_of_process(rank: RankId) -> bool:

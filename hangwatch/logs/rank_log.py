@@ -270,15 +270,14 @@ class Log:
             self._ordinary_line = self.lines, number, text, self._before
 
     def _read_end(self, ended: launcher_lines.Ended, text: str, number: int) -> None:
-        moment = self._read_moment(text)
-        text = f"exit code {ended.exit_code}" if ended.exit_code else text
+        moment, text = self._read_moment(text), f"exit code {ended.exit_code}" if ended.exit_code else text
         if ended.rank == RankId():
             self._fail(text, "", moment, number)
         elif len(self.failures) < MOST_TOLD:
             if ended.rank.pid is not None and ended.rank.local_rank is not None:
                 self.ended.append((number, ended.rank.pid))
-            text = _mask_and_cut(text.strip())
-            self.failures.append(Failure(text, "", moment, number, _is_of_others(text), ended.rank))
+            shown, of_others = _mask_and_cut(text.strip()), _is_of_others(text)
+            self.failures.append(Failure(shown, "", moment, number, of_others, ended.rank))
 
     def _read_traceback(self, text: str, number: int) -> bool:
         if not self._in_traceback:

@@ -639,10 +639,10 @@ def test_sizes_of_each_operation_are_compared_as_by_torch(
 
 
 @pytest.mark.parametrize(
-    ("completed", "own", "missing", "unknown"), [(1, "2", (2,), ()), (2, "2", (), ()), (1, "9", (), (2,))]
+    ("completed", "own_id", "missing", "unknown"), [(1, "2", (2,), ()), (2, "2", (), ()), (1, "9", (), (2,))]
 )
 def test_group_without_a_record_is_judged_by_the_count_of_torch(
-    completed: int, own: str, missing: tuple[int, ...], unknown: tuple[int, ...]
+    completed: int, own_id: str, missing: tuple[int, ...], unknown: tuple[int, ...]
 ) -> None:
     """A dump may contain only open operations. Then only torch's own count shows what rank 2 has completed.
 
@@ -651,7 +651,7 @@ def test_group_without_a_record_is_judged_by_the_count_of_torch(
     dumps = {rank: recorder(rank, [WORLD, WORLD], 1) for rank in (0, 1, 3)}
     dumps[2] = recorder(2, [OWN[2]], 0)
     names = ("enqueued", "started", "completed")
-    counts = {"0": completed, own: 1}
+    counts = {"0": completed, own_id: 1}
     dumps[2]["pg_status"] = {
         group: {f"last_{name}_collective": count for name in names} for group, count in counts.items()
     }

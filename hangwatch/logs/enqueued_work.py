@@ -232,14 +232,13 @@ def _find_late(
     text += f"; {words.name_ranks(late)} {does} {counts}"
     if doubt:
         return WorkFinding(f"{text}; the numbers show no rank to check first: {doubt}", (*late, *ids))
-    why = f"it has not joined {operation} of {name}"
-    why += f": it had enqueued {counts} when {words.count(len(ids))} timed out in it"
+    had = f"it had enqueued {counts} when {words.count(len(ids))} timed out in it"
     first = min(
         (standing.timed_out_at for standing in ahead if standing.timed_out_at),
         default=None,
         key=lambda moment: moment.seconds,
     )
-    return WorkFinding(text, (*late, *ids), late, f"{why}{since}", first)
+    return WorkFinding(text, (*late, *ids), late, f"it has not joined {operation} of {name}: {had}{since}", first)
 
 
 def _find_absent(ranks: Iterable[RankId], world_size: int | None) -> tuple[RankId, ...]:

@@ -161,11 +161,18 @@ def _find_hint(
 ) -> _Hint | None:
     """Return the strongest hint on a rank to check first; None if there is none.
 
-    Hints by strength: the first failure, sequence numbers, a rank that all others complain of, the end of a log.
+    Hints by strength: the first failure, sequence numbers, a rank that all others complain of, the end of a log. A
+    failure of ranks that have joined a collective is not the reason why another rank has not joined it.
     """
     first = _find_first_failure(kinds, logs)
     pointing = next((finding for finding in numbers if finding.behind), None)
-    if first is not None and not (pointing and _is_later(first.kind.failure.moment, pointing.since)):
+    if first is not None and not (
+        pointing
+        and (
+            _is_later(first.kind.failure.moment, pointing.since)
+            or {*first.kind.ids} <= {*pointing.ranks} - {*pointing.behind}
+        )
+    ):
         failure, ids = first.kind.failure, first.kind.ids
         are_few = len(ids) == 1 or len(ids) * (TIMES_AS_MANY + 1) <= len(logs)
         settle = f"read {words.printable(first.kind.logs[0].source)} up to line {failure.number}"
@@ -270,8 +277,7 @@ def _find_troubles(logs: Sequence[RankLog], ignored: Collection[str]) -> dict[Ra
     rows = nccl_messages.load()
     troubles = {}
     for log in logs:
-        names = [name for name in log.messages if rows[name].about not in ignored]
-        if names:
+        if names := [name for name in log.messages if rows[name].about not in ignored]:
             troubles[log.id] = rows[
                 min(names, key=lambda name: (rows[name].about == "other", log.messages[name].number))
             ]

@@ -164,8 +164,8 @@ class Log:
     nccl_messages.toml. `kernel` contains the first kernel line of each row and subject, except cleared ones.
     `is_kernel_cut` is true if there were too many. `is_kernels` is true if all lines have the shape of a kernel log.
     `processes` are the ranks in torchrun's summary, `ended` the line number and pid of each process that a launcher
-    reported as failed. `ras` is the answer of NCCL's RAS. `works` are the last lines with sequence numbers of each
-    group and kind.
+    reported as failed; pid 0 stands for all, as they were started again. `ras` is the answer of NCCL's RAS. `works` are
+    the last lines with sequence numbers of each group and kind.
     """
 
     def __init__(self) -> None:
@@ -264,6 +264,8 @@ class Log:
             self._indent = len(text) - len(text.lstrip())
         elif (ended := launcher_lines.find(text)) is not None:
             self._read_end(ended, text, number)
+        elif "; will restart worker group" in text:  # torch/distributed/elastic/agent/server/api.py, at INFO
+            self.ended.append((number, 0))
         elif words.holds_any(text, _WORDS_OF_FATAL) and _FATAL.search(text):
             self._fail(text, "", self._read_moment(text), number)
         else:
@@ -276,8 +278,8 @@ class Log:
         elif len(self.failures) < MOST_TOLD:
             if ended.rank.pid is not None and ended.rank.local_rank is not None:
                 self.ended.append((number, ended.rank.pid))
-            shown, of_others = _mask_and_cut(text.strip()), _is_of_others(text)
-            self.failures.append(Failure(shown, "", moment, number, of_others, ended.rank))
+            shown = _mask_and_cut(text.strip())
+            self.failures.append(Failure(shown, "", moment, number, _is_of_others(text), ended.rank))
 
     def _read_traceback(self, text: str, number: int) -> bool:
         if not self._in_traceback:

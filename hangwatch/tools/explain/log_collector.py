@@ -109,11 +109,17 @@ class LogCollector:
             self._notes += notes
 
     def _forget_earlier_attempts(self, name: str, logs: Sequence[rank_log.Log]) -> None:
-        """Forget the failures before torchrun's last restart. Its summary lists only the last attempt's processes."""
+        """Forget the failures before torchrun's last restart, if the log of the last attempt shows what failed.
+
+        A line reports the restart. Without it, the summary lists only the processes of the last attempt.
+        """
         listed = {rank.pid for log in logs for rank in log.processes}
         ended = sorted(chain.from_iterable(log.ended for log in logs))
-        restart = max((number for number, pid in ended if pid not in listed), default=0)
-        if restart and ended[-1][1] in listed:
+        restart = max(
+            (number for number, pid in ended if pid not in listed and (not pid or ended[-1][1] in listed)), default=0
+        )
+        failed = (failure.number for log in logs for failure in log.failures)
+        if 0 < restart < max((*failed, *(work.number for log in logs for work in log.works.values())), default=0):
             self._notes.append(f"{name}: lines 1 to {restart} are of earlier attempts: their failures are ignored")
             for log in logs:
                 log.forget(restart)
@@ -126,8 +132,7 @@ class LogCollector:
         if len(missing) == 1 and len(ended) == 1 and (rank := ended[0][1].rank) and rank.pid not in pids:
             name, failure = ended[0]
             numbered = failure._replace(rank=structs.replace(rank, rank=missing.pop()))
-            self._told = [told for told in self._told if told[1] is not failure]
-            self._told.append((name, numbered))
+            self._told = [*(told for told in self._told if told[1] is not failure), (name, numbered)]
 
     def _keep_unranked(self, name: str, rank: RankId, log: rank_log.Log) -> None:
         if len(self.unranked) < _MOST_UNRANKED:

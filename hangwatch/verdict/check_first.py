@@ -298,6 +298,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
         ("ranks", "gpu", "lock"),
         check_first_reasons.holds_lock,
         deciding_steps.LOCK,
+        by_stack=False,
     ),
     _make_rule(
         "wait for a lock file, while all other ranks are in collectives",

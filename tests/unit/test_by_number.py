@@ -227,7 +227,8 @@ def test_rank_waiting_for_a_lock_waits_for_the_rank_that_holds_it() -> None:
     held = structs.replace(standing(3, done(5)), waits=Waits(file_lock=lock))
     holder = structs.replace(THREE[0], id=structs.replace(THREE[0].id, pid=700))
     verdict = judged(waiting(holder, *THREE[1:]), outside(held, activity="lock", waits_for="lock"), world_size=4)
-    assert verdict.kind != "NotJoined"
+    assert (verdict.kind, [one.rank for one in verdict.check_first]) == ("CannotTell", [holder.id.rank])
+    assert "holds the lock of /shared/lock, for which rank 3" in verdict.message
     stranger = with_waits(held, file_lock=structs.replace(lock, holder_pid=701))
     assert judged(waiting(holder, *THREE[1:]), outside(stranger, activity="lock", waits_for="lock")).kind == "NotJoined"
 

@@ -14,7 +14,6 @@ from hangwatch.report.as_json import Answer, Dump, NodesDump
 from hangwatch.report.event import HangEvent
 from hangwatch.state.status import Status
 from hangwatch.tools.commands.check_nodes import NodesCheck
-from hangwatch.tools.commands.feedback import FeedbackStatistics
 from hangwatch.tools.commands.selftest import Answer as SelfTest
 from hangwatch.tools.commands.slow_nodes import SlowNodes
 
@@ -26,7 +25,6 @@ FORMS: dict[str, type] = {
     "slow_nodes": SlowNodes,
     "dump": Dump,
     "event": HangEvent,
-    "feedback_statistics": FeedbackStatistics,
     "grouped": GroupedDump,
     "incident": Incident,
     "incidents": Incidents,

@@ -59,11 +59,6 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], nothing: s
         Console(width=screen.columns(), height=1, color_system=colors).print(table)
 
 
-def age_text(ran_unix_seconds: float | None, unix_now: float) -> str:
-    """Return the age of a check's result as text, such as `12 s ago`; "" if the check has not run yet."""
-    return "" if ran_unix_seconds is None else words.ago(unix_now - ran_unix_seconds)
-
-
 def print_checks(rows: Sequence[Sequence[str]]) -> None:
     """Print a paragraph for each row (name, status, reason, message, remedy)."""
     width, is_colored = max(60, screen.columns()), screen.is_colored()

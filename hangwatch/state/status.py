@@ -89,13 +89,13 @@ class GpuStatus(Value, frozen=True):
 
 
 class CheckLine(Value, frozen=True):
-    """A check as /status shows it. `ran_unix_seconds` is the time of its run; null from an older daemon."""
+    """A check as /status shows it. `ran_unix_seconds` is the time of its run."""
 
     check: str
     status: str
     reason: str
     message: str
-    ran_unix_seconds: float | None = None
+    ran_unix_seconds: float
 
 
 class Status(Value, frozen=True, kw_only=True):

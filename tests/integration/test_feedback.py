@@ -1,4 +1,4 @@
-"""Feedback on verdicts: `hangwatch verdict`, `incidents --stats` and `incidents --export`."""
+"""Feedback on verdicts: `hangwatch verdict`, `incidents --json` and `incidents --export`."""
 
 import json
 import os
@@ -142,35 +142,13 @@ def test_readers_of_an_incident_read_its_feedback(folder_for_all: Path) -> None:
         assert (read.returncode == 0, b"OutsideCollective" in read.stdout) == (can_read, can_read)
 
 
-def test_statistics_count_right_verdicts_of_each_kind(node: Node) -> None:
-    none = node.run("incidents", "--stats")
-    assert none.returncode == 0 and none.stdout.startswith("no feedback on 8 incidents\n  to give feedback: `hangwatch")
-    node.judge("loader", "--right")
-    node.judge("parallel", "--wrong")
-    node.judge("all-waiting", "--right")
-    rows = [line.split("\t") for line in node.run("incidents", "--stats").stdout.splitlines()]
-    assert rows == [
-        ["verdict", "names a rank", "incidents", "right", "wrong", "precision"],
-        ["AllWaiting", "no", "1", "1", "0", "100%"],
-        ["CannotTell", "no", "1", "0", "0", "-"],
-        ["Mismatch", "no", "2", "0", "0", "-"],
-        ["OutsideCollective", "yes", "2", "1", "1", "50%"],
-        ["RankBlocked", "yes", "1", "0", "0", "-"],
-        ["RankGone", "yes", "1", "0", "0", "-"],
-        ["all", "yes", "4", "1", "1", "50%"],
-        ["all", "no", "4", "1", "0", "100%"],
-    ]
-    statistics = json.loads(node.run("incidents", "--stats", "--json").stdout)
-    jsonschema.Draft202012Validator(json.loads(schemas.path("feedback_statistics").read_text())).validate(statistics)
-    assert statistics["kinds"][3]["precision_ratio"] == 0.5
-
-
 def test_feedback_stays_with_the_verdict_that_it_is_about(node: Node) -> None:
     node.judge("loader", "--wrong", "--culprit", "2")
     later = replace(samples.loader_hang(), verdict=samples.mismatch().verdict)
     store.open_writable(node.root).save(later, {})
-    rows = [line.split("\t") for line in node.run("incidents", "--stats").stdout.splitlines()]
-    assert ["OutsideCollective", "yes", "2", "0", "1", "0%"] in rows
+    listed = json.loads(node.run("incidents", "--json").stdout)["incidents"]
+    ((verdict, given),) = [(row["verdict"], row["feedback"]) for row in listed if row["feedback"]]
+    assert (verdict, given["verdict"], given["is_right"]) == ("Mismatch", "OutsideCollective", False)
     report = " ".join(node.run("report", node.folders["loader"]).stdout.split())
     assert "about an earlier verdict: OutsideCollective, which named rank 7 (gpu-a12" in report
 
@@ -202,6 +180,6 @@ def test_export_writes_a_case_with_the_expected_verdict(node: Node, tmp_path: Pa
 
 
 def test_options_of_incidents_that_exclude_each_other_are_refused(node: Node) -> None:
-    for arguments in ("--export x", "-o x", "--export x -o y --stats", "--export x -o y job"):
+    for arguments in ("--export x", "-o x", "--export x -o y --json", "--export x -o y job"):
         done = node.run("incidents", *arguments.split())
         assert (done.returncode, "--export" in done.stderr) == (2, True)

@@ -63,7 +63,10 @@ SEEN = Status(
         job("well", JobState.TRAINING, power_watts=5200.0, line_watts=2100.0),
         job("stuck", JobState.HUNG, power_watts=920.0, line_watts=2100.0, verdict="rank 3 waits for its loader"),
     ),
-    checks=(CheckLine("xid", "CRITICAL", "Xid", "GPU 3: XID 79"), CheckLine("clock_skew", "OK", "InSync", "fine")),
+    checks=(
+        CheckLine("xid", "CRITICAL", "Xid", "GPU 3: XID 79", 0.0),
+        CheckLine("clock_skew", "OK", "InSync", "fine", 0.0),
+    ),
 )
 
 
@@ -377,7 +380,7 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[
     for number in range(200):
         stack = f'Thread {number + 9} (idle): "MainThread"\n    wait (train.py:3)\n'
         (many / f"{number}.txt").write_text(f"Process {number + 9}: python train.py\n\n{stack}")
-    checks = (CheckLine("xid", "CRITICAL", "Xid", "GPU 3: XID 79 " + "of its " * 30),)
+    checks = (CheckLine("xid", "CRITICAL", "Xid", "GPU 3: XID 79 " + "of its " * 30, 0.0),)
     seen = Status(node="gpu-07", sampler="ok", gpus=(), jobs=(), checks=checks)
     server = Server(
         Http(listen="127.0.0.1", port=0, health_port=0),

@@ -161,7 +161,7 @@ def served(jobs: tuple[JobStatus, ...], check: CheckLine) -> Iterator[str]:
 
 
 def run(*jobs: JobStatus, check: str = "OK") -> Result:
-    with served(jobs, CheckLine("gpu_speed", check, "GpuSlow", "GPU 3 has run at 1,200 MHz")) as url:
+    with served(jobs, CheckLine("gpu_speed", check, "GpuSlow", "GPU 3 has run at 1,200 MHz", 0.0)) as url:
         return CliRunner().invoke(slow, ["--url", url], standalone_mode=False)
 
 

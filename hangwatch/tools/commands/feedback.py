@@ -1,51 +1,26 @@
-"""`hangwatch verdict`: feedback on verdicts; its statistics and its export as test cases, for `hangwatch incidents`."""
+"""`hangwatch verdict`: feedback on verdicts; its export as test cases, for `hangwatch incidents`."""
 
 import contextlib
 import os
 import shlex
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlencode
 
 import click
-import msgspec
 
 from hangwatch import store, words
 from hangwatch.cli import user_socket_client
 from hangwatch.cli.config_choice import settings_from
 from hangwatch.cli.options import config_option
-from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError, with_sudo
 from hangwatch.formats import incident_file
-from hangwatch.formats.incident_file import Summary
-from hangwatch.model import LONGEST_CAUSE, Value
+from hangwatch.model import LONGEST_CAUSE
 from hangwatch.report import anonymous_case
 from hangwatch.tools.commands.output_files import NewFolder
 from hangwatch.web import feedback
 
 _HOW = "to give feedback: `hangwatch verdict INCIDENT --right` or `--wrong`"
-
-
-class KindStatistics(Value, frozen=True):
-    """The feedback on verdicts of one kind that name a rank (`is_named`), or of those that name none.
-
-    `precision_ratio` is right / (right + wrong), None without feedback. `incidents` includes those without feedback.
-    """
-
-    verdict: str
-    is_named: bool
-    incidents: int
-    right: int
-    wrong: int
-    precision_ratio: float | None
-
-
-class FeedbackStatistics(Value, frozen=True):
-    """The feedback on the incidents of a node, by kind of verdict. It is the output of `incidents --stats --json`."""
-
-    schema_version: int
-    kinds: tuple[KindStatistics, ...]
 
 
 @click.command(short_help="Record whether the verdict of an incident was right.")
@@ -107,49 +82,6 @@ def _owner_rights(incidents: Path) -> Iterator[None]:
     finally:
         os.seteuid(uid)
         os.setegid(gid)
-
-
-def print_statistics(summaries: Iterable[Summary], *, as_json: bool) -> None:
-    """Print a row for each kind of verdict: incidents, right and wrong verdicts, and precision.
-
-    An incident counts for the verdict that its feedback is about, else for its present verdict.
-    """
-    by_kind: dict[tuple[str, bool], list[bool | None]] = {}
-    for summary in summaries:
-        given = summary.feedback
-        kind = (summary.verdict, summary.is_named) if given is None else (given.verdict, bool(given.named))
-        if not summary.problem:
-            by_kind.setdefault(kind, []).append(None if given is None else given.is_right)
-    kinds = tuple(_count(*kind, answers) for kind, answers in sorted(by_kind.items()))
-    if as_json:
-        sys.stdout.buffer.write(msgspec.json.encode(FeedbackStatistics(schema_version=1, kinds=kinds)) + b"\n")
-        return
-    totals = (
-        _count("all", is_named, [answer for kind in by_kind if kind[1] is is_named for answer in by_kind[kind]])
-        for is_named in (True, False)
-    )
-    header = ("verdict", "names a rank", "incidents", "right", "wrong", "precision")
-    rows = [_make_row(counts) for counts in (*kinds, *totals)] if any(kind.right + kind.wrong for kind in kinds) else []
-    incidents = words.count(sum(kind.incidents for kind in kinds), "incident")
-    print_table(header, rows, f"no feedback on {incidents}\n  {_HOW}")
-
-
-def _count(verdict: str, is_named: bool, answers: Sequence[bool | None]) -> KindStatistics:
-    right, wrong = answers.count(True), answers.count(False)
-    return KindStatistics(
-        verdict=verdict,
-        is_named=is_named,
-        incidents=len(answers),
-        right=right,
-        wrong=wrong,
-        precision_ratio=right / (right + wrong) if right + wrong else None,
-    )
-
-
-def _make_row(counts: KindStatistics) -> tuple[str, ...]:
-    ratio = counts.precision_ratio
-    numbers = (f"{number:,}" for number in (counts.incidents, counts.right, counts.wrong))
-    return (counts.verdict, "yes" if counts.is_named else "no", *numbers, "-" if ratio is None else f"{ratio:.0%}")
 
 
 def export_case(folder: Path, target: Path) -> None:

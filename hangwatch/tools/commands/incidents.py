@@ -200,7 +200,6 @@ def _file_of(path: Path) -> Path | None:
     metavar="INCIDENT",
     help="Only incidents at the same place as this one: equal functions and files in the stacks.",
 )
-@click.option("--stats", "with_statistics", is_flag=True, help="Print how often verdicts of each kind were right.")
 @click.option(
     "--export",
     "exported",
@@ -216,7 +215,6 @@ def incidents(
     as_json: bool,
     full: bool,
     like: str | None,
-    with_statistics: bool,
     exported: str | None,
     folder: Path | None,
     config_path: Path | None,
@@ -224,15 +222,15 @@ def incidents(
 ) -> int:
     """List the incidents that this node keeps, newest first.
 
-    With JOB, the id, key or name of a job, list only its incidents. With --like, --nodes also asks other nodes. --stats
-    and --export use the feedback that `hangwatch verdict` has recorded.
+    With JOB, the id, key or name of a job, list only its incidents. With --like, --nodes also asks other nodes.
+    --export uses the feedback that `hangwatch verdict` has recorded.
     """
     sources, reach = _Sources(config_path), parse_reach(reaching)
     if reach is not None and like is None:
         raise click.UsageError("--nodes and --jobid need --like INCIDENT")
     if (exported is None) != (folder is None):
         raise click.UsageError("give --export INCIDENT and -o FOLDER together")
-    if exported is not None and (wanted is not None or like is not None or with_statistics or as_json or full):
+    if exported is not None and (wanted is not None or like is not None or as_json or full):
         raise click.UsageError("--export needs only -o FOLDER")
     if exported is not None and folder is not None:
         from hangwatch.tools.commands import feedback
@@ -240,8 +238,6 @@ def incidents(
         feedback.export_case(sources.store.find(exported), folder)
         return 0
     if like is not None:
-        if with_statistics:
-            raise click.UsageError("give either --like or --stats")
         _list_similar(like, sources, reach, as_json=as_json)
         return 0
     summaries = tuple(
@@ -249,11 +245,7 @@ def incidents(
         for summary in sources.summaries()
         if wanted in (None, summary.job_key, summary.job_id, summary.job_name)
     )
-    if with_statistics:
-        from hangwatch.tools.commands import feedback
-
-        feedback.print_statistics(summaries, as_json=as_json)
-    elif as_json:
+    if as_json:
         sys.stdout.buffer.write(
             msgspec.json.encode(incident_file.Incidents(schema_version=1, incidents=summaries)) + b"\n"
         )
@@ -303,7 +295,7 @@ def _find_similar(incident: Incident, summaries: Iterable[Summary]) -> list[Summ
     mark = incident.verdict.fingerprint
     if not mark:
         raise InputError(
-            f"{incident.incident_id}: has no fingerprint: it has no stack, or an older hangwatch wrote it\n"
+            f"{incident.incident_id}: has no fingerprint, because it has no stack\n"
             "  `hangwatch incidents JOB` lists the incidents of a job"
         )
     alike = {(one.node, one.folder): one for one in summaries if one.fingerprint == mark and not one.problem}

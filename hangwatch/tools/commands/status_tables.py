@@ -6,7 +6,7 @@ from collections import Counter
 import click
 
 from hangwatch import words
-from hangwatch.cli.text_tables import age_text, engine_text, print_table
+from hangwatch.cli.text_tables import engine_text, print_table
 from hangwatch.model import JobName
 from hangwatch.state.status import JobStatus, Status
 from hangwatch.tools.commands.job_descriptions import (
@@ -56,7 +56,8 @@ def print_status(seen: Status) -> None:
         for absent in [sum(last - first + 1 for first, last in job.absent_local_ranks)]
     ]
     checks = [
-        (check.check, check.status, age_text(check.ran_unix_seconds, unix_now), check.message) for check in seen.checks
+        (check.check, check.status, words.ago(unix_now - check.ran_unix_seconds), check.message)
+        for check in seen.checks
     ]
     print_table(("GPU", "name", "power", "limit", "utilisation", "job", "fault"), gpus, "no GPUs")
     print_table(("job", "owner", "launcher", "user", "state", "for", "ranks", "collectives", "what"), jobs, "no jobs")

@@ -23,7 +23,7 @@ from rich.text import Text
 from hangwatch import words
 from hangwatch.cli.config_choice import settings_from
 from hangwatch.cli.options import config_option, http_config_option
-from hangwatch.cli.text_tables import age_text, engine_text
+from hangwatch.cli.text_tables import engine_text
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.model import JobState
 from hangwatch.state.status import GpuStatus, JobStatus, Status
@@ -311,7 +311,7 @@ def _checks(status: Status, unix_now: float) -> RenderableType:
         (
             check.check,
             Text(check.status, style=_CHECK_STYLES.get(check.status, "")),
-            age_text(check.ran_unix_seconds, unix_now),
+            words.ago(unix_now - check.ran_unix_seconds),
             check.message or check.reason,
         )
         for check in status.checks

@@ -52,9 +52,9 @@ class NodeReport(msgspec.Struct, frozen=True):
 
     schema_version: int
     checks: tuple[ReportedCheck, ...]
-    began_unix_seconds: float = 0.0
-    printed_unix_seconds: float = 0.0
-    facts: Facts = Facts()
+    began_unix_seconds: float
+    printed_unix_seconds: float
+    facts: Facts
 
 
 class Finding(Value, frozen=True):
@@ -95,8 +95,6 @@ def _report(printed: bytes, _node: str) -> NodeReport:
     report = parse_answer(printed, NodeReport, "its answer is not the output of `hangwatch check --json`: {error}")
     if report.schema_version != 1:
         raise AnswerError("runs a newer hangwatch than this node: upgrade hangwatch on this node")
-    if not report.printed_unix_seconds:
-        raise AnswerError("runs an older hangwatch, which does not report facts to compare: upgrade it on that node")
     facts = len(report.facts.node) + sum(len(job.versions) for job in report.facts.jobs)
     if len(report.checks) > MOST_CHECKS or facts > MOST_FACTS or len(report.facts.jobs) > MOST_FACTS:
         raise AnswerError(f"its answer has more than {MOST_CHECKS} checks or {MOST_FACTS} facts; it is ignored")

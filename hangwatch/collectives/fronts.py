@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Hashable, Iterator, Sequence, Set
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
 from itertools import chain
 from typing import NamedTuple, TypeAlias
 
-from hangwatch.collectives.cycles import strongly_connected
 from hangwatch.collectives.process_groups import ProcessGroup, is_send
 from hangwatch.model import EnqueuedOperation
+from hangwatch.model.keyed_lists import list_by_key
 
 _MOST_NUMBERS = 8  # pending operations of one group
 _Node: TypeAlias = Hashable  # a rank, an operation as (index of its group, number, is it started), or:
@@ -25,11 +25,15 @@ _ANY_RANK = -(1 << 62)  # for one or more of the candidates, a rank waits in a g
 
 
 class Front(NamedTuple):
-    """The oldest open collective, send or recv of a rank in one group. `place` is the index of the group."""
+    """The oldest open collective, send or recv of a rank in one group. `place` is the index of the group.
+
+    `peer` is the rank at the other end of a send or recv, None if unknown.
+    """
 
     place: int
     group: ProcessGroup
     operation: EnqueuedOperation
+    peer: int | None = None
 
 
 class Ends(NamedTuple):
@@ -104,20 +108,24 @@ class _Waits:
         self.sends: dict[int, list[Front]] = defaultdict(list)
         self._numbers = [show_numbers({wait.number for wait in group.waits.values()}) for group in groups]
         self._unrecorded = [group.unknown - recorded for group in groups]
-        oldest: dict[int, tuple[bool, float, int, int, EnqueuedOperation]] = {}
+        oldest: dict[int, tuple[bool, float, int, int, Front]] = {}
         for place, group in enumerate(groups):
-            transfers = ((rank, operation) for rank, pair in group.transfers.items() for operation in pair)
-            for rank, operation in chain(group.waits.items(), transfers):
+            collectives = ((rank, Front(place, group, wait)) for rank, wait in group.waits.items())
+            transfers = (
+                (rank, Front(place, group, *transfer)) for rank, pair in group.transfers.items() for transfer in pair
+            )
+            for rank, front in chain(collectives, transfers):
+                operation = front.operation
                 if not group.enqueues_ahead:
-                    self.of_gloo[rank].append(Front(place, group, operation))
+                    self.of_gloo[rank].append(front)
                     continue
                 if is_sent := is_send(operation):
-                    self.sends[rank].append(Front(place, group, operation))
+                    self.sends[rank].append(front)
                 # Sends come last, because pipelines send asynchronously.
-                order = is_sent, operation.created_unix_seconds, operation.order, place, operation
+                order = is_sent, operation.created_unix_seconds, operation.order, place, front
                 if rank not in oldest or order < oldest[rank]:
                     oldest[rank] = order
-        self.first = {rank: Front(place, groups[place], operation) for rank, (*_, place, operation) in oldest.items()}
+        self.first = {rank: front for rank, (*_, front) in oldest.items()}
 
     def blocking(self, rank: int) -> Iterator[Front]:
         """Yield the fronts in which a rank may wait."""
@@ -144,9 +152,8 @@ class _Waits:
         edges: dict[_Node, Sequence[_Node]] = dict.fromkeys(sorted(recorded), ())
         for rank in (self.first.keys() | self.of_gloo.keys()) - behind_gpu:
             nodes: list[_Node] = []
-            for index, group, wait in self.blocking(rank):
+            for index, _, wait, peer in self.blocking(rank):
                 if wait.is_p2p:
-                    peer = group.find_peer(wait)
                     if peer is not None and peer in recorded and peer != rank and not self._is_launched(peer, rank):
                         nodes.append(peer)
                     continue
@@ -166,7 +173,7 @@ class _Waits:
     def _is_launched(self, sender: int, receiver: int) -> bool:
         """True if a rank has enqueued a send to another before the operation in which it waits itself."""
         started = (send for send in self.sends[sender] if send.operation.order < self.first[sender].operation.order)
-        return any(send.group.find_peer(send.operation) == receiver for send in started)
+        return any(send.peer == receiver for send in started)
 
     def _find_awaited(self, index: int, number: int, is_started: bool) -> Set[int]:
         """Return the ranks with a flight recorder for which others wait in an operation, or `_ANY_RANK`."""
@@ -187,8 +194,7 @@ class _Waits:
 
     def _find_unrecorded_members(self, front: Front) -> Set[int]:
         if front.operation.is_p2p:
-            peer = front.group.find_peer(front.operation)
-            return set() if peer is None else {peer} - self.recorded
+            return set() if front.peer is None else {front.peer} - self.recorded
         return self._unrecorded[front.place]
 
     def find_unrecorded(self, ready: Sequence[int], ends: Set[int]) -> Iterator[int]:
@@ -204,3 +210,35 @@ class _Waits:
             mine = [group for group in self.groups if group.waits and other in group.unknown]
             if not mine or any(ends.isdisjoint(group.members) for group in mine):
                 yield other
+
+
+def strongly_connected(ways: Mapping[_Node, Sequence[_Node]]) -> Iterator[list[_Node]]:
+    """Yield the strongly connected components of a graph, by Kosaraju's algorithm without recursion.
+
+    `ways` maps each node to the nodes to which it has an edge. Each node is in exactly one component. The time grows
+    linearly with the number of nodes and edges.
+    """
+    backward = list_by_key((other, node) for node, following in ways.items() for other in following)
+    completed = [node for part in _walk(ways, ways) for node in part]
+    yield from _walk(backward, reversed(completed))
+
+
+def _walk(ways: Mapping[_Node, Sequence[_Node]], roots: Iterable[_Node]) -> Iterator[list[_Node]]:
+    """Yield the nodes that each root reaches and no earlier root does, in the order in which the walk leaves them."""
+    seen: set[_Node] = set()
+    for root in roots:
+        if root in seen:
+            continue
+        seen.add(root)
+        path = [(root, iter(ways.get(root, ())))]
+        part = []
+        while path:
+            node, further = path[-1]
+            following = next((other for other in further if other not in seen), None)
+            if following is None:
+                part.append(node)
+                path.pop()
+            else:
+                seen.add(following)
+                path.append((following, iter(ways.get(following, ()))))
+        yield part

@@ -7,10 +7,11 @@ other cases this is *unknown*.
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
+from typing import NamedTuple
 
 from hangwatch.model import EnqueuedOperation, GroupRecords, Member, RankId
 from hangwatch.model.flight_records import Library
@@ -30,6 +31,13 @@ _PROVING = frozenset(
 )  # fmt: skip
 
 
+class Transfer(NamedTuple):
+    """A send or recv, and the rank at its other end. `peer` is None if its name or the group does not show it."""
+
+    operation: EnqueuedOperation
+    peer: int | None
+
+
 @dataclass(frozen=True)
 class ProcessGroup:
     """A process group in which a rank waits.
@@ -44,7 +52,7 @@ class ProcessGroup:
     name: str
     records: Mapping[int, GroupRecords]
     waits: Mapping[int, EnqueuedOperation]
-    transfers: Mapping[int, tuple[EnqueuedOperation, ...]]
+    transfers: Mapping[int, Sequence[Transfer]]
     members: tuple[int, ...]
     is_whole: bool
     newest: Mapping[int, int]
@@ -91,12 +99,6 @@ class ProcessGroup:
         every = (one for records in self.records.values() for one in records.operations)
         return self.highest_completed <= self.lowest_newest or not all(map(self.is_proving, every))
 
-    def find_peer(self, transfer: EnqueuedOperation) -> int | None:
-        """Return the rank at the other end of a send or recv. None if the name or the group does not show it."""
-        peer = _PEER.match(transfer.operation)
-        place = int(peer[1]) if peer else len(self.members)
-        return self.members[place] if place < len(self.members) else None
-
     def __str__(self) -> str:
         return f"{next(iter(self.records.values())).description or 'group'} ({self.name})"
 
@@ -138,14 +140,23 @@ def find_groups(by_key: Mapping[int, Member], world_size: int | None) -> list[Pr
     for (library, name), by_member in sorted(every.items()):
         opened = {rank: find_open(records) for rank, records in by_member.items()}
         waits = {rank: wait for rank, (wait, _) in opened.items() if wait is not None}
-        transfers = {rank: pair for rank, (_, pair) in opened.items() if pair}
-        if waits or transfers:
+        pairs = {rank: pair for rank, (_, pair) in opened.items() if pair}
+        if waits or pairs:
             members, is_whole = _find_members(by_member, by_key, world_size, are_numbered=are_numbered)
+            transfers = {
+                rank: [_find_transfer(operation, members) for operation in pair] for rank, pair in pairs.items()
+            }
             newest, completed = _find_numbers(by_member, waits, members, by_key)
             unknown = frozenset(members) - newest.keys() if waits else frozenset()
             facts = by_member, waits, transfers, members, is_whole, newest, completed, unknown
             groups.append(ProcessGroup(library, name, *facts))
     return groups
+
+
+def _find_transfer(operation: EnqueuedOperation, members: Sequence[int]) -> Transfer:
+    peer = _PEER.match(operation.operation)
+    place = int(peer[1]) if peer else len(members)
+    return Transfer(operation, members[place] if place < len(members) else None)
 
 
 def _find_members(

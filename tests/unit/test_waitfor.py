@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from hangwatch.collectives import wait_graph
-from hangwatch.collectives.cycles import strongly_connected
+from hangwatch.collectives.fronts import strongly_connected
 from hangwatch.collectives.rank_records import MOST_GROUPS, drop_unneeded, merge_rounds
 from hangwatch.collectives.wait_graph import Stance
 from hangwatch.model import KernelFacts, Member, RankId, RecorderFacts

@@ -1,6 +1,7 @@
 """Entry point of `hangwatch` and `python -m hangwatch`."""
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -18,9 +19,13 @@ def main() -> None:
         with contextlib.suppress(OSError):  # the command line reports it
             os.write(1, f"hangwatch, version {__version__}\n".encode())
             sys.exit(0)
+    gc.disable()  # imports make many objects and no garbage: collections would take a tenth of their time
     from hangwatch.cli import main as run_command
 
-    run_command()
+    try:
+        run_command()
+    except SystemExit as end:  # all output is written: do not free all memory, nor wait for threads that may block
+        os._exit(int(end.code or 0))
 
 
 if __name__ == "__main__":

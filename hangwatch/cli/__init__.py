@@ -76,9 +76,9 @@ class Commands(click.Group):
         """Import and return the command with this name; None if there is none."""
         if cmd_name not in _MODULE_OF:
             return None
-        gc.disable()  # imports make many objects and no garbage: collections would take a tenth of their time
         module = importlib.import_module(f"hangwatch.{_MODULE_OF[cmd_name]}")
-        gc.freeze()  # nor does a later collection look at them
+        gc.freeze()  # no later collection looks at what was imported
+        gc.set_threshold(10_000)  # from 700: few objects are garbage
         gc.enable()
         commands: dict[str | None, click.Command] = {command.name: command for command in module.COMMANDS}
         return commands[cmd_name]

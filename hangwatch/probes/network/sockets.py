@@ -216,8 +216,11 @@ def sockets_among(links: Mapping[int, str] | None) -> dict[int, int] | None:
 
 def connections_to(addresses: Collection[str], port: int, net_root: Path) -> list[Connection]:
     """Return the TCP connections of a network namespace to `port` at one of `addresses`."""
-    at_port = (connection for connection in list_connections(net_root, port) if connection.remote[1] == port)
-    return [connection for connection in at_port if format_address(connection.remote) in addresses]
+    return [
+        connection
+        for connection in list_connections(net_root, port)
+        if connection.remote[1] == port and format_address(connection.remote) in addresses
+    ]
 
 
 def sockets_at_port(port: int, pid: int, proc_root: Path, tables: PortTables | None = None) -> list[Connection] | None:
@@ -273,7 +276,8 @@ class PortTables:
         """Return the connections with `port` at one end in the network namespace of process `pid`."""
         key = (procfs.namespace(self._root, pid, "net") or f"unknown, of pid {pid}", port)
         if key not in self._by_namespace:
-            self._by_namespace[key] = list(list_connections(self._root / str(pid) / "net", port))
+            rows = (read(pid, self._root) or {}).values() or list_connections(self._root / str(pid) / "net", port)
+            self._by_namespace[key] = [row for row in rows if port in (row.local[1], row.remote[1])]
         return self._by_namespace[key]
 
 

@@ -137,10 +137,8 @@ def dump(
 
 def find() -> Path | None:
     """Return the path of py-spy: in the folder of this interpreter, else on PATH; None if it is in neither."""
-    sibling = Path(sys.executable).with_name("py-spy")
-    if sibling.is_file():
-        return sibling
-    found = shutil.which("py-spy")
+    folders = str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)
+    found = shutil.which("py-spy", path=os.pathsep.join(folders))
     return Path(found) if found else None
 
 

@@ -5,8 +5,6 @@ The kernel reports all facts. They are read once in each round and within limits
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, partial
@@ -14,7 +12,7 @@ from pathlib import Path
 
 from hangwatch.jobs import process_role
 from hangwatch.model import ENDED_STATES, Job, ProcessId, SystemCall
-from hangwatch.probes.base import procfs
+from hangwatch.probes.base import procfs, pseudo_files
 from hangwatch.probes.network import sockets
 from hangwatch.probes.network.sockets import Connection, Connections, End, UnixSocket
 from hangwatch.probes.process import blocked_call, main_thread
@@ -33,12 +31,13 @@ class JobSockets:
     """The sockets, pipes and files of a job's processes during one capture.
 
     * `rank_of` has the pid of the rank of each rank and worker, `dumped` the processes of which stacks are taken.
-    * `store_port` is the port of the job's store, None if unknown. `read_call` returns the call of a main thread.
+    * `store_port` is the port of the job's store, None if unknown.
     * `inside` are the local ends of all connections of the job on this node, `ends` the same by rank, `rank_at` the
       rank of each.
     * `unix` are the Unix sockets in the network namespace of the first rank, by inode.
-    * `open_files` returns the open files of a process, `thread_calls` the system calls of its other threads, by thread.
-      `holding` returns the processes of the job that have a link open, or open for writing. Each is read once a round.
+    * `open_files` returns the open files of a process, `read_call` the system call of its main thread, `thread_calls`
+      those of its other threads, by thread. `holding` returns the processes of the job that have a link open, or open
+      for writing. Each is read once a round.
     """
 
     def __init__(self, job: Job, targets: Sequence[ProcessId], proc_root: Path, search_seconds: float) -> None:
@@ -57,7 +56,6 @@ class JobSockets:
         self._every = dict.fromkeys((*self.rank_of, *self.launchers))
         self._others: dict[tuple[int, str], tuple[str, int] | None] = {}
         self._strangers = blocked_call.Strangers(self._every, proc_root, search_seconds)
-        self.read_call = partial(main_thread.read_call, proc_root=proc_root)
 
     def begin_round(self) -> None:
         """Read the connections of every network namespace of the job, and the processes that hold them."""
@@ -73,6 +71,7 @@ class JobSockets:
         self._rank_of_socket: dict[int | None, int] = {}
         self._descriptors = cache(lambda pid: sockets.descriptors(pid, self.proc_root))
         self.open_files = cache(lambda pid: frozenset((self._descriptors(pid) or {}).values()))
+        self.read_call = cache(partial(main_thread.read_call, proc_root=self.proc_root))
         self._writable_files = cache(lambda pid: blocked_call.writable_files(pid, self.proc_root))
         self.holding, self.thread_calls = cache(self._find_holding), cache(self._read_thread_calls)
         self._holders = blocked_call.JobHolders(self._every, self.holding, self._strangers)
@@ -121,8 +120,7 @@ class JobSockets:
 
     def is_alive(self, pid: int) -> bool:
         """True if a process exists and has not ended."""
-        state = procfs.read_state(pid, self.proc_root)
-        return state is not None and state[1] not in ENDED_STATES
+        return (procfs.read_state(pid, self.proc_root) or (None, "X"))[1] not in ENDED_STATES
 
     def leaves_job(self, connection: Connection) -> bool:
         """True if the other end of an open connection is neither a process of this job on this node nor the store."""
@@ -138,9 +136,7 @@ class JobSockets:
 
     def program(self, pid: int) -> str | None:
         """Return the path of the program file of a process; None if it is gone or not readable."""
-        with contextlib.suppress(OSError):
-            return os.readlink(f"{self.proc_root}/{pid}/exe")  # noqa: PTH115 - a magic link, not a path
-        return None
+        return pseudo_files.read_link(f"{self.proc_root}/{pid}/exe") or None
 
     def ancestors(self, pid: int) -> Iterator[int]:
         """Yield the parent of a process, its parent, and so on; only the nearest few."""

@@ -276,13 +276,15 @@ class WaitChains(NamedTuple):
 
     def _find_asked(self, pid: int) -> list[Connection]:
         """Return the connections to peers outside of the job from which any thread of a process awaits an answer."""
+        held = (self.job.connections_of(pid) or {}).values()
+        if not any(each.awaits_answer and self.job.leaves_job(each) for each in held):
+            return []  # without reading the calls of all threads
         calls = filter(None, (self.job.read_call(pid), *self.job.thread_calls(pid).values()))
         return [each for its in calls for each in self._find_outside(pid, its) if self._is_asked(each)]
 
     def _is_asked(self, connection: Connection) -> bool:
         """True if a peer outside of the job has not answered since an answer was first seen awaited."""
-        carried = connection.carried_bytes
-        is_asked = connection.awaits_answer and self.job.leaves_job(connection)
+        is_asked, carried = connection.awaits_answer and self.job.leaves_job(connection), connection.carried_bytes
         return is_asked and self.asked_bytes.setdefault(connection.inode, carried) == carried
 
 

@@ -42,6 +42,11 @@ def time_on(moment: Moment | None, clock: str) -> tuple[bool, float]:
     return (False, moment.seconds) if moment and moment.clock == clock else (True, 0.0)
 
 
+def seconds_until(moment: Moment | None, later: Moment | None) -> float:
+    """Return the seconds between two moments; 0 if one is unknown, or if they are on different clocks."""
+    return later.seconds - moment.seconds if moment and later and moment.clock == later.clock else 0.0
+
+
 def earlier(moment: Moment, seconds: float) -> Moment:
     """Return the moment that was so many seconds before this one, as a time of day."""
     before = moment.seconds - seconds

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from hangwatch import words
 from hangwatch.formats import work_lines
-from hangwatch.formats.log_times import Moment, common_clock, time_on
+from hangwatch.formats.log_times import Moment, common_clock, seconds_until, time_on
 from hangwatch.logs import enqueued_work, log_ends
 from hangwatch.logs.enqueued_work import RankWork, WorkFinding
 from hangwatch.logs.log_ends import SHOWN, TIMES_AS_MANY, End
@@ -169,7 +169,7 @@ def _find_hint(
     if first is not None and not (
         pointing
         and (
-            _is_later(first.kind.failure.moment, pointing.since)
+            seconds_until(pointing.since, first.kind.failure.moment) > 0
             or {*first.kind.ids} <= {*pointing.ranks} - {*pointing.behind}
         )
     ):
@@ -198,10 +198,6 @@ def _find_hint(
     return _Hint(text, behind.ids, why, settle, is_sure=False)
 
 
-def _is_later(moment: Moment | None, other: Moment | None) -> bool:
-    return moment is not None and other is not None and moment.clock == other.clock and moment.seconds > other.seconds
-
-
 def _find_silent(logs: Sequence[RankLog], kinds: Sequence[_Kind]) -> _Hint | None:
     """Return a hint on the ranks without a failure, if all other ranks report failures of others; else None.
 
@@ -213,7 +209,7 @@ def _find_silent(logs: Sequence[RankLog], kinds: Sequence[_Kind]) -> _Hint | Non
         return None
     complaints = [kind.failure.moment for kind in kinds]
     lasts = [log.last.moment if log.last else None for log in silent]
-    if not all(any(_is_later(last, complaint) for complaint in complaints) for last in lasts):
+    if not all(any(seconds_until(complaint, last) > 0 for complaint in complaints) for last in lasts):
         return None
     ids = tuple(log.id for log in silent)
     text = f"all {words.count(complaining)} with a failure blame others; no failure of {words.name_ranks(ids)}"

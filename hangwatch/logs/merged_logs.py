@@ -6,9 +6,12 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hangwatch.logs.rank_log import Failure, Line, Log, Message, blames_another, latest
+from hangwatch.formats.log_times import seconds_until
+from hangwatch.logs.rank_log import LIBRARY, Failure, Line, Log, Message, blames_another, latest
 from hangwatch.model import RankId
 from hangwatch.model.keyed_lists import list_by_key
+
+_LONG_SECONDS = 600.0  # of a job that a failure ends, the last ranks end at the collective timeout of PyTorch
 
 
 class RankLog(NamedTuple):
@@ -48,7 +51,7 @@ def join(
     global_ranks = _find_global_ranks([*written, *(part.id for part in all_parts), *(rank for *_, rank in reports)])
     named = (part._replace(id=_add_global_rank(part.id, global_ranks)) for part in all_parts)
     by_rank = list_by_key((_make_key(part.id), part) for part in named if is_of_process(part.id))
-    logs = {key: _merge_parts(rank_parts) for key, rank_parts in by_rank.items()}
+    logs = {key: _leave_out_survived(_merge_parts(rank_parts)) for key, rank_parts in by_rank.items()}
     is_timed_out = any("timeout" in failure.text for log in logs.values() for failure in log.failures)
     for source, failure, process in reports:
         rank = _add_global_rank(process, global_ranks)
@@ -60,6 +63,12 @@ def join(
             log = log._replace(failures=(log.failures[0]._replace(moment=failure.moment), *log.failures[1:]))
         logs[_make_key(rank)] = log
     return tuple(sorted(logs.values(), key=lambda log: log.id.sort_key()))
+
+
+def _leave_out_survived(log: RankLog) -> RankLog:
+    """Leave out the failures after which the rank wrote lines of its own for long. The program has caught them."""
+    last = log.last.moment if log.last is not None and not LIBRARY.search(log.last.text) else None
+    return log._replace(failures=tuple(one for one in log.failures if seconds_until(one.moment, last) < _LONG_SECONDS))
 
 
 def _find_global_ranks(ranks: Iterable[RankId]) -> dict[tuple[object, ...], int]:

@@ -37,7 +37,8 @@ _ESCAPES = re.compile(
 )
 _TOLD_RANK = re.compile(r"^\[rank(\d{1,7})\]: ?")
 _TRACEBACK = "Traceback (most recent call last):"
-_OF_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|EXCEPTION)\b|^\[?[EF]\d{4} ", re.IGNORECASE)
+_OF_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|EXCEPTION|WARNING)\b|^\[?[EFW]\d{4} ", re.IGNORECASE)
+_IGNORED = ("Exception ignored ", "Error in atexit._run_exitfuncs:")  # an end of an interpreter, not its reason
 _CODE = re.compile(
     r'^ +File "([\w./+-]{1,1000})", line (\d{1,9}), '
     r"in ([^\W\d]\w{0,199}|<(?:module|lambda|genexpr|(?:list|set|dict)comp)>)$"
@@ -99,7 +100,7 @@ _OUTSIDE = re.compile(
 )
 """An endpoint outside the job. A lost connection to it is an error of this rank itself."""
 _ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}|\[([\da-f]*:[\d:a-f.]+)\]", re.IGNORECASE)
-_LIBRARY = re.compile(r"\bNCCL\b|gloo|c10d|TCPStore|tensorpipe|torch[./]distributed|Dist\w+Error", re.IGNORECASE)
+LIBRARY = re.compile(r"\bNCCL\b|gloo|c10d|TCPStore|tensorpipe|torch[./]distributed|Dist\w+Error", re.IGNORECASE)
 _ANOTHER = r"(?:rank|worker|peer)s?[ :#=]{0,2}\[?(\d{1,7})\b"
 _OF_ANOTHER = re.compile(
     rf"\b{_ANOTHER}\]?,? (?:(?:(?:did|does|has|is|was|could|will)(?: not|n't)"
@@ -182,7 +183,7 @@ class Log:
         self.ras: nccl_ras.Reader | None = None
         self.told_rank: int | None = None
         self._call: tuple[object, ...] = ()
-        self._in_traceback = False
+        self._in_traceback = self._is_ignored = False
         self._indent = 0
         self._where = ""
         self._began: Moment | None = None
@@ -261,6 +262,7 @@ class Log:
                 read_moment(before) or read_moment(prefix) if is_message else None
             )
             self._in_traceback, self._where = True, ""
+            self._is_ignored = count == self.lines - 1 and before.startswith(_IGNORED)
             self._indent = len(text) - len(text.lstrip())
         elif (ended := launcher_lines.find(text)) is not None:
             self._read_end(ended, text, number)
@@ -291,7 +293,8 @@ class Log:
         self._in_traceback = False
         if not _EXCEPTION.match(text):
             return False
-        self._fail(text, self._where, self._began, number)
+        if not self._is_ignored:
+            self._fail(text, self._where, self._began, number)
         return True
 
     def _read_summary(self, text: str, number: int) -> bool:
@@ -350,7 +353,7 @@ def _mask_and_cut(text: str) -> str:
 
 def _is_of_others(text: str) -> bool:
     is_lost = (_OF_OTHERS.search(text) or _LOST_IN_THE_JOB.search(text)) is not None
-    return is_lost and (_LIBRARY.search(text) is not None or not _names_the_internet(text))
+    return is_lost and (LIBRARY.search(text) is not None or not _names_the_internet(text))
 
 
 def _names_the_internet(text: str) -> bool:

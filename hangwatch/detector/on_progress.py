@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from hangwatch.config import Detector, Progress
 from hangwatch.detector import known_pauses
-from hangwatch.detector.baseline import had_gpu_errors, recover_when_back
+from hangwatch.detector.baseline import had_gpu_errors, learn_pause, recover_when_back
 from hangwatch.detector.capture_due import (
     CAPTURE_LOST_SECONDS,
     capture_before_timeout,
@@ -23,6 +23,7 @@ from hangwatch.detector.job_watch import (
     JobWatch,
     MotionCount,
     quiet_seconds,
+    should_page,
     with_capture_record,
     with_open_incident,
     with_suspicion,
@@ -35,7 +36,9 @@ from hangwatch.model import JobState, ProcessId
 from hangwatch.model.flight_records import ProgressCounter
 
 BETWEEN_CAPTURES_SECONDS = 20.0  # from the start of one capture to the start of the one that confirms it
-_MAY_BE_SUSPECTED = frozenset({JobState.STARTING, JobState.TRAINING, JobState.QUIET, JobState.UNKNOWN})
+_MAY_BE_SUSPECTED = frozenset(
+    {JobState.STARTING, JobState.TRAINING, JobState.QUIET, JobState.UNKNOWN, JobState.RECOVERED}
+)
 
 
 def apply_counters(
@@ -65,7 +68,10 @@ def apply_counters(
     if gap is None:
         return _capture_gap(watch, now, settings, progress, capture_seconds)
     if watch.progress.advances > gap.advances:
-        return _continue(watch, now, settings)
+        unusual = watch.progress.unusual_seconds(progress.shortest_gap_seconds, settings.hold_seconds)
+        if not watch.is_open or unusual is None or watch.progress.gap_seconds(now) < unusual:
+            return _continue(watch, now, settings)
+        watch, gap = _stop_again(watch, gap, now, settings)
     if watch.state is JobState.SUSPECTED:
         return _suspected(watch, gap, now, settings, capture_seconds)
     watch, actions = capture_when_due(with_open_incident(watch, back_since=None), now)
@@ -117,6 +123,7 @@ def _begin_suspicion(
     watch: JobWatch, gap: GapSuspicion, message: str, now: float, places: frozenset[str] = frozenset()
 ) -> Change:
     silence = Silence(since=now - watch.progress.gap_seconds(now))
+    watch = learn_pause(watch, now)
     watch = replace(watch, silence=silence, suspicion=Suspicion(fell=True, places=places, gap=gap))
     return enter_state(watch, JobState.SUSPECTED, message, now)
 
@@ -204,6 +211,14 @@ def apply_confirming_capture(
         return watch, ()
     message = f"none of the {seen.total} ranks progresses, and this cannot end by itself"
     return confirm_state(watch, JobState.HUNG, message, now, settings)
+
+
+def _stop_again(watch: JobWatch, gap: GapSuspicion, now: float, settings: Detector) -> tuple[JobWatch, GapSuspicion]:
+    """Return the watch of an open job that has enqueued a few collectives and has stopped again. A page stays."""
+    pages = should_page(watch, now, settings)
+    gap = replace(gap, advances=watch.progress.advances, pages_at_once=pages)
+    watch = replace(watch, silence=Silence(since=now - watch.progress.gap_seconds(now)))
+    return with_suspicion(watch, gap=gap), gap
 
 
 def _continue(watch: JobWatch, now: float, settings: Detector) -> Change:

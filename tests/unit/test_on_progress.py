@@ -90,6 +90,17 @@ def test_job_that_continues_just_before_the_hold_does_not_page(seconds: int) -> 
     assert not job.pages and job.states[-1] == "training"
 
 
+@pytest.mark.parametrize("hidden", [without_power, lambda node: node], ids=["counters", "power"])
+def test_single_step_of_a_hung_job_neither_resolves_its_page_nor_teaches(hidden: Callable[[Node], Node]) -> None:
+    job = run(hidden(pausing((BEGIN, 299), (BEGIN + 300, 300))), BEGIN + 900)["job"]
+    assert len(job.pages) == 1 and job.states.count("recovered") == 1
+
+
+def test_hang_soon_after_a_recovery_is_found_by_counters() -> None:
+    job = run(without_power(pausing((BEGIN, 150), (BEGIN + 180, 1000))), BEGIN + 700)["job"]
+    assert len(job.pages) == 2 and job.pages[1] - (BEGIN + 180) <= 310
+
+
 def test_pause_at_a_place_pages_after_twice_its_length() -> None:
     job = run(pausing((BEGIN, 200), (BEGIN + 1000, 1000)), BEGIN + 1900)["job"]
     first, second = job.pages

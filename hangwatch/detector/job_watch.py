@@ -131,6 +131,11 @@ class JobWatch(Value, frozen=True):
         return self.power.was_busy or self.progress.is_known or self.gap is not None
 
     @property
+    def is_counted_only(self) -> bool:
+        """True if no GPU of the job was ever read and its ranks enqueue collectives: only counters can show a hang."""
+        return self.power.read_at is None and self.progress.progressed_at is not None and self.progress.advances > 0
+
+    @property
     def gap(self) -> GapSuspicion | None:
         """The gap between collectives because of which the job is suspected; None if its power decides."""
         return None if self.suspicion is None else self.suspicion.gap

@@ -18,7 +18,6 @@ from hangwatch.detector.capture_due import (
 from hangwatch.detector.gpu_quorum import has_fallen, has_quorum, is_back, is_down, is_quiet, quiet_uuids
 from hangwatch.detector.job_watch import JobWatch, quiet_seconds, with_capture_record, with_open_incident, with_power
 from hangwatch.detector.power_level import GpuPower
-from hangwatch.detector.progress_gaps import FEWEST_GAPS
 from hangwatch.detector.transitions import Change, begin_suspicion, enter_state
 from hangwatch.detector.watch_parts import Recovered, Silence, Starting, Unknown
 from hangwatch.model import OPEN_STATES, GpuSample, JobState
@@ -29,9 +28,7 @@ WARNED_RATIO = 0.5  # a job without ranks warns after this part of its hold, and
 SAMPLE_GAP_SECONDS = 10.0  # a longer gap between samples does not count as quiet time
 _BY_POWER = frozenset({JobState.STARTING, JobState.TRAINING, JobState.QUIET, JobState.RECOVERED})
 _BY_COUNTERS = "its ranks enqueue collectives; none of its GPUs can be read"
-_NOT_KNOWN = (
-    f"no GPU of it is read, it worked in under {FEWEST_GAPS} readings; a hang is not detected: `hangwatch dump`"
-)
+_NOT_KNOWN = "no GPU of it is read, and no new collective was counted; a hang is not detected: `hangwatch dump`"
 
 
 def apply_sample(
@@ -108,6 +105,8 @@ def apply_missing_sample(watch: JobWatch, now: float, settings: Detector) -> Cha
             return _end_recovery(watch, _BY_COUNTERS, now)
         is_training = watch.state is JobState.TRAINING
         return (watch, ()) if is_training else enter_state(watch, JobState.TRAINING, _BY_COUNTERS, now)
+    if watch.is_counted_only:
+        return watch, ()
     before = JobState.STARTING if watch.state is JobState.STARTING else JobState.TRAINING
     watch, actions = enter_state(watch, JobState.UNKNOWN, _NOT_KNOWN, now)
     return replace(watch, phase=Unknown(before=before)), actions

@@ -36,6 +36,7 @@ from hangwatch.model import JobState, ProcessId
 from hangwatch.model.flight_records import ProgressCounter
 
 BETWEEN_CAPTURES_SECONDS = 20.0  # from the start of one capture to the start of the one that confirms it
+NEW_JOB_HOLDS = 2.5  # a gap is unusual after so many holds while usual gaps are not known, as at a start
 _MAY_BE_SUSPECTED = frozenset(
     {JobState.STARTING, JobState.TRAINING, JobState.QUIET, JobState.UNKNOWN, JobState.RECOVERED}
 )
@@ -100,9 +101,11 @@ def _capture_gap(watch: JobWatch, now: float, settings: Detector, progress: Prog
     if watch.state not in _MAY_BE_SUSPECTED or gap_seconds < progress.shortest_gap_seconds:
         return watch, ()
     unusual_seconds = watch.progress.unusual_seconds(progress.shortest_gap_seconds, settings.hold_seconds)
-    if unusual_seconds is None:
-        return watch, ()
     last_seconds = settings.hold_seconds - capture_seconds  # a later capture is the one at the hold
+    if unusual_seconds is None:
+        if not watch.is_counted_only:
+            return watch, ()
+        unusual_seconds = last_seconds = NEW_JOB_HOLDS * settings.hold_seconds
     if gap_seconds < max(min(unusual_seconds, last_seconds), _next_capture_seconds(watch)):
         return watch, ()
     reason = f"no new collective for {gap_seconds:.0f} s; its usual gaps are shorter than {unusual_seconds:.0f} s"

@@ -73,6 +73,13 @@ def test_job_without_power_and_counters_is_unknown() -> None:
     assert run(node, 600)["job"].states[-1] == "unknown"
 
 
+@pytest.mark.parametrize(("stuck", "pages"), [(LOCKED, 1), (WORKS_ALONE, 0)])
+def test_hang_in_the_first_minute_without_power_pages(stuck: Doing, pages: int) -> None:
+    node = Node(lambda gpu, t: TRAINS if t < 30 else WAITS if gpu else stuck)
+    job = run(without_power(node), 900)["job"]
+    assert len(job.pages) == pages and all(300 <= page - 30 <= 320 for page in job.pages)
+
+
 @pytest.mark.parametrize("restarted_after", [100, 300, 1000])
 def test_restart_of_the_daemon_in_a_hang_at_full_power_keeps_the_incident(restarted_after: int) -> None:
     node = after(3, changed(LOCKED, watts=600.0), WAITS_AT_FULL_POWER)

@@ -100,12 +100,9 @@ def apply_missing_sample(watch: JobWatch, now: float, settings: Detector) -> Cha
     silent_since = watch.since if watch.power.read_at is None else max(watch.since, watch.power.read_at)
     if now - silent_since < max(settings.hold_seconds, SAMPLE_GAP_SECONDS):
         return watch, ()
-    if watch.progress.is_known:
-        if watch.state is JobState.RECOVERED:
-            return _end_recovery(watch, _BY_COUNTERS, now)
-        is_training = watch.state is JobState.TRAINING
-        return (watch, ()) if is_training else enter_state(watch, JobState.TRAINING, _BY_COUNTERS, now)
-    if watch.is_counted_only:
+    if watch.progress.is_known and watch.state is not JobState.TRAINING:
+        return _end_recovery(watch, _BY_COUNTERS, now)
+    if watch.progress.is_known or watch.is_counted_only:
         return watch, ()
     before = JobState.STARTING if watch.state is JobState.STARTING else JobState.TRAINING
     watch, actions = enter_state(watch, JobState.UNKNOWN, _NOT_KNOWN, now)

@@ -218,10 +218,9 @@ def apply_confirming_capture(
 
 def _stop_again(watch: JobWatch, gap: GapSuspicion, now: float, settings: Detector) -> tuple[JobWatch, GapSuspicion]:
     """Return the watch of an open job that has enqueued a few collectives and has stopped again. A page stays."""
-    pages = should_page(watch, now, settings)
-    gap = replace(gap, advances=watch.progress.advances, pages_at_once=pages)
-    watch = replace(watch, silence=Silence(since=now - watch.progress.gap_seconds(now)))
-    return with_suspicion(watch, gap=gap), gap
+    gap = replace(gap, advances=watch.progress.advances, pages_at_once=should_page(watch, now, settings))
+    silence = Silence(since=now - watch.progress.gap_seconds(now))
+    return with_suspicion(replace(watch, silence=silence), gap=gap), gap
 
 
 def _continue(watch: JobWatch, now: float, settings: Detector) -> Change:

@@ -165,6 +165,12 @@ def test_what_a_rank_does_is_told_with_the_line_of_the_users_code() -> None:
     rows = scrape(board(jobs={job_id: replace(entry, incident=changed)})).splitlines()
     (row,) = (line for line in rows if line.startswith("hangwatch_rank_activity{") and 'rank="7"' in line)
     assert 'does="waits for its loader worker (pid 52001, in read_shard (train.py:18))"' in row
+    stopped = tuple(replace(member, kernel=replace(member.kernel, state="T")) for member in stuck.members)
+    groups = tuple(replace(group, members=stopped) if group is stuck else group for group in incident.grouping.groups)
+    changed = replace(incident, grouping=replace(incident.grouping, groups=groups))
+    rows = scrape(board(jobs={job_id: replace(entry, incident=changed)})).splitlines()
+    (row,) = (line for line in rows if line.startswith("hangwatch_rank_activity{") and 'rank="7"' in line)
+    assert 'does="is stopped (state T) by a debugger, a tracer or SIGSTOP' in row
 
 
 @pytest.mark.parametrize("value", [0.0, -1.5, 1e21, float("inf"), float("nan")])

@@ -38,6 +38,8 @@ def describe_activity(group: Group, *, several: bool = False) -> str:
 
     With `several` the verb is plural: "are loading data (DataLoader)".
     """
+    if group.members and all(member.is_stopped for member in group.members):
+        return f"{'are' if several else 'is'} {describe_stop(group.members)}"
     worker = find_busy_worker(group)
     if worker is not None and worker.user_frame is not None:
         if several:

@@ -116,9 +116,6 @@ def _describe_activity(group: Group) -> str:
         return f"{who} could not be dumped"
     if not group.frames:
         return f"{who} {'has' if group.size == 1 else 'have'} no stack"
-    if all(member.is_stopped for member in group.members):
-        verb = "is" if group.size == 1 else "are"
-        return f"{who} {verb} {clauses.describe_stop(group.members)}"
     return f"{who} {clauses.describe_activity(group, several=group.size > 1)}{clauses.describe_line(group)}"
 
 

@@ -186,6 +186,7 @@ def test_late_rank_is_shown_with_its_table() -> None:
         (job("off", TRAINS), "not known: RecorderOff: it is off"),
         (job("j", TRAINS), "not known: compared once a minute"),
         (job("e", JobState.ENDED), "not known: it has ended"),
+        (job("e", JobState.ENDED, arrival=replace(LEVEL, ranks=())), "not known: it has ended"),
     ],
 )
 def test_why_no_rank_is_named_is_said(shown: JobStatus, text: str) -> None:

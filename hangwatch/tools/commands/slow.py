@@ -109,7 +109,7 @@ def _describe(job: JobStatus, unseen: tuple[Unseen, ...]) -> str:
             f"no new collectives for {words.duration(gap_seconds)} ({job.state.value}): "
             f"`hangwatch status` shows why, `hangwatch dump --job {job.job_key}` looks now"
         )
-    if job.arrival is not None:
+    if job.arrival is not None and (job.arrival.ranks or job.state is not JobState.ENDED):
         return job.arrival.message
     if job.ranks < 2:
         return "it has only one rank here; compare its nodes: hangwatch slow --nodes NODES"

@@ -186,7 +186,10 @@ def judge(window: Sequence[Sample], settings: Settings) -> CheckVerdict:
         if rule.name not in settings.ignored_rules
     ]
     versions = contract.join_first(
-        [f"job {job.job} uses NCCL {job.nccl or 'unknown'}, PyTorch {job.torch or 'unknown'}" for job in sample.jobs]
+        [
+            f"job {job.job} uses {f'NCCL {job.nccl}, ' if job.nccl else ''}PyTorch {job.torch or 'unknown'}"
+            for job in sample.jobs
+        ]
     )
     return worst(findings, ok("NothingKnown", f"none of {len(rules())} known causes of hangs is present; {versions}"))
 

@@ -103,6 +103,8 @@ def test_nccl_of_the_system_tells_its_version_by_its_file(tree: NodeTree) -> Non
     process(tree, [], {}, ["/usr/lib/x86_64-linux-gnu/libnccl.so.2.16.2 (deleted)"])
     result = run("environment", tree.node(job(rank(10))))
     assert "NCCL 2.16.2, PyTorch unknown" in result.verdict.message
+    process(tree, [], {}, [])
+    assert "uses PyTorch unknown" in run("environment", tree.node(job(rank(10)))).verdict.message
 
 
 def test_a_job_of_many_nodes(tree: NodeTree) -> None:

@@ -56,6 +56,9 @@ _MEANT = {
     "logs": "explain FILE, or journalctl -u hangwatch",
     "--html": "dump -o DIR (for DIR/.../report.html), or report --html FILE",
     "--rank": "dump --pid PID",
+    "--watch": "top",
+    "hangwatch -v": "--version",
+    "hangwatch -V": "--version",
     "incidents --job": "incidents JOB",
     "silence --job": "silence JOB",
 }

@@ -98,6 +98,8 @@ def test_the_help_names_every_command() -> None:
         (("silence", "--job", "j"), ["Type: hangwatch silence JOB"]),
         (("slow", "train"), ["hangwatch slow --job train"]),
         (("status", "--nodse"), ["No such option", "Did you mean '--nodes' of `hangwatch check | dump |"]),
+        (("status", "--watch"), ["Type: hangwatch top"]),
+        (("-v",), ["No such option '-v'. Type: hangwatch --version"]),
         (("demo", "--lst"), ["Did you mean '--list'?"]),
         (("help", "reprot"), ["No such command", "Did you mean 'report'?"]),
         (("status", "--url", "gpu07:9836"), ["try --url http://gpu07:9836\n"]),

@@ -18,7 +18,7 @@ from hangwatch.state.job_identity import assign_names, match_jobs, merge_entries
 ENDED_SHOWN_SECONDS = 120.0
 ENDED_SHOWN_PER_SHARE = 64
 WAITS_NO_MORE = "its launcher has ended, or has started a process that is not a rank"
-RANKS_CAME = "its ranks have started"
+RANKS_CAME = "it was a launcher without ranks; its ranks are monitored from now on"
 
 
 def record_scan(

@@ -42,7 +42,7 @@ from hangwatch.probes.network import sockets
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.state import steps
 from hangwatch.state.board import Snapshot
-from hangwatch.state.on_scan import ENDED_SHOWN_SECONDS, WAITS_NO_MORE
+from hangwatch.state.on_scan import ENDED_SHOWN_SECONDS, RANKS_CAME, WAITS_NO_MORE
 from hangwatch.state.steps import SaveIncident
 from hangwatch.verdict import judge
 from hangwatch.verdict.diagnosis import Diagnosis
@@ -266,7 +266,7 @@ def test_once_its_ranks_come_the_incident_closes_and_there_is_one_job_that_start
     assert life.states == {key: JobState.STARTING}
     assert life.snapshot.jobs[key].watch.identity.began == life.now, "its start begins with its ranks"
     last = life.saved[-1]
-    assert last.closed_unix_seconds == life.now and last.timeline[-1].message == "its ranks have started"
+    assert last.closed_unix_seconds == life.now and last.timeline[-1].message == RANKS_CAME
 
 
 def test_rank_mistaken_for_launcher_trains_with_first_work() -> None:

@@ -75,17 +75,18 @@ STATE_MODULES = (
     *("restored_incidents", "on_diagnosis", "on_sample", "on_scan"),
 )
 # Tests by module, the quickest first.
+CHILD_TESTS = (
+    "unit/test_child.py",
+    "unit/test_pyspy_faults.py",
+    "integration/test_pyspy.py",
+    "integration/test_pystack.py",
+)
 TESTS = {
     **dict.fromkeys((f"verdict/{name}.py" for name in ("judge", "rules", "scene", "check_first")), VERDICT_TESTS),
     **dict.fromkeys((f"detector/{name}.py" for name in DETECTOR_MODULES), DETECTOR_TESTS),
     **dict.fromkeys((f"capture/{name}.py" for name in CAPTURE_MODULES), CAPTURE_TESTS),
     "probes/process/pyspy.py": ("unit/test_pyspy_faults.py", "integration/test_pyspy.py"),
-    "probes/base/child.py": (
-        "unit/test_child.py",
-        "unit/test_pyspy_faults.py",
-        "integration/test_pyspy.py",
-        "integration/test_pystack.py",
-    ),
+    **dict.fromkeys(("probes/base/child.py", "probes/base/child_runner.py"), CHILD_TESTS),
     **dict.fromkeys((f"state/{name}.py" for name in STATE_MODULES), PROGRESS_TESTS),
     "formats/incident_file.py": ("unit/test_store_bounds.py", "unit/test_store.py", "unit/test_json.py"),
     **dict.fromkeys((f"store/{name}.py" for name in ("incident_folders", "store_lock", "sharing")), STORE_TESTS),

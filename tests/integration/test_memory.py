@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch.probes.base import procfs
-from hangwatch.probes.base.child import MOST_ABANDONED_OF_SHARE
+from hangwatch.probes.base.child_runner import MOST_ABANDONED_OF_SHARE
 from hangwatch.probes.process import main_thread, process_memory
 from tests.commands import finished
 from tests.conftest import wait_for

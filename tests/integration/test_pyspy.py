@@ -20,7 +20,8 @@ from hangwatch.capture.rounds import capture
 from hangwatch.formats.pyspy_json import parse_json
 from hangwatch.model import ProcessId
 from hangwatch.probes.base import procfs
-from hangwatch.probes.base.child import MOST_ABANDONED_OF_SHARE, AbandonedChildren, Child
+from hangwatch.probes.base.child import Child
+from hangwatch.probes.base.child_runner import MOST_ABANDONED_OF_SHARE, AbandonedChildren
 from hangwatch.probes.process import pyspy
 from tests.conftest import wait_for
 from tests.fake_pyspy import fake_pyspy

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from hangwatch.model import Fault, ProcessId
-from hangwatch.probes.base import child, pseudo_files
-from hangwatch.probes.base.child import (
+from hangwatch.probes.base import child_runner, pseudo_files
+from hangwatch.probes.base.child import Child
+from hangwatch.probes.base.child_runner import (
     MOST_ABANDONED,
     MOST_ABANDONED_OF_SHARE,
     AbandonedChildren,
-    Child,
     Printed,
     Runner,
 )
@@ -63,7 +63,7 @@ def test_child_environment_and_descriptors_are_minimal(monkeypatch: pytest.Monke
 
 def test_child_memory_is_bounded() -> None:
     code = "import resource, sys; sys.stdin.read(); print(resource.getrlimit(resource.RLIMIT_DATA)[0])"
-    assert int(printed(run(Runner("child"), code, question=b""))) == child.MOST_MEMORY_BYTES
+    assert int(printed(run(Runner("child"), code, question=b""))) == child_runner.MOST_MEMORY_BYTES
     assert int(printed(run(Runner("child", most_memory_bytes=1 << 28), code, question=b""))) == 1 << 28
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch.model import Fault
-from hangwatch.probes.base import child as children
+from hangwatch.probes.base import child_runner
 from hangwatch.probes.process import pyspy
 from tests.conftest import wait_for
 from tests.fake_pyspy import fake_pyspy
@@ -381,7 +381,7 @@ def test_pyspy_that_a_signal_ends_reports_the_signal(target: Target) -> None:
 
 
 def test_pyspy_that_answers_but_hangs_is_ended(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(children, "KILL_SECONDS", 0.1)
+    monkeypatch.setattr(child_runner, "KILL_SECONDS", 0.1)
     body = f"echo $$ > {target.folder}/pid; {STACKS}; exec sleep 600 >&- 2>&-"
     fault = fault_of(target.dump(target.pyspy(body), deadline_seconds=3.0))
     assert fault_parts(fault) == ("Timeout", "tool", "py-spy printed its answer and did not end", "")
@@ -419,7 +419,7 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Pope
     """Make SIGKILL ineffective until the end of the test, as in a blocked system call. Yield the started children."""
     kept: list[subprocess.Popen[bytes]] = []
     monkeypatch.setattr(subprocess.Popen, "kill", lambda child: kept.append(child))
-    monkeypatch.setattr(children, "KILL_SECONDS", 0.05)
+    monkeypatch.setattr(child_runner, "KILL_SECONDS", 0.05)
     yield kept
     for child in kept:
         os.kill(child.pid, signal.SIGKILL)
@@ -457,7 +457,7 @@ def test_process_is_dumped_again_after_its_abandoned_pyspy_ended(
 def test_too_many_abandoned_dumpers_of_a_share_refuse_another(
     target: Target, unkillable: list[subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    for number in range(children.MOST_ABANDONED_OF_SHARE):
+    for number in range(child_runner.MOST_ABANDONED_OF_SHARE):
         other = Target(tmp_path / str(number))
         stat = other.proc / str(TARGET) / "stat"
         stat.write_text(stat.read_text().replace("1000", str(2000 + number)))

@@ -24,7 +24,8 @@ from typing import NamedTuple
 from hangwatch import words
 from hangwatch.model import Fault, Value
 from hangwatch.probes.base import pseudo_files, system_calls
-from hangwatch.probes.base.child import KILL_SECONDS, STARTUP_SECONDS, AbandonedChildren, Child
+from hangwatch.probes.base.child import KILL_SECONDS, STARTUP_SECONDS, Child
+from hangwatch.probes.base.child_runner import AbandonedChildren
 
 CHILD = Path(__file__).with_name("filesystems_child.py")
 _STUCK_SECONDS = 0.3  # time for a child to end that has not responded: it probably hangs

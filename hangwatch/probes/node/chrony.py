@@ -6,11 +6,11 @@ import os
 import shutil
 
 from hangwatch.model import Fault, ProcessId, Value
-from hangwatch.probes.base import child
+from hangwatch.probes.base import child_runner
 
 DEADLINE_SECONDS = 3.0
 FIELDS = 14
-_RUNNER = child.Runner("chronyc")
+_RUNNER = child_runner.Runner("chronyc")
 _LOCAL_CLOCK = "7F7F0101"  # the reference id of the directive `local`: chronyd follows its own clock
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from hangwatch import words
 from hangwatch.model import Fault, Process, ProcessId, Value
-from hangwatch.probes.base import child, procfs, pseudo_files
+from hangwatch.probes.base import child, child_runner, procfs, pseudo_files
 
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 MOST_ERROR_BYTES = 1 << 18
@@ -141,8 +141,10 @@ def find_root(mounts: str | None, living: Iterable[int], proc_root: Path = procf
     return None
 
 
-_FILES = child.Runner("reader of crash artifacts", keeps_part=True, most_bytes=MOST_ANSWER_BYTES)
-_CORES = child.Runner("reader of cores", abandoned=_FILES.abandoned, keeps_part=True, most_bytes=MOST_STACK_BYTES)
+_FILES = child_runner.Runner("reader of crash artifacts", keeps_part=True, most_bytes=MOST_ANSWER_BYTES)
+_CORES = child_runner.Runner(
+    "reader of cores", abandoned=_FILES.abandoned, keeps_part=True, most_bytes=MOST_STACK_BYTES
+)
 
 
 def read_error_files(ranks: Sequence[tuple[RankSnapshot, Path]]) -> list[ErrorFile]:
@@ -273,7 +275,7 @@ def _ask(questions: Sequence[dict[str, Any]], ranks: Sequence[tuple[RankSnapshot
     return [*answers[: len(questions)], *([{"refused": "did not respond"}] * (len(questions) - len(answers)))]
 
 
-def _run(runner: child.Runner, request: dict[str, Any], seen: RankSnapshot, deadline_seconds: float) -> bytes:
+def _run(runner: child_runner.Runner, request: dict[str, Any], seen: RankSnapshot, deadline_seconds: float) -> bytes:
     """Return the child's output until its deadline, or a line with the reason why there is none."""
     printed = runner.run(
         [sys.executable, "-I", "-m", f"{__package__}.crash_artifacts_child"],

@@ -17,14 +17,14 @@ from msgspec import structs
 from hangwatch import words
 from hangwatch.formats import decoding
 from hangwatch.model import Fault, ProcessDetails, ProcessId
-from hangwatch.probes.base import child, procfs
+from hangwatch.probes.base import child_runner, procfs
 
 CHILD = Path(__file__).with_name("process_details_child.py")
 MOST_PROCESSES = 8
 _PARALLEL = 2
 _LISTED = 32
 _CHARACTERS = 200
-RUNNER = child.Runner("reader of details")
+RUNNER = child_runner.Runner("reader of details")
 
 
 class _Answer(ProcessDetails, frozen=True):

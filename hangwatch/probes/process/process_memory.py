@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hangwatch.probes.base import pseudo_files
-from hangwatch.probes.base.child import KILL_SECONDS, STARTUP_SECONDS, AbandonedChildren, Child, Starvation
+from hangwatch.probes.base.child import KILL_SECONDS, STARTUP_SECONDS, Child, Starvation
+from hangwatch.probes.base.child_runner import AbandonedChildren
 from hangwatch.probes.process.memory_image import Place, Read, UnreadableError
 
 CHILD = Path(__file__).with_name("process_memory_child.py")

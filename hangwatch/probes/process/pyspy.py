@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from hangwatch.formats import pyspy_json
 from hangwatch.model import BLOCKED_STATES, ENDED_STATES, STOPPED_STATES, Fault, ProcessId, Value
-from hangwatch.probes.base import child, procfs
+from hangwatch.probes.base import child, child_runner, procfs
 from hangwatch.probes.base.interpreter import pip_install
 from hangwatch.probes.process.dump_obstacles import MOST_THREADS
 
@@ -37,11 +37,11 @@ _MORE_TRIES = 4
 _LOCK = threading.Lock()
 _VERSIONS: dict[Path, tuple[int, ...]] = {}
 _SILENT_UNTIL: dict[Path, float] = {}
-_VERSION_READER = child.Runner("py-spy")
+_VERSION_READER = child_runner.Runner("py-spy")
 MOST_MEMORY_BYTES = 48 << 20  # a torch rank needs 8 MiB, 66,000 frames (16 MiB of JSON, as much as is read) 32 MiB
 _MOST_MEMORY_BYTES_NATIVE = 2 << 30  # it reads the symbols of all libraries of the target
-DUMPER = child.Runner("py-spy", answer="stacks", most_memory_bytes=MOST_MEMORY_BYTES)
-_NATIVE_DUMPER = child.Runner(
+DUMPER = child_runner.Runner("py-spy", answer="stacks", most_memory_bytes=MOST_MEMORY_BYTES)
+_NATIVE_DUMPER = child_runner.Runner(
     "py-spy", answer="stacks", abandoned=DUMPER.abandoned, most_memory_bytes=_MOST_MEMORY_BYTES_NATIVE
 )
 _OUT_OF_MEMORY = "memory allocation of"  # Rust's message before it aborts
@@ -50,7 +50,7 @@ _NEVER_PAUSE = BLOCKED_STATES | STOPPED_STATES | ENDED_STATES | {"I"}
 # Faults for which an attempt with a paused target can succeed.
 _PASSING = frozenset({"StackChanged", "DumpFailed", "DumperCrashed"})
 
-STUCK_REASONS = child.STUCK_REASONS
+STUCK_REASONS = child_runner.STUCK_REASONS
 
 
 class PyspyAnswer(Value, frozen=True):

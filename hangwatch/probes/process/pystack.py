@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from hangwatch import words
 from hangwatch.formats.pyspy_json import USE_GDB
 from hangwatch.model import Fault
-from hangwatch.probes.base import child, procfs
+from hangwatch.probes.base import child, child_runner, procfs
 from hangwatch.probes.process import pyspy
 from hangwatch.probes.process.dump_obstacles import INSTALL_PYSTACK
 from hangwatch.probes.process.pyspy import PyspyAnswer
@@ -28,7 +28,7 @@ _NEEDED = frozenset({"NoInterpreter", "TooManyThreads"})
 _LONGEST_DETAIL = 200
 _MOST_MEMORY_BYTES = 512 << 20  # a torch rank needs 24 MiB
 # The abandoned children are shared with py-spy, since both hang for the same cause.
-_RUNNER = child.Runner(
+_RUNNER = child_runner.Runner(
     "pystack", answer="stacks", abandoned=pyspy.DUMPER.abandoned, most_memory_bytes=_MOST_MEMORY_BYTES
 )
 
@@ -72,7 +72,7 @@ def dump(
         state_after=None if now is None else now[1],
     )
     if isinstance(printed, Fault):
-        is_stuck = printed.reason in child.STUCK_REASONS
+        is_stuck = printed.reason in child_runner.STUCK_REASONS
         return replace(answer, fault=printed if is_stuck else _with_pystack_error(fault, printed.detail))
     if printed.code != 0:
         message = printed.err.decode("utf-8", "replace").strip()

@@ -14,7 +14,7 @@ from pathlib import Path
 from hangwatch import words
 from hangwatch.limits import LONGEST_PATH
 from hangwatch.model import Fault, OutputEnd, ProcessId
-from hangwatch.probes.base import child, filesystems, procfs, pseudo_files
+from hangwatch.probes.base import child_runner, filesystems, procfs, pseudo_files
 
 CHILD = Path(__file__).with_name("rank_output_child.py")
 MOST_BYTES = 64 << 10  # of one file
@@ -23,7 +23,7 @@ FEWEST_BYTES = 4 << 10
 _MOST_MOUNTS = 8
 _PARALLEL = 4
 _DELETED = " (deleted)"
-RUNNER = child.Runner("reader of logs")
+RUNNER = child_runner.Runner("reader of logs")
 
 
 def read(
@@ -49,7 +49,7 @@ def read(
     faults: list[Fault] = []
     end = time.monotonic() + deadline_seconds
 
-    def read_mount(files: Mapping[ProcessId, Mapping[int, str]]) -> child.Printed | Fault:
+    def read_mount(files: Mapping[ProcessId, Mapping[int, str]]) -> child_runner.Printed | Fault:
         arguments = [f"{target.pid}:{targets[target]}:{','.join(map(str, paths))}" for target, paths in files.items()]
         return RUNNER.run(
             [sys.executable, "-I", "-S", str(CHILD), str(most_bytes), *arguments],

@@ -9,12 +9,12 @@ import msgspec
 
 from hangwatch.formats import pyspy_json
 from hangwatch.model import Fault, Frame, ProcessId
-from hangwatch.probes.base import child
+from hangwatch.probes.base import child_runner
 from hangwatch.probes.process import credentials, pyspy
 from hangwatch.probes.process.source_line_child import Question
 
 _DEADLINE_SECONDS = 2.0
-_RUNNER = child.Runner("reader of a source line")
+_RUNNER = child_runner.Runner("reader of a source line")
 
 
 def read(pid: int, frame: Frame, uid: int | None = None) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hangwatch.model import Job, ProcessId
-from hangwatch.probes.base import child, procfs
+from hangwatch.probes.base import child_runner, procfs
 
 DEADLINE_SECONDS = 5.0
 WAIT_SECONDS = 0.5  # of the scan that asks first; a local file answers in milliseconds
@@ -31,7 +31,7 @@ class UserNames:
 
     def __init__(self, proc_root: Path = procfs.PROC, deadline_seconds: float = DEADLINE_SECONDS) -> None:
         self._proc_root, self._deadline_seconds = proc_root, deadline_seconds
-        self._runner = child.Runner("getent")
+        self._runner = child_runner.Runner("getent")
         self._names: dict[int, str] = {}
         self._asked_at: dict[int, float] = {}
         self._thread: threading.Thread | None = None
@@ -86,6 +86,6 @@ class UserNames:
             share="",
             deadline_seconds=self._deadline_seconds,
         )
-        if isinstance(printed, child.Printed):
+        if isinstance(printed, child_runner.Printed):
             entries = [_ENTRY.match(line) for line in printed.out.splitlines()]
             self._names |= {int(entry[2]): entry[1].decode() for entry in entries if entry and int(entry[2]) in uids}

@@ -20,7 +20,7 @@ import msgspec
 
 from hangwatch.formats import bounded_read, decoding
 from hangwatch.model import Fault, ProcessId
-from hangwatch.probes.base import child
+from hangwatch.probes.base import child, child_runner
 from hangwatch.probes.torch_recorder.libraries import Mapped
 
 CHILD = Path(__file__).with_name("symbols_child.py")
@@ -71,7 +71,7 @@ class SymbolTables:
         self._silent_until: dict[_Key | str, float] = {}  # files and owners
         self._locks: dict[_Key, threading.Lock] = {}
         self._path: Path | None = None
-        self.runner = child.Runner("reader of symbols", starvation=STARVATION)
+        self.runner = child_runner.Runner("reader of symbols", starvation=STARVATION)
 
     def keep_in(self, folder: Path) -> None:
         """Use the symbols that earlier runs kept in a folder that only this user can change, and add those of this run.

@@ -22,7 +22,7 @@ from hangwatch.cli.options import config_option
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.formats import decoding
 from hangwatch.model import Fault, ProcessId
-from hangwatch.probes.base.child import Printed, Runner
+from hangwatch.probes.base.child_runner import Printed, Runner
 from hangwatch.probes.base.interpreter import pip_install
 
 MOST_BYTES = 256 << 10  # of an answer

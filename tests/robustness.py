@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from hangwatch.model import Frame, ProcessDump, RankDump, RankId, Thread, Verdict
 from hangwatch.report import dump_text
-from hangwatch.stacks import activity
+from hangwatch.stacks import activity_table
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.tools.explain import traces
@@ -32,7 +32,7 @@ from tests.hangs import CASES, SETTINGS, TABLE, rank_dumps
 _LIBRARIES = "/opt/conda/lib/python3.11/site-packages/"
 _STANDARD_LIBRARY = "/opt/conda/lib/python3.11/"
 _USER = "/home/user/"
-_KNOWN_LIBRARIES = activity.packages() | sys.stdlib_module_names
+_KNOWN_LIBRARIES = activity_table.packages() | sys.stdlib_module_names
 _NATIVE_LEAF = Frame(function="__poll", file="libc.so.6")
 
 _COMMAND = "python train.py"

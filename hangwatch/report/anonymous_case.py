@@ -20,7 +20,7 @@ from hangwatch.formats import pyspy_json
 from hangwatch.model import Capture, Feedback, Frame, Incident, ProcessDump, RankDump, RankId, Thread, WorkerDump
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.report import dump_text
-from hangwatch.stacks import activity
+from hangwatch.stacks import activity_table
 from hangwatch.stacks import frames as stack_frames
 
 EXPECTATION_FILE = "expect.json"
@@ -142,7 +142,7 @@ class _Names:
 
     def _public(self, kind: str, name: str, ending: str = "") -> str:
         """Return a name that the table of activities contains, or its pattern with a number; else a plain word."""
-        functions, parts = activity.load_vocabularies()
+        functions, parts = activity_table.load_vocabularies()
         vocabulary = functions if kind == "function_" else parts
         if name in vocabulary.plain:
             return name
@@ -158,7 +158,7 @@ def _is_public(file: str) -> bool:
     if frozen := _FROZEN.fullmatch(file):
         return frozen[1] in sys.stdlib_module_names
     package = file.partition("/")[0].removesuffix(".py")
-    is_library = package in activity.packages() or stack_frames.is_standard(file)
+    is_library = package in activity_table.packages() or stack_frames.is_standard(file)
     return is_library and _PLAIN_PATH.fullmatch(file) is not None
 
 
@@ -189,7 +189,7 @@ def _anonymous_process(dump: ProcessDump, pid: int, names: _Names) -> ProcessDum
 def _anonymous_thread(thread: Thread, number: int, names: _Names) -> Thread:
     owners = stack_frames.find_owners([frame.file for frame in thread.frames], thread.installed_frames)
     name = thread.name or "MainThread"
-    is_kept = name == "MainThread" or any(row.names.match(name) for row in activity.awaits_threads())
+    is_kept = name == "MainThread" or any(row.names.match(name) for row in activity_table.awaits_threads())
     return replace(
         thread,
         name=thread.name if is_kept else names.word("thread-", name),

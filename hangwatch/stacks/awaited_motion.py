@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from hangwatch.model import EnqueuedOperation, RankDump, Waits, WorkerDump
-from hangwatch.stacks import activity, kernel_facts, rates
+from hangwatch.stacks import activity_table, kernel_facts, rates
 from hangwatch.stacks.process_activity import ProcessActivity
 from hangwatch.stacks.rates import MainRates, Rates
 
@@ -68,7 +68,7 @@ def find_awaited(
     if waits.object is not None:
         return "object"
     names = [None if stand is None else stand.doing.activity for stand in activities]
-    doing = [None if name is None else activity.find_activity(name) for name in names]
+    doing = [None if name is None else activity_table.find_activity(name) for name in names]
     if all(row is not None and row.is_collective for row in doing):
         return "ranks"
     is_backward = all(row is not None and row.work_is_in == "autograd" for row in doing)
@@ -76,4 +76,4 @@ def find_awaited(
         operation.stays_open and not operation.is_p2p and (operation.by_main or is_backward) for operation in operations
     ):
         return "ranks"
-    return "gpu" if all(name == activity.GPU_SYNC for name in names) or waits.waits_in_torch else None
+    return "gpu" if all(name == activity_table.GPU_SYNC for name in names) or waits.waits_in_torch else None

@@ -31,7 +31,7 @@ from hangwatch.model import (
     WorkerDump,
 )
 from hangwatch.model.keyed_lists import list_by_key
-from hangwatch.stacks import activity, completed_collectives, kernel_facts, progress, sleeps
+from hangwatch.stacks import activity, activity_table, completed_collectives, kernel_facts, progress, sleeps
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.process_activity import ProcessActivity, find_process_activity
 from hangwatch.stacks.user_code import find_framework_caller, user_frames
@@ -243,13 +243,13 @@ def _correct_by_measurement(
 
     may_await_child = bool(place.awaited) or place.doing.row.idles
     if may_await_child and kernel_facts.awaits_child(rank.rounds):
-        return corrected("child", "nothing", activity=activity.AWAITS_CHILD, waits=False)
+        return corrected("child", "nothing", activity=activity_table.AWAITS_CHILD, waits=False)
     if waits.file_lock is not None and not waits_for_job:
         return corrected("lock", "lock")
     if waits.shares_lock and not waits_for_job:
         return corrected("shared-lock", "lock")
     if rank.id.pid is not None and waits.server == rank.id.pid and place.waits_for in ("unknown", "thread"):
-        return corrected("serves", "ranks", activity=activity.SERVING, waits=True)
+        return corrected("serves", "ranks", activity=activity_table.SERVING, waits=True)
     if measured.signature is Signature.BEHIND_GPU and not waits_for_job:
         return corrected("gpu", "gpu")
     if place.waits_for == "gpu" and rank.gpu.is_idle and place.doing.row.by_name_alone:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from hangwatch.model import BLOCKED_STATES, Group, Grouping, JobState, Member, Motion, Signature
-from hangwatch.stacks import activity
+from hangwatch.stacks import activity_table
 from hangwatch.stacks import frames as stack_frames
 
 _IDLE_CPU_RATIO = 0.05  # of one core
@@ -45,7 +45,7 @@ def find_resting_state(grouping: Grouping) -> JobState | None:
         return JobState.SUSPENDED
     if any(group.fault and not group.gone for group in grouping.groups):
         return None
-    doing = [activity.find_activity(group.activity) for group in grouping.groups]
+    doing = [activity_table.find_activity(group.activity) for group in grouping.groups]
     if any(row.held_elsewhere or row.meets_at_store for row in doing):
         return None
     living = ((group, member) for group in grouping.groups for member in group.members if not _is_gone(member))
@@ -108,10 +108,10 @@ def has_no_task(grouping: Grouping) -> bool:
 
 
 def _takes_tasks(group: Group) -> bool:
-    if not group.frames or group.activity != activity.RPC_WAIT:
+    if not group.frames or group.activity != activity_table.RPC_WAIT:
         return False
     loop, others = group.frames[0], [frame for stack in group.threads for frame in stack.frames]
-    boots = [frame for frame in (loop, *others) if activity.has_mark("boot", [frame])]
+    boots = [frame for frame in (loop, *others) if activity_table.has_mark("boot", [frame])]
     libraries = [stack_frames.short_path(frame.file).partition("/")[0] for frame in boots]
     return loop in boots and libraries.count(libraries[0]) == 1
 
@@ -123,7 +123,7 @@ def _rests(member: Member) -> bool:
 
 def find_refused(group: Group) -> list[Member]:
     """Return the ranks that try to connect to the store at MASTER_ADDR while each attempt fails immediately."""
-    if not activity.has_mark("at_master", group.frames):
+    if not activity_table.has_mark("at_master", group.frames):
         return []
     return [member for member in group.members if member.waits.store and member.waits.store.socket == "retries"]
 
@@ -164,7 +164,7 @@ def _needs_no_rank(group: Group, member: Member) -> bool:
     if member.signature in _WORKS:
         return True
     main = next((stack.frames for stack in group.threads if group.awaited and stack.name == "MainThread"), group.frames)
-    joins = group.activity == activity.EXITING or activity.has_mark("joins", main)
+    joins = group.activity == activity_table.EXITING or activity_table.has_mark("joins", main)
     rests = member.kernel.rests == "sleep" or (member.kernel.rests == "thread" and joins)
     return rests and member.signature in _STANDS_STILL
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from hangwatch.model import ProcessDump, Thread
-from hangwatch.stacks import activity
+from hangwatch.stacks import activity, activity_table
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.user_code import library_frames, user_frames
 
@@ -98,9 +98,9 @@ def _find_awaited(main: Thread, workers: Sequence[Thread], table: activity.Table
     calls = stack_frames.python_frames(library_frames(main))
     doing = table.classify_thread(main).row
     waits = doing.waits_for in ("ranks", "gpu") and not doing.idles
-    if not calls or waits or not activity.is_marked("awaits", *calls[0].place):
+    if not calls or waits or not activity_table.is_marked("awaits", *calls[0].place):
         return ()
-    looked_at, rows = workers[:_MOST_THREADS], [row for row in activity.awaits_threads() if row.calls(calls)]
+    looked_at, rows = workers[:_MOST_THREADS], [row for row in activity_table.awaits_threads() if row.calls(calls)]
     in_program = {id(thread) for thread in looked_at if user_frames(thread)}
     chosen: Sequence[Thread] = ()
     if rows:
@@ -174,4 +174,4 @@ def _python(thread: Thread) -> bool:
 
 def _is_service(thread: Thread) -> bool:
     """True for an idle pool thread, and for a thread that serves a library (queue feeder, progress bar, watchdog)."""
-    return activity.has_mark("service", thread.frames) and not activity.has_mark("work", thread.frames)
+    return activity_table.has_mark("service", thread.frames) and not activity_table.has_mark("work", thread.frames)

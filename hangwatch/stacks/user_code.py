@@ -7,7 +7,7 @@ from functools import lru_cache
 from msgspec import structs
 
 from hangwatch.model import Frame, Group, Grouping, StackFacts, Thread
-from hangwatch.stacks import activity
+from hangwatch.stacks import activity_table
 from hangwatch.stacks import frames as stack_frames
 
 _MOST_FRAMES = 16
@@ -48,7 +48,7 @@ def _find_user_frame_indexes(places: tuple[stack_frames.Place, ...], installed_f
 def _is_library(function: str, file: str) -> bool:
     """True if a frame is compiled or generated code, or belongs to a package in the table."""
     is_code = not stack_frames.short_path(file).startswith("<") and not stack_frames.is_native(function, file)
-    return not is_code or file.partition("/")[0].removesuffix(".py") in activity.packages()
+    return not is_code or file.partition("/")[0].removesuffix(".py") in activity_table.packages()
 
 
 def innermost_user_frame(group: Group) -> Frame | None:
@@ -97,13 +97,13 @@ def is_at_earlier_line(group: Group, other: Group) -> bool:
 
 def find_caller(frames: Sequence[Frame]) -> Frame | None:
     """Return the innermost Python frame outside the library that runs collectives: their caller; None without one."""
-    outside = (frame for frame in stack_frames.python_frames(frames) if not activity.has_mark("collective", [frame]))
-    return next(outside, None)
+    python = stack_frames.python_frames(frames)
+    return next((frame for frame in python if not activity_table.is_marked("collective", *frame.place)), None)
 
 
 def find_framework_caller(thread: Thread) -> Frame | None:
     """Return the caller of a collective if it belongs to a framework and its line is known; None if not."""
-    caller = find_caller(thread.frames) if activity.has_mark("collective", thread.frames) else None
+    caller = find_caller(thread.frames) if activity_table.has_mark("collective", thread.frames) else None
     return caller if caller and caller.line is not None and caller not in user_frames(thread) else None
 
 

@@ -10,7 +10,7 @@ from hangwatch.detector import job_watch, sleepers, standstill
 from hangwatch.detector.job_watch import JobWatch, MotionCount
 from hangwatch.detector.known_pauses import find_places
 from hangwatch.model import Grouping, JobState, Motion
-from hangwatch.stacks.activity import RENDEZVOUS
+from hangwatch.stacks.activity_table import RENDEZVOUS
 from hangwatch.stacks.idle_reasons import find_resting_state, has_no_task, is_serving
 from hangwatch.state.actions import Action, SaveIncident
 from hangwatch.state.board import Snapshot

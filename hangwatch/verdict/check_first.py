@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hangwatch.model import Confidence, Group, Motion, Signature
-from hangwatch.stacks import activity
+from hangwatch.stacks import activity_table
 from hangwatch.stacks.user_code import find_caller, is_in_user_code
 from hangwatch.verdict.findings import ANYTHING, Rule, Text
 from hangwatch.verdict.rules import died_first, find_stopped
@@ -68,7 +68,7 @@ def _find_group_outside_jax_program(scene: Scene) -> Sequence[Group]:
     """
 
     def is_in_program(group: Group) -> bool:
-        marked = activity.has_mark("all_processes", group.frames)
+        marked = activity_table.has_mark("all_processes", group.frames)
         return marked and group.motion is Motion.FROZEN
 
     odd = [group for group in scene.stacked if not is_in_program(group)]
@@ -112,14 +112,14 @@ def _is_at_another_line(scene: Scene, _: Group) -> bool:
 
 def _idles_in_loop(group: Group) -> bool:
     """True if the group waits in a loop for something from outside the job."""
-    return activity.find_activity(group.activity).idles
+    return activity_table.find_activity(group.activity).idles
 
 
 def _awaits_orders(group: Group) -> bool:
     """True if the group waits in a loop for its next order from another process."""
     frame = find_caller(group.frames)
     receives = is_rooted(group) or is_between_two(group) or not is_collective(group)
-    return group.waits and receives and frame is not None and activity.is_marked("orders", frame.function, frame.file)
+    return group.waits and receives and frame is not None and activity_table.is_marked("orders", *frame.place)
 
 
 def _awaits_process_or_events(scene: Scene, group: Group) -> bool:
@@ -184,7 +184,7 @@ def _lacks_thread_in_collective(scene: Scene, group: Group) -> bool:
 
 
 def _has_thread_in_collective(group: Group) -> bool:
-    return any(activity.find_activity(thread.activity).in_key for thread in group.threads)
+    return any(activity_table.find_activity(thread.activity).in_key for thread in group.threads)
 
 
 def _find_lock_holders(scene: Scene) -> Sequence[Group]:

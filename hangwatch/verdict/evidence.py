@@ -10,7 +10,7 @@ from hangwatch import words
 from hangwatch.limits import MOST_LISTED_RANKS
 from hangwatch.model import Evidence, GpuUse, Group, Grouping, Member, Motion, RankId, Signature, Stack
 from hangwatch.model.keyed_lists import list_by_key
-from hangwatch.stacks import activity
+from hangwatch.stacks import activity_table
 from hangwatch.tables import kernel_lines
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.measurements import (
@@ -109,7 +109,7 @@ def context(grouping: Grouping) -> Iterator[Evidence]:
         yield _evidence("group", group.members, f"{_who(group.members)}: {_shows(group)}")
     for group in groups[:2]:
         for stack in group.threads[:_CONTEXT_THREADS]:
-            clause = "" if stack.activity == "unknown" else f" {activity.describe_activity(stack.activity, None)}"
+            clause = "" if stack.activity == "unknown" else f" {activity_table.describe_activity(stack.activity, None)}"
             thread = f"thread {stack.name} of {_who(group.members[:1])}"
             yield _evidence("thread", group.members, f"{thread}{clause}: {_frames(stack)}")
     lone = _find_lone_gpu(grouping.members)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from hangwatch.collectives.process_groups import process_key
 from hangwatch.model import Confidence, Group, Grouping, Motion, Signature, Verdict
-from hangwatch.stacks import activity
+from hangwatch.stacks import activity_table
 from hangwatch.verdict import kinds, recorder_dumps
 from hangwatch.verdict.check_first import CHECK_FIRST
 from hangwatch.verdict.evidence import gather
@@ -297,7 +297,7 @@ def _is_in_kernel_alone(group: Group) -> bool:
 
 def _waits_by_use_alone(group: Group) -> bool:
     """True if only the utilization of its GPUs shows that a group waits. Its stack and its GPU power show no wait."""
-    by_stack = activity.find_activity(group.activity).waits_for
+    by_stack = activity_table.find_activity(group.activity).waits_for
     return by_stack != group.waits_for and all(
         member.signature is Signature.BEHIND_GPU and member.gpu.busy_power_ratio is None for member in group.members
     )

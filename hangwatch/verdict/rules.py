@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from hangwatch.model import BLOCKED_STATES, Confidence, Group, Member, Motion, Signature
-from hangwatch.stacks import activity, user_code
+from hangwatch.stacks import activity_table, user_code
 from hangwatch.stacks.progress import GPU_IN_KERNEL_RATIO
 from hangwatch.verdict.findings import ANYTHING, Finding, Rule, Text
 from hangwatch.verdict.scene import (
@@ -84,7 +84,7 @@ def _sleeps_in_torch(group: Group, member: Member) -> bool:
 
     Some calls of torch, for example `work.wait()`, have no Python frame.
     """
-    by_name = activity.find_activity(group.activity).waits_for
+    by_name = activity_table.find_activity(group.activity).waits_for
     return member.waits.waits_in_torch is True and by_name in ("unknown", "lock")
 
 
@@ -96,7 +96,7 @@ def _is_blocked_with_idle_gpu(group: Group, member: Member) -> bool:
     """
     idle = member.gpu.utilization_ratio is not None and member.gpu.utilization_ratio < GPU_IN_KERNEL_RATIO
     is_known = member.waits.awaited is not None or member.waits.stuck_on is not None
-    may_be = is_known or not activity.find_activity(group.activity).may_read_gpu
+    may_be = is_known or not activity_table.find_activity(group.activity).may_read_gpu
     return idle and may_be and member.signature in {Signature.BLOCKED, Signature.AWAITS_OUTSIDE}
 
 
@@ -184,7 +184,7 @@ def _deaf_master(scene: Scene) -> Sequence[Group]:
     def is_deaf(member: Member) -> bool:
         return member.id.rank == 0 and member.waits.store is not None and not member.waits.store.has_connection
 
-    not_at_store = [group for group in scene.stacked if not activity.find_activity(group.activity).meets_at_store]
+    not_at_store = [group for group in scene.stacked if not activity_table.find_activity(group.activity).meets_at_store]
     return keep_groups(not_at_store, is_deaf)
 
 
@@ -332,7 +332,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _make_outside_rule(
         "leave the job, while the others wait in it",
-        lambda group: activity.find_activity(group.activity).leaves_the_job,
+        lambda group: activity_table.find_activity(group.activity).leaves_the_job,
         ("ranks",),
         Confidence.MEDIUM,
         gives_way=True,
@@ -355,7 +355,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _make_outside_rule(
         "are blocked in functions that no rule matches, or wait for a peer outside the job, with an idle GPU",
-        lambda group: waits_for(group) == "unknown" or activity.find_activity(group.activity).by_name_alone,
+        lambda group: waits_for(group) == "unknown" or activity_table.find_activity(group.activity).by_name_alone,
         ("ranks", "gpu"),
         Confidence.MEDIUM,
         _is_blocked_with_idle_gpu,

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from msgspec import structs
 
 from hangwatch.model import STOPPED_STATES, EnqueuedOperation, Group, Grouping, Member, Motion, Signature, Value
-from hangwatch.stacks import activity, user_code
+from hangwatch.stacks import activity_table, user_code
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.completed_collectives import find_pause
 from hangwatch.stacks.idle_reasons import find_idle_kind, find_refused
@@ -321,7 +321,7 @@ def asks_unknown_thread(group: Group) -> bool:
     """True if the group waits for a thread, and one of its threads is in unknown functions: it may wait for ranks."""
     if group.awaited and group.waits_for == "unknown":
         return True
-    threads = (activity.find_activity(thread.activity) for thread in group.threads)
+    threads = (activity_table.find_activity(thread.activity) for thread in group.threads)
     return group.waits_for == "thread" and any(known.waits_for == "unknown" for known in threads)
 
 
@@ -335,7 +335,7 @@ def wants_gil(group: Group) -> bool:
 
 def is_rooted(group: Group) -> bool:
     """True if the group waits in a collective with a root. The root may call it from another function or line."""
-    return group.waits and activity.is_marked("rooted", group.operation or "")
+    return group.waits and activity_table.is_marked("rooted", group.operation or "")
 
 
 def is_collective(group: Group) -> bool:
@@ -343,18 +343,18 @@ def is_collective(group: Group) -> bool:
 
     False if it waits for a reply, a request or the end of the job.
     """
-    known = activity.find_activity(group.activity)
+    known = activity_table.find_activity(group.activity)
     return group.waits and known.work_is_in is None and not known.leaves_the_job
 
 
 def is_answered_by_process(group: Group) -> bool:
     """True if the group waits for a reply, a request or an event of another process, which may be no rank."""
-    return group.waits and activity.find_activity(group.activity).work_is_in is not None
+    return group.waits and activity_table.find_activity(group.activity).work_is_in is not None
 
 
 def is_between_two(group: Group) -> bool:
     """True if the group waits for one other rank, as a pipeline stage does."""
-    return activity.find_activity(group.activity).is_between_two
+    return activity_table.find_activity(group.activity).is_between_two
 
 
 def keep_members(group: Group, wanted: Callable[[Member], bool]) -> Group | None:

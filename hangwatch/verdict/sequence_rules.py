@@ -10,7 +10,7 @@ from hangwatch.collectives import wait_graph
 from hangwatch.collectives.wait_graph import PendingOperation, Stance, WaitGraph
 from hangwatch.model import Group, Grouping, Member, Signature
 from hangwatch.model.keyed_lists import list_by_key
-from hangwatch.stacks import activity
+from hangwatch.stacks import activity_table
 from hangwatch.stacks.progress import polls_repeatedly
 from hangwatch.stacks.user_code import is_in_user_code
 from hangwatch.verdict.scene import Process, lock_holder, open_operations, process_of, waits_for
@@ -148,7 +148,7 @@ def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str,
         case "lock" if member.waits.shares_lock:
             return "unclear"
         case "lock" | "thread" if group.awaited_differ or any(
-            activity.find_activity(thread.activity).waits_for == "ranks" for thread in group.threads
+            activity_table.find_activity(thread.activity).waits_for == "ranks" for thread in group.threads
         ):
             return "unclear"
         case "nothing":

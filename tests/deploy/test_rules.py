@@ -12,7 +12,7 @@ import yaml
 from hangwatch.checks.framework import registry
 from hangwatch.metrics.collective_progress import RANKS_OF_A_SERIES
 from hangwatch.model import CheckStatus
-from hangwatch.stacks import activity
+from hangwatch.stacks import activity_table
 from hangwatch.verdict import timeout_forecast
 from tests.deploy import promql
 from tests.deploy.promql import FROM_THE_SITE, ROOT, RULES, SITE_RULES
@@ -118,7 +118,9 @@ def test_the_fleet_rule_knows_what_every_activity_waits_for() -> None:
     recorded = {rule["record"]: rule["expr"] for rule in promql.rules(RULES.read_text()) if "record" in rule}
     fleet = recorded["hangwatch:waiting_ranks:count"] + recorded["hangwatch:apart_rank:held"]
     kinds = {kind for found in re.findall(r'waits_for=~?"([^"]*)"', fleet) for kind in found.split("|")}
-    assert kinds | {"unknown"} == {activity.find_activity(name).waits_for for name in activity.built_in().activities}
+    assert kinds | {"unknown"} == {
+        activity_table.find_activity(name).waits_for for name in activity_table.built_in().activities
+    }
     assert "activity=" not in fleet
 
 

@@ -22,7 +22,7 @@ from hangwatch import config
 from hangwatch.checks.framework import registry
 from hangwatch.formats import incident_file
 from hangwatch.model import JobState
-from hangwatch.stacks import activity
+from hangwatch.stacks import activity, activity_table
 from hangwatch.store.incident_folders import Store
 from tests.commands import hangwatch
 from tests.deploy import promql
@@ -80,7 +80,7 @@ def test_activity_of_old_release_is_known_or_names_its_successor(name: str) -> N
         with pytest.raises(config.ConfigError, match=RENAMED[name]):
             activity.load((rule,))
         return
-    assert name in activity.built_in().activities
+    assert name in activity_table.built_in().activities
     activity.load((rule,))
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hangwatch import config
 from hangwatch.model import Frame
-from hangwatch.stacks import activity
+from hangwatch.stacks import activity, activity_table
 
 TABLE = activity.load()
 
@@ -120,7 +120,7 @@ def test_rules_of_the_configuration_come_first() -> None:
     table = activity.load(rules)
     assert table.classify(frames("read_shard (a/our_loader.py)")) == ("data_loading", "our loader", False)
     assert table.classify(frames("ask_licence (x.py)", "all_reduce (" + C10D + ")")).activity == "licence_server"
-    assert activity.find_activity("licence_server").waits_for == "nothing"
+    assert activity_table.find_activity("licence_server").waits_for == "nothing"
     assert TABLE.classify(frames("read_shard (a/our_loader.py)")).activity == "unknown"
 
 
@@ -135,12 +135,12 @@ def test_a_misspelt_activity_is_refused_since_it_would_accuse() -> None:
 
 
 def test_every_rule_names_an_activity_and_every_activity_a_sentence() -> None:
-    tables = activity.built_in()
+    tables = activity_table.built_in()
     assert {rule.activity for rule in tables.rules} <= set(tables.activities)
     assert all(rule.functions for rule in tables.rules)
     for name in tables.activities:
         for operation in (None, "thing"):
-            clause = activity.describe_activity(name, operation)
+            clause = activity_table.describe_activity(name, operation)
             assert clause.split()[0] in {"is", "waits", "stands", "sleeps", "creates"} and "{" not in clause
 
 
@@ -164,9 +164,9 @@ def test_phases() -> None:
         ("rooted", ["gather_object ()", "Bcast ()"], ["all_gather ()", "reduce_scatter ()", "broadcast_from ()"]),
     ],
 )
-def test_marks(mark: activity.Mark, bearers: list[str], others: list[str]) -> None:
-    assert all(activity.is_marked(mark, frame.function, frame.file) for frame in frames(*bearers))
-    assert not any(activity.is_marked(mark, frame.function, frame.file) for frame in frames(*others))
+def test_marks(mark: activity_table.Mark, bearers: list[str], others: list[str]) -> None:
+    assert all(activity_table.is_marked(mark, frame.function, frame.file) for frame in frames(*bearers))
+    assert not any(activity_table.is_marked(mark, frame.function, frame.file) for frame in frames(*others))
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def test_a_library_is_a_package_of_its_own_and_no_folder_of_a_program(file: str,
 
 def rooted_patterns() -> list[str]:
     """Return the file patterns of the table that begin with the name of a package."""
-    tables = activity.built_in()
+    tables = activity_table.built_in()
     rows = (*tables.rules, *tables.marks)
     found = dict.fromkeys(pattern for row in rows for pattern in (*row.files, row.file))
     return [pattern for pattern in found if pattern and not pattern.startswith(("*/", "<", "["))]
@@ -271,7 +271,7 @@ def rooted_patterns() -> list[str]:
 
 @pytest.mark.parametrize("pattern", rooted_patterns())
 def test_pattern_matches_at_the_root_of_a_package_alone(pattern: str) -> None:
-    row = activity._Rule(activity="lock", order="certain", why="one row", functions=("f",), file=pattern)
+    row = activity_table.Rule(activity="lock", order="certain", why="one row", functions=("f",), file=pattern)
     path, table = pattern.replace("*", "x"), activity.Table((row,))
     roots = ["", "/opt/venv/lib/python3.12/site-packages/", "/usr/lib/python3/dist-packages/", "/usr/lib/python3.11/"]
     roots += ["/usr/lib/python311.zip/", "/app/train.pex/", "/pex/torch-2.13.0.whl/", "/app/train#link-tree/"]
@@ -279,7 +279,7 @@ def test_pattern_matches_at_the_root_of_a_package_alone(pattern: str) -> None:
     assert matched == roots
     below = [f"{root}another/package/" for root in roots]
     package, folder, _ = pattern.partition("/")
-    if not folder or package not in activity.built_in().checkouts:
+    if not folder or package not in activity_table.built_in().checkouts:
         below += ["/home/ann/package/", "/opt/torch/distributed/elastic/"]
     assert [place for place in below if table.classify(frames(f"f ({place}{path})")).activity == "lock"] == []
 

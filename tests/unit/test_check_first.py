@@ -39,7 +39,7 @@ from hangwatch.model import (
     Waits,
     WorkerCall,
 )
-from hangwatch.stacks import activity
+from hangwatch.stacks import activity_table
 from hangwatch.verdict import recommendation
 from hangwatch.verdict.judge import judge
 from hangwatch.verdict.recommendation import History, with_action
@@ -706,7 +706,7 @@ LINKS = "Check for XIDs, NVLink and network errors"
 
 def unnamed_group(name: str, *members: Member, first: int = 0, count: int = 2, waits_for: str = "") -> Group:
     ranks = members or tuple(Member(id=RankId(node="n1", rank=first + i)) for i in range(count))
-    known = activity.find_activity(name)
+    known = activity_table.find_activity(name)
     return Group(key=f"{name}{first}", activity=name, members=ranks, waits_for=waits_for or known.waits_for)
 
 
@@ -741,7 +741,7 @@ MEASURED = {
 
 @pytest.mark.golden
 def test_every_sentence(golden: Callable[[str, str], None]) -> None:
-    lines = [f"{name}:{look(unnamed_group(name))}" for name in activity.built_in().activities]
+    lines = [f"{name}:{look(unnamed_group(name))}" for name in activity_table.built_in().activities]
     lines += [f"{name}:{look(one)}" for name, one in MEASURED.items()]
     alone = unnamed_group("collective_wait", count=1)
     lines += [
@@ -757,7 +757,7 @@ def test_every_sentence(golden: Callable[[str, str], None]) -> None:
 def test_links_and_sequence_numbers_only_where_all_wait_for_ranks_or_gpus() -> None:
     assert LINKS in look(unnamed_group("collective_wait"), unnamed_group("gpu_sync", first=2))
     assert "sequence numbers" in look(unnamed_group("collective_wait"))
-    for name, known in ((name, activity.find_activity(name)) for name in activity.built_in().activities):
+    for name, known in ((name, activity_table.find_activity(name)) for name in activity_table.built_in().activities):
         if known.waits_for not in ("ranks", "gpu"):
             assert LINKS not in look(
                 unnamed_group("collective_wait", count=4), unnamed_group(name, first=4, count=4)

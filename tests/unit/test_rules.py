@@ -41,7 +41,7 @@ from hangwatch.model import (
     Verdict,
     Waits,
 )
-from hangwatch.stacks import activity
+from hangwatch.stacks import activity_table
 from hangwatch.stacks.idle_reasons import find_refused, find_resting_state, has_no_task, is_serving
 from hangwatch.state.on_diagnosis import count_motion
 from hangwatch.verdict import evidence
@@ -243,7 +243,7 @@ def meeting(
         )
         if name:
             frames = AT_MASTER if name == "rendezvous" else ()
-            waits_for = activity.find_activity(name).waits_for
+            waits_for = activity_table.find_activity(name).waits_for
             groups.append(Group(key=name, activity=name, waits_for=waits_for, members=members, frames=frames))
     return judge(Grouping(groups=tuple(groups), world_size=len(stands)))
 
@@ -304,7 +304,7 @@ def test_ranks_that_no_other_node_can_reach(places: list[str | None], activity_n
         Member(id=RankId(node="n1", rank=rank), rounds=3, waits=Waits(enclosed_at=place))
         for rank, place in enumerate(places)
     )
-    known = activity.find_activity(activity_name)
+    known = activity_table.find_activity(activity_name)
     group = Group(key="k", activity=activity_name, waits_for=known.waits_for, members=members)
     found = judge(Grouping(groups=(group,), world_size=8), 4)
     assert (found.kind, found.named) == (kind, ())
@@ -773,7 +773,7 @@ def group(name: str, ranks: range, *functions: str, node: str = "n1") -> Group:
     return Group(
         key=f"{name}{ranks.start}",
         activity=name,
-        waits_for=activity.find_activity(name).waits_for,
+        waits_for=activity_table.find_activity(name).waits_for,
         operation="barrier" if name == "collective_wait" else None,
         frames=tuple(Frame(function=one, file="train.py", line=1) for one in functions),
         members=tuple(Member(id=RankId(node=node, rank=rank), motion=Motion.FROZEN, rounds=3) for rank in ranks),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hangwatch.stacks import activity
+from hangwatch.stacks import activity_table
 from hangwatch.verdict import check_first, findings, kinds, recommendation, rules
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -56,8 +56,8 @@ def activities() -> Iterable[str]:
     yield "| waits for | activities |"
     yield "|---|---|"
     by_kind: dict[str, list[str]] = {}
-    for name in activity.built_in().activities:
-        by_kind.setdefault(activity.find_activity(name).waits_for, []).append(f"`{name}`")
+    for name in activity_table.built_in().activities:
+        by_kind.setdefault(activity_table.find_activity(name).waits_for, []).append(f"`{name}`")
     for kind, names in by_kind.items():
         yield f"| `{kind}` | {', '.join(names)} |"
 

@@ -22,7 +22,7 @@ from hangwatch.model import (
     Stack,
 )
 from hangwatch.model.keyed_lists import list_by_key
-from hangwatch.stacks import activity
+from hangwatch.stacks import activity_table
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.user_code import find_caller, innermost_user_frames
 from hangwatch.tables import kernel_lines
@@ -51,9 +51,9 @@ def describe_activity(group: Group, *, several: bool = False) -> str:
         or _describe_shared_lock(group)
         or _describe_store_wait(group)
         or _describe_sleep(group)
-        or activity.describe_activity(group.activity, group.operation)
+        or activity_table.describe_activity(group.activity, group.operation)
     )
-    if group.waits_for == "gpu" and activity.find_activity(group.activity).waits_for != "gpu":
+    if group.waits_for == "gpu" and activity_table.find_activity(group.activity).waits_for != "gpu":
         by_stack = f"waits in PyTorch's own code ({_find_innermost(group)}), for other ranks or its GPU"
         clause = by_stack if _is_in_torch(group) else f"waits for its GPU in {_find_innermost(group)}"  # by measurement
     if several:
@@ -73,7 +73,7 @@ def _awaits_threads(group: Group) -> str | None:
         return f"waits for threads of its own that differ: {words.join_words(each)}"
     if not group.awaited or group.awaited[0].frames != group.frames or group.waits_for in {"ranks", "gpu"}:
         return None
-    does = activity.describe_activity(group.activity, group.operation)
+    does = activity_table.describe_activity(group.activity, group.operation)
     return f"waits for its thread {words.printable(group.awaited[0].name)}, which {does}"
 
 
@@ -114,7 +114,7 @@ def _describe_shared_lock(group: Group) -> str | None:
 
 def _describe_store_wait(group: Group) -> str | None:
     """Return a clause if measurements show that ranks in unknown functions wait for a key of the store; else None."""
-    asks = group.waits and activity.find_activity(group.activity).waits_for == "unknown"
+    asks = group.waits and activity_table.find_activity(group.activity).waits_for == "unknown"
     waits = asks and all(member.waits.awaits_store == "main" for member in group.members)
     return f"waits for a key of the store in {_find_innermost_function(group)}" if waits else None
 
@@ -258,7 +258,7 @@ def _describe_other_end(target: CallTarget, member: Member, ranks: Mapping[int, 
 
 def find_busy_worker(group: Group) -> Stack | None:
     """Return the first worker process with a task. None if there is none, or if the group does not wait for workers."""
-    if activity.find_activity(group.activity).work_is_in != "workers":
+    if activity_table.find_activity(group.activity).work_is_in != "workers":
         return None
     return next((worker for worker in group.workers if worker.user_frame is not None), None)
 
@@ -280,7 +280,7 @@ def _find_innermost_function(group: Group) -> str:
 
 def has_gpu(group: Group) -> bool:
     """True if a rank of the group has a GPU or is known to wait for one. A backward pass alone proves no GPU."""
-    known = activity.find_activity(group.activity)
+    known = activity_table.find_activity(group.activity)
     waits = "its GPU" in known.says or (known.waits_for != "gpu" and not _is_in_torch(group))
     return waits or any(member.gpu.utilization_ratio is not None for member in group.members)
 
@@ -346,7 +346,7 @@ def _describe_place(group: Group) -> str:
 
     For other activities, return the operation of the group, or else the name of its activity.
     """
-    known = activity.find_activity(group.activity)
+    known = activity_table.find_activity(group.activity)
     place = known.says.removesuffix(" ({operation})").removeprefix("is in ")
     if known.waits_for == "gpu" and place != known.says.removesuffix(" ({operation})"):
         return place.replace("its ", "their ")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from hangwatch.model import Member
-from hangwatch.stacks import activity
+from hangwatch.stacks import activity_table
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.wording import stuck_on
 
@@ -41,7 +41,7 @@ def numbers(finding: Finding) -> str:
 
 def look_at(finding: Finding) -> str:
     """Return the check that the table of activities gives for the activity of the suspects."""
-    said = activity.find_activity(finding.suspects[0].activity).look_at
+    said = activity_table.find_activity(finding.suspects[0].activity).look_at
     return f"{said[:1].lower()}{said[1:]}".rstrip(".") if said else SLOW_CALL
 
 

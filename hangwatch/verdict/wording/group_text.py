@@ -5,7 +5,7 @@ from itertools import zip_longest
 
 from hangwatch import words
 from hangwatch.model import Group, RankId, Stack
-from hangwatch.stacks import activity
+from hangwatch.stacks import activity_table
 from hangwatch.stacks.user_code import innermost_user_frame, innermost_user_frames, is_in_user_code
 from hangwatch.verdict.scene import count_ranks
 from hangwatch.verdict.wording import clauses
@@ -106,7 +106,7 @@ def others_wait(others: Sequence[Group], *, awaited: str = "") -> str:
 
 def during(groups: Sequence[Group]) -> str:
     """Return the phase of the program that all these groups have in common: " during evaluation"; else ""."""
-    phases = {activity.describe_phase(group.activity, group.phase) for group in groups}
+    phases = {activity_table.describe_phase(group.activity, group.phase) for group in groups}
     around = phases.pop() if len(phases) == 1 else ""
     return f" {around}" if around else ""
 
@@ -126,7 +126,7 @@ def describe_suspects(groups: Sequence[Group]) -> str:
 def _describe_suspect(group: Group, *, several: bool) -> str:
     own = innermost_user_frame(group)
     if own is not None and is_in_user_code(group) and not group.awaited and group.waits_for in {"unknown", "gpu"}:
-        phase = f" {around}" if (around := activity.describe_phase(group.activity, group.phase)) else ""
+        phase = f" {around}" if (around := activity_table.describe_phase(group.activity, group.phase)) else ""
         lines = innermost_user_frames(group)
         where = own if len(lines) == 1 else f"{own.function} ({clauses.places(lines)})"
         return f"{'are' if several else 'is'} in {where}, in the program's own code{phase}"
@@ -149,13 +149,13 @@ def describe_in_report(group: Group) -> str:
         return words.printable(f"no stack: {group.fault.reason}")
     unknown = group.activity == "unknown" and not group.operation
     clause = "in an unknown activity" if unknown else clauses.describe_activity(group, several=several)
-    return words.printable(" ".join(filter(None, (clause, activity.describe_phase(group.activity, group.phase)))))
+    return words.printable(" ".join(filter(None, (clause, activity_table.describe_phase(group.activity, group.phase)))))
 
 
 def describe_stack(stack: Stack, group: Group) -> str:
     """Return the activity of a worker or thread of a group: "its worker (1 x pt_data_worker) is loading data"."""
     kind = "worker" if stack in group.workers else "thread"
-    clause = "" if stack.activity == "unknown" else f" {activity.describe_activity(stack.activity, None)}"
+    clause = "" if stack.activity == "unknown" else f" {activity_table.describe_activity(stack.activity, None)}"
     if kind == "worker" and stack.activity == "data_loading" and stack.user_frame is None:
         clause = " is idle"
     return words.printable(f"its {kind} ({stack.name}){clause}")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from hangwatch import words
 from hangwatch.model import Group, Grouping, Member, PortUse
-from hangwatch.stacks import activity
+from hangwatch.stacks import activity_table
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.verdict.wording import clauses
 
@@ -72,7 +72,7 @@ def _find_hint(group: Group) -> str | None:
     if all(sleeps):
         until = max(sleep.until_unix_seconds for sleep in sleeps if sleep)
         return f"Look again after {words.utc(until, '%H:%M:%S UTC')}: their sleep ends then."
-    row = activity.find_activity(group.activity)
+    row = activity_table.find_activity(group.activity)
     return (row.meets_at_store and _describe_store(group.members)) or row.look_at
 
 

@@ -10,7 +10,7 @@ from hangwatch.collectives.wait_graph import GpuEnd, PendingOperation, WaitGraph
 from hangwatch.limits import MOST_LISTED_RANKS
 from hangwatch.model import Evidence, Group, Member
 from hangwatch.model.keyed_lists import list_by_key
-from hangwatch.stacks import activity
+from hangwatch.stacks import activity_table
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.scene import Scene, open_operations, process_of
 from hangwatch.verdict.sequence_rules import Answer
@@ -196,7 +196,7 @@ def still_open(finding: Finding) -> str:
     If the collective has a root, the text says that ranks with different roots never finish it.
     """
     first = finding.answer.graph.pending[0]
-    is_rooted = activity.is_marked("rooted", first.operation)
+    is_rooted = activity_table.is_marked("rooted", first.operation)
     root = "if one of them calls it with another root (src or dst), then " if is_rooted else ""
     are = "is" if len(first.waiting) == 1 else "are"
     duration = _describe_duration(first)

@@ -6,6 +6,3 @@
 * In the other process: `driver_process`. No other module imports pynvml, because a driver call can block for ever or
   crash.
 """
-
-NO_LIBRARY_STATUS = 69  # EX_UNAVAILABLE of sysexits(3)
-"""The exit status of the process of `driver_process` on a node without the library of the NVIDIA driver."""

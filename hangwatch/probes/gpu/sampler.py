@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import threading
@@ -10,14 +11,16 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
 
 import msgspec
 
 from hangwatch.formats import decoding
 from hangwatch.model import Fault, GpuSweep, SamplerStatus
+from hangwatch.probes.base import pseudo_files
 from hangwatch.probes.base.child import Child, signal_name
 from hangwatch.probes.base.gpu_source import INSTALL_DRIVER, NO_DRIVER, DetailsT, kind_name
-from hangwatch.probes.gpu import NO_LIBRARY_STATUS, blocked_gpus
+from hangwatch.probes.gpu import blocked_gpus
 from hangwatch.probes.gpu.blocked_gpus import NO_ANSWER, BlockedGpus
 from hangwatch.probes.gpu.messages import (
     AdmitOrder,
@@ -50,6 +53,10 @@ KEEP_OPEN = (
     "seconds per GPU; if `nvidia-smi` does not return, drain and reboot the node"
 )
 REAP_SECONDS = 2.0
+_LIBRARY = "libnvidia-ml.so.1"
+_NO_LIBRARY = Fault(
+    subject="driver", reason="DriverNotFound", detail=f"{_LIBRARY} cannot be loaded", remedy=INSTALL_DRIVER
+)
 
 
 class NvmlSampler:
@@ -177,8 +184,7 @@ class NvmlSampler:
                 pause = FIRST_PAUSE_SECONDS
             if fault.reason == blocked_gpus.REASON:
                 continue
-            missing = fault.reason in NO_DRIVER
-            self._stopping.wait(self._driver_retry_seconds if missing else pause)
+            self._stopping.wait(self._driver_retry_seconds if fault.reason in NO_DRIVER else pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             while self._hanging_in_driver() >= MAX_ABANDONED and not self._stopping.wait(LONGEST_PAUSE_SECONDS):
                 pass
@@ -302,7 +308,11 @@ class NvmlSampler:
     # --- state shared by the threads; `_changed` is held -----------------------------------------------------------
 
     def _start_child(self, *, blocked: dict[int, Fault] | None = None, only_gpu: int | None = None) -> _Child:
-        """Start a driver process. Raises OSError if that fails."""
+        """Start a driver process. Raises OSError if that fails, with ELIBACC if there is no driver."""
+        cache = pseudo_files.read_start("/etc/ld.so.cache", 16 << 20)
+        is_known = isinstance(cache, OSError) or _LIBRARY.encode() in cache or Path("/dev/nvidiactl").exists()
+        if not is_known and not self._environ.get("LD_LIBRARY_PATH"):  # no process has to try
+            raise OSError(errno.ELIBACC, _LIBRARY)
         begin = Begin(
             sample_seconds=self._sample_seconds,
             parent_pid=os.getpid(),
@@ -412,9 +422,6 @@ class _Child(Child):
     def end_fault(self) -> Fault:
         """Return a fault with the exit code or signal that ended the process."""
         code = self.wait(REAP_SECONDS)
-        if code == NO_LIBRARY_STATUS:
-            detail = "libnvidia-ml.so.1 cannot be loaded"
-            return Fault(subject="driver", reason="DriverNotFound", detail=detail, remedy=INSTALL_DRIVER)
         ending = f"exit code {code}"
         if code is not None and code < 0:
             ending = f"{signal_name(-code) or 'unknown'} (signal {-code})"
@@ -427,6 +434,8 @@ class _Child(Child):
 
 
 def _not_started(error: OSError) -> Fault:
+    if error.errno == errno.ELIBACC:
+        return _NO_LIBRARY
     return Fault(
         subject="driver",
         reason="SamplerNotStarted",

@@ -20,6 +20,7 @@ from hangwatch.tables import nccl_messages
 _TEXT_CHARACTERS = 160
 _QUOTED_CHARACTERS = 300  # the peer, adapter and status of NCCL's lines are at their end
 _UNRANKED_SHOWN = 8
+_AT_ONCE_SECONDS = 10.0  # a launcher looks every 5 s whether a process has ended
 _LAUNCHER_SIGNAL = "launcher_signal"  # nccl_messages.toml
 _SIGNALS = {"2": "2 (SIGINT, Ctrl-C)", "15": "15 (SIGTERM)", "1": "1 (SIGHUP, the terminal was closed)"}
 _NO_DEVICE = "No device"  # nccl_messages.toml, no_ib_device
@@ -307,9 +308,19 @@ def _group_failures(logs: Sequence[RankLog]) -> list[_Kind]:
 def _find_first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _FirstFailure | None:
     """Return the first kind of failure that does not blame other ranks.
 
-    None if there is none, or if the order is unknown.
+    None if there is none, or if the order is unknown. A rank that fails alike, but later, follows the first one.
     """
-    own_failures = [kind for kind in kinds if not kind.failure.of_others]
+    own_failures = [
+        kind._replace(
+            logs=tuple(
+                log
+                for log in kind.logs
+                if seconds_until(kind.failure.moment, log.failures[0].moment) <= _AT_ONCE_SECONDS
+            )
+        )
+        for kind in kinds
+        if not kind.failure.of_others
+    ]
     if len(own_failures) <= 1:
         return _FirstFailure(own_failures[0], "") if own_failures else None
     moments = [kind.failure.moment for kind in own_failures]
@@ -326,9 +337,8 @@ def _describe_first_failure(first: _FirstFailure) -> str:
     """Return a clause on the first failure: `first to fail: rank 7 at 2026-...: ValueError: ...`."""
     failure, ids = first.kind.failure, first.kind.ids
     several = f", {words.count(len(ids))} alike," if len(ids) > 1 else ""
-    order = f" ({first.order})" if first.order else ""
-    when = _describe_time(failure.moment)
-    return f"first to fail: {words.name_ranks(ids[:1])}{several}{when}{order}: {_describe_failure(failure)}"
+    when = _describe_time(failure.moment) + (f" ({first.order})" if first.order else "")
+    return f"first to fail: {words.name_ranks(ids[:1])}{several}{when}: {_describe_failure(failure)}"
 
 
 def _describe_failure(failure: Failure) -> str:

@@ -262,6 +262,8 @@ def test_error_files_that_differ_in_one_number_are_of_ranks() -> None:
     found = traces.collect(files)
     assert ([log.id.rank for log in found.logs], found.notes) == ([0, 1, 2], ())
     assert "rank 2, 3 ranks alike" in complete(None, log_evidence.supplement(found.logs)).message
+    late = traces.collect([("error-1.json", [error_file("ValueError: x", 9)]), *files[2:]])
+    assert [look.rank for look in log_evidence.supplement(late.logs).check_first] == [1]
     alone = traces.collect(files[2:])
     assert alone.logs == ()
     assert alone.notes == ("error-2.json: holds an error of an unknown rank: name the file error-rankN.json",)

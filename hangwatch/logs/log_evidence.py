@@ -240,11 +240,11 @@ def _describe_without_hint(
 ) -> str:
     """Return a summary of logs that show no rank to check first: their numbers, or their failures and their ends.
 
-    If no rank has a failure of its own, one in a log of an unknown rank comes first, unless it blames others, too.
+    If no rank has a failure of its own, one in a log of an unknown rank comes first, unless all blame others.
     """
     own_failures = sum(not kind.failure.of_others for kind in kinds)
     unowned = [_own_or_first(log.failures) for log in unranked if log.failures]
-    if unowned and not own_failures and (not _own_or_first(unowned).of_others or not (logs or numbers)):
+    if unowned and not own_failures and (not _own_or_first(unowned).of_others or not (kinds or numbers)):
         return f"{words.count(len(unranked), 'log')} of unknown ranks: {_describe_failure(_own_or_first(unowned))}"
     if numbers and not own_failures:
         return numbers[0].text

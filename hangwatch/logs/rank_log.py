@@ -76,7 +76,7 @@ _OF_OTHERS = re.compile(
     r"|\bWait timeout|\bSocket Timeout|reached monitoredBarrier, but|failed to pass monitoredBarrier"
     r"|^srun: error: .*: (?:Terminated|Aborted\b.*)$|exited on signal (?:6|15)\b"
     r"|^exit code -(?:6|15)\b"  # SIGABRT of PyTorch's watchdog at a timeout, SIGTERM of a launcher
-    r"|CANCELLED AT .* DUE TO (?:TIME LIMIT|PREEMPTION)"
+    r"|CANCELLED AT \S+ (?:\*\*\*|DUE TO (?:TIME LIMIT|PREEMPTION))"
     r"|^TimeoutError: RPC call to ",
     re.IGNORECASE,
 )

@@ -173,6 +173,7 @@ def test_waiter_in_own_code_is_not_named_while_another_rank_is_outside(
     verdict = judged(waiting(*THREE[:2]), other, outside(suspect, activity=activity, waits_for=waits_for))
     assert [rank.rank for rank in verdict.named] == named
     assert sorted(rank.rank or 0 for rank in verdict.check_first) == first
+    assert not any(rank.why.endswith(".") for rank in verdict.check_first), "a report ends the sentence"
 
 
 def test_polling_rank_is_checked_first_and_not_named() -> None:

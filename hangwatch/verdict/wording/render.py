@@ -60,7 +60,7 @@ def _explain_check(finding: Finding, member: Member, text: str) -> str:
     It is `text` unless the ranks differ only by a GPU or by a stuck task, or one rank is left.
     """
     if finding.by_numbers or finding.rule is not None:
-        return text
+        return text.removesuffix(".")
     if finding.odd_gpu is not None:
         return check_first_reasons.odd_gpu(finding.odd_gpu)
     return check_first_reasons.LAST_RANK if member.stack.task is None else check_first_reasons.stuck_task(member)

@@ -71,9 +71,7 @@ def _at_a_glance(built: builders.Dashboard) -> None:
             links={"Node": TO_NODE},
             widths={"Node": 90},
         ),
-        sixth(
-            "Low power for", f"max(hangwatch_job_quiet_seconds{{{OF}}})", "The longest time over its nodes.", unit="s"
-        ),
+        sixth("Quiet for", f"max(hangwatch_job_quiet_seconds{{{OF}}})", "The longest time over its nodes.", unit="s"),
         sixth("Nodes", f"count(count by (instance) (hangwatch_job_info{{{OF}}}))", "Nodes that report the job."),
         sixth("Ranks", f"sum(hangwatch_job_ranks{{{OF}}})", "Running ranks, on the nodes that respond."),
         sixth(
@@ -240,7 +238,7 @@ def _progress(built: builders.Dashboard) -> None:
             [(f"hangwatch_rank_lateness_seconds{{{OF}}}", "rank {{rank}}, {{instance}}")],
             "Median time by which it enqueues a collective behind the other ranks of its node.",
             height=9,
-            empty="fewer than 300 steps have been compared",
+            empty="too few steps have been compared",
         ),
         lines(
             "Clock of each GPU",

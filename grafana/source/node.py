@@ -123,7 +123,7 @@ def _jobs(built: builders.Dashboard) -> None:  # long: the panels in their order
             empty=NO_JOB,
         ),
         lines(
-            "Low power for",
+            "Quiet for",
             "s",
             [(f"hangwatch_job_quiet_seconds{{{OF}}} {OWNER}", NAME)],
             "After [detector] hold_seconds (120 by default) stacks are taken.",

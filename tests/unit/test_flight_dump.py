@@ -412,10 +412,15 @@ def test_several_dumps_of_many_ranks_are_one_note() -> None:
     assert note.startswith("ranks 0-3 have several dumps")
 
 
-@pytest.mark.parametrize(("hours", "ranks"), [(0.9, [0, 1, 2]), (1.1, [1, 2])])
-def test_dump_of_an_earlier_run_is_ignored_by_the_times_in_it(hours: float, ranks: list[int]) -> None:
-    later = dumped(entry(0, time_created_ns=CREATED_NS + int(hours * 3600 * 10**9)))
-    joined = rank_recorders.join(files(fr_rank_0=None, fr_rank_1=later, fr_rank_2=dumped()))
+@pytest.mark.parametrize(
+    ("hours", "world", "ranks"), [(0.9, range(4), [0, 1, 2]), (1.1, range(4), [1, 2]), (0.9, range(3), [1, 2])]
+)
+def test_dump_of_an_earlier_run_is_ignored_by_its_times_or_its_ranks(
+    hours: float, world: range, ranks: list[int]
+) -> None:
+    config_of_group = {"0": {"name": "0", "desc": "default_pg", "ranks": str([*world])}}
+    later = dumped(entry(0, time_created_ns=CREATED_NS + int(hours * 3600 * 10**9)), pg_config=config_of_group)
+    joined = rank_recorders.join(files(fr_rank_0=None, fr_rank_1=later, fr_rank_2=dumped(pg_config=config_of_group)))
     assert sorted(joined.by_rank) == ranks
     assert [note.startswith("flight recorder of rank 0") for note in joined.notes] == [True] * (3 - len(ranks))
 

@@ -42,26 +42,30 @@ def join(files: Iterable[DumpFile]) -> JoinedDumps:
     newest = {rank: _find_newest(of_rank) for rank, of_rank in sorted(numbered.items())}
     several = {rank: numbered[rank] for rank, of_rank in newest.items() if len(of_rank) < len(numbered[rank])}
     notes += _note_several_dumps(several)
-    # Leave out the dumps of ranks that enqueued nothing in the hour before the newest operation of all.
-    # These may be of an earlier run. A dump without an operation is kept.
+    # Leave out the dumps of ranks that enqueued nothing in the hour before the newest operation of all, or of a job of
+    # another size. These may be of an earlier run. A dump without an operation is kept.
     times = {
         rank: max((file.dump.newest_unix_seconds for file in files), default=0.0) for rank, files in newest.items()
     }
-    last = max(times.values(), default=0.0)
-    old = [rank for rank, seconds in times.items() if 0.0 < seconds < last - _APART_SECONDS]
+    sizes = {rank: {file.dump.world_size for file in files} - {None} for rank, files in newest.items()}
+    last = max(times, key=times.__getitem__, default=0)
+    old = [
+        rank
+        for rank, seconds in times.items()
+        if 0.0 < seconds < times[last] - _APART_SECONDS or (sizes[rank] and sizes[last] - sizes[rank])
+    ]
     if old:
-        names = words.name_ranks([RankId(rank=rank) for rank in old])
         notes.append(
-            f"flight recorder of {names}: its newest operation is more than {words.duration(_APART_SECONDS)} older "
-            "than that of another rank, so it is ignored"
+            f"flight recorder of {words.name_ranks([RankId(rank=rank) for rank in old])} ignored: its newest operation "
+            f"is over {words.duration(_APART_SECONDS)} older than that of another rank, or its job has another size"
         )
     newest = {rank: files for rank, files in newest.items() if rank not in old}
-    sizes = {file.dump.world_size for of_rank in newest.values() for file in of_rank} - {None}
+    of_job = set[int | None]().union(*(sizes[rank] for rank in newest))
     return JoinedDumps(
         by_rank={
             rank: tuple(library for file in files for library in file.dump.recorders) for rank, files in newest.items()
         },
-        world_size=sizes.pop() if len(sizes) == 1 else None,
+        world_size=of_job.pop() if len(of_job) == 1 else None,
         evidence=tuple(_describe_last_enqueued(newest)),
         notes=tuple(notes),
     )

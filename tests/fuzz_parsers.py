@@ -29,7 +29,7 @@ from hangwatch import config
 from hangwatch.errors import UserError
 from hangwatch.formats import incident_file, process_title, pyspy_json, safe_pickle, sighting, work_lines
 from hangwatch.formats.pyspy_json import DumpError
-from hangwatch.logs import rank_log
+from hangwatch.logs import failures
 from hangwatch.probes.base import filesystems, procfs
 from hangwatch.probes.gpu.messages import Answer, CallAnnouncement, DriverFailure, Hello, SweepMessage
 from hangwatch.probes.network import infiniband, interfaces, ports
@@ -107,7 +107,7 @@ PARSERS: dict[str, Parser] = {
     "configuration": Parser(
         _of_text(lambda text: config.parse(text, "hangwatch.toml")), (UserError,), [config.sample().encode()]
     ),
-    "error.json": Parser(_of_text(rank_log.parse_error_file), (ValueError,), _files("explain/failed/*/*/*/error.json")),
+    "error.json": Parser(_of_text(failures.parse_error_file), (ValueError,), _files("explain/failed/*/*/*/error.json")),
     "work lines": Parser(_of_text(work_lines.parse), (), [b"WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn=4)"]),
     "kernel record": Parser(_of_text(_parse_record), (), [_KMSG, _JOURNAL]),
     "XID": Parser(_of_text(xids.read_code), (), [_KMSG]),

@@ -10,7 +10,7 @@ from hangwatch.probes.process import crash_artifacts
 from hangwatch.tables import kernel_lines
 
 if TYPE_CHECKING:
-    from hangwatch.logs import rank_log
+    from hangwatch.logs import failures
 
 TEXT_CHARACTERS = 240
 ABORTED = "SIGABRT"
@@ -54,7 +54,7 @@ class CrashArtifacts(NamedTuple):
     id: RankId
     gone_unix_seconds: float
     lines: tuple[KernelLine, ...] = ()
-    failure: rank_log.Failure | None = None
+    failure: failures.Failure | None = None
     core: crash_artifacts.Core | None = None
     stack: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()

@@ -99,13 +99,13 @@ def _with_error_file(dead: CrashArtifacts, file: crash_artifacts.ErrorFile) -> C
         return dead._replace(refused=(*dead.refused, secret_forms.mask(f"its error file {file.refused}")))
     if not file.text:
         return dead
-    from hangwatch.logs import rank_log  # only a crash needs it
+    from hangwatch.logs import failures  # only a crash needs it
 
     try:
-        failure = rank_log.parse_error_file(file.text)
+        failure = failures.parse_error_file(file.text)
     except ValueError as error:
         return dead._replace(refused=(*dead.refused, f"its error file {error}"))
-    failure = failure._replace(of_others=rank_log.blames_another(failure, dead.id.rank))
+    failure = failure._replace(of_others=failures.blames_another(failure, dead.id.rank))
     is_of_its_end = failure.moment is not None and abs(failure.moment.seconds - dead.gone_unix_seconds) < _NEAR_SECONDS
     return dead._replace(failure=failure) if is_of_its_end else dead
 

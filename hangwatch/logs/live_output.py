@@ -5,8 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from hangwatch import words
 from hangwatch.logs import line_prefixes, merged_logs
+from hangwatch.logs.failures import clean
 from hangwatch.logs.merged_logs import RankLog
-from hangwatch.logs.rank_log import Log, clean, last_written
+from hangwatch.logs.rank_log import Log, last_written
 from hangwatch.model import LastLines, OutputEnd, RankId
 from hangwatch.tables import secret_forms
 

@@ -10,9 +10,10 @@ from hangwatch.formats import work_lines
 from hangwatch.formats.log_times import Moment, common_clock, seconds_until, time_on
 from hangwatch.logs import enqueued_work, log_ends
 from hangwatch.logs.enqueued_work import RankWork, WorkFinding
+from hangwatch.logs.failures import Failure
 from hangwatch.logs.log_ends import SHOWN, TIMES_AS_MANY, End
 from hangwatch.logs.merged_logs import RankLog
-from hangwatch.logs.rank_log import Failure, Message
+from hangwatch.logs.rank_log import Message
 from hangwatch.model import INTERFACES_OF_ONE_NODE, CheckFirst, Evidence, RankId, Supplement
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.tables import nccl_messages

@@ -7,7 +7,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from hangwatch.formats.log_times import seconds_until
-from hangwatch.logs.rank_log import LIBRARY, Failure, Line, Log, Message, blames_another, latest
+from hangwatch.logs.failures import LIBRARY, Failure, blames_another
+from hangwatch.logs.rank_log import Line, Log, Message, latest
 from hangwatch.model import RankId
 from hangwatch.model.keyed_lists import list_by_key
 

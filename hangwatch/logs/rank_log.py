@@ -3,53 +3,31 @@
 The job writes its log. So a log is evidence, but never makes a rank the culprit.
 """
 
-import contextlib
-import ipaddress
-import itertools
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import msgspec
 from msgspec.structs import replace
 
 from hangwatch import words
-from hangwatch.formats import decoding, log_times, nccl_ras, pyspy_json, work_lines
-from hangwatch.formats.log_times import Moment, at_unix_seconds, read_moment, remove_time
+from hangwatch.formats import log_times, nccl_ras, work_lines
+from hangwatch.formats.log_times import Moment, read_moment, remove_time
 from hangwatch.limits import LONGEST_LINE
 from hangwatch.logs import kernel_text
+from hangwatch.logs.failures import ESCAPES, LONGEST_TEXT, Failure, clean, find_place, is_of_others, mask_and_cut
 from hangwatch.model import RankId
 from hangwatch.tables import launcher_lines, nccl_messages, secret_forms
 
 MOST_FAILURES = 8  # of one rank: the first ones
 MOST_TOLD = 4096  # failures of ranks in a launcher's summary
 MOST_WORKS = 4096  # lines with sequence numbers of one log
-LONGEST_TEXT = 400
-LONGEST_LOG_LINE = 4096
-"""Number of characters of a log line, after its prefix, that are matched. Patterns take quadratic time."""
-
-LARGEST_ERROR_FILE = 1 << 20
-_CALLSTACK_CHARACTERS = 1 << 16
-
-_ESCAPES = re.compile(
-    r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b.|[\x00-\x08\x0b\x0c\x0e-\x1f]"
-    r"|(?:#033|\^\[)\[[0-9;]{0,16}m|\[\d\d?m(?=\()|\[0m"  # as syslog and cat -v write it; copied without ESC
-)
 _TOLD_RANK = re.compile(r"^\[rank(\d{1,7})\]: ?")
 _TRACEBACK = "Traceback (most recent call last):"
 _OF_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|EXCEPTION|WARNING)\b|^\[?[EFW]\d{4} ", re.IGNORECASE)
 _IGNORED = ("Exception ignored ", "Error in atexit._run_exitfuncs:")  # an end of an interpreter, not its reason
-_CODE = re.compile(
-    r'^ +File "([\w./+-]{1,1000})", line (\d{1,9}), '
-    r"in ([^\W\d]\w{0,199}|<(?:module|lambda|genexpr|(?:list|set|dict)comp)>)$"
-)
-"""A place in a program. Only such names are shown, because all users see them and other names may contain anything."""
-
-_EXCEPTION_TYPE = re.compile(r"((?:[A-Za-z_]\w{0,63}\.){0,8}_{0,2}(?:[A-Z]\w{0,63}|error|timeout)):(?: |$)", re.ASCII)
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]{0,200})(?:: ?(.*))?$")
 _LAST_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,63}\.){0,8}[A-Z]\w{0,63}(?:Error|Exception|Interrupt|Exit): \S")
 """The last line of a log, if it begins with the type of an exception. Its traceback may not have been copied."""
-
 _FATAL = re.compile(
     r"Watchdog caught collective operation timeout|collective timeout from +this local rank"
     r"|detected by watchdog at work|Timeout at NCCL work: "
@@ -62,55 +40,6 @@ _WORDS_OF_FATAL = (
     *("atchdog", "collective timeout", "NCCL work", "Fatal Python", "what()", "terminate called", "[TC]", "CUDA error"),
     *("HIP error", "Termination", "Segmentation", "Killed", "out of memory", "by GPU node-", "async exception"),
 )
-_OF_OTHERS = re.compile(
-    r"collective (?:operation )?timeout|detected by watchdog at work|due to timeout - "
-    r"|\b(?:[HNRX]CCL|gloo|torchcomms|DeepEP|NVSHMEM)\b.*\b(?:time(?:d[ -]|[ -])?out|abort)"
-    r"|communicator was aborted|remote process exit|connectFullMesh failed|nccl.*unhandled system error"
-    r"|Dist(?:Backend|Network|Store)Error|Connection closed by (?:remote )?peer"
-    r"|SignalException|ChildFailedError|KeyboardInterrupt|SIGTERM"
-    r"|(?:timed? ?out|timeout).*\b(?:store|(?:monitored)?barrier|rendezvous)"
-    r"|pair closure|Rendezvous\w{1,40}Error|Horovod has been shut down|DEADLINE_EXCEEDED: |tasks are unhealthy"
-    r"|See (?:root cause|(?:the )?stack trace)|in a background process|^ray\.exceptions\.\w{0,40}(?:Timeout|Died|Actor)"
-    r"|Process(?:Raised|Exited)Exception|^slurmstepd: error: Detected "
-    r"|mismatch between collectives|killed by signal: Terminated"
-    r"|\bWait timeout|\bSocket Timeout|reached monitoredBarrier, but|failed to pass monitoredBarrier"
-    r"|^srun: error: .*: (?:Terminated|Aborted\b.*)$|exited on signal (?:6|15)\b"
-    r"|^exit code -(?:6|15)\b"  # SIGABRT of PyTorch's watchdog at a timeout, SIGTERM of a launcher
-    r"|CANCELLED AT \S+ (?:\*\*\*|DUE TO (?:TIME LIMIT|PREEMPTION))"
-    r"|^TimeoutError: RPC call to ",
-    re.IGNORECASE,
-)
-_LOST = (
-    r"(?:closed|reset|refused) by (?:remote )?peer|Connection (?:reset|refused|aborted)|Broken pipe|closed connection"
-    r"|failed to (?:recv|connect)|(?:timed? ?out|timeout).*\b(?:wait(?:ing)?|connect|socket)"
-)
-_LOST_IN_THE_JOB = re.compile(
-    r"(?:\bNCCL\b|gloo|c10d|TCPStore|tensorpipe|torch[./]distributed|client socket|(?<![/:])\[[\d.:a-f]+\]:\d)"
-    rf".*(?:{_LOST})|(?:{_LOST}).*(?:\bNCCL\b|gloo|c10d|TCPStore|tensorpipe|(?<![/:])\[[\d.:a-f]+\]:\d)"
-    rf"|^RuntimeError: (?:{_LOST})",
-    re.IGNORECASE,
-)
-"""A lost connection within the job.
-
-The line must mention NCCL, gloo or the store, because databases fail in the same way. "[address]:port" is the form of
-gloo. For gloo's store, torch before 2.1 prints only RuntimeError.
-"""
-_OUTSIDE = re.compile(
-    r"https?://|HTTPS?Connection|urlopen error|\bport[ =](?:80|443)\b|[\w\]]:(?:80|443)\b", re.IGNORECASE
-)
-"""An endpoint outside the job. A lost connection to it is an error of this rank itself."""
-_ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}|\[([\da-f]*:[\d:a-f.]+)\]", re.IGNORECASE)
-LIBRARY = re.compile(r"\bNCCL\b|gloo|c10d|TCPStore|tensorpipe|torch[./]distributed|Dist\w+Error", re.IGNORECASE)
-_ANOTHER = r"(?:rank|worker|peer)s?[ :#=]{0,2}\[?(\d{1,7})\b"
-_OF_ANOTHER = re.compile(
-    rf"\b{_ANOTHER}\]?,? (?:(?:(?:did|does|has|is|was|could|will)(?: not|n't)"
-    r"|never|no longer|failed|died|exited|crashed|disconnected|timed out)"
-    r"|(?:is|was|has) (?:gone|dead|lost|missing|unreachable|stuck|silent|timed out))"
-    r"|\b(?:wait(?:ed|ing)? (?:for|on)|(?:response|answer|reply|heartbeat|message|ack) from"
-    rf"|(?:contact|connection) (?:with|to)) {_ANOTHER}",
-    re.IGNORECASE,
-)
-_UNTOLD_END = re.compile(r"A worker died or was killed|died unexpectedly")
 _CALLER = re.compile(r"^#\d{1,4} ([^\W\d]\w{0,199}) from ([\w./+-]{1,1000}):(\d{1,9})$")
 """A frame of the "Stack trace of the failed collective" that PyTorch prints if its flight recorder is on."""
 _SUMMARY = re.compile(r"^  (time|host|rank|exitcode|error_file|traceback) *: ?(.*)$")
@@ -124,22 +53,6 @@ class Line(NamedTuple):
     number: int
     text: str
     moment: Moment | None
-
-
-class Failure(NamedTuple):
-    """An exception or another fatal error. `where` is the line of the program. `rank` is set if the text names a rank.
-
-    `text` contains no secrets of known forms. `of_others` is true if the failure reports a lost or silent rank, so that
-    it follows a failure or hang of another rank. `exception` is the type of the exception, "" if there is none.
-    """
-
-    text: str
-    where: str
-    moment: Moment | None
-    number: int
-    of_others: bool
-    rank: RankId | None = None
-    exception: str = ""
 
 
 class Work(NamedTuple):
@@ -201,7 +114,7 @@ class Log:
             return
         self.lines += 1
         if (message := nccl_messages.find(text)) and message.name not in self.messages:
-            self.messages[message.name] = Message(message.value, _mask_and_cut(text.strip()), number)
+            self.messages[message.name] = Message(message.value, mask_and_cut(text.strip()), number)
         for work in work_lines.parse(text):
             key = work.kind, work.group, work.ranks, work.timed_out, work.is_answer
             if key in self.works or len(self.works) < MOST_WORKS:
@@ -280,15 +193,15 @@ class Log:
         elif len(self.failures) < MOST_TOLD:
             if ended.rank.pid is not None and ended.rank.local_rank is not None:
                 self.ended.append((number, ended.rank.pid))
-            shown = _mask_and_cut(text.strip())
-            self.failures.append(Failure(shown, "", moment, number, _is_of_others(text), ended.rank))
+            shown = mask_and_cut(text.strip())
+            self.failures.append(Failure(shown, "", moment, number, is_of_others(text), ended.rank))
 
     def _read_traceback(self, text: str, number: int) -> bool:
         if not self._in_traceback:
             return False
         text = text[self._indent :] if text[: self._indent].isspace() else text
         if text[0] in " \t":
-            self._where = _where(text) or self._where
+            self._where = find_place(text) or self._where
             return True
         self._in_traceback = False
         if not _EXCEPTION.match(text):
@@ -307,14 +220,14 @@ class Log:
             if key == "time":
                 self._end_summary(number)
             if key == "time" or self._summary:
-                self._summary[key] = _mask_and_cut(value.strip())
+                self._summary[key] = mask_and_cut(value.strip())
                 return True
         if not self._summary:
             return False
         if text.startswith("  "):
             if not text.startswith("   ") and _EXCEPTION.match(text.strip()):
-                self._summary.setdefault("exception", _mask_and_cut(text.strip()))
-            elif where := _where(text[2:]):
+                self._summary.setdefault("exception", mask_and_cut(text.strip()))
+            elif where := find_place(text[2:]):
                 self._summary["where"] = where
             return True
         self._end_summary(number)
@@ -333,7 +246,7 @@ class Log:
         ]
         exit_code = summary.get("exitcode", "")
         text = summary.get("exception") or " ".join(filter(None, ("exit code", exit_code)))
-        of_others = _is_of_others(f"{text} {exit_code}")
+        of_others = is_of_others(f"{text} {exit_code}")
         moment = read_moment(summary.get("time", ""))
         self.failures.append(Failure(text, summary.get("where", ""), moment, number, of_others, rank))
         if pid := _SUMMARY_PID.search(exit_code):
@@ -342,42 +255,8 @@ class Log:
     def _fail(self, text: str, where: str, moment: Moment | None, number: int) -> None:
         if sum(failure.rank is None for failure in self.failures) < MOST_FAILURES:
             text = remove_time(text, moment)
-            of_others = _is_of_others(text[:LONGEST_TEXT])
-            self.failures.append(Failure(_mask_and_cut(text), where, moment, number, of_others))
-
-
-def _mask_and_cut(text: str) -> str:
-    """Return a text without secrets of known forms and of limited length."""
-    return secret_forms.mask(text)[:LONGEST_TEXT]
-
-
-def _is_of_others(text: str) -> bool:
-    is_lost = (_OF_OTHERS.search(text) or _LOST_IN_THE_JOB.search(text)) is not None
-    return is_lost and (LIBRARY.search(text) is not None or not _names_the_internet(text))
-
-
-def _names_the_internet(text: str) -> bool:
-    """True if a text contains a web endpoint or a public address."""
-    return _OUTSIDE.search(text) is not None or any(
-        _is_public(match.group(1) or match.group()) for match in _ADDRESS.finditer(text)
-    )
-
-
-def _is_public(address: str) -> bool:
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(address).is_global
-    return False
-
-
-def blames_another(failure: Failure, rank: int | None, *, is_timed_out: bool = False) -> bool:
-    """True if a failure of this rank reports a lost connection or names another rank.
-
-    If `is_timed_out` is true, a report without exit code or signal counts, too: PyTorch's watchdog may have ended the
-    process.
-    """
-    numbers = (match.group(1) or match.group(2) for match in _OF_ANOTHER.finditer(failure.text))
-    is_of_watchdog = is_timed_out and _UNTOLD_END.search(failure.text) is not None
-    return failure.of_others or is_of_watchdog or any(int(number) != rank for number in numbers)
+            of_others = is_of_others(text[:LONGEST_TEXT])
+            self.failures.append(Failure(mask_and_cut(text), where, moment, number, of_others))
 
 
 def latest(lines: Sequence[Line]) -> Line | None:
@@ -390,14 +269,9 @@ def latest(lines: Sequence[Line]) -> Line | None:
     return max(timed, key=lambda entry: entry[0])[1] if timed else next(iter(lines), None)
 
 
-def clean(line: str) -> str:
-    """Return a log line without colours and control characters."""
-    return _ESCAPES.sub("", line[:LONGEST_LOG_LINE]).rstrip()
-
-
 def without_colours(line: str) -> str:
     """Return a line without the escape sequences of a terminal."""
-    return _ESCAPES.sub("", line[:LONGEST_LINE])
+    return ESCAPES.sub("", line[:LONGEST_LINE])
 
 
 def last_written(line: str) -> str:
@@ -407,72 +281,3 @@ def last_written(line: str) -> str:
     """
     parts = [part for part in line[-LONGEST_LINE:].split("\r") if part.strip()]
     return parts[-1] if parts else ""
-
-
-class _Extra(msgspec.Struct):
-    py_callstack: str = ""
-    timestamp: str | int | float | None = None
-
-
-class _Message(msgspec.Struct):
-    message: str = ""
-    extraInfo: _Extra = msgspec.field(default_factory=_Extra)  # noqa: N815 - torchelastic's word
-
-
-class _ErrorFile(msgspec.Struct):
-    message: _Message | str
-
-
-_ERROR_FILE = decoding.decoder(_ErrorFile)
-
-
-def is_error_file(first_line: str) -> bool:
-    """True if a file begins like torchelastic's error.json."""
-    return re.match(r'^\s*\{\s*"message"\s*:', first_line) is not None
-
-
-def parse_error_file(text: str) -> Failure:
-    """Return the failure in the error file of a rank (torch.distributed.elastic, error_handler.py: record_exception).
-
-    Its `timestamp` is in whole seconds since 1970. Raises ValueError for another file.
-    """
-    if len(text) > LARGEST_ERROR_FILE:
-        raise ValueError(f"is larger than {LARGEST_ERROR_FILE >> 20} MiB: not an error.json of torchelastic")
-    try:
-        content = _ERROR_FILE.decode(text).message
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise ValueError(f"is not an error.json of torchelastic: {error}") from None
-    message = _Message(message=content) if isinstance(content, str) else content
-    where = _find_raising_place(message.extraInfo.py_callstack, message.message)
-    first_line = clean(message.message.partition("\n")[0])
-    text, of_others = _mask_and_cut(first_line), _is_of_others(first_line[:LONGEST_TEXT])
-    exception = None if isinstance(content, str) else _EXCEPTION_TYPE.match(text)
-    moment = at_unix_seconds(message.extraInfo.timestamp)
-    return Failure(text, where, moment, 1, of_others, exception=exception.group(1) if exception else "")
-
-
-def _find_raising_place(callstack: str, message: str) -> str:
-    """Return the innermost place in the program at which an exception was raised; "" if the call stack shows none.
-
-    `message` is "Type: text", as record_exception writes it. In the call stack, this text follows the module's name.
-    Lines of the text, and of exceptions that caused it, can look like a traceback and contain anything, so only the
-    traceback just before it counts.
-    """
-    text = message.removesuffix(": ")
-    before = callstack.removesuffix("\n").removesuffix(text)
-    if not callstack.startswith(f"{before}{text}"):  # notes follow
-        before = callstack[: max(callstack.find(text), 0)]
-    lines = before[-_CALLSTACK_CHARACTERS:].split("\n")
-    if re.fullmatch(r"[\w.<>]{0,1000}", lines.pop()) is None:
-        return ""
-    frames = itertools.takewhile(lambda line: line.startswith("  "), reversed(lines))
-    return next(filter(None, map(_where, frames)), "")
-
-
-def _where(line: str) -> str:
-    """Return the place that a line of a traceback contains, if it is in the program; "" for other lines."""
-    found = _CODE.match(line)
-    if found is None or pyspy_json.is_installed(found.group(1)):
-        return ""
-    place = f"{found.group(3)} ({found.group(1).rpartition('/')[2]}:{found.group(2)})"
-    return place if secret_forms.mask(place) == place else ""

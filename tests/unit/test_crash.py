@@ -10,7 +10,7 @@ from hangwatch import crash
 from hangwatch.crash import CrashArtifacts, collection
 from hangwatch.crash.artifacts import Exit
 from hangwatch.formats import gdb_frames, incident_file, launcher_text, log_times
-from hangwatch.logs import rank_log
+from hangwatch.logs import failures
 from hangwatch.model import Confidence, EndedProcess, Incident, Job, KernelLine, ProcessId, RankId, Verdict
 from hangwatch.probes.process import crash_artifacts
 from hangwatch.report import html, text
@@ -31,7 +31,7 @@ def make_artifacts(
     failure = None
     if error:
         moment = log_times.Moment("unix", float(int(NOW + at)), "")
-        said = rank_log.parse_error_file(f'{{"message": {{"message": "{error}"}}}}')
+        said = failures.parse_error_file(f'{{"message": {{"message": "{error}"}}}}')
         failure = said._replace(moment=moment)
     lines: tuple[KernelLine, ...] = ()
     if segfault is not None:
@@ -435,7 +435,7 @@ _AS_TRACEBACK = (
 )
 def test_place_of_an_exception_is_of_its_own_traceback(code: str, where: str) -> None:
     """Ignore tracebacks of other processes in the text of an exception. DataLoader, Ray and RPC add them."""
-    assert rank_log.parse_error_file(raised(_FAILS + code)).where == where
+    assert failures.parse_error_file(raised(_FAILS + code)).where == where
 
 
 @pytest.mark.parametrize("name", secret_texts.FORMS | secret_texts.MORE)
@@ -466,7 +466,7 @@ def test_verdict_has_the_type_of_an_exception_and_the_incident_its_text(name: st
     ],
 )
 def test_verdict_on_an_exception_without_a_type_has_none_of_its_text(error_text: str) -> None:
-    failure = rank_log.parse_error_file(f'{{"message": {error_text}}}')._replace(
+    failure = failures.parse_error_file(f'{{"message": {error_text}}}')._replace(
         moment=log_times.Moment("unix", NOW, "")
     )
     found = [make_artifacts(0)._replace(failure=failure)]

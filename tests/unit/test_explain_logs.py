@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import toml
 
 from hangwatch.formats import log_times
-from hangwatch.logs import kernel_text, log_evidence, rank_log
+from hangwatch.logs import failures, kernel_text, log_evidence, rank_log
 from hangwatch.model import Confidence, Evidence, RankId, Verdict
 from hangwatch.tools.commands.explain import explain
 from hangwatch.tools.explain import streams, traces
@@ -297,7 +297,7 @@ def test_words_of_a_log_are_no_complaint_of_py_spy() -> None:
     [
         ('{"message": 3}', "error.json:1: is not an error.json"),
         ('{"message": {"message": ', "error.json:1: is not an error.json"),
-        ('{"message": "' + "x" * (rank_log.LARGEST_ERROR_FILE + 9) + '"}', "error.json:1: is larger than 1 MiB"),
+        ('{"message": "' + "x" * (failures.LARGEST_ERROR_FILE + 9) + '"}', "error.json:1: is larger than 1 MiB"),
         ('{"message": {"message": "x", "extraInfo": {"timestamp": "' + "9" * 400 + '"}}}', ""),
         ('{"message": {"message": "x", "extraInfo": {"timestamp": "nan"}}}', ""),
         ('{"message": {"message": "x\\u0000\\u001b[2J\\ny", "extraInfo": {}}}', ""),

@@ -6,7 +6,7 @@ from itertools import chain
 from msgspec import structs
 
 from hangwatch import words
-from hangwatch.logs import enqueued_work, merged_logs, rank_log
+from hangwatch.logs import enqueued_work, failures, merged_logs, rank_log
 from hangwatch.logs.enqueued_work import RankWork
 from hangwatch.logs.kernel_text import MOST_KEPT, KernelLogLine
 from hangwatch.logs.merged_logs import RankLog
@@ -29,7 +29,7 @@ class LogCollector:
         self.kernel: dict[tuple[str, str, str], KernelLogLine] = {}
         self._notes = notes
         self._parts: list[tuple[str, RankId, rank_log.Log]] = []
-        self._told: list[tuple[str, rank_log.Failure]] = []
+        self._told: list[tuple[str, failures.Failure]] = []
         self._unknown: dict[str, tuple[RankId, rank_log.Log]] = {}
         self._strange: dict[str, list[str]] = {}
         self._silent: dict[str, list[str]] = {}
@@ -47,7 +47,7 @@ class LogCollector:
         """Read the error.json that torchelastic wrote for a rank. It takes precedence over the log of the rank."""
         log = rank_log.Log()
         try:
-            log.failures.append(rank_log.parse_error_file(text))
+            log.failures.append(failures.parse_error_file(text))
         except ValueError as error:
             self._notes.append(f"{name}:1: {error}")
             return

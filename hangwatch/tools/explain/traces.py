@@ -11,7 +11,7 @@ from msgspec import structs
 
 from hangwatch import words
 from hangwatch.formats import process_title
-from hangwatch.logs import rank_log
+from hangwatch.logs import failures
 from hangwatch.logs.enqueued_work import RankWork
 from hangwatch.logs.kernel_text import KernelLogLine
 from hangwatch.logs.merged_logs import RankLog
@@ -212,7 +212,7 @@ def _read_source(
     """
     iterator = iter(lines)
     head = list(islice(iterator, _SNIFFED_LINES))
-    if rank_log.is_error_file("".join(head[:2])[:_SNIFFED_CHARACTERS]):
+    if failures.is_error_file("".join(head[:2])[:_SNIFFED_CHARACTERS]):
         found_logs.error_file(name, named.id, "".join(islice(chain(head, iterator), _SNIFFED_LINES)))
         return []
     return Streams(name, named, interned, found_logs.add_note).read(head, iterator)

@@ -1,0 +1,207 @@
+"""The failures of ranks: the text of an exception or a fatal error, and the ranks that it blames. Pure.
+
+Failures are in logs (see `rank_log`), and in the error files of torchelastic.
+"""
+
+import contextlib
+import ipaddress
+import itertools
+import re
+from typing import NamedTuple
+
+import msgspec
+
+from hangwatch.formats import decoding, pyspy_json
+from hangwatch.formats.log_times import Moment, at_unix_seconds
+from hangwatch.model import RankId
+from hangwatch.tables import secret_forms
+
+LONGEST_TEXT = 400
+LONGEST_LOG_LINE = 4096
+"""Number of characters of a log line, after its prefix, that are matched. Patterns take quadratic time."""
+LARGEST_ERROR_FILE = 1 << 20
+_CALLSTACK_CHARACTERS = 1 << 16
+ESCAPES = re.compile(
+    r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b.|[\x00-\x08\x0b\x0c\x0e-\x1f]"
+    r"|(?:#033|\^\[)\[[0-9;]{0,16}m|\[\d\d?m(?=\()|\[0m"  # as syslog and cat -v write it; copied without ESC
+)
+_CODE = re.compile(
+    r'^ +File "([\w./+-]{1,1000})", line (\d{1,9}), '
+    r"in ([^\W\d]\w{0,199}|<(?:module|lambda|genexpr|(?:list|set|dict)comp)>)$"
+)
+"""A place in a program. Only such names are shown, because all users see them and other names may contain anything."""
+_EXCEPTION_TYPE = re.compile(r"((?:[A-Za-z_]\w{0,63}\.){0,8}_{0,2}(?:[A-Z]\w{0,63}|error|timeout)):(?: |$)", re.ASCII)
+_OF_OTHERS = re.compile(
+    r"collective (?:operation )?timeout|detected by watchdog at work|due to timeout - "
+    r"|\b(?:[HNRX]CCL|gloo|torchcomms|DeepEP|NVSHMEM)\b.*\b(?:time(?:d[ -]|[ -])?out|abort)"
+    r"|communicator was aborted|remote process exit|connectFullMesh failed|nccl.*unhandled system error"
+    r"|Dist(?:Backend|Network|Store)Error|Connection closed by (?:remote )?peer"
+    r"|SignalException|ChildFailedError|KeyboardInterrupt|SIGTERM"
+    r"|(?:timed? ?out|timeout).*\b(?:store|(?:monitored)?barrier|rendezvous)"
+    r"|pair closure|Rendezvous\w{1,40}Error|Horovod has been shut down|DEADLINE_EXCEEDED: |tasks are unhealthy"
+    r"|See (?:root cause|(?:the )?stack trace)|in a background process|^ray\.exceptions\.\w{0,40}(?:Timeout|Died|Actor)"
+    r"|Process(?:Raised|Exited)Exception|^slurmstepd: error: Detected "
+    r"|mismatch between collectives|killed by signal: Terminated"
+    r"|\bWait timeout|\bSocket Timeout|reached monitoredBarrier, but|failed to pass monitoredBarrier"
+    r"|^srun: error: .*: (?:Terminated|Aborted\b.*)$|exited on signal (?:6|15)\b"
+    r"|^exit code -(?:6|15)\b"  # SIGABRT of PyTorch's watchdog at a timeout, SIGTERM of a launcher
+    r"|CANCELLED AT \S+ (?:\*\*\*|DUE TO (?:TIME LIMIT|PREEMPTION))"
+    r"|^TimeoutError: RPC call to ",
+    re.IGNORECASE,
+)
+_LOST = (
+    r"(?:closed|reset|refused) by (?:remote )?peer|Connection (?:reset|refused|aborted)|Broken pipe|closed connection"
+    r"|failed to (?:recv|connect)|(?:timed? ?out|timeout).*\b(?:wait(?:ing)?|connect|socket)"
+)
+_LOST_IN_THE_JOB = re.compile(
+    r"(?:\bNCCL\b|gloo|c10d|TCPStore|tensorpipe|torch[./]distributed|client socket|(?<![/:])\[[\d.:a-f]+\]:\d)"
+    rf".*(?:{_LOST})|(?:{_LOST}).*(?:\bNCCL\b|gloo|c10d|TCPStore|tensorpipe|(?<![/:])\[[\d.:a-f]+\]:\d)"
+    rf"|^RuntimeError: (?:{_LOST})",
+    re.IGNORECASE,
+)
+"""A lost connection within the job.
+
+The line must mention NCCL, gloo or the store, because databases fail in the same way. "[address]:port" is the form of
+gloo. For gloo's store, torch before 2.1 prints only RuntimeError.
+"""
+_OUTSIDE = re.compile(
+    r"https?://|HTTPS?Connection|urlopen error|\bport[ =](?:80|443)\b|[\w\]]:(?:80|443)\b", re.IGNORECASE
+)
+"""An endpoint outside the job. A lost connection to it is an error of this rank itself."""
+_ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}|\[([\da-f]*:[\d:a-f.]+)\]", re.IGNORECASE)
+LIBRARY = re.compile(r"\bNCCL\b|gloo|c10d|TCPStore|tensorpipe|torch[./]distributed|Dist\w+Error", re.IGNORECASE)
+_ANOTHER = r"(?:rank|worker|peer)s?[ :#=]{0,2}\[?(\d{1,7})\b"
+_OF_ANOTHER = re.compile(
+    rf"\b{_ANOTHER}\]?,? (?:(?:(?:did|does|has|is|was|could|will)(?: not|n't)"
+    r"|never|no longer|failed|died|exited|crashed|disconnected|timed out)"
+    r"|(?:is|was|has) (?:gone|dead|lost|missing|unreachable|stuck|silent|timed out))"
+    r"|\b(?:wait(?:ed|ing)? (?:for|on)|(?:response|answer|reply|heartbeat|message|ack) from"
+    rf"|(?:contact|connection) (?:with|to)) {_ANOTHER}",
+    re.IGNORECASE,
+)
+_UNTOLD_END = re.compile(r"A worker died or was killed|died unexpectedly")
+
+
+class Failure(NamedTuple):
+    """An exception or another fatal error. `where` is the line of the program. `rank` is set if the text names a rank.
+
+    `text` contains no secrets of known forms. `of_others` is true if the failure reports a lost or silent rank, so that
+    it follows a failure or hang of another rank. `exception` is the type of the exception, "" if there is none.
+    """
+
+    text: str
+    where: str
+    moment: Moment | None
+    number: int
+    of_others: bool
+    rank: RankId | None = None
+    exception: str = ""
+
+
+def mask_and_cut(text: str) -> str:
+    """Return a text without secrets of known forms and of limited length."""
+    return secret_forms.mask(text)[:LONGEST_TEXT]
+
+
+def is_of_others(text: str) -> bool:
+    """True if a text reports a lost or silent rank of the job, not an endpoint outside of it."""
+    is_lost = (_OF_OTHERS.search(text) or _LOST_IN_THE_JOB.search(text)) is not None
+    return is_lost and (LIBRARY.search(text) is not None or not _names_the_internet(text))
+
+
+def _names_the_internet(text: str) -> bool:
+    """True if a text contains a web endpoint or a public address."""
+    return _OUTSIDE.search(text) is not None or any(
+        _is_public(match.group(1) or match.group()) for match in _ADDRESS.finditer(text)
+    )
+
+
+def _is_public(address: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(address).is_global
+    return False
+
+
+def blames_another(failure: Failure, rank: int | None, *, is_timed_out: bool = False) -> bool:
+    """True if a failure of this rank reports a lost connection or names another rank.
+
+    If `is_timed_out` is true, a report without exit code or signal counts, too: PyTorch's watchdog may have ended the
+    process.
+    """
+    numbers = (match.group(1) or match.group(2) for match in _OF_ANOTHER.finditer(failure.text))
+    is_of_watchdog = is_timed_out and _UNTOLD_END.search(failure.text) is not None
+    return failure.of_others or is_of_watchdog or any(int(number) != rank for number in numbers)
+
+
+def clean(line: str) -> str:
+    """Return a log line without colours and control characters."""
+    return ESCAPES.sub("", line[:LONGEST_LOG_LINE]).rstrip()
+
+
+class _Extra(msgspec.Struct):
+    py_callstack: str = ""
+    timestamp: str | int | float | None = None
+
+
+class _Message(msgspec.Struct):
+    message: str = ""
+    extraInfo: _Extra = msgspec.field(default_factory=_Extra)  # noqa: N815 - torchelastic's word
+
+
+class _ErrorFile(msgspec.Struct):
+    message: _Message | str
+
+
+_ERROR_FILE = decoding.decoder(_ErrorFile)
+
+
+def is_error_file(first_line: str) -> bool:
+    """True if a file begins like torchelastic's error.json."""
+    return re.match(r'^\s*\{\s*"message"\s*:', first_line) is not None
+
+
+def parse_error_file(text: str) -> Failure:
+    """Return the failure in the error file of a rank (torch.distributed.elastic, error_handler.py: record_exception).
+
+    Its `timestamp` is in whole seconds since 1970. Raises ValueError for another file.
+    """
+    if len(text) > LARGEST_ERROR_FILE:
+        raise ValueError(f"is larger than {LARGEST_ERROR_FILE >> 20} MiB: not an error.json of torchelastic")
+    try:
+        content = _ERROR_FILE.decode(text).message
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise ValueError(f"is not an error.json of torchelastic: {error}") from None
+    message = _Message(message=content) if isinstance(content, str) else content
+    where = _find_raising_place(message.extraInfo.py_callstack, message.message)
+    first_line = clean(message.message.partition("\n")[0])
+    text, of_others = mask_and_cut(first_line), is_of_others(first_line[:LONGEST_TEXT])
+    exception = None if isinstance(content, str) else _EXCEPTION_TYPE.match(text)
+    moment = at_unix_seconds(message.extraInfo.timestamp)
+    return Failure(text, where, moment, 1, of_others, exception=exception.group(1) if exception else "")
+
+
+def _find_raising_place(callstack: str, message: str) -> str:
+    """Return the innermost place in the program at which an exception was raised; "" if the call stack shows none.
+
+    `message` is "Type: text", as record_exception writes it. In the call stack, this text follows the module's name.
+    Lines of the text, and of exceptions that caused it, can look like a traceback and contain anything, so only the
+    traceback just before it counts.
+    """
+    text = message.removesuffix(": ")
+    before = callstack.removesuffix("\n").removesuffix(text)
+    if not callstack.startswith(f"{before}{text}"):  # notes follow
+        before = callstack[: max(callstack.find(text), 0)]
+    lines = before[-_CALLSTACK_CHARACTERS:].split("\n")
+    if re.fullmatch(r"[\w.<>]{0,1000}", lines.pop()) is None:
+        return ""
+    frames = itertools.takewhile(lambda line: line.startswith("  "), reversed(lines))
+    return next(filter(None, map(find_place, frames)), "")
+
+
+def find_place(line: str) -> str:
+    """Return the place that a line of a traceback contains, if it is in the program; "" for other lines."""
+    found = _CODE.match(line)
+    if found is None or pyspy_json.is_installed(found.group(1)):
+        return ""
+    place = f"{found.group(3)} ({found.group(1).rpartition('/')[2]}:{found.group(2)})"
+    return place if secret_forms.mask(place) == place else ""

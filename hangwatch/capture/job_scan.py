@@ -14,8 +14,9 @@ from hangwatch.capture.node_numbers import NodeNumbers
 from hangwatch.capture.seen_connections import SeenConnections
 from hangwatch.capture.store_clients import StoreAddresses, StoreClients
 from hangwatch.capture.wrappers import Wrappers
-from hangwatch.jobs import discovery, membership, owners, user_limits
+from hangwatch.jobs import discovery, owners, user_limits
 from hangwatch.jobs.discovery import DEFAULT_LIMITS
+from hangwatch.jobs.membership_search import needs_endpoint
 from hangwatch.model import FoundJobs, GpuSweep, NotMonitored, Process, ProcessId
 from hangwatch.probes.base import owner_turns, procfs
 from hangwatch.probes.network import sockets
@@ -99,7 +100,7 @@ class JobScan:
         """
         ends = time.monotonic() + self._limits.scan_budget_seconds
         self._scans += 1
-        ports = {process.id: port for process in processes if (port := membership.needs_endpoint(process)) is not None}
+        ports = {process.id: port for process in processes if (port := needs_endpoint(process)) is not None}
         endpoints = {process: self._endpoints[process] for process in ports if process in self._endpoints}
         self._asked = {process: scan for process, scan in self._asked.items() if process in ports}
         new = [process for process in processes if process.id in ports and process.id not in endpoints]

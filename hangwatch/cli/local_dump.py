@@ -20,7 +20,7 @@ from hangwatch.cli.progress_line import Step
 from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError, with_sudo
 from hangwatch.errors import TemporaryError, UserError
-from hangwatch.jobs import likely_ranks, membership
+from hangwatch.jobs import likely_ranks, membership_search
 from hangwatch.model import Frame, Grouping, Incident, Job, JobState, RankDump, Verdict
 from hangwatch.probes.base import procfs
 from hangwatch.probes.gpu import query
@@ -159,7 +159,7 @@ class _LocalDump:
         """
         gpus = node_jobs.gpus_by_pid(self._sweep)
         scanned = ProcessScan().processes(gpus)
-        yield from membership.list_ended_ranks(scanned)[:MOST_LIKELY_RANKS]
+        yield from membership_search.list_ended_ranks(scanned)[:MOST_LIKELY_RANKS]
         processes = likely_ranks.find_likely_ranks(scanned, gpus)[:MOST_LIKELY_RANKS]
         if not processes:
             return

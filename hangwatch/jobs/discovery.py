@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from hangwatch import config, words
 from hangwatch.jobs import owners, process_role, rank_gpus, user_limits
-from hangwatch.jobs.membership import Membership, claim_order, find_memberships, holds_gpu, pids_of_ranks
+from hangwatch.jobs.membership import Membership, claim_order, holds_gpu, pids_of_ranks
+from hangwatch.jobs.membership_search import find_memberships
 from hangwatch.jobs.process_role import RankSlot
 from hangwatch.jobs.process_tree import INIT_PID, Tree, start_order
 from hangwatch.model import FoundJobs, GpuSample, GpuSweep, Job, Process, ProcessId, Rank, Worker, gaps, spans

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import structs, toml
 
 from hangwatch.capture.job_scan import JobScan
-from hangwatch.jobs import discovery, membership, owners, process_role, rank_gpus
+from hangwatch.jobs import discovery, membership, membership_search, owners, process_role, rank_gpus
 from hangwatch.model import GpuSample, Job, Process, ProcessId, Rank
 from hangwatch.probes.base import procfs
 from hangwatch.probes.process.process_scan import ProcessScan
@@ -194,7 +194,7 @@ def test_helpers_of_a_job_without_a_living_rank_are_told(tmp_path: Path) -> None
     tree += PYTHON.format(400, 1, "-m hangwatch dump", SLOT.format(1))
     tree += PYTHON.format(401, 400, "-m hangwatch.probes.gpu.driver_process", SLOT.format(1))
     assert JobScan(lay_out(tree, tmp_path)).find(None, node="").jobs == ()
-    told = membership.list_ended_ranks(ProcessScan(tmp_path).processes())
+    told = membership_search.list_ended_ranks(ProcessScan(tmp_path).processes())
     assert told == ["rank 0 has ended, its helpers live (pids 300)"]
 
 
@@ -375,7 +375,11 @@ def test_a_pod_that_is_not_connected_to_the_store_is_no_part_of_the_job(tmp_path
     pod = text[text.index("140 (") : text.index("= plain")]
     intruder = re.sub(r"\b14(\d)\b", r"15\1", pod).replace("RANK=3", "RANK=1").replace("3b7d9e04", "f00dcafe")
     processes = ProcessScan(lay_out(text + intruder, tmp_path)).processes()
-    assert [membership.needs_endpoint(process) for process in processes if process.environ] == [23456, 23456, 23456]
+    assert [membership_search.needs_endpoint(process) for process in processes if process.environ] == [
+        23456,
+        23456,
+        23456,
+    ]
     store = dict.fromkeys((process.id for process in processes if process.id.pid in (132, 142)), "10.0.0.5 port 23456")
     mine, other = discovery.find_jobs(processes, endpoints=store).jobs
     assert slots(mine) == [(2, None, 132), (3, None, 142)]
@@ -792,7 +796,7 @@ def joined_by_comparing_each_with_each(
         else:
             every.append([part])
     members = ([member for part in job for member in part.members] for job in every)
-    return sorted([process.id for process, _ in sorted(job, key=membership._rank_number)] for job in members)
+    return sorted([process.id for process, _ in sorted(job, key=membership.rank_number)] for job in members)
 
 
 @given(
@@ -813,7 +817,7 @@ def test_claimants_are_joined_as_if_each_were_compared_with_each(
     endpoints = {
         process.id: store for part, (*_, store) in zip(found, drawn, strict=True) for process in part.processes if store
     }
-    jobs_of = membership._join_parts(found, (), endpoints)
+    jobs_of = membership.join_parts(found, (), endpoints)
     by_members = sorted([process.id for process, _ in part.members] for part in jobs_of)
     assert by_members == joined_by_comparing_each_with_each(found, endpoints)
 
@@ -829,7 +833,7 @@ def test_claimants_of_one_rank_are_not_compared_each_with_each() -> None:
 
         sys.setprofile(count_call)
         try:
-            assert len(membership._join_parts(found, (), {})) == count
+            assert len(membership.join_parts(found, (), {})) == count
         finally:
             sys.setprofile(None)
         return made

@@ -119,6 +119,12 @@ def stance_of(grouping: Grouping) -> Callable[[Member], Stance]:
     return stance
 
 
+def _waits_in_itself(group: Group, member: Member) -> bool:
+    """True if a rank waits for memory of its own process, and each of its other Python threads waits like it."""
+    call, others = member.kernel.call, (activity_table.find_activity(one.activity) for one in group.threads)
+    return call is not None and call.name == "futex" and all(other.waits_for in {"lock", "thread"} for other in others)
+
+
 def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str, is_in_code: bool) -> Stance:
     """Return the kind of wait of a rank (see `Stance`) by its stack, system call and state.
 
@@ -153,7 +159,7 @@ def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str,
             return "unclear"
         case "nothing":
             return "elsewhere"
-        case "lock":
+        case "lock" | "thread" if kind == "lock" or _waits_in_itself(group, member):
             return "held"
         case "unknown" if is_in_code and not member.kernel.receives:
             return "elsewhere"

@@ -24,6 +24,7 @@ from hangwatch.model import (
     RecorderFacts,
     Rests,
     Signature,
+    Stack,
     StackFacts,
     Usage,
     Verdict,
@@ -232,6 +233,28 @@ def test_rank_waiting_for_a_lock_waits_for_the_rank_that_holds_it() -> None:
     assert "holds the lock of /shared/lock, for which rank 3" in verdict.message
     stranger = with_waits(held, file_lock=structs.replace(lock, holder_pid=701))
     assert judged(waiting(holder, *THREE[1:]), outside(stranger, activity="lock", waits_for="lock")).kind == "NotJoined"
+
+
+@pytest.mark.parametrize(
+    ("call", "others", "is_named"),
+    [
+        ("futex", (), True),
+        ("futex", ("thread_wait", "lock", "sleep"), True),
+        ("futex", ("thread_wait", "unknown"), False),  # a thread in an unknown function may wait for another rank
+        ("futex", ("collective_wait",), False),
+        ("read", (), False),  # the other end of a pipe may be another rank
+        (None, (), False),
+    ],
+)
+def test_rank_that_waits_for_memory_of_its_own_process_waits_for_no_rank(
+    call: str | None, others: tuple[str, ...], is_named: bool
+) -> None:
+    facts = KernelFacts(call=KernelCall(name=call, says=f"{call}()", rounds=2) if call else None)
+    late = structs.replace(standing(3, done(5)), kernel=facts)
+    group = outside(late, activity="thread_wait", waits_for="thread")
+    threads = tuple(Stack(name="T", activity=one, frames=(OWN,)) for one in others)
+    verdict = judged(waiting(*THREE), structs.replace(group, threads=threads))
+    assert verdict.kind == "NotJoined" and named(verdict) == ([3] if is_named else [])
 
 
 def test_ranks_in_joined_collective_are_not_blocked_by_rank_ahead() -> None:

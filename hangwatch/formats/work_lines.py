@@ -36,19 +36,18 @@ _RUNS = re.compile(
     r"(?:SequenceNumber=(\d{1,18}),? ?)?OpType=(\w{1,40})(?:, ?TensorShape=\[([\d, ]{1,80})\])?"
 )
 _BARRIER = re.compile(r"# of tasks that reached the barrier: (\d{1,7})/(\d{1,7})")
-_UNHEALTHY = "tasks are unhealthy (stopped sending heartbeats)"
+_TASKS_FOLLOW = re.compile(r"(tasks are unhealthy \(stopped sending heartbeats\))|\bTimed out task names:")
 _TASK = re.compile(r"(?:^|\s)/job:[\w-]{1,64}/replica:\d{1,7}/task:(\d{1,7})$")
 _SETUP = re.compile(
     r"NCCL INFO (?:\[Rank \d{1,7}\] )?(?:nccl\w{1,30} )?comm 0x[0-9a-f]{1,16} rank (\d{1,7}) n[rR]anks (\d{1,7})\b"
     r".{0,120}?(?: commId (0x[0-9a-f]{1,16}).{0,40}?)? - Init (START|COMPLETE)"
 )
+_NO_REPLY = ("did not reach a barrier of JAX", "sent no more heartbeats to the coordination service of JAX")
 _ABSENT = {
     "did not reach a monitored barrier in time": re.compile(
         r"\bRanks? (\d{1,7}(?:, ?\d{1,7}){0,4095}) failed to pass monitoredBarrier"
     ),
-    "sent no more heartbeats to the coordination service of JAX": re.compile(
-        r"Task /job:[\w-]{1,64}/replica:\d{1,7}/task:(\d{1,7}) heartbeat timeout"
-    ),
+    _NO_REPLY[True]: re.compile(r"Task /job:[\w-]{1,64}/replica:\d{1,7}/task:(\d{1,7}) heartbeat timeout"),
     "did not give the others the id of their communicator of NCCL": re.compile(
         r"retrieving ncclUniqueId from \[(\d{1,7})\] .{0,200}[Tt]ime ?out.{0,200}/default_pg/"
     ),
@@ -59,7 +58,7 @@ _ABSENT = {
 }
 _WORDS = (
     *(" - Init ", "monitoredBarrier", "ncclUniqueId", "enqueued", "WorkNCCL(", "collective"),
-    *("lagging ranks", " started ", "the barrier: ", "/task:", "unhealthy", "[missing ranks: ", ": ["),
+    *("lagging ranks", " started ", "the barrier: ", "/task:", "unhealthy", "task names:", "[missing ranks: ", ": ["),
 )
 _HIGHEST = 1 << 48  # torch 2.2 prints a variable that was never set
 
@@ -80,7 +79,7 @@ class WorkLine(NamedTuple):
     * "setup": a rank began to create a communicator of `enqueued` ranks; `completed` is 1 if it has finished.
     * "absent": `ranks` did not do what `operation` says, for example reach PyTorch's monitored barrier.
     * "barrier": `ranks` contains the number of tasks that reached it, and the number of all tasks; it is empty for a
-      heading of tasks that sent no heartbeats. "task": a task that did not reach the barrier, or is silent.
+      heading of tasks that did not do what `operation` says. "task": a task that did not reach it, or is silent.
 
     `is_answer` is true if the rank wrote the line because another rank timed out, `is_own_timeout` if itself did.
     """
@@ -136,7 +135,7 @@ def parse(text: str) -> tuple[WorkLine, ...]:
         )
     if barrier := _BARRIER.search(text):
         return (WorkLine("barrier", (int(barrier.group(1)), int(barrier.group(2)))),)
-    heading = [WorkLine("barrier")] if _UNHEALTHY in text else []
+    heading = [WorkLine("barrier", operation=_NO_REPLY[bool(title[1])]) for title in _TASKS_FOLLOW.finditer(text)]
     if tasks := (*heading, *(WorkLine("task", (int(task),)) for task in _TASK.findall(text))):
         return tasks
     for why, pattern in _ABSENT.items():

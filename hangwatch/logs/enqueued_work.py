@@ -340,8 +340,9 @@ def _compare_barriers(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
     )
     sizes = [line.ranks for _, _, (line, *_) in works if line.kind == "barrier"]
     tasks = {line.ranks[0] for _, _, (line, *_) in works if line.kind == "task"}
-    if tasks and () in sizes:
-        absent["sent no more heartbeats to the coordination service of JAX"] = list(tasks)
+    absent |= {
+        line.operation: list(tasks) for _, _, (line, *_) in works if tasks and line.kind == "barrier" and line.operation
+    }
     for why, ranks in absent.items():
         ids = _find_ids(set(ranks), works)
         yield WorkFinding(f"{words.name_ranks(ids)} {why}", ids, ids if len(ids) < _FEWEST_SEEN else (), f"it {why}")

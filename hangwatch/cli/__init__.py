@@ -107,7 +107,6 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@screen.no_pager_option
 @click.version_option(__version__, prog_name="hangwatch")
 def hangwatch() -> None:
     """Finds hung training jobs, takes the stacks of every rank and names the rank that blocks the job.
@@ -121,6 +120,8 @@ def hangwatch() -> None:
 
     Exit codes: 0 yes or done, 1 no, 2 bad input (the message says what to type), 70 an error inside hangwatch,
     75 temporary failure, for example the port is in use.
+
+    Output that is longer than the screen is shown in PAGER, by default less; with PAGER=cat it is printed.
     """
 
 

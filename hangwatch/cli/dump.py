@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import click
 
-from hangwatch.cli import screen
 from hangwatch.cli.options import config_option, job_option, pid_option, topology_option
 from hangwatch.cli.reach import Reach, load_tool, nodes_options, parse_reach
 
@@ -80,7 +79,6 @@ class DumpOptions(NamedTuple):
     help="Write a report with all stacks to DIR/incidents/NAME, and print one line per job.",
 )
 @nodes_options
-@screen.no_pager_option
 @config_option
 def dump(**given: Any) -> int:
     """Take the stacks of all ranks now, and name the rank that blocks.

@@ -9,11 +9,8 @@ from typing import TextIO
 
 import click
 
-from hangwatch.cli.options import Command
-
 WIDEST = 110  # characters; longer lines are hard to read
 
-_NO_PAGER = "hangwatch.no_pager"
 _USUAL = os.terminal_size((WIDEST, 24))  # if there is no terminal. COLUMNS is not used then: readline(3) may set it
 
 
@@ -48,17 +45,6 @@ def complain(message: str) -> None:
         click.echo("\n".join(map(words.printable, f"hangwatch: {message}".split("\n"))), err=True)
 
 
-def no_pager_option(command: Command) -> Command:
-    """Add the option --no-pager to a command or group."""
-    text = "Print long output without a pager, as with PAGER=cat."
-    return click.option("--no-pager", is_flag=True, expose_value=False, callback=_set_no_pager, help=text)(command)
-
-
-def _set_no_pager(context: click.Context, _: click.Parameter, value: bool) -> None:
-    if value:
-        context.meta[_NO_PAGER] = True  # a group and its command share `meta`
-
-
 def show(answer: str) -> None:
     """Print text. If it has more lines than the terminal, show it in PAGER or less(1), as git(1) does."""
     screen_columns, screen_rows = _size()
@@ -72,10 +58,7 @@ def show(answer: str) -> None:
 
 
 def _is_pager_wanted() -> bool:
-    """True unless --no-pager is given, or PAGER is empty, `cat` or not a valid command line, as in git(1)."""
-    context = click.get_current_context(silent=True)
-    if context is not None and context.meta.get(_NO_PAGER, False):
-        return False
+    """True unless PAGER is empty, `cat` or not a valid command line, as in git(1)."""
     try:
         return shlex.split(os.environ.get("PAGER", "less")) not in ([], ["cat"])
     except ValueError:

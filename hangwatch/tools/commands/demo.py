@@ -13,7 +13,6 @@ from hangwatch.cli.usage_errors import InputError
 
 @click.command()
 @click.option("--scenario", default="loader", show_default=True, help="The fault to simulate; `list` prints all.")
-@click.option("--list", "scenario", flag_value="list", help="Print all scenarios.")
 @click.option("--ranks", default=8, show_default=True, type=click.IntRange(2, 64), help="Ranks on the simulated node.")
 @click.option("--seed", default=None, type=int, help="Choose the rank that gets stuck.  [default: random]")
 @click.option(

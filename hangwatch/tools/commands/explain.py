@@ -4,7 +4,6 @@ from pathlib import Path
 
 import click
 
-from hangwatch.cli import screen
 from hangwatch.cli.options import config_option, html_option, json_option
 from hangwatch.limits import MOST_RANKS
 
@@ -16,7 +15,6 @@ from hangwatch.limits import MOST_RANKS
 )
 @json_option
 @html_option
-@screen.no_pager_option
 @config_option
 def explain(
     *,

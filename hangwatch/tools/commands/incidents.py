@@ -34,7 +34,6 @@ T = TypeVar("T")
 @click.option("--job", "wanted", help="The newest incident of this job, by its id, key or name.")
 @click.option("--html", "html_path", type=click.Path(path_type=Path, dir_okay=False), help="Write an HTML page here.")
 @click.option("--json", "as_json", is_flag=True, help="Print incident.json, see docs/json.md.")
-@screen.no_pager_option
 @config_option
 def report(
     name: Path | None, wanted: str | None, html_path: Path | None, as_json: bool, config_path: Path | None

@@ -68,7 +68,6 @@ job_option = click.option("--job", "wanted", help="Merge only this job, by id, k
 )
 @json_option
 @html_option
-@screen.no_pager_option
 def merge(
     *,
     sources: tuple[str, ...],

@@ -16,7 +16,9 @@ MOST_PLACES = 16
 END_MARGIN_SECONDS = 120.0  # a hang must page at least this long before the collective timeout ends the job
 
 NOWHERE = "nowhere"
-"""The place of a capture without a usable place, see `find_places`. A pause there is not learned."""
+"""The place of a capture without a usable place, see `find_places`, or of a hang that cannot end by itself.
+
+A pause there is not learned."""
 
 
 class Pause(Value, frozen=True):

@@ -8,7 +8,7 @@ from hangwatch import detector, words
 from hangwatch.config import Detector
 from hangwatch.detector import job_watch, sleepers, standstill
 from hangwatch.detector.job_watch import JobWatch, MotionCount
-from hangwatch.detector.known_pauses import find_places
+from hangwatch.detector.known_pauses import NOWHERE, find_places
 from hangwatch.model import Grouping, JobState, Motion
 from hangwatch.stacks.activity_table import RENDEZVOUS
 from hangwatch.stacks.idle_reasons import find_resting_state, has_no_task, is_serving
@@ -109,11 +109,12 @@ def record_gap_capture(
 
 
 def _count_gap_facts(look: Diagnosis) -> MotionCount:
+    permanent = find_permanent(look.grouping, look.verdict)
     return replace(
         count_motion(look.grouping),
-        places=find_places(look.grouping, look.verdict.named),
+        places=frozenset({NOWHERE}) if permanent else find_places(look.grouping, look.verdict.named),
         waiting=sum(1 for _ in find_waiting(look.grouping)),
-        permanent=find_permanent(look.grouping, look.verdict),
+        permanent=permanent,
         seconds=look.capture.duration_seconds,
     )
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from hangwatch.config import Progress, Settings
 from hangwatch.model import Fault
 from hangwatch.model.flight_records import ProgressCounter
-from tests.scenarios.power import LOCKED, TRAINS, WAITS
+from tests.scenarios.power import LOCKED, STOPPED, TRAINS, WAITS
 from tests.scenarios.progress import BEHIND_FULL_GPU, WAITS_AT_FULL_POWER, after, without_power
 from tests.scenarios.simulation import SETTINGS, Doing, Node, Played, play
 
@@ -24,12 +24,12 @@ def run(node: Node, seconds: float, settings: Settings | None = None) -> dict[st
     return play(node, seconds, settings or SETTINGS, has_counters=True)
 
 
-def pausing(*pauses: tuple[float, float]) -> Node:
+def pausing(*pauses: tuple[float, float], blocked: Doing = LOCKED) -> Node:
     """Return a node on which rank 0 waits for a lock in some times, given as (begin, seconds)."""
 
     def doing(gpu: int, t: float) -> Doing:
         if any(begin <= t < begin + seconds for begin, seconds in pauses):
-            return WAITS if gpu else LOCKED
+            return WAITS if gpu else blocked
         return TRAINS
 
     return Node(doing)
@@ -113,6 +113,11 @@ def test_pause_at_a_place_pages_after_twice_its_length() -> None:
     first, second = job.pages
     assert first - BEGIN <= 135
     assert 399 <= second - (BEGIN + 1000) <= 420
+
+
+def test_stop_that_a_person_ends_is_no_known_pause() -> None:
+    job = play(pausing((BEGIN, 200), (BEGIN + 1000, 1000), blocked=STOPPED), BEGIN + 1900, SETTINGS)["job"]
+    assert len(job.pages) == 2 and job.pages[1] - (BEGIN + 1000) <= 150
 
 
 JUMPING: list[tuple[str, Callable[[int, float, int], ProgressCounter | Fault]]] = [

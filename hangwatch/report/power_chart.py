@@ -13,6 +13,8 @@ WIDTH, HEIGHT = 960, 330
 LEFT, RIGHT, TOP, BOTTOM = 52, 950, 30, 270  # the plot; below it the clock, then the states
 STRIP = 298
 MAX_LINES = 16
+LABEL_WIDTH = 112  # of "stacks 10", in the font size of a phone
+LAST_LABEL = 860  # a label further right ends at its mark
 _MAX_MARKS = 100
 _MAX_POINTS = 480  # of one line; more points are reduced to the lowest and highest of each slice
 _STEPS_SECONDS = (1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
@@ -219,9 +221,10 @@ def _mark_captures(incident: Incident, plane: _Plane) -> Iterable[Mark]:
         end = capture.started_unix_seconds + capture.duration_seconds
         if plane.start <= capture.started_unix_seconds <= plane.end:
             at = plane.x(capture.started_unix_seconds)
+            begin = at - LABEL_WIDTH if at > LAST_LABEL else at
             label = f"stacks {number}" if len(incident.captures) > 1 else "stacks taken"
-            yield Mark(at=at, size=max(plane.x(end) - at, 2.0), label=label if at >= free else "")
-            free = at + 80 if at >= free else free
+            yield Mark(at=at, size=max(plane.x(end) - at, 2.0), label=label if begin >= free else "")
+            free = begin + LABEL_WIDTH if begin >= free else free
 
 
 def _mark_states(incident: Incident, plane: _Plane) -> Iterable[Mark]:

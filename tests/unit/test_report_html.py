@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import itertools
 import re
 from html import unescape
 from html.parser import HTMLParser
@@ -141,6 +142,17 @@ def test_every_raw_stack_is_there_at_eight_ranks() -> None:
     for rank in range(8):
         assert f"[gpu-a12:{rank}]Thread 4120{rank} (active)" in page.text
     assert "[gpu-a12:7] read_shard (ourdata/shards.py:58)" in page.text
+
+
+def test_labels_of_captures_do_not_overlap_on_a_phone() -> None:
+    incident = samples.loader_hang()
+    first, width = incident.captures[0], power_chart.LABEL_WIDTH
+    starts = [first.started_unix_seconds + seconds for seconds in range(-800, 60, 10)]
+    many = tuple(structs.replace(first, started_unix_seconds=at) for at in starts)
+    chart = power_chart.chart(structs.replace(incident, captures=many))
+    begins = [one.at - width * (one.at > power_chart.LAST_LABEL) for one in chart.captures if one.label]
+    assert len(begins) > 2 and any(one.at > power_chart.LAST_LABEL for one in chart.captures)
+    assert all(after - before >= width for before, after in itertools.pairwise(begins))
 
 
 def test_the_power_chart_names_its_lines_and_marks_quiet_and_capture() -> None:

@@ -100,7 +100,7 @@ def test_the_help_names_every_command() -> None:
         (("status", "--nodse"), ["No such option", "Did you mean '--nodes' of `hangwatch check | dump |"]),
         (("status", "--watch"), ["Type: hangwatch top"]),
         (("-v",), ["No such option '-v'. Type: hangwatch --version"]),
-        (("demo", "--sede"), ["Did you mean '--seed'?"]),
+        (("demo", "--rnks"), ["Did you mean '--ranks'?"]),
         (("help", "reprot"), ["No such command", "Did you mean 'report'?"]),
         (("status", "--url", "gpu07:9836"), ["try --url http://gpu07:9836\n"]),
         (("run", "--config", "/nonexistent.toml"), ["/nonexistent.toml", "cannot be read", "--sample"]),

@@ -70,7 +70,7 @@ def test_rank_waiting_for_a_file_lock_has_its_file_and_holder(how: str, tmp_path
     assert member.waits.file_lock is not None and member.waits.file_lock.holder_comm
     comm = member.waits.file_lock.holder_comm
     assert member.waits.file_lock == FileLock(str(path), holder_pid=holder.pid, holder_comm=comm)
-    assert clauses.describe_activity(group) == f"waits for the lock of {path}, held by pid {holder.pid} ({comm})"
+    assert clauses.describe_activity(group) == f"waits for the lock of {path} (held by pid {holder.pid}, {comm})"
     assert group.waits_for == "lock", "by measurement: the table is empty"
 
 

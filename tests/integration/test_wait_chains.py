@@ -280,7 +280,7 @@ def test_rank_with_child_waiting_for_a_lock_of_another_rank_waits_for_it(how: st
     assert member.waits.file_lock == FileLock(path, holder_pid=other.pid, holder_comm=comm, by_child=True)
     assert group.waits_for == "lock" and member.waits.awaited is None
     by_child = "waits for its child process, which waits for"
-    assert clauses.describe_activity(group) == f"{by_child} the lock of {path}, held by pid {other.pid} ({comm})"
+    assert clauses.describe_activity(group) == f"{by_child} the lock of {path} (held by pid {other.pid}, {comm})"
     assert alone.waits.file_lock is None, "the holder is not in its job"
     assert (alone.waits.awaited is None) is (how == AT_A_WORKER)
 

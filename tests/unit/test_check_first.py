@@ -376,7 +376,7 @@ CASES: dict[str, tuple[dict[str, object], str, str]] = {
     "a file": ({"kernel": KernelFacts(call=OPEN)}, 'open("data/shard-3") in rank 3 (a, pid 160)', STORAGE),
     "a lock": (
         {"kernel": KernelFacts(call=call(name="flock", says="flock() on", file_lock=LOCK))},
-        "flock() on /data/x.lock, held by pid 44 (rsync) in rank 3 (a, pid 160)",
+        "flock() on /data/x.lock (held by pid 44, rsync) in rank 3 (a, pid 160)",
         "look at pid 44 (rsync), which holds the lock of /data/x.lock",
     ),
     "a lock without its call": (

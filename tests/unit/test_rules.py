@@ -869,7 +869,7 @@ PEER = CallTarget(kind="connection", what="10.0.0.7 port 29500")
         (KernelCall(name="openat", says="openat() on", rounds=2, path="/mnt/x"), Signature.BLOCKED, "openat() on /mnt/x, in each of 2 rounds"),
         (KernelCall(name="wait4", says="wait4() for", rounds=1, child_pid=9, child_comm="ssh"), Signature.BLOCKED, "wait4() for its child 9 (ssh)"),
         (KernelCall(name="flock", says="flock() on", rounds=1, descriptors=1, file_lock=FileLock(path="/x.lock", holder_pid=9, holder_comm="rsync")), Signature.BLOCKED,
-         "flock() on /x.lock, held by pid 9 (rsync)"),
+         "flock() on /x.lock (held by pid 9, rsync)"),
         (KernelCall(name="futex", says="futex", rounds=1), Signature.BLOCKED, "futex()"),
     ],
 )  # fmt: skip

@@ -135,7 +135,7 @@ def _describe_sleep(group: Group) -> str | None:
 def _describe_holder(lock: FileLock) -> str:
     if lock.holder_pid is None:
         return " (holder unknown: it has ended and a child inherited the lock, or it is on another node)"
-    return f", held by pid {lock.holder_pid} ({lock.holder_comm})"
+    return f" (held by pid {lock.holder_pid}, {lock.holder_comm})"
 
 
 def describe_worker_call(member: Member, ranks: Mapping[int, RankId]) -> str | None:

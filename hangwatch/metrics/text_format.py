@@ -7,6 +7,7 @@ of hangwatch need neither.
 from prometheus_client import CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SUFFIXES = {"counter": "_total", "info": "_info"}  # of the name, which the family does not have
 _TYPES = {"info": "gauge", "unknown": "untyped"}
 

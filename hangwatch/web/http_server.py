@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
 
 from hangwatch import words
 from hangwatch.config import Http
@@ -36,7 +35,6 @@ HEALTH_CONNECTIONS = 64
 MAX_PORT = 65535
 MAX_TOKEN_BYTES = 64 << 10
 INCIDENT_THREADS = 2  # a store on a dead mount blocks only these threads
-OPENMETRICS = "application/openmetrics-text"
 TEMPORARY = (errno.EADDRINUSE, errno.EADDRNOTAVAIL)
 
 INDEX = (
@@ -75,11 +73,7 @@ class Server:
         self._making = ThreadPoolExecutor(1, "http-pages")
         self._reading = ThreadPoolExecutor(INCIDENT_THREADS, "http-incidents")
         self._status = Page("application/json", lambda: msgspec.json.encode(status()), self._making)
-        self._metrics = {
-            (wanted, is_gzipped): _metrics(wanted, registry, self._making, is_gzipped=is_gzipped)
-            for wanted in (OPENMETRICS, "")
-            for is_gzipped in (True, False)
-        }
+        self._metrics = {is_gzipped: _metrics(registry, self._making, is_gzipped) for is_gzipped in (True, False)}
         self._incidents = IncidentPages(incidents, self._reading) if incidents is not None else None
         self._main = Listener("http", self._answer, max_connections=settings.max_connections, tls=ready.rules.tls)
         self._admission = Admission(
@@ -128,8 +122,7 @@ class Server:
         if is_of_incidents and self._incidents is not None:
             return await self._incidents.answer(request.path)
         if request.path == "/metrics":
-            wanted = OPENMETRICS if OPENMETRICS in request.headers.get("Accept", "") else ""
-            return await self._metrics[wanted, _takes_gzip(request.headers.get("Accept-Encoding", ""))].get()
+            return await self._metrics[_takes_gzip(request.headers.get("Accept-Encoding", ""))].get()
         if request.path == "/healthz":
             return await self._answer_health(request)
         if request.path == "/status":
@@ -148,17 +141,12 @@ def _takes_gzip(accept_encoding: str) -> bool:
     return False
 
 
-def _metrics(wanted: str, registry: CollectorRegistry, pool: ThreadPoolExecutor, *, is_gzipped: bool) -> Page:
-    """Return the page of metrics in the format `wanted`, a media type; empty for Prometheus' text format.
-
-    Other parameters in the Accept header are ignored, because each combination would need its own page.
-    """
-    encoder, kind = choose_encoder(f"{wanted}; version=1.0.0" if wanted else "")
-    render = encoder if wanted else text_format.render
+def _metrics(registry: CollectorRegistry, pool: ThreadPoolExecutor, is_gzipped: bool) -> Page:
+    """Return the page of metrics in Prometheus' text format, which every scraper accepts."""
     if not is_gzipped:
-        return Page(kind, lambda: render(registry), pool)
+        return Page(text_format.CONTENT_TYPE, lambda: text_format.render(registry), pool)
     headers = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
-    return Page(kind, lambda: gzip.compress(render(registry)), pool, headers)
+    return Page(text_format.CONTENT_TYPE, lambda: gzip.compress(text_format.render(registry)), pool, headers)
 
 
 class Prepared(NamedTuple):

@@ -80,9 +80,9 @@ def _read_exits(
     readable: Sequence[tuple[crash_artifacts.RankSnapshot, Path]],
 ) -> Iterable[tuple[crash_artifacts.RankSnapshot, Exit]]:
     """Yield the exit codes that the launchers' logs report, each with its rank."""
-    from hangwatch.formats import launcher_text  # only a crash needs it
+    from hangwatch.formats import torchrun_exits  # only a crash needs it
 
-    exits_by_log = {path: launcher_text.exits(text) for path, text in crash_artifacts.read_log_ends(readable).items()}
+    exits_by_log = {path: torchrun_exits.exits(text) for path, text in crash_artifacts.read_log_ends(readable).items()}
     for rank, _ in readable:
         exits = (exits_by_log.get(path, {}).get(rank.inner_pid) for path in rank.logs)
         if (exited := next(filter(None, exits), None)) is not None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from hangwatch import crash
 from hangwatch.crash import CrashArtifacts, collection
 from hangwatch.crash.artifacts import Exit
-from hangwatch.formats import gdb_frames, incident_file, launcher_text, log_times
+from hangwatch.formats import gdb_frames, incident_file, log_times, torchrun_exits
 from hangwatch.logs import failures
 from hangwatch.model import Confidence, EndedProcess, Incident, Job, KernelLine, ProcessId, RankId, Verdict
 from hangwatch.probes.process import crash_artifacts
@@ -196,15 +196,15 @@ Root Cause (first observed failure):
   rank      : 1 (local_rank: 1)
   exitcode  : -11 (pid: 4924)  (SIGSEGV)
 """
-    whole = {4923: launcher_text.RankExit(-15, False), 4924: launcher_text.RankExit(-11, True)}
-    assert launcher_text.exits(printed) == whole
-    assert launcher_text.exits(printed.partition("Failures:")[0]) == {4924: whole[4924]}
+    whole = {4923: torchrun_exits.RankExit(-15, False), 4924: torchrun_exits.RankExit(-11, True)}
+    assert torchrun_exits.exits(printed) == whole
+    assert torchrun_exits.exits(printed.partition("Failures:")[0]) == {4924: whole[4924]}
 
 
 def test_line_of_a_launcher_counts_in_its_first_1024_characters() -> None:
     told = "failed (exitcode: -11) local_rank: 1 (pid: 7) of binary: /usr/bin/python3"
-    assert set(launcher_text.exits(f"{' ' * 900}{told}\n")) == {7}
-    assert launcher_text.exits(f"{' ' * 1024}{told}\n") == {}
+    assert set(torchrun_exits.exits(f"{' ' * 900}{told}\n")) == {7}
+    assert torchrun_exits.exits(f"{' ' * 1024}{told}\n") == {}
 
 
 def test_that_a_container_took_its_files_with_it_is_said_once_for_all_its_ranks() -> None:

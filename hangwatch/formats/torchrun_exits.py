@@ -1,6 +1,6 @@
 """The exit codes of ranks in the summary that torchrun prints at its end. Measured with torch 2.13. Pure.
 
-The owner of the job can forge such lines, but only about that job.
+A crash needs them; `explain` reads the summary in `logs`. The owner of the job can forge it for that job only.
 """
 
 import re

@@ -37,7 +37,7 @@ def read_start(path: Path | str, limit_bytes: int) -> bytes | OSError:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        return error
+        return error.with_traceback(None)  # else it holds the frames of its callers, and they hold it
     try:
         if limit_bytes <= PAGE_BYTES:  # the kernel returns a small file in one read
             return os.read(descriptor, limit_bytes)
@@ -47,7 +47,7 @@ def read_start(path: Path | str, limit_bytes: int) -> bytes | OSError:
             limit_bytes -= len(part)
         return b"".join(parts)
     except OSError as error:
-        return error
+        return error.with_traceback(None)
     finally:
         os.close(descriptor)
 

@@ -265,7 +265,7 @@ def _read_once(root: str, stat: Stat, entry: _Entry) -> _Entry:
     try:
         answer = environment.read(f"{root}/{stat.pid}", launchers.VARIABLES, launchers.SHOWN)
     except OSError as error:
-        answer = error
+        answer = error.with_traceback(None)
     environ = answer.variables if isinstance(answer, Environment) else {}
     faults = _faults(stat.pid, answer)
     process = replace(

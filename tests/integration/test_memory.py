@@ -103,7 +103,7 @@ def test_memory_child_ends_silently_after_its_parent(most_bytes: int | None) -> 
     files = marshal.dumps([("/proc/self/maps", [(0, 100_000)], 0)])
     question = (len(files).to_bytes(4, sys.byteorder) + files)[:most_bytes]
     reading, writing = os.pipe()
-    command = [sys.executable, "-I", "-S", str(process_memory.CHILD)]
+    command = [sys.executable, "-I", "-S", str(process_memory.CHILD), "1"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=writing, stderr=subprocess.PIPE) as child:
         os.close(writing)
         os.close(reading)

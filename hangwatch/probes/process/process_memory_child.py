@@ -1,10 +1,10 @@
 """Read the memory of other processes for a parent that must never wait for it. A script.
 
-Started as `python -I -S process_memory_child.py`. A question is its length (4 bytes) and a list in the format of
-marshal, with one row for each file: [path of a file of /proc/PID, [[address, bytes]...], start ticks of the process].
-The answer for each file is an errno, the length of each piece (4 bytes each), and the pieces. A file with start ticks
-stays open until it is not read for a minute. The process ends when its parent is gone, or after 1.5 s without a
-question. It does without json and contextlib, which would double the CPU of its start.
+Started as `python -I -S process_memory_child.py SECONDS`. A question is its length (4 bytes) and a list in the format
+of marshal, with one row for each file: [path of a file of /proc/PID, [[address, bytes]...], start ticks of the
+process]. The answer for each file is an errno, the length of each piece (4 bytes each), and the pieces. A file with
+start ticks stays open until it is not read for a minute. The process ends when its parent is gone, or after SECONDS
+without a question. It does without json and contextlib, which would double the CPU of its start.
 """
 
 import errno
@@ -16,7 +16,6 @@ import struct
 import sys
 import time
 
-IDLE_SECONDS = 1.5  # counters are read every second; an idle child occupies 9 MiB, its start costs 12 ms of CPU
 KEPT_SECONDS = 60.0
 kept: dict[tuple[str, int], tuple[int, float]] = {}  # descriptor, time of its last use
 
@@ -78,7 +77,7 @@ def serve() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     except (OSError, ValueError):
         pass
-    while select.select([0], [], [], IDLE_SECONDS)[0]:
+    while select.select([0], [], [], float(sys.argv[1]))[0]:
         length = int.from_bytes(sys.stdin.buffer.read(4), sys.byteorder)
         question = sys.stdin.buffer.read(length)
         if not question or len(question) < length:  # the parent has ended, perhaps in the middle of a question

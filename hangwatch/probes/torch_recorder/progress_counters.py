@@ -110,7 +110,7 @@ class ProgressCounters:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._recorders, self._proc_root, self._clock = recorders, proc_root, clock
-        self._memory = MemoryReader()  # one of its own: a capture never waits for it
+        self._memory = MemoryReader(1.5)  # one of its own, read each second: no capture waits for it
         self._lock = threading.Lock()
         self._ranks: dict[ProcessId, _Rank] = {}
         self._silent_until: dict[str, float] = {}

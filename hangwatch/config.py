@@ -250,9 +250,6 @@ class Http(Section, frozen=True):
             " read incidents",
         ),
     ] = ""
-    incidents_on_loopback: Annotated[
-        bool, describe("every user and pod that can connect may read all incidents; only with listen 127.0.0.1 or ::1")
-    ] = False
 
 
 class Socket(Section, frozen=True):

@@ -1,8 +1,8 @@
-"""Access control of the HTTP server, by password, client certificate, token, or a loopback address.
+"""Access control of the HTTP server, by password, client certificate or token.
 
 Stacks show code and paths of users' jobs, so only authenticated clients may read incidents. If no users, client
-certificates or token are configured, incidents are not served. Exception: `incidents_on_loopback`. The server reads the
-files of its rules again when they change.
+certificates or token are configured, incidents are not served. The server reads the files of its rules again when they
+change.
 """
 
 from __future__ import annotations
@@ -71,12 +71,11 @@ class Admission:
         read: Callable[[], Rules],
         *,
         token: bytes | None,
-        everybody_sees_incidents: bool,
         use_tls: Callable[[ssl.SSLContext], None],
     ) -> None:
         self._rules, self._passwords = rules, _passwords(rules)
         self._read, self._use_tls = read, use_tls
-        self._token, self._everybody_sees_incidents = token, everybody_sees_incidents
+        self._token = token
         self._seen = _files_state(rules.files)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._reload, name="http-reload", daemon=True)
@@ -102,7 +101,7 @@ class Admission:
             return None if hmac.compare_digest(given.strip().encode(), self._token) else self._unauthorized()
         if passwords is not None:
             return await self._of_user(passwords, given if scheme.lower() == "basic" else "", request.address)
-        if not is_of_incidents or self._everybody_sees_incidents:
+        if not is_of_incidents:
             return None
         if rules.verifies_clients:
             return None if request.certificate else text(HTTPStatus.FORBIDDEN, "a client certificate is required")

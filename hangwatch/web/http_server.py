@@ -7,7 +7,6 @@ while a page is made share that page.
 import contextlib
 import errno
 import gzip
-import ipaddress
 import os
 import re
 import socket
@@ -80,7 +79,6 @@ class Server:
             ready.rules,
             lambda: rules(settings),
             token=ready.token,
-            everybody_sees_incidents=settings.incidents_on_loopback,
             use_tls=self._main.replace_tls,
         )
         self._health = Listener("health", self._answer_health, max_connections=HEALTH_CONNECTIONS)
@@ -171,15 +169,8 @@ def prepare(settings: Http) -> Prepared:
             resolve_address(settings.listen, port)
     if health_port and health_port == settings.port:
         raise ServeError(f"[http]: port and health_port are both {health_port}: they must differ")
-    if settings.incidents_on_loopback and not _is_loopback(settings.listen):
-        raise ServeError(
-            f"[http] incidents_on_loopback: listen = {settings.listen!r} can be reached from other nodes\n"
-            "  set web_config_file or incidents_token_file, or listen on 127.0.0.1"
-        )
     token, access = _read_token(settings.incidents_token_file), rules(settings)
-    has_readers = (
-        bool(access.users) or access.verifies_clients or settings.incidents_on_loopback
-    )  # no browser sends a token
+    has_readers = bool(access.users) or access.verifies_clients  # no browser sends a token
     return Prepared(token, access, health_port, has_readers)
 
 
@@ -222,15 +213,6 @@ def rules(settings: Http) -> Rules:
         return web_config.load(Path(settings.web_config_file))
     except yaml_file.YamlError as error:
         raise ServeError(f"[http] web_config_file: {error}") from None
-
-
-def _is_loopback(host: str) -> bool:
-    """True if only this node can reach the address."""
-    try:
-        _, address = resolve_address(host, 0)
-        return ipaddress.ip_address(address[0]).is_loopback
-    except (UnicodeError, OverflowError, OSError, ValueError):
-        return False
 
 
 def _bind(listener: Listener, host: str, port: int, key: str) -> int:

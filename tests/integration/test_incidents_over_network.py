@@ -24,7 +24,7 @@ from hangwatch.formats.incident_file import INCIDENT_FILE
 from hangwatch.report.html import render_files
 from hangwatch.store import Store, open_writable
 from hangwatch.web import auth
-from hangwatch.web.http_server import ServeError, Server, usable_url
+from hangwatch.web.http_server import Server, usable_url
 from tests import samples
 from tests.certificates import make_authority, make_certificate
 from tests.commands import finished, hangwatch, refused
@@ -165,16 +165,6 @@ def test_a_token_is_enough_for_incidents_beside_users(kept: Store, pki: Path, tm
         assert get(port, "/incidents", Authorization=f"Bearer {TOKEN}0")[0] == 401
         assert get(port, "/metrics", Authorization=f"Bearer {TOKEN}")[0] == 401
         assert get(port, "/incidents", **basic())[0] == 200
-
-
-def test_loopback_serves_incidents_where_it_is_said_and_is_one(kept: Store) -> None:
-    with served(kept, incidents_on_loopback=True) as port:
-        assert get(port, "/incidents")[0] == 200
-    with (
-        pytest.raises(ServeError, match="can be reached from other nodes"),
-        served(kept, listen="0.0.0.0", incidents_on_loopback=True),
-    ):
-        pass
 
 
 def test_client_without_valid_certificate_is_refused(kept: Store, pki: Path) -> None:
@@ -397,7 +387,6 @@ READERS = {
     "users": (USERS, {}, True),
     "client certificates": (CLIENTS, {}, True),
     "a token": ("", {"incidents_token_file": "FOLDER/token"}, False),
-    "every client on loopback": ("", {"incidents_on_loopback": True}, True),
 }
 
 

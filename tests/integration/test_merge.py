@@ -243,6 +243,13 @@ def daemons(folder: Path, incidents: list[Incident], **settings: object) -> Iter
         yield servers
 
 
+def write_token(folder: Path) -> tuple[str, str]:
+    """Write a token and the HTTP configuration of a client with it. Return their paths."""
+    (folder / "token").write_text(TOKEN)
+    (folder / "http.yml").write_text("authorization:\n  credentials_file: token\n")
+    return str(folder / "token"), str(folder / "http.yml")
+
+
 def port(server: Server) -> int:
     return int(server.bound)  # type: ignore[attr-defined]
 
@@ -309,10 +316,8 @@ def test_nodes_that_are_silent_strange_or_hostile_cost_themselves_alone(tmp_path
         b'{"folder":"i","size_bytes":1,"state":"hung","opened_unix_seconds":1},',
     ]
     with contextlib.ExitStack() as running:
-        token = tmp_path / "token"
-        token.write_text(TOKEN)
-        (tmp_path / "http.yml").write_text("authorization:\n  credentials_file: token\n")
-        servers = running.enter_context(daemons(tmp_path, nodes()[:3], incidents_token_file=str(token)))
+        token, http_config = write_token(tmp_path)
+        servers = running.enter_context(daemons(tmp_path, nodes()[:3], incidents_token_file=token))
         elsewhere, came_elsewhere = running.enter_context(answering(respond_with(b"{}")))
         hostile = {
             "returned a redirect": respond_with(
@@ -332,7 +337,7 @@ def test_nodes_that_are_silent_strange_or_hostile_cost_themselves_alone(tmp_path
         running.callback(endless.set)
         closed = free_port()
         urls = [f"http://127.0.0.1:{number}" for number in (*map(port, servers), *ports.values(), slow, closed)]
-        done = hangwatch("merge", "--json", "--http-config", str(tmp_path / "http.yml"), "--deadline", "15", *urls)
+        done = hangwatch("merge", "--json", "--http-config", http_config, "--deadline", "15", *urls)
     assert done.returncode == 1, done.stderr
     answer = json.loads(done.stdout)
     assert [rank["rank"] for rank in answer["verdict"]["named"]] == [19]
@@ -352,19 +357,21 @@ def test_one_incident_of_a_node_and_one_job_of_several(tmp_path: Path) -> None:
     old, new = waiting(0), waiting(1)
     old = replace(old, opened_unix_seconds=new.opened_unix_seconds - 60, incident_id="old", node="gpu-1")
     theirs = replace(waiting(2), job=replace(new.job, job_key="theirs", job_id="other"), node="gpu-1", incident_id="i9")
-    with daemons(tmp_path, [old], incidents_on_loopback=True) as (one,):
+    token, http_config = write_token(tmp_path)
+    merge = ("merge", "--http-config", http_config)
+    with daemons(tmp_path, [old], incidents_token_file=token) as (one,):
         kept = open_writable(tmp_path / "0")
         url = f"http://127.0.0.1:{port(one)}"
         named = kept.summaries()[0].folder
         for incident in (new, theirs):
             kept.save(incident, {})
-        done = hangwatch("merge", "--json", f"{url}/incidents/{named}")
+        done = hangwatch(*merge, "--json", f"{url}/incidents/{named}")
         assert json.loads(done.stdout)["groups"][0]["members"][0]["rank"] == 0
-        refused("merge", url, says="these incidents are of several jobs")
-        chosen = json.loads(hangwatch("merge", "--json", "--job", "other", url).stdout)
+        refused(*merge, url, says="these incidents are of several jobs")
+        chosen = json.loads(hangwatch(*merge, "--json", "--job", "other", url).stdout)
         assert chosen["groups"][0]["members"][0]["rank"] == 16
-        refused("merge", "--job", "nobody", url, says="no job found in")
-        refused("merge", f"{url}/incidents/{named}", str(tmp_path / "0"), says="these incidents are of several jobs")
+        refused(*merge, "--job", "nobody", url, says="no job found in")
+        refused(*merge, f"{url}/incidents/{named}", str(tmp_path / "0"), says="these incidents are of several jobs")
 
 
 def test_status_sends_credentials_and_follows_no_redirect(tmp_path: Path, pki: Path) -> None:
@@ -392,17 +399,15 @@ def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
 
 
 def test_prometheus_knows_the_nodes_of_a_job_also_one_that_is_gone(tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text(TOKEN)
-    (tmp_path / "http.yml").write_text("authorization:\n  credentials_file: token\n")
+    token, http_config = write_token(tmp_path)
     incidents = [replace(one, job=replace(one.job, job_name="llama-70b")) for one in nodes()]
     theirs = replace(waiting(3), job=replace(incidents[0].job, job_id="other", job_key="theirs", job_name="other"))
-    with daemons(tmp_path, [*incidents, theirs], incidents_token_file=str(token)) as servers:
+    with daemons(tmp_path, [*incidents, theirs], incidents_token_file=token) as servers:
         targets = {f"gpu-{number}": f"127.0.0.1:{port(one)}" for number, one in enumerate(servers)}
         with RealPrometheus(tmp_path / "prom", targets) as prometheus:
             wait_for(lambda: len(prometheus.query("hangwatch_job_info")) == len(servers), "all to be scraped")
             servers[0].stop()
-            asked = ["merge", "--json", "--prometheus", prometheus.url, "--http-config", str(tmp_path / "http.yml")]
+            asked = ["merge", "--json", "--prometheus", prometheus.url, "--http-config", http_config]
             done = hangwatch(*asked, "--job", incidents[0].job.job_id)
             by_name = hangwatch(*asked, "--job", "llama-70b")
             unknown = hangwatch(*asked, "--job", "no-such-job")

@@ -491,7 +491,8 @@ def test_status_tells_when_a_job_that_hangs_ends_itself(capsys: pytest.CaptureFi
     incident = replace(samples.loader_hang(), timeline=(quiet,))
     silent = replace(job_watch.begin_watch(incident.job, 5.0, 0.0), state=JobState.HUNG, silence=Silence(since=-133.0))
     watch = job_watch.with_suspicion(silent, gap=GapSuspicion(advances=9, asked_at=5.0))
-    watch = replace(watch, progress=ProgressRecord(progressed_at=-133.0, per_second=0.2))
+    pause = "known pause at this place of at most 258 s: hangwatch pages after 516 s"
+    watch = replace(watch, progress=ProgressRecord(progressed_at=-133.0, per_second=0.2), message=f"none; {pause}")
     entry = JobEntry(job=incident.job, watch=watch, incident=incident)
     seen = build_status(Snapshot(jobs={entry.job.key: entry}), "n1", 7.0)
     assert seen.jobs[0].ends_itself_unix_seconds == fell_quiet + 600
@@ -502,7 +503,7 @@ def test_status_tells_when_a_job_that_hangs_ends_itself(capsys: pytest.CaptureFi
     at = datetime.fromtimestamp(fell_quiet + 600, timezone.utc)
     assert "\t140 s\t" in row and "\t0/s\t" in row
     assert f"; no progress since {datetime.fromtimestamp(fell_quiet, timezone.utc):%H:%M:}" in row
-    assert re.search(rf"; times out in 7 min (40|39|3\d) s, at {at:%H:%M:%S} UTC", row)
+    assert re.search(rf"; {pause}; times out in 7 min (40|39|3\d) s, at {at:%H:%M:%S} UTC", row)
     late = [TimelineEntry(unix_seconds=fell_quiet - 900, state=JobState.QUIET, message="quiet")]
     overdue = replace(entry, incident=replace(incident, timeline=tuple(late)))
     print_status(build_status(Snapshot(jobs={entry.job.key: overdue}), "n1", 7.0))

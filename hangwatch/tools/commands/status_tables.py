@@ -7,7 +7,7 @@ import click
 
 from hangwatch import words
 from hangwatch.cli.text_tables import engine_text, print_table
-from hangwatch.model import JobName
+from hangwatch.model import JobName, JobState
 from hangwatch.state.status import JobStatus, Status
 from hangwatch.tools.commands.job_descriptions import (
     describe_silence,
@@ -79,11 +79,13 @@ def print_status(seen: Status) -> None:
 def _what(job: JobStatus, unix_now: float) -> str:
     """Return the verdict on a job, else the detector's message.
 
-    Add its last progress, its timeout, its late rank and its silence.
+    Add its last progress, the known pause for which its page waits, its timeout, its late rank and its silence.
     """
     message, quiet = job.verdict or job.message, job.quiet_seconds
     began = "" if quiet is None else f"no progress since {words.utc(unix_now - quiet, '%H:%M:%S UTC')}"
-    for more in filter(None, (began, describe_timeout(job, unix_now), describe_straggler(job), describe_silence(job))):
+    pause = job.message.partition("; ")[2] if job.state is JobState.HUNG and job.verdict and not job.page else ""
+    tails = (began, pause, describe_timeout(job, unix_now), describe_straggler(job), describe_silence(job))
+    for more in filter(None, tails):
         message = f"{message.removesuffix('.')}; {more}"
     return message
 

@@ -144,7 +144,8 @@ def _metrics(registry: CollectorRegistry, pool: ThreadPoolExecutor, is_gzipped: 
     if not is_gzipped:
         return Page(text_format.CONTENT_TYPE, lambda: text_format.render(registry), pool)
     headers = {"Content-Encoding": "gzip", "Vary": "Accept-Encoding"}
-    return Page(text_format.CONTENT_TYPE, lambda: gzip.compress(text_format.render(registry)), pool, headers)
+    # The usual level 9 takes six times the CPU for a page that is a seventh smaller.
+    return Page(text_format.CONTENT_TYPE, lambda: gzip.compress(text_format.render(registry), 1), pool, headers)
 
 
 class Prepared(NamedTuple):

@@ -46,10 +46,12 @@ def join(
     before a line, or a launcher in its report, applies to all logs of that process. A failure in `launcher_failures`
     counts if the log of the rank contains none. If it does, the launcher's report only adds a missing time.
     """
-    all_parts = [_Part(*part) for part in parts]
     reports = [(source, failure, failure.rank) for source, failure in launcher_failures if failure.rank is not None]
-    written = [replace(part.id, rank=part.log.told_rank) for part in all_parts if part.log.told_rank is not None]
-    global_ranks = _find_global_ranks([*written, *(part.id for part in all_parts), *(rank for *_, rank in reports)])
+    all_parts = [
+        _Part(source, rank if rank.rank is not None else replace(rank, rank=log.told_rank), log)
+        for source, rank, log in parts
+    ]
+    global_ranks = _find_global_ranks([*(part.id for part in all_parts), *(rank for *_, rank in reports)])
     named = (part._replace(id=_add_global_rank(part.id, global_ranks)) for part in all_parts)
     by_rank = list_by_key((_make_key(part.id), part) for part in named if is_of_process(part.id))
     logs = {key: _leave_out_survived(_merge_parts(rank_parts)) for key, rank_parts in by_rank.items()}

@@ -152,16 +152,18 @@ class Headings:
 def split(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId, bool, str]:
     """Return the rank in the prefix of a line, true if it is certainly a rank, and the rest of the line.
 
-    If there is no prefix, the rank is `file_id`. The first mark `[rankN]:` among the first 200 characters is the rank
-    of the line; a later number is a peer. The host and pid at the beginning of NCCL's lines stay in the rest, and so
-    does a mark that is part of a message. `labelled` is the result of `are_labelled`.
+    If there is no prefix, the rank is `file_id`. The first mark `[rankN]:` among the first 200 characters is the
+    rank of the line; a later number is a peer. A number that is not sure may be that of a node. The host and pid at
+    the beginning of NCCL's lines stay in the rest, and so does a mark that is part of a message. `labelled` is the
+    result of `are_labelled`.
     """
     rank, sure, rest = _split_start(line, file_id, labelled=labelled)
     if rank is file_id and (stamp := _STAMP.match(line)):
         rank, sure, rest = _split_start(line[stamp.end() :], file_id, labelled=False)
         rest = line if rank is file_id else rest
     if rank.is_numbered and rank is not file_id and (sure or not rest.startswith("[rank")):
-        return rank, sure, rest  # a number that is not sure may be that of a node
+        inner = _OF_RANK.match(rest) if rank.rank is None and rest.startswith("[rank") else None
+        return (replace(rank, rank=int(inner.group(1))), True, rest[inner.end() :]) if inner else (rank, sure, rest)
     mark = _MARK.search(rest, 0, _MARK_WITHIN) if "[" in rest else None
     if mark is None or '"' in rest[: mark.start()] or "'" in rest[: mark.start()]:
         return rank, sure, rest

@@ -409,6 +409,12 @@ CASES: dict[str, tuple[dict[str, object], str, str]] = {
         "write(), called by save (train.py:48) in rank 3 (a, pid 160)",
         "find out why write(), called by save (train.py:48) does not return: `hangwatch dump --native --pid 160` on a",
     ),
+    "a lock of its process": (
+        {"kernel": KernelFacts(call=call(name="futex", says="futex"))},
+        "write(), called by save (train.py:48) in rank 3 (a, pid 160)",
+        "find out for which of its threads write(), called by save (train.py:48) waits: "
+        "`hangwatch dump --native --stacks --pid 160` on a",
+    ),
     "a rank that works": (
         {"motion": Motion.MOVING},
         "",

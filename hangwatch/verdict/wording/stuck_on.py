@@ -122,6 +122,9 @@ def _look_at_line(group: Group, member: Member) -> str:
         return f"look at the other threads of {words.name_ranks([member.id])}: `hangwatch dump --stacks --pid {pid}`"
     text = f"find out why {_line(group) if busy is None else busy.user_frame} does not return"
     on = f" on {words.printable(member.id.node)}" if member.id.node else "" if member.is_measured else " on its host"
+    if busy is None and pid is not None and member.kernel.call is not None and member.kernel.call.name == "futex":
+        which = f"find out for which of its threads {_line(group)} waits"
+        return f"{which}: `hangwatch dump --native --stacks --pid {pid}`{on}"
     return text if pid is None else f"{text}: `hangwatch dump --native --pid {pid}`{on}"
 
 

@@ -31,6 +31,7 @@ class LogCollector:
         self._parts: list[tuple[str, RankId, rank_log.Log]] = []
         self._told: list[tuple[str, failures.Failure]] = []
         self._unknown: dict[str, tuple[RankId, rank_log.Log]] = {}
+        self._ranks_in: dict[str, set[int]] = {}
         self._strange: dict[str, list[str]] = {}
         self._silent: dict[str, list[str]] = {}
         self._is_kernel_cut = False
@@ -62,6 +63,7 @@ class LogCollector:
         strange, example, of_ranks_here = 0, "", False
         tells = not streams or any(source.reader.processes for source in streams)  # an error.json has no streams
         self._forget_earlier_attempts(name, [source.reader.log for source in streams])
+        self._ranks_in[name] = {source.id.rank for source in streams if source.id.rank is not None}
         for source in streams:
             reader, rank = source.reader, source.id
             is_of_rank = merged_logs.is_of_process(rank)
@@ -151,10 +153,15 @@ class LogCollector:
     def logs(self, dumped: Collection[RankId]) -> tuple[RankLog, ...]:
         """Return one log for each rank. `dumped` are the ranks with a stack dump.
 
-        If the names of logs without a rank differ in one number, that number is the rank.
+        If the names of logs without a rank differ in one number, that number is the rank. The names of logs with lines
+        of one rank must then contain that rank.
         """
         self._name_processes(dumped)
-        numbered = file_names.number_logs({name: rank for name, (rank, _) in self._unknown.items()})
+        unknown = {name: rank for name, (rank, _) in self._unknown.items()}
+        of_one_rank = {name: RankId(rank=min(ranks)) for name, ranks in self._ranks_in.items() if len(ranks) == 1}
+        numbered = file_names.number_logs({**of_one_rank, **unknown})
+        if any(numbered[name] != rank for name, rank in of_one_rank.items()):
+            numbered = file_names.number_logs(unknown)
         for name, (rank, log) in self._unknown.items():
             if numbered[name].rank is None:
                 self._notes += self._strange.get(name, ())

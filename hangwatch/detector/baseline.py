@@ -30,7 +30,7 @@ def drop_low_baselines(watch: JobWatch, settings: Detector) -> JobWatch:
 
 def recover(watch: JobWatch, message: str, now: float) -> Change:
     """Return the watch in state `recovered`, because the job works again. `learn_pause` stores the pause at its end."""
-    ended = _ended_pause(watch)
+    ended = end_pause(watch, None if watch.open_incident is None else watch.open_incident.back_since)
     watch, actions = enter_state(watch, JobState.RECOVERED, message, now)
     return replace(watch, phase=Recovered(ended=ended)), actions
 
@@ -43,22 +43,20 @@ def recover_when_back(watch: JobWatch, message: str, now: float, settings: Detec
     return recover(watch, message, now) if now - back_since >= settings.recover_seconds else (watch, ())
 
 
-def _ended_pause(watch: JobWatch) -> EndedPause | None:
-    """Return the pause that ended when power came back; None if power is still low, even if ranks progress."""
-    back_since = None if watch.open_incident is None else watch.open_incident.back_since
-    if watch.silence is None or watch.suspicion is None or back_since is None:
+def end_pause(watch: JobWatch, at: float | None) -> EndedPause | None:
+    """Return the pause of a job that works again since `at`; None if power is still low, even if ranks progress."""
+    if watch.silence is None or watch.suspicion is None or at is None:
         return None
     began = watch.silence.since
-    return EndedPause(places=watch.suspicion.places, began=began, seconds=back_since - began)
+    return EndedPause(places=watch.suspicion.places, began=began, seconds=at - began)
 
 
-def learn_pause(watch: JobWatch, now: float) -> JobWatch:
+def learn_pause(watch: JobWatch, ended: EndedPause | None, now: float) -> JobWatch:
     """Return the watch with the ended pause as a known pause. A pause during GPU errors is not learned.
 
-    The detector calls this function when the state `recovered` ends. Only then has a scan shown if ranks were
-    replaced during the pause.
+    For a hang, the detector calls this function when the state `recovered` ends. Only then has a scan shown if ranks
+    were replaced during the pause.
     """
-    ended = watch.phase.ended if isinstance(watch.phase, Recovered) else None
     if ended is None or had_gpu_errors(watch, ended.began):
         return watch
     return replace(watch, pauses=known_pauses.add_pause(watch.pauses, ended, now))

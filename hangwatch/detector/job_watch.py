@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from hangwatch.config import Detector
 from hangwatch.detector import known_pauses, power_level
-from hangwatch.detector.known_pauses import Pause
+from hangwatch.detector.known_pauses import EndedPause, Pause
 from hangwatch.detector.power_level import GpuPower
 from hangwatch.detector.progress_gaps import ProgressRecord
 from hangwatch.detector.watch_parts import (
@@ -134,6 +134,11 @@ class JobWatch(Value, frozen=True):
     def is_counted_only(self) -> bool:
         """True if no GPU of the job was ever read and its ranks enqueue collectives: only counters can show a hang."""
         return self.power.read_at is None and self.progress.progressed_at is not None and self.progress.advances > 0
+
+    @property
+    def ended_pause(self) -> EndedPause | None:
+        """The pause to learn when the state recovered ends; None in other states, or if power is not back."""
+        return self.phase.ended if isinstance(self.phase, Recovered) else None
 
     @property
     def gap(self) -> GapSuspicion | None:

@@ -19,7 +19,7 @@ from hangwatch.detector.gpu_quorum import has_fallen, has_quorum, is_back, is_do
 from hangwatch.detector.job_watch import JobWatch, quiet_seconds, with_capture_record, with_open_incident, with_power
 from hangwatch.detector.power_level import GpuPower
 from hangwatch.detector.transitions import Change, begin_suspicion, enter_state
-from hangwatch.detector.watch_parts import Recovered, Silence, Starting, Unknown
+from hangwatch.detector.watch_parts import Silence, Starting, Unknown
 from hangwatch.model import OPEN_STATES, GpuSample, JobState
 
 RECOVERED_SHOWN_SECONDS = 60.0  # long enough to be seen by a Prometheus that scrapes every 15 or 30 s
@@ -229,18 +229,17 @@ def _open(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detecto
 
 def _recovered(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> Change:
     if is_quiet(voters, settings):
-        return _fall_quiet(learn_pause(watch, now), voters, now, settings)
+        return _fall_quiet(learn_pause(watch, watch.ended_pause, now), voters, now, settings)
     if now - watch.since >= RECOVERED_SHOWN_SECONDS:
         return _end_recovery(watch, "the GPUs are working", now)
     return watch, ()
 
 
 def _end_recovery(watch: JobWatch, message: str, now: float) -> Change:
-    taught = learn_pause(watch, now)
+    taught = learn_pause(watch, watch.ended_pause, now)
     learnt = ""
-    ended = watch.phase.ended if isinstance(watch.phase, Recovered) else None
-    if ended is not None and taught.pauses != watch.pauses:
-        learnt = f"; the pause of {ended.seconds:.0f} s at this place is now a known pause"
+    if watch.ended_pause is not None and taught.pauses != watch.pauses:
+        learnt = f"; the pause of {watch.ended_pause.seconds:.0f} s at this place is now a known pause"
     return enter_state(taught, JobState.TRAINING, f"{message}{learnt}", now)
 
 

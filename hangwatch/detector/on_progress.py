@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from hangwatch.config import Detector, Progress
 from hangwatch.detector import known_pauses
-from hangwatch.detector.baseline import had_gpu_errors, learn_pause, recover_when_back
+from hangwatch.detector.baseline import end_pause, learn_pause, recover_when_back
 from hangwatch.detector.capture_due import (
     CAPTURE_LOST_SECONDS,
     capture_before_timeout,
@@ -28,7 +28,6 @@ from hangwatch.detector.job_watch import (
     with_open_incident,
     with_suspicion,
 )
-from hangwatch.detector.known_pauses import EndedPause
 from hangwatch.detector.progress_gaps import HOUR_SECONDS, follow_counters, skip_time
 from hangwatch.detector.transitions import Change, TakeCapture, confirm_state, enter_state
 from hangwatch.detector.watch_parts import GapSuspicion, Silence, Suspicion
@@ -126,7 +125,7 @@ def _begin_suspicion(
     watch: JobWatch, gap: GapSuspicion, message: str, now: float, places: frozenset[str] = frozenset()
 ) -> Change:
     silence = Silence(since=now - watch.progress.gap_seconds(now))
-    watch = learn_pause(watch, now)
+    watch = learn_pause(watch, watch.ended_pause, now)
     watch = replace(watch, silence=silence, suspicion=Suspicion(fell=True, places=places, gap=gap))
     return enter_state(watch, JobState.SUSPECTED, message, now)
 
@@ -225,11 +224,7 @@ def _stop_again(watch: JobWatch, gap: GapSuspicion, now: float, settings: Detect
 
 def _continue(watch: JobWatch, now: float, settings: Detector) -> Change:
     """Change the state of a suspected or open job that enqueues collectives again."""
-    silent_since = watch.quiet_since
     if watch.state is not JobState.SUSPECTED:
         return recover_when_back(watch, "its ranks enqueue collectives again", now, settings)
-    seconds = 0.0 if silent_since is None else now - silent_since
-    if silent_since is not None and watch.suspicion is not None and not had_gpu_errors(watch, silent_since):
-        ended = EndedPause(places=watch.suspicion.places, began=silent_since, seconds=seconds)
-        watch = replace(watch, pauses=known_pauses.add_pause(watch.pauses, ended, now))
-    return enter_state(watch, JobState.TRAINING, f"it enqueues collectives again after {seconds:.0f} s", now)
+    message = f"it enqueues collectives again after {quiet_seconds(watch, now):.0f} s"
+    return enter_state(learn_pause(watch, end_pause(watch, now), now), JobState.TRAINING, message, now)

@@ -3,7 +3,7 @@ ARG PYTHON_IMAGE=python:3.12-slim-bookworm
 
 FROM ${PYTHON_IMAGE} AS build
 WORKDIR /source
-COPY pyproject.toml setup.py README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
 COPY hangwatch hangwatch
 RUN python3 -m venv --without-pip /opt/hangwatch \
  && python3 -m venv /opt/pip \

@@ -46,7 +46,7 @@ mkdir -p "$work/wheels" "$work/source"
 make_tree debian
 
 echo "==> wheels"
-for part in hangwatch pyproject.toml setup.py README.md LICENSE; do cp -R "$checkout/$part" "$work/source"; done
+for part in hangwatch pyproject.toml README.md LICENSE; do cp -R "$checkout/$part" "$work/source"; done
 python3 -m pip --disable-pip-version-check --quiet --quiet wheel --wheel-dir "$work/wheels" "$work/source" 'setuptools>=77'
 printf '[global]\nno-index = true\nfind-links = /wheels\n' >"$work/pip.conf"
 

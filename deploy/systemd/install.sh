@@ -78,7 +78,7 @@ install_package() {
     # Install from a copy: setuptools leaves a build/ folder in the source, and installs stale modules from it.
     copy=$(mktemp -d)
     trap 'rm -rf "$copy"' EXIT
-    for part in hangwatch pyproject.toml setup.py README.md LICENSE; do cp -R "$checkout/$part" "$copy"; done
+    for part in hangwatch pyproject.toml README.md LICENSE; do cp -R "$checkout/$part" "$copy"; done
     $pip install --retries 2 --upgrade "$copy" || fail "pip could not get what hangwatch needs, see above. Without a network: on a" \
       "machine that has one, with the same Python and architecture, type: python3 -m pip wheel --wheel-dir wheels $checkout" \
       "- then here: $0 --wheels wheels"

@@ -1,6 +1,5 @@
 """Data tables shipped with hangwatch: TOML files next to the modules that read them."""
 
-import contextlib
 import pkgutil
 import re
 from collections.abc import Mapping
@@ -57,7 +56,6 @@ class LineRows:
 
 def load(package: str, name: str, kind: type[T]) -> T:
     """Return the table `name` of `package` as a value of type `kind`. Raises MsgspecError if a row does not fit."""
-    with contextlib.suppress(FileNotFoundError):  # setup.py writes JSON, which is decoded in a tenth of the time
-        return decoding.decode_json(pkgutil.get_data(package, f"{name}.json") or b"", kind)
-    # importlib.resources would import zipfile and tempfile at each start
-    return decoding.decode_toml((pkgutil.get_data(package, name) or b"").decode(), kind)
+    raw = pkgutil.get_data(package, name)  # importlib.resources would import zipfile and tempfile at each start
+    assert raw is not None, f"{package} is not loaded from files"
+    return decoding.decode_toml(raw.decode(), kind)

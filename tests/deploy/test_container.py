@@ -91,7 +91,7 @@ def _is_sent(name: str, patterns: list[str]) -> bool:
 
 def test_the_builder_gets_the_package_and_nothing_else() -> None:
     sent = context()
-    assert {path.parts[0] for path in sent} == {"hangwatch", "pyproject.toml", "setup.py", "README.md", "LICENSE"}
+    assert {path.parts[0] for path in sent} == {"hangwatch", "pyproject.toml", "README.md", "LICENSE"}
     assert not [path for path in sent if "__pycache__" in path.parts]
 
 

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from hangwatch.collectives.fronts import Front, find_ends, show_numbers
 from hangwatch.collectives.mismatches import Sides, find_other_operation, find_other_order
-from hangwatch.collectives.process_groups import DEFAULT_GROUP, ProcessGroup, find_groups, process_key
+from hangwatch.collectives.process_groups import DEFAULT_GROUP, ProcessGroup, find_groups, is_send, process_key
 from hangwatch.model import Member
 from hangwatch.model.flight_records import Library
 from hangwatch.model.keyed_lists import list_by_key
@@ -33,7 +33,7 @@ class PendingOperation(NamedTuple):
 
     `members` are the known ranks of the group; all its ranks if `is_whole`. The ranks in `waiting` have had the
     operation open for at least `seconds`. The ranks in `missing` have not joined. The ranks in `unknown` may or may not
-    have joined.
+    have joined. A send or recv has number 0, because each rank counts its own.
     """
 
     library: Library
@@ -115,11 +115,13 @@ def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
     by_rank = by_key if len(by_key) == len(keyed) else {}
     groups = find_groups(by_rank, world_size) if by_rank else []
     pending = tuple(operation for group in groups for operation in _make_pending_operations(group))
+    if not (numbered := pending):
+        pending = tuple(transfer for group in groups for transfer in _make_pending_transfers(group))
     if not pending:
         return WaitGraph()
     awaited = {rank for operation in pending for rank in operation.missing}
     unknown = frozenset[int]().union(*(group.unknown for group in groups))
-    is_complete = not awaited and not unknown and all(group.is_whole for group in groups)
+    is_complete = bool(numbered) and not awaited and not unknown and all(group.is_whole for group in groups)
     busy = frozenset(rank for rank in awaited if is_busy(by_rank[rank]))
     recorded = {rank for rank, member in by_rank.items() if member.recorder.libraries}
     stopped = {rank for rank in recorded if by_rank[rank].is_stopped}
@@ -128,10 +130,10 @@ def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
     order = find_other_order(groups) if is_complete and not mismatches else ()
     return WaitGraph(
         pending=pending,
-        waiting=frozenset(rank for group in groups for rank in group.waits),
+        waiting=frozenset(rank for group in groups for rank in (group.waits if numbered else group.transfers)),
         awaited={rank: stance(by_rank[rank]) for rank in sorted(awaited)},
         busy=busy,
-        joined=frozenset(rank for group in groups for rank in _find_joined(group)) - awaited - unknown,
+        joined=frozenset(rank for group in groups if numbered for rank in _find_joined(group)) - awaited - unknown,
         cycle=ends.cycle,
         programs=ends.programs,
         gpus=tuple(_make_gpu_end(rank, front) for rank, front in ends.gpus),
@@ -199,6 +201,29 @@ def _make_pending(group: ProcessGroup, number: int, waiting: Sequence[int]) -> P
         missing=tuple(rank for rank in group.members if group.newest.get(rank, number) < number),
         unknown=tuple(sorted(group.unknown)),
     )
+
+
+def _make_pending_transfers(group: ProcessGroup) -> Iterator[PendingOperation]:
+    """Yield each open send and recv. The rank at its other end is missing, unless the other half is open there."""
+    halves = {(rank, one.peer, is_send(one.operation)) for rank, pair in group.transfers.items() for one in pair}
+    for rank, pair in sorted(group.transfers.items()):
+        for operation, peer in pair:
+            is_alone = (peer, rank, not is_send(operation)) not in halves
+            if peer is not None and peer != rank:
+                yield PendingOperation(
+                    library=group.library,
+                    name=group.name,
+                    description=group.records[rank].description,
+                    number=0,
+                    operation=operation.operation.partition(" ")[0],
+                    seconds=operation.open_seconds,
+                    timeout_seconds=operation.timeout_seconds,
+                    members=tuple(sorted((rank, peer))),
+                    is_whole=True,
+                    waiting=(rank,),
+                    missing=(peer,) if is_alone and peer in group.records else (),
+                    unknown=(peer,) if is_alone and peer not in group.records else (),
+                )
 
 
 def _make_gpu_end(rank: int, front: Front) -> GpuEnd:

@@ -357,6 +357,41 @@ def test_point_to_point_numbers_are_not_compared() -> None:
     assert judge([*job, member(3, nccl(record(2, "1")))], r3="elsewhere") == Answer("Unknown")
 
 
+def transfer(name: str, state: str = "open") -> RankRecords:
+    return nccl(record(0, "1", p2p_seq=1, op_id=1, is_p2p=True, operation=f"nccl:{name}", state=state))
+
+
+@pytest.mark.parametrize(
+    ("stance", "kind", "named", "check_first"),
+    [
+        ("elsewhere", "NotJoined", (1,), ()),
+        ("unclear", "NotJoined", (), (1,)),
+        ("waits", "Unknown", (), ()),
+    ],
+)
+def test_pipeline_that_only_sends_and_receives_waits_for_the_stage_without_an_open_one(
+    stance: Stance, kind: str, named: tuple[int, ...], check_first: tuple[int, ...]
+) -> None:
+    stages = [transfer("send 0->1"), transfer("recv 1<-0", "completed"), transfer("recv 2<-1"), transfer("recv 3<-2")]
+    answer = judge([member(rank, stage) for rank, stage in enumerate(stages)], r1=stance)
+    assert (answer.kind, answer.named, answer.check_first) == (kind, named, check_first)
+    assert [(one.operation, one.waiting, one.missing) for one in answer.graph.pending] == [
+        ("send", (0,), (1,)),
+        ("recv", (2,), (1,)),
+        ("recv", (3,), (2,)),
+    ]
+
+
+def test_stage_without_a_dump_is_not_known_to_be_missing() -> None:
+    answer = judge([member(2, transfer("recv 2<-1")), member(3, transfer("recv 3<-2"))], world_size=4)
+    assert answer.kind == "Unknown" and [one.unknown for one in answer.graph.pending] == [(1,), ()]
+
+
+def test_two_halves_of_a_transfer_blame_nobody_and_two_receivers_are_a_cycle() -> None:
+    assert judge([member(0, transfer("recv 0<-1")), member(1, transfer("send 1->0"))]).kind == "Unknown"
+    assert judge([member(0, transfer("recv 0<-1")), member(1, transfer("recv 1<-0"))]).kind == "Cycle"
+
+
 # --- what holds for all jobs -----------------------------------------------------------------------------------------
 
 STANCES = st.sampled_from(["elsewhere", "held", "waits", "unclear"])

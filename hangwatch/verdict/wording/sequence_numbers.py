@@ -52,8 +52,9 @@ def group_words(pending: PendingOperation) -> str:
 
 
 def describe_operation(pending: PendingOperation) -> str:
-    """Return an operation with its number and its group: "all_reduce #563 of the default group"."""
-    return f"{words.elided(pending.operation, _DESCRIPTION_SHOWN)} #{pending.number} of {group_words(pending)}"
+    """Return an operation with its number, if it has one, and its group: "all_reduce #563 of the default group"."""
+    number = f" #{pending.number}" if pending.number else ""
+    return f"{words.elided(pending.operation, _DESCRIPTION_SHOWN)}{number} of {group_words(pending)}"
 
 
 def _name_operations(pending: Sequence[PendingOperation]) -> str:

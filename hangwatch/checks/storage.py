@@ -5,11 +5,13 @@ collective. The check covers the mounts of this node and those in the mount name
 reads them, so a dead mount cannot block hangwatch.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
@@ -36,6 +38,7 @@ REMEDY_HUNG = (
     "`dmesg | tail`; check the server and the network to it; `umount -f -l` makes blocked calls fail, which ends the "
     "jobs that use it"
 )
+MOST_LINKS = 8
 REMEDY_MISSING = "a rank in another mount namespace sees other files: give the path as /proc/PID/root/FILE"
 REMEDY_SLOW = "check the load of the server and the network to it: `nfsstat -rc`, /proc/self/mountstats"
 
@@ -198,8 +201,11 @@ def _judge_fault(name: str, answer: Answer, fault: Fault, settings: Settings) ->
     return critical("StorageBroken", f"{name}: {fault.detail}", remedy)
 
 
-def judge_file(path: str, node: Node, settings: Settings) -> CheckVerdict:
-    """Judge one file by request: its mount, then its kind. The file is not touched if its mount does not respond."""
+def judge_file(path: str, node: Node, settings: Settings, links_left: int = MOST_LINKS) -> CheckVerdict:
+    """Judge one file by request: its mount, then its kind. The file is not touched if its mount does not respond.
+
+    A symbolic link is followed in the mount namespace of the path.
+    """
     mount, root = filesystems.find_mount(path, node.proc_root)
     if mount is None:
         return unknown(
@@ -218,6 +224,10 @@ def judge_file(path: str, node: Node, settings: Settings) -> CheckVerdict:
             return unknown(kind.reason, text, "try sudo")
         remedy = REMEDY_MISSING if kind.reason == "Missing" else REMEDY_HUNG
         return critical("FileHung" if kind.reason == "NoAnswer" else kind.reason, text, remedy)
+    if kind.target and links_left:
+        target = os.path.normpath(root + kind.target if kind.target[0] == "/" else Path(path).parent / kind.target)
+        judged = judge_file(target, node, settings, links_left - 1)
+        return replace(judged, message=f"{shown} is a link: {judged.message}")
     seen = filesystems.mounts(node.proc_root, Path(root).parent.name or "self")
     mounted = [each for each in seen if each.device == kind.device] if isinstance(seen, tuple) else []
     text = (

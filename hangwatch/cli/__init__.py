@@ -101,7 +101,10 @@ class Commands(click.Group):
             import difflib  # only for a wrong name
 
             meant = _MEANT.get(args[0])
-            similar = [f" Did you mean {name!r}?" for name in difflib.get_close_matches(args[0], _MODULE_OF, n=1)]
+            similar = [
+                f" Did you mean {name!r}?"
+                for name in difflib.get_close_matches(args[0], (*_MODULE_OF, "help", "version"), n=1)
+            ]
             hint = f" Type: hangwatch {meant}" if meant else "".join(similar)
             raise click.UsageError(f"{error.message}{hint}", ctx) from None
 

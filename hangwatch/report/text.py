@@ -32,7 +32,7 @@ _INNER_FRAMES = 5  # of a folded stack, as in page.html.j2
 _OUTER_FRAMES = 4
 _LEAST_FOLDED = 4
 _ONLY_IN_FULL = frozenset({"Named", "Check first", "State", "Taken", "Command", "Incident"})
-_ABOUT_JOB = frozenset({"Verdict", "Named", "Job", "Ranks", "Other nodes", "Not in the input"})
+_ABOUT_JOB = frozenset({"Verdict", "Named", "Job", "Ranks", "Not captured", "Not in the input"})
 """Rows that say nothing about a process that was dumped alone."""
 _SHOWN_BY_GROUPS = frozenset({"activity", "group", "thread", "workers"})
 """Kinds of evidence that only repeat a stack of the groups above it."""
@@ -209,7 +209,7 @@ def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:
     rows = (
         [("Ranks", f"{seen:,}{total} seen, in {words.count(len(grouping.groups), 'group')}")] if seen or total else []
     )
-    missing = [("No response", grouping.unanswered), ("Other nodes", grouping.absent_not_queried)]
+    missing = [("No response", grouping.unanswered), ("Not captured", grouping.absent_not_queried)]
     return rows + [
         (name, f"{words.count_ranges(absent)}: {words.elided(words.fold_ranges(absent), _FOLD_CHARACTERS)}")
         for name, absent in ([("Not in the input", grouping.absent)] if grouping.is_from_text else missing)

@@ -147,7 +147,7 @@ def absence(grouping: Grouping) -> Iterator[Evidence]:
         yield Evidence(kind="unanswered", message=message, ranks=ranks)
     if grouping.absent_not_queried and not is_text:
         absent = f"{words.count_ranges(grouping.absent_not_queried)} ({words.fold_ranges(grouping.absent_not_queried)})"
-        yield Evidence(kind="other_nodes", message=f"on other nodes, not captured: {absent} of the job")
+        yield Evidence(kind="other_nodes", message=f"not captured: {absent} of the job")
 
 
 def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> Iterator[Evidence]:
@@ -164,9 +164,8 @@ def in_kernel(members: Sequence[Member], everybody: Iterable[Member]) -> Iterato
     for member, call in in_call:
         ranks = by_node.get(member.id.node, {})
         does = f"{clauses.describe_caller(member)} is in {clauses.describe_call(call, member, ranks)}"
-        wchan = f"wchan {member.kernel.wchan}" if member.kernel.wchan else None
         worker = clauses.describe_worker_call(member, ranks)
-        yield _evidence("system_call", [member], "; ".join(filter(None, (does, wchan, worker))))
+        yield _evidence("system_call", [member], "; ".join(filter(None, (does, worker))))
 
 
 def died(members: Iterable[Member], named: Collection[RankId]) -> Iterator[Evidence]:

@@ -196,6 +196,12 @@ def test_a_file_by_request_is_judged_with_its_mount(tree: NodeTree) -> None:
     assert judged(f"{by_rank}/fifo") == f"WARNING FileIsFifo /proc/7/root/data/fifo is a FIFO on {on}"
     gone = f"CRITICAL Missing /proc/7/root/data/gone: No such file or directory; it is on {on}"
     assert judged(f"{by_rank}/gone") == gone
+    for name, target in (("near", "../data/fifo"), ("far", "/data/fifo"), ("loop", "loop")):
+        (tree.root / "data" / name).symlink_to(target)
+    for name in ("near", "far"):
+        linked = f"/proc/7/root/data/{name} is a link: /proc/7/root/data/fifo is a FIFO on {on}"
+        assert judged(f"{by_rank}/{name}") == f"WARNING FileIsFifo {linked}"
+    assert judged(f"{by_rank}/loop").endswith(f"/proc/7/root/data/loop is a symbolic link on {on}")
     remedy = storage.judge_file(f"{by_rank}/gone", tree.node(), Settings()).remedy
     assert "umount" not in remedy and "/proc/PID/root/FILE" in remedy
     local = f"{tree.root}/data"
@@ -206,10 +212,12 @@ def test_a_file_by_request_is_judged_with_its_mount(tree: NodeTree) -> None:
 def test_a_file_on_a_silent_mount_is_not_touched(tree: NodeTree) -> None:
     (tree.root / "dead").mkdir()
     with dead_mount(tree.root / "dead"):
-        tree.write(
-            "proc/self/mountinfo", MOUNTINFO.format(number=60, path=tree.root / "dead", type="nfs4", source="s:/")
-        )
-        assert storage.judge_file(f"{tree.root}/dead/shard", tree.node(), Settings()).reason == "StorageHung"
+        rows = ((60, tree.root / "dead", "nfs4"), (61, tree.root, "ext4"))
+        lines = (MOUNTINFO.format(number=number, path=at, type=kind, source="s:/") for number, at, kind in rows)
+        tree.write("proc/self/mountinfo", "\n".join(lines))
+        (tree.root / "link").symlink_to("dead/shard")
+        for name in ("dead/shard", "link"):
+            assert storage.judge_file(f"{tree.root}/{name}", tree.node(), Settings()).reason == "StorageHung"
 
 
 def test_messages_and_the_table_give_sizes_in_words() -> None:

@@ -551,7 +551,7 @@ def of_vllm(*pids: int) -> list[tuple[str, str]]:
 def test_one_dump_of_a_server_says_nothing_about_its_job() -> None:
     verdict, text = explained(traces.collect(of_vllm(4122)))
     assert verdict.message.startswith("VLLM::Worker_TP2 (pid 4122) is in the forward pass (read_table) at ")
-    assert not [line for line in text.splitlines() if line.startswith(("Verdict", "Named", "Ranks", "Other nodes"))]
+    assert not [line for line in text.splitlines() if line.startswith(("Verdict", "Named", "Ranks", "Not captured"))]
 
 
 def test_dumps_of_servers_alone_ask_for_their_workers() -> None:

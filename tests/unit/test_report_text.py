@@ -403,7 +403,7 @@ def test_dump_of_one_process_shows_its_program_and_nothing_about_its_job() -> No
     job = replace(found.job, launcher="pids")
     shown = text.render_answer(replace(found, grouping=alone, job=job), source_lines={own: "while True:"})
     lines = shown.splitlines()
-    assert not any(line.startswith(("Verdict ", "Job ", "Ranks ", "Other nodes ")) for line in lines)
+    assert not any(line.startswith(("Verdict ", "Job ", "Ranks ", "Not captured ")) for line in lines)
     at = lines.index("      | ...")
     assert lines[at - 2 : at] == ["      | f0 (libc.so.6)", "      | f1 (libc.so.6)"]
     assert lines[at + 1] == f"      | {own}: while True:"

@@ -75,10 +75,11 @@ class Space(Value, frozen=True):
 
 
 class FileKind(NamedTuple):
-    """The kind of a file in words, and the device of its file system, as in `Mount`."""
+    """The kind of a file in words, and the device of its file system, as in `Mount`. `target` is that of a link."""
 
     words: str
     device: str
+    target: str = ""
 
 
 def find_mount(path: str, proc_root: Path) -> tuple[Mount | None, str]:
@@ -203,7 +204,8 @@ class FilesystemReader:
         """Return the kind of a file by lstat(2); a Fault if its file system did not respond by the deadline."""
         answer = self._ask([("file", path)], deadline_seconds)["file", path]
         if isinstance(answer, dict) and "mode" in answer:
-            return FileKind(_KINDS.get(stat.S_IFMT(answer["mode"]), "special file"), answer["device"])
+            kind = _KINDS.get(stat.S_IFMT(answer["mode"]), "special file")
+            return FileKind(kind, answer["device"], answer["target"])
         return _fault(path, answer)
 
     def list_names(self, folders: Sequence[str], deadline_seconds: float) -> dict[str, tuple[str, ...] | Fault]:

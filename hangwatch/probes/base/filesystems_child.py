@@ -8,6 +8,7 @@ that the parent can tell which path blocks. It does without json and threading, 
 import _thread
 import marshal
 import os
+import stat
 import sys
 import time
 
@@ -24,7 +25,9 @@ def answer(kind: str, path: str) -> dict[str, object]:
             return {"names": os.listdir(path)[:NAMES_LIMIT]}  # noqa: PTH208 - started often: no pathlib here
         if kind == "file":
             status = os.lstat(path)
-            return {"mode": status.st_mode, "device": f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"}
+            target = os.readlink(path) if stat.S_ISLNK(status.st_mode) else ""  # noqa: PTH115 - no pathlib here
+            device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+            return {"mode": status.st_mode, "device": device, "target": target}
         space = os.statvfs(path)
     except OSError as error:
         return {"errno": error.errno}

@@ -93,6 +93,7 @@ def test_the_help_names_every_command() -> None:
         (("nonsense",), ["No such command"]),
         (("reprot",), ["No such command", "Did you mean 'report'?"]),
         (("verison",), ["No such command", "Did you mean 'version'?"]),
+        (("explain", "/proc/self/mem"), ["/proc/self/mem: Input/output error"]),
         (("ps",), ["No such command", "Type: hangwatch status"]),
         (("explain", "/"), ["is the root of all files"]),
         (("dump", "--html", "x"), ["Type: hangwatch dump -o DIR"]),

@@ -305,9 +305,9 @@ def _kind(path: Path, folder: Path | None) -> _Kind:
     try:
         with _opened(path, folder) as file:
             head = file.read(SNIFFED_BYTES)
-    except InputError:
+    except (InputError, OSError) as error:  # a file of /proc can be opened and not be read
         if folder is None:
-            raise
+            raise error if isinstance(error, InputError) else InputError(f"{path}: {error.strerror}") from None
         return "closed"
     if recorder_dump.begins_so(head):
         return "recorder"

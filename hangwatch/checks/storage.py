@@ -5,7 +5,6 @@ collective. The check covers the mounts of this node and those in the mount name
 reads them, so a dead mount cannot block hangwatch.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -216,7 +215,7 @@ def judge_file(path: str, node: Node, settings: Settings, links_left: int = MOST
     space = node.filesystems.read_space([root + mount.path], settings.deadline_seconds)[root + mount.path]
     if isinstance(space, Fault) and space.reason == "NoAnswer":
         return _judge_fault(str(mount), _answer(mount, space), space, settings)
-    kind = node.filesystems.read_kind(path, settings.deadline_seconds)
+    kind = node.filesystems.read_kind(path, root, settings.deadline_seconds)
     shown = words.printable(path)
     if isinstance(kind, Fault):
         text = f"{shown}: {kind.detail.removeprefix(f'{path}: ')}; it is on {_describe_mount(mount, settings)}"
@@ -225,8 +224,7 @@ def judge_file(path: str, node: Node, settings: Settings, links_left: int = MOST
         remedy = REMEDY_MISSING if kind.reason == "Missing" else REMEDY_HUNG
         return critical("FileHung" if kind.reason == "NoAnswer" else kind.reason, text, remedy)
     if kind.target and links_left:
-        target = os.path.normpath(root + kind.target if kind.target[0] == "/" else Path(path).parent / kind.target)
-        judged = judge_file(target, node, settings, links_left - 1)
+        judged = judge_file(kind.target, node, settings, links_left - 1)
         return replace(judged, message=f"{shown} is a link: {judged.message}")
     seen = filesystems.mounts(node.proc_root, Path(root).parent.name or "self")
     mounted = [each for each in seen if each.device == kind.device] if isinstance(seen, tuple) else []

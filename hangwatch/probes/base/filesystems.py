@@ -75,7 +75,10 @@ class Space(Value, frozen=True):
 
 
 class FileKind(NamedTuple):
-    """The kind of a file in words, and the device of its file system, as in `Mount`. `target` is that of a link."""
+    """The kind of a file in words, and the device of its file system, as in `Mount`.
+
+    `target` is the path to which a symbolic link leads, "" for other files.
+    """
 
     words: str
     device: str
@@ -200,12 +203,17 @@ class FilesystemReader:
         answers = self._ask([("space", path) for path in paths], deadline_seconds)
         return {path: _space(path, answers["space", path]) for path in paths}
 
-    def read_kind(self, path: str, deadline_seconds: float) -> FileKind | Fault:
-        """Return the kind of a file by lstat(2); a Fault if its file system did not respond by the deadline."""
+    def read_kind(self, path: str, root: str, deadline_seconds: float) -> FileKind | Fault:
+        """Return the kind of a file by lstat(2); a Fault if its file system did not respond by the deadline.
+
+        An absolute link leads to a file below `root`.
+        """
         answer = self._ask([("file", path)], deadline_seconds)["file", path]
         if isinstance(answer, dict) and "mode" in answer:
             kind = _KINDS.get(stat.S_IFMT(answer["mode"]), "special file")
-            return FileKind(kind, answer["device"], answer["target"])
+            link = answer["target"]
+            target = os.path.normpath(f"{root}{link}" if link[:1] == "/" else Path(path).parent / link) if link else ""
+            return FileKind(kind, answer["device"], target)
         return _fault(path, answer)
 
     def list_names(self, folders: Sequence[str], deadline_seconds: float) -> dict[str, tuple[str, ...] | Fault]:

@@ -205,7 +205,7 @@ def _make_pending(group: ProcessGroup, number: int, waiting: Sequence[int]) -> P
 
 def _make_pending_transfers(group: ProcessGroup) -> Iterator[PendingOperation]:
     """Yield each open send and recv. The rank at its other end is missing, unless the other half is open there."""
-    halves = {(rank, one.peer, is_send(one.operation)) for rank, pair in group.transfers.items() for one in pair}
+    halves = {(rank, end.peer, is_send(end.operation)) for rank, ends in group.transfers.items() for end in ends}
     for rank, pair in sorted(group.transfers.items()):
         for operation, peer in pair:
             is_alone = (peer, rank, not is_send(operation)) not in halves

@@ -369,7 +369,7 @@ def transfer(name: str, state: str = "open") -> RankRecords:
         ("waits", "Unknown", (), ()),
     ],
 )
-def test_pipeline_that_only_sends_and_receives_waits_for_the_stage_without_an_open_one(
+def test_pipeline_of_sends_waits_for_the_stage_without_an_open_one(
     stance: Stance, kind: str, named: tuple[int, ...], check_first: tuple[int, ...]
 ) -> None:
     stages = [transfer("send 0->1"), transfer("recv 1<-0", "completed"), transfer("recv 2<-1"), transfer("recv 3<-2")]

@@ -25,6 +25,7 @@ case $which:$action in
   any:*) ;;
   *) stop 1 "$which: must be recommended or any" ;;
 esac
+case $per_job:$per_day in *[!0-9:]* | :* | *:) stop 1 "$per_job, $per_day: must be whole numbers" ;; esac
 [ -w "$claims" ] || stop 1 "$claims: is not a folder that this user may write"
 
 # Without the name and the comment, which the owner chooses. An array has one line for each task. %i of a task is 7_2:

@@ -82,6 +82,8 @@ def test_of_many_nodes_one_requeues(site: Site) -> None:
     assert printed == ["job 4711 is not requeued again: limit 1\n"], "it hangs again after it was requeued"
     site.call("requeue-slurm.sh", str(claims), "recommended", "2", owner="Slurm job 4711")
     assert site.calls[-1] == "scontrol requeue 4711", "a site may allow more"
+    refused = site.call("requeue-slurm.sh", str(claims), "recommended", "x", owner="Slurm job 4711", status=1)
+    assert refused == "x, 10: must be whole numbers\n"
 
 
 @pytest.mark.parametrize(("user", "status"), [(1004, 0), (1005, 1)])

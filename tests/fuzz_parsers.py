@@ -40,6 +40,7 @@ from hangwatch.tables import kernel_lines, xids
 from hangwatch.tools.explain import traces
 from hangwatch.tools.explain.flight_dumps import recorder_dump
 from hangwatch.tools.fleet import incident_fetch
+from tests import samples
 from tests.unit.test_flight_dump import dumped, entry
 
 DATA = Path(__file__).parent / "data"
@@ -90,7 +91,8 @@ _RECORDER = dumped(entry(0), entry(1), entry(2, state="started", retired=False))
 _KMSG = b"4,1234,5678901,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=7, name=python, GPU has fallen off the bus."
 _JOURNAL = b"12,1,2,-;Out of memory: Killed process 77 (python) total-vm:1kB, anon-rss:2kB, file-rss:3kB, uid:0"
 
-_INCIDENTS = [path.read_bytes() for path in sorted(DATA.glob("incidents/*"))]  # whole: else no changed one decodes
+# whole: else no changed one decodes
+_INCIDENTS = [incident_file.encode(sample()) for sample in samples.SAMPLES.values()]
 
 PARSERS: dict[str, Parser] = {
     "py-spy": Parser(lambda raw: pyspy_json.parse_json(raw, 7), (DumpError,), [json.dumps(_PYSPY).encode()]),

@@ -31,7 +31,7 @@ from hangwatch.state import status
 from hangwatch.state.board import Board, Snapshot
 from hangwatch.store import Store, overflow_uid
 from hangwatch.verdict.diagnosis import Diagnosis
-from hangwatch.web import feedback
+from hangwatch.web import feedback_record
 from hangwatch.web.connection_limits import Rate
 from hangwatch.web.incident_pages import JSON, IncidentPages
 from hangwatch.web.listener import Answer, Listener, Request, text
@@ -262,7 +262,7 @@ def _record_feedback(store: Store, peer: Peer, query: str) -> Answer:
     if culprit is not None and not (culprit.isascii() and culprit.isdigit() and len(culprit) < 10):
         return text(HTTPStatus.BAD_REQUEST, "culprit: must be a rank")
     try:
-        sentence = feedback.record(
+        sentence = feedback_record.record(
             store,
             parameters.get("incident", ""),
             is_right=parameters.get("right") == "1",
@@ -270,7 +270,7 @@ def _record_feedback(store: Store, peer: Peer, query: str) -> Answer:
             cause=parameters.get("cause", "")[:LONGEST_CAUSE],
             by_uid=peer.uid,
         )
-    except (feedback.FeedbackError, incident_file.StoreError) as error:
+    except (feedback_record.FeedbackError, incident_file.StoreError) as error:
         return text(HTTPStatus.BAD_REQUEST, str(error))
     log.info("feedback of user %d on %s", peer.uid, sentence)
     return text(HTTPStatus.OK, sentence)

@@ -18,7 +18,7 @@ from hangwatch.formats import incident_file
 from hangwatch.model import LONGEST_CAUSE
 from hangwatch.report import anonymous_case
 from hangwatch.tools.commands.output_files import NewFolder
-from hangwatch.web import feedback
+from hangwatch.web import feedback_record
 
 _HOW = "to give feedback: `hangwatch verdict INCIDENT --right` or `--wrong`"
 
@@ -46,12 +46,14 @@ def verdict(
     try:
         if _is_owner(incidents.incidents):
             with _owner_rights(incidents.incidents):
-                done = feedback.record(incidents, name, is_right=is_right, culprit=culprit, cause=cause, by_uid=uid)
+                done = feedback_record.record(
+                    incidents, name, is_right=is_right, culprit=culprit, cause=cause, by_uid=uid
+                )
         else:
             wanted = {"incident": name, "right": int(is_right), "cause": cause}
             rank = {} if culprit is None else {"culprit": culprit}
             done = user_socket_client.verdict(settings.socket.path, urlencode(wanted | rank))
-    except feedback.FeedbackError as error:
+    except feedback_record.FeedbackError as error:
         raise InputError(str(error)) from None
     except user_socket_client.SocketError as error:
         raise InputError(f"{error}\n  type: {with_sudo()}") from None

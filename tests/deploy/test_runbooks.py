@@ -70,7 +70,7 @@ def test_the_commands_of_a_page_exist(page: Path) -> None:
         assert found == {"hangwatch report --job KEY"}
         text = "".join(f"`{line}`\n" for line in found)
     for line in commands(text):
-        _, name, *arguments = shlex.split(line)
+        _, name, *arguments = shlex.split(line.partition(" | ")[0])
         command = hangwatch_command.get_command(click.Context(hangwatch_command), name)
         assert command is not None, f"{page.name}: {line}: no such command"
         options = {text for parameter in command.params for text in parameter.opts}

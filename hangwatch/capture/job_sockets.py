@@ -120,7 +120,8 @@ class JobSockets:
 
     def is_alive(self, pid: int) -> bool:
         """True if a process exists and has not ended."""
-        return (procfs.read_state(pid, self.proc_root) or (None, "X"))[1] not in ENDED_STATES
+        state = procfs.read_state(pid, self.proc_root)
+        return state is not None and state[1] not in ENDED_STATES
 
     def leaves_job(self, connection: Connection) -> bool:
         """True if the other end of an open connection is neither a process of this job on this node nor the store."""

@@ -284,7 +284,8 @@ class WaitChains(NamedTuple):
 
     def _is_asked(self, connection: Connection) -> bool:
         """True if a peer outside of the job has not answered since an answer was first seen awaited."""
-        is_asked, carried = connection.awaits_answer and self.job.leaves_job(connection), connection.carried_bytes
+        carried = connection.carried_bytes
+        is_asked = connection.awaits_answer and self.job.leaves_job(connection)
         return is_asked and self.asked_bytes.setdefault(connection.inode, carried) == carried
 
 

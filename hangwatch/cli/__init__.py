@@ -57,6 +57,7 @@ _MEANT = {
     "--html": "dump -o DIR (for DIR/.../report.html), or report --html FILE",
     "--rank": "dump --pid PID",
     "--watch": "top",
+    "demo --list": "demo --scenario list",
     "hangwatch -v": "--version",
     "hangwatch -V": "--version",
     "incidents --job": "incidents JOB",
@@ -64,6 +65,7 @@ _MEANT = {
 }
 """Commands and options of other programs, or of other commands, each with what to type here."""
 
+_OWN = ("help", "version")
 _BARE = re.compile(r"Got unexpected extra argument(s?) \((.+)\)$")
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -90,8 +92,8 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command; `help COMMAND` is `COMMAND --help`, `version` is `--version`. Raises click.UsageError."""
-        if args[0] in ("help", "version"):
-            if len(args) == 1:
+        if args[0] in _OWN:
+            if len(args) == 1 or args[1] in _OWN:
                 click.echo(ctx.get_help() if args[0] == "help" else f"hangwatch, version {__version__}")
                 ctx.exit()
             args = [args[1], "--help"]
@@ -102,8 +104,7 @@ class Commands(click.Group):
 
             meant = _MEANT.get(args[0])
             similar = [
-                f" Did you mean {name!r}?"
-                for name in difflib.get_close_matches(args[0], (*_MODULE_OF, "help", "version"), n=1)
+                f" Did you mean {name!r}?" for name in difflib.get_close_matches(args[0], (*_MODULE_OF, *_OWN), n=1)
             ]
             hint = f" Type: hangwatch {meant}" if meant else "".join(similar)
             raise click.UsageError(f"{error.message}{hint}", ctx) from None

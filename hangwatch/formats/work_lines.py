@@ -42,12 +42,13 @@ _SETUP = re.compile(
     r"NCCL INFO (?:\[Rank \d{1,7}\] )?(?:nccl\w{1,30} )?comm 0x[0-9a-f]{1,16} rank (\d{1,7}) n[rR]anks (\d{1,7})\b"
     r".{0,120}?(?: commId (0x[0-9a-f]{1,16}).{0,40}?)? - Init (START|COMPLETE)"
 )
-_NO_REPLY = ("did not reach a barrier of JAX", "sent no more heartbeats to the coordination service of JAX")
+_MISSED_BARRIER = "did not reach a barrier of JAX"
+_SILENT = "sent no more heartbeats to the coordination service of JAX"
 _ABSENT = {
     "did not reach a monitored barrier in time": re.compile(
         r"\bRanks? (\d{1,7}(?:, ?\d{1,7}){0,4095}) failed to pass monitoredBarrier"
     ),
-    _NO_REPLY[True]: re.compile(r"Task /job:[\w-]{1,64}/replica:\d{1,7}/task:(\d{1,7}) heartbeat timeout"),
+    _SILENT: re.compile(r"Task /job:[\w-]{1,64}/replica:\d{1,7}/task:(\d{1,7}) heartbeat timeout"),
     "did not give the others the id of their communicator of NCCL": re.compile(
         r"retrieving ncclUniqueId from \[(\d{1,7})\] .{0,200}[Tt]ime ?out.{0,200}/default_pg/"
     ),
@@ -135,7 +136,10 @@ def parse(text: str) -> tuple[WorkLine, ...]:
         )
     if barrier := _BARRIER.search(text):
         return (WorkLine("barrier", (int(barrier.group(1)), int(barrier.group(2)))),)
-    heading = [WorkLine("barrier", operation=_NO_REPLY[bool(title[1])]) for title in _TASKS_FOLLOW.finditer(text)]
+    heading = [
+        WorkLine("barrier", operation=_SILENT if title[1] else _MISSED_BARRIER)
+        for title in _TASKS_FOLLOW.finditer(text)
+    ]
     if tasks := (*heading, *(WorkLine("task", (int(task),)) for task in _TASK.findall(text))):
         return tasks
     for why, pattern in _ABSENT.items():

@@ -537,7 +537,7 @@ def test_version_and_module() -> None:
 
 def test_help_of_a_command_is_its_help_option() -> None:
     assert hangwatch("help", "dump").stdout == hangwatch("dump", "--help").stdout
-    assert hangwatch("help").stdout == hangwatch("--help").stdout
+    assert hangwatch("help").stdout == hangwatch("help", "help").stdout == hangwatch("--help").stdout
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts processes of another user")

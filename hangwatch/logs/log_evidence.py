@@ -69,11 +69,13 @@ def supplement(
     numbers = enqueued_work.compare(works, world_size)
     hint = _find_hint(logs, kinds, ends, numbers) or _find_signal([*unranked, *logs])
     caveat = log_ends.caveat([log.id for log in logs if not (hint and log.failures)], log_ends.find_unwritten(logs))
-    is_explained = hint or numbers or not all(kind.failure.of_others for kind in kinds)
-    troubles = {} if is_explained else _find_troubles([*logs, *unranked], ("setup", "other") if kinds else ("setup",))
+    is_explained = hint or not all(kind.failure.of_others for kind in kinds)
+    ignored = ("setup", *(("other",) if kinds else ()), *(("timeout",) if numbers else ()))
+    troubles = {} if is_explained else _find_troubles([*logs, *unranked], ignored)
     if troubles:
         meanings = sorted({row.meaning for row in troubles.values()})[:SHOWN]
-        text = f"{words.name_ranks(list(troubles))}: {words.join_words(meanings)}"
+        numbered = "; ".join(["", *(finding.text for finding in numbers[:1])])
+        text = f"{words.name_ranks(list(troubles))}: {words.join_words(meanings)}{numbered}"
     else:
         text = hint.text if hint else _describe_without_hint(logs, kinds, ends, unranked, numbers)
     failed = sum(len(kind.logs) for kind in kinds) if logs else sum(bool(log.failures) for log in unranked)
@@ -148,9 +150,13 @@ def _find_lone_trouble(logs: Sequence[RankLog], about: Collection[str]) -> _Hint
     """
     rows = nccl_messages.load()
     messages = [(rows[name], log, message) for log in logs for name, message in log.messages.items()]
-    troubles = [(row, log, message) for row, log, message in messages if row.about in about]
+    troubles = [
+        (row, log, message)
+        for row, log, message in messages
+        if row.about in about and not _follows_timeout(row, message, log)
+    ]
     ids = {log.id for _, log, _ in troubles}
-    complainers = {log.id for row, log, _ in messages if row.about == "peer"} - ids
+    complainers = {log.id for row, log, _ in messages if row.about in ("peer", "timeout")} - ids
     if len(ids) != 1 or (len(logs) <= TIMES_AS_MANY and len(complainers) < max(len(logs) - 1, 1)):
         return None
     row, log, message = min(troubles, key=lambda trouble: trouble[2].number)
@@ -185,9 +191,10 @@ def _find_hint(
             f"read {words.printable(pointing.source)} before that time, or dump its stack (`hangwatch dump --pid N`)"
         )
         return _Hint(pointing.text, pointing.behind, pointing.why, settle)
-    if (lone := _find_lone_trouble(logs, ("self",))) is not None:
+    have_joined = any(finding.all_joined for finding in numbers)
+    if (lone := _find_lone_trouble(logs, ("self", "peer") if have_joined else ("self",))) is not None:
         return lone
-    if any(finding.all_joined for finding in numbers):
+    if have_joined:
         return None
     if (silent := _find_silent(logs, kinds)) is not None:
         return silent
@@ -270,16 +277,29 @@ def _own_or_first(failures: Sequence[Failure]) -> Failure:
 def _find_troubles(logs: Sequence[RankLog], ignored: Collection[str]) -> dict[RankId, nccl_messages.Message]:
     """Return the meaning of the first line of NCCL about a problem, for each rank with such a line.
 
-    Lines about something in `ignored` do not count.
+    Lines about something in `ignored` do not count. A line about a timeout counts only if no rank has another line.
     """
     rows = nccl_messages.load()
     troubles = {}
     for log in logs:
-        if names := [name for name in log.messages if rows[name].about not in ignored]:
+        names = [
+            name
+            for name, message in log.messages.items()
+            if rows[name].about not in ignored and not _follows_timeout(rows[name], message, log)
+        ]
+        if names:
             troubles[log.id] = rows[
-                min(names, key=lambda name: (rows[name].about == "other", log.messages[name].number))
+                min(names, key=lambda name: (rows[name].about in ("other", "timeout"), log.messages[name].number))
             ]
-    return troubles
+    causes = {rank: row for rank, row in troubles.items() if row.about != "timeout"}
+    return causes or troubles
+
+
+def _follows_timeout(row: nccl_messages.Message, message: Message, log: RankLog) -> bool:
+    """True if a rank complains of a peer after a timeout of its own: ranks that end break their connections."""
+    rows = nccl_messages.load()
+    timeouts = [other.number for name, other in log.messages.items() if rows[name].about == "timeout"]
+    return row.about == "peer" and message.number > min(timeouts, default=message.number)
 
 
 # --- the first failure -----------------------------------------------------------------------------------------------

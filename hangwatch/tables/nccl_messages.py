@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 from hangwatch import tables
 
 LONGEST_LINE = 4096
-About = Literal["self", "peer", "job", "setup", "other"]
+About = Literal["self", "peer", "timeout", "job", "setup", "other"]
 
 
 class Message(tables.LineRow, frozen=True, forbid_unknown_fields=True):

@@ -79,6 +79,7 @@ _OF_ANOTHER = re.compile(
     rf"|(?:contact|connection) (?:with|to)) {_ANOTHER}",
     re.IGNORECASE,
 )
+NUMBER = re.compile(r"0x[0-9a-fA-F]{1,16}|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _UNTOLD_END = re.compile(r"A worker died or was killed|died unexpectedly")
 
 
@@ -87,6 +88,7 @@ class Failure(NamedTuple):
 
     `text` contains no secrets of known forms. `of_others` is true if the failure reports a lost or silent rank, so that
     it follows a failure or hang of another rank. `exception` is the type of the exception, "" if there is none.
+    `before` is the number and the text of the last line that the program wrote before.
     """
 
     text: str
@@ -96,6 +98,12 @@ class Failure(NamedTuple):
     of_others: bool
     rank: RankId | None = None
     exception: str = ""
+    before: tuple[int, str] = (0, "")
+
+
+def without_numbers(text: str) -> str:
+    """Return the text with "#" instead of each number, so that lines of one kind are equal."""
+    return NUMBER.sub("#", text)
 
 
 def mask_and_cut(text: str) -> str:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from hangwatch import words
 from hangwatch.formats.log_times import Moment, common_clock, time_on
+from hangwatch.logs.failures import NUMBER, without_numbers
 from hangwatch.logs.merged_logs import RankLog
 from hangwatch.model import RankId
 from hangwatch.model.keyed_lists import list_by_key
@@ -17,7 +18,6 @@ TIMES_AS_MANY = 3  # ranks in the majority for each rank that is behind
 _MOST_STEPS = 3  # different steps at which ranks may end, if there is no majority
 _MOST_DIGITS = 18
 _APART_SECONDS = 60.0
-_NUMBER = re.compile(r"0x[0-9a-fA-F]{1,16}|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _OF_SOURCE = re.compile(
     r"^(?:\d{1,10} )?[\w/.-]{1,100}\.(?:cpp|cc|cu|hpp|h|py):\d{1,6}\] ?"
     r"(?:\[(?:PG [^\[\]]{1,120} )?Rank \d{1,7}\] {0,2})*"
@@ -70,7 +70,7 @@ def _write_ranges(logs: Sequence[RankLog]) -> str:
     """
     text = logs[0].last.text if logs[0].last else ""
     ranges = (_make_range(column, logs) for column in zip(*(_find_numbers(log) for log in logs), strict=True))
-    return _NUMBER.sub(lambda match: next(ranges) or match.group(), text)
+    return NUMBER.sub(lambda match: next(ranges) or match.group(), text)
 
 
 def _make_range(column: Sequence[str], logs: Sequence[RankLog]) -> str:
@@ -89,7 +89,7 @@ def _is_step_column(column: Sequence[str], logs: Sequence[RankLog]) -> bool:
 
 
 def _find_numbers(log: RankLog) -> list[str]:
-    return _NUMBER.findall(log.last.text) if log.last else []
+    return NUMBER.findall(log.last.text) if log.last else []
 
 
 def _read_numbers(log: RankLog) -> tuple[float, ...]:
@@ -185,8 +185,3 @@ def describe_ends(ends: Sequence[End]) -> str:
 def shorten(text: str, characters: int = LINE_CHARACTERS) -> str:
     """Return the beginning of a message, without the place in PyTorch that prints it."""
     return words.elided(_OF_SOURCE.sub("", text) or text, characters)
-
-
-def without_numbers(text: str) -> str:
-    """Return the text with "#" instead of each number, so that lines of one kind are equal."""
-    return _NUMBER.sub("#", text)

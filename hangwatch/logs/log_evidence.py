@@ -10,7 +10,7 @@ from hangwatch.formats import work_lines
 from hangwatch.formats.log_times import Moment, common_clock, seconds_until, time_on
 from hangwatch.logs import enqueued_work, log_ends
 from hangwatch.logs.enqueued_work import RankWork, WorkFinding
-from hangwatch.logs.failures import Failure
+from hangwatch.logs.failures import Failure, without_numbers
 from hangwatch.logs.log_ends import SHOWN, TIMES_AS_MANY, End
 from hangwatch.logs.merged_logs import RankLog
 from hangwatch.logs.rank_log import Message
@@ -70,8 +70,8 @@ def supplement(
     hint = _find_hint(logs, kinds, ends, numbers) or _find_signal([*unranked, *logs])
     caveat = log_ends.caveat([log.id for log in logs if not (hint and log.failures)], log_ends.find_unwritten(logs))
     is_explained = hint or not all(kind.failure.of_others for kind in kinds)
-    ignored = ("setup", *(("other",) if kinds else ()), *(("timeout",) if numbers else ()))
-    troubles = {} if is_explained else _find_troubles([*logs, *unranked], ignored)
+    about = ("self", "peer", "job", *(() if kinds else ("other",)), *(() if numbers else ("timeout",)))
+    troubles = {} if is_explained else _find_troubles([*logs, *unranked], about)
     if troubles:
         meanings = sorted({row.meaning for row in troubles.values()})[:SHOWN]
         numbered = "; ".join(["", *(finding.text for finding in numbers[:1])])
@@ -148,15 +148,9 @@ def _find_lone_trouble(logs: Sequence[RankLog], about: Collection[str]) -> _Hint
 
     There must be enough other ranks, or each of the others complains of a peer.
     """
-    rows = nccl_messages.load()
-    messages = [(rows[name], log, message) for log in logs for name, message in log.messages.items()]
-    troubles = [
-        (row, log, message)
-        for row, log, message in messages
-        if row.about in about and not _follows_timeout(row, message, log)
-    ]
+    troubles = list(_list_troubles(logs, about))
     ids = {log.id for _, log, _ in troubles}
-    complainers = {log.id for row, log, _ in messages if row.about in ("peer", "timeout")} - ids
+    complainers = {log.id for _, log, _ in _list_troubles(logs, ("peer", "timeout"))} - ids
     if len(ids) != 1 or (len(logs) <= TIMES_AS_MANY and len(complainers) < max(len(logs) - 1, 1)):
         return None
     row, log, message = min(troubles, key=lambda trouble: trouble[2].number)
@@ -274,32 +268,33 @@ def _own_or_first(failures: Sequence[Failure]) -> Failure:
     return next((failure for failure in failures if not failure.of_others), failures[0])
 
 
-def _find_troubles(logs: Sequence[RankLog], ignored: Collection[str]) -> dict[RankId, nccl_messages.Message]:
-    """Return the meaning of the first line of NCCL about a problem, for each rank with such a line.
+def _find_troubles(logs: Sequence[RankLog], about: Collection[str]) -> dict[RankId, nccl_messages.Message]:
+    """Return the meaning of the first line of NCCL about such a problem, for each rank with such a line.
 
-    Lines about something in `ignored` do not count. A line about a timeout counts only if no rank has another line.
+    A line about a timeout counts only if no rank has another line.
+    """
+    by_rank = list_by_key((log.id, (row, message)) for row, log, message in _list_troubles(logs, about))
+    firsts = {
+        rank: min(troubles, key=lambda trouble: (trouble[0].about in ("other", "timeout"), trouble[1].number))[0]
+        for rank, troubles in by_rank.items()
+    }
+    return {rank: row for rank, row in firsts.items() if row.about != "timeout"} or firsts
+
+
+def _list_troubles(
+    logs: Sequence[RankLog], about: Collection[str]
+) -> Iterator[tuple[nccl_messages.Message, RankLog, Message]]:
+    """Yield the lines of NCCL about such a problem, with their rows and logs.
+
+    A complaint of a peer after a timeout of the rank itself is left out: ranks that end break their connections.
     """
     rows = nccl_messages.load()
-    troubles = {}
     for log in logs:
-        names = [
-            name
-            for name, message in log.messages.items()
-            if rows[name].about not in ignored and not _follows_timeout(rows[name], message, log)
-        ]
-        if names:
-            troubles[log.id] = rows[
-                min(names, key=lambda name: (rows[name].about in ("other", "timeout"), log.messages[name].number))
-            ]
-    causes = {rank: row for rank, row in troubles.items() if row.about != "timeout"}
-    return causes or troubles
-
-
-def _follows_timeout(row: nccl_messages.Message, message: Message, log: RankLog) -> bool:
-    """True if a rank complains of a peer after a timeout of its own: ranks that end break their connections."""
-    rows = nccl_messages.load()
-    timeouts = [other.number for name, other in log.messages.items() if rows[name].about == "timeout"]
-    return row.about == "peer" and message.number > min(timeouts, default=message.number)
+        timeouts = [message.number for name, message in log.messages.items() if rows[name].about == "timeout"]
+        for name, message in log.messages.items():
+            is_late = rows[name].about == "peer" and message.number > min(timeouts, default=message.number)
+            if rows[name].about in about and not is_late:
+                yield rows[name], log, message
 
 
 # --- the first failure -----------------------------------------------------------------------------------------------
@@ -312,7 +307,7 @@ def _group_failures(logs: Sequence[RankLog]) -> list[_Kind]:
     """
     first_failures = ((log.failures[0], log) for log in logs if log.failures)
     by_text = list_by_key(
-        ((log_ends.without_numbers(failure.text), failure.of_others), (failure, log)) for failure, log in first_failures
+        ((without_numbers(failure.text), failure.of_others), (failure, log)) for failure, log in first_failures
     )
     kinds = []
     for alike in by_text.values():

@@ -18,13 +18,14 @@ from hangwatch.logs.failures import ESCAPES, LONGEST_TEXT, Failure, clean, find_
 from hangwatch.model import RankId
 from hangwatch.tables import launcher_lines, nccl_messages, secret_forms
 
-MOST_FAILURES = 8  # of one rank: the first ones
+MOST_FAILURES = 8  # of one rank: the first ones, and the last
 MOST_TOLD = 4096  # failures of ranks in a launcher's summary
 MOST_WORKS = 4096  # lines with sequence numbers of one log
 _TOLD_RANK = re.compile(r"^\[rank(\d{1,7})\]: ?")
 _TRACEBACK = "Traceback (most recent call last):"
 _OF_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|EXCEPTION|WARNING)\b|^\[?[EFW]\d{4} ", re.IGNORECASE)
 _IGNORED = ("Exception ignored ", "Error in atexit._run_exitfuncs:")  # an end of an interpreter, not its reason
+_CHAINED = ("During handling of the above exception, ", "The above exception was the direct cause ")
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]{0,200})(?:: ?(.*))?$")
 _LAST_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,63}\.){0,8}[A-Z]\w{0,63}(?:Error|Exception|Interrupt|Exit): \S")
 """The last line of a log, if it begins with the type of an exception. Its traceback may not have been copied."""
@@ -183,7 +184,7 @@ class Log:
             self.ended.append((number, 0))
         elif words.holds_any(text, _WORDS_OF_FATAL) and _FATAL.search(text):
             self._fail(text, "", self._read_moment(text), number)
-        else:
+        elif not text.startswith(_CHAINED):
             self._ordinary_line = self.lines, number, text, self._before
 
     def _read_end(self, ended: launcher_lines.Ended, text: str, number: int) -> None:
@@ -253,10 +254,21 @@ class Log:
             self.processes.add(replace(rank, node=summary.get("host") or None, pid=int(pid.group(1))))
 
     def _fail(self, text: str, where: str, moment: Moment | None, number: int) -> None:
-        if sum(failure.rank is None for failure in self.failures) < MOST_FAILURES:
-            text = remove_time(text, moment)
-            of_others = is_of_others(text[:LONGEST_TEXT])
-            self.failures.append(Failure(mask_and_cut(text), where, moment, number, of_others))
+        own_failures = [failure for failure in self.failures if failure.rank is None]
+        if len(own_failures) >= MOST_FAILURES:  # the last one may be that which ended the rank
+            self.failures.remove(own_failures[-1])
+        text = remove_time(text, moment)
+        _, before, written, _ = self._ordinary_line
+        self.failures.append(
+            Failure(
+                text=mask_and_cut(text),
+                where=where,
+                moment=moment,
+                number=number,
+                of_others=is_of_others(text[:LONGEST_TEXT]),
+                before=(before, written),
+            )
+        )
 
 
 def latest(lines: Sequence[Line]) -> Line | None:

@@ -199,6 +199,15 @@ def test_the_first_exception_of_a_chain_counts_and_their_number_is_bounded() -> 
     )
 
 
+@pytest.mark.parametrize("times", [1, rank_log.MOST_FAILURES + 1])
+def test_an_exception_after_which_the_steps_went_on_was_not_the_first_failure(times: int) -> None:
+    caught = [line for _ in range(times) for line in ("[rank2]: step 1", *failing(2, "KeyError: 'shard'"))]
+    ends = ["[rank2]: step 2", *failing(2, LOST), "[rank5]: step 2", *failing(5, "ValueError: no shard")]
+    assert judged(*caught, *ends).message.startswith("First to fail: rank 5: ValueError: no shard")
+    last = ["[rank2]: step 2", *failing(2, "MemoryError: 2 GiB"), "[rank5]: step 2", *failing(5, LOST)]
+    assert judged(*caught, *last).message.startswith("First to fail: rank 2: MemoryError: 2 GiB")
+
+
 def test_what_torchrun_prints_in_the_end_tells_its_ranks() -> None:
     summary = (EXAMPLES / "torchrun-tee.txt").read_text().split("ChildFailedError: \n")[1].splitlines()
     starts = [f"[default{rank}]:[W1122 02:51:40.{rank}3 socket.cpp:207] slow" for rank in range(3)]

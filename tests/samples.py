@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from msgspec.structs import replace
+from prometheus_client.core import Metric
 
-from hangwatch import config
+from hangwatch import config, metrics
 from hangwatch.model import (
     ArrivalStatus,
     Capture,
@@ -45,6 +46,7 @@ from hangwatch.model import (
 )
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
+from hangwatch.state.board import Snapshot
 from hangwatch.verdict.judge import judge
 
 DumpT = TypeVar("DumpT", ProcessDump, RankDump)
@@ -602,6 +604,13 @@ def fleet(nodes: int = 2048, odd_rank: int = 9731, absent_node: int | None = 77)
         ),
     )
     return incident(groups=groups, verdict=verdict, ranks=range(8), world_size=nodes * 8)
+
+
+def metric_families(snapshot: Snapshot, now: float = 0.0) -> list[Metric]:
+    """Return the metrics of a snapshot of the board."""
+    series = metrics.Series()
+    metrics.fill(series, snapshot, now, config.Detector())
+    return series.families
 
 
 SAMPLES = {

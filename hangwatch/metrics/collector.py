@@ -8,74 +8,57 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from hangwatch import words
 from hangwatch.config import Detector
 from hangwatch.metrics import collective_metrics, gpu_metrics, job_metrics, self_metrics
-from hangwatch.metrics.series import LABEL_LENGTH, counter, gauge, sentence_label, single_gauge
-from hangwatch.model import CheckStatus, Point
-from hangwatch.model.keyed_lists import list_by_key
+from hangwatch.metrics.families import Family
+from hangwatch.metrics.series import LABEL_LENGTH, Series, sentence_label
+from hangwatch.model import CheckResult, CheckStatus, Point
 from hangwatch.state.board import Board, Snapshot
 
 log = logging.getLogger(__package__)
 
 
-def families(snapshot: Snapshot, now: float, settings: Detector, external_url: str = "") -> Iterator[Metric]:
-    """Yield all metric families of a snapshot. `now` is CLOCK_MONOTONIC in seconds, `external_url` is from [http]."""
-    yield self_metrics.build()
-    yield from gpu_metrics.sampler(snapshot, now)
-    yield from gpu_metrics.readings(snapshot, settings)
-    yield from job_metrics.states(snapshot, now)
-    yield from job_metrics.idle_workers(snapshot, now, settings)
-    yield from job_metrics.silences(snapshot)
-    yield from job_metrics.progress(snapshot, now)
-    yield from job_metrics.lateness(snapshot)
-    yield from job_metrics.incidents(snapshot, external_url)
-    yield from job_metrics.activities(snapshot)
-    yield from job_metrics.crashes(snapshot, now, external_url)
-    yield from collective_metrics.numbers(snapshot)
-    yield from self_metrics.captures(snapshot)
-    yield self_metrics.hooks(snapshot)
-    yield from self_metrics.tasks(snapshot, now)
-    yield self_metrics.store(snapshot)
-    yield from _check_results(snapshot)
-    yield from _check_points(point for result in snapshot.checks.values() for point in result.points)
-
-
-def _check_results(snapshot: Snapshot) -> Iterator[Metric]:
-    """Yield the result of each check, the time of its last run, and the run's duration."""
-    status = gauge("check_status", "Status of the check: 0 OK, 1 UNKNOWN, 2 WARNING, 3 CRITICAL", ("check",))
-    info = gauge("check_info", "Status, reason and message of the check", ("check", "status", "reason", "message"))
-    success = gauge("check_success", "1 if the check ran without an internal error", ("check",))
-    duration = gauge("check_duration_seconds", "Duration of the last run", ("check",))
-    ran = gauge("check_last_run_timestamp_seconds", "Time of the last run", ("check",))
-    faults = gauge("check_faults", "Readings that the check needed but could not get", ("check",))
+def fill(series: Series, snapshot: Snapshot, now: float, settings: Detector, external_url: str = "") -> None:
+    """Add the series of a snapshot. `now` is CLOCK_MONOTONIC in seconds, `external_url` is from [http]."""
+    gpu_metrics.add_gpus(series, snapshot, now, settings)
+    job_metrics.add_states(series, snapshot, now)
+    job_metrics.add_idle_workers(series, snapshot, now, settings)
+    job_metrics.add_silences(series, snapshot)
+    job_metrics.add_progress(series, snapshot, now)
+    job_metrics.add_incidents(series, snapshot, external_url)
+    job_metrics.add_activities(series, snapshot)
+    job_metrics.add_crashes(series, snapshot, now, external_url)
+    collective_metrics.add_numbers(series, snapshot)
+    self_metrics.add_captures(series, snapshot)
+    self_metrics.add_state(series, snapshot, now)
     for name, result in snapshot.checks.items():
-        verdict = result.verdict
-        status.add_metric([name], verdict.status.value)
-        # Each message with other numbers is a new series, so only checks that are not OK have the message.
-        message = "" if verdict.status is CheckStatus.OK else sentence_label(verdict.message)
-        info.add_metric([name, verdict.status.name, verdict.reason, message], 1)
-        success.add_metric([name], float(result.success))
-        duration.add_metric([name], result.duration_seconds)
-        ran.add_metric([name], result.ran_unix_seconds)
-        faults.add_metric([name], len(result.faults))
-    yield from (status, info, success, duration, ran, faults)
+        _add_result(series, name, result)
+        for point in result.points:
+            _add_point(series, point)
 
 
-def _check_points(points: Iterable[Point]) -> Iterator[Metric]:
-    """Yield the numbers that checks measured, under the names that the checks define."""
-    for name, rows in list_by_key((point.name, point) for point in points).items():
-        labels = [key for key, _ in rows[0].labels]
-        kind = CounterMetricFamily if rows[0].kind == "counter" else GaugeMetricFamily
-        family = kind(f"hangwatch_{name}", rows[0].help, labels=labels)
-        for row in rows:
-            values = dict(row.labels)
-            family.add_metric([values.get(label, "")[:LABEL_LENGTH] for label in labels], row.value)
-        yield family
+def _add_result(series: Series, name: str, result: CheckResult) -> None:
+    """Add the result of a check, the time of its last run, and the run's duration."""
+    verdict = result.verdict
+    # Each message with other numbers is a new series, so only checks that are not OK have the message.
+    message = "" if verdict.status is CheckStatus.OK else sentence_label(verdict.message)
+    series.add("check_status", (name,), verdict.status.value)
+    series.add("check_info", (name, verdict.status.name, verdict.reason, message), 1)
+    series.add("check_success", (name,), float(result.success))
+    series.add("check_duration_seconds", (name,), result.duration_seconds)
+    series.add("check_last_run_timestamp_seconds", (name,), result.ran_unix_seconds)
+    series.add("check_faults", (name,), len(result.faults))
+
+
+def _add_point(series: Series, point: Point) -> None:
+    """Add a number that a check measured, under the name that the check defines."""
+    series.declare(point.name, Family(point.help, tuple(label for label, _ in point.labels), point.kind))
+    series.add(point.name, [value[:LABEL_LENGTH] for _, value in point.labels], point.value)
 
 
 class BoardCollector(Collector):
@@ -94,16 +77,17 @@ class BoardCollector(Collector):
         self.errors = 0
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metric families. Stop at the first error, because an exception would make the whole scrape fail."""
+        """Yield the metric families. After an error, further series are missing: it must not fail the whole scrape."""
+        series = Series()
         # First, because a rule over all nodes compares it with the time at which the scrape began.
-        yield single_gauge("time_seconds", "Wall clock of this node in Unix time", self._unix_clock())
+        series.add("time_seconds", (), self._unix_clock())
         try:
-            all_families = families(self._board.snapshot, self._clock(), self._settings, self._external_url)
-            yield from map(_printable, all_families)
+            fill(series, self._board.snapshot, self._clock(), self._settings, self._external_url)
         except Exception:
             self.errors += 1
             log.exception("a metric could not be exported; please report this")
-        yield counter("export_errors", "Scrapes that are incomplete because of an error inside hangwatch", self.errors)
+        series.add("export_errors", (), self.errors)
+        yield from map(_printable, series.families)
 
 
 def _printable(family: Metric) -> Metric:

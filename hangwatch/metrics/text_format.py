@@ -8,17 +8,15 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_SUFFIXES = {"counter": "_total", "info": "_info"}  # of the name, which the family does not have
-_TYPES = {"info": "gauge", "unknown": "untyped"}
 
 
 def render(registry: CollectorRegistry) -> bytes:
     """Return all metrics of a registry. They must have no timestamps and no `_created` samples."""
     lines: list[str] = []
     for family in registry.collect():
-        name = f"{family.name}{_SUFFIXES.get(family.type, '')}"
+        name = f"{family.name}_total" if family.type == "counter" else family.name
         lines.append(f"# HELP {name} {_escape_help(family.documentation)}\n")
-        lines.append(f"# TYPE {name} {_TYPES.get(family.type, family.type)}\n")
+        lines.append(f"# TYPE {name} {'untyped' if family.type == 'unknown' else family.type}\n")
         for sample in family.samples:
             labels = ",".join([f'{label}="{_escape(sample.labels[label])}"' for label in sorted(sample.labels)])
             number = floatToGoString(sample.value)  # type: ignore[no-untyped-call]

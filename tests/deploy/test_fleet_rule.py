@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 from msgspec import structs
 
-from hangwatch import metrics, words
+from hangwatch import words
 from hangwatch.collectives import wait_graph
 from hangwatch.collectives.wait_graph import Stance
-from hangwatch.config import Detector
 from hangwatch.detector import job_watch
 from hangwatch.model import Frame, Group, Grouping, GroupRecords, JobState, Member, RecorderFacts
 from hangwatch.state.board import JobEntry, Snapshot
@@ -112,7 +111,7 @@ def exported(case: Case) -> Iterator[dict[str, Any]]:
         )
         incident = structs.replace(samples.all_waiting(), job=job, grouping=grouping, state=JobState.HUNG)
         entry = JobEntry(job=job, watch=job_watch.begin_watch(job, 0.0), page=True, incident=incident)
-        for family in metrics.families(Snapshot(jobs={case.key: entry}), 0.0, Detector()):
+        for family in samples.metric_families(Snapshot(jobs={case.key: entry})):
             for sample in family.samples:
                 if sample.name.startswith(ASKED_FOR) and "job_key" in sample.labels:
                     labels = {"job": "hangwatch", "instance": node, **sample.labels}

@@ -15,11 +15,9 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.registry import Collector
 
-from hangwatch import metrics
 from hangwatch.checks import gpu_speed
 from hangwatch.checks.framework import contract
 from hangwatch.collectives.arrival import ArrivalOrder
-from hangwatch.config import Detector
 from hangwatch.detector import job_watch
 from hangwatch.detector.progress_gaps import FEWEST_GAPS, HourOfGaps, ProgressRecord, RankProgress
 from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Group, Grouping, Incident, Job, JobState
@@ -286,7 +284,7 @@ class Collectives(Collector):
         self._snapshot = Snapshot(jobs={entry.job.key: entry}, checks={"gpu_speed": result})
 
     def collect(self) -> Iterator[Metric]:
-        families = metrics.families(self._snapshot, 0.0, Detector())
+        families = samples.metric_families(self._snapshot)
         parts = ("_collective", "_gap_seconds", "_suspected_info", "_lateness_seconds", "_clock_ratio")
         return (family for family in families if any(part in family.name for part in parts))
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from hangwatch.metrics import collector
 from hangwatch.model import Job, ProcessId
+from tests import samples
 from tests.scenarios.power import LOCKED, TRAINS, WAITS
 from tests.scenarios.simulation import SETTINGS, Doing, Node, Simulation
 from tests.soak import number_options
@@ -65,7 +65,7 @@ def _measure(simulation: Simulation, t: float) -> Size:
     for job_id in [job_id for job_id in simulation.played if int(job_id.partition("-")[2]) < t // LIFE_SECONDS - 4]:
         del simulation.played[job_id]  # the results of jobs that the board no longer shows
     gc.collect()
-    families = collector.families(simulation.snapshot, t, SETTINGS.detector)
+    families = samples.metric_families(simulation.snapshot, t)
     return Size(
         jobs=len(simulation.snapshot.jobs),
         board_bytes=len(msgspec.json.encode(simulation.snapshot, enc_hook=str)),

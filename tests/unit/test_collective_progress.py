@@ -4,8 +4,6 @@ from collections.abc import Iterable
 
 from msgspec import structs
 
-from hangwatch import metrics
-from hangwatch.config import Detector
 from hangwatch.detector import job_watch
 from hangwatch.metrics import collective_progress
 from hangwatch.metrics.collective_metrics import COLLECTIVES_OF_AN_OWNER
@@ -40,7 +38,7 @@ def numbers(progress: JobProgress) -> dict[tuple[int, str], tuple[int, int | Non
 
 def scraped(entries: Iterable[JobEntry]) -> dict[str, list[tuple[dict[str, str], float]]]:
     snapshot = Snapshot(jobs={entry.job.key: entry for entry in entries})
-    families = metrics.families(snapshot, 0.0, Detector())
+    families = samples.metric_families(snapshot)
     return {one.name: [(sample.labels, sample.value) for sample in one.samples] for one in families}
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from hangwatch import detector
+from hangwatch import detector, metrics
 from hangwatch.detector.job_watch import JobWatch
-from hangwatch.metrics.job_metrics import idle_workers
+from hangwatch.metrics.job_metrics import add_idle_workers
 from hangwatch.model import JobState
 from hangwatch.state.board import JobEntry, Snapshot
 from tests.unit.test_detector import DEFAULTS, Series, job
@@ -53,8 +53,9 @@ def test_idle_worker_is_exported_while_it_is_idle() -> None:
 
     def exported() -> list[tuple[str, float]]:
         board = Snapshot(jobs={"k": JobEntry(job=job(4), watch=series.watch)})
-        (family,) = idle_workers(board, series.now, DEFAULTS)
-        return [(sample.labels["rank"], sample.value) for sample in family.samples]
+        scrape = metrics.Series()
+        add_idle_workers(scrape, board, series.now, DEFAULTS)
+        return [(sample.labels["rank"], sample.value) for family in scrape.families for sample in family.samples]
 
     assert exported() == []
     series.feed(ONE_IDLE, int(DEFAULTS.stalled_hold_seconds) + 60)

@@ -13,7 +13,6 @@ from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
-    InfoMetricFamily,
     Metric,
 )
 from prometheus_client.parser import text_string_to_metric_families
@@ -180,14 +179,12 @@ def test_text_of_a_scrape_equals_that_of_the_client_library(value: float, label:
     for family in families:
         family.add_metric([label, "x"], value)
         family.add_metric(["x", label], 1)
-    info = InfoMetricFamily("i", "text")
-    info.add_metric([], {"b": label, "a": "x"})
     histogram = HistogramMetricFamily("h", "text", buckets=[("1", 1.0), ("+Inf", value)], sum_value=value)
     gauge = GaugeMetricFamily("without_labels", "text", value=value)
 
     class Families(Collector):
         def collect(self) -> Iterable[Metric]:
-            return [*families, info, histogram, gauge]
+            return [*families, histogram, gauge]
 
     registry = CollectorRegistry()
     registry.register(Families())

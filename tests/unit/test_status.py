@@ -9,13 +9,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from rich.console import Console
 
-from hangwatch import config, store
+from hangwatch import store
 from hangwatch.collectives.arrival import ArrivalOrder, Place, list_collectives
 from hangwatch.config import Detector
 from hangwatch.detector import job_watch
 from hangwatch.detector.progress_gaps import ProgressRecord
 from hangwatch.detector.watch_parts import Silence, Suspicion
-from hangwatch.metrics.collector import families
 from hangwatch.model import (
     ArrivalStatus,
     GpuSample,
@@ -194,9 +193,9 @@ def shown(snapshot: Snapshot) -> ArrivalStatus:
 
 def series(snapshot: Snapshot, name: str) -> dict[str, float]:
     """Return the values of a metric by rank, or by "" if it has no label for it."""
-    every = families(snapshot, 10.0, config.Detector())
-    samples = (one for family in every for one in family.samples if one.name == name)
-    return {one.labels.get("rank", ""): one.value for one in samples}
+    families = samples.metric_families(snapshot, 10.0)
+    found = (one for family in families for one in family.samples if one.name == name)
+    return {one.labels.get("rank", ""): one.value for one in found}
 
 
 def test_named_rank_is_shown_and_the_job_keeps_its_state() -> None:

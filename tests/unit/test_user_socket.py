@@ -20,7 +20,6 @@ from msgspec.structs import replace
 from hangwatch import cli, config
 from hangwatch.detector import job_watch
 from hangwatch.formats.incident_file import StoreError
-from hangwatch.metrics.collector import families
 from hangwatch.model import Job, ProcessId, Rank
 from hangwatch.state import status, steps
 from hangwatch.state.board import Board, JobEntry
@@ -538,7 +537,7 @@ class Node:
         return silenced
 
     def _series(self, name: str) -> list[tuple[dict[str, str], float]]:
-        found = families(self.board.snapshot, 10.0, config.Detector())
+        found = samples.metric_families(self.board.snapshot, 10.0)
         return [(one.labels, one.value) for family in found for one in family.samples if one.name == name]
 
 

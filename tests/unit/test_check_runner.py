@@ -1,9 +1,8 @@
 """The runner of checks: errors inside a check, discovery of checks, settings, exit codes, text and JSON output."""
 
-import importlib
 import json
 import logging
-import sys
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -19,6 +18,7 @@ from hypothesis import strategies as st
 from hangwatch import config
 from hangwatch.checks.framework import contract, registry, result_table, runner
 from hangwatch.checks.framework.contract import Check, Metric, Sample, Settings
+from hangwatch.metrics.families import FAMILIES
 from hangwatch.model import CheckResult, CheckStatus, CheckVerdict, Fault, Point, ProcessId, Rank
 from hangwatch.probes.node.machine import Node
 from tests import checks_page
@@ -167,58 +167,39 @@ def test_an_unknown_name_says_what_was_meant() -> None:
 # --- contract ------------------------------------------------------------------------------------------------------
 
 
+RESERVED = ("hangwatch_", "job_", "check_", "incident_", "captures_", "dump_failures", "rank_activity", "build_")
+NOT_BASE_UNITS = re.compile(
+    r"(?<!_per)_(ms|us|ns|millis|micros|minutes|hours|percent|kb|mb|gb|kib|mib|gib|bits|mhz|ghz|mw|kw|milliwatts|second|byte|watt)"
+    r"(_total)?$"
+)
+
+
 def test_every_check_of_this_tree_keeps_the_contract() -> None:
     found = registry.checks()
     assert len(found) >= 14
     for check in found.values():
-        assert contract.find_contract_problems(check) == []
-        assert check.settings().enabled is True
-        assert 5 <= check.every_seconds <= 300
+        assert issubclass(check.settings, Settings) and check.settings().enabled is True
+        assert 5 <= check.every_seconds <= 300 and check.window >= 1
 
 
-@pytest.mark.parametrize(
-    ("change", "problem"),
-    [
-        ({"every_seconds": 0}, "must be 1 to 3600"),
-        ({"window": 0}, "at least one sample"),
-        ({"settings": dict}, "extends contract.Settings"),
-        ({"judge": None}, "judge is not callable"),
-        ({"metrics": (Metric(name="hangwatch_x", help=""),)}, "without the prefix"),
-        ({"metrics": (Metric(name="delay_ms", help=""),)}, "base unit"),
-        ({"metrics": (Metric(name="power_milliwatts", help=""),)}, "base unit"),
-        ({"metrics": (Metric(name="errors", help="", kind="counter"),)}, "_total"),
-        ({"metrics": (Metric(name="errors_total", help=""),)}, "_total"),
-        ({"metrics": (Metric(name="errors", help="", kind="histogram"),)}, "gauge or a counter"),
-        ({"metrics": (Metric(name="job_state", help=""),)}, "reserved prefix"),
-        ({"metrics": (Metric(name="tea_bytes", help="", labels=("job_id", "cup")),)}, "contract.JOB"),
-    ],
-)
-def test_a_breach_is_told_in_words(change: dict[str, Any], problem: str) -> None:
-    broken = replace(check_of(lambda node, settings: None), **change)
-    assert any(problem in line for line in contract.find_contract_problems(broken))
+@pytest.mark.parametrize("metric", [each for check in registry.checks().values() for each in check.metrics])
+def test_metric_of_a_check_keeps_the_rules_of_names_and_labels(metric: Metric) -> None:
+    assert re.fullmatch(r"[a-z][a-z0-9_]*", metric.name)
+    assert not metric.name.startswith((*RESERVED, "rank_collective_")) and metric.name not in FAMILIES
+    assert not NOT_BASE_UNITS.search(metric.name), "must end in seconds, bytes, watts, hertz, celsius or ratio"
+    labels = set(metric.labels)
+    assert labels.isdisjoint(contract.JOB) or labels >= set(contract.JOB), "about jobs: the labels of contract.JOB"
+    assert metric.kind == ("counter" if metric.name.endswith("_total") else "gauge"), "a counter ends in _total"
 
 
-def test_a_module_without_a_check_is_a_breach() -> None:
-    assert contract.find_contract_problems(None) == ["has no CHECK = Check(...)"]
-
-
-def test_a_file_that_breaks_the_contract_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "broken_checks"
-    folder.mkdir()
-    (folder / "__init__.py").write_text("")
-    (folder / "tea.py").write_text("CHECK = 'coffee'\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(registry, "PACKAGE", "broken_checks")
-    monkeypatch.setattr(registry, "__file__", str(folder / "framework" / "registry.py"))
-    importlib.invalidate_caches()
-    with pytest.raises(registry.ContractError, match=r"checks/tea\.py: has no CHECK"):
-        registry.checks.__wrapped__()
-    sys.modules.pop("broken_checks.tea", None)
+@pytest.mark.parametrize("name", ["delay_ms", "power_milliwatts", "wait_minutes_total"])
+def test_unit_that_is_no_base_unit_is_found(name: str) -> None:
+    assert NOT_BASE_UNITS.search(name)
 
 
 def test_a_metric_belongs_to_one_check() -> None:
-    twins = [check_of(None, name="one"), check_of(None, name="two")]
-    assert list(registry._shared_metrics(twins)) == ["hangwatch/checks/two.py: metric 'reads_total' belongs to one.py"]
+    names = [metric.name for check in registry.checks().values() for metric in check.metrics]
+    assert len(names) == len(set(names))
 
 
 def test_a_point_has_the_labels_of_its_metric() -> None:

@@ -11,7 +11,6 @@ The runner handles timing, exceptions, deadlines, faults and "not present". A ch
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Protocol, TypeAlias, TypeVar
@@ -22,11 +21,6 @@ from hangwatch import config
 from hangwatch.model import CheckStatus, CheckVerdict, Fault, GpuName, Job, JobName, Point, Rank, Value
 from hangwatch.probes.node.machine import Node
 
-NOT_BASE_UNITS = re.compile(
-    r"(?<!_per)_(ms|us|ns|millis|micros|minutes|hours|percent|kb|mb|gb|kib|mib|gib|bits|mhz|ghz|mw|kw|milliwatts|second|byte|watt)"
-    r"(_total)?$"
-)
-METRIC_NAME = re.compile(r"[a-z][a-z0-9_]*")
 JOB = JobName.__struct_fields__
 """The labels of a metric about a job: `METRIC.point(value, **job.name.labels)`."""
 
@@ -38,17 +32,6 @@ GPU = ("gpu", "uuid")
 
 ABSENT = "NotPresent"
 """The reason of a verdict if this node lacks the device, file or job that the check examines."""
-
-RESERVED_PREFIXES = (
-    "job_",
-    "check_",
-    "incident_",
-    "captures_",
-    "dump_failures",
-    "rank_activity",
-    "rank_collective_",
-    "build_",
-)
 
 
 class Sample(Value, frozen=True, kw_only=True):
@@ -150,37 +133,6 @@ class Check(Generic[SampleT, SettingsT]):
 
 
 AnyCheck: TypeAlias = Check[Any, Any]
-
-
-def find_contract_problems(candidate: object) -> list[str]:
-    """Return one sentence for each rule of this contract that `candidate`, the CHECK of a module, breaks."""
-    if not isinstance(candidate, Check):
-        return ["has no CHECK = Check(...)"]
-    parts = {"observe": candidate.observe, "points": candidate.points, "judge": candidate.judge}
-    extends_settings = isinstance(candidate.settings, type) and issubclass(candidate.settings, Settings)
-    rules = (
-        (1 <= candidate.every_seconds <= 3600, f"every_seconds is {candidate.every_seconds:g}; it must be 1 to 3600"),
-        (candidate.window >= 1, f"window is {candidate.window}; judge needs at least one sample"),
-        (extends_settings, "settings must be a class that extends contract.Settings"),
-        *((callable(function), f"{part} is not callable") for part, function in parts.items()),
-        *(rule for metric in candidate.metrics for rule in _metric_rules(metric)),
-    )
-    return [problem for is_kept, problem in rules if not is_kept]
-
-
-def _metric_rules(metric: Metric) -> Iterator[tuple[bool, str]]:
-    """Yield (is kept, sentence) for each rule about metrics. The sentence describes a breach of the rule."""
-    name, labels = f"metric {metric.name!r}", set(metric.labels)
-    is_name = METRIC_NAME.fullmatch(metric.name) is not None and not metric.name.startswith("hangwatch_")
-    yield is_name, f"{name} must be lower_case, without the prefix hangwatch_"
-    units = "seconds, bytes, watts, hertz, celsius, ratio"
-    yield not NOT_BASE_UNITS.search(metric.name), f"{name} must end in a base unit: {units}"
-    prefixes = ", ".join(RESERVED_PREFIXES)
-    yield not metric.name.startswith(RESERVED_PREFIXES), f"{name} has a reserved prefix; reserved are: {prefixes}"
-    yield labels.isdisjoint(JOB) or labels >= set(JOB), f"{name} is about jobs: it must have the labels of contract.JOB"
-    yield metric.kind in ("gauge", "counter"), f"{name} is a {metric.kind!r}; it must be a gauge or a counter"
-    fits_kind = metric.kind not in ("gauge", "counter") or (metric.kind == "counter") == metric.name.endswith("_total")
-    yield fits_kind, f"{name} is a {metric.kind}: a counter ends in _total, a gauge does not"
 
 
 def gpu_labels(gpu: GpuName) -> dict[str, str]:

@@ -2,21 +2,17 @@
 
 import importlib
 import pkgutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from hangwatch import config
-from hangwatch.checks.framework.contract import AnyCheck, Check, Metric, Settings, find_contract_problems
+from hangwatch.checks.framework.contract import AnyCheck, Metric, Settings
 from hangwatch.errors import UserError
 from hangwatch.formats import toml_file
 
 PACKAGE = "hangwatch.checks"
-
-
-class ContractError(UserError):
-    """A module in checks/ that breaks the contract. The message names the file and the problem."""
 
 
 class UnknownCheckError(UserError):
@@ -25,35 +21,14 @@ class UnknownCheckError(UserError):
 
 @cache
 def checks() -> dict[str, AnyCheck]:
-    """Return all checks by name. Raises ContractError if a file breaks the contract; the error names each such file."""
-    valid_checks: dict[str, AnyCheck] = {}
-    problems: list[str] = []
+    """Return all checks by name, sorted."""
+    found: dict[str, AnyCheck] = {}
     for module in pkgutil.iter_modules([str(Path(__file__).parents[1])]):
-        if module.ispkg:
-            continue
-        values = vars(importlib.import_module(f"{PACKAGE}.{module.name}"))
-        candidate = values.get("CHECK")
-        if isinstance(candidate, Check):
+        if not module.ispkg:
+            values = vars(importlib.import_module(f"{PACKAGE}.{module.name}"))
             metrics = tuple(value for value in values.values() if isinstance(value, Metric))
-            candidate = replace(candidate, name=module.name, metrics=metrics)
-        broken = find_contract_problems(candidate)
-        problems += [f"hangwatch/checks/{module.name}.py: {problem}" for problem in broken]
-        if isinstance(candidate, Check) and not broken:
-            valid_checks[module.name] = candidate
-    problems += _shared_metrics(valid_checks.values())
-    if problems:
-        raise ContractError("\n".join(problems))
-    return dict(sorted(valid_checks.items()))
-
-
-def _shared_metrics(all_checks: Iterable[AnyCheck]) -> Iterator[str]:
-    """Yield a sentence for each metric that a second check declares, because its name would have two meanings."""
-    owners: dict[str, str] = {}
-    for check in all_checks:
-        for metric in check.metrics:
-            owner = owners.setdefault(metric.name, check.name)
-            if owner != check.name:
-                yield f"hangwatch/checks/{check.name}.py: metric {metric.name!r} belongs to {owner}.py"
+            found[module.name] = replace(values["CHECK"], name=module.name, metrics=metrics)
+    return dict(sorted(found.items()))
 
 
 def select(names: Iterable[str]) -> list[AnyCheck]:

@@ -25,7 +25,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import results  # noqa: E402
 from hangwatch.model import RankDump, RankId  # noqa: E402
 from hangwatch.stacks.grouping import group_ranks  # noqa: E402
-from hangwatch.verdict import judge  # noqa: E402
+from hangwatch.verdict import culprit_search, judge  # noqa: E402
 from hangwatch.verdict.rules import RULES  # noqa: E402
 from tests import robustness  # noqa: E402
 from tests.hangs import SETTINGS, TABLE  # noqa: E402
@@ -96,9 +96,9 @@ def leave_out(cases: Sequence[Case]) -> Iterator[tuple[str, ...]]:
     """Yield a row for each rule, in the order of docs/verdicts.md: what changes without it."""
     with_all = count(cases, ask_hangwatch)
     for index, rule in enumerate(RULES):
-        judge.RULES = (*RULES[:index], *RULES[index + 1 :])
+        culprit_search.RULES = (*RULES[:index], *RULES[index + 1 :])
         without = count(cases, ask_hangwatch)
-        judge.RULES = RULES
+        culprit_search.RULES = RULES
         changes = (f"{without[outcome] - with_all[outcome]:+d}".replace("+0", "0") for outcome in OUTCOMES)
         yield (f"{index + 1}. `{rule.kind}`", *changes)
 

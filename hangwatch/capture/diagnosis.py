@@ -31,8 +31,8 @@ from hangwatch.probes.process import environment as environments
 from hangwatch.stacks.activity import Table
 from hangwatch.verdict import environment_diff, kinds
 from hangwatch.verdict.diagnosis import Diagnosis, diagnose
-from hangwatch.verdict.evidence import MOST_CALLS
 from hangwatch.verdict.wording import clauses
+from hangwatch.verdict.wording.evidence import MOST_CALLS
 
 _CALLS_CPU_SECONDS = 2.0
 _OUTPUT_DEADLINE_SECONDS = 3.0

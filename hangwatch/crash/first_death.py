@@ -29,8 +29,8 @@ from hangwatch.model import (
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
-from hangwatch.verdict import evidence
 from hangwatch.verdict.recommendation import with_action
+from hangwatch.verdict.wording import evidence
 
 _SHOWN = 3
 _TIE_SECONDS = 2.0  # error files have whole seconds

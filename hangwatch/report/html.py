@@ -17,8 +17,7 @@ from hangwatch.report.stack_tree import merge_tree
 from hangwatch.stacks.user_code import split_groups_by_line
 from hangwatch.verdict import environment_diff as variables
 from hangwatch.verdict.wording import group_text
-from hangwatch.verdict.wording.action_text import describe_action
-from hangwatch.verdict.wording.next_steps import next_step
+from hangwatch.verdict.wording.next_steps import describe_action, next_step
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template

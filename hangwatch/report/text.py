@@ -16,8 +16,7 @@ from hangwatch.report.stack_tree import Node, merge_tree
 from hangwatch.stacks.user_code import innermost_user_frame, split_groups_by_line
 from hangwatch.verdict import environment_diff
 from hangwatch.verdict.wording import group_text
-from hangwatch.verdict.wording.action_text import describe_action
-from hangwatch.verdict.wording.next_steps import next_step
+from hangwatch.verdict.wording.next_steps import describe_action, next_step
 from hangwatch.words import printable
 
 _MAX_GROUPS = 40

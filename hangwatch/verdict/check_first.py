@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from hangwatch.model import Confidence, Group, Motion, Signature
 from hangwatch.stacks import activity_table
 from hangwatch.stacks.user_code import find_caller, is_in_user_code
-from hangwatch.verdict.findings import ANYTHING, Rule, Text
+from hangwatch.verdict.findings import ANYTHING, Rule
 from hangwatch.verdict.rules import died_first, find_stopped
 from hangwatch.verdict.scene import (
     DEADLY,
@@ -27,7 +27,6 @@ from hangwatch.verdict.scene import (
     process_of,
     waits_for,
 )
-from hangwatch.verdict.wording import check_first_reasons, deciding_steps, stuck_on
 
 # --- which ranks differ -----------------------------------------------------------------------------------------------
 
@@ -107,7 +106,7 @@ def _is_at_another_line(scene: Scene, _: Group) -> bool:
 
     This can be normal: the root of a collective or a pipeline stage may make the call at another line.
     """
-    return scene.are_at_different_lines and not scene.has_movers
+    return scene.are_at_different_lines and not scene.moving
 
 
 def _idles_in_loop(group: Group) -> bool:
@@ -224,7 +223,7 @@ def _find_low_power(scene: Scene) -> Sequence[Group]:
     Return an empty list if the power of one of these GPUs is unknown.
     """
     works = Signature.GPU_WORKS
-    working = [member for group in scene.stacked for member in group.members if member.signature is works]
+    working = [member for member in scene.stacked_members if member.signature is works]
     still = [group for group in scene.stacked if all(member.signature is not works for member in group.members)]
     drawn = [member.gpu.power_watts for group in still for member in group.members]
     least = min((member.gpu.power_watts or 0.0 for member in working), default=0.0)
@@ -238,8 +237,7 @@ def _make_rule(
     description: str,
     suspects: Callable[[Scene], Sequence[Group]],
     waiting: tuple[str, ...] = ("ranks", "gpu"),
-    says: Text = check_first_reasons.differs_from_others,
-    settle: str | Text = deciding_steps.find_blocking_call,
+    sentence: str = "differs",
     *,
     are_few: bool = False,
     may_name: bool = False,
@@ -253,9 +251,8 @@ def _make_rule(
         half_of="answered",
         outnumber="three times" if are_few else "as many",
         confidence=Confidence.NONE,
-        says=says,
         by_stack=by_stack,
-        settle=settle,
+        sentence=sentence,
         may_name=may_name,
     )
 
@@ -265,8 +262,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
         "are stopped (state `T` or `t`) or frozen by their cgroup, while the others are not known to wait for ranks",
         find_stopped,
         ANYTHING,
-        check_first_reasons.stopped,
-        lambda finding: stuck_on.look_at(finding.members[0]),
+        "stopped",
         by_stack=False,
     ),
     _make_rule(
@@ -274,36 +270,32 @@ CHECK_FIRST: tuple[Rule, ...] = (
         "ranks",
         died_first,
         ANYTHING,
-        check_first_reasons.died,
-        deciding_steps.DIED,
+        "died",
         by_stack=False,
     ),
     _make_rule(
         "have a thread that has been blocked in state `D` for minutes, according to the kernel's log",
         _find_by_kernel_log("hung_task"),
-        says=check_first_reasons.hung_task,
-        settle=deciding_steps.HUNG_TASK,
+        sentence="hung_task",
         by_stack=False,
     ),
     _make_rule(
         "have lost a worker process to a fault or the OOM killer, according to the kernel's log",
         _find_by_kernel_log(*DEADLY),
-        says=check_first_reasons.lost_worker,
-        settle=deciding_steps.whether_it_waits,
+        sentence="lost_worker",
         by_stack=False,
     ),
     _make_rule(
         "hold a file lock for which other ranks wait",
         _find_lock_holders,
         ("ranks", "gpu", "lock"),
-        check_first_reasons.holds_lock,
-        deciding_steps.LOCK,
+        "holds_lock",
         by_stack=False,
     ),
     _make_rule(
         "wait for a lock file, while all other ranks are in collectives",
         _find_outside_collectives(lambda group: group.activity == "lock_file"),
-        settle=deciding_steps.LOCK_FILE,
+        sentence="lock_file",
     ),
     _make_rule(
         "is one of two ranks and in no known wait, while the other rank waits",
@@ -326,14 +318,14 @@ CHECK_FIRST: tuple[Rule, ...] = (
         "wait for one of their threads, which is in functions that no rule matches",
         _find_only_group(_asks_unknown_thread),
         ("ranks",),
-        settle=deciding_steps.THREAD,
+        sentence="awaits_thread",
         are_few=True,
         may_name=True,
     ),
     _make_rule(
         "wait for several of their threads, which are at different places",
         _find_only_group(_awaits_differing_threads),
-        settle=deciding_steps.THREADS,
+        sentence="awaits_threads",
         are_few=True,
     ),
     _make_rule(
@@ -346,78 +338,74 @@ CHECK_FIRST: tuple[Rule, ...] = (
         "have no thread in a collective, while all other ranks have one; all main threads are at the same place",
         _find_only_group(_lacks_thread_in_collective),
         ANYTHING,
-        check_first_reasons.without_a_thread,
+        "without_a_thread",
         are_few=True,
     ),
     _make_rule(
         "are in the same functions as all others, at another line of the user's code",
         _find_only_group(_is_at_another_line),
         ANYTHING,
-        check_first_reasons.other_line,
-        deciding_steps.numbers,
+        "other_line",
         are_few=True,
     ),
     _make_rule(
         "wait for their next order, while the others have gone on into a collective",
         _find_outside_collectives(_awaits_orders),
         ("ranks",),
-        check_first_reasons.awaits_orders,
-        deciding_steps.ORDERS,
+        "awaits_orders",
     ),
     _make_rule(
         "wait in a loop for clients or events, while the others have gone on into a collective",
         _find_outside_collectives(_idles_in_loop),
         ("ranks",),
-        check_first_reasons.has_not_joined,
-        deciding_steps.LOOP,
+        "idles_in_loop",
     ),
     _make_rule(
         "wait for an answer from another process, while the others have gone on into a collective",
         _find_outside_collectives(_awaits_another_process),
         ("ranks",),
-        check_first_reasons.has_not_joined,
-        deciding_steps.look_at,
+        "awaits_process",
         are_few=True,
     ),
     _make_rule(
         "wait for another process or for events, while the others wait for their GPUs",
         _find_only_group(_awaits_process_or_events),
         ("gpu",),
-        settle=deciding_steps.look_at,
+        sentence="other_activity",
         are_few=True,
     ),
     _make_rule(
         "is a single rank in another collective, or in another call of the same collective",
         _find_only_group(_is_alone_in_a_collective),
         ("ranks",),
-        settle=deciding_steps.numbers,
+        sentence="other_collective",
         are_few=True,
     ),
     _make_rule(
         "wait in a collective or leave the job, while the others wait for their GPUs",
         _find_only_group(lambda scene, group: group.waits and _do_others_wait_for_gpus(scene, group)),
         ("gpu",),
-        settle=deciding_steps.numbers,
+        sentence="other_collective",
         are_few=True,
     ),
     _make_rule(
         "are half of the job and busy with one activity, while the others wait in one call of a collective",
         _find_busy_half,
         ("ranks",),
-        settle=deciding_steps.look_at,
+        sentence="other_activity",
     ),
     _make_rule(
         "wait for their GPU, if the world size is unknown",
         _find_only_group(lambda _, group: group.waits_for == "gpu"),
         ("ranks",),
-        settle=deciding_steps.numbers,
+        sentence="other_collective",
         are_few=True,
     ),
     _make_rule(
         "have GPUs that all draw less power than every working GPU",
         _find_low_power,
         ("work",),
-        check_first_reasons.low_power,
+        "low_power",
     ),
 )
 """The rules for ranks to check first. They are tried in this order. Section 4 of docs/verdicts.md prints them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple
 
 from hangwatch.collectives.wait_graph import WaitGraph
 from hangwatch.model import Confidence, Group, Member, Signature
@@ -11,7 +11,6 @@ from hangwatch.verdict.measurements import OddGpu
 from hangwatch.verdict.scene import Scene, count_ranks, waits_for
 from hangwatch.verdict.sequence_rules import Answer
 
-Text: TypeAlias = "Callable[[Finding], str]"
 ANYTHING = ("ranks", "gpu", "lock", "thread", "nothing", "unknown")
 
 
@@ -27,14 +26,13 @@ class Rule(NamedTuple):
     for it. After such a rule with suspects no other rule is tried, unless `gives_way` is true. `weigh` returns a
     confidence, which replaces `confidence`.
 
-    A rule in `check_first` names no rank unless `may_name` is true and the measurements agree. `settle` is the check
-    that would decide. `render` makes the text from `says` and `settle`.
+    A rule in `check_first` names no rank unless `may_name` is true and the measurements agree. `sentence` is the row
+    of its text in `wording/sentences.py`; "" for the row of its kind.
     """
 
     kind: str
     description: str
     suspects: Callable[[Scene], Sequence[Group]]
-    says: Text
     waiting: tuple[str, ...] = ("ranks", "gpu")
     half_of: Literal["dumped", "others", "answered"] = "others"
     outnumber: Literal["as many", "more", "three times"] = "as many"
@@ -42,7 +40,7 @@ class Rule(NamedTuple):
     weigh: Callable[[Finding], Confidence] | None = None
     by_stack: bool = False
     gives_way: bool = False
-    settle: str | Text = ""
+    sentence: str = ""
     may_name: bool = False
 
 
@@ -51,24 +49,24 @@ class Finding(NamedTuple):
 
     `others` are the other ranks with a stack. `rule` is the rule that found the suspects, if any. `answer` is the
     result of the sequence numbers. `by_numbers` is true if the finding follows from it. `scene` may be split by lines.
-    `says` and `settle` make the text, `caveat` is its end. `apart` are other groups that differ. `contradicted` is the
-    finding by stacks that the numbers disprove, `open_then` the graph of the operations open when torch dumped them.
+    `sentence` is its row in `wording/sentences.py`, "" for that of its kind; `caveat` is the row of the text's end.
+    `apart` are other groups that differ. `contradicted` is the finding by stacks that the numbers disprove, `open_then`
+    the graph of the operations open when torch dumped them.
     """
 
     kind: str
     scene: Scene
-    says: Text
     suspects: tuple[Group, ...] = ()
     others: tuple[Group, ...] = ()
     confidence: Confidence = Confidence.NONE
-    settle: str | Text = ""
+    sentence: str = ""
     rule: Rule | None = None
     answer: Answer = Answer("Unknown")
     by_numbers: bool = False
     apart: tuple[Group, ...] = ()
     contradicted: Finding | None = None
     odd_gpu: OddGpu | None = None
-    caveat: str = ""
+    caveat: Literal["", "one_moment", "healthy_job_too", "asynchronous", "no_stacks"] = ""
     open_then: WaitGraph = WaitGraph()
 
     @property

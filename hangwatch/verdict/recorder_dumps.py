@@ -16,7 +16,6 @@ from hangwatch.model import Confidence, Fault, Group, Grouping, Member, ProcessD
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.scene import keep_groups
-from hangwatch.verdict.wording import guidance, sequence_numbers
 
 Records = Mapping[int, Sequence[RankRecords]]
 """The flight recorders of each rank, keyed by global rank."""
@@ -79,18 +78,16 @@ def qualify(finding: Finding, records: Records) -> Finding:
             return _records_only(finding)
         return finding._replace(
             kind="GpuBehind" if graph.gpus else "NotJoined",
-            says=sequence_numbers.ends,
+            sentence="" if graph.gpus else "ends",
             suspects=tuple(keep_groups(groups, lambda member: member.id.rank in ends)),
             confidence=Confidence.NONE,
-            settle=guidance.ITS_GPU if graph.gpus else sequence_numbers.OWN_CODE,
             by_numbers=True,
-            caveat=sequence_numbers.OF_HEALTHY_JOB_TOO,
+            caveat="healthy_job_too",
         )
     if finding.by_numbers and graph.pending:
         confidence = Confidence.MEDIUM if finding.confidence is Confidence.HIGH else finding.confidence
         is_unseen = finding.kind == "Cycle" and any(group.fault == _NO_STACK for group in groups)
-        caveat = sequence_numbers.ASYNCHRONOUS if is_unseen else sequence_numbers.ONE_MOMENT
-        return finding._replace(confidence=confidence, caveat=caveat)
+        return finding._replace(confidence=confidence, caveat="asynchronous" if is_unseen else "one_moment")
     if not graph.pending:
         finding = finding._replace(open_then=_build_graph(records, finding.scene.grouping.world_size))
     return finding if is_stacked else _records_only(finding)
@@ -100,8 +97,7 @@ def _records_only(finding: Finding) -> Finding:
     return Finding(
         kind="RecordsOnly",
         scene=finding.scene,
-        says=sequence_numbers.records_only,
         answer=finding.answer,
         open_then=finding.open_then,
-        caveat=sequence_numbers.ONE_MOMENT_WITHOUT_STACKS,
+        caveat="no_stacks",
     )

@@ -6,7 +6,7 @@ from functools import partial
 from hangwatch.model import BLOCKED_STATES, Confidence, Group, Member, Motion, Signature
 from hangwatch.stacks import activity_table, user_code
 from hangwatch.stacks.progress import GPU_IN_KERNEL_RATIO
-from hangwatch.verdict.findings import ANYTHING, Finding, Rule, Text
+from hangwatch.verdict.findings import ANYTHING, Finding, Rule
 from hangwatch.verdict.scene import (
     DEADLY,
     Scene,
@@ -20,7 +20,6 @@ from hangwatch.verdict.scene import (
     waits_in_program,
     wants_gil,
 )
-from hangwatch.verdict.wording import rank_headlines
 
 # --- which ranks are suspects, and how certain that is ---------------------------------------------------------------
 
@@ -105,19 +104,6 @@ def _find_members(scene: Scene, wanted: Callable[[Member], bool]) -> Sequence[Gr
     return keep_groups((group for group in scene.grouping.groups if group not in scene.gone), wanted)
 
 
-def _find_dead_with_cause(scene: Scene) -> Sequence[Group]:
-    """Return the ended rank that died first.
-
-    If it is unknown, return all ended ranks with a crash in the kernel log.
-    """
-    return died_first(scene) or keep_groups(scene.gone, has_crashed)
-
-
-def _find_gone_by_themselves(scene: Scene) -> Sequence[Group]:
-    """Return the ended ranks, except ranks with crash artifacts that blame another rank."""
-    return keep_groups(scene.gone, lambda member: member.died is None or not member.died.of_others)
-
-
 def died_first(scene: Scene) -> Sequence[Group]:
     """Return the ended ranks that died before all others by their crash artifacts.
 
@@ -166,14 +152,6 @@ def _find_blocked(scene: Scene) -> Sequence[Group]:
     blocked = _find_members(scene, is_blocked)
     blocked = [group for group in blocked if not (group.waits and max(member.rounds for member in group.members) < 2)]
     return [*blocked, *scene.waiting_for_mount]
-
-
-def _find_undumpable(scene: Scene) -> Sequence[Group]:
-    """Return the ranks that could not be dumped because of a fault of the rank itself.
-
-    Ranks that may wait for their GPU are left out.
-    """
-    return keep_groups(scene.failed, lambda member: not may_be_behind_gpu(member))
 
 
 def _deaf_master(scene: Scene) -> Sequence[Group]:
@@ -265,56 +243,51 @@ def _make_outside_rule(
         outnumber="three times" if confidence is Confidence.LOW else "more",
         confidence=confidence,
         weigh=partial(_weigh_outside, sure=confidence),
-        says=rank_headlines.outside,
         by_stack=True,
         gives_way=gives_way,
     )
 
 
-def _make_gone_rule(description: str, suspects: Callable[[Scene], Sequence[Group]], says: Text) -> Rule:
-    return Rule("RankGone", description, suspects, says, half_of="dumped", weigh=_weigh_gone)
-
-
 RULES: tuple[Rule, ...] = (
-    _make_gone_rule(
-        "have ended, and died first according to their crash artifacts or a fault in the kernel's log",
-        _find_dead_with_cause,
-        lambda finding: rank_headlines.gone(finding, finding.scene.gone),
+    Rule(
+        kind="RankGone",
+        description="have ended, and died first according to their crash artifacts or a fault in the kernel's log",
+        suspects=lambda scene: died_first(scene) or keep_groups(scene.gone, has_crashed),
+        half_of="dumped",
+        weigh=_weigh_gone,
     ),
-    _make_gone_rule(
-        "have ended (or are a zombie) on a node that responds, and no crash artifact blames another rank",
-        _find_gone_by_themselves,
-        rank_headlines.gone,
+    Rule(
+        kind="RankGone",
+        description="have ended (or are a zombie) on a node that responds, and no crash artifact blames another rank",
+        suspects=lambda scene: keep_groups(scene.gone, lambda member: member.died is None or not member.died.of_others),
+        half_of="dumped",
+        weigh=_weigh_gone,
     ),
     Rule(
         kind="RankBlocked",
         description="are in state `D` in every round, or in a call on the file system that does not respond to py-spy",
         suspects=_find_blocked,
         weigh=_weigh_blocked,
-        says=rank_headlines.blocked,
     ),
     Rule(
         kind="RankStopped",
         description="are in state `T` or `t` in every round (SIGSTOP, a debugger, a tracer), or frozen by their cgroup",
         suspects=find_stopped,
-        says=rank_headlines.stopped,
     ),
     Rule(
         kind="HelperStopped",
         description="wait for a process on their node (a worker, child or server) that is stopped, or in state `D`",
         suspects=_find_held_up,
-        says=rank_headlines.held_up,
         waiting=ANYTHING,
         confidence=Confidence.MEDIUM,
     ),
     Rule(
         kind="RankUndumpable",
         description="cannot be dumped, because of a fault of the process itself",
-        suspects=_find_undumpable,
+        suspects=lambda scene: keep_groups(scene.failed, lambda member: not may_be_behind_gpu(member)),
         half_of="dumped",
         confidence=Confidence.MEDIUM,
         weigh=_weigh_undumpable,
-        says=rank_headlines.undumpable,
     ),
     Rule(
         kind="MasterRefused",
@@ -322,7 +295,6 @@ RULES: tuple[Rule, ...] = (
         suspects=_deaf_master,
         waiting=("ranks",),
         weigh=_weigh_master_without_store,
-        says=rank_headlines.master_not_listening,
     ),
     _make_outside_rule(
         "are busy or blocked by themselves, or hold the GIL in a function that no rule matches",

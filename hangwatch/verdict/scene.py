@@ -82,16 +82,20 @@ class Scene(Value, frozen=True, dict=True, eq=False, gc=True):
         return frozenset(map(process_of, self.grouping.members))
 
     @cached_property
+    def stacked_members(self) -> list[Member]:
+        """The ranks with a stack."""
+        return [member for group in self.stacked for member in group.members]
+
+    @cached_property
     def at_unreachable_address(self) -> list[Member]:
         """The ranks with a stack that wait for others at an address that no other node can reach."""
-        members = (member for group in self.stacked for member in group.members)
-        return [member for member in members if member.waits.enclosed_at is not None]
+        return [member for member in self.stacked_members if member.waits.enclosed_at is not None]
 
     @cached_property
     def store_servers(self) -> list[Member]:
         """The ranks with a stack that serve a store."""
-        members = (member for group in self.stacked for member in group.members)
-        return [member for member in members if member.waits.store and member.waits.store.socket == "serving"]
+        stores = ((member, member.waits.store) for member in self.stacked_members)
+        return [member for member, store in stores if store is not None and store.socket == "serving"]
 
     @cached_property
     def have_all_ended(self) -> bool:
@@ -129,17 +133,10 @@ class Scene(Value, frozen=True, dict=True, eq=False, gc=True):
         return len(places) <= 1
 
     @cached_property
-    def locked_out(self) -> tuple[Member, ...]:
+    def locked_out(self) -> list[Member]:
         """The ranks that wait for a file lock if its holder is known."""
-        members = (member for group in self.stacked for member in group.members)
-        return tuple(
-            member for member in members if member.waits.file_lock is not None and member.waits.file_lock.holder_pid
-        )
-
-    @cached_property
-    def has_movers(self) -> bool:
-        """True if a rank with a stack progresses."""
-        return any(member.motion is Motion.MOVING for group in self.stacked for member in group.members)
+        locks = ((member, member.waits.file_lock) for member in self.stacked_members)
+        return [member for member, lock in locks if lock is not None and lock.holder_pid]
 
     @cached_property
     def are_all_collective(self) -> bool:

@@ -44,9 +44,8 @@ from hangwatch.verdict import recommendation
 from hangwatch.verdict.judge import judge
 from hangwatch.verdict.recommendation import History, with_action
 from hangwatch.verdict.wording import group_text
-from hangwatch.verdict.wording.action_text import describe_action
 from hangwatch.verdict.wording.guidance import where_to_look
-from hangwatch.verdict.wording.next_steps import next_step
+from hangwatch.verdict.wording.next_steps import describe_action, next_step
 from tests import hangs
 from tests.unit.test_waitfor import done, standing, waits
 

@@ -666,7 +666,7 @@ def test_group_without_a_record_is_judged_by_the_count_of_torch(
 
 def finding(kind: str, group: Group, answer: Answer) -> Finding:
     scene = build_scene(Grouping(groups=(group,)), None)
-    return Finding(kind, scene, sequence_numbers.not_joined, (group,), confidence=Confidence.HIGH, answer=answer)
+    return Finding(kind, scene, (group,), confidence=Confidence.HIGH, answer=answer)
 
 
 DENIED = Fault(subject="pid 7", reason="PermissionDenied", detail="no right")

@@ -44,11 +44,10 @@ from hangwatch.model import (
 from hangwatch.stacks import activity_table
 from hangwatch.stacks.idle_reasons import find_refused, find_resting_state, has_no_task, is_serving
 from hangwatch.state.on_diagnosis import count_motion
-from hangwatch.verdict import evidence
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.judge import judge
 from hangwatch.verdict.scene import build_scene
-from hangwatch.verdict.wording import clauses, group_text, job_headlines, rank_headlines
+from hangwatch.verdict.wording import clauses, evidence, group_text, job_headlines, rank_headlines
 from tests.unit.test_waitfor import member, record, recorder
 
 HIGH, MEDIUM, LOW, NONE = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW, Confidence.NONE
@@ -817,9 +816,7 @@ def test_sequence_numbers_that_are_there_are_not_asked_for(has_numbers: bool, ph
         recorder=replace(two[0].members[0].recorder, libraries=(RecorderState(library="gloo", groups=(records,)),)),
     )
     scene = build_scene(Grouping(groups=(replace(two[0], members=(first, two[0].members[1])), two[1])), None)
-    assert job_headlines.mismatch(Finding("Mismatch", scene, job_headlines.mismatch, others=scene.stacked)).endswith(
-        phrase
-    )
+    assert job_headlines.mismatch(Finding("Mismatch", scene, others=scene.stacked)).endswith(phrase)
 
 
 def test_sentence_says_that_no_rank_is_known_to_wait() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from hangwatch.stacks import activity_table
 from hangwatch.verdict import check_first, findings, kinds, recommendation, rules
+from hangwatch.verdict.wording.sentences import SENTENCES
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "verdicts.md"
@@ -89,9 +90,7 @@ def next_steps() -> Iterable[str]:
 
 
 @pytest.mark.golden
-def test_the_runbook_prints_what_the_report_says(
-    golden_part: Callable[[Path, str, Iterable[str]], None],
-) -> None:
+def test_the_runbook_prints_what_the_report_says(golden_part: Callable[[Path, str, Iterable[str]], None]) -> None:
     golden_part(RUNBOOK, "next_steps", next_steps())
 
 
@@ -104,6 +103,11 @@ def test_every_kind_of_verdict_has_a_next_step_of_one_line() -> None:
     for kind, step in kinds.load().items():
         assert "\n" not in step.first, kind
         assert len(step.first) < 160, kind
+
+
+def test_table_of_sentences_has_a_row_for_each_rule_and_kind() -> None:
+    of_rules = {rule.sentence or rule.kind for rule in (*rules.RULES, *check_first.CHECK_FIRST)}
+    assert of_rules | set(kinds.load()) - {"Crashed", "LogsOnly"} <= set(SENTENCES)
 
 
 def test_rules_over_nodes_give_way_to_the_kinds_that_the_kernel_shows() -> None:

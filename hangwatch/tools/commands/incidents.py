@@ -317,7 +317,7 @@ def _read_nodes(reach: Reach) -> list[Summary]:
 def _print_similar(incident: Incident, similar: Sequence[Summary], *, as_json: bool) -> None:
     """Print the similar incidents, and the recommended action with the knowledge of all of them."""
     from hangwatch.verdict.recommendation import History, describe_hangs, with_action
-    from hangwatch.verdict.wording.action_text import describe_action
+    from hangwatch.verdict.wording.next_steps import describe_action
 
     if as_json:
         click.echo(msgspec.json.encode(incident_file.Incidents(schema_version=1, incidents=tuple(similar))))

@@ -4,43 +4,19 @@ from collections.abc import Sequence
 from statistics import median
 
 from hangwatch import words
-from hangwatch.model import Group, Member
+from hangwatch.model import Group
 from hangwatch.stacks.user_code import call_lines, find_caller
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.measurements import OddGpu
 from hangwatch.verdict.scene import count_ranks
 from hangwatch.verdict.wording import clauses
 from hangwatch.verdict.wording.group_text import common_line, describe_suspects, name_ranks, others_wait
-from hangwatch.verdict.wording.rank_headlines import why_gone
-
-NOT_NAMED = "no rank can be named. "
-LAST_RANK = "all other ranks have ended, and it is blocked in a call that no rank ends"
-
-
-def check_first(ranks: Sequence[Group], why: str, settle: str) -> str:
-    """Return the headline with the ranks to check first, the reason `why`, and the check `settle` that would decide."""
-    stop = "" if settle.endswith("?") else "."
-    return f"{NOT_NAMED}Check {name_ranks(ranks)} first: {why}. To decide: {settle}{stop}"
-
-
-def died(finding: Finding) -> str:
-    """Describe ranks that have ended, while the other ranks are not known to wait for them."""
-    return f"it has ended{why_gone(finding.members)}"
 
 
 def stopped(finding: Finding) -> str:
     """Describe ranks that are stopped or frozen."""
     it = "it is" if len(finding.members) == 1 else "they are"
     return f"{it} {clauses.describe_stop(finding.members)}; {others_wait(finding.others)}"
-
-
-def hung_task(finding: Finding) -> str:
-    """Describe ranks with a thread that the kernel log reports as blocked."""
-    return (
-        "according to the kernel log, one of its threads has been blocked in the kernel (state D) for minutes, and "
-        "still is; "
-        f"{others_wait(finding.others)}"
-    )
 
 
 def lost_worker(finding: Finding) -> str:
@@ -148,12 +124,3 @@ def ratios(values: Sequence[float]) -> str:
     """Return the range of the ratios in percent: "0.1% to 2.0%"; one number if all are equal."""
     low, high = f"{min(values):.1%}", f"{max(values):.1%}"
     return low if low == high else f"{low} to {high}"
-
-
-def stuck_task(member: Member) -> str:
-    """Describe a rank with a stuck task of a `ThreadPoolExecutor`.
-
-    Its main thread is in the same place as all others.
-    """
-    rounds = words.count(member.rounds, "round")
-    return f"a task of its ThreadPoolExecutor is in {member.stack.task}, in the user's code, in each of {rounds}"

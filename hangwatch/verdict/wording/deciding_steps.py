@@ -14,23 +14,8 @@ NUMBERS_BELOW = (
     "find the next call of each side (a branch, a step or a group differs); the sequence numbers in the evidence show "
     "which rank has joined which collective"
 )
-DIED = "check if the others wait for it (a job that has lost a rank stops at its next collective or shared lock)"
-HUNG_TASK = "`dmesg -T | grep -A20 'blocked for more'` shows its call in the kernel; then `hangwatch check storage`"
 BEHIND_CALL = "check the file, peer, process or lock of its call (see the evidence)"
-ORDERS = "check the last order that it received; sequence numbers cannot show a rank that has not joined"
-LOOP = (
-    "check what should give that loop work, or end it (a service without requests is idle); sequence numbers cannot "
-    "show a rank that has not joined"
-)
-THREAD = "check what that thread does: it may wait for another rank itself"
-THREADS = "find out which of these threads it waits for, and what that thread does"
-LOCK = "check if it can continue without them: a collective inside a lock that each rank takes never ends"
-LOCK_FILE = "`lslocks` lists file locks; a lock file that no live process holds is stale: remove it"
 SECOND_DUMP = "take a second dump 10 s later and give both: they show if it moves"
-WORKERS = (
-    "dump the processes for which they wait, too: on an inference server, the workers of the GPUs; an idle server has "
-    "such stacks"
-)
 SLOW_CALL = "check if that call returns: its file system or service, and state (D is blocked) and wchan of the rank"
 
 
@@ -45,12 +30,8 @@ def look_at(finding: Finding) -> str:
     return f"{said[:1].lower()}{said[1:]}".rstrip(".") if said else SLOW_CALL
 
 
-def native_frames(finding: Finding) -> str:
-    """Return the command that shows the native frames (below Python) of the first suspect."""
-    return _native_frames(finding.members)
-
-
-def _native_frames(members: Sequence[Member]) -> str:
+def native_frames(members: Sequence[Member]) -> str:
+    """Return the command that shows the native frames (below Python) of the first of these ranks."""
     pids = [member.id.pid for member in members if member.id.pid is not None]
     command = f"`hangwatch dump --native{f' --pid {pids[0]}' if pids else ''}`"
     if all(member.is_measured for member in members):
@@ -62,7 +43,7 @@ def _native_frames(members: Sequence[Member]) -> str:
 def find_blocking_call(finding: Finding) -> str:
     """Return the object of the call of the first suspect, or the command that shows native frames if one is unknown."""
     untold = [member for member in finding.members if not any(call.has_object for call in member.kernel.calls)]
-    return _native_frames(untold) if untold else stuck_on.look_at(finding.members[0]) or BEHIND_CALL
+    return native_frames(untold) if untold else stuck_on.look_at(finding.members[0]) or BEHIND_CALL
 
 
 def whether_it_waits(finding: Finding) -> str:

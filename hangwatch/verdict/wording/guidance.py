@@ -15,12 +15,6 @@ WORKS = "wait: a checkpoint, an evaluation or a compilation ends without help"
 ALL_DUMPS = "give the dumps of all ranks of the job"
 _BRANCH = "if there are none, a rank took another branch or process group: compare sequence numbers"
 
-ITS_GPU = (
-    "check that GPU: its XIDs in the kernel log, the errors of its links (`nvidia-smi nvlink -e`) and of the network "
-    "adapter next to it, and the kernel that its stream is in"
-)
-"""The checks that show if a rank is blocked by its GPU."""
-
 
 def where_to_look(grouping: Grouping) -> str:
     """Return the hints that follow a headline that names no rank. The text begins with a space.

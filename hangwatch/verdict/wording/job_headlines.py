@@ -63,18 +63,6 @@ def suspended(finding: Finding) -> str:
     return f"{who} {'stopped' if is_stopped else 'frozen'}: {'; '.join(reasons)}."
 
 
-def over(finding: Finding) -> str:
-    """Return the headline for a job with ranks that are no longer connected to each other."""
-    doing = f"; {'; '.join(describe_each(finding.others))}" if finding.others else ""
-    return f"no rank is connected to another rank or waits for one: training is over, or has not begun{doing}."
-
-
-def serving(finding: Finding) -> str:
-    """Return the headline for a service that waits for requests."""
-    doing = "; ".join(describe_each(finding.others))
-    return f"all ranks are idle and wait for requests: an inference server, not a training job; {doing}."
-
-
 def no_task(finding: Finding) -> str:
     """Return the headline for a worker group of Ray without a task."""
     who = (

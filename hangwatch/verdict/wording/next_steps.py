@@ -1,10 +1,20 @@
-"""The first step to take for a verdict."""
+"""The first step to take for a verdict, and its recommended action, as sentences. Pure."""
 
 from collections.abc import Iterable
 
-from hangwatch.model import RankId, Verdict
+from hangwatch import words
+from hangwatch.model import ActionKind, RankId, RecommendedAction, Verdict
 from hangwatch.verdict import kinds
-from hangwatch.verdict.wording.action_text import describe_action
+
+_TITLES: dict[ActionKind, str] = {
+    "wait": "wait",
+    "restart_elsewhere": "restart the job on other nodes",
+    "fix_storage": "repair the storage",
+    "fix_network": "repair the network",
+    "restart": "restart the job",
+    "fix_program": "fix the program",
+    "investigate": "investigate",
+}
 
 
 def next_step(verdict: Verdict) -> str:
@@ -26,3 +36,11 @@ def first_step(kind: str, ranks: Iterable[RankId]) -> str:
     """Return the step of a kind of verdict, with the first known pid of `ranks`; "" for an unknown kind."""
     pid = next((rank.pid for rank in ranks if rank.pid is not None), None)
     return kinds.find(kind).first.replace("{pid}", "PID" if pid is None else str(pid))
+
+
+def describe_action(action: RecommendedAction) -> str:
+    """Return an action with its reason, such as "restart the job: no process serves the store at 10.0.0.1:29500"."""
+    title = _TITLES[action.kind]
+    if action.exclude_nodes:
+        title = f"restart the job without {words.join_words(action.exclude_nodes)}"
+    return f"{title}: {action.reason}" if action.reason else title

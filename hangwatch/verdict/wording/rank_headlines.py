@@ -18,9 +18,9 @@ from hangwatch.verdict.wording.group_text import (
 )
 
 
-def gone(finding: Finding, all_gone: Sequence[Group] = ()) -> str:
-    """Return the headline for ended ranks. Of `all_gone`, it adds the ranks without a known cause."""
-    ids = rank_ids(finding.suspects)
+def gone(finding: Finding) -> str:
+    """Return the headline for ended ranks. It adds the other ended ranks without a known cause."""
+    ids, all_gone = rank_ids(finding.suspects), finding.scene.gone
     verb = "has ended" if len(ids) == 1 else "have ended"
     why = why_gone(finding.members)
     told = {member.id for group in all_gone for member in group.members if member.died is not None}

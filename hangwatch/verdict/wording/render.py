@@ -7,20 +7,29 @@ from msgspec import structs
 from hangwatch import words
 from hangwatch.model import CheckFirst, Evidence, Member, RankId, Verdict
 from hangwatch.verdict.findings import Finding
-from hangwatch.verdict.wording import check_first_reasons, clauses, guidance, job_headlines, rank_headlines, stuck_on
+from hangwatch.verdict.wording import (
+    check_first_reasons,
+    clauses,
+    guidance,
+    job_headlines,
+    rank_headlines,
+    sentences,
+    stuck_on,
+)
 from hangwatch.verdict.wording.group_text import describe_each, name_ranks
 
 
 def render(finding: Finding, evidence: Sequence[Evidence]) -> Verdict:
     """Return the verdict of a finding, with its text and the evidence."""
-    text = finding.says(finding)
-    settle = finding.settle if isinstance(finding.settle, str) else finding.settle(finding)
+    row = sentences.find_row(finding)
+    text, settle = row.headline(finding), row.settle if isinstance(row.settle, str) else row.settle(finding)
     ids = sorted((member.id for member in finding.members), key=RankId.sort_key)
     whys = {} if finding.is_named else {member.id: _explain_check(finding, member, text) for member in finding.members}
-    caveat = f" {finding.caveat}" if finding.caveat else ""
     return Verdict(
         kind=finding.kind,
-        message=_write_message(finding, text, settle) + _describe_call(finding, evidence) + caveat,
+        message=_write_message(finding, text, settle)
+        + _describe_call(finding, evidence)
+        + sentences.CAVEATS[finding.caveat],
         named=tuple(ids) if finding.is_named else (),
         confidence=finding.confidence,
         evidence=tuple(evidence),
@@ -40,18 +49,22 @@ def _write_message(finding: Finding, text: str, settle: str) -> str:
     if finding.by_numbers:
         look = f" Check {name_ranks(finding.suspects)} first. To decide: {settle}." if finding.suspects else ""
         return f"{text} No rank can be named.{look}{limit}"
-    if finding.rule is None and finding.suspects and not finding.is_named:
-        why = _explain_check(finding, finding.members[0], text)
-        look = check_first_reasons.check_first(finding.suspects, why, settle)
-        return f"{words.sentence(text)} {look.removeprefix(check_first_reasons.NOT_NAMED)}"
     if finding.rule is None:
-        return text if finding.kind == "NoRanks" else words.sentence(text)
+        is_named = finding.is_named or not finding.suspects
+        look = "" if is_named else f" {_check_first(finding, text, settle)}"
+        return f"{text if finding.kind == 'NoRanks' else words.sentence(text)}{look}"
     if finding.is_named:
         text = rank_headlines.named(finding.suspects, text) if settle else text
         apart = f" Check these, too: {'; '.join(describe_each(finding.apart))}." if finding.apart else ""
         return words.sentence(text) + apart + rank_headlines.whole_nodes(finding.members, grouping) + limit
     where_to_look = guidance.where_to_look(grouping) if grouping.unanswered else ""
-    return words.sentence(check_first_reasons.check_first(finding.suspects, text, settle)) + limit + where_to_look
+    return f"No rank can be named. {_check_first(finding, text, settle)}{limit}{where_to_look}"
+
+
+def _check_first(finding: Finding, text: str, settle: str) -> str:
+    """Return the sentences with the ranks to check first, the reason, and the check that would decide."""
+    why, stop = _explain_check(finding, finding.members[0], text), "" if settle.endswith("?") else "."
+    return f"Check {name_ranks(finding.suspects)} first: {why}. To decide: {settle}{stop}"
 
 
 def _explain_check(finding: Finding, member: Member, text: str) -> str:
@@ -63,7 +76,10 @@ def _explain_check(finding: Finding, member: Member, text: str) -> str:
         return text.removesuffix(".")
     if finding.odd_gpu is not None:
         return check_first_reasons.odd_gpu(finding.odd_gpu)
-    return check_first_reasons.LAST_RANK if member.stack.task is None else check_first_reasons.stuck_task(member)
+    if member.stack.task is None:
+        return "all other ranks have ended, and it is blocked in a call that no rank ends"
+    rounds = words.count(member.rounds, "round")
+    return f"a task of its ThreadPoolExecutor is in {member.stack.task}, in the user's code, in each of {rounds}"
 
 
 def _describe_call(finding: Finding, evidence: Sequence[Evidence]) -> str:

@@ -30,12 +30,6 @@ def evidence(graph: WaitGraph) -> tuple[Evidence, ...]:
 
 
 _ASKS_RANK = {"main": "It", "thread": "One of its threads", "child": "The process that it waits for"}
-OWN_CODE = "check what it does there, and if that ends by itself"
-BRANCH = "find the next call of each side, and its group: a branch, a step or a group differs"
-ONE_MOMENT = "This is the state at the moment when torch wrote its dumps."
-OF_HEALTHY_JOB_TOO = f"{ONE_MOMENT} For a moment, ranks of a healthy job wait like this, too."
-ONE_MOMENT_WITHOUT_STACKS = f"{ONE_MOMENT} Only stacks show where the ranks are: `hangwatch dump`, or py-spy."
-ASYNCHRONOUS = f"An open operation does not prove that its rank waits in it: only stacks show that. {ONE_MOMENT}"
 _ALL_GPUS = "XIDs, NVLink, the fabric and NCCL; an earlier kernel may be stuck in the stream of one GPU."
 
 

@@ -1,6 +1,6 @@
 """The pages docs/install-*.md.
 
-Their commands, options, paths, values and checks exist, and the real programs accept their snippets.
+Their paths, values and checks exist, and the real programs accept their snippets.
 """
 
 import json
@@ -11,83 +11,30 @@ from pathlib import Path
 from typing import Any
 
 import bcrypt
-import click
 import pytest
 import yaml
 
 from hangwatch import config
 from hangwatch.checks.framework import registry
-from hangwatch.cli import hangwatch as hangwatch_command
 from hangwatch.web import web_config
 from tests.certificates import make_authority, make_certificate
 from tests.commands import finished
+from tests.deploy.test_links import blocks, typed
 
 REPOSITORY = Path(__file__).parents[2]
 PAGES = sorted((REPOSITORY / "docs").glob("install-*.md"))
 SYSTEMD, SLURM, KUBERNETES = (REPOSITORY / f"docs/install-{name}.md" for name in ("systemd", "slurm", "kubernetes"))
-MANY_NODES = REPOSITORY / "docs/many-nodes.md"
 SCHEMA = REPOSITORY / "deploy/helm/hangwatch/values.schema.json"
-
-
-def blocks(page: Path, language: str = "") -> list[str]:
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
-    return [text for spoken, text in found if spoken == language]
-
-
-def typed(page: Path) -> list[str]:
-    """Return every shell line on the page, with continuation lines joined, and every command in its text."""
-    shell = "".join(blocks(page) + blocks(page, "sh")).replace("\\\n", " ")
-    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    return [*shell.splitlines(), *(found.replace("\n", " ") for found in re.findall(r"`([^`]+)`", text))]
-
-
-def hangwatch_calls(page: Path) -> list[list[str]]:
-    """Return the arguments of each `hangwatch` command on the page."""
-    names = "|".join(_commands())
-    found = []
-    for line in typed(page):
-        for call in re.findall(rf"(?:^|[\s'/(])hangwatch ((?:{names})\b[^|&>`')]*)", line):
-            found.append(shlex.split(call))
-    return found
-
-
-def _commands() -> dict[str, click.Command]:
-    assert isinstance(hangwatch_command, click.Group)
-    context = click.Context(hangwatch_command)
-    found = {name: hangwatch_command.get_command(context, name) for name in hangwatch_command.list_commands(context)}
-    return {name: command for name, command in found.items() if command is not None}
 
 
 def test_there_is_a_page_for_each_way_to_install() -> None:
     assert sorted([SYSTEMD, SLURM, KUBERNETES]) == PAGES
 
 
-def takes_value(parameter: click.Parameter) -> bool:
-    return isinstance(parameter, click.Option) and not parameter.is_flag
-
-
-@pytest.mark.parametrize("page", [*PAGES, MANY_NODES], ids=lambda page: page.stem)
-def test_commands_options_and_checks_exist(page: Path) -> None:
-    calls = hangwatch_calls(page)
-    assert len(calls) > 2
-    for name, *arguments in calls:
-        command = _commands()[name]
-        options = {text for parameter in command.params for text in parameter.opts}
-        assert {word for word in arguments if word.startswith("-") and word != "-"} <= options, (name, arguments)
-        if name == "check":
-            values = {text for parameter in command.params for text in parameter.opts if takes_value(parameter)}
-            pairs = zip(["", *arguments], arguments, strict=False)
-            named = {word for before, word in pairs if word[0] not in "-0123456789" and before not in values}
-            assert named <= set(registry.checks()), arguments
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_paths_of_the_repository_exist(page: Path) -> None:
-    text = page.read_text()
-    for path in re.findall(r"(?<![\w./])((?:deploy|grafana|docs)/[\w./-]*\w)", text):
+    for path in re.findall(r"(?<![\w./])((?:deploy|grafana|docs)/[\w./-]*\w)", page.read_text()):
         assert (REPOSITORY / path).exists(), path
-    for target in re.findall(r"\]\(([^)#]+)\)", text):
-        assert (page.parent / target).exists(), target
 
 
 def test_options_of_the_installer_exist() -> None:

@@ -1,31 +1,16 @@
-"""README.md and docs/faq.md: their commands, targets and pictures exist.
+"""README.md and docs/faq.md: their targets and pictures exist.
 
 They mention the tools and questions of users.
 """
 
 import re
-import shlex
 
-import click
 import pytest
 
-from hangwatch.cli import hangwatch as hangwatch_command
 from tests.deploy.promql import ROOT
 
 README = (ROOT / "README.md").read_text()
 QUESTIONS = (ROOT / "docs/faq.md").read_text()
-
-
-def test_every_command_of_the_readme_exists() -> None:
-    assert isinstance(hangwatch_command, click.Group)
-    lines = re.findall(r"^hangwatch ([^#\n]+)", README, re.MULTILINE)
-    assert len(lines) >= 10
-    for line in lines:
-        name, *arguments = shlex.split(line)
-        command = hangwatch_command.get_command(click.Context(hangwatch_command), name)
-        assert command is not None, line
-        options = {text for parameter in command.params for text in parameter.opts}
-        assert {argument for argument in arguments if argument.startswith("-")} <= options, line
 
 
 def test_every_target_that_it_names_can_be_made() -> None:

@@ -1,4 +1,4 @@
-"""The runbooks and docs/tuning.md: their commands and keys exist.
+"""The runbooks and docs/tuning.md: their reasons and keys exist.
 
 The steps for the author of a job work on a real torchrun.
 """
@@ -16,23 +16,18 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import msgspec
 import pytest
 from click.testing import CliRunner
 
 from hangwatch import config
-from hangwatch.cli import hangwatch as hangwatch_command
 from hangwatch.tools.commands.explain import explain
 from tests.commands import Finished, finished
 from tests.conftest import wait_for
-from tests.deploy.promql import ROOT, RULES
+from tests.deploy.promql import ROOT
+from tests.deploy.test_links import blocks, typed
 from tests.integration import targets
 
-PAGES = [
-    *sorted((ROOT / "docs/runbooks").glob("*.md")),
-    *(ROOT / f"docs/{name}.md" for name in ("tuning", "faq", "from-page-to-cause")),
-]
 AUTHOR = ROOT / "docs/runbooks/when-the-verdict-is-not-enough.md"
 
 MISMATCH = """
@@ -49,45 +44,6 @@ for step in range(3):
         dist.all_reduce(x)
 dist.destroy_process_group()
 """
-
-
-def commands(text: str) -> list[str]:
-    """Return every `hangwatch ...` command of a page, in code blocks and in the text."""
-    blocks = [line for block in re.findall(r"```\n(.*?)```", text, re.DOTALL) for line in block.splitlines()]
-    inline = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-    typed = (line.removeprefix("sudo ") for line in (*blocks, *inline))
-    return [line for line in typed if line.startswith("hangwatch ")]
-
-
-@pytest.mark.parametrize("page", [*PAGES, RULES], ids=lambda page: page.stem)
-def test_the_commands_of_a_page_exist(page: Path) -> None:
-    # The page texts of the alert rules count, too. They give the job by its key. For pods, the hangwatch command
-    # follows a kubectl command.
-    assert isinstance(hangwatch_command, click.Group)
-    text = page.read_text()
-    if page == RULES:
-        found = {re.sub(r"\{\{.*?\}\}", "KEY", line) for line in re.findall(r"(hangwatch report [^`\n]+)`", text)}
-        assert found == {"hangwatch report --job KEY"}
-        text = "".join(f"`{line}`\n" for line in found)
-    for line in commands(text):
-        _, name, *arguments = shlex.split(line.partition(" | ")[0])
-        command = hangwatch_command.get_command(click.Context(hangwatch_command), name)
-        assert command is not None, f"{page.name}: {line}: no such command"
-        options = {text for parameter in command.params for text in parameter.opts}
-        for argument in arguments:
-            assert not argument.startswith("-") or argument in options, f"{page.name}: {line}: no option {argument}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
-    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    headings = {_anchor(line) for line in text.splitlines() if line.startswith("#")}
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        if target.startswith("https://"):
-            continue
-        path, _, anchor = target.partition("#")
-        assert not path or (page.parent / path).exists(), f"{page.name}: {target}"
-        assert not anchor or path or anchor in headings, f"{page.name}: {target}"
 
 
 def test_the_reasons_that_a_runbook_explains_are_those_of_the_check() -> None:
@@ -307,20 +263,14 @@ def test_strace_shows_the_call_that_blocks_a_thread_as_an_open_line(tmp_path: Pa
 
 def snippet(beginning: str) -> str:
     """Return the program on the page that starts with `beginning`."""
-    (found,) = [
-        text for text in re.findall(r"```python\n(.*?)```", AUTHOR.read_text(), re.DOTALL) if text.startswith(beginning)
-    ]
-    return str(found)
+    (found,) = [text for text in blocks(AUTHOR, "python") if text.startswith(beginning)]
+    return found
 
 
 def shell_line(beginning: str) -> str:
     """Return the command on the page that starts with `beginning`, from a code block or the text."""
-    text = AUTHOR.read_text()
-    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    blocks = [line for language, block in fenced if not language for line in block.splitlines()]
-    inline = re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
-    (found,) = {line for line in (*blocks, *inline) if line.startswith(beginning)}
-    return str(found)
+    (found,) = {line for line in typed(AUTHOR) if line.startswith(beginning)}
+    return found
 
 
 def variables(beginning: str) -> dict[str, str]:
@@ -341,8 +291,3 @@ def _torchrun(folder: Path, arguments: list[str], **environ: str) -> Finished:
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder), **environ},
     )
-
-
-def _anchor(heading: str) -> str:
-    words = re.sub(r"[^\w\- ]", "", heading.lstrip("# ").lower())
-    return words.replace(" ", "-")

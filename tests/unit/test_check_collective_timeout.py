@@ -85,10 +85,6 @@ def test_odd_values_are_taken_as_not_set(tree: NodeTree) -> None:
     assert values(result, "collective_heartbeat_timeout_seconds") == {("77",): 480}
 
 
-def test_no_job(tree: NodeTree) -> None:
-    expect(("OK", "NotPresent"), "collective_timeout", tree.node())
-
-
 def test_job_with_vanished_ranks_has_no_finding(tree: NodeTree) -> None:
     result = run("collective_timeout", tree.node(job(rank(10)), dump_after_seconds=135.0))
     assert result.verdict.status.name == "OK" and not result.faults

@@ -121,10 +121,6 @@ def test_a_rank_that_vanished_is_left_out(tree: NodeTree) -> None:
     assert values(result, "dump_permitted") == {("77", "0"): 1}
 
 
-def test_a_node_that_shows_nothing(tmp_path: Path) -> None:
-    expect(("OK", "NotPresent"), "dump_rights", NodeTree(tmp_path).node())
-
-
 def test_a_status_that_may_not_be_read(tree: NodeTree) -> None:
     status = tree.proc / "self" / "status"
     status.unlink()

@@ -115,10 +115,6 @@ def test_a_job_of_many_nodes(tree: NodeTree) -> None:
     expect(("WARNING", "KnownToHang"), "environment", tree.node(two_nodes))
 
 
-def test_no_job(tree: NodeTree) -> None:
-    expect(("OK", "NotPresent"), "environment", tree.node())
-
-
 def test_a_rank_that_vanished(tree: NodeTree) -> None:
     result = run("environment", tree.node(job(rank(10))))
     assert result.verdict.status.name == "OK" and not result.faults

@@ -9,10 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from hangwatch.model import Fault
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid
 from tests.commands import finished
@@ -94,10 +91,6 @@ def test_unlimited_is_a_limit_too(tree: NodeTree) -> None:
     assert values(result, "fd_process_hard_limit") == {("77", "rank"): math.inf}
 
 
-def test_a_node_without_the_file(tmp_path: Path) -> None:
-    expect(("OK", "NotPresent"), "fd_limit", NodeTree(tmp_path).node())
-
-
 @pytest.mark.parametrize("text", ["many\n", "1 2\n", "1 0 x\n", "1 2 3 4\n", ""])
 def test_a_file_that_cannot_be_understood(tree: NodeTree, text: str) -> None:
     tree.write("proc/sys/fs/file-nr", text)
@@ -162,8 +155,3 @@ def test_a_process_that_may_not_be_asked_is_a_fault_with_a_remedy() -> None:
     )
     answer = finished(sys.executable, "-c", reader, os.getpid(), check=True).stdout
     assert "PermissionDenied" in answer and "CAP_SYS_PTRACE" in answer
-
-
-@given(st.text(max_size=400))
-def test_any_text_gives_a_limit_or_a_fault(text: str) -> None:
-    assert isinstance(proc_pid.parse_file_limit(text, "pid 1"), proc_pid.FileLimit | Fault)

@@ -221,10 +221,6 @@ def test_in_a_pid_namespace_of_its_own_it_does_not_guess(tree: NodeTree, gpus: G
     assert "hostPID" in result.verdict.remedy
 
 
-def test_without_gpus(tree: NodeTree) -> None:
-    expect(("OK", "NotPresent"), "gpu_allocation", tree.node())
-
-
 @pytest.mark.parametrize("value", ["9", "0,x", "99999", "-1", "1" * 5000, "0-9999"])
 def test_a_user_can_blame_only_himself_and_gpus_that_are_there(tree: NodeTree, value: str) -> None:
     member(tree, 511, SLURM, gpus=value)

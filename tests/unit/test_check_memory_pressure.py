@@ -1,11 +1,7 @@
 """memory_pressure: available memory, and the ratio of time in which tasks wait for memory."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from hangwatch.model import Fault
-from hangwatch.probes.node import memory_pressure
 from hangwatch.probes.node.machine import Node
 from tests.node_tree import NodeTree, expect, run, values
 
@@ -55,10 +51,6 @@ def test_a_kernel_without_psi(tree: NodeTree) -> None:
     assert not values(result, "memory_pressure_ratio")
 
 
-def test_no_meminfo(tree: NodeTree) -> None:
-    expect(("OK", "NotPresent"), "memory_pressure", tree.node())
-
-
 @pytest.mark.parametrize("text", ["", "MemTotal: kB\n", "MemTotal: lots kB\nMemAvailable: 1 kB\n"])
 def test_a_meminfo_that_cannot_be_understood(tree: NodeTree, text: str) -> None:
     tree.write("proc/meminfo", text)
@@ -74,8 +66,3 @@ def test_a_file_that_should_be_readable_and_is_not(tree: NodeTree) -> None:
 def test_this_machine() -> None:
     result = run("memory_pressure", Node())
     assert values(result, "memory_total_bytes")[()] > values(result, "memory_available_bytes")[()] > 0
-
-
-@given(st.text(max_size=300), st.text(max_size=300))
-def test_any_text_is_a_value_or_a_fault(meminfo: str, psi: str) -> None:
-    assert isinstance(memory_pressure.parse(meminfo, psi), memory_pressure.Memory | Fault)

@@ -244,10 +244,6 @@ def test_a_rank_that_vanished(tree: NodeTree) -> None:
     expect(("OK", "NetworkUp"), "network", tree.node(job(rank(11))))
 
 
-def test_a_node_without_network(tmp_path: Path) -> None:
-    expect(("OK", "NotPresent"), "network", NodeTree(tmp_path).node())
-
-
 def test_an_environment_that_may_not_be_read(tree: NodeTree) -> None:
     process(tree, **MASTER)
     environ = tree.proc / "10" / "environ"

@@ -191,10 +191,6 @@ def test_kills_are_counted_by_the_kernel_without_a_log(tree: NodeTree, monkeypat
     assert values(second, "oom_kills_counted_total") == {(): 5}
 
 
-def test_a_node_with_neither(tree: NodeTree) -> None:
-    expect(("OK", "NotPresent"), "oom", tree.node())
-
-
 def test_lines_as_a_kernel_wrote_them(tree: NodeTree) -> None:
     """Parse recorded lines of Linux 6.18 about a process of root in a cgroup v1.
 

@@ -98,10 +98,6 @@ def test_dead_workers_are_counted(tree: NodeTree) -> None:
     assert values(result, "ranks_zombies") == {("77",): 1}
 
 
-def test_no_job(tree: NodeTree) -> None:
-    expect(("OK", "NotPresent"), "ranks", tree.node())
-
-
 def test_a_stat_that_cannot_be_understood_is_a_rank_gone_not_a_crash(tree: NodeTree) -> None:
     tree.process(10)
     tree.write("proc/10/stat", "10 (py) thon) ???\n")

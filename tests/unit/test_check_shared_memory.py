@@ -56,10 +56,6 @@ def test_this_machine() -> None:
     assert values(result, "shared_memory_size_bytes")["node", ""] > 0
 
 
-def test_a_node_without_it(tmp_path: Path) -> None:
-    expect(("OK", "NotPresent"), "shared_memory", NodeTree(tmp_path).node())
-
-
 def mounts(root: Path, **namespaces: int) -> NodeTree:
     """Return a node on which these processes are in these mount namespaces."""
     tree = NodeTree(root)

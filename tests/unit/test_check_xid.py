@@ -192,10 +192,6 @@ def test_terminal_escapes_continuations_and_garbage(tree: NodeTree) -> None:
     assert "\x1b" not in events.lines[0].text and "x1b" not in events.lines[0].text
 
 
-def test_a_node_without_a_log(tree: NodeTree) -> None:
-    expect(("OK", "NotPresent"), "xid", tree.node())
-
-
 def test_a_log_that_may_not_be_read(tree: NodeTree, monkeypatch: pytest.MonkeyPatch) -> None:
     def denied(*arguments: Any) -> int:
         raise PermissionError(1, "Operation not permitted")

@@ -1,4 +1,4 @@
-"""No duplicate series for two users' jobs with the same name, or for two containers of one job."""
+"""All checks on a node that has nothing to check, and on jobs and containers with the same names."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,13 +14,14 @@ from hangwatch.probes.torch_recorder import layouts
 from tests.conftest import wait_for
 from tests.dead_mount import tmpfs
 from tests.fake_driver import FakeDriver, h100, uuid_of
-from tests.node_tree import NodeTree, job, rank, run
+from tests.node_tree import NodeTree, expect, job, rank, run
 from tests.recorder_memory import Memory, Operation, as_process, recorder
 
 ABOUT_JOBS = sorted(
     name for name, check in registry.checks().items() if any("job_id" in metric.labels for metric in check.metrics)
 )
 ABOUT_RANKS = ["dump_rights", "ranks"]
+ABOUT_PARTS_OF_A_NODE = ["gpu_allocation", "memory_pressure", "oom", "storage", "xid"]
 MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 TCP = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
    0: 0100007F:D431 0100007F:733C 01 00000000:00000000 00:00000000 00000000 0 0 1
@@ -110,3 +111,8 @@ def test_ranks_of_two_containers_of_one_job_may_both_be_local_rank_0(name: str, 
     assert len(set(found)) == len(found)
     about = [dict(labels) for _, labels in found if set(RANK) <= set(dict(labels))]
     assert {(labels["rank"], labels["local_rank"]) for labels in about} == {("0", "0"), ("1", "0")}
+
+
+@pytest.mark.parametrize("name", sorted({*ABOUT_JOBS, *ABOUT_PARTS_OF_A_NODE}))
+def test_check_of_what_a_node_does_not_have_is_not_present(name: str, tmp_path: Path) -> None:
+    expect(("OK", "NotPresent"), name, NodeTree(tmp_path).node())

@@ -572,27 +572,6 @@ def test_a_silence_that_the_driver_joins_is_timed_anew() -> None:
     assert series.watch.state is S.SUSPECTED
 
 
-def test_a_gap_in_the_samples_is_not_quiet_time() -> None:
-    series = Series().feed(600, 300).feed(110, 20)
-    series.now += 3600
-    series.feed(110, HOLD - 60)
-    assert series.watch.state is S.QUIET
-    series.feed(110, 50)
-    assert series.watch.state is S.SUSPECTED
-
-
-def test_a_capture_that_never_comes_back_is_given_up_and_asked_for_again() -> None:
-    series = Series().feed(600, 300).feed(110, HELD)
-    (asked,) = series.captures
-    series.feed(110, int(asked + CAPTURE_LOST_SECONDS - series.now) - 1)
-    assert (series.watch.state, len(series.captures)) == (S.SUSPECTED, 1)
-    series.feed(110, 1)
-    assert (series.watch.state, series.watch.message) == (S.STALLED, "its stacks could not be taken within 300 s")
-    series.feed(110, int(DEFAULTS.recapture_seconds))
-    assert len(series.captures) == 2
-    assert not series.pages, "no stack was taken"
-
-
 def test_gpu_is_quiet_at_its_threshold_and_not_above() -> None:
     gpu = GpuPower(limit_watts=700.0, idle_watts=80.0, busy_watts=600.0)
     line = power_level.low_power_threshold_watts(gpu, DEFAULTS)

@@ -384,6 +384,7 @@ def test_a_capture_that_is_lost_stalls_the_job_after_five_minutes() -> None:
     assert (played.watch.capture_record.capturing, played.pages) == (False, False)
     played.feed(400, HANG)
     assert not played.pages, "no stack was ever seen"
+    assert played.take() == [TakeCapture(job_key="key", reason="still stalled")]
 
 
 @pytest.mark.parametrize(

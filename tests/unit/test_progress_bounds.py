@@ -11,7 +11,6 @@ from hangwatch.model import (
     GpuSweep,
     Group,
     Grouping,
-    Job,
     JobState,
     KernelFacts,
     Member,
@@ -153,13 +152,6 @@ def test_a_job_that_ended_is_shown_for_two_minutes_with_the_reason() -> None:
     life.discover()
     assert life.snapshot.jobs == {}
     assert life.saved[-1] == last, "it has ended once"
-
-
-def test_a_restart_says_so_in_the_incident_that_it_ends() -> None:
-    life = hung()
-    life.discover(job(pid=900))
-    assert life.saved[-1].timeline[-1].message == "its ranks were replaced by new ones"
-    assert life.entry.timeline == ()
 
 
 def test_of_each_share_the_last_64_that_ended_are_shown() -> None:
@@ -374,10 +366,10 @@ def test_a_job_that_was_back_at_work_when_its_incident_was_read_goes_on_without_
     )
 
 
-@pytest.mark.parametrize(("now", "goes_on"), [(job(), True), (job(ranks=1), True), (job(ranks=3), True)])
-def test_ranks_that_only_came_or_only_went_are_the_same_job(now: Job, goes_on: bool) -> None:
-    life = started_again(hung().saved[-1], now)
-    assert (life.state is JobState.HUNG) == goes_on
+@pytest.mark.parametrize(("ranks", "absent"), [(2, ()), (1, ((1, 1),)), (3, ())])
+def test_ranks_that_only_came_or_only_went_are_the_same_job(ranks: int, absent: tuple[tuple[int, int], ...]) -> None:
+    life = started_again(hung().saved[-1], job(ranks=ranks))
+    assert (life.state, life.entry.job.absent_local_ranks) == (JobState.HUNG, absent)
 
 
 def test_a_line_about_the_start_is_kept_where_something_happened_since() -> None:

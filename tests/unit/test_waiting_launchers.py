@@ -16,13 +16,11 @@ from hangwatch import config, detector
 from hangwatch.capture.request import CaptureRequest, NodePaths
 from hangwatch.capture.rounds import capture
 from hangwatch.config import Detector
-from hangwatch.detector import TakeCapture, job_watch
+from hangwatch.detector import job_watch
 from hangwatch.detector.job_watch import MotionCount
 from hangwatch.jobs import discovery
 from hangwatch.model import (
-    Capture,
     Frame,
-    GpuSweep,
     Group,
     Grouping,
     Incident,
@@ -34,21 +32,17 @@ from hangwatch.model import (
     ProcessId,
     Rank,
     RankId,
-    SamplerStatus,
     Waiting,
 )
 from hangwatch.probes.base import procfs
 from hangwatch.probes.network import sockets
 from hangwatch.probes.process.process_scan import ProcessScan
-from hangwatch.state import steps
-from hangwatch.state.board import Snapshot
 from hangwatch.state.on_scan import ENDED_SHOWN_SECONDS, RANKS_CAME, WAITS_NO_MORE
-from hangwatch.state.steps import SaveIncident
 from hangwatch.verdict import judge
-from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.verdict.wording import job_headlines
 from tests.conftest import identity
 from tests.proc_tree import jobs_in, lay_out
+from tests.unit import test_progress
 
 RULES = Detector(confirming_captures=1, hold_seconds=20, startup_no_ranks_hold_seconds=200)
 LAUNCHER = ProcessId(pid=50, start_ticks=100_000)  # 1,000 s after boot
@@ -161,37 +155,15 @@ def ranks(pid: int = 100, key: str = "of-the-ranks") -> Job:
     return replace(launcher(), job_key=key, ranks=tuple(two), waiting=None)
 
 
-class Life:
+class Life(test_progress.Life):
     """A replacement of the daemon on a node without power readings."""
 
     def __init__(self, now: float = 1001.0) -> None:
-        self.snapshot, self.now = Snapshot(), now
-        self.looks: list[str] = []
-        self.saved: list[Incident] = []
+        super().__init__(now, RULES)
 
-    def discover(self, *jobs: Job) -> None:
-        self._take(steps.record_scan(self.snapshot, jobs, self.now, self.now))
-
-    def passes(self, seconds: int) -> None:
-        for _ in range(seconds):
-            self.now += 1
-            sweep = GpuSweep(taken_monotonic_seconds=self.now, taken_unix_seconds=self.now)
-            alive = SamplerStatus(alive=True)
-            self._take(steps.record_sample(self.snapshot, sweep, alive, now=self.now, settings=RULES, gap_seconds=10))
-
-    def look(self, motion: Motion = Motion.FROZEN, frames: tuple[Frame, ...] = STORE_WAIT) -> None:
+    def look_at(self, motion: Motion = Motion.FROZEN, frames: tuple[Frame, ...] = STORE_WAIT) -> None:
         found = Grouping(groups=(group(motion=motion, frames=frames),))
-        taken = Capture(
-            job_id="llama-7b",
-            job_key="of-the-launcher",
-            node="n1",
-            started_unix_seconds=self.now,
-            duration_seconds=1,
-            rounds=3,
-            ranks=(),
-        )
-        seen = Diagnosis(capture=taken, grouping=found, verdict=judge.judge(found), judged_unix_seconds=self.now)
-        self._take(steps.record_capture(self.snapshot, seen, now=self.now, settings=RULES))
+        self.look(found, "of-the-launcher", verdict=judge.judge(found))
 
     @property
     def states(self) -> dict[str, JobState]:
@@ -200,11 +172,6 @@ class Life:
     @property
     def pages(self) -> bool:
         return any(entry.page for entry in self.snapshot.jobs.values())
-
-    def _take(self, step: tuple[Snapshot, tuple[steps.Action, ...]]) -> None:
-        self.snapshot, actions = step
-        self.looks += [action.reason for action in actions if isinstance(action, TakeCapture)]
-        self.saved += [action.incident for action in actions if isinstance(action, SaveIncident)]
 
 
 def member(
@@ -223,7 +190,7 @@ def waits(seconds: int = 99, job: Job | None = None) -> Life:
     """Return the state after a launcher has waited this long. The default is until it is captured."""
     life = Life()
     life.discover(job or launcher())
-    life.passes(seconds)
+    life.sample(seconds)
     return life
 
 
@@ -231,29 +198,29 @@ def test_launcher_is_captured_after_half_of_its_hold() -> None:
     life = waits(98)
     assert life.states == {"of-the-launcher": JobState.STARTING}
     assert not life.looks
-    life.passes(1)
+    life.sample(1)
     assert life.looks == ["no rank, 100 s after its launcher began to wait"]
 
 
 @pytest.mark.parametrize("motion", [Motion.FROZEN, Motion.MOVING])
 def test_launcher_is_stalled_and_pages_after_its_hold(motion: Motion) -> None:
     life = waits()
-    life.look(motion)
+    life.look_at(motion)
     assert life.states == {"of-the-launcher": JobState.STALLED}
-    life.passes(90)
-    life.look(motion)
+    life.sample(90)
+    life.look_at(motion)
     assert life.states == {"of-the-launcher": JobState.STALLED}
     assert len(life.looks) > 1
-    life.passes(9)
+    life.sample(9)
     assert life.now == 1199 and not life.pages
-    life.passes(1)
+    life.sample(1)
     assert life.pages
 
 
 def test_srun_and_mpirun_have_no_stack_and_never_page() -> None:
     life = waits(job=launcher(Waiting(launcher="srun")))
-    life.look(Motion.UNKNOWN, ())
-    life.passes(1000)
+    life.look_at(Motion.UNKNOWN, ())
+    life.sample(1000)
     assert life.states == {"of-the-launcher": JobState.STALLED}
     assert not life.pages
 
@@ -261,12 +228,12 @@ def test_srun_and_mpirun_have_no_stack_and_never_page() -> None:
 @pytest.mark.parametrize("key", ["of-the-launcher", "of-the-ranks"])
 def test_once_its_ranks_come_the_incident_closes_and_there_is_one_job_that_starts(key: str) -> None:
     life = waits()
-    life.look()
+    life.look_at()
     life.discover(ranks(key=key))
     assert life.states == {key: JobState.STARTING}
     assert life.snapshot.jobs[key].watch.identity.began == life.now, "its start begins with its ranks"
     last = life.saved[-1]
-    assert last.closed_unix_seconds == life.now and last.timeline[-1].message == RANKS_CAME
+    assert last.closed_unix_seconds == life.unix and last.timeline[-1].message == RANKS_CAME
 
 
 def test_rank_mistaken_for_launcher_trains_with_first_work() -> None:
@@ -309,10 +276,10 @@ def test_launcher_with_ended_ranks_ends_job_and_waits_afterwards() -> None:
     life.discover(ranks())
     life.discover(launcher())
     assert life.states == {"of-the-ranks": JobState.ENDED}
-    life.passes(int(ENDED_SHOWN_SECONDS))
+    life.sample(int(ENDED_SHOWN_SECONDS))
     life.discover(launcher())
     assert life.states == {"of-the-ranks": JobState.ENDED}
-    life.passes(1)
+    life.sample(1)
     life.discover(launcher())
     life.discover(launcher())
     assert life.states == {"of-the-launcher": JobState.STARTING}
@@ -322,7 +289,7 @@ def test_launcher_with_ended_ranks_ends_job_and_waits_afterwards() -> None:
 def test_launcher_with_long_ended_ranks_ends_their_job() -> None:
     life = Life(1300.0)
     life.discover(ranks())
-    life.passes(int(ENDED_SHOWN_SECONDS) + 100)
+    life.sample(int(ENDED_SHOWN_SECONDS) + 100)
     life.discover(ranks())
     assert life.states == {"of-the-ranks": JobState.UNKNOWN}, "no reading of a GPU in all that time"
     life.discover(launcher())
@@ -333,7 +300,7 @@ def test_an_elastic_restart_is_one_job_that_begins_anew() -> None:
     life = Life(1300.0)
     life.discover(ranks())
     life.discover(launcher())
-    life.passes(5)
+    life.sample(5)
     life.discover(ranks(pid=200))
     assert life.states == {"of-the-ranks": JobState.STARTING}
 
@@ -348,18 +315,13 @@ def test_a_launcher_that_ends_is_a_job_that_has_ended() -> None:
 
 def test_an_open_incident_goes_on_under_a_new_daemon_while_the_launcher_lives() -> None:
     life = waits()
-    life.look()
+    life.look_at()
     (incident,) = (entry.incident for entry in life.snapshot.jobs.values())
 
     def resumed(job_after_restart: Job) -> tuple[Life, Incident]:
         later = Life(life.now)
         later.discover(job_after_restart)
-        living = frozenset({LAUNCHER, *job_after_restart.processes})
-        later._take(
-            steps.restore_incidents(
-                later.snapshot, [incident], living, now=later.now, unix_now=later.now, settings=RULES
-            )
-        )
+        later.resume(incident, living=job_after_restart)
         return later, later.saved[-1]
 
     same, went_on = resumed(launcher())

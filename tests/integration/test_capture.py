@@ -21,7 +21,6 @@ from msgspec.structs import replace
 from hangwatch import config
 from hangwatch.capture import stack_limits
 from hangwatch.capture.diagnosis import diagnose_job
-from hangwatch.capture.rank_dumps import ABSENT_LISTED
 from hangwatch.capture.request import CaptureRequest, NodePaths
 from hangwatch.capture.rounds import capture
 from hangwatch.jobs import discovery
@@ -36,6 +35,7 @@ from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.verdict.permanence import find_permanent
 from tests.conftest import identity, wait_for
 from tests.fake_driver import FakeDriver, h100
+from tests.fake_pyspy import fake_pyspy
 from tests.integration import targets
 from tests.other_users import needs_root
 from tests.real_daemon import RealDaemon
@@ -79,17 +79,14 @@ def ranks(folder: Path, count: int, workers: int = 0) -> Iterator[Job]:
     try:
         wait_for(lambda: len(list(folder.glob("up-*"))) == count * (1 + workers), "the ranks to be up")
         (job,) = (one for one in discovery.find_jobs(ProcessScan().processes()).jobs if one.job_id == name)
-        wait_for(lambda: {targets.state(pid) for pid in all_pids(job)} == {"S"}, "all to sleep")
+        pids = [one.id.pid for rank in job.ranks for one in (rank, *rank.workers)]
+        wait_for(lambda: {targets.state(pid) for pid in pids} == {"S"}, "all to sleep")
         yield job
     finally:
         for child in children:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait(timeout=60)
-
-
-def all_pids(job: Job) -> list[int]:
-    return [pid for rank in job.ranks for pid in (rank.id.pid, *(worker.id.pid for worker in rank.workers))]
 
 
 def one_rank(pid: int, start_ticks: int | None = None) -> Job:
@@ -225,29 +222,6 @@ def test_another_process_of_the_same_pid_is_not_dumped(tmp_path: Path) -> None:
     assert (rank.gone, rank.rounds[0].threads) == (True, ())
 
 
-def test_ranks_that_were_absent_before_are_gone_with_their_number(tmp_path: Path) -> None:
-    with targets.python(targets.SLEEPING, tmp_path) as pid:
-        (rank,) = one_rank(pid).ranks
-        known = Rank(id=rank.id, rank=17, local_rank=1)
-        job = Job(
-            job_id="x", launcher="torchrun", launcher_id=None, ranks=(known,), absent_local_ranks=((0, 0), (3, 3))
-        )
-        taken = take(job, rounds=1)
-    assert [(one.id.rank, one.id.local_rank, one.id.pid, one.gone) for one in taken.ranks] == [
-        (17, 1, pid, False),
-        (16, 0, None, True),
-        (19, 3, None, True),
-    ]
-
-
-def test_of_a_thousand_absent_ranks_some_are_listed_and_the_rest_is_counted(tmp_path: Path) -> None:
-    with targets.python(targets.SLEEPING, tmp_path) as pid:
-        job = replace(one_rank(pid), absent_local_ranks=((1, 1023),))
-        taken = take(job, rounds=1)
-    assert len(taken.ranks) == 1 + ABSENT_LISTED
-    assert taken.notes == ("1,023 local ranks should be here and have no process: the first 64 are listed",)
-
-
 def test_stopped_and_blocked_ranks_are_dumped_as_they_are(tmp_path: Path) -> None:
     for letter, code, place in (("T", targets.SPINNING, "spin"), ("D", targets.IN_KERNEL, "blocked_in_kernel")):
         folder = tmp_path / letter
@@ -290,7 +264,7 @@ def test_deadlines_hold_when_py_spy_hangs(tmp_path: Path) -> None:
     settings = config.Capture(rounds=1, parallel=2, dump_deadline_seconds=2.0, round_deadline_seconds=3.0)
     with ranks(tmp_path, 6) as job:
         began = time.monotonic()
-        taken = take(job, settings, paths=NodePaths(pyspy_path=_hanging_pyspy(tmp_path)))
+        taken = take(job, settings, paths=NodePaths(pyspy_path=fake_pyspy(tmp_path, "exec sleep 600")))
         seconds = time.monotonic() - began
     assert seconds < 60, "py-spy hangs for 600 s"
     reasons = [rank.rounds[0].fault.reason for rank in taken.ranks if rank.rounds[0].fault is not None]
@@ -301,29 +275,10 @@ def test_deadlines_hold_when_py_spy_hangs(tmp_path: Path) -> None:
 def test_a_dump_may_not_outlast_its_round(tmp_path: Path) -> None:
     settings = config.Capture(rounds=1, dump_deadline_seconds=30.0, round_deadline_seconds=3.0)
     with ranks(tmp_path, 1) as job:
-        (rank,) = take(job, settings, paths=NodePaths(pyspy_path=_hanging_pyspy(tmp_path))).ranks
+        (rank,) = take(job, settings, paths=NodePaths(pyspy_path=fake_pyspy(tmp_path, "exec sleep 600"))).ranks
     (dump,) = rank.rounds
     assert dump.fault is not None and dump.fault.reason == "Timeout"
     assert (dump.duration_seconds or 0) < 25
-
-
-def _hanging_pyspy(folder: Path) -> Path:
-    program = folder / "py-spy"
-    program.write_text('#!/bin/sh\n[ "$1" = --version ] && { echo "py-spy 0.4.9"; exit 0; }\nexec sleep 600\n')
-    program.chmod(0o755)
-    return program
-
-
-def test_a_shutdown_ends_a_capture_at_once(tmp_path: Path) -> None:
-    stop = threading.Event()
-    settings = config.Capture(rounds=3, pause_seconds=120.0)
-    with ranks(tmp_path, 2) as job:
-        began = time.monotonic()
-        taken = take(job, settings, stop=stop, observe_dump=lambda *_: stop.set())
-    assert time.monotonic() - began < 100
-    assert taken.rounds == 1
-    assert "interrupted" in taken.notes[0]
-    assert not any(rank.gone for rank in taken.ranks)
 
 
 STARTS_WORKER = """

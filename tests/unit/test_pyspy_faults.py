@@ -225,8 +225,9 @@ def test_parallel_dumps_wait_once_for_a_silent_version(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize(("printed", "words"), [("py-spy 0.3.14", "0.3.14"), ("what?", "unknown")])
 def test_old_pyspy_is_refused_with_a_remedy(target: Target, printed: str, words: str) -> None:
-    program = fake_pyspy(target.folder, STACKS, pyspy_says(printed))
+    program = fake_pyspy(target.folder, f"touch {target.folder}/dumped", pyspy_says(printed))
     fault = fault_of(target.dump(program))
+    assert not (target.folder / "dumped").exists()
     assert (fault.reason, fault.about) == ("PyspyTooOld", "tool")
     assert fault.detail == f"{program} has version {words}; versions before 0.4 can leave a rank stopped for ever"
     assert "pip install 'py-spy>=0.4.1'" in fault.remedy
@@ -356,7 +357,7 @@ def test_dump_larger_than_16_mib_is_a_fault(target: Target) -> None:
 
 
 def test_error_output_counts_towards_the_size_limit(target: Target) -> None:
-    assert fault_of(target.dump(target.pyspy("head -c 16777217 /dev/zero >&2"))).reason == "TooLarge"
+    assert fault_of(target.dump(target.pyspy("head -c 16777217 /dev/zero >&2; exec sleep 600"))).reason == "TooLarge"
 
 
 @pytest.mark.parametrize(
@@ -394,8 +395,9 @@ def test_pyspy_closing_one_stream_is_read_from_the_other(target: Target) -> None
 
 def test_stopped_dump_is_interrupted_and_leaves_no_child(target: Target) -> None:
     stop = threading.Event()
-    stop.set()
-    fault = fault_of(target.dump(target.pyspy("exec sleep 600"), stop=stop))
+    started = target.folder / "started"
+    threading.Thread(target=lambda: (wait_for(started.exists, "py-spy"), stop.set())).start()
+    fault = fault_of(target.dump(target.pyspy(f"touch {started}; exec sleep 600"), deadline_seconds=300.0, stop=stop))
     assert fault_parts(fault) == ("Interrupted", "tool", "hangwatch was asked to stop", "")
     assert pyspy.DUMPER.abandoned.count() == 0
 

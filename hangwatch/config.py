@@ -416,5 +416,5 @@ def _sample_section(name: str, section: type[Any]) -> list[str]:
         description = next((f"{meta.description}; " for meta in metas if meta.description), "")
         value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
         encoded = msgspec.json.encode(value).decode()  # a JSON scalar or list is TOML, too
-        lines.append(f"{field.name} = {encoded}  # {description}{toml_file.describe_allowed(section, field.name)}")
+        lines.append(f"{field.name} = {encoded}  # {description}{toml_file.describe_allowed(hints[field.name])}")
     return [*lines, ""]

@@ -4,14 +4,14 @@ key.
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
-from hangwatch.formats import decoding
+from hangwatch.formats import typed_values
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,12 +24,8 @@ MOST_PROBLEMS = 20  # reported for one file
 MOST_PARTS = 16  # of one dotted key; the parser keeps every prefix of it
 MOST_DEPTH = 64  # of nested tables and lists
 _MOST_READ = 1 << 20  # characters that are parsed to find the line of one key
-_SECTION_OF_PATH = re.compile(r" - at `\$?\.?([^`]*)`$")
-UNKNOWN_FIELD = re.compile(r"unknown field `([^`]+)`")
 _KEY_PART = r"""(?:[\w-]+|"(?:[^"\\\n]|\\.)*"|'[^'\n]*')[ \t]*"""
 _LONG_KEY = re.compile(rf"(?:^|[\[{{,])[ \t]*{_KEY_PART}(?:\.[ \t]*{_KEY_PART}){{{MOST_PARTS}}}", re.MULTILINE)
-_STEP = re.compile(r"\[[^\]]*\]|[^.\[\]]+")
-_ANY_ITEM = "[...]"
 _WORDS: dict[Any, str] = {
     float: "a number",
     int: "a whole number",
@@ -97,28 +93,18 @@ def decode(
     the table. `text` is the text of the file, needed to find lines. After `MOST_PROBLEMS` problems, one more says that
     there are others.
     """
-    problems: list[Problem] = []
-    rest = table
-    while True:
-        try:
-            return decoding.convert(rest, kind), _in_order(problems)
-        except msgspec.ValidationError as error:
-            steps, what = _explain(str(error), rest, kind, path)
-        keys = (*path, *steps)
-        if len(problems) == MOST_PROBLEMS:
-            more = Problem((), f"{source}: more errors follow: fix these {MOST_PROBLEMS} first")
-            return None, (*_in_order(problems), more)
-        line = line_of(text, keys)
-        problems.append(Problem(keys, f"{source}{f':{line}' if line else ''}: {what}", line))
-        shorter = _without(rest, steps)
-        if shorter is rest:
-            return None, _in_order(problems)
-        rest = shorter
-
-
-def _in_order(problems: list[Problem]) -> tuple[Problem, ...]:
-    """Sort problems by line. Problems without a line come last."""
-    return tuple(sorted(problems, key=lambda problem: (problem.line is None, problem.line)))
+    misfits: list[typed_values.Misfit] = []
+    value = typed_values.read(table, kind, path, misfits)
+    problems = []
+    for misfit in misfits[:MOST_PROBLEMS]:
+        line = line_of(text, misfit.keys)
+        message = f"{source}{f':{line}' if line else ''}: {_explain(misfit, kind)}"
+        problems.append(Problem(misfit.keys, message, line))
+    problems.sort(key=lambda problem: (problem.line is None, problem.line))
+    if len(misfits) > MOST_PROBLEMS:
+        more = Problem((), f"{source}: more errors follow: fix these {MOST_PROBLEMS} first")
+        return None, (*problems, more)
+    return None if value is msgspec.UNSET else value, tuple(problems)
 
 
 def line_of(text: str, keys: tuple[str, ...]) -> int | None:
@@ -163,63 +149,34 @@ def _holds(table: object, keys: tuple[str, ...]) -> bool:
     return True
 
 
-def _without(table: object, steps: tuple[str, ...]) -> object:
-    """Return the table without the key at the end of the path `steps`; the same table if it has no such key.
-
-    If the path leads into a list, the whole list is removed.
-    """
-    if not steps or not isinstance(table, dict) or steps[0] not in table:
-        return table
-    inner = table[steps[0]]
-    shorter = _without(inner, steps[1:])
-    others = {key: value for key, value in table.items() if key != steps[0]}
-    return others if shorter is inner else {**others, steps[0]: shorter}
-
-
-def _explain(message: str, table: object, root: type[Any], path: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """Translate an error message of msgspec.
-
-    Return the path of the wrong key, and a message: [section], key, problem, allowed values.
-    """
-    location = _SECTION_OF_PATH.search(message)
-    problem = message[: location.start()] if location else message
-    steps = [step for step in _STEP.findall(location[1]) if step != "$"] if location else []
-    steps = _named(steps, table)
-    owner, key = _walk(root, steps)
-    whole = [*path, *steps]
-    if unknown := UNKNOWN_FIELD.search(problem):
-        where = f"[{_joined(whole)}]" if whole else "top level"
-        return (*steps, unknown[1]), f"{where}: unknown key {unknown[1]!r}\n  {_known(unknown[1], owner, root)}"
-    last = next((at for at in range(len(whole) - 1, 0, -1) if not whole[at].startswith("[")), 0)
-    where = f"[{_joined(whole[:last])}]: {_joined(whole[last:])}" if last else (_joined(whole) or "top level")
+def _explain(misfit: typed_values.Misfit, root: type[Any]) -> str:
+    """Return a message about a misfit: [section], key, problem, allowed values."""
+    keys, problem = misfit.keys, misfit.problem
+    if misfit.owner is not None:
+        where = f"[{_joined(keys[:-1])}]" if len(keys) > 1 else "top level"
+        return f"{where}: unknown key {keys[-1]!r}\n  {_known(keys[-1], misfit.owner, root)}"
+    last = next((at for at in range(len(keys) - 1, 0, -1) if not keys[at].startswith("[")), 0)
+    where = f"[{_joined(keys[:last])}]: {_joined(keys[last:])}" if last else (_joined(keys) or "top level")
     if "missing required field" in problem:
-        return tuple(steps), f"[{_joined(whole)}]: {problem}"
+        return f"[{_joined(keys)}]: {problem}"
     if "matching regex" in problem:
         problem = "has the wrong form"
-    limits = describe_allowed(owner, key) if owner and key else ""
-    return tuple(steps), f"{where}: {problem}" + (f"\n  allowed: {limits}" if limits else "")
+    kind = typed_values.plain_type(misfit.hint)
+    has_struct = any(map(typed_values.is_struct, (kind, *get_args(kind))))
+    limits = "" if has_struct else describe_allowed(misfit.hint)
+    return f"{where}: {problem}" + (f"\n  allowed: {limits}" if limits else "")
 
 
-def _joined(steps: list[str]) -> str:
+def _joined(steps: Sequence[str]) -> str:
     """Return the steps of a path as text: `activities.rules[0]`."""
     return "".join(step if step.startswith("[") else f".{step}" for step in steps).removeprefix(".")
 
 
-def _named(steps: list[str], table: object) -> list[str]:
-    """Return the steps of a path, with real keys in place of "[...]", which msgspec writes for a key of a table."""
-    named: list[str] = []
-    for step in steps:
-        if step == _ANY_ITEM and isinstance(table, dict):
-            step = next((key for key, value in table.items() if not isinstance(value, dict)), step)  # noqa: PLW2901
-        table = table.get(step) if isinstance(table, dict) else None
-        named.append(step)
-    return named
-
-
-def _known(unknown: str, owner: type[Any] | None, root: type[Any]) -> str:
+def _known(unknown: str, owner: type[Any], root: type[Any]) -> str:
     """Return a hint about an unknown key: a similar key or the right section, and the allowed keys."""
-    known = sorted(_fields(owner)) if owner else []
-    other_sections = [f"[{name}]" for name, section in _sections(root) if unknown in _fields(section)]
+    known = sorted(owner.__struct_fields__)
+    sections = {name: hint for name, hint in get_type_hints(root).items() if typed_values.is_struct(hint)}
+    other_sections = [f"[{name}]" for name, section in sections.items() if unknown in section.__struct_fields__]
     if other_sections:
         return f"{unknown} is a key of {' and '.join(other_sections)}; allowed: {', '.join(known)}"
     import difflib  # only for a wrong name
@@ -234,43 +191,8 @@ def _shares_words(key: str, unknown: str) -> bool:
     return key.startswith(unknown) or key in unknown.split("_") or unknown in key.split("_")
 
 
-def _fields(section: type[Any]) -> tuple[str, ...]:
-    return tuple(field.name for field in msgspec.structs.fields(section))
-
-
-def _sections(root: type[Any]) -> Iterator[tuple[str, type[Any]]]:
-    for name, hint in get_type_hints(root).items():
-        if _is_section(hint):
-            yield name, hint
-
-
-def _is_section(hint: object) -> bool:
-    return isinstance(hint, type) and issubclass(hint, msgspec.Struct)
-
-
-def _walk(root: type[Any], steps: list[str]) -> tuple[type[Any] | None, str | None]:
-    """Follow a path from the struct `root`. Return the struct and the key in it to which the path leads.
-
-    The key is None if the path ends at a struct.
-    """
-    owner: type[Any] | None = root
-    key: str | None = None
-    for step in steps:
-        if owner is None or step.startswith("["):
-            continue
-        hint = get_type_hints(owner).get(step)
-        if hint is None:
-            return owner, key
-        inner = next((part for part in (hint, *get_args(hint)) if _is_section(part)), None)
-        if inner is None:
-            return owner, step
-        owner, key = inner, None
-    return owner, key
-
-
-def describe_allowed(owner: type[Any], key: str) -> str:
-    """Return the allowed values of a key as text: type, form and limits."""
-    hint = get_type_hints(owner, include_extras=True)[key]
+def describe_allowed(hint: Any) -> str:
+    """Return the allowed values of a type as text: type, form and limits."""
     base, words = hint, []
     if get_origin(hint) is Annotated:
         base, *metas = get_args(hint)

@@ -6,17 +6,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import msgspec
 import yaml
 
 from hangwatch.errors import UserError
-from hangwatch.formats import bounded_read, decoding
-from hangwatch.formats.toml_file import UNKNOWN_FIELD
+from hangwatch.formats import bounded_read, typed_values
 
 MOST_BYTES = 1 << 20
 MOST_NODES = 10_000  # aliases turn a few bytes into many values
 MOST_DEEP = 16
-_AT = re.compile(r" - at `\$\.?([^`]*)`$")
 _VALUES = {"tag:yaml.org,2002:bool": bool, "tag:yaml.org,2002:int": int, "tag:yaml.org,2002:null": type(None)}
 _LOADER = yaml.SafeLoader
 
@@ -72,16 +69,12 @@ def decode(document: Document, kind: type[T], not_carried: Mapping[tuple[str, ..
     for keys, instead in not_carried.items():
         if keys in document.lines:
             raise document.error_at(keys, f"is not supported by hangwatch\n  {instead}")
-    try:
-        return decoding.convert(document.value, kind)
-    except msgspec.ValidationError as error:
-        message = str(error)
-        location = _AT.search(message)
-        keys = tuple(part for part in re.split(r"[.\[]", location[1]) if part and part[-1] != "]") if location else ()
-        problem = message[: location.start()] if location else message
-        if unknown := UNKNOWN_FIELD.search(problem):
-            raise document.error_at((*keys, unknown[1]), "is not a key of this format") from None
-        raise document.error_at(keys, problem) from None
+    misfits: list[typed_values.Misfit] = []
+    value: T = typed_values.read(document.value, kind, (), misfits)
+    for misfit in misfits:
+        keys = tuple(key for key in misfit.keys if not key.startswith("["))
+        raise document.error_at(keys, misfit.problem or "is not a key of this format")
+    return value
 
 
 class _Reading:

@@ -24,6 +24,7 @@ _OPEN_MPI = re.compile(  # host and pid, before a message of Open MPI or UCX its
     r"(?=\*\*\* |Signal|Failing at|\[ ?\d|(?:PMIX|PRTE|ORTE|OPAL) |\d+ more process|Caught signal )"
 )
 _TORCHRUN = re.compile(r"^\[([A-Za-z_][\w.-]*?)(\d{1,7})\]:")
+_OF_AGENT = r"[EIW]\d{4} [\d:.]{15} \d{1,10} torch/distributed/elastic/"
 _OF_RANK = re.compile(r"^\[[Rr](?:ank|ANK)[ =:_-]?(\d{1,7})\](?::|(?= |$)) ?")  # torch's, and of many programs
 _MPIRUN = re.compile(r"^\[(?:(?:[^\[\],]*@)?\d+,)?(\d{1,7})\]<std\w+>:")  # and horovodrun
 _KUBECTL = re.compile(r"^\[pod/([^/\]\s]+)/[^\]\s]+\] ?")
@@ -71,9 +72,20 @@ def read_texts(line: str) -> Sequence[str]:
     """Return the lines of text in a line of a file: without escape sequences, JSON and HTML entities around it."""
     line = line.rstrip("\r\n")
     if not ("\x1b" in line or "[0m" in line or "\r" in line or "&" in line or line.startswith("{")):
-        return (line,)
-    parts = _unwrap_json(_show_as_terminal(line))
+        return _split_joined(line) if line.startswith("[") else (line,)
+    parts = [part for text in _unwrap_json(_show_as_terminal(line)) for part in _split_joined(text)]
     return [html.unescape(part) if _ENTITY.search(part) else part for part in parts]  # copied from a page's source
+
+
+def _split_joined(line: str) -> Sequence[str]:
+    """Return the lines that torchrun --tee has joined: a progress bar of one rank, and what others write next.
+
+    See findings/torchrun-tee-joins-ranks.sh.
+    """
+    prefix = _TORCHRUN.match(line)
+    if prefix is None or prefix.group(1) == "rank":
+        return (line,)
+    return re.split(rf"(?<=.)(?=\[{re.escape(prefix.group(1))}\d{{1,7}}\]:|{_OF_AGENT})", line)
 
 
 def _show_as_terminal(line: str) -> str:

@@ -32,10 +32,10 @@ class _Family(NamedTuple):
 def find_ranks(tree: Tree, started: Iterable[tuple[Process, RankSlot]]) -> Iterator[tuple[Process, RankSlot]]:
     """Yield all ranks of such jobs with their rank slots. `started` are the ranks that a local rank 0 has started.
 
-    Their parent is local rank 0 if it is a Python process of the same owner without a rank slot. It set the
-    variables of the rendezvous in its own environment, too, but the kernel does not show them. If it has died, init
-    is the parent, and local rank 0 is absent. The highest rank gives the number of ranks on the node. On nodes
-    after the first, the global ranks follow from that number; if it cannot be right, the processes are not a job.
+    Their parent is local rank 0 if it is a Python process of the same owner without a rank slot of another kind. It set
+    their variables in its own environment, too, which only its memory shows. If it has died, init is the parent, and
+    local rank 0 is absent. The highest rank gives the number of ranks on the node. On nodes after the first, the global
+    ranks follow from that number; if it cannot be right, the processes are not a job.
     """
     families = list_by_key((_family(process, slot, tree), (process, slot)) for process, slot in started)
     for family, others in families.items():
@@ -44,9 +44,9 @@ def find_ranks(tree: Tree, started: Iterable[tuple[Process, RankSlot]]) -> Itera
         first = tree.get(family.parent_pid)
         local_size = 1 + max(slot.rank for _, slot in others)
         is_whole = family.world_size % local_size == 0 and (family.node + 1) * local_size <= family.world_size
-        if (family.node and not is_whole) or (
-            first is not None and process_role.find_rank_slot(first, None) is not None
-        ):
+        own_slot = process_role.find_rank_slot(first, None) if first is not None else None
+        is_of_another = own_slot is not None and (own_slot.rank > 0 or not own_slot.variables.started_by_first)
+        if is_of_another or (family.node and not is_whole):
             continue
         members = others
         if first is not None and owner_of(first) == family.owner and process_role.may_be_rank(first):

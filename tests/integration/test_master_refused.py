@@ -273,7 +273,7 @@ import os, subprocess, sys, time
 rank = int(os.environ.get("LOCAL_RANK", "0"))
 open(f"{folder}/pid-{rank}", "w").write(str(os.getpid()))
 if rank == 0:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", NODE_RANK="0", WORLD_SIZE="3")
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", NODE_RANK="0", WORLD_SIZE="3", LOCAL_RANK="0")
     for other in (1, 2):
         subprocess.Popen(sys.orig_argv, env={**os.environ, "LOCAL_RANK": str(other)})
     ready()

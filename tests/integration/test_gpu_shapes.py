@@ -125,7 +125,6 @@ def settled(machine: Machine, name: str, holds: Callable[[CheckResult], bool], w
 
 def test_eight_h100_with_all_nvlinks(hgx: Machine) -> None:
     results = hgx.run()
-
     assert {name: (result.verdict.status, result.verdict.reason) for name, result in results.items()} == HEALTHY_HGX
     assert results["gpu_power"].verdict.message == "8 GPUs draw 4800 W of 5600 W allowed; the lowest is GPU 0 at 600 W"
     assert "144 NVLinks up on 8 GPUs (NVLink 4.0)" in results["nvlink_status"].verdict.message
@@ -135,7 +134,6 @@ def test_eight_h100_with_all_nvlinks(hgx: Machine) -> None:
 
 def test_a_pcie_box_without_nvlink(box: Machine) -> None:
     results = box.run()
-
     assert {name: (result.verdict.status, result.verdict.reason) for name, result in results.items()} == HEALTHY_BOX
     assert "peer-to-peer works in 12 of 12 directions" in results["nvlink_status"].verdict.message
     assert "4 pairs SYS, 2 pairs NODE" in results["nvlink_topology"].verdict.message
@@ -143,9 +141,7 @@ def test_a_pcie_box_without_nvlink(box: Machine) -> None:
 
 def test_one_link_down(hgx: Machine) -> None:
     hgx.driver.add("gpu 3 link 7 state 0")
-
     results = hgx.run()
-
     assert {name: result.verdict.status for name, result in results.items()} == {
         **dict.fromkeys(GPU_CHECKS, OK),
         "nvlink_status": CRITICAL,
@@ -167,9 +163,7 @@ def test_one_link_down(hgx: Machine) -> None:
 
 def test_one_gpu_lost(hgx: Machine) -> None:
     hgx.driver.add("gpu 5 fault all 15")
-
     results = hgx.run()
-
     verdict = results["gpu_health"].verdict
     assert (verdict.status, verdict.reason) == (CRITICAL, "GpuIsLost")
     assert verdict.message.startswith("GPU 5 does not respond")
@@ -183,7 +177,6 @@ def test_one_gpu_lost(hgx: Machine) -> None:
 
 def test_a_row_remap_is_pending(hgx: Machine) -> None:
     hgx.driver.add("gpu 2 remapped_rows 0 1 1 0", "gpu 2 ecc uncorrected volatile 1")
-
     assert hgx.read_checks() == {**HEALTHY_HGX, "gpu_health": (WARNING, "RowRemapPending")}
     assert "--gpu-reset -i 2" in hgx.run("gpu_health")["gpu_health"].verdict.remedy
 
@@ -215,9 +208,7 @@ def test_one_trouble_and_one_check_that_says_so(
     hgx: Machine, lines: list[str], check: str, expected: tuple[CheckStatus, str], words: str
 ) -> None:
     hgx.driver.add(*lines)
-
     results = hgx.run()
-
     assert {name: (result.verdict.status, result.verdict.reason) for name, result in results.items()} == {
         **HEALTHY_HGX,
         check: expected,
@@ -234,14 +225,11 @@ def test_idle_links_that_slowed_down_are_no_finding(hgx: Machine) -> None:
 def test_link_errors_are_judged_as_rates(hgx: Machine) -> None:
     hgx.driver.add("gpu 3 link 2 errors 0 100000")  # old replays
     assert hgx.read_checks("nvlink_status") == {"nvlink_status": (OK, "LinksUp")}
-
     hgx.now += 60
     hgx.driver.add("gpu 3 link 2 errors 0 101200")
     hgx.expect("nvlink_status", (WARNING, "LinkErrors"), "20.0 corrected NVLink errors per second")
-
     hgx.now += 60
     assert hgx.read_checks("nvlink_status") == {"nvlink_status": (OK, "LinksUp")}
-
     hgx.now += 60
     hgx.driver.add("gpu 3 link 2 errors 0 5")  # a reload of the driver sets the counters to zero
     assert hgx.read_checks("nvlink_status") == {"nvlink_status": (OK, "LinksUp")}
@@ -294,9 +282,7 @@ def test_two_of_four_cards_joined_by_a_bridge(box: Machine) -> None:
         "gpu 0 link all remote_type 0", "gpu 1 link all remote_type 0",
         f"gpu 0 link all remote 0000:{BOX_ADDRESSES[1]}", f"gpu 1 link all remote 0000:{BOX_ADDRESSES[0]}",
     )  # fmt: skip
-
     results = box.run()
-
     assert results["nvlink_status"].verdict.reason == "LinksUp"
     assert results["nvlink_topology"].verdict.status is OK
     assert results["nvlink_topology"].table[1][:5] == ("GPU0", "X", "NV4", "SYS", "SYS")
@@ -364,9 +350,7 @@ def test_a_change_of_the_matrix_stays_a_finding(hgx: Machine) -> None:
 
 def test_a_gpu_that_does_not_have_a_thing_exports_none_of_it(box: Machine) -> None:
     box.driver.write([line for line in pcie_box() if not any(word in line for word in ("ecc", "remapped", "replays"))])
-
     results = box.run()
-
     assert results["gpu_health"].verdict.status is OK
     names = {point.name for result in results.values() for point in result.points}
     assert "gpu_uncorrected_memory_errors" not in names
@@ -385,11 +369,11 @@ def test_details_that_block_the_driver_are_given_up_and_power_goes_on(hgx: Machi
     hgx.deadline_seconds = 2.0
     assert hgx.read_checks("gpu_power") == {"gpu_power": (OK, "PowerRead")}
     hgx.driver.add("gpu 1 fault nvmlDeviceGetGpuFabricInfoV sleep")
-
-    assert hgx.read_checks("fabric") == {"fabric": (UNKNOWN, "NoAnswer")}
-
+    (fault,) = hgx.expect("fabric", (UNKNOWN, "NoAnswer")).faults
+    assert fault.subject == "gpu 1" and "GpuFabric" in fault.detail
     settled(hgx, "gpu_power", lambda result: result.verdict.status is OK, "power to be sampled again")
-    assert hgx.read_checks("fabric") == {"fabric": (UNKNOWN, "Stalled")}  # and it is not queried again at once
+    (again,) = hgx.expect("fabric", (UNKNOWN, "Stalled")).faults  # and it is not queried again at once
+    assert "made the driver block" in again.detail
     assert hgx.sampler.status().restarts
 
 
@@ -398,9 +382,7 @@ def test_a_wedged_driver_is_critical_for_health_alone(hgx: Machine) -> None:
     assert hgx.read_checks() == HEALTHY_HGX
     hgx.driver.add("fault nvmlEventSetWait_v2 sleep")  # a call without a GPU argument
     wait_for(lambda: hgx.sampler.status().stalled, "the stall")
-
     said = hgx.read_checks()
-
     assert said.pop("gpu_health") == (CRITICAL, "DriverStalled")
     assert set(said.values()) == {(UNKNOWN, "Stalled")}
 
@@ -410,9 +392,7 @@ def test_a_wedged_gpu_is_named_and_the_others_are_judged(hgx: Machine) -> None:
     assert hgx.read_checks("gpu_health") == {"gpu_health": (OK, "GpusHealthy")}
     hgx.driver.add("gpu 1 fault all sleep")
     wait_for(lambda: getattr(hgx.sampler.latest(), "faults", ()), "a sweep without GPU 1")
-
     results = hgx.run()
-
     verdict = results["gpu_health"].verdict
     assert (verdict.status, verdict.reason) == (CRITICAL, "NoAnswer")
     assert "GPU 1 does not respond" in verdict.message and "dmesg" in verdict.remedy
@@ -423,9 +403,7 @@ def test_a_wedged_gpu_is_named_and_the_others_are_judged(hgx: Machine) -> None:
 
 def test_gpus_on_the_bus_without_a_driver(hgx: Machine) -> None:
     hgx.driver.vanish()
-
     results = hgx.run()
-
     verdict = results["gpu_health"].verdict
     assert (verdict.status, verdict.reason) == (CRITICAL, "DriverMissing")
     assert "8 NVIDIA GPUs" in verdict.message

@@ -40,9 +40,7 @@ def numbers(gpu: GpuTraffic) -> tuple[object, object, object]:
 
 def test_both_links_are_counted_in_bytes(fake_driver: FakeDriver, ask: Ask) -> None:
     fake_driver.add(*COUNTERS, f"gpu 3 link {ALL_LINKS} field 138 4")
-
     details = ask()
-
     assert [gpu.index for gpu in details.gpus] == list(range(8))
     assert numbers(details.gpus[0]) == ((3 * 1024, 5 * 1024), (700, 900), None)
     assert details.gpus[3].nvlink_bytes == (4 * 1024, 5 * 1024)
@@ -93,9 +91,7 @@ def test_errors_of_one_gpu_are_its_faults_and_cost_only_its_numbers(fake_driver:
     fake_driver.add(
         *COUNTERS, "gpu 2 fault nvmlDeviceGetFieldValues 999", "gpu 3 field_error 139 999", "gpu 4 fault all 15"
     )
-
     details = ask()
-
     read = {gpu.index: numbers(gpu) for gpu in details.gpus}
     assert read[2] == (None, None, None)
     assert read[3] == (None, (700, 900), None)

@@ -90,9 +90,7 @@ def child_pid() -> int:
 
 def test_eight_healthy_gpus_in_base_units(fake_driver: FakeDriver, start: Start) -> None:
     fake_driver.add("gpu 2 pids 4711 4712")
-
     sweep = first_sweep(start())
-
     assert [gpu.index for gpu in sweep.gpus] == list(range(8))
     assert sweep.faults == ()
     assert sweep.driver_version == "570.86.15"
@@ -128,9 +126,7 @@ def test_sweeps_keep_a_beat_of_a_fifth_of_a_second(start: Start) -> None:
 def test_power_follows_the_scenario(fake_driver: FakeDriver, start: Start) -> None:
     sampler = start()
     assert first_sweep(sampler).gpus[3].power_watts == 600.0
-
     fake_driver.add("gpu 3 power_watts 95.5")
-
     sweep = sweep_where(sampler, lambda sweep: sweep.gpus[3].power_watts == 95.5, "GPU 3 at 95.5 W")
     assert sweep.gpus[4].power_watts == 600.0
 
@@ -147,9 +143,7 @@ def test_power_follows_a_schedule(fake_driver: FakeDriver, start: Start) -> None
 def test_one_lost_gpu_is_seven_samples_and_one_fault(fake_driver: FakeDriver, start: Start) -> None:
     sampler = start()
     first_sweep(sampler)
-
     fake_driver.add("gpu 5 fault all 15")
-
     sweep = sweep_where(sampler, lambda sweep: bool(sweep.faults), "the loss of GPU 5")
     assert [gpu.index for gpu in sweep.gpus] == [0, 1, 2, 3, 4, 6, 7]
     (fault,) = sweep.faults
@@ -159,19 +153,10 @@ def test_one_lost_gpu_is_seven_samples_and_one_fault(fake_driver: FakeDriver, st
     assert (sampler.status().alive, sampler.status().restarts) == (True, 0)
 
 
-def test_a_gpu_lost_before_the_start_is_one_fault_too(fake_driver: FakeDriver, start: Start) -> None:
-    fake_driver.add("gpu 0 fault all 15")
-    sweep = first_sweep(start())
-    assert len(sweep.gpus) == 7
-    assert [fault.reason for fault in sweep.faults] == ["GpuIsLost"]
-
-
 def test_what_a_gpu_does_not_have_is_none_and_no_fault(fake_driver: FakeDriver, start: Start) -> None:
     fake_driver.write([line for line in h100(1) if "energy" not in line and "utilization" not in line])
     fake_driver.add("gpu 0 fault nvmlDeviceGetTemperature 13")  # the driver is too old for this call
-
     (gpu,) = first_sweep(start()).gpus
-
     assert (gpu.energy_joules, gpu.utilization_ratio, gpu.temperature_celsius) == (None, None, None)
     assert gpu.faults == ()
     assert gpu.power_watts == 600.0
@@ -179,9 +164,7 @@ def test_what_a_gpu_does_not_have_is_none_and_no_fault(fake_driver: FakeDriver, 
 
 def test_a_reading_that_should_be_there_is_none_and_a_fault(fake_driver: FakeDriver, start: Start) -> None:
     fake_driver.add("gpu 1 fault nvmlDeviceGetPowerUsage 999")
-
     sweep = first_sweep(start())
-
     gpu = sweep.gpus[1]
     assert gpu.power_watts is None
     assert gpu.utilization_ratio == 0.98
@@ -207,18 +190,15 @@ def test_a_driver_that_blocks_is_given_up_within_its_deadline_and_replaced(
     first_sweep(sampler)
     blocked = child_pid()
     block = "fault nvmlEventSetWait_v2 sleep"  # a call without a GPU argument
-
     began = time.monotonic()
     fake_driver.add(block)
     status = status_where(sampler, lambda status: status.stalled, "the stall")
     assert time.monotonic() - began < 30.0
-
     assert not status.alive
     assert status.fault.reason == "Stalled"
     assert str(blocked) in status.fault.detail
     assert status.abandoned == 0
     assert not Path(f"/proc/{blocked}").exists()
-
     fake_driver.remove(block)
     status = status_where(sampler, lambda status: status.alive and status.fault is None, "a new child")
     assert status.restarts >= 1
@@ -235,10 +215,8 @@ def test_wedged_gpu_is_one_fault_and_other_gpus_are_read(fake_driver: FakeDriver
     sampler = start(deadline_seconds=2.0, start_deadline_seconds=2.0, gpu_retry_seconds=0.3)
     first_sweep(sampler)
     wedge = "gpu 3 fault all sleep"  # all calls about this GPU, opening included, as with a wedged driver
-
     fake_driver.add(wedge)
     sweep = sweep_where(sampler, lambda sweep: bool(sweep.faults), "a sweep without GPU 3")
-
     assert [gpu.index for gpu in sweep.gpus] == [0, 1, 2, 4, 5, 6, 7]
     (fault,) = sweep.faults
     assert (fault.subject, fault.reason, fault.about) == ("gpu 3", "NoAnswer", "target")
@@ -255,7 +233,6 @@ def test_wedged_gpu_is_one_fault_and_other_gpus_are_read(fake_driver: FakeDriver
     status = sampler.status()
     assert (status.alive, status.stalled, status.fault, status.restarts) == (True, False, None, restarts)
     assert most <= 2, "the one that samples, and the one that tries GPU 3"
-
     fake_driver.remove(wedge)
     sweep = sweep_where(sampler, lambda sweep: len(sweep.gpus) == 8, "GPU 3 to be read again")
     assert ([gpu.index for gpu in sweep.gpus], sweep.faults) == (list(range(8)), ())
@@ -268,7 +245,6 @@ def test_gpu_wedged_at_start_differs_from_dead_driver(fake_driver: FakeDriver, s
     sweep = first_sweep(sampler)
     assert [gpu.index for gpu in sweep.gpus] == list(range(1, 8))
     assert [(fault.subject, fault.reason) for fault in sweep.faults] == [("gpu 0", "NoAnswer")]
-
     fake_driver.add("gpu all fault all sleep")
     silent = start(deadline_seconds=1.0, start_deadline_seconds=1.0)
     status = status_where(silent, lambda status: status.restarts >= 2, "the driver to be given up twice")
@@ -284,29 +260,10 @@ def test_two_wedged_gpus_are_six_readings_and_two_faults(fake_driver: FakeDriver
     assert [fault.subject for fault in sweep.faults] == ["gpu 3", "gpu 6"]
 
 
-def test_details_of_which_one_gpu_makes_the_driver_block_cost_only_these_details(
-    fake_driver: FakeDriver, start: Start
-) -> None:
-    sampler = start(deadline_seconds=2.0, gpu_retry_seconds=0.3)
-    first_sweep(sampler)
-    fake_driver.add("gpu 5 fault nvmlDeviceGetGpuFabricInfoV sleep")
-
-    reply = sampler.query(Details[GpuFabric], 60.0)
-
-    assert isinstance(reply, Fault) and (reply.subject, reply.reason) == ("gpu 5", "NoAnswer")
-    assert "GpuFabric" in reply.detail
-    sweep_where(sampler, lambda sweep: len(sweep.gpus) == 8, "GPU 5 to be sampled again")
-    again = sampler.query(Details[GpuFabric], 60.0)
-    assert isinstance(again, Fault) and "made the driver block" in again.detail
-    assert len(first_sweep(sampler).gpus) == 8
-
-
 def test_a_driver_that_crashes_is_started_again(fake_driver: FakeDriver, start: Start) -> None:
     sampler = start()
     first_sweep(sampler)
-
     fake_driver.add("gpu 2 fault nvmlDeviceGetName crash", "gpu 2 fault nvmlDeviceGetPowerUsage crash")
-
     status = status_where(sampler, lambda status: status.fault is not None, "the crash")
     assert status.fault.reason == "Crashed"
     assert "SIGSEGV" in status.fault.detail
@@ -317,9 +274,7 @@ def test_a_driver_that_crashes_is_started_again(fake_driver: FakeDriver, start: 
 
 def test_no_driver_is_one_fault_and_is_looked_for_again(fake_driver: FakeDriver, start: Start) -> None:
     fake_driver.vanish()
-
     sampler = start(driver_retry_seconds=0.3)
-
     status = status_where(sampler, lambda status: status.fault is not None, "the missing driver")
     assert (status.fault.subject, status.fault.reason) == ("driver", "DriverNotLoaded")
     assert "modprobe nvidia" in status.fault.remedy
@@ -343,9 +298,7 @@ def test_no_driver_library_is_driver_not_found(tmp_path: Path) -> None:
 
 def test_a_driver_replaced_under_us_is_opened_anew(fake_driver: FakeDriver, start: Start) -> None:
     fake_driver.add("fault nvmlInitWithFlags 18")
-
     sampler = start()
-
     status = status_where(sampler, lambda status: status.fault is not None, "the mismatch")
     assert status.fault.reason == "LibRmVersionMismatch"
     assert "reboot" in status.fault.remedy
@@ -403,9 +356,7 @@ def test_stop_leaves_no_process(start: Start) -> None:
     first_sweep(sampler)
     pid = child_pid()
     assert pid
-
     sampler.stop()
-
     assert not Path(f"/proc/{pid}").exists()
     assert sampler.status().fault is None
 
@@ -429,34 +380,40 @@ def test_sampling_goes_on_while_slow_details_are_collected(fake_driver: FakeDriv
     before = first_sweep(sampler).taken_monotonic_seconds
     replies: list[Details[GpuFabric] | Fault] = []
     asking = threading.Thread(target=lambda: replies.append(sampler.query(Details[GpuFabric], 20.0)))
-
     asking.start()
     times: set[float] = set()
     while asking.is_alive():
         times.add(first_sweep(sampler).taken_monotonic_seconds)
         asking.join(0.05)
-
     assert isinstance(replies[0], Details)
     assert len(replies[0].gpus) == 8
     assert len(times - {before}) >= 5  # eight slow calls took 2.4 s
 
 
-REOPEN = """
+DRIVER = """
 import sys
 from pathlib import Path
 import pynvml
-from hangwatch.probes.gpu.driver_process.driver import Driver
+from hangwatch.probes.gpu.driver_process.driver import STATIC_EVERY_SECONDS, Driver
 from hangwatch.probes.gpu.messages import Begin
 
+def print_sweep():
+    found = driver.sweep()
+    print(len(found.gpus), len(found.faults))
+
 scenario = Path(sys.argv[1])
+healthy = scenario.read_text()
+scenario.write_text(healthy + sys.argv[2])
 pynvml.nvmlInit()
 driver = Driver(Begin(sample_seconds=1.0, parent_pid=0), lambda gpu, purpose: None)
-print(len(driver.sweep().gpus), len(driver.sweep().faults))
+print_sweep()
+"""
+REOPEN = """
 driver.static_at = float("-inf")
 driver.sweep()
 print("answers, so it is not opened anew")
-scenario.write_text(scenario.read_text() + "gpu all fault all 999\\n")
-print(len(driver.sweep().gpus), len(driver.sweep().faults))
+scenario.write_text(healthy + "gpu all fault all 999\\n")
+print_sweep()
 scenario.write_text(scenario.read_text() + "fault nvmlInitWithFlags 18\\n")
 driver.static_at = float("-inf")
 try:
@@ -464,47 +421,36 @@ try:
 except pynvml.NVMLError_LibRmVersionMismatch:
     print("opened anew")
 """
-
-
-def test_a_driver_that_answers_for_no_gpu_any_more_is_opened_anew(fake_driver: FakeDriver) -> None:
-    program = [sys.executable, "-c", REOPEN, str(fake_driver.scenario)]
-    done = finished(*program, env=fake_driver.environ)
-    assert done.stdout.splitlines() == ["8 0", "answers, so it is not opened anew", "0 8", "opened anew"], done.stderr
-
-
 FIND = """
-import sys
-from pathlib import Path
-import pynvml
-from hangwatch.probes.gpu.driver_process.driver import STATIC_EVERY_SECONDS, Driver
-from hangwatch.probes.gpu.messages import Begin
-
-scenario = Path(sys.argv[1])
-healthy = scenario.read_text()
-scenario.write_text(healthy + "gpu 5 fault all 15\\n")
-pynvml.nvmlInit()
-driver = Driver(Begin(sample_seconds=1.0, parent_pid=0), lambda gpu, purpose: None)
-print(len(driver.sweep().gpus), len(driver.sweep().faults))
 scenario.write_text(healthy)
-print(len(driver.sweep().gpus), len(driver.sweep().faults))
+print_sweep()
 driver.static_at -= STATIC_EVERY_SECONDS
-print(len(driver.sweep().gpus), len(driver.sweep().faults))
+print_sweep()
 scenario.write_text(healthy + "gpus 7\\n")
 driver.static_at -= STATIC_EVERY_SECONDS
-print(len(driver.sweep().gpus), len(driver.sweep().faults))
+print_sweep()
 """
 
 
-def test_gpu_that_was_lost_at_the_start_is_found_in_half_a_minute(fake_driver: FakeDriver) -> None:
-    program = [sys.executable, "-c", FIND, str(fake_driver.scenario)]
-    done = finished(*program, env=fake_driver.environ)
-    assert done.stdout.splitlines() == ["7 1", "7 1", "8 0", "7 0"], done.stderr
+@pytest.mark.parametrize(
+    ("program", "at_first", "printed"),
+    [
+        (REOPEN, "", ["8 0", "answers, so it is not opened anew", "0 8", "opened anew"]),
+        (FIND, "gpu 5 fault all 15\n", ["7 1", "7 1", "8 0", "7 0"]),
+    ],
+    ids=["no GPU answers", "a GPU was lost at the start"],
+)
+def test_driver_without_gpus_is_opened_anew_and_lost_gpus_are_found(
+    fake_driver: FakeDriver, program: str, at_first: str, printed: list[str]
+) -> None:
+    command = [sys.executable, "-c", DRIVER + program, str(fake_driver.scenario), at_first]
+    done = finished(*command, env=fake_driver.environ)
+    assert done.stdout.splitlines() == printed, done.stderr
 
 
 def test_wait_for_first_sweep_ends_with_sweep_or_reason(fake_driver: FakeDriver, start: Start) -> None:
     sweep = start().wait_for_sweep(60.0)
     assert len(sweep.gpus) == 8
-
     fake_driver.vanish()
     began = time.monotonic()
     without = start()
@@ -530,17 +476,14 @@ def test_a_child_that_cannot_be_killed_is_left_behind_and_counted(start: Start, 
     sampler = start(deadline_seconds=1.0)
     first_sweep(sampler)
     stuck = child_pid()
-
     (freezer / "tasks").write_text(str(stuck))
     (freezer / "freezer.state").write_text("FROZEN")
-
     status = status_where(sampler, lambda status: status.abandoned == 1, "the child to be abandoned")
     assert Path(f"/proc/{stuck}").exists()
     assert status.stalled
     status = status_where(sampler, lambda status: status.alive and not status.stalled, "another child to take over")
     assert status.abandoned == 1
     assert sampler.latest() is not None
-
     (freezer / "freezer.state").write_text("THAWED")  # only now SIGKILL ends the process
     status_where(sampler, lambda status: status.abandoned == 0, "the child to be gone")
 
@@ -559,7 +502,6 @@ def test_gpu_with_unkillable_call_is_not_tried_again(fake_driver: FakeDriver, st
     wait_for(blocked, "the call about GPU 3 to block")
     (freezer / "tasks").write_text(str(stuck))
     (freezer / "freezer.state").write_text("FROZEN")
-
     sweep = sweep_where(sampler, lambda sweep: bool(sweep.faults), "a sweep without GPU 3")
     end, most = sweep.taken_monotonic_seconds + 3, 0  # long enough for ten attempts
     while sweep.taken_monotonic_seconds < end:
@@ -576,9 +518,7 @@ def test_xids_from_the_driver_are_kept_for_later_queries(fake_driver: FakeDriver
     reply = sampler.query(XidDetails, 60.0)
     assert isinstance(reply, XidDetails)
     assert reply.events == ()
-
     fake_driver.add("xid 1 3 79", "xid 2 6 48")
-
     first, second = wait_for(lambda: getattr(sampler.query(XidDetails, 60.0), "events", ()), "the XIDs")
     assert (first.code, first.index, first.pci_address) == (79, 3, "0000:61:00.0")
     assert (second.code, second.index) == (48, 6)

@@ -361,6 +361,7 @@ def test_the_lock_makes_the_directory_and_costs_one_descriptor_while_it_is_held(
     at_first = descriptors()
     try:
         kept.lock()
+        kept.lock()
     finally:
         os.umask(before)
     assert descriptors() == at_first + 1
@@ -373,12 +374,16 @@ def test_the_lock_makes_the_directory_and_costs_one_descriptor_while_it_is_held(
         f"{kept.root}/lock: another hangwatch (pid {os.getpid()}) already uses this directory\n"
         "  stop it, or set a different [store] directory"
     )
+    (kept.root / "lock").write_text("\u0663 is not a pid, nor is this")
+    with pytest.raises(store.StoreTakenError, match="another hangwatch already uses this directory"):
+        Store(kept.root).lock()
     assert descriptors() == at_first + 1
     kept.unlock()
     kept.unlock()
     assert descriptors() == at_first
-    kept.lock()
-    kept.unlock()
+    other = Store(kept.root)
+    other.lock()
+    other.unlock()
 
 
 def test_what_an_earlier_daemon_wrote_into_the_lock_is_gone(tmp_path: Path) -> None:

@@ -412,31 +412,11 @@ def other_operation(*nodes: str) -> Case:
 @pytest.mark.parametrize(
     ("case", "summary", "missing_ranks"),
     [
-        (
-            four(done(5)),
-            "rank 3 on node-b",
-            NOT_JOINED,
-        ),
-        (
-            wrong_group(),
-            "no rank named; check rank 1 on node-a",
-            CYCLE,
-        ),
-        (
-            four({WORLD: (5, 6), "2": (3, 3)}),
-            "no rank named; check rank 3 on node-b",
-            ASYNCHRONOUS,
-        ),
-        (
-            four(waits(6), "waits"),
-            "no rank is late: check GPUs, network",
-            ALL_JOINED,
-        ),
-        (
-            other_operation(*NODES),
-            "no rank named: different operations",
-            OTHER,
-        ),
+        (four(done(5)), "rank 3 on node-b", NOT_JOINED),
+        (wrong_group(), "no rank named; check rank 1 on node-a", CYCLE),
+        (four({WORLD: (5, 6), "2": (3, 3)}), "no rank named; check rank 3 on node-b", ASYNCHRONOUS),
+        (four(waits(6), "waits"), "no rank is late: check GPUs, network", ALL_JOINED),
+        (other_operation(*NODES), "no rank named: different operations", OTHER),
         (
             other_operation("node-a"),
             "no rank named: different operations",

@@ -159,9 +159,7 @@ def test_nccl_recipe_of_the_runbook_is_explained(
 
 
 @pytest.mark.torch
-def test_error_file_without_torchrun_leads_explain_to_the_cause(
-    tmp_path: Path,
-) -> None:
+def test_error_file_without_torchrun_leads_explain_to_the_cause(tmp_path: Path) -> None:
     """Follow section 7 of the runbook under srun.
 
     Each task has its own number, and all tasks start in the same folder.

@@ -92,10 +92,8 @@ def test_checks_and_py_spy_beside_the_job(tmp_path: Path, job: str) -> None:
         dumped = hangwatch("dump", "--agentless", *how, "--remote-command", PY_SPY, "--json", "--job", RUN_ID)
     (found,) = answer(dumped)["jobs"]  # type: ignore[misc]
     members = [member for group in found["groups"] for member in group["members"]]
-    assert ({member["rank"] for member in members}, {member["node"] for member in members}) == (
-        {0, 1, 2, 3},
-        {"n0", "n1", "n2"},
-    )
+    assert {member["rank"] for member in members} == {0, 1, 2, 3}
+    assert {member["node"] for member in members} == {"n0", "n1", "n2"}
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])

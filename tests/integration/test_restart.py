@@ -105,10 +105,7 @@ def test_incident_without_processes_is_closed_after_a_restart(fake_driver: FakeD
     with RealDaemon(tmp_path / "hw1", fake_driver.environ, store=kept):
         wait_for(lambda: incident_file.load(folder).closed_unix_seconds, "the incident to be closed")
         last = incident_file.load(folder).timeline[-1]
-        assert (last.state, last.message) == (
-            JobState.ENDED,
-            "its processes had ended when hangwatch restarted",
-        )
+        assert (last.state, last.message) == (JobState.ENDED, "its processes had ended when hangwatch restarted")
 
 
 def test_second_daemon_reports_the_owner_of_the_directory_and_ends(fake_driver: FakeDriver, tmp_path: Path) -> None:

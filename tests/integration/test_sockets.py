@@ -223,9 +223,7 @@ def test_bytes_are_counted_in_another_network_namespace(in_its_own_network: tupl
     assert not [thread for thread in threading.enumerate() if thread.name == "setns"]
 
 
-def test_connections_in_a_forbidden_network_namespace_are_listed(
-    in_its_own_network: tuple[int, list[int]],
-) -> None:
+def test_connections_in_a_forbidden_network_namespace_are_listed(in_its_own_network: tuple[int, list[int]]) -> None:
     """Read as root without CAP_SYS_ADMIN, with as few capabilities as the daemon's unit has."""
     pid, (ours, theirs, _) = in_its_own_network
     inodes = {sockets.sockets_of_process(pid, procfs.PROC)[end] for end in (ours, theirs)}

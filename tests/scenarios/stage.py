@@ -228,10 +228,7 @@ class Stage:
 
 
 def settings(
-    directory: Path,
-    startup_hold_seconds: float = 60.0,
-    stalled_hold_seconds: float = 4.5,
-    hold_seconds: float = 1.5,
+    directory: Path, startup_hold_seconds: float = 60.0, stalled_hold_seconds: float = 4.5, hold_seconds: float = 1.5
 ) -> Settings:
     """Return the settings of the demo, with this store directory and these holds."""
     chosen = playback.settings(directory)

@@ -114,13 +114,11 @@ def test_the_ranks_come_first_then_as_many_workers_of_each_as_may_be(tmp_path: P
     taken = node.take(node.pyspy(), replace(ONCE, max_workers_per_rank=2, rounds=2))
     asked = [int(call.rpartition(" ")[2]) - FIRST for call in node.calls]
     assert asked == [0, 4, 1, 2, 5, 6] * 2
-    assert (taken.job_id, taken.job_key, taken.node, taken.world_size, taken.rounds) == (
-        "42",
-        "key of 42",
-        "here",
-        16,
-        2,
-    )
+    assert taken.job_id == "42"
+    assert taken.job_key == "key of 42"
+    assert taken.node == "here"
+    assert taken.world_size == 16
+    assert taken.rounds == 2
     assert [[worker.pid - FIRST for worker in rank.workers] for rank in taken.ranks] == [[1, 2], [5, 6]]
     assert {worker.comm for rank in taken.ranks for worker in rank.workers} == {"pt_data_worker"}
     assert taken.notes == ("2 of 6 worker processes were not dumped: max_workers_per_rank is 2",)
@@ -239,10 +237,8 @@ def test_rank_that_ends_during_its_dump_is_gone(tmp_path: Path) -> None:
 def test_capture_without_rounds_says_nothing_about_ranks(tmp_path: Path) -> None:
     node = Node(tmp_path, workers=1)
     taken = node.take(node.pyspy(), rounds=0)
-    assert (taken.rounds, [(rank.gone, rank.rounds, rank.workers) for rank in taken.ranks]) == (
-        0,
-        [(False, (), ())] * 2,
-    )
+    assert taken.rounds == 0
+    assert [(rank.gone, rank.rounds, rank.workers) for rank in taken.ranks] == [(False, (), ())] * 2
 
 
 @pytest.mark.parametrize(
@@ -401,10 +397,7 @@ def test_notes_of_the_job_come_first(tmp_path: Path) -> None:
     node = Node(tmp_path, ranks=1, workers=2)
     settings = replace(ONCE, max_workers_per_rank=0)
     taken = node.take(node.pyspy(), settings, job=replace(node.job, notes=("found by its name",)))
-    assert taken.notes == (
-        "found by its name",
-        "2 of 2 worker processes were not dumped: max_workers_per_rank is 0",
-    )
+    assert taken.notes == ("found by its name", "2 of 2 worker processes were not dumped: max_workers_per_rank is 0")
 
 
 def test_workers_up_to_the_bound_are_no_news(tmp_path: Path) -> None:

@@ -57,12 +57,7 @@ RECV = (Frame(function="recv", file="torch/distributed/distributed_c10d.py", lin
 
 
 def group(
-    ranks: range,
-    frames: tuple[Frame, ...],
-    activity: str,
-    waits_for: str,
-    waited_before: bool = False,
-    **parts: Any,
+    ranks: range, frames: tuple[Frame, ...], activity: str, waits_for: str, waited_before: bool = False, **parts: Any
 ) -> Group:
     own_frames = tuple(frame for frame in frames if "torch" not in frame.file)
     members = tuple(

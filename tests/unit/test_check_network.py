@@ -373,10 +373,8 @@ def test_silent_master_without_connections_becomes_critical() -> None:
             )
             assert before.table[-1][3] == "refused"
             first, second = check.run(node), check.run(node)
-            assert (status_and_reason(first), status_and_reason(second)) == (
-                ("WARNING", "MasterSilent"),
-                ("CRITICAL", "MasterSilent"),
-            )
+            assert status_and_reason(first) == ("WARNING", "MasterSilent")
+            assert status_and_reason(second) == ("CRITICAL", "MasterSilent")
             assert "refused" in second.verdict.message
             assert values(second, "network_master_answers") == {("77",): 0}
 

@@ -111,11 +111,9 @@ def test_the_way_from_the_start_to_a_suspicion_in_words() -> None:
         went(JobState.QUIET, JobState.SUSPECTED, "quiet for 60 s"),
         TakeCapture(job_key="key", reason="quiet for 60 s"),
     ]
-    assert (played.watch.quiet_since, played.watch.capture_record.capturing, played.watch.suspicion.fell) == (
-        fell,
-        True,
-        True,
-    )
+    assert played.watch.quiet_since == fell
+    assert played.watch.capture_record.capturing is True
+    assert played.watch.suspicion.fell is True
 
 
 @pytest.mark.parametrize(("collectives", "since"), [(0, 0.0), (3, 40.0)])
@@ -306,11 +304,9 @@ def test_what_a_capture_showed_in_words(seen: dict[str, object], state: JobState
 
 def test_late_capture_of_a_training_job_decides_nothing() -> None:
     played = worked().captured(frozen=8)
-    assert (played.take(), played.watch.state, played.watch.capture_record.captured_at) == (
-        [],
-        JobState.TRAINING,
-        played.now,
-    )
+    assert played.take() == []
+    assert played.watch.state is JobState.TRAINING
+    assert played.watch.capture_record.captured_at == played.now
 
 
 def test_stalled_job_with_a_new_message_stays_stalled_and_pages() -> None:
@@ -318,11 +314,9 @@ def test_stalled_job_with_a_new_message_stays_stalled_and_pages() -> None:
     since = played.watch.open_incident.stalled_since
     played.feed(200, HANG).take()
     played.captured(frozen=6, moving=2)
-    assert (played.take(), played.watch.message, played.watch.open_incident.stalled_since) == (
-        [],
-        "2 of 8 ranks progress",
-        since,
-    )
+    assert played.take() == []
+    assert played.watch.message == "2 of 8 ranks progress"
+    assert played.watch.open_incident.stalled_since == since
     played.feed(100, HANG)
     assert played.pages
 
@@ -399,11 +393,9 @@ def test_stacks_that_were_seen_once_were_seen_and_a_new_suspicion_sees_anew() ->
     played = suspected().captured(frozen=1, unknown=7).feed(100, HANG).captured(unknown=8)
     assert played.watch.suspicion.saw_stacks
     played.feed(100, WORK).feed(300, HANG)
-    assert (played.watch.state, played.watch.suspicion.saw_stacks, played.watch.suspicion.frozen_captures) == (
-        JobState.SUSPECTED,
-        False,
-        0,
-    )
+    assert played.watch.state is JobState.SUSPECTED
+    assert played.watch.suspicion.saw_stacks is False
+    assert played.watch.suspicion.frozen_captures == 0
 
 
 # --- and back --------------------------------------------------------------------------------------------------------

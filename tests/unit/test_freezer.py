@@ -49,13 +49,7 @@ V1 = "6:freezer:/slurm/job_1\n1:name=systemd:/\n0::/\n"
     ],
 )  # fmt: skip
 def test_frozen_cgroup_is_found(
-    tmp_path: Path,
-    name: str,
-    cgroup: str,
-    files: dict[str, str],
-    state: str,
-    wchan: str | None,
-    expected: str | None,
+    tmp_path: Path, name: str, cgroup: str, files: dict[str, str], state: str, wchan: str | None, expected: str | None
 ) -> None:
     assert cgroup_freezer.frozen_cgroup(7, state, wchan, *tree(tmp_path, cgroup, **files)) == expected, name
 

@@ -42,10 +42,8 @@ def test_a_power_cap_and_idle_clocks_are_no_fault() -> None:
 def test_a_driver_that_blocks_says_at_which_gpu() -> None:
     fault = Fault(subject="gpu 2", reason="NoAnswer", detail="silent about this GPU", remedy="reboot")
     verdict = gpu_health.judge([gpu_health.Sample(driver_fault=fault)], gpu_health.Settings())
-    assert (verdict.reason, verdict.message) == (
-        "DriverStalled",
-        "the driver does not respond: GPU 2: silent about this GPU",
-    )
+    assert verdict.reason == "DriverStalled"
+    assert verdict.message == "the driver does not respond: GPU 2: silent about this GPU"
 
 
 def test_persistence_mode_can_be_left_to_the_site() -> None:

@@ -84,11 +84,9 @@ def test_launcher_comms_and_programs_are_unique_and_fit_the_kernel() -> None:
 
 def test_torchrun(tmp_path: Path) -> None:
     (job,) = jobs_in("torchrun", tmp_path, EIGHT)
-    assert (job.job_id, job.launcher, job.launcher_id) == (
-        "llama-7b",
-        "torchrun",
-        ProcessId(pid=1000, start_ticks=1000),
-    )
+    assert job.job_id == "llama-7b"
+    assert job.launcher == "torchrun"
+    assert job.launcher_id == ProcessId(pid=1000, start_ticks=1000)
     assert slots(job) == [(2, 0, 1010), (3, 1, 1011)]
     assert (job.world_size, job.local_world_size, job.absent_local_ranks) == (4, 2, ())
     assert job.gpu_uuids == ("GPU-a4", "GPU-a5")
@@ -401,9 +399,9 @@ def test_pods_of_which_none_is_seen_connected_are_jobs_of_their_own(name: str, t
     first, second = JobScan(lay_out(text, tmp_path)).find(None, node="n").jobs
     assert (len(first.ranks), len(second.ranks)) == (1, 1)
     assert first.job_key != second.job_key
-    assert (first.notes, second.notes) == (
-        (),
-        ("a separate job: it has the run name of pid 132, but hangwatch saw no store to which both are connected",),
+    assert first.notes == ()
+    assert second.notes == (
+        "a separate job: it has the run name of pid 132, but hangwatch saw no store to which both are connected",
     )
 
 

@@ -281,11 +281,9 @@ def test_key_moves_to_job_that_holds_a_gpu() -> None:
     taken, given = life.entry, life.snapshot.jobs["42-p100"]
     assert (taken.job.ranks, given.job.ranks) == (real.ranks, job().ranks)
     assert (taken.watch.identity.name.job_id, taken.watch.identity.name.job_key) == ("42", "42")
-    assert (taken.watch.state, taken.watch.since, taken.watch.power.gpus) == (
-        began.state,
-        began.since,
-        began.power.gpus,
-    )
+    assert taken.watch.state == began.state
+    assert taken.watch.since == began.since
+    assert taken.watch.power.gpus == began.power.gpus
     assert (given.watch.state, given.watch.identity.name.job_key) == (JobState.TRAINING, "42-p100"), (
         "a watch follows its processes"
     )

@@ -274,11 +274,9 @@ def test_each_look_is_saved_once_and_says_what_is_known_by_now() -> None:
         )
         (saved,) = life.saved[before:]
         assert saved == life.entry.incident
-        assert (saved.incident_id, saved.state, saved.job.command) == (
-            opened.incident_id,
-            JobState.HUNG,
-            f"command {number}",
-        )
+        assert saved.incident_id == opened.incident_id
+        assert saved.state is JobState.HUNG
+        assert saved.job.command == f"command {number}"
         assert (saved.verdict.message, saved.grouping) == (f"look {number}", count(frozen=number))
     kept = [capture.started_unix_seconds for capture in life.saved[-1].captures]
     assert kept == [opened.captures[0].started_unix_seconds, 3, 4, 5]

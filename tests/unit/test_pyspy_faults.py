@@ -271,11 +271,7 @@ def test_process_ending_during_a_dump_has_no_state_after(target: Target) -> None
 )
 def test_second_attempt_is_made_only_for_passing_faults(target: Target, complaint: str, is_passing: bool) -> None:
     answer = target.dump(target.pyspy(f"echo '{complaint}' >&2; exit 1", paused=STACKS))
-    assert (answer.fault is None, answer.paused, len(target.calls)) == (
-        is_passing,
-        is_passing,
-        1 + is_passing,
-    )
+    assert (answer.fault is None, answer.paused, len(target.calls)) == (is_passing, is_passing, 1 + is_passing)
 
 
 @pytest.mark.parametrize("letter", "RSDTtZXI")

@@ -44,19 +44,10 @@ def differences(
     ("late", "sentence"),
     [
         ({"delay_seconds": 25.0}, "its main thread waited 25% of the time for a core, those of the others at most 1%"),
-        (
-            {"throttled_seconds": 28.0},
-            "its CPU quota stopped it for 30% of the time, the others for at most 0%",
-        ),
+        ({"throttled_seconds": 28.0}, "its CPU quota stopped it for 30% of the time, the others for at most 0%"),
         ({"worker_cpu_seconds": 64.0}, "its workers used 0.90 cores, those of the others at most 0.00"),
-        (
-            {"worker_io_bytes": 7.6e9},
-            "its workers read and wrote 121 MiB/s, those of the others at most 0 MiB/s",
-        ),
-        (
-            {"io_bytes": 7.6e9},
-            "its main thread read and wrote 121 MiB/s, those of the others at most 0 MiB/s",
-        ),
+        ({"worker_io_bytes": 7.6e9}, "its workers read and wrote 121 MiB/s, those of the others at most 0 MiB/s"),
+        ({"io_bytes": 7.6e9}, "its main thread read and wrote 121 MiB/s, those of the others at most 0 MiB/s"),
         (
             {"faulted_bytes": 7.6e9},
             "page faults of its main thread brought in 121 MiB/s, those of the others at most 0 MiB/s",

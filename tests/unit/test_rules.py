@@ -632,9 +632,7 @@ def test_thread_that_is_joined_rests_and_lock_of_program_does_not(
 
 
 @pytest.mark.parametrize("world_size", [None, 1])
-def test_job_of_one_or_unknown_size_is_never_over(
-    world_size: int | None,
-) -> None:
+def test_job_of_one_or_unknown_size_is_never_over(world_size: int | None) -> None:
     assert resting(LINGERS, world_size=world_size) is None
 
 

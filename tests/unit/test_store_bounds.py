@@ -427,10 +427,8 @@ def test_what_was_left_open_fills_the_room_to_the_brim_and_the_rest_is_named(
     monkeypatch.setattr(folders, "MOST_LEFT_OPEN_BYTES", sum(sizes) - 1)
     assert (list_continued(), caplog.messages) == ([2, 1], [f"{saved[0]}: not continued: too many open incidents"])
     monkeypatch.setattr(folders, "MOST_LEFT_OPEN", 1)
-    assert (list_continued(), caplog.messages) == (
-        [2],
-        [f"{saved[1]} and 1 more: not continued: too many open incidents"],
-    )
+    assert list_continued() == [2]
+    assert caplog.messages == [f"{saved[1]} and 1 more: not continued: too many open incidents"]
 
 
 def test_what_one_owner_left_open_does_not_take_the_room_of_others(

@@ -530,11 +530,7 @@ def test_equal_numbers_on_the_command_line_are_no_ranks() -> None:
 def test_two_files_without_node_names_are_two_nodes() -> None:
     first = process(7, *WAITS, command="python train.py --local_rank=0")
     found = traces.collect([("a/one.txt", first), ("a/two.txt", first), ("three.txt", process(7, *LOADS))])
-    assert ids(found) == [
-        RankId(local_rank=0, pid=7),
-        RankId(node="two.txt", local_rank=0, pid=7),
-        RankId(pid=7),
-    ]
+    assert ids(found) == [RankId(local_rank=0, pid=7), RankId(node="two.txt", local_rank=0, pid=7), RankId(pid=7)]
     assert [len(rank.rounds) for rank in found.ranks] == [1, 1, 1]
 
 

@@ -201,9 +201,7 @@ def test_a_page_is_sent_without_waiting(receiver: WebhookReceiver, tmp_path: Pat
         assert receiver.received("/chat") == []
 
 
-def test_a_hung_job_keeps_the_warnings_of_its_nodes_back(
-    alertmanager: RealAlertmanager, receiver: WebhookReceiver
-) -> None:
+def test_hung_job_keeps_warnings_of_its_nodes_back(alertmanager: RealAlertmanager, receiver: WebhookReceiver) -> None:
     # The page must be sent first: a node's warning waits for its group, two minutes in the example.
     alertmanager.post([alert("HangwatchTrainingHung", job_id="J1")])
     alertmanager.post([alert("HangwatchNodeHasHungJob", instance="node-a", job="hangwatch")])
@@ -238,9 +236,7 @@ def test_a_hung_job_keeps_the_warnings_of_its_nodes_back(
     )
 
 
-def test_one_message_per_kind_of_trouble_however_many_nodes_have_it(
-    alertmanager: RealAlertmanager, receiver: WebhookReceiver
-) -> None:
+def test_one_message_per_trouble_of_many_nodes(alertmanager: RealAlertmanager, receiver: WebhookReceiver) -> None:
     sick = {("xid", "node-a"), ("xid", "node-b"), ("storage", "node-a")}
     alertmanager.post([alert("HangwatchNodeUnhealthy", instance=node, check=check) for check, node in sorted(sick)])
     wait_for(lambda: len(receiver.received("/chat")) >= 2, "a message for each check")

@@ -337,9 +337,7 @@ texts = st.text(
     hold=st.floats(1.0, 86400.0),
     quorum=st.floats(0.0, 1.0, exclude_min=True),
 )
-def test_any_value_arrives_in_the_daemon_as_it_was_written(
-    directory: str, port: int, max_bytes: int, hold: float, quorum: float
-) -> None:
+def test_any_value_arrives_in_the_daemon(directory: str, port: int, max_bytes: int, hold: float, quorum: float) -> None:
     settings = rendered_settings(
         {
             "store": {"directory": directory, "max_bytes": max_bytes},
@@ -404,7 +402,7 @@ def test_a_network_policy_that_would_do_nothing_is_refused() -> None:
     ("interval", "timeout", "is_refused"),
     [("2s", "10s", True), ("1m", "61s", True), ("900ms", "1s", True), ("5s", "5s", False), ("1m", "59999ms", False)],
 )
-def test_a_scrape_that_may_last_longer_than_its_interval_is_refused(
+def test_scrape_that_may_last_longer_than_its_interval_is_refused(
     interval: str, timeout: str, is_refused: bool
 ) -> None:
     """The Prometheus operator only logs such a PodMonitor and ignores it."""

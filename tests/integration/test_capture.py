@@ -437,9 +437,7 @@ def test_what_a_program_makes_of_its_stacks_fills_no_memory(tmp_path: Path) -> N
 RANKS, STUCK = 4, 2
 
 
-def test_light_job_that_hangs_gets_a_light_capture_and_is_then_suspected(
-    fake_driver: FakeDriver, tmp_path: Path
-) -> None:
+def test_light_job_that_hangs_gets_light_capture_and_is_then_suspected(fake_driver: FakeDriver, tmp_path: Path) -> None:
     with SimulatedNode(RANKS) as node, ExitStack() as stack:
         lines = [*h100(RANKS), *(f"gpu {i} pids {pid}" for i, pid in enumerate(node.pids))]
         fake_driver.write([*lines, "gpu all power_watts 250"])  # before the daemon: else it sees the power fall

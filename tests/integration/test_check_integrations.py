@@ -98,9 +98,7 @@ END
     ("status", "reason", "updates"),
     [("UNKNOWN ", "Stalled", []), ("OK      ", "GpusHealthy", ["update NodeName=n1 State=RESUME"])],
 )
-def test_a_check_that_cannot_tell_takes_back_no_drain_of_its_own(
-    site: Site, status: str, reason: str, updates: list[str]
-) -> None:
+def test_check_that_cannot_tell_keeps_its_drain(site: Site, status: str, reason: str, updates: list[str]) -> None:
     site.state.write_text("NodeName=n1 State=IDLE+DRAIN Reason=hangwatch: gpu_health GpuLost [root@t]\n")
     site.hangwatch.write_text(REPORT.format(status=status, reason=reason, said="what it said"))
     site.run("slurm/hangwatch-healthcheck.sh")

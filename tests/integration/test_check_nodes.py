@@ -82,9 +82,7 @@ def parse_output(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return form
 
 
-def test_nodes_with_equal_answers_stand_in_one_line_the_worst_first(
-    nodes: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_with_equal_answers_stand_in_one_line_worst_first(nodes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "110")
     for node in ("n3", "n4"):
         keep(nodes, node, answer_of(("fd_limit", LIMIT)))

@@ -535,9 +535,7 @@ def test_what_is_no_error_file_of_the_owner_is_refused(tmp_path: Path, kind: str
         ("real", 0o1777, False),
     ],
 )
-def test_a_link_that_root_made_where_only_root_writes_is_followed(
-    tmp_path: Path, target: str, mode: int, is_read: bool
-) -> None:
+def test_link_of_root_where_only_root_writes_is_followed(tmp_path: Path, target: str, mode: int, is_read: bool) -> None:
     """Follow a link that root made for a scratch folder. Do not follow it above the root folder of the rank."""
     (tmp_path / "real").mkdir()
     (tmp_path / "real" / "error.json").write_text("{}")

@@ -221,9 +221,7 @@ def test_a_notebook_is_no_rank_and_holds_its_gpu() -> None:
         (PhaseAge(Phase.COMPUTE, 0.1), False, simulated_gpus.IDLE),
     ],
 )
-def test_power_follows_what_a_rank_does_and_for_how_long(
-    seen: PhaseAge, alive: bool, expected: simulated_gpus.Load
-) -> None:
+def test_power_follows_what_rank_does_and_how_long(seen: PhaseAge, alive: bool, expected: simulated_gpus.Load) -> None:
     assert simulated_gpus.load(seen, alive) == expected
 
 

@@ -29,9 +29,7 @@ RANK = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0
     ("file", "library", "seconds"),
     [("jaxlib/libjax_common.so", "jax", None), ("torch/lib/libtorch_cpu.so", "torch", OTHER_DEFAULT_SECONDS)],
 )
-def test_timeout_of_pytorch_is_that_of_jobs_with_pytorch(
-    file: str, library: str, seconds: float | None, tmp_path: Path
-) -> None:
+def test_timeout_of_pytorch_is_that_of_its_jobs(file: str, library: str, seconds: float | None, tmp_path: Path) -> None:
     with targets.python(f"library = {file!r}{LATE_IMPORT}", tmp_path, **RANK) as pid:
         scan = JobScan()
 

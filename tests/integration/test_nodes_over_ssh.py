@@ -83,8 +83,6 @@ def test_checks_behind_a_real_sshd(via: str, nodes: Path, config: Path) -> None:
         pytest.param("pdsh", signal.SIGINT, marks=needs_pdsh),  # after our end a pdsh remains until the deadline
     ],
 )
-def test_when_we_are_ended_so_is_what_runs_behind_sshd(
-    via: str, ending: signal.Signals, nodes: Path, config: Path
-) -> None:
+def test_when_we_end_so_does_what_runs_behind_sshd(via: str, ending: signal.Signals, nodes: Path, config: Path) -> None:
     remote(nodes, 'echo up >"$folder/up-$$"; exec sh -c "sleep 600; true" "$folder"')
     end_while_nodes_answer(nodes, ending, "--nodes", "n[0-1]", *VIA[via](config), count=2)

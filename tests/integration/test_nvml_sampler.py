@@ -183,9 +183,7 @@ def test_a_driver_without_gpus_is_an_empty_sweep(fake_driver: FakeDriver, start:
     assert (sweep.gpus, sweep.faults) == ((), ())
 
 
-def test_a_driver_that_blocks_is_given_up_within_its_deadline_and_replaced(
-    fake_driver: FakeDriver, start: Start
-) -> None:
+def test_driver_that_blocks_is_given_up_within_its_deadline_and_replaced(fake_driver: FakeDriver, start: Start) -> None:
     sampler = start(deadline_seconds=1.0)
     first_sweep(sampler)
     blocked = child_pid()

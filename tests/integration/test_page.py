@@ -112,9 +112,7 @@ def test_one_page_names_the_job_and_the_rank_and_resolves(
         )
 
 
-def test_a_daemon_killed_twice_in_a_hang_makes_one_page_of_one_incident(
-    fake_driver: FakeDriver, tmp_path: Path
-) -> None:
+def test_daemon_killed_twice_in_hang_makes_one_page_of_one_incident(fake_driver: FakeDriver, tmp_path: Path) -> None:
     fake_driver.write(h100(4))
     os.mkfifo(tmp_path / "shard")
     with (

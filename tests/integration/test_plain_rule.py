@@ -17,9 +17,7 @@ PLAIN = {"quiet_fraction": 0.0, "low_power_ratio_of_limit": 0.12}
 HOLD_SECONDS = QUICK["detector"]["hold_seconds"]
 
 
-def test_ranks_of_torchrun_are_dumped_once_their_gpus_draw_12_percent_for_the_hold(
-    fake_driver: FakeDriver, tmp_path: Path
-) -> None:
+def test_ranks_are_dumped_once_their_gpus_draw_12_percent_for_the_hold(fake_driver: FakeDriver, tmp_path: Path) -> None:
     fake_driver.write([*h100(2), "gpu all power_watts 68"])
     detector = {**QUICK["detector"], **PLAIN}
     with RealDaemon(tmp_path / "hw", fake_driver.environ, detector=detector) as daemon:

@@ -44,9 +44,7 @@ def rank_pid(job: TorchJob, rank: int) -> int:
 
 
 @pytest.mark.parametrize("has_gpus", [False, pytest.param(True, marks=pytest.mark.machines)])
-def test_blocked_rank_is_suspected_pages_after_the_hold_and_recovers(
-    fake_driver: FakeDriver, tmp_path: Path, *, has_gpus: bool
-) -> None:
+def test_blocked_rank_pages_after_hold_and_recovers(fake_driver: FakeDriver, tmp_path: Path, *, has_gpus: bool) -> None:
     """The GPUs of all ranks draw the same power in the hang as before, or there are none."""
     fake_driver.write(h100(4))
     os.mkfifo(tmp_path / "shard")

@@ -50,9 +50,7 @@ def dump(pid: int, **options: object) -> pyspy.PyspyAnswer:
         (targets.IN_KERNEL, "D", True, "blocked_in_kernel"),
     ],
 )
-def test_process_in_any_state_is_read_without_a_pause(
-    program: str, state: str, native: bool, function: str, tmp_path: Path
-) -> None:
+def test_any_process_is_read_unpaused(program: str, state: str, native: bool, function: str, tmp_path: Path) -> None:
     with targets.python(program, tmp_path) as pid:
         if state == "T":
             targets.stop(pid)
@@ -63,9 +61,7 @@ def test_process_in_any_state_is_read_without_a_pause(
         assert answer.duration_seconds < 30, "a pause of a process in D would last until the deadline"
 
 
-def test_hung_py_spys_of_a_pod_do_not_use_the_quota_of_another_pod(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hung_py_spys_of_pod_do_not_use_quota_of_another_pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reach the limit of one pod, then dump a rank of another pod. The users of both pods have uid 0."""
     left = AbandonedChildren()
     monkeypatch.setattr(pyspy.DUMPER, "abandoned", left)
@@ -221,9 +217,7 @@ def test_a_target_that_a_dying_py_spy_leaves_stopped_runs_on(tmp_path: Path, bod
         wait_until_it_works(pid)
 
 
-def test_a_target_that_obeys_a_stop_only_after_py_spy_has_ended_runs_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_target_that_obeys_stop_after_py_spy_has_ended_runs_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyspy, "_SETTLE_SECONDS", 2.0)
     late = f'(sleep 0.2; kill -STOP "$5"; touch {tmp_path}/stopped) </dev/null >/dev/null 2>&1 & exit 1'
     with targets.python(targets.SPINNING, tmp_path) as pid:
@@ -267,9 +261,7 @@ def wait_until_it_works(pid: int) -> None:
     wait_for(lambda: (procfs.read_counters(pid).cpu_seconds or 0.0) > used + 0.03, "the target to run on")
 
 
-def test_version_that_never_comes_costs_no_stack_and_pauses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_version_that_never_comes_costs_no_stack_and_no_pause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pyspy, "_VERSION_DEADLINE_SECONDS", 3.0)
     body = f'echo "$@" >> {tmp_path}/asked; echo "[]"'
     hung = fake_pyspy(tmp_path, body, f'[ "$1" = --version ] && {{ echo >> {tmp_path}/versions; exec sleep 600; }}')

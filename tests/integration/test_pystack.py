@@ -194,9 +194,7 @@ def test_main_interpreter_is_read_where_py_spy_shows_another(tmp_path: Path) -> 
     assert "helper" not in {frame.function for thread in dump.threads for frame in thread.frames}
 
 
-def test_both_dumpers_ended_by_a_signal_are_told_without_advice_to_use_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dumpers_ended_by_a_signal_are_told_without_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "child.py"
     script.write_text("import os\nos.kill(os.getpid(), 11)")
     monkeypatch.setattr(pystack, "CHILD", script)

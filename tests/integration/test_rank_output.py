@@ -157,9 +157,7 @@ def look(ranks: list[ProcessId], **settings: object) -> Diagnosis:
     return targets.diagnosed(targets.job_of(ranks, world_size=8), limits, activity.load(MEETS))
 
 
-def test_rank_with_only_error_in_log_among_equal_stacks_is_checked_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_with_only_error_in_log_is_checked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give all ranks the same stack and a connection to the store. Only the log of rank 2 has an error."""
     logs = [opened(tmp_path / f"rank{number}.log") for number in range(4)]
     store = socket.create_server(("127.0.0.1", 0))
@@ -201,9 +199,7 @@ def test_a_variable_of_one_rank_alone_is_evidence_and_in_the_report(tmp_path: Pa
     assert "NCCL_SOCKET_IFNAME differs" in report and "secret" not in report
 
 
-def test_a_reader_that_gives_no_answer_costs_its_deadline_and_a_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reader_without_answer_costs_its_deadline_and_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     silent = tmp_path / "child.py"
     silent.write_text("import time; time.sleep(600)")
     monkeypatch.setattr(rank_output, "CHILD", silent)

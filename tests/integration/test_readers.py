@@ -268,9 +268,7 @@ def read_as(uid: int, folder: Path) -> dict[str, str]:
     return json.loads(text)
 
 
-def test_incident_of_real_daemon_is_readable_by_its_owner_only(
-    place: Path, tmp_path: Path, fake_driver: FakeDriver
-) -> None:
+def test_incident_of_daemon_is_readable_by_its_owner_only(place: Path, tmp_path: Path, fake_driver: FakeDriver) -> None:
     slot = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "his"}
     with targets.python(RANK.format(uid=OWNER), tmp_path, **slot) as pid:
         wait_for(lambda: procfs.read_user_ids(pid) == (OWNER, OWNER, OWNER), "the user")

@@ -151,9 +151,7 @@ def test_real_hang_has_its_rank_to_check_first(folder: Path, kind: str, rank: in
     ],
     indirect=["folder"],
 )
-def test_real_hang_without_a_majority_names_no_rank(
-    folder: Path, ranks: list[int], code: str, words: list[str]
-) -> None:
+def test_real_hang_without_majority_names_no_rank(folder: Path, ranks: list[int], code: str, words: list[str]) -> None:
     """In one job half of the ranks write and half wait. Another job has only two ranks. On a busy machine the ranks
     that write may first be at two places, in two groups.
     """

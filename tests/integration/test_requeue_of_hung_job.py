@@ -82,9 +82,7 @@ def make_hook(folder: Path, slurm_conf: Path) -> list[str]:
     return [str(hook), str(folder / "requeued")]
 
 
-def test_hung_job_restarts_once_without_the_node_of_the_xid(
-    slurm_conf: Path, fake_driver: FakeDriver, tmp_path: Path
-) -> None:
+def test_hung_job_restarts_once_without_node_of_xid(slurm_conf: Path, fake_driver: FakeDriver, tmp_path: Path) -> None:
     fake_driver.write(h100(4))
     make_driver_files(tmp_path)
     job = submit(tmp_path)

@@ -51,9 +51,7 @@ def test_killed_twice_in_a_hang_it_goes_on_with_the_one_incident(fake_driver: Fa
             assert [path.name for path in folder.parent.iterdir() if node.run_id in path.name] == [incident]
 
 
-def test_silence_outlives_a_killed_daemon_and_its_end_lets_the_job_page(
-    fake_driver: FakeDriver, tmp_path: Path
-) -> None:
+def test_silence_outlives_killed_daemon_and_its_end_lets_job_page(fake_driver: FakeDriver, tmp_path: Path) -> None:
     kept, path = {"directory": str(tmp_path / "kept")}, {"path": str(tmp_path / "socket")}
     with SimulatedNode(2) as node:
         fake_driver.write([*h100(2), *(f"gpu {i} pids {pid}" for i, pid in enumerate(node.pids))])

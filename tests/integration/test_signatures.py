@@ -223,9 +223,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize(("code", "where"), PLACES.values(), ids=PLACES)
-def test_rank_blocked_on_a_file_or_pipe_outside_its_job_is_stuck_on_it(
-    code: str, where: str | None, tmp_path: Path
-) -> None:
+def test_rank_blocked_on_file_or_pipe_outside_job_is_stuck_on_it(code: str, where: str | None, tmp_path: Path) -> None:
     with targets.python(code, tmp_path) as pid:
         targets.wait_until_blocked(pid)
         member = measured(job_of(pid))
@@ -294,9 +292,7 @@ def sidecar(does: str, folder: Path) -> Iterator[int]:
         ("is stopped", Signature.BLOCKED),
     ],
 )
-def test_rank_that_asks_a_process_of_its_node_moves_as_that_process(
-    does: str, expected: Signature, tmp_path: Path
-) -> None:
+def test_rank_that_asks_process_of_node_moves_as_that_process(does: str, expected: Signature, tmp_path: Path) -> None:
     with sidecar(does, tmp_path) as other, targets.python(ASKS_SIDECAR, tmp_path) as pid:
         targets.wait_for_call(pid, "receives")
         if does == "is stopped":

@@ -138,9 +138,7 @@ def test_a_rank_that_reads_from_the_silent_mount_is_named_and_the_job_pages_at_o
         assert_pages(one)
 
 
-def test_a_descriptor_tells_the_mount_where_no_place_in_the_kernel_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_descriptor_tells_mount_where_no_place_in_kernel_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hangwatch.capture.rank_dumps.FUSE_WAITS", frozenset())
     with ranks(tmp_path, SPINNING, READING_OPEN) as (job, fall_silent):
         fall_silent()

@@ -154,9 +154,7 @@ threading.Thread(target=change).start()
     ],
     ids=["root to 65534", "65534 to root", "root in the file system"],
 )
-def test_process_that_changes_its_user_lends_its_rights_to_nobody(
-    before: str, change: str, uid: int, tmp_path: Path
-) -> None:
+def test_process_that_changes_its_user_lends_no_rights(before: str, change: str, uid: int, tmp_path: Path) -> None:
     """Let 17 lives of each kind change their user at a random moment of the reading. Only root may read the file."""
     chance = random.Random(41)
     for life in range(17):

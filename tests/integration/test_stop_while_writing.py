@@ -79,9 +79,7 @@ def test_incident_that_waits_for_its_turn_is_written_at_the_end(tmp_path: Path) 
     assert incident_file.load(folder).incident_id == samples.loader_hang().incident_id
 
 
-def test_state_directory_that_is_removed_is_made_and_locked_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_removed_state_directory_is_made_and_locked_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     state = tmp_path / "state"
     state.mkdir()
     with keeping_in(state) as (common, keeping):
@@ -122,9 +120,7 @@ def test_store_that_cannot_be_written_is_a_problem_until_it_can(small_disk: Path
     assert incident_file.load(folder).incident_id == samples.loader_hang().incident_id
 
 
-def test_hang_that_is_handed_over_late_is_written_or_given_up_by_name(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_hang_handed_over_late_is_written_or_given_up_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     go_on, begun = threading.Event(), threading.Event()
     incident = samples.loader_hang()
 
@@ -171,9 +167,7 @@ def test_sigterm_while_crashes_are_read_keeps_them(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_incident_that_the_disk_does_not_take_is_given_up_in_time(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_incident_that_disk_does_not_take_is_given_up_in_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with keeping_in(tmp_path) as (_, keeping), dead_mount(tmp_path / "incidents"):
         keeping.save(SaveIncident(incident=samples.loader_hang(), is_watched=False))
         began = time.monotonic()

@@ -404,9 +404,7 @@ COMMANDS = ("report", "incidents", "explain", "status", "check")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_nothing_is_drawn_and_nothing_coloured_where_that_is_not_wanted(
-    typed: dict[str, tuple[str, ...]], command: str
-) -> None:
+def test_nothing_is_drawn_or_coloured_where_not_wanted(typed: dict[str, tuple[str, ...]], command: str) -> None:
     assert "\x1b" not in in_terminal(*typed[command], TERM="dumb")
     assert "\x1b" in in_terminal(*typed[command]), "it would be seen"
     without = in_terminal(*typed[command], NO_COLOR="1")
@@ -424,9 +422,7 @@ def test_what_is_no_frame_is_no_wider_than_the_screen(typed: dict[str, tuple[str
 @pytest.mark.parametrize(
     ("columns", "environ", "widest"), [(60, {}, 60), (200, {}, WIDEST), (200, {"COLUMNS": "70"}, 70)]
 )
-def test_sentences_wrap_at_the_edge_of_the_screen(
-    incident: str, columns: int, environ: dict[str, str], widest: int
-) -> None:
+def test_sentences_wrap_at_edge_of_screen(incident: str, columns: int, environ: dict[str, str], widest: int) -> None:
     head, *_ = in_terminal("report", incident, columns=columns, NO_COLOR="1", **environ).partition("Groups, largest")
     lengths = [len(line) for line in head.splitlines()]
     assert widest - 25 < max(lengths) <= widest

@@ -291,9 +291,7 @@ def idle_judgement(job: RealJob) -> tuple[Grouping, Verdict] | None:
 
 
 @pytest.mark.parametrize("more", [(), ("ddp",)], ids=["plain", "ddp"])
-def test_a_job_that_destroyed_its_process_group_is_over_and_before_that_it_is_not(
-    more: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_job_is_over_once_it_has_destroyed_its_process_group(more: tuple[str, ...], tmp_path: Path) -> None:
     """This closes the connections between the ranks, and those to the store in torchrun's agent.
 
     With DDP, idle connections to the store and between the ranks remain.

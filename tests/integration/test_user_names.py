@@ -54,9 +54,7 @@ def test_job_in_another_namespace_has_its_user_id(before: Sequence[str]) -> None
         assert job_of(pid, JobScan()).user == "uid 0"
 
 
-def test_slow_name_service_delays_no_scan_and_names_the_job_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_name_service_delays_no_scan_and_names_job_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "answer")
     getent = tmp_path / "getent"
     getent.write_text(f'#!/bin/sh\nread -r line < {tmp_path}/answer\necho "$line"\n')

@@ -113,9 +113,7 @@ def test_rank_that_waits_for_its_driver_waits_for_the_rank_behind_it(
         (OVER_A_SOCKET, "theirs.recv(1)", "cycle", "which waits for this process"),
     ],
 )
-def test_rank_is_blocked_by_a_helper_that_cannot_answer(
-    tmp_path: Path, program: str, task: str, end: str, says: str
-) -> None:
+def test_rank_is_blocked_by_helper_without_answer(tmp_path: Path, program: str, task: str, end: str, says: str) -> None:
     with targets.python(program.format(task=task), tmp_path) as pid:
         targets.wait_for_call(pid, "receives")
         helper, *_ = procfs.read_children(pid)
@@ -138,9 +136,7 @@ def test_rank_is_blocked_by_a_helper_that_cannot_answer(
         ),
     ],
 )
-def test_rank_at_a_lock_waits_for_its_event_loop_but_not_for_a_thread_that_polls(
-    tmp_path: Path, waits: str, signature: Signature
-) -> None:
+def test_rank_at_lock_awaits_event_loop_not_polling_thread(tmp_path: Path, waits: str, signature: Signature) -> None:
     with socket.create_server(("127.0.0.2", 0)) as listening:
         code = f"""
 import asyncio, socket, threading

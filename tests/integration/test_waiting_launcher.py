@@ -15,9 +15,7 @@ from tests.servers import free_port
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
 
-def test_torchrun_that_waits_for_a_node_is_told_and_goes_on_when_that_comes(
-    fake_driver: FakeDriver, tmp_path: Path
-) -> None:
+def test_torchrun_that_waits_for_a_node_is_told_and_then_goes_on(fake_driver: FakeDriver, tmp_path: Path) -> None:
     fake_driver.write(h100(1))
     endpoint = f"127.0.0.1:{free_port()}"
     second = tmp_path / "second"

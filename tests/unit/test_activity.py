@@ -209,9 +209,7 @@ def test_an_activity_is_called_after_a_function_with_a_name(lines: list[str], ex
         ("fetch (datasets/mine.py)", "unknown", "data_loading", "data_loading"),
     ],
 )
-def test_function_name_is_classified_by_the_owner_of_its_file(
-    line: str, of_user: str, of_nobody_knows: str, of_library: str
-) -> None:
+def test_function_is_classified_by_file_owner(line: str, of_user: str, of_nobody_knows: str, of_library: str) -> None:
     found = (TABLE.classify(frames(line, "<module> (train.py)"), installed).activity for installed in (0, None, 1))
     assert tuple(found) == (of_user, of_nobody_knows, of_library)
 

@@ -188,9 +188,7 @@ def test_polling_rank_is_checked_first_and_not_named() -> None:
     [(80.0, 0.02, []), (80.0, 0.9, [3]), (0.0, 0.1, [3])],
     ids=["a loop that sleeps", "it computes", "it computes on a busy machine"],
 )
-def test_lines_of_a_loop_that_sleeps_are_no_work(
-    switches_per_second: float, main_cpu_ratio: float, named: list[int]
-) -> None:
+def test_sleeping_loop_is_no_work(switches_per_second: float, main_cpu_ratio: float, named: list[int]) -> None:
     usage = Usage(switches_per_second=switches_per_second, main_cpu_ratio=main_cpu_ratio)
     goes_on = structs.replace(standing(3, done(5)), signature=Signature.COMPUTES, motion=Motion.MOVING, usage=usage)
     verdict = judged(waiting(*THREE), outside(goes_on, activity="unknown", waits_for="unknown"))
@@ -246,9 +244,7 @@ def test_rank_waiting_for_a_lock_waits_for_the_rank_that_holds_it() -> None:
         (None, (), False),
     ],
 )
-def test_rank_that_waits_for_memory_of_its_own_process_waits_for_no_rank(
-    call: str | None, others: tuple[str, ...], is_named: bool
-) -> None:
+def test_rank_at_its_own_memory_waits_for_no_rank(call: str | None, others: tuple[str, ...], is_named: bool) -> None:
     facts = KernelFacts(call=KernelCall(name=call, says=f"{call}()", rounds=2) if call else None)
     late = structs.replace(standing(3, done(5)), kernel=facts)
     group = outside(late, activity="thread_wait", waits_for="thread")
@@ -519,9 +515,7 @@ def test_rank_held_in_a_call_is_frozen_with_the_ranks_that_wait_for_it(held: dic
 @pytest.mark.parametrize(
     ("main_cpu_ratio", "motion"), [(0.01, Motion.FROZEN), (0.6, Motion.MOVING), (None, Motion.MOVING)]
 )
-def test_rank_that_tries_its_collective_again_progresses_only_if_it_computes(
-    main_cpu_ratio: float | None, motion: Motion
-) -> None:
+def test_rank_that_retries_collective_moves_only_if_it_computes(main_cpu_ratio: float | None, motion: Motion) -> None:
     odd = at_work(standing(3, done(5)), **FIFO, signature=Signature.BLOCKED, motion=Motion.FROZEN)
     usage = Usage(switches_per_second=9.0, main_cpu_ratio=main_cpu_ratio)
     tried = with_frozen_ranks(job(odd, signature=Signature.COMPUTES, usage=usage))

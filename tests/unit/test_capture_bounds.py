@@ -142,9 +142,7 @@ def test_process_is_not_paused_before_a_suspicion(tmp_path: Path, may_pause: boo
 
 
 @pytest.mark.parametrize(("native", "most"), [(False, 3), (True, 1)])
-def test_so_many_dumps_at_the_same_time_as_may_be_and_native_ones_alone(
-    tmp_path: Path, native: bool, most: int
-) -> None:
+def test_so_many_dumps_at_same_time_as_may_be_and_native_ones_alone(tmp_path: Path, native: bool, most: int) -> None:
     node = Node(tmp_path, ranks=6)
     running = f"{tmp_path}/running-$pid"
     until_others = f"until [ $(ls {tmp_path} | grep -c begun-) -ge {most} ]; do sleep 0.02; done"
@@ -251,7 +249,7 @@ def test_capture_without_rounds_says_nothing_about_ranks(tmp_path: Path) -> None
         (0, (1004, 1004, 1004, 1004), True),
     ],
 )
-def test_what_the_owner_may_not_read_is_not_taken(
+def test_unreadable_rank_is_not_taken(
     tmp_path: Path, reader: int | None, uids: tuple[int, ...], is_shown: bool
 ) -> None:
     node = Node(tmp_path, ranks=1)

@@ -237,9 +237,7 @@ READ = KernelCall(
         ({"kernel": KernelFacts(call=FUTEX, worker_call=WorkerCall(pid=9, call=READ))}, False),
     ],
 )
-def test_native_frames_are_asked_for_where_the_kernel_has_not_told_the_call(
-    seen: dict[str, object], *, is_asked_for: bool
-) -> None:
+def test_native_frames_are_asked_for_if_the_call_is_unknown(seen: dict[str, object], *, is_asked_for: bool) -> None:
     verdict = judge(Grouping(groups=(behind(range(1, 4)), group_in_own_code(range(1), **seen))))
     assert [one.rank for one in verdict.check_first] == [0]
     told = (verdict.message, next_step(verdict))
@@ -288,9 +286,7 @@ def joined(thread: str, **parts: Any) -> Group:
         ("unknown", {"waits": Waits(awaits_store="thread")}, ([], [], Confidence.NONE)),
     ],
 )
-def test_rank_waiting_for_a_thread_is_judged_by_the_threads_activity(
-    thread: str, parts: dict[str, Any], expected: object
-) -> None:
+def test_rank_waiting_for_thread_is_judged_by_that_thread(thread: str, parts: dict[str, Any], expected: object) -> None:
     others = group(range(1, 4), BARRIER, "collective_wait", "ranks")
     assert says(joined(thread, **parts), others) == expected
 

@@ -145,9 +145,7 @@ def test_a_rate_under_what_it_should_be(tree: NodeTree, rate: str, expected: flo
         ("local_ack_timeout_err", 101, ("WARNING", "PortErrors")),
     ],
 )
-def test_counters_are_judged_by_what_they_grew(
-    tree: NodeTree, counter: str, grown: int, expected: tuple[str, str]
-) -> None:
+def test_counters_are_judged_by_growth(tree: NodeTree, counter: str, grown: int, expected: tuple[str, str]) -> None:
     check, node = Checked("infiniband"), tree.node()
     port(tree, **{counter: 7000})
     assert status_and_reason(check.run(node)) == ("OK", "PortsActive"), "a high value by itself is history"

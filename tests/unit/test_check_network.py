@@ -194,9 +194,7 @@ def test_a_setting_names_interfaces_too(tree: NodeTree) -> None:
         ("08", 0, ("OK", "NetworkUp")),
     ],
 )
-def test_the_connections_that_ranks_hold(
-    tree: NodeTree, state: str, retransmits: int, expected: tuple[str, str]
-) -> None:
+def test_connections_that_ranks_hold(tree: NodeTree, state: str, retransmits: int, expected: tuple[str, str]) -> None:
     process(tree, **MASTER)
     connection(tree, state, retransmits)
     expect(expected, "network", tree.node(job(rank(10))), connect=False)

@@ -309,9 +309,7 @@ def test_a_child_that_the_kernel_holds_is_left_behind_once(tmp_path: Path, monke
     assert isinstance(onlookers.read_space(["/"], 5.0)["/"], Space)
 
 
-def test_child_that_ends_within_an_answer_has_given_those_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_child_that_ends_within_answer_has_given_those_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     child = tmp_path / "child.py"
     whole = error_answer(errno.ESTALE)
     child.write_text(f"import os\nos.write(1, {whole + whole[:-1]!r})\n")

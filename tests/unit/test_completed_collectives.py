@@ -45,9 +45,7 @@ ROUNDS = {
 
 
 @pytest.mark.parametrize(("rounds", "completed", "stays_open"), ROUNDS.values(), ids=ROUNDS)
-def test_operations_before_the_oldest_open_one_are_completed(
-    rounds: list[Round], completed: int | None, *, stays_open: bool
-) -> None:
+def test_operations_before_the_open_are_done(rounds: list[Round], completed: int | None, *, stays_open: bool) -> None:
     measured = measure(*rounds)
     assert (measured.completed, measured.stays_open) == (completed, stays_open)
 

@@ -402,9 +402,7 @@ def test_light_captures_without_a_result_become_rare() -> None:
 @pytest.mark.parametrize(
     ("frozen", "unknown", "suspected"), [(4, 4, True), (3, 5, False), (1, 0, True), (1, 1, True), (1, 2, False)]
 )
-def test_light_capture_with_half_of_the_ranks_frozen_begins_a_suspicion(
-    frozen: int, unknown: int, suspected: bool
-) -> None:
+def test_light_capture_with_half_of_ranks_frozen_begins_suspicion(frozen: int, unknown: int, suspected: bool) -> None:
     series = Series().feed(600, 300).feed(350, HELD)
     series.glanced(frozen, 0, unknown=unknown)
     assert series.states == ([S.TRAINING, S.SUSPECTED] if suspected else [S.TRAINING])
@@ -516,7 +514,7 @@ def test_no_readings_at_all_is_no_sign_of_a_hang() -> None:
 
 @pytest.mark.parametrize(("before", "job_state"), [(90, S.STARTING), (600, S.TRAINING)])
 @pytest.mark.parametrize("is_silent", [True, False])
-def test_job_without_readings_is_unknown_then_resumes_its_job_state(
+def test_job_without_readings_is_unknown_then_resumes_state(
     before: float, job_state: JobState, is_silent: bool
 ) -> None:
     series = Series().feed(before, 300)

@@ -379,9 +379,7 @@ def test_one_value_at_many_places_is_not_counted_out(tmp_path: Path) -> None:
         (["trace_0.json", "trace_1.json"], {"trace_0.json": (0, True), "trace_1.json": (1, True)}),
     ],
 )
-def test_the_rank_of_a_dump_is_the_number_at_the_end_of_its_name(
-    given: list[str], expected: Mapping[str, tuple[int, bool]]
-) -> None:
+def test_rank_of_dump_is_number_at_end_of_its_name(given: list[str], expected: Mapping[str, tuple[int, bool]]) -> None:
     assert file_names.dump_ranks(given) == expected
 
 
@@ -415,9 +413,7 @@ def test_several_dumps_of_many_ranks_are_one_note() -> None:
 @pytest.mark.parametrize(
     ("hours", "world", "ranks"), [(0.9, range(4), [0, 1, 2]), (1.1, range(4), [1, 2]), (0.9, range(3), [1, 2])]
 )
-def test_dump_of_an_earlier_run_is_ignored_by_its_times_or_its_ranks(
-    hours: float, world: range, ranks: list[int]
-) -> None:
+def test_dump_of_earlier_run_is_ignored_by_its_times_or_its_ranks(hours: float, world: range, ranks: list[int]) -> None:
     config_of_group = {"0": {"name": "0", "desc": "default_pg", "ranks": str([*world])}}
     later = dumped(entry(0, time_created_ns=CREATED_NS + int(hours * 3600 * 10**9)), pg_config=config_of_group)
     joined = rank_recorders.join(files(fr_rank_0=None, fr_rank_1=later, fr_rank_2=dumped(pg_config=config_of_group)))

@@ -259,9 +259,7 @@ def test_rank_waiting_for_clients_has_not_joined(server: int | None, expected: t
     ("came", "want_lock", "expected"),
     [(3, 4, ("CannotTell", [])), (4, 3, ("OutsideCollective", [5, 6, 7]))],
 )
-def test_ranks_in_other_places_do_not_wait_for_a_suspect(
-    came: int, want_lock: int, expected: tuple[str, list[int]]
-) -> None:
+def test_ranks_in_other_places_await_no_suspect(came: int, want_lock: int, expected: tuple[str, list[int]]) -> None:
     # Three kinds of ranks do not wait for the suspect. They leave, have left a collective, or want a lock. No rank
     # waits for a leaving rank. If most ranks leave, the others are the next suspects.
     def dump(at: float, function: str, file: str) -> ProcessDump:
@@ -514,7 +512,5 @@ def test_a_name_that_a_process_chose_costs_no_time() -> None:
         ([f"c{'3x' * 25}a.py", "train.py"], None, [None, None]),
     ],
 )
-def test_frames_are_attributed_to_user_or_library(
-    files: list[str], installed: int | None, users: list[bool | None]
-) -> None:
+def test_frames_belong_to_user_or_library(files: list[str], installed: int | None, users: list[bool | None]) -> None:
     assert list(stack_frames.find_owners(files, installed)) == users

@@ -628,9 +628,7 @@ def assert_healthy(host: str, port: int) -> None:
     [(socket.EAI_NONAME, ServeError), (socket.EAI_AGAIN, PortTakenError)],
     ids=["none", "no resolver"],
 )
-def test_a_listen_address_that_is_none_is_told(
-    answer: int, error: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_listen_address_is_told(answer: int, error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise socket.gaierror(answer, "no address")
 

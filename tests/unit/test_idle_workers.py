@@ -75,9 +75,7 @@ def test_idle_worker_is_exported_while_it_is_idle() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_gpu_that_did_not_work_as_the_others_is_not_reported(
-    name: str, history: list[tuple[float | list[float | None], int]]
-) -> None:
+def test_gpu_unlike_others_is_not_reported(name: str, history: list[tuple[float | list[float | None], int]]) -> None:
     series: Series = Workers()
     for powers, seconds in history:
         series = series.feed(powers, seconds)

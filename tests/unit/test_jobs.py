@@ -154,9 +154,7 @@ def test_slurm_steps_are_jobs_and_a_batch_script_and_a_notebook_are_not(tmp_path
 @pytest.mark.parametrize(
     ("tree", "launcher", "command"), [("spawn", "spawn", "train.py"), ("forks", "fork", "finetune.py")]
 )
-def test_processes_of_one_parent_that_each_hold_a_gpu_are_ranks_by_their_order(
-    tree: str, launcher: str, command: str, tmp_path: Path
-) -> None:
+def test_children_with_a_gpu_each_are_ranks_in_order(tree: str, launcher: str, command: str, tmp_path: Path) -> None:
     (job,) = jobs_in(tree, tmp_path, sweep({0: (912,), 1: (913,)}))
     assert (job.job_id, job.launcher, job.command) == ("pid900-900", launcher, command)
     assert slots(job) == [(None, 0, 912), (None, 1, 913)]
@@ -283,9 +281,7 @@ def test_a_script_that_starts_the_other_ranks_itself_is_their_first(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("node", "rank"), [(0, 1), (1, None)])
-def test_by_its_pid_alone_only_a_rank_of_the_first_node_has_a_number(
-    tmp_path: Path, node: int, rank: int | None
-) -> None:
+def test_by_its_pid_alone_only_rank_of_first_node_has_number(tmp_path: Path, node: int, rank: int | None) -> None:
     root = lay_out(TREES["lightning"].replace("NODE_RANK=1", f"NODE_RANK={node}"), tmp_path)
     (one,) = discovery.job_of_pids(ProcessScan(root).processes(), [911]).ranks
     assert one.rank == rank
@@ -335,9 +331,7 @@ def test_what_a_neighbour_copies_changes_nothing_of_a_job_in_either_order_of_sta
         (("/kubepods/pod8c1f0a52-6d1e/c0ffee",), (1004, 1004), None),
     ],
 )
-def test_a_job_has_the_uid_of_all_its_ranks_as_the_node_knows_it(
-    paths: tuple[str, ...], uids: tuple[int, int], reader: int | None
-) -> None:
+def test_job_has_the_uid_of_all_its_ranks(paths: tuple[str, ...], uids: tuple[int, int], reader: int | None) -> None:
     environ = {"WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
     processes = [
         Process(
@@ -705,9 +699,7 @@ _processes = st.builds(
     st.lists(_processes, max_size=12, unique_by=lambda process: process.id.pid),
     st.lists(st.integers(1, 12), max_size=4),
 )
-def test_any_processes_give_jobs_with_safe_names_and_each_process_one_place(
-    processes: list[Process], held: list[int]
-) -> None:
+def test_any_processes_give_safe_job_names_and_each_one_place(processes: list[Process], held: list[int]) -> None:
     result = discovery.find_jobs(processes, sweep({0: tuple(held), 1: tuple(reversed(held))})).jobs
     names = [job.job_id for job in result]
     assert len(set(names)) == len(names)
@@ -808,7 +800,7 @@ def joined_by_comparing_each_with_each(
         max_size=12,
     )
 )
-def test_claimants_are_joined_as_if_each_were_compared_with_each(
+def test_claimants_are_joined_as_if_all_were_compared(
     drawn: list[tuple[int, str, frozenset[int], str]],
 ) -> None:
     found = [claimant(pid, uid, place, ranks) for pid, (uid, place, ranks, _) in enumerate(drawn, 1)]

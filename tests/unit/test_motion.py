@@ -359,9 +359,7 @@ BESIDE = {"io": 1e5, "main_io": 0.0, "rank_bytes": 0.0}  # a side thread writes 
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_only_motion_of_what_the_main_thread_waits_for_counts(
-    name: str, stack_dump: RankDump, expected: Signature
-) -> None:
+def test_only_motion_of_what_main_thread_waits_for_counts(name: str, stack_dump: RankDump, expected: Signature) -> None:
     assert measure(stack_dump, table=activity.load()).signature is expected, name
 
 
@@ -436,9 +434,7 @@ def shut(
         ("waits for the file system itself", shut(held=True), True, Motion.FROZEN),
     ],
 )
-def test_a_rank_that_a_silent_mount_hides(
-    name: str, stack_dump: RankDump, mount_holds_job: bool, expected: Motion
-) -> None:
+def test_rank_that_silent_mount_hides(name: str, stack_dump: RankDump, mount_holds_job: bool, expected: Motion) -> None:
     measured = progress.measure(stack_dump, [None] * len(stack_dump.rounds), SETTINGS, mount_holds_job=mount_holds_job)
     assert measured.signature.motion is expected, name
 
@@ -513,9 +509,7 @@ def test_a_fact_of_a_rank_is_what_all_of_its_rounds_show(rounds: list[Waits]) ->
         ((0, None), Signature.BLOCKED),
     ],
 )
-def test_round_with_unread_connections_says_nothing_about_the_peer(
-    peers: tuple[int | None, int | None], expected: Signature
-) -> None:
+def test_round_with_unread_connections_tells_no_peer(peers: tuple[int | None, int | None], expected: Signature) -> None:
     """The first round shows an HTTP server. The other rounds show no peer: their connections were or were not read."""
     first, *others = dumps(STILL, call=RECEIVES)
     later = [change_dump(dump, peers=count) for dump, count in zip(others, peers, strict=True)]
@@ -573,9 +567,7 @@ TO_AND_FRO = dumps([HERE, THERE, HERE], cpu=1.0)
         ("its worker computes meanwhile", rank(TO_AND_FRO, dumps([HERE, THERE], cpu=0.5)), None),
     ],
 )  # fmt: skip
-def test_where_it_stays_when_one_look_cannot_tell_whether_it_works(
-    name: str, stack_dump: RankDump, places: int | None
-) -> None:
+def test_where_rank_stays_if_one_capture_cannot_tell(name: str, stack_dump: RankDump, places: int | None) -> None:
     stay = measure(stack_dump).stay
     assert (None if stay is None else len(stay.places)) == places, name
 

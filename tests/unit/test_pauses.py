@@ -69,7 +69,7 @@ def test_too_many_places_are_none() -> None:
 
 
 @given(endings)
-def test_the_longest_pause_of_each_place_is_known_until_a_day_after_the_last(
+def test_longest_pause_of_each_place_is_known_for_a_day(
     ended: list[tuple[frozenset[str], float, float]],
 ) -> None:
     known: tuple[Pause, ...] = ()
@@ -114,9 +114,7 @@ def test_every_place_of_a_look_must_be_known() -> None:
 
 
 @given(st.none() | seconds, seconds, st.none() | seconds)
-def test_a_hang_pages_never_later_than_its_bounds(
-    longest: float | None, stalled: float, collective: float | None
-) -> None:
+def test_hang_pages_no_later_than_its_bounds(longest: float | None, stalled: float, collective: float | None) -> None:
     hold = known_pauses.hold_seconds(longest, stalled, collective)
     assert 0 <= hold <= stalled
     assert hold <= 2 * (longest or 0.0)

@@ -442,9 +442,7 @@ def test_moving_ranks_are_described_with_activity() -> None:
 @pytest.mark.parametrize(
     ("looks", "reader"), [((7, 7), 7), ((None, 7), None), ((7, None), None)], ids=["his", "first not", "second not"]
 )
-def test_incident_with_one_capture_of_another_user_is_unreadable(
-    looks: tuple[int | None, ...], reader: int | None
-) -> None:
+def test_incident_with_capture_of_another_user_is_unreadable(looks: tuple[int | None, ...], reader: int | None) -> None:
     # A rank is captured once as a setuid program and once as the user's program: execve(2) keeps the pid.
     life = quiet(uid=7)
     for uid in looks:
@@ -558,9 +556,7 @@ def test_later_strangers_do_not_change_key_state_or_page(strangers: list[list[St
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(_strangers, max_size=10), st.lists(_strangers, min_size=1, max_size=3))
-def test_earlier_strangers_do_not_change_state_or_page(
-    strangers: list[list[Stranger]], before: list[list[Stranger]]
-) -> None:
+def test_early_strangers_change_no_state_or_page(strangers: list[list[Stranger]], before: list[list[Stranger]]) -> None:
     # The strangers start first. They may take the key only with a GPU: no data shows which uid-0 pod is genuine.
     alone, told = Shared().live([], []), Shared().live(strangers, before)
     assert states(told) == states(alone)

@@ -101,9 +101,7 @@ def fault_parts(fault: Fault) -> tuple[str, str, str, str]:
         ({"native": True}, "dump --json --native"),
     ],
 )
-def test_target_is_paused_at_once_only_for_native_frames(
-    target: Target, options: dict[str, bool], arguments: str
-) -> None:
+def test_only_native_frames_pause_the_target_at_once(target: Target, options: dict[str, bool], arguments: str) -> None:
     answer = target.dump(target.pyspy(STACKS), mode=pyspy.DumpMode(**options))
     assert target.calls == [f"{arguments} --pid {TARGET}"]
     assert (answer.json, answer.fault, answer.paused, answer.state_after) == (b"[]\n", None, "native" in options, "S")
@@ -175,9 +173,7 @@ def test_missing_pyspy_has_the_install_command_as_remedy(target: Target, monkeyp
     ],
 )
 @pytest.mark.parametrize("status", [0, 1])
-def test_version_is_parsed_from_its_output(
-    tmp_path: Path, printed: str, number: tuple[int, ...] | None, status: int
-) -> None:
+def test_version_output_is_parsed(tmp_path: Path, printed: str, number: tuple[int, ...] | None, status: int) -> None:
     assert pyspy.version(fake_pyspy(tmp_path, STACKS, pyspy_says(printed, status))) == number
 
 
@@ -424,9 +420,7 @@ def unkillable(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Pope
     wait_for(lambda: pyspy.DUMPER.abandoned.count() == 0, "all to be reaped")
 
 
-def test_pyspy_that_cannot_be_ended_is_abandoned_and_named(
-    target: Target, unkillable: list[subprocess.Popen[bytes]]
-) -> None:
+def test_unkillable_pyspy_is_abandoned_and_named(target: Target, unkillable: list[subprocess.Popen[bytes]]) -> None:
     program = target.pyspy("exec sleep 600")
     first = target.dump(program, deadline_seconds=0.1)
     (child,) = unkillable
@@ -443,7 +437,7 @@ def test_pyspy_that_cannot_be_ended_is_abandoned_and_named(
     assert (again.fault, again.duration_seconds, len(unkillable)) == (fault, 0.0, 1)
 
 
-def test_process_is_dumped_again_after_its_abandoned_pyspy_ended(
+def test_process_is_dumped_again_once_pyspy_has_ended(
     target: Target, unkillable: list[subprocess.Popen[bytes]]
 ) -> None:
     target.dump(target.pyspy("exec sleep 600"), deadline_seconds=0.1)

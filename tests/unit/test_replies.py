@@ -85,9 +85,7 @@ def test_any_reply_is_parsed_or_reported_as_failed(at: int, cut: int, instead: b
     ("asked_at", "printed", "ended", "offset"),
     [(99.0, 100.0, 101.0, None), (90.0, 100.0, 95.0, 5.0), (110.0, 100.0, 112.0, -10.0), (100.5, 100.0, 101.0, None)],
 )
-def test_a_clock_differs_by_what_no_delay_explains(
-    asked_at: float, printed: float, ended: float, offset: float | None
-) -> None:
+def test_clock_differs_beyond_any_delay(asked_at: float, printed: float, ended: float, offset: float | None) -> None:
     replies = Replies()
     answer = as_json.render(sighting.make_grouped_dump("x", [], printed)).encode()
     replies.take(reply(answer, asked_unix_seconds=asked_at, ended_unix_seconds=ended))

@@ -305,9 +305,7 @@ hostile = st.text(max_size=40) | st.text(
 
 
 @given(function=hostile, file=hostile, command=hostile, message=hostile, node=hostile)
-def test_nothing_from_a_process_acts_on_the_terminal(
-    function: str, file: str, command: str, message: str, node: str
-) -> None:
+def test_nothing_from_process_acts_on_terminal(function: str, file: str, command: str, message: str, node: str) -> None:
     report = text.render(_hostile(function, file, command, message, node))
     acting = {c for c in report if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") and c != "\n"}
     assert not acting

@@ -279,9 +279,7 @@ def test_rank_0_that_does_not_listen_is_named_with_what_it_does_instead() -> Non
         ([("rendezvous", "none")] * 8, "AllWaiting", "Check the store"),
     ],
 )  # fmt: skip
-def test_ranks_that_are_all_refused_at_the_store(
-    stands: list[tuple[str, PortUse | None]], kind: str, phrase: str
-) -> None:
+def test_ranks_that_are_all_refused_at_store(stands: list[tuple[str, PortUse | None]], kind: str, phrase: str) -> None:
     found = meeting(*stands)
     assert (found.kind, found.named) == (kind, ())
     assert phrase in found.message
@@ -372,9 +370,7 @@ def test_half_of_the_ranks_that_exist_where_was_looked_are_suspects_or_wait(
 
 
 @pytest.mark.parametrize(("world_size", "ranks_here", "named"), [(None, None, 1), (2, 2, 1), (3, None, 0), (7, 2, 0)])
-def test_one_against_one_counts_where_these_two_are_the_whole_job(
-    world_size: int | None, ranks_here: int | None, named: int
-) -> None:
+def test_one_against_one_counts_in_a_job_of_two(world_size: int | None, ranks_here: int | None, named: int) -> None:
     assert says(Ranks(1, "nothing"), Ranks(1, "ranks"), world_size=world_size, ranks_here=ranks_here)[1] == named
 
 
@@ -456,9 +452,7 @@ def test_ranks_that_did_not_answer_add_no_name_and_no_confidence(
         ((Ranks(3, "DumperStuck", about="tool", mount="/data", waits_for_mount=True), Ranks(1, "DumperStuck", about="tool", mount="/data")), 0, NONE),
     ],
 )  # fmt: skip
-def test_rank_waiting_for_a_dead_mount_is_named_if_others_do_not_wait(
-    parts: tuple[Ranks, ...], named: int, confidence: Confidence
-) -> None:
+def test_only_rank_at_a_dead_mount_is_named(parts: tuple[Ranks, ...], named: int, confidence: Confidence) -> None:
     assert says(*parts) == ("MountSilent", named, confidence)
     assert {vote.kind for vote in verdict(*parts).evidence} == {"group"}
 
@@ -622,9 +616,7 @@ def test_resting_members_are_recognized(name: str, members: tuple[Member, ...], 
         ("it waits for a lock", "lock", "acquire", None),
     ],
 )
-def test_thread_that_is_joined_rests_and_lock_of_program_does_not(
-    name: str, doing: str, function: str, expected: JobState | None
-) -> None:
+def test_joined_thread_rests_unlike_a_lock(name: str, doing: str, function: str, expected: JobState | None) -> None:
     (group,) = group_ranks(AT_A_THREAD, GONE).groups
     frame = Frame(function=function, file="/usr/lib/python3.12/threading.py", line=1)
     group = replace(group, activity=doing, frames=(frame,))
@@ -883,9 +875,7 @@ def test_what_is_behind_a_call_is_said(call: KernelCall, signature: Signature, p
         ("S", None, False),
     ],
 )
-def test_a_fifo_on_a_file_system_of_another_machine_does_not_make_that_silent(
-    state: str, wchan: str | None, *, is_silent: bool
-) -> None:
+def test_fifo_on_remote_file_system_does_not_make_it_silent(state: str, wchan: str | None, *, is_silent: bool) -> None:
     call = KernelCall(name="read", says="read() on", rounds=2, descriptors=1, behind=(SHARD,))
     member = Member(
         id=RankId(rank=3), signature=Signature.BLOCKED, kernel=KernelFacts(state=state, wchan=wchan, call=call)

@@ -194,9 +194,7 @@ def test_captures_of_one_pod_let_those_of_another_go_first(tmp_path: Path) -> No
     assert turns == ["0", "9"]
 
 
-def test_a_dead_job_of_an_owner_that_is_one_too_many_is_counted_and_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_dead_job_beyond_its_owners_limit_is_counted_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     gpus = NvmlSampler(sample_seconds=1.0, deadline_seconds=5.0)
     daemon = Daemon(Settings(store=config.Store(directory=str(tmp_path))), gpus, proc_root=tmp_path)
     jobs = [ended_job(number, "uid 1000").job for number in range(MOST_DEAD_JOBS + 5)]

@@ -95,9 +95,7 @@ def test_a_job_that_ended_holds_nothing() -> None:
         (JobState.SUSPECTED, 1e9, False),
     ],
 )
-def test_a_new_silence_is_not_told_by_the_verdict_of_the_last_hang(
-    state: JobState, closed: float | None, shown: bool
-) -> None:
+def test_new_silence_is_not_told_by_verdict_of_last_hang(state: JobState, closed: float | None, shown: bool) -> None:
     job = claimant("a1", 10)
     verdict = Verdict(kind="AllWaiting", message="All ranks wait")
     incident = Incident(

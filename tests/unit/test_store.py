@@ -187,9 +187,7 @@ TEXT = st.text(st.characters(), max_size=30)  # including surrogates
 
 @given(message=TEXT, command=TEXT, function=TEXT, facts=st.lists(st.tuples(TEXT, TEXT), max_size=3))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
-def test_any_text_survives(
-    tmp_path: Path, message: str, command: str, function: str, facts: list[tuple[str, str]]
-) -> None:
+def test_text_survives(tmp_path: Path, message: str, command: str, function: str, facts: list[tuple[str, str]]) -> None:
     group = msgspec.structs.replace(samples.waiting([0]), frames=(Frame(function=function, file="f.py"),))
     incident = samples.incident(
         groups=[group], verdict=msgspec.structs.replace(samples.mismatch().verdict, message=message), ranks=[0]
@@ -718,9 +716,7 @@ def test_what_was_left_open_is_read_back_newest_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("opened", [1e12, 1e300, -1e14])
-def test_an_open_incident_of_no_year_is_said_and_left_out(
-    opened: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_open_incident_of_no_year_is_left_out(opened: float, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = open_writable(tmp_path)
     kept.save(at(1e9, state=JobState.HUNG), FILES)
     kept.save(at(1e9 + DAY, state=JobState.HUNG), FILES)

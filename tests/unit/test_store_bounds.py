@@ -292,9 +292,7 @@ def test_what_is_not_an_incident_or_a_folder_of_them_is_an_error(tmp_path: Path)
 
 
 @pytest.mark.parametrize("call", [Store.make_writable, Store.lock])
-def test_world_writable_state_directory_is_refused_and_gets_no_lock(
-    tmp_path: Path, call: Callable[[Store], object]
-) -> None:
+def test_world_writable_directory_is_refused_and_gets_no_lock(tmp_path: Path, call: Callable[[Store], object]) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state").chmod(0o777)
     what, remedy = error_of(lambda: call(Store(tmp_path / "state")))
@@ -395,9 +393,7 @@ def test_what_an_earlier_daemon_wrote_into_the_lock_is_gone(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EIO])
-def test_where_the_system_gives_no_lock_it_is_said_and_nothing_is_held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_refused_lock_is_said_and_nothing_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def refuse(descriptor: int, operation: int) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -444,9 +440,7 @@ def test_what_one_owner_left_open_does_not_take_the_room_of_others(
     assert len(caplog.messages) == 1
 
 
-def test_an_open_incident_that_no_version_reads_is_said_and_the_others_go_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unreadable_open_incident_is_said_and_others_go_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept = open_writable(tmp_path)
     broken, _sound = (kept.save(at(1e9 + number), {}) for number in (1, 0))
     told = json.loads((broken / "incident.json").read_text())

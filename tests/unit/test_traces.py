@@ -110,9 +110,7 @@ def test_in_a_log_a_stamp_of_time_stays_a_part_of_its_line() -> None:
         ("python train_lora.py --rank 9", None, None, None),
     ],
 )
-def test_the_command_line_tells_the_rank(
-    command: str, node: str | None, rank: int | None, local_rank: int | None
-) -> None:
+def test_command_line_tells_rank(command: str, node: str | None, rank: int | None, local_rank: int | None) -> None:
     assert ids(collect(*process(99, *WAITS, command=command))) == [
         RankId(node=node, rank=rank, local_rank=local_rank, pid=99)
     ]

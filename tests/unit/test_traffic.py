@@ -77,9 +77,7 @@ grown = st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)), min_si
 
 
 @given(grown, st.integers(0, 2**33), st.sampled_from([2**32, 2**36, 2**64]))
-def test_a_counter_that_wraps_never_shows_more_than_flowed(
-    flowed: list[tuple[int, int]], begin: int, width: int
-) -> None:
+def test_counter_that_wraps_never_shows_more_than_flowed(flowed: list[tuple[int, int]], begin: int, width: int) -> None:
     true = [(begin, begin)]
     for sent, received in flowed:
         true.append((true[-1][0] + sent, true[-1][1] + received))

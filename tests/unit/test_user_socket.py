@@ -226,9 +226,7 @@ def test_dump_of_a_new_user_precedes_one_of_a_served_user(tmp_path: Path) -> Non
     assert looked[-2:] == [3, 4]
 
 
-def test_dump_without_a_turn_is_refused_in_time_and_says_when_to_try_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dump_without_a_turn_is_refused_and_says_when_to_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
 
     def look(captured_job: Job, rounds: int | None) -> Diagnosis | None:
@@ -367,7 +365,7 @@ def test_newcomer_between_idle_connections_of_many_users_is_answered(folder_for_
 
 
 @needs_root
-def test_user_with_most_connections_gives_a_place_to_a_newcomer(
+def test_user_with_most_connections_loses_one_to_newcomer(
     folder_for_all: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "REQUEST_SECONDS", 600.0)
@@ -406,9 +404,7 @@ def test_newcomer_beside_dumps_of_many_users_is_answered(folder_for_all: Path) -
 
 
 @needs_root
-def test_user_over_its_limit_is_refused_at_accept_and_logged_once(
-    folder_for_all: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_user_over_its_limit_is_refused_and_logged_once(folder_for_all: Path, caplog: pytest.LogCaptureFixture) -> None:
     with served(folder_for_all) as (_, path):
         for _ in range(200):
             connected_as(2000, path).close()
@@ -443,9 +439,7 @@ def test_third_connection_of_a_user_ends_no_running_dump(tmp_path: Path) -> None
         assert dump.recv(1 << 10).startswith(b"HTTP/1.1 200 OK")
 
 
-def test_a_socket_that_a_killed_daemon_left_is_replaced_and_a_living_ones_is_not(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_socket_of_a_killed_daemon_alone_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / "socket"))
     with served(tmp_path) as (_, path):
@@ -461,9 +455,7 @@ def test_a_socket_that_a_killed_daemon_left_is_replaced_and_a_living_ones_is_not
 
 
 @pytest.mark.parametrize("removed", ["socket", "folder"])
-def test_user_socket_that_was_removed_is_opened_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, removed: str
-) -> None:
+def test_removed_user_socket_is_opened_again(tmp_path: Path, caplog: pytest.LogCaptureFixture, removed: str) -> None:
     folder = tmp_path / "run"
     folder.mkdir(mode=0o755)
     with caplog.at_level(logging.INFO), served(folder) as (desk, path):

@@ -80,9 +80,14 @@ class _Facts(NamedTuple):
         return kinds.find(self.verdict.kind)
 
     @property
+    def members(self) -> Sequence[Member]:
+        """The suspects without their groups."""
+        return [member for _, member in self.suspects]
+
+    @property
     def looked_at(self) -> Sequence[Member]:
         """The suspects; all ranks if there is none."""
-        return [member for _, member in self.suspects] or self.grouping.members
+        return self.members or self.grouping.members
 
 
 class _Match(NamedTuple):
@@ -112,8 +117,9 @@ def with_action(
     if not mark and died is not None and verdict.kind == CRASHED:  # a dead rank has no stack
         mark = hash_parts((CRASHED, died.text))
     facts = _Facts(verdict, grouping, suspects, (history or History())._replace(fingerprint=mark), is_known_pause)
-    matches = ((row, match) for name, row in load().items() if (match := CONDITIONS[name](facts)) is not None)
-    row, match = next(matches, (None, _Match()))
+    matches = ((row, match) for name, row in load().items() if (match := CONDITIONS[name](facts)))
+    row, match = next(matches, (None, None))
+    match = match if isinstance(match, _Match) else _Match()
     action = RecommendedAction() if row is None else _make_action(row, match, verdict)
     before = tuple(_describe_earlier_hangs(facts.history))
     return replace(verdict, action=action, fingerprint=mark, evidence=(*verdict.evidence, *before))
@@ -145,6 +151,11 @@ def _make_action(row: Row, match: _Match, verdict: Verdict) -> RecommendedAction
     )
 
 
+def _match_ranks(members: Sequence[Member]) -> _Match | None:
+    """Return a match with these ranks as its target; None without any."""
+    return _Match(words.name_ranks([member.id for member in members]), members) if members else None
+
+
 def _find_suspects(verdict: Verdict, grouping: Grouping) -> list[tuple[Group, Member]]:
     ranks = verdict.named or verdict.check_first
     if not ranks:
@@ -161,43 +172,26 @@ def _find_suspects(verdict: Verdict, grouping: Grouping) -> list[tuple[Group, Me
 # --- wait -------------------------------------------------------------------------------------------------------------
 
 
-def _progresses(facts: _Facts) -> _Match | None:
-    is_moving = any(member.motion is Motion.MOVING for _, member in facts.suspects)
-    return _Match() if facts.kind.job == "working" or is_moving else None
+def _progresses(facts: _Facts) -> bool:
+    return facts.kind.job == "working" or any(member.motion is Motion.MOVING for member in facts.members)
 
 
-def _lacks_nodes(facts: _Facts) -> _Match | None:
-    members = facts.grouping.members
-    waits = any(member.waiting is not None and member.waiting.needs_several_nodes for member in members)
-    return _Match() if facts.verdict.kind == "NoRanks" and waits else None
-
-
-def _is_idle(facts: _Facts) -> _Match | None:
-    return _Match() if facts.kind.job == "idle" else None
+def _lacks_nodes(facts: _Facts) -> bool:
+    launchers = (member.waiting for member in facts.grouping.members if member.waiting is not None)
+    return facts.verdict.kind == "NoRanks" and any(waiting.needs_several_nodes for waiting in launchers)
 
 
 def _sleeps(facts: _Facts) -> _Match | None:
     """Match if all suspects are in a sleep that is longer than a capture. A loop of short sleeps may never end."""
-    members = [member for _, member in facts.suspects]
-    sleeps = [member.stack.sleep for member in members]
+    sleeps = [member.stack.sleep for member in facts.members]
     ends = (sleep is not None and not sleep.is_polling and sleep.seconds > _CAPTURE_SECONDS for sleep in sleeps)
-    return _Match(words.name_ranks([member.id for member in members]), members) if members and all(ends) else None
+    return _match_ranks(facts.members if all(ends) else [])
 
 
-def _is_known_pause(facts: _Facts) -> _Match | None:
-    return _Match() if facts.is_known_pause else None
-
-
-def _is_at_rest(facts: _Facts) -> _Match | None:
-    return _Match() if facts.kind.job == "at rest" else None
-
-
-def _may_progress(facts: _Facts) -> _Match | None:
-    """Match if hangwatch measured a rank and cannot say that it is blocked. Ranks known from text do not count."""
-    if facts.kind.is_final:
-        return None
+def _may_progress(facts: _Facts) -> bool:
+    """True if hangwatch measured a rank and cannot say that it is blocked. Ranks known from text do not count."""
     measured = (member for member in facts.grouping.members if member.is_measured)
-    return _Match() if any(member.motion is not Motion.FROZEN for member in measured) else None
+    return not facts.kind.is_final and any(member.motion is not Motion.FROZEN for member in measured)
 
 
 # --- hardware ---------------------------------------------------------------------------------------------------------
@@ -225,11 +219,6 @@ def _has_gpu_error(facts: _Facts) -> _Match | None:
     if code is None:
         return _Match(f"GPU {line.subject} ({kernel_lines.load()[line.name].meaning})", [member])
     return _Match(f"XID {code} of GPU {line.subject} ({xids.find_meaning(code).meaning})", [member])
-
-
-def _is_behind_gpu(facts: _Facts) -> _Match | None:
-    members = [member for _, member in facts.suspects] if facts.verdict.kind == "GpuBehind" else []
-    return _Match(words.name_ranks([member.id for member in members]), members) if members else None
 
 
 def _has_adapter_error(facts: _Facts) -> _Match | None:
@@ -335,18 +324,13 @@ def _lost_its_connection(facts: _Facts) -> _Match | None:
     if facts.verdict.kind != CRASHED:
         return None
     dead = ((member, member.died) for member in facts.looked_at if member.died is not None)
-    lost = next((member for member, died in dead if _LOST_CONNECTION.search(died.detail or died.text)), None)
-    return None if lost is None else _Match(words.name_ranks([lost.id]), [lost])
+    lost = [member for member, died in dead if _LOST_CONNECTION.search(died.detail or died.text)]
+    return _match_ranks(lost[:1])
 
 
 def _ran_out_of_node_memory(facts: _Facts) -> _Match | None:
     found = _find_line(facts.looked_at, lambda line: line.name == "oom_kill" and line.text.startswith("Out of memory"))
-    return None if found is None else _Match(words.name_ranks([found[1].id]), [found[1]])
-
-
-def _has_mismatch(facts: _Facts) -> _Match | None:
-    is_by_records = facts.kind.by_order and kinds.find(decide_by_records(facts.grouping).kind).by_order
-    return _Match() if is_by_records else None
+    return _match_ranks([] if found is None else found[1:])
 
 
 def _has_call_target(member: Member) -> bool:
@@ -359,40 +343,35 @@ def _has_call_target(member: Member) -> bool:
 
 
 def _waits_for_own_lock(facts: _Facts) -> _Match | None:
-    members = [member for _, member in facts.suspects]
-    is_lock = bool(members) and all(
+    is_lock = all(
         group.waits_for in ("lock", "thread") and member.kernel.rests == "thread" for group, member in facts.suspects
     )
-    if not facts.verdict.named or not is_lock or any(map(_has_call_target, members)):
-        return None
-    return _Match(words.name_ranks([member.id for member in members]), members)
+    is_own = facts.verdict.named and is_lock and not any(map(_has_call_target, facts.members))
+    return _match_ranks(facts.members if is_own else [])
 
 
-CONDITIONS: dict[str, Callable[[_Facts], _Match | None]] = {
-    condition.__name__.removeprefix("_"): condition
-    for condition in (
-        _progresses,
-        _lacks_nodes,
-        _is_idle,
-        _sleeps,
-        _is_known_pause,
-        _is_at_rest,
-        _may_progress,
-        _has_gpu_error,
-        _is_behind_gpu,
-        _has_adapter_error,
-        _waits_for_local_device,
-        _waits_for_storage,
-        _has_unreachable_rank,
-        _waits_for_remote_peer,
-        _has_port_errors,
-        _was_restarted_today,
-        _hung_for_two_owners,
-        _lost_its_connection,
-        _ran_out_of_node_memory,
-        _has_mismatch,
-        _waits_for_own_lock,
-        _hung_on_other_nodes,
-    )
+CONDITIONS: dict[str, Callable[[_Facts], _Match | bool | None]] = {
+    "progresses": _progresses,
+    "lacks_nodes": _lacks_nodes,
+    "is_idle": lambda facts: facts.kind.job == "idle",
+    "sleeps": _sleeps,
+    "is_known_pause": lambda facts: facts.is_known_pause,
+    "is_at_rest": lambda facts: facts.kind.job == "at rest",
+    "may_progress": _may_progress,
+    "has_gpu_error": _has_gpu_error,
+    "is_behind_gpu": lambda facts: _match_ranks(facts.members if facts.verdict.kind == "GpuBehind" else []),
+    "has_adapter_error": _has_adapter_error,
+    "waits_for_local_device": _waits_for_local_device,
+    "waits_for_storage": _waits_for_storage,
+    "has_unreachable_rank": _has_unreachable_rank,
+    "waits_for_remote_peer": _waits_for_remote_peer,
+    "has_port_errors": _has_port_errors,
+    "was_restarted_today": _was_restarted_today,
+    "hung_for_two_owners": _hung_for_two_owners,
+    "lost_its_connection": _lost_its_connection,
+    "ran_out_of_node_memory": _ran_out_of_node_memory,
+    "has_mismatch": lambda facts: facts.kind.by_order and kinds.find(decide_by_records(facts.grouping).kind).by_order,
+    "waits_for_own_lock": _waits_for_own_lock,
+    "hung_on_other_nodes": _hung_on_other_nodes,
 }
-"""The condition of each row of actions.toml, by the name of the row."""
+"""The condition of each row of actions.toml, by the name of the row. True if it holds and has no target and no rank."""

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from datetime import datetime, timezone
 
 from hangwatch.model import Job, RankId, Sleep
@@ -124,6 +124,11 @@ def sentence(text: str) -> str:
 def count(number: int, noun: str = "rank") -> str:
     """Return a number with its noun: `1 rank`, `16,384 ranks`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def agree(things: Sized, singular: str, plural: str) -> str:
+    """Return the word that agrees with the number of things: "has" for one rank, "have" for two."""
+    return singular if len(things) == 1 else plural
 
 
 def join_words(words: Sequence[str]) -> str:

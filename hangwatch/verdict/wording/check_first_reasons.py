@@ -10,13 +10,13 @@ from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.measurements import OddGpu
 from hangwatch.verdict.scene import count_ranks
 from hangwatch.verdict.wording import clauses
-from hangwatch.verdict.wording.group_text import common_line, describe_suspects, name_ranks, others_wait
+from hangwatch.verdict.wording.group_text import common_line, describe_suspects, name_ranks, others_wait, rank_ids
 
 
 def stopped(finding: Finding) -> str:
     """Describe ranks that are stopped or frozen."""
-    it = "it is" if len(finding.members) == 1 else "they are"
-    return f"{it} {clauses.describe_stop(finding.members)}; {others_wait(finding.others)}"
+    it_is = words.agree(finding.members, "it is", "they are")
+    return f"{it_is} {clauses.describe_stop(finding.members)}; {others_wait(finding.others)}"
 
 
 def lost_worker(finding: Finding) -> str:
@@ -28,17 +28,17 @@ def lost_worker(finding: Finding) -> str:
 
 def holds_lock(finding: Finding) -> str:
     """Describe ranks that hold a file lock, and the ranks that wait for it."""
-    ranks, others = finding.suspects, finding.others
-    held = {(member.id.node, member.id.pid) for group in ranks for member in group.members}
+    others, members = finding.others, finding.members
+    held = {(member.id.node, member.id.pid) for member in members}
     locks = [
         (member.id, member.waits.file_lock) for group in others for member in group.members if member.waits.file_lock
     ]
     found = [(rank, lock.path) for rank, lock in locks if (rank.node, lock.holder_pid) in held]
     waiting, path = [rank for rank, _ in found], found[0][1]
-    it, hold = ("it", "holds") if count_ranks(ranks) == 1 else ("they", "hold")
-    wait = "waits" if len(waiting) == 1 else "wait"
     return (
-        f"{it} {_describe_activity(ranks)} and {hold} the lock of {path}, for which {words.name_ranks(waiting)} {wait}"
+        f"{words.agree(members, 'it', 'they')} {_describe_activity(finding.suspects)} "
+        f"and {words.agree(members, 'holds', 'hold')} the lock of {path}, "
+        f"for which {words.name_ranks(waiting)} {words.agree(waiting, 'waits', 'wait')}"
     )
 
 
@@ -52,8 +52,7 @@ def other_line(finding: Finding) -> str:
     """Describe the lines of all ranks, which are in the same functions at different lines."""
     (_, line), *rest = differing_lines((*finding.suspects, *finding.others))
     others = words.join_words([f"{name_ranks([group])} at {other}" for group, other in rest])
-    it = "it is" if len(finding.members) == 1 else "they are"
-    return f"{it} at {line}; in the same functions: {others}"
+    return f"{words.agree(finding.members, 'it is', 'they are')} at {line}; in the same functions: {others}"
 
 
 def differing_lines(groups: Sequence[Group]) -> list[tuple[Group, str]]:
@@ -66,33 +65,32 @@ def differing_lines(groups: Sequence[Group]) -> list[tuple[Group, str]]:
 def without_a_thread(finding: Finding) -> str:
     """Describe ranks that have no thread in a collective, although all main threads are in the same place."""
     others = finding.others
-    has = "it has" if len(finding.members) == 1 else "they have"
     inside = {thread.frames[0].function for group in others for thread in group.threads[:1] if thread.frames}
     where = f" ({min(inside)})" if len(inside) == 1 else ""
     return (
-        f"{has} no thread in a collective, but {name_ranks(others)} have{where}; the main threads are in the same place"
+        f"{words.agree(finding.members, 'it has', 'they have')} no thread in a collective, "
+        f"but {name_ranks(others)} have{where}; the main threads are in the same place"
     )
 
 
 def has_not_joined(finding: Finding) -> str:
     """Describe ranks that wait for something outside the job, and the collective in which the others wait for them."""
-    it = "it" if len(finding.members) == 1 else "they"
+    it = words.agree(finding.members, "it", "they")
     return f"{it} {_describe_activity(finding.suspects)}, and {_describe_wait(finding)}"
 
 
 def awaits_orders(finding: Finding) -> str:
     """Describe ranks that wait for their next order, and the collective in which the others wait for them."""
-    it, wait = ("it", "waits") if len(finding.members) == 1 else ("they", "wait")
     loop = find_caller(finding.suspects[0].frames)
-    return f"{it} {wait} for the next order in {loop}, and {_describe_wait(finding)}"
+    it_waits = words.agree(finding.members, "it waits", "they wait")
+    return f"{it_waits} for the next order in {loop}, and {_describe_wait(finding)}"
 
 
 def _describe_wait(finding: Finding) -> str:
     others = finding.others
-    has = "has" if len(finding.members) == 1 else "have"
-    wait = "waits" if count_ranks(others) == 1 else "wait"
+    wait = words.agree(rank_ids(others), "waits", "wait")
     joined = f"{clauses.operations(others)}{common_line(others)}"
-    return f"{has} not joined {joined}, where {name_ranks(others)} {wait}"
+    return f"{words.agree(finding.members, 'has', 'have')} not joined {joined}, where {name_ranks(others)} {wait}"
 
 
 def _describe_activity(ranks: Sequence[Group]) -> str:

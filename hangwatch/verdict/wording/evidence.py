@@ -205,8 +205,8 @@ def enclosed(grouping: Grouping) -> Iterator[Evidence]:
     if members:
         where = words.join_words(sorted({str(member.waits.enclosed_at) for member in members})[:2])
         reached = "which no other node can reach; the job has ranks on other nodes"
-        wait = "waits" if len(members) == 1 else "wait"
-        yield _evidence("wrong_interface", members, f"{_who(members)} {wait} for others at {where}, {reached}")
+        who = f"{_who(members)} {words.agree(members, 'waits', 'wait')}"
+        yield _evidence("wrong_interface", members, f"{who} for others at {where}, {reached}")
 
 
 def machine(members: Sequence[Member]) -> Iterator[Evidence]:

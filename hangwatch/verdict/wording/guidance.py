@@ -26,8 +26,8 @@ def where_to_look(grouping: Grouping) -> str:
     groups = [group for group in grouping.groups if not group.fault and not group.gone]
     failed = [member for group in grouping.groups if group.fault for member in group.members]
     if failed:
-        pronoun = "it" if len(failed) == 1 else "them"
-        hint = f"{words.count(len(failed))} could not be dumped: check {pronoun} first, see the evidence."
+        them = words.agree(failed, "it", "them")
+        hint = f"{words.count(len(failed))} could not be dumped: check {them} first, see the evidence."
         calls = [_blocked_call(member, grouping) for member in failed if member.kernel.tells_object]
         return "".join(f" {text}" for text in (*([hint] if groups else ()), *calls[:_MOST_SENTENCES]))
     specific_hints = list(dict.fromkeys(filter(None, map(_find_hint, groups))))[:_MOST_SENTENCES]
@@ -86,7 +86,7 @@ def _describe_store(members: Sequence[Member]) -> str | None:
         parts.append(f"connection requests of {name_ranks_with('silent')} are not answered")
     apart = [member.id for member, store in seen if not store.has_connection]
     if apart:
-        parts.append(f"{words.name_ranks(apart)} {'has' if len(apart) == 1 else 'have'} no connection to it")
+        parts.append(f"{words.name_ranks(apart)} {words.agree(apart, 'has', 'have')} no connection to it")
     return f"{parts[0]}: {words.join_words(parts[1:])}."
 
 

@@ -58,8 +58,8 @@ def suspended(finding: Finding) -> str:
     is_stopped = any(member.waits.frozen_cgroup is None for member in members)
     reasons = ["scontrol suspend, a gang scheduler, `kill -STOP` or a debugger may be the cause"] if is_stopped else []
     if frozen:
-        groups = "control group {} is" if len(frozen) == 1 else "control groups {} are"
-        reasons += [f"{groups.format(words.join_words(frozen[:SHOWN]))} frozen"]
+        groups, are = words.agree(frozen, "control group", "control groups"), words.agree(frozen, "is", "are")
+        reasons.append(f"{groups} {words.join_words(frozen[:SHOWN])} {are} frozen")
     return f"{who} {'stopped' if is_stopped else 'frozen'}: {'; '.join(reasons)}."
 
 
@@ -104,7 +104,7 @@ def launcher(member: Member) -> str:
 def _describe_sockets(waiting: Waiting) -> str:
     peers = words.join_words(waiting.peers) if waiting.peers else ""
     if waiting.socket == "serving":
-        came = f"{peers} {'is' if len(waiting.peers) == 1 else 'are'}" if peers else "no other launcher is"
+        came = f"{peers} {words.agree(waiting.peers, 'is', 'are')}" if peers else "no other launcher is"
         return f", which it serves; {came} connected"
     answers = {
         "connected": f": it is connected to {peers}",
@@ -116,17 +116,14 @@ def _describe_sockets(waiting: Waiting) -> str:
 
 def mount_silent(finding: Finding) -> str:
     """Return the headline for a file system that contains the program and does not respond."""
-    shut, held = (
-        finding.scene.without_stack,
-        [member for member in finding.scene.without_stack if member.kernel.waits_for_mount],
-    )
+    shut = finding.scene.without_stack
+    held = [member.id for member in shut if member.kernel.waits_for_mount]
     mounts = sorted({member.kernel.silent_mount for member in shut if member.kernel.silent_mount is not None})
-    verb = "does" if len(mounts) == 1 else "do"
-    wait = "waits" if len(held) == 1 else "wait"
-    waiting = f"; {words.name_ranks([member.id for member in held])} {wait} for it in the kernel" if held else ""
-    shut_out = words.name_ranks([member.id for member in shut])
+    wait = words.agree(held, "waits", "wait")
+    waiting = f"; {words.name_ranks(held)} {wait} for it in the kernel" if held else ""
     return (
-        f"{words.join_words(mounts)} {verb} not respond{waiting}. The Python of {shut_out} is installed there, so "
+        f"{words.join_words(mounts)} {words.agree(mounts, 'does', 'do')} not respond{waiting}. "
+        f"The Python of {words.name_ranks([member.id for member in shut])} is installed there, so "
         "py-spy hangs and no stack can be read: repair the file system first."
     )
 
@@ -137,9 +134,9 @@ def wrong_interface(finding: Finding) -> str:
     places = sorted({str(member.waits.enclosed_at) for member in ranks})
     more = f" and {len(places) - 2} more places" if len(places) > 2 else ""
     subject = all_of(of) if len(ranks) == of > 1 else words.name_ranks([member.id for member in ranks])
-    verb = "waits" if len(ranks) == 1 else "wait"
     return (
-        f"{subject} {verb} for the others at {words.join_words(places[:2])}{more}, which no other node can reach. "
+        f"{subject} {words.agree(ranks, 'waits', 'wait')} for the others at {words.join_words(places[:2])}{more}, "
+        "which no other node can reach. "
         "The job has ranks on other nodes: correct MASTER_ADDR, NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, or this "
         f"node's name in /etc/hosts.{limit_to_node(finding.scene)}"
     )
@@ -162,10 +159,9 @@ def refused(finding: Finding) -> str:
     subject = (
         words.name_ranks([ranks[0].id]) if len(ranks) == 1 else all_of(len(ranks), "other rank" if serving else "rank")
     )
-    sleepers = "it sleeps" if len(ranks) == 1 else "they sleep"
     return (
-        f"{store_endpoint(ranks)} refuses the connections of {subject}: each attempt fails at once, and {sleepers} "
-        f"between attempts. {where}{limit_to_node(finding.scene)}"
+        f"{store_endpoint(ranks)} refuses the connections of {subject}: each attempt fails at once, and "
+        f"{words.agree(ranks, 'it sleeps', 'they sleep')} between attempts. {where}{limit_to_node(finding.scene)}"
     )
 
 

@@ -21,13 +21,12 @@ from hangwatch.verdict.wording.group_text import (
 def gone(finding: Finding) -> str:
     """Return the headline for ended ranks. It adds the other ended ranks without a known cause."""
     ids, all_gone = rank_ids(finding.suspects), finding.scene.gone
-    verb = "has ended" if len(ids) == 1 else "have ended"
     why = why_gone(finding.members)
     told = {member.id for group in all_gone for member in group.members if member.died is not None}
     silent = [rank for rank in rank_ids(all_gone) if rank not in ids and rank not in told]
-    also = "has ended, too" if len(silent) == 1 else "have ended, too"
-    rest = f" {words.sentence(words.name_ranks(silent))} {also}; the cause is unknown." if silent else ""
-    return f"{words.name_ranks(ids)} {verb}{why}. {_describe_others(finding)}.{rest}"
+    also = f"{words.sentence(words.name_ranks(silent))} {words.agree(silent, 'has', 'have')}" if silent else ""
+    rest = f" {also} ended, too; the cause is unknown." if silent else ""
+    return f"{words.name_ranks(ids)} {words.agree(ids, 'has', 'have')} ended{why}. {_describe_others(finding)}.{rest}"
 
 
 def why_gone(members: Sequence[Member]) -> str:
@@ -58,9 +57,8 @@ def held_up(finding: Finding) -> str:
     """Return the headline for ranks that wait for a process which is stopped."""
     awaited = dict.fromkeys(member.waits.awaited for member in finding.members)
     names = words.join_words([peer.name for peer in awaited if peer])
-    return f"{name_ranks(finding.suspects)} {'is' if len(finding.members) == 1 else 'are'} blocked by {names}. " + (
-        f"{_describe_others(finding)}."
-    )
+    verb = words.agree(finding.members, "is", "are")
+    return f"{name_ranks(finding.suspects)} {verb} blocked by {names}. {_describe_others(finding)}."
 
 
 def _describe_blocked(finding: Finding, how: str) -> str:
@@ -68,7 +66,7 @@ def _describe_blocked(finding: Finding, how: str) -> str:
     where = next((f", in {member.kernel.wchan}" for member in finding.members if member.kernel.wchan), "")
     stacks = [describe_rank(group) for group in finding.suspects if group.frames]
     doing = f"; according to its stack it {stacks[0]}" if len(ids) == 1 and stacks else ""
-    verb = "is" if len(ids) == 1 else "are"
+    verb = words.agree(ids, "is", "are")
     return f"{words.name_ranks(ids)} {verb} {how}{where}{doing}. {_describe_others(finding)}."
 
 
@@ -129,8 +127,7 @@ def whole_nodes(named: Sequence[Member], grouping: Grouping) -> str:
 
 def _describe_others(finding: Finding) -> str:
     """Return a sentence on the wait of the other ranks, without the full stop."""
-    awaited = " for it" if len(finding.members) == 1 else " for them"
-    return words.sentence(others_wait(finding.others, awaited=awaited))
+    return words.sentence(others_wait(finding.others, awaited=words.agree(finding.members, " for it", " for them")))
 
 
 def store_endpoint(members: Iterable[Member]) -> str:

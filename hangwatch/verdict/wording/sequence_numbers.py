@@ -62,8 +62,8 @@ def _describe_duration(pending: PendingOperation, before: str = "for ") -> str:
 
 
 def _describe_pending(pending: PendingOperation) -> str:
-    wait = "waits" if len(pending.waiting) == 1 else "wait"
     ranks, operation, duration = _name_ranks(pending.waiting), describe_operation(pending), _describe_duration(pending)
+    wait = words.agree(pending.waiting, "waits", "wait")
     parts = [
         f"{ranks} {wait} in {operation} {duration}" if duration else f"{operation} was open on {ranks}",
         *_describe_others(pending),
@@ -77,10 +77,9 @@ def _describe_pending(pending: PendingOperation) -> str:
 def _describe_others(pending: PendingOperation) -> Iterator[str]:
     """Yield clauses on the ranks that have not joined the operation, and on the ranks that may not have joined."""
     if pending.missing:
-        yield f"{_name_ranks(pending.missing)} {'has' if len(pending.missing) == 1 else 'have'} not joined"
+        yield f"{_name_ranks(pending.missing)} {words.agree(pending.missing, 'has', 'have')} not joined"
     if pending.unknown:
-        have = "has" if len(pending.unknown) == 1 else "have"
-        yield f"it is unknown if {_name_ranks(pending.unknown)} {have} joined"
+        yield f"it is unknown if {_name_ranks(pending.unknown)} {words.agree(pending.unknown, 'has', 'have')} joined"
     if not pending.missing and not pending.unknown:
         yield "all its ranks have joined" if pending.is_whole else "its other members are unknown"
 
@@ -95,14 +94,14 @@ def not_joined(finding: Finding) -> str:
         (operation for operation in finding.answer.graph.pending if not ranks.isdisjoint(operation.missing)),
         key=lambda operation: (len(ranks.intersection(operation.missing)), len(operation.waiting)),
     )
-    have, waited = "has" if len(ranks) == 1 else "have", "has" if len(pending.waiting) == 1 else "have"
-    duration = _describe_duration(pending)
-    wait = f"{waited} waited {duration}" if duration else "waits" if len(pending.waiting) == 1 else "wait"
+    duration, waiting = _describe_duration(pending), pending.waiting
+    has_waited = f"{words.agree(waiting, 'has', 'have')} waited {duration}"
+    wait = has_waited if duration else words.agree(waiting, "waits", "wait")
     why = "" if finding.is_named else f" {_why_not_named(finding)}"
     late = "It" if len(ranks) == len(finding.suspects) == 1 else words.sentence(_name_ranks(sorted(ranks)))
     doing = words.sentence("; ".join(_describe_activity(group) for group in finding.suspects[:SHOWN]))
-    joined = f"{late} {have} not joined {describe_operation(pending)}"
-    return f"{doing}. {joined}, where {_name_ranks(pending.waiting)} {wait}.{why}"
+    joined = f"{late} {words.agree(ranks, 'has', 'have')} not joined {describe_operation(pending)}"
+    return f"{doing}. {joined}, where {_name_ranks(waiting)} {wait}.{why}"
 
 
 def _describe_activity(group: Group) -> str:
@@ -146,7 +145,7 @@ def cycle(finding: Finding) -> str:
             continue  # it waits in a send or recv
         awaited = [other for other in pending.missing or pending.members if other in graph.cycle and other != rank]
         company = [other for other in pending.waiting if other != rank and other not in awaited]
-        too = f", as {_name_ranks(company)} {'does' if len(company) == 1 else 'do'}" if company else ""
+        too = f", as {_name_ranks(company)} {words.agree(company, 'does', 'do')}" if company else ""
         missing = _name_ranks(awaited) if awaited else "at least one other rank"
         waits.append(f"{_name_ranks([rank])} for {missing} in {describe_operation(pending)}{too}")
     return words.sentence(f"{_name_ranks(graph.cycle)} wait for each other: {'; '.join(waits)}.")
@@ -193,9 +192,8 @@ def still_open(finding: Finding) -> str:
     first = finding.answer.graph.pending[0]
     is_rooted = activity_table.is_marked("rooted", first.operation)
     root = "if one of them calls it with another root (src or dst), then " if is_rooted else ""
-    are = "is" if len(first.waiting) == 1 else "are"
-    duration = _describe_duration(first)
-    inside = f"{_name_ranks(first.waiting)} {are} still in it{f' ({duration})' if duration else ''}"
+    duration = f" ({shown})" if (shown := _describe_duration(first)) else ""
+    inside = f"{_name_ranks(first.waiting)} {words.agree(first.waiting, 'is', 'are')} still in it{duration}"
     return (
         f"All ranks have joined {describe_operation(first)}, and {inside}. No rank is late: the operations in which "
         f"other ranks wait come later. Check {root}{_ALL_GPUS}"
@@ -215,21 +213,20 @@ def ends(finding: Finding) -> str:
 
 
 def _describe_gpu(end: GpuEnd) -> str:
-    have = "has" if len(end.completed) == 1 else "have"
     return (
         f"{_name_ranks([end.rank])}'s GPU has not completed {describe_operation(end.operation)}, which "
-        f"{_name_ranks(end.completed)} {have}; it is {words.count(end.behind, 'operation')} behind."
+        f"{_name_ranks(end.completed)} {words.agree(end.completed, 'has', 'have')}; "
+        f"it is {words.count(end.behind, 'operation')} behind."
     )
 
 
 def _describe_program(ranks: Sequence[int], pending: PendingOperation) -> str:
-    wait = f"{_name_ranks(pending.waiting)} {'waits' if len(pending.waiting) == 1 else 'wait'}"
-    operation, have = describe_operation(pending), "has" if len(ranks) == 1 else "have"
+    have, operation = f"{_name_ranks(ranks)} {words.agree(ranks, 'has', 'have')}", describe_operation(pending)
+    wait = f"{_name_ranks(pending.waiting)} {words.agree(pending.waiting, 'waits', 'wait')}"
     if not set(ranks).isdisjoint(pending.unknown):
-        them = "it" if len(ranks) == 1 else "them"
-        return f"{_name_ranks(ranks)} {have} no flight recorder dump, and {wait} for {them} in {operation}."
-    behind = "its program is" if len(ranks) == 1 else "their programs are"
-    return f"{_name_ranks(ranks)} {have} not joined {operation}, where {wait}: {behind} behind."
+        return f"{have} no flight recorder dump, and {wait} for {words.agree(ranks, 'it', 'them')} in {operation}."
+    behind = words.agree(ranks, "its program is", "their programs are")
+    return f"{have} not joined {operation}, where {wait}: {behind} behind."
 
 
 def all_joined(finding: Finding) -> str:
@@ -274,7 +271,6 @@ def contradiction(finding: Finding) -> str:
     The sequence numbers show that they have joined.
     """
     ids = [member.id for member in finding.members]
-    who, have = words.name_ranks(ids), "has" if len(ids) == 1 else "have"
+    it_has = words.agree(ids, "it has", "they have")
     joined = _name_operations(finding.answer.graph.pending)
-    it = "it" if len(ids) == 1 else "they"
-    return f"the stacks point at {who}, but by sequence numbers {it} {have} joined {joined}"
+    return f"the stacks point at {words.name_ranks(ids)}, but by sequence numbers {it_has} joined {joined}"

@@ -32,7 +32,7 @@ from hangwatch.stacks.activity import Table
 from hangwatch.verdict import environment_diff, kinds
 from hangwatch.verdict.diagnosis import Diagnosis, diagnose
 from hangwatch.verdict.wording import clauses
-from hangwatch.verdict.wording.evidence import MOST_CALLS
+from hangwatch.verdict.wording.evidence import MOST_SHOWN
 
 _CALLS_CPU_SECONDS = 2.0
 _OUTPUT_DEADLINE_SECONDS = 3.0
@@ -178,7 +178,7 @@ def _pointed_at(look: Diagnosis) -> list[int]:
     stays = [member.id for member in look.grouping.members if member.stack.stay is not None]
     verdicts = (look.verdict, look.without_motion_of(stays).verdict)
     ranks = (rank for verdict in verdicts for rank in (*verdict.named, *verdict.check_first))
-    return list(dict.fromkeys(rank.pid for rank in ranks if rank.pid is not None))[:MOST_CALLS]
+    return list(dict.fromkeys(rank.pid for rank in ranks if rank.pid is not None))[:MOST_SHOWN]
 
 
 def _representatives(look: Diagnosis) -> list[int]:
@@ -187,7 +187,7 @@ def _representatives(look: Diagnosis) -> list[int]:
     if not kinds.find(look.verdict.kind).needs_calls or any(group.motion is Motion.MOVING for group in groups):
         return []
     members = (group.members if group.fault else group.members[:1] for group in groups if not group.gone)
-    return [member.id.pid for each in members for member in each if member.id.pid is not None][:MOST_CALLS]
+    return [member.id.pid for each in members for member in each if member.id.pid is not None][:MOST_SHOWN]
 
 
 def _workers_at_work(look: Diagnosis, pids: Collection[int]) -> dict[int | None, int]:

@@ -50,9 +50,7 @@ def _is_in_own_code(scene: Scene, group: Group) -> bool:
     A group that waits for its GPU counts only if no other group waits for its GPU in the program's own code. One that
     is busy counts if it may wait for its GPU, see `may_copy_tensor`.
     """
-    moves = any(member.motion is Motion.MOVING for member in group.members)
-    may_be = all(map(scene.may_be_late, group.members))
-    if not may_be or moves or group.awaited or not is_in_user_code(group):
+    if not scene.may_be_cause(group) or group.awaited or not is_in_user_code(group):
         return False
     alike = (other for other in scene.stacked if other is not group and is_in_user_code(other))
     kind = waits_for(group)
@@ -65,12 +63,11 @@ def _find_group_outside_jax_program(scene: Scene) -> Sequence[Group]:
 
     All other groups must be in such a program and must not move.
     """
-
-    def is_in_program(group: Group) -> bool:
-        marked = activity_table.has_mark("all_processes", group.frames)
-        return marked and group.motion is Motion.FROZEN
-
-    odd = [group for group in scene.stacked if not is_in_program(group)]
+    odd = [
+        group
+        for group in scene.stacked
+        if group.motion is not Motion.FROZEN or not activity_table.has_mark("all_processes", group.frames)
+    ]
     return odd if len(odd) == 1 and _is_in_own_code(scene, odd[0]) else []
 
 
@@ -79,14 +76,7 @@ def _asks_unknown_thread(scene: Scene, group: Group) -> bool:
 
     `Scene.may_be_late` is false if measurements show that the rank waits for another rank or for its GPU.
     """
-    if group.awaited_differ or group.motion is Motion.MOVING:
-        return False
-    return asks_unknown_thread(group) and all(map(scene.may_be_late, group.members))
-
-
-def _awaits_differing_threads(scene: Scene, group: Group) -> bool:
-    """True if the group waits for threads at different places, and does not move."""
-    return group.awaited_differ and group.motion is not Motion.MOVING and all(map(scene.may_be_late, group.members))
+    return asks_unknown_thread(group) and not group.awaited_differ and scene.may_be_cause(group)
 
 
 def _is_alone_in_a_collective(scene: Scene, group: Group) -> bool:
@@ -99,14 +89,6 @@ def _is_alone_in_a_collective(scene: Scene, group: Group) -> bool:
 
 def _do_others_wait_for_gpus(scene: Scene, group: Group) -> bool:
     return all(other.waits_for == "gpu" for other in scene.stacked if other is not group)
-
-
-def _is_at_another_line(scene: Scene, _: Group) -> bool:
-    """True if all groups are in the same functions, at different lines of the user's code, and no rank moves.
-
-    This can be normal: the root of a collective or a pipeline stage may make the call at another line.
-    """
-    return scene.are_at_different_lines and not scene.moving
 
 
 def _idles_in_loop(group: Group) -> bool:
@@ -127,11 +109,8 @@ def _awaits_process_or_events(scene: Scene, group: Group) -> bool:
     In a healthy inference engine, a rank may wait for its next request while other ranks are in a collective. But no
     rank begins a step on the GPU alone.
     """
-    return (
-        (_awaits_another_process(group) or _idles_in_loop(group))
-        and not any(member.motion is Motion.MOVING for member in group.members)
-        and _do_others_wait_for_gpus(scene, group)
-    )
+    waits = is_answered_by_process(group) or _idles_in_loop(group)
+    return waits and group.motion is not Motion.MOVING and _do_others_wait_for_gpus(scene, group)
 
 
 def _awaits_another_process(group: Group) -> bool:
@@ -324,7 +303,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
     ),
     _make_rule(
         "wait for several of their threads, which are at different places",
-        _find_only_group(_awaits_differing_threads),
+        _find_only_group(lambda scene, group: group.awaited_differ and scene.may_be_cause(group)),
         sentence="awaits_threads",
         are_few=True,
     ),
@@ -343,7 +322,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
     ),
     _make_rule(
         "are in the same functions as all others, at another line of the user's code",
-        _find_only_group(_is_at_another_line),
+        _find_only_group(lambda scene, _: scene.are_at_different_lines and not scene.moving),  # normal for some roles
         ANYTHING,
         "other_line",
         are_few=True,

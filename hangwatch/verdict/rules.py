@@ -109,11 +109,9 @@ def died_first(scene: Scene) -> Sequence[Group]:
 
     These artifacts blame no other rank.
     """
-
-    def is_first(member: Member) -> bool:
-        return member.died is not None and member.died.is_first and not member.died.of_others
-
-    return keep_groups(scene.gone, is_first)
+    return keep_groups(
+        scene.gone, lambda member: member.died is not None and member.died.is_first and not member.died.of_others
+    )
 
 
 def has_crashed(member: Member) -> bool:
@@ -128,12 +126,8 @@ def find_stopped(scene: Scene) -> Sequence[Group]:
 
 def _find_held_up(scene: Scene) -> Sequence[Group]:
     """Return the blocked ranks that wait for a process which cannot go on."""
-
-    def is_held_up(member: Member) -> bool:
-        awaited = member.waits.awaited
-        return awaited is not None and awaited.end == "held" and member.signature is Signature.BLOCKED
-
-    return _find_members(scene, is_held_up)
+    blocked = _find_members(scene, lambda member: member.signature is Signature.BLOCKED)
+    return keep_groups(blocked, lambda member: member.waits.awaited is not None and member.waits.awaited.end == "held")
 
 
 def _find_blocked(scene: Scene) -> Sequence[Group]:
@@ -141,29 +135,24 @@ def _find_blocked(scene: Scene) -> Sequence[Group]:
 
     A rank seen in only one round is left out if it waits for ranks or may wait for its GPU: that state may be short.
     """
-
-    def is_blocked(member: Member) -> bool:
-        return (
+    blocked = _find_members(
+        scene,
+        lambda member: (
             member.kernel.state in BLOCKED_STATES
             and member.waits.frozen_cgroup is None
             and not may_be_behind_gpu(member)
-        )
-
-    blocked = _find_members(scene, is_blocked)
+        ),
+    )
     blocked = [group for group in blocked if not (group.waits and max(member.rounds for member in group.members) < 2)]
     return [*blocked, *scene.waiting_for_mount]
 
 
 def _deaf_master(scene: Scene) -> Sequence[Group]:
     """Return rank 0 if it does not serve the store while it refuses the connections of other ranks."""
-    if not scene.refused:
-        return []
-
-    def is_deaf(member: Member) -> bool:
-        return member.id.rank == 0 and member.waits.store is not None and not member.waits.store.has_connection
-
-    not_at_store = [group for group in scene.stacked if not activity_table.find_activity(group.activity).meets_at_store]
-    return keep_groups(not_at_store, is_deaf)
+    groups = scene.stacked if scene.refused else ()
+    not_at_store = [group for group in groups if not activity_table.find_activity(group.activity).meets_at_store]
+    first = keep_groups(not_at_store, lambda member: member.id.rank == 0)
+    return keep_groups(first, lambda member: member.waits.store is not None and not member.waits.store.has_connection)
 
 
 def _weigh_master_without_store(finding: Finding) -> Confidence:

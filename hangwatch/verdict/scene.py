@@ -169,6 +169,10 @@ class Scene(Value, frozen=True, dict=True, eq=False, gc=True):
         spins = member.signature is Signature.SPINS and member.stack.owns_gil is not True
         return not (self.is_blocked_outside and spins)
 
+    def may_be_cause(self, group: Group) -> bool:
+        """True if no rank of the group progresses, and each may be late."""
+        return group.motion is not Motion.MOVING and all(map(self.may_be_late, group.members))
+
     def are_settled_by_kernel(self, members: Iterable[Member]) -> bool:
         """True if each of these ranks was blocked in every round in one call that no rank ends."""
         return all(_is_settled_by_kernel(member, self.processes) for member in members)

@@ -29,11 +29,9 @@ from hangwatch.verdict.wording import check_first_reasons, clauses, job_headline
 from hangwatch.verdict.wording.group_text import all_of
 
 _CONTEXT_THREADS = 3
-MOST_CALLS = 8
-_MOST_KERNEL_LINES = 8
-_MOST_DIED = 8
+MOST_SHOWN = 8
+"""The number of ranks, lines and nodes that are shown in one kind of evidence."""
 _OF_PROCESSES = frozenset({"process", "task"})
-_MOST_NODES = 8
 _TENSOR_OF_WORK = 0.01
 _DRAM_OF_WORK = 0.02
 
@@ -66,7 +64,7 @@ def _of_all(finding: Finding, scene: Scene) -> Iterator[Evidence]:
     """Yield the evidence that every kind of finding gets: from the kernel, and counters of the nodes."""
     suspects, members = {member.id for member in finding.members}, scene.grouping.members
     named = suspects if finding.is_named else set()
-    yield from in_kernel((finding.members or members)[:MOST_CALLS], members)
+    yield from in_kernel((finding.members or members)[:MOST_SHOWN], members)
     yield from died(members, named)
     yield from kernel_log(members, named)
     yield from machine(members)
@@ -172,7 +170,7 @@ def died(members: Iterable[Member], named: Collection[RankId]) -> Iterator[Evide
     """Yield the crash artifacts of ended ranks, the earliest first. Artifacts of `named` ranks support the verdict."""
     told = [(member.died, member) for member in members if member.died is not None]
     told.sort(key=lambda entry: entry[0].unix_seconds)
-    for one, member in told[:_MOST_DIED]:
+    for one, member in told[:MOST_SHOWN]:
         blames = ", which blames other ranks" if one.of_others else ""
         message = f"{_who([member])} at {words.utc(one.unix_seconds)}: {one.full_text}{blames}"
         yield _evidence("crash", [member], message, supports=member.id in named)
@@ -187,7 +185,7 @@ def kernel_log(members: Iterable[Member], named: Collection[RankId]) -> Iterator
     rows = kernel_lines.load()
     entries = [(rows[line.name], line, ranks) for (_, line), ranks in by_line.items() if line.name in rows]
     entries.sort(key=lambda entry: (entry[0].names not in _OF_PROCESSES, -entry[1].unix_seconds))
-    for row, line, ranks in entries[:_MOST_KERNEL_LINES]:
+    for row, line, ranks in entries[:MOST_SHOWN]:
         source = f"kernel log, {words.utc(line.unix_seconds)}, {_who(ranks)}"
         supports = row.names in _OF_PROCESSES and {member.id for member in ranks} <= set(named)
         message = f"{source}: {kernel_lines.describe(line.name, line.text)}"
@@ -225,7 +223,7 @@ def machine(members: Sequence[Member]) -> Iterator[Evidence]:
         for member in members
         if member.gpu.ports is not None and member.gpu.ports.worse
     }
-    for node, ports in list(by_node.items())[:_MOST_NODES]:
+    for node, ports in list(by_node.items())[:MOST_SHOWN]:
         message = f"errors of InfiniBand or RoCE ports on {node or 'this node'} during the capture"
         members_there = (member for member in members if member.id.node == node)
         yield _evidence("ports", members_there, f"{message}: {', '.join(ports.worse)}")
@@ -281,11 +279,11 @@ _STATES = {"D": "blocked in the kernel", "T": "stopped", "t": "stopped by a trac
 
 def _alone(members: Sequence[Member]) -> Iterator[Evidence]:
     """Yield the measured behaviour and the process state of each suspect."""
-    for member in members[:8]:
+    for member in members[:MOST_SHOWN]:
         if member.signature in _SIGNATURES and member.usage.main_cpu_ratio is not None:
             does = f"{_who([member])} {_SIGNATURES[member.signature]}"
             yield _evidence("signature", [member], f"{does}: {', '.join(_numbers(member))}")
-    for member in members[:8]:
+    for member in members[:MOST_SHOWN]:
         if member.kernel.state in _STATES:
             state = f"{_who([member])} is in state {member.kernel.state} ({_STATES[member.kernel.state]})"
             where = f", in {member.kernel.wchan}" if member.kernel.wchan else ""

@@ -26,8 +26,8 @@ def where_to_look(grouping: Grouping) -> str:
     groups = [group for group in grouping.groups if not group.fault and not group.gone]
     failed = [member for group in grouping.groups if group.fault for member in group.members]
     if failed:
-        them = words.agree(failed, "it", "them")
-        hint = f"{words.count(len(failed))} could not be dumped: check {them} first, see the evidence."
+        pronoun = words.agree(failed, "it", "them")
+        hint = f"{words.count(len(failed))} could not be dumped: check {pronoun} first, see the evidence."
         calls = [_blocked_call(member, grouping) for member in failed if member.kernel.tells_object]
         return "".join(f" {text}" for text in (*([hint] if groups else ()), *calls[:_MOST_SENTENCES]))
     specific_hints = list(dict.fromkeys(filter(None, map(_find_hint, groups))))[:_MOST_SENTENCES]

@@ -7,15 +7,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from hangwatch import words
 from hangwatch.capture import source_lines, stack_limits
 from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.capture.request import CaptureRequest, GpuSources, NodePaths
 from hangwatch.daemon.context import DaemonContext
 from hangwatch.detector import TakeCapture
-from hangwatch.detector.job_watch import MotionCount
 from hangwatch.detector.power_level import gpu_levels
 from hangwatch.model import Fault, GpuLevels, Job
 from hangwatch.probes.gpu import query
@@ -71,7 +68,7 @@ class CaptureRunner:
 
     def _run_capture(self, wanted: TakeCapture, asked_at: float) -> None:
         """Capture and judge one job. If that fails, record on the board that the job could not be judged."""
-        common, settings = self._common, self._common.settings.detector
+        common = self._common
         try:
             # ranks that started or ended since the last scheduled scan must be known before the dump
             self._scan(asked_at)
@@ -81,10 +78,16 @@ class CaptureRunner:
             job = entry.job
             target = words.count(len(job.ranks), "rank") if job.ranks else "its launcher"
             log.info("%s: taking stacks of %s: %s", job.name.in_log, target, wanted.reason)
-            levels = gpu_levels(entry.watch.power.gpus, settings)
+            levels = gpu_levels(entry.watch.power.gpus, common.settings.detector)
             look = self.capture_job(job, levels, may_pause=not wanted.is_light, all_processes=wanted.result == "state")
             if look is None:
                 return
+            if wanted.result == "state":
+                look = source_lines.add_evidence(look)
+            with common.running_steps.running(job.name.in_log, "the scan after its capture"):
+                if wanted.result != "low_power":
+                    self._scan(common.clock())  # a job that ended during its capture must not be judged as hung
+                self._record(wanted, look)
             if wanted.result == "low_power":
                 motion = steps.count_motion(look.grouping)
                 log.info(
@@ -94,41 +97,20 @@ class CaptureRunner:
                     motion.moving,
                     motion.unknown,
                 )
-                self._record_light_capture(job.key, motion)
-                return
-            if wanted.result == "gap":
-                self._record_gap_capture(look)
-                return
-            look = source_lines.add_evidence(look)
-            with common.running_steps.running(job.name.in_log, "the scan after its capture"):
-                self._scan(common.clock())  # a job that ended during its capture must not be judged as hung
-                look = replace(look, judged_unix_seconds=time.time())  # both clocks at one time: the start of the hang
-                common.change(steps.record_capture, look, now=common.clock(), settings=settings)
-            log.info("%s: %s", job.name.in_log, look.verdict.message)
+            elif wanted.result == "state":
+                log.info("%s: %s", job.name.in_log, look.verdict.message)
         except Exception as error:  # after any error, the suspicion must not be lost
             if str(error) == "can't start new thread":
                 log.error(NO_THREAD, wanted.job_key)
             else:
                 log.exception("job %s: its stacks could not be taken or judged; please report this", wanted.job_key)
-            if wanted.result == "low_power":
-                self._record_light_capture(wanted.job_key, MotionCount(frozen=0, moving=0))
-                return
-            now, unix_now = common.clock(), time.time()
-            if wanted.result == "gap":
-                common.change(steps.record_failed_gap_capture, wanted.job_key, now=now)
-                return
-            common.change(steps.record_failed_capture, wanted.job_key, now=now, unix_now=unix_now, settings=settings)
+            self._record(wanted, None)
 
-    def _record_light_capture(self, job_key: str, motion: MotionCount) -> None:
-        common, settings = self._common, self._common.settings.detector
-        now, unix_now = common.clock(), time.time()
-        common.change(steps.record_light_capture, job_key, motion, now=now, unix_now=unix_now, settings=settings)
-
-    def _record_gap_capture(self, look: Diagnosis) -> None:
-        common, settings = self._common, self._common.settings.detector
-        self._scan(common.clock())  # a job that ended during its capture must not be suspected
-        now, unix_now = common.clock(), time.time()
-        common.change(steps.record_gap_capture, look, now=now, unix_now=unix_now, settings=settings)
+    def _record(self, wanted: TakeCapture, look: Diagnosis | None) -> None:
+        common = self._common
+        now, unix_now = common.clock(), time.time()  # both clocks at one time: the start of the hang
+        settings = common.settings.detector
+        common.change(steps.record_capture, wanted, look, now=now, unix_now=unix_now, settings=settings)
 
     def capture_for_owner(self, job: Job, rounds: int | None) -> Diagnosis | None:
         """Capture a job while its owner waits for the result. Return None if the daemon is stopping.

@@ -14,5 +14,5 @@ between collectives, only begins a suspicion. The stacks confirm or end it.
 from hangwatch.detector.idle_workers import warn_of_idle_worker
 from hangwatch.detector.on_capture import apply_capture, apply_light_capture, find_settled_ranks
 from hangwatch.detector.on_power import apply_missing_sample, apply_sample
-from hangwatch.detector.on_progress import apply_counters, apply_gap_capture, fail_gap_capture
+from hangwatch.detector.on_progress import apply_counters, apply_gap_capture
 from hangwatch.detector.transitions import Action, TakeCapture, Transition, end_watch

@@ -96,7 +96,7 @@ def _capture_gap(watch: JobWatch, now: float, settings: Detector, progress: Prog
     looks, gap_seconds = watch.capture_record, watch.progress.gap_seconds(now)
     if looks.gap_capture_since is not None:
         is_lost = now - looks.gap_capture_since >= CAPTURE_LOST_SECONDS
-        return (fail_gap_capture(watch, now) if is_lost else watch), ()
+        return (_expect_progress(with_capture_record(watch, gap_capture_since=None), now) if is_lost else watch), ()
     if watch.state not in _MAY_BE_SUSPECTED or gap_seconds < progress.shortest_gap_seconds:
         return watch, ()
     unusual_seconds = watch.progress.unusual_seconds(progress.shortest_gap_seconds, settings.hold_seconds)
@@ -168,13 +168,11 @@ def proves_nothing(watch: JobWatch, seen: MotionCount, settings: Detector) -> bo
     return seen.is_well or (not seen.waiting and not (voters and is_quiet(voters, settings)))
 
 
-def fail_gap_capture(watch: JobWatch, now: float) -> JobWatch:
-    """Return the watch after a light capture of a gap without a result. The next one is due after twice the gap."""
-    return _expect_progress(with_capture_record(watch, gap_capture_since=None), now)
-
-
 def _expect_progress(watch: JobWatch, now: float) -> JobWatch:
-    """Return the watch after a capture that found progress without a new collective."""
+    """Return the watch after a capture without a result, or with progress but no new collective.
+
+    The next one is due after twice the gap.
+    """
     twice = 2 * watch.progress.gap_seconds(now)
     return with_capture_record(watch, next_gap_seconds=twice, gap_in_progress=watch.progress.advances)
 

@@ -1,4 +1,4 @@
-"""Steps of the board after a capture, a light capture, or a failed capture."""
+"""The step of the board after a capture, a light capture, or a failed capture."""
 
 from collections.abc import Iterator
 
@@ -6,14 +6,14 @@ from msgspec.structs import replace
 
 from hangwatch import detector, words
 from hangwatch.config import Detector
-from hangwatch.detector import job_watch, sleepers, standstill
+from hangwatch.detector import TakeCapture, job_watch, sleepers, standstill
 from hangwatch.detector.job_watch import JobWatch, MotionCount
 from hangwatch.detector.known_pauses import NOWHERE, find_places
 from hangwatch.model import Grouping, JobState, Motion
 from hangwatch.stacks.activity_table import RENDEZVOUS
 from hangwatch.stacks.idle_reasons import find_resting_state, has_no_task, is_serving
 from hangwatch.state.actions import Action, SaveIncident
-from hangwatch.state.board import Snapshot
+from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.state.hang_history import find_history, remember_hang
 from hangwatch.state.incident_timeline import add_capture, update_timeline
 from hangwatch.verdict import timeout_forecast
@@ -24,12 +24,50 @@ from hangwatch.verdict.remote_wait import waits_for_other_nodes
 
 
 def record_capture(
-    snapshot: Snapshot, look: Diagnosis, *, now: float, settings: Detector
+    snapshot: Snapshot, wanted: TakeCapture, look: Diagnosis | None, *, now: float, unix_now: float, settings: Detector
 ) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Record the result of a capture and the new state of its job. Return the snapshot and the actions to do."""
-    entry = snapshot.jobs.get(look.capture.job_key)
+    """Record the result of a capture, None if it failed, and the new state of its job.
+
+    Return the snapshot and the actions to do. A light capture may begin a suspicion, but opens no incident. If another
+    capture failed, its ranks count as not judged. A failed capture is repeated later.
+    """
+    entry = snapshot.jobs.get(wanted.job_key)
     if entry is None:
         return snapshot, ()
+    seen = MotionCount(frozen=0, moving=0)
+    if wanted.result == "low_power":
+        seen = seen if look is None else count_motion(look.grouping)
+        watch, moves = detector.apply_light_capture(entry.watch, seen, now, settings)
+        entry = replace(entry, watch=watch)
+    elif wanted.result == "gap":
+        look = None if look is None else look.without_busy_gpus(settings.quiet_fraction)
+        seen = seen if look is None else _count_gap_facts(look)
+        watch, moves = detector.apply_gap_capture(entry.watch, seen, now, settings)
+        entry = replace(entry, watch=watch, suspected=look or entry.suspected)
+    elif look is None:
+        seen = replace(seen, unknown=max(1, len(entry.job.ranks)))
+        watch, moves = detector.apply_capture(entry.watch, seen, now, settings)
+        entry = replace(entry, watch=watch, page=job_watch.should_page(watch, now, settings))
+    else:
+        look = replace(look, judged_unix_seconds=unix_now)
+        entry, moves, seen = _apply_capture(snapshot, entry, look, now, settings)
+    is_judged = wanted.result == "state" and look is not None
+    entry, actions = update_timeline(entry, moves, unix_now)
+    if is_judged and entry.open_incident and not any(isinstance(action, SaveIncident) for action in actions):
+        actions = (*actions, SaveIncident(incident=entry.open_incident))
+    if is_judged and entry.open_incident and entry.watch.state is JobState.HUNG:
+        snapshot = remember_hang(snapshot, entry.open_incident)
+    result = "failed" if look is None else _describe_result(seen)
+    return snapshot.count("captures", result).with_job(entry), actions
+
+
+def _apply_capture(
+    snapshot: Snapshot, entry: JobEntry, look: Diagnosis, now: float, settings: Detector
+) -> tuple[JobEntry, tuple[detector.Action, ...], MotionCount]:
+    """Apply a capture to the watch of its job, and to its incident if one is open. Return what the capture showed, too.
+
+    The verdict is judged again by what earlier captures showed.
+    """
     looked_at = {dump.id.pid for dump in look.capture.ranks}
     came = sum(rank.id.pid not in looked_at for rank in entry.job.ranks)
     look = look.without_motion_of(
@@ -49,7 +87,7 @@ def record_capture(
     recorded_seconds = timeout_forecast.recorded_seconds(look.grouping)
     if recorded_seconds is not None:  # the timeout of the open operations overrides that from the environment
         watch = replace(watch, timeout=replace(watch.timeout, recorded_seconds=recorded_seconds))
-    watch, wanted = detector.apply_capture(watch, seen, now, settings)
+    watch, moves = detector.apply_capture(watch, seen, now, settings)
     entry = replace(entry, watch=watch, page=job_watch.should_page(watch, now, settings))
     history = find_history(snapshot, entry.job, entry.open_incident, look.capture.node, look.judged_unix_seconds)
     is_known_pause = not entry.page and job_watch.longest_pause_seconds(watch, now) is not None
@@ -58,12 +96,7 @@ def record_capture(
         entry = replace(entry, incident=add_capture(entry, look, now), suspected=None)
     elif watch.gap is not None:
         entry = replace(entry, suspected=look)
-    entry, actions = update_timeline(entry, wanted, look.judged_unix_seconds)
-    if watch.is_open and entry.incident is not None and not any(isinstance(action, SaveIncident) for action in actions):
-        actions = (*actions, SaveIncident(incident=entry.incident))
-    if entry.watch.state is JobState.HUNG and entry.open_incident is not None:
-        snapshot = remember_hang(snapshot, entry.open_incident)
-    return snapshot.count("captures", _describe_result(seen)).with_job(entry), actions
+    return entry, moves, seen
 
 
 def _follow_sleepers(watch: JobWatch, look: Diagnosis, now: float, settings: Detector) -> tuple[JobWatch, Diagnosis]:
@@ -81,33 +114,6 @@ def _follow_sleepers(watch: JobWatch, look: Diagnosis, now: float, settings: Det
     return job_watch.with_suspicion(watch, sleepers=asleep), look
 
 
-def record_light_capture(
-    snapshot: Snapshot, job_key: str, seen: MotionCount, *, now: float, unix_now: float, settings: Detector
-) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Record the result of a light capture. It may begin a suspicion, but opens no incident."""
-    entry = snapshot.jobs.get(job_key)
-    if entry is None:
-        return snapshot, ()
-    watch, wanted = detector.apply_light_capture(entry.watch, seen, now, settings)
-    entry, actions = update_timeline(replace(entry, watch=watch), wanted, unix_now)
-    return snapshot.count("captures", _describe_result(seen)).with_job(entry), actions
-
-
-def record_gap_capture(
-    snapshot: Snapshot, look: Diagnosis, *, now: float, unix_now: float, settings: Detector
-) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Record the result of a light capture of a gap. It may begin a suspicion, but opens no incident."""
-    entry = snapshot.jobs.get(look.capture.job_key)
-    if entry is None:
-        return snapshot, ()
-    look = look.without_busy_gpus(settings.quiet_fraction)
-    seen = _count_gap_facts(look)
-    watch, wanted = detector.apply_gap_capture(entry.watch, seen, now, settings)
-    entry = replace(entry, watch=watch, suspected=look if watch.gap is not None else None)
-    entry, actions = update_timeline(entry, wanted, unix_now)
-    return snapshot.count("captures", _describe_result(seen)).with_job(entry), actions
-
-
 def _count_gap_facts(look: Diagnosis) -> MotionCount:
     permanent = find_permanent(look.grouping, look.verdict)
     return replace(
@@ -117,30 +123,6 @@ def _count_gap_facts(look: Diagnosis) -> MotionCount:
         permanent=permanent,
         seconds=look.capture.duration_seconds,
     )
-
-
-def record_failed_gap_capture(snapshot: Snapshot, job_key: str, *, now: float) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Record that a light capture of a gap failed."""
-    entry = snapshot.jobs.get(job_key)
-    if entry is None:
-        return snapshot, ()
-    watch = detector.fail_gap_capture(entry.watch, now)
-    return snapshot.count("captures", "failed").with_job(replace(entry, watch=watch)), ()
-
-
-def record_failed_capture(
-    snapshot: Snapshot, job_key: str, *, now: float, unix_now: float, settings: Detector
-) -> tuple[Snapshot, tuple[Action, ...]]:
-    """Record that a capture failed. Its ranks count as not judged, and the capture is repeated later."""
-    entry = snapshot.jobs.get(job_key)
-    if entry is None:
-        return snapshot, ()
-    seen = MotionCount(frozen=0, moving=0, unknown=max(1, len(entry.job.ranks)))
-    watch, wanted = detector.apply_capture(entry.watch, seen, now, settings)
-    entry, actions = update_timeline(
-        replace(entry, watch=watch, page=job_watch.should_page(watch, now, settings)), wanted, unix_now
-    )
-    return snapshot.count("captures", "failed").with_job(entry), actions
 
 
 def count_motion(grouping: Grouping) -> MotionCount:

@@ -9,14 +9,7 @@ from hangwatch.state.incident_timeline import record_note
 from hangwatch.state.job_silences import drop_ended_silences, end_silence, record_silence, restore_silences
 from hangwatch.state.on_counters import record_arrival_orders, record_counters
 from hangwatch.state.on_crash import count_unread_crash, record_crash
-from hangwatch.state.on_diagnosis import (
-    count_motion,
-    record_capture,
-    record_failed_capture,
-    record_failed_gap_capture,
-    record_gap_capture,
-    record_light_capture,
-)
+from hangwatch.state.on_diagnosis import count_motion, record_capture
 from hangwatch.state.on_sample import record_check, record_missing_sample, record_sample
 from hangwatch.state.on_scan import record_scan
 from hangwatch.state.restored_incidents import restore_incidents

@@ -351,7 +351,7 @@ class Simulation:
             self._discover(t)
         while self._wanted and len(self._under_way) < AT_ONCE:
             wanted = self._wanted.pop(0)
-            self._under_way.append(_Taking(wanted.job_key, t, result=wanted.result))
+            self._under_way.append(_Taking(wanted, wanted.job_key, t))
         for taking in tuple(self._under_way):
             if (t - taking.began) % self.settings.capture.pause_seconds == 0:
                 self._take_round(taking, t)
@@ -363,20 +363,11 @@ class Simulation:
         self._under_way.remove(taking)
         look = self._look(taking, t)
         self.played[taking.job_id].looks.append(look)
-        settings = self.settings.detector
-        if taking.result != "state":
+        if taking.wanted.result != "state":
             self.played[taking.job_id].glances += 1
-        if taking.result == "gap":
-            self.snapshot, actions = steps.record_gap_capture(
-                self.snapshot, look, now=t, unix_now=UNIX_START + t, settings=settings
-            )
-        elif taking.result == "low_power":
-            seen = steps.count_motion(look.grouping)
-            self.snapshot, actions = steps.record_light_capture(
-                self.snapshot, taking.job_id, seen, now=t, unix_now=UNIX_START + t, settings=settings
-            )
-        else:
-            self.snapshot, actions = steps.record_capture(self.snapshot, look, now=t, settings=settings)
+        self.snapshot, actions = steps.record_capture(
+            self.snapshot, taking.wanted, look, now=t, unix_now=UNIX_START + t, settings=self.settings.detector
+        )
         self._note(actions, t)
 
     def _dump(self, gpu: int, t: float, round_number: int) -> ProcessDump:
@@ -486,9 +477,9 @@ class Simulation:
 class _Taking:
     """A capture in progress, with its rounds so far."""
 
+    wanted: TakeCapture
     job_id: str
     began: float
-    result: str = "state"
     rounds: list[dict[int, ProcessDump]] = field(default_factory=list)
 
 

@@ -107,7 +107,15 @@ class Life:
             ranks=(),
         )
         look = Diagnosis(capture=capture, grouping=seen, verdict=verdict, judged_unix_seconds=self.unix, uid=uid)
-        self._take(steps.record_capture(self.snapshot, look, now=self.now, settings=self.rules))
+        self._take(self.captured(look, job_id))
+
+    def captured(
+        self, look: Diagnosis | None, job_id: str = "42", **wanted: str
+    ) -> tuple[Snapshot, tuple[Action, ...]]:
+        wanted_capture = TakeCapture(job_key=job_id, reason="", **wanted)
+        return steps.record_capture(
+            self.snapshot, wanted_capture, look, now=self.now, unix_now=self.unix, settings=self.rules
+        )
 
     @property
     def unix(self) -> float:
@@ -372,7 +380,7 @@ def test_open_incident_keeps_its_key_despite_another_claimant() -> None:
 
 def test_a_capture_that_fails_as_a_whole_is_tried_again() -> None:
     life = quiet()
-    life._take(steps.record_failed_capture(life.snapshot, "42", now=life.now, unix_now=life.unix, settings=RULES))
+    life._take(life.captured(None))
     assert life.state is JobState.STALLED
     life.power(110, 40)
     assert life.captures == 2

@@ -221,27 +221,24 @@ def test_a_capture_in_which_all_are_stopped_counts_as_a_rest() -> None:
 def test_light_capture_with_all_ranks_frozen_begins_suspicion() -> None:
     life = at_work()
     life.power(430, 30)
-    before, still = life.snapshot, MotionCount(frozen=2, moving=0, unknown=0)
-    assert steps.record_light_capture(before, "nobody", still, now=life.now, unix_now=7.0, settings=RULES) == (
-        before,
-        (),
-    )
-    shown, actions = steps.record_light_capture(before, "42", still, now=life.now, unix_now=7.0, settings=RULES)
+    shown, actions = life.captured(look(1, count(frozen=2)), result="low_power")
     assert shown.captures == {"frozen": 1}
     entry = shown.jobs["42"]
     assert (entry.watch.state, entry.incident) == (JobState.SUSPECTED, None)
-    assert (entry.timeline[-1].state, entry.timeline[-1].unix_seconds) == (JobState.SUSPECTED, 7.0)
+    assert (entry.timeline[-1].state, entry.timeline[-1].unix_seconds) == (JobState.SUSPECTED, life.unix)
     assert any(isinstance(action, TakeCapture) for action in actions)
+
+
+@pytest.mark.parametrize("result", ["state", "low_power", "gap"])
+def test_capture_of_an_unknown_job_changes_nothing(result: str) -> None:
+    life = quiet()
+    assert life.captured(look(1, count(frozen=2)), "nobody", result=result) == (life.snapshot, ())
+    assert life.captured(None, "nobody", result=result) == (life.snapshot, ())
 
 
 def test_failed_capture_is_counted_and_does_not_page() -> None:
     life = quiet()
-    before = life.snapshot
-    assert steps.record_failed_capture(before, "nobody", now=life.now, unix_now=life.unix, settings=RULES) == (
-        before,
-        (),
-    )
-    shown, _ = steps.record_failed_capture(before, "42", now=life.now, unix_now=life.unix, settings=RULES)
+    shown, _ = life.captured(None)
     assert shown.captures == {"failed": 1}
     entry = shown.jobs["42"]
     assert (entry.watch.capture_record.capturing, entry.page, entry.incident) == (False, False, None)
@@ -249,11 +246,18 @@ def test_failed_capture_is_counted_and_does_not_page() -> None:
     assert entry.watch.message == "progress of 2 of 2 ranks is unknown"
 
 
+@pytest.mark.parametrize("result", ["low_power", "gap"])
+def test_failed_light_capture_is_counted_and_leaves_the_state(result: str) -> None:
+    life = at_work()
+    shown, actions = life.captured(None, result=result)
+    assert (shown.captures, shown.jobs["42"].watch.state, actions) == ({"failed": 1}, JobState.TRAINING, ())
+
+
 def test_a_capture_that_failed_of_a_job_without_ranks_judges_it_as_little() -> None:
     life = quiet()
     entry = life.entry
     life.snapshot = life.snapshot.with_job(replace(entry, job=replace(entry.job, ranks=())))
-    shown, _ = steps.record_failed_capture(life.snapshot, "42", now=life.now, unix_now=life.unix, settings=RULES)
+    shown, _ = life.captured(None)
     watch = shown.jobs["42"].watch
     assert (watch.state, watch.message) == (JobState.STALLED, "progress of 1 of 1 ranks is unknown")
 
@@ -269,9 +273,7 @@ def test_each_look_is_saved_once_and_says_what_is_known_by_now() -> None:
         grown = replace(job(), command=f"command {number}")
         life.discover(grown)
         before = len(life.saved)
-        life._take(
-            steps.record_capture(life.snapshot, look(number, count(frozen=number)), now=life.now, settings=RULES)
-        )
+        life._take(life.captured(look(number, count(frozen=number))))
         (saved,) = life.saved[before:]
         assert saved == life.entry.incident
         assert saved.incident_id == opened.incident_id

@@ -221,12 +221,12 @@ def test_parallel_dumps_wait_once_for_a_silent_version(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize(("printed", "words"), [("py-spy 0.3.14", "0.3.14"), ("what?", "unknown")])
 def test_old_pyspy_is_refused_with_a_remedy(target: Target, printed: str, words: str) -> None:
-    program = fake_pyspy(target.folder, f"touch {target.folder}/dumped", pyspy_says(printed))
+    program = fake_pyspy(target.folder, f"touch {target.folder}/dumped; {STACKS}", pyspy_says(printed))
     fault = fault_of(target.dump(program))
-    assert not (target.folder / "dumped").exists()
     assert (fault.reason, fault.about) == ("PyspyTooOld", "tool")
     assert fault.detail == f"{program} has version {words}; versions before 0.4 can leave a rank stopped for ever"
     assert "pip install 'py-spy>=0.4.1'" in fault.remedy
+    assert not (target.folder / "dumped").exists()
 
 
 def test_pyspy_removed_after_its_version_is_a_fault(target: Target) -> None:

@@ -36,11 +36,12 @@ from tests.conftest import wait_for
 from tests.other_users import as_thread_of, needs_root
 
 UID = 1004
+Look = Callable[[Job, int | None], Diagnosis | None]
 
 
-def job(uid: int | None = UID, pid: int = 100) -> Job:
+def job(uid: int | None = UID, pid: int = 100, job_id: str = "42") -> Job:
     rank = Rank(id=ProcessId(pid=pid, start_ticks=1), rank=0, local_rank=0)
-    return Job(job_id="42", job_key=f"key-{pid}", launcher="torchrun", launcher_id=None, ranks=(rank,), uid=uid)
+    return Job(job_id=job_id, job_key=f"key{pid}", launcher="torchrun", launcher_id=None, ranks=(rank,), uid=uid)
 
 
 def look_at(job: Job, _rounds: int | None) -> Diagnosis:
@@ -55,6 +56,16 @@ def look_at(job: Job, _rounds: int | None) -> Diagnosis:
     )
 
 
+def look_after(go_on: threading.Event, look: Look = look_at) -> Look:
+    """Return a capture that waits for `go_on`."""
+
+    def wait_and_look(captured_job: Job, rounds: int | None) -> Diagnosis | None:
+        go_on.wait(60)
+        return look(captured_job, rounds)
+
+    return wait_and_look
+
+
 class Desk:
     """A `UserSocket` that is called directly, without a socket.
 
@@ -66,7 +77,7 @@ class Desk:
         folder: Path,
         *jobs: Job,
         scan: Callable[[], None] = lambda: None,
-        look: Callable[[Job, int | None], Diagnosis | None] = look_at,
+        look: Look = look_at,
         **settings: object,
     ) -> None:
         self.board = Board()
@@ -172,10 +183,7 @@ def test_job_that_changed_its_owner_during_a_dump_is_refused(tmp_path: Path, aft
 def test_one_dump_of_a_user_at_a_time_and_so_many_in_a_minute(tmp_path: Path) -> None:
     go_on = threading.Event()
 
-    def look(_job: Job, _rounds: int | None) -> Diagnosis | None:
-        go_on.wait(60)
-        return None
-
+    look = look_after(go_on, lambda *_: None)
     desk = Desk(tmp_path, job(), job(1005, 200), look=look, per_minute=4, per_minute_of_owner=3)
 
     async def at_once() -> list[int]:
@@ -229,13 +237,9 @@ def test_dump_of_a_new_user_precedes_one_of_a_served_user(tmp_path: Path) -> Non
 def test_dump_without_a_turn_is_refused_and_says_when_to_retry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
 
-    def look(captured_job: Job, rounds: int | None) -> Diagnosis | None:
-        go_on.wait(60)
-        return look_at(captured_job, rounds)
-
     monkeypatch.setattr(user_socket, "MARGIN_SECONDS", user_socket.SENDING_SECONDS + 0.5)
     monkeypatch.setattr(config.Settings, "capture_seconds", property(lambda _: 0.0))
-    desk = Desk(tmp_path, *(job(uid, 100 + uid) for uid in range(1, 4)), look=look)
+    desk = Desk(tmp_path, *(job(uid, 100 + uid) for uid in range(1, 4)), look=look_after(go_on))
 
     async def dumps() -> list[Answer]:
         asked = [desk.own_jobs.answer(desk.request(f"/dump?pid={100 + uid}", uid)) for uid in range(1, 4)]
@@ -288,7 +292,7 @@ def test_user_sees_only_incidents_of_its_own_jobs(tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def served(folder: Path, look: Callable[[Job, int | None], Diagnosis | None] = look_at) -> Iterator[tuple[Desk, Path]]:
+def served(folder: Path, look: Look = look_at) -> Iterator[tuple[Desk, Path]]:
     path = folder / "socket"
     desk = Desk(folder, job(os.geteuid()), look=look, path=str(path))
     desk.own_jobs.start()
@@ -320,8 +324,7 @@ def test_user_socket_is_open_to_all_and_removed_with_the_daemon(tmp_path: Path) 
         with connected(path) as one:
             peer = peer_of(one)
             assert peer is not None and (peer.pid, peer.uid) == (os.getpid(), os.geteuid())
-            one.sendall(b"GET /dump?pid=100 HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert one.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
+            assert asked_by(one, "/dump?pid=100").startswith(b"HTTP/1.1 200 OK")
     assert not path.exists()
 
 
@@ -331,8 +334,7 @@ def test_silent_connection_is_replaced_by_one_of_the_same_user(tmp_path: Path, m
         silent = [stack.enter_context(connected(path)) for _ in range(MAX_CONNECTIONS_OF_USER)]
         for _ in range(3):
             one = stack.enter_context(connected(path))
-            one.sendall(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert one.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
+            assert asked_by(one, "/status").startswith(b"HTTP/1.1 200 OK")
         assert silent[0].recv(1) == b"", "the user's oldest connection was closed"
 
 
@@ -384,12 +386,8 @@ def test_user_with_most_connections_loses_one_to_newcomer(
 def test_newcomer_beside_dumps_of_many_users_is_answered(folder_for_all: Path) -> None:
     go_on = threading.Event()
 
-    def look(captured_job: Job, rounds: int | None) -> Diagnosis | None:
-        go_on.wait(60)
-        return look_at(captured_job, rounds)
-
     users = range(2000, 2018)
-    with served(folder_for_all, look=look) as (desk, path), contextlib.ExitStack() as stack:
+    with served(folder_for_all, look=look_after(go_on)) as (desk, path), contextlib.ExitStack() as stack:
         desk.put(*(job(uid, uid) for uid in (*users, 4000)))
         dumps = [stack.enter_context(connected_as(uid, path)) for uid in users]
         for uid, one in zip(users, dumps, strict=True):
@@ -466,8 +464,7 @@ def test_removed_user_socket_is_opened_again(tmp_path: Path, caplog: pytest.LogC
             shutil.rmtree(folder)
         desk.own_jobs.restore()
         with connected(path) as one:
-            one.sendall(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert one.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
+            assert asked_by(one, "/status").startswith(b"HTTP/1.1 200 OK")
         assert "was missing; it was opened again" in caplog.text
     assert not path.exists()
 
@@ -495,12 +492,7 @@ def test_a_folder_where_others_write_or_none_gets_no_socket(tmp_path: Path, capl
     wait_for(lambda: (tmp_path / "socket").read_text() == "a file", "the file to be left alone", 1)
 
 
-OWNER, OTHER, ROOT = 1004, 1005, 0
-
-
-def silenced_job(number: int, uid: int | None = OWNER, name: str = "train") -> Job:
-    rank = Rank(id=ProcessId(pid=number, start_ticks=1), rank=0, local_rank=0)
-    return Job(job_id=name, job_key=f"key{number}", launcher="torchrun", launcher_id=None, ranks=(rank,), uid=uid)
+OTHER, ROOT = 1005, 0
 
 
 class Node:
@@ -514,7 +506,7 @@ class Node:
         settings = config.Settings()
         self.socket = UserSocket(settings, "n1", self.board, self.store, scan=lambda: None, diagnose=lambda *_: None)
 
-    def ask(self, query: str, uid: int = OWNER) -> Answer:
+    def ask(self, query: str, uid: int = UID) -> Answer:
         return asyncio.run(self.socket.answer(Request("/silence", {}, peer=Peer(7, uid, uid), query=query)))
 
     def silenced(self) -> set[str]:
@@ -533,9 +525,9 @@ class Node:
         return [(one.labels, one.value) for family in found for one in family.samples if one.name == name]
 
 
-@pytest.mark.parametrize("wanted", ["key1", "train"])
+@pytest.mark.parametrize("wanted", ["key1", "42"])
 def test_owner_silences_its_job_and_ends_that(tmp_path: Path, wanted: str) -> None:
-    node = Node(tmp_path, silenced_job(1), silenced_job(2, OTHER))
+    node = Node(tmp_path, job(UID, 1), job(OTHER, 2))
     assert node.silenced() == set()
     answered = json.loads(node.ask(f"job={wanted}&seconds=7200&reason=I+debug+it%1b%0a").body)
     assert 7190 < answered["silence"]["until_unix_seconds"] - time.time() <= 7200
@@ -549,35 +541,35 @@ def test_owner_silences_its_job_and_ends_that(tmp_path: Path, wanted: str) -> No
 
 
 def test_silence_of_a_foreign_job_is_refused_and_root_may(tmp_path: Path) -> None:
-    node = Node(tmp_path, silenced_job(1), silenced_job(2, None))
-    for query in ("job=key1&seconds=3600", "job=train&seconds=3600", "job=key2&seconds=3600", "job=key1&end=1"):
+    node = Node(tmp_path, job(UID, 1), job(None, 2))
+    for query in ("job=key1&seconds=3600", "job=42&seconds=3600", "job=key2&seconds=3600", "job=key1&end=1"):
         assert node.ask(query, OTHER).status == 404
     assert node.silenced() == set()
     for key in ("key1", "key2"):
         assert node.ask(f"job={key}&seconds=3600", ROOT).status == 200
     assert node.silenced() == {"key1", "key2"}
     assert node.ask("job=key1&end=1", OTHER).status == 404
-    assert node.ask("job=key2&end=1", OWNER).status == 404
+    assert node.ask("job=key2&end=1", UID).status == 404
     assert node.silenced() == {"key1", "key2"}
-    assert node.ask("job=key1&end=1", OWNER).status == 200
+    assert node.ask("job=key1&end=1", UID).status == 200
 
 
 @pytest.mark.parametrize("seconds", ["", "x", "nan", "inf", "-60", "59", "604801", "1e400"])
 def test_silence_of_an_invalid_length_is_refused(tmp_path: Path, seconds: str) -> None:
-    node = Node(tmp_path, silenced_job(1))
+    node = Node(tmp_path, job(UID, 1))
     assert node.ask(f"job=key1&seconds={seconds}").status == 400
     assert node.silenced() == set()
 
 
 def test_name_of_several_jobs_is_refused_with_their_keys(tmp_path: Path) -> None:
-    node = Node(tmp_path, silenced_job(1), silenced_job(2), silenced_job(3, OTHER))
-    refused = node.ask("job=train&seconds=3600")
+    node = Node(tmp_path, job(UID, 1), job(UID, 2), job(OTHER, 3))
+    refused = node.ask("job=42&seconds=3600")
     assert refused.status == 409 and b"key1, key2" in refused.body and b"key3" not in refused.body
     assert node.silenced() == set()
 
 
 def test_silence_ends_by_itself(tmp_path: Path) -> None:
-    node = Node(tmp_path, silenced_job(1), silenced_job(2))
+    node = Node(tmp_path, job(UID, 1), job(UID, 2))
     node.ask("job=key1&seconds=60")
     node.ask("job=key2&seconds=7200")
     assert node.board.change(steps.drop_ended_silences, time.time()) == ()
@@ -587,7 +579,7 @@ def test_silence_ends_by_itself(tmp_path: Path) -> None:
 
 
 def test_user_has_a_limited_number_of_silences_and_may_end_those_of_ended_jobs(tmp_path: Path) -> None:
-    node = Node(tmp_path, *(silenced_job(number, name=f"job{number}") for number in range(MOST_SILENCES_OF_USER + 1)))
+    node = Node(tmp_path, *(job(UID, number, f"job{number}") for number in range(MOST_SILENCES_OF_USER + 1)))
     for number in range(MOST_SILENCES_OF_USER):
         assert node.ask(f"job=key{number}&seconds=3600").status == 200
     last = f"job=key{MOST_SILENCES_OF_USER}&seconds=3600"
@@ -600,11 +592,11 @@ def test_user_has_a_limited_number_of_silences_and_may_end_those_of_ended_jobs(t
 
 
 def test_silences_survive_a_restart_unless_a_newer_one_exists(tmp_path: Path) -> None:
-    node = Node(tmp_path, silenced_job(1), silenced_job(2))
+    node = Node(tmp_path, job(UID, 1), job(UID, 2))
     node.ask("job=key1&seconds=3600&reason=old")
     node.ask("job=key2&seconds=3600")
     node.ask("job=key2&end=1")
-    later = Node(tmp_path, silenced_job(1), silenced_job(2))
+    later = Node(tmp_path, job(UID, 1), job(UID, 2))
     later.board.put(steps.restore_silences, later.store.silences.read())
     assert later.silenced() == {"key1"}
     later.ask("job=key1&seconds=60&reason=new")
@@ -622,7 +614,7 @@ def test_damaged_file_of_silences_is_a_store_error(tmp_path: Path, content: byte
 
 
 def test_silence_without_a_store_holds_and_says_that_a_restart_ends_it(tmp_path: Path) -> None:
-    node = Node(tmp_path, silenced_job(1))
+    node = Node(tmp_path, job(UID, 1))
     node.board.set(store_problem="disk full")
     assert json.loads(node.ask("job=key1&seconds=3600").body)["problem"] == "disk full"
     assert node.silenced() == {"key1"}

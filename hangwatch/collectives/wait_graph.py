@@ -73,8 +73,8 @@ class WaitGraph(NamedTuple):
     Ranks in `waiting` wait in an operation. Ranks in `awaited` have not joined an operation; each comes with its
     stance. Ranks in `busy` are awaited, but have an open operation themselves. Ranks in `joined` are known to have
     joined all operations in which others wait. Ranks in `cycle` wait for each other. `is_complete` is true if all
-    members of all pending groups are known and have joined. `is_partial` is true if the flight recorder of a rank was
-    not read.
+    members of all pending groups are known and have joined. `is_partial` is true if the flight recorder of a rank of
+    the job, or of a member of these groups, was not read.
 
     The waits end at ranks that wait for no rank: `programs` have not enqueued an operation in which others wait, `gpus`
     have not completed one, and for ranks in `unrecorded` others wait without knowing more. `is_settled` is true if all
@@ -140,23 +140,19 @@ def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
         unrecorded=ends.unrecorded,
         is_settled=ends.are_all and all(group.may_be_of_one_moment for group in groups),
         is_complete=is_complete,
-        is_partial=_is_partial(by_rank, groups, world_size),
+        is_partial=len(recorded) < max(len(by_rank), world_size or 0)
+        or any(not recorded.issuperset(group.members) for group in groups),
         mismatches=mismatches or ((order,) if order else ()),
     )
 
 
 def is_busy(member: Member) -> bool:
-    """True if the rank has an open operation that other ranks may have to join. False if it is stopped or frozen."""
-    return _has_open(member) and not member.is_stopped
+    """True if the rank has an open operation that other ranks may have to join. False if it is stopped or frozen.
 
-
-def _has_open(member: Member) -> bool:
-    """True if the rank has an operation for which its main thread may wait.
-
-    Such an operation stays open, or has lost its record. The main thread may also wait for an operation of another
-    thread, unless it is in a system call that no thread of its process can end.
+    Its main thread may wait for such an operation, which stays open, or has lost its record. It may also wait for an
+    operation of another thread, unless it is in a system call that no thread of its process can end.
     """
-    return any(
+    return not member.is_stopped and any(
         records.has_lost_open
         or any(one.stays_open and (one.by_main or not member.kernel.is_held_outside) for one in records.operations)
         for recorder in member.recorder.libraries
@@ -170,12 +166,6 @@ def _find_joined(group: ProcessGroup) -> set[int]:
     Other ranks may not wait for the operation of a rank that waits alone.
     """
     return group.newest.keys() - (group.waits.keys() if len(group.waits) == 1 else set())
-
-
-def _is_partial(by_rank: Mapping[int, Member], groups: Iterable[ProcessGroup], world_size: int | None) -> bool:
-    """True if the flight recorder of a rank of the job, or of a member of these groups, was not read."""
-    read = {rank for rank, member in by_rank.items() if member.recorder.libraries}
-    return len(read) < max(len(by_rank), world_size or 0) or any(not read.issuperset(group.members) for group in groups)
 
 
 def _make_pending_operations(group: ProcessGroup) -> Iterator[PendingOperation]:

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Sequence, Set
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from msgspec import structs
 
@@ -33,8 +33,9 @@ from hangwatch.model import (
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.stacks import activity, activity_table, completed_collectives, kernel_facts, progress, sleeps
 from hangwatch.stacks import frames as stack_frames
-from hangwatch.stacks.process_activity import ProcessActivity, find_process_activity
-from hangwatch.stacks.user_code import find_framework_caller, user_frames
+from hangwatch.stacks.place_cache import PlaceCache
+from hangwatch.stacks.process_activity import ProcessActivity
+from hangwatch.stacks.user_code import user_frames
 
 _EXECUTOR = "concurrent/futures/thread.py"
 _STARTS = ("threading.py", _EXECUTOR)
@@ -64,7 +65,7 @@ def group_ranks(
     mount_holds_job = any(
         rank.waits_for_mount or any(worker.waits_for_mount for worker in rank.workers) for rank in ranks
     )
-    memory = _PlaceCache(table)
+    memory = PlaceCache(table)
     is_whole = world_size is None or world_size <= len(ranks)
     measured = [_measure_rank(rank, memory, settings, is_whole, mount_holds_job) for rank in ranks]
     in_torch = {
@@ -112,10 +113,6 @@ def merge_groups(groups: Iterable[Group], world_size: int | None, notes: Iterabl
 
 
 _Identity = tuple[str | None, int | None, int | None, int | None]
-_PartT = TypeVar("_PartT", bound=Value)
-_Stack = tuple[tuple[Frame, ...], int | None]
-_Stacks = tuple[tuple[bool, str | None, int | None, tuple[Frame, ...]], ...]
-_Places = tuple[tuple[bool, str | None, int | None, tuple[stack_frames.Place, ...]], ...]
 
 
 class _Rank(NamedTuple):
@@ -149,53 +146,8 @@ def _make_identity(rank: RankId) -> _Identity:
     return rank.node, None, None, rank.pid
 
 
-class _PlaceCache:
-    """A cache of the places of processes. Most ranks have the same stacks, so each stack is classified only once.
-
-    It also stores equal parts of ranks once. The verdict then reads less memory.
-    """
-
-    def __init__(self, table: activity.Table) -> None:
-        self.table = table
-        self._parts: dict[Any, Any] = {}
-        self._by_stacks: dict[_Stacks, ProcessActivity] = {}
-        self._by_places: dict[_Places, ProcessActivity] = {}
-        self._user_code: dict[_Stack, tuple[tuple[Frame, ...], Frame | None]] = {}
-
-    def classify(self, dump: ProcessDump) -> ProcessActivity | None:
-        """Return the place of a process in one round; None if the dump has no stack."""
-        if not any(thread.frames for thread in dump.threads):
-            return None
-        stacks = tuple(
-            [(thread.is_main, thread.name, thread.installed_frames, thread.frames) for thread in dump.threads]
-        )
-        place = self._by_stacks.get(stacks)
-        if place is None:
-            places = tuple(
-                (is_main, name, installed_frames, tuple([frame.place for frame in frames]))
-                for is_main, name, installed_frames, frames in stacks
-            )
-            place = self._by_places.get(places)
-            if place is None:
-                place = self._by_places[places] = find_process_activity(dump.threads, self.table)
-            self._by_stacks[stacks] = place
-        return place
-
-    def share(self, part: _PartT) -> _PartT:
-        """Return an equal part of an earlier rank; `part` if there is none."""
-        shared: _PartT = self._parts.setdefault(part, part)
-        return shared
-
-    def user_code(self, thread: Thread) -> tuple[tuple[Frame, ...], Frame | None]:
-        """Return the results of `user_frames` and `find_framework_caller` for a thread. They are cached."""
-        stack = thread.frames, thread.installed_frames
-        if stack not in self._user_code:
-            self._user_code[stack] = user_frames(thread), find_framework_caller(thread)
-        return self._user_code[stack]
-
-
 def _measure_rank(
-    rank: RankDump, memory: _PlaceCache, settings: config.Capture, is_whole: bool, mount_holds_job: bool
+    rank: RankDump, memory: PlaceCache, settings: config.Capture, is_whole: bool, mount_holds_job: bool
 ) -> _Rank:
     recorder = _merge_recorders(rank)
     operations = [each for library in recorder.libraries for group in library.groups for each in group.operations]
@@ -262,7 +214,7 @@ def _correct_by_measurement(
     return corrected("torch", "gpu") if may_be_in_torch and place.waits_for in ("unknown", "lock") else place
 
 
-def _make_member(rank: _Rank, answer: _LastState, memory: _PlaceCache) -> Member:
+def _make_member(rank: _Rank, answer: _LastState, memory: PlaceCache) -> Member:
     dump, activities, recorder, measured = rank
     differ = any(place is not None and len(place.awaited) > 1 for place in activities)
     is_unclear = differ and measured.signature is Signature.BLOCKED
@@ -273,6 +225,8 @@ def _make_member(rank: _Rank, answer: _LastState, memory: _PlaceCache) -> Member
     main = stack_frames.main_thread(answer.dump.threads) if answer.dump else None
     call = dump.rounds[-1].main.call if dump.rounds else None
     is_at_thread = answer.process_activity is not None and answer.process_activity.waits_for == "thread"
+    earlier = (place for place in activities[:-1] if place is not None)
+    waits_before = (place.doing.row for place in earlier if place.waits_for == "ranks")
     asks_store = waits.awaits_store == "main" or is_at_thread
     return Member(
         id=dump.id,
@@ -282,7 +236,7 @@ def _make_member(rank: _Rank, answer: _LastState, memory: _PlaceCache) -> Member
             StackFacts(
                 user_frames=frames_of_user,
                 caller=caller,
-                waited_before=any(_is_joining(place) for place in activities[:-1] if place),
+                waited_before=any(not (row.leaves_the_job or row.idles) for row in waits_before),
                 owns_gil=main.owns_gil if main else None,
                 stay=measured.stay,
                 task=_find_stuck_task(dump.rounds, memory.table),
@@ -328,7 +282,7 @@ def _merge_recorders(rank: RankDump) -> RecorderFacts:
     )
 
 
-def _find_motion(rank: _Rank, signature: Signature, memory: _PlaceCache) -> Motion:
+def _find_motion(rank: _Rank, signature: Signature, memory: PlaceCache) -> Motion:
     """Return the motion of a rank: frozen if its flight recorder shows that it stands still, else by its signature.
 
     Its measured signature decides, too, if the lines of the user's code changed, if a round has no flight recorder, or
@@ -361,12 +315,6 @@ def _find_task_frames(thread: Thread, table: activity.Table) -> tuple[Frame, ...
     if table.classify_thread(task).row.waits_for not in ("unknown", "nothing", "lock"):
         return ()
     return user_frames(task)[:1]
-
-
-def _is_joining(process_activity: ProcessActivity) -> bool:
-    """True if a rank waits for other ranks to join a call. False if it shuts down or waits for clients."""
-    known = process_activity.doing.row
-    return process_activity.waits_for == "ranks" and not known.leaves_the_job and not known.idles
 
 
 def _merge_states(rounds: Sequence[ProcessDump]) -> str | None:

@@ -53,18 +53,13 @@ def make_event(incident: Incident) -> HangEvent:
     """Return the event of an incident in its present state."""
     verdict = incident.verdict
     blame, restart = _ADVICE[verdict.action.kind]
-    return HangEvent(
+    return HangEvent.copy_from(
+        incident,
+        verdict,
         schema_version=SCHEMA_VERSION,
-        incident_id=incident.incident_id,
         state=incident.state.value,
-        node=incident.node,
         job=JobHead.copy_from(incident.job),
         since_unix_seconds=incident.opened_unix_seconds,
-        kind=verdict.kind,
-        message=verdict.message,
-        confidence=verdict.confidence,
-        named=verdict.named,
-        check_first=verdict.check_first,
         blame=blame,
         restart=restart,
         exclude_nodes=verdict.action.exclude_nodes,

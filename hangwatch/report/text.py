@@ -1,6 +1,5 @@
 """The report of an incident as text, for a terminal, a mail or grep. The verdict comes first, raw stacks come last."""
 
-import itertools
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partialmethod
@@ -9,8 +8,8 @@ from types import MappingProxyType
 from msgspec import structs
 
 from hangwatch import words
-from hangwatch.model import Capture, Feedback, Frame, Group, Grouping, Incident, PowerSeries, Value, Verdict
-from hangwatch.report import phrases
+from hangwatch.model import Capture, Feedback, Frame, Group, Grouping, Incident, Value, Verdict
+from hangwatch.report import phrases, sparklines
 from hangwatch.report.dump_text import raw_lines
 from hangwatch.report.stack_tree import Node, merge_tree
 from hangwatch.stacks.user_code import innermost_user_frame, split_groups_by_line
@@ -20,10 +19,8 @@ from hangwatch.verdict.wording.next_steps import describe_action, next_step
 from hangwatch.words import printable
 
 _MAX_GROUPS = 40
-_MAX_GPUS = 16
 _FOLD_CHARACTERS = 60
 _TREE_FOLD_CHARACTERS = 16
-_NAMED = 23
 _SHORT_LINES = 30
 _SHORT_GROUPS = 8
 _SHORT_FRAMES = 4
@@ -36,8 +33,6 @@ _ABOUT_JOB = frozenset({"Verdict", "Named", "Job", "Ranks", "Not captured", "Not
 _SHOWN_BY_GROUPS = frozenset({"activity", "group", "thread", "workers"})
 """Kinds of evidence that only repeat a stack of the groups above it."""
 _SOURCE_CHARACTERS = 40  # of a source line at least
-_SPARKS = 40
-_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 class _Style(Value, frozen=True):
@@ -69,6 +64,10 @@ class _Style(Value, frozen=True):
         width = max(self.width, len(indent) + 20)
         return textwrap.wrap(printable(text), width, subsequent_indent=indent, break_on_hyphens=False) or [""]
 
+    def wrap_all(self, texts: Iterable[str], indent: int) -> list[str]:
+        """Return the lines of all texts. The further lines of each begin with `indent` spaces."""
+        return [line for text in texts for line in self.wrapped(text, " " * indent)]
+
 
 def render(incident: Incident, feedback: Feedback | None = None, *, color: bool = False, width: int = 110) -> str:
     """Return the whole report: verdict, groups, tree, evidence, power, timeline, host, and all raw stacks.
@@ -82,13 +81,11 @@ def render(incident: Incident, feedback: Feedback | None = None, *, color: bool 
     lines = _verdict_lines(phrases.past_verdict(incident), style) + _table(rows, style)
     lines += _grouping_lines(incident.grouping, incident.verdict, style)
     lines += _rank_sections(incident, style)
-    lines += _section("Progress", _progress_lines(incident, style), style)
-    lines += _section("Power", _power_lines(incident, style), style)
-    timeline = (
-        style.wrapped(f"{words.utc(step.unix_seconds)}  {step.state.value:<9}  {step.message}", " " * 36)
-        for step in incident.timeline
-    )
-    lines += _section("Timeline", itertools.chain.from_iterable(timeline), style)
+    progress, power = sparklines.draw_progress(incident, width), sparklines.draw_power(incident, width)
+    lines += _section("Progress", style.wrap_all(progress, sparklines.INDENT), style)
+    lines += _section("Power", style.wrap_all(power, sparklines.INDENT), style)
+    timeline = (f"{words.utc(step.unix_seconds)}  {step.state.value:<9}  {step.message}" for step in incident.timeline)
+    lines += _section("Timeline", style.wrap_all(timeline, 36), style)
     lines += _section("Host", _table(incident.host_facts, style), style)
     taken = [capture for capture in incident.captures if capture.rounds]
     lines += _section("Captures", _capture_lines(taken, style), style)
@@ -147,8 +144,7 @@ def _rank_sections(incident: Incident, style: _Style) -> list[str]:
     lines = _section("Process details", _detail_lines(incident, style), style)
     environment = incident.captures[-1].environment if incident.captures else None
     differences = map(environment_diff.describe_difference, environment.differences if environment else ())
-    wrapped = [line for difference in differences for line in style.wrapped(difference, "    ")]
-    lines += _section("Environment, where it differs", wrapped, style)
+    lines += _section("Environment, where it differs", style.wrap_all(differences, 4), style)
     return lines + _section("Last log lines", _log_lines(incident), style)
 
 
@@ -231,7 +227,7 @@ def _grouping_lines(grouping: Grouping, verdict: Verdict, style: _Style, *, tree
         where = [*_tree_lines(merge_tree(shown), odd, style), *more]
         lines += _section("Stacks of all ranks, outermost frame first", where, style)
     lines += _section("Evidence", _evidence_lines(verdict, style), style)
-    return lines + _section("Notes", [line for note in phrases.notes(grouping) for line in style.wrapped(note)], style)
+    return lines + _section("Notes", style.wrap_all(phrases.notes(grouping), 0), style)
 
 
 def _short_group_lines(grouping: Grouping, verdict: Verdict, style: _Style, most: int) -> list[str]:
@@ -358,8 +354,7 @@ def _detail_lines(incident: Incident, style: _Style) -> Iterator[str]:
     for rank in incident.captures[-1].ranks if incident.captures else ():
         if rank.details is not None:
             yield f"{words.name_ranks([rank.id])}:"
-            for line in phrases.details(rank.details):
-                yield from style.wrapped(f"    {line}", "      ")
+            yield from style.wrap_all((f"    {line}" for line in phrases.details(rank.details)), 6)
 
 
 def _log_lines(incident: Incident) -> Iterator[str]:
@@ -369,61 +364,13 @@ def _log_lines(incident: Incident) -> Iterator[str]:
             yield from (f"    | {printable(line)}" for line in log.lines)
 
 
-# --- power, time, host -----------------------------------------------------------------------------------------------
-
-
-def _progress_lines(incident: Incident, style: _Style) -> Iterator[str]:
-    if (counted := incident.collectives) is not None and len(counted.totals) > 1:
-        steps = [later - earlier for earlier, later in itertools.pairwise(counted.totals)]
-        said = phrases.describe_collectives(counted)
-        sparks = _draw_sparks(steps, max(steps), style.width - _NAMED)
-        yield from style.wrapped(f"{'collectives':<{_NAMED - 1}} {sparks}  {said}", " " * _NAMED)
-    if (arrival := incident.arrival) is not None and arrival.is_named:
-        yield from style.wrapped(f"{'before':<{_NAMED - 1}} {printable(arrival.message)}", " " * _NAMED)
-
-
-def _power_lines(incident: Incident, style: _Style) -> Iterator[str]:
-    top = max((max(series.watts, default=0.0) for series in incident.power), default=0.0)
-    for series in incident.power[:_MAX_GPUS]:
-        if series.watts:
-            ranks = f" (local rank {words.fold(series.local_ranks)})" if series.local_ranks else ""
-            named = f"gpu {series.index}{ranks}"
-            now, levels = f" {series.watts[-1]:>5.0f} W now", _describe_levels(series)
-            width = style.width - _NAMED - len(now)
-            width_with_levels = width - len(levels)
-            fits = width_with_levels >= _SPARKS // 2  # else the levels go to the next line
-            sparks = _draw_sparks(series.watts, top, width_with_levels if fits else max(width - 1, 1))
-            yield from style.wrapped(f"{named:<{_NAMED - 1}} {sparks}{now}{levels}", " " * _NAMED)
-    if len(incident.power) > _MAX_GPUS:
-        yield f"and {len(incident.power) - _MAX_GPUS} more GPUs: see report.html"
-
-
-def _describe_levels(series: PowerSeries) -> str:
-    levels = (
-        ("busy", series.busy_watts),
-        ("quiet below", series.low_power_threshold_watts),
-        ("limit", series.limit_watts),
-    )
-    return "".join(f", {name} {watts:.0f} W" for name, watts in levels if watts is not None)
-
-
-def _draw_sparks(values: Sequence[float], top: float, most: int) -> str:
-    """Return a row of blocks for the mean value in each slice of time. The lowest is 0, the highest is `top`."""
-    size = len(values)
-    slices = min(most, _SPARKS, size)
-    cuts = [size * number // slices for number in range(slices + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(cuts)]
-    return "".join(_BLOCKS[min(int(mean / (top or 1.0) * len(_BLOCKS)), len(_BLOCKS) - 1)] for mean in means)
-
-
 def _capture_lines(captures: Sequence[Capture], style: _Style) -> Iterator[str]:
     for capture in captures:
         yield (
             f"{words.utc(capture.started_unix_seconds)}  {words.count(len(capture.ranks), 'rank')}, "
             f"{words.count(capture.rounds, 'round')}, {words.duration(capture.duration_seconds)}"
         )
-        for note in capture.notes:
-            yield from style.wrapped(f"    {note}", "    ")
+        yield from style.wrap_all((f"    {note}" for note in capture.notes), 4)
 
 
 # --- layout ----------------------------------------------------------------------------------------------------------

@@ -475,10 +475,7 @@ SERVER = RANK + "rpc.init_rpc('server', rank=1, world_size=2, rpc_backend_option
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    ("does", "expected"),
-    [("locks", Signature.BLOCKED), ("computes", Signature.UNKNOWN)],
-)
+@pytest.mark.parametrize(("does", "expected"), [("locks", Signature.BLOCKED), ("computes", Signature.UNKNOWN)])
 def test_rank_waiting_by_rpc_is_blocked(does: str, expected: Signature, tmp_path: Path) -> None:
     programs = (CLIENT + f"rpc.rpc_sync('server', {does})\n", SERVER)
     meeting = str(tmp_path / "meeting")

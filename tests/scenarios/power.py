@@ -32,11 +32,7 @@ _BARRIER = (
 _FORWARD = ("forward (torch/nn/modules/linear.py)", "_call_impl (torch/nn/modules/module.py)", *_MAIN)
 _BACKWARD = ("_engine_run_backward (torch/autograd/graph.py)", "backward (torch/_tensor.py)", *_MAIN)
 _OPTIMIZER = ("adamw (torch/optim/adamw.py)", "step (torch/optim/optimizer.py)", *_MAIN)
-_SAVE = (
-    "_write_item (torch/distributed/checkpoint/filesystem.py)",
-    "save_checkpoint (pretrain.py)",
-    *_MAIN[1:],
-)
+_SAVE = ("_write_item (torch/distributed/checkpoint/filesystem.py)", "save_checkpoint (pretrain.py)", *_MAIN[1:])
 _EVALUATE = ("forward (torch/nn/modules/linear.py)", "evaluate (pretrain.py)", *_MAIN[1:])
 _METRICS = ("score (metrics.py)", "evaluate (pretrain.py)", *_MAIN[1:])
 _NEXT_BATCH = ("_try_get_data (torch/utils/data/dataloader.py)", "__next__ (torch/utils/data/dataloader.py)", *_MAIN)

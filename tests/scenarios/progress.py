@@ -153,10 +153,7 @@ LOOK_ALIKES = (
         for seconds in (40, 100)
     ),
     Healthy("evaluation without collectives", between(power.EVALUATES, 1200, power.EVALUATES)),
-    Healthy(
-        "evaluation without collectives at full power",
-        between(TRAINS_ALONE, 1200, TRAINS_ALONE),
-    ),
+    Healthy("evaluation without collectives at full power", between(TRAINS_ALONE, 1200, TRAINS_ALONE)),
     Healthy("accumulation", Node(lambda _gpu, t: TRAINS if t % 90 < 2 else TRAINS_ALONE)),
     Healthy("a checkpoint ten times longer than ever", _checkpoints()),
     Healthy(

@@ -151,13 +151,6 @@ def test_dump_rights_check_stops_no_process() -> None:
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as target:
         answer = finished(sys.executable, "-c", reader, target.pid, check=True).stdout
         assert answer.split() == ["False", "()"]
-        expect(
-            (
-                "OK",
-                "DumpsPermitted",
-            ),
-            "dump_rights",
-            Node(jobs=(job(real_rank(target.pid)),)),
-        )
+        expect(("OK", "DumpsPermitted"), "dump_rights", Node(jobs=(job(real_rank(target.pid)),)))
         assert Path(f"/proc/{target.pid}/stat").read_text().rpartition(")")[2].split()[0] in "SR"
         target.stdin.close()  # type: ignore[union-attr]

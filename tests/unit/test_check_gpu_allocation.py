@@ -242,14 +242,7 @@ JSON = st.recursive(
 def test_a_checkpoint_that_may_not_be_read_is_said(tree: NodeTree, gpus: Gpus) -> None:
     member(tree, 600, POD)
     (tree.proc / "1" / "root" / gpu_holders.CHECKPOINT).mkdir(parents=True)
-    expect(
-        (
-            "UNKNOWN",
-            "CannotRead",
-        ),
-        "gpu_allocation",
-        tree.node(gpus=gpus.set(False).sampler),
-    )
+    expect(("UNKNOWN", "CannotRead"), "gpu_allocation", tree.node(gpus=gpus.set(False).sampler))
 
 
 @given(JSON)

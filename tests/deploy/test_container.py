@@ -86,9 +86,6 @@ def _is_sent(name: str, patterns: list[str]) -> bool:
     return sent
 
 
-# --- text of the Dockerfile ------------------------------------------------------------------------------------------
-
-
 def test_the_builder_gets_the_package_and_nothing_else() -> None:
     sent = context()
     assert {path.parts[0] for path in sent} == {"hangwatch", "pyproject.toml", "README.md", "LICENSE"}
@@ -119,9 +116,6 @@ def test_image_runs_as_a_numeric_user_that_is_not_root() -> None:
     (user,) = stages()[-1].all("USER")
     assert user.partition(":")[0].isdigit(), "Kubernetes can check runAsNonRoot only for a number"
     assert user.partition(":")[0] != "0"
-
-
-# --- execution of the Dockerfile -------------------------------------------------------------------------------------
 
 
 class Image(NamedTuple):

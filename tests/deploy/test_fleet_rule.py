@@ -222,9 +222,6 @@ def test_fleet_rule_names_the_ranks_that_the_daemon_names(tmp_path: Path) -> Non
     assert complaints(cases, tmp_path) == ""
 
 
-# --- single jobs, and the text of the page ---------------------------------------------------------------------------
-
-
 def four(last: Numbers, stance: Stance = "elsewhere", *, key: str = "k1") -> Case:
     """Return a job of four ranks. Ranks 0 to 2 wait in collective 6 of the default group.
 
@@ -453,8 +450,6 @@ def test_page_names_the_rank_that_has_not_joined(case: Case, summary: str, missi
     page = {"eval_time": "10s", "alertname": "HangwatchTrainingHung", "exp_alerts": [alert]}
     assert promql.promtool([{"interval": "5s", "input_series": series, "alert_rule_test": [page]}], tmp_path) == ""
 
-
-# --- real jobs ---------------------------------------------------------------------------------------------------------
 
 REAL = {
     "own_code": "NotJoined",

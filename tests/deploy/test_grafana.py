@@ -197,8 +197,6 @@ def test_the_provisioning_example_points_at_the_dashboards() -> None:
     assert provider["type"] == "file" and provider["options"]["path"]
 
 
-# --- series that a simulated node does not have ----------------------------------------------------------------------
-
 OF_JOB = 'job="hangwatch",job_id="J1",job_key="k1"'
 SERIES = {
     # Both ranks hold the first GPU, like ranks that never chose a GPU. It draws 100 W, the second GPU 300 W.
@@ -258,9 +256,6 @@ def test_a_panel_without_data_says_why_there_may_be_none(board: dict[str, Any]) 
     for panel in promql.panels(board):
         if panel["type"] != "row":
             assert panel["fieldConfig"]["defaults"]["noValue"], panel["title"]
-
-
-# --- a real Prometheus that scrapes a real hangwatch -----------------------------------------------------------------
 
 
 class Collectives(Collector):

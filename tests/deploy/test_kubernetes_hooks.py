@@ -228,9 +228,6 @@ def test_hook_in_a_pod_uses_the_token_of_its_service_account(tmp_path: Path, mon
         assert len(api.find("events")) == 1
 
 
-# --- manifests -------------------------------------------------------------------------------------------------------
-
-
 def manifests(name: str) -> list[Object]:
     return [one for one in yaml.safe_load_all((MANIFESTS / name).read_text()) if one]
 

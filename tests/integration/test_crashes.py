@@ -40,9 +40,6 @@ OWNER = 61234
 INITIAL = Path("pid:[4026531836]")  # the initial pid namespace, include/linux/proc_ns.h
 
 
-# --- real jobs -------------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def crashing(folder: Path, how: str, prefix: Sequence[str] = ()) -> Iterator[tuple[TorchJob, list[int]]]:
     """Start a job that waits for the file `go`. Yield the job and the pids of its ranks."""
@@ -356,9 +353,6 @@ def left_by(rank: Rank, folder: Path, error: str, unix_seconds: float) -> Proces
     return Process(id=rank.id, parent_pid=1, comm="python", state="S", uid=os.geteuid(), environ=environ)
 
 
-# --- a core ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def folder_of_owner() -> Iterator[Path]:
     """Make a folder that belongs to user OWNER, not to root, and that this user can enter. Yield its path."""
@@ -464,9 +458,6 @@ def crash_artifacts_child_with(request: dict[str, object]) -> str:
     """Run the child process that reads crash artifacts. Return its output for this request."""
     command = [sys.executable, "-I", "-m", crash_artifacts_child.__name__]
     return finished(*command, input=json.dumps(request)).stdout
-
-
-# --- hostile owners --------------------------------------------------------------------------------------------------
 
 
 def hostile(kind: str, folder: Path) -> Path:

@@ -349,8 +349,6 @@ def test_the_real_command_is_what_answers(tmp_path: Path, wanted: str) -> None:
     assert files == [f"one.rank{rank}.txt" for rank in range(4)]
 
 
-# --- with fake srun, squeue and kubectl ------------------------------------------------------------------------------
-
 SRUN = """#!/bin/sh
 # a task for each node, its lines labelled with its number; all read our standard input
 for word; do case $word in --nodelist=*) nodes=$(echo "${word#*=}" | tr , ' ');; esac; done

@@ -246,8 +246,6 @@ def test_an_empty_dump_of_a_recorder_is_told_and_an_empty_log_is_not(tmp_path: P
     assert "stdout.log: a full disk" not in told
 
 
-# --- dumps of flight recorders -----------------------------------------------------------------------------------------
-
 RECORDER = DATA / "explain" / "recorder"
 
 
@@ -317,9 +315,6 @@ def test_a_dump_that_names_no_rank_is_told(tmp_path: Path) -> None:
     done = explain(tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert "the rank is unknown" in done.stderr
-
-
-# --- incidents of hangwatch in a folder --------------------------------------------------------------------------------
 
 
 def save_incident(folder: Path, incident: Incident) -> Path:

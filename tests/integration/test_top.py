@@ -499,9 +499,6 @@ def test_status_of_empty_node_fits_one_screen_and_explains_unknown() -> None:
         assert "-> " in row or ": as " in row, row
 
 
-# --- progress of long commands ---------------------------------------------------------------------------------------
-
-
 def test_explain_says_what_it_reads_while_it_reads_and_leaves_no_trace_of_it(tmp_path: Path) -> None:
     """Keep the input open until the progress line is visible."""
     stack = 'Process 9: python train.py\n\nThread 9 (idle): "MainThread"\n    wait (train.py:3)\n'

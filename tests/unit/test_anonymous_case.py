@@ -131,8 +131,6 @@ def test_a_name_gets_one_word_and_other_names_get_others() -> None:
     assert frames == ["function_0 (file-0.py:3)", "function_1 (file-0.py:3)", "function_0 (file-1.py:3)"]
 
 
-# --- names ---------------------------------------------------------------------------------------------------------
-
 MARK = "zqx"  # in every name that must not survive, and in no word of hangwatch
 FUNCTIONS = ("{}", "load_{}", "{}_all_reduce", "Trainer{}.fit", "fit.<locals>.{}", "<{}>", "at::{}::run", "0x{}")
 FILES = (

@@ -103,9 +103,6 @@ def test_the_whole_check_sees_a_clock_step_between_two_runs() -> None:
     assert "jumped by +3600.000 s" in check.run(node).verdict.message
 
 
-# --- kernel --------------------------------------------------------------------------------------------------------
-
-
 def test_this_kernel_answers() -> None:
     answer = timex.read()
     assert isinstance(answer, timex.Timex)
@@ -137,9 +134,6 @@ def test_a_kernel_that_may_not_be_asked_matters_only_without_chrony(monkeypatch:
     monkeypatch.setattr(chrony, "read_tracking", lambda: chrony.parse_tracking(TRACKING))
     result = Checked("clock_skew").run(Node())
     assert (result.verdict.status.name, result.faults) == ("OK", ())
-
-
-# --- chrony --------------------------------------------------------------------------------------------------------
 
 
 def test_tracking_as_chronyc_prints_it() -> None:

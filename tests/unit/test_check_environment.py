@@ -66,9 +66,6 @@ def test_a_variable_that_must_not_be_set() -> None:
     assert running(torch="2.7.1") == []
 
 
-# --- the whole check -----------------------------------------------------------------------------------------------
-
-
 def process(tree: NodeTree, packages: list[str], environ: dict[str, str], maps: list[str]) -> None:
     tree.process(10, environ=environ)
     site = tree.proc / "10" / "root" / "venv" / "site-packages"
@@ -135,9 +132,6 @@ def test_the_real_torch_of_this_environment() -> None:
     assert status_and_reason(result) == ("OK", "NothingKnown")
     torch = sys.modules["torch"]
     assert f"PyTorch {torch.__version__.partition('+')[0]}" in result.verdict.message
-
-
-# --- versions ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -271,9 +271,6 @@ def test_tables_that_may_not_be_read(tree: NodeTree) -> None:
     expect(("UNKNOWN", "CannotRead"), "network", tree.node())
 
 
-# --- addresses that lead only to this node ---------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("environ", "reason"),
     [
@@ -338,9 +335,6 @@ def test_a_rank_that_listens_on_loopback_alone(tree: NodeTree, rows: list[tuple[
     whole = tree.node(job(rank(10), world_size=8, local_world_size=8))
     check = Checked("network", connect=False)
     assert [check.run(whole).verdict.reason for _ in range(2)] == ["NetworkUp"] * 2
-
-
-# --- a real master -------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -473,9 +467,6 @@ def test_a_master_on_a_network_that_drops_packets(tmp_path: Path) -> None:  # lo
         "down CRITICAL InterfaceDown",
         "gone NoInterface",
     ], answer.stderr
-
-
-# --- parsing -------------------------------------------------------------------------------------------------------
 
 
 def test_routes_as_the_kernel_writes_them() -> None:

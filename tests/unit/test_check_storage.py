@@ -256,9 +256,6 @@ def test_what_answers_mean(answer: Answer, expected: tuple[str, str]) -> None:
     assert verdict(answer) == expected
 
 
-# --- a real dead mount ---------------------------------------------------------------------------------------------
-
-
 def test_dead_mount_is_hung_and_blocks_no_other_reader(tree: NodeTree) -> None:
     onlookers = FilesystemReader()
     with dead_mount(tree.root / "dead") as dead:
@@ -317,9 +314,6 @@ def test_child_that_ends_within_answer_has_given_those_before(tmp_path: Path, mo
     answers = FilesystemReader().read_space(["/data", "/more"], 1.0)
     reasons = [(fault.reason, fault.detail) for fault in answers.values() if isinstance(fault, Fault)]
     assert reasons == [("CannotRead", "/data: Stale file handle"), ("NoAnswer", "/more does not respond")]
-
-
-# --- parsing -------------------------------------------------------------------------------------------------------
 
 
 def test_mountinfo_as_the_kernel_writes_it() -> None:

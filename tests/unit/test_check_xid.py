@@ -259,9 +259,6 @@ def test_a_real_log_of_a_node_that_lost_a_gpu(tree: NodeTree) -> None:
     assert len(result.table) == 6, "equal events are one row, the newest"
 
 
-# --- the table of XIDs ---------------------------------------------------------------------------------------------
-
-
 def test_the_table_is_complete_where_it_matters() -> None:
     unlisted = xids.find_meaning(9999)
     table = {code: row for code in range(1, 1000) if (row := xids.find_meaning(code)) != unlisted}

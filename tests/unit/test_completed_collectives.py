@@ -88,9 +88,6 @@ def test_usual_gap_is_the_shortest_of_the_groups_that_count() -> None:
     assert (measured.idle_seconds, measured.usual_gap_seconds) == (10.0, 20.0)
 
 
-# --- the whole job ---------------------------------------------------------------------------------------------------
-
-
 def rank(number: int, completed: int | None = 40, **given: Any) -> Member:
     values = {"completed": completed, "idle_seconds": 2.0, "seconds": 5.04, "usual_gap_seconds": 1.0, **given}
     made = member(number)

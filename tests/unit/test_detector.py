@@ -716,9 +716,6 @@ def test_hang_after_continue_is_hung_and_stop_keeps_hang_time() -> None:
     assert (series.states[-1], series.pages) == (S.STALLED, True)
 
 
-# --- the last capture before a job ends itself -----------------------------------------------------------------------
-
-
 def looked_at(series: Series, seconds: int, moving: int = 0, takes: int = 12) -> Series:
     """Continue the hang for `seconds` seconds.
 
@@ -829,9 +826,6 @@ def test_a_look_that_takes_long_begins_as_much_earlier() -> None:
     taken = [False, True, True, False, False, False]
     assert [takes_capture(seconds) for seconds in edges(LOOK_SECONDS)] == taken
     assert [takes_capture(seconds, capture_seconds=100.0) for seconds in edges(100.0)] == taken
-
-
-# --- pauses that ended by themselves ---------------------------------------------------------------------------------
 
 
 def paused(pause_seconds: int = 240, place: str = "a") -> Series:

@@ -312,9 +312,6 @@ def test_mixed_lines_of_faulthandler_are_told_apart_by_their_prefix() -> None:
     assert {shown(rank)[0] for rank in found.ranks} == {"step (train.py:7)"}
 
 
-# --- processes that are not ranks ------------------------------------------------------------------------------------
-
-
 def test_what_runs_python_and_is_no_rank_is_listed_and_not_counted() -> None:
     found = read("pgrep.txt")
     verdict, _ = explained(found)
@@ -369,9 +366,6 @@ def test_the_same_program_with_other_arguments_is_a_rank() -> None:
 def test_programs_of_which_none_is_the_most_common_are_all_ranks() -> None:
     lines = [line for pid, name in ((10, "a"), (11, "b")) for line in process(pid, *STUCK, command=f"python {name}.py")]
     assert len(collect(*lines).ranks) == 2
-
-
-# --- hostile input ---------------------------------------------------------------------------------------------------
 
 
 def test_pystack_of_several_interpreters_gives_the_frames_of_the_main_one() -> None:

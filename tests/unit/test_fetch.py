@@ -101,9 +101,6 @@ def test_of_a_hostile_list_no_path_is_asked_for_and_not_many() -> None:
     assert len(incident_fetch.choose_incidents(crowd, None)) == incident_fetch.MOST_OF_A_NODE
 
 
-# --- Prometheus ------------------------------------------------------------------------------------------------------
-
-
 def series(instance: str, key: str = "k", name: str = "train") -> dict[str, object]:
     return {"metric": {"instance": instance, "job": "hangwatch", "job_id": name, "job_key": key}, "value": [1, "1"]}
 
@@ -161,9 +158,6 @@ def test_a_target_at_a_strange_place_costs_itself_alone(url: str) -> None:
     api = Api([series("n1"), series("n2")], [target("n1", url), target("n2", "http://n2:9836/metrics")])
     _, sites, gone = prometheus.nodes_of("train", api.get)
     assert ([one.base for one in sites], gone) == (["http://n2:9836"], ["n1"])
-
-
-# --- credentials -----------------------------------------------------------------------------------------------------
 
 
 def config(tmp_path: Path, text: str) -> Path:

@@ -84,9 +84,6 @@ def parse(value: object) -> recorder_dump.FlightDump:
     return recorder_dump.parse(as_pickle(value))
 
 
-# --- dumps of torch --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_a_pickle_and_the_same_as_json_are_read_alike(protocol: int) -> None:
     value = dumped(entry(0), entry(1), entry(2, state="started", retired=False, time_discovered_completed_ns=None))
@@ -207,9 +204,6 @@ def test_a_torn_or_changed_dump_is_read_or_refused(noise: bytes, at: int) -> Non
             recorder_dump.parse(content)
         except ValueError as error:
             assert str(error).startswith(("is ", "has ", "holds ", "needs ", "may ")) and str(error).isprintable()
-
-
-# --- hostile pickles ---------------------------------------------------------------------------------------------------
 
 
 class _Calls:
@@ -362,9 +356,6 @@ def test_one_value_at_many_places_is_not_counted_out(tmp_path: Path) -> None:
         assert why.startswith(("has entries that are not in the order", "lists more than"))
         assert mebibytes < 700
         assert seconds < 60
-
-
-# --- rank and time of a dump -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -174,9 +174,6 @@ def test_silent_nodes_and_clock_offsets_are_evidence_and_name_no_rank() -> None:
     assert verdict.named == ()
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
-
-
 def read(content: bytes, tmp_path: Path) -> sighting.GroupedDump:
     path = tmp_path / "incident.json"
     path.write_bytes(content)

@@ -280,9 +280,6 @@ def test_tls_serves_https(pair: dict[str, str], tmp_path: Path) -> None:
         pass
 
 
-# --- hostile clients -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
 def test_idle_and_slow_clients_do_not_delay_others(tls: bool, pair: dict[str, str]) -> None:
     settings = pair if tls else {}

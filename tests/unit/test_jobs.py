@@ -564,9 +564,6 @@ def test_pids_as_ranks_with_what_is_known_of_them(tmp_path: Path) -> None:
     assert job.job_id == "pids-1011-900-4242"
 
 
-# --- one process -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("cmdline", "program"),
     [
@@ -675,8 +672,6 @@ def test_gpus_by_environment(environ: dict[str, str], local_rank: int | None, uu
     assert rank_gpus.find_gpus([1], environ, local_rank, gpus) == uuids
 
 
-# --- hostile process names -------------------------------------------------------------------------------------------
-
 _texts = st.text(max_size=6) | st.sampled_from(
     ["0", "1", "2", "none", "..", "a/b", "localhost", "GPU-a1", "8(x2)", "-m"]
 )
@@ -744,9 +739,6 @@ def test_children_of_a_rank_under_another_user_are_omitted_and_noted(tmp_path: P
 def test_the_incident_of_a_rank_that_is_a_setuid_program_is_not_its_users_to_read(tmp_path: Path) -> None:
     (job,) = JobScan(lay_out(_with_users("1004", rank="1004,0"), tmp_path)).find(None, "here").jobs
     assert (job.owner, job.uid) == ("uid 1004", None)
-
-
-# --- many claims to one run ------------------------------------------------------------------------------------------
 
 
 def claimant(pid: int, uid: int, place: str, ranks: Iterable[int]) -> membership.Membership:

@@ -76,9 +76,6 @@ def test_no_pattern_takes_long() -> None:
     assert time.process_time() - began < 5
 
 
-# --- the ranks of a line ---------------------------------------------------------------------------------------------
-
-
 def log(folder: Path, *lines: str, boot_seconds: float | None = None) -> tuple[kmsg.LoggedLine, ...]:
     at = time.monotonic() if boot_seconds is None else boot_seconds
     path = folder / "kmsg"

@@ -460,9 +460,6 @@ def test_incident_with_capture_of_another_user_is_unreadable(looks: tuple[int | 
     assert (len(incident.captures), incident.job.uid) == (2, reader)
 
 
-# --- processes of other users ----------------------------------------------------------------------------------------
-
-
 def rank_in_pod(pod: str, pid: int, rank: int, start_ticks: int, parent_pid: int = 1) -> Process:
     return Process(
         id=ProcessId(pid=pid, start_ticks=start_ticks),
@@ -680,9 +677,6 @@ def test_a_stalled_job_does_not_wait_anew_for_its_page() -> None:
     assert (late.state, late.entry.page) == (JobState.STALLED, True)
 
 
-# --- XIDs and link errors --------------------------------------------------------------------------------------------
-
-
 def result(check: str, status: CheckStatus = CheckStatus.OK, xids: int = 0) -> CheckResult:
     point = Point(name="xid_errors_total", value=xids, help="", labels=(("pci", "c1"), ("xid", "79")))
     return CheckResult(
@@ -833,9 +827,6 @@ def test_processes_that_are_gone_are_remembered_and_bounded() -> None:
     assert [one.id.pid for one in ended if one.is_worker] == list(range(5036, 5100))
     assert {one.rank for one in ended if one.is_worker} == {0}
     assert all(one.gone_unix_seconds == life.unix for one in ended)
-
-
-# --- ranks that are gone ---------------------------------------------------------------------------------------------
 
 
 def dead_ranks_to_read(life: Life, *jobs: Job) -> list[tuple[list[int], int]]:

@@ -124,9 +124,6 @@ def test_cycle_or_mismatch_on_this_node_is_no_remote_wait() -> None:
     assert not judge_remote_wait(grouping(standing(0, waits(6)), other))
 
 
-# --- the state of the job --------------------------------------------------------------------------------------------
-
-
 def wide() -> Job:
     return replace(job(), world_size=4, local_world_size=2)
 

@@ -99,9 +99,6 @@ def test_complaints_are_shown_once_and_without_escapes() -> None:
     assert replies.complaints[1][0].count("\n") == 7
 
 
-# --- names and commands ----------------------------------------------------------------------------------------------
-
-
 def test_sets_of_nodes() -> None:
     racks = ["rack1a1", "rack1a2", "rack2a1", "rack2a2"]
     assert sorted(nodeset.expand("n[1-3,7],n1,rack[1-2]a[1-2]")) == ["n1", "n2", "n3", "n7", *racks]

@@ -194,8 +194,6 @@ def test_silent_rank_is_reported_with_its_exit_status() -> None:
     assert finding.message == "The process of ranks 2-3 was started, but printed nothing", "its state is unknown"
 
 
-# --- over nodes ------------------------------------------------------------------------------------------------------
-
 NAMES = st.from_regex(re.compile(r"[a-z0-9][a-z0-9.-]{0,8}", re.ASCII), fullmatch=True)
 LAYOUTS = st.dictionaries(NAMES, st.sets(st.integers(0, 15), min_size=1).map(sorted), min_size=1, max_size=6).map(
     lambda found: {node: tuple(map(str, devices)) for node, devices in found.items()}

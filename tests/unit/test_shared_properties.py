@@ -120,9 +120,6 @@ def test_a_group_is_said_exactly_where_few_draws_would_fall_into_it(odd: set[int
         assert "shared_process_group" in said
 
 
-# --- sources of the switches -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("address", "switch"),
     [

@@ -288,9 +288,6 @@ def test_user_sees_only_incidents_of_its_own_jobs(tmp_path: Path) -> None:
     assert names[1005].encode() in desk.answer("/incidents", 0).body
 
 
-# --- the socket itself ----------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def served(folder: Path, look: Look = look_at) -> Iterator[tuple[Desk, Path]]:
     path = folder / "socket"

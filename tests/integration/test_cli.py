@@ -150,22 +150,6 @@ def test_what_a_file_of_others_holds_does_nothing_to_the_terminal(command: str, 
     assert all(line.isprintable() for line in done.stderr.splitlines())
 
 
-def test_config_errors_name_file_section_and_key(tmp_path: Path) -> None:
-    path = tmp_path / "hangwatch.toml"
-    for text, words in (
-        ("[detector]\nhold_secs = 3", ["[detector]", "hold_secs", "hold_seconds"]),
-        ("[checks.fd_limit]\nnonsense = 3", ["[checks.fd_limit]", "nonsense"]),
-        ("[checks.fd_limt]\nenabled = false", ["checks.fd_limt", "fd_limit"]),
-        ("[http]\nport = 70000", ["[http]", "port", "65535"]),
-    ):
-        path.write_text(f'[store]\ndirectory = "{tmp_path}/state"\n{text}')
-        for command in (("config", "--check", str(path)), ("run", "--config", str(path))):
-            done = hangwatch(*command)
-            assert done.returncode == 2
-            for word in (str(path), *words):
-                assert word in done.stderr
-
-
 def test_config_errors_of_all_sections_are_told_at_once(tmp_path: Path) -> None:
     path = tmp_path / "hangwatch.toml"
     path.write_text(
@@ -179,18 +163,11 @@ def test_config_errors_of_all_sections_are_told_at_once(tmp_path: Path) -> None:
         for word in (f"{path}:2: [detector]", f"{path}:4: [checks.fd_limit]", f"{path}:5: [checks.fd_limt]"):
             assert word in done.stderr
         assert f"{path}:11: [http]: port" in done.stderr
+        assert "did you mean 'hold_seconds'?" in done.stderr and "to 65535" in done.stderr
         assert "are both" not in done.stderr, "a section with wrong keys has no other error"
         if command[0] != "check":  # keys that only the daemon reads
-            for word in ("on_hung[0]", "on_ended[0]", "'Data Loading'"):
+            for word in ("on_hung[0]", "on_ended[0]", "rules[0]: activity 'Data Loading' is not a valid name"):
                 assert word in done.stderr
-
-
-def test_a_configuration_that_cannot_be_used_is_not_ok(tmp_path: Path) -> None:
-    path = tmp_path / "hangwatch.toml"
-    path.write_text('[[activities.rules]]\nactivity = "Data Loading"\nfunction = "read"')
-    done = hangwatch("config", "--check", str(path))
-    assert done.returncode == 2
-    assert "rules[0]: activity 'Data Loading' is not a valid name" in done.stderr
 
 
 def test_the_sample_configuration_is_good(tmp_path: Path) -> None:

@@ -160,6 +160,11 @@ class JobSockets:
         unix = (self.unix.get(int(link[8:-1])) for link in links if link.startswith("socket:["))
         return frozenset(pipes | {f"socket:[{end.peer}]" for end in unix if end is not None and end.peer})
 
+    def has_end(self, pid: int, ways: frozenset[str]) -> bool:
+        """True if a process can answer on one of these pipes and Unix sockets: of a pipe it has the end to write."""
+        held = ways & self.open_files(pid) if ways else ways
+        return any(not link.startswith("pipe:") or link in self._writable_files(pid) for link in held)
+
     def links(self, pid: int, descriptors: Iterable[int]) -> Iterator[str]:
         """Yield the targets of these descriptors of a process. Targets that cannot be read are skipped."""
         return filter(None, (blocked_call.link_of(pid, number, self.proc_root) for number in descriptors))

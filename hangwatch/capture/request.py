@@ -42,7 +42,7 @@ class CaptureRequest(Value, frozen=True, gc=True):
     * `rounds`: number of rounds; None for the number in the settings. `needs_second_round`: called after a single
       planned round with its dumps. If it returns true, a second round follows.
     * `mode`: the content of each dump, and whether it may pause its process.
-    * `all_processes`: False leaves out the workers of ranks that wait for other ranks, unless a wait leads to them.
+    * `all_processes`: False leaves out the workers for which no rank waits, see `capture.rounds`.
     * `search_seconds`: CPU time of all searches for the processes at the other ends of pipes and Unix sockets.
     * `activities`: the table that finds the thread for which a main thread waits; None: only main threads count.
     * `kept_stacks_bytes`: approximate limit in bytes of the stacks that are kept, see `stack_limits`.

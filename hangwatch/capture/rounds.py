@@ -132,21 +132,29 @@ class _Rounds:
         self.taken[-1].update(zip(targets, dumps, strict=True))
 
     def _leave_out_workers(self) -> None:
-        """Leave out the workers of ranks that wait for other ranks, in this round and later ones."""
+        """Leave out the workers for which no rank waits, in this round and later ones."""
         first, before = self.taken[-1], len(self.targets)
-        waiting = [rank for rank in self.ranks if self._waits_for_ranks(first[rank.id])]
-        needless = {worker.id for rank in waiting for worker in rank.workers}
+        needless = {worker for rank in self.ranks for worker in self._find_needless(rank, first[rank.id])}
         self.targets = [target for target in self.targets if target not in needless]
         self.left_out, self._whole = before - len(self.targets), True
 
-    def _waits_for_ranks(self, dump: ProcessDump) -> bool:
-        """True if a rank is in a collective, and neither a child, a lock nor a worker is known to hold it there."""
+    def _find_needless(self, rank: Rank, dump: ProcessDump) -> list[ProcessId]:
+        """Return the workers of a rank that need no dump, if neither a child, a lock nor a worker is known to hold it.
+
+        In a collective these are all. While it reads from one file, pipe or socket: the workers that wait for it.
+        """
         table, waits, call = self._request.activities, dump.waits, dump.main.call
-        if table is None or call is None or not dump.threads or dump.fault is not None or dump.state != "S":
-            return False
-        if call.workers or waits.awaited or waits.file_lock or waits.asks_rank or waits.stuck_on:
-            return False
-        return find_process_activity(dump.threads, table).doing.row.is_collective
+        if table is None or call is None or not dump.threads or dump.fault is not None:
+            return []
+        if call.workers or waits.awaited or waits.file_lock or waits.asks_rank:
+            return []
+        workers = [worker.id for worker in rank.workers]
+        is_collective = find_process_activity(dump.threads, table).doing.row.is_collective
+        if is_collective and dump.state == "S" and not waits.stuck_on:
+            return workers
+        if call.kind != "receives" or len(call.descriptors) != 1:
+            return []
+        return [worker for worker in workers if self._around.waits_for(worker.pid, rank.id.pid)]
 
     def rank_dumps(self, silent: Mapping[int, filesystems.Mount]) -> list[RankDump]:
         """Return the dumps of the ranks so far. `silent` has the file systems that do not respond, by pid."""
@@ -163,7 +171,7 @@ def _notes(job: Job, request: CaptureRequest, rounds: _Rounds) -> tuple[str, ...
     notes, taken, settings = list(job.notes), rounds.taken, request.settings
     if rounds.left_out:
         count = words.count(rounds.left_out, "worker")
-        notes.append(f"{count} of ranks that wait for other ranks not dumped: `dump --all-processes` does")
+        notes.append(f"{count} for which no rank waits not dumped: `dump --all-processes` does")
     workers = [len(rank.workers) for rank in job.ranks]
     left_out = sum(max(0, count - settings.max_workers_per_rank) for count in workers)
     if left_out:

@@ -122,7 +122,7 @@ class WaitChains(NamedTuple):
                 children = tuple(itertools.chain(named, *(procfs.read_children(child, root) for child in named)))
             return [_Step(child, self._name("its child", child), may_answer=True) for child in children]
         ways = self._find_ways(pid, call) if call.kind == "receives" else frozenset[str]()
-        holders = [child for child in children if ways and ways & self.job.open_files(child)]
+        holders = [child for child in children if self.job.has_end(child, ways)]
         # A child that is dumped and runs the program of the rank is a data-loader worker, which was forked from it.
         program, dumped = self.job.program(pid), self.job.dumped
         strangers = [child for child in holders if child not in dumped or self.job.program(child) != program]
@@ -154,7 +154,7 @@ class WaitChains(NamedTuple):
         """Return the processes of the same rank that hold one of these ends, and add them to `visited`."""
         rank = self.job.rank_of.get(pid, pid)
         every = [other for other, its in self.job.rank_of.items() if its == rank and other not in visited]
-        workers = [worker for worker in every[:_MOST_PROCESSES] if ways and ways & self.job.open_files(worker)]
+        workers = [worker for worker in every[:_MOST_PROCESSES] if self.job.has_end(worker, ways)]
         visited.update(workers)
         return [_Step(worker, self._name("its worker", worker), is_worker=True) for worker in workers]
 
@@ -171,20 +171,24 @@ class WaitChains(NamedTuple):
             further: list[_Step] = []
             for step in steps:
                 end = self._find_end_of(step)
-                ways = self._find_ways_of_worker(step) if end is None else frozenset[str]()
+                ways = self._find_ways_of_worker(step.pid) if step.is_worker and end is None else frozenset[str]()
                 behind = self._find_workers(step.pid, ways, visited)
                 further += [each._replace(name=f"{step.name}, which waits for {each.name}") for each in behind]
                 if end is None and not behind:
-                    is_cycle = not ways.isdisjoint(self.job.open_files(pid))
+                    is_cycle = self.job.has_end(pid, ways)
                     name = f"{step.name}, which waits for this process" if is_cycle else step.name
                     end = Awaited(name=name, end="cycle" if is_cycle else "process")
                 ends += [end] if end is not None else []
             steps = further
         return _choose(ends)
 
-    def _find_ways_of_worker(self, step: _Step) -> frozenset[str]:
-        call = self.job.read_call(step.pid) if step.is_worker else None
-        return frozenset() if call is None or call.kind != "receives" else self._find_ways(step.pid, call)
+    def _find_ways_of_worker(self, worker: int) -> frozenset[str]:
+        call = self.job.read_call(worker)
+        return frozenset() if call is None or call.kind != "receives" else self._find_ways(worker, call)
+
+    def waits_for(self, worker: int, pid: int) -> bool:
+        """True if the main thread of a worker receives only from process `pid`."""
+        return self.job.has_end(pid, self._find_ways_of_worker(worker))
 
     def _find_end_of(self, step: _Step) -> Awaited | None:
         """Return the end of a chain at this process, if its state, its call or its connections show it; else None."""

@@ -37,7 +37,7 @@ class DumpOptions(NamedTuple):
 
     @property
     def takes_all_processes(self) -> bool:
-        """True if the workers of ranks that wait for other ranks are dumped, too: all stacks are asked for."""
+        """True if the workers for which no rank waits are dumped, too: all stacks are asked for."""
         shows_all = (self.as_json_form and not self.grouped) or self.with_stacks or self.directory is not None
         return self.all_processes or shows_all
 
@@ -59,7 +59,7 @@ class DumpOptions(NamedTuple):
 @click.option(
     "--all-processes",
     is_flag=True,
-    help="Dump the workers of ranks that wait for other ranks, too; -o, --stacks and --json always do.",
+    help="Dump the workers for which no rank waits, too; -o, --stacks and --json always do.",
 )
 @click.option(
     "--json", "as_json_form", is_flag=True, help="Print verdicts, groups and all stacks as JSON, see docs/json.md."

@@ -282,9 +282,11 @@ def test_a_dump_may_not_outlast_its_round(tmp_path: Path) -> None:
 
 
 STARTS_WORKER = """
-import subprocess, sys, threading
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.PIPE)
+import os, subprocess, sys, threading
+child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 """
+AT_WORKER = f"{STARTS_WORKER}ready()\nchild.stdout.read()"
+AT_FIFO = f"{STARTS_WORKER}ready()\nos.read(os.open(folder + '/fifo', os.O_RDWR), 1)"
 IN_ALL_REDUCE = """
 lock = threading.Lock()
 code = "def all_reduce():\\n    lock.acquire()\\n    ready()\\n    lock.acquire()"
@@ -293,13 +295,18 @@ all_reduce()
 """
 
 
-@pytest.mark.parametrize("all_processes", [False, True])
-def test_worker_of_rank_in_collective_is_dumped_only_on_request(all_processes: bool, tmp_path: Path) -> None:
-    at_worker = f"{STARTS_WORKER}ready()\nchild.stdout.read()"
-    with targets.started(tmp_path, STARTS_WORKER + IN_ALL_REDUCE, at_worker) as pids:
+@pytest.mark.parametrize(
+    ("other_rank", "all_processes", "left_out"), [(AT_WORKER, False, 1), (AT_FIFO, False, 2), (AT_WORKER, True, 0)]
+)
+def test_worker_for_which_no_rank_waits_is_dumped_only_on_request(
+    other_rank: str, all_processes: bool, left_out: int, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with targets.started(tmp_path, STARTS_WORKER + IN_ALL_REDUCE, other_rank) as pids:
         for pid, name in zip(pids, ("futex", "read"), strict=True):
             targets.wait_for_call(pid, name)
         workers = [procfs.read_children(pid)[0] for pid in pids]
+        targets.wait_for_call(workers[1], "read")
         ranks = tuple(
             replace(rank, workers=(Worker(id=identity(worker), comm="pt_data_worker"),))
             for rank, worker in zip(targets.job_of(pids).ranks, workers, strict=True)
@@ -308,8 +315,9 @@ def test_worker_of_rank_in_collective_is_dumped_only_on_request(all_processes: b
             targets.job_of(pids, ranks=ranks), targets.QUICK, activity.load(), all_processes=all_processes
         )
     dumped = [[(worker.pid, len(worker.rounds)) for worker in rank.workers] for rank in look.capture.ranks]
-    assert dumped == [[(workers[0], 2)] * all_processes, [(workers[1], 2)]]
-    assert any("1 worker of ranks that wait" in note for note in look.capture.notes) != all_processes
+    assert dumped == [[(workers[0], 2)] * (left_out < 1), [(workers[1], 2)] * (left_out < 2)]
+    notes = [note for note in look.capture.notes if "for which no rank waits" in note]
+    assert [note.split()[0] for note in notes] == [str(left_out)] * bool(left_out)
     assert [rank.rank for rank in look.verdict.named] == [1]
 
 

@@ -95,6 +95,20 @@ def test_system_calls_with_an_argument_have_a_description() -> None:
     assert all(row.says.startswith(name) for name, row in system_calls.calls_by_name().items() if row.on)
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of x86_64")
+@pytest.mark.parametrize(
+    ("wchan", "name"),
+    [("poll_schedule_timeout.constprop.0", "poll"), ("futex_do_wait", "futex"), ("0", "restart_syscall")],
+)
+def test_stopped_call_that_goes_on_has_its_name(wchan: str, name: str, tmp_path: Path) -> None:
+    thread = tmp_path / "7" / "task" / "7"
+    thread.mkdir(parents=True)
+    (thread / "syscall").write_text("219 0x10 0x1 0x1388 0x1 0x0 0x0 0x20 0x30")
+    (thread / "wchan").write_text(wchan)
+    call = system_calls.read(7, tmp_path)
+    assert call is not None and (call.name, call.arguments[:3]) == (name, (16, 1, 5000))
+
+
 def test_system_calls_of_an_unknown_architecture_are_empty() -> None:
     assert system_calls.names_by_number("riscv64") == {}
     assert system_calls.names_by_number(platform.machine()) == system_calls.names_by_number()

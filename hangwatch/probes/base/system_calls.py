@@ -30,6 +30,8 @@ class Row(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 _UNKNOWN = Row()
+_RESTARTED = {"poll_schedule": "poll", "futex_": "futex", "hrtimer_nanosleep": "clock_nanosleep"}
+"""Calls that go on as restart_syscall(2) after a stop, by the start of the kernel function in which they wait."""
 
 
 @cache
@@ -52,8 +54,17 @@ class Call(NamedTuple):
 
 
 def read(pid: int, proc_root: Path, thread: int | None = None) -> Call | None:
-    """Return the call of the main thread (or `thread`); None if it is in none, or if the file may not be read."""
-    return parse(pseudo_files.read_or_empty(f"{proc_root}/{pid}/task/{thread or pid}/syscall"))
+    """Return the call of the main thread (or `thread`); None if it is in none, or if the file may not be read.
+
+    A call that was stopped, as by a debugger, has its name and arguments, but the number of restart_syscall(2).
+    """
+    folder = f"{proc_root}/{pid}/task/{thread or pid}"
+    call = parse(pseudo_files.read_or_empty(f"{folder}/syscall"))
+    if call is None or call.name != "restart_syscall":
+        return call
+    wchan = pseudo_files.read_or_empty(f"{folder}/wchan")
+    name = next((name for start, name in _RESTARTED.items() if wchan.startswith(start)), call.name)
+    return call._replace(name=name, row=calls_by_name()[name])
 
 
 def parse(text: str) -> Call | None:

@@ -2,7 +2,7 @@
 
 proc_pid_syscall(5) shows the address of the timeout. The timeout is in the memory of the process. Layouts: struct
 __kernel_timespec and __kernel_old_timeval of include/uapi/linux/time_types.h, flags of futex(2) and clock_nanosleep(2).
-The owner of the process can write anything there. A call that a signal interrupted (restart_syscall(2)) has no timeout.
+The owner of the process can write anything there. A length counts from now: the call may end earlier.
 """
 
 import struct

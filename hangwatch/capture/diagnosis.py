@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from hangwatch.capture.kernel_log import find_lines as kernel_lines_of
+from hangwatch.capture import kernel_log
 from hangwatch.capture.request import CaptureRequest, NodePaths
 from hangwatch.capture.rounds import capture
 from hangwatch.model import (
@@ -106,10 +106,10 @@ def _with_calls(taken: Capture, look: Diagnosis, pids: Collection[int], job: Job
 
 def _with_kernel_lines(taken: Capture, job: Job, paths: NodePaths) -> Capture:
     """Return the capture with the kernel log lines about each rank; unchanged if the log cannot be read."""
-    log = kmsg.SHARED.read(paths.kernel_log)
+    log = kmsg.SHARED.read(paths.kernel_log, kernel_log.find_begin(job))
     if not isinstance(log, kmsg.KernelEvents):
         return taken
-    found = kernel_lines_of(job, log.lines, now=time.monotonic(), unix_now=time.time(), proc_root=paths.proc_root)
+    found = kernel_log.find_lines(job, log.lines, now=time.monotonic(), unix_now=time.time(), proc_root=paths.proc_root)
     ranks = (replace(rank, kernel_lines=found.get(rank.id.pid or 0, ())) for rank in taken.ranks)
     return replace(taken, ranks=tuple(ranks))
 

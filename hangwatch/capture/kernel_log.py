@@ -4,6 +4,7 @@ The kernel logs pids of the initial pid namespace. So lines are matched by pid o
 Lines from before the job began are ignored.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,12 @@ RECENT_SECONDS = 3600.0
 _TEXT_CHARACTERS = 300
 
 
+def find_begin(job: Job) -> float:
+    """Return the time since boot, in seconds, from which lines can be about a job; infinity without processes."""
+    ids = [*job.processes, *(process.id for process in job.ended)]
+    return min(map(_began, ids), default=math.inf) - SLACK_SECONDS
+
+
 def find_lines(
     job: Job, logged: Sequence[LoggedLine], *, now: float, unix_now: float, proc_root: Path
 ) -> dict[int, tuple[KernelLine, ...]]:
@@ -32,11 +39,10 @@ def find_lines(
     Ranks that have ended count, too. `now` is CLOCK_MONOTONIC and `unix_now` the same moment as Unix time, in
     seconds.
     """
-    ids = [*job.processes, *(process.id for process in job.ended)]
-    if not ids or not logged:
-        return {}
-    began = min(map(_began, ids)) - SLACK_SECONDS
+    began = find_begin(job)
     recent = [line for line in logged if line.boot_seconds >= began]
+    if not recent:
+        return {}
     ranks = _RankFinder(job, now, unix_now, proc_root)
     lines_by_pid = list_by_key((pid, line) for line in recent for pid in ranks.find(line))
     return {

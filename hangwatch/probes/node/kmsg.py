@@ -9,7 +9,7 @@ import os
 import re
 import threading
 import weakref
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -29,7 +29,7 @@ COUNTED = ("xid", "sxid", "hung_task")
 LINES_KEPT = 512  # of each row, so that many lines of one row do not displace those of another
 MAY_READ = "run as root, or grant CAP_SYSLOG; in a container, mount /dev/kmsg and allow the device"
 
-_HEAD = re.compile(rb"\d{1,9},(\d{1,20}),\d{1,20},[^;]*;")
+_HEAD = re.compile(rb"\d{1,9},(\d{1,20}),(\d{1,20}),[^;]*;")
 _RECORD = re.compile(r"(\d{1,9}),(\d{1,20}),(\d{1,20}),[^;]*;(.*)", re.DOTALL)
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\\x1b\[[0-9;]*[A-Za-z]")  # kmsg writes an escape character as \x1b
 _LITERALS = ("\x1b", "\\x1b")  # with those of `kernel_lines`; an escape may split any literal
@@ -102,12 +102,17 @@ class KernelLog:
         self._lock = threading.Lock()
         self._followed: dict[Path, _Follower] = {}
 
-    def read(self, path: Path) -> KernelEvents | Fault | None:
-        """Return the lines of the log at `path`; None if there is no log. The read never blocks."""
+    def read(self, path: Path, since_boot_seconds: float = 0.0) -> KernelEvents | Fault | None:
+        """Return the lines of the log at `path` since this time, or earlier ones, too; None if there is no log.
+
+        The read never blocks.
+        """
         with self._lock:
             follower = self._followed.get(path)
             try:
-                follower = follower or _Follower(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+                if follower is None or follower.since_boot_seconds > since_boot_seconds:
+                    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                    follower = _Follower(descriptor, since_boot_seconds)
                 follower.catch_up()
             except FileNotFoundError:
                 return None
@@ -121,22 +126,19 @@ class KernelLog:
 
 
 class _Follower:
-    """An open kernel log: its last sequence number, and the kept lines."""
+    """An open kernel log: its last sequence number, and the kept lines. Earlier lines than `since` are not parsed."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, descriptor: int, since_boot_seconds: float) -> None:
+        self._descriptor, self.since_boot_seconds = descriptor, since_boot_seconds
         weakref.finalize(self, os.close, descriptor)
         self._partial = b""
         self._last_sequence: int | None = None
         self._missed = 0
         self._counts: Counter[tuple[str, str, int]] = Counter()
         self._oom = oom_kills.OomLog()
-        self._lines_by_row: dict[str, OrderedDict[str, LoggedLine]] = {
-            name: OrderedDict() for name in kernel_lines.load()
-        }
+        self._lines_by_row = defaultdict[str, OrderedDict[str, LoggedLine]](OrderedDict)
 
     def catch_up(self) -> None:
-        may_count = _candidates().search
         for raw in self._lines():
             head = _HEAD.match(raw)
             if head is None:
@@ -145,7 +147,8 @@ class _Follower:
             if self._last_sequence is not None and sequence > self._last_sequence + 1:
                 self._missed += sequence - self._last_sequence - 1
             self._last_sequence = sequence
-            if may_count(raw) and (record := parse_record(raw.decode("utf-8", "replace"))) is not None:
+            is_late = int(head.group(2)) >= self.since_boot_seconds * 1e6
+            if is_late and _candidates().search(raw) and (record := parse_record(raw.decode("utf-8", "replace"))) is not None:
                 self._keep(record)
 
     def _keep(self, record: KernelRecord) -> None:

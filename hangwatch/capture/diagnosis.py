@@ -140,7 +140,7 @@ def _environs(
 def _outputs(
     owner_ranks: Mapping[RankId, tuple[ProcessId, int]], job: Job, stop: threading.Event, proc_root: Path
 ) -> tuple[dict[RankId, tuple[OutputEnd, ...]], tuple[str, ...]]:
-    """Return the ends of the files of the owner to which the ranks write, and notes on files that were not read."""
+    """Return the ends of the files of the owner to which the ranks have written, and notes on files not read."""
     if not owner_ranks:
         return {}, ()
     ends_by_process, faults = rank_output.read(
@@ -150,7 +150,11 @@ def _outputs(
         stop=stop,
         proc_root=proc_root,
     )
-    ends = {rank: ends_by_process[target] for rank, (target, _) in owner_ranks.items() if target in ends_by_process}
+    ends = {
+        rank: ends_by_process[target]
+        for rank, (target, _) in owner_ranks.items()
+        if any(end.text for end in ends_by_process.get(target, ()))
+    }
     return ends, tuple(sorted({f"the logs of some ranks were not read: {fault.reason}" for fault in faults}))
 
 

@@ -14,6 +14,7 @@ import os
 import re
 import struct
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from hangwatch.formats import python_files
@@ -45,13 +46,13 @@ def waits_in_torch(pid: int, proc_root: Path, thread: int | None = None) -> bool
         return None
     mapped = [each for each in mappings.parse(b"".join(content)) if each.path]
     stack, address = call.arguments[6:8]
-    by_tables = _is_torch(address, stack, mapped, _Pages(folder / "mem"))
+    by_tables = _is_torch(address, stack, mapped, _read_by_pages(folder / "mem"))
     return by_tables if by_tables is not None else _has_torch_on_top(stack, mapped, folder / "mem")
 
 
-def _is_torch(address: int, stack: int, mapped: Sequence[Mapping], pages: _Pages) -> bool | None:
+def _is_torch(address: int, stack: int, mapped: Sequence[Mapping], read: native_frames.Read) -> bool | None:
     """True if the first frame of PyTorch or Python is one of PyTorch; None if the walk reaches neither."""
-    for frame in native_frames.walk(address, stack, mapped, pages.read):
+    for frame in native_frames.walk(address, stack, mapped, read):
         if frame is None:
             break
         if _TORCH.search(frame.path):
@@ -71,20 +72,13 @@ def _has_torch_on_top(stack: int, mapped: Sequence[Mapping], memory_file: Path) 
     return any(each.start <= word < each.end for each in torch for word in words)
 
 
-class _Pages:
-    """A cache of whole memory pages. The search of a table reads only a few of them."""
+def _read_by_pages(memory_file: Path) -> native_frames.Read:
+    """Return a function that reads whole pages, each once: the search of a table reads only a few of them."""
+    read_page = cache(lambda address: process_memory.SHARED.read(memory_file, address, PAGE_BYTES))
 
-    def __init__(self, memory_file: Path) -> None:
-        self._memory_file = memory_file
-        self._pages: dict[int, bytes] = {}
-
-    def read(self, address: int, count: int) -> bytes:
-        """Return up to `count` bytes; fewer if a page cannot be read."""
+    def read(address: int, count: int) -> bytes:
         first = address // PAGE_BYTES * PAGE_BYTES
-        raw = b"".join(self._page(at) for at in range(first, address + count, PAGE_BYTES))
+        raw = b"".join(map(read_page, range(first, address + count, PAGE_BYTES)))
         return raw[address - first : address - first + count]
 
-    def _page(self, address: int) -> bytes:
-        if address not in self._pages:
-            self._pages[address] = process_memory.SHARED.read(self._memory_file, address, PAGE_BYTES)
-        return self._pages[address]
+    return read

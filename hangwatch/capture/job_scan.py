@@ -31,12 +31,16 @@ _SECONDS_OF_ONLY_SCAN = 10.0
 class JobScan:
     """The search for the jobs of this node. It remembers facts that never change, and the last snapshot of each rank.
 
-    `processes` is the underlying scan of processes, for callers that need processes outside of jobs.
+    `processes` is the underlying scan of processes, for callers that need processes outside of jobs. The scan of a
+    command `is_only`: it has more time, and remembers nothing, because no later scan continues where it stops.
     """
 
-    def __init__(self, proc_root: Path = procfs.PROC, limits: config.Jobs = DEFAULT_LIMITS) -> None:
-        self._proc_root = proc_root
-        self._limits = limits
+    def __init__(
+        self, proc_root: Path = procfs.PROC, limits: config.Jobs = DEFAULT_LIMITS, *, is_only: bool = False
+    ) -> None:
+        self._proc_root, self._is_only = proc_root, is_only
+        seconds = max(limits.scan_budget_seconds, _SECONDS_OF_ONLY_SCAN if is_only else 0.0)
+        self._limits = replace(limits, scan_budget_seconds=seconds)
         self.processes = ProcessScan(proc_root)
         self._endpoints: dict[ProcessId, str] = {}
         self._asked: dict[ProcessId, int] = {}  # last scan that searched for its endpoint
@@ -47,14 +51,6 @@ class JobScan:
         self._user_names = UserNames(proc_root)
         self._store_clients, self._store_addresses = StoreClients(proc_root), StoreAddresses(proc_root)
         self.last_seen = crash_artifacts.RankSnapshots(proc_root, limits.max_ranks_per_owner)
-
-    @classmethod
-    def make_only(cls, limits: config.Jobs, proc_root: Path = procfs.PROC) -> JobScan:
-        """Return the scan of a command. It has more time, because no later scan continues where it stops."""
-        return cls(
-            proc_root,
-            replace(limits, scan_budget_seconds=max(limits.scan_budget_seconds, _SECONDS_OF_ONLY_SCAN)),
-        )
 
     def find(self, sweep: GpuSweep | None, node: str) -> FoundJobs:
         """Return the jobs on `node`. A process that holds a GPU in `sweep` is read even without a known launcher."""
@@ -79,11 +75,13 @@ class JobScan:
             hosts=self._store_clients.find_hosts(processes, self._limits.scan_budget_seconds / 4),
             ancestors=ancestors,
         )
-        jobs = self._seen.add_counts(found_jobs.jobs, self._limits.scan_budget_seconds)
-        jobs = self._user_names.add_to(self._libraries.add_to(jobs, self._limits.scan_budget_seconds / 4))
-        found_jobs = replace(found_jobs, jobs=jobs)
-        shares = {rank.id: job.share for job in found_jobs.jobs for rank in job.ranks}
-        self.last_seen.note((process, shares[process.id]) for process in processes if process.id in shares)
+        jobs = self._libraries.add_to(found_jobs.jobs, self._limits.scan_budget_seconds / 4)
+        found_jobs = replace(found_jobs, jobs=self._user_names.add_to(jobs))
+        if not self._is_only:
+            jobs = self._seen.add_counts(found_jobs.jobs, self._limits.scan_budget_seconds)
+            shares = {rank.id: job.share for job in jobs for rank in job.ranks}
+            self.last_seen.note((process, shares[process.id]) for process in processes if process.id in shares)
+            found_jobs = replace(found_jobs, jobs=jobs)
         unread = [NotMonitored(owner=owner, processes=count) for owner, count in self.processes.unread.items()]
         return (
             replace(found_jobs, left_out=user_limits.fold_by_owner([*found_jobs.left_out, *unread]))

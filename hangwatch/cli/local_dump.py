@@ -32,7 +32,6 @@ from hangwatch.probes.process.pyspy import DumpMode
 from hangwatch.probes.torch_recorder import symbols
 from hangwatch.report import phrases, text
 from hangwatch.stacks import activity
-from hangwatch.stacks.user_code import split_groups_by_line
 from hangwatch.verdict import second_round
 from hangwatch.verdict.wording import stuck_on
 
@@ -309,6 +308,5 @@ def _write_or_show(options: DumpOptions, incident: Incident, *, is_only_job: boo
 
 def _read_source_lines(grouping: Grouping, verdict: Verdict, uid: int | None) -> dict[Frame, str]:
     """Return the source lines of the groups of suspects, or of an only group. They are printed and not stored."""
-    parts = split_groups_by_line(grouping).groups
-    odd = phrases.odd_groups(parts, verdict)
+    parts, odd = phrases.split_groups(grouping, verdict)
     return source_lines.read([group for group in parts if group.key in odd] or parts[: len(parts) == 1], uid)

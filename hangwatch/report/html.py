@@ -14,7 +14,6 @@ from hangwatch.report import phrases, power_chart, text
 from hangwatch.report.dump_text import dump_files, rank_lines, shown_round
 from hangwatch.report.event import render_event
 from hangwatch.report.stack_tree import merge_tree
-from hangwatch.stacks.user_code import split_groups_by_line
 from hangwatch.verdict import environment_diff as variables
 from hangwatch.verdict.wording import group_text
 from hangwatch.verdict.wording.next_steps import describe_action, next_step
@@ -69,8 +68,7 @@ def render_grouping(grouping: Grouping, verdict: Verdict) -> str:
 
 
 def _render_page(grouping: Grouping, verdict: Verdict, incident: Incident | None, feedback: str = "") -> str:
-    parts = split_groups_by_line(grouping).groups
-    odd = phrases.odd_groups(parts, verdict)
+    parts, odd = phrases.split_groups(grouping, verdict)
     template, style, style_hash = _template()
     is_closed = incident is not None and incident.closed_unix_seconds is not None
     tone = "over" if is_closed else "named" if verdict.named else "open"  # the CSS class of the headline

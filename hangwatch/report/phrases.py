@@ -25,7 +25,7 @@ from hangwatch.model import (
     Thread,
     Verdict,
 )
-from hangwatch.stacks.user_code import user_frames
+from hangwatch.stacks.user_code import split_groups_by_line, user_frames
 from hangwatch.verdict import kinds
 from hangwatch.words import count, duration, elided, fold_ids, fold_nodes, name_ranks, printable, utc
 
@@ -143,11 +143,12 @@ def group_ids(group: Group) -> list[RankId]:
     return sorted((member.id for member in group.members), key=RankId.sort_key)
 
 
-def odd_groups(groups: Sequence[Group], verdict: Verdict) -> frozenset[str]:
-    """Return the keys of the groups with a named rank. If no rank is named, return those with a rank to check first."""
+def split_groups(grouping: Grouping, verdict: Verdict) -> tuple[tuple[Group, ...], frozenset[str]]:
+    """Return the groups by line, and the keys of those with a named rank, else of those with one to check first."""
+    groups = split_groups_by_line(grouping).groups
     ranks = verdict.named or verdict.check_first
     ids = {RankId(**{name: getattr(rank, name) for name in RankId.__struct_fields__}) for rank in ranks}
-    return frozenset(group.key for group in groups if any(member.id in ids for member in group.members))
+    return groups, frozenset(group.key for group in groups if any(member.id in ids for member in group.members))
 
 
 def mark(verdict: Verdict) -> str:

@@ -12,7 +12,7 @@ from hangwatch.model import Capture, Feedback, Frame, Group, Grouping, Incident,
 from hangwatch.report import phrases, sparklines
 from hangwatch.report.dump_text import raw_lines
 from hangwatch.report.stack_tree import Node, merge_tree
-from hangwatch.stacks.user_code import innermost_user_frame, split_groups_by_line
+from hangwatch.stacks.user_code import innermost_user_frame
 from hangwatch.verdict import environment_diff
 from hangwatch.verdict.wording import group_text
 from hangwatch.verdict.wording.next_steps import describe_action, next_step
@@ -216,8 +216,7 @@ def _ranks_rows(grouping: Grouping) -> list[tuple[str, str]]:
 
 
 def _grouping_lines(grouping: Grouping, verdict: Verdict, style: _Style, *, tree: bool = True) -> list[str]:
-    parts = split_groups_by_line(grouping).groups
-    odd = phrases.odd_groups(parts, verdict)
+    parts, odd = phrases.split_groups(grouping, verdict)
     shown, rest = phrases.shown_groups(parts, odd, _MAX_GROUPS)
     more = [phrases.more_groups(rest)] if rest else []
     marks = dict.fromkeys(odd, phrases.mark(verdict))
@@ -232,8 +231,7 @@ def _grouping_lines(grouping: Grouping, verdict: Verdict, style: _Style, *, tree
 
 def _short_group_lines(grouping: Grouping, verdict: Verdict, style: _Style, most: int) -> list[str]:
     """Return a line for each group, with the innermost frames of the marked ones as far as `most` lines allow."""
-    parts = split_groups_by_line(grouping).groups
-    odd = phrases.odd_groups(parts, verdict)
+    parts, odd = phrases.split_groups(grouping, verdict)
     shown, rest = phrases.shown_groups(parts, odd, _SHORT_GROUPS)
     more = [phrases.more_groups(rest, "--full")] if rest else []
     hidden = [f"{words.count(len(verdict.evidence), 'line')} of evidence"] if verdict.evidence else []

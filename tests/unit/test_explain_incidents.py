@@ -334,10 +334,12 @@ def test_stack_that_a_program_formats_itself_is_read(heading: str, frame: str, o
     assert innermost == ["next_batch" if rank == odd else "all_ranks_agree" for rank in range(3)]
 
 
-@pytest.mark.parametrize(
-    "line", ["Thread pool started", "thread 3: step 12", "Thread 12 finished", "Thread 1234 exits"]
-)
-def test_line_of_a_log_about_a_thread_is_no_stack(line: str) -> None:
+THREADS = ["Thread pool started", "thread 3: step 12", "Thread 12 finished", "Thread 1234 exits"]
+CALLS = ["read(3) took 5 s", "open(x) failed", "INFO poll(a) = 3 ranks", "wait4(me)"]
+
+
+@pytest.mark.parametrize("line", [*THREADS, *CALLS])
+def test_line_of_a_log_about_a_thread_or_call_is_no_stack(line: str) -> None:
     _, found = judge_lines([f"[rank0]: {line}"])
     assert found.ranks == () and found.logs[0].last is not None
 
@@ -409,12 +411,6 @@ def test_call_of_one_attached_process_is_read_from_strace(last: str) -> None:
     verdict, found = judge_lines(["strace: Process 4102 attached", 'write(1, "x", 1) = 1', last])
     assert [rank.id.pid for rank in found.ranks] == [4102]
     assert "read:/mnt/nfs/shard-3" in verdict.message
-
-
-@pytest.mark.parametrize("line", ["read(3) took 5 s", "open(x) failed", "INFO poll(a) = 3 ranks", "wait4(me)"])
-def test_line_of_a_log_that_looks_like_a_call_is_no_strace(line: str) -> None:
-    _, found = judge_lines([f"[rank0]: {line}"])
-    assert found.ranks == () and found.logs[0].last is not None
 
 
 def test_threads_that_have_returned_have_no_call() -> None:

@@ -157,19 +157,16 @@ def test_what_a_rank_does_is_told_with_the_line_of_the_users_code() -> None:
     incident = samples.loader_hang()
     stuck = next(group for group in incident.grouping.groups if group.workers)
     worker = replace(stuck.workers[0], pid=52001, user_frame=Frame(function="read_shard", file="train.py", line=18))
-    groups = tuple(replace(group, workers=(worker,)) if group is stuck else group for group in incident.grouping.groups)
-    one = board()
-    ((job_id, entry),) = one.snapshot.jobs.items()
-    changed = replace(incident, grouping=replace(incident.grouping, groups=groups))
-    rows = scrape(board(jobs={job_id: replace(entry, incident=changed)})).splitlines()
-    (row,) = (line for line in rows if line.startswith("hangwatch_rank_activity{") and 'rank="7"' in line)
-    assert 'does="waits for its loader worker (pid 52001, in read_shard (train.py:18))"' in row
     stopped = tuple(replace(member, kernel=replace(member.kernel, state="T")) for member in stuck.members)
-    groups = tuple(replace(group, members=stopped) if group is stuck else group for group in incident.grouping.groups)
-    changed = replace(incident, grouping=replace(incident.grouping, groups=groups))
-    rows = scrape(board(jobs={job_id: replace(entry, incident=changed)})).splitlines()
-    (row,) = (line for line in rows if line.startswith("hangwatch_rank_activity{") and 'rank="7"' in line)
-    assert 'does="is stopped (state T) by a debugger, a tracer or SIGSTOP' in row
+    at_worker = 'does="waits for its loader worker (pid 52001, in read_shard (train.py:18))"'
+    is_stopped = 'does="is stopped (state T) by a debugger, a tracer or SIGSTOP'
+    ((job_id, entry),) = board().snapshot.jobs.items()
+    for changes, does in (({"workers": (worker,)}, at_worker), ({"members": stopped}, is_stopped)):
+        groups = tuple(replace(group, **changes) if group is stuck else group for group in incident.grouping.groups)
+        changed = replace(incident, grouping=replace(incident.grouping, groups=groups))
+        rows = scrape(board(jobs={job_id: replace(entry, incident=changed)})).splitlines()
+        (row,) = (line for line in rows if line.startswith("hangwatch_rank_activity{") and 'rank="7"' in line)
+        assert does in row
 
 
 @pytest.mark.parametrize("value", [0.0, -1.5, 1e21, float("inf"), float("nan")])

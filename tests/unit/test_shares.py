@@ -281,7 +281,7 @@ def test_asking_for_stores_ends_with_its_budget(tmp_path: Path, monkeypatch: pyt
     many = "".join(pod_rank(FIRST_FAKE + number, "aaaaaaaaaaaa", 30000 + number) for number in range(200))
     lay_out(f"1 (init) S parent=0 start=1\n{many}", tmp_path)
     limits = config.Jobs(scan_budget_seconds=2.0)
-    scan = JobScan.make_only(limits, tmp_path) if is_only else JobScan(tmp_path, limits)
+    scan = JobScan(tmp_path, limits, is_only=is_only)
     scan.find(None, "node1")
     clock = count(0.0, 0.5)
     monkeypatch.setattr(look_module.time, "monotonic", lambda: next(clock))

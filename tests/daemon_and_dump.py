@@ -73,7 +73,7 @@ def dumped(look: Diagnosis, table: activity.Table, settings: config.Capture) -> 
         return diagnose(taken, settings, table, unix_now=look.judged_unix_seconds, ranks_here=look.ranks_here)
 
     first = shortened()
-    if not second_round.is_needed(first.capture.ranks, table):
+    if not second_round.find_reason(first.capture.ranks, table):
         return first.verdict
     rounds = 2
     return shortened().verdict

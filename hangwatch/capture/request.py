@@ -40,7 +40,7 @@ class CaptureRequest(Value, frozen=True, gc=True):
     """Settings of one capture of a job, and the resources that it shares with other captures.
 
     * `rounds`: number of rounds; None for the number in the settings. `needs_second_round`: called after a single
-      planned round with its dumps. If it returns true, a second round follows.
+      planned round with its dumps. If it returns a reason, a second round follows.
     * `mode`: the content of each dump, and whether it may pause its process.
     * `all_processes`: False leaves out the workers for which no rank waits, see `capture.rounds`.
     * `search_seconds`: CPU time of all searches for the processes at the other ends of pipes and Unix sockets.
@@ -54,7 +54,7 @@ class CaptureRequest(Value, frozen=True, gc=True):
     node: str
     settings: config.Capture
     rounds: int | None = None
-    needs_second_round: Callable[[Sequence[RankDump]], bool] | None = None
+    needs_second_round: Callable[[Sequence[RankDump]], str] | None = None
     mode: DumpMode = DumpMode()
     all_processes: bool = True
     search_seconds: float = 1.0

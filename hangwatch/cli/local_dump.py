@@ -90,14 +90,6 @@ def _refuse_conflicts(options: DumpOptions) -> None:
         raise click.UsageError("--json already has all stacks; use --stacks without --json, or with --grouped")
 
 
-def dump_request(
-    node: str, settings: config.Capture, activities: activity.Table, *, rounds: int | None = None
-) -> CaptureRequest:
-    """Return a request for exactly `rounds` rounds; None: one round, and a second one if the first may mislead."""
-    is_needed = partial(second_round.is_needed, table=activities) if rounds is None else None
-    return CaptureRequest(node=node, settings=settings, rounds=rounds or 1, needs_second_round=is_needed)
-
-
 class _LocalDump:
     """One dump of this node. `refused` has the error of each job that the daemon could not dump.
 
@@ -134,18 +126,19 @@ class _LocalDump:
         return replace(incident, verdict=replace(verdict, next_step=stuck_on.dump_whole_job(self._whole_job.key)))
 
     def _request(self, step: Step) -> CaptureRequest:
-        """Return the request for one job. The progress line shows why a second round follows."""
+        """Return the request for one job. The progress line shows why a second round follows, if one may."""
         options, settings = self._options, self._settings.capture
-        request = dump_request(self._node, settings, self._activities, rounds=options.rounds)
 
-        def is_second_round_needed(ranks: Sequence[RankDump]) -> bool:
+        def needs_second_round(ranks: Sequence[RankDump]) -> str:
             if why := second_round.find_reason(ranks, self._activities):
                 step.say(f"{why}; looking again in {words.duration(settings.pause_seconds)}")
-            return bool(why)
+            return why
 
-        return replace(
-            request,
-            needs_second_round=request.needs_second_round and is_second_round_needed,
+        return CaptureRequest(
+            node=self._node,
+            settings=settings,
+            rounds=options.rounds or 1,
+            needs_second_round=None if options.rounds else needs_second_round,
             all_processes=options.takes_all_processes,
             mode=DumpMode(native=options.native, include_locals=options.include_locals),
             gpus=GpuSources(read_sweep=lambda: self._sweep, read_traffic=partial(query.traffic, self._gpus)),

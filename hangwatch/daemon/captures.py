@@ -141,7 +141,7 @@ class CaptureRunner:
             node=common.node,
             settings=common.settings.capture,
             rounds=rounds,
-            needs_second_round=partial(second_round.is_needed, table=common.activities) if may_add_round else None,
+            needs_second_round=partial(second_round.find_reason, table=common.activities) if may_add_round else None,
             mode=DumpMode(may_pause=may_pause),
             all_processes=all_processes,
             kept_stacks_bytes=self._capture_bytes(job),

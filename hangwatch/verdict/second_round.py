@@ -8,11 +8,6 @@ from hangwatch.stacks import activity
 from hangwatch.stacks.process_activity import find_process_activity
 
 
-def is_needed(ranks: Iterable[RankDump], table: activity.Table) -> bool:
-    """True if one round may mislead."""
-    return bool(find_reason(ranks, table))
-
-
 def find_reason(ranks: Iterable[RankDump], table: activity.Table) -> str:
     """Return the reason why one round may mislead; "" if it does not.
 

@@ -209,7 +209,7 @@ def test_rank_in_unknown_code_is_seen_in_a_second_round(tmp_path: Path) -> None:
         targets.wait_for_state(pid, "S")
         job = targets.job_of_pids([pid])
         look = diagnosed(
-            job, settings, rounds=1, needs_second_round=partial(second_round.is_needed, table=activity.load())
+            job, settings, rounds=1, needs_second_round=partial(second_round.find_reason, table=activity.load())
         )
         asked = diagnosed(job, settings, rounds=1)
     assert (look.capture.rounds, asked.capture.rounds) == (2, 1)

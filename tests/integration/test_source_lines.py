@@ -13,7 +13,8 @@ from msgspec import structs
 from hangwatch import config
 from hangwatch.capture import source_lines
 from hangwatch.capture.diagnosis import diagnose_job
-from hangwatch.cli import local_dump, node_jobs
+from hangwatch.capture.request import CaptureRequest
+from hangwatch.cli import node_jobs
 from hangwatch.model import Frame
 from hangwatch.probes.process import credentials, source_line, source_line_child
 from hangwatch.stacks import activity
@@ -115,7 +116,7 @@ def test_incident_keeps_line_and_working_directory_of_a_named_rank(tmp_path: Pat
     with targets.python(running(tmp_path / "program.py", tmp_path, end=secret), tmp_path) as pid:
         (job,), _ = node_jobs.jobs_of_pids((pid,), None, config.Jobs())
         table = activity.load(config.Activities().rules)
-        look = diagnose_job(job, local_dump.dump_request("n1", config.Capture(), table), table)
+        look = diagnose_job(job, CaptureRequest(node="n1", settings=config.Capture(), rounds=1), table)
         rank = look.grouping.members[0].id
         named = structs.replace(look, uid=os.geteuid(), verdict=structs.replace(look.verdict, named=(rank,)))
         sources = [one for one in source_lines.add_evidence(named).verdict.evidence if one.kind == "source"]

@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from msgspec.structs import replace
 
 from hangwatch.capture.diagnosis import diagnose_job
-from hangwatch.capture.request import GpuSources, NodePaths
-from hangwatch.cli.local_dump import dump_request
+from hangwatch.capture.request import CaptureRequest, GpuSources, NodePaths
 from hangwatch.config import Jobs, Settings
 from hangwatch.daemon import Daemon
 from hangwatch.model import Fault, GpuSample, GpuSweep, Job, JobState, RecommendedAction, Verdict
@@ -31,6 +31,7 @@ from hangwatch.tools.demo import playback
 from hangwatch.tools.demo.playback import Watcher, run_daemon
 from hangwatch.tools.demo.simulated_gpus import SimulatedGpus
 from hangwatch.tools.demo.simulated_node import SimulatedNode, wait_until
+from hangwatch.verdict import second_round
 from hangwatch.verdict.diagnosis import Diagnosis
 from tests.scenarios.external_servers import UnavailableError
 from tests.scenarios.power import Expected, truth_of
@@ -110,8 +111,12 @@ class LookingDaemon(Daemon):
 
     def _dump(self, job: Job) -> Verdict:
         table = activity.load()
-        request = replace(
-            dump_request(self.node, self.settings.capture, table),
+        request = CaptureRequest(
+            node=self.node,
+            settings=self.settings.capture,
+            rounds=1,
+            needs_second_round=partial(second_round.find_reason, table=table),
+            all_processes=False,
             gpus=GpuSources(read_sweep=lambda: self.board.snapshot.sweep),
             paths=self._paths,
         )

@@ -495,7 +495,7 @@ SAVE = "save (torch/serialization.py:965)"
 
 def is_needed(**stand: Any) -> bool:
     waiting = {"ranks": "0-2", "utilization": 1.0, "frames": [ALL_REDUCE, "train (train.py:50)"]}
-    return second_round.is_needed(rank_dumps({"stands": [waiting, {"ranks": "3", **stand}]}), TABLE)
+    return bool(second_round.find_reason(rank_dumps({"stands": [waiting, {"ranks": "3", **stand}]}), TABLE))
 
 
 @pytest.mark.parametrize(
@@ -516,9 +516,9 @@ def test_second_round_is_needed_for_a_rank_outside_a_wait_for_ranks(frames: list
 
 def test_second_round_is_needed_for_a_rank_with_a_flight_recorder() -> None:
     waiting = rank_dumps({"stands": [{"ranks": "0-3", "utilization": 1.0, "frames": [ALL_REDUCE]}]})
-    assert not second_round.is_needed(waiting, TABLE)
+    assert not second_round.find_reason(waiting, TABLE)
     last = structs.replace(waiting[0].rounds[-1], recorders=(recorder(record(3)),))
-    assert second_round.is_needed([structs.replace(waiting[0], rounds=(last,)), *waiting[1:]], TABLE)
+    assert second_round.find_reason([structs.replace(waiting[0], rounds=(last,)), *waiting[1:]], TABLE)
 
 
 def test_rank_without_stack_needs_no_second_round() -> None:

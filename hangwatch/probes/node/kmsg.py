@@ -147,8 +147,9 @@ class _Follower:
             if self._last_sequence is not None and sequence > self._last_sequence + 1:
                 self._missed += sequence - self._last_sequence - 1
             self._last_sequence = sequence
-            is_late = int(head.group(2)) >= self.since_boot_seconds * 1e6
-            if is_late and _candidates().search(raw) and (record := parse_record(raw.decode("utf-8", "replace"))) is not None:
+            if int(head.group(2)) < self.since_boot_seconds * 1e6 or not _candidates().search(raw):
+                continue
+            if (record := parse_record(raw.decode("utf-8", "replace"))) is not None:
                 self._keep(record)
 
     def _keep(self, record: KernelRecord) -> None:

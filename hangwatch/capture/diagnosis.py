@@ -150,11 +150,7 @@ def _outputs(
         stop=stop,
         proc_root=proc_root,
     )
-    ends = {
-        rank: ends_by_process[target]
-        for rank, (target, _) in owner_ranks.items()
-        if any(end.text for end in ends_by_process.get(target, ()))
-    }
+    ends = {rank: ends_by_process[target] for rank, (target, _) in owner_ranks.items() if target in ends_by_process}
     return ends, tuple(sorted({f"the logs of some ranks were not read: {fault.reason}" for fault in faults}))
 
 

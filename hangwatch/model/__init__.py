@@ -96,7 +96,7 @@ from hangwatch.model.groups import (
     gaps,
     spans,
 )
-from hangwatch.model.recommended_action import Confidence, ActionKind, RecommendedAction
+from hangwatch.model.verdicts import Confidence, ActionKind, RecommendedAction
 from hangwatch.model.verdicts import Evidence, CheckFirst, Supplement, Verdict
 from hangwatch.model.incidents import (
     CRASHED,

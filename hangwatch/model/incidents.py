@@ -3,10 +3,9 @@
 from hangwatch.model.dumps import Capture, RankId
 from hangwatch.model.groups import Grouping
 from hangwatch.model.jobs import Job
-from hangwatch.model.recommended_action import ActionKind
 from hangwatch.model.states import JobState
 from hangwatch.model.value import Value
-from hangwatch.model.verdicts import Verdict
+from hangwatch.model.verdicts import ActionKind, Verdict
 
 CRASHED = "Crashed"
 """The kind of a verdict on ranks that died. A user can cause any number of such incidents."""

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from hangwatch.model import CheckFirst, Confidence, Incident, RankId, Value
-from hangwatch.model.recommended_action import ActionKind
+from hangwatch.model.verdicts import ActionKind
 from hangwatch.report.as_json import JobHead, render
 from hangwatch.report.phrases import without
 

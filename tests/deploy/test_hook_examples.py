@@ -12,7 +12,7 @@ from hangwatch import config, hooks
 from hangwatch.formats import incident_file
 from hangwatch.hooks import due_hook
 from hangwatch.model import JobState
-from hangwatch.model.recommended_action import RecommendedAction
+from hangwatch.model.verdicts import RecommendedAction
 from tests import samples
 from tests.commands import finished
 from tests.servers import WebhookReceiver

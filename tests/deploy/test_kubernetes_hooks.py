@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from hangwatch import config, hooks
 from hangwatch.model import JobState, Rank
-from hangwatch.model.recommended_action import RecommendedAction
+from hangwatch.model.verdicts import RecommendedAction
 from tests import samples
 from tests.certificates import make_authority, make_certificate
 from tests.commands import finished

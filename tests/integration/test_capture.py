@@ -1,6 +1,7 @@
 """Captures of real processes that act as ranks: rounds, deadlines, ranks that end, stop or are frozen."""
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -191,13 +192,10 @@ def test_the_kernels_log_is_evidence_unless_it_is_turned_off(tmp_path: Path) -> 
 
 def _once_after(count: int, call: object) -> object:
     """Return an observer of dumps. It calls `call` once, at dump number `count`."""
-    lock, left = threading.Lock(), [count]
+    numbers = itertools.count(1)
 
     def observe(seconds: float, fault: Fault | None) -> None:
-        with lock:
-            left[0] -= 1
-            now = left[0] == 0
-        if now:
+        if next(numbers) == count:
             call(seconds, fault)  # type: ignore[operator]
 
     return observe
@@ -316,8 +314,7 @@ def test_worker_for_which_no_rank_waits_is_dumped_only_on_request(
         )
     dumped = [[(worker.pid, len(worker.rounds)) for worker in rank.workers] for rank in look.capture.ranks]
     assert dumped == [[(workers[0], 2)] * (left_out < 1), [(workers[1], 2)] * (left_out < 2)]
-    notes = [note for note in look.capture.notes if "for which no rank waits" in note]
-    assert [note.split()[0] for note in notes] == [str(left_out)] * bool(left_out)
+    assert any(note.startswith(f"{left_out} worker") for note in look.capture.notes) == bool(left_out)
     assert [rank.rank for rank in look.verdict.named] == [1]
 
 

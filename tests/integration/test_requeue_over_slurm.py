@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from hangwatch import config, hooks
 from hangwatch.model import JobState
-from hangwatch.model.recommended_action import ActionKind, RecommendedAction
+from hangwatch.model.verdicts import ActionKind, RecommendedAction
 from tests import samples
 from tests.commands import finished
 from tests.conftest import wait_for

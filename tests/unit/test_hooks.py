@@ -18,7 +18,7 @@ from hangwatch.formats.incident_file import StoreError
 from hangwatch.hook_process import MOST_OUTPUT_BYTES
 from hangwatch.hooks import HookResult, Hooks, due_hook
 from hangwatch.model import CRASHED, Incident, JobState, ProcessId, Rank, RankId, RecommendedAction
-from hangwatch.model.recommended_action import ActionKind
+from hangwatch.model.verdicts import ActionKind
 from hangwatch.report.event import HangEvent
 from hangwatch.schedule.owner_limits import RateLimit
 from hangwatch.store import Store

@@ -126,7 +126,7 @@ class KernelLog:
 
 
 class _Follower:
-    """An open kernel log: its last sequence number, and the kept lines. Earlier lines than `since` are not parsed."""
+    """An open kernel log: its last sequence number, and the kept lines. Lines of before its begin are not parsed."""
 
     def __init__(self, descriptor: int, since_boot_seconds: float) -> None:
         self._descriptor, self.since_boot_seconds = descriptor, since_boot_seconds

@@ -13,11 +13,11 @@ import sys
 
 
 def end_of(link: str, user_id: int, most_bytes: int) -> tuple[str, int, bytes] | None:
-    """Return identity, size and end of a regular file that this user owns; None for anything else."""
+    """Return identity, size and end of a regular file that this user owns; None if it is empty, or anything else."""
     path_descriptor = os.open(link, os.O_PATH | os.O_CLOEXEC)
     try:
         status = os.fstat(path_descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != user_id:
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != user_id or not status.st_size:
             return None
         file = os.open(f"/proc/self/fd/{path_descriptor}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     finally:

@@ -139,6 +139,12 @@ class RealDaemon:
         wait_for(lambda: self.job_state(job_id) == state, f"job {job_id} to be {state}", deadline_seconds)
 
 
+def stop_at_shard(folder: Path) -> None:
+    """Let rank 2 of stuck_on_a_fifo.py stop at its shard."""
+    (folder / "stop-at-shard").touch()
+    wait_for(lambda: not (folder / "stop-at-shard").exists(), "rank 2 to reach the shard")
+
+
 class TorchJob:
     """A real `torchrun` job of `ranks` ranks over gloo. All its processes are gone at the end of `with`."""
 

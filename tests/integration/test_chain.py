@@ -15,7 +15,7 @@ from hangwatch.model import JobState
 from tests.commands import start
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
-from tests.real_daemon import RealDaemon, TorchJob
+from tests.real_daemon import RealDaemon, TorchJob, stop_at_shard
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
@@ -33,8 +33,7 @@ def test_a_real_job_hangs_is_named_and_recovers(fake_driver: FakeDriver, tmp_pat
         assert sorted(row["rank"] for row, _ in rows) == ["0", "1", "2", "3"]
         assert daemon.samples("hangwatch_rank_activity", job_id=job.run_id) == []
 
-        (tmp_path / "stop-at-shard").touch()
-        wait_for(lambda: not (tmp_path / "stop-at-shard").exists(), "rank 2 to reach the shard")
+        stop_at_shard(tmp_path)
         fake_driver.add(*HUNG_POWER)
         assert _states_until_hung(daemon, job.run_id) == ["quiet", "suspected", "hung"]
 
@@ -105,8 +104,7 @@ def test_dump_shows_every_rank_of_every_launcher(fake_driver: FakeDriver, tmp_pa
     os.mkfifo(tmp_path / "shard")
     with TorchJob(tmp_path, "stuck_on_a_fifo.py") as job:
         job.wait_for_step(3)
-        (tmp_path / "stop-at-shard").touch()
-        wait_for(lambda: not (tmp_path / "stop-at-shard").exists(), "rank 2 to reach the shard")
+        stop_at_shard(tmp_path)
         took = start("dump", "--job", job.run_id, "--json", "-o", str(tmp_path / "out"))
         (dumped,) = json.loads(took.stdout)["jobs"]
         assert [who["rank"] for who in dumped["verdict"]["named"]] == [2]

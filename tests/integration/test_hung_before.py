@@ -15,7 +15,7 @@ from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.integration.test_page import HUNG_POWER, alertmanager_config, paging_prometheus
 from tests.namespace_nodes import cluster, needs_namespaces, sshd_on
-from tests.real_daemon import QUICK, RealDaemon, TorchJob
+from tests.real_daemon import QUICK, RealDaemon, TorchJob, stop_at_shard
 from tests.servers import RealAlertmanager, WebhookReceiver
 from tests.ssh_nodes import needs_sshd
 
@@ -47,8 +47,7 @@ def hung_job(folder: Path, daemon: RealDaemon, driver: FakeDriver, prefix: list[
     ) as job:
         job.wait_for_step(3)
         daemon.wait_for_state(job.run_id, "training")
-        (folder / "stop-at-shard").touch()
-        wait_for(lambda: not (folder / "stop-at-shard").exists(), "rank 2 to reach the shard")
+        stop_at_shard(folder)
         driver.add(*HUNG_POWER)
         yield job
 

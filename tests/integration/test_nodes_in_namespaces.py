@@ -28,7 +28,7 @@ from tests.integration.test_dump_nodes import answer
 from tests.integration.test_page import alertmanager_config, paging_prometheus
 from tests.namespace_nodes import JobOverNodes, Node, cluster, needs_namespaces, sshd_on
 from tests.other_users import as_user
-from tests.real_daemon import QUICK, RealDaemon
+from tests.real_daemon import QUICK, RealDaemon, stop_at_shard
 from tests.servers import RealAlertmanager, WebhookReceiver
 from tests.ssh_nodes import needs_sshd
 
@@ -201,8 +201,7 @@ def test_of_two_jobs_of_one_name_the_hung_one_pages_by_owner_and_rank(fleet: Fle
 
     folder = fleet.jobs[ADA].folder
     os.mkfifo(folder / "shard")
-    (folder / "stop-at-shard").touch()
-    wait_for(lambda: not (folder / "stop-at-shard").exists(), "rank 2 to reach the shard")
+    stop_at_shard(folder)
     fleet.set_power(ADAS_GPU, HUNG_WATTS)
     fleet.drivers["n2"].add(f"gpu {ADAS_GPU} power_watts 86", f"gpu {ADAS_GPU} utilization_ratio 0")
     (page,) = wait_for(lambda: fleet.pages(ADA), "the page", 120)

@@ -12,7 +12,7 @@ import yaml
 
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
-from tests.real_daemon import QUICK, RealDaemon, TorchJob
+from tests.real_daemon import QUICK, RealDaemon, TorchJob, stop_at_shard
 from tests.servers import RealAlertmanager, RealPrometheus, WebhookReceiver, free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
@@ -67,8 +67,7 @@ def test_one_page_names_the_job_and_the_rank_and_resolves(
         )
         assert _pages(webhook, job.run_id) == []
 
-        (tmp_path / "stop-at-shard").touch()
-        wait_for(lambda: not (tmp_path / "stop-at-shard").exists(), "rank 2 to reach the shard")
+        stop_at_shard(tmp_path)
         fake_driver.add(*HUNG_POWER)
         stuck_at = time.time()
         daemon.wait_for_state(job.run_id, "hung")
@@ -126,8 +125,7 @@ def test_daemon_killed_twice_in_hang_makes_one_page_of_one_incident(fake_driver:
         prometheus = served.enter_context(paging_prometheus(tmp_path, {"gpu-node-1": daemon}, alertmanager))
         job.wait_for_step(3)
         daemon.wait_for_state(job.run_id, "training")
-        (tmp_path / "stop-at-shard").touch()
-        wait_for(lambda: not (tmp_path / "stop-at-shard").exists(), "rank 2 to reach the shard")
+        stop_at_shard(tmp_path)
         fake_driver.add(*HUNG_POWER)
         wait_for(lambda: _pages(webhook, job.run_id), "the page", 120)
         (incident,) = daemon.samples("hangwatch_incident_info", job_id=job.run_id)

@@ -13,7 +13,7 @@ from tests.commands import finished
 from tests.conftest import wait_for
 from tests.fake_driver import HGX_ADDRESSES, FakeDriver, h100, uuid_of
 from tests.integration.test_requeue_over_slurm import SCRIPT, restarts, shown, start_now
-from tests.real_daemon import JOBS, RealDaemon
+from tests.real_daemon import JOBS, RealDaemon, stop_at_shard
 from tests.slurm_nodes import ask, idle_slurm, needs_slurm
 
 pytestmark = [needs_slurm, pytest.mark.torch, pytest.mark.timeout(600)]
@@ -96,8 +96,7 @@ def test_hung_job_restarts_once_without_node_of_xid(slurm_conf: Path, fake_drive
             training = {"job_id": job, "state": "training"}
             wait_for(lambda: any(value for _, value in daemon.samples("hangwatch_job_state", **training)), "training")
             log_xid(tmp_path, times)
-            (tmp_path / "stop-at-shard").touch()
-            wait_for(lambda: not (tmp_path / "stop-at-shard").exists(), "rank 2 to reach the shard")
+            stop_at_shard(tmp_path)
             fake_driver.add("gpu all power_watts 118")
             printed = f"incidents/*-{job}-*/hooks/on_hung.txt"
             wait_for(lambda: len(list(daemon.state.glob(printed))) == times, "the hook", 120)

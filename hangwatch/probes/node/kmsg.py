@@ -103,10 +103,7 @@ class KernelLog:
         self._followed: dict[Path, _Follower] = {}
 
     def read(self, path: Path, since_boot_seconds: float = 0.0) -> KernelEvents | Fault | None:
-        """Return the lines of the log at `path` since this time, or earlier ones, too; None if there is no log.
-
-        The read never blocks.
-        """
+        """Return the lines of the log at `path` since this time, or more; None without a log. Never blocks."""
         with self._lock:
             follower = self._followed.get(path)
             try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from msgspec import structs
+from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.collectives import wait_graph
@@ -65,9 +65,7 @@ class Case(NamedTuple):
         half = (len(self.members) + 1) // 2
         return [
             (
-                structs.replace(
-                    later(one), id=structs.replace(one.id, node=self.nodes[len(self.nodes) * (place >= half) // 2])
-                ),
+                replace(later(one), id=replace(one.id, node=self.nodes[len(self.nodes) * (place >= half) // 2])),
                 stance,
             )
             for place, (one, stance) in enumerate(zip(self.members, self.stances, strict=True))
@@ -86,30 +84,27 @@ def later(member: Member) -> Member:
 
     def moved(records: GroupRecords) -> GroupRecords:
         operations = (
-            structs.replace(done, created_unix_seconds=done.created_unix_seconds + SINCE_1970)
-            for done in records.operations
+            replace(done, created_unix_seconds=done.created_unix_seconds + SINCE_1970) for done in records.operations
         )
-        return structs.replace(records, operations=tuple(operations))
+        return replace(records, operations=tuple(operations))
 
     recorded = (
-        structs.replace(
+        replace(
             found,
             oldest_unix_seconds=found.oldest_unix_seconds and found.oldest_unix_seconds + SINCE_1970,
             groups=tuple(map(moved, found.groups)),
         )
         for found in member.recorder.libraries
     )
-    return structs.replace(member, recorder=structs.replace(member.recorder, libraries=tuple(recorded)))
+    return replace(member, recorder=replace(member.recorder, libraries=tuple(recorded)))
 
 
 def exported(case: Case) -> Iterator[dict[str, Any]]:
     """Yield the series that its nodes export about the job."""
     for node in case.nodes:
         grouping = case.on(node)
-        job = structs.replace(
-            samples.job(range(len(grouping.members)), case.world_size, job_id=case.key), job_key=case.key
-        )
-        incident = structs.replace(samples.all_waiting(), job=job, grouping=grouping, state=JobState.HUNG)
+        job = replace(samples.job(range(len(grouping.members)), case.world_size, job_id=case.key), job_key=case.key)
+        incident = replace(samples.all_waiting(), job=job, grouping=grouping, state=JobState.HUNG)
         entry = JobEntry(job=job, watch=job_watch.begin_watch(job, 0.0), page=True, incident=incident)
         for family in samples.metric_families(Snapshot(jobs={case.key: entry})):
             for sample in family.samples:
@@ -204,7 +199,7 @@ def drawn(seed: int) -> Case:
         if chance.random() < 0.08:
             one = chance.choice(
                 [
-                    structs.replace(one, recorder=structs.replace(one.recorder, libraries=())),
+                    replace(one, recorder=replace(one.recorder, libraries=())),
                     member(rank, recorder(record(6, id=0), record(6, id=1, group_id=5, state="open"))),
                     member(rank, recorder(record(6, operation="gloo:all_gather", state="open"))),
                     member(rank, recorder(record(900, "9", created_unix_ns=-100 * 10**9), is_wrapped=True)),
@@ -296,7 +291,7 @@ def test_what_has_been_overwritten_is_not_known_and_the_stacks_stand(tmp_path: P
     kept = record(900, "9", created_unix_ns=900 * 10**9)
     last = member(3, recorder(kept, is_wrapped=True))
     stands: tuple[Stance, ...] = ("elsewhere", "waits", "waits", "waits")
-    unread = tuple(structs.replace(standing(rank, waits(6)), recorder=RecorderFacts(libraries=())) for rank in range(3))
+    unread = tuple(replace(standing(rank, waits(6)), recorder=RecorderFacts(libraries=())) for rank in range(3))
     cases = [
         Case(
             "k1", (*(standing(rank, waits(6)) for rank in range(3)), last), ("waits", "waits", "waits", "elsewhere"), 4
@@ -313,7 +308,7 @@ def test_rank_that_has_joined_is_not_named_by_its_stack(tmp_path: Path) -> None:
     Rank 3 has joined and is in its own code. Rank 2 could not be read, so perhaps it has not joined.
     """
     members = [standing(rank, waits(6)) for rank in range(4)]
-    members[2] = structs.replace(members[2], recorder=structs.replace(members[2].recorder, libraries=()))
+    members[2] = replace(members[2], recorder=replace(members[2].recorder, libraries=()))
     stands: tuple[Stance, ...] = ("waits", "waits", "waits", "elsewhere")
     come = Case("k1", tuple(members), stands, 4)
     alone = Case("k2", (*(standing(rank, done(5)) for rank in range(3)), standing(3, waits(6))), stands, 4)

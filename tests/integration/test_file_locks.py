@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from msgspec import structs
+from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.model import FileLock, Group
@@ -133,7 +133,7 @@ def test_holder_of_lock_file_is_known_if_the_pollers_have_it_open(tries: str, is
     lock = tmp_path / "the.lock"
     lock.touch()
     with targets.started(tmp_path, KEEPS, tries, tries, tries, LOCK=str(lock)) as pids:
-        settings = structs.replace(targets.QUICK, rounds=3, pause_seconds=0.5)
+        settings = replace(targets.QUICK, rounds=3, pause_seconds=0.5)
         look = targets.diagnosed(targets.job_of(pids), settings, TABLE)
     held = {member.id.pid: member.waits.file_lock for member in look.grouping.members}
     holders = [lock and lock.holder_pid for lock in map(held.get, pids[1:])]

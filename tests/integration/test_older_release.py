@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.checks.framework import registry
@@ -160,9 +161,7 @@ def test_store_of_old_release_can_be_written(state: Path, tmp_path: Path) -> Non
     store = Store(copy)
     store.make_writable()
     (incident,) = store.left_open(NODE)
-    closed = msgspec.structs.replace(
-        incident, state=JobState.ENDED, closed_unix_seconds=incident.opened_unix_seconds + 60
-    )
+    closed = replace(incident, state=JobState.ENDED, closed_unix_seconds=incident.opened_unix_seconds + 60)
     folder = store.save(closed, {})
     assert incident_file.load(folder).state is JobState.ENDED
     assert store.left_open(NODE) == ()

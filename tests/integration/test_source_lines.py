@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from msgspec import structs
+from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.capture import source_lines
@@ -118,11 +118,11 @@ def test_incident_keeps_line_and_working_directory_of_a_named_rank(tmp_path: Pat
         table = activity.load(config.Activities().rules)
         look = diagnose_job(job, CaptureRequest(node="n1", settings=config.Capture(), rounds=1), table)
         rank = look.grouping.members[0].id
-        named = structs.replace(look, uid=os.geteuid(), verdict=structs.replace(look.verdict, named=(rank,)))
+        named = replace(look, uid=os.geteuid(), verdict=replace(look.verdict, named=(rank,)))
         sources = [one for one in source_lines.add_evidence(named).verdict.evidence if one.kind == "source"]
         directory = Path(f"/proc/{pid}/cwd").readlink()
         assert source_lines.add_evidence(look) == look
-        assert source_lines.add_evidence(structs.replace(named, uid=None)).verdict == named.verdict
+        assert source_lines.add_evidence(replace(named, uid=None)).verdict == named.verdict
     line, folder = (source.message for source in sources)
     assert line.startswith(f"rest (program.py:6): {SLEEP}") and "xxx" not in line
     assert folder.endswith(f" is {directory}") and sources[0].ranks == (rank,)
@@ -181,10 +181,10 @@ def test_rights_that_the_process_no_longer_has_give_no_line(tmp_path: Path) -> N
         child = [sys.executable, "-I", "-m", "hangwatch.probes.process.source_line_child"]
         for changed, shown in (
             (rights, SLEEP),
-            (structs.replace(rights, uid=65534), ""),
-            (structs.replace(rights, groups=(*rights.groups, 4)), ""),
-            (structs.replace(rights, start_ticks=rights.start_ticks + 1), ""),
+            (replace(rights, uid=65534), ""),
+            (replace(rights, groups=(*rights.groups, 4)), ""),
+            (replace(rights, start_ticks=rights.start_ticks + 1), ""),
         ):
-            request = msgspec.json.encode(structs.replace(question, rights=changed))
+            request = msgspec.json.encode(replace(question, rights=changed))
             done = subprocess.run(child, input=request, capture_output=True, timeout=60, cwd=Path.cwd())
             assert (done.stdout.decode(), done.stderr) == (shown, b"")

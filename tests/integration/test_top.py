@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -228,14 +227,14 @@ def test_jobs_that_need_attention_come_first() -> None:
     moves = job(
         "slow", JobState.STALLED, message="1 of 8 ranks progresses: rank 0 in checkpoint", verdict="all others wait"
     )
-    assert "rank 0 in checkpoint" in drawn(LastAnswer(msgspec.structs.replace(SEEN, jobs=(moves,)), 100.0), 100.0, 130)
+    assert "rank 0 in checkpoint" in drawn(LastAnswer(replace(SEEN, jobs=(moves,)), 100.0), 100.0, 130)
     assert "xid" in text and "GPU 3: XID 79" in text and "1 check OK" in text and "clock_skew" not in text
     assert "as of" not in text
 
 
 def test_engine_is_a_line_below_the_jobs() -> None:
     engine = EngineStatus(job_id="pid7-81", job_key="k", owner="uid 1004", program="vLLM", workers=4)
-    text = drawn(LastAnswer(msgspec.structs.replace(SEEN, engines=(engine,)), 100.0), 100.0)
+    text = drawn(LastAnswer(replace(SEEN, engines=(engine,)), 100.0), 100.0)
     assert "\nengine, 4 workers: vLLM (pid7-81, uid 1004), not monitored" in text
 
 
@@ -307,7 +306,7 @@ def test_status_at_each_width_wraps_between_words(
 def test_table_of_any_job_at_any_width_fits_the_screen(width: int, verdict: str, name: str, has_end: bool) -> None:
     end = 1.7e9 + 460 if has_end else None
     hung = job("stuck", JobState.HUNG, job_name=name, verdict=verdict, ends_itself_unix_seconds=end)
-    text = drawn(LastAnswer(msgspec.structs.replace(HUNG, jobs=(hung,)), 100.0), 100.0, width)
+    text = drawn(LastAnswer(replace(HUNG, jobs=(hung,)), 100.0), 100.0, width)
     assert all(cell_len(line) <= width for line in text.splitlines())
     if width >= 60:
         assert "hung (page)" in text and "2 min 05 s" in text
@@ -317,7 +316,7 @@ def test_when_a_job_ends_itself_and_how_old_checks_are_is_told() -> None:
     ending = job("stuck", JobState.HUNG, ends_itself_unix_seconds=1.7e9 + 460)
     late = job("late", JobState.HUNG, ends_itself_unix_seconds=1.7e9 - 1)
     check = CheckLine("environment", "WARNING", "Differs", "NCCL_DEBUG differs", 1.7e9 - 240)
-    text = drawn(LastAnswer(msgspec.structs.replace(SEEN, jobs=(ending, late), checks=(check,)), 100.0), 100.0, 130)
+    text = drawn(LastAnswer(replace(SEEN, jobs=(ending, late), checks=(check,)), 100.0), 100.0, 130)
     assert re.search(r"stuck .*\n  times out in 7 min 40 s: ", text)
     assert re.search(r"late .*\n  its timeout has passed: ", text)
     assert re.search(r"environment +WARNING +4 min ago +NCCL_DEBUG differs", text)

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from msgspec import structs
 from msgspec.structs import replace
 
 from hangwatch.model import (
@@ -53,7 +52,7 @@ def waiting(*members: Member) -> Group:
 
 
 def outside(*members: Member, activity: str = "checkpoint", waits_for: str = "nothing") -> Group:
-    own = tuple(structs.replace(member, stack=structs.replace(member.stack, user_frames=(OWN,))) for member in members)
+    own = tuple(replace(member, stack=replace(member.stack, user_frames=(OWN,))) for member in members)
     return Group(key="o", activity=activity, waits_for=waits_for, frames=(OWN,), members=own)
 
 
@@ -66,11 +65,11 @@ def named(verdict: Verdict) -> list[int | None]:
 
 
 def with_waits(member: Member, **facts: object) -> Member:
-    return structs.replace(member, waits=structs.replace(member.waits, **facts))
+    return replace(member, waits=replace(member.waits, **facts))
 
 
 def without_numbers(member: Member) -> Member:
-    return structs.replace(member, recorder=structs.replace(member.recorder, libraries=()))
+    return replace(member, recorder=replace(member.recorder, libraries=()))
 
 
 THREE = tuple(standing(rank, waits(6)) for rank in range(3))
@@ -119,7 +118,7 @@ def test_gpu_that_may_have_been_read_before_the_others_completed_is_not_named() 
 
 def test_gpu_of_a_stopped_rank_is_not_behind() -> None:
     """The process of a stopped rank does not record what its GPU completes."""
-    stopped = structs.replace(on_gpu(3, 4, 4), kernel=KernelFacts(state="T"))
+    stopped = replace(on_gpu(3, 4, 4), kernel=KernelFacts(state="T"))
     verdict = judged(waiting(*(on_gpu(rank, 7, 7) for rank in range(3)), stopped))
     assert verdict.kind != "GpuBehind"
 
@@ -127,7 +126,7 @@ def test_gpu_of_a_stopped_rank_is_not_behind() -> None:
 @pytest.mark.parametrize("world_size", [4, None])
 def test_process_without_a_rank_number_is_named_alike(world_size: int | None) -> None:
     def unnumbered(numbered: Member) -> Member:
-        return structs.replace(numbered, id=RankId(node="a", pid=100 + (numbered.id.rank or 0)))
+        return replace(numbered, id=RankId(node="a", pid=100 + (numbered.id.rank or 0)))
 
     groups = waiting(*map(unnumbered, THREE)), outside(unnumbered(standing(3, done(5))))
     verdict = judge.judge(Grouping(groups=groups, world_size=world_size))
@@ -142,9 +141,7 @@ def test_advice_omits_numbers_that_the_evidence_has() -> None:
     pair = {"eval": (0, 1)}
     others = [standing(rank, waits(6)) for rank in range(3)]
     barrier = Frame(function="barrier", file="torch/distributed/distributed_c10d.py", line=7)
-    lone = structs.replace(
-        waiting(standing(3, {WORLD: (5, 5), **pair})), operation="barrier", frames=(barrier,), key="b"
-    )
+    lone = replace(waiting(standing(3, {WORLD: (5, 5), **pair})), operation="barrier", frames=(barrier,), key="b")
     verdict = judged(waiting(*others), lone)
     assert [one.rank for one in verdict.check_first] == [3]
     assert "in the evidence" in verdict.check_first[0].settle
@@ -153,7 +150,7 @@ def test_advice_omits_numbers_that_the_evidence_has() -> None:
 
 @pytest.mark.parametrize("waits_for", ["lock", "unknown"])
 def test_rank_waiting_for_a_shared_lock_is_checked_first_and_not_named(waits_for: str) -> None:
-    held = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED)
+    held = replace(standing(3, done(5)), signature=Signature.BLOCKED)
     assert named(judged(waiting(*THREE), outside(held, activity="lock", waits_for=waits_for))) == [3]
     verdict = judged(waiting(*THREE), outside(with_waits(held, shares_lock=True), activity="lock", waits_for="lock"))
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.check_first]) == ("NotJoined", (), [3])
@@ -169,8 +166,8 @@ def test_waiter_in_own_code_is_not_named_while_another_rank_is_outside(
     activity: str, waits_for: str, rests: Rests | None, other_waits_for: str, named: list[int], first: list[int]
 ) -> None:
     # Rank 2 waits for its GPU, which may be hung. Rank 3 waits in its own code, possibly for rank 2: check both.
-    suspect = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED, kernel=KernelFacts(rests=rests))
-    other = structs.replace(outside(standing(2, done(5)), activity="gpu_sync", waits_for=other_waits_for), key="g")
+    suspect = replace(standing(3, done(5)), signature=Signature.BLOCKED, kernel=KernelFacts(rests=rests))
+    other = replace(outside(standing(2, done(5)), activity="gpu_sync", waits_for=other_waits_for), key="g")
     verdict = judged(waiting(*THREE[:2]), other, outside(suspect, activity=activity, waits_for=waits_for))
     assert [rank.rank for rank in verdict.named] == named
     assert sorted(rank.rank or 0 for rank in verdict.check_first) == first
@@ -178,7 +175,7 @@ def test_waiter_in_own_code_is_not_named_while_another_rank_is_outside(
 
 
 def test_polling_rank_is_checked_first_and_not_named() -> None:
-    asks = structs.replace(standing(3, done(5)), signature=Signature.POLLS)
+    asks = replace(standing(3, done(5)), signature=Signature.POLLS)
     verdict = judged(waiting(*THREE), outside(asks, activity="unknown", waits_for="unknown"))
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.check_first]) == ("NotJoined", (), [3])
 
@@ -190,7 +187,7 @@ def test_polling_rank_is_checked_first_and_not_named() -> None:
 )
 def test_sleeping_loop_is_no_work(switches_per_second: float, main_cpu_ratio: float, named: list[int]) -> None:
     usage = Usage(switches_per_second=switches_per_second, main_cpu_ratio=main_cpu_ratio)
-    goes_on = structs.replace(standing(3, done(5)), signature=Signature.COMPUTES, motion=Motion.MOVING, usage=usage)
+    goes_on = replace(standing(3, done(5)), signature=Signature.COMPUTES, motion=Motion.MOVING, usage=usage)
     verdict = judged(waiting(*THREE), outside(goes_on, activity="unknown", waits_for="unknown"))
     assert [one.rank for one in verdict.named] == named
     assert [one.rank for one in (*verdict.named, *verdict.check_first)] == [3]
@@ -198,7 +195,7 @@ def test_sleeping_loop_is_no_work(switches_per_second: float, main_cpu_ratio: fl
 
 def test_verdict_says_that_a_rank_that_works_may_still_join() -> None:
     def describe(**more: object) -> str:
-        return judged(waiting(*THREE), outside(structs.replace(standing(3, done(5)), **more))).message
+        return judged(waiting(*THREE), outside(replace(standing(3, done(5)), **more))).message
 
     assert "may join when that is done" in describe(signature=Signature.COMPUTES, motion=Motion.MOVING)
     assert "either work that ends by itself, or an endless loop" in describe(signature=Signature.SPINS)
@@ -216,7 +213,7 @@ def test_stack_that_contradicts_the_numbers_names_no_rank() -> None:
 
 
 def test_stopped_rank_is_named_although_all_have_joined() -> None:
-    stopped = structs.replace(standing(3, waits(6)), kernel=KernelFacts(state="T"), signature=Signature.STOPPED)
+    stopped = replace(standing(3, waits(6)), kernel=KernelFacts(state="T"), signature=Signature.STOPPED)
     verdict = judged(waiting(*THREE, stopped))
     assert (verdict.kind, [one.rank for one in verdict.named]) == ("RankStopped", [3])
     assert judged(waiting(*THREE, standing(3, waits(6)))).kind == "AllJoined"
@@ -224,12 +221,12 @@ def test_stopped_rank_is_named_although_all_have_joined() -> None:
 
 def test_rank_waiting_for_a_lock_waits_for_the_rank_that_holds_it() -> None:
     lock = FileLock(path="/shared/lock", holder_pid=700)
-    held = structs.replace(standing(3, done(5)), waits=Waits(file_lock=lock))
-    holder = structs.replace(THREE[0], id=structs.replace(THREE[0].id, pid=700))
+    held = replace(standing(3, done(5)), waits=Waits(file_lock=lock))
+    holder = replace(THREE[0], id=replace(THREE[0].id, pid=700))
     verdict = judged(waiting(holder, *THREE[1:]), outside(held, activity="lock", waits_for="lock"), world_size=4)
     assert (verdict.kind, [one.rank for one in verdict.check_first]) == ("CannotTell", [holder.id.rank])
     assert "holds the lock of /shared/lock, for which rank 3" in verdict.message
-    stranger = with_waits(held, file_lock=structs.replace(lock, holder_pid=701))
+    stranger = with_waits(held, file_lock=replace(lock, holder_pid=701))
     assert judged(waiting(holder, *THREE[1:]), outside(stranger, activity="lock", waits_for="lock")).kind == "NotJoined"
 
 
@@ -246,23 +243,23 @@ def test_rank_waiting_for_a_lock_waits_for_the_rank_that_holds_it() -> None:
 )
 def test_rank_at_its_own_memory_waits_for_no_rank(call: str | None, others: tuple[str, ...], is_named: bool) -> None:
     facts = KernelFacts(call=KernelCall(name=call, says=f"{call}()", rounds=2) if call else None)
-    late = structs.replace(standing(3, done(5)), kernel=facts)
+    late = replace(standing(3, done(5)), kernel=facts)
     group = outside(late, activity="thread_wait", waits_for="thread")
     threads = tuple(Stack(name="T", activity=one, frames=(OWN,)) for one in others)
-    verdict = judged(waiting(*THREE), structs.replace(group, threads=threads))
+    verdict = judged(waiting(*THREE), replace(group, threads=threads))
     assert verdict.kind == "NotJoined" and named(verdict) == ([3] if is_named else [])
 
 
 def test_ranks_in_joined_collective_are_not_blocked_by_rank_ahead() -> None:
     # Rank 2 is one collective ahead, which is normal after a broadcast with another root. By stacks alone, rank 2
     # would be the rank to check first.
-    ahead = structs.replace(waiting(standing(2, waits(8))), operation="barrier", key="ahead")
+    ahead = replace(waiting(standing(2, waits(8))), operation="barrier", key="ahead")
     behind = waiting(standing(0, waits(7)), standing(1, waits(6)), standing(3, waits(6)))
     verdict = judged(behind, ahead)
     assert (verdict.kind, verdict.named, verdict.check_first) == ("AllJoined", (), ())
     assert verdict.message.startswith("All ranks have joined all_reduce #6 of the default group, and ranks 1,3 are")
     assert "root" not in verdict.message
-    without = (structs.replace(one, members=tuple(map(without_numbers, one.members))) for one in (behind, ahead))
+    without = (replace(one, members=tuple(map(without_numbers, one.members))) for one in (behind, ahead))
     assert [one.rank for one in judged(*without).check_first] == [2]
 
 
@@ -294,7 +291,7 @@ def test_rank_that_may_wait_for_another_rank_is_not_named_by_numbers(
     A rank that sleeps in torch's code may wait, too: `work.wait()` has no Python frame. A lock or sleep of the
     program has no Python frame either, but does not sleep in torch's code.
     """
-    own = structs.replace(standing(3, done(5)), signature=Signature.BLOCKED)
+    own = replace(standing(3, done(5)), signature=Signature.BLOCKED)
     assert named(judged(waiting(*THREE), outside(own, activity=activity, waits_for=waits_for))) == [3]
     verdict = judged(waiting(*THREE), outside(with_waits(own, **facts), activity=activity, waits_for=waits_for))
     assert verdict.named == () and words in verdict.message
@@ -308,10 +305,8 @@ def test_socket_to_another_rank_is_reported_as_possible_wait_for_it() -> None:
     def describe(other_pid: int | None) -> str:
         behind = CallTarget(kind="unix", what="a Unix socket", other_pid=other_pid)
         call = KernelCall(name="recvfrom", says="recvfrom() from", rounds=2, descriptors=1, behind=(behind,))
-        own = structs.replace(
-            standing(3, done(5)), kernel=KernelFacts(receives=True, call=call), signature=Signature.BLOCKED
-        )
-        holder = structs.replace(THREE[0], id=structs.replace(THREE[0].id, pid=700))
+        own = replace(standing(3, done(5)), kernel=KernelFacts(receives=True, call=call), signature=Signature.BLOCKED)
+        holder = replace(THREE[0], id=replace(THREE[0].id, pid=700))
         unknown = outside(own, activity="unknown", waits_for="unknown")
         verdict = judged(waiting(holder, *THREE[1:]), unknown)
         assert [one.rank for one in verdict.check_first] == [3]
@@ -327,20 +322,20 @@ def test_rank_that_may_wait_for_another_rank_is_not_named_by_stacks(
     activity: str, waits_for: str, facts: dict[str, object], words: str
 ) -> None:
     others = waiting(*map(without_numbers, THREE))
-    own = without_numbers(structs.replace(standing(3, done(5)), signature=Signature.BLOCKED))
+    own = without_numbers(replace(standing(3, done(5)), signature=Signature.BLOCKED))
     assert named(judged(others, outside(own, activity=activity, waits_for=waits_for))) == [3]
     assert not judged(others, outside(with_waits(own, **facts), activity=activity, waits_for=waits_for)).named
 
 
 def test_rank_receiving_in_its_main_thread_waits_like_the_others() -> None:
     # A rank that receives in its main thread, as with MPI, waits like the ranks in the collective.
-    asks = structs.replace(standing(3, done(5)), waits=Waits(asks_rank="main"))
+    asks = replace(standing(3, done(5)), waits=Waits(asks_rank="main"))
     assert judged(waiting(*THREE), outside(asks, activity="point_to_point", waits_for="ranks")).check_first == ()
 
 
 def test_nodes_are_judged_together_as_one() -> None:
     def node(name: str, *members: Member) -> tuple[Member, ...]:
-        return tuple(structs.replace(one, id=structs.replace(one.id, node=name)) for one in members)
+        return tuple(replace(one, id=replace(one.id, node=name)) for one in members)
 
     here = Grouping(groups=(waiting(*node("a", *THREE)),), world_size=4)
     there = Grouping(groups=(outside(*node("b", standing(3, done(5)))),), world_size=4)
@@ -355,7 +350,7 @@ def with_gpus(*numbers: tuple[float | None, float | None]) -> Verdict:
     Each item is the GPU's power (watts) and utilization ratio of one rank.
     """
     members = (
-        structs.replace(standing(rank, waits(6)), gpu=GpuReadings(power_watts=watts, utilization_ratio=ratio))
+        replace(standing(rank, waits(6)), gpu=GpuReadings(power_watts=watts, utilization_ratio=ratio))
         for rank, (watts, ratio) in enumerate(numbers)
     )
     verdict = judged(waiting(*members), world_size=len(numbers))
@@ -372,13 +367,11 @@ def test_rank_with_different_gpu_is_checked_first_without_numbers() -> None:
     Otherwise the culprit may be on another node.
     """
     members = [
-        structs.replace(
-            standing(rank, waits(6)), recorder=RecorderFacts(libraries=()), gpu=GpuReadings(utilization_ratio=1.0)
-        )
+        replace(standing(rank, waits(6)), recorder=RecorderFacts(libraries=()), gpu=GpuReadings(utilization_ratio=1.0))
         for rank in range(4)
     ]
-    members[2] = structs.replace(members[2], gpu=structs.replace(members[2].gpu, utilization_ratio=0.0))
-    alike = structs.replace(waiting(*members), activity="gpu_sync", waits_for="gpu")
+    members[2] = replace(members[2], gpu=replace(members[2].gpu, utilization_ratio=0.0))
+    alike = replace(waiting(*members), activity="gpu_sync", waits_for="gpu")
     verdict = judged(alike, world_size=4)
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.check_first]) == ("AllWaiting", (), [2])
     assert "its GPU is at 0%, the others are at 100%" in verdict.message
@@ -393,7 +386,7 @@ def with_kernels(*sm_ratios: float | None, tensor_ratio: float = 0.0, dram_ratio
     `sm_ratios` are the ratios of SMs that run a kernel, one per GPU.
     """
     members = [
-        structs.replace(
+        replace(
             standing(rank, waits(6)),
             gpu=GpuReadings(
                 use=None if ratio is None else GpuUse(sm_ratio=ratio, tensor_ratio=tensor_ratio, dram_ratio=dram_ratio)
@@ -430,15 +423,10 @@ def test_kernels_that_run_and_neither_compute_nor_move_data_only_wait() -> None:
 def test_ports_that_got_worse_are_said_of_their_node() -> None:
     worse = PortTraffic(bytes_per_second=0.0, worse=("mlx5_3/1 link_downed +1",))
     calm = PortTraffic(bytes_per_second=0.0)
-    members = [
-        structs.replace(standing(rank, waits(6)), gpu=GpuReadings(ports=calm if rank else worse)) for rank in range(4)
-    ]
+    members = [replace(standing(rank, waits(6)), gpu=GpuReadings(ports=calm if rank else worse)) for rank in range(4)]
     (said,) = (one for one in judged(waiting(*members)).evidence if one.kind == "ports")
     assert "during the capture: mlx5_3/1 link_downed +1" in said.message
-    assert (
-        judged(waiting(*(structs.replace(one, gpu=structs.replace(one.gpu, ports=calm)) for one in members))).evidence
-        != ()
-    )
+    assert judged(waiting(*(replace(one, gpu=replace(one.gpu, ports=calm)) for one in members))).evidence != ()
 
 
 @pytest.mark.parametrize(
@@ -480,7 +468,7 @@ def at_work(member: Member, **given: Any) -> Member:
         "motion": Motion.MOVING,
         **given,
     }
-    return structs.replace(member, **values)
+    return replace(member, **values)
 
 
 def job(odd: Member, *, others: int = 3, **given: Any) -> Grouping:

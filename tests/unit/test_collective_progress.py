@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from msgspec import structs
+from msgspec.structs import replace
 
 from hangwatch.detector import job_watch
 from hangwatch.metrics import collective_progress
@@ -43,8 +43,8 @@ def scraped(entries: Iterable[JobEntry]) -> dict[str, list[tuple[dict[str, str],
 
 
 def hung(key: str, *members: Member, share: str = "uid 1") -> JobEntry:
-    job = structs.replace(samples.job(range(2), 2), job_id=key, job_key=key, share=share)
-    incident = structs.replace(samples.all_waiting(), job=job, grouping=grouping(*members), state=JobState.HUNG)
+    job = replace(samples.job(range(2), 2), job_id=key, job_key=key, share=share)
+    incident = replace(samples.all_waiting(), job=job, grouping=grouping(*members), state=JobState.HUNG)
     return JobEntry(job=job, watch=job_watch.begin_watch(job, 0.0), incident=incident)
 
 
@@ -99,7 +99,7 @@ def test_rank_without_default_group_record_shows_since_when() -> None:
         wrapped,
         empty,
         both,
-        structs.replace(standing(4, {}), recorder=RecorderFacts(libraries=())),
+        replace(standing(4, {}), recorder=RecorderFacts(libraries=())),
     )
     assert [(one.place.rank, one.group, one.since_unix_seconds) for one in told.unseen] == [
         (0, "gloo:default_pg", 0.0),
@@ -110,7 +110,7 @@ def test_rank_without_default_group_record_shows_since_when() -> None:
 def test_nothing_is_told_where_two_ranks_bear_one_number_or_none() -> None:
     assert find_progress(standing(0, waits(6)), standing(0, waits(6))) == JobProgress()
     one = standing(0, waits(6))
-    nameless = structs.replace(one, id=structs.replace(one.id, rank=None))
+    nameless = replace(one, id=replace(one.id, rank=None))
     assert find_progress(nameless, nameless) == JobProgress()
 
 
@@ -164,8 +164,8 @@ def test_owners_share_what_a_node_shows() -> None:
 def test_without_an_open_incident_there_is_no_series() -> None:
     entry = hung("j", standing(0, waits(6)), standing(1, done(5)))
     assert entry.incident is not None
-    closed = structs.replace(entry, incident=structs.replace(entry.incident, closed_unix_seconds=9.0))
-    for one, is_there in ((entry, True), (closed, False), (structs.replace(entry, incident=None), False)):
+    closed = replace(entry, incident=replace(entry.incident, closed_unix_seconds=9.0))
+    for one, is_there in ((entry, True), (closed, False), (replace(entry, incident=None), False)):
         collective = {name: rows for name, rows in scraped([one]).items() if "_collective_" in name}
         assert len(collective) == 10
         assert any(collective.values()) == is_there

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from msgspec import structs
+from msgspec.structs import replace
 
 from hangwatch.model import CollectiveProgress, Group, Grouping, KernelFacts, Member, Motion, Signature, Usage
 from hangwatch.model.flight_records import FlightRecord, GroupStatus
@@ -91,11 +91,11 @@ def test_usual_gap_is_the_shortest_of_the_groups_that_count() -> None:
 def rank(number: int, completed: int | None = 40, **given: Any) -> Member:
     values = {"completed": completed, "idle_seconds": 2.0, "seconds": 5.04, "usual_gap_seconds": 1.0, **given}
     made = member(number)
-    return structs.replace(
+    return replace(
         made,
         motion=Motion.FROZEN,
         signature=Signature.BLOCKED,
-        recorder=structs.replace(made.recorder, progress=CollectiveProgress(**values)),
+        recorder=replace(made.recorder, progress=CollectiveProgress(**values)),
     )
 
 
@@ -116,8 +116,8 @@ def test_job_works_if_every_rank_completed_a_collective() -> None:
     [
         rank(2, 0),
         rank(2, stays_open=True),
-        structs.replace(rank(2), signature=Signature.STOPPED),
-        structs.replace(rank(2), kernel=KernelFacts(is_held_outside=True), usage=Usage(switches_per_second=0.0)),
+        replace(rank(2), signature=Signature.STOPPED),
+        replace(rank(2), kernel=KernelFacts(is_held_outside=True), usage=Usage(switches_per_second=0.0)),
         member(2),
     ],
     ids=["completed none", "keeps one open", "is stopped", "is held in one call", "has no recorder"],

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import json as msgspec_json
-from msgspec import structs
+from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.capture import stack_limits
@@ -193,7 +193,7 @@ def test_a_group_is_shown_by_its_lowest_rank() -> None:
 
 def test_ranks_of_two_nodes_with_the_same_numbers_are_not_lost() -> None:
     dump = RankDump(id=RankId(node="a", local_rank=0), rounds=(main_dump(stack(STACKS[0], 1)),))
-    other = structs.replace(dump, id=RankId(node="b", local_rank=0))
+    other = replace(dump, id=RankId(node="b", local_rank=0))
     assert len(group([dump, other]).groups[0].members) == 2
 
 
@@ -307,7 +307,7 @@ def test_wait_for_loader_shows_the_worker_with_a_task(state: str | None, which: 
         clauses.describe_activity(found, several=True)
         == "wait for their loader workers (in Shards.__getitem__ (data.py:67))"
     )
-    (found,) = group([structs.replace(rank, workers=tuple(idle))]).groups
+    (found,) = group([replace(rank, workers=tuple(idle))]).groups
     assert clauses.describe_activity(found).startswith("is loading data")
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from msgspec import structs
+from msgspec.structs import replace
 
 from hangwatch.verdict import judge
 from hangwatch.words import name_ranks
@@ -39,14 +39,13 @@ def test_known_hang_gets_its_verdict(case: dict[str, Any]) -> None:
 def test_rank_at_a_possible_lock_is_named_if_the_kernel_was_read(name: str) -> None:
     (case,) = (case for case in CASES if case["name"] == name)
     grouping, _ = judged(case)
-    asked = structs.replace(
+    asked = replace(
         grouping,
         groups=tuple(
-            structs.replace(
+            replace(
                 group,
                 members=tuple(
-                    structs.replace(member, usage=structs.replace(member.usage, main_cpu_ratio=0.0))
-                    for member in group.members
+                    replace(member, usage=replace(member.usage, main_cpu_ratio=0.0)) for member in group.members
                 ),
             )
             for group in grouping.groups

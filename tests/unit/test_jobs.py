@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from msgspec import structs, toml
+from msgspec import toml
+from msgspec.structs import replace
 
 from hangwatch.capture.job_scan import JobScan
 from hangwatch.jobs import discovery, membership, membership_search, owners, process_role, rank_gpus
@@ -482,7 +483,7 @@ def test_the_key_of_a_job_is_equal_on_its_nodes_and_on_no_other_job(tmp_path: Pa
     processes = ProcessScan(lay_out(text, tmp_path)).processes()
 
     def keys(**changes: object) -> list[str]:
-        changed = [structs.replace(process, **changes) for process in processes]
+        changed = [replace(process, **changes) for process in processes]
         return [job.job_key for node in ("a", "b") for job in discovery.find_jobs(changed, node=node).jobs]
 
     mine = keys(uid=1004)

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import structs
+from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.capture.connections import find_object
@@ -282,7 +282,7 @@ AT_LOADER = dumps([LOADER] * 3, switches=0.2)
         ("is in a collective while one of its threads waits for an HTTP server",
          rank(dumps(STILL, awaited=HTTP, waits_in_torch=True)), Signature.BLOCKED),
         ("waits for an HTTP server that is gone",
-         rank(dumps(STILL, awaited=structs.replace(HTTP, end="lost"))), Signature.BLOCKED),
+         rank(dumps(STILL, awaited=replace(HTTP, end="lost"))), Signature.BLOCKED),
         ("in fsync, and the device writes",
          rank(dumps(STILL, state="D", device_bytes=1e7)), Signature.TRANSFERS),
         ("in fsync, and the device is still, whatever others write",
@@ -299,9 +299,9 @@ def test_signature(name: str, stack_dump: RankDump, expected: Signature) -> None
 
 
 IN_COLLECTIVE = [["all_reduce (torch/distributed/distributed_c10d.py:2810)", *HERE]] * 3
-RECEIVES = structs.replace(READS, name="recvfrom", object="socket")
-AT_PIPE = structs.replace(READS, object="pipe")
-AT_WORKER = structs.replace(AT_PIPE, workers=(2,))
+RECEIVES = replace(READS, name="recvfrom", object="socket")
+AT_PIPE = replace(READS, object="pipe")
+AT_WORKER = replace(AT_PIPE, workers=(2,))
 AT_CHILD = SystemCall(number=61, name="wait4", kind="awaits_child", object="child")
 BESIDE = {"io": 1e5, "main_io": 0.0, "rank_bytes": 0.0}  # a side thread writes metrics
 
@@ -335,10 +335,10 @@ BESIDE = {"io": 1e5, "main_io": 0.0, "rank_bytes": 0.0}  # a side thread writes 
         ("the other end of its pipe is unknown, and a worker computes",
          rank(dumps(STILL, call=AT_PIPE, **BESIDE), dumps([HERE, THERE, HERE])), Signature.COMPUTES),
         ("another worker is at the other end of its pipe",
-         rank(dumps(STILL, call=structs.replace(AT_PIPE, workers=(3,)), **BESIDE), dumps([HERE, THERE, HERE])),
+         rank(dumps(STILL, call=replace(AT_PIPE, workers=(3,)), **BESIDE), dumps([HERE, THERE, HERE])),
          Signature.BLOCKED),
         ("receives from a peer that is gone, and its loader works ahead",
-         rank(dumps(STILL, call=RECEIVES, awaited=structs.replace(HTTP, end="lost"), main_io=0.0, object_bytes=0),
+         rank(dumps(STILL, call=RECEIVES, awaited=replace(HTTP, end="lost"), main_io=0.0, object_bytes=0),
               dumps([HERE, THERE, HERE])), Signature.BLOCKED),
         ("opens a file that does not come, and its loader works ahead",
          rank(dumps(STILL, call=OPENS, **BESIDE), dumps([HERE, THERE, HERE], io=1e6)), Signature.BLOCKED),
@@ -371,9 +371,9 @@ ENQUEUED = EnqueuedOperation(number=6, operation="all_reduce", order=6, created_
     ("name", "stacks", "operation", "expected"),
     [
         ("the main thread has one open", STILL, ENQUEUED, Signature.BLOCKED),
-        ("it has ended", STILL, structs.replace(ENQUEUED, stays_open=False), Signature.TRANSFERS),
-        ("another thread has one open", STILL, structs.replace(ENQUEUED, by_main=False), Signature.TRANSFERS),
-        ("a thread of autograd has one open", BACKWARD, structs.replace(ENQUEUED, by_main=False), Signature.BLOCKED),
+        ("it has ended", STILL, replace(ENQUEUED, stays_open=False), Signature.TRANSFERS),
+        ("another thread has one open", STILL, replace(ENQUEUED, by_main=False), Signature.TRANSFERS),
+        ("a thread of autograd has one open", BACKWARD, replace(ENQUEUED, by_main=False), Signature.BLOCKED),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -393,7 +393,7 @@ def test_rank_with_an_open_operation_moves_by_bytes_to_other_ranks_alone(
 def test_slow_collective_progresses_by_its_bytes(world_size: int, rate: float, expected: Motion) -> None:
     """Its open record alone shows a hang."""
     taken = dumps(IN_COLLECTIVE, main_io=0.0, rank_bytes=rate)
-    rounds = tuple(structs.replace(dump, recorders=(recorder(record(7, state="open")),)) for dump in taken)
+    rounds = tuple(replace(dump, recorders=(recorder(record(7, state="open")),)) for dump in taken)
     (member,) = group_ranks([rank(rounds)], activity.load(), SETTINGS, world_size).members
     assert member.motion is expected
 
@@ -418,7 +418,7 @@ def shut(
 ) -> RankDump:
     """Return a rank without any stack, because its program is on a file system that does not respond."""
     found = dumps([[]] * rounds, cpu=cpu, io=io, state=state)
-    return structs.replace(rank(found), silent_mount=mount, waits_for_mount=held)
+    return replace(rank(found), silent_mount=mount, waits_for_mount=held)
 
 
 @pytest.mark.parametrize(
@@ -600,7 +600,7 @@ FUTEX = SystemCall(number=202, name="futex", left_seconds=30.0, until_unix_secon
 
 
 def dump(call: SystemCall | None, *frames: Frame, in_torch: bool | None = False, line: int = 48) -> ProcessDump:
-    user = structs.replace(USER, line=line)
+    user = replace(USER, line=line)
     main = Thread("MainThread", "1", (*frames, user), is_main=True, installed_frames=len(frames))
     return change_dump(ProcessDump(taken_monotonic_seconds=0.0, threads=(main,)), call=call, waits_in_torch=in_torch)
 
@@ -627,7 +627,7 @@ def test_sleep_tells_its_end(taken: ProcessDump) -> None:
 
 
 OTHER_WAITS = {
-    "no end": dump(structs.replace(NANOSLEEP, left_seconds=None, until_unix_seconds=None)),
+    "no end": dump(replace(NANOSLEEP, left_seconds=None, until_unix_seconds=None)),
     "a timed wait in a loop of a library": dump(FUTEX, *EVENT, TORCH),
     "work.wait()": dump(FUTEX, in_torch=True),
     "unknown compiled code": dump(FUTEX, in_torch=None),
@@ -645,7 +645,7 @@ def test_other_wait_is_no_sleep(taken: ProcessDump) -> None:
 
 
 def test_sleep_of_a_capture_is_that_of_its_last_round_and_the_longest() -> None:
-    later = structs.replace(NANOSLEEP, left_seconds=12.0, until_unix_seconds=1031.0)
+    later = replace(NANOSLEEP, left_seconds=12.0, until_unix_seconds=1031.0)
     first, last = dump(NANOSLEEP), dump(later)
     assert sleep_in(first, dump(None, line=49), last) == sleep_in(first, last)
     sleep = sleep_in(first, last)
@@ -694,7 +694,7 @@ def test_object_of_a_call(call: SystemCall, link: str, expected: CallObject | No
 def blocked_rank(number: int, call: SystemCall | None, *frames: Frame) -> RankDump:
     """Return a rank that is in `call` in all three rounds. Its GPU is at 100 % but draws little power."""
     main = Thread("MainThread", "1", (*frames, Frame("train_step", "train.py", 30)), is_main=True, installed_frames=0)
-    main = structs.replace(main, installed_frames=sum("/" in frame.file for frame in frames))
+    main = replace(main, installed_frames=sum("/" in frame.file for frame in frames))
     counters = ThreadCounters(read_monotonic_seconds=0.0, cpu_seconds=0.0, voluntary_switches=0)
     rounds = tuple(
         change_dump(
@@ -703,8 +703,8 @@ def blocked_rank(number: int, call: SystemCall | None, *frames: Frame) -> RankDu
             cpu_seconds=0.0,
             io_bytes=0,
             call=call,
-            before=structs.replace(counters, read_monotonic_seconds=5.0 * at),
-            after=structs.replace(counters, read_monotonic_seconds=5.0 * at),
+            before=replace(counters, read_monotonic_seconds=5.0 * at),
+            after=replace(counters, read_monotonic_seconds=5.0 * at),
         )
         for at in range(3)
     )
@@ -715,7 +715,7 @@ def blocked_rank(number: int, call: SystemCall | None, *frames: Frame) -> RankDu
 def test_rank_blocked_in_open_is_named_despite_a_busy_gpu() -> None:
     collective = Frame("all_reduce", "torch/distributed/distributed_c10d.py", 2800)
     others = [blocked_rank(number, None, collective) for number in range(3)]
-    for call, named in ((structs.replace(OPEN, object="file"), [3]), (SystemCall(number=202, name="futex"), [])):
+    for call, named in ((replace(OPEN, object="file"), [3]), (SystemCall(number=202, name="futex"), [])):
         seen = group_ranks([*others, blocked_rank(3, call)], activity.load(), config.Capture(), world_size=4)
         (member,) = (one for one in seen.members if one.id.rank == 3)
         assert member.signature is (Signature.BLOCKED if named else Signature.BEHIND_GPU)

@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import structs
+from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.model import (
@@ -148,8 +148,8 @@ def test_labels_of_captures_do_not_overlap_on_a_phone() -> None:
     incident = samples.loader_hang()
     first, width = incident.captures[0], power_chart.LABEL_WIDTH
     starts = [first.started_unix_seconds + seconds for seconds in range(-800, 60, 10)]
-    many = tuple(structs.replace(first, started_unix_seconds=at) for at in starts)
-    chart = power_chart.chart(structs.replace(incident, captures=many))
+    many = tuple(replace(first, started_unix_seconds=at) for at in starts)
+    chart = power_chart.chart(replace(incident, captures=many))
     begins = [one.at - width * (one.at > power_chart.LAST_LABEL) for one in chart.captures if one.label]
     assert len(begins) > 2 and any(one.at > power_chart.LAST_LABEL for one in chart.captures)
     assert all(after - before >= width for before, after in itertools.pairwise(begins))
@@ -205,7 +205,7 @@ def test_a_hostile_amount_of_everything_fits() -> None:
         )
         for at in range(64)
     )
-    incident = structs.replace(
+    incident = replace(
         samples.incident(
             groups=groups,
             verdict=Verdict(kind="CannotTell", message="m" * 5000),
@@ -225,7 +225,7 @@ def test_a_hostile_amount_of_everything_fits() -> None:
 
 
 def test_more_gpus_than_lines_become_a_band() -> None:
-    incident = structs.replace(samples.loader_hang(), power=samples.power(frozenset({7}), gpus=40))
+    incident = replace(samples.loader_hang(), power=samples.power(frozenset({7}), gpus=40))
     chart = power_chart.chart(incident)
     assert [line.name for line in chart.lines] == ["median of 40 GPUs", "GPU 7"]
     assert chart.band.startswith("M")
@@ -233,25 +233,25 @@ def test_more_gpus_than_lines_become_a_band() -> None:
 
 
 def test_lateness_of_each_rank_before_the_hang_is_a_bar() -> None:
-    page = html.render(structs.replace(samples.loader_hang(), arrival=samples.arrival()))
+    page = html.render(replace(samples.loader_hang(), arrival=samples.arrival()))
     section = page.partition('id="lateness"')[2].partition("</section>")[0]
     assert samples.arrival().message in section and "-1 ms" in section
     assert re.findall(r'<rect width="(\d+)"', section) == ["100", "0"]
-    level = structs.replace(samples.arrival(), is_named=False, reason="NoneLate")
+    level = replace(samples.arrival(), is_named=False, reason="NoneLate")
     for other in (None, level):
-        assert 'id="lateness"' not in html.render(structs.replace(samples.loader_hang(), arrival=other))
+        assert 'id="lateness"' not in html.render(replace(samples.loader_hang(), arrival=other))
 
 
 def test_progress_counter_is_drawn_beside_the_power_or_alone() -> None:
-    incident = structs.replace(samples.loader_hang(), collectives=samples.collectives())
+    incident = replace(samples.loader_hang(), collectives=samples.collectives())
     said = "9,024 collectives of a rank, none in the last 2 min 27 s"
-    for one, title in ((incident, "GPU power and collectives"), (structs.replace(incident, power=()), "Collectives")):
+    for one, title in ((incident, "GPU power and collectives"), (replace(incident, power=()), "Collectives")):
         chart, page = power_chart.chart(one), Page(html.render(one)).text
         assert chart is not None and said in page and said in chart.summary and title in page
         heights = [float(y) for y in re.findall(r",([\d.]+)", chart.collectives)]
         assert (heights[0], heights[-1]) == (power_chart.BOTTOM, power_chart.TOP)
         assert heights == sorted(heights, reverse=True)
-    assert "quiet below" not in Page(html.render(structs.replace(incident, power=()))).text
+    assert "quiet below" not in Page(html.render(replace(incident, power=()))).text
 
 
 @given(st.lists(st.integers(0, 50), min_size=2, max_size=40), st.lists(st.integers(0, 50), min_size=2, max_size=40))
@@ -275,9 +275,7 @@ def test_progress_goes_on_after_a_restart_of_the_daemon(before: list[int], after
 def test_a_silence_is_a_gap_and_peaks_survive_thinning() -> None:
     times = tuple(samples.OPENED + second for second in (*range(1000), *range(2000, 3000)))
     watts = tuple(700.0 if number == 333 else 100.0 for number in range(2000))
-    incident = structs.replace(
-        samples.loader_hang(), power=(PowerSeries(uuid="u", index=0, unix_seconds=times, watts=watts),)
-    )
+    incident = replace(samples.loader_hang(), power=(PowerSeries(uuid="u", index=0, unix_seconds=times, watts=watts),))
     chart = power_chart.chart(incident)
     (line,) = chart.lines
     assert line.path.count("M") == 2
@@ -301,7 +299,7 @@ def test_every_point_lies_in_the_plot(watts: list[tuple[float, ...]], every: flo
         )
         for index, values in enumerate(watts)
     )
-    chart = power_chart.chart(structs.replace(samples.loader_hang(), power=series))
+    chart = power_chart.chart(replace(samples.loader_hang(), power=series))
     assert (chart is None) == (max(map(len, watts), default=0) < 2)
     if chart is not None:
         for path in (*(line.path for line in chart.lines), chart.band):
@@ -325,7 +323,7 @@ def test_many_captures_do_not_write_over_each_other() -> None:
         )
         for n in range(100)
     )
-    chart = power_chart.chart(structs.replace(incident, captures=captures))
+    chart = power_chart.chart(replace(incident, captures=captures))
     labelled = [mark.at for mark in chart.captures if mark.label]
     assert len(labelled) > 1
     assert all(b - a >= 80 for a, b in pairwise(labelled))
@@ -352,7 +350,7 @@ def test_a_verdict_without_an_incident() -> None:
 def test_nothing_at_all_is_still_a_page() -> None:
     page = Page(html.render_grouping(Grouping(groups=()), Verdict(kind="CannotTell", message="No dump was found.")))
     assert "No dump was found." in page.text
-    bare = structs.replace(
+    bare = replace(
         samples.loader_hang(), captures=(), power=(), timeline=(), host_facts=(), grouping=Grouping(groups=())
     )
     Page(html.render(bare))
@@ -365,14 +363,14 @@ def test_page_with_environment_difference_describes_it() -> None:
     )
     difference = Difference(name="NCCL_SOCKET_IFNAME", why="the interface of NCCL", settings=settings_of_ranks)
     incident = samples.loader_hang()
-    capture = structs.replace(incident.captures[-1], environment=Environment(differences=(difference,)))
-    page = Page(html.render(structs.replace(incident, captures=(capture,))))
+    capture = replace(incident.captures[-1], environment=Environment(differences=(difference,)))
+    page = Page(html.render(replace(incident, captures=(capture,))))
     assert "NCCL_SOCKET_IFNAME differs: eth1 on rank 3" in page.text
     assert "eth0 on 3 others" in page.text
 
 
 def test_it_is_over_when_it_is_over() -> None:
-    over = structs.replace(samples.loader_hang(), state=JobState.RECOVERED, closed_unix_seconds=samples.OPENED + 600)
+    over = replace(samples.loader_hang(), state=JobState.RECOVERED, closed_unix_seconds=samples.OPENED + 600)
     page = Page(html.render(over))
     assert ("header", {"class": "over"}) in page.tags
     assert "recovered after 10 min 00 s" in page.text

@@ -265,13 +265,13 @@ def test_explain_reads_the_report_back(name: str) -> None:
 @pytest.mark.parametrize("with_local_rank", [True, False])
 def test_explain_reads_ranks_without_a_global_number_back(with_local_rank: bool) -> None:
     dumps = tuple(
-        msgspec.structs.replace(
+        replace(
             samples.rank_dump(number, samples.LOADER),
             id=RankId(node="gpu-a12", local_rank=number if with_local_rank else None, pid=41200 + number),
         )
         for number in range(3)
     )
-    capture = msgspec.structs.replace(samples.mismatch().captures[0], ranks=dumps)
+    capture = replace(samples.mismatch().captures[0], ranks=dumps)
     incident = replace(samples.mismatch(), captures=(capture,))
     assert seen([("report.txt", text.render(incident).splitlines())]) == written(dumps, local=True)
 
@@ -333,11 +333,9 @@ def test_report_has_do_first_with_the_pid_before_the_details() -> None:
     incident = samples.loader_hang()
     report = text.render(incident, width=1000)
     assert "Do first" in report.split("Groups, largest first")[0]
-    stopped = msgspec.structs.replace(incident, verdict=msgspec.structs.replace(incident.verdict, kind="RankStopped"))
+    stopped = replace(incident, verdict=replace(incident.verdict, kind="RankStopped"))
     assert f"/proc/{incident.verdict.named[0].pid}/status" in text.render(stopped, width=1000)
-    unknown = msgspec.structs.replace(
-        incident, verdict=msgspec.structs.replace(incident.verdict, kind="OfALaterVersion")
-    )
+    unknown = replace(incident, verdict=replace(incident.verdict, kind="OfALaterVersion"))
     assert "Do first" not in text.render(unknown)
 
 
@@ -449,11 +447,11 @@ def test_when_the_job_will_be_ended_by_its_time_out() -> None:
     said = timed_out_row(incident, timeline=(quiet,))
     assert re.match(r"ends the job at \S+ \S+ UTC, 7 min 40 s after this capture \(", said)
     assert said.endswith("(PyTorch's default for NCCL, unless its code sets another timeout)")
-    overdue = msgspec.structs.replace(quiet, unix_seconds=looked - 900)
+    overdue = replace(quiet, unix_seconds=looked - 900)
     assert "had passed before this capture" in timed_out_row(incident, timeline=(overdue,))
     assert "ends the job after 10 min 00 s in one collective" in timed_out_row(incident, timeline=()), "a dump by hand"
     assert timed_out_row(incident, closed_unix_seconds=looked + 9) == ""
-    forever = msgspec.structs.replace(incident.job, environ={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
+    forever = replace(incident.job, environ={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
     assert timed_out_row(incident, job=forever) == ""
 
 

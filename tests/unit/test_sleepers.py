@@ -4,7 +4,7 @@ Their motion is unknown until they wake. Ranks that poll without a result are fr
 """
 
 import pytest
-from msgspec import structs
+from msgspec.structs import replace
 
 from hangwatch.detector import sleepers
 from hangwatch.detector.sleepers import Sleeper
@@ -159,9 +159,9 @@ def test_rank_asleep_with_an_open_operation_is_judged_by_that_operation() -> Non
     recorder = RecorderFacts(libraries=(RecorderState(library="gloo", groups=groups),))
     seen = grouping(SLEEP)
     (asleep,) = seen.groups[0].members
-    with_records = structs.replace(seen.groups[0], members=(structs.replace(asleep, recorder=recorder),))
+    with_records = replace(seen.groups[0], members=(replace(asleep, recorder=recorder),))
     for group, motion in ((seen.groups[0], Motion.UNKNOWN), (with_records, Motion.FROZEN)):
-        judged = diagnosis(structs.replace(seen, groups=(group, seen.groups[1]))).with_sleepers((), {RANK})
+        judged = diagnosis(replace(seen, groups=(group, seen.groups[1]))).with_sleepers((), {RANK})
         assert [member.motion for member in judged.grouping.members] == [motion, Motion.FROZEN]
 
 

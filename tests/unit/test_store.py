@@ -188,10 +188,8 @@ TEXT = st.text(st.characters(), max_size=30)  # including surrogates
 @given(message=TEXT, command=TEXT, function=TEXT, facts=st.lists(st.tuples(TEXT, TEXT), max_size=3))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
 def test_text_survives(tmp_path: Path, message: str, command: str, function: str, facts: list[tuple[str, str]]) -> None:
-    group = msgspec.structs.replace(samples.waiting([0]), frames=(Frame(function=function, file="f.py"),))
-    incident = samples.incident(
-        groups=[group], verdict=msgspec.structs.replace(samples.mismatch().verdict, message=message), ranks=[0]
-    )
+    group = replace(samples.waiting([0]), frames=(Frame(function=function, file="f.py"),))
+    incident = samples.incident(groups=[group], verdict=replace(samples.mismatch().verdict, message=message), ranks=[0])
     incident = replace(incident, job=samples.job([0], 1, command=command), host_facts=tuple(facts))
     folder = open_writable(tmp_path).save(incident, {"report.txt": message})
     found = incident_file.load(folder)
@@ -721,9 +719,7 @@ def test_open_incident_of_no_year_is_left_out(opened: float, tmp_path: Path, cap
     kept.save(at(1e9, state=JobState.HUNG), FILES)
     kept.save(at(1e9 + DAY, state=JobState.HUNG), FILES)
     path = tmp_path / "incidents" / name_at(1e9) / "incident.json"
-    path.write_bytes(
-        incident_file.encode(msgspec.structs.replace(at(1e9, state=JobState.HUNG), opened_unix_seconds=opened))
-    )
+    path.write_bytes(incident_file.encode(replace(at(1e9, state=JobState.HUNG), opened_unix_seconds=opened)))
     assert [found.opened_unix_seconds for found in kept.left_open(at(1e9).node)] == [1e9 + DAY]
     (line,) = caplog.messages
     assert str(path.parent) in line

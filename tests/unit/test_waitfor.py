@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import structs
+from msgspec.structs import replace
 
 from hangwatch.collectives import wait_graph
 from hangwatch.collectives.fronts import strongly_connected
@@ -484,7 +484,7 @@ def test_what_is_kept_of_a_buffer_is_bounded_and_judged_alike() -> None:
 
 
 def test_stopped_rank_has_not_joined_despite_open_operations() -> None:
-    held = structs.replace(standing(3, {WORLD: (5, 5)}), kernel=KernelFacts(state="T"))
+    held = replace(standing(3, {WORLD: (5, 5)}), kernel=KernelFacts(state="T"))
     assert judge([*three_and({})[:3], held], r3="elsewhere").named == (3,)
 
 
@@ -517,8 +517,8 @@ def test_second_round_is_needed_for_a_rank_outside_a_wait_for_ranks(frames: list
 def test_second_round_is_needed_for_a_rank_with_a_flight_recorder() -> None:
     waiting = rank_dumps({"stands": [{"ranks": "0-3", "utilization": 1.0, "frames": [ALL_REDUCE]}]})
     assert not second_round.find_reason(waiting, TABLE)
-    last = structs.replace(waiting[0].rounds[-1], recorders=(recorder(record(3)),))
-    assert second_round.find_reason([structs.replace(waiting[0], rounds=(last,)), *waiting[1:]], TABLE)
+    last = replace(waiting[0].rounds[-1], recorders=(recorder(record(3)),))
+    assert second_round.find_reason([replace(waiting[0], rounds=(last,)), *waiting[1:]], TABLE)
 
 
 def test_rank_without_stack_needs_no_second_round() -> None:

@@ -339,18 +339,8 @@ def curl(*arguments: str) -> tuple[int, str]:
     """Run curl(1). Return its exit code and the HTTP status that it received."""
     if shutil.which("curl") is None:
         pytest.skip("needs curl: apt-get install curl")
-    command = [
-        "curl",
-        "--silent",
-        "--max-time",
-        "60",
-        "--output",
-        "/dev/null",
-        "--write-out",
-        "%{http_code}",
-        *arguments,
-    ]
-    done = finished(*command)
+    options = ("--silent", "--max-time", "60", "--output", "/dev/null", "--write-out", "%{http_code}")
+    done = finished("curl", *options, *arguments)
     return done.returncode, done.stdout
 
 

@@ -306,15 +306,6 @@ def test_incidents_lists_the_incidents_of_one_job(tmp_path: Path) -> None:
     assert (none.returncode, "78: no incident of such a job" in none.stdout) == (1, True), none.stdout
 
 
-def test_incidents_of_two_jobs_are_not_mixed(tmp_path: Path) -> None:
-    kept = store.open_writable(tmp_path)
-    one = samples.loader_hang()
-    other = replace(one, job=replace(one.job, job_id="another", job_key="fedcba9876543210"), incident_id="x")
-    done = hangwatch("merge", *[str(kept.save(incident, {})) for incident in (one, other)])
-    assert done.returncode == 2
-    assert "several jobs" in done.stderr
-
-
 def test_incidents_of_two_owners_jobs_of_one_name_are_not_mixed(tmp_path: Path) -> None:
     ours = samples.loader_hang()
     theirs = replace(ours, job=replace(ours.job, job_key="0123456789abcdef", owner="uid 1002"), node="gpu-b07")

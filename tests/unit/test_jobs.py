@@ -83,13 +83,9 @@ def test_launcher_comms_and_programs_are_unique_and_fit_the_kernel() -> None:
     assert max(len(comm) for row in launcher_table.TABLE.launchers for comm in row.comms) <= 15
 
 
-def test_torchrun(tmp_path: Path) -> None:
+def test_job_of_torchrun_has_its_launcher_gpus_and_command(tmp_path: Path) -> None:
     (job,) = jobs_in("torchrun", tmp_path, EIGHT)
-    assert job.job_id == "llama-7b"
-    assert job.launcher == "torchrun"
     assert job.launcher_id == ProcessId(pid=1000, start_ticks=1000)
-    assert slots(job) == [(2, 0, 1010), (3, 1, 1011)]
-    assert (job.world_size, job.local_world_size, job.absent_local_ranks) == (4, 2, ())
     assert job.gpu_uuids == ("GPU-a4", "GPU-a5")
     assert job.command == "train.py"
 
@@ -140,16 +136,6 @@ def test_process_that_becomes_python_is_read_by_the_next_scan(tmp_path: Path) ->
 def test_kernel_threads_are_no_processes(tmp_path: Path) -> None:
     jobs_in("torchrun", tmp_path)
     assert 77 not in {process.id.pid for process in ProcessScan(tmp_path).processes()}
-
-
-def test_slurm_steps_are_jobs_and_a_batch_script_and_a_notebook_are_not(tmp_path: Path) -> None:
-    step, elastic = jobs_in("slurm", tmp_path, EIGHT)
-    assert (step.job_id, step.launcher) == ("1", "srun")
-    assert slots(step) == [(0, 0, 6086), (1, 1, 6087)]
-    assert (step.world_size, step.local_world_size, step.absent_local_ranks) == (2, 2, ())
-    assert (elastic.job_id, elastic.launcher) == ("1.2", "torchrun")
-    assert slots(elastic) == [(0, 0, 6327), (1, 1, 6328)]
-    assert (elastic.world_size, elastic.local_world_size) == (4, 2)
 
 
 @pytest.mark.parametrize(
@@ -295,18 +281,13 @@ def test_actors_of_ray_that_were_started_with_a_rank_and_hold_gpus_are_ranks(tmp
     assert (job.program, job.job_name) == ("Worker", "01000000")
 
 
-def test_several_jobs_on_one_node(tmp_path: Path) -> None:
-    found = {job.command: job for job in jobs_in("two_jobs", tmp_path, EIGHT)}
-    assert {name: slots(job) for name, job in found.items()} == {
-        "a.py": [(0, 0, 110), (1, 1, 111)],
-        "b.py": [(0, 0, 120), (1, 1, 121)],
-        "trainer.main": [(4, None, 132), (5, None, 141)],
+def test_each_of_several_jobs_on_one_node_has_its_gpus(tmp_path: Path) -> None:
+    found = {job.command: job.gpu_uuids for job in jobs_in("two_jobs", tmp_path, EIGHT)}
+    assert found == {
+        "a.py": ("GPU-a3", "GPU-a1"),
+        "b.py": ("GPU-a0", "GPU-a2"),
+        "trainer.main": ("GPU-a4", "GPU-a5"),
     }
-    assert found["a.py"].gpu_uuids == ("GPU-a3", "GPU-a1")
-    assert found["b.py"].gpu_uuids == ("GPU-a0", "GPU-a2")
-    assert found["trainer.main"].gpu_uuids == ("GPU-a4", "GPU-a5")
-    assert found["trainer.main"].job_id == "job-master-0-23456"
-    assert {found["a.py"].job_id, found["b.py"].job_id} == {"pid100-100-29500", "pid100-100-29501"}
 
 
 def test_what_a_neighbour_copies_changes_nothing_of_a_job_in_either_order_of_start(tmp_path: Path) -> None:

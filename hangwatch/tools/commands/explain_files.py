@@ -21,7 +21,6 @@ from hangwatch.cli.usage_errors import InputError
 from hangwatch.collectives.rank_records import drop_unneeded
 from hangwatch.config import Settings
 from hangwatch.formats import bounded_read, incident_file
-from hangwatch.formats.safe_pickle import MOST_BYTES as MOST_RECORDER_BYTES
 from hangwatch.logs import kernel_text, log_evidence
 from hangwatch.model import Grouping, Incident, Job, Supplement, Verdict
 from hangwatch.report import as_json
@@ -331,7 +330,7 @@ def _flight_dumps(files: Sequence[FileBelow], now: Step) -> tuple[rank_recorders
     for (path, folder), _ in zip(files, now.each([path for path, _ in files], len(files), "reading"), strict=True):
         try:
             with _opened(path, folder) as file:
-                dump = recorder_dump.parse(file.read(MOST_RECORDER_BYTES + 1))
+                dump = recorder_dump.parse(file.read(recorder_dump.MOST_BYTES + 1))
             dump = dump._replace(recorders=tuple(map(drop_unneeded, dump.recorders)))
             dump_files.append(rank_recorders.DumpFile(str(path), dump))
         except ValueError as error:

@@ -6,7 +6,6 @@ Pure. The watchdog writes a dump as a pickle when an operation times out. The fi
 NCCLUtils.hpp. The content is not trusted.
 """
 
-import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ import msgspec
 from hangwatch import words
 from hangwatch.collectives.process_groups import DEFAULT_GROUP
 from hangwatch.formats import decoding, pyspy_json
-from hangwatch.formats.safe_pickle import MOST_BYTES, load_plain_values
+from hangwatch.formats.safe_pickle import load_plain_values
 from hangwatch.limits import MOST_RANKS
 from hangwatch.model import Frame, spans
 from hangwatch.model.flight_records import (
@@ -25,7 +24,6 @@ from hangwatch.model.flight_records import (
     EARLIEST_UNIX_NS,
     LATEST_UNIX_NS,
     MOST_BACKENDS,
-    MOST_GROUPS,
     MOST_NAME,
     MOST_SEQUENCE,
     FlightRecord,
@@ -37,13 +35,12 @@ from hangwatch.model.flight_records import (
 )
 from hangwatch.model.keyed_lists import list_by_key
 
-MOST_RECORDS = 1 << 17  # the newest ones of a larger buffer
-_MOST_CONTAINERS = 2_000_000  # of JSON
-_MOST_COMMAS = 4_000_000
-_MOST_MEMBERS = 1 << 21  # of all groups together
-_LONGEST_RANKS = 1 << 21
+MOST_BYTES = 64 << 20
+_MOST_VALUES = 4_000_000  # of JSON: about as many as a file of this size has
+_LONGEST_RANKS = 1 << 24  # characters, of all groups together, because groups of a pickle may have the same text
 _MOST_SIZES = 8
 _MOST_FRAMES = 256
+_LONGEST_PATH = 4096  # PATH_MAX of linux/limits.h
 
 _KEY = re.compile(rb"comm_lib_version|nccl_version|nccl_comm_state|pg_config|pg_status|collective_seq_id")
 _OPENS = re.compile(rb"^\s*\{\s*\"")
@@ -95,7 +92,9 @@ def begins_so(head: bytes) -> bool:
 
 
 def parse(content: bytes) -> FlightDump:
-    """Parse a dump. Raises ValueError with the reason."""
+    """Parse a dump of at most `MOST_BYTES`. Raises ValueError with the reason."""
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
     values = load_plain_values(content) if _PICKLED.match(content) else _decode_json(content)
     if not isinstance(values, dict) or "version" not in values:
         raise ValueError("is not a flight recorder dump: it has no version")
@@ -107,6 +106,8 @@ def parse(content: bytes) -> FlightDump:
     newest = 0
     for row in rows:
         record, library, latest = _parse_record(row)
+        if by_library[library] and record.id <= by_library[library][-1].id:
+            raise ValueError("has entries that are not in the order in which they were recorded")
         by_library[library].append(record)
         if len(by_library) > MOST_BACKENDS:
             raise ValueError(f"has operations of more than {MOST_BACKENDS} backends")
@@ -131,15 +132,12 @@ def parse(content: bytes) -> FlightDump:
 
 def _decode_json(content: bytes) -> object:
     """Decode JSON. Raises ValueError if the content is not JSON or may take more memory than a dump."""
-    if len(content) > MOST_BYTES:
-        raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
-    if content.count(b"[") + content.count(b"{") > _MOST_CONTAINERS or content.count(b",") > _MOST_COMMAS:
+    if sum(map(content.count, (b"[", b"{", b","))) > _MOST_VALUES:
         raise ValueError("holds more values than the dump of a flight recorder can hold")
     try:
-        found = decoding.decode_plain_json(content)
+        return decoding.decode_plain_json(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"is not complete JSON: {words.elided(str(error), MOST_NAME)}") from None
-    return found
 
 
 # --- the content: every value may be of any type ---------------------------------------------------------------------
@@ -182,18 +180,17 @@ def _flag(value: object, name: str) -> bool:
 
 
 def _read_mapping(value: object, name: str) -> Mapping[object, object]:
-    if not isinstance(value, dict) or len(value) > MOST_GROUPS:
-        raise ValueError(f"has a {name} that is not a map, or is too large")
+    if not isinstance(value, dict):
+        raise ValueError(f"has a {name} that is not a map")
     return value
 
 
 def _read_rows(value: object) -> Sequence[Mapping[str, object]]:
     if not isinstance(value, (list, tuple)):
         raise ValueError("has entries that are not a list")
-    rows = value[-MOST_RECORDS:]
-    if not all(isinstance(row, dict) for row in rows):
+    if not all(isinstance(row, dict) for row in value):
         raise ValueError("has an entry that is not a map")
-    return rows
+    return value
 
 
 def _parse_record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int]:
@@ -278,27 +275,27 @@ def _read_statuses(value: object) -> Iterator[GroupStatus]:
 
 def _read_members(value: object) -> Iterator[GroupMembers]:
     """Yield the members of named groups. The entry of gloo has no name and is skipped: each new group overwrites it."""
-    remaining = _MOST_MEMBERS
+    characters_left = _LONGEST_RANKS
     for name, config in _read_mapping(value, "pg_config").items():
         group_config = _read_mapping(config, "pg_config")
         if not name:
             continue
-        ranks = _parse_ranks(group_config.get("ranks"))
-        remaining -= len(ranks)
-        if remaining < 0:
-            raise ValueError(f"lists more than {_MOST_MEMBERS:,} members of groups")
+        text = group_config.get("ranks")
+        if not isinstance(text, str) or len(text) > characters_left:
+            raise ValueError("has a list of ranks that is not a text, or is too long")
+        characters_left -= len(text)
         yield GroupMembers(
             name=_read_text(name, "pg_config"),
             description=_read_text(group_config.get("desc", ""), "pg_config"),
-            ranks=spans(range(rank, rank + 1) for rank in ranks),
+            ranks=spans(range(rank, rank + 1) for rank in _parse_ranks(text)),
         )
 
 
-def _parse_ranks(value: object) -> list[int]:
+def _parse_ranks(text: str) -> list[int]:
     """Parse a list of ranks in the form of torch's ranks_str: `[0, 1, 2]`, or without the brackets."""
-    if not isinstance(value, str) or len(value) > _LONGEST_RANKS or not _RANKS.match(value):
-        raise ValueError("has an invalid or too long list of ranks")
-    numbers = sorted({int(number) for number in re.findall(r"\d{1,9}", value)})
+    if not _RANKS.match(text):
+        raise ValueError("has an invalid list of ranks")
+    numbers = sorted({int(number[0]) for number in re.finditer(r"\d{1,9}", text)})
     if numbers and numbers[-1] >= MOST_RANKS:
         raise ValueError("has a rank out of its range")
     return numbers
@@ -317,22 +314,16 @@ class _DumpParts(NamedTuple):
     newest_unix_seconds: float
 
     def recorder(self, library: Library, records: Sequence[FlightRecord]) -> RankRecords:
-        """Return the flight recorder of one library with these operations.
-
-        Raises ValueError if their order is wrong.
-        """
-        ids = [record.id for record in records]
-        if any(later <= earlier for earlier, later in itertools.pairwise(ids)):
-            raise ValueError("has entries that are not in the order in which they were recorded")
+        """Return the flight recorder of one library with these operations."""
         return RankRecords(
             library=library,
             records=mark_batch_parts(records),
             groups=self.statuses,
             members=self.members if library != "gloo" else (),
-            next_id=ids[-1] + 1 if ids else 0,
+            next_id=records[-1].id + 1 if records else 0,
             oldest_id=_find_complete_start(records, self.statuses),
             is_wrapped=_has_lost(records, self.statuses),
-            capacity=len(ids),
+            capacity=len(records),
             library_version=self.library_version,
             layout=f"dump {self.version}",
             read_unix_seconds=self.newest_unix_seconds,
@@ -407,7 +398,12 @@ def _find_user_frame(frames: object) -> Frame | None:
     for frame in frames[:_MOST_FRAMES] if isinstance(frames, (list, tuple)) else ():
         told = _read_mapping(frame, "frames")
         file, line = told.get("filename"), told.get("line")
-        if isinstance(file, str) and not pyspy_json.is_installed(file) and file.endswith(".py"):
+        if (
+            isinstance(file, str)
+            and len(file) <= _LONGEST_PATH
+            and not pyspy_json.is_installed(file)
+            and file.endswith(".py")
+        ):
             return Frame(
                 function=_read_text(told.get("name"), "frames"),
                 file=_read_text(file.rpartition("/")[2], "frames"),

@@ -396,8 +396,8 @@ def _find_last(rows: Sequence[Mapping[str, object]]) -> LastEnqueued | None:
 def _find_user_frame(frames: object) -> Frame | None:
     """Return the innermost frame outside installed packages; None if there is none."""
     for frame in frames[:_MOST_FRAMES] if isinstance(frames, (list, tuple)) else ():
-        told = _read_mapping(frame, "frames")
-        file, line = told.get("filename"), told.get("line")
+        fields = _read_mapping(frame, "frames")
+        file, line = fields.get("filename"), fields.get("line")
         if (
             isinstance(file, str)
             and len(file) <= _LONGEST_PATH
@@ -405,7 +405,7 @@ def _find_user_frame(frames: object) -> Frame | None:
             and file.endswith(".py")
         ):
             return Frame(
-                function=_read_text(told.get("name"), "frames"),
+                function=_read_text(fields.get("name"), "frames"),
                 file=_read_text(file.rpartition("/")[2], "frames"),
                 line=line if isinstance(line, int) and 0 < line < 1 << 31 else None,
             )

@@ -1,6 +1,6 @@
 """Groups of ranks. `stacks.grouping` and `collectives` make these values, `verdict` and `fleet.merge` read them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, pairwise
 
 from msgspec import structs
@@ -186,6 +186,13 @@ class RecorderFacts(Value, frozen=True):
     libraries: tuple[RecorderState, ...] = ()
     faults: tuple[Fault, ...] = ()
     progress: CollectiveProgress | None = None
+
+    @property
+    def open_operations(self) -> Iterator[EnqueuedOperation]:
+        """The operations that stay open: in the first and in the last round of the flight recorders."""
+        for recorder in self.libraries:
+            for records in recorder.groups:
+                yield from (operation for operation in records.operations if operation.stays_open)
 
 
 class Member(Value, frozen=True):

@@ -70,12 +70,13 @@ def _have_worked_together(members: Sequence[Member]) -> bool:
     An idle connection, an earlier scan or the collectives in a flight recorder show that ranks were connected. Ranks
     that always worked independently have none of these.
     """
-
-    def has_met(member: Member) -> bool:
-        has_communicated = any(library.groups for library in member.recorder.libraries)
-        return bool(member.most_peers or member.waits.peers) or has_communicated
-
-    return any(_is_gone(member) or has_met(member) for member in members)
+    return any(
+        _is_gone(member)
+        or member.most_peers
+        or member.waits.peers
+        or any(library.groups for library in member.recorder.libraries)
+        for member in members
+    )
 
 
 def is_serving(grouping: Grouping) -> bool:
@@ -178,11 +179,6 @@ def _is_unconnected(member: Member) -> bool:
     waits = member.waits
     if waits.peers == 0:
         return True
-    is_open = any(
-        operation.stays_open
-        for library in member.recorder.libraries
-        for records in library.groups
-        for operation in records.operations
-    )
     is_known = bool(member.recorder.libraries) or member.signature is not Signature.POLLS
+    is_open = any(member.recorder.open_operations)
     return waits.peers is not None and waits.active_peers == 0 and is_known and not is_open

@@ -63,16 +63,11 @@ def _decide(scene: Scene, answer: Answer) -> Finding:
                 kind="Contradiction", confidence=Confidence.NONE, by_numbers=True, contradicted=contradicted
             )
         unnamed = _with_those_behind_gpu(named, answer) or (named if _may_not_wait(named) else None)
-        return named if unnamed is None else _without_name(unnamed)
+        if unnamed is not None:
+            return unnamed._replace(kind=_find_unnamed(scene).kind, sentence="differs", confidence=Confidence.NONE)
     if named is not None:
         return named
-    enclosed = None if answer.graph.have_communicated else _find_wrong_interface(scene)
-    return (
-        _mount_silent(scene)
-        or enclosed
-        or _refused(scene)
-        or _find_check_first(scene, answer, is_without_suspicion=suspicion is None)
-    )
+    return _find_common_cause(scene, answer) or _find_check_first(scene, answer, is_without_suspicion=suspicion is None)
 
 
 # --- by sequence numbers ---------------------------------------------------------------------------------------------
@@ -245,42 +240,28 @@ def _waits_by_use_alone(group: Group) -> bool:
     )
 
 
-def _without_name(named: Finding) -> Finding:
-    """Return the finding with its suspects as ranks to check first. They are not named."""
-    return named._replace(kind=_find_unnamed(named.scene).kind, sentence="differs", confidence=Confidence.NONE)
-
-
 # --- if no rank is named ----------------------------------------------------------------------------------------------
 
 
-def _mount_silent(scene: Scene) -> Finding | None:
-    """Return a finding if at least half of the ranks have no stack because a file system does not respond; else None.
+def _find_common_cause(scene: Scene, answer: Answer) -> Finding | None:
+    """Return a finding if one thing outside of the ranks holds most of them; else None. It is one of these:
 
-    It is the file system with their program. Ranks that wait for it in the kernel are named if they are at most half of
-    the ranks without a stack.
+    * A file system with their program, which does not respond, so that at least half of the ranks have no stack. Ranks
+      that wait for it in the kernel are named if they are at most half of the ranks without a stack.
+    * An address that no other node can reach: all ranks wait, and most of them there.
+    * A store that refuses all ranks, except any that serve a store at another address.
     """
     shut, held = len(scene.without_stack), sum(member.kernel.waits_for_mount for member in scene.without_stack)
-    if not shut or shut * 2 < len(scene.grouping.members):
-        return None
-    is_named = 0 < held * 2 <= shut
-    confidence = Confidence.MEDIUM if is_named else Confidence.NONE
-    suspects = scene.waiting_for_mount if is_named else ()
-    return Finding("MountSilent", scene, suspects, confidence=confidence)
-
-
-def _find_wrong_interface(scene: Scene) -> Finding | None:
-    """Return a finding if all ranks wait, and most of them at an address that no other node can reach; else None."""
-    all_wait = all(group.waits_for == "ranks" for group in scene.stacked)
-    if not all_wait or len(scene.at_unreachable_address) * 2 <= scene.stacks:
-        return None
-    return Finding("WrongInterface", scene)
-
-
-def _refused(scene: Scene) -> Finding | None:
-    """Return a finding if the store refuses all ranks, except any that serve a store at another address; else None."""
-    if not scene.refused or len(scene.refused) + len(scene.store_servers) < scene.stacks:
-        return None
-    return Finding("MasterRefused", scene, sentence="refused")
+    if shut and shut * 2 >= len(scene.grouping.members):
+        is_named = 0 < held * 2 <= shut
+        confidence = Confidence.MEDIUM if is_named else Confidence.NONE
+        return Finding("MountSilent", scene, scene.waiting_for_mount if is_named else (), confidence=confidence)
+    all_wait = not answer.graph.have_communicated and all(group.waits_for == "ranks" for group in scene.stacked)
+    if all_wait and len(scene.at_unreachable_address) * 2 > scene.stacks:
+        return Finding("WrongInterface", scene)
+    if scene.refused and len(scene.refused) + len(scene.store_servers) >= scene.stacks:
+        return Finding("MasterRefused", scene, sentence="refused")
+    return None
 
 
 def _only_waits(finding: Finding, answer: Answer) -> bool:

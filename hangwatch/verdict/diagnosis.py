@@ -29,7 +29,6 @@ from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import environment_diff, judge
 from hangwatch.verdict.frozen_calls import with_frozen_ranks
 from hangwatch.verdict.recommendation import with_action
-from hangwatch.verdict.scene import open_operations
 from hangwatch.verdict.supplements import complete
 
 if TYPE_CHECKING:
@@ -165,13 +164,13 @@ def _mark_sleep(member: Member, polling: Collection[RankId], asleep: Collection[
     if member.id in polling and sleep is not None:
         stack = replace(member.stack, sleep=replace(sleep, is_polling=True))
         return replace(member, motion=Motion.FROZEN, stack=stack)
-    is_judged = member.signature is Signature.BLOCKED and not any(open_operations(member))
+    is_judged = member.signature is Signature.BLOCKED and not any(member.recorder.open_operations)
     return replace(member, motion=Motion.UNKNOWN) if member.id in asleep and is_judged else member
 
 
 def _has_busy_gpu(group: Group, member: Member, least_ratio: float) -> bool:
     ratio, signature = member.gpu.busy_power_ratio, member.signature
-    if group.waits_for == "ranks" or any(open_operations(member)):
+    if group.waits_for == "ranks" or any(member.recorder.open_operations):
         return signature is Signature.GPU_WORKS
     waits = signature is Signature.BEHIND_GPU or (group.waits_for == "gpu" and signature is Signature.BLOCKED)
     return waits and ratio is not None and ratio > least_ratio

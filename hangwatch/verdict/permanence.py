@@ -6,9 +6,8 @@ Two captures that agree need no further wait: a page may be sent at once.
 from collections.abc import Iterator
 
 from hangwatch.collectives.process_groups import process_key
-from hangwatch.model import STOPPED_STATES, Group, Grouping, Member, RankId, Signature, Verdict
+from hangwatch.model import STOPPED_STATES, Grouping, Member, RankId, Signature, Verdict
 from hangwatch.verdict import kinds
-from hangwatch.verdict.scene import open_operations
 from hangwatch.verdict.sequence_rules import decide_by_records
 
 _LOCAL = frozenset({"pipe", "unix"})
@@ -17,7 +16,7 @@ _LOCAL = frozenset({"pipe", "unix"})
 def find_waiting(grouping: Grouping) -> Iterator[Member]:
     """Yield the ranks that wait for other ranks, by their stacks or by operations that stay open."""
     for group in grouping.groups:
-        yield from (one for one in group.members if group.waits_for == "ranks" or any(open_operations(one)))
+        yield from (one for one in group.members if group.waits_for == "ranks" or any(one.recorder.open_operations))
 
 
 def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
@@ -26,7 +25,9 @@ def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
     These are named ranks that are gone, stopped without a tracer, or blocked on a stopped child or on a pipe or Unix
     socket of a stopped process, and ranks in a cycle or a mismatch by sequence numbers.
     """
-    if not any(_is_in_collective(group, member) for group in grouping.groups for member in group.members):
+    # Ranks that leave the job, or meet, may wait for a rank that has ended: only a wait in a collective counts.
+    is_collective = any(group.activity == "collective_wait" for group in grouping.groups)
+    if not is_collective and not any(any(member.recorder.open_operations) for member in grouping.members):
         return frozenset()
     named = frozenset(verdict.named)
     permanent = frozenset(member.id for member in grouping.members if member.id in named and _is_permanent(member))
@@ -39,11 +40,6 @@ def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
         rank for sides in answer.graph.mismatches for _, ranks in sides for rank in ranks
     }
     return frozenset(member.id for member in grouping.members if process_key(member.id) in ranks)
-
-
-def _is_in_collective(group: Group, member: Member) -> bool:
-    """True if a rank waits in a collective. Ranks that leave the job, or meet, may wait for a rank that has ended."""
-    return group.activity == "collective_wait" or any(open_operations(member))
 
 
 def _is_permanent(member: Member) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cached_property
 from typing import TypeAlias
 
 from msgspec import structs
 
-from hangwatch.model import STOPPED_STATES, EnqueuedOperation, Group, Grouping, Member, Motion, Signature, Value
+from hangwatch.model import STOPPED_STATES, Group, Grouping, Member, Motion, Signature, Value
 from hangwatch.stacks import activity_table, user_code
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.completed_collectives import find_pause
@@ -64,7 +64,7 @@ class Scene(Value, frozen=True, dict=True, eq=False, gc=True):
     @cached_property
     def has_numbers(self) -> bool:
         """True if a flight recorder shows an operation that stays open. Then sequence numbers can be evidence."""
-        return any(any(open_operations(member)) for member in self.grouping.members)
+        return any(any(member.recorder.open_operations) for member in self.grouping.members)
 
     @cached_property
     def answered(self) -> int:
@@ -235,13 +235,6 @@ def _is_blocked_outside(group: Group) -> bool:
 
 
 # --- facts of groups and ranks ---------------------------------------------------------------------------------------
-
-
-def open_operations(member: Member) -> Iterator[EnqueuedOperation]:
-    """Yield the operations of a rank that stay open: in the first and in the last round of its flight recorders."""
-    for recorder in member.recorder.libraries:
-        for records in recorder.groups:
-            yield from (one for one in records.operations if one.stays_open)
 
 
 def count_ranks(groups: Iterable[Group]) -> int:

@@ -13,7 +13,7 @@ from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.stacks import activity_table
 from hangwatch.stacks.progress import polls_repeatedly
 from hangwatch.stacks.user_code import is_in_user_code
-from hangwatch.verdict.scene import Process, lock_holder, open_operations, process_of, waits_for
+from hangwatch.verdict.scene import Process, lock_holder, process_of, waits_for
 
 Kind = Literal["NotJoined", "GpuBehind", "Cycle", "Mismatch", "AllJoined", "Unknown"]
 """The kinds of verdicts that follow from sequence numbers."""
@@ -144,7 +144,11 @@ def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str,
         return "waits"
     if member.waits.waits_in_torch and kind in {"nothing", "unknown"}:
         return "waits"
-    if is_in_code and polls_repeatedly(member) and all(operation.by_main for operation in open_operations(member)):
+    if (
+        is_in_code
+        and polls_repeatedly(member)
+        and all(operation.by_main for operation in member.recorder.open_operations)
+    ):
         return "unclear"
     match kind:
         case "ranks" | "gpu":

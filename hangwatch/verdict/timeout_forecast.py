@@ -2,7 +2,6 @@
 
 from hangwatch.jobs.collective_timeout import read_timeouts
 from hangwatch.model import Grouping, Incident, JobState, Value
-from hangwatch.verdict.scene import open_operations
 
 RECORDED = "as its ranks recorded"
 """The source of a timeout that flight recorders show. The rules of Prometheus prefer it to an assumed timeout."""
@@ -40,7 +39,7 @@ def forecast_timeout(incident: Incident) -> TimeoutForecast | None:
 
 def _recorded_end(grouping: Grouping) -> float | None:
     """Return the earliest Unix time at which an open operation times out. None if no flight recorder shows it."""
-    opened = [one for member in grouping.members for one in open_operations(member)]
+    opened = [one for member in grouping.members for one in member.recorder.open_operations]
     ends = [one.created_unix_seconds + one.timeout_seconds for one in opened if one.timeout_seconds is not None]
     return min(ends, default=None)
 
@@ -51,7 +50,7 @@ def recorded_seconds(grouping: Grouping) -> float | None:
     It is that of the open operations, else of the newest operation of each group: a group has one timeout.
     """
     groups = (group for member in grouping.members for state in member.recorder.libraries for group in state.groups)
-    opened = [one.timeout_seconds for member in grouping.members for one in open_operations(member)]
+    opened = [one.timeout_seconds for member in grouping.members for one in member.recorder.open_operations]
     newest = [group.operations[-1].timeout_seconds for group in groups if group.operations]
     timeouts = ([seconds for seconds in found if seconds is not None] for found in (opened, newest))
     return next((min(seconds) for seconds in timeouts if seconds), None)

@@ -361,9 +361,9 @@ def _find_measured_wait(group: Group) -> str | None:
     return f"PyTorch's own code ({own})" if _is_in_torch(group) else own
 
 
-def describe_top_frames(group: Group, depth: int = 4) -> str:
-    """Return the innermost `depth` frames of a group in one line: "wait (queue.py:171) < get (loader.py:48)"."""
-    return " < ".join(str(frame) for frame in group.frames[:depth])
+def describe_top_frames(group: Group) -> str:
+    """Return the four innermost frames of a group in one line: "wait (queue.py:171) < get (loader.py:48)"."""
+    return " < ".join(str(frame) for frame in group.frames[:4])
 
 
 def hint_at_progress(members: Sequence[Member]) -> str:

@@ -35,19 +35,16 @@ def describe(group: Group, *, several: bool | None = None) -> str:
     return doing
 
 
-def describe_each(groups: Sequence[Group], shown: int = SHOWN) -> list[str]:
-    """Return a clause for each group with its ranks.
-
-    After the first `shown` groups, only the number of the rest is given.
-    """
-    doings = [describe(group) for group in groups[:shown]]
+def describe_each(groups: Sequence[Group]) -> list[str]:
+    """Return a clause for each group with its ranks. After the first four groups, only the number of the rest."""
+    doings = [describe(group) for group in groups[:SHOWN]]
     parts = [
         f"{name_ranks([group])} {doing}"
         + (_describe_difference(group, groups) if doings.count(doing) > 1 else _describe_line(group, doing))
         for group, doing in zip(groups, doings, strict=False)
     ]
-    if len(groups) > shown:
-        parts.append(f"{words.count(count_ranks(groups[shown:]))} in {len(groups) - shown} other places")
+    if len(groups) > SHOWN:
+        parts.append(f"{words.count(count_ranks(groups[SHOWN:]))} in {len(groups) - SHOWN} other places")
     return parts
 
 

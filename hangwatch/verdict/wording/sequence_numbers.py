@@ -12,7 +12,7 @@ from hangwatch.model import Evidence, Group, Member
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.stacks import activity_table
 from hangwatch.verdict.findings import Finding
-from hangwatch.verdict.scene import Scene, open_operations, process_of
+from hangwatch.verdict.scene import Scene, process_of
 from hangwatch.verdict.sequence_rules import Answer
 from hangwatch.verdict.wording import check_first_reasons, clauses
 from hangwatch.verdict.wording.group_text import SHOWN
@@ -117,7 +117,7 @@ def _why_not_named(finding: Finding) -> str:
     members = finding.members
     if len(members) == 1 and (asks := members[0].waits.asks_rank or _find_asking_part(members[0], finding.scene)):
         return f"{_ASKS_RANK[asks]} waits in the kernel for something that another rank of the job may provide."
-    still_open = [operation for member in members for operation in open_operations(member)]
+    still_open = [operation for member in members for operation in member.recorder.open_operations]
     if any(operation.by_main for operation in still_open):
         return "It has an open operation itself, which other ranks may have to join."
     if still_open:

@@ -228,9 +228,9 @@ class Hooks:
         ended: Callable[[HookResult], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._settings, self._begin, self._ended = settings, begin, ended
+        self._settings, self._ended = settings, ended
         self._pace = RateLimit(settings.per_minute, settings.per_minute_of_owner, clock)
-        self._turns: FairQueue[HookCall] = FairQueue(1)
+        self._turns: FairQueue[HookCall] = FairQueue(1, self._run, begin)
 
     def call(self, incident: Incident, moved_to: JobState | None, folder: Path | None) -> None:
         """Queue the hook for the new state `moved_to`, if one is configured. Return without waiting for the hook."""
@@ -247,17 +247,9 @@ class Hooks:
             refused = f"{MOST_WAITING_OF_OWNER} hooks for the same owner are waiting"
         if refused:
             self._ended(HookResult(call, f"{_name(call)} was not called: {refused}", "not_called"))
-        else:
-            self._begin(self._next)
 
-    def _next(self) -> None:
-        turn = self._turns.take()
-        if turn is None:
-            return
+    def _run(self, call: HookCall) -> None:
         try:
-            self._ended(run(turn.item, self._settings.deadline_seconds))
+            self._ended(run(call, self._settings.deadline_seconds))
         except OSError as error:  # no free process or memory
-            self._ended(HookResult(turn.item, f"{_name(turn.item)} could not be run: {error.strerror}", "not_run"))
-        finally:
-            if self._turns.end(turn):
-                self._begin(self._next)
+            self._ended(HookResult(call, f"{_name(call)} could not be run: {error.strerror}", "not_run"))

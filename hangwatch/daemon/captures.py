@@ -43,7 +43,8 @@ class CaptureRunner:
 
     def __init__(self, common: DaemonContext, scan: Callable[[float], None]) -> None:
         self._common, self._scan = common, scan
-        self._turns: FairQueue[_QueuedCapture] = FairQueue(CAPTURES_PER_OWNER)
+        begin = partial(common.schedule.run_once, "capture")
+        self._turns: FairQueue[_QueuedCapture] = FairQueue(CAPTURES_PER_OWNER, self._run_queued, begin)
         parallel = common.settings.capture.parallel
         self._slots = threading.BoundedSemaphore(parallel) if parallel else None
 
@@ -51,20 +52,13 @@ class CaptureRunner:
         """Queue a capture. It runs when the job's owner has its turn."""
         entry = self._common.board.snapshot.jobs.get(request.job_key)
         self._turns.add(entry.job.share if entry else "", _QueuedCapture(request, self._common.clock()))
-        self._common.schedule.run_once("capture", self._run_next)
 
-    def _run_next(self) -> None:
-        """Run the next queued capture, unless each waiting owner has reached its limit."""
-        turn = self._turns.take()
-        if turn is None:
-            return
+    def _run_queued(self, queued: _QueuedCapture) -> None:
         try:
             with self._common.board.running("capture", self._common.clock()):
-                self._run_capture(turn.item.request, turn.item.asked_at)
+                self._run_capture(queued.request, queued.asked_at)
         finally:
             daemon_heap.trim()
-            if self._turns.end(turn):
-                self._common.schedule.run_once("capture", self._run_next)
 
     def _run_capture(self, wanted: TakeCapture, asked_at: float) -> None:
         """Capture and judge one job. If that fails, record on the board that the job could not be judged."""

@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from collections.abc import Callable
 
 from hangwatch import crash, words
 from hangwatch.daemon.context import DaemonContext
@@ -23,7 +24,7 @@ class DeadRanks:
 
     def __init__(self, common: DaemonContext, last_seen: RankSnapshots) -> None:
         self._common, self._last_seen = common, last_seen
-        self._turns: FairQueue[ReadCrashArtifacts] = FairQueue(1)
+        self._turns: FairQueue[ReadCrashArtifacts] = FairQueue(1, self._read_queued, self._begin)
 
     def enqueue(self, wanted: ReadCrashArtifacts) -> None:
         """Queue a job with dead ranks, unless `MOST_DEAD_JOBS` jobs of its owner are already waiting."""
@@ -31,39 +32,29 @@ class DeadRanks:
         if not self._common.settings.crashes.read:
             return
         self._common.running_steps.begin(job.name.in_log, _STEP)
-        if self._turns.add(job.share, wanted, MOST_DEAD_JOBS):
-            self._common.schedule.run_once("remains", self._read_queued)
-        else:
+        if not self._turns.add(job.share, wanted, MOST_DEAD_JOBS):
             self._common.running_steps.end(job.name.in_log, _STEP)
             self._drop(job)
 
     def start_last_read(self) -> None:
-        """Start a thread that reads all queued jobs at shutdown, when the schedule no longer runs tasks.
+        """Read all queued jobs at shutdown, when the schedule no longer runs tasks.
 
-        The daemon waits for this thread: each read is one of its `running_steps`.
+        The daemon waits for these threads: each read is one of its `running_steps`.
         """
-        threading.Thread(target=self._read_queued, name="last dead ranks", daemon=True).start()
+        self._begin(self._turns.do_next)
 
-    def _read_queued(self) -> None:
-        """Read the dead ranks of the next queued job; at shutdown, of all queued jobs.
+    def _begin(self, call: Callable[[], None]) -> None:
+        """Begin a read in another thread. The owner's file system may not respond: each owner can block only one."""
+        if self._common.stop.is_set():
+            threading.Thread(target=call, name="last dead ranks", daemon=True).start()
+        else:
+            self._common.schedule.run_once("remains", call)
 
-        The owner's file system may not respond, so each owner can block at most one thread.
-        """
-        while self._read_next() and self._common.stop.is_set():
-            pass
-
-    def _read_next(self) -> bool:
-        """Read the dead ranks of the next queued job. Return False if no waiting owner may run another read."""
-        turn = self._turns.take()
-        if turn is None:
-            return False
+    def _read_queued(self, wanted: ReadCrashArtifacts) -> None:
         try:
-            self._read(turn.item)
+            self._read(wanted)
         finally:
-            self._common.running_steps.end(turn.item.job.name.in_log, _STEP)
-            if self._turns.end(turn) and not self._common.stop.is_set():
-                self._common.schedule.run_once("remains", self._read_queued)
-        return True
+            self._common.running_steps.end(wanted.job.name.in_log, _STEP)
 
     def _drop(self, job: Job) -> None:
         """Count a job that was not queued, and log the first, second, fourth, eighth ... such job.

@@ -3,7 +3,6 @@
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 T = TypeVar("T")
@@ -12,61 +11,69 @@ MINUTE_SECONDS = 60.0
 _SERVED_KEPT = 256
 
 
-@dataclass(frozen=True)
-class QueuedItem(Generic[T]):
-    """A queued item and its owner."""
-
-    owner: str
-    item: T
-
-
 class FairQueue(Generic[T]):
-    """A queue of items of several owners. The next item is from the waiting owner that was served longest ago.
+    """A queue of work for several owners. The next item is from the waiting owner that was served longest ago.
 
-    At most `most_per_owner` items of one owner run at the same time, so threads stay free for other owners.
+    At most `most_per_owner` items of one owner run at the same time, so threads stay free for other owners. `work` does
+    an item. `begin` calls a function in another thread.
     """
 
-    def __init__(self, most_per_owner: int) -> None:
+    def __init__(
+        self, most_per_owner: int, work: Callable[[T], None], begin: Callable[[Callable[[], None]], object]
+    ) -> None:
+        self._most_per_owner, self._work, self._begin = most_per_owner, work, begin
         self._lock = threading.Lock()
-        self._most_per_owner = most_per_owner
-        self._waiting: list[QueuedItem[T]] = []
+        self._waiting: list[tuple[str, T]] = []
         self._running = Counter[str]()
         self._served: dict[str, None] = {}  # owners, the last served at the end
 
     def add(self, owner: str, item: T, most_waiting: int | None = None) -> bool:
         """Queue an item. Return False without queueing it if `most_waiting` items of this owner are waiting."""
         with self._lock:
-            if most_waiting is not None and sum(turn.owner == owner for turn in self._waiting) >= most_waiting:
+            if most_waiting is not None and sum(other == owner for other, _ in self._waiting) >= most_waiting:
                 return False
-            self._waiting.append(QueuedItem(owner, item))
-            return True
+            self._waiting.append((owner, item))
+        self._begin(self.do_next)
+        return True
 
-    def take(self) -> QueuedItem[T] | None:
-        """Return the next item; None if no waiting owner may run another item.
+    def do_next(self) -> None:
+        """Do the next item; nothing if no waiting owner may run another item.
 
-        The item counts as running until `end` is called.
+        If another item may run after it, that one begins in another thread.
         """
+        turn = self._take()
+        if turn is None:
+            return
+        owner, item = turn
+        try:
+            self._work(item)
+        finally:
+            if self._end(owner):
+                self._begin(self.do_next)
+
+    def _take(self) -> tuple[str, T] | None:
+        """Return the next item, which counts as running; None if no waiting owner may run another item."""
         with self._lock:
             order = {owner: place for place, owner in enumerate(self._served, 1)}
-            eligible = [at for at, turn in enumerate(self._waiting) if self._may_run(turn.owner)]
+            eligible = [at for at, (owner, _) in enumerate(self._waiting) if self._may_run(owner)]
             if not eligible:
                 return None
-            turn = self._waiting.pop(min(eligible, key=lambda at: order.get(self._waiting[at].owner, 0)))
-            self._running[turn.owner] += 1
-            self._served.pop(turn.owner, None)
-            self._served[turn.owner] = None
-            waiting_owners = {other.owner for other in self._waiting}
+            owner, item = self._waiting.pop(min(eligible, key=lambda at: order.get(self._waiting[at][0], 0)))
+            self._running[owner] += 1
+            self._served.pop(owner, None)
+            self._served[owner] = None
+            waiting_owners = {other for other, _ in self._waiting}
             while len(self._served) > _SERVED_KEPT and (oldest := next(iter(self._served))) not in waiting_owners:
                 del self._served[oldest]
-            return turn
+            return owner, item
 
-    def end(self, queued: QueuedItem[T]) -> bool:
-        """Mark an item as finished. Return True if one of the waiting items may run now."""
+    def _end(self, owner: str) -> bool:
+        """Mark an item of this owner as finished. Return True if one of the waiting items may run now."""
         with self._lock:
-            self._running[queued.owner] -= 1
-            if not self._running[queued.owner]:
-                del self._running[queued.owner]
-            return any(self._may_run(other.owner) for other in self._waiting)
+            self._running[owner] -= 1
+            if not self._running[owner]:
+                del self._running[owner]
+            return any(self._may_run(other) for other, _ in self._waiting)
 
     def _may_run(self, owner: str) -> bool:
         return self._running[owner] < self._most_per_owner

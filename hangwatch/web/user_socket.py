@@ -94,9 +94,9 @@ class UserSocket:
         limits = settings.socket
         self._pace = RateLimit(limits.per_minute, limits.per_minute_of_owner, clock, is_shared_out=True)
         self._requests = RateLimit(REQUESTS_PER_MINUTE, REQUESTS_PER_MINUTE_OF_USER, clock, is_shared_out=True)
-        self._dumping: set[int] = set()
-        self._turns: FairQueue[_Dump] = FairQueue(1)
+        self._dumping: set[_Dump] = set()
         self._dumps = ThreadPoolExecutor(DUMP_THREADS, "own-dumps")
+        self._turns: FairQueue[_Dump] = FairQueue(1, self._make_answer, self._dumps.submit)
         self._reading = ThreadPoolExecutor(1, "own-reading")
         self._listener: Listener | None = None
         self._inode, self._problem = -1, ""
@@ -200,37 +200,28 @@ class UserSocket:
         rounds = parameters.get("rounds")
         if rounds is not None and rounds not in map(str, range(1, MOST_ROUNDS + 1)):
             return text(HTTPStatus.BAD_REQUEST, f"rounds={rounds}: must be 1 to {MOST_ROUNDS}")
-        if uid in self._dumping:
+        if any(other.uid == uid and not other.answer.done() for other in tuple(self._dumping)):
             return text(HTTPStatus.TOO_MANY_REQUESTS, "your previous dump is still running")
         if limit := self._pace.begin(str(uid)):
             return text(HTTPStatus.TOO_MANY_REQUESTS, f"too many dumps per minute: the limit is [socket] {limit}")
         if len(self._dumping) >= MOST_WAITING_DUMPS:
             return _refused_for_now(f"{MOST_WAITING_DUMPS} dumps are running or queued")
-        self._dumping.add(uid)
         pid, job_key = parameters.get("pid", ""), parameters.get("job", "")
         wanted = _Dump(uid, pid, job_key, None if rounds is None else int(rounds), Future())
-        wanted.answer.add_done_callback(lambda _: self._dumping.discard(uid))
+        self._dumping.add(wanted)
+        wanted.answer.add_done_callback(lambda _: self._dumping.discard(wanted))
         self._turns.add(str(uid), wanted)
-        self._dumps.submit(self._dump_in_turn)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(wanted.answer), self._making_seconds - SENDING_SECONDS)
         except asyncio.TimeoutError:
             return _refused_for_now("dumps of other users took too long")
 
-    def _dump_in_turn(self) -> None:
-        """Run the queued dumps, first that of the user whose last dump is longest ago.
-
-        A dump is not taken while another one of its user runs. The thread that ends the other one takes it then.
-        """
-        while turn := self._turns.take():
-            wanted = turn.item
-            try:
-                if wanted.answer.set_running_or_notify_cancel():
-                    wanted.answer.set_result(self._dump(wanted))
-            except Exception as error:
-                wanted.answer.set_exception(error)
-            finally:
-                self._turns.end(turn)
+    def _make_answer(self, wanted: _Dump) -> None:
+        try:
+            if wanted.answer.set_running_or_notify_cancel():
+                wanted.answer.set_result(self._dump(wanted))
+        except Exception as error:
+            wanted.answer.set_exception(error)
 
     def _dump(self, wanted: _Dump) -> Answer:
         """Dump a job. Check its owner before and after the dump, because a process can change its user."""

@@ -1,6 +1,9 @@
 """The processes of one owner displace no job of another user. A real scan reads trees like /proc."""
 
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, count, repeat
 from pathlib import Path
 
@@ -136,34 +139,63 @@ def test_a_chain_of_processes_is_climbed_a_bounded_way(tmp_path: Path) -> None:
     assert len(list(tree.ancestors(last))) == 64
 
 
+class Queue(FairQueue[str]):
+    """A queue of which the test does the work: `begun` are the calls for other threads, `done` the items."""
+
+    def __init__(self, most_per_owner: int) -> None:
+        self.begun: list[Callable[[], None]] = []
+        self.done: list[str] = []
+        super().__init__(most_per_owner, self._note, self.begun.append)
+
+    def do(self) -> str:
+        self.begun.pop(0)()
+        return self.done[-1]
+
+    def _note(self, item: str) -> None:
+        self.done.append(item)
+
+
 def test_an_owner_with_many_captures_lets_others_go_first() -> None:
-    turns: FairQueue[str] = FairQueue(50)
+    turns = Queue(50)
     for number in range(50):
         turns.add("hostile", f"fake {number}")
-    assert taken(turns) == "fake 0"
+    assert turns.do() == "fake 0"
     turns.add("victim", "job")
-    assert [taken(turns) for _ in range(3)] == ["job", "fake 1", "fake 2"]
+    assert [turns.do() for _ in range(3)] == ["job", "fake 1", "fake 2"]
 
 
 def test_an_owner_never_has_all_threads() -> None:
-    # The hostile owner has two running captures. Its third capture waits; the victim's capture does not wait.
-    turns: FairQueue[str] = FairQueue(2)
-    for number in range(3):
-        turns.add("hostile", f"fake {number}")
-    first, _ = turns.take(), turns.take()
-    assert first is not None
-    assert turns.take() is None
-    turns.add("victim", "job")
-    assert taken(turns) == "job"
-    assert turns.take() is None
-    assert turns.end(first), "one that waited may be taken now"
-    assert taken(turns) == "fake 2"
-    assert turns.take() is None
+    """The hostile owner has two running captures. Its third capture waits; the victim's capture does not wait."""
+    began, ends, done = threading.Semaphore(0), threading.Semaphore(0), []
+
+    def work(item: str) -> None:
+        done.append(item)
+        began.release()
+        assert item == "job" or ends.acquire(timeout=10)
+
+    with ThreadPoolExecutor(4) as pool:
+        turns = FairQueue(2, work, pool.submit)
+        for number in range(3):
+            turns.add("hostile", f"fake {number}")
+        assert began.acquire(timeout=10) and began.acquire(timeout=10)
+        turns.add("victim", "job")
+        assert began.acquire(timeout=10)
+        assert sorted(done) == ["fake 0", "fake 1", "job"]
+        ends.release()
+        assert began.acquire(timeout=10), "one that waited begins now"
+        assert done[-1] == "fake 2"
+        ends.release(2)
 
 
-def taken(turns: FairQueue[str]) -> str:
-    turn = turns.take()
-    return turn.item
+def test_work_that_fails_lets_the_next_item_of_its_owner_begin() -> None:
+    begun: list[Callable[[], None]] = []
+    turns = FairQueue(1, lambda item: 1 / item, begun.append)
+    turns.add("uid 1000", 0)
+    turns.add("uid 1000", 0)
+    for left in (2, 1):
+        with pytest.raises(ZeroDivisionError):
+            begun.pop(0)()
+        assert len(begun) == left
 
 
 def ended_job(number: int, share: str) -> JobEntry:
@@ -190,8 +222,11 @@ def test_captures_of_one_pod_let_those_of_another_go_first(tmp_path: Path) -> No
     for number, share in enumerate(("uid 0, a stranger's",) * 9 + ("uid 0, mine",)):
         daemon.board.put(Snapshot.with_job, ended_job(number, share))
     daemon._do([TakeCapture(job_key=str(number), reason="quiet") for number in range(10)])
-    turns = [turn.item.request.job_key for turn in (daemon.looking._turns.take(), daemon.looking._turns.take()) if turn]
-    assert turns == ["0", "9"]
+    turns, captured = daemon.looking._turns, list[str]()
+    turns._work = lambda queued: captured.append(queued.request.job_key)
+    turns.do_next()
+    turns.do_next()
+    assert captured == ["0", "9"]
 
 
 def test_dead_job_beyond_its_owners_limit_is_counted_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -312,12 +347,11 @@ def test_known_pauses_of_a_pod_do_not_delay_pages_of_another_pod() -> None:
 
 
 def test_of_one_owner_so_many_wait_for_their_turn() -> None:
-    turns: FairQueue[int] = FairQueue(1)
-    assert [turns.add("uid 1000", number, 2) for number in range(4)] == [True, True, False, False]
-    assert turns.add("uid 2000", 9, 2)
-    first = turns.take()
-    assert first is not None and first.item == 0
-    assert turns.add("uid 1000", 4, 2)
+    turns = Queue(1)
+    assert [turns.add("uid 1000", str(number), 2) for number in range(4)] == [True, True, False, False]
+    assert turns.add("uid 2000", "9", 2)
+    assert turns.do() == "0"
+    assert turns.add("uid 1000", "4", 2)
 
 
 def test_caller_over_its_rate_is_refused_until_time_has_passed() -> None:

@@ -101,6 +101,7 @@ HANGS = {
     "data loader": Hang(power.STUCK_LOADING),
     "stopped process": Hang(power.STOPPED),
     "dead process": Hang(None),
+    **{f"stopped {name}": Hang(progress.stop_helper(doing)) for name, doing in progress.HELPED.items()},
     "endless loop": Hang(power.SPINS),
     "request without an answer": Hang(power.AWAITS_SERVER),
     "peer gone": Hang(power.PEER_GONE),
@@ -126,6 +127,10 @@ _FREEZES = {
     "file lock": progress.FLOCK,
     "read in D state": power.STUCK_READING,
     "HTTP request": power.AWAITS_SERVER,
+    "wait for a child": progress.AWAITS_CHILD,
+    "wait for a traced child": progress.AWAITS_TRACED_CHILD,
+    "wait for a local server": progress.AWAITS_ANSWER,
+    "wait for a loader": progress.AWAITS_BATCH,
     "wait at 100 % GPU": progress.BEHIND_FULL_GPU,
 }
 _ALL_FULL = replace(TRAINS, enqueues=False)

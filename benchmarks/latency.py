@@ -3,7 +3,7 @@
     .venv/bin/python benchmarks/latency.py [--runs 20] [--jobs 2] [--without-counters]
 
 Real torchrun jobs of four ranks over gloo, and a real `hangwatch run` with its defaults; only the GPUs are those of the
-fake driver. When a job has trained for a while, its rank 2 waits for a FIFO or a stopped child, is stopped, or calls
+fake driver. When a job has trained for a while, its rank 2 waits for a FIFO or a stopped helper, is stopped, or calls
 another operation or group than the others, and the power of its GPUs falls to that of a hang. Time runs from then on.
 """
 
@@ -39,7 +39,8 @@ DEFAULTS: dict[str, dict[str, object]] = {
     "detector": {"hold_seconds": 120.0, "recover_seconds": 10.0, "cooldown_seconds": 20.0},
     "capture": {"pause_seconds": 5.0},
 }
-FAULTS = ("fifo", "stopped", "child", "mismatch", "cycle")
+HELPED = ("child", "loader", "server", "lock")
+FAULTS = ("fifo", "stopped", *HELPED, "mismatch", "cycle")
 
 
 class Latency(NamedTuple):
@@ -69,10 +70,11 @@ def begin_fault(job: TorchJob, fault: str, driver: FakeDriver, gpus: Sequence[in
         (job.folder / "fault").write_text(fault)
         (job.folder / "fault").rename(job.folder / "stop-at-shard")
         wait_for(lambda: not (job.folder / "stop-at-shard").exists(), "the rank to reach the shard")
-    if fault == "child":
-        child = wait_for(lambda: next(iter(rank.children()), None), "its child")
-        child.suspend()
-        end = child.kill
+    if fault in HELPED:
+        wait_for((job.folder / "helper").exists, "its helper")
+        helper = psutil.Process(int((job.folder / "helper").read_text()))
+        helper.suspend()
+        end = helper.kill
     driver.add(*(f"gpu {gpu} power_watts {86 if gpu == gpus[ODD_RANK] else 118}" for gpu in gpus))
     return end
 

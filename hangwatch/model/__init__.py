@@ -44,6 +44,7 @@ from hangwatch.model.states import JobState, OPEN_STATES, RESTING_STATES, Motion
 from hangwatch.model.stacks import Frame, Thread, Stack
 from hangwatch.model.waits import (
     ENDED_STATES,
+    SIGNAL_STOPPED_STATE,
     STOPPED_STATES,
     BLOCKED_STATES,
     FUSE_WAITS,

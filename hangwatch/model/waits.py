@@ -13,6 +13,9 @@ ENDED_STATES = frozenset("ZXx")
 STOPPED_STATES = frozenset("Tt")
 """State letters of a process that a signal or a tracer has stopped."""
 
+SIGNAL_STOPPED_STATE = "T"
+"""State letter of a process that a signal has stopped, and no tracer."""
+
 BLOCKED_STATES = frozenset("D")
 """State letter of a process in a system call that no signal can interrupt."""
 
@@ -108,7 +111,8 @@ class KernelCall(Value, frozen=True):
     process in another mount namespace than the node, it begins with /proc/PID/root. `child_pid`, `child_comm` and
     `child_state` are set if the call awaits a child, `file_lock` if it awaits a file lock. `thread` is the
     name of the thread in the call, if the main thread waits for that thread. `wchan` is the kernel function in which it
-    sleeps, "" if unknown.
+    sleeps, "" if unknown. `is_held`: a signal has stopped every process that can end the call, and all of them belong
+    to the job. `may_time_out`: the call has a timeout as an argument.
     """
 
     name: str
@@ -123,6 +127,8 @@ class KernelCall(Value, frozen=True):
     file_lock: FileLock | None = None
     thread: str = ""
     wchan: str = ""
+    is_held: bool = False
+    may_time_out: bool = False
 
     @property
     def has_object(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from msgspec.structs import replace
 
-from hangwatch.model import STOPPED_STATES, Grouping, Member, Motion, Signature
+from hangwatch.model import Grouping, Member, Motion, Signature
 from hangwatch.verdict.scene import OPENS_FIFO, lock_holder, process_of
 from hangwatch.verdict.sequence_rules import decide_by_records
 
@@ -31,14 +31,14 @@ def with_frozen_ranks(grouping: Grouping) -> Grouping:
 
 
 def _is_held(member: Member, processes: Collection[tuple[str | None, int | None]]) -> bool:
-    """True if the main thread never returned from one call: open() of a FIFO, or a wait for a lock or a stopped child.
+    """True if the main thread never returned from one call: open() of a FIFO, or a wait for a lock or stopped helpers.
 
     A file may be read from a slow mount, and the process behind a pipe may work: these calls prove nothing.
     """
     call, holder = member.kernel.call, lock_holder(member)
     if member.usage.switches_per_second != 0.0:
         return False
-    if call is not None and call.child_state in STOPPED_STATES:
+    if call is not None and call.is_held:
         return True
     opens_fifo = member.waits.object == "file" and member.kernel.wchan in OPENS_FIFO
     return opens_fifo or (holder is not None and holder[1] is not None and holder not in processes)

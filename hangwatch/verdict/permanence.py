@@ -6,11 +6,13 @@ Two captures that agree need no further wait: a page may be sent at once.
 from collections.abc import Iterator
 
 from hangwatch.collectives.process_groups import process_key
-from hangwatch.model import STOPPED_STATES, Grouping, Member, RankId, Signature, Verdict
+from hangwatch.model import SIGNAL_STOPPED_STATE, Group, Grouping, Member, RankId, Signature, Verdict
+from hangwatch.stacks.frames import plain_name, short_path
 from hangwatch.verdict import kinds
 from hangwatch.verdict.sequence_rules import decide_by_records
 
-_LOCAL = frozenset({"pipe", "unix"})
+# torch's DataLoader repeats its timed wait until data comes or a worker ends; with a timeout of the user it fails.
+_REPEATS = ("_try_get_data", "torch/utils/data/dataloader.py")
 
 
 def find_waiting(grouping: Grouping) -> Iterator[Member]:
@@ -22,15 +24,15 @@ def find_waiting(grouping: Grouping) -> Iterator[Member]:
 def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
     """Return the ranks that block the job for good.
 
-    These are named ranks that are gone, stopped without a tracer, or blocked on a stopped child or on a pipe or Unix
-    socket of a stopped process, and ranks in a cycle or a mismatch by sequence numbers.
+    These are named ranks that cannot move, and ranks in a cycle or a mismatch by sequence numbers.
     """
     # Ranks that leave the job, or meet, may wait for a rank that has ended: only a wait in a collective counts.
     is_collective = any(group.activity == "collective_wait" for group in grouping.groups)
     if not is_collective and not any(any(member.recorder.open_operations) for member in grouping.members):
         return frozenset()
     named = frozenset(verdict.named)
-    permanent = frozenset(member.id for member in grouping.members if member.id in named and _is_permanent(member))
+    members = ((group, member) for group in grouping.groups for member in group.members)
+    permanent = frozenset(member.id for group, member in members if member.id in named and _cannot_move(group, member))
     if permanent:
         return permanent
     answer = decide_by_records(grouping)
@@ -42,12 +44,16 @@ def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
     return frozenset(member.id for member in grouping.members if process_key(member.id) in ranks)
 
 
-def _is_permanent(member: Member) -> bool:
+def _cannot_move(group: Group, member: Member) -> bool:
+    """True if a rank has ended, or if a signal has stopped it or every process that can end its call.
+
+    Only an outsider can continue these processes. A tracer, a freezer or a timeout may end other waits that look alike.
+    """
     if member.signature is Signature.STOPPED:
-        return member.waits.tracer is None and member.waits.frozen_cgroup is None
-    if member.signature is Signature.GONE or member.kernel.call is None:
+        is_free = member.waits.tracer is None and member.waits.frozen_cgroup is None
+        return is_free and member.kernel.state == SIGNAL_STOPPED_STATE
+    call = member.kernel.call
+    if member.signature is not Signature.BLOCKED or call is None:
         return member.signature is Signature.GONE
-    targets, child_state = member.kernel.call.behind, member.kernel.call.child_state
-    # A connection may have been inherited by other processes, which answer.
-    is_behind_stopped = len(targets) == 1 and targets[0].kind in _LOCAL and targets[0].other_state in STOPPED_STATES
-    return is_behind_stopped or child_state in STOPPED_STATES
+    repeats = any((plain_name(frame.function), short_path(frame.file)) == _REPEATS for frame in group.frames)
+    return call.is_held and (repeats or not call.may_time_out)

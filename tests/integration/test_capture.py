@@ -1,6 +1,7 @@
 """Captures of real processes that act as ranks: rounds, deadlines, ranks that end, stop or are frozen."""
 
 import contextlib
+import ctypes
 import itertools
 import os
 import signal
@@ -317,26 +318,67 @@ def test_worker_for_which_no_rank_waits_is_dumped_only_on_request(
     assert [rank.rank for rank in look.verdict.named] == [1]
 
 
-@pytest.mark.parametrize("is_stopped", [True, False])
-@pytest.mark.parametrize("code", ["child.wait()", "ours.recv(1)"], ids=["child", "server"])
-def test_rank_that_waits_for_a_stopped_process_cannot_continue(code: str, is_stopped: bool, tmp_path: Path) -> None:
-    waits = """
-import socket, subprocess, sys, threading
+HAS_HELPER = (
+    """
+import fcntl, os, socket, subprocess, sys, threading
 ours, theirs = socket.socketpair()
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], pass_fds=[theirs.fileno()])
+back, forth = os.pipe()
+lock = open(folder + "/lock", "w")
+helper = """
+    + repr("""
+import fcntl, subprocess, sys, time
+lock = open(sys.argv[1], "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+if sys.argv[2] == "shared":
+    subprocess.Popen(["sleep", "600"], pass_fds=[lock.fileno(), *map(int, sys.argv[3:])])
+print(flush=True)
+time.sleep(600)
+""")
+    + """
+ends = [theirs.fileno(), forth]
+program = [sys.executable, "-c", helper, lock.name, "{how}", *map(str, ends)]
+child = subprocess.Popen(program, pass_fds=ends, stdout=subprocess.PIPE)
+child.stdout.readline()
 theirs.close()
 ready()
 """
+)
+WAITS_FOR_HELPER = {
+    "child": "child.wait()",
+    "pipe": "os.read(back, 1)",
+    "Unix socket": "ours.recv(1)",
+    "lock": "fcntl.flock(lock, fcntl.LOCK_EX)",
+}
+
+
+@pytest.mark.parametrize("how", ["stopped", "living", "traced", "shared"])
+@pytest.mark.parametrize("code", WAITS_FOR_HELPER.values(), ids=WAITS_FOR_HELPER)
+def test_rank_cannot_continue_if_all_that_it_waits_for_is_stopped(code: str, how: str, tmp_path: Path) -> None:
+    """The helper is stopped by a signal or a tracer. If it is shared, a living child of it has inherited its files."""
     in_all_reduce = STARTS_WORKER.partition("child")[0] + IN_ALL_REDUCE
-    with targets.started(tmp_path, in_all_reduce, waits + code) as pids:
+    with targets.started(tmp_path, in_all_reduce, HAS_HELPER.replace("{how}", how) + code) as pids:
         targets.wait_for_call(pids[0], "futex")
-        targets.wait_for_call(pids[1], "awaits_child" if code == "child.wait()" else "receives")
-        (child,) = procfs.read_children(pids[1])
-        if is_stopped:
-            targets.stop(child)
-        look = targets.diagnosed(targets.job_of(pids), targets.QUICK, activity.load())
+        targets.wait_until_blocked(pids[1])
+        helper = procfs.read_children(pids[1])[0]
+        with traced(helper) if how == "traced" else contextlib.nullcontext():
+            if how in ("stopped", "shared"):
+                targets.stop(helper)
+            look = targets.diagnosed(targets.job_of(pids), targets.QUICK, activity.load())
     ranks = {rank.rank for rank in find_permanent(look.grouping, look.verdict)}
-    assert ranks == ({1} if is_stopped else set()), look.verdict
+    is_held = how == "stopped" or (how == "shared" and code == "child.wait()")
+    assert ranks == ({1} if is_held else set()), look.verdict
+
+
+@contextlib.contextmanager
+def traced(pid: int) -> Iterator[None]:
+    """Stop a process as a debugger does, see ptrace(2)."""
+    ptrace, attach, detach = ctypes.CDLL(None, use_errno=True).ptrace, 16, 17
+    assert ptrace(attach, pid, None, None) == 0
+    try:
+        targets.wait_for_state(pid, "t")
+        yield
+    finally:
+        ptrace(detach, pid, None, None)
 
 
 def test_eight_ranks_and_64_workers_take_less_than_two_seconds(tmp_path: Path) -> None:

@@ -30,19 +30,6 @@ def wait_for_usual_gap(daemon: RealDaemon, job: TorchJob) -> None:
     wait_for(lambda: job_status(daemon, job).get("usual_gap_seconds") is not None, "50 gaps to be known", 120)
 
 
-def rank_pid(job: TorchJob, rank: int) -> int:
-    """Return the pid of a rank, by its environment."""
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                names = (folder / "environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if f"RANK={rank}".encode() in names and f"TORCHELASTIC_RUN_ID={job.run_id}".encode() in names:
-                return int(folder.name)
-    raise AssertionError(f"rank {rank} is not running")
-
-
 @pytest.mark.parametrize("has_gpus", [False, pytest.param(True, marks=pytest.mark.machines)])
 def test_blocked_rank_pages_after_hold_and_recovers(fake_driver: FakeDriver, tmp_path: Path, *, has_gpus: bool) -> None:
     """The GPUs of all ranks draw the same power in the hang as before, or there are none."""
@@ -75,7 +62,7 @@ def test_stopped_rank_pages_before_the_hold(tmp_path: Path) -> None:
     sections = {**SECTIONS, "detector": {"hold_seconds": 300.0}}
     with RealDaemon(tmp_path / "hw", os.environ, **sections) as daemon, TorchJob(tmp_path, "stuck_on_a_fifo.py") as job:
         wait_for_usual_gap(daemon, job)
-        odd = rank_pid(job, ODD_RANK)
+        odd = latency.pid_of(job, ODD_RANK)
         os.kill(odd, signal.SIGSTOP)
         try:
             wait_for(lambda: job_status(daemon, job)["page"], "the page", 90)

@@ -2,11 +2,14 @@
 
 usage: torchrun ... stuck_on_a_fifo.py FOLDER
 
-FOLDER/shard is the FIFO. FOLDER/stop-at-shard makes rank 2 read it, or do what the file says: wait for a "child", or
-call another operation ("mismatch") or group ("cycle") than the other ranks. Each rank writes its finished steps to
-FOLDER/steps-<rank>.
+FOLDER/shard is the FIFO. FOLDER/stop-at-shard makes rank 2 read it, or do what the file says: wait for a "child", a
+data-loader worker ("loader"), the answer of a "server" of its own or a "lock" of a child, or call another operation
+("mismatch") or group ("cycle") than the other ranks. Each rank writes its finished steps to FOLDER/steps-<rank>.
 """
 
+import fcntl
+import os
+import socket
 import subprocess
 import sys
 import time
@@ -14,8 +17,16 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader
 
 ODD_RANK = 2
+HOLDS_LOCK = """
+import fcntl, sys, time
+lock = open(sys.argv[1], "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+print(flush=True)
+time.sleep(1000)
+"""
 
 
 def read_shard(folder: Path) -> bytes:
@@ -23,10 +34,40 @@ def read_shard(folder: Path) -> bytes:
         return shard.read()
 
 
+def tell_helper(folder: Path, pid: int) -> None:
+    """Write the pid of the process for which rank 2 waits to FOLDER/helper."""
+    (folder / "new-helper").write_text(str(pid))
+    (folder / "new-helper").rename(folder / "helper")
+
+
+def get_stuck(folders: list[Path]) -> None:
+    tell_helper(folders[0], os.getpid())
+    time.sleep(1000)
+
+
+def wait_for_helper(folder: Path, fault: str) -> None:
+    ours, theirs = socket.socketpair()
+    with (folder / "cache.lock").open("w") as lock, theirs:
+        command = [sys.executable, "-c", HOLDS_LOCK, lock.name]
+        helper = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE)
+        theirs.close()
+        helper.stdout.readline()
+        tell_helper(folder, helper.pid)
+        match fault:
+            case "child":
+                helper.wait()
+            case "server":
+                ours.recv(1)
+            case "lock":
+                fcntl.flock(lock, fcntl.LOCK_EX)
+
+
 def stop(folder: Path, fault: str, unused: dist.ProcessGroup) -> None:
     match fault:
-        case "child":
-            subprocess.run(["sleep", "1000"], check=False)
+        case "child" | "server" | "lock":
+            wait_for_helper(folder, fault)
+        case "loader":
+            next(iter(DataLoader([folder], num_workers=1, collate_fn=get_stuck)))
         case "mismatch":
             dist.broadcast(torch.ones(1), ODD_RANK)
         case "cycle":

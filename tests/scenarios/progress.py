@@ -5,7 +5,11 @@ scenario says otherwise.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
+from msgspec import structs
+
+from hangwatch.model import Awaited, FileLock, KernelCall
 from tests.scenarios import power
 from tests.scenarios.power import HOUR, TRAINS, WAITS, WAITS_AT_BARRIER
 from tests.scenarios.simulation import Doing, Node
@@ -15,7 +19,35 @@ STALLED_SECONDS = 900.0
 WAITS_AT_FULL_POWER = replace(WAITS, watts=600.0, cpu_ratio=0.0, main_cpu_ratio=0.0)
 LOCKED_AT_FULL_POWER = replace(power.LOCKED, watts=600.0)
 BEHIND_FULL_GPU = replace(power.ITEM_IN_MAIN, watts=420.0)
-FLOCK = replace(power.LOCKED, stacks=(("lock_cache (shards.py)", "next_shard (shards.py)", "main (pretrain.py)"),))
+
+
+def _in_call(doing: Doing, name: str, **facts: Any) -> Doing:
+    """Return the activity of a rank that waits in a system call for a living process, as a capture shows it."""
+    return replace(doing, kernel_call=KernelCall(name=name, says=f"{name}() on", rounds=3, **facts))
+
+
+def stop_helper(doing: Doing) -> Doing:
+    """Return the same wait after SIGSTOP to the awaited process. No chain is followed from a lock to its holder."""
+    awaited = Awaited(name="its child 72 (python), which is stopped", end="held")
+    call = structs.replace(doing.kernel_call, is_held=True)
+    return replace(doing, awaited=None if call.file_lock else awaited, kernel_call=call)
+
+
+FLOCK = _in_call(
+    replace(power.LOCKED, stacks=(("lock_cache (shards.py)", "next_shard (shards.py)", "main (pretrain.py)"),)),
+    "flock",
+    descriptors=1,
+    file_lock=FileLock("/scratch/cache.lock", 72, "python"),
+)
+AWAITS_CHILD = _in_call(power.AWAITS_EVALUATION, "wait4", child_pid=72, child_state="S")
+AWAITS_ANSWER = _in_call(
+    replace(power.AWAITS_SERVER, awaited=Awaited("its child 72", "program")), "recvfrom", descriptors=1
+)
+AWAITS_BATCH = _in_call(power.AWAITS_PROCESS, "poll", descriptors=1, may_time_out=True)
+HELPED = {"child": AWAITS_CHILD, "server": AWAITS_ANSWER, "loader": AWAITS_BATCH, "lock holder": FLOCK}
+AWAITS_TRACED_CHILD = replace(
+    stop_helper(AWAITS_CHILD), kernel_call=structs.replace(AWAITS_CHILD.kernel_call, child_state="t")
+)
 ENQUEUES_LIGHTLY = replace(power.VERY_LIGHT, enqueues=True)
 TRAINS_ALONE = replace(TRAINS, enqueues=False)
 REPLAYS, LAUNCHES = BEHIND_FULL_GPU, replace(BEHIND_FULL_GPU, enqueues=True)
@@ -79,6 +111,7 @@ HANGS = (
     *_everywhere("D state", power.STUCK_SYNCING, HOLD_SECONDS + 15),
     *_everywhere("stopped", power.STOPPED, 60.0),
     *_everywhere("gone", None, 60.0),
+    *(Hang(f"stopped {name}", after(3, stop_helper(doing)), 60.0, (3,)) for name, doing in HELPED.items()),
     *(
         replace(hang, state="stalled", named=(3,))
         for hang in _everywhere("endless loop", power.SPINS, STALLED_SECONDS + 15)
@@ -119,7 +152,8 @@ def between(odd_does: Doing, seconds: float, others: Doing = WAITS, begin: float
 
 _AWAITED: tuple[tuple[str, Doing], ...] = (
     ("fsync", power.IN_FSYNC),
-    ("flock", FLOCK),
+    ("a wait for a traced child", AWAITS_TRACED_CHILD),
+    *((f"a wait for a living {name}", doing) for name, doing in HELPED.items()),
     ("D state", power.STUCK_READING),
     ("HTTP", power.AWAITS_SERVER),
     ("wait at 100 % GPU", BEHIND_FULL_GPU),

@@ -26,6 +26,7 @@ from hangwatch.model import (
     GpuSweep,
     Job,
     JobState,
+    KernelCall,
     ProcessDump,
     ProcessId,
     Rank,
@@ -59,8 +60,8 @@ class Doing:
     """A kind of activity of a rank: its stacks (innermost frame first), and the readings of its GPU and process.
 
     The rounds of a capture see the stacks in turn. `main_cpu_ratio` and `switches_per_second` are those of the main
-    thread; a spinning thread hardly switches. A rank is in `call` in every round; a process of its job behind that call
-    uses `behind_cpu_ratio`. A rank in a write sends `device_bytes_per_second` to the device. A rank that reads mapped
+    thread; a spinning thread hardly switches. A rank is in `call` in every round, and a capture reads `kernel_call` of
+    it; a process of its job behind that call uses `behind_cpu_ratio`. A rank in a write sends `device_bytes_per_second` to the device. A rank that reads mapped
     memory has page faults for `faulted_bytes_per_second`. A rank that `serves` waits on a listening socket. A rank that
     `enqueues` adds a collective to its flight recorder each second.
     """
@@ -82,6 +83,7 @@ class Doing:
     asks_rank: AsksRank | None = None
     peers: int = 1
     call: SystemCall | None = None
+    kernel_call: KernelCall | None = None
     behind_cpu_ratio: float | None = None
     serves: bool = False
     owns_gil: bool | None = None
@@ -399,6 +401,7 @@ class Simulation:
             awaited=doing.awaited,
             asks_rank=doing.asks_rank,
             call=doing.call,
+            file_lock=None if doing.kernel_call is None else doing.kernel_call.file_lock,
             children_cpu_seconds=None if doing.behind_cpu_ratio is None else t * doing.behind_cpu_ratio,
             peers=doing.peers,
             active_peers=doing.peers,
@@ -447,6 +450,7 @@ class Simulation:
             nvlink_bytes_per_second=None if lost else doing.nvlink_bytes_per_second,
             pcie_bytes_per_second=None if lost else doing.pcie_bytes_per_second,
             most_peers=1,
+            kernel_call=None if doing is None else doing.kernel_call,
         )
 
     def _note(self, actions: Iterable[Action], t: float) -> None:

@@ -453,7 +453,7 @@ def test_rank_with_different_gpu_is_checked_first_after_all_have_joined(
     assert ("Check rank" in verdict.message) == bool(first)
 
 
-AWAITS_CHILD = KernelCall(name="wait4", says="wait4() for", rounds=3, child_pid=9, child_state="T")
+AWAITS_CHILD = KernelCall(name="wait4", says="wait4() for", rounds=3, child_pid=9, child_state="T", is_held=True)
 FULL = Frame(function="read_shard", file="train.py", line=3)
 FIFO: dict[str, Any] = {"waits": Waits(object="file"), "kernel": KernelFacts(wchan="wait_for_partner")}
 
@@ -537,10 +537,20 @@ def test_rank_is_not_frozen_if_another_rank_of_the_job_is_unknown() -> None:
     assert motions(job(at_work(standing(3, done(5)), **FIFO), others=2)) == {Motion.MOVING}
 
 
-def with_odd(signature: Signature, kernel: KernelFacts | None = None, waits_facts: Waits | None = None) -> Grouping:
+def with_odd(
+    signature: Signature, kernel: KernelFacts | None = None, waits_facts: Waits | None = None, at: str = "step"
+) -> Grouping:
     """Return a grouping in which all ranks except rank 3 wait in a collective."""
     odd = replace(samples.member(3), signature=signature, kernel=kernel or KernelFacts(), waits=waits_facts or Waits())
-    group = Group(key="odd", activity="unknown", waits_for="nothing", members=(odd,), gone=signature is Signature.GONE)
+    frames = (Frame(function=at, file="torch/utils/data/dataloader.py", line=9),)
+    group = Group(
+        key="odd",
+        activity="unknown",
+        waits_for="nothing",
+        members=(odd,),
+        gone=signature is Signature.GONE,
+        frames=frames,
+    )
     return Grouping(groups=(samples.waiting(rank for rank in range(8) if rank != 3), group), world_size=8)
 
 
@@ -550,33 +560,32 @@ def permanent(grouping: Grouping) -> list[int | None]:
     return [rank.rank for rank in find_permanent(grouping, named)]
 
 
-def reading(state: str, kind: str = "pipe") -> KernelFacts:
-    target = CallTarget(kind=kind, what="pipe:[7]", other_pid=9, other_comm="loader", other_state=state)  # type: ignore[arg-type]
-    return KernelFacts(call=KernelCall(name="read", says="read from", rounds=3, descriptors=1, behind=(target,)))
+def in_call(*, is_held: bool = True, may_time_out: bool = False) -> KernelFacts:
+    call = KernelCall(name="read", says="read from", rounds=3, is_held=is_held, may_time_out=may_time_out)
+    return KernelFacts(call=call)
 
 
-def awaiting(state: str) -> KernelFacts:
-    return KernelFacts(call=KernelCall(name="wait4", says="wait4() for", rounds=3, child_pid=9, child_state=state))
+STOPPED, TRACED = KernelFacts(state="T"), KernelFacts(state="t")
 
 
 @pytest.mark.parametrize(
     ("grouping", "is_permanent"),
     [
         (with_odd(Signature.GONE), True),
-        (with_odd(Signature.STOPPED), True),
-        (with_odd(Signature.STOPPED, waits_facts=Waits(tracer="gdb (pid 8)")), False),
-        (with_odd(Signature.STOPPED, waits_facts=Waits(frozen_cgroup="/pod")), False),
+        (with_odd(Signature.STOPPED, STOPPED), True),
+        (with_odd(Signature.STOPPED, TRACED), False),
+        (with_odd(Signature.STOPPED, STOPPED, Waits(tracer="gdb (pid 8)")), False),
+        (with_odd(Signature.STOPPED, STOPPED, Waits(frozen_cgroup="/pod")), False),
         (with_odd(Signature.BLOCKED), False),
-        (with_odd(Signature.BLOCKED, reading("T")), True),
-        (with_odd(Signature.BLOCKED, reading("S")), False),
-        (with_odd(Signature.BLOCKED, reading("T", "connection")), False),
-        (with_odd(Signature.BLOCKED, reading("T", "unix")), True),
-        (with_odd(Signature.BLOCKED, awaiting("T")), True),
-        (with_odd(Signature.BLOCKED, awaiting("S")), False),
+        (with_odd(Signature.BLOCKED, in_call()), True),
+        (with_odd(Signature.BLOCKED, in_call(is_held=False)), False),
+        (with_odd(Signature.BLOCKED, in_call(may_time_out=True)), False),
+        (with_odd(Signature.BLOCKED, in_call(may_time_out=True), at="_try_get_data"), True),
+        (with_odd(Signature.COMPUTES, in_call()), False),
     ],
     ids=[
-        *("gone", "stopped", "traced", "frozen", "blocked", "stopped peer", "living peer", "connection"),
-        *("stopped server", "stopped child", "living child"),
+        *("gone", "stopped", "by a tracer", "traced", "frozen", "blocked", "stopped helpers", "living helper"),
+        *("timeout", "loader", "computes"),
     ],
 )
 def test_named_rank_is_permanent_by_its_state(grouping: Grouping, is_permanent: bool) -> None:
@@ -584,7 +593,7 @@ def test_named_rank_is_permanent_by_its_state(grouping: Grouping, is_permanent: 
 
 
 def test_no_rank_is_permanent_if_none_waits_for_it() -> None:
-    grouping = with_odd(Signature.STOPPED)
+    grouping = with_odd(Signature.STOPPED, STOPPED)
     alone = replace(grouping, groups=grouping.groups[1:])
     assert not list(find_waiting(alone)) and permanent(alone) == []
 
@@ -596,7 +605,7 @@ def test_rank_that_ended_while_others_leave_the_job_is_not_permanent() -> None:
 
 
 def test_rank_that_is_not_named_is_not_permanent() -> None:
-    grouping = with_odd(Signature.STOPPED)
+    grouping = with_odd(Signature.STOPPED, STOPPED)
     assert find_permanent(grouping, Verdict(kind="CannotTell", message="No rank can be named.")) == frozenset()
 
 

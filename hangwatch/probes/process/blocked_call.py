@@ -19,7 +19,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 from hangwatch import words
-from hangwatch.model import CallTarget, KernelCall, ProcessDump, SystemCall
+from hangwatch.model import ENDED_STATES, SIGNAL_STOPPED_STATE, CallTarget, KernelCall, ProcessDump, SystemCall
 from hangwatch.probes.base import filesystems, procfs, pseudo_files, system_calls
 from hangwatch.probes.network import sockets
 from hangwatch.probes.process import file_locks, main_thread
@@ -28,6 +28,7 @@ _MOST_CHARACTERS = 200
 _MOST_SHOWN = 4
 _MOST_CHILDREN = 64
 _MOST_POLLED = 64  # descriptors in which a child is searched
+_SEARCH_CPU_SECONDS = 1.0  # for the links of all processes of the node
 _PIDFD = "anon_inode:[pidfd]"
 _READ, _WRITE = 0o400, 0o200  # mode bits of a link in /proc/PID/fd: open for reading, for writing
 
@@ -49,25 +50,29 @@ def read(
         return None
     same = itertools.takewhile(lambda each: each is not None and _is_same(each, last_call), reversed(calls))
     search = _Search(pid, related_pids, proc_root, JobHolders((), lambda *_: (), strangers))
-    child = _child(pid, call.child, proc_root)
-    is_lock = call.kind == "locks"
+    child, row = _child(pid, call.child, proc_root), system_calls.calls_by_name()[call.name]
+    lock = file_locks.find_awaited_lock(pid, call.descriptors[0], proc_root) if call.kind == "locks" else None
+    behind = tuple(
+        structs.replace(call_target, other_state=_state(call_target.other_pid, proc_root))
+        for number in call.descriptors[:_MOST_SHOWN]
+        if (call_target := _behind(pid, number, search, proc_root)) is not None
+    )
+    other_pid = child if lock is None else lock.holder_pid
     return KernelCall(
         name=call.name,
-        says=system_calls.calls_by_name()[call.name].says or call.name,
+        says=row.says or call.name,
         rounds=sum(1 for _ in same),
         descriptors=len(call.descriptors),
-        behind=tuple(
-            structs.replace(call_target, other_state=_state(call_target.other_pid, proc_root))
-            for number in call.descriptors[:_MOST_SHOWN]
-            if (call_target := _behind(pid, number, search, proc_root)) is not None
-        ),
+        behind=behind,
         path=words.elided(_path(pid, proc_root, thread), _MOST_CHARACTERS),
         child_pid=child,
         child_comm=_comm(child, proc_root) if child is not None else "",
         child_state=_state(child, proc_root),
-        file_lock=file_locks.find_awaited_lock(pid, call.descriptors[0], proc_root) if is_lock else None,
+        file_lock=lock,
         thread="" if awaited is None else awaited.name or f"thread {thread}",
         wchan=main_thread.read_state(pid, thread or pid, proc_root)[1] or "",
+        is_held=thread is None and search.is_held(call, other_pid or next((each.other_pid for each in behind), None)),
+        may_time_out=bool(row.timeout),
     )
 
 
@@ -251,6 +256,49 @@ class _Search:
     def unix_sockets(self) -> dict[int, sockets.UnixSocket]:
         """The Unix sockets in the network namespace of the process, by inode; empty if they may not be read."""
         return sockets.read_unix(self._pid, self._root) or {}
+
+    def is_held(self, call: SystemCall, other_pid: int | None) -> bool:
+        """True if every process that can end a call is a stopped helper of the job. `other_pid` is one of them."""
+        if len(call.descriptors) > 1 or not self._is_stopped_helper(other_pid):
+            return False
+        return call.kind == "awaits_child" or self._are_all_stopped(call.descriptors[0], is_lock=call.kind == "locks")
+
+    def _is_stopped_helper(self, pid: int | None) -> bool:
+        """True if a signal, and no tracer, has stopped a process of this rank or a worker of another one.
+
+        Other processes do not count: a scheduler may stop another job as a whole, and continue it later.
+        """
+        return _state(pid, self._root) == SIGNAL_STOPPED_STATE and pid in (*self._children, *self._kin)
+
+    def _are_all_stopped(self, descriptor: int, *, is_lock: bool) -> bool:
+        """True if all other processes with the far end of a descriptor are stopped helpers, and there are some.
+
+        With `is_lock`, these are the processes that can release a lock on its file: a child may have inherited it.
+        False if a process cannot be seen, or if one of the same user may not be read.
+        """
+        latest, count = time.thread_time() + _SEARCH_CPU_SECONDS, 0
+        end = link_of(self._pid, descriptor, self._root)
+        if end.startswith("socket:["):
+            unix = self.unix_sockets.get(int(end[8:-1]))
+            end = f"socket:[{unix and unix.peer}]"
+        for pid in map(int, procfs.list_pids(str(self._root))):
+            links = sockets.descriptors(pid, self._root)
+            is_whole = links is not None and len(links) < sockets.MOST_DESCRIPTORS
+            if time.thread_time() > latest or (not is_whole and self._may_hide(pid)):
+                return False
+            numbers = [number for number, link in (links or {}).items() if link == end]
+            if is_lock:
+                folder = f"{self._root}/{pid}/fdinfo"
+                numbers = [number for number in numbers if "lock:" in pseudo_files.read_or_empty(f"{folder}/{number}")]
+            if numbers and pid != self._pid:
+                count += 1
+                if not self._is_stopped_helper(pid):
+                    return False
+        return count > 0 and procfs.sees_all_pids(self._root)
+
+    def _may_hide(self, pid: int) -> bool:
+        users = {procfs.read_user_id(each, self._root) for each in (pid, self._pid)}
+        return len(users) == 1 and _state(pid, self._root) not in ENDED_STATES
 
     def holder_of(self, link: str, mode: int = _READ | _WRITE) -> tuple[int | None, str]:
         """Return pid and comm of a process that has `link` open for reading or writing, as `mode` allows.

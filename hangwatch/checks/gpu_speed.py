@@ -6,12 +6,11 @@ samples in which all GPUs of the job are busy count. A GPU that draws more power
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from statistics import median, median_high
 
 from hangwatch import words
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import GPU, Check, Metric, Rows, gpu_labels, ok, warning, worst
-from hangwatch.model import CheckVerdict, Fault, GpuName, GpuSample, Job, Point
+from hangwatch.model import CheckVerdict, Fault, GpuName, GpuSample, Job, Point, median
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.details import Details, GpuHealth
 from hangwatch.probes.node.machine import Node
@@ -91,7 +90,7 @@ def _compare(job: Job, gpus: Sequence[GpuSample], slowdowns: Mapping[str, tuple[
                 gpu,
                 rank=contract.RankName.of_rank(job, ranks[gpu.uuid]),
                 clock_hertz=gpu.sm_clock_hertz,
-                usual_hertz=median_high(clocks),
+                usual_hertz=sorted(clocks)[len(clocks) // 2],
                 usual_watts=median(powers) if powers else None,
                 slowdowns=slowdowns.get(gpu.uuid, ()),
             )

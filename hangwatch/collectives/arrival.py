@@ -12,12 +12,11 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from math import hypot, sqrt
-from statistics import median
 from typing import Literal, NamedTuple
 
 from msgspec import field
 
-from hangwatch.model import ProcessId, Value
+from hangwatch.model import ProcessId, Value, median
 from hangwatch.model.flight_records import Library, RankRecords
 from hangwatch.model.keyed_lists import list_by_key
 

@@ -6,7 +6,6 @@ within a node needs no clock, see `arrival`.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median_low
 from typing import Literal
 
 from msgspec import field
@@ -73,7 +72,7 @@ def find_median_times(by_rank: Mapping[ProcessId, Iterable[Enqueued]]) -> tuple[
             times[collective.library, collective.group][collective.number].append(collective)
             ranks[collective.library, collective.group].add(rank)
     rows = [
-        (median_low(each.unix_ns for each in alike), alike[0])
+        (sorted(each.unix_ns for each in alike)[(len(alike) - 1) // 2], alike[0])
         for key, by_number in times.items()
         for alike in by_number.values()
         if len(alike) == len(ranks[key])

@@ -8,12 +8,11 @@ be a fixed threshold, which is a ratio of the power limit. It depends neither on
 import functools
 import itertools
 from collections.abc import Mapping
-from statistics import median
 
 from msgspec.structs import replace
 
 from hangwatch.config import Detector
-from hangwatch.model import GpuLevels, GpuSample, Value
+from hangwatch.model import GpuLevels, GpuSample, Value, median
 
 SMOOTHING_SAMPLES = 5  # a median of five: a single outlier neither starts nor ends a quiet time
 BUCKETS = 60  # the busy window has 60 buckets; the oldest bucket is dropped as a whole

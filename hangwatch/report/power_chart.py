@@ -3,10 +3,9 @@
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from statistics import median
 
 from hangwatch import words
-from hangwatch.model import CollectiveSeries, Incident, PowerSeries, Value
+from hangwatch.model import CollectiveSeries, Incident, PowerSeries, Value, median
 from hangwatch.report import phrases
 
 WIDTH, HEIGHT = 960, 330

@@ -6,7 +6,6 @@ that wrapped unnoticed shows fewer bytes than were carried, so a rate may be too
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import islice, pairwise
-from statistics import fmean
 
 from hangwatch.model import GpuTraffic, GpuUse, PortCounters, PortTraffic, TrafficSweep
 
@@ -25,9 +24,9 @@ def gpu_use(uuids: Collection[str], sweeps: Iterable[TrafficSweep]) -> GpuUse | 
     reported = ([one.use for one in readings[1:] if one.use is not None] for readings in _readings(uuids, sweeps))
     means = (
         GpuUse(
-            sm_ratio=fmean(use.sm_ratio for use in uses),
-            tensor_ratio=fmean(use.tensor_ratio for use in uses),
-            dram_ratio=fmean(use.dram_ratio for use in uses),
+            sm_ratio=sum(use.sm_ratio for use in uses) / len(uses),
+            tensor_ratio=sum(use.tensor_ratio for use in uses) / len(uses),
+            dram_ratio=sum(use.dram_ratio for use in uses) / len(uses),
         )
         for uses in filter(None, reported)
     )

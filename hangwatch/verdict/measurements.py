@@ -2,10 +2,9 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from statistics import median
 from typing import Literal, NamedTuple
 
-from hangwatch.model import Group, Member
+from hangwatch.model import Group, Member, median
 
 _POWER_RATIO = 0.9
 UTILIZATION_GAP = 0.5

@@ -1,10 +1,9 @@
 """The reasons to check a rank first: one function for each reason in the table of `check_first`. Pure."""
 
 from collections.abc import Sequence
-from statistics import median
 
 from hangwatch import words
-from hangwatch.model import Group
+from hangwatch.model import Group, median
 from hangwatch.stacks.user_code import call_lines, find_caller
 from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.measurements import OddGpu

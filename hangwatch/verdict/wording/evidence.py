@@ -2,13 +2,12 @@
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import chain, islice
-from statistics import median
 
 from msgspec import structs
 
 from hangwatch import words
 from hangwatch.limits import MOST_LISTED_RANKS
-from hangwatch.model import Evidence, GpuUse, Group, Grouping, Member, Motion, RankId, Signature, Stack
+from hangwatch.model import Evidence, GpuUse, Group, Grouping, Member, Motion, RankId, Signature, Stack, median
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.stacks import activity_table
 from hangwatch.tables import kernel_lines

@@ -49,7 +49,11 @@ class NodeNumbers:
             if budget < 0 or self._holds_group(above):
                 continue
             holders = {process.id.pid: process for process in below if self._holds_group(process)}
-            ranks = [each for each in holders.values() if holders.keys().isdisjoint(_pids_above(each, tree))]
+            ranks = [
+                each
+                for each in holders.values()
+                if holders.keys().isdisjoint(process.id.pid for process in tree.ancestors(each))
+            ]
             slot = nested_slots.slot_of(below[0])
             if len(ranks) > 1 and (not slot or slot == self._slot(above)):
                 ancestors |= {rank.id: above.id for rank in ranks}
@@ -84,7 +88,3 @@ class NodeNumbers:
             return replace(process, environ=own)
         names = {*launchers.SLOT_NAMES, launchers.TABLE.rendezvous.address}
         return replace(process, environ={name: value for name, value in own.items() if name not in names})
-
-
-def _pids_above(process: Process, tree: Tree) -> set[int]:
-    return {above.id.pid for above in tree.ancestors(process)}

@@ -66,7 +66,7 @@ def as_evidence(environment: Environment, pointed: Collection[RankId]) -> Iterat
         minority = {(rank.node, rank.rank, rank.pid) for rank in difference.minority}
         return bool(minority) and minority <= pids
 
-    differences = sorted(environment.differences, key=lambda difference: not is_about_pointed(difference))
+    differences = sorted(environment.differences, key=is_about_pointed, reverse=True)
     for difference in differences[:_MOST_IN_EVIDENCE]:
         message = f"{describe_difference(difference)}; {difference.why}"
         yield Evidence(kind="environment", message=message, ranks=difference.minority)

@@ -169,14 +169,6 @@ def _weigh_gone(finding: Finding) -> Confidence:
     return Confidence.HIGH if finding.waiting("ranks") * 2 >= count_ranks(finding.others) else Confidence.MEDIUM
 
 
-def _weigh_blocked(finding: Finding) -> Confidence:
-    """Return medium confidence if a suspect was seen in only one round, because a disk wait may end.
-
-    Else return high.
-    """
-    return Confidence.HIGH if min(member.rounds for member in finding.members) > 1 else Confidence.MEDIUM
-
-
 def _weigh_undumpable(finding: Finding) -> Confidence:
     """Return high confidence if three quarters of the responding ranks wait for ranks. Else return medium confidence.
 
@@ -256,7 +248,10 @@ RULES: tuple[Rule, ...] = (
         kind="RankBlocked",
         description="are in state `D` in every round, or in a call on the file system that does not respond to py-spy",
         suspects=_find_blocked,
-        weigh=_weigh_blocked,
+        # A disk wait that was seen in only one round may end.
+        weigh=lambda finding: (
+            Confidence.HIGH if min(member.rounds for member in finding.members) > 1 else Confidence.MEDIUM
+        ),
     ),
     Rule(
         kind="RankStopped",

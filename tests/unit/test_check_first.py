@@ -47,7 +47,7 @@ from hangwatch.verdict.wording import group_text
 from hangwatch.verdict.wording.guidance import where_to_look
 from hangwatch.verdict.wording.next_steps import describe_action, next_step
 from tests import hangs
-from tests.unit.test_waitfor import done, standing, waits
+from tests.unit.test_waitfor import Numbers, done, standing, waits
 
 BACKWARD = (Frame(function="backward", file="torch/_tensor.py", line=581), Frame(function="train", file="a.py", line=9))
 OWN = (Frame(function="reserve", file="buffers.py", line=31), Frame(function="train", file="a.py", line=5))
@@ -79,6 +79,11 @@ def behind(ranks: range, **parts: Any) -> Group:
 
 def group_in_own_code(ranks: range, **parts: Any) -> Group:
     return group(ranks, OWN, "unknown", "unknown", **parts)
+
+
+def with_numbers(groups: tuple[Group, ...], numbers: list[Numbers]) -> Grouping:
+    records = [standing(rank, each).recorder for rank, each in enumerate(numbers)]
+    return Grouping(groups=groups).change_members(lambda _, one: replace(one, recorder=records[one.id.rank or 0]))
 
 
 def says(*groups: Group) -> tuple[list[int | None], list[int | None], Confidence]:
@@ -121,7 +126,11 @@ def test_rank_behind_its_gpu_is_checked_first_beside_one_that_may_wait_for_it() 
     reduces = group(range(3, 9), REDUCE, "all_reduce", "ranks")
     waits_for_lock = group(range(1), OWN, "lock", "lock")
     assert says(waits_for_lock, reduces) == ([], [0], Confidence.MEDIUM)
-    assert says(waits_for_lock, behind(range(2, 3)), reduces) == ([0, 2], [], Confidence.NONE)
+    alike = (waits_for_lock, behind(range(2, 3)), reduces)
+    assert says(*alike) == ([0, 2], [], Confidence.NONE)
+    by_numbers = judge(with_numbers(alike, [done(5), waits(6), done(6), *[waits(6)] * 6]))
+    assert [rank.rank for rank in by_numbers.check_first] == [0, 2]
+    assert "To decide: check what it does there" in by_numbers.message
 
 
 @pytest.mark.parametrize(("is_awaited", "expected"), [(False, []), (True, [3])])
@@ -129,13 +138,8 @@ def test_rank_for_which_nobody_waits_is_not_checked_first(is_awaited: bool, expe
     """Ranks 0 to 2 wait in a ring of groups, and rank 3 for them. None of the groups of the ring was used before."""
     newest = 4 if is_awaited else 5
     ring = [done(4) | waits(1, f"{rank}-{(rank + 1) % 3}") for rank in range(3)]
-    records = [standing(rank, numbers).recorder for rank, numbers in enumerate([*ring, waits(newest)])]
-    groups = [group(range(3), REDUCE, "all_reduce", "ranks"), group(range(3, 4), NEXT, "all_reduce", "ranks")]
-    read = [
-        replace(one, members=tuple(replace(member, recorder=records[member.id.rank or 0]) for member in one.members))
-        for one in groups
-    ]
-    assert says(*read)[0] == expected
+    groups = (group(range(3), REDUCE, "all_reduce", "ranks"), group(range(3, 4), NEXT, "all_reduce", "ranks"))
+    assert says(*with_numbers(groups, [*ring, waits(newest)]).groups)[0] == expected
 
 
 @pytest.mark.parametrize(("few", "many", "pointed"), [(1, 3, 1), (1, 2, 0), (2, 6, 2), (2, 5, 0), (4, 12, 4)])

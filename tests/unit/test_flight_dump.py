@@ -653,28 +653,24 @@ def test_group_without_a_record_is_judged_by_the_count_of_torch(
     assert (answer.graph.pending[0].missing, answer.graph.pending[0].unknown) == (missing, unknown)
 
 
-def finding(kind: str, group: Group, answer: Answer) -> Finding:
-    scene = build_scene(Grouping(groups=(group,)), None)
-    return Finding(kind, scene, (group,), confidence=Confidence.HIGH, answer=answer)
-
-
 DENIED = Fault(subject="pid 7", reason="PermissionDenied", detail="no right")
 UNDUMPED = Group(key="x", activity="unknown", fault=DENIED, members=(Member(id=RankId(rank=0)),))
+SCENE = build_scene(Grouping(groups=(UNDUMPED,)), None)
+BLOCKED = Finding("RankBlocked", SCENE, (UNDUMPED,), confidence=Confidence.HIGH)
 
 
 def test_stacks_that_answer_let_a_rank_be_named_with_medium_confidence() -> None:
     answer, verdict = judged({rank: recorder(rank, [WORLD] * (1 if rank == 2 else 2), 1) for rank in range(4)})
-    named = recorder_dumps.qualify(finding("NotJoined", UNDUMPED, answer)._replace(by_numbers=True), {})
+    named = recorder_dumps.qualify(BLOCKED._replace(kind="NotJoined", answer=answer, by_numbers=True), {})
     assert (named.confidence, verdict.confidence) == (Confidence.MEDIUM, Confidence.NONE)
     assert "This is the state at the moment when torch wrote its dumps." in verdict.message
 
 
 def test_what_the_kernel_says_of_a_rank_is_not_hidden_by_dumps() -> None:
-    blocked = finding("RankBlocked", UNDUMPED, Answer("Unknown"))
     _, alone = judged({0: recorder(0, [WORLD], 0)})
     records = {0: parse(recorder(0, [WORLD], 0)).recorders}
-    qualified = recorder_dumps.qualify(blocked, records)
-    assert qualified._replace(open_then=blocked.open_then) == blocked
+    qualified = recorder_dumps.qualify(BLOCKED, records)
+    assert qualified._replace(open_then=BLOCKED.open_then) == BLOCKED
     assert [one.kind for one in sequence_numbers.evidence(qualified.open_then)] == ["sequence"]
     assert alone.kind == "RecordsOnly"
 

@@ -28,10 +28,7 @@ def make_authority(folder: Path, name: str) -> Pair:
 
 
 def make_certificate(by: Pair, folder: Path, name: str, alternative: str) -> Pair:
-    """Make a certificate that the authority `by` signs.
-
-    `alternative` holds its subject alternative names, e.g. "DNS:a,IP:127.0.0.1".
-    """
+    """Make a certificate by the authority `by`. `alternative` are names, e.g. "DNS:a,IP:127.0.0.1"."""
     pair = Pair(folder / f"{name}.pem", folder / f"{name}-key.pem")
     _openssl(
         "req", "-x509", *EC, "-subj", f"/CN={name}", "-keyout", str(pair.key), "-out", str(pair.certificate),

@@ -79,10 +79,7 @@ def _settings(section: type[msgspec.Struct]) -> Iterator[str]:
 
 
 def reasons_of(source: str) -> dict[str, list[str]]:
-    """Return the reasons in the source of a check, by status.
-
-    A reason is the first argument of a call of `ok`, `unknown`, `warning`, `critical` or `level`.
-    """
+    """Return by status the first arguments of calls of `ok`, `unknown`, `warning`, `critical` and `level`."""
     reasons: dict[str, set[str]] = {}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in LEVELS and node.args:

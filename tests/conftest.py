@@ -159,10 +159,7 @@ def identity(pid: int) -> ProcessId:
 
 
 def obeys_ctrl_c() -> None:
-    """Restore the default action of SIGINT in a child, before exec.
-
-    A program that a shell starts with `&` ignores SIGINT, and so do all its children.
-    """
+    """Restore the default action of SIGINT, which a program that a shell starts with `&` ignores."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -210,10 +207,7 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture
 def golden_part(request: pytest.FixtureRequest) -> Callable[[Path, str, Iterable[str]], None]:
-    """Return a function that compares lines with the part of a page between two marks.
-
-    `make golden` rewrites the part instead.
-    """
+    """Return a function that compares lines with a part of a page, or rewrites it with `make golden`."""
 
     def compare(page: Path, name: str, lines: Iterable[str]) -> None:
         begin, end = (f"<!-- {name}: {word} -->" for word in ("begin, printed by `make golden`", "end"))

@@ -32,10 +32,7 @@ Compared = tuple[str, Verdict, Verdict]
 
 
 def real(names: Sequence[str]) -> Iterator[Compared]:
-    """Run scenarios with real processes.
-
-    For each capture, yield the verdict of the daemon and the verdict of a dump.
-    """
+    """Run scenarios with real processes. Yield the verdicts of daemon and dump for each capture."""
     stage.LookingDaemon.dumps_too = True
     for scenario in (*DEMO_SCENARIOS, *PROCESS_SCENARIOS, *CROWDS):
         if scenario.name.startswith(tuple(names)):

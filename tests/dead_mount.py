@@ -48,10 +48,7 @@ def dying_mount(folder: Path, files: dict[str, Path]) -> Iterator[Callable[[], N
 
 @contextmanager
 def _fuse(folder: Path) -> Iterator[int]:
-    """Mount FUSE and yield the descriptor that receives the requests.
-
-    When the descriptor is closed, all waiting processes get ENOTCONN.
-    """
+    """Mount FUSE. Yield the descriptor of the requests; when it is closed, processes that wait get ENOTCONN."""
     if os.geteuid() != 0:
         pytest.skip("needs root: mounts a file system")
     try:

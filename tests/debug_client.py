@@ -9,10 +9,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def attach_debugger(port: int) -> Iterator[None]:
-    """Attach a debugger on loopback and wait until the program stops at a breakpoint.
-
-    Protocol: microsoft.github.io/debug-adapter-protocol.
-    """
+    """Attach a debugger and wait for a breakpoint. See microsoft.github.io/debug-adapter-protocol."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as channel, channel.makefile("rb") as incoming:
 
         def send(number: int, command: str, **arguments: object) -> None:

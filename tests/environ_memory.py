@@ -41,10 +41,7 @@ def make(
     first: int = 0,
     section: int = 26,
 ) -> EnvironMemory:
-    """Return a memory with these entries. `first` is the address in the first program header, `section` the symbol's.
-
-    The addresses in the dynamic section are absolute, as glibc writes them.
-    """
+    """Return a memory with these entries; addresses in the dynamic section are absolute, as glibc writes them."""
     memory, base = Memory(start), start - first
     memory.new(PAGE_BYTES)
     symbols, strings, table, dynamic = memory.new(72), memory.new(64), memory.new(64), memory.new(64)

@@ -69,10 +69,7 @@ def sockets(count: int, addresses: tuple[str, ...]) -> list[str]:
 
 
 def h100(count: int = 8) -> list[str]:
-    """Return the scenario of a healthy, busy HGX node of H100s.
-
-    Each GPU draws 600 W of 700 W and has 18 NVLinks to NVSwitches.
-    """
+    """Return the scenario of a healthy node of H100s at 600 W of 700 W, with 18 NVLinks to NVSwitches each."""
     return [
         *gpus(count, "NVIDIA H100 80GB HBM3", 600, 700, 80),
         *sockets(count, HGX_ADDRESSES),
@@ -92,10 +89,7 @@ def h100(count: int = 8) -> list[str]:
 
 
 def pcie_box(count: int = 4) -> list[str]:
-    """Return the scenario of a healthy PCIe node of L40S GPUs.
-
-    It has no NVLink and no fabric. GPUs may access each other's memory.
-    """
+    """Return the scenario of a healthy PCIe node of L40S GPUs, which may access each other's memory."""
     return [
         *gpus(count, "NVIDIA L40S", 300, 350, 48),
         *sockets(count, BOX_ADDRESSES),

@@ -63,10 +63,7 @@ def seeds() -> list[Seed]:
 
 
 def mutate(seed: Seed, chance: random.Random) -> Memory:
-    """Return a changed copy of the memory.
-
-    Half of the changes are in the recorder object, which points to all other data.
-    """
+    """Return a changed copy of the memory; half of the changes are in the recorder object, which points to the rest."""
     memory = seed.memory.copy()
     first, end = memory.range
     for _ in range(chance.choice((1, 1, 1, 2, 3, 8))):
@@ -151,10 +148,7 @@ def find_nonsense(found_records: RankRecords, newest: int | None = None) -> str:
 
 
 def fuzz(count: int, seed: int) -> Counter[str]:
-    """Read `count` changed memories. Return how often each outcome occurred.
-
-    The outcomes "NONSENSE ..." and "CRASH ..." are findings.
-    """
+    """Read `count` changed memories. Return the outcomes. Findings are "NONSENSE ..." and "CRASH ..."."""
     chance, all_seeds, answers = random.Random(seed), seeds(), Counter[str]()
     for number in range(count):
         whole = chance.choice(all_seeds)

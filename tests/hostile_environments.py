@@ -25,18 +25,12 @@ def large_environments(count: int) -> list[dict[str, str]]:
 
 
 def claim_world(size: int, gpus: str) -> list[dict[str, str]]:
-    """Return the environments of two ranks of a job with `size` ranks.
-
-    Both claim to use the GPUs `gpus`.
-    """
+    """Return the environments of two ranks of a job of `size` ranks, which claim the same `gpus`."""
     return [rank_variables(rank, size, port=29401) | {"CUDA_VISIBLE_DEVICES": gpus} for rank in range(2)]
 
 
 def claim_jobs(count: int) -> list[dict[str, str]]:
-    """Return the environments of `count` jobs, one each.
-
-    Each environment claims that 1,023 more ranks are on this node.
-    """
+    """Return the environments of `count` jobs. Each claims that 1,023 more ranks are on this node."""
     return [rank_variables(0, 4096, port=30000 + number) | {"LOCAL_WORLD_SIZE": "1024"} for number in range(count)]
 
 
@@ -52,10 +46,7 @@ def rank_variables(rank: int, size: int, *, port: int) -> dict[str, str]:
 
 
 class Crowd:
-    """Sleeping processes called `python`, one for each environment.
-
-    They run as user `nobody` if the test runs as root. All of them are ended at the end of `with`.
-    """
+    """Sleeping processes called `python`, one for each environment, of user `nobody` under root."""
 
     def __init__(self, environs: Iterable[Mapping[str, str]]) -> None:
         self._environs = list(environs)

@@ -66,10 +66,7 @@ def locked(folder: Path, uid: int, count: int = 1) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def polling(folder: Path, uid: int, count: int) -> Iterator[list[int]]:
-    """Start `count` processes of user `uid` that wait in poll(2). Its array cannot be read. Yield their pids.
-
-    Needs root.
-    """
+    """Start `count` processes of `uid` in poll(2) with an array that cannot be read. Yield their pids. Needs root."""
     with _kept(_POLLS, folder, uid, count) as children:
         for child in children:
             assert child.stdout.readline() == b"mapped\n"

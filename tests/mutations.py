@@ -94,10 +94,7 @@ TESTS = {
 
 
 class Mutant(NamedTuple):
-    """The source of a module with one change.
-
-    `line` is the first changed line, counted from 1. `tests` are the tests that must fail.
-    """
+    """The source of a module with one change at `line`, counted from 1, and the tests that must fail."""
 
     module: str
     line: int
@@ -288,10 +285,7 @@ class Copy:
         )
 
     def failing(self, mutant: Mutant) -> str:
-        """Return the line of pytest about the first test that fails with this mutant.
-
-        The result is empty if the mutant survives.
-        """
+        """Return pytest's line about the first test that fails with this mutant, or "" if the mutant survives."""
         with self.changed(f"hangwatch/{mutant.module}", mutant.changed):
             return self.first_failure(mutant.tests)
 
@@ -369,10 +363,7 @@ def source_of(module: str) -> str:
 
 
 def draw_mutants(count: int, seed: int, words: str = "") -> list[Mutant]:
-    """Return `count` random mutants, in source order.
-
-    They are from the modules with `words` in their path.
-    """
+    """Return `count` random mutants of the modules with `words` in their path, in source order."""
     every = [mutant for module in TESTS if words in module for mutant in mutants(module, source_of(module))]
     chosen = sorted(random.Random(seed).sample(range(len(every)), min(count, len(every))))
     print(f"{len(chosen)} of {len(every)} mutants, seed {seed}")

@@ -80,10 +80,7 @@ class Node:
             _ip("link", "set", self.name, "up")
 
     def delete(self) -> None:
-        """Delete the node as a power failure does.
-
-        All its processes vanish and no connection is closed.
-        """
+        """Delete the node as a power failure does: no connection is closed."""
         if self._holder.poll() is None:
             _ip("link", "delete", self.name)
             os.kill(self._init, signal.SIGKILL)
@@ -92,10 +89,7 @@ class Node:
 
 @contextlib.contextmanager
 def cluster(folder: Path, names: Iterable[str]) -> Iterator[dict[str, Node]]:
-    """Make a node for each name and yield the nodes by name. Delete the nodes at the end of `with`.
-
-    Until then the calling thread is on their network.
-    """
+    """Yield a node for each name, by name, with this thread on their network. Delete them at the end."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(_own_network())
         _ip("link", "set", "lo", "up")

@@ -41,10 +41,7 @@ exec "$@"
 
 
 def as_user(uid: int, gid: int | None = None, groups: Iterable[int] = ()) -> list[str]:
-    """Return the beginning of a command that runs the rest as user `uid`.
-
-    `groups` are the groups of the user besides `gid`.
-    """
+    """Return the beginning of a command that runs the rest as user `uid` with `gid` and `groups`."""
     others = ",".join(map(str, groups))
     become = ["setpriv", f"--reuid={uid}", f"--regid={uid if gid is None else gid}"]
     become += [f"--groups={others}" if others else "--clear-groups", "--inh-caps=-all"]
@@ -60,10 +57,7 @@ def as_user(uid: int, gid: int | None = None, groups: Iterable[int] = ()) -> lis
 
 @contextmanager
 def as_thread_of(uid: int) -> Iterator[None]:
-    """Run this thread as user `uid` until the end of `with`.
-
-    glibc's setresuid would change the user of all threads.
-    """
+    """Run this thread alone as user `uid` until the end of `with`: glibc's setresuid changes all threads."""
     libc = ctypes.CDLL(None, use_errno=True)
     assert libc.syscall(_SYS_SETRESUID, -1, uid, -1) == 0
     try:

@@ -17,10 +17,7 @@ def add_device(
     driver: str | None = None,
     config_size: int = 4096,
 ) -> Path:
-    """Add a device and its link in bus/pci/devices.
-
-    `steps` is its path on the bus, e.g. "pci0000:15", "0000:15:01.0".
-    """
+    """Add a device and its link in bus/pci/devices. `steps` are its path: "pci0000:15", "0000:15:01.0"."""
     folder = sys_root / "devices" / Path(*steps)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "vendor").write_text(f"{vendor:#06x}\n")
@@ -48,10 +45,7 @@ def add_nic(sys_root: Path, name: str, *steps: str, numa_node: int = 0) -> None:
 
 
 def config_space(acs: int | None) -> bytes:
-    """Return 4096 bytes of PCI configuration space with the AER capability at 0x100.
-
-    If `acs` is given, the ACS capability is at 0x148 and `acs` is its control register.
-    """
+    """Return 4 KiB of PCI configuration space with AER at 0x100, and ACS at 0x148 with control register `acs`."""
     space = bytearray(4096)
     following = 0x148 if acs is not None else 0
     struct.pack_into("<I", space, 0x100, 0x0001 | 1 << 16 | following << 20)
@@ -67,10 +61,7 @@ def bridge(sys_root: Path, *steps: str, acs: int | None = None, numa_node: int =
 
 
 def hgx(sys_root: Path, addresses: tuple[str, ...], *, switches: int = 4, acs: int | None = None) -> None:
-    """Add the PCI devices of a DGX H100.
-
-    Each GPU shares a PCIe switch with its RDMA card. NVSwitches have a separate bus.
-    """
+    """Add a DGX H100: each GPU shares a PCIe switch with its RDMA card, NVSwitches have a separate bus."""
     for index, address in enumerate(addresses):
         bus = f"0000:{int(address[:2], 16) - 3:02x}"
         node = int(index >= len(addresses) // 2)

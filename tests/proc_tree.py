@@ -30,10 +30,7 @@ _HEAD = re.compile(r"(\d+) \((.*)\) ([A-Zt]) parent=(\d+) start=(\d+)")
 
 
 def lay_out(text: str, root: Path) -> Path:
-    """Write the processes of `text` as a tree like /proc below `root`. Return `root`.
-
-    Processes in `root` that are not in `text` are removed.
-    """
+    """Write the processes of `text`, and no others, as a tree like /proc below `root`. Return `root`."""
     for old in root.glob("[0-9]*"):
         shutil.rmtree(old)
     pid = 0
@@ -109,10 +106,7 @@ def _connect(folder: Path, address: str, port: int) -> None:
 def record(
     pids: list[int], names: str = "RANK|SIZE|TORCHELASTIC|MASTER_|SLURM_|OMPI_|PMI|MPI_LOCAL|VISIBLE_DEV"
 ) -> str:
-    """Return the tree of these real processes as text.
-
-    The trees of real launchers were made with this function.
-    """
+    """Return the tree of these real processes as text, as the trees of real launchers were made."""
     lines = []
     for pid in pids:
         stat = Path(f"/proc/{pid}/stat").read_text()
@@ -128,10 +122,7 @@ def record(
 
 
 def sweep(pids_by_gpu: dict[int, tuple[int, ...]], taken_monotonic_seconds: float = 1e9) -> GpuSweep:
-    """Return a GPU sample. `pids_by_gpu` are the processes that use each GPU.
-
-    The GPU uuids are GPU-a0, GPU-a1, ...
-    """
+    """Return a GPU sample. `pids_by_gpu` are the processes of GPU-a0, GPU-a1, ..."""
     return GpuSweep(
         taken_monotonic_seconds=taken_monotonic_seconds,
         taken_unix_seconds=0.0,

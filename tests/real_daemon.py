@@ -34,10 +34,7 @@ QUICK = {
 
 
 class RealDaemon:
-    """`hangwatch run` with a configuration of the test.
-
-    It is ready when `with` begins and is ended when `with` ends.
-    """
+    """`hangwatch run` with a configuration of the test, ready when `with` begins."""
 
     def __init__(
         self,
@@ -110,10 +107,7 @@ class RealDaemon:
         return json.loads(self.get("/status"))
 
     def samples(self, name: str, **labels: str) -> list[tuple[dict[str, str], float]]:
-        """Return the labels and value of all samples of a metric that have at least these labels.
-
-        Empty if the daemon has ended, or does not answer.
-        """
+        """Return labels and value of all samples with at least these labels; none if the daemon does not answer."""
         text = self._scrape()
         return [
             (sample.labels, sample.value)
@@ -162,10 +156,7 @@ class TorchJob:
         prefix: Iterable[str] = (),
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        """Start `ranks` ranks on one of `nodes` nodes.
-
-        Without `node_rank`, torchrun assigns the numbers of the ranks.
-        """
+        """Start `ranks` ranks on one of `nodes` nodes. Without `node_rank`, torchrun assigns the numbers."""
         self.folder = folder
         self.run_id = run_id or f"test-{uuid.uuid4().hex[:8]}"
         self.ranks = ranks

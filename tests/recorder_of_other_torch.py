@@ -84,20 +84,14 @@ def have_met(paths: Sequence[Path], ranks: Sequence[subprocess.Popen[bytes]]) ->
 
 
 def without_symbols(library: Path, stripped: Path) -> tuple[str, ...]:
-    """Return the beginning of a command that sees a stripped copy of the library at the library's path.
-
-    The command runs in a private mount namespace, which needs root.
-    """
+    """Return the beginning of a command that sees the library stripped, by a mount. Needs root."""
     subprocess.run([shutil.which("strip") or "strip", "--strip-all", "-o", stripped, library], check=True)
     hide = 'mount --bind "$1" "$2"; shift 2; exec "$@"'
     return *_MOUNTING, hide, "sh", str(stripped), str(library)
 
 
 def read(process: ProcessId, backend: str = "gloo") -> RankRecords:
-    """Read the recorder of a backend in a process. Read again after a fault that passes by itself.
-
-    The process has unused recorders of other backends, too, which are skipped.
-    """
+    """Read the recorder of a backend beside unused ones of others, again after a fault that passes by itself."""
 
     def answered() -> RankRecords | Fault | None:
         answers = torch_recorder.SHARED.read(process)
@@ -163,10 +157,7 @@ class Comparison(NamedTuple):
 
 
 def compare_with_own_dumps(folder: Path, ranks: Sequence[ProcessId], turns: int, backend: str = "gloo") -> Comparison:
-    """Compare each rank's records with its own dump, `turns` times.
-
-    The records are read while the rank runs and again while it is blocked.
-    """
+    """Compare each rank's records with its own dump `turns` times, while it runs and while it is blocked."""
     found: list[RankRecords] = []
     still_there = 0
     for turn in range(turns):

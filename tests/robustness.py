@@ -115,10 +115,7 @@ def _plain(frame: Frame) -> Frame:
 
 
 def _whole_paths(thread: Thread) -> Thread:
-    """Return the thread with whole paths, as `py-spy --full-filenames` prints them.
-
-    A whole path shows the library of a file.
-    """
+    """Return the thread with whole paths, which show the library of a file: `py-spy --full-filenames`."""
     whole = (replace(frame, file=_whole(frame.file, thread, index)) for index, frame in enumerate(thread.frames))
     return replace(_with_frames(thread, whole), installed_frames=None)
 

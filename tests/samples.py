@@ -218,10 +218,7 @@ def change_dump(dump: DumpT, **fields: object) -> DumpT:
 
 
 def blocked_dump(rank: int) -> RankDump:
-    """Return the dump of a rank in D state.
-
-    py-spy could not read its stack, so it has data of the kernel instead.
-    """
+    """Return the dump of a rank in D state, of which py-spy could not read the stack."""
     found = ProcessDump(
         taken_monotonic_seconds=900.0,
         fault=D_STATE,
@@ -251,10 +248,7 @@ D_STATE = Fault(
 
 
 def power(odd_local_ranks: frozenset[int], gpus: int = 8, quiet_at: float = OPENED - 128.0) -> tuple[PowerSeries, ...]:
-    """Return the power of the GPUs over 15 minutes, one sample a second.
-
-    They train at about 610 W. At `quiet_at` the low power of a hang begins.
-    """
+    """Return the power of the GPUs over 15 minutes, one sample a second. The hang begins at `quiet_at`."""
     seconds = [OPENED - 880.0 + second for second in range(900)]
     return tuple(
         PowerSeries(
@@ -447,10 +441,7 @@ def exited() -> Incident:
 
 @functools.cache
 def all_waiting() -> Incident:
-    """Return a hang in which all ranks of this node wait in the same collective.
-
-    The culprit is on another node, which this node cannot see.
-    """
+    """Return a hang in which all ranks of this node wait in one collective, for a rank on another node."""
     verdict = Verdict(
         kind="AllWaiting",
         message="No rank can be named: all 8 ranks wait in all_reduce. Check the other nodes, too.",
@@ -561,10 +552,7 @@ def alone(group: Group, rank: RankId) -> Group:
 
 @functools.cache
 def fleet(nodes: int = 2048, odd_rank: int = 9731, absent_node: int | None = 77) -> Incident:
-    """Return a merged incident of 16,384 ranks on 2,048 nodes.
-
-    One rank is outside the collective; one node did not respond.
-    """
+    """Return a merged incident of 2,048 nodes: one rank is outside the collective, one node did not respond."""
     absent = tuple(range(absent_node * 8, absent_node * 8 + 8)) if absent_node is not None else ()
     names = [f"gpu-{number:04d}" for number in range(nodes)]
     gone = frozenset(absent)

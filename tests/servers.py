@@ -62,10 +62,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def serving(serve: Callable[[socket.socket, threading.Event], None], host: str = "127.0.0.2") -> Iterator[int]:
-    """Run `serve` on a listening socket in a thread. Yield the port.
-
-    `serve` must return when its event is set.
-    """
+    """Run `serve` on a listening socket in a thread until it sees its event. Yield the port."""
     over = threading.Event()
     with socket.create_server((host, 0)) as listening:
         listening.settimeout(60)
@@ -240,10 +237,7 @@ class RealPrometheus(_Process):
         )
 
     def query_range(self, expression: str, seconds: float, step: float = 1.0) -> list[dict[str, Any]]:
-        """Return the values of an expression over the last `seconds`.
-
-        Each series is {"metric": labels, "values": [[time, text], ...]}.
-        """
+        """Return the values over the last `seconds` as series {"metric": labels, "values": [[time, text], ...]}."""
         now = time.time()
         return list(self.api("query_range", query=expression, start=now - seconds, end=now, step=step)["result"])
 
@@ -252,10 +246,7 @@ class RealPrometheus(_Process):
         return [alert for alert in self.api("alerts")["alerts"] if alert["state"] == state]
 
     def api(self, what: str, **parameters: object) -> Any:
-        """Return the `data` of a response of Prometheus' HTTP API.
-
-        If the request fails, fail the test with Prometheus' error.
-        """
+        """Return the `data` of a response of Prometheus' HTTP API. Fail with Prometheus' error if it has one."""
         url = f"{self.url}/api/v1/{what}?{urllib.parse.urlencode(parameters)}"
         status, body = get(url)
         answer = json.loads(body)

@@ -52,10 +52,7 @@ def make_keys(folder: Path) -> None:
 
 
 def server_config(folder: Path, listening: Iterable[str]) -> Path:
-    """Write the configuration of an sshd that listens on these addresses. Return its path.
-
-    The sshd accepts the user's key for root.
-    """
+    """Write the configuration of an sshd on these addresses that accepts the user's key for root."""
     (folder / "sshd_config").write_text(
         "".join(f"ListenAddress {address}\n" for address in listening)
         + f"HostKey {folder}/host\nAuthorizedKeysFile {folder}/user.pub\nPidFile none\nUsePAM no\n"

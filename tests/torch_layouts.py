@@ -98,10 +98,7 @@ class CannotTellError(Exception):
 
 
 def layout(include: Path) -> dict[str, int]:
-    """Return the byte offset of every field, by name; -1 if this version lacks the field.
-
-    Raises CannotTellError.
-    """
+    """Return the offsets in bytes by field, -1 if this version lacks the field. Raises CannotTellError."""
     header = next((name for name in (HEADER, OLD_HEADER) if (include / name).exists()), None)
     if header is None:
         raise CannotTellError("no header of a flight recorder")
@@ -170,10 +167,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 @contextmanager
 def headers(source: str) -> Iterator[tuple[str, Path]]:
-    """Yield version and header folder of each torch in `source`: a version, a wheel or a folder.
-
-    Raises CannotTellError.
-    """
+    """Yield version and header folder of each torch in a wheel or folder, or of a version. Raises CannotTellError."""
     with tempfile.TemporaryDirectory() as folder:
         if not Path(source).exists():
             source = _downloaded(source, Path(folder))

@@ -13,10 +13,7 @@ from hangwatch.tools.demo.simulated_node import SimulatedNode
 
 @contextlib.contextmanager
 def hangwatch_on(node: SimulatedNode, directory: Path, name: str = "node-1") -> Iterator[Daemon]:
-    """Run the daemon with the demo's quick settings and its checks until the end of `with`.
-
-    The check `network` is off: it queries the master of the job, and the simulated jobs have none.
-    """
+    """Run the daemon with the demo's quick settings. Its check `network` is off: no job has a master."""
     checks = {check.name: check.settings() for check in registry.checks().values() if check.name != "network"}
     daemon = Daemon(
         playback.settings(directory), SimulatedGpus(node), node=name, proc_root=node.proc_root, check_settings=checks

@@ -54,10 +54,7 @@ class Source(NamedTuple):
 
 
 class View(NamedTuple):
-    """The data that a dashboard shows: values of its variables, the last `seconds`, and the time at the right edge.
-
-    `pixels` is the width of the screen.
-    """
+    """Values of a dashboard's variables, the last `seconds`, the time at the right edge, and the width in pixels."""
 
     source: Source
     variables: dict[str, str]
@@ -90,10 +87,7 @@ def draw(
 
 
 def _placed(panels: list[dict[str, Any]], view: View) -> Iterator[tuple[dict[str, Any], dict[str, int], View]]:
-    """Yield each panel with its position and view.
-
-    A panel that repeats over a variable becomes several panels. The panels below it move down.
-    """
+    """Yield each panel, and each repetition of one over a variable, with its position and view."""
     pushed = 0
     for panel in panels:
         place = {**panel["gridPos"], "y": panel["gridPos"]["y"] + pushed}

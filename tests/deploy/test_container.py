@@ -62,10 +62,7 @@ def stages() -> list[Stage]:
 
 
 def context() -> list[Path]:
-    """Return the files that the builder receives.
-
-    For each file, the last matching pattern of .dockerignore decides.
-    """
+    """Return the files that the builder receives: the last matching pattern of .dockerignore decides."""
     patterns = [line for line in (REPOSITORY / ".dockerignore").read_text().split("\n") if line and line[0] != "#"]
     tracked = finished("git", "ls-files", "-co", "--exclude-standard", cwd=REPOSITORY, check=True)
     paths = [*tracked.stdout.splitlines(), "hangwatch/__pycache__/config.cpython-312.pyc"]

@@ -168,10 +168,7 @@ def kind_of(case: Case, answer: Answer) -> str:
 
 
 def drawn(seed: int) -> Case:
-    """Return a random job that hangs.
-
-    It has a default group and pairs. Its recorders may have any defect: wrapped, unread, or created twice.
-    """
+    """Return a random job that hangs. Its recorders may have any defect: wrapped, unread, created twice."""
     chance = random.Random(seed)
     size = chance.choice([4, 4, 6])
     numbers: list[dict[str, tuple[int, int]]] = [{WORLD: (6, 6)} for _ in range(size)]
@@ -227,10 +224,7 @@ def four(last: Numbers, stance: Stance = "elsewhere", *, key: str = "k1") -> Cas
 
 
 def odd_ranks(cases: Sequence[Case], odd: dict[str, tuple[int, ...]], folder: Path, *more: dict[str, Any]) -> str:
-    """Run the rule on these jobs.
-
-    Return promtool's report if the rule names other ranks than `odd`, given by job key.
-    """
+    """Run the rule on these jobs. Return promtool's report if it names other ranks than `odd`, by job key."""
     rows = [promql.sample("", job_key=key, rank=str(rank)) for key, ranks in odd.items() for rank in ranks]
     expr = "group by (job_key, rank) (hangwatch:odd_rank:held)"
     series = [*(one for case in cases for one in exported(case)), *more]
@@ -284,10 +278,7 @@ def test_edges_that_are_seldom_drawn(tmp_path: Path) -> None:
 
 
 def test_what_has_been_overwritten_is_not_known_and_the_stacks_stand(tmp_path: Path) -> None:
-    """Name rank 0 of job k2 by its stack.
-
-    Rank 3 seems not to have joined, but new records have overwritten the old ones in its buffer.
-    """
+    """Name rank 0 by its stack: new records may have overwritten that rank 3 has joined."""
     kept = record(900, "9", created_unix_ns=900 * 10**9)
     last = member(3, recorder(kept, is_wrapped=True))
     stands: tuple[Stance, ...] = ("elsewhere", "waits", "waits", "waits")
@@ -303,10 +294,7 @@ def test_what_has_been_overwritten_is_not_known_and_the_stacks_stand(tmp_path: P
 
 
 def test_rank_that_has_joined_is_not_named_by_its_stack(tmp_path: Path) -> None:
-    """Name no rank of job k1.
-
-    Rank 3 has joined and is in its own code. Rank 2 could not be read, so perhaps it has not joined.
-    """
+    """Name none: rank 3 has joined, and rank 2, which could not be read, perhaps has not."""
     members = [standing(rank, waits(6)) for rank in range(4)]
     members[2] = replace(members[2], recorder=replace(members[2].recorder, libraries=()))
     stands: tuple[Stance, ...] = ("waits", "waits", "waits", "elsewhere")
@@ -334,10 +322,7 @@ def test_two_worlds_in_one_job_are_not_compared(tmp_path: Path) -> None:
 
 
 def wrong_group() -> Case:
-    """Return a job in which all stacks are in all_reduce.
-
-    Rank 1 calls all_reduce in its pair, the other ranks in the default group.
-    """
+    """Return a job in which rank 1 calls all_reduce in its pair, the others in the default group."""
     members = (
         standing(0, {WORLD: (10, 10), "1": (10, 11)}),
         standing(1, {WORLD: (9, 10), "1": (11, 11)}),
@@ -458,10 +443,7 @@ REAL = {
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", REAL)
 def test_a_real_job_over_two_nodes(name: str, tmp_path: Path) -> None:
-    """Use the jobs of tests/data/waitfor.toml as if they ran on two nodes.
-
-    The first half of the ranks is on one node, the second half on the other.
-    """
+    """Use the jobs of waitfor.toml as if half of the ranks ran on a second node."""
     with started(name, tmp_path) as job:
 
         def settled() -> Case | None:

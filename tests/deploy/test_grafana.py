@@ -141,10 +141,7 @@ def test_panel_has_description_legend_and_chosen_datasource(board: dict[str, Any
 
 
 def test_what_every_exporter_has_is_asked_of_hangwatch_alone(board: dict[str, Any]) -> None:
-    """Select hangwatch's job in each query: another exporter may have the same `instance`.
-
-    This occurs with pods if `instance` is the name of the node.
-    """
+    """Another exporter has the same `instance` if it is the name of the node."""
     for query in promql.dashboard_queries(board):
         for labels in re.findall(r"(?:(?<![\w:])(?:process|scrape)_\w+|(?<![\w:])up)(\{.*?\})?", query.expr):
             assert 'job=~"(.+/)?hangwatch"' in labels, query
@@ -259,10 +256,7 @@ def test_a_panel_without_data_says_why_there_may_be_none(board: dict[str, Any]) 
 
 
 class Collectives(Collector):
-    """The series of a node from flight recorders, made without torch: the simulated ranks do not have it.
-
-    And the clock of a GPU: the simulated GPUs have none.
-    """
+    """A node's series from flight recorders, and the clock of a GPU, which simulated nodes do not have."""
 
     def __init__(self, entry: JobEntry) -> None:
         rank = contract.RankName.of_rank(entry.job, entry.job.ranks[0])
@@ -302,10 +296,7 @@ def suspected(job: Job, incident: Incident) -> JobEntry:
 
 @contextlib.contextmanager
 def recording(job: Job) -> Iterator[int]:
-    """Serve the series of a second node of this job. Yield the server's port.
-
-    Rank 4 waits in its pair for rank 5. Rank 5 waits in an operation that has no record.
-    """
+    """Serve series of a second node, in which rank 4 waits for rank 5, and 5 for no record. Yield the port."""
     members = (standing(4, waits(3, "1")), standing(5, done(2, "1")))
     group = Group(key="w", activity="recv", waits_for="ranks", members=members)
     incident = replace(samples.all_waiting(), job=job, grouping=Grouping(groups=(group,), world_size=6))

@@ -94,10 +94,7 @@ def loaded(path: Path = CHART) -> chart.Chart:
 
 
 def manifests(values: dict[str, Any], kubernetes: str = "1.32", path: Path = CHART) -> dict[str, str]:
-    """Render the chart. Return the texts of its files, by file name.
-
-    This calls Helm's engine below its Python interface, which cannot pass a Kubernetes version.
-    """
+    """Render the chart by Helm's engine with a Kubernetes version. Return the texts of its files by name."""
     options = {"name": "release", "namespace": "gpu", "kube_version": f"v{kubernetes.removesuffix('.0')}.0"}
     rendered = _native.call_string(
         "helm_render", loaded(path)._raw(), json.dumps(with_image(values)), json.dumps(options)

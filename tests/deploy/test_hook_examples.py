@@ -42,10 +42,7 @@ class Site:
     def call(
         self, name: str, *arguments: str, moved_to: JobState = JobState.HUNG, status: int = 0, **job: object
     ) -> str:
-        """Run the hook `name` for an incident of this job. Return its output.
-
-        Fail unless its exit status is `status`.
-        """
+        """Run the hook `name` for an incident of this job. Return its output if its exit status is `status`."""
         found = samples.mismatch()
         verdict = replace(found.verdict, action=RecommendedAction(kind="restart"))
         found = replace(found, job=replace(found.job, **job), verdict=verdict)
@@ -98,11 +95,7 @@ def test_job_of_a_sluid_is_requeued_only_for_its_user(site: Site, user: int, sta
 
 
 def test_requeue_refused_by_slurm_releases_the_claims(site: Site) -> None:
-    """Release the claims if Slurm refuses the requeue.
-
-    Else the next node would report that another node has requeued the job, and a later permitted requeue would be
-    blocked.
-    """
+    """A claim that is left would block a later requeue that Slurm permits."""
     claims = site.folder / "requeued"
     claims.mkdir()
     site.program("squeue", squeue_prints("RUNNING"))

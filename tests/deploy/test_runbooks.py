@@ -160,10 +160,7 @@ def test_nccl_recipe_of_the_runbook_is_explained(
 
 @pytest.mark.torch
 def test_error_file_without_torchrun_leads_explain_to_the_cause(tmp_path: Path) -> None:
-    """Follow section 7 of the runbook under srun.
-
-    Each task has its own number, and all tasks start in the same folder.
-    """
+    """Follow section 7 under srun: tasks have numbers and the same folder."""
     recorded = snippet("import faulthandler\n")
     body = "\n    import os, time\n    if os.environ['RANK'] == '1': time.sleep(1.5)\n"
     body += "    raise ValueError('shard of ' + os.environ['RANK'])"
@@ -203,10 +200,7 @@ read_shard()
 
 @contextlib.contextmanager
 def reader(folder: Path, *before: str) -> Iterator[subprocess.Popen[str]]:
-    """Start a process after the shell lines of the page. It waits in read(0, ...).
-
-    Yield the process; end it by its pid.
-    """
+    """Start a process after the shell lines of the page. It waits in read(0, ...). Yield it."""
     (line,) = re.findall(r"`(faulthandler\.register\(.*?\))`", AUTHOR.read_text())
     (folder / "train.py").write_text(READER.replace("REGISTER", line))
     shell = "\n".join([*before, f"exec {sys.executable} train.py"])

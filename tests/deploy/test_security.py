@@ -37,10 +37,7 @@ def test_readers_are_led_to_it() -> None:
 
 
 def test_only_sigcont_is_sent_to_processes_that_are_not_children() -> None:
-    """Search the code for signals by pid or process group.
-
-    hangwatch signals only its own children, and sends SIGCONT to ranks that a dump left stopped.
-    """
+    """SIGCONT is for ranks that a dump left stopped."""
     sent = set()
     for path in (ROOT / "hangwatch").rglob("*.py"):
         if "demo" in path.parts:  # a simulated node: all its processes are its own

@@ -281,10 +281,7 @@ PROGRAM = {
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the source distribution that `make dist` builds.
-
-    It is built in a copy of the tree, because setuptools leaves folders.
-    """
+    """Return the source distribution of `make dist`, built in a copy: setuptools leaves folders in the tree."""
     source = tmp_path_factory.mktemp("source")
     for name in tracked():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -382,10 +379,7 @@ def test_the_debian_package_puts_things_where_the_unit_looks_for_them() -> None:
 @pytest.mark.timeout(200)
 @pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="dpkg-deb (Debian: dpkg) is not installed")
 def test_the_debian_package_brings_program_unit_user_manual_and_completion(wheels: Path, tmp_path: Path) -> None:
-    """Build the package as `make deb` does.
-
-    deploy/deb/test-in-nspawn.sh tests install, upgrade and removal.
-    """
+    """See deploy/deb/test-in-nspawn.sh for install, upgrade and removal."""
     (wheel,) = wheels.glob("hangwatch-*.whl")
     pip = {"PIP": f"{sys.executable} -m pip -qq", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
     build = [str(DEB / "build.sh"), "--python", sys.executable, "--output", str(tmp_path), str(wheel)]

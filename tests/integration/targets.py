@@ -74,10 +74,7 @@ def job_of_pids(pids: Sequence[int]) -> Job:
 
 @contextlib.contextmanager
 def python(code: str, folder: Path, **environ: str) -> Iterator[int]:
-    """Run `code` in a new Python. Yield its pid when the code has called `ready()`.
-
-    The code may use `folder`.
-    """
+    """Run `code`, which may use `folder`, in a new Python. Yield its pid when it has called `ready()`."""
     if not (folder / "fifo").exists():
         os.mkfifo(folder / "fifo")
     (folder / "ready").unlink(missing_ok=True)
@@ -96,10 +93,7 @@ def python(code: str, folder: Path, **environ: str) -> Iterator[int]:
 
 @contextlib.contextmanager
 def started(folder: Path, *programs: str, **environ: str) -> Iterator[list[int]]:
-    """Run each program as `python` does, in FOLDER/0, FOLDER/1, ... Yield their pids in this order.
-
-    They may connect to a store, which has the port in `STORE`.
-    """
+    """Run each program as `python` does, in FOLDER/0, FOLDER/1, ..., with a store at `STORE`. Yield their pids."""
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         environ = {"STORE": str(store.getsockname()[1]), **environ}

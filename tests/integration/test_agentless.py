@@ -39,10 +39,7 @@ dist.barrier()
 
 
 def ask(*arguments: str, py_spy: str = PY_SPY, run_as: Sequence[str] = ()) -> Finished:
-    """Run `hangwatch dump --agentless` with these arguments.
-
-    The deadline is long, because py-spy may take seconds per rank on a loaded machine.
-    """
+    """Run `hangwatch dump --agentless`. py-spy may take seconds per rank on a loaded machine."""
     how = ("--agentless", "--deadline", "90", "--remote-command", py_spy)
     return finished(*run_as, *HANGWATCH, "dump", *how, *arguments, timeout=150, cwd="/" if run_as else None)
 

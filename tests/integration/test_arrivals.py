@@ -65,10 +65,7 @@ def test_late_rank_of_a_real_job_is_named_and_none_before(tmp_path: Path) -> Non
 
 
 def first_names(folder: Path, part: str, seconds: float, steps: int) -> tuple[set[int | None], dict[str, Any]]:
-    """Run a job until a rank is named, or is not named by the records after some steps.
-
-    Return the numbers of the named ranks, and the last order.
-    """
+    """Run a job until the records name a rank, or none. Return the named ranks, and the last order."""
     folder.mkdir()
     named, last = set[int | None](), dict[str, Any]()
     with (

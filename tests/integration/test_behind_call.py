@@ -44,10 +44,7 @@ CHILD = "import os, subprocess\nchild = subprocess.Popen(['sleep', '600'])\nread
 
 
 def read_call(pid: int, name: str, kin: tuple[int, ...] = ()) -> KernelCall:
-    """Wait until process `pid` is blocked in the system call `name`. Return the call with its target.
-
-    `kin` are the pids of related processes.
-    """
+    """Wait until `pid` is blocked in the call `name`. Return it with its target. `kin` are related pids."""
     targets.wait_for_call(pid, name)
     found = blocked_call_of(pid, pid, kin)
     assert found is not None

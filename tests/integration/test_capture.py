@@ -237,10 +237,7 @@ def test_stopped_and_blocked_ranks_are_dumped_as_they_are(tmp_path: Path) -> Non
 
 
 def _ranks_at(pid: int, place: str) -> tuple[RankDump, ...]:
-    """Capture the rank. Return its dumps if it is blocked at `place`, else an empty tuple.
-
-    The file system may first block the rank at another place.
-    """
+    """Return the dumps of the rank if it is blocked at `place`, where the file system blocks it last."""
     taken = take(one_rank(pid), rounds=1).ranks
     return taken if innermost(taken[0].rounds[0]) == place else ()
 
@@ -382,10 +379,7 @@ def traced(pid: int) -> Iterator[None]:
 
 
 def test_eight_ranks_and_64_workers_take_less_than_two_seconds(tmp_path: Path) -> None:
-    """Repeat the capture three times. At least one must take less than 2 s, unless other processes use the cores.
-
-    Other processes use the cores if less than 10 % of the cores' time is idle.
-    """
+    """Allow longer while less than 10 % of the cores' time is idle."""
     quick = []
     with ranks(tmp_path, 8, workers=8) as job:
         for _ in range(3):
@@ -530,10 +524,7 @@ def _is_in(pid: int, function: str) -> bool:
 
 
 def _stand_in(pids: list[int], function: str) -> bool:
-    """True if all processes are in `function` and none ran during the dumps.
-
-    A process that ran may have left another call only then.
-    """
+    """True if all processes are in `function` and none ran, and so perhaps left it, during the dumps."""
     before = [_switches(pid) for pid in pids]
     return all(_is_in(pid, function) for pid in pids) and before == [_switches(pid) for pid in pids]
 

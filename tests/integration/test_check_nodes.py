@@ -50,10 +50,7 @@ def keep(folder: Path, node: str, answer: dict[str, Any], ahead_seconds: int = 0
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Path:
-    """Return a folder in which `answer NODE` prints the output of this node.
-
-    The nodes n1 to n8 are healthy and equal.
-    """
+    """Return a folder in which `answer NODE` prints the output of n1 to n8, healthy and equal."""
     for number in range(1, 9):
         keep(tmp_path, f"n{number}", answer_of())
     remote(tmp_path, "print")
@@ -61,10 +58,7 @@ def nodes(tmp_path: Path) -> Path:
 
 
 def remote(folder: Path, script: str) -> None:
-    """Write the script that `answer NODE` runs.
-
-    In the script, `print` prints the output of the node, with a clock that is ahead.
-    """
+    """Write the script that `answer NODE` runs. `print` in it prints the output with a clock ahead."""
     now = '$(date -d "$(cat "$folder/$node.ahead") seconds" +%s.%N)'
     printing = f'sed "s/{PRINTED}/{now}/g" "$folder/$node"'
     (folder / "answer").write_text(f"node=$1\nfolder={folder}\nprint() {{ {printing}; }}\n{script}\n")

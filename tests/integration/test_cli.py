@@ -523,10 +523,7 @@ def test_each_of_several_jobs_is_printed_and_a_line_for_each_at_the_end() -> Non
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: starts processes of another user")
 def test_the_answer_on_one_job_is_there_while_the_next_is_looked_at() -> None:
-    """Kill the rank of the second job after the first job is printed, while the second is captured.
-
-    The output must report that the rank is gone.
-    """
+    """Kill a rank of the second job between the first answer and its own."""
     names = [f"as-they-come-{os.getpid()}-{number}" for number in range(2)]
     with jobs_of((names[0], NOBODY)) as first, jobs_of((names[1], NOBODY)) as second:
         command = [*as_user(NOBODY), *HANGWATCH, "dump", "--rounds", "2"]

@@ -168,10 +168,7 @@ def test_a_real_rank_of_another_user_segfaults_and_its_core_shows_where(folder_o
 
 
 def counted_as_the_kernel_does(folder: Path) -> Path:
-    """Return a fake /proc in the initial pid namespace, like the pids of the kernel's log.
-
-    A test worker may be in another pid namespace.
-    """
+    """Return a fake /proc in the initial pid namespace, like the pids of the kernel's log."""
     if Path("/proc/self/ns/pid").readlink() == INITIAL:
         return Path("/proc")
     (folder / "proc" / "self" / "ns").mkdir(parents=True)
@@ -206,10 +203,6 @@ def test_a_job_that_ends_in_order_is_no_crash(tmp_path: Path) -> None:
 
 
 def test_exit_of_a_rank_is_read_from_the_kernel_or_from_the_launchers_log(tmp_path: Path) -> None:
-    """Read the exit code of two ranks.
-
-    One rank is a zombie. The log of the job has the exit code of the other rank.
-    """
     log = tmp_path / "job.log"
     with log.open("wb") as file:
         ranks = [subprocess.Popen(["sleep", "600"], stdout=file, stderr=file) for _ in range(2)]
@@ -242,10 +235,7 @@ def test_exit_of_a_rank_is_read_from_the_kernel_or_from_the_launchers_log(tmp_pa
 @needs_root
 @needs_mounts
 def test_error_file_in_a_container_is_read_through_a_live_process(tmp_path: Path) -> None:
-    """Read a dead rank's error file through a process that still runs in its mount namespace.
-
-    Outside the namespace, the path leads to another file. If no process is in it, the file is not read.
-    """
+    """Outside the namespace, the path leads to another file, which is not read."""
     folder = tmp_path / "log"
     folder.mkdir()
     file = folder / "error.json"
@@ -405,10 +395,7 @@ def shell_that_segfaults(
 @needs_mounts
 @needs_gdb
 def test_the_native_stack_of_a_core_in_a_container(folder_of_owner: Path) -> None:
-    """Read the core with any group id that the processes of the container have.
-
-    The kernel opens /proc/PID/root only for a reader with the same group id.
-    """
+    """The kernel opens /proc/PID/root only for a reader with the same group id."""
     with spawn("unshare", "--mount", "--propagation", "private", *AS_OWNER, "sleep", "600") as launcher:
         wait_for(lambda: procfs.read_counters(launcher.pid).comm == "sleep", "the container")
         inside = ["nsenter", f"--mount=/proc/{launcher.pid}/ns/mnt", "env", f"--chdir={folder_of_owner}"]

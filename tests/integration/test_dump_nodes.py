@@ -40,10 +40,7 @@ def incident_of(ranks: range, key: str = "") -> Incident:
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Path:
-    """Return a folder in which `answer NODE` prints the output of this node.
-
-    The nodes n0 to n3 respond. All of them say that their name is "liar".
-    """
+    """Return a folder in which `answer NODE` prints the output of n0 to n3, which say that they are "liar"."""
     for number in range(4):
         keep(tmp_path / f"n{number}", [incident_of(range(8 * number, 8 * number + 8))])
     remote(tmp_path, "print")
@@ -375,10 +372,7 @@ POD=$pod exec "$@"
 
 @pytest.fixture
 def stand_ins(nodes: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Put fake srun, squeue and kubectl first in PATH. Return the folder of the nodes.
-
-    They support only the calls of these tests.
-    """
+    """Put fake srun, squeue and kubectl for these tests first in PATH. Return the folder of the nodes."""
     (nodes / "bin").mkdir()
     squeue = '#!/bin/sh\n[ "$*" = "--noheader --jobs=4711 --format=%i|%T|%N" ] && echo "4711|RUNNING|n[0-3]"\n'
     for name, script in {"srun": SRUN, "kubectl": KUBECTL, "squeue": squeue}.items():

@@ -63,10 +63,7 @@ def test_each_job_of_a_folder_has_a_verdict(folders: tuple[str, ...], count: int
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-8-sig"])
 def test_what_a_shell_of_windows_has_written_is_text(encoding: str, tmp_path: Path) -> None:
-    """Read UTF-16 with a byte order mark, as `>` of PowerShell writes it.
-
-    Example: `kubectl exec POD -- py-spy dump --pid 1 > rank0.txt`.
-    """
+    """Read UTF-16 of PowerShell: `kubectl exec POD -- py-spy dump --pid 1 > rank0.txt`."""
     stacks = "".join(
         f'Process {pid}: python train.py\r\nThread {pid} (idle): "MainThread"\r\n    {leaf} (naïve.py:18)\r\n\r\n'
         for pid, leaf in ((7, "wait"), (8, "read_shard"))

@@ -38,10 +38,7 @@ FLOCK, LOCKF = "fcntl.flock(lock, fcntl.LOCK_EX)", "fcntl.lockf(lock, fcntl.LOCK
 
 @contextlib.contextmanager
 def held(path: Path, how: str, *, is_left: bool = False) -> Iterator[subprocess.Popen[str]]:
-    """Hold the lock of this file until the end of `with`. Yield the process that took the lock.
-
-    If `is_left`, this process has ended, and its child still holds the lock.
-    """
+    """Hold the lock of this file. Yield the process that took it; if `is_left`, only its child still holds it."""
     path.touch()
     program = HOLDS.format(how=how, is_left=is_left)
     command = [sys.executable, "-c", program, str(path)]

@@ -109,10 +109,7 @@ HEALTHY_BOX = {**HEALTHY_HGX, "fabric": (OK, "NotPresent"), "nvlink_status": (OK
 
 
 def settled(machine: Machine, name: str, holds: Callable[[CheckResult], bool], what: str) -> CheckResult:
-    """Run the check `name` until `holds` is true for its result. Return the result.
-
-    The sampler needs some time to see a change.
-    """
+    """Run the check `name` until `holds` is true for its result, because the sampler needs time. Return it."""
     results: list[CheckResult] = []
 
     def probe() -> bool:

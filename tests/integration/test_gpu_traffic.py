@@ -105,10 +105,7 @@ def test_errors_of_one_gpu_are_its_faults_and_cost_only_its_numbers(fake_driver:
 
 
 def test_what_a_gpu_did_between_two_readings(fake_driver: FakeDriver, ask: Ask) -> None:
-    """Return the use of a GPU between two readings, from GPM (NVML's performance counters) if the GPU has it.
-
-    The fake driver reports 12.5 % of the SMs, no tensor cores, 0.4 % of the memory bandwidth.
-    """
+    """12.5 % of the SMs, no tensor cores, 0.4 % of the memory bandwidth, from GPM if the GPU has it."""
     fake_driver.add("gpu all gpm 2 12.5", "gpu all gpm 5 0", "gpu all gpm 10 0.4")
     assert [gpu.use for gpu in ask().gpus] == [None] * 8
     for _ in range(3):

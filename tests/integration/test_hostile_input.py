@@ -199,10 +199,7 @@ def test_an_incident_of_no_time_is_shown(times: tuple[float, float], tmp_path: P
 
 @pytest.fixture
 def deep(tmp_path: Path) -> Iterator[Path]:
-    """Make 1,500 nested folders. Yield the topmost.
-
-    The path is too long for one call, so each folder is made from the folder above.
-    """
+    """Make 1,500 nested folders, a path too long for one call. Yield the topmost."""
     top = tmp_path / "deep"
     top.mkdir()
     here = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
@@ -325,10 +322,7 @@ def test_text_of_a_million_frames_is_refused_in_time(case: str, tmp_path: Path) 
 @pytest.mark.machines
 @pytest.mark.parametrize("case", ["processes", "threads of faulthandler"])
 def test_text_of_4_times_as_many_takes_less_than_7_times_the_cpu(case: str, tmp_path: Path) -> None:
-    """Compare the CPU time for two sizes of input: quadratic time would give a ratio of 11 or more.
-
-    A busy machine changes the seconds, but hardly their ratio.
-    """
+    """Quadratic time would give a ratio of 11 or more, on a busy machine, too."""
     seconds = []
     for count in (4_000, 16_000):
         _text_of(case, count, tmp_path / "dump.txt")
@@ -389,10 +383,7 @@ def test_a_full_disk_behind_standard_error() -> None:
 
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
 def test_closed_standard_streams_are_not_reused_for_files(closed: tuple[int, ...], kept: dict[str, str]) -> None:
-    """Run with closed standard streams, as after `>&-` in a shell.
-
-    The output is lost. No file that hangwatch opens may get the number of a closed stream.
-    """
+    """Close streams as `>&-` of a shell: no file may get their numbers."""
     shut = "".join(f" {number}>&-" for number in closed)
     page = Path(kept["CONFIG"]).with_name("page.html")
     for arguments, code in (

@@ -41,10 +41,7 @@ TOKEN = "0123456789abcdef"
 
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with certificates.
-
-    Authority `ca` signs `node` and `admin`; authority `other` signs `stranger`.
-    """
+    """Return a folder of certificates: `ca` signs `node` and `admin`, `other` signs `stranger`."""
     folder = tmp_path_factory.mktemp("pki")
     ca, other = make_authority(folder, "ca"), make_authority(folder, "other")
     make_certificate(ca, folder, "node", "DNS:localhost,IP:127.0.0.1")

@@ -23,10 +23,7 @@ NOBODY = 65534
 
 
 def scanned(scan: ProcessScan) -> dict[int, Process]:
-    """Scan the processes. Return them by pid.
-
-    A scan that overruns its deadline is abandoned.
-    """
+    """Return the processes by pid. A scan that overruns its deadline is abandoned."""
     found: list[tuple[Process, ...]] = []
     thread = threading.Thread(target=lambda: found.append(scan.processes()), daemon=True)
     thread.start()

@@ -66,10 +66,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def ranks(*programs: str, world_size: int, master: str = "127.0.0.1", is_served: bool = False) -> Iterator[set[int]]:
-    """Start the last ranks of a job, one for each program. Yield their pids.
-
-    The test reserves the port of their master, and listens on it only if `is_served`.
-    """
+    """Start the last ranks of a job, one for each program. Their master listens if `is_served`. Yield their pids."""
     with socket.socket() as kept:  # bound and not listening: no other process gets the port
         kept.bind(("", 0))
         if is_served:
@@ -97,10 +94,7 @@ def ranks(*programs: str, world_size: int, master: str = "127.0.0.1", is_served:
 
 
 def looked_at(pids: set[int]) -> tuple[Grouping, int] | None:
-    """Return the grouping of the job's ranks, and the number of ranks on this node.
-
-    Return None until the job is found.
-    """
+    """Return the grouping of the job's ranks, and their number on this node; None until the job is found."""
     jobs = [
         job
         for job in discovery.find_jobs(ProcessScan().processes(pids)).jobs
@@ -292,10 +286,7 @@ def pids(folder: Path, ranks: int) -> list[int]:
 
 
 def job_of(ranks: list[int]) -> Job | None:
-    """Return the job of these ranks, or None if a scan does not find it.
-
-    Each rank holds one GPU.
-    """
+    """Return the job of these ranks, which hold one GPU each, or None if a scan does not find it."""
     found = JobScan().find(sweep({gpu: (pid,) for gpu, pid in enumerate(ranks)}), node="here").jobs
     return next((job for job in found if ranks[0] in {rank.id.pid for rank in job.ranks}), None)
 

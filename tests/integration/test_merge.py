@@ -42,10 +42,7 @@ WORLD = 8 * NODES
 
 
 def waiting(node: int, *, late: bool = False) -> Incident:
-    """Return an incident of one node: its 8 ranks wait in a collective.
-
-    If `late`, one rank has not joined. It has the same stack as the others.
-    """
+    """Return an incident of one node: its 8 ranks have the same stack, and rank `late` has not joined."""
     incident = samples.all_waiting()
     group = samples.waiting(range(8 * node, 8 * node + 8), node=f"gpu-{node}")
     members = tuple(recorded(member, 6 if late and number == 3 else 7) for number, member in enumerate(group.members))
@@ -81,10 +78,7 @@ def own_code(group: Group, rank: int) -> tuple[Group, ...]:
 
 
 def nodes() -> list[Incident]:
-    """Return the incidents of all nodes.
-
-    Rank 19 on the third node has not joined. No node alone shows this.
-    """
+    """Return the incidents of all nodes. Rank 19, on the third, has not joined, which none shows alone."""
     found = [waiting(node, late=node == 2) for node in range(NODES)]
     (group,) = found[2].grouping.groups
     found[2] = replace(found[2], grouping=replace(found[2].grouping, groups=own_code(group, 19)))
@@ -219,10 +213,7 @@ TOKEN = "0123456789abcdef"
 
 @contextlib.contextmanager
 def daemons(folder: Path, incidents: list[Incident], **settings: object) -> Iterator[list[Server]]:
-    """Run a server for each incident, with a store that has only this incident. Yield the servers.
-
-    Their metrics contain `port`.
-    """
+    """Yield a server for each incident, with a store of only this one. Their metrics contain `port`."""
     with contextlib.ExitStack() as running:
         servers = []
         for number, incident in enumerate(incidents):

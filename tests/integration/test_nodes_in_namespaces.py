@@ -149,10 +149,7 @@ class Fleet:
             print(page["status"], alert["startsAt"][11:19], alert["endsAt"][11:19], alert["annotations"]["summary"])
 
     def dump(self, uid: int, *more: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Run `hangwatch dump` on all nodes over ssh. Return its output, and the part about this user's job.
-
-        `more` are further options.
-        """
+        """Run `hangwatch dump` on all nodes over ssh. Return its output, and the part about this user's job."""
         where = ["--nodes", "n[0-3]", "--via", "ssh", "--via-options", f"-F {self.ssh_config}", "--deadline", "60"]
         there = ["--remote-command", f"sh {self.remote}"]
         command = [*HANGWATCH, "dump", *where, *there, *more, "--json"]

@@ -25,10 +25,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def nodes(tmp_path: Path, config: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write the output of each node and return the folder.
-
-    On n4 hangwatch is missing, on n3 the command hangs.
-    """
+    """Return the folder of the nodes' output. On n4 hangwatch is missing, on n3 it hangs."""
     monkeypatch.setenv("PDSH_SSH_ARGS", f"-2 -a -x -F {config} %h")
     for number in range(3):
         keep(tmp_path / f"n{number}", [incident_of(range(8 * number, 8 * number + 8))])

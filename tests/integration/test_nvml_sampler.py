@@ -79,10 +79,7 @@ def is_child(folder: Path) -> bool:
 
 
 def child_pid() -> int:
-    """Return the pid of the sampling process of this test.
-
-    Fail if there is none: kill(2) of 0 would hit the test itself.
-    """
+    """Return the pid of the sampling process, never 0: kill(2) would hit the test itself."""
     pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if is_child(folder)]
     assert pids, "no sampling process runs"
     return pids[0]
@@ -526,10 +523,7 @@ def test_xids_from_the_driver_are_kept_for_later_queries(fake_driver: FakeDriver
 
 
 def test_xids_of_the_driver_join_those_of_the_log(fake_driver: FakeDriver, start: Start, tmp_path: Path) -> None:
-    """Count an XID once if both NVML and the kernel's log have it, and list both sources.
-
-    XIDs that only NVML has count, too.
-    """
+    """Count an XID of both NVML and the log once, and one of NVML alone, too."""
     tree = NodeTree(tmp_path / "node")
     node = tree.node(gpus=start(), clock=Clock())
     now = int(time.monotonic() * 1e6)

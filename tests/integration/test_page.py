@@ -23,10 +23,7 @@ HOLD_SECONDS = QUICK["detector"]["hold_seconds"]
 
 
 def alertmanager_config(webhook: str) -> dict[str, object]:
-    """Return the routes and inhibitions of the example.
-
-    Each receiver posts to a separate path of the test's server.
-    """
+    """Return the routes and inhibitions of the example, with a path for each receiver."""
     config = yaml.safe_load((DEPLOY / "alertmanager.example.yaml").read_text())
     config["receivers"] = [
         {"name": one["name"], "webhook_configs": [{"url": f"{webhook}/{one['name']}", "send_resolved": True}]}

@@ -103,10 +103,7 @@ def test_an_environment_that_may_not_be_read_is_a_fault_with_the_remedy(tmp_path
 
 
 def _scan_as_nobody() -> tuple[Process, ...]:
-    """Scan as user `nobody`, in a fork.
-
-    That user could not execute a Python below a private folder, nor import a module from there.
-    """
+    """Scan as user `nobody` in a fork, which needs no Python or module that this user cannot read."""
     ProcessScan().processes()  # imports all modules
     reader, writer = os.pipe()
     child = os.fork()

@@ -179,10 +179,7 @@ def _refuse_ptrace() -> None:
 
 
 def test_seccomp_filter_on_ptrace_costs_no_stack(tmp_path: Path) -> None:
-    """Dump where the kernel refuses ptrace(2).
-
-    A dump with a pause fails there, which shows that the filter works.
-    """
+    """See by the dump with a pause, which fails, that the filter refuses ptrace(2)."""
     with targets.python(targets.SLEEPING, tmp_path) as pid:
         targets.wait_for_state(pid, "S")
         pausing = [str(pyspy.find()), "dump", "--json", "--pid", str(pid)]
@@ -253,10 +250,7 @@ def test_what_was_stopped_before_is_not_for_hangwatch_to_continue(tmp_path: Path
 
 
 def wait_until_it_works(pid: int) -> None:
-    """Wait until the process has used CPU time.
-
-    A stopped process uses none. A process that waits for a core uses some later.
-    """
+    """Wait until the process has used CPU time, which a stopped one never does."""
     used = procfs.read_counters(pid).cpu_seconds or 0.0
     wait_for(lambda: (procfs.read_counters(pid).cpu_seconds or 0.0) > used + 0.03, "the target to run on")
 
@@ -394,9 +388,6 @@ def test_dump_takes_little_time_of_a_core(tmp_path: Path) -> None:
 
 
 def _torn_at_first(folder: Path) -> Path:
-    """Return a fake py-spy.
-
-    Its dumps without a pause fail, as when the stack changes during the dump. All other calls run the real py-spy.
-    """
+    """Return a py-spy that fails without a pause, as when the stack changes during the dump."""
     torn = 'case "$*" in *nonblocking*) echo "Error: Failed to get stack traces" >&2; exit 1;; esac; '
     return fake_pyspy(folder, f'{torn}exec {pyspy.find()} "$@"')

@@ -45,10 +45,7 @@ NCCL_WORDS = NCCL.partition("WARN ")[2]  # without the place
 
 @contextlib.contextmanager
 def writing(code: str, *arguments: str, to: list[int], **environ: str) -> Iterator[list[ProcessId]]:
-    """Start a process for each argument, with its output in one of these descriptors.
-
-    Yield the processes when all of them sleep.
-    """
+    """Start a process for each argument, with its output in one of these descriptors. Yield them asleep."""
     children = [
         subprocess.Popen(
             [sys.executable, "-c", code, text],

@@ -90,10 +90,7 @@ FILES = {"report.txt": "stacks", "dumps/r1/rank0.txt": "Process 1: x"}
 
 
 def kept(place: Path, *, group: str = str(ON_CALL)) -> tuple[Store, dict[int | None, str]]:
-    """Make a store as the daemon does, with an incident of each owner, saved twice.
-
-    Return the store, and the names of the incident folders by owner.
-    """
+    """Return a store with an incident of each owner, saved twice, and the incident folders by owner."""
     store = Store(place / "state", shared=True, group=group)
     store.make_writable()
     names: dict[int | None, str] = {}

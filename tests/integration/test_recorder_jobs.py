@@ -97,10 +97,7 @@ Snapshot = dict[int, tuple[RankRecords, ...]]
 
 
 def have_gone_on(first: Snapshot, last: Snapshot) -> bool:
-    """True if a rank has enqueued `GONE_ON` operations since `first`.
-
-    Then all operations that were open in `first` have ended.
-    """
+    """True if a rank has enqueued `GONE_ON` operations since `first`: those open then have ended."""
     before = {(rank, one.library): one.next_id for rank, found in first.items() for one in found}
     after = {(rank, one.library): one.next_id for rank, found in last.items() for one in found}
     return any(after[key] - before[key] >= GONE_ON for key in before.keys() & after.keys())

@@ -40,10 +40,7 @@ onload = () => {
 
 
 def seen(tmp_path: Path, hung_seconds: int, screen_pixels: int = PHONE_PIXELS) -> dict[str, list[list[float]]]:
-    """Return the positions of page elements in pixels, by name.
-
-    The power of the job fell `hung_seconds` before its last sample.
-    """
+    """Return positions in pixels by name. The power fell `hung_seconds` before its last sample."""
     incident = samples.loader_hang()
     times = tuple(FELL - 780 + 5 * number for number in range((900 + hung_seconds) // 5))
     power = tuple(

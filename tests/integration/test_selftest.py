@@ -129,10 +129,7 @@ def test_a_stopped_rank_is_named_and_nothing_is_left_behind(tmp_path: Path) -> N
 
 @pytest.mark.machines
 def test_rank_under_a_launcher_reports_the_missing_ranks(tmp_path: Path) -> None:
-    """Run the script of a rank without a launcher, as torchrun would start it.
-
-    The ranks tell each other over the store which rank has not joined.
-    """
+    """Start the script of a rank as torchrun does: the store has which ranks have joined."""
     torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node=3", "--rdzv-backend=c10d"]
     done = run(
         [*torchrun, "--rdzv-endpoint=127.0.0.1:0", str(launch.SCRIPT), "--timeout-seconds=10"],

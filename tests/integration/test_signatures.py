@@ -356,10 +356,7 @@ def test_what_a_rank_has_to_do_with_the_store_of_its_job(tmp_path: Path) -> None
 
 
 def test_which_thread_waits_for_an_answer_of_the_store(tmp_path: Path) -> None:
-    """Find the thread that waits for the store by the kernel's data: `store.wait` has no Python frame.
-
-    Another thread counts if the main thread sleeps.
-    """
+    """`store.wait` has no Python frame. Another thread counts if the main thread sleeps."""
     joins = CONNECT + "import threading\nready()\n"
     joins += "waits = threading.Thread(target=lambda: peer.recv(1))\nwaits.start()\nwaits.join()"
     with server() as port:

@@ -194,10 +194,7 @@ time.sleep(600)
 
 @pytest.fixture
 def in_its_own_network(tmp_path: Path) -> Iterator[tuple[int, list[int]]]:
-    """Start a process in a new network namespace. Yield its pid and three of its descriptors.
-
-    The descriptors are both ends of a used connection, and a Unix socket.
-    """
+    """Yield a pid in a new network namespace, both ends of a used connection, and a Unix socket."""
     if os.geteuid() != 0:
         pytest.skip("needs root: makes a network namespace")
     if shutil.which("ip") is None:

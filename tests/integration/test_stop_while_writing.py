@@ -47,10 +47,7 @@ def test_sigterm_while_an_incident_is_written_keeps_it(fake_nvml_library: Path, 
 
 @contextmanager
 def keeping_in(folder: Path) -> Iterator[tuple[DaemonContext, IncidentWriter]]:
-    """Yield the context and the incident writer of a daemon.
-
-    The scheduled tasks of the daemon have ended, but its store still works.
-    """
+    """Yield the context and the incident writer of a daemon. Its tasks have ended, its store works."""
     kept = Store(folder)
     kept.make_writable()
     board = Board()

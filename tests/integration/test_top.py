@@ -108,10 +108,7 @@ class Terminal:
         wait_for(lambda: text.encode() in self.read()[seen:], f"{text!r} on the terminal")
 
     def end(self) -> int:
-        """Read the output to its end and return the exit status.
-
-        The command ends only if its output is read.
-        """
+        """Read the output to its end, without which the command does not end. Return the exit status."""
         wait_for(lambda: self.read() and self.process.poll() is not None, "the end of top")
         self.read()
         return self.process.returncode
@@ -344,10 +341,7 @@ def test_names_are_shown_as_they_are_in_one_line() -> None:
 def in_terminal(
     *arguments: str, rows: int = 500, columns: int = 200, before: tuple[str, ...] = (), **environ: str | None
 ) -> str:
-    """Run a command on a terminal of this size. Return its output.
-
-    A variable with the value None is removed from its environment.
-    """
+    """Return the output of a command on a terminal of this size, without the variables that are None."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}

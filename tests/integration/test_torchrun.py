@@ -67,10 +67,7 @@ class RealJob:
         self.wait_until_the_others_wait_for(rank)
 
     def wait_until_the_others_wait_for(self, rank: int) -> None:
-        """Wait until all ranks except `rank` sleep and have completed no step for a second.
-
-        A healthy job makes dozens of steps in this time.
-        """
+        """Wait until all other ranks sleep without a step for a second, in which a healthy job makes dozens."""
         seen = (self.steps(), time.monotonic())
 
         def waiting() -> bool:
@@ -211,10 +208,7 @@ def test_dump_takes_a_second_round_and_names_by_sequence_number(job: RealJob) ->
 
 
 def test_the_line_of_the_page_of_questions_gives_stacks_that_explain_reads(job: RealJob, tmp_path: Path) -> None:
-    """Run the command from docs/faq.md, which needs no hangwatch on the node.
-
-    It runs from a file, because its pgrep would also match the arguments of a shell.
-    """
+    """Run it from a file: its pgrep would match the arguments of a shell."""
     page = (Path(__file__).parents[2] / "docs/faq.md").read_text()
     (line,) = re.findall(r"^pgrep .* > stacks.txt$", page, re.MULTILINE)
     (tmp_path / "stacks.sh").write_text(line.replace("sudo py-spy", str(pyspy.find())))
@@ -292,10 +286,7 @@ def idle_judgement(job: RealJob) -> tuple[Grouping, Verdict] | None:
 
 @pytest.mark.parametrize("more", [(), ("ddp",)], ids=["plain", "ddp"])
 def test_job_is_over_once_it_has_destroyed_its_process_group(more: tuple[str, ...], tmp_path: Path) -> None:
-    """This closes the connections between the ranks, and those to the store in torchrun's agent.
-
-    With DDP, idle connections to the store and between the ranks remain.
-    """
+    """With DDP, idle connections to the store and between the ranks remain."""
     program, torchrun = PROGRAM.with_name("ends.py"), beside_python("torchrun")
     with launched(tmp_path, torchrun, f"--nproc-per-node={RANKS}", str(program), str(tmp_path), *more) as one:
         _, before, verdict = one.judge()
@@ -349,10 +340,7 @@ def ranks_by_daemon(daemon: RealDaemon, pid: int) -> list[float]:
     "method", ["tcp", "file", *(pytest.param(each, marks=pytest.mark.series) for each in ("env", "node"))]
 )
 def test_mp_spawn_without_gpus_is_found(method: str, tmp_path: Path) -> None:
-    """Ranks in arguments have no number, and the host of the store is likely rank 0.
-
-    With `node`, all processes have the number of their node in their environment. It is no number of a rank.
-    """
+    """Ranks in arguments have no number. The number in the environment is that of the node."""
     (tmp_path / "port").write_text(str(free_port()))
     urls = {"env": "env://", "tcp": f"tcp://127.0.0.1:{(tmp_path / 'port').read_text()}"}
     url = urls.get(method, f"file://{tmp_path}/store")

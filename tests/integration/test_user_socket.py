@@ -183,10 +183,7 @@ def test_user_gets_no_data_about_jobs_of_others(node: Node) -> None:
 
 @needs_mounts
 def test_what_may_be_found_and_not_read_is_asked_of_the_daemon(node: Node) -> None:
-    """Simulate kernel.yama.ptrace_scope=1.
-
-    The user finds their job, but cannot read its memory.
-    """
+    """Find a job without the right to read its memory, as with kernel.yama.ptrace_scope=1."""
     closed = node.daemon.folder / "closed"
     closed.touch(mode=0o600)
     code = "ready()\nimport time\ndef train_in_the_open(): time.sleep(600)\ntrain_in_the_open()"

@@ -31,10 +31,7 @@ def release(*_):
 
 
 class Shards(Dataset):
-    """Endless samples for a data loader.
-
-    A loader worker that finds the order `loader` reads its sample from storage that does not respond.
-    """
+    """Endless samples for a data loader. With the order `loader`, a worker reads from storage that does not respond."""
 
     def __init__(self, folder, rank):
         self.folder, self.rank = folder, rank

@@ -297,10 +297,7 @@ def early_return() -> None:
 
 
 def chain_of_groups() -> None:
-    """Block rank 5 of eight.
-
-    Rank 4 waits for rank 5 in tp, as do the odd ranks in dp. The other even ranks wait for rank 4 in dp.
-    """
+    """Block rank 5 of eight. Rank 4 waits for it in tp, the odd ranks wait in dp, the even ones for rank 4."""
     tp, dp = pairs("tp"), halves("dp")
     for _ in range(3):
         reduce(tp)
@@ -528,10 +525,7 @@ def unused_group() -> None:
 
 
 def ring_of_three() -> None:
-    """Make three ranks wait in a cycle: 0 for 1 in group a, 1 for 2 in b, 2 for 0 in c.
-
-    No rank is alone in its group.
-    """
+    """Make three ranks wait in a cycle: 0 for 1 in group a, 1 for 2 in b, 2 for 0 in c."""
     made = [dist.new_group(ranks, group_desc=name) for name, ranks in (("a", [0, 1]), ("b", [1, 2]), ("c", [2, 0]))]
     mine = {0: (0, 2), 1: (1, 0), 2: (2, 1)}.get(rank(), ())
     for index in range(3):
@@ -704,10 +698,7 @@ def init() -> None:
 
 
 def ordered() -> str:
-    """Read requests from stdin and fork a process for each.
-
-    Return the job's name in this process, and "" in the parent when stdin has ended.
-    """
+    """Fork a process for each request on stdin. Return the job's name in it, and "" in the parent at the end."""
     importlib.import_module("torch._dynamo")  # imported late by DDP and pickle dumps: here once, not per rank
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for a job
     for line in sys.stdin:

@@ -55,10 +55,7 @@ class Started(NamedTuple):
         return diagnosis.diagnose_job(self.job(), CaptureRequest(settings=settings, node="here", rounds=2), TABLE)
 
     def dumps(self, ask: str) -> Path:
-        """Request new dumps from all ranks in `read`. Return the folder of the dumps.
-
-        A stopped rank writes no dump.
-        """
+        """Return the folder of new dumps of all ranks in `read`. A stopped rank writes no dump."""
         (self.folder / "ask.new").write_text(ask)
         (self.folder / "ask.new").rename(self.folder / "ask")
         told = [self.folder / f"dumped-{rank}" for rank in self.read]
@@ -95,10 +92,7 @@ def forked(name: str, folder: Path, environ: dict[str, str]) -> int:
 
 @contextmanager
 def started(name: str, folder: Path, **more: str) -> Iterator[Started]:
-    """Run a job and yield it when all ranks are at their blocking call.
-
-    `more` are environment variables.
-    """
+    """Run a job and yield it when all ranks are at their blocking call. `more` is added to its environment."""
     row = KEY[name]
     (folder / "dumps").mkdir()
     environ = {

@@ -49,10 +49,7 @@ def crowd_rows(crowd: Crowd) -> list[tuple[str, ...]]:
 
 
 def _process_row(name: str, truth: str, expected: Expected, got: Observed) -> tuple[str, ...]:
-    """Return the table row of a job.
-
-    Raises SystemExit if the result is not the expected one, or if this machine cannot run the scenario.
-    """
+    """Return the table row of a job. Raises SystemExit if it is not as expected or cannot run here."""
     wrong = got.unavailable or "; ".join(problems(expected, got))
     if wrong:
         raise SystemExit(f"{name}: {wrong}")

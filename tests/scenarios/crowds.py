@@ -25,10 +25,7 @@ def file_on_disk(bytes_per_second: int) -> Iterator[str]:
 
 
 def resumes(order: str, serve: Callable[[], Any] = contextlib.nullcontext) -> Callable[[Stage], Observed]:
-    """Return a function that gives `order` to all ranks and waits until the job has resumed.
-
-    `{}` in `order` is what `serve` yields.
-    """
+    """Return a function that gives `order` to all ranks until the job resumes. `{}` is what `serve` yields."""
 
     def play(stage: Stage) -> Observed:
         with serve() as served:

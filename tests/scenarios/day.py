@@ -53,10 +53,7 @@ class Outcome:
 
 
 def outcome(name: str, seconds: float | None = None) -> Outcome:
-    """Run one scenario and return its result.
-
-    A healthy scenario runs for `seconds` (default: a day), a hang for the length of its script.
-    """
+    """Return the result of a scenario. A healthy one runs for `seconds`, a hang for the length of its script."""
     scenario = SCENARIOS[name]
     length = (seconds or DAY) if scenario.truth == "healthy" else scenario.seconds
     played = play(scenario.node, length, scenario.settings).values()

@@ -84,10 +84,7 @@ def taking(bytes_per_second: int, after_seconds: float = 0.0) -> contextlib.Abst
 
 
 def vanishing() -> contextlib.AbstractContextManager[int]:
-    """Run a server that greets one client and then acknowledges nothing, as after a power failure. Yield its port.
-
-    See socket(7).
-    """
+    """Run a server that greets a client and then is silent, as after a power failure. Yield its port."""
 
     def serve(listening: socket.socket, over: threading.Event) -> None:
         with listening.accept()[0] as peer:

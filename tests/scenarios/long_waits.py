@@ -197,10 +197,7 @@ def run_natively(*calls: Callable[[], object]) -> None:
 
 
 def await_client(_: Rank, way: str, port: str) -> None:
-    """Wait for a thread of compiled code, which waits in epoll for the answer of a server.
-
-    The main thread waits at a lock, as in the client of an object store, or at an eventfd, as in zmq.
-    """
+    """Wait for an epoll in compiled code by a lock, as an object store's client, or an eventfd, as zmq."""
     events, server = select.epoll(), connected(port)
     events.register(server, select.EPOLLIN)
     if way == "eventfd":

@@ -80,10 +80,7 @@ def with_names(capture: Capture, names: Sequence[str]) -> Capture:
 
 
 def _is_own(frame: Frame) -> bool:
-    """True for a file of the simulated program.
-
-    In a script, it is true for a file outside of all packages.
-    """
+    """True for a file of the simulated program: in a script, one outside of all packages."""
     if frame.function == "<module>" or frame.file.endswith(_COLLECTIVES):
         return False
     if any(folder in frame.file for folder in _PROGRAM):

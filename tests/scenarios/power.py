@@ -213,10 +213,7 @@ def with_names(rows: dict[str, Any]) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class PowerScenario:
-    """A scenario, which is a row of the table in docs/benchmarks.md.
-
-    `trouble_at` is at or after the last progress of the last rank.
-    """
+    """A row of the table in docs/benchmarks.md. `trouble_at` is not before the last progress of a rank."""
 
     node: Node
     expected: tuple[Expected, ...]
@@ -231,10 +228,7 @@ class PowerScenario:
 
 
 def _after(at: float, odd: int | None, stuck: Doing | None, others: Doing = WAITS, work: Doing = TRAINS) -> Node:
-    """Return a node on which all ranks work until `at`. Then rank `odd` is stuck and the others wait for it.
-
-    If `stuck` is None, the process of rank `odd` is gone.
-    """
+    """Return a node on which rank `odd` is stuck, or its process gone if `stuck` is None, from `at` on."""
 
     def doing(gpu: int, t: float) -> Doing | None:
         if t < at:
@@ -245,10 +239,7 @@ def _after(at: float, odd: int | None, stuck: Doing | None, others: Doing = WAIT
 
 
 def _between(begin: float, end: float, odd: int | None, odd_does: Doing, others: Doing = WAITS_AT_BARRIER) -> Node:
-    """Return a node on which all ranks train, except from `begin` to `end` (seconds).
-
-    Between these times rank `odd` does something else and the others wait for it.
-    """
+    """Return a node on which rank `odd` does something else from `begin` to `end`, and the others wait for it."""
 
     def doing(gpu: int, t: float) -> Doing | None:
         if not begin <= t < end:
@@ -259,10 +250,7 @@ def _between(begin: float, end: float, odd: int | None, odd_does: Doing, others:
 
 
 def _cycle(*parts: tuple[Doing, float], shift_seconds: float = 0.0) -> Node:
-    """Return a node on which all GPUs repeat the parts, given as (activity, seconds).
-
-    GPU i is `i * shift_seconds` behind GPU 0.
-    """
+    """Return a node with GPUs that repeat (activity, seconds), GPU i `i * shift_seconds` behind GPU 0."""
     length = sum(seconds for _, seconds in parts)
 
     def doing(gpu: int, t: float) -> Doing | None:
@@ -282,10 +270,7 @@ def _startup(seconds: float, first: Doing, others: Doing) -> Node:
 
 
 def _pauses(odd: Doing, seconds: float, every: float, hang: tuple[int, Doing] | None = None) -> Node:
-    """Return a node on which rank 0 repeatedly does `odd` for `seconds`, while the others wait for it.
-
-    `every` is the time from one pause to the next. If `hang` is given, its rank hangs from noon on.
-    """
+    """Return a node on which rank 0 does `odd` for `seconds` in each `every`, and rank `hang` hangs from noon on."""
 
     def doing(gpu: int, t: float) -> Doing | None:
         if hang is not None and t >= NOON:

@@ -42,11 +42,7 @@ Run = Callable[[Path], tuple[Observed, ...]]
 
 @dataclass(frozen=True)
 class ProcessScenario:
-    """A row of the table.
-
-    The expected states are a regular expression, because a slow machine may capture more often. It also pages later:
-    the permitted times are long.
-    """
+    """A row of the table. Slow machines capture more often and page later: times are long, states a regex."""
 
     run: Run
     expected: tuple[Expected, ...]

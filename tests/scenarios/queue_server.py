@@ -22,10 +22,7 @@ QUEUE_WORKERS = 2
 def await_turn(
     requests: Queue[int], index: int, folder: str, parent: int, _questions: Connection, ready: Connection
 ) -> None:
-    """Run a worker: wait for requests.
-
-    One worker receives from the pipe of the queue, the other waits for its turn.
-    """
+    """Run a worker. One receives from the pipe of the queue, the other waits for its turn."""
     set_identity("python", parent, Path(folder))
     Phases(Path(folder) / "phases").enter(index, Phase.IDLE)
     ready.send(index)

@@ -488,10 +488,7 @@ class _Taking:
 
 
 def fold(states: list[str]) -> str:
-    """Return the states in order as one line, with a repeated block shown once.
-
-    Two repeated states are `a ⇄ b`, more are `(a → b → c) x4`.
-    """
+    """Return the states in order as one line, repeated blocks once: `a ⇄ b` of two, `(a → b → c) x4` of more."""
     parts: list[str] = []
     index = 0
     while index < len(states):
@@ -509,10 +506,7 @@ def fold(states: list[str]) -> str:
 
 
 def _repeated(states: list[str]) -> tuple[int, int]:
-    """Return the length and the count of the shortest repeated block at the start of the list, or (1, 1).
-
-    A block has two or more states.
-    """
+    """Return length and count of the shortest repeated block of states at the start, or (1, 1)."""
     for length in range(2, len(states) // 2 + 1):
         times = 1
         while states[length * times : length * (times + 1)] == states[:length]:

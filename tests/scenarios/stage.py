@@ -61,10 +61,7 @@ class Observed(NamedTuple):
 
 
 def problems(expected: Expected, got: Observed) -> list[str]:
-    """Return the differences from the expected result; empty if there are none.
-
-    The expected states are a regular expression.
-    """
+    """Return the differences from the expected result. The expected states are a regular expression."""
     found = []
     line = " → ".join(got.states)
     if not re.fullmatch(expected.states, line):
@@ -150,10 +147,7 @@ def as_simulated(gpu: GpuSample) -> GpuSample:
 
 
 def of_light_job(gpu: GpuSample) -> GpuSample:
-    """Return the GPU reading with the power of a light job.
-
-    It draws about 250 W at work and 140 W in the hang. The limit is 700 W.
-    """
+    """Return the GPU reading of a light job, with about 250 W of 700 W at work and 140 W in the hang."""
     watts = gpu.power_watts
     if watts is None or watts < 80:
         return gpu
@@ -308,10 +302,7 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Crowd:
-    """Jobs that run at the same time on one node, under one daemon.
-
-    `startup_hold_seconds` is that of `settings`.
-    """
+    """Jobs that run at the same time on one node, under one daemon."""
 
     name: str
     neighbours: tuple[Neighbour, ...]
@@ -337,10 +328,7 @@ class Crowd:
 
 @contextlib.contextmanager
 def apart(node: SimulatedNode) -> Iterator[None]:
-    """Put all processes of a node into a new control group.
-
-    For the daemon, a control group is a container and a separate owner.
-    """
+    """Put all processes of a node into a new control group: for the daemon, another owner."""
     for root in _CGROUPS:
         try:
             group = Path(tempfile.mkdtemp(prefix="hangwatch-test-", dir=root))

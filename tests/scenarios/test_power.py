@@ -25,10 +25,7 @@ def row(scenario: PowerScenario) -> object:
 
 
 def begin_of(scenario: PowerScenario) -> float:
-    """Return the second at which the simulation begins.
-
-    If the script begins with training only, the part that the detector would forget is skipped.
-    """
+    """Return the second at which the simulation begins, without training that the detector would forget."""
     begin, node = HOUR - WORKED_SECONDS, scenario.node
     seconds = range(int(begin))
     is_training = node.waiting is None and all(node.doing(gpu, t) is TRAINS for gpu in node.gpus for t in seconds)

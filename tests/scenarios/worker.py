@@ -161,10 +161,7 @@ def behind_gpu(me: Rank, odd: str) -> None:
 
 
 def read_loss() -> None:
-    """Spin in one C call without the GIL, as CUDA does.
-
-    The call yields the core, because other processes need it on a small machine.
-    """
+    """Spin in one C call without the GIL, as CUDA does, but yield the core: small machines need it."""
     os.nice(19)
     hashlib.pbkdf2_hmac("sha256", b"a", b"b", (1 << 31) - 1)
 
@@ -197,10 +194,7 @@ def until_done(done: list[bool]) -> None:
 
 
 def log_behind_gpu(me: Rank, odd: str, port: str) -> None:
-    """Let rank `odd` wait for a server.
-
-    Rank 0 waits for its GPU in a logging call, the others in the collective.
-    """
+    """Let rank `odd` wait for a server, and rank 0 for its GPU in a logging call."""
     if me.rank == int(odd):
         ask(port)
     me.begins(Phase.COLLECTIVE)
@@ -221,10 +215,7 @@ def ask(port: str) -> bytes:
 
 
 def connected(port: str) -> socket.socket:
-    """Return a connection to a server outside the job.
-
-    The server has its own address, as if it were on another machine.
-    """
+    """Return a connection to a server with its own address, as if it were on another machine."""
     return socket.create_connection((SERVER, int(port)))
 
 
@@ -302,10 +293,7 @@ def sync_checkpoint(me: Rank, path: str, size_bytes: str) -> None:
 
 
 def write_and_sync(path: str, size_bytes: int) -> None:
-    """Write every second page and sync the file.
-
-    So the kernel writes page by page, and its counters grow steadily.
-    """
+    """Write every second page and sync the file: the kernel writes page by page, so its counters grow steadily."""
     page = os.sysconf("SC_PAGE_SIZE")
     file = os.open(path, os.O_WRONLY | os.O_CREAT)
     for at in range(0, 2 * size_bytes, 2 * page):
@@ -315,10 +303,7 @@ def write_and_sync(path: str, size_bytes: int) -> None:
 
 
 def save_behind_gpu(me: Rank, odd: str, path: str, size_bytes: str) -> None:
-    """Block rank `odd` in fsync(2).
-
-    Rank 0 waits for its GPU in a call that saves, the others wait in another call.
-    """
+    """Block rank `odd` in fsync(2). Rank 0 waits for its GPU in a call that saves, the others in another call."""
     if me.rank == int(odd):
         me.begins(Phase.CHECKPOINT)
         write_and_sync(path, int(size_bytes))
@@ -440,10 +425,7 @@ def ask_for_word(me: Rank, path: str) -> None:
 
 
 def open_beside_metrics(me: Rank, odd: str, path: str) -> None:
-    """Let rank `odd` open a FIFO without a writer. The others wait for it.
-
-    In each rank a thread writes metrics.
-    """
+    """Let rank `odd` open a FIFO without a writer while a thread of each rank writes metrics."""
     threading.Thread(target=write_metrics, daemon=True).start()
     if me.rank == int(odd):
         me.begins(Phase.LOADING)

@@ -132,11 +132,7 @@ class Crowd:
 
 
 def attack(crowd: Crowd, folder: Path, job: list[int]) -> None:
-    """Start all attacks at once.
-
-    The attacks are: copied ranks, with the same and with a higher attempt; launchers and servers; floods; signals
-    to the pids of the job.
-    """
+    """Start at once copied ranks of two attempts, launchers, servers, floods, and signals to the job's pids."""
     for rank in range(RANKS):
         crowd.start(SLEEP, {**RUN, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         crowd.start(SLEEP, {**RUN, "RANK": str(rank), "LOCAL_RANK": str(rank), "TORCHELASTIC_RESTART_COUNT": "99"})

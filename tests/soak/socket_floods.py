@@ -79,10 +79,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def cheapest(seconds: float, *pids: int) -> list[float]:
-    """Return the CPU seconds of processes in that third of a period in which the first process spent the least.
-
-    In another third, the daemon may run its checks.
-    """
+    """Return the CPU seconds in that third in which the first process spent the least: others may have checks."""
     thirds = []
     for _ in range(3):
         before = [cpu_seconds(pid) for pid in pids]
@@ -92,10 +89,7 @@ def cheapest(seconds: float, *pids: int) -> list[float]:
 
 
 def cost(node: Node, uid: int, mode: str, where: str, seconds: float) -> Cost:
-    """Return the CPU seconds of the daemon and of the flooder in the cheapest third of a flood.
-
-    The usual cost of the daemon without a flood is subtracted.
-    """
+    """Return the CPU seconds of daemon, less its usual ones, and flooder in the cheapest third of a flood."""
     ours = node.daemon.process.pid
     (usual,) = cheapest(seconds, ours)
     with flood(uid, mode, where, node.pids[uid]) as pid:

@@ -345,10 +345,7 @@ def test_nodes_are_judged_together_as_one() -> None:
 
 
 def with_gpus(*numbers: tuple[float | None, float | None]) -> Verdict:
-    """Return the verdict on ranks that have all joined.
-
-    Each item is the GPU's power (watts) and utilization ratio of one rank.
-    """
+    """Return the verdict on ranks that have all joined, given as (watts, utilization ratio) of their GPUs."""
     members = (
         replace(standing(rank, waits(6)), gpu=GpuReadings(power_watts=watts, utilization_ratio=ratio))
         for rank, (watts, ratio) in enumerate(numbers)
@@ -362,10 +359,7 @@ SPINS, IDLE, LOWER = (118.0, 1.0), (117.0, 0.0), (90.0, 1.0)
 
 
 def test_rank_with_different_gpu_is_checked_first_without_numbers() -> None:
-    """Check the rank with the different GPU first only if all ranks are captured.
-
-    Otherwise the culprit may be on another node.
-    """
+    """Check none first if a rank is missing: the culprit may be on its node."""
     members = [
         replace(standing(rank, waits(6)), recorder=RecorderFacts(libraries=()), gpu=GpuReadings(utilization_ratio=1.0))
         for rank in range(4)
@@ -381,10 +375,7 @@ def test_rank_with_different_gpu_is_checked_first_without_numbers() -> None:
 
 
 def with_kernels(*sm_ratios: float | None, tensor_ratio: float = 0.0, dram_ratio: float = 0.0) -> Verdict:
-    """Return the verdict on ranks that have all joined.
-
-    `sm_ratios` are the ratios of SMs that run a kernel, one per GPU.
-    """
+    """Return the verdict on ranks that have all joined. `sm_ratios` are the busy SMs of their GPUs."""
     members = [
         replace(
             standing(rank, waits(6)),

@@ -316,10 +316,7 @@ def test_numbers_of_one_sweep_count_and_without_any_there_are_none(tmp_path: Pat
 
 
 def traffic(seconds: float, *carried: int) -> TrafficSweep:
-    """Return a reading of the NVLink counters of some GPUs.
-
-    Each GPU has two counters: the first is its number in `carried` (bytes), the second is 0.
-    """
+    """Return a reading of two NVLink counters a GPU: its bytes in `carried`, and 0."""
     return TrafficSweep(
         gpus=tuple(
             GpuTraffic(index=number, uuid=f"GPU-{number}", taken_monotonic_seconds=seconds, nvlink_bytes=(count, 0))

@@ -88,10 +88,7 @@ def entry(devices: object, pod: str = POD_UID, resource: str = "nvidia.com/gpu")
 
 
 def looks(tree: NodeTree, gpus: Gpus, check: Checked, minutes: int) -> tuple[tuple[str, str], CheckVerdict]:
-    """Run the check now and then once a minute for `minutes` minutes.
-
-    Return its last status and reason, and its last verdict.
-    """
+    """Run the check once a minute for `minutes` minutes. Return its last status and reason, and its last verdict."""
     result = check.run(tree.node(gpus=gpus.sampler))
     for _ in range(minutes):
         tree.time.pass_seconds(60)
@@ -128,10 +125,7 @@ def test_gpus_of_an_idle_slurm_job_are_a_warning_after_half_an_hour(tree: NodeTr
 
 
 def test_the_steps_of_a_job_hold_what_each_was_given(tree: NodeTree, gpus: Gpus) -> None:
-    """Set SLURM_STEP_GPUS only for children of srun, as Slurm 22.05 does.
-
-    slurmstepd and the extern step do not have it.
-    """
+    """Set SLURM_STEP_GPUS only for children of srun, as Slurm 22.05 does."""
     member(tree, 500, SLURM, uid=0)
     for pid, number in ((511, "3"), (512, "1")):
         member(tree, pid, SLURM)

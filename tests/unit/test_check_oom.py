@@ -192,10 +192,7 @@ def test_kills_are_counted_by_the_kernel_without_a_log(tree: NodeTree, monkeypat
 
 
 def test_lines_as_a_kernel_wrote_them(tree: NodeTree) -> None:
-    """Parse recorded lines of Linux 6.18 about a process of root in a cgroup v1.
-
-    A real kill would leave lines in the kernel's log, and other checks would report them.
-    """
+    """A real kill would leave lines in the kernel's log that other checks report."""
     group = "/process_api/7c1c5d5f3435a0820cbd2a16758518ea/hangwatch-test-y9kkxntx"
     log(
         tree,

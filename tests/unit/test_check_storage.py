@@ -37,10 +37,7 @@ def tree(tmp_path: Path) -> NodeTree:
 
 
 def mounted(tree: NodeTree, *mounts: tuple[str, str], view: str = "self") -> None:
-    """Add network mounts to the mount table that `build_status` reads.
-
-    Each is (path below the tree, type of file system).
-    """
+    """Add network mounts, given as (path below the tree, file system), to the table of `build_status`."""
     lines = []
     for number, (name, kind) in enumerate(mounts, 60):
         folder = tree.root / name

@@ -127,10 +127,7 @@ def target(number: int) -> ProcessId:
 
 
 def fill(abandoned: AbandonedChildren, sleeper: Child, share: int, count: int) -> int:
-    """Abandon children of user `share`, at most `count`, until the limit is reached.
-
-    Return the number of abandoned children.
-    """
+    """Abandon at most `count` children of user `share`, until the limit. Return their number."""
     for number in range(count):
         if not abandoned.begin(f"uid {share}", 0.0):
             return number

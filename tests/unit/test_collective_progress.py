@@ -26,10 +26,7 @@ def find_progress(*members: Member, most: int = 100) -> JobProgress:
 
 
 def numbers(progress: JobProgress) -> dict[tuple[int, str], tuple[int, int | None]]:
-    """Return two sequence numbers for each rank and group.
-
-    The first is that of the newest collective, the second that of the collective in which the rank waits, or None.
-    """
+    """Return the newest collective of each rank and group, and that in which the rank waits, or None."""
     return {
         (one.place.rank, one.group): (one.number, one.waits_in.number if one.waits_in else None)
         for one in progress.reached

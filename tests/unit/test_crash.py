@@ -380,10 +380,7 @@ def crashed_by(error: str, at: float) -> crash.CrashArtifacts:
 
 
 def test_an_error_from_long_before_its_end_or_after_it_is_not_what_it_died_of() -> None:
-    """Ignore an error file that is much older than the end of its rank, or newer.
-
-    `@record` also writes one for an exception that the program catches. The program may then train for hours.
-    """
+    """`@record` writes one for a caught exception, too."""
     assert [crashed_by("OSError: busy", at).failure is None for at in (-3600, -10, 0, 3600)] == [
         True,
         False,

@@ -73,10 +73,7 @@ def assert_times_mean_something(watch: JobWatch) -> None:
 
 
 def is_the_hold(seconds: float) -> bool:
-    """True if a suspicion `seconds` after power fell is at the hold.
-
-    The detector uses the median of five samples, so it detects the fall some seconds late.
-    """
+    """True if a suspicion is at the hold. The median of five samples shows the fall some seconds late."""
     return HOLD - 2 <= seconds <= HOLD + 6
 
 
@@ -282,10 +279,7 @@ def test_plain_rule_and_learned_threshold_both_apply() -> None:
 
 
 def test_by_the_plain_rule_a_job_that_was_never_over_it_waits_for_the_startup_hold() -> None:
-    """Wait for the startup hold, because a job first loads its data and model at low power.
-
-    A single moment of higher power does not count as work.
-    """
+    """A single moment of higher power is no work."""
     series = Series(rules=PLAIN).feed(72, 300).feed(140, 30).feed(72, STARTUP - 350)
     assert series.states == []
     series.feed(72, 30)
@@ -409,10 +403,7 @@ def test_light_capture_with_half_of_ranks_frozen_begins_suspicion(frozen: int, u
 
 
 def test_learned_level_with_mostly_unjudged_ranks_is_forgotten() -> None:
-    """Forget a learned baseline if most ranks spin while their GPUs are at 0 %: they may compute or wait.
-
-    Else the learned baseline would hide a hang forever.
-    """
+    """Else the level would hide a hang: ranks that spin may compute or wait."""
     series = Series().feed(600, 300).feed(84, HELD).captured(0, 8)
     series.until_asked(84).glanced(1, 0, unknown=7, stacked=8).feed(84, HELD)
     assert series.watch.state is S.SUSPECTED
@@ -622,10 +613,7 @@ outcomes = st.tuples(st.integers(0, 8), st.integers(0, 8), st.integers(0, 8))
 @example([([None] * 7 + [0.0], 60), 299.0, ([None] * 7 + [0.0], 1), (0, 1, 1), 90.0])  # a capture that returns late
 @settings(max_examples=150, deadline=None)
 def test_promises_hold_for_any_events(events: list[object]) -> None:
-    """Keep three promises for any input.
-
-    There is no page without a capture of stuck ranks. There is one capture at a time. Every state ends.
-    """
+    """Page only after a capture of stuck ranks, one capture at a time, and leave every state."""
     rules = Detector(
         confirming_captures=1,
         hold_seconds=20,
@@ -717,10 +705,7 @@ def test_hang_after_continue_is_hung_and_stop_keeps_hang_time() -> None:
 
 
 def looked_at(series: Series, seconds: int, moving: int = 0, takes: int = 12) -> Series:
-    """Continue the hang for `seconds` seconds.
-
-    Each requested capture returns after `takes` seconds, with `moving` of the 8 ranks moving.
-    """
+    """Continue the hang. Each capture returns after `takes` seconds, with `moving` of 8 ranks moving."""
     for _ in range(seconds):
         series.feed(110, 1)
         if series.watch.capture_record.capturing and series.now - series.captures[-1] >= takes:
@@ -935,10 +920,7 @@ def test_a_job_is_over_only_after_it_was_at_work() -> None:
 
 
 def at_two_lines(ranks: int, *, moving: bool) -> MotionCount:
-    """Return the counts of a capture of eight ranks.
-
-    `ranks` of them stay between two lines, moving or unjudged. The others are frozen.
-    """
+    """Return the counts of a capture of eight ranks: `ranks` stay between two lines, the others are frozen."""
     ids = [RankId(rank=number) for number in range(8)]
     stays = {rank: CodeRegion(within="loop", places=("1", "2")) for rank in ids[:ranks]}
     moved = ranks if moving else 0

@@ -263,10 +263,7 @@ def test_rank_of_an_error_file_is_read_from_its_folder() -> None:
 
 
 def test_error_files_that_differ_in_one_number_are_of_ranks() -> None:
-    """Take the rank from the number in which the names of error files differ.
-
-    `srun sh -c 'TORCHELASTIC_ERROR_FILE=error-$SLURM_PROCID.json ...'` creates such files.
-    """
+    """`srun sh -c 'TORCHELASTIC_ERROR_FILE=error-$SLURM_PROCID.json ...'`."""
     files = [(f"error-{rank}.json", [error_file("ValueError: x", 100 - rank)]) for rank in range(3)]
     found = traces.collect(files)
     assert ([log.id.rank for log in found.logs], found.notes) == ([0, 1, 2], ())

@@ -90,10 +90,7 @@ def test_golden(name: str, golden: Callable[[str, str], None]) -> None:
 
 @pytest.mark.parametrize("name", ["lock", "pystack.txt", "gdb-py-bt.txt"])
 def test_rank_in_its_own_lock_is_shown_for_any_dump_tool(name: str) -> None:
-    """Name no rank: only two of three ranks wait in the collective.
-
-    That is too few to name a rank in an unlisted function.
-    """
+    """Name no rank: two of three that wait are too few for an unlisted function."""
     found = read(name)
     assert len(found.ranks) == 3
     (locked,) = [rank for rank in found.ranks if "update_cache" in shown(rank)[0]]

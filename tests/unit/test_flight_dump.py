@@ -359,10 +359,7 @@ def test_dump_as_large_as_the_limits_is_read_within_bounds(answer: str, tmp_path
 
 
 def test_one_value_at_many_places_is_not_counted_out(tmp_path: Path) -> None:
-    """Reject a small pickle that expands to 10^10 numbers.
-
-    Its list of 100,000 numbers is referenced many times.
-    """
+    """Refuse a small pickle of 10^10 numbers: a list of 100,000 is at many places in it."""
     numbers = [7] * 100_000
     sizes = [numbers] * 100_000
     one = entry(0, input_sizes=sizes, frames=sizes)
@@ -470,10 +467,7 @@ def judged(dumps: Mapping[int, dict[str, Any]]) -> tuple[Answer, Verdict]:
 
 
 def referee(dumps: Mapping[int, dict[str, Any]]) -> dict[tuple[str, int], tuple[set[int], set[int]]]:
-    """Return the result of torch's own analyzer, for each collective that does not match.
-
-    The key is (group, number). The value has the missing ranks, and the ranks in another operation.
-    """
+    """Return (missing ranks, ranks in another operation) by (group, number), from torch's own analyzer."""
     builder = pytest.importorskip("torch.distributed.flight_recorder.components.builder")
     configured = pytest.importorskip("torch.distributed.flight_recorder.components.config_manager").JobConfig()
     details = {

@@ -8,10 +8,7 @@ from hangwatch.probes.process import cgroup_freezer
 
 
 def tree(root: Path, cgroup: str, **files: str) -> tuple[Path, Path]:
-    """Write /proc with process 7 in control group `cgroup`, and /sys. Return both paths.
-
-    `files` are written below /sys/fs/cgroup. In their names, "__" means a slash and "_dot_" a dot.
-    """
+    """Write /proc with process 7 in `cgroup`, and `files` below /sys/fs/cgroup. "__" is a slash, "_dot_" a dot."""
     (root / "proc/7").mkdir(parents=True)
     (root / "proc/7/cgroup").write_text(cgroup)
     for name, text in files.items():

@@ -197,10 +197,7 @@ def make_job(draw: random.Random, sizes: tuple[int, int, int]) -> Simulation:
 
 
 def hang(draw: random.Random, sizes: tuple[int, int, int]) -> tuple[Simulation, dict[int, str]]:
-    """Return a job that hangs, and its culprits with their kinds: one rank, or two of one stage at the same place.
-
-    Of two GPUs that are a whole group, none shows that it is behind the other.
-    """
+    """Return a job that hangs, and its culprits with their kinds: one rank, or two of one stage at one place."""
     job = make_job(draw, sizes)
     stage = draw.randrange(sizes[0])
     across = sizes[1] * sizes[2]
@@ -245,10 +242,7 @@ def without(gone: int | None, recorders: Recorders) -> Recorders:
 
 
 def hides(job: Simulation, gone: int, others: Set[int]) -> bool:
-    """True if each operation in which a rank waits for `gone` may be a wait for `others` alone.
-
-    Then nothing shows that `gone`, without a dump, does not wait with the rest.
-    """
+    """True if each operation in which a rank waits for `gone` may be a wait for `others` alone."""
     groups = set()
     for rank, program in enumerate(job.programs):
         opened = set(range(job.low[rank], job.enqueued[rank])) - job.completed[rank]

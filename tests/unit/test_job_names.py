@@ -111,10 +111,7 @@ def test_a_pod_is_called_by_its_own_name_but_never_by_its_nodes(tmp_path: Path) 
 @example(text=HOSTILE)
 @given(text=st.text())
 def test_a_hostile_name_is_one_plain_word(text: str) -> None:
-    """Remove all characters that Slack, Markdown, HTML, a shell, a Go template or PromQL interprets.
-
-    Limit the length.
-    """
+    """Remove what Slack, Markdown, HTML, a shell, a Go template or PromQL interprets."""
     job = replace(SLURM, job_name=text, program=text, user=text)
     for shown in (named({"SLURM_JOB_NAME": text}), words.plain_word(text)):
         assert re.fullmatch(r"[A-Za-z0-9._-]{0,48}", shown)

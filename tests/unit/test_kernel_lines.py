@@ -86,10 +86,7 @@ def log(folder: Path, *lines: str, boot_seconds: float | None = None) -> tuple[k
 
 
 def said_of(job: Job, lines: tuple[kmsg.LoggedLine, ...]) -> dict[int, tuple[KernelLine, ...]]:
-    """Return the kernel lines about each pid of the job.
-
-    The fake /proc is in the initial pid namespace, like the pids in the log. A test worker may be in another one.
-    """
+    """Return the kernel lines about each pid of the job, in the initial pid namespace like the log."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         (root / "self" / "ns").mkdir(parents=True)

@@ -66,10 +66,7 @@ def measure(
 
 
 def in_calls(*calls: SystemCall | None) -> tuple[ProcessDump, ...]:
-    """Return one round for each call, at one line and with few switches.
-
-    The main thread is in this system call, or runs (None).
-    """
+    """Return one round for each system call of the main thread (None if it runs), at one line."""
     found = dumps([STILL[0]] * len(calls), switches=0.1)
     return tuple(change_dump(dump, call=call) for dump, call in zip(found, calls, strict=True))
 

@@ -46,10 +46,7 @@ class Target:
             (process / f"task/{TARGET + number}/stat").write_text(stat)
 
     def pyspy(self, body: str, paused: str | None = None) -> Path:
-        """Write a py-spy that runs the shell script `body`.
-
-        If py-spy may pause the target, it runs `paused` instead.
-        """
+        """Write a py-spy that runs the shell script `body`, or `paused` if it may pause the target."""
         other = "" if paused is None else f'case "$*" in *--nonblocking*) ;; *) {paused}; exit;; esac\n'
         return fake_pyspy(self.folder, f'echo "$*" >> {self.folder}/calls\n{other}{body}')
 

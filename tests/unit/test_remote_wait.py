@@ -133,10 +133,7 @@ def waiting(motion: Motion = Motion.FROZEN, waits_for: str = "ranks") -> Groupin
 
 
 def at_the_hold(seen: Grouping | None = None, *checks: CheckResult) -> Life:
-    """Return the state of a job with two of four ranks on this node.
-
-    They train for a minute. Then power is low, and the capture finds `seen`.
-    """
+    """Return the state of a job with two of four ranks here, when the capture at the hold finds `seen`."""
     life = Life()
     life.discover(wide())
     life.power(600, 60)

@@ -54,10 +54,7 @@ BAD_TAGS = {
 
 
 class Page(HTMLParser):
-    """A parser of an HTML page.
-
-    It records tags with attributes and visible text, and checks that all tags are closed in order.
-    """
+    """The tags of an HTML page with attributes, and its visible text. All tags must be closed in order."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -71,10 +71,7 @@ SERVER = Awaited(name="10.0.0.9 port 443")
 
 
 class Ranks(NamedTuple):
-    """Equal ranks.
-
-    `what` is the target of their wait, "gone", a letter of a process state, or the reason of a fault.
-    """
+    """Equal ranks. `what` is the target of their wait, "gone", a process state, or the reason of a fault."""
 
     count: int
     what: str
@@ -223,10 +220,7 @@ def test_measured_activity_decides_the_suspect(parts: tuple[Ranks, ...], named: 
 def meeting(
     *stands: tuple[str, PortUse | None], endpoint: str = "10.0.0.1:29500", signature: Signature = Signature.UNKNOWN
 ) -> Verdict:
-    """Return the verdict on ranks, given as (activity, use of a socket to the store).
-
-    An empty activity means that the rank was not captured.
-    """
+    """Return the verdict on ranks, given as (activity or "" if not captured, use of a socket to the store)."""
     groups = []
     for name in dict(stands):
         members = tuple(

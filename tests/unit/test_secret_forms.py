@@ -52,10 +52,7 @@ def test_mask_finds_a_form_behind_any_words(case: Text, before: str) -> None:
 
 
 def test_mask_of_a_hostile_text_takes_time_by_its_length() -> None:
-    """Repeat the words of all rows, as one word and as many words.
-
-    A text of four times the length may not take 16 times as long.
-    """
+    """Allow a text of four times the length less than 16 times the time."""
     words = {word for row in secret_forms.load().values() for word in row.holds if word}
     pieces = [
         *words,

@@ -106,10 +106,7 @@ def test_what_chance_does_is_not_said(odd: set[int], nodes: int) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.sets(st.integers(0, 31), min_size=2, max_size=6), st.frozensets(st.integers(0, 31), min_size=1))
 def test_a_group_is_said_exactly_where_few_draws_would_fall_into_it(odd: set[int], group: frozenset[int]) -> None:
-    """Compare with a count of all sets of this many ranks.
-
-    The group is reported only if at most 1 % of the sets lie inside it.
-    """
+    """Count all sets of this many ranks: at most 1 % may lie inside it."""
     said = find_shared(odd, {}, {"g": group}, nodes=4)
     blind = sum(1 for drawn in combinations(sorted(group), len(odd)))
     rare = blind <= 0.01 * comb(32, len(odd))

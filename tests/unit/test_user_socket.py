@@ -67,10 +67,7 @@ def look_after(go_on: threading.Event, look: Look = look_at) -> Look:
 
 
 class Desk:
-    """A `UserSocket` that is called directly, without a socket.
-
-    Its board has these jobs, and its clock does not advance.
-    """
+    """A `UserSocket` that is called directly, without a socket. Its clock does not advance."""
 
     def __init__(
         self,
@@ -307,10 +304,7 @@ def connected(path: Path) -> socket.socket:
 
 
 def connected_as(uid: int, path: Path) -> socket.socket:
-    """Return a connection by user `uid`.
-
-    The thread has this user only while it connects, so that SO_PEERCRED shows it.
-    """
+    """Return a connection by user `uid`, which this thread is until SO_PEERCRED has it."""
     with as_thread_of(uid):
         return connected(path)
 

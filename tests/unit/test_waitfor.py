@@ -73,10 +73,7 @@ def member(rank: int, *first: RankRecords, last: Sequence[RankRecords] | None = 
 
 
 def standing(rank: int, numbers: Numbers) -> Member:
-    """Return a rank with these numbers (newest collective, oldest open one) for each group.
-
-    Its newest collectives are open.
-    """
+    """Return a rank with these (newest collective, oldest open one) by group. The newest are open."""
     order = count()
     found = [
         record(number, group, id=next(order), state="open" if number >= open_from else "completed")

@@ -74,9 +74,7 @@ def test_a_child_that_has_not_executed_its_program_yet_changes_nothing(tmp_path:
 
 
 def test_process_read_during_execve_is_read_as_the_new_program(tmp_path: Path) -> None:
-    """An earlier version combined the old name, torchrun, with the command line of the rank, and reported a waiting
-    launcher.
-    """
+    """An earlier version joined the old name with the new command line."""
     above = "1 (init) S parent=0 start=1\n50 (pt_elastic) S parent=1 start=50\n  $ python torchrun --nnodes 2 t.py\n"
     before = above + "51 (pt_elastic) S parent=50 start=60\n  $ python torchrun --nnodes 2 t.py\n @ uid=0 /u\n"
     after = above + "51 (python) S parent=50 start=60\n  $ python t.py\n @ uid=7 /u\n"

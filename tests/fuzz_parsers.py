@@ -98,9 +98,7 @@ PARSERS: dict[str, Parser] = {
     "py-spy": Parser(lambda raw: pyspy_json.parse_json(raw, 7), (DumpError,), [json.dumps(_PYSPY).encode()]),
     "stacks and logs": Parser(_collect, (UserError,), _files("explain/*.txt", "explain/*/*/*/*/*.log")),
     "recorder dump": Parser(
-        lambda raw: recorder_dump.parse(raw),
-        (ValueError,),
-        [json.dumps(_RECORDER).encode(), pickle.dumps(_RECORDER, 2)],
+        recorder_dump.parse, (ValueError,), [json.dumps(_RECORDER).encode(), pickle.dumps(_RECORDER, 2)]
     ),
     "pickle": Parser(safe_pickle.load_plain_values, (ValueError,), [pickle.dumps(_RECORDER, n) for n in range(2, 6)]),
     "process title": Parser(_of_text(process_title.read), (), [b"ray::WorkerDict.generate", b"VLLM::Worker_TP1"]),

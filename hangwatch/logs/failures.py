@@ -20,7 +20,6 @@ LONGEST_TEXT = 400
 LONGEST_LOG_LINE = 4096
 """Number of characters of a log line, after its prefix, that are matched. Patterns take quadratic time."""
 LARGEST_ERROR_FILE = 1 << 20
-_CALLSTACK_CHARACTERS = 1 << 16
 ESCAPES = re.compile(
     r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b.|[\x00-\x08\x0b\x0c\x0e-\x1f]"
     r"|(?:#033|\^\[)\[[0-9;]{0,16}m|\[\d\d?m(?=\()|\[0m"  # as syslog and cat -v write it; copied without ESC
@@ -199,7 +198,7 @@ def _find_raising_place(callstack: str, message: str) -> str:
     before = callstack.removesuffix("\n").removesuffix(text)
     if not callstack.startswith(f"{before}{text}"):  # notes follow
         before = callstack[: max(callstack.find(text), 0)]
-    lines = before[-_CALLSTACK_CHARACTERS:].split("\n")
+    lines = before.split("\n")
     if re.fullmatch(r"[\w.<>]{0,1000}", lines.pop()) is None:
         return ""
     frames = itertools.takewhile(lambda line: line.startswith("  "), reversed(lines))

@@ -306,6 +306,7 @@ def test_words_of_a_log_are_no_complaint_of_py_spy() -> None:
         ('{"message": "' + "x" * (failures.LARGEST_ERROR_FILE + 9) + '"}', "error.json:1: is larger than 1 MiB"),
         ('{"message": {"message": "x", "extraInfo": {"timestamp": "' + "9" * 400 + '"}}}', ""),
         ('{"message": {"message": "x", "extraInfo": {"timestamp": "nan"}}}', ""),
+        ('{"message": {"message": "x", "extraInfo": {"py_callstack": "' + "  \\n" * 260_000 + 'x"}}}', ""),
         ('{"message": {"message": "x\\u0000\\u001b[2J\\ny", "extraInfo": {}}}', ""),
         ('{"message": ' + "[" * 100000, "error.json:1: is not an error.json"),
     ],

@@ -1,6 +1,7 @@
 """The node that is late as a whole: by simulated records, clocks that are off, and replies of nodes."""
 
 import random
+import time
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -24,22 +25,14 @@ def times_of(
     """Return the collectives of two ranks on each node. `late` and `shift` are seconds: of the ranks, of the clock."""
     rng, ranks = random.Random(1), dict[str, list[list[Enqueued]]]()
     for node in nodes:
+        offset = late.get(node, 0.0) + shift.get(node, 0.0)
+        times = [[step * STEP_SECONDS + offset + rng.gauss(0, 0.0005) for step in range(steps)] for _ in range(2)]
         ranks[node] = [
             [
-                Enqueued(
-                    "nccl",
-                    "0",
-                    "all_reduce",
-                    ((8,),),
-                    step,
-                    START_NS
-                    + round(
-                        1e9 * (step * STEP_SECONDS + late.get(node, 0.0) + shift.get(node, 0.0) + rng.gauss(0, 0.0005))
-                    ),
-                )
-                for step in range(steps)
+                Enqueued("nccl", "0", "all_reduce", ((8,),), step, START_NS + round(1e9 * seconds))
+                for step, seconds in enumerate(of_rank)
             ]
-            for _ in range(2)
+            for of_rank in times
         ]
     return ranks
 
@@ -119,7 +112,7 @@ def test_median_times_are_of_collectives_that_all_ranks_of_the_node_hold() -> No
     assert (place.numbers, place.unix_ns) == ((2,), (20,))
 
 
-def reply(node: str, records: NodeRecords) -> Reply:
+def reply(node: str, records: object) -> Reply:
     return Reply(
         node=node, status=0, output=msgspec.json.encode(records), asked_unix_seconds=100.0, ended_unix_seconds=101.0
     )
@@ -150,3 +143,14 @@ def test_reply_that_does_not_fit_is_an_error_of_its_node(output: bytes) -> None:
     replies = Replies()
     bad = Reply(node="gpu-1", status=0, output=output, asked_unix_seconds=1.0, ended_unix_seconds=1.0)
     assert replies.take(bad) is None and [nodes for _, nodes in replies.failed] == [["gpu-1"]]
+
+
+@pytest.mark.machines
+def test_reply_as_large_as_the_limit_is_compared_in_time() -> None:
+    place = {"library": "x", "group": "", "operation": "", "sizes": [], "numbers": [1], "unix_ns": [1]}
+    job = {"job_id": "", "job_key": "k1", "places": [place | {"group": str(number)} for number in range(330_000)]}
+    records = {"node": "a", "printed_unix_seconds": 1.0, "clock_error_seconds": 0.0, "jobs": [job]}
+    began, replies = time.process_time(), Replies()
+    answers = {node: replies.take(reply(node, records)) for node in NODES[:2]}
+    assert compare({node: records for node, records in answers.items() if records})["k1"].reason == "NoRecords"
+    assert time.process_time() - began < 30

@@ -1,7 +1,4 @@
-"""A command of hangwatch in the process of the test, for tests about what it prints. A start takes 0.2 CPU seconds.
-
-The starts themselves are the subject of `test_cli.py`, `test_top.py` and `test_hostile_input.py`.
-"""
+"""A command of hangwatch in the process of the test, for tests about its output: a start takes 0.2 CPU seconds."""
 
 import contextlib
 import os

@@ -1,7 +1,4 @@
-"""Attacks through environments.
-
-Any user of a node can start sleeping processes with arbitrary variables.
-"""
+"""Attacks through environments: any user of a node can start sleeping processes with arbitrary variables."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A memory control group below the group of the test.
-
-The kernel counts the memory of a process and its children in it.
-"""
+"""A memory control group below that of the test, in which the kernel counts a process and its children."""
 
 import contextlib
 import os

@@ -1,7 +1,4 @@
-"""Real Prometheus and Alertmanager on loopback, and small fake servers in place of a site's other programs.
-
-Each server is a context manager: ready when `with` begins, ended when `with` ends. Each wait has a deadline.
-"""
+"""Real Prometheus and Alertmanager, and small fake servers: ready when `with` begins, under a deadline."""
 
 import contextlib
 import http.client

@@ -1,7 +1,4 @@
-"""A real Slurm on loopback with its own munge. It has a controller, and three nodes with one slurmd each.
-
-SLURM_CONF is set inside `with`.
-"""
+"""A real Slurm on loopback with its own munge: a controller, and three nodes. SLURM_CONF is set inside `with`."""
 
 import contextlib
 import os

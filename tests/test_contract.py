@@ -1,7 +1,4 @@
-"""Adding a check takes one file and one test.
-
-A copy of the tree gets one more file, and nothing else changes.
-"""
+"""Adding a check takes one file and one test: a copy of the tree gets these, and nothing else changes."""
 
 import json
 import os

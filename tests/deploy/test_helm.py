@@ -1,7 +1,4 @@
-"""The Helm chart under Helm's own engine.
-
-The chart passes lint and renders, refuses wrong values, and Kubernetes would accept the result.
-"""
+"""The Helm chart under Helm's own engine: lint, rendering, refusals, and what Kubernetes would accept."""
 
 import json
 import re

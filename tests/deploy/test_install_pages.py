@@ -1,7 +1,4 @@
-"""The pages docs/install-*.md.
-
-Their paths, values and checks exist, and the real programs accept their snippets.
-"""
+"""The pages docs/install-*.md: paths, values and checks exist, and the real programs accept the snippets."""
 
 import json
 import re

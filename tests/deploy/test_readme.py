@@ -1,7 +1,4 @@
-"""README.md and docs/faq.md: their targets and pictures exist.
-
-They mention the tools and questions of users.
-"""
+"""README.md and docs/faq.md: targets and pictures exist, and the tools and questions of users are there."""
 
 import re
 

@@ -1,7 +1,4 @@
-"""The runbooks and docs/tuning.md: their reasons and keys exist.
-
-The steps for the author of a job work on a real torchrun.
-"""
+"""The runbooks and docs/tuning.md: reasons and keys exist, and the steps for a job's author work on torchrun."""
 
 import contextlib
 import json

@@ -1,7 +1,4 @@
-"""Real processes in every state that a dump may find.
-
-A process is ready when it is yielded, and is ended by its pid.
-"""
+"""Real processes in every state that a dump may find, ready when they are yielded, and ended by their pids."""
 
 import contextlib
 import os

@@ -1,7 +1,4 @@
-"""`hangwatch dump --nodes --agentless`: the nodes have only py-spy.
-
-A node is a local shell (`--via local`) or a real sshd.
-"""
+"""`hangwatch dump --nodes --agentless`: nodes with only py-spy, by a local shell (`--via local`) or a real sshd."""
 
 import contextlib
 import json

@@ -1,7 +1,4 @@
-"""All stages on real processes, from the scan to the metrics.
-
-torchrun over gloo, the fake driver, py-spy and the incident folder take part.
-"""
+"""All stages on real processes, from the scan to the metrics: torchrun over gloo, the fake driver and py-spy."""
 
 import json
 import os

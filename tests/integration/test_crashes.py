@@ -1,7 +1,4 @@
-"""Real ranks that die.
-
-Torchrun jobs raise, segfault or end normally. There are cores, and crash artifacts of hostile owners.
-"""
+"""Real torchrun ranks that raise, segfault or end normally, with cores, and artifacts of hostile owners."""
 
 import contextlib
 import json

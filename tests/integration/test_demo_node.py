@@ -1,7 +1,4 @@
-"""The simulated node without a daemon.
-
-Real processes block where the test wants, power follows their activity, and no process remains.
-"""
+"""The simulated node: processes block where the test wants, power follows their activity, and none remains."""
 
 import os
 import signal

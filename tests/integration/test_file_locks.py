@@ -1,7 +1,4 @@
-"""Real file locks, and real semaphores of multiprocessing.
-
-For a process that waits, hangwatch reports the file, and the holder by the kernel's list of locks.
-"""
+"""Real file locks and semaphores: the file for which a process waits, and the holder by the kernel's list."""
 
 import contextlib
 import os

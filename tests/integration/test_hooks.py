@@ -1,8 +1,4 @@
-"""Hooks of a real daemon.
-
-The daemon runs them when a job hangs, and the report lists them. The daemon does not start with a hook that cannot
-run.
-"""
+"""Hooks of a real daemon: run when a job hangs, listed in the report, and refused at the start if they cannot run."""
 
 import urllib.request
 from pathlib import Path

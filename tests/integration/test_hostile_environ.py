@@ -1,7 +1,4 @@
-"""Sleeping processes with hostile environments next to a job that hangs.
-
-The daemon stays small, and it pages.
-"""
+"""Processes with hostile environments beside a job that hangs: the daemon stays small, and it pages."""
 
 import contextlib
 import os

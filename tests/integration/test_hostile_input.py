@@ -1,7 +1,4 @@
-"""Hostile input for the real commands.
-
-Each prints one message and exits with 2, with bounded memory and time.
-"""
+"""Hostile input for the real commands: one message, exit status 2, bounded memory and time."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""Incidents over the network: only permitted users may read them.
-
-A real server has a store, and the clients are real.
-"""
+"""Incidents over the network, from a real server to real clients: only permitted users may read them."""
 
 import base64
 import http.client

@@ -1,7 +1,4 @@
-"""Real ranks that cannot connect to their store, as the kernel shows it.
-
-The store does not listen, or only its own node can reach it.
-"""
+"""Real ranks that cannot connect to their store: it does not listen, or only its own node can reach it."""
 
 import contextlib
 import json

@@ -1,7 +1,4 @@
-"""The library in which a real process sleeps.
-
-The jobs of the recorder tests cover torch's own waits.
-"""
+"""The library in which a real process sleeps. The jobs of the recorder tests cover torch's own waits."""
 
 import subprocess
 import sys

@@ -1,7 +1,4 @@
-"""A hang of ranks with the same stack.
-
-Only the GPU counters of one rank differ: no kernel runs on its GPU.
-"""
+"""A hang of ranks with the same stack, where only GPU counters differ: no kernel runs on the GPU of one rank."""
 
 import contextlib
 from functools import partial

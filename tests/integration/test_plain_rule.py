@@ -1,7 +1,4 @@
-"""The plain rule in the real daemon: power at or below a ratio of the limit for N seconds.
-
-The rule uses no power baseline.
-"""
+"""The plain rule, without a baseline, in the real daemon: power at or below a ratio of the limit for N seconds."""
 
 from pathlib import Path
 

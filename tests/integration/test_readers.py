@@ -1,7 +1,4 @@
-"""Read access to an incident: only the owner of its job and the on-call group may read it.
-
-The tests read as each of these users.
-"""
+"""Read access to an incident, tried as each user: only the owner of its job and the on-call group have it."""
 
 import contextlib
 import json

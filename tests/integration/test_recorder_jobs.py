@@ -1,7 +1,4 @@
-"""Real gloo jobs, read from outside, and the wait-for graph of their ranks.
-
-Expected results: tests/data/waitfor.toml.
-"""
+"""Real gloo jobs read from outside, and the wait-for graph of their ranks, as tests/data/waitfor.toml expects."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""The page of an incident on a phone and on wider screens, in a real Chromium.
-
-The whole chart and the fall of power must be visible.
-"""
+"""An incident's page on a phone and wider screens in a real Chromium: chart and fall of power are visible."""
 
 import html as escaping
 import json

@@ -1,7 +1,4 @@
-"""Real ranks that die of exceptions with secrets.
-
-The secrets must be in no output of the daemon and in no alert.
-"""
+"""Ranks that die of exceptions with secrets, which no output of the daemon and no alert may contain."""
 
 import os
 import re

@@ -1,7 +1,4 @@
-"""The signatures of real processes, measured by a real capture.
-
-The activity table is empty, so function names cannot matter.
-"""
+"""The signatures of real processes by a real capture, with an empty activity table: no function name matters."""
 
 import contextlib
 import itertools

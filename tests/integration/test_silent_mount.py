@@ -1,7 +1,4 @@
-"""Ranks with a Python on a FUSE mount that stops responding.
-
-py-spy blocks on the mount, and SIGKILL does not end it.
-"""
+"""Ranks with a Python on a FUSE mount that stops responding: py-spy blocks there, and SIGKILL does not end it."""
 
 import contextlib
 import os

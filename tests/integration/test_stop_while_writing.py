@@ -1,7 +1,4 @@
-"""The end of a daemon that writes an incident.
-
-Nothing of the incident is lost, and the log lists each abandoned task.
-"""
+"""The end of a daemon that writes an incident: nothing is lost, and the log lists each abandoned task."""
 
 import os
 import shutil

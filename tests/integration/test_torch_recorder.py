@@ -1,7 +1,4 @@
-"""The flight recorder of real ranks, read from outside.
-
-The records equal the process's own dump in any state. A process without a recorder gives a fault.
-"""
+"""Flight recorders of real ranks from outside: equal to the process's own dump in any state, or a fault."""
 
 import contextlib
 import os

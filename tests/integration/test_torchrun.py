@@ -1,7 +1,4 @@
-"""Real jobs of four ranks under real launchers: found, captured and grouped.
-
-The verdict names the rank that has not joined.
-"""
+"""Real jobs of four ranks under real launchers: found, captured, grouped, and the rank not joined is named."""
 
 import contextlib
 import json

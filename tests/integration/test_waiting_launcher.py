@@ -1,7 +1,4 @@
-"""A real torchrun that waits for a second node, under a real daemon.
-
-The daemon finds, captures and reports it. Then the second node joins.
-"""
+"""A torchrun that waits for a second node, found, captured and reported by a daemon until the node joins."""
 
 from pathlib import Path
 

@@ -1,7 +1,4 @@
-"""Waits of two or three steps: a rank waits for a process, a thread or a driver, which waits for something else.
-
-Each way is a function of a rank. It needs only the standard library.
-"""
+"""Waits of two or three steps, for a process, thread or driver that waits itself, by the standard library."""
 
 import _thread
 import collections

@@ -1,7 +1,4 @@
-"""Scenarios in virtual time.
-
-Each says what every rank does, second by second. The settings are the daemon's defaults.
-"""
+"""Scenarios in virtual time: what every rank does, second by second, under the daemon's default settings."""
 
 from dataclasses import dataclass, replace
 from typing import Any

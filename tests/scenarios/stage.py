@@ -1,7 +1,4 @@
-"""Real daemons on simulated nodes: each runs a scenario and returns its result.
-
-Only the GPUs are simulated. The times are those of the demo, except the holds.
-"""
+"""Real daemons on simulated nodes, each with a scenario. The times are those of the demo, except the holds."""
 
 from __future__ import annotations
 

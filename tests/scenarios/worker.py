@@ -1,7 +1,4 @@
-"""A rank of the simulated job that accepts more orders than the demo's rank. It does slow but real work.
-
-It needs only the standard library.
-"""
+"""A rank of the simulated job, by the standard library, with more orders than the demo's: slow but real work."""
 
 import hashlib
 import os

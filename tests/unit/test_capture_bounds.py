@@ -1,7 +1,4 @@
-"""The order, limits and texts of a capture, on a fake /proc, with a shell script as py-spy.
-
-`tests/integration/test_capture.py` captures real processes. Here the script gives a process any state.
-"""
+"""The order, limits and texts of a capture of processes in any state: a fake /proc, a shell script as py-spy."""
 
 import json
 import threading

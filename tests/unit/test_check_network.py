@@ -1,7 +1,4 @@
-"""network: the interface that a job uses, and whether the job's master can be reached.
-
-The tests use fixture trees and real network namespaces.
-"""
+"""network: the interface of a job and its master, on fixture trees and in real network namespaces."""
 
 import os
 import shutil

@@ -1,7 +1,4 @@
-"""storage: every network file system responds.
-
-A dead mount (a real FUSE mount without a server) blocks no other check.
-"""
+"""storage: every network file system responds. A dead mount (real FUSE) blocks no other check."""
 
 import errno
 import marshal

@@ -1,7 +1,4 @@
-"""Decoders of types are prepared under one lock.
-
-Without the lock, a process of this test soon dies of a segmentation fault.
-"""
+"""Decoders of types are prepared under one lock, without which a process soon dies of a segmentation fault."""
 
 import sys
 

@@ -1,7 +1,4 @@
-"""The detector on series of power samples.
-
-It must find the measured hangs, and must not page healthy jobs that look similar.
-"""
+"""The detector on series of power samples, of measured hangs and of healthy jobs that look similar."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Logs of ranks in `hangwatch explain`: their last lines and the first failure.
-
-A log names no culprit. It may contain any text.
-"""
+"""Logs of ranks in `hangwatch explain`, with any text: last lines and first failure. They name no culprit."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Logs and stack dumps behind the prefixes of launchers, containers, log collectors and schedulers.
-
-The verdict must be that of the bare text.
-"""
+"""Logs and dumps behind prefixes of launchers, containers, collectors: the verdict is that of the bare text."""
 
 import json
 from collections.abc import Callable, Sequence

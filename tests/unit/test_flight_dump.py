@@ -1,7 +1,4 @@
-"""Flight-recorder dumps of every torch version, and files that are not dumps.
-
-A dump is a pickle, so a hostile file could run a program.
-"""
+"""Dumps of flight recorders of every torch version, and other files: a pickle could run a program."""
 
 import copy
 import json

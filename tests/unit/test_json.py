@@ -1,7 +1,4 @@
-"""The JSON output of the commands.
-
-Schemas are current, and output matches them.
-"""
+"""The JSON output of the commands: the schemas are current, and the output matches them."""
 
 import json
 from collections.abc import Callable

@@ -1,7 +1,4 @@
-"""Kernel log lines about a job.
-
-Each row of kernel_lines.toml matches real lines, and does not match similar lines.
-"""
+"""Kernel log lines about a job: each row of kernel_lines.toml matches real lines, and no similar ones."""
 
 import logging
 import os

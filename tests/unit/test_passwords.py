@@ -1,7 +1,4 @@
-"""Passwords over the network: which are accepted, and their cost.
-
-No user can lock out others or keep the node busy.
-"""
+"""Passwords over the network: no user can lock out others or keep the node busy."""
 
 import asyncio
 import os

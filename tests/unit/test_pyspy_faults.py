@@ -1,7 +1,4 @@
-"""Faults of py-spy: its command line, the cases in which it may pause the target, the texts for users.
-
-The target is a folder of a fake /proc, so that it can have any state. py-spy is a shell script.
-"""
+"""Faults of py-spy, a shell script here: command line, permission to pause, texts for users, on a fake /proc."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The state of a node on which all ranks wait for other nodes.
-
-Flight recorders show it exactly, else stacks and world size.
-"""
+"""The state of a node on which all ranks wait for other nodes, by flight recorders, or by stacks and world size."""
 
 from typing import Any
 

@@ -1,7 +1,4 @@
-"""The removal of incidents when there are too many.
-
-The owner with the most incidents loses its oldest closed incident.
-"""
+"""The removal of incidents when there are too many: the oldest closed one of the owner with the most goes first."""
 
 from collections import Counter
 

@@ -1,7 +1,4 @@
-"""No innocent rank is named when a known hang is altered.
-
-These are a few cases; `make robustness` runs all.
-"""
+"""No innocent rank is named when a known hang is altered: a few cases of `make robustness`."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""The limits of the naming rules: one rank more or less changes the verdict.
-
-Groups are made by hand, so that only the rule decides.
-"""
+"""The limits of the naming rules on groups made by hand: one rank more or less changes the verdict."""
 
 import sys
 from types import FrameType

@@ -1,7 +1,4 @@
-"""Secrets in the texts of jobs.
-
-All forms are masked, texts without secrets do not change, and hostile texts are masked quickly.
-"""
+"""Secrets in the texts of jobs: all forms are masked, quickly, and texts without secrets do not change."""
 
 import itertools
 import time

@@ -1,7 +1,4 @@
-"""Sleeping ranks, from capture to capture.
-
-Their motion is unknown until they wake. Ranks that poll without a result are frozen.
-"""
+"""Sleeping ranks have an unknown motion until they wake; ranks that poll without a result are frozen."""
 
 import pytest
 from msgspec.structs import replace

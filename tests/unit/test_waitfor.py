@@ -1,7 +1,4 @@
-"""The wait-for graph by sequence numbers, in edge cases.
-
-tests/data/waitfor.toml has the expected results of real jobs.
-"""
+"""The wait-for graph in edge cases. tests/data/waitfor.toml has the expected results of real jobs."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -211,7 +211,7 @@ docs: $(VENV)/.docs
 
 man: $(VENV)/.installed
 	mkdir -p build/man
-	$(BIN)/python -m hangwatch.cli.reference man > build/man/hangwatch.1
+	$(BIN)/python -m hangwatch.cli.man_page > build/man/hangwatch.1
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

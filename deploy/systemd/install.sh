@@ -109,7 +109,7 @@ install_files() {
 # The man page and the completion scripts: both query the program itself, so they match this version.
 install_help() {
   mkdir -p "$(dirname "$MAN")"
-  "$PREFIX/bin/python" -I -m hangwatch.cli.reference man >"$MAN"
+  "$PREFIX/bin/python" -I -m hangwatch.cli.man_page >"$MAN"
   for one in $COMPLETIONS; do
     mkdir -p "$(dirname "${one#*:}")"
     _HANGWATCH_COMPLETE=${one%%:*}_source "$PREFIX/bin/hangwatch" >"${one#*:}"

@@ -9,19 +9,19 @@ import click
 import pytest
 
 from hangwatch import cli
-from hangwatch.cli import reference
+from hangwatch.cli import man_page
 from tests.commands import HANGWATCH, finished
 
 
 @pytest.mark.golden
 def test_the_page_is_what_the_commands_say(golden: Callable[[str, str], None]) -> None:
     # In a separate process: a command that ran earlier without its group keeps the wrong help option.
-    done = finished(sys.executable, "-m", "hangwatch.cli.reference", "markdown")
+    done = finished(sys.executable, "-m", "tests.commands_page")
     golden("../../../docs/commands.md", done.stdout)
 
 
 def test_the_man_page_has_every_command_and_option() -> None:
-    page = reference.man()
+    page = man_page.render()
     context = click.Context(cli.hangwatch)
     for name in cli.hangwatch.list_commands(context):
         assert f".SS hangwatch {name}" in page
@@ -34,7 +34,7 @@ def test_the_man_page_has_every_command_and_option() -> None:
 
 
 def test_the_shell_completes_commands() -> None:
-    for shell, _, line in reference.COMPLETION:
+    for shell, _, line in man_page.COMPLETION:
         assert f"_HANGWATCH_COMPLETE={shell}_source hangwatch" in line
     environ = {**os.environ, "COMP_WORDS": "hangwatch inc", "COMP_CWORD": "1", "_HANGWATCH_COMPLETE": "bash_complete"}
     done = finished(*HANGWATCH, env=environ)

@@ -534,14 +534,7 @@ def with_odd(
     """Return a grouping in which all ranks except rank 3 wait in a collective."""
     odd = replace(samples.member(3), signature=signature, kernel=kernel or KernelFacts(), waits=waits_facts or Waits())
     frames = (Frame(function=at, file="torch/utils/data/dataloader.py", line=9),)
-    group = Group(
-        key="odd",
-        activity="unknown",
-        waits_for="nothing",
-        members=(odd,),
-        gone=signature is Signature.GONE,
-        frames=frames,
-    )
+    group = Group(key="odd", activity="unknown", members=(odd,), gone=signature is Signature.GONE, frames=frames)
     return Grouping(groups=(samples.waiting(rank for rank in range(8) if rank != 3), group), world_size=8)
 
 

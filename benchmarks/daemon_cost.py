@@ -170,7 +170,8 @@ def main() -> None:
         daemon = stack.enter_context(RealDaemon(folder / "hw", {**os.environ, **environ}, python=python, **sections))
         other = start_beside(beside, environ, folder / "beside.log", stack) if beside else None
         time.sleep(15)  # the start is not measured
-        assert chosen.real_driver or daemon.job_state(run_id) == "training", daemon.log
+        if not chosen.real_driver:
+            daemon.wait_for_state(run_id, "training")
         meters = {"hangwatch": Meter(daemon.process.pid)} | ({"beside": Meter(other[0])} if other else {})
         memory: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in meters}
         with scraped(f"http://{daemon.address}/metrics", *(other[1:] if other else ())):

@@ -34,8 +34,6 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.grouping import find_slope  # noqa: E402
-from hangwatch import metrics  # noqa: E402
-from hangwatch.config import Detector  # noqa: E402
 from hangwatch.detector import job_watch  # noqa: E402
 from hangwatch.model import Frame, Group, Grouping, JobState, Member  # noqa: E402
 from hangwatch.state.board import JobEntry, Snapshot  # noqa: E402
@@ -88,7 +86,7 @@ def lines(ranks: int, ranks_of_node: int) -> Iterator[str]:
         entry = JobEntry(job=job, watch=watch, page=True, incident=incident)
         yield f'up{{job="hangwatch",instance="node-{node}"}} 1\n'
         yield f'process_start_time_seconds{{job="hangwatch",instance="node-{node}"}} 1\n'
-        for family in metrics.families(Snapshot(jobs={"k1": entry}), 0.0, Detector()):
+        for family in samples.metric_families(Snapshot(jobs={"k1": entry})):
             for sample in family.samples:
                 if "job_key" in sample.labels:
                     labels = {"job": "hangwatch", "instance": f"node-{node}", **sample.labels}

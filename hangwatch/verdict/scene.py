@@ -246,11 +246,18 @@ def waits_for(group: Group) -> str:
     """Return the kind of wait of a group: "ranks", "gpu", "lock", "thread", "nothing" or "unknown".
 
     It is "nothing" if the group runs Python code in an unknown function, and "ranks" if the kernel shows that each rank
-    receives from another rank there.
+    receives from another rank there. A sleep that the program itself has called is no wait for a GPU, in whichever
+    part of the program it is.
     """
     if group.waits_for == "unknown" and group.members and all(member.waits.asks_rank for member in group.members):
         return "ranks"
+    if group.waits_for == "gpu" and is_in_user_code(group) and all(map(_sleeps_in_program, group.members)):
+        return "unknown"
     return "nothing" if group.runs_python else group.waits_for
+
+
+def _sleeps_in_program(member: Member) -> bool:
+    return member.stack.sleep is not None and member.waits.waits_in_torch is False
 
 
 def process_of(member: Member) -> Process:

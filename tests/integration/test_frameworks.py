@@ -1,6 +1,6 @@
-"""Real Ray, JAX, DeepSpeed and notebooks: each job is found in time, and its planted rank is pointed at.
+"""Real Ray, JAX, DeepSpeed, Lightning and notebooks: each job is found in time, and its planted rank is pointed at.
 
-The extra `test` in pyproject.toml contains Ray and JAX; `make long PART=frameworks` installs DeepSpeed (`frameworks`).
+The extra `test` in pyproject.toml contains Ray and JAX; `make long PART=frameworks` installs `frameworks`.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -124,10 +125,16 @@ def wait_until_pointed_at(job: Job, pid: int) -> None:
     wait_for(lambda: pointed_at(job) == [pid], f"pid {pid} to be pointed at", 60)
 
 
+def dump_jobs(*options: str) -> list[dict[str, Any]]:
+    """Return each job that `hangwatch dump` shows."""
+    jobs: list[dict[str, Any]] = json.loads(CliRunner().invoke(dump, ["--json", *options]).stdout)["jobs"]
+    return jobs
+
+
 def ranks_of_pid(pid: int) -> list[list[int]]:
     """Return the pids of each job that `hangwatch dump --pid` shows for this launcher."""
-    jobs = json.loads(CliRunner().invoke(dump, ["--json", "--pid", str(pid)]).stdout)["jobs"]
-    return [sorted(member["pid"] for group in job["groups"] for member in group["members"]) for job in jobs]
+    groups = (job["groups"] for job in dump_jobs("--pid", str(pid)))
+    return [sorted(member["pid"] for group in of_job for member in group["members"]) for of_job in groups]
 
 
 @needs("ray")
@@ -185,6 +192,20 @@ def test_deepspeed_launcher_with_zero_2_is_a_job(tmp_path: Path) -> None:
         assert ranks_of_pid(runner.pid) == [sorted(pids.values())]
         assert [(rank.rank, rank.id.pid) for rank in job.ranks] == sorted(pids.items())
         wait_until_pointed_at(job, pids[1])
+
+
+@needs("lightning")
+@pytest.mark.series
+def test_lightning_that_starts_its_ranks_itself_is_a_job(tmp_path: Path) -> None:
+    with running(tmp_path, [sys.executable, str(PROGRAMS / "lightning_ddp.py"), str(tmp_path)]) as first:
+        pids = wait_for_pids(tmp_path, first, "pid-", 3)
+        job = find(JobScan(), pids, time.monotonic())
+        assert (job.launcher, job.world_size, pids[0]) == ("lightning", 3, first.pid)
+
+        def named() -> list[int]:  # in DDP the others are in backward(), so only the flight recorder tells who is late
+            return [rank["pid"] for one in dump_jobs("--job", job.job_id) for rank in one["verdict"]["named"]]
+
+        wait_for(lambda: named() == [pids[1]], "rank 1 to be named", 60)
 
 
 @needs("ipykernel")

@@ -13,14 +13,14 @@ from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.capture import stack_limits
-from hangwatch.model import Capture, Fault, Frame, Grouping, ProcessDump, RankDump, RankId, Thread, WorkerDump
+from hangwatch.model import Capture, Fault, Frame, Grouping, ProcessDump, RankDump, RankId, SystemCall, Thread, WorkerDump
 from hangwatch.report import as_json, html
 from hangwatch.stacks import activity
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.state.incident_timeline import CAPTURES_KEPT
 from hangwatch.tools.fleet import merge
-from hangwatch.verdict import judge
+from hangwatch.verdict import judge, sequence_rules
 from hangwatch.verdict.wording import clauses
 from tests.samples import change_dump, main_dump
 
@@ -336,6 +336,18 @@ def test_rank_with_unreadable_memory_joins_the_group_at_its_line(seen: tuple[boo
         [[0, 1, 2], [3]] if is_apart else [[0, 1, 2, 3]]
     )
     assert found.groups[0].waits_for == "gpu"
+
+
+@pytest.mark.parametrize(("in_torch", "stance"), [(False, "elsewhere"), (None, "waits"), (True, "waits")])
+def test_sleep_that_the_program_called_in_its_training_step_waits_for_no_gpu(
+    in_torch: bool | None, stance: str
+) -> None:
+    # A sleep in torch's code may be the wait for a GPU. Sequence numbers name a rank only if it waits elsewhere.
+    call = SystemCall(number=230, name="clock_nanosleep", kind="sleeps", left_seconds=900.0, until_unix_seconds=1e9)
+    frames = stack(("read (mine.py)", "_call_impl (torch/nn/modules/module.py)"), 7)
+    rounds = tuple(main_dump(frames, 5.0 * at, state="S", call=call, waits_in_torch=in_torch) for at in range(3))
+    grouping = group([RankDump(id=RankId(rank=3, pid=103), rounds=rounds)])
+    assert sequence_rules.stance_of(grouping)(grouping.members[0]) == stance
 
 
 MEBIBYTE = 1 << 20

@@ -29,6 +29,7 @@ from hangwatch.probes.node import host, kmsg
 from hangwatch.probes.process import blocked_call, credentials, locked_memory, process_details, rank_output
 from hangwatch.probes.process import environment as environments
 from hangwatch.stacks.activity import Table
+from hangwatch.tables import launchers
 from hangwatch.verdict import environment_diff, kinds
 from hangwatch.verdict.diagnosis import Diagnosis, diagnose
 from hangwatch.verdict.wording import clauses
@@ -129,6 +130,9 @@ def _own_ranks(taken: Capture, job: Job, proc_root: Path) -> dict[RankId, tuple[
 def _environs(
     owner_ranks: Mapping[RankId, tuple[ProcessId, int]], job: Job, proc_root: Path
 ) -> dict[RankId, Mapping[str, str]]:
+    """Return the environments at the start of the ranks. A rank that started the others set its variables later."""
+    is_led = job.launcher in launchers.STARTED_BY_FIRST
+    owner_ranks = {rank: facts for rank, facts in owner_ranks.items() if rank.local_rank or not is_led}
     targets = [locked_memory.Target(target, job.share or job.owner) for target, _ in owner_ranks.values()]
     answers = locked_memory.SHARED.read(
         targets, lambda target: environments.read_allowed(target.pid, proc_root), _ENVIRONMENT_SECONDS

@@ -302,6 +302,9 @@ def test_a_program_that_starts_the_other_ranks_is_the_first_of_them(tmp_path: Pa
     with targets.python(LED, tmp_path) as first:
         ranks = pids(tmp_path, 3)
         job = job_of(ranks)
+        assert job is not None
+        compared = targets.diagnosed(job, QUICK, activity.load()).capture.environment
+    assert compared is not None and "WORLD_SIZE" not in {difference.name for difference in compared.differences}
     assert (job.launcher, job.world_size, job.local_world_size) == ("lightning", 3, 3)
     assert [(rank.rank, rank.id.pid) for rank in job.ranks] == list(enumerate(ranks))
     assert (ranks[0], job.environ["MASTER_PORT"]) == (first, "29517")

@@ -13,7 +13,18 @@ from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.capture import stack_limits
-from hangwatch.model import Capture, Fault, Frame, Grouping, ProcessDump, RankDump, RankId, SystemCall, Thread, WorkerDump
+from hangwatch.model import (
+    Capture,
+    Fault,
+    Frame,
+    Grouping,
+    ProcessDump,
+    RankDump,
+    RankId,
+    SystemCall,
+    Thread,
+    WorkerDump,
+)
 from hangwatch.report import as_json, html
 from hangwatch.stacks import activity
 from hangwatch.stacks import frames as stack_frames

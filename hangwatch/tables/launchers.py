@@ -144,7 +144,7 @@ SHOWN = frozenset(TABLE.shown)
 _OF_RANKS = [row.ranks for row in TABLE.launchers if row.ranks is not None]
 
 STARTED_BY_FIRST = frozenset(row.name for row in TABLE.launchers if row.ranks and row.ranks.started_by_first)
-"""Launchers whose first rank starts the others."""
+"""Launchers without a process of their own: the first rank starts the others."""
 
 RANKS = frozenset(ranks.rank for ranks in _OF_RANKS if not ranks.started_by_first)
 """Variables that show the number of a rank without any other variable."""

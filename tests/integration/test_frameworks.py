@@ -202,7 +202,7 @@ def test_lightning_that_starts_its_ranks_itself_is_a_job(tmp_path: Path) -> None
         job = find(JobScan(), pids, time.monotonic())
         assert (job.launcher, job.world_size, pids[0]) == ("lightning", 3, first.pid)
 
-        def named() -> list[int]:  # in DDP the others are in backward(), so only the flight recorder tells who is late
+        def named() -> list[int]:  # in DDP the others are in backward(), so only the flight recorder shows the late one
             return [rank["pid"] for one in dump_jobs("--job", job.job_id) for rank in one["verdict"]["named"]]
 
         wait_for(lambda: named() == [pids[1]], "rank 1 to be named", 60)

@@ -1,6 +1,6 @@
 """Evidence from the logs of all ranks. The rank that fails first is to be checked first; it is never named. Pure."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec import structs
@@ -8,23 +8,21 @@ from msgspec import structs
 from hangwatch import words
 from hangwatch.formats import work_lines
 from hangwatch.formats.log_times import Moment, common_clock, seconds_until, time_on
-from hangwatch.logs import enqueued_work, log_ends
+from hangwatch.logs import enqueued_work, log_ends, nccl_lines
 from hangwatch.logs.enqueued_work import RankWork, WorkFinding
 from hangwatch.logs.failures import Failure, without_numbers
 from hangwatch.logs.log_ends import SHOWN, TIMES_AS_MANY, End
 from hangwatch.logs.merged_logs import RankLog
-from hangwatch.logs.rank_log import Message
-from hangwatch.model import INTERFACES_OF_ONE_NODE, CheckFirst, Evidence, RankId, Supplement
+from hangwatch.logs.nccl_lines import Trouble
+from hangwatch.model import CheckFirst, Evidence, RankId, Supplement
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.tables import nccl_messages
 
 _TEXT_CHARACTERS = 160
-_QUOTED_CHARACTERS = 300  # the peer, adapter and status of NCCL's lines are at their end
 _UNRANKED_SHOWN = 8
 _AT_ONCE_SECONDS = 10.0  # a launcher looks every 5 s whether a process has ended
 _LAUNCHER_SIGNAL = "launcher_signal"  # nccl_messages.toml
 _SIGNALS = {"2": "2 (SIGINT, Ctrl-C)", "15": "15 (SIGTERM)", "1": "1 (SIGHUP, the terminal was closed)"}
-_NO_DEVICE = "No device"  # nccl_messages.toml, no_ib_device
 _OF_LIVE_JOB = "Take stacks: `hangwatch dump`, or py-spy on each live rank"
 _OF_DEAD_JOB = "Ranks have failed: read all logs, core files, and torch's recorder dumps (comm_lib_trace_rank_*)"
 _NOT_FLUSHED = "without PYTHONUNBUFFERED=1, the last output may still be in a buffer of the process"
@@ -71,7 +69,7 @@ def supplement(
     caveat = log_ends.caveat([log.id for log in logs if not (hint and log.failures)], log_ends.find_unwritten(logs))
     is_explained = hint or not all(kind.failure.of_others for kind in kinds)
     about = ("self", "peer", "job", *(() if kinds else ("other",)), *(() if numbers else ("timeout",)))
-    troubles = {} if is_explained else _find_troubles([*logs, *unranked], about)
+    troubles = {} if is_explained else nccl_lines.find_troubles([*logs, *unranked], about)
     if troubles:
         meanings = sorted({row.meaning for row in troubles.values()})[:SHOWN]
         numbered = "; ".join(["", *(finding.text for finding in numbers[:1])])
@@ -125,8 +123,9 @@ def _find_first_error(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterat
                 _make_check(rank, why, f"read the end of {first.kind.logs[0].source}") for rank in first.kind.ids
             )
         return
-    if (lone := _find_lone_trouble(logs, ("self", "peer"))) is not None:
-        yield _make_check(lone.ranks[0], lone.why, lone.settle)
+    if (lone := nccl_lines.find_lone_trouble(logs, ("self", "peer"))) is not None:
+        hint = _hint_at_trouble(lone)
+        yield _make_check(lone.log.id, hint.why, hint.settle)
 
 
 class _Hint(NamedTuple):
@@ -143,19 +142,11 @@ class _Hint(NamedTuple):
     is_sure: bool = True
 
 
-def _find_lone_trouble(logs: Sequence[RankLog], about: Collection[str]) -> _Hint | None:
-    """Return a hint on the rank that alone has a line of NCCL about such a problem.
-
-    There must be enough other ranks, or each of the others complains of a peer.
-    """
-    troubles = list(_list_troubles(logs, about))
-    ids = {log.id for _, log, _ in troubles}
-    complainers = {log.id for _, log, _ in _list_troubles(logs, ("peer", "timeout"))} - ids
-    if len(ids) != 1 or (len(logs) <= TIMES_AS_MANY and len(complainers) < max(len(logs) - 1, 1)):
-        return None
-    row, log, message = min(troubles, key=lambda trouble: trouble[2].number)
+def _hint_at_trouble(trouble: Trouble) -> _Hint:
+    row, log, message = trouble
     text = f"only the log of {words.name_ranks([log.id])} has an error of its own: {row.meaning}"
-    return _Hint(text, (log.id,), f"only its log has an error: {row.meaning} ({_quote(message)})", row.remedy)
+    why = f"only its log has an error: {row.meaning} ({nccl_lines.quote(message)})"
+    return _Hint(text, (log.id,), why, row.remedy)
 
 
 def _find_hint(
@@ -186,8 +177,8 @@ def _find_hint(
         )
         return _Hint(pointing.text, pointing.behind, pointing.why, settle)
     have_joined = any(finding.all_joined for finding in numbers)
-    if (lone := _find_lone_trouble(logs, ("self", "peer") if have_joined else ("self",))) is not None:
-        return lone
+    if lone := nccl_lines.find_lone_trouble(logs, ("self", "peer") if have_joined else ("self",)):
+        return _hint_at_trouble(lone)
     if have_joined:
         return None
     if (silent := _find_silent(logs, kinds)) is not None:
@@ -266,35 +257,6 @@ def _describe_without_hint(
 def _own_or_first(failures: Sequence[Failure]) -> Failure:
     """Return the first failure that does not blame other ranks, else the first one."""
     return next((failure for failure in failures if not failure.of_others), failures[0])
-
-
-def _find_troubles(logs: Sequence[RankLog], about: Collection[str]) -> dict[RankId, nccl_messages.Message]:
-    """Return the meaning of the first line of NCCL about such a problem, for each rank with such a line.
-
-    A line about a timeout counts only if no rank has another line.
-    """
-    by_rank = list_by_key((log.id, (row, message)) for row, log, message in _list_troubles(logs, about))
-    firsts = {
-        rank: min(troubles, key=lambda trouble: (trouble[0].about in ("other", "timeout"), trouble[1].number))[0]
-        for rank, troubles in by_rank.items()
-    }
-    return {rank: row for rank, row in firsts.items() if row.about != "timeout"} or firsts
-
-
-def _list_troubles(
-    logs: Sequence[RankLog], about: Collection[str]
-) -> Iterator[tuple[nccl_messages.Message, RankLog, Message]]:
-    """Yield the lines of NCCL about such a problem, with their rows and logs.
-
-    A complaint of a peer after a timeout of the rank itself is left out: ranks that end break their connections.
-    """
-    rows = nccl_messages.load()
-    for log in logs:
-        timeouts = [message.number for name, message in log.messages.items() if rows[name].about == "timeout"]
-        for name, message in log.messages.items():
-            is_late = rows[name].about == "peer" and message.number > min(timeouts, default=message.number)
-            if rows[name].about in about and not is_late:
-                yield rows[name], log, message
 
 
 # --- the first failure -----------------------------------------------------------------------------------------------
@@ -388,33 +350,7 @@ def _evidence(logs: Sequence[RankLog], kinds: Sequence[_Kind], ends: Sequence[En
     if ends:
         yield _make_evidence("log_end", log_ends.describe_ends(ends), ())
     yield from _find_first_stopped(logs)
-    yield from _describe_nccl_lines(logs)
-
-
-def _describe_nccl_lines(logs: Sequence[RankLog]) -> Iterator[Evidence]:
-    """Yield the meanings of NCCL's lines as evidence.
-
-    A line about a setting counts only if the setting differs between ranks, or cannot reach another node.
-    """
-    by_name = list_by_key((name, (message.value, log)) for log in logs for name, message in log.messages.items())
-    for name, row in nccl_messages.load().items():
-        by_value = list_by_key(by_name.get(name, ()))
-        if row.about == "setup":
-            yield from _describe_setup(row, by_value)
-        elif by_value:
-            alike = sorted((log for same in by_value.values() for log in same), key=lambda log: log.id.sort_key())
-            ranks = [log.id for log in alike]
-            yield _make_evidence(
-                "nccl_message",
-                f"{words.name_ranks(ranks)}: {row.meaning} ({_quote(alike[0].messages[name])}); {row.remedy}",
-                ranks,
-            )
-
-
-def _quote(message: Message) -> str:
-    """Return a line of NCCL without host, process, thread and source file."""
-    before, mark, after = message.text.partition("NCCL WARN ")
-    return words.elided(after if mark else before, _QUOTED_CHARACTERS)
+    yield from nccl_lines.describe_lines(logs)
 
 
 def _describe_unranked_logs(logs: Sequence[RankLog]) -> Iterator[Evidence]:
@@ -427,25 +363,13 @@ def _describe_unranked_logs(logs: Sequence[RankLog]) -> Iterator[Evidence]:
             text = f"{where}, line {failure.number}{_describe_time(failure.moment)}: {_describe_failure(failure)}"
             yield _make_evidence("log_failure", f"{text} (rank not known)", ())
         for name, message in log.messages.items():
-            if rows[name].about != "setup":
-                text = f"{where}, line {message.number}: {rows[name].meaning} ({_quote(message)}); {rows[name].remedy}"
-                yield _make_evidence("nccl_message", text, ())
+            if (row := rows[name]).about != "setup":
+                meaning = f"{row.meaning} ({nccl_lines.quote(message)}); {row.remedy}"
+                yield _make_evidence("nccl_message", f"{where}, line {message.number}: {meaning}", ())
     if len(logs) > _UNRANKED_SHOWN:
         yield _make_evidence(
             "log_failure", f"{words.count(len(logs) - _UNRANKED_SHOWN, 'other log')} of unknown ranks", ()
         )
-
-
-def _describe_setup(row: nccl_messages.Message, by_value: Mapping[str, Sequence[RankLog]]) -> Iterator[Evidence]:
-    if len(by_value) < 2 and not by_value.keys() & (INTERFACES_OF_ONE_NODE | {_NO_DEVICE}):
-        return
-    rarest = sorted(by_value.items(), key=lambda entry: (len(entry[1]), entry[0]))
-    told = [
-        f"{words.printable(value)} on {words.name_ranks([log.id for log in found])}" for value, found in rarest[:SHOWN]
-    ]
-    more = words.count(len(rarest) - SHOWN, "other") if len(rarest) > SHOWN else ""
-    listed = ", ".join([*told, more] if more else told)
-    yield _make_evidence("nccl_message", f"{row.meaning}: {listed}; {row.remedy}", [log.id for log in rarest[0][1]])
 
 
 def _find_first_stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:

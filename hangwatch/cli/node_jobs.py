@@ -32,8 +32,8 @@ def jobs_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.J
 
     With a single rank, also return the job that it is a rank of; else None.
 
-    A process that is not a rank and above all processes of a job is a launcher of that job: for example the shell or
-    the Python program around mp.spawn, or the driver that has started Ray. The pid of a server selects its workers.
+    A process above all other processes of a job is a launcher of that job: for example the shell or the Python program
+    around mp.spawn, the driver that has started Ray, or Lightning's first rank. The pid of a server selects its workers.
     """
     missing = [pid for pid in pids if not procfs.read_state(pid)]
     if missing:
@@ -64,10 +64,11 @@ def jobs_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.J
 
 
 def _has_started(pid: int, job: Job) -> bool:
-    """True if a process is a launcher of the job, or above all its processes."""
+    """True if a process is a launcher of the job, or above all its processes. It may be the first of several ranks."""
     if any(pid == launcher.pid for launcher in job.launcher_ids):
         return True
-    return all(pid != process.pid and _is_below(process.pid, pid) for process in job.processes)
+    others = [process.pid for process in job.processes if process.pid != pid]
+    return bool(others) and all(_is_below(other, pid) for other in others)
 
 
 def _is_below(pid: int | None, ancestor: int) -> bool:

@@ -206,6 +206,7 @@ def test_lightning_that_starts_its_ranks_itself_is_a_job(tmp_path: Path) -> None
             return [rank["pid"] for one in dump_jobs("--job", job.job_id) for rank in one["verdict"]["named"]]
 
         wait_for(lambda: named() == [pids[1]], "rank 1 to be named", 60)
+        assert ranks_of_pid(first.pid) == [sorted(pids.values())]
 
 
 @needs("ipykernel")

@@ -20,6 +20,7 @@ from hangwatch import config
 from hangwatch.capture.job_scan import JobScan
 from hangwatch.capture.request import CaptureRequest
 from hangwatch.capture.rounds import capture
+from hangwatch.cli import node_jobs
 from hangwatch.cli.dump import dump
 from hangwatch.jobs import discovery
 from hangwatch.jobs.collective_timeout import read_timeouts
@@ -303,6 +304,8 @@ def test_a_program_that_starts_the_other_ranks_is_the_first_of_them(tmp_path: Pa
         ranks = pids(tmp_path, 3)
         job = job_of(ranks)
         assert job is not None
+        (of_pid,), _ = node_jobs.jobs_of_pids((first,), None, config.Jobs())
+        assert [rank.id.pid for rank in of_pid.ranks] == ranks
         compared = targets.diagnosed(job, QUICK, activity.load()).capture.environment
     assert compared is not None and "WORLD_SIZE" not in {difference.name for difference in compared.differences}
     assert (job.launcher, job.world_size, job.local_world_size) == ("lightning", 3, 3)

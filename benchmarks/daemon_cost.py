@@ -145,7 +145,7 @@ def tracers(pids: list[int]) -> int:
     return sum("TracerPid:\t0\n" not in Path(f"/proc/{pid}/status").read_text() for pid in pids)
 
 
-def main() -> None:
+def parse_options() -> argparse.Namespace:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--seconds", type=int, default=60)
     options.add_argument("--processes", type=int, default=600)
@@ -156,7 +156,11 @@ def main() -> None:
     options.add_argument("--beside", metavar="PROGRAM", help="another exporter, for example nvitop-exporter")
     options.add_argument("--real-driver", action="store_true")
     options.add_argument("--json", action="store_true")
-    chosen = options.parse_args()
+    return options.parse_args()
+
+
+def main() -> None:
+    chosen = parse_options()
     python = os.path.abspath(chosen.python)  # noqa: PTH100 - do not resolve the environment's links
     beside = chosen.beside and os.path.abspath(chosen.beside)  # noqa: PTH100
     os.chdir("/")  # a folder without another hangwatch that is not an installation

@@ -33,7 +33,7 @@ def jobs_of_pids(pids: tuple[int, ...], sweep: GpuSweep | None, limits: config.J
     With a single rank, also return the job that it is a rank of; else None.
 
     A process above all other processes of a job is a launcher of that job: for example the shell or the Python program
-    around mp.spawn, the driver that has started Ray, or Lightning's first rank. The pid of a server selects its workers.
+    around mp.spawn, the driver of Ray, or the first rank of Lightning. The pid of a server selects its workers.
     """
     missing = [pid for pid in pids if not procfs.read_state(pid)]
     if missing:

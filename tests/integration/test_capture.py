@@ -348,21 +348,28 @@ WAITS_FOR_HELPER = {
 }
 
 
-@pytest.mark.parametrize("how", ["stopped", "living", "traced", "shared"])
+@pytest.mark.parametrize("how", ["stopped", "living", "traced", "shared", "invisible"])
 @pytest.mark.parametrize("code", WAITS_FOR_HELPER.values(), ids=WAITS_FOR_HELPER)
-def test_rank_cannot_continue_if_all_that_it_waits_for_is_stopped(code: str, how: str, tmp_path: Path) -> None:
-    """The helper is stopped by a signal or a tracer. If it is shared, a living child of it has inherited its files."""
+def test_rank_cannot_continue_if_all_that_it_waits_for_is_stopped(
+    code: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The helper is stopped by a signal or a tracer. If it is shared, a living child of it has inherited its files.
+
+    In a pid namespace other than the initial one, such as that of a worker of the tests, processes may be invisible.
+    """
+    initial = "pid:[1]" if how == "invisible" else procfs.namespace(procfs.PROC, "self", "pid")
+    monkeypatch.setattr(procfs, "_INITIAL_PID_NAMESPACE", initial)
     in_all_reduce = STARTS_WORKER.partition("child")[0] + IN_ALL_REDUCE
     with targets.started(tmp_path, in_all_reduce, HAS_HELPER.replace("{how}", how) + code) as pids:
         targets.wait_for_call(pids[0], "futex")
         targets.wait_until_blocked(pids[1])
         helper = procfs.read_children(pids[1])[0]
         with traced(helper) if how == "traced" else contextlib.nullcontext():
-            if how in ("stopped", "shared"):
+            if how in ("stopped", "shared", "invisible"):
                 targets.stop(helper)
             look = targets.diagnosed(targets.job_of(pids), targets.QUICK, activity.load())
     ranks = {rank.rank for rank in find_permanent(look.grouping, look.verdict)}
-    is_held = how == "stopped" or (how == "shared" and code == "child.wait()")
+    is_held = how == "stopped" or (how in ("shared", "invisible") and code == "child.wait()")
     assert ranks == ({1} if is_held else set()), look.verdict
 
 

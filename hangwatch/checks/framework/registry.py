@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from hangwatch import config
-from hangwatch.checks.framework.contract import AnyCheck, Metric, Settings
+from hangwatch.checks.framework.contract import AnyCheck, Check, Metric, Settings
 from hangwatch.errors import UserError
 from hangwatch.formats import toml_file
 
@@ -19,16 +19,33 @@ class UnknownCheckError(UserError):
     """A request for a check that does not exist. The message lists the existing checks."""
 
 
+class ContractError(UserError):
+    """A module in checks/ that is no check, or that declares a metric of another one. The message names the file."""
+
+
 @cache
 def checks() -> dict[str, AnyCheck]:
-    """Return all checks by name, sorted."""
-    found: dict[str, AnyCheck] = {}
+    """Return all checks by name, sorted. Raises ContractError; the message names each file with a problem."""
+    by_name: dict[str, AnyCheck] = {}
+    owners: dict[str, str] = {}
+    problems: list[str] = []
     for module in pkgutil.iter_modules([str(Path(__file__).parents[1])]):
-        if not module.ispkg:
-            values = vars(importlib.import_module(f"{PACKAGE}.{module.name}"))
-            metrics = tuple(value for value in values.values() if isinstance(value, Metric))
-            found[module.name] = replace(values["CHECK"], name=module.name, metrics=metrics)
-    return dict(sorted(found.items()))
+        if module.ispkg:
+            continue
+        values = vars(importlib.import_module(f"{PACKAGE}.{module.name}"))
+        if not isinstance(values.get("CHECK"), Check):
+            problems.append(f"hangwatch/checks/{module.name}.py: has no CHECK = Check(...)")
+            continue
+        metrics = tuple(value for value in values.values() if isinstance(value, Metric))
+        problems += [
+            f"hangwatch/checks/{module.name}.py: metric {metric.name!r} belongs to {owner}.py"
+            for metric in metrics
+            if (owner := owners.setdefault(metric.name, module.name)) != module.name
+        ]
+        by_name[module.name] = replace(values["CHECK"], name=module.name, metrics=metrics)
+    if problems:
+        raise ContractError("\n".join(problems))
+    return dict(sorted(by_name.items()))
 
 
 def select(names: Iterable[str]) -> list[AnyCheck]:

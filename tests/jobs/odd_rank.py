@@ -52,9 +52,12 @@ def read_shard(path):
 
 def take_order(folder, rank, *names):
     order = folder / f"order-{rank}"
-    if not order.exists() or order.read_text() not in names:
+    try:
+        name = order.read_text()
+    except FileNotFoundError:  # none was given, or the rank or its loader worker has just taken it
         return None
-    name = order.read_text()
+    if name not in names:
+        return None
     order.unlink()
     return name
 

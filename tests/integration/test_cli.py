@@ -435,7 +435,8 @@ def test_status_says_that_no_hang_is_noticed_where_neither_gpu_nor_counter_is_re
     if is_counted:
         watch = replace(watch, progress=ProgressRecord(progressed_at=6.9, total=1440.4))
     entry, sampler = JobEntry(job=samples.job(range(2), 2), watch=watch), SamplerStatus(alive=is_read)
-    print_status(build_status(Snapshot(sampler=sampler, jobs={entry.job.key: entry}), "n1", 7.0))
+    ended = replace(entry, watch=replace(job_watch.begin_watch(entry.job, 5.0, 0.0), state=JobState.ENDED))
+    print_status(build_status(Snapshot(sampler=sampler, jobs={"k": entry, "ended": ended}), "n1", 7.0))
     shown = capsys.readouterr().out
     assert ("detects no hang: use `hangwatch dump" in shown) is not (is_read or is_counted)
     assert ("learning: 1,440 collectives so far" if is_counted else "waiting for the first sign of work") in shown

@@ -64,7 +64,8 @@ def print_status(seen: Status) -> None:
     for engine in seen.engines:
         click.echo(engine_text(engine))
     print_table(("check", "status", "ran", "what"), checks, "no checks yet")
-    if seen.sampler != "ok" and any(job.collectives_per_second is None for job in seen.jobs):
+    monitored = [job for job in seen.jobs if job.state is not JobState.ENDED]
+    if seen.sampler != "ok" and any(job.collectives_per_second is None for job in monitored):
         click.echo(
             "Without GPU readings and flight recorders the daemon detects no hang: use `hangwatch dump --rounds 3` to"
             " check by hand."

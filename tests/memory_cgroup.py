@@ -17,6 +17,8 @@ class MemoryCgroup:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._is_v2 = (folder / "memory.max").exists()
+        self.events = folder / ("memory.events" if self._is_v2 else "memory.oom_control")
+        self.usage = folder / ("memory.current" if self._is_v2 else "memory.usage_in_bytes")
 
     def limit(self, limit_bytes: int) -> None:
         (self.folder / ("memory.max" if self._is_v2 else "memory.limit_in_bytes")).write_text(str(limit_bytes))
@@ -31,8 +33,7 @@ class MemoryCgroup:
 
     @property
     def oom_kills(self) -> int:
-        rows = (self.folder / ("memory.events" if self._is_v2 else "memory.oom_control")).read_text().splitlines()
-        return int(dict(row.split() for row in rows)["oom_kill"])
+        return int(dict(row.split() for row in self.events.read_text().splitlines())["oom_kill"])
 
     def joining(self, *command: str) -> list[str]:
         """Return a command that enters this group and then executes `command`."""

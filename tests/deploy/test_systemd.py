@@ -121,7 +121,7 @@ def test_no_protection_is_on_that_blinds_the_daemon() -> None:
 def test_the_job_goes_first() -> None:
     unit = settings(UNIT.read_text())
     assert int(unit["Nice"][0]) > 0
-    assert int(unit["OOMScoreAdjust"][0]) > 500
+    assert unit["OOMScoreAdjust"] == ["999"]
     assert {"MemoryMax", "CPUQuota", "TasksMax", "IOSchedulingClass"} <= set(unit)
     assert unit["OOMPolicy"] == ["continue"]
     assert unit["KillMode"] == ["mixed"]

@@ -53,18 +53,33 @@ def test_memory_limits_exceed_usage_under_hostile_users(fake_driver: FakeDriver)
     assert (oom_kills, peak_bytes < limit_bytes / 2) == (0, True), f"{peak_bytes / MEBIBYTE:.0f} MiB"
 
 
-RANK = "import sys; held = []\nwhile len(held) < int(sys.argv[1]): held.append(bytes([1]) * (1 << 20))"
+# A process ends before its memory is free. A rank that asks for more in between is killed, too, whatever its score.
+RANK = """
+import re, sys, time
+pages, limit_bytes, events, usage = int(sys.argv[1]), int(sys.argv[2]), open(sys.argv[3], "rb", 0), sys.argv[4]
+held, is_first = [], True
+while len(held) < pages:
+    held.append(bytes([1]) * 4096)
+    events.seek(0)
+    if is_first and re.search(rb"oom_kill [1-9]", events.read()):
+        is_first = False
+        while int(open(usage).read()) > limit_bytes - (20 << 20):
+            time.sleep(0.001)
+"""
 
 
 def test_out_of_memory_the_kernel_kills_hangwatch_and_not_the_rank(fake_driver: FakeDriver) -> None:
-    """Start the daemon with the OOM score of its unit. A larger process then needs the memory that the daemon holds."""
+    """Start the daemon with the OOM score of its unit. A rank that has most of the memory then needs the rest."""
     unit = (ROOT / "deploy/systemd/hangwatch.service").read_text()
     (score,) = re.findall(r"^OOMScoreAdjust=(\d+)$", unit, re.MULTILINE)
     fake_driver.write(h100(1))
-    with memory_cgroup(256 * MEBIBYTE) as group:
+    limit_bytes = 640 * MEBIBYTE
+    with memory_cgroup(limit_bytes) as group:
         prefix = group.joining("choom", f"--adjust={score}", "--")
         with RealDaemon(fake_driver.scenario.parent / "hw", fake_driver.environ, prefix=prefix) as daemon:
-            rank = subprocess.run(group.joining(sys.executable, "-c", RANK, "232"), check=False, timeout=120)
+            numbers = (str(590 * MEBIBYTE // 4096), str(limit_bytes))
+            command = group.joining(sys.executable, "-c", RANK, *numbers, str(group.events), str(group.usage))
+            rank = subprocess.run(command, check=False, timeout=300)
             assert rank.returncode == 0, "the kernel killed the rank"
             assert daemon.process.wait(60) == -signal.SIGKILL
         assert group.oom_kills > 0

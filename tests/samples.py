@@ -1,6 +1,6 @@
 """Incidents for tests and screenshots of the report, as the daemon would write them.
 
-They are written by hand. Only incidents with a rank to check first come from the verdict rules.
+Most are written by hand, and judged by the verdict rules.
 """
 
 import functools
@@ -322,7 +322,7 @@ TIMELINE = (
 def incident(
     *,
     groups: Sequence[Group],
-    verdict: Verdict,
+    verdict: Verdict | None = None,
     dumps: Sequence[RankDump] = (),
     ranks: Sequence[int] = range(8),
     world_size: int | None = 8,
@@ -340,14 +340,15 @@ def incident(
         ranks=tuple(dumps),
         world_size=world_size,
     )
+    grouping = Grouping(groups=tuple(groups), world_size=world_size, notes=notes)
     return Incident(
         incident_id="20260314T031500Z-2180718-6d1c0f5a",
         node=NODE,
         job=job(ranks, world_size),
         opened_unix_seconds=OPENED,
         state=JobState.HUNG,
-        verdict=verdict,
-        grouping=Grouping(groups=tuple(groups), world_size=world_size, notes=notes),
+        verdict=verdict or judge(grouping, world_size),
+        grouping=grouping,
         captures=(capture,) if dumps else (),
         power=power(odd_local_ranks),
         timeline=timeline,
@@ -359,37 +360,13 @@ def incident(
 @functools.cache
 def loader_hang() -> Incident:
     """Return a hang of 8 ranks: rank 7 waits for a loader worker that is blocked in read, the others in all_reduce."""
-    odd = rank_id(7)
-    verdict = Verdict(
-        kind="OutsideCollective",
-        message="Rank 7 (gpu-a12, local rank 7, pid 41207) waits for its loader worker (pid 52001, in read_shard "
-        "(ourdata/shards.py:58)). All 7 other ranks wait for it in all_reduce.",
-        named=(odd,),
-        confidence=Confidence.HIGH,
-        evidence=(
-            _supports(
-                "OutsideCollective",
-                "7 of 8 ranks wait in all_reduce; rank 7 is in data loading, outside any collective",
-                odd,
-            ),
-            _supports("Frozen", "its stack did not change over 3 rounds 5 s apart, CPU 0 %", odd),
-            _supports(
-                "LoaderWorker", "its worker pt_data_worker (pid 52001) is in read_shard (ourdata/shards.py:58)", odd
-            ),
-            _supports("GpuDiffers", "its GPU reads 0 % and 98 W; the others 100 % and 118-122 W", odd),
-            Evidence(kind="Xid", message="no XID error on this node in the last hour"),
-        ),
-    )
     dumps = [rank_dump(rank, ALL_REDUCE) for rank in range(7)] + [rank_dump(7, LOADER, (LOADER[:2], READ_SHARD))]
-    return incident(
-        groups=(waiting(range(7)), loading([7])), verdict=verdict, dumps=dumps, odd_local_ranks=frozenset({7})
-    )
+    return incident(groups=(waiting(range(7)), loading([7])), dumps=dumps, odd_local_ranks=frozenset({7}))
 
 
 @functools.cache
 def blocked_in_kernel() -> Incident:
     """Return a hang in which rank 3 is in D state on NFS and py-spy cannot read it."""
-    odd = rank_id(3)
     undumpable = Group(
         key="d0000000",
         activity="blocked",
@@ -408,17 +385,9 @@ def blocked_in_kernel() -> Incident:
         ),
         fault=D_STATE,
     )
-    verdict = Verdict(
-        kind="RankBlocked",
-        message="Rank 3 (gpu-a12, local rank 3, pid 41203) is blocked in the kernel (state D), in nfs_wait_bit_killable. "
-        "All 7 other ranks wait for it in all_reduce.",
-        named=(odd,),
-        confidence=Confidence.HIGH,
-        evidence=(_supports("StateD", "in state D in 3 of 3 rounds, wchan nfs_wait_bit_killable", odd),),
-    )
     dumps = [rank_dump(rank, ALL_REDUCE) for rank in range(8) if rank != 3] + [blocked_dump(3)]
     groups = (waiting(rank for rank in range(8) if rank != 3), undumpable)
-    return incident(groups=groups, verdict=verdict, dumps=dumps, odd_local_ranks=frozenset({3}))
+    return incident(groups=groups, dumps=dumps, odd_local_ranks=frozenset({3}))
 
 
 @functools.cache
@@ -426,29 +395,17 @@ def exited() -> Incident:
     """Return a hang in which the process of rank 3 has exited and the others wait for it."""
     odd = RankId(node=NODE, rank=3, local_rank=3)
     gone = Group(key="90ne", activity="gone", members=(Member(id=odd, motion=Motion.FROZEN),), gone=True)
-    verdict = Verdict(
-        kind="RankGone",
-        message="Rank 3 (gpu-a12, local rank 3) has ended. All 7 other ranks wait for it in all_reduce.",
-        named=(odd,),
-        confidence=Confidence.HIGH,
-        evidence=(Evidence(kind="waiting", message="all 7 others wait for other ranks in all_reduce", supports=True),),
-    )
     left = [rank for rank in range(8) if rank != 3]
     dumps = [*(rank_dump(rank, ALL_REDUCE) for rank in left), RankDump(id=odd, gone=True)]
-    found = incident(groups=(waiting(left), gone), verdict=verdict, dumps=dumps, ranks=left)
+    found = incident(groups=(waiting(left), gone), dumps=dumps, ranks=left)
     return replace(found, job=replace(found.job, local_world_size=8, absent_local_ranks=((3, 3),)))
 
 
 @functools.cache
 def all_waiting() -> Incident:
     """Return a hang in which all ranks of this node wait in one collective, for a rank on another node."""
-    verdict = Verdict(
-        kind="AllWaiting",
-        message="No rank can be named: all 8 ranks wait in all_reduce. Check the other nodes, too.",
-        evidence=(Evidence(kind="SameWait", message="8 of 8 ranks wait in all_reduce, reached from the same callers"),),
-    )
     dumps = [rank_dump(rank, ALL_REDUCE) for rank in range(8)]
-    return incident(groups=(waiting(range(8)),), verdict=verdict, dumps=dumps, world_size=16)
+    return incident(groups=(waiting(range(8)),), dumps=dumps, world_size=16)
 
 
 @functools.cache
@@ -462,25 +419,13 @@ def mismatch() -> Incident:
     gpu = GpuReadings(power_watts=121.0, utilization_ratio=1.0)
     members = (member(rank, kernel=KernelFacts(state="R"), usage=Usage(cpu_ratio=1.0), gpu=gpu) for rank in range(4, 8))
     other = in_collective("b4b4b4b4", members, broadcast, "broadcast")
-    verdict = Verdict(
-        kind="Mismatch",
-        message="No rank can be named: the ranks wait in 2 different places: ranks 0-3 on gpu-a12 wait in all_reduce; "
-        "ranks 4-7 on gpu-a12 wait in broadcast.",
-        confidence=Confidence.NONE,
-        evidence=(
-            Evidence(kind="Split", message="all_reduce: 0-3, from _reduce_loss", ranks=tuple(map(rank_id, range(4)))),
-            Evidence(
-                kind="Split", message="broadcast: 4-7, from _sync_buffers", ranks=tuple(map(rank_id, range(4, 8)))
-            ),
-        ),
-    )
     dumps = [rank_dump(rank, ALL_REDUCE if rank < 4 else broadcast) for rank in range(8)]
-    return incident(groups=(waiting(range(4)), other), verdict=verdict, dumps=dumps)
+    return incident(groups=(waiting(range(4)), other), dumps=dumps)
 
 
 def _judged(dumps: Sequence[RankDump]) -> Incident:
     grouping = group_ranks(dumps, activity.load(), config.Capture(), 4)
-    return incident(groups=grouping.groups, verdict=judge(grouping, 4), dumps=dumps, world_size=4)
+    return incident(groups=grouping.groups, dumps=dumps, world_size=4)
 
 
 @functools.cache
@@ -533,16 +478,8 @@ def parallel_groups() -> Incident:
         )
         for number, (name, file, ranks) in enumerate(calls)
     )
-    odd = rank_id(31, "gpu-a15")
-    named = alone(loading([31]), odd)
-    verdict = Verdict(
-        kind="OutsideCollective",
-        message="Rank 31 (gpu-a15, local rank 7, pid 41207) is loading data. All 31 other ranks wait for it in 4 different calls.",
-        named=(odd,),
-        confidence=Confidence.MEDIUM,
-        evidence=(_supports("OutsideCollective", "31 of 32 ranks wait in a collective", odd),),
-    )
-    return incident(groups=(*groups, named), verdict=verdict, ranks=range(24, 32), world_size=32)
+    named = alone(loading([31]), rank_id(31, "gpu-a15"))
+    return incident(groups=(*groups, named), ranks=range(24, 32), world_size=32)
 
 
 def alone(group: Group, rank: RankId) -> Group:

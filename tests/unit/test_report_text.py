@@ -333,9 +333,9 @@ def test_report_has_do_first_with_the_pid_before_the_details() -> None:
     incident = samples.loader_hang()
     report = text.render(incident, width=1000)
     assert "Do first" in report.split("Groups, largest first")[0]
-    stopped = replace(incident, verdict=replace(incident.verdict, kind="RankStopped"))
+    stopped = replace(incident, verdict=replace(incident.verdict, kind="RankStopped", next_step=""))
     assert f"/proc/{incident.verdict.named[0].pid}/status" in text.render(stopped, width=1000)
-    unknown = replace(incident, verdict=replace(incident.verdict, kind="OfALaterVersion"))
+    unknown = replace(incident, verdict=replace(incident.verdict, kind="OfALaterVersion", next_step=""))
     assert "Do first" not in text.render(unknown)
 
 

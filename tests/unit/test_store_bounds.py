@@ -110,6 +110,7 @@ def test_a_line_of_the_list_says_what_the_incident_says(tmp_path: Path) -> None:
         state=JobState.RECOVERED,
         verdict=incident.verdict.kind,
         message=incident.verdict.message,
+        fingerprint=incident.verdict.fingerprint,
         uid=incident.job.uid,
         has_hung=True,
     )

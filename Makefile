@@ -100,8 +100,7 @@ long-verdicts:
 
 # As root. Each script says what it asserts and ends with 1 where that does not hold.
 long-soak:
-	$(BIN)/python -m tests.soak.sigterms --count 60
-	$(BIN)/python -m tests.soak.sigterms_at_writes
+	$(BIN)/python -m tests.soak.sigterms
 	$(BIN)/python -m tests.soak.socket_floods
 	$(BIN)/python -m tests.soak.hostile_neighbour --minutes 10
 	$(BIN)/python -m tests.soak.virtual_ticks

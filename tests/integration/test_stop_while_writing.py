@@ -6,8 +6,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -30,21 +29,20 @@ from tests.dead_mount import dead_mount
 from tests.integration.test_secrets_in_exceptions import DyingRank
 from tests.other_users import needs_root
 from tests.real_daemon import RealDaemon
-from tests.soak import sigterms_at_writes as sigterms
+from tests.soak import sigterms
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_sigterm_while_an_incident_is_written_keeps_it(fake_nvml_library: Path, tmp_path: Path, seed: int) -> None:
-    """Run some of the seeds of `python -m tests.soak.sigterms_at_writes`."""
+    """Run some of the seeds of `python -m tests.soak.sigterms`."""
     with SimulatedNode(sigterms.RANKS) as node:
         node.order(1, "lock")
         driver = sigterms.driver_of(fake_nvml_library, tmp_path / "gpus.scenario", node)
         assert sigterms.once(driver.environ, tmp_path / "hw", node.run_id, seed) in sigterms.KEPT
 
 
-@contextmanager
-def keeping_in(folder: Path) -> Iterator[tuple[DaemonContext, IncidentWriter]]:
-    """Yield the context and the incident writer of a daemon. Its tasks have ended, its store works."""
+def keeping_in(folder: Path) -> tuple[DaemonContext, IncidentWriter]:
+    """Return the context and the incident writer of a daemon. Its tasks have ended, its store works."""
     kept = Store(folder)
     kept.make_writable()
     board = Board()
@@ -62,13 +60,13 @@ def keeping_in(folder: Path) -> Iterator[tuple[DaemonContext, IncidentWriter]]:
         clock=time.monotonic,
         running_steps=RunningSteps(),
     )
-    yield common, IncidentWriter(common, kept)
+    return common, IncidentWriter(common, kept)
 
 
 def test_incident_that_waits_for_its_turn_is_written_at_the_end(tmp_path: Path) -> None:
-    with keeping_in(tmp_path) as (_, keeping):
-        keeping.save(SaveIncident(incident=samples.loader_hang(), is_watched=False))
-        keeping.finish()
+    _, keeping = keeping_in(tmp_path)
+    keeping.save(SaveIncident(incident=samples.loader_hang(), is_watched=False))
+    keeping.finish()
     (folder,) = Store(tmp_path).incidents.iterdir()
     assert incident_file.load(folder).incident_id == samples.loader_hang().incident_id
 
@@ -76,40 +74,40 @@ def test_incident_that_waits_for_its_turn_is_written_at_the_end(tmp_path: Path) 
 def test_removed_state_directory_is_made_and_locked_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     state = tmp_path / "state"
     state.mkdir()
-    with keeping_in(state) as (common, keeping):
-        keeping.refuse_second_daemon()
-        shutil.rmtree(state)
-        keeping.save(SaveIncident(incident=samples.loader_hang(), is_watched=False))
-        keeping.finish()
-        assert any("incidents are not stored" in message and str(state) in message for message in caplog.messages)
-        keeping._tend_store()
-        assert common.board.snapshot.store_problem is None
-        with pytest.raises(StoreTakenError):
-            Store(state).lock()
-        assert (state / "incidents").is_dir()
+    common, keeping = keeping_in(state)
+    keeping.refuse_second_daemon()
+    shutil.rmtree(state)
+    keeping.save(SaveIncident(incident=samples.loader_hang(), is_watched=False))
+    keeping.finish()
+    assert any("incidents are not stored" in message and str(state) in message for message in caplog.messages)
+    keeping._tend_store()
+    assert common.board.snapshot.store_problem is None
+    with pytest.raises(StoreTakenError):
+        Store(state).lock()
+    assert (state / "incidents").is_dir()
 
 
 @needs_root
 @pytest.mark.parametrize("is_full", [True, False], ids=["full", "read-only"])
 def test_store_that_cannot_be_written_is_a_problem_until_it_can(small_disk: Path, is_full: bool) -> None:
     filler, words = small_disk / "filler", "the disk is full" if is_full else "read-only"
-    with keeping_in(small_disk / "state") as (common, keeping):
-        if is_full:
-            with suppress(OSError):
-                filler.write_bytes(bytes(4 << 20))
-        else:
-            subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-        for write in (keeping._write_pending, keeping._tend_store):
-            keeping.save(SaveIncident(incident=samples.loader_hang(), is_watched=False))
-            write()
-            assert words in (common.board.snapshot.store_problem or "no problem")
-        if is_full:
-            filler.unlink()
-        else:
-            subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
-        keeping._tend_store()
-        assert common.board.snapshot.store_problem is None
-        keeping._write_pending()
+    common, keeping = keeping_in(small_disk / "state")
+    if is_full:
+        with suppress(OSError):
+            filler.write_bytes(bytes(4 << 20))
+    else:
+        subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for write in (keeping._write_pending, keeping._tend_store):
+        keeping.save(SaveIncident(incident=samples.loader_hang(), is_watched=False))
+        write()
+        assert words in (common.board.snapshot.store_problem or "no problem")
+    if is_full:
+        filler.unlink()
+    else:
+        subprocess.run(["mount", "-o", "remount,rw", str(small_disk)], check=True)
+    keeping._tend_store()
+    assert common.board.snapshot.store_problem is None
+    keeping._write_pending()
     (folder,) = Store(small_disk / "state").incidents.iterdir()
     assert incident_file.load(folder).incident_id == samples.loader_hang().incident_id
 
@@ -118,23 +116,23 @@ def test_hang_handed_over_late_is_written_or_given_up_by_name(tmp_path: Path, ca
     go_on, begun = threading.Event(), threading.Event()
     incident = samples.loader_hang()
 
-    with keeping_in(tmp_path) as (common, keeping):
+    common, keeping = keeping_in(tmp_path)
 
-        def hand_over() -> None:
-            with common.running_steps.running(incident.job.name.in_log, "the scan after its capture"):
-                begun.set()
-                go_on.wait(60)
-                keeping.save(SaveIncident(incident=incident, is_watched=False))
+    def hand_over() -> None:
+        with common.running_steps.running(incident.job.name.in_log, "the scan after its capture"):
+            begun.set()
+            go_on.wait(60)
+            keeping.save(SaveIncident(incident=incident, is_watched=False))
 
-        capture = threading.Thread(target=hand_over)
-        capture.start()
-        assert begun.wait(60)
-        keeping.finish(0.2)
-        (said,) = caplog.messages
-        assert incident.job.name.in_log in said and "is lost: the scan after its capture did not end" in said
-        threading.Timer(0.3, go_on.set).start()
-        keeping.finish(60.0)
-        capture.join(60)
+    capture = threading.Thread(target=hand_over)
+    capture.start()
+    assert begun.wait(60)
+    keeping.finish(0.2)
+    (said,) = caplog.messages
+    assert incident.job.name.in_log in said and "is lost: the scan after its capture did not end" in said
+    threading.Timer(0.3, go_on.set).start()
+    keeping.finish(60.0)
+    capture.join(60)
     (folder,) = Store(tmp_path).incidents.iterdir()
     assert incident_file.load(folder).incident_id == incident.incident_id
     assert len(caplog.messages) == 1
@@ -162,7 +160,8 @@ def test_sigterm_while_crashes_are_read_keeps_them(tmp_path: Path) -> None:
 
 @needs_root
 def test_incident_that_disk_does_not_take_is_given_up_in_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with keeping_in(tmp_path) as (_, keeping), dead_mount(tmp_path / "incidents"):
+    _, keeping = keeping_in(tmp_path)
+    with dead_mount(tmp_path / "incidents"):
         keeping.save(SaveIncident(incident=samples.loader_hang(), is_watched=False))
         began = time.monotonic()
         keeping.finish(0.5)

@@ -152,7 +152,7 @@ check: $(VENV)/.dev
 
 # No golden needs torch. A golden that does is marked `torch`, and is skipped where torch is not installed.
 golden: $(VENV)/.dev
-	HANGWATCH_RENEW_GOLDEN=1 $(BIN)/python -m pytest -q -m golden $(PYTEST_ARGS)
+	HANGWATCH_RENEW_GOLDEN=1 $(BIN)/python -m pytest -q -m golden $(PYTEST_ARGS) $(shell grep -lr --include='test_*.py' mark.golden tests)
 	git diff --stat
 
 scenarios: $(VENV)/.test

@@ -210,7 +210,7 @@ def judge_file(path: str, node: Node, settings: Settings, links_left: int = MOST
         return unknown(
             "MountsUnread",
             f"{words.printable(path)}: no mount of this process, if its mounts can be read, holds it",
-            "try sudo, and outside of a chroot",
+            "try sudo; in a chroot, run it outside",
         )
     space = node.filesystems.read_space([root + mount.path], settings.deadline_seconds)[root + mount.path]
     if isinstance(space, Fault) and space.reason == "NoAnswer":

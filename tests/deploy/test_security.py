@@ -14,6 +14,8 @@ def test_every_file_that_it_names_is_there() -> None:
     links = [link.split("#")[0] for link in re.findall(r"\]\(([^)]+)\)", PAGE)]
     assert len(links) > 20
     assert [link for link in links if not (ROOT / link).exists()] == []
+    attacks = PAGE.partition("## What a hostile user can write")[2].partition("\n## ")[0].splitlines()[4:]
+    assert [row for row in attacks if row and "](tests/" not in row] == []
 
 
 def test_every_setting_that_it_names_has_that_default() -> None:

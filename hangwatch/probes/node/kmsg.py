@@ -103,7 +103,7 @@ class KernelLog:
         self._followed: dict[Path, _Follower] = {}
 
     def read(self, path: Path, since_boot_seconds: float = 0.0) -> KernelEvents | Fault | None:
-        """Return the lines of the log at `path` since this time, or more; None without a log. Never blocks."""
+        """Return the lines of the log at `path` since this time, perhaps also earlier lines; None without a log."""
         with self._lock:
             follower = self._followed.get(path)
             try:

@@ -36,7 +36,7 @@ def read_credentials(pid: int, proc_root: Path = procfs.PROC) -> Credentials | N
 
 
 def read_only_user(process: ProcessId, proc_root: Path = procfs.PROC) -> int | None:
-    """Return the user that all ids of a process name. None if it has ended, or if its ids differ."""
+    """Return the user of a process. None if it has ended, or if its real, effective and other user ids differ."""
     uids = set(procfs.read_user_ids(process.pid, proc_root))
     return uids.pop() if len(uids) == 1 and procfs.is_alive(process, proc_root) else None
 

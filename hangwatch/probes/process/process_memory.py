@@ -80,9 +80,9 @@ class Turns:
 
 
 class MemoryReader:
-    """A reading child. Abandoned children are kept by the file that they wait for.
+    """A child that reads the memory of processes, and the children that wait for a file for ever.
 
-    The child ends after `idle_seconds` without a question: it occupies 9 MiB, and its start costs 12 ms of CPU.
+    The child ends after `idle_seconds` without a question. It occupies 9 MiB, and its start costs 12 ms of CPU.
     """
 
     def __init__(self, idle_seconds: float = 0.5) -> None:

@@ -69,7 +69,7 @@ class Answer(Value, frozen=True):
     show_default=True,
     help="A rank is late if it makes the others wait this long several times.",
 )
-@click.option("--python", metavar="PATH", help="Python interpreter of the job, which has its torch.")
+@click.option("--python", metavar="PATH", help="Python interpreter of the job, with the torch to test.")
 @click.option("--bisect", is_flag=True, help="If the test fails, test halves until one bad device is found.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, see docs/json.md.")
 @click.option("--script", is_flag=True, help="Print the path of the rank's script, for torchrun or srun, and exit.")

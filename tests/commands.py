@@ -43,6 +43,20 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().rstrip("\n")
 
 
+def write_program(path: Path, body: str) -> Path:
+    """Write a shell script that may be run. Return its path."""
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def write_config(folder: Path, store: Path) -> Path:
+    """Write `folder`/hangwatch.toml with the directory of a store. Return its path."""
+    path = folder / "hangwatch.toml"
+    path.write_text(f'[store]\ndirectory = "{store}"\n')
+    return path
+
+
 def start(*arguments: object, **environ: str) -> Finished:
     """Start a command as a program. Fail if it reports a bug."""
     return _without_bug(finished(*HANGWATCH, *arguments, env={**os.environ, **environ}))

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from tests.commands import write_program
+
 VERSION = '[ "$1" = --version ] && { echo "py-spy 0.4.9"; exit 0; }'
 """Shell line with which a script reports a supported py-spy version."""
 
@@ -9,7 +11,4 @@ VERSION = '[ "$1" = --version ] && { echo "py-spy 0.4.9"; exit 0; }'
 def fake_pyspy(folder: Path, body: str, version: str = VERSION) -> Path:
     """Write `folder`/py-spy. It runs `version` for `--version` and `body` for all other arguments."""
     folder.mkdir(exist_ok=True)
-    path = folder / "py-spy"
-    path.write_text(f"#!/bin/sh\n{version}\n{body}\n")
-    path.chmod(0o755)
-    return path
+    return write_program(folder / "py-spy", f"{version}\n{body}")

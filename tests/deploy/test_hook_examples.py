@@ -14,7 +14,7 @@ from hangwatch.hooks import due_hook
 from hangwatch.model import JobState
 from hangwatch.model.verdicts import RecommendedAction
 from tests import samples
-from tests.commands import finished
+from tests.commands import finished, write_program
 from tests.servers import WebhookReceiver
 
 ROOT = Path(__file__).parents[2]
@@ -31,9 +31,7 @@ class Site:
         self._bin.mkdir()
 
     def program(self, name: str, prints: str = "", status: int = 0) -> None:
-        path = self._bin / name
-        path.write_text(f'#!/bin/sh\necho "{name} $*" >> {self._log}\nprintf %s "{prints}"\nexit {status}\n')
-        path.chmod(0o755)
+        write_program(self._bin / name, f'echo "{name} $*" >> {self._log}\nprintf %s "{prints}"\nexit {status}')
 
     @property
     def calls(self) -> list[str]:

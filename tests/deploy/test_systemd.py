@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from hangwatch import __version__
-from tests.commands import Finished, finished
+from tests.commands import Finished, finished, write_program
 
 REPOSITORY = Path(__file__).parents[2]
 SYSTEMD = REPOSITORY / "deploy/systemd"
@@ -207,9 +207,7 @@ def test_a_wrong_option_is_named(arguments: list[str], error: str) -> None:
 @needs_root
 @needs_sysusers
 def test_an_old_python_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
-    old = tmp_path / "python3.6"
-    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.6.8 && exit\nexit 1\n')
-    old.chmod(0o755)
+    old = write_program(tmp_path / "python3.6", '[ "$1" = --version ] && echo Python 3.6.8 && exit\nexit 1')
     assert "Python 3.6.8 is too old: hangwatch needs 3.10" in refused("--python", str(old))
     assert not Path("/opt/hangwatch").exists()
 

@@ -13,7 +13,7 @@ import pytest
 
 from hangwatch.tools.fleet import agentless
 from hangwatch.tools.fleet.remote_run import Reply
-from tests.commands import HANGWATCH, Finished, finished, first_line, spawn
+from tests.commands import HANGWATCH, Finished, finished, first_line, spawn, write_program
 from tests.conftest import wait_for
 from tests.integration.test_dump_nodes import RUN_ID, VIA_HERE, job_of_four
 from tests.integration.test_hostile_input import hangwatch
@@ -116,9 +116,9 @@ def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[byt
 
 
 def test_what_py_spy_complains_of_is_that_ranks_fault(tmp_path: Path) -> None:
-    refusing = tmp_path / "py-spy"
-    refusing.write_text("#!/bin/sh\n[ $1 = --version ] || { echo 'Error: Failed to open process' >&2; exit 1; }\n")
-    refusing.chmod(0o755)
+    refusing = write_program(
+        tmp_path / "py-spy", "[ $1 = --version ] || { echo 'Error: Failed to open process' >&2; exit 1; }"
+    )
     with job_of_four() as pids:
         (job,) = jobs(ask(*VIA_HERE, "--json", "--job", RUN_ID, py_spy=str(refusing)))
     (group,) = job["groups"]

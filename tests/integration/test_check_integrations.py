@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import Finished, finished
+from tests.commands import Finished, finished, write_program
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 WELL = '[checks.network]\ninterfaces = ""\n'
 SICK = '[checks.network]\ninterfaces = "=nosuch0"\n'
 MISTYPED = "[checks.network]\ninterface = 1\n"
 
-SCONTROL = """#!/bin/sh
-echo "$@" >> {calls}
+SCONTROL = """echo "$@" >> {calls}
 case "$*" in *show*) cat {state} ;; esac
 """
 
@@ -29,13 +28,10 @@ class Site:
         self.config.write_text(WELL)
         self.calls.write_text("")
         self.state.write_text("NodeName=n1 State=IDLE Reason=\n")
-        self.scontrol = folder / "scontrol"
-        self.scontrol.write_text(SCONTROL.format(calls=self.calls, state=self.state))
-        self.scontrol.chmod(0o755)
-        self.hangwatch = folder / "hangwatch"
+        self.scontrol = write_program(folder / "scontrol", SCONTROL.format(calls=self.calls, state=self.state))
         program = "from hangwatch.cli import main; main()"
-        self.hangwatch.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{program}" "$@" --config {self.config}\n')
-        self.hangwatch.chmod(0o755)
+        command = f'exec {sys.executable} -c "{program}" "$@" --config {self.config}'
+        self.hangwatch = write_program(folder / "hangwatch", command)
 
     def run(self, script: str, *arguments: str, check: str = "network") -> Finished:
         environ = {

@@ -49,7 +49,7 @@ from hangwatch.tools import commands
 from hangwatch.tools.commands.status_tables import print_status
 from hangwatch.words import name_ranks
 from tests import samples
-from tests.commands import HANGWATCH, Finished, finished, first_line, hangwatch, spawn, start
+from tests.commands import HANGWATCH, Finished, finished, first_line, hangwatch, spawn, start, write_config
 from tests.other_users import as_user, needs_root
 
 NOBODY = 65534
@@ -220,8 +220,7 @@ def test_reports_are_rendered_again_from_the_incident_alone(tmp_path: Path) -> N
     assert json.loads(hangwatch("report", str(folder), "--json").stdout)["incident_id"] == incident.incident_id
     merged = json.loads(hangwatch("merge", "--json", str(folder)).stdout)
     assert [who["rank"] for who in merged["verdict"]["named"]] == [7]
-    config = tmp_path / "hangwatch.toml"
-    config.write_text(f'[store]\ndirectory = "{tmp_path}"\n')
+    config = write_config(tmp_path, tmp_path)
     listed = json.loads(hangwatch("incidents", "--config", str(config), "--json").stdout)
     assert [row["folder"] for row in listed["incidents"]] == [folder.name]
     assert folder.name[:20] in hangwatch("incidents", "--config", str(config), COLUMNS="200").stdout
@@ -230,7 +229,7 @@ def test_reports_are_rendered_again_from_the_incident_alone(tmp_path: Path) -> N
     assert folder.name in hangwatch("report", "nonsense", "--config", str(config)).stderr
     listed_as = hangwatch("incidents", "--config", str(config)).stdout
     assert "hung; its processes have ended" in listed_as, "no daemon has seen how the job ended"
-    config.write_text(f'[store]\ndirectory = "{tmp_path / "empty"}"\n')
+    write_config(tmp_path, tmp_path / "empty")
     empty = hangwatch("report", "--config", str(config))
     assert (empty.returncode, empty.stdout) == (1, "")
     for told in (empty.stderr, hangwatch("incidents", "--config", str(config)).stdout):
@@ -274,8 +273,7 @@ def test_incidents_say_how_long_ago_a_job_ended(tmp_path: Path) -> None:
     incident = samples.loader_hang()
     closed = replace(incident, state=JobState.ENDED, closed_unix_seconds=incident.opened_unix_seconds + 200)
     store.open_writable(tmp_path).save(closed, {})
-    config = tmp_path / "hangwatch.toml"
-    config.write_text(f'[store]\ndirectory = "{tmp_path}"\n')
+    config = write_config(tmp_path, tmp_path)
     assert "ended after 3 min 20 s" in hangwatch("incidents", "--config", str(config)).stdout
 
 
@@ -297,8 +295,7 @@ def test_incidents_lists_the_incidents_of_one_job(tmp_path: Path) -> None:
     of_job, other = samples.loader_hang(), samples.all_waiting()
     other = replace(other, job=replace(other.job, job_id="77", job_key="k77", job_name="small"))
     kept = [store.open_writable(tmp_path).save(one, {}).name for one in (of_job, other)]
-    config = tmp_path / "hangwatch.toml"
-    config.write_text(f'[store]\ndirectory = "{tmp_path}"\n')
+    config = write_config(tmp_path, tmp_path)
     for wanted, expected in ((other.job.job_key, kept[1]), ("small", kept[1]), (of_job.job.job_id, kept[0])):
         done = hangwatch("incidents", wanted, "--config", str(config))
         assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["incident", expected]

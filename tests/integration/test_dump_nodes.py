@@ -19,7 +19,7 @@ from hangwatch.formats import sighting
 from hangwatch.model import Grouping, Incident
 from hangwatch.report import as_json
 from tests import samples
-from tests.commands import first_line, hangwatch, refused, spawn
+from tests.commands import first_line, hangwatch, refused, spawn, write_program
 from tests.conftest import obeys_ctrl_c, wait_for
 from tests.integration import test_hostile_input as bounded
 
@@ -301,11 +301,9 @@ def test_command_below_a_slow_program_ends_with_hangwatch(
     strace = shutil.which("strace")
     if strace is None:
         pytest.skip("needs strace")
-    slow = tmp_path / "bin" / program
-    slow.parent.mkdir()
+    (tmp_path / "bin").mkdir()
     slowly = f"{strace} -D -qq -o /dev/null --inject=clone,clone3,fork,vfork:delay_exit=1000000"
-    slow.write_text(f'#!/bin/sh\nexec {slowly} {shutil.which(program)} "$@"\n')
-    slow.chmod(0o755)
+    slow = write_program(tmp_path / "bin" / program, f'exec {slowly} {shutil.which(program)} "$@"')
     remote(nodes, 'echo up >"$folder/up-$node"; exec sh -c "sleep 600; true" "$folder"')
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
     end_while_nodes_answer(nodes, ending, "--nodes", "n[0-3]", "--via", "local", count=4, argument="%h")

@@ -23,7 +23,7 @@ from hangwatch.model import Incident
 from hangwatch.report import text
 from hangwatch.report.html import render_files
 from tests import samples
-from tests.commands import HANGWATCH, Finished, finished, hangwatch
+from tests.commands import HANGWATCH, Finished, finished, hangwatch, write_config
 from tests.conftest import DATA, wait_for
 from tests.integration import targets
 from tests.other_users import as_user
@@ -383,7 +383,7 @@ def printed(*arguments: str, code: int = 0) -> Any:
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     """Yield the folder of an incident. The configuration `tmp_path/hangwatch.toml` names its store."""
-    (tmp_path / "hangwatch.toml").write_text(f'[store]\ndirectory = "{tmp_path}"\n')
+    write_config(tmp_path, tmp_path)
     yield store.open_writable(tmp_path).save(samples.loader_hang(), {})
 
 

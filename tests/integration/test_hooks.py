@@ -10,15 +10,13 @@ from hangwatch import config
 from hangwatch.formats import incident_file
 from hangwatch.tools.demo import playback
 from hangwatch.tools.demo.simulated_node import SimulatedNode
-from tests.commands import HANGWATCH, finished
+from tests.commands import HANGWATCH, finished, write_program
 from tests.conftest import wait_for
 from tests.integration.test_daemon import quick_daemon
 
 
 def test_a_job_that_hangs_calls_its_hook_and_the_report_tells_it(tmp_path: Path) -> None:
-    hook = tmp_path / "hook.sh"
-    hook.write_text('#!/bin/sh\necho "$HANGWATCH_STATE $1"; test -s "$1/incident.json"\n')
-    hook.chmod(0o755)
+    hook = write_program(tmp_path / "hook.sh", 'echo "$HANGWATCH_STATE $1"; test -s "$1/incident.json"')
     wanted = config.Hooks(on_hung=(str(hook), "{incident}"))
     quicker = {
         "detector": replace(playback.settings(tmp_path).detector, hold_seconds=1.0),

@@ -15,7 +15,7 @@ import pytest
 
 from hangwatch import store
 from tests import commands, samples
-from tests.commands import HANGWATCH, Finished, finished
+from tests.commands import HANGWATCH, Finished, finished, write_config
 from tests.conftest import obeys_ctrl_c
 from tests.other_users import as_user, needs_root
 from tests.servers import answering
@@ -360,8 +360,7 @@ PRINTING = {
 @pytest.fixture
 def kept(tmp_path: Path) -> dict[str, str]:
     folder = store.open_writable(tmp_path / "state").save(samples.mismatch(), {})
-    (tmp_path / "hangwatch.toml").write_text(f'[store]\ndirectory = "{tmp_path}/state"\n')
-    return {"INCIDENT": str(folder), "CONFIG": str(tmp_path / "hangwatch.toml")}
+    return {"INCIDENT": str(folder), "CONFIG": str(write_config(tmp_path, tmp_path / "state"))}
 
 
 @pytest.mark.parametrize("command", PRINTING)

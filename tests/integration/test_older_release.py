@@ -25,7 +25,7 @@ from hangwatch.formats import incident_file
 from hangwatch.model import JobState
 from hangwatch.stacks import activity, activity_table
 from hangwatch.store.incident_folders import Store
-from tests.commands import hangwatch
+from tests.commands import hangwatch, write_config
 from tests.deploy import promql
 from tests.deploy.test_names import exported_by
 
@@ -99,8 +99,7 @@ def printed(*arguments: object) -> str:
 
 
 def test_incidents_of_old_release_are_listed_with_their_verdicts(state: Path, tmp_path: Path) -> None:
-    settings = tmp_path / "hangwatch.toml"
-    settings.write_text(f'[store]\ndirectory = "{state}"\n')
+    settings = write_config(tmp_path, state)
     rows = json.loads(printed("incidents", "--config", settings, "--json"))["incidents"]
     assert [(row["state"], row["problem"], bool(row["message"])) for row in rows] == [
         ("hung", "", True),

@@ -18,7 +18,7 @@ from hangwatch.model import Incident
 from hangwatch.probes.base import procfs
 from hangwatch.store import Store
 from tests import samples
-from tests.commands import HANGWATCH, Finished, finished
+from tests.commands import HANGWATCH, Finished, finished, write_config
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.integration import targets
@@ -177,8 +177,7 @@ def test_no_list_names_root_or_the_number_of_the_unknown(place: Path, uid: int) 
 )
 def test_the_commands_show_what_may_be_read(place: Path, uid: int, groups: tuple[int, ...], sees: list[int]) -> None:
     _, names = kept(place)
-    config = place / "hangwatch.toml"
-    config.write_text(f'[store]\ndirectory = "{place}/state"\n')
+    config = write_config(place, place / "state")
     as_this = [*as_user(uid, groups=groups), *HANGWATCH]
 
     def hangwatch(*arguments: str) -> Finished:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import finished
+from tests.commands import finished, write_program
 from tests.conftest import wait_for
 from tests.fake_driver import HGX_ADDRESSES, FakeDriver, h100, uuid_of
 from tests.integration.test_requeue_over_slurm import SCRIPT, restarts, shown, start_now
@@ -75,9 +75,7 @@ def log_xid(folder: Path, sequence: int) -> None:
 
 def make_hook(folder: Path, slurm_conf: Path) -> list[str]:
     """Make a hook that calls the example with the configuration of this Slurm. Return its command."""
-    hook = folder / "requeue.sh"
-    hook.write_text(f'#!/bin/sh\nexport SLURM_CONF={slurm_conf}\nexec {SCRIPT} "$@"\n')
-    hook.chmod(0o755)
+    hook = write_program(folder / "requeue.sh", f'export SLURM_CONF={slurm_conf}\nexec {SCRIPT} "$@"')
     (folder / "requeued").mkdir()
     return [str(hook), str(folder / "requeued")]
 

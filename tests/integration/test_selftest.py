@@ -13,7 +13,7 @@ import pytest
 from hangwatch.tools.selftest import launch
 from hangwatch.tools.selftest.outcome import judge
 from tests import schemas
-from tests.commands import HANGWATCH, Finished, finished
+from tests.commands import HANGWATCH, Finished, finished, write_program
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
@@ -114,11 +114,10 @@ def test_a_stopped_rank_is_named_and_nothing_is_left_behind(tmp_path: Path) -> N
             pids.append(int(line.split("pid ")[1].split(",", maxsplit=1)[0]))
 
     (tmp_path / "stopping.py").write_text(STOPS_AFTER_ITS_FIRST_LINE)
-    python = tmp_path / "python"
-    python.write_text(
-        f'#!/bin/sh\nif [ "$RANK" = 2 ]; then set -- {tmp_path}/stopping.py "$@"; fi\nexec {sys.executable} "$@"\n'
+    python = write_program(
+        tmp_path / "python",
+        f'if [ "$RANK" = 2 ]; then set -- {tmp_path}/stopping.py "$@"; fi\nexec {sys.executable} "$@"',
     )
-    python.chmod(0o755)
     plan = launch.Plan(python=str(python), timeout_seconds=8.0)
     course = launch.run([str(rank) for rank in range(3)], plan, keep_pid)
     (finding,) = judge(course.events, course.exits, 3, 0.2)

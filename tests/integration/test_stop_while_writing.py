@@ -23,7 +23,7 @@ from hangwatch.state.steps import SaveIncident
 from hangwatch.store import Store, StoreTakenError
 from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests import samples
-from tests.commands import HANGWATCH, Finished, finished
+from tests.commands import HANGWATCH, Finished, finished, write_config
 from tests.conftest import wait_for
 from tests.dead_mount import dead_mount
 from tests.integration.test_secrets_in_exceptions import DyingRank
@@ -186,7 +186,4 @@ def test_marker_is_listed_and_explained_to_a_reader(tmp_path: Path) -> None:
 
 
 def _hangwatch(folder: Path, *arguments: str) -> Finished:
-    chosen = folder / "hangwatch.toml"
-    chosen.write_text(f'[store]\ndirectory = "{folder}"\n')
-    command = [*HANGWATCH, *arguments, "--config", str(chosen)]
-    return finished(*command)
+    return finished(*HANGWATCH, *arguments, "--config", write_config(folder, folder))

@@ -38,7 +38,7 @@ from hangwatch.tools.commands.status_tables import print_status
 from hangwatch.tools.commands.top import LastAnswer, frame, watch
 from hangwatch.web.http_server import Server
 from tests import samples
-from tests.commands import HANGWATCH, finished
+from tests.commands import HANGWATCH, finished, write_config, write_program
 from tests.conftest import wait_for
 from tests.other_users import needs_mounts, needs_root
 
@@ -368,7 +368,7 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[
     """Yield commands by name, one for each kind of output: a report, tables, a verdict on files, checks."""
     kept = tmp_path_factory.mktemp("kept")
     folder = store.open_writable(kept).save(samples.loader_hang(), {})
-    (kept / "hangwatch.toml").write_text(f'[store]\ndirectory = "{kept}"\n')
+    config = write_config(kept, kept)
     many = tmp_path_factory.mktemp("many")
     for number in range(200):
         stack = f'Thread {number + 9} (idle): "MainThread"\n    wait (train.py:3)\n'
@@ -384,7 +384,7 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[
     try:
         yield {
             "report": ("report", str(folder)),
-            "incidents": ("incidents", "--config", str(kept / "hangwatch.toml")),
+            "incidents": ("incidents", "--config", str(config)),
             "explain": ("explain", str(many)),
             "status": ("status", "--url", f"http://127.0.0.1:{server.start()}"),
             "check": ("check", "clock_skew", "fd_limit", "memory_pressure"),
@@ -430,9 +430,7 @@ def test_colours_where_they_are_wanted(incident: str, environ: dict[str, str], c
 def test_a_pager_that_pages_nothing_prints_in_colours(
     incident: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    less = tmp_path / "less"
-    less.write_text("#!/bin/sh\necho paged; cat\n")
-    less.chmod(0o755)
+    write_program(tmp_path / "less", "echo paged; cat")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     shown = in_terminal("report", incident, rows=20, PAGER=value)
     assert not shown.startswith("paged") and shown.startswith("\x1b[1")
@@ -440,9 +438,7 @@ def test_a_pager_that_pages_nothing_prints_in_colours(
 
 
 def test_what_is_longer_than_the_screen_goes_to_the_readers_pager(incident: str, tmp_path: Path) -> None:
-    pager = tmp_path / "pager"
-    pager.write_text("#!/bin/sh\necho paged; cat\n")
-    pager.chmod(0o755)
+    pager = write_program(tmp_path / "pager", "echo paged; cat")
     long = in_terminal("report", incident, rows=20, PAGER=str(pager))
     assert long.startswith("paged\n")
     assert long.rstrip().endswith("(threading.py:1045)"), "all of it"
@@ -458,8 +454,7 @@ def listing(tmp_path: Path, *arguments: str, columns: int) -> list[str]:
     first = samples.loader_hang()
     for number in range(2):
         kept.save(replace(first, opened_unix_seconds=first.opened_unix_seconds + 100 * number), {})
-    config = tmp_path / "hangwatch.toml"
-    config.write_text(f'[store]\ndirectory = "{tmp_path}"\n')
+    config = write_config(tmp_path, tmp_path)
     return in_terminal("incidents", *arguments, "--config", str(config), columns=columns, NO_COLOR="1").splitlines()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from hangwatch.capture.job_scan import JobScan
 from hangwatch.model import Job
-from tests.commands import first_line, spawn
+from tests.commands import first_line, spawn, write_program
 from tests.conftest import wait_for
 from tests.other_users import needs_mounts, needs_root
 
@@ -56,9 +56,7 @@ def test_job_in_another_namespace_has_its_user_id(before: Sequence[str]) -> None
 
 def test_slow_name_service_delays_no_scan_and_names_job_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "answer")
-    getent = tmp_path / "getent"
-    getent.write_text(f'#!/bin/sh\nread -r line < {tmp_path}/answer\necho "$line"\n')
-    getent.chmod(0o755)
+    write_program(tmp_path / "getent", f'read -r line < {tmp_path}/answer\necho "$line"')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     scan = JobScan()
     with rank() as pid:

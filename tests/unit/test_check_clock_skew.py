@@ -17,6 +17,7 @@ from hangwatch.checks.clock_skew import Sample, Settings, judge
 from hangwatch.model import Fault
 from hangwatch.probes.node import chrony, timex
 from hangwatch.probes.node.machine import Node
+from tests.commands import write_program
 from tests.conftest import wait_for
 from tests.node_tree import Checked, FakeClock
 from tests.servers import free_port
@@ -151,9 +152,7 @@ def test_no_chrony_is_no_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 def test_chronyc_that_does_not_end_is_a_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program = tmp_path / "chronyc"
-    program.write_text("#!/bin/sh\nexec sleep 60\n")
-    program.chmod(0o755)
+    write_program(tmp_path / "chronyc", "exec sleep 60")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(chrony, "DEADLINE_SECONDS", 0.3)
     answer = chrony.read_tracking()
@@ -163,9 +162,7 @@ def test_chronyc_that_does_not_end_is_a_fault(monkeypatch: pytest.MonkeyPatch, t
 def test_chronyc_that_cannot_be_ended_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # The fake chronyc ignores SIGKILL until the test ends, as a process that is blocked in the kernel does.
     kept: list[subprocess.Popen[bytes]] = []
-    program = tmp_path / "chronyc"
-    program.write_text("#!/bin/sh\nexec sleep 600\n")
-    program.chmod(0o755)
+    write_program(tmp_path / "chronyc", "exec sleep 600")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(chrony, "DEADLINE_SECONDS", 0.3)
     monkeypatch.setattr(subprocess.Popen, "kill", lambda child: kept.append(child))

@@ -23,6 +23,7 @@ from hangwatch.report.event import HangEvent
 from hangwatch.schedule.owner_limits import RateLimit
 from hangwatch.store import Store
 from tests import samples
+from tests.commands import write_program
 from tests.conftest import wait_for
 from tests.other_users import as_user, needs_root
 
@@ -32,9 +33,7 @@ Script = Callable[[str], str]
 @pytest.fixture
 def script(tmp_path: Path) -> Script:
     def write(lines: str) -> str:
-        path = tmp_path / "hook.sh"
-        path.write_text(f"#!/bin/sh\n{lines}\n")
-        path.chmod(0o755)
+        path = write_program(tmp_path / "hook.sh", f"{lines}")
         return str(path)
 
     return write

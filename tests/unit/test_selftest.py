@@ -16,6 +16,7 @@ from hangwatch.tools.selftest.launch import Course
 from hangwatch.tools.selftest.outcome import Event, Finding, bandwidths, judge
 from hangwatch.tools.selftest.parts import Offer
 from hangwatch.tools.selftest.rank import NO_TORCH, groups_of, late
+from tests.commands import write_program
 
 ALL = (0, 1, 2, 3)
 
@@ -257,11 +258,9 @@ def test_halves_are_nodes_before_they_are_devices_of_one() -> None:
 
 
 def test_what_nccl_complains_of_is_said_in_words_once_and_what_it_chose_is_not(tmp_path: Path) -> None:
-    python = tmp_path / "python"
     warns = "node:1:2 [0] NCCL WARN Error: failed to extend /dev/shm/nccl-UbzKZ9 to 9637892 bytes"
     chose = "node:1:2 [0] NCCL INFO Bootstrap : Using eth0:10.2.0.1<0>"
-    python.write_text(f"#!/bin/sh\necho '{chose}'\necho '{warns}' >&2\necho '{warns}' >&2\n")
-    python.chmod(0o755)
+    python = write_program(tmp_path / "python", f"echo '{chose}'\necho '{warns}' >&2\necho '{warns}' >&2")
     said: list[str] = []
     launch.run(["cpu"], launch.Plan(python=str(python), timeout_seconds=60.0), said.append)
     assert [line for line in said if "this means:" in line] == [

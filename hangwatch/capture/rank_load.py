@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 from hangwatch.collectives.rank_differences import RankLoad
-from hangwatch.model import GpuSweep, Rank, sum_known
+from hangwatch.model import GpuSweep, Rank, sum_all
 from hangwatch.probes.base import procfs
 from hangwatch.probes.process import cpu_quota, main_thread
 
@@ -31,6 +31,6 @@ def read_load(
         swap_bytes=procfs.read_swap_bytes(rank.id.pid, proc_root),
         clock_hertz=min(clocks, default=None),
         workers=tuple(counters.id for counters in worker_counters if counters.id is not None),
-        worker_cpu_seconds=sum_known(counters.cpu_seconds for counters in worker_counters),
-        worker_io_bytes=sum_known(counters.io_bytes for counters in worker_counters),
+        worker_cpu_seconds=sum_all(counters.cpu_seconds for counters in worker_counters),
+        worker_io_bytes=sum_all(counters.io_bytes for counters in worker_counters),
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 import msgspec
+from msgspec import structs
 
 from hangwatch import __version__, words
 from hangwatch.errors import UserError
@@ -27,8 +28,6 @@ from hangwatch.model import (
     Incident,
     Job,
     JobState,
-    PastHang,
-    RankId,
     RecommendedAction,
     Value,
 )
@@ -48,7 +47,6 @@ _LISTED = 8  # jobs in a message
 _MARKER_BYTES = 64 << 10
 _FEEDBACK_BYTES = 4 << 20  # it contains the named ranks
 _MARKER_MESSAGE = 1024  # characters
-_MARKER_RANKS = 64
 
 
 class StoreError(UserError):
@@ -82,25 +80,6 @@ class Summary(Value, frozen=True):
     is_named: bool = False
     feedback: Feedback | None = None
     problem: str = ""
-
-
-class Marker(Value, frozen=True):
-    """The marker of an incident: one line that is written before it, and removed after it.
-
-    It remains only if hangwatch ends before it has written the incident. `ranks` are the ranks that the verdict
-    names, `message` is the beginning of the verdict's sentence.
-    """
-
-    incident_id: str
-    node: str
-    job_id: str
-    job_key: str
-    job_name: str
-    verdict: str
-    message: str
-    ranks: tuple[RankId, ...]
-    opened_unix_seconds: float
-    hangwatch_version: str = ""
 
 
 class Incidents(Value, frozen=True):
@@ -150,7 +129,7 @@ class _Version(msgspec.Struct):
     hangwatch_version: str = "of unknown version"
 
 
-def encode(incident: Incident | Marker | Feedback) -> bytes:
+def encode(incident: Incident | Summary | Feedback) -> bytes:
     """Return an incident as JSON. Text that is not Unicode is escaped, because a command line may contain any byte."""
     try:
         return msgspec.json.encode(incident)
@@ -159,22 +138,27 @@ def encode(incident: Incident | Marker | Feedback) -> bytes:
 
 
 def encode_marker(incident: Incident) -> bytes:
-    """Return the marker of an incident: one line of JSON."""
-    marker = Marker.copy_from(
+    """Return the marker of an incident: one line of JSON, which is written before it and removed after it.
+
+    It remains only if hangwatch ends before it has written the incident. It is a summary without a state, with the
+    beginning of the verdict's sentence.
+    """
+    summary = Summary.copy_from(
         incident,
         incident.job,
+        folder="",
+        size_bytes=0,
+        state=None,
         verdict=incident.verdict.kind,
         message=incident.verdict.message[:_MARKER_MESSAGE],
-        ranks=incident.verdict.named[:_MARKER_RANKS],
-        hangwatch_version=__version__,
     )
-    return encode(marker) + b"\n"
+    return encode(summary) + b"\n"
 
 
-def load_marker(folder: Path) -> Marker | None:
+def load_marker(folder: Path) -> Summary | None:
     """Return the marker in a folder; None if the folder has an incident, or no readable marker."""
     has_incident = (folder / INCIDENT_FILE).exists()
-    return None if has_incident else _load_small(folder / MARKER_FILE, _MARKER_BYTES, Marker)
+    return None if has_incident else _load_small(folder / MARKER_FILE, _MARKER_BYTES, Summary)
 
 
 def load_feedback(folder: Path) -> Feedback | None:
@@ -280,7 +264,7 @@ def load_summary(folder: Path) -> Summary:
     """Return the summary of the incident in a folder. Most of the file is not decoded."""
     size_bytes = folder_size_bytes(folder)
     if (kept := load_marker(folder)) is not None:
-        return Summary.copy_from(kept, folder=folder.name, size_bytes=size_bytes, problem=_marker_line(kept))
+        return structs.replace(kept, folder=folder.name, size_bytes=size_bytes, problem=_marker_line(kept))
     try:
         head = decode(folder / INCIDENT_FILE, read_bytes(folder / INCIDENT_FILE), _Head)
     except StoreError as error:
@@ -299,12 +283,7 @@ def load_summary(folder: Path) -> Summary:
     )
 
 
-def as_past_hang(summary: Summary) -> PastHang:
-    """Return an incident of a list as an earlier hang."""
-    return PastHang.copy_from(summary)
-
-
-def _marker_line(kept: Marker) -> str:
+def _marker_line(kept: Summary) -> str:
     """Return a sentence about an incident of which only the marker was written."""
     return f"{kept.verdict}: {kept.message} (hangwatch ended before it could write more than this line)"
 

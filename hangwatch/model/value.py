@@ -48,7 +48,7 @@ def median(values: Iterable[float]) -> float:
     return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
 
-def sum_known(values: Iterable[float | None]) -> float | None:
+def sum_all(values: Iterable[float | None]) -> float | None:
     """Return the sum; None without values, or if one is unknown."""
     known = list(values)
     return sum(value for value in known if value is not None) if known and None not in known else None

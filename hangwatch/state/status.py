@@ -6,7 +6,7 @@ from hangwatch import words
 from hangwatch.config import Detector
 from hangwatch.detector.job_watch import quiet_seconds
 from hangwatch.detector.power_level import low_power_threshold_watts
-from hangwatch.model import ArrivalStatus, GpuSample, Incident, Job, JobName, JobState, NotMonitored, Value, sum_known
+from hangwatch.model import ArrivalStatus, GpuSample, Incident, Job, JobName, JobState, NotMonitored, Value, sum_all
 from hangwatch.state.arrival_status import build_arrival_status
 from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.state.unseen import Unseen, list_unseen
@@ -173,8 +173,8 @@ def _jobs(snapshot: Snapshot, now: float, settings: Detector) -> tuple[JobStatus
             page=snapshot.pages(entry),
             verdict=verdict,
             incident=incident.incident_id if incident else None,
-            power_watts=sum_known(readings.get(uuid) for uuid in entry.job.gpu_uuids),
-            line_watts=sum_known(
+            power_watts=sum_all(readings.get(uuid) for uuid in entry.job.gpu_uuids),
+            line_watts=sum_all(
                 low_power_threshold_watts(gpu, settings) if (gpu := entry.watch.power.gpus.get(uuid)) else None
                 for uuid in entry.job.gpu_uuids
             ),

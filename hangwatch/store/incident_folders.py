@@ -230,7 +230,7 @@ class Store:
     def past_hangs(self) -> tuple[PastHang, ...]:
         """Return the hangs in the store, newest first. Raises StoreError."""
         hung = (summary for summary in self.summaries() if summary.has_hung and not summary.problem)
-        return tuple(incident_file.as_past_hang(summary) for summary in hung if len(summary.fingerprint) <= FINGERPRINT)
+        return tuple(PastHang.copy_from(summary) for summary in hung if len(summary.fingerprint) <= FINGERPRINT)
 
     def find(self, name: str) -> Path:
         """Return the folder of an incident, by its name or a unique part of the name. Raises StoreError."""

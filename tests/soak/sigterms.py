@@ -74,7 +74,7 @@ def _kept_of(daemon: RealDaemon, job_id: str) -> str:
     for summary in ours:
         folder = kept.incidents / summary.folder
         if (marker := incident_file.load_marker(folder)) is not None:
-            return _MARKER if marker.ranks or marker.message else f"{folder}: an empty marker"
+            return _MARKER if marker.message else f"{folder}: an empty marker"
         try:
             incident_file.load(folder)
         except StoreError as error:

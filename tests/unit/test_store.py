@@ -531,7 +531,7 @@ def test_marker_without_its_incident_is_listed_with_its_verdict(tmp_path: Path) 
     assert incident.verdict.message in listed.problem and "hangwatch ended before" in listed.problem
     folder = kept.incidents / listed.folder
     marker = incident_file.load_marker(folder)
-    assert marker is not None and marker.ranks == incident.verdict.named
+    assert marker is not None and marker.verdict == incident.verdict.kind
     assert (folder / "marker.json").read_text().count("\n") == 1
     assert kept.left_open(incident.node) == ()
     with pytest.raises(StoreError, match="hangwatch ended before it could write more"):

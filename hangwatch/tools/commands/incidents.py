@@ -20,7 +20,7 @@ from hangwatch.cli.text_tables import print_table
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.formats import incident_file
 from hangwatch.formats.incident_file import StoreError, Summary
-from hangwatch.model import Feedback, Incident
+from hangwatch.model import Feedback, Incident, PastHang
 from hangwatch.report import html, text
 from hangwatch.tools.commands.output_files import write_page
 
@@ -328,9 +328,7 @@ def _print_similar(incident: Incident, similar: Sequence[Summary], *, as_json: b
     ]
     print_table(("opened", "node", "incident", "job", "verdict"), rows, "no other incident has its fingerprint")
     opened = incident.opened_unix_seconds
-    earlier = [
-        incident_file.as_past_hang(each) for each in similar if each.has_hung and each.opened_unix_seconds < opened
-    ]
+    earlier = [PastHang.copy_from(each) for each in similar if each.has_hung and each.opened_unix_seconds < opened]
     if earlier:
         click.echo(f"\nit hung at this place before: {describe_hangs(earlier)}")
         history = History(earlier, incident.node, incident.job.uid, unix_seconds=opened)

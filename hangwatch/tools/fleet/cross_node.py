@@ -16,7 +16,6 @@ from hangwatch.verdict import judge as culprit
 
 _CHANCE = 0.01
 """Highest probability that the suspects share a node, switch or group by chance. Above it, there is no evidence."""
-_MOST_GROUPS = 1 << 12
 _NAME_SHOWN = 48
 
 
@@ -166,9 +165,7 @@ def _process_groups(grouping: Grouping, odd: frozenset[int]) -> _Parts:
     for place, member in enumerate(grouping.members):
         for recorder in member.recorder.libraries:
             for one in recorder.groups:
-                key = (one.library, one.name, one.description)
-                if key in ranks or len(ranks) < _MOST_GROUPS:
-                    ranks[key].add(place)
+                ranks[one.library, one.name, one.description].add(place)
     parts = set()
     for (_, name, description), places in ranks.items():
         called = words.elided(words.printable(f"{description} {name}".strip()), _NAME_SHOWN)

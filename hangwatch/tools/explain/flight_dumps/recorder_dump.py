@@ -114,11 +114,11 @@ def parse(content: bytes) -> FlightDump:
         newest = max(newest, latest)
     statuses = tuple(_read_statuses(values.get("pg_status", {})))
     members = tuple(_read_members(values.get("pg_config", {})))
-    library_version = values.get("comm_lib_version", values.get("nccl_version", ""))
-    described = _DumpParts(statuses, members, _read_text(library_version, "comm_lib_version"), version, newest / 1e9)
+    library_version = _read_text(values.get("comm_lib_version", values.get("nccl_version", "")), "comm_lib_version")
     if not rows and statuses and library_version:
         by_library["nccl"] = []  # TORCH_INCLUDE_ONLY_ACTIVE: all operations have completed
-    recorders = tuple(described.recorder(library, entries) for library, entries in sorted(by_library.items()))
+    shared = (statuses, members, library_version, version, newest / 1e9)
+    recorders = tuple(_make_recorder(library, entries, *shared) for library, entries in sorted(by_library.items()))
     world = next((group.ranks for group in members if (group.name, group.description) == DEFAULT_GROUP), ())
     return FlightDump(
         recorders=recorders,
@@ -126,7 +126,7 @@ def parse(content: bytes) -> FlightDump:
         newest_unix_seconds=newest / 1e9,
         world_size=world[0][1] + 1 if len(world) == 1 and world[0][0] == 0 else None,
         possible_ranks=_find_possible_ranks(by_library.get("nccl", ()), members),
-        last=_find_last(rows),
+        last=_describe_last(record, rows[-1]) if rows else None,
     )
 
 
@@ -304,30 +304,29 @@ def _parse_ranks(text: str) -> list[int]:
 # --- conclusions -----------------------------------------------------------------------------------------------------
 
 
-class _DumpParts(NamedTuple):
-    """The parts of a dump without its operations."""
-
-    statuses: tuple[GroupStatus, ...]
-    members: tuple[GroupMembers, ...]
-    library_version: str
-    version: str
-    newest_unix_seconds: float
-
-    def recorder(self, library: Library, records: Sequence[FlightRecord]) -> RankRecords:
-        """Return the flight recorder of one library with these operations."""
-        return RankRecords(
-            library=library,
-            records=mark_batch_parts(records),
-            groups=self.statuses,
-            members=self.members if library != "gloo" else (),
-            next_id=records[-1].id + 1 if records else 0,
-            oldest_id=_find_complete_start(records, self.statuses),
-            is_wrapped=_has_lost(records, self.statuses),
-            capacity=len(records),
-            library_version=self.library_version,
-            layout=f"dump {self.version}",
-            read_unix_seconds=self.newest_unix_seconds,
-        )
+def _make_recorder(
+    library: Library,
+    records: Sequence[FlightRecord],
+    statuses: tuple[GroupStatus, ...],
+    members: tuple[GroupMembers, ...],
+    library_version: str,
+    version: str,
+    newest_unix_seconds: float,
+) -> RankRecords:
+    """Return the flight recorder of one library with these operations."""
+    return RankRecords(
+        library=library,
+        records=mark_batch_parts(records),
+        groups=statuses,
+        members=members if library != "gloo" else (),
+        next_id=records[-1].id + 1 if records else 0,
+        oldest_id=_find_complete_start(records, statuses),
+        is_wrapped=_has_lost(records, statuses),
+        capacity=len(records),
+        library_version=library_version,
+        layout=f"dump {version}",
+        read_unix_seconds=newest_unix_seconds,
+    )
 
 
 def _lacks_completed(records: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> bool:
@@ -381,15 +380,12 @@ def _find_possible_ranks(
     return None if possible is None else spans(range(rank, rank + 1) for rank in possible)
 
 
-def _find_last(rows: Sequence[Mapping[str, object]]) -> LastEnqueued | None:
-    if not rows:
-        return None
-    record, _, _ = _parse_record(rows[-1])
+def _describe_last(record: FlightRecord, row: Mapping[str, object]) -> LastEnqueued:
     return LastEnqueued(
         operation=record.operation.rpartition(":")[2],
         number=record.collective_seq,
         group_description=record.group_description,
-        frame=_find_user_frame(rows[-1].get("frames", ())),
+        frame=_find_user_frame(row.get("frames", ())),
     )
 
 

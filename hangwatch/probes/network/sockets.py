@@ -27,11 +27,11 @@ CPU_SECONDS = 0.5  # for one namespace, of the thread: the kernel answers at onc
 
 NETLINK_SOCK_DIAG = 4
 SOCK_DIAG_BY_FAMILY = 20
+_TCPDIAG_GETSOCK = 18  # both families in one walk through the kernel's table, which takes a millisecond
 _NLM_F_REQUEST_DUMP = 0x1 | 0x300
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _INET_DIAG_INFO = 2
 HEADER = struct.Struct("=IHHII")  # nlmsghdr
-_REQUEST = struct.Struct("=BBBxI48x")  # inet_diag_req_v2: family, protocol, extensions, states, any socket
 _ATTRIBUTE = struct.Struct("=HH")
 _MESSAGE_BYTES = 72  # inet_diag_msg
 _RETRANSMITS_AT, _UNACKED_AT, _AGES_AT, _BYTES_AT, _INFO_BYTES = 2, 24, 44, 120, 136  # in tcp_info
@@ -45,6 +45,7 @@ _CLONE_NEWNET = 0x40000000
 ESTABLISHED, SYN_SENT, _CLOSE_WAIT = 1, 2, 8
 LISTEN = 10
 _WANTED_STATES = 0xFFF & ~(1 << 6)  # all except TIME_WAIT, which no process holds
+_REQUEST = struct.pack("=xxxB48xII", 1 << (_INET_DIAG_INFO - 1), _WANTED_STATES, 0)  # inet_diag_req: of any socket
 _UNIX_REQUEST = struct.Struct("=BBHIIIII")  # unix_diag_req: family, protocol, pad, states, inode, attributes, cookie
 _UNIX_MESSAGE_BYTES = 16  # unix_diag_msg
 _UNIX_SHOW_PEER, _UNIX_SHOW_PENDING = 0x4, 0x8
@@ -119,11 +120,12 @@ def read(pid: int, proc_root: Path) -> Connections | None:
         end = time.thread_time() + CPU_SECONDS
         by_inode: dict[int, Connection] = {}
         try:
-            for family in (socket.AF_INET, socket.AF_INET6):
-                for connection in _ask(channel, family, end):
+            for answer, at, size in _messages(channel, _TCPDIAG_GETSOCK, _REQUEST, end):
+                if size - at >= _MESSAGE_BYTES:
+                    connection = _connection(answer, at, size)
                     by_inode[connection.inode] = connection
-                    if len(by_inode) > MOST_CONNECTIONS:
-                        return None
+                if len(by_inode) > MOST_CONNECTIONS:
+                    return None
         except (OSError, struct.error):
             return None
     return by_inode
@@ -138,7 +140,7 @@ def read_unix(pid: int, proc_root: Path) -> dict[int, UnixSocket] | None:
     request = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _UNIX_SHOW_PEER | _UNIX_SHOW_PENDING, 0, 0)
     try:
         with _channel(pid, proc_root) as channel:
-            for answer, at, size in _messages(channel, socket.AF_UNIX, request, time.thread_time() + CPU_SECONDS):
+            for answer, at, size in _messages(channel, SOCK_DIAG_BY_FAMILY, request, time.thread_time() + CPU_SECONDS):
                 (inode,) = struct.unpack_from("=I", answer, at + 4)
                 attributes = at + _UNIX_MESSAGE_BYTES, size
                 peer = int.from_bytes(_attribute(answer, *attributes, _UNIX_PEER)[:4], sys.byteorder)
@@ -336,17 +338,12 @@ def _open_within(space: str) -> socket.socket:
     return background.start(open_in_thread, "setns").result()
 
 
-def _ask(channel: socket.socket, family: int, end: float) -> Iterator[Connection]:
-    request = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INET_DIAG_INFO - 1), _WANTED_STATES)
-    for answer, at, size in _messages(channel, family, request, end):
-        if size - at >= _MESSAGE_BYTES:
-            yield _connection(answer, at, size)
-
-
-def _messages(channel: socket.socket, family: int, request: bytes, end: float) -> Iterator[tuple[bytes, int, int]]:
-    """Send a request and yield the messages of the answer: for each the buffer, and its start and end in the buffer."""
+def _messages(
+    channel: socket.socket, request_type: int, request: bytes, end: float
+) -> Iterator[tuple[bytes, int, int]]:
+    """Send a request of this type and yield the messages of the answer: the buffer, and the start and end of each."""
     length = HEADER.size + len(request)
-    channel.send(HEADER.pack(length, SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, family, 0) + request)
+    channel.send(HEADER.pack(length, request_type, _NLM_F_REQUEST_DUMP, 0, 0) + request)
     while True:
         if time.thread_time() > end:
             raise TimeoutError

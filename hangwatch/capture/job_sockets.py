@@ -72,7 +72,11 @@ class JobSockets:
         self._descriptors = cache(lambda pid: sockets.descriptors(pid, self.proc_root))
         self.open_files = cache(lambda pid: frozenset((self._descriptors(pid) or {}).values()))
         self.read_call = cache(partial(main_thread.read_call, proc_root=self.proc_root))
-        self._writable_files = cache(lambda pid: blocked_call.writable_files(pid, self.proc_root))
+        self._writes = cache(
+            lambda pid, link: blocked_call.has_open(
+                pid, link, blocked_call.WRITE, self.proc_root, self._descriptors(pid) or {}
+            )
+        )
         self.holding, self.thread_calls = cache(self._find_holding), cache(self._read_thread_calls)
         self._holders = blocked_call.JobHolders(self._every, self.holding, self._strangers)
         for pid in (*self.dumped, *self.launchers):
@@ -163,7 +167,7 @@ class JobSockets:
     def has_end(self, pid: int, ways: frozenset[str]) -> bool:
         """True if a process can answer on one of these pipes and Unix sockets: of a pipe it has the end to write."""
         held = ways & self.open_files(pid) if ways else ways
-        return any(not link.startswith("pipe:") or link in self._writable_files(pid) for link in held)
+        return any(not link.startswith("pipe:") or self._writes(pid, link) for link in held)
 
     def links(self, pid: int, descriptors: Iterable[int]) -> Iterator[str]:
         """Yield the targets of these descriptors of a process. Targets that cannot be read are skipped."""
@@ -171,7 +175,7 @@ class JobSockets:
 
     def _find_holding(self, link: str, is_written: bool) -> tuple[int, ...]:
         held = (pid for pid in self._every if link in self.open_files(pid))
-        return tuple(pid for pid in held if not is_written or link in self._writable_files(pid))
+        return tuple(pid for pid in held if not is_written or self._writes(pid, link))
 
     # --- the processes at other ends ----------------------------------------------------------------------------------
 
@@ -226,7 +230,7 @@ class JobSockets:
             return True
         ways = set(filter(blocked_call.is_pipe_or_path, self.links(pid, call.descriptors[:MOST_DESCRIPTORS])))
         sharing = (rank for rank in others if ways and ways & self.open_files(rank))
-        return any(ways & self._writable_files(rank) for rank in sharing)
+        return any(self._writes(rank, way) for rank in sharing for way in ways & self.open_files(rank))
 
     def _find_ranks(self, connection: Connection) -> set[int | None]:
         """Return the ranks at the other end of a connection. A listening socket counts before it accepts."""

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +30,7 @@ _MOST_CHILDREN = 64
 _MOST_POLLED = 64  # descriptors in which a child is searched
 _SEARCH_CPU_SECONDS = 1.0  # for the links of all processes of the node
 _PIDFD = "anon_inode:[pidfd]"
-_READ, _WRITE = 0o400, 0o200  # mode bits of a link in /proc/PID/fd: open for reading, for writing
+_READ, WRITE = 0o400, 0o200  # mode bits of a link in /proc/PID/fd: open for reading, for writing
 
 
 def read(
@@ -109,7 +109,7 @@ class Strangers:
         """
         with self._lock:
             others = (other for other, links in self._every() if link in links and other != pid)
-            return next((other for other in others if _has(other, link, mode, self.proc_root)), None)
+            return next((other for other in others if has_open(other, link, mode, self.proc_root)), None)
 
     def _every(self) -> Iterator[tuple[int, frozenset[str]]]:
         """Yield the processes that were read, with their links. Then read and yield further ones."""
@@ -127,8 +127,7 @@ class Strangers:
 class JobHolders(NamedTuple):
     """A memory shared by the searches of a job's processes: no process is read again for each of them.
 
-    `holding` returns those of `pids`, the processes of the job, that have a link open; with True, open for writing, as
-    `writable_files` reports.
+    `holding` returns those of `pids`, the processes of the job, that have a link open; with True, open for writing.
     """
 
     pids: Container[int]
@@ -201,7 +200,7 @@ def _behind(pid: int, descriptor: int, search: _Search, proc_root: Path) -> Call
         is_local = mount is not None and not is_remote and filesystems.is_on_local_disk(mount)
         return CallTarget(kind="file", what=shown, mount=mounted, is_remote=is_remote, is_local_device=is_local)
     if link.startswith("pipe:"):
-        other, comm = search.holder_of(link, _WRITE if mode & _READ else _READ)
+        other, comm = search.holder_of(link, WRITE if mode & _READ else _READ)
         return CallTarget(kind="pipe", what=shown, other_pid=other, other_comm=comm)
     inode = link.removeprefix("socket:[").removesuffix("]")
     if link.startswith("socket:[") and inode.isdecimal():
@@ -300,7 +299,7 @@ class _Search:
         users = {procfs.read_user_id(each, self._root) for each in (pid, self._pid)}
         return len(users) == 1 and _state(pid, self._root) not in ENDED_STATES
 
-    def holder_of(self, link: str, mode: int = _READ | _WRITE) -> tuple[int | None, str]:
+    def holder_of(self, link: str, mode: int = _READ | WRITE) -> tuple[int | None, str]:
         """Return pid and comm of a process that has `link` open for reading or writing, as `mode` allows.
 
         (None, "") if none was found. The process itself is tried last.
@@ -312,23 +311,13 @@ class _Search:
         return (None, "") if holder is None else (holder, _comm(holder, self._root))
 
     def _first_of(self, pids: Iterable[int], link: str, mode: int) -> int | None:
-        return next((pid for pid in pids if _has(pid, link, mode, self._root)), None)
+        return next((pid for pid in pids if has_open(pid, link, mode, self._root)), None)
 
     def _find_near(self, link: str, mode: int) -> list[int]:
         """Return the children and the related processes, but of those of the job only those that may hold the link."""
-        in_job = self._job.holding(link, mode == _WRITE and link.startswith("pipe:"))
+        in_job = self._job.holding(link, mode == WRITE and link.startswith("pipe:"))
         children = (child for child in self._children if child in in_job or child not in self._job.pids)
         return [pid for pid in dict.fromkeys((*children, *in_job, *self._kin)) if pid != self._pid]
-
-
-def writable_files(pid: int, proc_root: Path) -> frozenset[str]:
-    """Return the pipes, FIFOs and files that a process has open for writing, as links in /proc/PID/fd.
-
-    Devices are left out. The result is empty if the links may not be read.
-    """
-    links = sockets.descriptors(pid, proc_root) or {}
-    channels = {number: link for number, link in links.items() if is_pipe_or_path(link)}
-    return frozenset(link for number, link in channels.items() if _link(f"{proc_root}/{pid}/fd/{number}")[1] & _WRITE)
 
 
 def link_of(pid: int, descriptor: int, proc_root: Path) -> str:
@@ -347,10 +336,11 @@ def _links(pid: int, proc_root: Path) -> frozenset[str]:
     return frozenset(link for link in links.values() if link.startswith(("pipe:", "socket:")))
 
 
-def _has(pid: int, link: str, mode: int, proc_root: Path) -> bool:
-    links = sockets.descriptors(pid, proc_root) or {}
-    same = (number for number, other in links.items() if other == link)
-    return any(_link(f"{proc_root}/{pid}/fd/{number}")[1] & mode for number in same)
+def has_open(pid: int, link: str, mode: int, proc_root: Path, links: Mapping[int, str] | None = None) -> bool:
+    """True if a process has this link open as `mode` allows. `links` are its descriptors, if they were read before."""
+    links = sockets.descriptors(pid, proc_root) or {} if links is None else links
+    now = (_link(f"{proc_root}/{pid}/fd/{number}") for number, other in links.items() if other == link)
+    return any(same == link and bits & mode for same, bits in now)
 
 
 def _link(path: str) -> tuple[str, int]:

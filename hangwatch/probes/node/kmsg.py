@@ -5,6 +5,7 @@ begin with a blank continue it.
 """
 
 import errno
+import itertools
 import os
 import re
 import threading
@@ -29,7 +30,7 @@ COUNTED = ("xid", "sxid", "hung_task")
 LINES_KEPT = 512  # of each row, so that many lines of one row do not displace those of another
 MAY_READ = "run as root, or grant CAP_SYSLOG; in a container, mount /dev/kmsg and allow the device"
 
-_HEAD = re.compile(rb"\d{1,9},(\d{1,20}),(\d{1,20}),[^;]*;")
+_RECORDS = re.compile(rb"^\d{1,9},(\d{1,20}),(\d{1,20}),[^;\n]*;.*\n", re.MULTILINE)
 _RECORD = re.compile(r"(\d{1,9}),(\d{1,20}),(\d{1,20}),[^;]*;(.*)", re.DOTALL)
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]|\\x1b\[[0-9;]*[A-Za-z]")  # kmsg writes an escape character as \x1b
 _LITERALS = ("\x1b", "\\x1b")  # with those of `kernel_lines`; an escape may split any literal
@@ -136,17 +137,15 @@ class _Follower:
         self._lines_by_row = defaultdict[str, OrderedDict[str, LoggedLine]](OrderedDict)
 
     def catch_up(self) -> None:
-        for raw in self._lines():
-            head = _HEAD.match(raw)
-            if head is None:
-                continue
-            sequence = int(head.group(1))
+        since_boot_us = self.since_boot_seconds * 1e6
+        for found in itertools.chain.from_iterable(map(_RECORDS.finditer, self._whole_lines())):
+            sequence, boot_us = map(int, found.groups())
             if self._last_sequence is not None and sequence > self._last_sequence + 1:
                 self._missed += sequence - self._last_sequence - 1
             self._last_sequence = sequence
-            if int(head.group(2)) < self.since_boot_seconds * 1e6 or not _candidates().search(raw):
+            if boot_us < since_boot_us or not _candidates().search(found[0]):
                 continue
-            if (record := parse_record(raw.decode("utf-8", "replace"))) is not None:
+            if (record := parse_record(found[0].decode("utf-8", "replace"))) is not None:
                 self._keep(record)
 
     def _keep(self, record: KernelRecord) -> None:
@@ -171,7 +170,7 @@ class _Follower:
         if line.name in COUNTED and (key in self._counts or len(self._counts) < KEYS_KEPT):
             self._counts[key] += 1
 
-    def _lines(self) -> Iterator[bytes]:
+    def _whole_lines(self) -> Iterator[bytes]:
         """Yield whole lines.
 
         A read of the device returns one record; a read of a regular file may end inside a line.
@@ -187,8 +186,8 @@ class _Follower:
                 continue
             if not piece:
                 return
-            *lines, self._partial = (self._partial + piece).split(b"\n")
-            yield from lines
+            lines, newline, self._partial = (self._partial + piece).rpartition(b"\n")
+            yield lines + newline
 
     def events(self) -> KernelEvents:
         lines = [line for kept in self._lines_by_row.values() for line in kept.values()]

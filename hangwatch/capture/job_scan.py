@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -20,7 +20,6 @@ from hangwatch.jobs.membership_search import needs_endpoint
 from hangwatch.model import FoundJobs, GpuSweep, NotMonitored, Process, ProcessId
 from hangwatch.probes.base import owner_turns, procfs
 from hangwatch.probes.network import sockets
-from hangwatch.probes.process import crash_artifacts
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.probes.process.user_names import UserNames
 
@@ -29,10 +28,10 @@ _SECONDS_OF_ONLY_SCAN = 10.0
 
 
 class JobScan:
-    """The search for the jobs of this node. It remembers facts that never change, and the last snapshot of each rank.
+    """The search for the jobs of this node. It remembers facts that never change.
 
-    `processes` is the underlying scan of processes, for callers that need processes outside of jobs. The scan of a
-    command `is_only`: it has more time, and remembers nothing, because no later scan continues where it stops.
+    `processes` is the underlying scan of processes, for callers that need processes outside of jobs. `note_ranks` is
+    called with each rank and its share. The scan of a command `is_only`: it has more time, and remembers nothing.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class JobScan:
         self._node_numbers = NodeNumbers(proc_root)
         self._user_names = UserNames(proc_root)
         self._store_clients, self._store_addresses = StoreClients(proc_root), StoreAddresses(proc_root)
-        self.last_seen = crash_artifacts.RankSnapshots(proc_root, limits.max_ranks_per_owner)
+        self.note_ranks: Callable[[Iterable[tuple[Process, str]]], None] | None = None
 
     def find(self, sweep: GpuSweep | None, node: str) -> FoundJobs:
         """Return the jobs on `node`. A process that holds a GPU in `sweep` is read even without a known launcher."""
@@ -79,9 +78,10 @@ class JobScan:
         found_jobs = replace(found_jobs, jobs=self._user_names.add_to(jobs))
         if not self._is_only:
             jobs = self._seen.add_counts(found_jobs.jobs, self._limits.scan_budget_seconds)
-            shares = {rank.id: job.share for job in jobs for rank in job.ranks}
-            self.last_seen.note((process, shares[process.id]) for process in processes if process.id in shares)
             found_jobs = replace(found_jobs, jobs=jobs)
+        if self.note_ranks is not None:
+            shares = {rank.id: job.share for job in found_jobs.jobs for rank in job.ranks}
+            self.note_ranks((process, shares[process.id]) for process in processes if process.id in shares)
         unread = [NotMonitored(owner=owner, processes=count) for owner, count in self.processes.unread.items()]
         return (
             replace(found_jobs, left_out=user_limits.fold_by_owner([*found_jobs.left_out, *unread]))

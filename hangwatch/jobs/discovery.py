@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import blake2b
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -281,8 +280,7 @@ def _meeting_place(membership: Membership) -> tuple[str, str]:
 
 
 def _key(*parts: str) -> str:
-    """Return a checksum of these parts: 64 bits of BLAKE2b, in hex. No user can make a collision on purpose."""
-    return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+    return words.checksum(repr(parts).encode())
 
 
 def _origin(membership: Membership, tree: Tree) -> ProcessId:

@@ -4,9 +4,9 @@ The owner is the Slurm job, else the Kubernetes pod; the path of the control gro
 the real user id on the host. `tables/cgroups` reads the paths.
 """
 
-from hashlib import blake2b
 from typing import NamedTuple
 
+from hangwatch import words
 from hangwatch.model import Process
 from hangwatch.tables import cgroups
 
@@ -28,7 +28,7 @@ class Owner(NamedTuple):
         """The owner as text, which is the key of the per-user limits. A long place is cut and ends in its checksum."""
         if len(self.place) <= _PLACE_CHARACTERS:
             return f"{self.name}, {self.place}" if self.place else self.name
-        checksum = blake2b(self.place.encode("utf-8", "replace"), digest_size=8).hexdigest()
+        checksum = words.checksum(self.place.encode("utf-8", "replace"))
         return f"{self.name}, {self.place[:_PLACE_CHARACTERS]}... {checksum}"
 
 

@@ -7,11 +7,10 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from hashlib import blake2b
 
 import msgspec
 
-from hangwatch import tables
+from hangwatch import tables, words
 from hangwatch.model import Frame, Thread
 
 Place = tuple[str, str]
@@ -195,4 +194,4 @@ def python_frames(frames: Iterable[Frame]) -> list[Frame]:
 
 def digest(part: object) -> str:
     """Return a short hash of a part of a stack."""
-    return blake2b(repr(part).encode(), digest_size=6).hexdigest()
+    return words.checksum(repr(part).encode(), 6)

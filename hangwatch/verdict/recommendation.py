@@ -4,7 +4,6 @@ import functools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from hashlib import blake2b
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -393,4 +392,4 @@ def _make_fingerprint(suspects: Iterable[Group], groups: Iterable[Group]) -> str
 
 def _hash_parts(parts: Iterable[str]) -> str:
     """Return 12 hex digits that are equal for equal parts."""
-    return blake2b("|".join(parts).encode("utf-8", "replace"), digest_size=6).hexdigest()
+    return words.checksum("|".join(parts).encode("utf-8", "replace"), 6)

@@ -58,12 +58,10 @@ class Watch:
     """The daemon's scans of one job. Each call makes one scan."""
 
     def __init__(self, pids: list[int]) -> None:
+        self.last_seen = crash_artifacts.RankSnapshots()
         self._pids, self._scan, self._snapshot = set(pids), JobScan(), Snapshot()
+        self._scan.note_ranks = self.last_seen.note
         self.dead: list[Job] = []
-
-    @property
-    def last_seen(self) -> crash_artifacts.RankSnapshots:
-        return self._scan.last_seen
 
     def discover(self) -> list[Job]:
         found = self._scan.find(None, "here").jobs

@@ -9,13 +9,13 @@ read in the memory of the process, so a container makes no difference. Nothing i
 forge everything, as in its initial environment.
 """
 
-import hashlib
 import re
 import struct
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from hangwatch import words
 from hangwatch.model import Fault, ProcessId
 from hangwatch.probes.base import procfs
 from hangwatch.probes.base.pseudo_files import PAGE_BYTES
@@ -80,7 +80,7 @@ class LiveEnvironments:
 
     def __init__(self, proc_root: Path = procfs.PROC) -> None:
         self._proc_root = proc_root
-        self._offsets: dict[tuple[str, bytes, bytes, bytes], int | None] = {}
+        self._offsets: dict[tuple[str, bytes, bytes, str], int | None] = {}
 
     def find_modules(self, process: ProcessId) -> Modules | Fault:
         """Read /proc/PID/maps, see proc_pid_maps(5)."""
@@ -106,7 +106,7 @@ class LiveEnvironments:
         try:
             for module in modules.searched:
                 (page,) = image.take([(module.start, PAGE_BYTES)])
-                key = (owner, module.device, module.inode, hashlib.sha256(page).digest())
+                key = (owner, module.device, module.inode, words.checksum(page, 32))
                 if key not in self._offsets:
                     if len(self._offsets) >= MOST_KNOWN:
                         self._offsets.clear()

@@ -7,8 +7,6 @@ changes. `dump` keeps the results for its next run in a file that only its user 
 """
 
 import contextlib
-import hashlib
-import json
 import os
 import sys
 import threading
@@ -18,6 +16,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from hangwatch import words
 from hangwatch.formats import bounded_read, decoding
 from hangwatch.model import Fault, ProcessId
 from hangwatch.probes.base import child, child_runner
@@ -99,7 +98,7 @@ class SymbolTables:
 
         One thread asks for all owners. So after a file that takes too long, its owner (`share`) waits with all others.
         """
-        page = hashlib.sha256(first_page).hexdigest()
+        page = words.checksum(first_page, 32)
         key = _Key(library.device, library.inode, library.offset, library.library, page)
         with self._lock:
             file_lock = self._locks.setdefault(key, threading.Lock())
@@ -123,17 +122,14 @@ class SymbolTables:
 
     def _ask(self, key: _Key, path: str, process: ProcessId, share: str, proc_root: Path) -> Symbols | None:
         """Return the answer of a child; None if it did not respond, or was ended by its limit of CPU time."""
-        question = [f"{proc_root}/{process.pid}/root", path, key.device, key.inode, key.offset, key.library]
+        question = f"{proc_root}/{process.pid}/root", path, key.device, str(key.inode), str(key.offset), key.library
         printed = self.runner.run(
-            [sys.executable, "-I", str(CHILD), json.dumps(question)],
+            [sys.executable, "-I", str(CHILD), *question],
             process,
             share=share,
             deadline_seconds=self._deadline_seconds,
         )
-        try:
-            return None if isinstance(printed, Fault) or printed.code < 0 else _symbols(printed.out, key.page)
-        except ValueError:  # not JSON
-            return None
+        return None if isinstance(printed, Fault) or printed.code < 0 else _symbols(printed.out, key.page)
 
 
 def _is_ours(status: os.stat_result) -> bool:
@@ -143,11 +139,10 @@ def _is_ours(status: os.stat_result) -> bool:
 def _symbols(raw: bytes, page: str) -> Symbols:
     if not 0 < len(raw) <= MOST_ANSWER_BYTES:
         return Symbols()
-    answer = json.loads(raw)
-    offsets = answer["pointer"], answer["registry"]
-    if answer["page"] != page or any(offset is not None and not 0 < offset < _FARTHEST for offset in offsets):
-        return Symbols()
-    return Symbols(offsets[0], answer["version"], offsets[1])
+    with contextlib.suppress(msgspec.DecodeError):
+        answered_page, symbols = decoding.decode_json(raw, tuple[str, Symbols])
+        return symbols if answered_page == page else Symbols()
+    return Symbols()
 
 
 SHARED = SymbolTables()

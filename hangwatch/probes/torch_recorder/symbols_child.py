@@ -1,12 +1,12 @@
 """Find the static variables of the flight recorders in a library that a job has mapped. A script.
 
-Started as `python -I symbols_child.py JSON`; JSON is [path of /proc/PID/root, path of the library, device, inode,
-offset of its first mapping, library]. It prints JSON: the offsets from that mapping of the pointer to the recorder and
-of the registry (null if no symbol matches), the torch version, and the checksum of the first page. The file belongs to
-the job. It may block, be truncated while it is read, or not be a library. Then only this process ends.
+Started as `python -I symbols_child.py ROOT PATH DEVICE INODE OFFSET LIBRARY`: path of /proc/PID/root, path of the
+library, its device and inode, offset of its first mapping, its kind. It prints JSON: the checksum of the first page,
+and a list of the offset from that mapping of the pointer to the recorder (null if no symbol matches), the torch
+version, and the offset of the registry. The file belongs to the job. It may block, be truncated while it is read, or
+not be a library. Then only this process ends.
 """
 
-import hashlib
 import json
 import mmap
 import os
@@ -14,6 +14,7 @@ import re
 import resource
 import struct
 import sys
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -115,21 +116,16 @@ def version(root: str, path: str) -> str:
 
 
 def main() -> None:
-    """Print the answer to the question in the only argument."""
-    root, path, device, inode, offset, library = json.loads(sys.argv[1])
+    """Print the answer to the question in the arguments."""
+    root, path, device, inode, offset, library = sys.argv[1:]
     resource.setrlimit(resource.RLIMIT_CPU, (MOST_SECONDS, MOST_SECONDS))
     stream = open_below(root, path)
     file, status = stream.fileno(), os.fstat(stream.fileno())
-    if f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}" != device or status.st_ino != inode:
+    if f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}" != device or status.st_ino != int(inode):
         sys.exit("the file has been replaced by another")
-    pointer, registry = places(file, library, offset)
-    answer = {
-        "page": hashlib.sha256(os.pread(file, PAGE, offset)).hexdigest(),
-        "version": version(root, path),
-        "pointer": pointer,
-        "registry": registry,
-    }
-    print(json.dumps(answer), flush=True)  # noqa: T201 - this is the answer to the parent
+    pointer, registry = places(file, library, int(offset))
+    page = blake2b(os.pread(file, PAGE, int(offset)), digest_size=32).hexdigest()
+    print(json.dumps([page, [pointer, version(root, path), registry]]), flush=True)  # noqa: T201 - this is the answer to the parent
 
 
 if __name__ == "__main__":

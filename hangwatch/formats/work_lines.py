@@ -33,7 +33,7 @@ _NEVER_JOINED = re.compile(rf"ranks {_RANKS} are the lagging ranks that caused t
 _STARTED = re.compile(rf"^\s*{_RANKS} started (\w{{1,40}})\b")
 _RUNS = re.compile(
     r"[Rr]ank (\d{1,7}) is running collective: CollectiveFingerPrint\("
-    r"(?:SequenceNumber=(\d{1,18}),? ?)?OpType=(\w{1,40})(?:, ?TensorShape=\[([\d, ]{1,80})\])?"
+    r"(?:SequenceNumber=(\d{1,18}),? ?)?OpType=(\w{1,40})(?:, TensorShape=(\[[\d, ]{0,80}\]), TensorDtypes=(\w{1,40}))?"
 )
 _BARRIER = re.compile(r"# of tasks that reached the barrier: (\d{1,7})/(\d{1,7})")
 _TASKS_FOLLOW = re.compile(r"(tasks are unhealthy \(stopped sending heartbeats\))|\bTimed out task names:")
@@ -46,7 +46,10 @@ _MISSED_BARRIER = "did not reach a barrier of JAX"
 _SILENT = "sent no more heartbeats to the coordination service of JAX"
 _ABSENT = {
     "did not reach a monitored barrier in time": re.compile(
-        r"\bRanks? (\d{1,7}(?:, ?\d{1,7}){0,4095}) failed to pass monitoredBarrier"
+        r"(?:\[Rank (?P<writer>\d{1,7})\]: )?\bRanks? (\d{1,7}(?:, ?\d{1,7}){0,4095}) failed to pass monitoredBarrier"
+    ),
+    "did not answer the others in a monitored barrier": re.compile(
+        r"\bRank (?P<writer>\d{1,7}) (?:timed out in|successfully reached) monitoredBarrier(?:, but .{0,80} rank (0))?"
     ),
     _SILENT: re.compile(r"Task /job:[\w-]{1,64}/replica:\d{1,7}/task:(\d{1,7}) heartbeat timeout"),
     "did not give the others the id of their communicator of NCCL": re.compile(
@@ -83,6 +86,7 @@ class WorkLine(NamedTuple):
       heading of tasks that did not do what `operation` says. "task": a task that did not reach it, or is silent.
 
     `is_answer` is true if the rank wrote the line because another rank timed out, `is_own_timeout` if itself did.
+    `writer` is the number that the line gives to the process that wrote it, within the process group.
     """
 
     kind: Kind
@@ -98,6 +102,7 @@ class WorkLine(NamedTuple):
     completed: int | None = None
     is_answer: bool = False
     is_own_timeout: bool = False
+    writer: int | None = None
     processes: tuple[RankId, ...] = ()
 
 
@@ -113,6 +118,7 @@ def parse(text: str) -> tuple[WorkLine, ...]:
             WorkLine(
                 "operation",
                 (int(rank.group(1)),) if rank else (),
+                writer=int(rank.group(1)) if rank else None,
                 timed_out=int(work.group(1)) if work.group(1) else None,
                 operation=work.group(2),
                 size=_describe_elements(*map(int, elements.groups())) if elements else "",
@@ -130,9 +136,11 @@ def parse(text: str) -> tuple[WorkLine, ...]:
                 (int(rank),),
                 timed_out=int(number) if number else None,
                 operation=operation,
-                size=f"shape [{shape}]" if shape else "",
+                size=f"{dtype} {shape}" if shape else "",
+                writer=int(runs[0][0]),
             )
-            for rank, number, operation, shape in runs[:2]
+            for rank, number, operation, shape, dtype in runs[:2]
+            if shape or rank == runs[0][0]  # else the other operation may be wrong: findings/torch-mismatch-*.sh
         )
     if barrier := _BARRIER.search(text):
         return (WorkLine("barrier", (int(barrier.group(1)), int(barrier.group(2)))),)
@@ -144,7 +152,8 @@ def parse(text: str) -> tuple[WorkLine, ...]:
         return tasks
     for why, pattern in _ABSENT.items():
         if absent := pattern.search(text):
-            return (WorkLine("absent", _parse_numbers(absent.group(absent.lastindex or 0)), operation=why),)
+            ranks, writer = _parse_numbers(absent.group(absent.lastindex or 0)), absent.groupdict().get("writer")
+            return (WorkLine("absent", ranks, operation=why, writer=int(writer) if writer else None),)
     if setup := _SETUP.search(text):
         member, size, communicator, end = setup.groups()
         done = int(end == "COMPLETE")
@@ -173,6 +182,7 @@ def _parse_work(text: str, counts: re.Match[str]) -> tuple[WorkLine, ...]:
         WorkLine(
             "work",
             (int(rank),),
+            writer=int(rank) if key == DEFAULT_GROUP else None,
             group=key,
             name=key if key == DEFAULT_GROUP else f"{description} ({key})" if description else f"group {key}",
             timed_out=int(timed_out.group(1)) if timed_out else None,

@@ -86,8 +86,7 @@ def read_works(source: str, rank: RankId, log: Log) -> Iterator[RankWork]:
     if rank.rank is None and log.told_rank is not None:
         rank = replace(rank, rank=log.told_rank)
     for work in log.works.values():
-        by_line = work.line.ranks and work.line.kind in ("work", "operation") and work.line.group in ("", DEFAULT_GROUP)
-        told = RankId(rank=work.line.ranks[0]) if by_line else None
+        told = RankId(rank=work.line.writer) if work.line.writer is not None else None
         yield RankWork(rank if is_of_rank else told, source, work)
     for difference in log.ras.compare() if log.ras else ():
         line = WorkLine("ras", name=difference.text, operation=difference.why)
@@ -146,8 +145,10 @@ def _gather_groups(works: Sequence[RankWork]) -> list[_Group]:
             calls[rank, line.timed_out] = work
         elif line.kind == "running":
             number = -1 if line.timed_out is None else line.timed_out
-            caller = ids.get(line.ranks[0], RankId(rank=line.ranks[0]))
-            compared.ranks[caller] = _Standing(caller, number, None, number, call=line)
+            is_own = line.writer == line.ranks[0]
+            caller = rank if is_own and rank else ids.get(line.ranks[0], RankId(rank=line.ranks[0]))
+            if is_own or not (caller in compared.ranks or _is_within_group(rank, line)):
+                compared.ranks[caller] = _Standing(caller, number, None, number, call=line)
     for group in groups.values():
         for rank, standing in group.ranks.items():
             if standing.timed_out is not None and (rank, standing.timed_out) in calls:
@@ -299,11 +300,11 @@ def _find_doubt(
 def _is_recent(standing: _Standing, timed: Sequence[_Standing]) -> bool:
     """True if the rank wrote its number as an answer to a timeout of another rank, or not before the first timeout."""
     moment = standing.written_at
-    others = [other.timed_out_at for other in timed]
-    if standing.is_answer or moment is None:
-        return standing.is_answer
-    first = min((other.seconds for other in others if other and other.clock == moment.clock), default=None)
-    return first is not None and moment.seconds >= first - _CLOCK_SECONDS
+    return standing.is_answer or any(
+        moment.seconds >= other.timed_out_at.seconds - _CLOCK_SECONDS
+        for other in timed
+        if moment and other.timed_out_at and other.timed_out_at.clock == moment.clock
+    )
 
 
 # --- reports that compare the ranks themselves -----------------------------------------------------------------------
@@ -336,19 +337,25 @@ def _compare_barriers(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
     These did not reach a barrier, or sent no heartbeats. The log may list only some of them.
     """
     absent = list_by_key(
-        (line.operation, rank) for _, _, (line, *_) in works if line.kind == "absent" for rank in line.ranks
+        ((line.operation, rank if _is_within_group(rank, line) else None), number)
+        for rank, _, (line, *_) in works
+        if line.kind == "absent"
+        for number in line.ranks
     )
-    sizes = [line.ranks for _, _, (line, *_) in works if line.kind == "barrier"]
+    waiting = {rank.rank for rank, _, (line, *_) in works if rank and line.writer is not None}
+    headings = [line for _, _, (line, *_) in works if line.kind == "barrier"]
     tasks = {line.ranks[0] for _, _, (line, *_) in works if line.kind == "task"}
-    absent |= {
-        line.operation: list(tasks) for _, _, (line, *_) in works if tasks and line.kind == "barrier" and line.operation
-    }
-    for why, ranks in absent.items():
-        ids = _find_ids(set(ranks), works)
-        yield WorkFinding(f"{words.name_ranks(ids)} {why}", ids, ids if len(ids) < _FEWEST_SEEN else (), f"it {why}")
-    if not tasks or not all(sizes) or not sizes:
+    absent |= {(line.operation, None): list(tasks) for line in headings if tasks and line.operation}
+    for (why, member), numbers in absent.items():
+        if member is not None:
+            text = f"number {words.fold(numbers)} in a process group of {words.name_ranks([member])} {why}"
+            yield WorkFinding(text, (member,))
+        elif ids := _find_ids({*numbers} - waiting, works):
+            text = f"{words.name_ranks(ids)} {why}"
+            yield WorkFinding(text, ids, ids if len(ids) < _FEWEST_SEEN else (), f"it {why}")
+    if not tasks or not headings or not all(line.ranks for line in headings):
         return
-    reached, size = sizes[-1]
+    reached, size = headings[-1].ranks
     ids = _find_ids(tasks, works)
     text = f"{reached:,} of {size:,} tasks reached a barrier of JAX; {words.name_ranks(ids)} did not"
     is_clear = len(tasks) == size - reached < reached
@@ -377,12 +384,12 @@ def _compare_setups(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
 
 def _is_of_job(works: Sequence[RankWork]) -> bool:
     """True if every rank's own lines contain its number in the job. Then the numbers are not those within a group."""
-    own_lines = [
-        (rank.rank, line.ranks[0])
-        for rank, _, (line, *_) in works
-        if line.kind == "operation" and line.ranks and rank is not None and rank.rank is not None
-    ]
-    return all(rank == told for rank, told in own_lines)
+    return not any(_is_within_group(rank, line) for rank, _, (line, *_) in works)
+
+
+def _is_within_group(rank: RankId | None, line: WorkLine) -> bool:
+    """True if the line gives another number than its rank to the process that wrote it."""
+    return line.writer is not None and rank is not None and rank.rank not in (None, line.writer)
 
 
 def _find_ids(ranks: Iterable[int], works: Sequence[RankWork]) -> tuple[RankId, ...]:

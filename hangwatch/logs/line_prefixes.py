@@ -12,7 +12,9 @@ import msgspec
 from msgspec.structs import replace
 
 from hangwatch.formats import decoding, process_title
-from hangwatch.logs.rank_log import last_written, without_colours
+from hangwatch.limits import LONGEST_LINE
+from hangwatch.logs.failures import ESCAPES
+from hangwatch.logs.rank_log import last_written
 from hangwatch.model import RankId
 
 _LONGEST_HEADING = 160
@@ -91,7 +93,7 @@ def _split_joined(line: str) -> Sequence[str]:
 def _show_as_terminal(line: str) -> str:
     """Return a line without line end and escape sequences. Of a progress bar, the text after it that has a prefix."""
     line = line.rstrip("\r\n")
-    line = without_colours(line) if "\x1b" in line or "[0m" in line else line
+    line = ESCAPES.sub("", line[:LONGEST_LINE]) if "\x1b" in line or "[0m" in line else line
     if "\r" not in line:
         return line
     last, nobody = last_written(line), RankId()

@@ -163,11 +163,8 @@ def seconds_apart(logs: Sequence[RankLog]) -> float:
 def caveat(ranks: Sequence[RankId], unwritten: Mapping[RankId, str]) -> str:
     """Return a clause such as `; the log of rank 7 may end in a buffer ...`; "" if all logs are complete."""
     unsure = [rank for rank in ranks if rank in unwritten]
-    if not unsure:
-        return ""
-    return (
-        f"; the log of {words.name_ranks(unsure)} may lack lines that were still in a buffer ({unwritten[unsure[0]]})"
-    )
+    lack = "may lack lines that were still in a buffer"
+    return f"; the log of {words.name_ranks(unsure)} {lack} ({unwritten[unsure[0]]})" if unsure else ""
 
 
 def describe_ends(ends: Sequence[End]) -> str:

@@ -31,25 +31,16 @@ _NOT_FLUSHED = "without PYTHONUNBUFFERED=1, the last output may still be in a bu
 class _Kind(NamedTuple):
     """The logs of the ranks that have the same kind of failure. The rank that failed first is first.
 
-    `failure` is the failure of that rank.
+    `failure` is the failure of that rank. `order` is the reason why it is the first of several kinds, else "".
     """
 
     failure: Failure
     logs: tuple[RankLog, ...]
+    order: str = ""
 
     @property
     def ids(self) -> tuple[RankId, ...]:
         return tuple(log.id for log in self.logs)
-
-
-class _FirstFailure(NamedTuple):
-    """The first failure that does not blame other ranks. `order` is the reason why it is the first.
-
-    `order` is "" if there is only one such kind of failure.
-    """
-
-    kind: _Kind
-    order: str
 
 
 def supplement(
@@ -117,11 +108,9 @@ def _find_first_error(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> Iterat
     """
     first = _find_first_failure(kinds, logs)
     if first is not None:
-        if len(first.kind.ids) * (TIMES_AS_MANY + 1) <= len(logs) or len(first.kind.ids) == 1:
-            why = f"its log shows the first failure: {_describe_failure(first.kind.failure)}"
-            yield from (
-                _make_check(rank, why, f"read the end of {first.kind.logs[0].source}") for rank in first.kind.ids
-            )
+        if len(first.ids) * (TIMES_AS_MANY + 1) <= len(logs) or len(first.ids) == 1:
+            why = f"its log shows the first failure: {_describe_failure(first.failure)}"
+            yield from (_make_check(rank, why, f"read the end of {first.logs[0].source}") for rank in first.ids)
         return
     if (lone := nccl_lines.find_lone_trouble(logs, ("self", "peer"))) is not None:
         hint = _hint_at_trouble(lone)
@@ -162,13 +151,13 @@ def _find_hint(
     if first is not None and not (
         pointing
         and (
-            seconds_until(pointing.since, first.kind.failure.moment) > 0
-            or {*first.kind.ids} <= {*pointing.ranks} - {*pointing.behind}
+            seconds_until(pointing.since, first.failure.moment) > 0
+            or {*first.ids} <= {*pointing.ranks} - {*pointing.behind}
         )
     ):
-        failure, ids = first.kind.failure, first.kind.ids
+        failure, ids = first.failure, first.ids
         are_few = len(ids) == 1 or len(ids) * (TIMES_AS_MANY + 1) <= len(logs)
-        settle = f"read {words.printable(first.kind.logs[0].source)} up to line {failure.number}"
+        settle = f"read {words.printable(first.logs[0].source)} up to line {failure.number}"
         why = f"its log shows the first failure: {_describe_failure(failure)}"
         return _Hint(_describe_first_failure(first), ids if are_few else (), why, settle)
     if pointing is not None:
@@ -283,7 +272,7 @@ def _group_failures(logs: Sequence[RankLog]) -> list[_Kind]:
     )
 
 
-def _find_first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _FirstFailure | None:
+def _find_first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _Kind | None:
     """Return the first kind of failure that does not blame other ranks.
 
     None if there is none, or if the order is unknown. A rank that fails alike, but later, follows the first one.
@@ -300,20 +289,20 @@ def _find_first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _Fir
         if not kind.failure.of_others
     ]
     if len(own_failures) <= 1:
-        return _FirstFailure(own_failures[0], "") if own_failures else None
+        return own_failures[0] if own_failures else None
     moments = [kind.failure.moment for kind in own_failures]
     clock = common_clock(moments)
     if all(moment is not None and moment.clock == clock for moment in moments):
         earliest, second = sorted(time_on(moment, clock) for moment in moments)[:2]
-        return None if earliest == second else _FirstFailure(own_failures[0], "by the clocks of the logs")
+        return None if earliest == second else own_failures[0]._replace(order="by the clocks of the logs")
     if len({log.source for log in logs}) == 1:
-        return _FirstFailure(min(own_failures, key=lambda kind: kind.failure.number), "by the order of lines")
+        return min(own_failures, key=lambda kind: kind.failure.number)._replace(order="by the order of lines")
     return None
 
 
-def _describe_first_failure(first: _FirstFailure) -> str:
+def _describe_first_failure(first: _Kind) -> str:
     """Return a clause on the first failure: `first to fail: rank 7 at 2026-...: ValueError: ...`."""
-    failure, ids = first.kind.failure, first.kind.ids
+    failure, ids = first.failure, first.ids
     several = f", {words.count(len(ids))} alike," if len(ids) > 1 else ""
     when = _describe_time(failure.moment) + (f" ({first.order})" if first.order else "")
     return f"first to fail: {words.name_ranks(ids[:1])}{several}{when}: {_describe_failure(failure)}"

@@ -14,7 +14,7 @@ from hangwatch.formats import log_times, nccl_ras, work_lines
 from hangwatch.formats.log_times import Moment, read_moment, remove_time
 from hangwatch.limits import LONGEST_LINE
 from hangwatch.logs import kernel_text
-from hangwatch.logs.failures import ESCAPES, LONGEST_TEXT, Failure, clean, find_place, is_of_others, mask_and_cut
+from hangwatch.logs.failures import LONGEST_TEXT, Failure, clean, find_place, is_of_others, mask_and_cut
 from hangwatch.model import RankId
 from hangwatch.tables import launcher_lines, nccl_messages, secret_forms
 
@@ -279,11 +279,6 @@ def latest(lines: Sequence[Line]) -> Line | None:
     clock = next((line.moment.clock for line in lines if line.moment), None)
     timed = [(line.moment.seconds, line) for line in lines if line.moment and line.moment.clock == clock]
     return max(timed, key=lambda entry: entry[0])[1] if timed else next(iter(lines), None)
-
-
-def without_colours(line: str) -> str:
-    """Return a line without the escape sequences of a terminal."""
-    return ESCAPES.sub("", line[:LONGEST_LINE])
 
 
 def last_written(line: str) -> str:

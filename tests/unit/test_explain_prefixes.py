@@ -194,8 +194,9 @@ LOGS = {
     "all joined": [line.format(rank) for rank in range(4) for line in (WATCHDOG, STATUS)],
     "mismatch": [
         f"[rank{rank}]: RuntimeError: Detected mismatch between collectives on ranks. Rank {rank} is running "
-        "collective: CollectiveFingerPrint(SequenceNumber=3, OpType=ALLREDUCE, TensorShape=[20]), but Rank 2 is "
-        "running collective: CollectiveFingerPrint(SequenceNumber=3, OpType=BROADCAST, TensorShape=[20])."
+        "collective: CollectiveFingerPrint(SequenceNumber=3, OpType=ALLREDUCE, TensorShape=[20], TensorDtypes=Float), but "
+        "Rank 2 is running collective: CollectiveFingerPrint(SequenceNumber=3, OpType=BROADCAST, TensorShape=[20], "
+        "TensorDtypes=Float)."
         for rank in (0, 1, 3)
     ],
 }

@@ -480,12 +480,12 @@ def test_one_label_per_node_covers_all_its_ranks() -> None:
     ]
 
 
-def test_the_same_process_twice_is_two_rounds() -> None:
-    later = (WAITS[0], "train (train.py:70)", WAITS[2])
-    found = collect(*(f"[n:0]{line}" for line in [*process(9, *WAITS), *process(9, *later)]))
-    (rank,) = found.ranks
-    assert len(rank.rounds) == 2
-    assert group_ranks(found.ranks, TABLE, config.Capture()).groups[0].motion.value == "moving"
+@pytest.mark.parametrize(("dumps", "motion"), [("WL", "moving"), ("WLLL", "frozen")])
+def test_rounds_of_a_process_are_its_last_three_dumps(dumps: str, motion: str) -> None:
+    stacks = {"W": WAITS, "L": (WAITS[0], "train (train.py:70)", WAITS[2])}
+    (rank,) = collect(*(f"[n:0]{line}" for name in dumps for line in process(9, *stacks[name]))).ranks
+    assert len(rank.rounds) == min(len(dumps), 3)
+    assert group_ranks([rank], TABLE, config.Capture()).groups[0].motion.value == motion
 
 
 def test_another_process_of_the_same_rank_in_another_file_replaces_it() -> None:

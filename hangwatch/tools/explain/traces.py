@@ -158,13 +158,13 @@ class _Rank:
 
 
 def _make_rounds(processes: Sequence[ParsedProcess]) -> tuple[ProcessDump, ...]:
-    """Return the rounds of a process in the order of the text.
+    """Return the last three rounds of a process in the order of the text, as many as the daemon takes.
 
     The text contains no times, so rounds are one second apart.
     """
     return tuple(
         ProcessDump(taken_monotonic_seconds=float(number), threads=process.threads, fault=process.fault)
-        for number, process in enumerate(processes)
+        for number, process in enumerate(processes[-3:])
     )
 
 

@@ -4,8 +4,6 @@ The kernel reports all facts. They are read once in each round and within limits
 that hangwatch has no permission to read is None.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Collection, Iterable, Sequence

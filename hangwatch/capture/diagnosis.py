@@ -1,7 +1,5 @@
 """Diagnosis of one job: capture, grouping and verdict."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Repeated search for the jobs of this node, for the daemon, `dump` and `check`."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path

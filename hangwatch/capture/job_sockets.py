@@ -3,8 +3,6 @@
 The kernel reports all facts. They are read once in each round and within limits. No process is contacted.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, partial

@@ -5,8 +5,6 @@ the numbers of a rank if at least two processes below a process with these numbe
 group. Threads of torch and NCCL show a process group. A fork has no such threads, and a worker starts none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

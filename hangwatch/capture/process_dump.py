@@ -1,7 +1,5 @@
 """Dump one process in one round: its state in the kernel, its stacks, and its flight recorders."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ A call leads to the process at the other end of its pipe, Unix socket or connect
 call, too. The kernel reports all facts; no process is contacted.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable, Sequence, Set

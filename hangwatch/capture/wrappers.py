@@ -4,8 +4,6 @@
 another program has the same form, but it maps PyTorch or JAX, and starts the program long after its own start.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`hangwatch dump`: the stacks of the jobs on this node, and a verdict on each job."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Options that several commands declare. This module imports nothing that runs a command, so a help text is cheap."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar

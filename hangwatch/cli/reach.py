@@ -1,7 +1,5 @@
 """The options that select nodes, and the tools that run a command on them. A tool is imported only to run it."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args

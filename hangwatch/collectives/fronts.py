@@ -6,8 +6,6 @@ the members that have not enqueued it. With a GPU it waits in its oldest front o
 older open operation. It waits for no member that has completed it.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence, Set

@@ -1,7 +1,5 @@
 """The processes of one job, and the jobs that are joined from parts in several pods or containers. Pure."""
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections import defaultdict

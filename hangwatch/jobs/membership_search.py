@@ -4,8 +4,6 @@ A user can write anything into an environment. So processes belong to one job on
 them. The rank slot of a living process is not given to another process.
 """
 
-from __future__ import annotations
-
 import functools
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

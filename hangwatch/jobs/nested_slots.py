@@ -4,8 +4,6 @@ Helpers hold no slot: the fork server and the resource tracker of multiprocessin
 processes of hangwatch itself. They inherit the variables of a rank, and may outlive it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from hangwatch.jobs import process_role

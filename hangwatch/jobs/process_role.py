@@ -4,8 +4,6 @@ A rank slot is a rank and the numbers that belong to it, read from the variables
 below a rank inherit the same variables. `membership` decides which of these processes is the rank.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache

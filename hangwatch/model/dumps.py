@@ -1,7 +1,5 @@
 """Dumps, the raw content of a capture. `capture` makes them with `probes`; `stacks.grouping` reads them."""
 
-from __future__ import annotations
-
 from hangwatch.model.flight_records import RankRecords
 from hangwatch.model.gpus import GpuReadings
 from hangwatch.model.jobs import Died, Waiting

@@ -1,7 +1,5 @@
 """Processes and jobs: the values that `probes.process` and `jobs` make."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Literal, TypeAlias
 

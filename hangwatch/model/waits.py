@@ -1,7 +1,5 @@
 """Waits of a process, as the kernel shows them: system calls, their targets, locks and the store."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from hangwatch.model.jobs import PortUse

@@ -4,8 +4,6 @@ The signature follows from the changes between the rounds of a capture: lines of
 context switches of the main thread, power and links of the GPU. The thresholds and their sources: docs/verdicts.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Sleeps and timed waits of main threads, which end by themselves. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hangwatch.model import ProcessDump, RankDump, Sleep, Thread

@@ -1,7 +1,5 @@
 """GPUs with ranks of several jobs. Their power is that of all these jobs, and shows nothing about one of them. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from hangwatch.model import GpuSample, Job

@@ -3,8 +3,6 @@
 `probes.process` reads only these variables, `jobs` interprets them. The table describes its columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import msgspec

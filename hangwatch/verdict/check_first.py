@@ -4,8 +4,6 @@ Each rule looks for a difference that healthy jobs often have, too. Such a diffe
 `judge` also tests that enough other ranks wait, as it does for the rules in `rules.py`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 from hangwatch.model import Confidence, Group, Motion, Signature

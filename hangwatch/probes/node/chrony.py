@@ -1,7 +1,5 @@
 """Read the clock state from chronyd with `chronyc -c tracking`, which any user may run."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

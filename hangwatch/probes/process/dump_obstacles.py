@@ -1,7 +1,5 @@
 """Known reasons why py-spy and pystack cannot read a process, found before its stack is needed. Each has a remedy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple

@@ -8,8 +8,6 @@ Measured on torch 2.13.0 with gloo: in a wait for irecv or an asynchronous all_r
 the top. For waits for a lock, after collectives, the search was wrong in a fifth of the jobs.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import struct

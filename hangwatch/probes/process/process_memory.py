@@ -8,8 +8,6 @@ So a child reads. A child that does not respond is killed and abandoned. Its tar
 gone. Another child continues. The number of abandoned children is limited.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools

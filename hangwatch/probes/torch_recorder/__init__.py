@@ -7,8 +7,6 @@ accepted only if all values are plausible (`decode`). Reading requires the right
 state.
 """
 
-from __future__ import annotations
-
 import platform
 import threading
 import time

@@ -1,7 +1,5 @@
 """`hangwatch selftest --nodes`: one self-test of the devices of many nodes."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple

@@ -27,9 +27,9 @@ import msgspec
 
 from hangwatch import config
 from hangwatch.errors import UserError
-from hangwatch.formats import incident_file, process_title, pyspy_json, safe_pickle, sighting, work_lines
+from hangwatch.formats import incident_file, process_title, pyspy_json, safe_pickle, sighting
 from hangwatch.formats.pyspy_json import DumpError
-from hangwatch.logs import failures
+from hangwatch.logs import failures, work_lines
 from hangwatch.probes.base import filesystems, procfs
 from hangwatch.probes.gpu.messages import Answer, CallAnnouncement, DriverFailure, Hello, SweepMessage
 from hangwatch.probes.network import infiniband, interfaces, ports

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.formats.log_times import Moment, earlier
-from hangwatch.formats.work_lines import DEFAULT_GROUP, WorkLine, is_collective
 from hangwatch.limits import MOST_RANKS
 from hangwatch.logs import merged_logs
 from hangwatch.logs.rank_log import Log, Work
+from hangwatch.logs.work_lines import DEFAULT_GROUP, WorkLine, is_collective
 from hangwatch.model import RankId
 from hangwatch.model.keyed_lists import list_by_key
 
@@ -24,6 +24,7 @@ _FEWEST_SEEN = 3
 _SHOWN = 4
 _OF_ANY_GROUP = "any group"
 _UNEVEN = ("ALLTOALL", "GATHER", "SCATTER")  # their sizes may differ between ranks
+_ROOTED = ("BROADCAST", "REDUCE", "GATHER", "SCATTER")  # some ranks leave these before the others have joined
 _CLOCK_SECONDS = 1.0  # numbers this much older than another rank's timeout still count as written after it
 
 
@@ -54,7 +55,7 @@ class _Standing(NamedTuple):
     """The last sequence numbers of one rank in one process group, and the call in which it waits.
 
     `timed_out` is the number of the operation that timed out, None if none did. `is_answer` is true if the rank wrote
-    its numbers because another rank timed out.
+    its numbers because another rank timed out. `member` is the rank's number in the group.
     """
 
     id: RankId
@@ -64,6 +65,7 @@ class _Standing(NamedTuple):
     written_at: Moment | None = None
     is_answer: bool = False
     call: WorkLine | None = None
+    member: int | None = None
 
     @property
     def reached(self) -> int:
@@ -91,6 +93,19 @@ def read_works(source: str, rank: RankId, log: Log) -> Iterator[RankWork]:
     for difference in log.ras.compare() if log.ras else ():
         line = WorkLine("ras", name=difference.text, operation=difference.why)
         yield RankWork(None, source, Work(line._replace(processes=difference.behind), None, 0))
+
+
+def find_processes(works: Sequence[RankWork]) -> Iterator[RankId]:
+    """Yield the rank of each process (node and pid) in the communicator of NCCL that contains all of them."""
+    members = {
+        (writer.node, writer.pid): (line.enqueued, line.ranks[0])
+        for writer, _, (line, *_) in sorted(works, key=lambda one: one.work.line.enqueued or 0)
+        if line.kind == "setup" and writer is not None and writer.pid is not None
+    }
+    if len({rank for _, rank in members.values()}) == len(members):
+        for (node, pid), (size, rank) in members.items():
+            if size == len(members):
+                yield RankId(node=node, pid=pid, rank=rank)
 
 
 def compare(works: Sequence[RankWork], world_size: int | None) -> list[WorkFinding]:
@@ -171,6 +186,7 @@ def _update_standing(before: _Standing | None, rank: RankId, work: Work) -> _Sta
         enqueued=line.enqueued if line.enqueued is not None else -1,
         written_at=work.moment,
         is_answer=line.is_answer or (before.is_answer if before else False),
+        member=line.ranks[0] if line.ranks else None,
     )
 
 
@@ -290,6 +306,11 @@ def _find_doubt(
         return f"only {words.count(len(group.ranks))} seen"
     if behind and not group.key:
         return "the lines do not name the process group"
+    if any(standing.call.operation in _ROOTED for standing in behind if standing.call):
+        return "a rank may leave a broadcast, reduce, gather or scatter before the others"
+    members = [standing.member for standing in group.ranks.values() if standing.member is not None]
+    if len(set(members)) < len(members):
+        return "several process groups have this name"
     if any(waits.get(standing.id, set()) - {group.key} for standing in behind):
         return "a rank that is behind timed out itself, so it waits, too"
     if not all(standing.timed_out is not None or _is_recent(standing, ahead) for standing in behind):

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from hangwatch import tables
 from hangwatch.formats import decoding, pyspy_json
 from hangwatch.formats.log_times import Moment, at_unix_seconds
 from hangwatch.model import RankId
@@ -30,56 +31,10 @@ _CODE = re.compile(
 )
 """A place in a program. Only such names are shown, because all users see them and other names may contain anything."""
 _EXCEPTION_TYPE = re.compile(r"((?:[A-Za-z_]\w{0,63}\.){0,8}_{0,2}(?:[A-Z]\w{0,63}|error|timeout)):(?: |$)", re.ASCII)
-_OF_OTHERS = re.compile(
-    r"collective (?:operation )?timeout|detected by watchdog at work|due to timeout - "
-    r"|\b(?:[HNRX]CCL|gloo|torchcomms|DeepEP|NVSHMEM)\b.*\b(?:time(?:d[ -]|[ -])?out|abort)"
-    r"|communicator was aborted|remote process exit|connectFullMesh failed|nccl.*unhandled system error"
-    r"|Dist(?:Backend|Network|Store)Error|Connection closed by (?:remote )?peer"
-    r"|SignalException|ChildFailedError|KeyboardInterrupt|SIGTERM"
-    r"|(?:timed? ?out|timeout).*\b(?:store|(?:monitored)?barrier|rendezvous)"
-    r"|pair closure|Rendezvous\w{1,40}Error|Horovod has been shut down|DEADLINE_EXCEEDED: |tasks are unhealthy"
-    r"|See (?:root cause|(?:the )?stack trace)|in a background process|^ray\.exceptions\.\w{0,40}(?:Timeout|Died|Actor)"
-    r"|Process(?:Raised|Exited)Exception|^slurmstepd: error: Detected "
-    r"|mismatch between collectives|killed by signal: Terminated"
-    r"|\bWait timeout|\bSocket Timeout|reached monitoredBarrier, but|failed to pass monitoredBarrier"
-    r"|^srun: error: .*: (?:Terminated|Aborted\b.*)$|exited on signal (?:6|15)\b"
-    r"|^exit code -(?:6|15)\b"  # SIGABRT of PyTorch's watchdog at a timeout, SIGTERM of a launcher
-    r"|CANCELLED AT \S+ (?:\*\*\*|DUE TO (?:TIME LIMIT|PREEMPTION))"
-    r"|^TimeoutError: RPC call to ",
-    re.IGNORECASE,
-)
-_LOST = (
-    r"(?:closed|reset|refused) by (?:remote )?peer|Connection (?:reset|refused|aborted)|Broken pipe|closed connection"
-    r"|failed to (?:recv|connect)|(?:timed? ?out|timeout).*\b(?:wait(?:ing)?|connect|socket)"
-)
-_LOST_IN_THE_JOB = re.compile(
-    r"(?:\bNCCL\b|gloo|c10d|TCPStore|tensorpipe|torch[./]distributed|client socket|(?<![/:])\[[\d.:a-f]+\]:\d)"
-    rf".*(?:{_LOST})|(?:{_LOST}).*(?:\bNCCL\b|gloo|c10d|TCPStore|tensorpipe|(?<![/:])\[[\d.:a-f]+\]:\d)"
-    rf"|^RuntimeError: (?:{_LOST})",
-    re.IGNORECASE,
-)
-"""A lost connection within the job.
-
-The line must mention NCCL, gloo or the store, because databases fail in the same way. "[address]:port" is the form of
-gloo. For gloo's store, torch before 2.1 prints only RuntimeError.
-"""
-_OUTSIDE = re.compile(
-    r"https?://|HTTPS?Connection|urlopen error|\bport[ =](?:80|443)\b|[\w\]]:(?:80|443)\b", re.IGNORECASE
-)
-"""An endpoint outside the job. A lost connection to it is an error of this rank itself."""
+_TEXTS = tables.load_patterns("failure_texts.toml")
 _ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}|\[([\da-f]*:[\d:a-f.]+)\]", re.IGNORECASE)
 LIBRARY = re.compile(r"\bNCCL\b|gloo|c10d|TCPStore|tensorpipe|torch[./]distributed|Dist\w+Error", re.IGNORECASE)
-_ANOTHER = r"(?:rank|worker|peer)s?[ :#=]{0,2}\[?(\d{1,7})\b"
-_OF_ANOTHER = re.compile(
-    rf"\b{_ANOTHER}\]?,? (?:(?:(?:did|does|has|is|was|could|will)(?: not|n't)"
-    r"|never|no longer|failed|died|exited|crashed|disconnected|timed out)"
-    r"|(?:is|was|has) (?:gone|dead|lost|missing|unreachable|stuck|silent|timed out))"
-    r"|\b(?:wait(?:ed|ing)? (?:for|on)|(?:response|answer|reply|heartbeat|message|ack) from"
-    rf"|(?:contact|connection) (?:with|to)) {_ANOTHER}",
-    re.IGNORECASE,
-)
 NUMBER = re.compile(r"0x[0-9a-fA-F]{1,16}|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
-_UNTOLD_END = re.compile(r"A worker died or was killed|died unexpectedly")
 
 
 class Failure(NamedTuple):
@@ -87,7 +42,7 @@ class Failure(NamedTuple):
 
     `text` contains no secrets of known forms. `of_others` is true if the failure reports a lost or silent rank, so that
     it follows a failure or hang of another rank. `exception` is the type of the exception, "" if there is none.
-    `before` is the number and the text of the last line that the program wrote before.
+    `has_gone_on` is true if the program wrote the next steps after it.
     """
 
     text: str
@@ -97,7 +52,7 @@ class Failure(NamedTuple):
     of_others: bool
     rank: RankId | None = None
     exception: str = ""
-    before: tuple[int, str] = (0, "")
+    has_gone_on: bool = False
 
 
 def without_numbers(text: str) -> str:
@@ -112,13 +67,18 @@ def mask_and_cut(text: str) -> str:
 
 def is_of_others(text: str) -> bool:
     """True if a text reports a lost or silent rank of the job, not an endpoint outside of it."""
-    is_lost = (_OF_OTHERS.search(text) or _LOST_IN_THE_JOB.search(text)) is not None
-    return is_lost and (LIBRARY.search(text) is not None or not _names_the_internet(text))
+    is_lost = _TEXTS["of_others"].search(text) or (_TEXTS["lost"].search(text) and _TEXTS["in_the_job"].search(text))
+    return is_lost is not None and (LIBRARY.search(text) is not None or not _names_the_internet(text))
+
+
+def is_lost_connection(text: str) -> bool:
+    """True if a text reports a lost connection and does not tell whether its other end is in the job."""
+    return _TEXTS["connection_ended"].search(text) is not None and not _names_the_internet(text)
 
 
 def _names_the_internet(text: str) -> bool:
     """True if a text contains a web endpoint or a public address."""
-    return _OUTSIDE.search(text) is not None or any(
+    return _TEXTS["outside"].search(text) is not None or any(
         _is_public(match.group(1) or match.group()) for match in _ADDRESS.finditer(text)
     )
 
@@ -135,8 +95,8 @@ def blames_another(failure: Failure, rank: int | None, *, is_timed_out: bool = F
     If `is_timed_out` is true, a report without exit code or signal counts, too: PyTorch's watchdog may have ended the
     process.
     """
-    numbers = (match.group(1) or match.group(2) for match in _OF_ANOTHER.finditer(failure.text))
-    is_of_watchdog = is_timed_out and _UNTOLD_END.search(failure.text) is not None
+    numbers = (match.group(match.lastindex or 0) for match in _TEXTS["of_another"].finditer(failure.text))
+    is_of_watchdog = is_timed_out and _TEXTS["untold_end"].search(failure.text) is not None
     return failure.of_others or is_of_watchdog or any(int(number) != rank for number in numbers)
 
 

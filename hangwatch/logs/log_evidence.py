@@ -6,11 +6,10 @@ from typing import NamedTuple
 from msgspec import structs
 
 from hangwatch import words
-from hangwatch.formats import work_lines
 from hangwatch.formats.log_times import Moment, common_clock, seconds_until, time_on
-from hangwatch.logs import enqueued_work, log_ends, nccl_lines
+from hangwatch.logs import enqueued_work, log_ends, nccl_lines, work_lines
 from hangwatch.logs.enqueued_work import RankWork, WorkFinding
-from hangwatch.logs.failures import Failure, without_numbers
+from hangwatch.logs.failures import Failure, is_lost_connection, without_numbers
 from hangwatch.logs.log_ends import SHOWN, TIMES_AS_MANY, End
 from hangwatch.logs.merged_logs import RankLog
 from hangwatch.logs.nccl_lines import Trouble
@@ -182,9 +181,10 @@ def _find_hint(
 
 
 def _find_silent(logs: Sequence[RankLog], kinds: Sequence[_Kind]) -> _Hint | None:
-    """Return a hint on the ranks without a failure, if all other ranks report failures of others; else None.
+    """Return a hint on the few ranks without a failure, if all other ranks report failures of others; else None.
 
-    The logs of these ranks must continue until after such a report.
+    The hint is sure if the logs of these ranks continue until after such a report. If they end before, these ranks
+    hang, or were ended before they could write.
     """
     silent = [log for log in logs if not log.failures]
     complaining = len(logs) - len(silent)
@@ -192,13 +192,11 @@ def _find_silent(logs: Sequence[RankLog], kinds: Sequence[_Kind]) -> _Hint | Non
         return None
     complaints = [kind.failure.moment for kind in kinds]
     lasts = [log.last.moment if log.last else None for log in silent]
-    if not all(any(seconds_until(complaint, last) > 0 for complaint in complaints) for last in lasts):
-        return None
+    goes_on = all(any(seconds_until(complaint, last) > 0 for complaint in complaints) for last in lasts)
     ids = tuple(log.id for log in silent)
     text = f"all {words.count(complaining)} with a failure blame others; no failure of {words.name_ranks(ids)}"
-    return _Hint(
-        text, ids, "all other ranks blame others, and its log continues without a failure", f"read {silent[0].source}"
-    )
+    why = f"all other ranks blame others, and its log {'continues' if goes_on else 'ends'} without a failure"
+    return _Hint(text, ids, why, f"read {silent[0].source}", is_sure=goes_on)
 
 
 def _find_signal(logs: Sequence[RankLog]) -> _Hint | None:
@@ -275,7 +273,8 @@ def _group_failures(logs: Sequence[RankLog]) -> list[_Kind]:
 def _find_first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _Kind | None:
     """Return the first kind of failure that does not blame other ranks.
 
-    None if there is none, or if the order is unknown. A rank that fails alike, but later, follows the first one.
+    None if there is none, or if the order is unknown. A rank that fails alike, but later, follows the first one. A
+    lost connection follows another failure, unless its time is long before that.
     """
     own_failures = [
         kind._replace(
@@ -287,6 +286,14 @@ def _find_first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _Kin
         )
         for kind in kinds
         if not kind.failure.of_others
+    ]
+    clear = [kind.failure.moment for kind in own_failures if not is_lost_connection(kind.failure.text)]
+    own_failures = [
+        kind
+        for kind in own_failures
+        if not clear
+        or not is_lost_connection(kind.failure.text)
+        or all(seconds_until(kind.failure.moment, moment) > _AT_ONCE_SECONDS for moment in clear)
     ]
     if len(own_failures) <= 1:
         return own_failures[0] if own_failures else None

@@ -1,14 +1,13 @@
 """The logs of many files and prefixes, merged into one log for each rank. Pure."""
 
 from collections.abc import Iterable, Mapping
-from itertools import combinations
 from types import MappingProxyType
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from hangwatch.formats.log_times import seconds_until
-from hangwatch.logs.failures import LIBRARY, Failure, blames_another, without_numbers
+from hangwatch.logs.failures import LIBRARY, Failure, blames_another
 from hangwatch.logs.rank_log import Line, Log, Message, latest
 from hangwatch.model import RankId
 from hangwatch.model.keyed_lists import list_by_key
@@ -70,18 +69,10 @@ def join(
 
 
 def _leave_out_survived(log: RankLog) -> RankLog:
-    """Leave out the failures that the program has caught.
-
-    The rank then wrote lines of its own for long, or wrote the same line as before and failed again.
-    """
+    """Leave out the failures that the program has caught: the rank then wrote its next steps, or lines for long."""
     last = log.last.moment if log.last is not None and not LIBRARY.search(log.last.text) else None
-    failures = [one for one in log.failures if seconds_until(one.moment, last) < _LONG_SECONDS]
-    caught = {
-        one
-        for one, later in combinations(failures, 2)
-        if one.number < later.before[0] and without_numbers(one.before[1]) == without_numbers(later.before[1])
-    }
-    return log._replace(failures=tuple(one for one in failures if one not in caught))
+    failures = [one for one in log.failures if seconds_until(one.moment, last) < _LONG_SECONDS and not one.has_gone_on]
+    return log._replace(failures=tuple(failures))
 
 
 def _find_global_ranks(ranks: Iterable[RankId]) -> dict[tuple[object, ...], int]:

@@ -4,23 +4,33 @@ The job writes its log. So a log is evidence, but never makes a rank the culprit
 """
 
 import re
+from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from hangwatch import words
-from hangwatch.formats import log_times, nccl_ras, work_lines
+from hangwatch.formats import log_times, nccl_ras
 from hangwatch.formats.log_times import Moment, read_moment, remove_time
 from hangwatch.limits import LONGEST_LINE
-from hangwatch.logs import kernel_text
-from hangwatch.logs.failures import LONGEST_TEXT, Failure, clean, find_place, is_of_others, mask_and_cut
+from hangwatch.logs import kernel_text, work_lines
+from hangwatch.logs.failures import (
+    LONGEST_TEXT,
+    Failure,
+    clean,
+    find_place,
+    is_of_others,
+    mask_and_cut,
+    without_numbers,
+)
 from hangwatch.model import RankId
 from hangwatch.tables import launcher_lines, nccl_messages, secret_forms
 
 MOST_FAILURES = 8  # of one rank: the first ones, and the last
 MOST_TOLD = 4096  # failures of ranks in a launcher's summary
 MOST_WORKS = 4096  # lines with sequence numbers of one log
+_LINES_BEFORE = 8  # lines of the program before a failure, among which its steps are searched
+_STEP = re.compile(r"(?!.*%\|).*(?:step|iter|epoch|batch|loss)", re.IGNORECASE)  # a bar is drawn again at the end
 _TOLD_RANK = re.compile(r"^\[rank(\d{1,7})\]: ?")
 _TRACEBACK = "Traceback (most recent call last):"
 _OF_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|EXCEPTION|WARNING)\b|^\[?[EFW]\d{4} ", re.IGNORECASE)
@@ -29,20 +39,9 @@ _CHAINED = ("During handling of the above exception, ", "The above exception was
 _EXCEPTION = re.compile(r"^([A-Za-z_][\w.]{0,200})(?:: ?(.*))?$")
 _LAST_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,63}\.){0,8}[A-Z]\w{0,63}(?:Error|Exception|Interrupt|Exit): \S")
 """The last line of a log, if it begins with the type of an exception. Its traceback may not have been copied."""
-_FATAL = re.compile(
-    r"Watchdog caught collective operation timeout|collective timeout from +this local rank"
-    r"|detected by watchdog at work|Timeout at NCCL work: "
-    r"|Fatal Python error: |^\s*what\(\): |terminate called without"
-    r"|\[TC\]\S{0,200} Aborting process on rank \d{1,7} due to "
-    r"|(?:Memory access fault|HW Exception) by GPU node-\d|raised the following async exception: "
-    r"|(?:CUDA|HIP) error: |Termination timeout for |^Segmentation fault\b|^Killed\b|\bout of memory\b.*\bKill"
-)
-_WORDS_OF_FATAL = (
-    *("atchdog", "collective timeout", "NCCL work", "Fatal Python", "what()", "terminate called", "[TC]", "CUDA error"),
-    *("HIP error", "Termination", "Segmentation", "Killed", "out of memory", "by GPU node-", "async exception"),
-)
 _CALLER = re.compile(r"^#\d{1,4} ([^\W\d]\w{0,199}) from ([\w./+-]{1,1000}):(\d{1,9})$")
 """A frame of the "Stack trace of the failed collective" that PyTorch prints if its flight recorder is on."""
+_RAY_WORKER = re.compile(r", ip=([\w.:-]{1,64}), pid=(\d{1,10})\) world_rank=(\d{1,7}), local_rank=(\d{1,7})")
 _SUMMARY = re.compile(r"^  (time|host|rank|exitcode|error_file|traceback) *: ?(.*)$")
 _SUMMARY_PID = re.compile(r"\(pid: (\d{1,10})\)")
 _SUMMARY_RANK = re.compile(r"^(\d{1,7}) \(local_rank: (\d{1,7})\)$")
@@ -75,12 +74,13 @@ class Message(NamedTuple):
 class Log:
     """A reader for the lines of one log.
 
-    `told_rank` is the global rank that torch wrote before its lines. `messages` are lines of NCCL, keyed by the row of
+    `told_rank` is the global rank that torch wrote before its lines. `has_task_labels` is true if srun wrote the number
+    of a task before the lines of the file: then it is the rank. `messages` are lines of NCCL, keyed by the row of
     nccl_messages.toml. `kernel` contains the first kernel line of each row and subject, except cleared ones.
     `is_kernel_cut` is true if there were too many. `is_kernels` is true if all lines have the shape of a kernel log.
-    `processes` are the ranks in torchrun's summary, `ended` the line number and pid of each process that a launcher
-    reported as failed; pid 0 stands for all, as they were started again. `ras` is the answer of NCCL's RAS. `works` are
-    the last lines with sequence numbers of each group and kind.
+    `processes` are the ranks in torchrun's summary and in Ray's list of workers, `ended` the line number and pid of
+    each process that a launcher reported as failed; pid 0 stands for all, as they were started again. `ras` is the
+    answer of NCCL's RAS. `works` are the last lines with sequence numbers of each group and kind.
     """
 
     def __init__(self) -> None:
@@ -96,6 +96,8 @@ class Log:
         self.works: dict[tuple[object, ...], Work] = {}
         self.ras: nccl_ras.Reader | None = None
         self.told_rank: int | None = None
+        self.has_task_labels = False
+        self._spawned = RankId()
         self._call: tuple[object, ...] = ()
         self._in_traceback = self._is_ignored = False
         self._indent = 0
@@ -103,6 +105,8 @@ class Log:
         self._began: Moment | None = None
         self._before = ""
         self._ordinary_line = (0, 0, "", "")  # its count, its number in the file, its text, its prefix
+        self._before_failure: deque[str] = deque(maxlen=_LINES_BEFORE)
+        self._steps: set[str] = set()
         self._summary: dict[str, str] = {}
 
     def feed(self, line: str, number: int, before: str = "") -> None:
@@ -124,6 +128,9 @@ class Log:
                 self._call = key if work.kind == "operation" else self._call
         if self._call and (caller := _CALLER.match(text)):
             self._read_caller(*caller.groups())
+        if "world_rank=" in text and (worker := _RAY_WORKER.search(text)):
+            pid, rank, local_rank = map(int, worker.groups()[1:])
+            self.processes.add(RankId(node=worker.group(1), rank=rank, local_rank=local_rank, pid=pid))
         self._read_kernel_line(text)
         if self.ras is None and nccl_ras.begins(text):
             self.ras = nccl_ras.Reader()
@@ -182,20 +189,28 @@ class Log:
             self._read_end(ended, text, number)
         elif "; will restart worker group" in text:  # torch/distributed/elastic/agent/server/api.py, at INFO
             self.ended.append((number, 0))
-        elif words.holds_any(text, _WORDS_OF_FATAL) and _FATAL.search(text):
-            self._fail(text, "", self._read_moment(text), number)
         elif not text.startswith(_CHAINED):
             self._ordinary_line = self.lines, number, text, self._before
+            self._before_failure.append(text)
+            if self._steps and _STEP.match(text) and without_numbers(text) in self._steps:
+                self._steps = set()
+                self.failures = [failure._replace(has_gone_on=failure.rank is None) for failure in self.failures]
 
     def _read_end(self, ended: launcher_lines.Ended, text: str, number: int) -> None:
         moment, text = self._read_moment(text), f"exit code {ended.exit_code}" if ended.exit_code else text
-        if ended.rank == RankId():
+        rank = replace(ended.rank, rank=ended.task) if self.has_task_labels and ended.task is not None else ended.rank
+        if ended.has_traceback:
+            self._spawned = rank
+        elif rank == RankId():
             self._fail(text, "", moment, number)
-        elif len(self.failures) < MOST_TOLD:
-            if ended.rank.pid is not None and ended.rank.local_rank is not None:
-                self.ended.append((number, ended.rank.pid))
-            shown = mask_and_cut(text.strip())
-            self.failures.append(Failure(shown, "", moment, number, is_of_others(text), ended.rank))
+        else:
+            if rank.pid is not None and rank.local_rank is not None:
+                self.ended.append((number, rank.pid))
+            self._add_told(rank, text.strip(), "", moment, number)
+
+    def _add_told(self, rank: RankId, text: str, where: str, moment: Moment | None, number: int) -> None:
+        if len(self.failures) < MOST_TOLD:
+            self.failures.append(Failure(mask_and_cut(text), where, moment, number, is_of_others(text), rank))
 
     def _read_traceback(self, text: str, number: int) -> bool:
         if not self._in_traceback:
@@ -207,7 +222,12 @@ class Log:
         self._in_traceback = False
         if not _EXCEPTION.match(text):
             return False
-        if not self._is_ignored:
+        if (ended := launcher_lines.find(text)) is not None and ended.rank != RankId():
+            self._read_end(ended, text, number)
+        elif self._spawned != RankId():
+            self._add_told(self._spawned, text, self._where, self._began, number)
+            self._spawned = RankId()
+        elif not self._is_ignored:
             self._fail(text, self._where, self._began, number)
         return True
 
@@ -258,7 +278,7 @@ class Log:
         if len(own_failures) >= MOST_FAILURES:  # the last one may be that which ended the rank
             self.failures.remove(own_failures[-1])
         text = remove_time(text, moment)
-        _, before, written, _ = self._ordinary_line
+        self._steps |= {without_numbers(line) for line in self._before_failure if _STEP.match(line)}
         self.failures.append(
             Failure(
                 text=mask_and_cut(text),
@@ -266,7 +286,6 @@ class Log:
                 moment=moment,
                 number=number,
                 of_others=is_of_others(text[:LONGEST_TEXT]),
-                before=(before, written),
             )
         )
 

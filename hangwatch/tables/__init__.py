@@ -54,6 +54,12 @@ class LineRows:
         return None
 
 
+def load_patterns(name: str) -> dict[str, re.Pattern[str]]:
+    """Return the patterns in the table `name` of this package. A list of patterns is one pattern."""
+    rows = load(__name__, name, dict[str, str | tuple[str, ...]])
+    return {key: re.compile(row if isinstance(row, str) else "|".join(row)) for key, row in rows.items()}
+
+
 def load(package: str, name: str, kind: type[T]) -> T:
     """Return the table `name` of `package` as a value of type `kind`. Raises MsgspecError if a row does not fit."""
     raw = pkgutil.get_data(package, name)  # importlib.resources would import zipfile and tempfile at each start

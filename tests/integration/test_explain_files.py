@@ -1,12 +1,15 @@
 """`hangwatch explain DIR` on folders in which other users may write. The JSON that commands print."""
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import pickle
 import re
 import shutil
 import string
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -164,18 +167,28 @@ def test_a_project_folder_is_read_for_its_dumps_and_the_rest_is_counted(tmp_path
     assert not re.search("activate|rank 3|venv|site-packages", done.stdout)
 
 
-def test_what_is_compressed_is_said_with_what_to_do(tmp_path: Path) -> None:
-    packed = gzip.compress((DATA / "explain" / "pgrep.txt").read_bytes())
-    (tmp_path / "a.txt.gz").write_bytes(packed)
-    for path in (tmp_path, tmp_path / "a.txt.gz"):
-        done = explain(path)
-        assert done.returncode == 2
-        assert "skipped, compressed" in done.stderr and "gunzip" in done.stderr
-    (tmp_path / "b.txt.gz").write_bytes(packed)
-    (tmp_path / "dump.txt").write_text((DATA / "explain" / "pgrep.txt").read_text())
-    done = explain(tmp_path)
-    assert done.returncode == 0
-    assert "a.txt.gz and 1 other file" in " ".join(done.stdout.split())
+@pytest.mark.parametrize("pack", [gzip.compress, lzma.compress, bz2.compress])
+def test_packed_file_is_read_up_to_where_it_is_cut(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    whole = (DATA / "explain" / "pgrep.txt").read_bytes()
+    packed = pack(whole)
+    (tmp_path / "plain.txt").write_bytes(whole)
+    (tmp_path / "packed.txt").write_bytes(packed)
+    plain = explain(tmp_path / "plain.txt")
+    with (tmp_path / "packed.txt").open("rb") as file:
+        piped = finished(*HANGWATCH, "explain", "-", stdin=file)
+    for done in (explain(tmp_path / "packed.txt"), piped):
+        assert done.returncode == 0
+        assert done.stdout.splitlines()[:3] == plain.stdout.splitlines()[:3]
+    (tmp_path / "cut.txt").write_bytes(packed[: len(packed) * 9 // 10])
+    assert "the rest cannot be read" in " ".join((done := explain(tmp_path)).stdout.split()), done.stderr
+
+
+def test_packed_archive_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "dumps.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(DATA / "explain" / "pgrep.txt")
+    for given in (path, tmp_path):
+        assert "skipped, compressed" in explain(given).stderr
 
 
 def test_zip_is_not_read_as_text(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from hangwatch.verdict.supplements import complete
 from tests.conftest import DATA
 from tests.unit.test_explain_stacks import EXAMPLES, STUCK, WAITS, collect, explained, process, read
 
+LINES = toml.decode((DATA / "log_lines.toml").read_text())
 TRACE = ("Traceback (most recent call last):", '  File "/srv/job/train.py", line 32, in step', "    raise x")
 LOST = "RuntimeError: [pair.cc:553] Connection closed by peer [10.0.0.3]:32921"
 WATCHDOG = (
@@ -52,6 +53,8 @@ def backward(rank: int, step: int) -> str:
         ("[RANK:{}] ", RankId(rank=7)),
         ("{}: ", RankId(rank=7)),
         (" {}: ", RankId(rank=7)),
+        ("[{}] ", RankId(rank=7)),
+        ("[{}]:", RankId(rank=7)),
         ("[1,{}]<stdout>:", RankId(rank=7)),
         ("[default{}]:", RankId(local_rank=7)),
         ("[gpu-a12:{}]", RankId(node="gpu-a12", rank=7)),
@@ -150,42 +153,12 @@ def failing(rank: int, exception: str, stamp: str = "") -> list[str]:
     return [f"[rank{rank}]: {line}" for line in (*said, *TRACE, exception)]
 
 
-@pytest.mark.parametrize(
-    ("rank", "text", "points"),
-    [
-        (0, "RuntimeError: rank 3 did not respond", False),
-        (0, "TimeoutError: no heartbeat from worker 3 in 60 s", False),
-        (0, "RuntimeError: waited for rank 3 at step 12", False),
-        (0, "mylib.Lost: rank 3 is gone", False),
-        (0, "torch.distributed.DistBackendError: NCCL operation timed out", False),
-        (0, "RuntimeError: due to timeout - collective operation timed out", False),
-        (3, "RuntimeError: Rank 3 successfully reached monitoredBarrier, but received errors while waiting for send/recv "
-         "from rank 5.", False),
-        (3, "RuntimeError: [Rank 3]: Rank 5 failed to pass monitoredBarrier in 30000 ms", False),
-        (3, "RuntimeError: Gloo connectFullMesh failed with [../gloo/transport/tcp/pair.cc:144] no error", False),
-        (3, "RuntimeError: DeepEP error: timeout (dispatch CPU)", False),
-        (3, "RuntimeError: [ERROR] HCCL AllReduce timeout", False),
-        (3, "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO)", False),
-        (3, "horovod.common.exceptions.HorovodInternalError: ncclAllReduce failed: unhandled system error", False),
-        (3, "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. A rank raised.", False),
-        (3, "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError", False),
-        (3, "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier was slow", False),
-        (3, "jax.errors.JaxRuntimeError: ABORTED: failed since some tasks are unhealthy", False),
-        (3, "RuntimeError: Engine core initialization failed. See root cause above.", False),
-        (3, "ray.exceptions.RayActorError: The actor died unexpectedly", False),
-        (3, "torch.multiprocessing.spawn.ProcessExitedException: process 5 terminated with signal SIGKILL", False),
-        (3, "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory", True),
-        (3, "RuntimeError: NCCL error: unhandled cuda error", True),
-        (3, "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed.", True),
-        (3, "RuntimeError: rank 3 did not find its shard", True),
-        (0, "ValueError: expected rank 3 but tensor has rank 2", True),
-        (0, "IndexError: rank 3", True),
-    ],
-)  # fmt: skip
-def test_log_that_blames_another_rank_is_no_own_failure(rank: int, text: str, points: bool) -> None:
+@pytest.mark.parametrize("case", LINES["blames"], ids=[case["text"] for case in LINES["blames"]])
+def test_log_that_blames_another_rank_is_no_own_failure(case: dict[str, Any]) -> None:
+    rank, text = case["rank"], case["text"]
     verdict = judged(*failing(rank, text), *(f"[rank{other}]: step 1" for other in range(8) if other != rank))
-    assert ("irst to fail" in verdict.message) == points
-    assert [look.rank for look in verdict.check_first] == ([rank] if points else [])
+    assert ("irst to fail" in verdict.message) == case["is_own"]
+    assert [look.rank for look in verdict.check_first] == ([rank] if case["is_own"] else [])
 
 
 def test_the_first_exception_of_a_chain_counts_and_their_number_is_bounded() -> None:
@@ -216,7 +189,7 @@ def test_what_torchrun_prints_in_the_end_tells_its_ranks() -> None:
         assert not any("stopped first" in end for end in messages_of(verdict, "log_end"))
 
 
-@pytest.mark.parametrize("case", toml.decode((DATA / "log_lines.toml").read_text())["headlines"])
+@pytest.mark.parametrize("case", LINES["headlines"])
 def test_headline_is_what_a_launcher_or_an_unknown_rank_says(case: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "job.log").write_text("\n".join(case["lines"]))
     answer = json.loads(CliRunner().invoke(explain, ["--json", str(tmp_path)]).stdout)

@@ -41,6 +41,9 @@ PREFIXES: dict[str, Callable[[str], str]] = {
     "message": in_json("message"),
     "msg": in_json("msg"),
     "cloud logging": in_json("textPayload"),
+    "datadog": lambda line: json.dumps({"id": "AQ", "attributes": {"host": "gpu-07", "message": line}}),
+    "json of several lines": lambda line: f'    "message": {json.dumps(line)},',
+    "loki": before('2026-11-20T14:02:11Z {app="train", pod="t-0"} '),
     "compose": before("trainer-1  | "),
     "coloured compose": before(f"{CYAN}trainer-1  | {PLAIN}"),
     "syslog": before("Sep 18 19:29:24 gpu-07 train[4711]: "),
@@ -230,7 +233,7 @@ def number_of(rank: RankId) -> int:
 
 
 def colour(line: str) -> str:
-    return line if line.startswith("{") else f"\x1b[31m{line}\x1b[0m"
+    return line if line.lstrip().startswith(("{", '"')) else f"\x1b[31m{line}\x1b[0m"
 
 
 @pytest.mark.parametrize("kind", LOGS)

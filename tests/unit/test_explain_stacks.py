@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from msgspec import toml
 
 from hangwatch import config, words
-from hangwatch.formats import work_lines
 from hangwatch.limits import MOST_DUMPED_FRAMES
-from hangwatch.logs import enqueued_work, log_evidence
+from hangwatch.logs import enqueued_work, log_evidence, work_lines
 from hangwatch.logs.rank_log import Log
 from hangwatch.model import Frame, RankDump, RankId, Thread, Verdict
 from hangwatch.report import text

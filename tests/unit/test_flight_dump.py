@@ -115,6 +115,16 @@ def test_a_batch_is_open_where_the_record_that_closes_it_is() -> None:
     assert [one.operation for one in parse(dumped(part, closing)).opened] == ["nccl:coalesced"]
 
 
+def test_list_of_torch_2_2_is_read_if_it_is_of_all_ranks() -> None:
+    row = {key: entry(1)[key] for key in ("pg_id", "profiling_name", "input_sizes", "output_sizes", "state", "retired")}
+    row |= {"seq_id": 7, "time_created_us": CREATED_NS // 1000}
+    assert recorder_dump.begins_so(as_pickle([row]))
+    (recorder,) = parse([row, row]).recorders
+    assert [(record.id, record.collective_seq) for record in recorder.records] == [(0, 7), (1, 7)]
+    with pytest.raises(ValueError, match=r"torch 2\.2"):
+        parse([row | {"pg_id": 1}])
+
+
 def test_before_2_1_a_record_does_not_say_that_it_is_point_to_point() -> None:
     old = {key: value for key, value in entry(0, profiling_name="nccl:recv 1<-0").items() if key != "is_p2p"}
     assert parse(dumped(old)).recorders[0].records[0].is_p2p

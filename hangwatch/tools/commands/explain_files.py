@@ -1,15 +1,20 @@
 """A verdict from the stack dumps and logs in files and folders, printed by `hangwatch explain`."""
 
+import bz2
 import codecs
+import contextlib
 import gc
+import gzip
 import io
+import lzma
 import os
 import re
 import stat
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 import click
 from msgspec.structs import replace
@@ -39,8 +44,10 @@ LONGEST_LINE_BYTES = 16 << 20  # `py-spy dump --json` may print one line
 MOST_BYTES = 4 << 30  # of one file or of standard input
 MOST_INCIDENTS = 64  # in one folder; all together have at most MAX_INCIDENT_BYTES
 SNIFFED_BYTES = 8 << 10
-_PACKED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ", b"BZh")  # gzip, zstd, xz, bzip2
-_ZIP = b"PK\x03\x04"  # also the beginning of a checkpoint of torch
+_UNPACKERS: dict[bytes, Callable[[BinaryIO], Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ": lzma.open, b"BZh": bz2.open}
+_DAMAGED = (EOFError, zlib.error, lzma.LZMAError)  # or cut
+_ZSTD, _ZIP = b"\x28\xb5\x2f\xfd", b"PK\x03\x04"  # a zip is also the beginning of a checkpoint of torch
+_TAR, _TAR_AT = b"ustar", 257  # tar(5)
 _HTML, _OF_REPORT = b"<!doctype html>", b'<meta name="generator" content="hangwatch">'
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _MOST_NAMED_FILES = 8
@@ -98,15 +105,16 @@ def _answer(
     looked_at = now.each([path for path, _ in files], len(files), "looking at")
     kinds = {path: _kind(path, folder) for path, (_, folder) in zip(looked_at, files, strict=True)}
     texts = [(path, folder) for path, folder in files if kinds[path] in ("text", "empty")]
+    notes: list[str] = []
     named_lines = (
-        (str(path), _lines(path, folder, now, f"reading {number:,} of {len(texts):,}: "))
+        (str(path), _lines(path, folder, now, f"reading {number:,} of {len(texts):,}: ", notes))
         for number, (path, folder) in enumerate(texts, 1)
     )
     collected = traces.collect(named_lines, world_size)
-    recorders, notes = _flight_dumps([(path, folder) for path, folder in files if kinds[path] == "recorder"], now)
+    recorders, refused = _flight_dumps([(path, folder) for path, folder in files if kinds[path] == "recorder"], now)
     now.say(f"comparing {words.count(len(collected.ranks), 'rank')}")
     answers = _of_dumps([(path, folder) for path, folder in files if kinds[path] == "dumped"], incidents)
-    notes += [*about_incidents, *_left_out(kinds)]
+    notes += [*refused, *about_incidents, *_left_out(kinds)]
     collected = collected._replace(notes=(*recorders.notes, *collected.notes, *notes))
     dumps = [*collected.ranks, *(rank for incident in incidents for rank in incident.captures[-1].ranks)]
     dumps += [rank for answer in answers for rank in (answer.capture.ranks if answer.capture else ())]
@@ -147,9 +155,9 @@ def _of_dumps(files: Iterable[FileBelow], incidents: Iterable[Incident]) -> list
     dumped: list[as_json.Answer] = []
     for path, folder in files:
         try:
-            with sys.stdin.buffer if path == Path("-") else _opened(path, folder) as file:
+            with _opened(path, folder) as file:
                 content = bounded_read.read_rest(file, path, incident_file.MAX_INCIDENT_BYTES)
-        except bounded_read.FileError as error:
+        except (bounded_read.FileError, *_DAMAGED) as error:
             raise InputError(str(error)) from None
         answers = incident_file.decode(path, content, as_json.Dump).jobs
         for answer in answers:
@@ -294,16 +302,14 @@ def _kind(path: Path, folder: Path | None) -> _Kind:
     A file given as an argument, a pipe and standard input are text unless their first bytes show another kind.
     """
     if path == Path("-"):
-        stream = sys.stdin.buffer  # its first bytes are not consumed
-        head = stream.peek(SNIFFED_BYTES) if isinstance(stream, io.BufferedReader) else b""
-        return (
-            "dumped" if incident_file.is_answer(head) else "compressed" if head.startswith((*_PACKED, _ZIP)) else "text"
-        )
+        head = _peek(sys.stdin.buffer)
+        is_packed = head.startswith((_ZSTD, _ZIP)) or head.startswith(_TAR, _TAR_AT)
+        return "dumped" if incident_file.is_answer(head) else "compressed" if is_packed else "text"
     if folder is None and not path.is_file():
         return "text"
     try:
         with _opened(path, folder) as file:
-            head = file.read(SNIFFED_BYTES)
+            head = _peek(file)
     except (InputError, OSError) as error:  # a file of /proc can be opened and not be read
         if folder is None:
             raise error if isinstance(error, InputError) else InputError(f"{path}: {error.strerror}") from None
@@ -314,7 +320,8 @@ def _kind(path: Path, folder: Path | None) -> _Kind:
         return "dumped"
     if head.startswith(_HTML) and _OF_REPORT in head:
         return "report"
-    if head.startswith(_PACKED) or (head.startswith(_ZIP) and (folder is None or path.suffix == ".zip")):
+    is_archive = head.startswith(_ZIP) and (folder is None or path.suffix == ".zip")
+    if is_archive or head.startswith(_ZSTD) or head.startswith(_TAR, _TAR_AT):
         return "compressed"
     if not head:
         return "empty"
@@ -333,7 +340,7 @@ def _flight_dumps(files: Sequence[FileBelow], now: Step) -> tuple[rank_recorders
                 dump = recorder_dump.parse(file.read(recorder_dump.MOST_BYTES + 1))
             dump = dump._replace(recorders=tuple(map(drop_unneeded, dump.recorders)))
             dump_files.append(rank_recorders.DumpFile(str(path), dump))
-        except ValueError as error:
+        except (ValueError, *_DAMAGED) as error:
             if folder is None:
                 raise InputError(f"{path}: {error}") from None
             refused.append(f"{words.printable(str(path))}: {error}")
@@ -350,21 +357,21 @@ def _incident(path: Path) -> Incident:
     return incident_file.load(path.parent if path.name == incident_file.INCIDENT_FILE else path)
 
 
-def _lines(path: Path, folder: Path | None, now: Step, doing: str) -> Iterator[str]:
+def _lines(path: Path, folder: Path | None, now: Step, doing: str, notes: list[str]) -> Iterator[str]:
     """Yield the lines of a file. Invalid bytes become replacement characters. Raises InputError.
 
     The encoding is UTF-8, or UTF-16 with a byte order mark, as PowerShell's `>` writes it. A very long line, such
-    as that of a progress bar, is split at a carriage return.
+    as that of a progress bar, is split at a carriage return. A note tells where a damaged or cut archive ends.
     """
-    stream, name = (sys.stdin.buffer, "standard input") if path == Path("-") else (_opened(path, folder), str(path))
+    name = "standard input" if path == Path("-") else str(path)
     now.say(f"{doing}{name}")
     remaining_bytes, number = MOST_BYTES, 0
-    with stream:
+    with _opened(path, folder) as stream:
         if _is_endless(stream.fileno()):
             raise InputError(f"{name}: is a device, not a stack dump")
         rest = b""
         read_line = _line_reader(stream)
-        while line := read_line(LONGEST_LINE_BYTES + 1):
+        while line := _read_packed(read_line, name, number, notes):
             number += 1
             remaining_bytes -= len(line)
             now.bytes_read += len(line)
@@ -382,12 +389,21 @@ def _lines(path: Path, folder: Path | None, now: Step, doing: str) -> Iterator[s
             yield rest.decode("utf-8", errors="replace")
 
 
+def _read_packed(read_line: Callable[[int], bytes], name: str, number: int, notes: list[str]) -> bytes:
+    """Return the next line; b"" at the end. A note tells that the end of a packed file is cut or damaged."""
+    try:
+        return read_line(LONGEST_LINE_BYTES + 1)
+    except (OSError, *_DAMAGED) as error:
+        notes.append(f"{name}:{number}: the rest cannot be read: {error}")
+        return b""
+
+
 def _line_reader(stream: BinaryIO) -> Callable[[int], bytes]:
     """Return a function that reads the next line as UTF-8. Its argument is the maximum number of bytes.
 
     A byte order mark at the start of the stream is skipped.
     """
-    head = stream.peek(3) if isinstance(stream, io.BufferedReader) else b""
+    head = _peek(stream)
     if head.startswith(_UTF_16):
         wide = io.TextIOWrapper(stream, encoding="utf-16", errors="replace", newline="\n")
         return lambda most: wide.readline(most).encode("utf-8", "replace")
@@ -396,14 +412,33 @@ def _line_reader(stream: BinaryIO) -> Callable[[int], bytes]:
     return stream.readline
 
 
-def _opened(path: Path, folder: Path | None) -> BinaryIO:
-    """Open a file, or a pipe that the shell made for `<(command)`, and return it. Raises InputError."""
+def _peek(stream: BinaryIO) -> bytes:
+    """Return the first bytes of a stream without consuming them; b"" if this is not possible."""
+    with contextlib.suppress(*_DAMAGED):
+        return bytes(stream.peek(SNIFFED_BYTES)) if hasattr(stream, "peek") else b""
+    return b""
+
+
+@contextlib.contextmanager
+def _opened(path: Path, folder: Path | None) -> Iterator[BinaryIO]:
+    """Open a file, standard input (`-`), or a pipe that the shell made for `<(command)`.
+
+    What gzip, xz or bzip2 packed is unpacked. Raises InputError.
+    """
     try:
-        if folder is not None:
-            return bounded_read.open_below(folder, path)
-        return bounded_read.open_file(path, flags=0 if bounded_read.is_inherited_stream(path) else os.O_NONBLOCK)
+        if path == Path("-"):
+            file: BinaryIO = sys.stdin.buffer
+        elif folder is not None:
+            file = bounded_read.open_below(folder, path)
+        else:
+            flags = 0 if bounded_read.is_inherited_stream(path) else os.O_NONBLOCK
+            file = bounded_read.open_file(path, flags=flags)
     except bounded_read.FileError as error:
         raise InputError(f"{error}\n  for a pipe or a device use standard input: `-`") from None
+    with file:
+        head = _peek(file)
+        unpack = next((unpack for magic, unpack in _UNPACKERS.items() if head.startswith(magic)), None)
+        yield file if unpack is None else unpack(file)
 
 
 def _is_endless(descriptor: int) -> bool:

@@ -7,34 +7,11 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from hangwatch import tables
 from hangwatch.model import RankId
 from hangwatch.model.keyed_lists import list_by_key
 
-_FILE_RANK = re.compile(r"(?:^|[^a-z])rank[-_.=]?(\d{1,7})(?![\d])", re.I)
-_ENDINGS = r"(?:out|txt|log|trace|dump|json|err)"
-_FILE_NODE = re.compile(
-    rf"^(?:trace|traces|pyspy|py-spy|stack|stacks|dump|dumps)[-_.](?!{_ENDINGS}(?:\.|$))(.+?)(?:\.{_ENDINGS})*$", re.I
-)
-_ELASTIC = re.compile(r"^(?:(.*)/)?attempt_(\d{1,7})/(\d{1,7})/(?:stdout\.log|stderr\.log|error\.json)$")
-_HOST_RANK_PID = re.compile(
-    rf"(?:^|/)(?:traces?|py-?spy|stacks?|dumps?)[-_.]([^/]*[A-Za-z][^/]*?)[-_.](\d{{1,3}})[-_.](\d{{3,10}})(?:\.{_ENDINGS})*$",
-    re.I,
-)
-_ROUND = re.compile(
-    r"(?:round|take|try|attempt|dump|stack|trace|sample|snapshot|capture|iter(?:ation)?|step|time|before|after|t|r)?[-_.]?"
-    r"[\d_.:TZ-]*",
-    re.I,
-)
-_OF_PROCESS = re.compile(r"(?:^|/)(?:proc|process|task)[-_.]?\d{1,7}[^/]*$", re.I)
-_NUMBER = re.compile(r"\d{1,7}")
-_ENDS_IN_NUMBER = re.compile(r"^(.*?)(?<!\d)(\d{1,7})(?:\.(?:json|pkl|pickle|bin|dump|trace|txt))*$", re.I)
-
-
-_NUMBERED_STACK = re.compile(
-    r"(?:^|/)(?:(?:py-?spy|pystack|gdb|bt|stacks?|dumps?|traces?|proc|process)[-_.]?)?"
-    r"(\d{1,7})(?:\.(?:txt|out|log|trace|stack|dump|json))*$",
-    re.I,
-)
+_PATTERNS = tables.load_patterns("file_names.toml")
 
 
 class RankInName(NamedTuple):
@@ -54,8 +31,8 @@ def read_names(names: Iterable[str]) -> dict[str, RankInName]:
     With --log-dir, torchrun writes RUN/attempt_N/LOCAL_RANK/... (elastic/multiprocessing/api.py: DefaultLogsSpecs).
     Only the last attempt of a run counts. If there are several runs, each contains the logs of one node.
     """
-    paths = {name: name.replace("\\", "/") for name in names}
-    elastic = {name: match for name, path in paths.items() if (match := _ELASTIC.match(path))}
+    paths = {name: _to_path(name) for name in names}
+    elastic = {name: match for name, path in paths.items() if (match := _PATTERNS["elastic"].match(path))}
     attempts = list_by_key((match.group(1) or "", int(match.group(2))) for match in elastic.values())
     last_attempts = {run: max(numbers) for run, numbers in attempts.items()}
     by_host = {**_read_folders(set(paths) - set(elastic), paths), **_read_host_rank_pid(paths)}
@@ -76,7 +53,7 @@ def _read_host_rank_pid(paths: Mapping[str, str]) -> dict[str, RankId]:
 
     {} unless several files have this form, with different ranks and pids, and the lowest rank is 0.
     """
-    matches = {name: match for name, path in paths.items() if (match := _HOST_RANK_PID.search(path))}
+    matches = {name: match for name, path in paths.items() if (match := _PATTERNS["host_rank_pid"].search(path))}
     ids = {name: RankId(node=match.group(1), local_rank=int(match.group(2))) for name, match in matches.items()}
     pids = {(match.group(1), match.group(3)) for match in matches.values()}
     first = min((rank.local_rank or 0 for rank in ids.values()), default=1)
@@ -95,7 +72,9 @@ def _read_folders(names: Collection[str], paths: Mapping[str, str]) -> dict[str,
     for folder, _, base in parted.values():
         bases[base].add(folder)
     hosts = {name: folder.rpartition("/")[2] for name, (folder, _, _) in parted.items()}
-    if all(len(folders) < 2 for folders in bases.values()) or any(_ROUND.fullmatch(host) for host in hosts.values()):
+    if all(len(folders) < 2 for folders in bases.values()) or any(
+        _PATTERNS["round"].fullmatch(host) for host in hosts.values()
+    ):
         return {}
     folders = {folder for folder, _, _ in parted.values()}
     return {name: RankId(node=host) for name, host in hosts.items()} if len(set(hosts.values())) == len(folders) else {}
@@ -106,7 +85,9 @@ def number_logs(ids: Mapping[str, RankId]) -> dict[str, RankId]:
 
     The numbers must begin at 0 or 1 and have few gaps. Other numbers are probably pids.
     """
-    shapes = list_by_key((_NUMBER.sub("#", name), (name, list(map(int, _NUMBER.findall(name))))) for name in ids)
+    shapes = list_by_key(
+        (_PATTERNS["number"].sub("#", name), (name, list(map(int, _PATTERNS["number"].findall(name))))) for name in ids
+    )
     numbered = dict(ids)
     for alike in shapes.values():
         columns = [column for column in zip(*(numbers for _, numbers in alike), strict=True) if len(set(column)) > 1]
@@ -125,7 +106,7 @@ def stack_ranks(names: Collection[str]) -> dict[str, int]:
     {} if the files are in several directories, if the numbers do not begin at 0, or if they have many gaps. Numbers
     with many gaps are probably pids. Numbers from 1 count something else. `node3.txt` has no rank in its name.
     """
-    matches = {name: match for name in names if (match := _NUMBERED_STACK.search(name.replace("\\", "/")))}
+    matches = {name: match for name in names if (match := _PATTERNS["numbered_stack"].search(_to_path(name)))}
     numbers = {name: int(match.group(1)) for name, match in matches.items()}
     shapes = {name[: match.start(1)] + "#" + name[match.end(1) :] for name, match in matches.items()}
     values = set(numbers.values())
@@ -135,7 +116,7 @@ def stack_ranks(names: Collection[str]) -> dict[str, int]:
 
 def are_processes(names: Iterable[str]) -> bool:
     """True if the number in each name is that of a process, not of a round: `proc_3.log`."""
-    return all(_OF_PROCESS.search(name.replace("\\", "/")) for name in names)
+    return all(_PATTERNS["of_process"].search(_to_path(name)) for name in names)
 
 
 def dump_ranks(names: Iterable[str]) -> dict[str, tuple[int, bool]]:
@@ -148,10 +129,10 @@ def dump_ranks(names: Iterable[str]) -> dict[str, tuple[int, bool]]:
     ranks: dict[str, tuple[int, bool]] = {}
     shapes: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for name in names:
-        base = name.replace("\\", "/").rpartition("/")[2]
+        base = _to_path(name).rpartition("/")[2]
         if (rank := _read_name(base).rank) is not None:
             ranks[name] = rank, True
-        elif ends := _ENDS_IN_NUMBER.match(base):
+        elif ends := _PATTERNS["ends_in_number"].match(base):
             shapes[ends.group(1)].append((name, int(ends.group(2))))
     for alike in shapes.values():
         numbers = {number for _, number in alike}
@@ -160,10 +141,17 @@ def dump_ranks(names: Iterable[str]) -> dict[str, tuple[int, bool]]:
     return ranks
 
 
+def _to_path(name: str) -> str:
+    """Return a file name with slashes, without the ending of a packed file."""
+    return _PATTERNS["packed"].sub("", name.replace("\\", "/"))
+
+
 def _read_name(path: str) -> RankId:
     base = path.rsplit("/", 1)[-1]
-    rank, host = _FILE_RANK.search(base), _FILE_NODE.match(base)
+    rank, host = _PATTERNS["file_rank"].search(base), _PATTERNS["file_node"].match(base)
     if rank is None and re.fullmatch(r"std(?:out|err)(?:\.log)?", base):
-        rank = _FILE_RANK.search(path.rpartition("/")[0].rpartition("/")[2])  # mpirun --output-filename: rank.3/stdout
+        rank = _PATTERNS["file_rank"].search(
+            path.rpartition("/")[0].rpartition("/")[2]
+        )  # mpirun --output-filename: rank.3/stdout
     node = host.group(1) if host and not host.group(1).isdigit() and not rank else None
     return RankId(node=node, rank=int(rank.group(1)) if rank else None)

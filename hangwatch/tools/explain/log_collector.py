@@ -142,7 +142,8 @@ class LogCollector:
 
     def _name_processes(self, dumped: Collection[RankId]) -> None:
         """Assign the log of each process to its rank. The logs of processes that are not ranks become `unranked`."""
-        owners = roles.find_log_owners([rank for _, rank, _ in self._parts], dumped)
+        told = {*self.processes, *enqueued_work.find_processes(self.works)}
+        owners = roles.find_log_owners([rank for _, rank, _ in self._parts], dumped, told)
         parts, self._parts = self._parts, []
         for name, writer, log in parts:
             if (rank := owners[writer]) is not None:

@@ -221,18 +221,24 @@ def _read_stack(frames: tuple[Frame, ...]) -> _MainStack:
     )
 
 
-def find_log_owners(writers: Sequence[RankId], dumped: Collection[RankId]) -> dict[RankId, RankId | None]:
+def find_log_owners(
+    writers: Sequence[RankId], dumped: Collection[RankId], numbered: Collection[RankId]
+) -> dict[RankId, RankId | None]:
     """Return the rank of each writer of a log with a process id but no rank. None if the writer is not a rank.
 
     The prefix of its lines is that of vLLM or Ray (`(Worker_TP2 pid=4122)`), or the beginning of NCCL's own lines.
     Servers and drivers write with such prefixes, too.
 
-    If a dump or another line has the same pid and a rank, that is the rank. If not, a process is a rank if its title is
-    that of a numbered worker of vLLM or SGLang. If no title is one and no log has a number, a process is a rank if its
-    kind of title is the most common one.
+    If a dump, another line or one of `numbered` has the same pid and a rank, that is the rank. If not, a process is a
+    rank if its title is that of a numbered worker of vLLM or SGLang. If no title is one and no log has a number, a
+    process is a rank if its kind of title is the most common one.
     """
+    pids = Counter(rank.pid for rank in numbered)  # Ray writes no address before lines of the driver's node
     by_pid: dict[tuple[str | None, int | None], RankId] = {
-        (rank.node, rank.pid): rank for rank in writers if rank.pid is not None and rank.is_numbered
+        (None, rank.pid): rank for rank in numbered if pids[rank.pid] == 1
+    }
+    by_pid |= {
+        (rank.node, rank.pid): rank for rank in (*numbered, *writers) if rank.pid is not None and rank.is_numbered
     }
     of_dumps: dict[int | None, RankId] = {rank.pid: rank for rank in dumped if rank.pid is not None}
     titles = {rank: title for rank in writers if (title := process_title.read(rank.title or "")) is not None}

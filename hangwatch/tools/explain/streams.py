@@ -47,6 +47,7 @@ class Streams:
         self._is_labelled = line_prefixes.are_labelled(
             [part for line in head for part in line_prefixes.read_texts(line)]
         )
+        self._labels_are_ranks = self._is_labelled
         find_reader = self._by_prefix.get
         for number, line in enumerate(chain(head, tail), 1):
             end = line.find("]") + 1
@@ -86,10 +87,12 @@ class Streams:
         reader = self._find_reader(rank, sure=sure)
         if prefix and rank.is_numbered and len(rest) == len(line) - len(prefix):
             self._by_prefix[prefix] = reader
+        reader.log.has_task_labels = self._labels_are_ranks
         reader.feed(rest, number, line[: len(line) - len(rest)])
 
     def _find_reader(self, rank: RankId, *, sure: bool) -> line_stream.Reader:
         if (rank, sure) not in self._sources:
+            self._labels_are_ranks &= not (sure and rank.is_numbered)  # each label is that of a launcher
             self._sources[rank, sure] = Source(
                 self._name, rank, sure, line_stream.Reader(self._interned, is_log=self._named.is_log)
             )

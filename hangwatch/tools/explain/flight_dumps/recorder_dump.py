@@ -42,7 +42,9 @@ _MOST_SIZES = 8
 _MOST_FRAMES = 256
 _LONGEST_PATH = 4096  # PATH_MAX of linux/limits.h
 
-_KEY = re.compile(rb"comm_lib_version|nccl_version|nccl_comm_state|pg_config|pg_status|collective_seq_id")
+_KEY = re.compile(
+    rb"profiling_name|comm_lib_version|nccl_version|nccl_comm_state|pg_config|pg_status|collective_seq_id"
+)
 _OPENS = re.compile(rb"^\s*\{\s*\"")
 _PICKLED = re.compile(rb"^\x80[\x02-\x05]")
 _VERSION = re.compile(r"^2\.\d{1,4}$")
@@ -96,6 +98,11 @@ def parse(content: bytes) -> FlightDump:
     if len(content) > MOST_BYTES:
         raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
     values = load_plain_values(content) if _PICKLED.match(content) else _decode_json(content)
+    if isinstance(values, list):
+        values = {
+            "version": "2.0",
+            "entries": [_modernize(row, number) for number, row in enumerate(_read_rows(values))],
+        }
     if not isinstance(values, dict) or "version" not in values:
         raise ValueError("is not a flight recorder dump: it has no version")
     version = values["version"]
@@ -191,6 +198,27 @@ def _read_rows(value: object) -> Sequence[Mapping[str, object]]:
     if not all(isinstance(row, dict) for row in value):
         raise ValueError("has an entry that is not a map")
     return value
+
+
+def _modernize(row: Mapping[str, object], number: int) -> Mapping[str, object]:
+    """Return an operation of torch 2.2, which wrote only a list of operations, in the form of later versions.
+
+    Raises ValueError if it is of another group than that of all ranks: groups with the same number may have different
+    ranks.
+    """
+    if row.get("pg_id") != 0 or re.match(r"\w+:(?:send|recv)", str(row.get("profiling_name"))):
+        raise ValueError("is of torch 2.2, and lists operations of other groups than that of all ranks")
+    sequence, created = row.get("seq_id"), row.get("time_created_us")
+    return {
+        **row,
+        "record_id": number,
+        "process_group": DEFAULT_GROUP,
+        "collective_seq_id": sequence,
+        "p2p_seq_id": 0,
+        "op_id": sequence,
+        "retired": row.get("retired", row.get("state") == "completed"),
+        "time_created_ns": created * 1000 if isinstance(created, int) else created,
+    }
 
 
 def _parse_record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int]:

@@ -1,65 +1,17 @@
-"""The sequence numbers that PyTorch, its debugging wrapper and JAX write into logs at a timeout. Pure.
-
-Sources: torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (watchdog, PG status, dump signal), TraceUtils.h (desync
-report), ProcessGroupWrapper.cpp; xla coordination_service.cc (barrier); horovod/common/stall_inspector.cc. Forms of
-torch 2.0 to 2.9 were compared.
-"""
+"""The sequence numbers that PyTorch, its debugging wrapper and JAX write into logs at a timeout. Pure."""
 
 import re
 from typing import Literal, NamedTuple
 
-from hangwatch import words
+from hangwatch import tables, words
 from hangwatch.model import RankId
 
 DEFAULT_GROUP = "default_pg"
 
-_NUMBER = r"(-?\d{1,18})"
-_GROUP = re.compile(r"\[PG (?:ID \d{1,9} PG GUID )?([\w:.-]{1,64}?) ?(?:\(([^()\[\]]{1,64})\))? Rank (\d{1,7})\]")
-_RANK = re.compile(r"\[Rank (\d{1,7})\]")
-_WORK = re.compile(  # of an operation that failed in another way, the number tells nothing
-    r"WorkNCCL\((?:SeqNum=(\d{1,18}), ?)?OpType=(\w{1,40})(?![^()]*(?:\([^()]*\)[^()]*)?\) raised )"
-)
-_TIMED_OUT = re.compile(r"(?:Timeout at NCCL work: |watchdog at work: |at work sequence id: )(\d{1,18})")
-_COUNTS = re.compile(
-    rf"[Ll]ast enqueued (?:NCCL )?work: {_NUMBER}(?:, last started work: -?\d{{1,18}})?"
-    rf", last completed (?:NCCL )?work: {_NUMBER}"
-)
-_SIGNAL = re.compile(r"Received a (?:dump|timeout) signal (?:due to a collective timeout )?from +(this local rank)?")
-_RAN = re.compile(r"\) ran for (\d{1,12}) milliseconds")
-_ELEMENTS = re.compile(r"NumelIn=(\d{1,18}), ?NumelOut=(\d{1,18})")
-_RANKS = r"\[(\d{1,7}(?:, ?\d{1,7}){0,4095})\]"
-_LAGGING = re.compile(rf"{_RANKS} finished collective #(\d{{1,18}}), but didn't join collective #(\d{{1,18}})")
-_NEVER_JOINED = re.compile(rf"ranks {_RANKS} are the lagging ranks that caused this timeout")
-_STARTED = re.compile(rf"^\s*{_RANKS} started (\w{{1,40}})\b")
-_RUNS = re.compile(
-    r"[Rr]ank (\d{1,7}) is running collective: CollectiveFingerPrint\("
-    r"(?:SequenceNumber=(\d{1,18}),? ?)?OpType=(\w{1,40})(?:, TensorShape=(\[[\d, ]{0,80}\]), TensorDtypes=(\w{1,40}))?"
-)
-_BARRIER = re.compile(r"# of tasks that reached the barrier: (\d{1,7})/(\d{1,7})")
-_TASKS_FOLLOW = re.compile(r"(tasks are unhealthy \(stopped sending heartbeats\))|\bTimed out task names:")
-_TASK = re.compile(r"(?:^|\s)/job:[\w-]{1,64}/replica:\d{1,7}/task:(\d{1,7})$")
-_SETUP = re.compile(
-    r"NCCL INFO (?:\[Rank \d{1,7}\] )?(?:nccl\w{1,30} )?comm 0x[0-9a-f]{1,16} rank (\d{1,7}) n[rR]anks (\d{1,7})\b"
-    r".{0,120}?(?: commId (0x[0-9a-f]{1,16}).{0,40}?)? - Init (START|COMPLETE)"
-)
+_PATTERNS = tables.load_patterns("work_lines.toml")
 _MISSED_BARRIER = "did not reach a barrier of JAX"
 _SILENT = "sent no more heartbeats to the coordination service of JAX"
-_ABSENT = {
-    "did not reach a monitored barrier in time": re.compile(
-        r"(?:\[Rank (?P<writer>\d{1,7})\]: )?\bRanks? (\d{1,7}(?:, ?\d{1,7}){0,4095}) failed to pass monitoredBarrier"
-    ),
-    "did not answer the others in a monitored barrier": re.compile(
-        r"\bRank (?P<writer>\d{1,7}) (?:timed out in|successfully reached) monitoredBarrier(?:, but .{0,80} rank (0))?"
-    ),
-    _SILENT: re.compile(r"Task /job:[\w-]{1,64}/replica:\d{1,7}/task:(\d{1,7}) heartbeat timeout"),
-    "did not give the others the id of their communicator of NCCL": re.compile(
-        r"retrieving ncclUniqueId from \[(\d{1,7})\] .{0,200}[Tt]ime ?out.{0,200}/default_pg/"
-    ),
-    "did not submit the tensors that other ranks of Horovod submitted": re.compile(
-        r"\[missing ranks: (\d{1,7}(?:, ?\d{1,7}){0,4095})\]"
-        r"|(?<![\w.])(\d{1,7}): \[\S{0,200}(?:Horovod|allreduce|broadcast|allgather|alltoall|reducescatter)[A-Z._]"
-    ),
-}
+_ABSENT = tables.load_patterns("absent_ranks.toml")
 _WORDS = (
     *(" - Init ", "monitoredBarrier", "ncclUniqueId", "enqueued", "WorkNCCL(", "collective"),
     *("lagging ranks", " started ", "the barrier: ", "/task:", "unhealthy", "task names:", "[missing ranks: ", ": ["),
@@ -110,10 +62,12 @@ def parse(text: str) -> tuple[WorkLine, ...]:
     """Return the sequence numbers in a log line; () if it contains none."""
     if not words.holds_any(text, _WORDS):
         return ()
-    if counts := _COUNTS.search(text):
+    if counts := _PATTERNS["counts"].search(text):
         return _parse_work(text, counts)
-    if work := _WORK.search(text):
-        rank, elements, ran = (pattern.search(text) for pattern in (_RANK, _ELEMENTS, _RAN))
+    if work := _PATTERNS["work"].search(text):
+        rank, elements, ran = (
+            pattern.search(text) for pattern in (_PATTERNS["rank"], _PATTERNS["elements"], _PATTERNS["ran"])
+        )
         return (
             WorkLine(
                 "operation",
@@ -125,11 +79,11 @@ def parse(text: str) -> tuple[WorkLine, ...]:
                 ran_seconds=int(ran.group(1)) / 1000 if ran else 0.0,
             ),
         )
-    if lagging := _LAGGING.search(text):
+    if lagging := _PATTERNS["lagging"].search(text):
         return (WorkLine("lagging", _parse_numbers(lagging.group(1)), timed_out=int(lagging.group(3))),)
-    if never := _NEVER_JOINED.search(text):
+    if never := _PATTERNS["never_joined"].search(text):
         return (WorkLine("lagging", _parse_numbers(never.group(1))),)
-    if runs := _RUNS.findall(text):
+    if runs := _PATTERNS["runs"].findall(text):
         return tuple(
             WorkLine(
                 "running",
@@ -142,23 +96,23 @@ def parse(text: str) -> tuple[WorkLine, ...]:
             for rank, number, operation, shape, dtype in runs[:2]
             if shape or rank == runs[0][0]  # else the other operation may be wrong: findings/torch-mismatch-*.sh
         )
-    if barrier := _BARRIER.search(text):
+    if barrier := _PATTERNS["barrier"].search(text):
         return (WorkLine("barrier", (int(barrier.group(1)), int(barrier.group(2)))),)
     heading = [
         WorkLine("barrier", operation=_SILENT if title[1] else _MISSED_BARRIER)
-        for title in _TASKS_FOLLOW.finditer(text)
+        for title in _PATTERNS["tasks_follow"].finditer(text)
     ]
-    if tasks := (*heading, *(WorkLine("task", (int(task),)) for task in _TASK.findall(text))):
+    if tasks := (*heading, *(WorkLine("task", (int(task),)) for task in _PATTERNS["task"].findall(text))):
         return tasks
     for why, pattern in _ABSENT.items():
         if absent := pattern.search(text):
             ranks, writer = _parse_numbers(absent.group(absent.lastindex or 0)), absent.groupdict().get("writer")
             return (WorkLine("absent", ranks, operation=why, writer=int(writer) if writer else None),)
-    if setup := _SETUP.search(text):
+    if setup := _PATTERNS["setup"].search(text):
         member, size, communicator, end = setup.groups()
         done = int(end == "COMPLETE")
         return (WorkLine("setup", (int(member),), communicator or "", "", done, enqueued=int(size), completed=done),)
-    if started := _STARTED.match(text):
+    if started := _PATTERNS["started"].match(text):
         return (WorkLine("started", _parse_numbers(started.group(1)), operation=started.group(2)),)
     return ()
 
@@ -173,7 +127,11 @@ def is_collective(operation: str) -> bool:
 
 def _parse_work(text: str, counts: re.Match[str]) -> tuple[WorkLine, ...]:
     enqueued, completed = int(counts.group(1)), int(counts.group(2))
-    timed_out, group, signal = _TIMED_OUT.search(text), _GROUP.search(text), _SIGNAL.search(text)
+    timed_out, group, signal = (
+        _PATTERNS["timed_out"].search(text),
+        _PATTERNS["group"].search(text),
+        _PATTERNS["signal"].search(text),
+    )
     if group is None or enqueued > _HIGHEST:
         return ()
     key, description, rank = group.groups()

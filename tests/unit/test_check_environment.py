@@ -13,7 +13,7 @@ from hangwatch.checks import environment
 from hangwatch.checks.environment import JobEnvironment, matching, packages_of, rules, satisfies, version_in
 from hangwatch.model import JobName
 from hangwatch.probes.node.machine import Node
-from tests.node_tree import NodeTree, expect, job, rank, real_rank, run, status_and_reason, values
+from tests.node_tree import NodeTree, expect, job, rank, real_rank, run, values
 
 
 def running(
@@ -86,8 +86,7 @@ def test_a_job_that_is_known_to_hang(tree: NodeTree) -> None:
     assert "https://github.com/NVIDIA/nccl/issues/750" in result.verdict.remedy
     assert values(result, "environment_known_hang") == {("77", "launch_blocking"): 1}
     assert "hunter2" not in str(result), "nothing else of the environment is kept"
-    ignored = run("environment", tree.node(job(rank(10))), ignored_rules=("launch_blocking",))
-    assert status_and_reason(ignored) == ("OK", "NothingKnown")
+    expect(("OK", "NothingKnown"), "environment", tree.node(job(rank(10))), ignored_rules=("launch_blocking",))
 
 
 def test_a_job_that_is_well(tree: NodeTree) -> None:
@@ -128,8 +127,7 @@ def test_libraries_that_may_not_be_read(tree: NodeTree) -> None:
 @pytest.mark.torch
 def test_the_real_torch_of_this_environment() -> None:
     importlib.import_module("torch")
-    result = run("environment", Node(jobs=(job(real_rank(os.getpid())),)))
-    assert status_and_reason(result) == ("OK", "NothingKnown")
+    result = expect(("OK", "NothingKnown"), "environment", Node(jobs=(job(real_rank(os.getpid())),)))
     torch = sys.modules["torch"]
     assert f"PyTorch {torch.__version__.partition('+')[0]}" in result.verdict.message
 

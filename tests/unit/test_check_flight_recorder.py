@@ -76,8 +76,8 @@ def test_silent_ranks_do_not_take_the_turns_of_others(tree: NodeTree) -> None:
 def test_no_torch_says_nothing(tree: NodeTree) -> None:
     tree.process(10)
     launcher = job(job_id="waiting")
-    result = run("flight_recorder", tree.node(job(rank(10)), job(rank(99)), launcher))
-    assert status_and_reason(result) == ("OK", "NotPresent") and not result.points and not result.faults
+    result = expect(("OK", "NotPresent"), "flight_recorder", tree.node(job(rank(10)), job(rank(99)), launcher))
+    assert not result.points and not result.faults
 
 
 def test_what_cannot_be_read_is_no_finding(tree: NodeTree) -> None:

@@ -109,8 +109,7 @@ def test_gpus_of_an_idle_slurm_job_are_a_warning_after_half_an_hour(tree: NodeTr
     member(tree, 511, SLURM, gpus="1,2")
     gpus.set(True, False, False, False)
     check = Checked("gpu_allocation")
-    first = check.run(tree.node(gpus=gpus.sampler))
-    assert status_and_reason(first) == ("OK", "GpusAccountedFor")
+    first = check.expect(("OK", "GpusAccountedFor"), tree.node(gpus=gpus.sampler))
     assert first.verdict.message.startswith(
         "1 of 4 GPUs have a process; no process on GPU 1, allocated to Slurm job 4711 of uid 1004 for 3 h 03 min"
     )

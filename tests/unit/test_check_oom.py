@@ -182,8 +182,7 @@ def test_kills_are_counted_by_the_kernel_without_a_log(tree: NodeTree, monkeypat
     )
     tree.write("proc/vmstat", VMSTAT.format(kills=5))
     tree.time.pass_seconds(15)
-    second = check.run(node)
-    assert status_and_reason(second) == ("WARNING", "OutOfMemory")
+    second = check.expect(("WARNING", "OutOfMemory"), node)
     assert second.verdict.message == (
         "2 OOM kills in the last 1 min; the kernel log cannot be read, so the killed processes are unknown (there is "
         "no /dev/kmsg)"

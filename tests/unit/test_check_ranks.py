@@ -41,11 +41,9 @@ def test_states_seen_once_and_twice(tree: NodeTree, state: str, once: tuple[str,
     tree.process(10)
     tree.process(11, state=state)
     tree.write("proc/11/wchan", "folio_wait_bit_common")
-    first = check.run(node)
-    assert status_and_reason(first) == once
+    first = check.expect(once, node)
     assert "seen once" in first.verdict.message
-    second = check.run(node)
-    assert status_and_reason(second) == twice
+    second = check.expect(twice, node)
     assert "local rank 1" in second.verdict.message and "seen once" not in second.verdict.message
     if state == "D":
         assert "folio_wait_bit_common" in second.verdict.message

@@ -76,8 +76,7 @@ def test_a_job_in_a_container_with_64_mib_that_are_full(tmp_path: Path) -> None:
         assert "job 77 has 64 MiB of 64 MiB left in /dev/shm" in result.verdict.message
         assert "--shm-size" in result.verdict.remedy
         (shm / "torch_4711").write_bytes(b"\0" * (64 << 20))
-        full = run("shared_memory", tree.node(job(rank(10))), minimum_size_bytes=0)
-        assert status_and_reason(full) == ("CRITICAL", "SharedMemoryFull")
+        full = expect(("CRITICAL", "SharedMemoryFull"), "shared_memory", tree.node(job(rank(10))), minimum_size_bytes=0)
         assert values(full, "shared_memory_available_bytes")["job", "77"] == 0
 
 

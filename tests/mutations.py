@@ -49,6 +49,7 @@ DETECTOR_TESTS = (
     "unit/test_detector.py",
     "unit/test_progress.py",
     "unit/test_progress_bounds.py",
+    "unit/test_on_progress.py",
     "unit/test_waiting_launchers.py",
     "unit/test_pauses.py",
 )
@@ -64,7 +65,7 @@ PROGRESS_TESTS = (
     "unit/test_waiting_launchers.py",
     "unit/test_metrics.py",
 )
-STORE_TESTS = ("unit/test_store_bounds.py", "unit/test_store.py", "integration/test_readers.py")
+STORE_TESTS = ("unit/test_store_bounds.py", "unit/test_store.py", "unit/test_status.py", "integration/test_readers.py")
 DETECTOR_MODULES = (
     *("capture_due", "baseline", "on_capture", "gpu_quorum", "on_power"),
     *("transitions", "job_watch", "watch_parts"),
@@ -88,7 +89,7 @@ TESTS = {
     "probes/process/pyspy.py": ("unit/test_pyspy_faults.py", "integration/test_pyspy.py"),
     **dict.fromkeys(("probes/base/child.py", "probes/base/child_runner.py"), CHILD_TESTS),
     **dict.fromkeys((f"state/{name}.py" for name in STATE_MODULES), PROGRESS_TESTS),
-    "formats/incident_file.py": ("unit/test_store_bounds.py", "unit/test_store.py", "unit/test_json.py"),
+    "formats/incident_file.py": (*STORE_TESTS, "unit/test_json.py", "integration/test_feedback.py"),
     **dict.fromkeys((f"store/{name}.py" for name in ("incident_folders", "store_lock", "sharing")), STORE_TESTS),
 }
 

@@ -311,6 +311,7 @@ def test_rank_in_own_code_is_checked_first_while_others_wait_for_a_lock(holder: 
         range(1, 4), STORE, "lock", "lock", waits=Waits(file_lock=FileLock(path="/data/l", holder_pid=holder))
     )
     assert says(group_in_own_code(range(1)), locked) == (first, [], Confidence.NONE)
+    assert says(group_in_own_code(range(1)), locked, group(range(4, 7), NEXT[1:], "forward", "nothing"))[0] == []
 
 
 def test_lock_holder_with_the_same_pid_on_another_node_is_distinct() -> None:

@@ -115,9 +115,11 @@ def test_pause_at_a_place_pages_after_twice_its_length() -> None:
     assert 399 <= second - (BEGIN + 1000) <= 420
 
 
-def test_stop_that_a_person_ends_is_no_known_pause() -> None:
-    job = play(pausing((BEGIN, 200), (BEGIN + 1000, 1000), blocked=STOPPED), BEGIN + 1900, SETTINGS)["job"]
-    assert len(job.pages) == 2 and job.pages[1] - (BEGIN + 1000) <= 150
+@pytest.mark.parametrize(("has_counters", "seconds"), [(False, 150), (True, 60)])
+def test_stop_that_a_person_ends_is_no_known_pause(has_counters: bool, seconds: float) -> None:
+    node = pausing((BEGIN, 200), (BEGIN + 1000, 1000), blocked=STOPPED)
+    job = play(node, BEGIN + 1900, SETTINGS, has_counters=has_counters)["job"]
+    assert len(job.pages) == 2 and job.pages[1] - (BEGIN + 1000) <= seconds
 
 
 JUMPING: list[tuple[str, Callable[[int, float, int], ProgressCounter | Fault]]] = [

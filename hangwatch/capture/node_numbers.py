@@ -1,8 +1,8 @@
 """Find ranks without a number of their own by their process groups.
 
 In some pods, RANK and WORLD_SIZE are the numbers of the node, and each process in the pod inherits them. They are not
-the numbers of a rank if at least two processes below a process with these numbers, none below another, hold a process
-group. Threads of torch and NCCL show a process group. A fork has no such threads, and a worker starts none.
+the numbers of a rank if at least two processes below a process with these numbers hold a process group. Neither may be
+below the other. Threads of torch and NCCL show a process group. A fork has no such threads, and a worker starts none.
 """
 
 from collections.abc import Sequence

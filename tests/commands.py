@@ -28,14 +28,20 @@ def finished(*command: object, **options: Any) -> Finished:
 
 
 @contextlib.contextmanager
-def spawn(*command: object, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """Run a program until the end of `with`, which kills it. Its standard input and output are pipes of text."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(list(map(str, command)), **{**pipes, **options}) as process:
+def spawn(*command: object, group: bool = False, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Run a program until the end of `with`, which kills it, with `group` also the processes that it started.
+
+    Its standard input and output are pipes of text.
+    """
+    usual = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "start_new_session": group}
+    with subprocess.Popen(list(map(str, command)), **{**usual, **options}) as process:
         try:
             yield process
         finally:
             process.kill()
+            if group:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
 
 
 def first_line(process: subprocess.Popen[str]) -> str:

@@ -34,6 +34,7 @@ from hangwatch.tools.demo.simulated_node import SimulatedNode
 from hangwatch.verdict import second_round
 from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.verdict.permanence import find_permanent
+from tests.commands import spawn
 from tests.conftest import identity, wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.fake_pyspy import fake_pyspy
@@ -243,14 +244,10 @@ def _ranks_at(pid: int, place: str) -> tuple[RankDump, ...]:
 
 
 def test_what_is_undumpable_keeps_its_place_with_the_reason() -> None:
-    child = subprocess.Popen(["sleep", "600"])
-    try:
+    with spawn("sleep", "600") as child:
         wait_for(lambda: Path(f"/proc/{child.pid}/comm").read_text() == "sleep\n", "sleep to be executed")
         targets.wait_for_state(child.pid, "S")
         (rank,) = take(one_rank(child.pid), rounds=1).ranks
-    finally:
-        child.kill()
-        child.wait()
     assert (rank.rounds[0].fault.reason, rank.rounds[0].state, rank.gone) == ("NotPython", "S", False)
     assert rank.rounds[0].fault.remedy.startswith("if it is not a Python process, give the pid of a rank")
 

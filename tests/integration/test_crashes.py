@@ -373,16 +373,12 @@ def shell_that_segfaults(
 ) -> crash_artifacts.RankSnapshot:
     """Start a shell of the owner and let it segfault. Return its snapshot from before the segfault."""
     command = [*prefix, "prlimit", "--core=unlimited", *as_user, "sh", "-c", "read word; kill -SEGV $$"]
-    process = subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE)
-    try:
+    with spawn(*command, cwd=folder, text=False) as process:
         wait_for(lambda: procfs.read_counters(process.pid).comm == "sh", "the shell")
         known = seen(process, uid=OWNER)
         process.stdin.write(b"now\n")
         process.stdin.close()
         assert process.wait(60) == -signal.SIGSEGV
-    finally:
-        process.kill()
-        process.wait()
     return known
 
 

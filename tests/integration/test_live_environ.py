@@ -17,6 +17,7 @@ from hangwatch.probes.process import process_details
 from hangwatch.probes.process.live_environ import LiveEnvironments, Place
 from hangwatch.report import html, text
 from hangwatch.stacks import activity
+from tests.commands import spawn
 from tests.conftest import identity, wait_for
 from tests.dead_mount import dying_mount
 from tests.environ_memory import within_cpu_seconds
@@ -93,15 +94,11 @@ def find_place(live: LiveEnvironments, process: ProcessId) -> Place:
 def test_rank_set_after_the_start_is_read_in_dyn_and_exec_programs(python: str, tmp_path: Path) -> None:
     if not Path(python).exists():
         pytest.skip(f"no {python}")
-    child = subprocess.Popen([python, "-c", f"folder = {str(tmp_path)!r}{CHANGES}"])
-    try:
+    with spawn(python, "-c", f"folder = {str(tmp_path)!r}{CHANGES}") as child:
         wait_for((tmp_path / "ready").exists, "the changes")
         assert b"RANK=3" not in Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
         answer = read(child.pid)
         assert isinstance(answer, dict) and answer["RANK"] == "3"
-    finally:
-        child.kill()
-        child.wait()
 
 
 def test_environment_that_changes_all_the_time_is_never_read_wrong(tmp_path: Path) -> None:
@@ -151,13 +148,9 @@ def test_static_program_is_a_fault(tmp_path: Path) -> None:
     command = [compiler, "-static", "-o", str(tmp_path / "static"), str(tmp_path / "main.c")]
     if subprocess.run(command, capture_output=True).returncode != 0:
         pytest.skip("no static C library")
-    child = subprocess.Popen([tmp_path / "static"])
-    try:
+    with spawn(tmp_path / "static") as child:
         targets.wait_for_state(child.pid, "S")
         answer = read(child.pid)
-    finally:
-        child.kill()
-        child.wait()
     assert isinstance(answer, Fault) and answer.reason == "NoSymbol"
 
 

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.stacks import activity
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge
+from tests.commands import spawn
 from tests.conftest import wait_for
 from tests.integration import targets
 from tests.proc_tree import sweep
@@ -315,13 +315,9 @@ def test_a_program_that_starts_the_other_ranks_is_the_first_of_them(tmp_path: Pa
 
 def test_spawned_ranks_are_found_by_the_variables_that_they_set_later(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SPAWNED)
-    launcher = subprocess.Popen([sys.executable, tmp_path / "train.py", tmp_path], start_new_session=True)
-    try:
+    with spawn(sys.executable, tmp_path / "train.py", tmp_path, group=True) as launcher:
         ranks = pids(tmp_path, 3)
         job = job_of(ranks)
-    finally:
-        os.killpg(launcher.pid, signal.SIGKILL)
-        launcher.wait()
     assert (job.launcher, job.launcher_id is not None and job.launcher_id.pid) == ("spawn", launcher.pid)
     assert (job.world_size, [(rank.rank, rank.id.pid) for rank in job.ranks]) == (3, list(enumerate(ranks)))
 
@@ -359,14 +355,10 @@ def test_ranks_with_their_number_as_an_argument_are_found_by_their_store(library
     """A fourth process is connected, too, but maps neither library."""
     (tmp_path / "train.py").write_text(CONNECTED)
     command = [sys.executable, tmp_path / "train.py", library, tmp_path]
-    launcher = subprocess.Popen(command, start_new_session=True)
-    try:
+    with spawn(*command, group=True) as launcher:
         ranks = pids(tmp_path, 4)
         wait_for((tmp_path / "ready").exists, "the connections")
         found = JobScan().find(None, node="here").jobs
-    finally:
-        os.killpg(launcher.pid, signal.SIGKILL)
-        launcher.wait()
     (job,) = (job for job in found if ranks[0] in {rank.id.pid for rank in job.ranks})
     assert (job.launcher, job.launcher_id is not None and job.launcher_id.pid) == ("spawn", launcher.pid)
     assert (job.ranks[0].id.pid, {rank.id.pid for rank in job.ranks}) == (ranks[0], set(ranks[:3]))
@@ -386,15 +378,11 @@ def dumped(pid: int) -> list[dict[str, Any]]:
 def test_pid_of_a_shell_around_the_launcher_means_the_ranks(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(CONNECTED)
     command = f"{sys.executable} {tmp_path}/train.py torch/lib/libtorch_cpu.so {tmp_path}; true"
-    shell = subprocess.Popen(["bash", "-c", command], start_new_session=True)
-    try:
+    with spawn("bash", "-c", command, group=True) as shell:
         ranks = pids(tmp_path, 4)[:3]
         wait_for((tmp_path / "ready").exists, "the connections")
         (job,) = dumped(shell.pid)
         (alone,) = dumped(ranks[1])
-    finally:
-        os.killpg(shell.pid, signal.SIGKILL)
-        shell.wait()
     assert {member["pid"] for group in job["groups"] for member in group["members"]} == set(ranks)
     assert [member["pid"] for group in alone["groups"] for member in group["members"]] == [ranks[1]]
 
@@ -402,14 +390,10 @@ def test_pid_of_a_shell_around_the_launcher_means_the_ranks(tmp_path: Path) -> N
 def test_pid_of_a_launcher_that_waits_gives_the_sentence_of_its_job(tmp_path: Path) -> None:
     (tmp_path / "torchrun").write_text(f"open({str(tmp_path / 'ready')!r}, 'w').close()\nimport time\ntime.sleep(600)")
     command = [sys.executable, tmp_path / "torchrun", "--nnodes=2", "--rdzv-id=waits-here", "train.py"]
-    launcher = subprocess.Popen(command, start_new_session=True)
-    try:
+    with spawn(*command, start_new_session=True) as launcher:
         wait_for((tmp_path / "ready").exists, "the launcher")
         (by_pid,) = dumped(launcher.pid)
         answer = json.loads(CliRunner().invoke(dump, ["--json", "--job", "waits-here"]).stdout)
-    finally:
-        launcher.kill()
-        launcher.wait()
     verdict, same = answer["jobs"][0]["verdict"], by_pid["verdict"]
     assert (same["kind"], verdict["kind"]) == ("NoRanks", "NoRanks")
     sentences = [re.sub(r"in [\d.]+ s", "in N s", each["message"]) for each in (same, verdict)]

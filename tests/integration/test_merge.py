@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -32,7 +31,7 @@ from hangwatch.store import Store, open_writable
 from hangwatch.web.http_server import Server
 from tests import samples
 from tests.certificates import make_authority, make_certificate
-from tests.commands import hangwatch, refused
+from tests.commands import hangwatch, refused, spawn
 from tests.conftest import wait_for
 from tests.integration.test_incidents_over_network import CLIENTS, SECRET, USERS
 from tests.servers import RealPrometheus, answering, free_port
@@ -193,11 +192,8 @@ def test_a_name_of_a_node_is_no_set_of_nodes(tmp_path: Path) -> None:
 
 
 def test_dump_grouped_is_what_merge_reads(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as target:
-        try:
-            done = hangwatch("dump", "--pid", str(target.pid), "--grouped")
-        finally:
-            target.kill()
+    with spawn(sys.executable, "-c", "import time; time.sleep(600)") as target:
+        done = hangwatch("dump", "--pid", str(target.pid), "--grouped")
     assert done.returncode == 0, done.stderr
     dumped = json.loads(done.stdout)
     assert "captures" not in dumped["jobs"][0]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch.probes.process import native_stack
+from tests.commands import spawn
 from tests.conftest import wait_for
 from tests.integration import targets
 
@@ -35,12 +36,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [(f"lock = threading.Lock(); lock.acquire(); {DEEPER}", False), ("library.in_torch()", True)],
 )
 def test_wait_is_attributed_to_its_caller_not_to_earlier_frames(library: Path, then: str, is_torch: bool) -> None:
-    with subprocess.Popen([sys.executable, "-c", STIRS + then, library]) as process:
-        try:
-            wait_for(lambda: targets.futex_call(process.pid), "it to sleep")
-            assert native_stack.waits_in_torch(process.pid, PROC) is is_torch
-        finally:
-            process.kill()
+    with spawn(sys.executable, "-c", STIRS + then, library) as process:
+        wait_for(lambda: targets.futex_call(process.pid), "it to sleep")
+        assert native_stack.waits_in_torch(process.pid, PROC) is is_torch
 
 
 @pytest.mark.parametrize(
@@ -48,12 +46,9 @@ def test_wait_is_attributed_to_its_caller_not_to_earlier_frames(library: Path, t
     ["import threading; lock = threading.Lock(); lock.acquire(); lock.acquire()", "import sys; sys.stdin.read()"],
 )
 def test_a_lock_or_a_pipe_of_pythons_own_is_not_torchs(program: str) -> None:
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
-        try:
-            wait_for(lambda: targets.state(process.pid) == "S", "it to sleep")
-            assert native_stack.waits_in_torch(process.pid, PROC) is False
-        finally:
-            process.kill()
+    with spawn(sys.executable, "-c", program, text=False) as process:
+        wait_for(lambda: targets.state(process.pid) == "S", "it to sleep")
+        assert native_stack.waits_in_torch(process.pid, PROC) is False
 
 
 def test_ended_process_has_no_native_stack() -> None:

@@ -1,7 +1,6 @@
 """pystack's engine reads real processes that py-spy cannot read, without a pause."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from hangwatch.model import Fault, ProcessDump
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import pyspy, pystack
 from hangwatch.probes.process.pyspy import PyspyAnswer
+from tests.commands import spawn
 from tests.conftest import wait_for
 from tests.fake_pyspy import fake_pyspy
 from tests.integration import targets
@@ -156,11 +156,8 @@ def test_a_mapped_file_that_is_a_link_by_now_is_not_followed(tmp_path: Path) -> 
 
 
 def test_a_process_that_is_no_python_keeps_py_spys_fault_with_both_complaints(tmp_path: Path) -> None:
-    with subprocess.Popen(["sleep", "600"]) as child:
-        try:
-            answer = pystack.dump(child.pid, UNREAD, deadline_seconds=60.0)
-        finally:
-            child.kill()
+    with spawn("sleep", "600") as child:
+        answer = pystack.dump(child.pid, UNREAD, deadline_seconds=60.0)
     assert answer.fault.reason == "NoInterpreter"
     assert answer.fault.detail.startswith("none; pystack: Engine error: Could not determine python version")
 

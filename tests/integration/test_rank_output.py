@@ -18,6 +18,7 @@ from hangwatch.probes.process import rank_output
 from hangwatch.report import html, text
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
+from tests.commands import spawn
 from tests.conftest import identity, wait_for
 from tests.integration import targets
 from tests.other_users import needs_root
@@ -109,20 +110,11 @@ def test_a_fifo_is_not_opened(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "log")
     fifo = os.open(tmp_path / "log", os.O_RDWR)
     with writing(SLEEPS, "", to=[fifo]) as (rank,):
-        waiting = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                f"import os; os.mkfifo({str(tmp_path / 'other')!r}); open({str(tmp_path / 'other')!r}, 'w')",
-            ]
-        )
-        try:
+        other = str(tmp_path / "other")
+        with spawn(sys.executable, "-c", f"import os; os.mkfifo({other!r}); open({other!r}, 'w')") as waiting:
             wait_for((tmp_path / "other").exists, "the other FIFO")
             assert read(rank) == {}
             assert waiting.poll() is None
-        finally:
-            waiting.kill()
-            waiting.wait(timeout=60)
     os.close(fifo)
 
 

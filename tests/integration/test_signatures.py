@@ -327,13 +327,12 @@ def test_rank_at_a_pipe_of_a_process_outside_its_job_moves_as_that_process(
 ) -> None:
     """A pipe such as that to `tee`, which the shell started beside the rank."""
     command = [sys.executable, "-c", COPIES] if reader == "copies" else ["sleep", "600"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True) as other:
-        try:
-            with targets.python(WRITES_TO_READER.format(pid=other.pid), tmp_path) as pid:
-                targets.wait_for_call(pid, "writes")
-                member = measured(job_of(pid), search_seconds=search_seconds)
-        finally:
-            other.kill()
+    with (
+        spawn(*command, stdout=subprocess.DEVNULL) as other,
+        targets.python(WRITES_TO_READER.format(pid=other.pid), tmp_path) as pid,
+    ):
+        targets.wait_for_call(pid, "writes")
+        member = measured(job_of(pid), search_seconds=search_seconds)
     assert member.signature is expected
 
 

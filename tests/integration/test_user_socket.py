@@ -6,7 +6,6 @@ import random
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -193,8 +192,7 @@ def test_what_may_be_found_and_not_read_is_asked_of_the_daemon(node: Node) -> No
     os.mkfifo(folder / "fifo")
     slot = ["RANK=0", "WORLD_SIZE=1", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1", "TORCHELASTIC_RUN_ID=open"]
     program = targets._READY.format(folder=str(folder)) + code
-    rank = subprocess.Popen([*as_user(OWNER), "env", *slot, sys.executable, "-c", program])
-    try:
+    with spawn(*as_user(OWNER), "env", *slot, sys.executable, "-c", program) as rank:
         wait_for(lambda: (folder / "ready").exists(), "the rank")
         prefix = (
             "unshare",
@@ -217,9 +215,6 @@ def test_what_may_be_found_and_not_read_is_asked_of_the_daemon(node: Node) -> No
         )
         assert "this user may not read all stacks; the daemon can dump your own jobs, but:" in alone.stderr
         assert "No such file or directory" in alone.stderr and "`, or install the daemon" in alone.stderr
-    finally:
-        rank.kill()
-        rank.wait()
 
 
 @needs_mounts

@@ -78,15 +78,12 @@ def measured(job: Job) -> Sequence[Member]:
 @contextlib.contextmanager
 def started(folder: Path, does: str) -> Iterator[list[int]]:
     os.mkfifo(folder / "fifo")
-    with subprocess.Popen([sys.executable, "-c", DRIVER, folder, does], start_new_session=True) as driver:
-        try:
-            wait_for(lambda: all((folder / f"pid-{rank}").exists() for rank in range(3)), "three ranks to start")
-            pids = [int((folder / f"pid-{rank}").read_text()) for rank in range(3)]
-            targets.wait_for_call(pids[0], "receives")
-            targets.wait_for_call(pids[1], "receives")
-            yield pids
-        finally:
-            os.killpg(driver.pid, signal.SIGKILL)
+    with spawn(sys.executable, "-c", DRIVER, folder, does, group=True):
+        wait_for(lambda: all((folder / f"pid-{rank}").exists() for rank in range(3)), "three ranks to start")
+        pids = [int((folder / f"pid-{rank}").read_text()) for rank in range(3)]
+        targets.wait_for_call(pids[0], "receives")
+        targets.wait_for_call(pids[1], "receives")
+        yield pids
 
 
 @pytest.mark.parametrize(

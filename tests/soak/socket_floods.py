@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.commands import spawn
 from tests.conftest import wait_for
 from tests.integration.test_user_socket import Node, node_with_jobs
 from tests.other_users import as_user
@@ -66,11 +67,8 @@ class Cost(NamedTuple):
 def flood(uid: int, mode: str, where: str, pid: int) -> Iterator[int]:
     """Start a process of user `uid` that sends requests without end. Yield its pid."""
     command = [*as_user(uid), PYTHON, "-SE", "-c", FLOODER, mode, where, str(pid)]
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL) as flooder:
-        try:
-            yield flooder.pid
-        finally:
-            flooder.kill()
+    with spawn(*command, stdin=subprocess.DEVNULL) as flooder:
+        yield flooder.pid
 
 
 def cpu_seconds(pid: int) -> float:

@@ -3,7 +3,6 @@
 import os
 import shutil
 import socket
-import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from hangwatch.probes.network import interfaces, sockets
 from hangwatch.probes.network.interfaces import Interface, Route
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import main_thread
-from tests.commands import finished
+from tests.commands import finished, spawn
 from tests.conftest import wait_for
 from tests.node_tree import Checked, FakeClock, NodeTree, expect, job, rank, run, status_and_reason, values
 
@@ -336,14 +335,9 @@ def test_a_rank_that_listens_on_loopback_alone(tree: NodeTree, rows: list[tuple[
 
 @contextmanager
 def sleeping_rank(program: str = "import sys; sys.stdin.read()", **environ: str) -> Iterator[int]:
-    child = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, env={**os.environ, **environ})
-    try:
+    with spawn(sys.executable, "-c", program, env={**os.environ, **environ}, text=False) as child:
         wait_for(Path(f"/proc/{child.pid}/environ").read_bytes, "its environment: execve(2) sets it late")
         yield child.pid
-    finally:
-        child.stdin.close()  # type: ignore[union-attr]
-        child.kill()
-        child.wait(60)
 
 
 def test_silent_master_without_connections_becomes_critical() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from hangwatch.probes.base import procfs
 from hangwatch.probes.node.machine import Node
+from tests.commands import spawn
 from tests.conftest import wait_for
 from tests.node_tree import Checked, NodeTree, expect, job, rank, real_rank, run, status_and_reason, values
 
@@ -104,13 +105,8 @@ def test_a_stat_that_cannot_be_understood_is_a_rank_gone_not_a_crash(tree: NodeT
 
 @contextmanager
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
-    try:
+    with spawn(sys.executable, "-c", "import sys; sys.stdin.read()", text=False) as child:
         yield child
-    finally:
-        child.kill()
-        child.wait()
-        child.stdin.close()  # type: ignore[union-attr]
 
 
 def state_of(pid: int) -> str:

@@ -1,7 +1,6 @@
 """The environment variables that a scan and a capture keep of a rank, and their differences between ranks."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from hangwatch.probes.process import environment as environments
 from hangwatch.probes.process.process_scan import ProcessScan
 from hangwatch.tables import environment_names, launchers
 from hangwatch.verdict import environment_diff
+from tests.commands import spawn
 from tests.conftest import wait_for
 from tests.proc_tree import lay_out
 
@@ -97,13 +97,9 @@ def test_of_a_real_process_no_secret_is_read(tmp_path: Path) -> None:
         "RANK": "3",
         "TORCH_X": "a\x1b[2Jb",
     }
-    child = subprocess.Popen([sys.executable, "-c", "input()"], env=told, stdin=subprocess.PIPE)
-    try:
+    with spawn(sys.executable, "-c", "input()", env=told, text=False) as child:
         wait_for(lambda: environments.read_allowed(child.pid, procfs.PROC), "its environment")
         found = environments.read_allowed(child.pid, procfs.PROC)
-    finally:
-        child.kill()
-        child.communicate()
     assert found == {"NCCL_DEBUG": "INFO", "RANK": "3", "TORCH_X": "a\\x1b[2Jb"}
 
 

@@ -23,7 +23,7 @@ from hangwatch.report.event import HangEvent
 from hangwatch.schedule.owner_limits import RateLimit
 from hangwatch.store import Store
 from tests import samples
-from tests.commands import write_program
+from tests.commands import spawn, write_program
 from tests.conftest import wait_for
 from tests.other_users import as_user, needs_root
 
@@ -261,12 +261,8 @@ def test_hook_at_its_deadline_is_killed_with_its_children(script: Script) -> Non
 def test_killed_daemon_leaves_no_hook_running(script: Script, tmp_path: Path) -> None:
     program = script(f"sleep 1000 & echo $! $$ > {tmp_path}/written; mv {tmp_path}/written {tmp_path}/pids; wait")
     runs = "import sys; from hangwatch import hooks; from tests import samples; hooks.run(hooks.HookCall('on_hung', (sys.argv[1],), {}, samples.mismatch(), None), 600)"
-    daemon = subprocess.Popen([sys.executable, "-c", runs, program])
-    try:
+    with spawn(sys.executable, "-c", runs, program):
         wait_for((tmp_path / "pids").exists, "the hook")
-    finally:
-        daemon.kill()
-        daemon.wait()
     for pid in map(int, (tmp_path / "pids").read_text().split()):
         wait_for(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"{pid} to be gone")
 

@@ -5,6 +5,7 @@
 * A test waits for a condition under a deadline; it does not sleep.
 """
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -14,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -156,6 +157,21 @@ def identity(pid: int) -> ProcessId:
     """Return the identity of a process that exists."""
     found = procfs.read_state(pid)
     return found[0]
+
+
+class Stoppable(Protocol):
+    """A server, sampler or daemon that runs until `stop`."""
+
+    def stop(self) -> object: ...
+
+
+@contextlib.contextmanager
+def stopping(running: Stoppable) -> Iterator[None]:
+    """Stop this at the end of `with`."""
+    try:
+        yield
+    finally:
+        running.stop()
 
 
 def obeys_ctrl_c() -> None:

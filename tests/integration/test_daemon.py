@@ -28,7 +28,7 @@ from hangwatch.state.board import JobEntry
 from hangwatch.tools.demo import playback
 from hangwatch.tools.demo.simulated_gpus import SimulatedGpus
 from hangwatch.tools.demo.simulated_node import SimulatedNode
-from tests.conftest import wait_for
+from tests.conftest import stopping, wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.real_daemon import RealDaemon
 
@@ -195,12 +195,10 @@ def quick_daemon(node: SimulatedNode, folder: Path, **sections: object) -> Itera
     daemon = Daemon(replace(playback.settings(folder), **sections), gpus, proc_root=node.proc_root)
     daemon.board.set(sweep=gpus.latest())  # the first scan needs to know which process holds which GPU
     daemon.start()
-    try:
+    with stopping(daemon):
         wait_for(lambda: state_of(daemon) is JobState.TRAINING, "the job to train")
         wait_for(lambda: all(gpu.busy_watts for gpu in job_of(daemon).watch.power.gpus.values()), "busy levels")
         yield daemon
-    finally:
-        daemon.stop()
 
 
 def job_of(daemon: Daemon) -> JobEntry:
@@ -241,10 +239,8 @@ def counted_looks(
         check_settings={"environment": environment.Settings()},
     )
     daemon.start()
-    try:
+    with stopping(daemon):
         yield daemon, looks
-    finally:
-        daemon.stop()
 
 
 def check_reason(daemon: Daemon) -> str:
@@ -283,14 +279,12 @@ def test_jobs_that_hang_together_are_looked_at_together(tmp_path: Path) -> None:
             replace(playback.settings(tmp_path), capture=rounds), SimulatedGpus(node, other), proc_root=node.proc_root
         )
         daemon.start()
-        try:
+        with stopping(daemon):
             wait_for(lambda: states_of(daemon) == [JobState.TRAINING] * 2, "both jobs to train")
             node.order(0, "lock")
             other.order(0, "lock")
             wait_for(lambda: len(daemon.board.snapshot.running.get("capture", ())) == 2, "two captures at once")
             wait_for(lambda: sum(daemon.board.snapshot.dumps.counts) >= 8, "the first round of both")
-        finally:
-            daemon.stop()
 
 
 def test_captures_that_wait_while_a_scan_runs_share_the_next_one(tmp_path: Path) -> None:

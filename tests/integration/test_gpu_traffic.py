@@ -8,7 +8,7 @@ import pytest
 from hangwatch.model import Fault, GpuSweep, GpuTraffic, GpuUse, TrafficSweep
 from hangwatch.probes.gpu import query
 from hangwatch.probes.gpu.sampler import NvmlSampler
-from tests.conftest import wait_for
+from tests.conftest import stopping, wait_for
 from tests.fake_driver import FakeDriver
 
 ALL_LINKS = 4294967295  # UINT_MAX, the scope of nvml.h for the sum of all links
@@ -135,7 +135,7 @@ def test_a_driver_that_never_answers_costs_a_look_its_deadline_and_no_sample(fak
     settings = {"sample_seconds": 0.2, "deadline_seconds": 5.0, "gpu_retry_seconds": 0.3}
     sampler = NvmlSampler(environ=fake_driver.environ, **settings)
     sampler.start()
-    try:
+    with stopping(sampler):
         wait_for(lambda: query.traffic(sampler), "a first answer")
         fake_driver.add("gpu 5 fault nvmlDeviceGetFieldValues sleep")
         began = time.monotonic()
@@ -146,8 +146,6 @@ def test_a_driver_that_never_answers_costs_a_look_its_deadline_and_no_sample(fak
         wait_for(lambda: sampler.status().alive, "a new process")
         assert query.traffic(sampler) is None, "not asked again for a while"
         wait_for(lambda: _is_whole(sampler.latest(), asked), "all GPUs to be sampled again")
-    finally:
-        sampler.stop()
 
 
 def _is_whole(sweep: GpuSweep | None, since: float) -> bool:

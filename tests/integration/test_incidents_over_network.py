@@ -25,7 +25,7 @@ from hangwatch.web.http_server import Server, usable_url
 from tests import samples
 from tests.certificates import make_authority, make_certificate
 from tests.commands import finished, hangwatch, refused
-from tests.conftest import wait_for
+from tests.conftest import stopping, wait_for
 from tests.servers import ask_port
 
 SECRET = "s3cret-of-alice"
@@ -72,10 +72,8 @@ def served(kept: Store, text: str | None = None, folder: Path | None = None, **s
         incidents=kept,
     )
     port = one.start()
-    try:
+    with stopping(one):
         yield port
-    finally:
-        one.stop()
 
 
 def basic(user: str = "alice", password: str = SECRET) -> dict[str, str]:

@@ -16,7 +16,7 @@ from hangwatch.probes.gpu.details import Details, GpuFabric, XidDetails
 from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.node.machine import Clock
 from tests.commands import finished, first_line, spawn
-from tests.conftest import wait_for
+from tests.conftest import stopping, wait_for
 from tests.fake_driver import FakeDriver, h100, uuid_of
 from tests.node_tree import Checked, NodeTree, values
 
@@ -282,10 +282,8 @@ def test_no_driver_is_one_fault_and_is_looked_for_again(fake_driver: FakeDriver,
 def test_no_driver_library_is_driver_not_found(tmp_path: Path) -> None:
     sampler = NvmlSampler(sample_seconds=0.2, deadline_seconds=1, environ={"LD_LIBRARY_PATH": str(tmp_path)})
     sampler.start()
-    try:
+    with stopping(sampler):
         status = status_where(sampler, lambda status: status.fault is not None, "the missing library")
-    finally:
-        sampler.stop()
     assert (status.fault.subject, status.fault.reason) == ("driver", "DriverNotFound")
     assert "NVIDIA driver" in status.fault.remedy
     assert not status.alive

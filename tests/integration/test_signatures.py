@@ -27,7 +27,7 @@ from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict.wording import clauses
 from tests import debug_client
 from tests.commands import first_line, spawn
-from tests.conftest import identity, wait_for
+from tests.conftest import identity, stopping, wait_for
 from tests.fake_driver import FakeDriver, uuid_of
 from tests.integration import targets
 from tests.servers import serving
@@ -167,22 +167,19 @@ def test_signature_of_a_rank_waiting_for_its_gpu_uses_link_traffic(
     fake_driver.add("gpu all power_watts 120", *(f"gpu all field {counter}" for counter in counters))
     sampler = NvmlSampler(sample_seconds=0.2, deadline_seconds=20.0, environ=fake_driver.environ)
     sampler.start()
-    try:
-        with targets.python(SPINS, tmp_path) as pid:
-            sweep = wait_for(sampler.latest, "a sweep")
-            job = job_of(pid)
-            (rank,) = job.ranks
-            job = replace(job, ranks=(replace(rank, gpu_uuids=(uuid_of(0),)),))
-            sources = GpuSources(read_sweep=lambda: sweep, read_traffic=partial(query.traffic, sampler))
+    with stopping(sampler), targets.python(SPINS, tmp_path) as pid:
+        sweep = wait_for(sampler.latest, "a sweep")
+        job = job_of(pid)
+        (rank,) = job.ranks
+        job = replace(job, ranks=(replace(rank, gpu_uuids=(uuid_of(0),)),))
+        sources = GpuSources(read_sweep=lambda: sweep, read_traffic=partial(query.traffic, sampler))
 
-            def counted() -> Member | None:
-                (member,) = targets.grouped(job, SETTINGS, gpus=sources).members
-                is_known = (member.gpu.pcie_bytes_per_second is not None) is bool(counters)
-                return member if is_known else None  # the driver may need more than the second that it has
+        def counted() -> Member | None:
+            (member,) = targets.grouped(job, SETTINGS, gpus=sources).members
+            is_known = (member.gpu.pcie_bytes_per_second is not None) is bool(counters)
+            return member if is_known else None  # the driver may need more than the second that it has
 
-            member = wait_for(counted, "the traffic")
-    finally:
-        sampler.stop()
+        member = wait_for(counted, "the traffic")
     print(member.gpu.nvlink_bytes_per_second, member.gpu.pcie_bytes_per_second)
     assert member.signature is expected
 

@@ -39,7 +39,7 @@ from hangwatch.tools.commands.top import LastAnswer, frame, watch
 from hangwatch.web.http_server import Server
 from tests import samples
 from tests.commands import HANGWATCH, finished, write_config, write_program
-from tests.conftest import wait_for
+from tests.conftest import stopping, wait_for
 from tests.other_users import needs_mounts, needs_root
 
 SHOWN, HIDDEN, NEW_SCREEN, OLD_SCREEN = b"\x1b[?25h", b"\x1b[?25l", b"\x1b[?1049h", b"\x1b[?1049l"
@@ -138,10 +138,8 @@ def reserved_port() -> Iterator[int]:
 def served(port: int = 0, health_port: int = 0) -> Iterator[int]:
     settings = Http(listen="127.0.0.1", port=port, health_port=health_port)
     server = Server(settings, CollectorRegistry(), status=lambda: SEEN, unhealthy=lambda: None)
-    try:
+    with stopping(server):
         yield server.start()
-    finally:
-        server.stop()
 
 
 @pytest.mark.parametrize(
@@ -381,7 +379,7 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[
         status=lambda: seen,
         unhealthy=lambda: None,
     )
-    try:
+    with stopping(server):
         yield {
             "report": ("report", str(folder)),
             "incidents": ("incidents", "--config", str(config)),
@@ -389,8 +387,6 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[
             "status": ("status", "--url", f"http://127.0.0.1:{server.start()}"),
             "check": ("check", "clock_skew", "fd_limit", "memory_pressure"),
         }
-    finally:
-        server.stop()
 
 
 COMMANDS = ("report", "incidents", "explain", "status", "check")

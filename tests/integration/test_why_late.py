@@ -23,7 +23,7 @@ from hangwatch.state.unseen import RECORDER, Unseen
 from hangwatch.tools.commands.slow import slow
 from hangwatch.web.http_server import Server
 from tests import samples
-from tests.conftest import wait_for
+from tests.conftest import stopping, wait_for
 from tests.fake_driver import FakeDriver, h100, uuid_of
 from tests.integration.test_top import SEEN, job
 from tests.node_tree import NodeTree, own_start_ticks, rank
@@ -109,10 +109,8 @@ def test_slow_gpu_is_a_difference(fake_nvml_library: Path, tmp_path: Path) -> No
     driver = FakeDriver(fake_nvml_library, tmp_path / "gpus.scenario", lines)
     sampler = NvmlSampler(environ=driver.environ, sample_seconds=1.0, deadline_seconds=10.0)
     sampler.start()
-    try:
+    with stopping(sampler):
         sweep = wait_for(sampler.latest, "a first sweep")
-    finally:
-        sampler.stop()
     with ExitStack() as stack:
         ranks = [made(stack.enter_context(python(SLEEPING)), n) for n in range(4)]
         said = "its GPU runs at 1,200 MHz, the others at 1,980 MHz or more"
@@ -154,10 +152,8 @@ def served(jobs: tuple[JobStatus, ...], check: CheckLine) -> Iterator[str]:
     status = replace(SEEN, jobs=jobs, checks=(check,), unseen=(OFF,))
     http = Http(listen="127.0.0.1", port=0, health_port=0)
     server = Server(http, CollectorRegistry(), status=lambda: status, unhealthy=lambda: None)
-    try:
+    with stopping(server):
         yield f"http://127.0.0.1:{server.start()}"
-    finally:
-        server.stop()
 
 
 def run(*jobs: JobStatus, check: str = "OK") -> Result:

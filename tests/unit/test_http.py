@@ -31,7 +31,7 @@ from hangwatch.web import listener
 from hangwatch.web.connection_limits import Rate
 from hangwatch.web.http_server import PortTakenError, ServeError, Server
 from hangwatch.web.listener import MAX_HEADER_BYTES, REQUEST_SECONDS, Answer, Listener, Request, text
-from tests.conftest import wait_for
+from tests.conftest import stopping, wait_for
 from tests.other_users import as_thread_of, needs_root
 from tests.servers import ask_port
 
@@ -67,10 +67,8 @@ def both_ports(
         incidents=Incidents(),
     )
     port = one.start()
-    try:
+    with stopping(one):
         yield port, one.health_port
-    finally:
-        one.stop()
 
 
 @contextmanager
@@ -454,15 +452,13 @@ def test_an_answer_in_pieces_has_its_time_again_with_each(
     one = Listener("one", answer, max_connections=30)
     port = one.bind("127.0.0.1", 0)
     one.start()
-    try:
+    with stopping(one):
         came = sent(port, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         assert came.startswith(b"HTTP/1.1 200")
         assert came.endswith(b"x" * 1000 * parts) == whole
         head = sent(port, b"HEAD / HTTP/1.1\r\nHost: a\r\n\r\n")
         assert b"Content-Length: %d" % (1000 * parts) in head
         assert drip.closed.wait(30)
-    finally:
-        one.stop()
 
 
 WITHOUT_DESCRIPTORS = """
@@ -497,10 +493,8 @@ def listener_of_five_connections() -> Iterator[tuple[Listener, int]]:
 
     one = Listener("one", answer, max_connections=64, rate=Rate(at_once=5.0, per_second=0.0))
     port = one.bind("127.0.0.1", 0)
-    try:
+    with stopping(one):
         yield one, port
-    finally:
-        one.stop()
 
 
 def connected_as(uid: int, address: str, port: int) -> socket.socket:

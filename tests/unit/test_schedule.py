@@ -11,7 +11,7 @@ import pytest
 
 from hangwatch.schedule import scheduler as schedule_module
 from hangwatch.schedule.scheduler import Schedule
-from tests.conftest import wait_for
+from tests.conftest import stopping, wait_for
 
 
 def add_tasks(schedule: Schedule) -> None:
@@ -45,7 +45,7 @@ def test_a_beat_can_be_made_to_come_sooner_and_never_later() -> None:
     schedule.run_every(0.05, "checks", "often", turns.append, "often")
     schedule.run_within(0.0, "rare")  # no effect: the schedule has not begun
     schedule.start()
-    try:
+    with stopping(schedule):
         wait_for(lambda: turns.count("often") >= 2, "some turns")
         assert "rare" not in turns
         schedule.run_within(0.0, "rare")
@@ -55,8 +55,6 @@ def test_a_beat_can_be_made_to_come_sooner_and_never_later() -> None:
         before = turns.count("often")
         wait_for(lambda: turns.count("often") >= before + 2, "the other one to go on at its pace")
         assert turns.count("rare") == 1
-    finally:
-        schedule.stop()
 
 
 class SteppedClock(datetime):
@@ -77,12 +75,10 @@ def test_clock_steps_of_a_day_and_of_decades_delay_no_task(monkeypatch: pytest.M
     schedule = Schedule(lambda name: None)
     schedule.run_every(0.05, "checks", "often", turns.append, "often")
     schedule.start()
-    try:
+    with stopping(schedule):
         for days in (-1, 1, 20_000):
             monkeypatch.setattr(SteppedClock, "step", timedelta(days=days))
             before = turns.count("often")
             wait_for(lambda: turns.count("often") >= before + 3, f"turns after a step by {days} days", 20)  # noqa: B023
             schedule.run_once("checks", turns.append, str(days))
             wait_for(lambda: str(days) in turns, "a task that runs once")  # noqa: B023
-    finally:
-        schedule.stop()

@@ -32,7 +32,7 @@ from hangwatch.web.listener import Answer, Listener, Request, text
 from hangwatch.web.protocol import Peer, peer_of
 from hangwatch.web.user_socket import MAX_CONNECTIONS_OF_USER, UserSocket
 from tests import samples
-from tests.conftest import wait_for
+from tests.conftest import stopping, wait_for
 from tests.other_users import as_thread_of, needs_root
 
 UID = 1004
@@ -290,10 +290,8 @@ def served(folder: Path, look: Look = look_at) -> Iterator[tuple[Desk, Path]]:
     path = folder / "socket"
     desk = Desk(folder, job(os.geteuid()), look=look, path=str(path))
     desk.own_jobs.start()
-    try:
+    with stopping(desk.own_jobs):
         yield desk, path
-    finally:
-        desk.own_jobs.stop()
 
 
 def connected(path: Path) -> socket.socket:

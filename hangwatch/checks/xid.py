@@ -109,7 +109,7 @@ def _match_events(
         else:
             subject = gpu or "unknown"
             text = f"XID {xid.code} of GPU {subject}{xids.FROM_NVML}"
-            nvml_only[gpu, xid.code] = LoggedLine("xid", subject, "", seen_seconds, text, xid.code)
+            nvml_only[gpu, xid.code] = LoggedLine("xid", subject, "", xid.code, boot_seconds=seen_seconds, text=text)
     return tuple(in_both), tuple(nvml_only.values())
 
 

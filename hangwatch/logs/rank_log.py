@@ -149,9 +149,9 @@ class Log:
         heard = kernel_text.find(text)
         self.is_kernels = self.is_kernels and (heard is not None or kernel_text.has_shape(text))
         if heard is not None and len(self.kernel) < kernel_text.MOST_KEPT:
-            self.kernel.setdefault(heard.matched[:2], heard)
+            self.kernel.setdefault((heard.matched.name, heard.matched.subject), heard)
         elif self.kernel:
-            self.is_kernel_cut |= heard is not None and heard.matched[:2] not in self.kernel
+            self.is_kernel_cut |= heard is not None and (heard.matched.name, heard.matched.subject) not in self.kernel
             for over in kernel_text.ended(text):
                 self.kernel.pop(over, None)
 

@@ -4,9 +4,10 @@
 """
 
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from hangwatch import tables
+from hangwatch.model import Value
 from hangwatch.tables import xids
 
 LONGEST_LINE = 1024
@@ -25,7 +26,7 @@ class Row(tables.LineRow, frozen=True, forbid_unknown_fields=True):
     severity: Literal["", "critical", "warning"] = ""
 
 
-class MatchedLine(NamedTuple):
+class MatchedLine(Value, frozen=True):
     """A line that matches a row: the name of the row, and the subject of the line.
 
     `where` is a library, `code` the number of an XID or SXID, and `comm` the name of a process, if the line has them.
@@ -34,8 +35,8 @@ class MatchedLine(NamedTuple):
     name: str
     subject: str
     where: str
-    code: int
-    comm: str
+    code: int = 0
+    comm: str = ""
 
 
 @cache

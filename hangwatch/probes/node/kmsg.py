@@ -19,6 +19,7 @@ from hangwatch.model import Fault, Value
 from hangwatch.probes.node import oom_kills
 from hangwatch.probes.node.oom_kills import KEYS_KEPT, OomKills
 from hangwatch.tables import kernel_lines, xids
+from hangwatch.tables.kernel_lines import MatchedLine
 
 # The buffer must hold a whole record, else read fails with EINVAL: 8 KiB since Linux 3.5 (CONSOLE_EXT_LOG_MAX).
 RECORD_BYTES = 8192
@@ -44,19 +45,11 @@ class KernelRecord(Value, frozen=True):
     text: str
 
 
-class LoggedLine(Value, frozen=True):
-    """A kernel log line that matches a row of kernel_lines.toml, see `kernel_lines.MatchedLine`.
+class LoggedLine(MatchedLine, frozen=True, kw_only=True):
+    """A line of the kernel log that matches a row of kernel_lines.toml. "Problem cleared" lines do not count."""
 
-    "Problem cleared" lines do not count.
-    """
-
-    name: str
-    subject: str
-    where: str
     boot_seconds: float
     text: str
-    code: int = 0
-    comm: str = ""
 
 
 class KernelEvents(Value, frozen=True):
@@ -153,7 +146,7 @@ class _Follower:
             self._lines_by_row[name].pop(subject.partition(" ")[0].rstrip(":"), None)
         match = kernel_lines.find(record.text)
         if match is not None:
-            self._keep_line(LoggedLine(**match._asdict(), boot_seconds=record.boot_seconds, text=record.text[:512]))
+            self._keep_line(LoggedLine.copy_from(match, boot_seconds=record.boot_seconds, text=record.text[:512]))
         self._oom.read_line(record.text, record.boot_seconds)
 
     def _keep_line(self, line: LoggedLine) -> None:

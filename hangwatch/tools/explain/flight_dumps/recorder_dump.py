@@ -124,8 +124,22 @@ def parse(content: bytes) -> FlightDump:
     library_version = _read_text(values.get("comm_lib_version", values.get("nccl_version", "")), "comm_lib_version")
     if not rows and statuses and library_version:
         by_library["nccl"] = []  # TORCH_INCLUDE_ONLY_ACTIVE: all operations have completed
-    shared = (statuses, members, library_version, version, newest / 1e9)
-    recorders = tuple(_make_recorder(library, entries, *shared) for library, entries in sorted(by_library.items()))
+    recorders = tuple(
+        RankRecords(
+            library=library,
+            records=mark_batch_parts(records),
+            groups=statuses,
+            members=members if library != "gloo" else (),
+            next_id=records[-1].id + 1 if records else 0,
+            oldest_id=_find_complete_start(records, statuses),
+            is_wrapped=_has_lost(records, statuses),
+            capacity=len(records),
+            library_version=library_version,
+            layout=f"dump {version}",
+            read_unix_seconds=newest / 1e9,
+        )
+        for library, records in sorted(by_library.items())
+    )
     world = next((group.ranks for group in members if (group.name, group.description) == DEFAULT_GROUP), ())
     return FlightDump(
         recorders=recorders,
@@ -330,31 +344,6 @@ def _parse_ranks(text: str) -> list[int]:
 
 
 # --- conclusions -----------------------------------------------------------------------------------------------------
-
-
-def _make_recorder(
-    library: Library,
-    records: Sequence[FlightRecord],
-    statuses: tuple[GroupStatus, ...],
-    members: tuple[GroupMembers, ...],
-    library_version: str,
-    version: str,
-    newest_unix_seconds: float,
-) -> RankRecords:
-    """Return the flight recorder of one library with these operations."""
-    return RankRecords(
-        library=library,
-        records=mark_batch_parts(records),
-        groups=statuses,
-        members=members if library != "gloo" else (),
-        next_id=records[-1].id + 1 if records else 0,
-        oldest_id=_find_complete_start(records, statuses),
-        is_wrapped=_has_lost(records, statuses),
-        capacity=len(records),
-        library_version=library_version,
-        layout=f"dump {version}",
-        read_unix_seconds=newest_unix_seconds,
-    )
 
 
 def _lacks_completed(records: Sequence[FlightRecord], statuses: Sequence[GroupStatus]) -> bool:

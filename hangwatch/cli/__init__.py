@@ -83,7 +83,7 @@ class Commands(click.Group):
             return None
         module = importlib.import_module(f"hangwatch.{_MODULE_OF[cmd_name]}")
         gc.freeze()  # no later collection looks at what was imported
-        gc.set_threshold(700 if cmd_name == "run" else 10_000)  # commands end soon: the daemon would hold 4 MiB more
+        gc.set_threshold(700 if cmd_name == "run" else 100_000)  # commands end soon: the daemon would hold 4 MiB more
         gc.enable()
         commands: dict[str | None, click.Command] = {command.name: command for command in module.COMMANDS}
         return commands[cmd_name]

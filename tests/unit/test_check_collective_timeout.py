@@ -7,20 +7,19 @@ import pytest
 
 from hangwatch.jobs import collective_timeout
 from hangwatch.probes.node.machine import Node
-from tests.node_tree import NodeTree, expect, job, rank, real_rank, run, status_and_reason, values
+from tests.node_tree import NodeTree, expect, job, rank, real_rank, run, values
 
-GPU = "GPU-0"
+NAME, OK, EARLY = "collective_timeout", ("OK", "StacksComeFirst"), ("WARNING", "EndsItselfFirst")
 
 
-def check(tree: NodeTree, environ: dict[str, str], *, nccl: bool = True, ours: float | None = 135.0, **settings: float):  # type: ignore[no-untyped-def]
+def node_of(tree: NodeTree, environ: dict[str, str], *, nccl: bool = True, ours: float | None = 135.0) -> Node:
+    """Return a node with a job of one rank, of which a daemon takes the stacks after `ours` seconds."""
     tree.process(10, environ=environ)
-    node = tree.node(job(rank(10, gpu_uuids=(GPU,) if nccl else ())), dump_after_seconds=ours)
-    return run("collective_timeout", node, **settings)
+    return tree.node(job(rank(10, gpu_uuids=("GPU-0",) if nccl else ())), dump_after_seconds=ours)
 
 
 def test_the_defaults_of_nccl_leave_time(tree: NodeTree) -> None:
-    result = check(tree, {})
-    assert status_and_reason(result) == ("OK", "StacksComeFirst")
+    result = expect(OK, NAME, node_of(tree, {}))
     assert values(result, "collective_timeout_seconds") == {("77",): 600}
     assert values(result, "collective_heartbeat_timeout_seconds") == {("77",): 480}
     assert values(result, "collective_dump_after_seconds") == {(): 135}
@@ -28,7 +27,7 @@ def test_the_defaults_of_nccl_leave_time(tree: NodeTree) -> None:
 
 
 def test_a_job_without_gpus_waits_as_gloo_does(tree: NodeTree) -> None:
-    result = check(tree, {}, nccl=False)
+    result = run(NAME, node_of(tree, {}, nccl=False))
     assert values(result, "collective_timeout_seconds") == {("77",): 1800}
     assert values(result, "collective_heartbeat_timeout_seconds") == {}
 
@@ -43,50 +42,47 @@ def test_a_job_without_gpus_waits_as_gloo_does(tree: NodeTree) -> None:
     ],
 )
 def test_a_job_that_ends_itself_first(tree: NodeTree, environ: dict[str, str], ours: float, words: list[str]) -> None:
-    result = check(tree, environ, ours=ours)
-    assert status_and_reason(result) == ("WARNING", "EndsItselfFirst")
+    result = expect(EARLY, NAME, node_of(tree, environ, ours=ours))
     for word in words:
         assert word in result.verdict.message + result.verdict.remedy
 
 
 def test_the_margin_counts(tree: NodeTree) -> None:
-    assert status_and_reason(check(tree, {"DEEPSPEED_TIMEOUT": "3"}, ours=150.0)) == ("OK", "StacksComeFirst")
-    assert status_and_reason(check(tree, {"DEEPSPEED_TIMEOUT": "3"}, ours=151.0)) == ("WARNING", "EndsItselfFirst")
+    expect(OK, NAME, node_of(tree, {"DEEPSPEED_TIMEOUT": "3"}, ours=150.0))
+    expect(EARLY, NAME, node_of(tree, {"DEEPSPEED_TIMEOUT": "3"}, ours=151.0))
 
 
 def test_a_number_of_hundreds_of_digits_is_a_number_that_can_be_shown(tree: NodeTree) -> None:
-    result = check(tree, {"DEEPSPEED_TIMEOUT": "9" * 400})
+    result = run(NAME, node_of(tree, {"DEEPSPEED_TIMEOUT": "9" * 400}))
     assert values(result, "collective_timeout_seconds") == {("77",): 60 * collective_timeout.MOST}
 
 
 @pytest.mark.parametrize("name", ["TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"])
 def test_a_job_that_never_gives_up(tree: NodeTree, name: str) -> None:
-    result = check(tree, {name: "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}, ours=5000.0)
-    assert status_and_reason(result) == ("OK", "StacksComeFirst")
+    result = expect(OK, NAME, node_of(tree, {name: "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}, ours=5000.0))
     assert "no collective timeout" in result.verdict.message
     assert values(result, "collective_timeout_seconds") == {}
-    blocking = check(tree, {name: "0", "TORCH_NCCL_BLOCKING_WAIT": "1"}, ours=5000.0)
-    assert status_and_reason(blocking) == ("WARNING", "EndsItselfFirst")
+    expect(EARLY, NAME, node_of(tree, {name: "0", "TORCH_NCCL_BLOCKING_WAIT": "1"}, ours=5000.0))
 
 
 def test_a_myth_is_called_one(tree: NodeTree) -> None:
-    result = check(tree, {"NCCL_TIMEOUT": "3600"})
+    result = run(NAME, node_of(tree, {"NCCL_TIMEOUT": "3600"}))
     assert "NCCL_TIMEOUT is set but ignored by PyTorch" in result.verdict.message
     assert values(result, "collective_timeout_seconds") == {("77",): 600}
 
 
 def test_job_without_a_running_daemon_is_ok(tree: NodeTree) -> None:
-    assert status_and_reason(check(tree, {}, ours=None)) == ("OK", "DaemonNotRunning")
+    expect(("OK", "DaemonNotRunning"), NAME, node_of(tree, {}, ours=None))
 
 
 def test_odd_values_are_taken_as_not_set(tree: NodeTree) -> None:
-    result = check(tree, {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "ten", "DEEPSPEED_TIMEOUT": "-3"})
+    result = run(NAME, node_of(tree, {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "ten", "DEEPSPEED_TIMEOUT": "-3"}))
     assert values(result, "collective_timeout_seconds") == {("77",): 600}
     assert values(result, "collective_heartbeat_timeout_seconds") == {("77",): 480}
 
 
 def test_job_with_vanished_ranks_has_no_finding(tree: NodeTree) -> None:
-    result = run("collective_timeout", tree.node(job(rank(10)), dump_after_seconds=135.0))
+    result = run(NAME, tree.node(job(rank(10)), dump_after_seconds=135.0))
     assert result.verdict.status.name == "OK" and not result.faults
 
 
@@ -100,18 +96,15 @@ def test_an_environment_that_may_not_be_read(tree: NodeTree, monkeypatch: pytest
         return opened(path, flags)
 
     monkeypatch.setattr(os, "open", guarded)
-    result = expect(
-        ("UNKNOWN", "PermissionDenied"), "collective_timeout", tree.node(job(rank(10)), dump_after_seconds=135.0)
-    )
+    result = expect(("UNKNOWN", "PermissionDenied"), NAME, tree.node(job(rank(10)), dump_after_seconds=135.0))
     assert "CAP_SYS_PTRACE" in result.verdict.remedy
 
 
 def test_the_second_rank_answers_when_the_first_is_gone(tree: NodeTree) -> None:
     tree.process(11, environ={"DEEPSPEED_TIMEOUT": "1"})
-    result = run("collective_timeout", tree.node(job(rank(10), rank(11, 1)), dump_after_seconds=135.0))
+    result = run(NAME, tree.node(job(rank(10), rank(11, 1)), dump_after_seconds=135.0))
     assert values(result, "collective_timeout_seconds") == {("77",): 60}
 
 
 def test_this_real_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run("collective_timeout", Node(jobs=(job(real_rank(os.getpid())),), dump_after_seconds=135.0))
-    assert status_and_reason(result) == ("OK", "StacksComeFirst")
+    expect(OK, NAME, Node(jobs=(job(real_rank(os.getpid())),), dump_after_seconds=135.0))

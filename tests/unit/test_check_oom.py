@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hangwatch.probes.node import kmsg, oom_kills
 from hangwatch.probes.node.machine import Node
-from tests.node_tree import Checked, NodeTree, expect, run, status_and_reason, values
+from tests.node_tree import Checked, NodeTree, expect, run, values
 
 SLURM = "/system.slice/slurmstepd.scope/job_4711"
 POD = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod6f1c2d3e_0a1b_4c5d_8e9f_001122334455.slice"
@@ -174,8 +174,7 @@ def test_kills_are_counted_by_the_kernel_without_a_log(tree: NodeTree, monkeypat
     check, node = Checked("oom"), tree.node()
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", denied)
-        first = check.run(node)
-    assert status_and_reason(first) == ("OK", "NoOomKill")
+        first = check.expect(("OK", "NoOomKill"), node)
     assert first.verdict.message == (
         "no new OOM kill, 3 OOM kills since the node booted; "
         f"the kernel log cannot be read, so the killed processes are unknown ({tree.dev}/kmsg: Operation not permitted)"

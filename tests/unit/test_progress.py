@@ -673,6 +673,8 @@ def test_a_stalled_job_does_not_wait_anew_for_its_page() -> None:
     )
     early = started_again(left, job(), seconds_later=RULES.stalled_hold_seconds - 10)
     assert (early.state, early.entry.page) == (JobState.STALLED, False)
+    early.look(grouping())
+    assert early.state is JobState.STALLED, "a second capture must show that no rank progresses"
     late = started_again(left, job(), seconds_later=RULES.stalled_hold_seconds + 1)
     assert (late.state, late.entry.page) == (JobState.STALLED, True)
 

@@ -7,6 +7,7 @@ from hangwatch.detector import TakeCapture
 from hangwatch.detector.job_watch import MotionCount
 from hangwatch.model import (
     Capture,
+    CodeRegion,
     GpuSample,
     GpuSweep,
     Group,
@@ -262,8 +263,11 @@ def test_a_capture_that_failed_of_a_job_without_ranks_judges_it_as_little() -> N
     assert (watch.state, watch.message) == (JobState.STALLED, "progress of 1 of 1 ranks is unknown")
 
 
-def test_nothing_of_a_job_is_nothing() -> None:
+def test_motion_of_no_rank_is_empty_and_that_of_a_rank_has_its_lines() -> None:
     assert steps.count_motion(Grouping(groups=())) == MotionCount(frozen=0, moving=0, unknown=0)
+    stay = CodeRegion(within="train", places=("train.py:4",))
+    still = count(frozen=1).change_members(lambda _, one: replace(one, stack=replace(one.stack, stay=stay)))
+    assert list(steps.count_motion(still).stays.values()) == [stay]
 
 
 def test_each_look_is_saved_once_and_says_what_is_known_by_now() -> None:

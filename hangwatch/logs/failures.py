@@ -66,7 +66,8 @@ def mask_and_cut(text: str) -> str:
 
 
 def is_of_others(text: str) -> bool:
-    """True if a text reports a lost or silent rank of the job, not an endpoint outside of it."""
+    """True if the beginning of a text reports a lost or silent rank of the job, not an endpoint outside of it."""
+    text = text[:LONGEST_TEXT]
     is_lost = _TEXTS["of_others"].search(text) or (_TEXTS["lost"].search(text) and _TEXTS["in_the_job"].search(text))
     return is_lost is not None and (LIBRARY.search(text) is not None or not _names_the_internet(text))
 
@@ -141,7 +142,7 @@ def parse_error_file(text: str) -> Failure:
     message = _Message(message=content) if isinstance(content, str) else content
     where = _find_raising_place(message.extraInfo.py_callstack, message.message)
     first_line = clean(message.message.partition("\n")[0])
-    text, of_others = mask_and_cut(first_line), is_of_others(first_line[:LONGEST_TEXT])
+    text, of_others = mask_and_cut(first_line), is_of_others(first_line)
     exception = None if isinstance(content, str) else _EXCEPTION_TYPE.match(text)
     moment = at_unix_seconds(message.extraInfo.timestamp)
     return Failure(text, where, moment, 1, of_others, exception=exception.group(1) if exception else "")

@@ -172,6 +172,8 @@ def _split_start(line: str, file_id: RankId, *, labelled: bool) -> tuple[RankId,
         return RankId(node=label), False, rest
     if line.startswith("["):
         return _split_bracket(line, file_id)
+    if "rank" in line and (match := _PATTERNS["grep"].match(line)):
+        return RankId(rank=int(match.group(1))), True, line[match.end() :]
     if match := _PATTERNS["compose"].match(line):
         return replace(file_id, node=match.group(1)), True, line[match.end() :]
     return file_id, True, line

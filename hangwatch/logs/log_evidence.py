@@ -281,7 +281,7 @@ def _find_first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _Kin
             logs=tuple(
                 log
                 for log in kind.logs
-                if seconds_until(kind.failure.moment, log.failures[0].moment) <= _AT_ONCE_SECONDS
+                if seconds_until(kind.failure.moment, log.failures[0].moment) <= _find_margin(kind, log)
             )
         )
         for kind in kinds
@@ -305,6 +305,12 @@ def _find_first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _Kin
     if len({log.source for log in logs}) == 1:
         return min(own_failures, key=lambda kind: kind.failure.number)._replace(order="by the order of lines")
     return None
+
+
+def _find_margin(kind: _Kind, log: RankLog) -> float:
+    """Return the seconds within which failures are alike: 0 if one launcher saw both processes end."""
+    is_of_one_launcher = kind.failure.rank and log.failures[0].rank and kind.logs[0].source == log.source
+    return 0.0 if is_of_one_launcher else _AT_ONCE_SECONDS
 
 
 def _describe_first_failure(first: _Kind) -> str:

@@ -10,19 +10,12 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from hangwatch import tables
 from hangwatch.formats import log_times, nccl_ras
 from hangwatch.formats.log_times import Moment, read_moment, remove_time
 from hangwatch.limits import LONGEST_LINE
 from hangwatch.logs import kernel_text, work_lines
-from hangwatch.logs.failures import (
-    LONGEST_TEXT,
-    Failure,
-    clean,
-    find_place,
-    is_of_others,
-    mask_and_cut,
-    without_numbers,
-)
+from hangwatch.logs.failures import Failure, clean, find_place, is_of_others, mask_and_cut, without_numbers
 from hangwatch.model import RankId
 from hangwatch.tables import launcher_lines, nccl_messages, secret_forms
 
@@ -30,21 +23,10 @@ MOST_FAILURES = 8  # of one rank: the first ones, and the last
 MOST_TOLD = 4096  # failures of ranks in a launcher's summary
 MOST_WORKS = 4096  # lines with sequence numbers of one log
 _LINES_BEFORE = 8  # lines of the program before a failure, among which its steps are searched
-_STEP = re.compile(r"(?!.*%\|).*(?:step|iter|epoch|batch|loss)", re.IGNORECASE)  # a bar is drawn again at the end
-_TOLD_RANK = re.compile(r"^\[rank(\d{1,7})\]: ?")
+_PATTERNS = tables.load_patterns("log_lines.toml")
 _TRACEBACK = "Traceback (most recent call last):"
-_OF_ERROR = re.compile(r"\b(?:ERROR|CRITICAL|FATAL|EXCEPTION|WARNING)\b|^\[?[EFW]\d{4} ", re.IGNORECASE)
 _IGNORED = ("Exception ignored ", "Error in atexit._run_exitfuncs:")  # an end of an interpreter, not its reason
 _CHAINED = ("During handling of the above exception, ", "The above exception was the direct cause ")
-_EXCEPTION = re.compile(r"^([A-Za-z_][\w.]{0,200})(?:: ?(.*))?$")
-_LAST_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w{0,63}\.){0,8}[A-Z]\w{0,63}(?:Error|Exception|Interrupt|Exit): \S")
-"""The last line of a log, if it begins with the type of an exception. Its traceback may not have been copied."""
-_CALLER = re.compile(r"^#\d{1,4} ([^\W\d]\w{0,199}) from ([\w./+-]{1,1000}):(\d{1,9})$")
-"""A frame of the "Stack trace of the failed collective" that PyTorch prints if its flight recorder is on."""
-_RAY_WORKER = re.compile(r", ip=([\w.:-]{1,64}), pid=(\d{1,10})\) world_rank=(\d{1,7}), local_rank=(\d{1,7})")
-_SUMMARY = re.compile(r"^  (time|host|rank|exitcode|error_file|traceback) *: ?(.*)$")
-_SUMMARY_PID = re.compile(r"\(pid: (\d{1,10})\)")
-_SUMMARY_RANK = re.compile(r"^(\d{1,7}) \(local_rank: (\d{1,7})\)$")
 
 
 class Line(NamedTuple):
@@ -106,14 +88,14 @@ class Log:
         self._before = ""
         self._ordinary_line = (0, 0, "", "")  # its count, its number in the file, its text, its prefix
         self._before_failure: deque[str] = deque(maxlen=_LINES_BEFORE)
-        self._steps: set[str] = set()
+        self._steps: set[str] | None = None
         self._summary: dict[str, str] = {}
 
     def feed(self, line: str, number: int, before: str = "") -> None:
         """Read a line, without its prefix `before` and line end. `number` is its line number in the file."""
         self._before = before
         text = clean(line)
-        if match := _TOLD_RANK.match(text):
+        if match := _PATTERNS["told_rank"].match(text):
             text, self.told_rank = text[match.end() :], int(match.group(1))
         if not text.strip():
             return
@@ -126,9 +108,9 @@ class Log:
                 self.works.pop(key, None)
                 self.works[key] = Work(work, self._read_moment(text), number)
                 self._call = key if work.kind == "operation" else self._call
-        if self._call and (caller := _CALLER.match(text)):
+        if self._call and (caller := _PATTERNS["caller"].match(text)):
             self._read_caller(*caller.groups())
-        if "world_rank=" in text and (worker := _RAY_WORKER.search(text)):
+        if "world_rank=" in text and (worker := _PATTERNS["ray_worker"].search(text)):
             pid, rank, local_rank = map(int, worker.groups()[1:])
             self.processes.add(RankId(node=worker.group(1), rank=rank, local_rank=local_rank, pid=pid))
         self._read_kernel_line(text)
@@ -161,7 +143,7 @@ class Log:
         _, number, text, self._before = self._ordinary_line
         if text:
             moment = self._read_moment(text)
-            if _LAST_EXCEPTION.match(remove_time(text, moment)):
+            if _PATTERNS["last_exception"].match(remove_time(text, moment)):
                 self._fail(text, "", moment, number)
             self.last = Line(number, secret_forms.mask(remove_time(text, moment)), moment)
 
@@ -178,7 +160,7 @@ class Log:
     def _read_ordinary(self, text: str, number: int) -> None:
         if text.endswith(_TRACEBACK):
             count, _, before, prefix = self._ordinary_line  # logging.exception prints a message line first
-            is_message = count == self.lines - 1 and _OF_ERROR.search(before[: log_times.STAMP_WITHIN])
+            is_message = count == self.lines - 1 and _PATTERNS["of_error"].search(before[: log_times.STAMP_WITHIN])
             self._began = self._read_moment(text) or (
                 read_moment(before) or read_moment(prefix) if is_message else None
             )
@@ -192,9 +174,15 @@ class Log:
         elif not text.startswith(_CHAINED):
             self._ordinary_line = self.lines, number, text, self._before
             self._before_failure.append(text)
-            if self._steps and _STEP.match(text) and without_numbers(text) in self._steps:
-                self._steps = set()
-                self.failures = [failure._replace(has_gone_on=failure.rank is None) for failure in self.failures]
+            if self._steps is not None and _PATTERNS["step"].match(text):
+                self._read_step(without_numbers(text), self._steps)
+
+    def _read_step(self, kind: str, steps: set[str]) -> None:
+        """Read a step after a failure. If there was one of this kind before, the program has gone on."""
+        if kind in steps:
+            self._steps = None
+            self.failures = [failure._replace(has_gone_on=failure.rank is None) for failure in self.failures]
+        steps.add(kind)
 
     def _read_end(self, ended: launcher_lines.Ended, text: str, number: int) -> None:
         moment, text = self._read_moment(text), f"exit code {ended.exit_code}" if ended.exit_code else text
@@ -220,7 +208,7 @@ class Log:
             self._where = find_place(text) or self._where
             return True
         self._in_traceback = False
-        if not _EXCEPTION.match(text):
+        if not _PATTERNS["exception"].match(text):
             return False
         if (ended := launcher_lines.find(text)) is not None and ended.rank != RankId():
             self._read_end(ended, text, number)
@@ -236,7 +224,7 @@ class Log:
 
         Return true if the line belongs to the summary.
         """
-        if match := _SUMMARY.match(text):
+        if match := _PATTERNS["summary"].match(text):
             key, value = match.groups()
             if key == "time":
                 self._end_summary(number)
@@ -246,7 +234,7 @@ class Log:
         if not self._summary:
             return False
         if text.startswith("  "):
-            if not text.startswith("   ") and _EXCEPTION.match(text.strip()):
+            if not text.startswith("   ") and _PATTERNS["exception"].match(text.strip()):
                 self._summary.setdefault("exception", mask_and_cut(text.strip()))
             elif where := find_place(text[2:]):
                 self._summary["where"] = where
@@ -256,7 +244,7 @@ class Log:
 
     def _end_summary(self, number: int) -> None:
         summary, self._summary = self._summary, {}
-        match = _SUMMARY_RANK.match(summary.get("rank", ""))
+        match = _PATTERNS["summary_rank"].match(summary.get("rank", ""))
         if match is None or len(self.failures) >= MOST_TOLD:
             return
         rank = RankId(rank=int(match.group(1)), local_rank=int(match.group(2)))
@@ -270,7 +258,7 @@ class Log:
         of_others = is_of_others(f"{text} {exit_code}")
         moment = read_moment(summary.get("time", ""))
         self.failures.append(Failure(text, summary.get("where", ""), moment, number, of_others, rank))
-        if pid := _SUMMARY_PID.search(exit_code):
+        if pid := _PATTERNS["summary_pid"].search(exit_code):
             self.processes.add(replace(rank, node=summary.get("host") or None, pid=int(pid.group(1))))
 
     def _fail(self, text: str, where: str, moment: Moment | None, number: int) -> None:
@@ -278,14 +266,14 @@ class Log:
         if len(own_failures) >= MOST_FAILURES:  # the last one may be that which ended the rank
             self.failures.remove(own_failures[-1])
         text = remove_time(text, moment)
-        self._steps |= {without_numbers(line) for line in self._before_failure if _STEP.match(line)}
+        self._steps = {without_numbers(line) for line in self._before_failure if _PATTERNS["step"].match(line)}
         self.failures.append(
             Failure(
                 text=mask_and_cut(text),
                 where=where,
                 moment=moment,
                 number=number,
-                of_others=is_of_others(text[:LONGEST_TEXT]),
+                of_others=is_of_others(text),
             )
         )
 

@@ -40,7 +40,7 @@ def read_names(names: Iterable[str]) -> dict[str, RankInName]:
     for name, path in paths.items():
         layout = elastic.get(name)
         if layout is None:
-            named[name] = RankInName(by_host.get(name) or _read_name(path))
+            named[name] = RankInName(by_host.get(name) or read_name(path))
             continue
         run, attempt, local_rank = layout.group(1) or "", int(layout.group(2)), int(layout.group(3))
         node = run.rpartition("/")[2] if len(last_attempts) > 1 else None
@@ -68,7 +68,7 @@ def _read_folders(names: Collection[str], paths: Mapping[str, str]) -> dict[str,
     """
     unknown = RankId()
     bases: dict[str, set[str]] = defaultdict(set)
-    parted = {name: paths[name].rpartition("/") for name in names if _read_name(paths[name]) == unknown}
+    parted = {name: paths[name].rpartition("/") for name in names if read_name(paths[name]) == unknown}
     for folder, _, base in parted.values():
         bases[base].add(folder)
     hosts = {name: folder.rpartition("/")[2] for name, (folder, _, _) in parted.items()}
@@ -130,7 +130,7 @@ def dump_ranks(names: Iterable[str]) -> dict[str, tuple[int, bool]]:
     shapes: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for name in names:
         base = _to_path(name).rpartition("/")[2]
-        if (rank := _read_name(base).rank) is not None:
+        if (rank := read_name(base).rank) is not None:
             ranks[name] = rank, True
         elif ends := _PATTERNS["ends_in_number"].match(base):
             shapes[ends.group(1)].append((name, int(ends.group(2))))
@@ -146,7 +146,8 @@ def _to_path(name: str) -> str:
     return _PATTERNS["packed"].sub("", name.replace("\\", "/"))
 
 
-def _read_name(path: str) -> RankId:
+def read_name(path: str) -> RankId:
+    """Return the rank, or else the node, in the name of a file."""
     base = path.rsplit("/", 1)[-1]
     rank, host = _PATTERNS["file_rank"].search(base), _PATTERNS["file_node"].match(base)
     if rank is None and re.fullmatch(r"std(?:out|err)(?:\.log)?", base):

@@ -35,6 +35,7 @@ class Streams:
     ) -> None:
         self._name = name
         self._named = named
+        self._unmarked = named.id
         self._interned = interned
         self._add_note = add_note
         self._sources: dict[tuple[RankId, bool], Source] = {}
@@ -68,7 +69,10 @@ class Streams:
             reader.feed(line[len(prefix) :], number)
             self._heading = None
             return
-        unmarked = self._named.id
+        if line.startswith("==> ") and line.endswith(" <=="):  # tail(1) of several files
+            below = file_names.read_name(line.removesuffix(" <=="))
+            self._unmarked = below if below.is_numbered else self._named.id
+        unmarked = self._unmarked
         rank, sure, rest = line_prefixes.split(line, unmarked, labelled=self._is_labelled)
         if rank is not unmarked:
             self._heading = (rank, sure) if rest.rstrip().endswith(_CONTINUED) else None

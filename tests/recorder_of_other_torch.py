@@ -27,6 +27,7 @@ from hangwatch.model import Fault, ProcessId
 from hangwatch.model.flight_records import FlightRecord, RankRecords
 from hangwatch.probes import torch_recorder
 from hangwatch.probes.torch_recorder import libraries
+from tests.commands import spawn
 from tests.conftest import identity, wait_for
 
 PROGRAM = Path(__file__).parent / "jobs" / "recorded.py"
@@ -63,22 +64,18 @@ def running(folder: Path, job: Job) -> Iterator[list[ProcessId]]:
     shutil.copy(PROGRAM, folder)
     inside = Path("/") / folder.relative_to(job.root)
     children = []
-    try:
+    with contextlib.ExitStack() as kept:
         for rank in range(job.ranks):
             place = {"WORLD_SIZE": str(job.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
             environ = {**os.environ, **place, "RANK": str(rank), **job.environ}
             command = job.command(str(inside / PROGRAM.name), str(inside), job.backend)
-            children.append(subprocess.Popen(command, env=environ))
+            children.append(kept.enter_context(spawn(*command, env=environ, stdout=None)))
         paths = [folder / f"pid-{rank}" for rank in range(job.ranks)]
         wait_for(lambda: have_met(paths, children), "the ranks to meet", 300)
         yield [identity(int(path.read_text())) for path in paths]
-    finally:
-        for child in children:
-            child.kill()
-            child.wait(timeout=60)
 
 
-def have_met(paths: Sequence[Path], ranks: Sequence[subprocess.Popen[bytes]]) -> bool:
+def have_met(paths: Sequence[Path], ranks: Sequence[subprocess.Popen[str]]) -> bool:
     assert all(rank.poll() is None for rank in ranks), "a rank has ended"
     return all(path.exists() for path in paths)
 

@@ -3,7 +3,6 @@
 import itertools
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from hangwatch.probes.base import mappings
 from hangwatch.probes.base.mappings import Mapping
 from hangwatch.probes.process import native_frames
+from tests.commands import spawn
 from tests.conftest import wait_for
 from tests.integration import targets
 
@@ -42,15 +42,11 @@ class Sleeping(NamedTuple):
 
 @pytest.fixture(scope="module")
 def sleeping() -> Iterator[Sleeping]:
-    with subprocess.Popen([sys.executable, "-c", LOCKED]) as process:
+    with spawn(sys.executable, "-c", LOCKED) as process:
         folder = Path(f"/proc/{process.pid}")
-
-        try:
-            stack, place = wait_for(lambda: targets.futex_call(process.pid), "a thread in its lock")
-            mapped = tuple(mappings.parse((folder / "maps").read_bytes()))
-            yield Sleeping(place, stack, mapped, folder / "mem")
-        finally:
-            process.kill()
+        stack, place = wait_for(lambda: targets.futex_call(process.pid), "a thread in its lock")
+        mapped = tuple(mappings.parse((folder / "maps").read_bytes()))
+        yield Sleeping(place, stack, mapped, folder / "mem")
 
 
 def test_the_frames_lead_from_the_c_library_through_python_to_its_start(sleeping: Sleeping) -> None:

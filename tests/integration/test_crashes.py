@@ -24,7 +24,7 @@ from hangwatch.probes.node import kmsg
 from hangwatch.probes.process import crash_artifacts, crash_artifacts_child
 from hangwatch.state import steps
 from hangwatch.state.board import Snapshot
-from tests.commands import finished, spawn
+from tests.commands import finished, first_line, spawn
 from tests.conftest import wait_for
 from tests.integration import targets
 from tests.other_users import as_user, needs_mounts, needs_root
@@ -199,29 +199,25 @@ def test_a_job_that_ends_in_order_is_no_crash(tmp_path: Path) -> None:
 
 def test_exit_of_a_rank_is_read_from_the_kernel_or_from_the_launchers_log(tmp_path: Path) -> None:
     log = tmp_path / "job.log"
-    with log.open("wb") as file:
-        ranks = [subprocess.Popen(["sleep", "600"], stdout=file, stderr=file) for _ in range(2)]
-        zombie, asked = ranks
-        try:
-            known = crash_artifacts.RankSnapshots()
-            found = [state[0] for one in ranks if (state := procfs.read_state(one.pid)) is not None]
-            known.note(
-                [(Process(id=one, parent_pid=1, comm="sleep", state="S", uid=os.geteuid()), "") for one in found]
-            )
-            for one in ranks:
-                one.send_signal(signal.SIGSEGV)
-            asked.wait()
-            wait_for(lambda: (procfs.read_state(zombie.pid) or (None, ""))[1] == "Z", "a zombie")
-            known.note([])
-            file.write(b"x" * (1 << 20) + f"\nfailed (exitcode: -7) local_rank: 1 (pid: {asked.pid}) of x\n".encode())
-            file.flush()
-            ended = [EndedProcess(id=one, rank=n, local_rank=n, gone_unix_seconds=0.0) for n, one in enumerate(found)]
-            job = Job(job_id="42", launcher="torchrun", launcher_id=None, ranks=(), ended=tuple(ended))
-            left = crash.collect_artifacts(job, "here", known, kernel_log_path=tmp_path / "none")
-        finally:
-            for one in ranks:
-                one.kill()
-                one.wait()
+    with (
+        log.open("wb") as file,
+        spawn("sleep", 600, stdout=file, stderr=file) as zombie,
+        spawn("sleep", 600, stdout=file, stderr=file) as asked,
+    ):
+        ranks = (zombie, asked)
+        known = crash_artifacts.RankSnapshots()
+        found = [state[0] for one in ranks if (state := procfs.read_state(one.pid)) is not None]
+        known.note([(Process(id=one, parent_pid=1, comm="sleep", state="S", uid=os.geteuid()), "") for one in found])
+        for one in ranks:
+            one.send_signal(signal.SIGSEGV)
+        asked.wait()
+        wait_for(lambda: (procfs.read_state(zombie.pid) or (None, ""))[1] == "Z", "a zombie")
+        known.note([])
+        file.write(b"x" * (1 << 20) + f"\nfailed (exitcode: -7) local_rank: 1 (pid: {asked.pid}) of x\n".encode())
+        file.flush()
+        ended = [EndedProcess(id=one, rank=n, local_rank=n, gone_unix_seconds=0.0) for n, one in enumerate(found)]
+        job = Job(job_id="42", launcher="torchrun", launcher_id=None, ranks=(), ended=tuple(ended))
+        left = crash.collect_artifacts(job, "here", known, kernel_log_path=tmp_path / "none")
     first, second = (one.exit for one in left)
     assert first == crash.Exit(-signal.SIGSEGV, by_kernel=True)
     assert second == crash.Exit(-signal.SIGBUS, by_kernel=False, is_first=True)
@@ -236,29 +232,17 @@ def test_error_file_in_a_container_is_read_through_a_live_process(tmp_path: Path
     file = folder / "error.json"
     told = '{"message": {"message": "ValueError: inside", "extraInfo": {}}}'
     script = 'mount -t tmpfs tmpfs "$1" && printf %s "$2" > "$1/error.json" && echo ready && exec sleep 600'
-    launcher = subprocess.Popen(
-        ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", str(folder), told],
-        stdout=subprocess.PIPE,
-    )
-    rank = None
-    try:
-        assert launcher.stdout is not None and launcher.stdout.readline() == b"ready\n"
-        rank = subprocess.Popen(["nsenter", f"--mount=/proc/{launcher.pid}/ns/mnt", "sleep", "600"])
-        wait_for(lambda: procfs.read_counters(rank.pid).comm == "sleep", "the rank")
-        memory = crash_artifacts.RankSnapshots()
-        known = seen(rank, uid=0, error_file=str(file), memory=memory)
-        rank.kill()
-        rank.wait()
+    with spawn("unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", folder, told) as launcher:
+        assert first_line(launcher) == "ready"
+        with spawn("nsenter", f"--mount=/proc/{launcher.pid}/ns/mnt", "sleep", 600) as rank:
+            wait_for(lambda: procfs.read_counters(rank.pid).comm == "sleep", "the rank")
+            memory = crash_artifacts.RankSnapshots()
+            known = seen(rank, uid=0, error_file=str(file), memory=memory)
         assert not file.exists()
         root = crash_artifacts.find_root(known.mounts, [launcher.pid])
         assert root == Path(f"/proc/{launcher.pid}/root")
         (found,) = crash_artifacts.read_error_files([(known, root)])
         assert found == crash_artifacts.ErrorFile(text=told)
-    finally:
-        for process in (launcher, rank):
-            if process is not None:
-                process.kill()
-                process.wait()
     assert crash_artifacts.find_root(known.mounts, [launcher.pid]) is None
     ended = (EndedProcess(id=known.id, rank=0, local_rank=0, gone_unix_seconds=0.0),)
     job = Job(job_id="42", launcher="torchrun", launcher_id=None, ranks=(), ended=ended)

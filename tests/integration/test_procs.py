@@ -1,5 +1,6 @@
 """The data that a scan keeps of real processes: after execve(2), with titles, at their end, of other users."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from hangwatch.model import Process
 from hangwatch.probes.base import procfs
 from hangwatch.probes.process.process_scan import ProcessScan
+from tests.commands import spawn
 from tests.conftest import wait_for
 from tests.integration import targets
 from tests.proc_tree import lay_out
@@ -146,8 +148,8 @@ def _cpu_seconds(run: Callable[[], object]) -> float:
 
 def test_a_scan_of_2000_processes_costs_little_more_than_reading_their_stat_files() -> None:
     """In turns: on a busy machine both cost twice as much."""
-    children = [subprocess.Popen(["sleep", "600"]) for _ in range(2000)]
-    try:
+    with contextlib.ExitStack() as kept:
+        children = [kept.enter_context(spawn("sleep", 600, stdin=None, stdout=None)) for _ in range(2000)]
         scan = ProcessScan()
         pids = [process.id.pid for process in scan.processes()]
         assert len(pids) >= 2000
@@ -155,11 +157,6 @@ def test_a_scan_of_2000_processes_costs_little_more_than_reading_their_stat_file
         turns = [
             (_cpu_seconds(scan.processes), _cpu_seconds(lambda: [each.read_bytes() for each in stat])) for _ in range(5)
         ]
-    finally:
-        for child in children:
-            child.kill()
-        for child in children:
-            child.wait()
     scanned, read = (min(column) for column in zip(*turns, strict=True))
     print(f"{len(pids)} processes, {1000 * scanned:.1f} ms of CPU per scan, {1000 * read:.1f} ms for {len(stat)} files")
     assert scanned / len(pids) < 3 * read / len(stat)  # measured: 1.0 to 1.3

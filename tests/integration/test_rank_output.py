@@ -47,24 +47,15 @@ NCCL_WORDS = NCCL.partition("WARN ")[2]  # without the place
 @contextlib.contextmanager
 def writing(code: str, *arguments: str, to: list[int], **environ: str) -> Iterator[list[ProcessId]]:
     """Start a process for each argument, with its output in one of these descriptors. Yield them asleep."""
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, text],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            env={**os.environ, **environ},
-        )
-        for text, out in zip(arguments, to, strict=True)
-    ]
-    try:
+    options = {"stdin": subprocess.DEVNULL, "env": {**os.environ, **environ}}
+    with contextlib.ExitStack() as kept:
+        children = [
+            kept.enter_context(spawn(sys.executable, "-c", code, text, stdout=out, stderr=out, **options))
+            for text, out in zip(arguments, to, strict=True)
+        ]
         for child in children:
             wait_for(lambda pid=child.pid: (found := procfs.read_state(pid)) and found[1] == "S", "a rank to sleep")  # type: ignore[misc]
         yield [identity(child.pid) for child in children]
-    finally:
-        for child in children:
-            child.kill()
-            child.wait(timeout=60)
 
 
 def read(*processes: ProcessId, user_id: int | None = None) -> dict[ProcessId, tuple[OutputEnd, ...]]:

@@ -400,18 +400,14 @@ def test_bytes_that_a_rank_receives_into_memory_are_motion(tmp_path: Path) -> No
 def test_rank_in_a_debugger_waits_for_a_person() -> None:
     """The rank waits for a person, not for the job, so it is not judged."""
     ours, theirs = os.openpty()
-    child = subprocess.Popen([sys.executable, "-c", "breakpoint()\n"], stdin=theirs, stdout=theirs, stderr=theirs)
-    try:
+    with spawn(sys.executable, "-c", "breakpoint()", stdin=theirs, stdout=theirs, stderr=theirs) as child:
         os.close(theirs)
         said = b""
         while b"(Pdb)" not in said:
             said += os.read(ours, 4096)
         targets.wait_until_blocked(child.pid)
         (group,) = targets.grouped(targets.job_of_pids([child.pid]), table=activity.load()).groups
-    finally:
-        child.kill()
-        child.wait(timeout=60)
-        os.close(ours)
+    os.close(ours)
     (member,) = group.members
     assert member.signature is Signature.AWAITS_OUTSIDE
     assert member.waits.awaited is not None and member.waits.awaited.name.startswith(

@@ -12,14 +12,15 @@ import re
 import ssl
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias
 from urllib.parse import parse_qs, urlsplit
 
 import kubernetes_validate
 import yaml
+
+from tests.servers import Server
 
 VERSION = "1.32"
 Object: TypeAlias = dict[str, Any]
@@ -55,7 +56,7 @@ class Refusal(Exception):  # noqa: N818 - a response
         self.status |= {"code": code, "reason": reason, "message": message}
 
 
-class KubernetesApi:
+class KubernetesApi(Server):
     """The server, from `with` until its end. `objects` are the stored objects, by resource, namespace and name.
 
     `rights` is the RBAC manifest. `used` are the verbs and resources of all requests that it allowed.
@@ -63,6 +64,7 @@ class KubernetesApi:
     """
 
     def __init__(self, rights: Path, tls: ssl.SSLContext | None = None, token: str = "") -> None:
+        super().__init__()
         rules = [rule for one in yaml.safe_load_all(rights.read_text()) for rule in one.get("rules", ())]
         self.allowed = {pair for rule in rules for pair in itertools.product(rule["verbs"], rule["resources"])}
         self.used: set[tuple[str, str]] = set()
@@ -71,26 +73,22 @@ class KubernetesApi:
         self.token = token
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._make_handler())
         if tls is not None:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
-        self.port = self._server.server_port
 
-    def __enter__(self) -> KubernetesApi:
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+    def respond(self, request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, str, bytes]:
+        code = 200
+        try:
+            if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
+                raise Refusal(401, "Unauthorized", "no valid token")
+            answer = self.handle(request.command, request.path, json.loads(body or "{}"))
+        except Refusal as refusal:
+            answer, code = refusal.status, int(str(refusal.status["code"]))
+        return code, "application/json", json.dumps(answer).encode()
 
     def write_kubeconfig(self, path: Path) -> Path:
         """Write a configuration of kubectl for this server."""
-        cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{self.port}"}}
+        cluster = {"name": "c", "cluster": {"server": self.url}}
         context = {"name": "c", "context": {"cluster": "c", "user": "c"}}
         path.write_text(json.dumps({"clusters": [cluster], "contexts": [context], "current-context": "c"}))
         return path
@@ -107,7 +105,7 @@ class KubernetesApi:
         """Return the stored objects of a resource."""
         return [stored for (kind, _, _), stored in self.objects.items() if kind == resource]
 
-    def answer(self, method: str, url: str, body: Object) -> Object:
+    def handle(self, method: str, url: str, body: Object) -> Object:
         """Return the response to a request. Raises Refusal."""
         address = urlsplit(url)
         if method == "GET" and address.path in _DISCOVERY:
@@ -177,44 +175,6 @@ class KubernetesApi:
         except kubernetes_validate.ValidationError as error:
             raise Refusal(422, "Invalid", str(error.message)) from error
         return body
-
-    def _make_handler(self) -> type[BaseHTTPRequestHandler]:
-        api = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def _respond(self) -> None:
-                text, code = self._read_body(), 200
-                try:
-                    if api.token and self.headers.get("Authorization") != f"Bearer {api.token}":
-                        raise Refusal(401, "Unauthorized", "no valid token")
-                    answer = api.answer(self.command, self.path, json.loads(text or "{}"))
-                except Refusal as refusal:
-                    answer, code = refusal.status, int(str(refusal.status["code"]))
-                body = json.dumps(answer).encode()
-                self.send_response(code)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def _read_body(self) -> bytes:
-                if self.headers.get("Transfer-Encoding") != "chunked":  # as `kubectl create --raw` sends it
-                    return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                body = b""
-                while length := int(self.rfile.readline(), 16):
-                    body += self.rfile.read(length)
-                    self.rfile.readline()
-                self.rfile.readline()
-                return body
-
-            do_GET = do_POST = do_PATCH = do_DELETE = _respond  # noqa: N815 - names of http.server
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        return Handler
 
 
 def _check_event(event: Object) -> None:

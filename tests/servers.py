@@ -300,25 +300,35 @@ class Server:
         outer = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._answer(b"")
-
-            def do_POST(self) -> None:
-                self._answer(self.rfile.read(int(self.headers.get("Content-Length", "0"))))
-
-            def _answer(self, body: bytes) -> None:
-                status, kind, answer = outer.answer(self.path, body)
+            def _respond(self) -> None:
+                status, kind, answer = outer.respond(self, self._read_body())
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
                 self.wfile.write(answer)
 
+            def _read_body(self) -> bytes:
+                if self.headers.get("Transfer-Encoding") != "chunked":  # as `kubectl create --raw` sends it
+                    return self.rfile.read(int(self.headers.get("Content-Length", "0")))
+                body = b""
+                while length := int(self.rfile.readline(), 16):
+                    body += self.rfile.read(length)
+                    self.rfile.readline()
+                self.rfile.readline()
+                return body
+
+            do_GET = do_POST = do_PATCH = do_DELETE = _respond  # noqa: N815 - names of http.server
+
             def log_message(self, *_: object) -> None:
                 """Log nothing: tests read the received requests instead."""
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+
+    def respond(self, request: http.server.BaseHTTPRequestHandler, body: bytes) -> tuple[int, str, bytes]:
+        """Return status, content type and body of the response."""
+        return self.answer(request.path, body)
 
     def answer(self, path: str, body: bytes) -> tuple[int, str, bytes]:
         raise NotImplementedError

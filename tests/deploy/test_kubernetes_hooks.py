@@ -219,7 +219,7 @@ def test_hook_in_a_pod_uses_the_token_of_its_service_account(tmp_path: Path, mon
     (tmp_path / "token").write_text("xyzzy")
     with KubernetesApi(MANIFESTS / "rights.yaml", tls, "xyzzy") as api:
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(api.port))
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", api.address.rpartition(":")[2])
         settings = config.Hooks(on_hung=(str(HOOKS / "kubernetes-event.sh"),))
         call = hooks.due_hook(settings, samples.loader_hang(), JobState.HUNG, None)
         command = ("unshare", "--mount", "sh", "-ec", IN_A_POD, "sh", str(tmp_path), *call.command)

@@ -21,8 +21,12 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 
-from tests.conftest import wait_for
+from hangwatch import config
+from hangwatch.state.status import Status
+from hangwatch.web import http_server
+from tests.conftest import stopping, wait_for
 
 READY_SECONDS = 60.0
 STOP_SECONDS = 10.0
@@ -349,6 +353,27 @@ class Server:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(STOP_SECONDS)
+
+
+@contextlib.contextmanager
+def served(
+    status: Status | None = None,
+    problem: str | None = None,
+    registry: CollectorRegistry | None = None,
+    incidents: Any = None,
+    **settings: object,
+) -> Iterator[tuple[int, http_server.Server]]:
+    """Run the web server of a hangwatch with these [http] settings. Yield its port and itself."""
+    one = http_server.Server(
+        config.Http(**{"listen": "127.0.0.1", "port": 0, **settings}),  # type: ignore[arg-type]
+        registry or CollectorRegistry(),
+        status=lambda: status,
+        unhealthy=lambda: problem,
+        incidents=incidents,
+    )
+    port = one.start()
+    with stopping(one):
+        yield port, one
 
 
 class WebhookReceiver(Server):

@@ -14,19 +14,18 @@ from pathlib import Path
 import bcrypt
 import pytest
 from msgspec.structs import replace
-from prometheus_client import CollectorRegistry
 
 from hangwatch.config import Http
 from hangwatch.formats.incident_file import INCIDENT_FILE
 from hangwatch.report.html import render_files
 from hangwatch.store import Store, open_writable
 from hangwatch.web import auth
-from hangwatch.web.http_server import Server, usable_url
+from hangwatch.web.http_server import usable_url
 from tests import samples
 from tests.certificates import make_authority, make_certificate
 from tests.commands import finished, hangwatch, refused
-from tests.conftest import stopping, wait_for
-from tests.servers import ask_port
+from tests.conftest import wait_for
+from tests.servers import ask_port, served
 
 SECRET = "s3cret-of-alice"
 HASH = bcrypt.hashpw(SECRET.encode(), bcrypt.gensalt(4)).decode()
@@ -59,20 +58,12 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 @contextmanager
-def served(kept: Store, text: str | None = None, folder: Path | None = None, **settings: object) -> Iterator[int]:
+def secured(kept: Store, text: str | None = None, folder: Path | None = None, **settings: object) -> Iterator[int]:
     """Run a server with this web configuration, saved in `folder` as web.yml. Yield its port."""
     if text is not None and folder is not None:
         (folder / "web.yml").write_text(text)
         settings["web_config_file"] = str(folder / "web.yml")
-    one = Server(
-        Http(**{"listen": "127.0.0.1", "port": 0, **settings}),  # type: ignore[arg-type]
-        CollectorRegistry(),
-        status=lambda: None,
-        unhealthy=lambda: None,
-        incidents=kept,
-    )
-    port = one.start()
-    with stopping(one):
+    with served(incidents=kept, **settings) as (port, _):
         yield port
 
 
@@ -98,7 +89,7 @@ def folders(kept: Store) -> list[str]:
 def test_incidents_are_hidden_without_users_or_certificates(kept: Store, pki: Path) -> None:
     newest = folders(kept)[0]
     paths = ("/incidents", f"/incidents/{newest}/", f"/incidents/{newest}/incident.json")
-    with served(kept) as plain, served(kept, TLS, pki) as tls:
+    with secured(kept) as plain, secured(kept, TLS, pki) as tls:
         for path in paths:
             assert get(plain, path)[0] == 404
             assert get(plain, path, **basic())[0] == 404
@@ -109,7 +100,7 @@ def test_incidents_are_hidden_without_users_or_certificates(kept: Store, pki: Pa
 
 def test_correct_password_gives_access_to_list_and_files(kept: Store, pki: Path) -> None:
     newest, oldest = folders(kept)
-    with served(kept, USERS, pki) as port:
+    with secured(kept, USERS, pki) as port:
         status, body = get(port, "/incidents", **basic())
         listed = json.loads(body)
         assert status == 200
@@ -145,14 +136,14 @@ def test_correct_password_gives_access_to_list_and_files(kept: Store, pki: Path)
     ],
 )
 def test_missing_or_wrong_password_is_refused(headers: dict[str, str], kept: Store, pki: Path) -> None:
-    with served(kept, USERS, pki) as port:
+    with secured(kept, USERS, pki) as port:
         for path in ("/incidents", f"/incidents/{folders(kept)[0]}/incident.json", "/metrics"):
             assert get(port, path, **headers)[0] == 401, path
 
 
 def test_a_token_is_enough_for_incidents_beside_users(kept: Store, pki: Path, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(TOKEN)
-    with served(kept, USERS, pki, incidents_token_file=str(tmp_path / "token")) as port:
+    with secured(kept, USERS, pki, incidents_token_file=str(tmp_path / "token")) as port:
         assert get(port, "/incidents", Authorization=f"Bearer {TOKEN}")[0] == 200
         assert get(port, "/incidents", Authorization=f"Bearer {TOKEN}0")[0] == 401
         assert get(port, "/metrics", Authorization=f"Bearer {TOKEN}")[0] == 401
@@ -160,7 +151,7 @@ def test_a_token_is_enough_for_incidents_beside_users(kept: Store, pki: Path, tm
 
 
 def test_client_without_valid_certificate_is_refused(kept: Store, pki: Path) -> None:
-    with served(kept, CLIENTS, pki) as port:
+    with secured(kept, CLIENTS, pki) as port:
         for path in ("/incidents", f"/incidents/{folders(kept)[0]}/incident.json", "/metrics"):
             assert get(port, path, client(pki, shown="admin"))[0] == 200
             for stranger in (client(pki), client(pki, shown="stranger")):
@@ -174,18 +165,18 @@ def test_client_without_valid_certificate_is_refused(kept: Store, pki: Path) -> 
 
 def test_of_certificates_only_those_with_an_allowed_name(kept: Store, pki: Path) -> None:
     for allowed, status in (("admin.example", 200), ("10.0.0.1", 200), ("prometheus.example", 403)):
-        with served(kept, f"{CLIENTS}  client_allowed_sans: [{allowed}]\n", pki) as port:
+        with secured(kept, f"{CLIENTS}  client_allowed_sans: [{allowed}]\n", pki) as port:
             for path in ("/incidents", "/metrics"):
                 assert get(port, path, client(pki, shown="admin"))[0] == status, allowed
 
 
 def test_where_a_certificate_is_optional_incidents_need_it_or_a_password(kept: Store, pki: Path) -> None:
     optional = CLIENTS.replace("RequireAndVerifyClientCert", "VerifyClientCertIfGiven")
-    with served(kept, optional, pki) as port:
+    with secured(kept, optional, pki) as port:
         assert get(port, "/incidents", client(pki, shown="admin"))[0] == 200
         assert get(port, "/incidents", client(pki))[0] == 403
         assert get(port, "/metrics", client(pki))[0] == 200
-    with served(kept, optional + USERS, pki) as port:
+    with secured(kept, optional + USERS, pki) as port:
         assert get(port, "/incidents", client(pki, shown="admin"))[0] == 401
         assert get(port, "/incidents", client(pki), **basic())[0] == 200
 
@@ -204,7 +195,7 @@ def test_no_path_leads_out_of_the_store(tls: bool, kept: Store, pki: Path, tmp_p
     (inner / "report.txt").symlink_to(tmp_path / "report.txt")
     context = client(pki) if tls else None
     try:
-        with served(kept, (TLS if tls else "") + USERS, pki) as port:
+        with secured(kept, (TLS if tls else "") + USERS, pki) as port:
             for path in (
                 f"/incidents/{strange.name}/report.txt",
                 f"/incidents/{inner.name}/report.txt",
@@ -250,7 +241,7 @@ def test_what_is_too_large_or_no_question_is_refused(tls: bool, kept: Store, pki
                 pass
         return found.split(b"\r\n")[0]
 
-    with served(kept, (TLS if tls else "") + USERS, pki) as port:
+    with secured(kept, (TLS if tls else "") + USERS, pki) as port:
         head = b"GET /incidents HTTP/1.1\r\nHost: a\r\nAuthorization: Basic "
         assert sent(head + b"A" * 200_000 + b"\r\n\r\n") == b""
         assert b"431" in sent(head + b"A" * 20_000 + b"\r\n\r\n")
@@ -269,7 +260,7 @@ def test_a_client_that_does_not_read_holds_no_file_in_memory_and_no_other_up(kep
     authorization = basic()["Authorization"].encode()
     request = b"GET /incidents/%b/report.txt HTTP/1.1\r\nHost: a\r\nAuthorization: %b\r\n\r\n"
     try:
-        with served(kept, USERS, pki) as port:
+        with secured(kept, USERS, pki) as port:
             crowd = []
             rss = _rss_bytes()
             for _ in range(20):
@@ -309,7 +300,7 @@ def test_a_certificate_and_users_that_change_are_taken_and_what_is_broken_is_not
             (name,) = [value for ((key, value),) in one.getpeercert()["subject"] if key == "commonName"]  # type: ignore[index,misc,union-attr]
             return str(name)
 
-    with served(kept, TLS + USERS, tmp_path) as port:
+    with secured(kept, TLS + USERS, tmp_path) as port:
         assert shown(port) == "node"
         (tmp_path / "node-key.pem").write_bytes(b"")
         wait_for(lambda: "cannot be used; the previous rules stay in force" in caplog.text, "the broken key to be told")
@@ -342,7 +333,7 @@ def test_curl_is_let_in_and_refused(kept: Store, pki: Path, tmp_path: Path) -> N
     admin = ("--cert", str(pki / "admin.pem"), "--key", str(pki / "admin-key.pem"))
     stranger = ("--cert", str(pki / "stranger.pem"), "--key", str(pki / "stranger-key.pem"))
     trusted = ("--cacert", str(pki / "ca.pem"))
-    with served(kept, USERS, pki) as plain, served(kept, CLIENTS + USERS, pki) as tls:
+    with secured(kept, USERS, pki) as plain, secured(kept, CLIENTS + USERS, pki) as tls:
         assert curl(f"http://127.0.0.1:{plain}/incidents", "--netrc-file", str(netrc)) == (0, "200")
         assert curl(f"http://127.0.0.1:{plain}/incidents", "--user", "alice:wrong") == (0, "401")
         url = f"https://127.0.0.1:{tls}/incidents"
@@ -404,6 +395,6 @@ def test_bcrypt_cost_above_12_is_warned_of(cost: int, is_warned_of: bool, tmp_pa
 
 def test_the_list_of_a_store_that_cannot_be_read_is_empty(tmp_path: Path, pki: Path) -> None:
     (tmp_path / "incidents").write_text("no folder")
-    with served(Store(tmp_path), USERS, pki) as port:
+    with secured(Store(tmp_path), USERS, pki) as port:
         status, body = get(port, "/incidents", **basic())
         assert (status, json.loads(body)["incidents"]) == (200, [])

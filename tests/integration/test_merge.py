@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, Gauge
 
 from hangwatch import store
-from hangwatch.config import Http
 from hangwatch.formats import incident_file, sighting
 from hangwatch.model import (
     INCIDENT_VERSION,
@@ -34,7 +33,7 @@ from tests.certificates import make_authority, make_certificate
 from tests.commands import hangwatch, refused, spawn
 from tests.conftest import wait_for
 from tests.integration.test_incidents_over_network import CLIENTS, SECRET, USERS
-from tests.servers import RealPrometheus, answering, free_port
+from tests.servers import RealPrometheus, answering, free_port, served
 
 NODES = 4
 WORLD = 8 * NODES
@@ -208,8 +207,8 @@ TOKEN = "0123456789abcdef"
 
 
 @contextlib.contextmanager
-def daemons(folder: Path, incidents: list[Incident], **settings: object) -> Iterator[list[Server]]:
-    """Yield a server for each incident, with a store of only this one. Their metrics contain `port`."""
+def daemons(folder: Path, incidents: list[Incident], **settings: object) -> Iterator[list[tuple[int, Server]]]:
+    """Yield port and server of a daemon for each incident, which alone is in its store. Its metrics name the job."""
     with contextlib.ExitStack() as running:
         servers = []
         for number, incident in enumerate(incidents):
@@ -217,16 +216,8 @@ def daemons(folder: Path, incidents: list[Incident], **settings: object) -> Iter
             registry = CollectorRegistry()
             info = Gauge("hangwatch_job_info", "who", ["job_id", "job_key", "name"], registry=registry)
             info.labels(incident.job.job_id, incident.job.key, incident.job.job_name).set(1)
-            one = Server(
-                Http(**{"listen": "127.0.0.1", "port": 0, **settings}),  # type: ignore[arg-type]
-                registry,
-                status=lambda: None,
-                unhealthy=lambda: None,
-                incidents=Store(folder / str(number)),
-            )
-            one.bound = one.start()  # type: ignore[attr-defined]
-            running.callback(one.stop)
-            servers.append(one)
+            kept = Store(folder / str(number))
+            servers.append(running.enter_context(served(registry=registry, incidents=kept, **settings)))
         yield servers
 
 
@@ -235,10 +226,6 @@ def write_token(folder: Path) -> tuple[str, str]:
     (folder / "token").write_text(TOKEN)
     (folder / "http.yml").write_text("authorization:\n  credentials_file: token\n")
     return str(folder / "token"), str(folder / "http.yml")
-
-
-def port(server: Server) -> int:
-    return int(server.bound)  # type: ignore[attr-defined]
 
 
 def respond_with(body: bytes, status: str = "200 OK", headers: str = "") -> Callable[[socket.socket], None]:
@@ -270,13 +257,13 @@ def write_credentials(pki: Path, authority: str = "ca", shown: str = "admin", pa
 
 def test_merge_over_tls_gives_a_verdict_only_with_valid_credentials(tmp_path: Path, pki: Path) -> None:
     with daemons(tmp_path, nodes(), web_config_file=str(pki / "web.yml")) as servers:
-        urls = [f"https://127.0.0.1:{port(one)}" for one in servers]
+        urls = [f"https://127.0.0.1:{port}" for port, _ in servers]
         done = hangwatch("merge", "--json", "--http-config", write_credentials(pki), *urls)
         assert done.returncode == 0, done.stderr
         answer = json.loads(done.stdout)
         assert (answer["verdict"]["kind"], answer["absent"]) == ("NotJoined", [])
         (named,) = answer["verdict"]["named"]
-        assert (named["rank"], named["node"]) == (19, f"127.0.0.1:{port(servers[2])}")
+        assert (named["rank"], named["node"]) == (19, f"127.0.0.1:{servers[2][0]}")
         assert SECRET not in done.stderr + done.stdout
         for case, says in (
             (write_credentials(pki, password="wrong"), "requires credentials: --http-config"),
@@ -323,7 +310,9 @@ def test_nodes_that_are_silent_strange_or_hostile_cost_themselves_alone(tmp_path
         slow, _ = running.enter_context(answering(drip))
         running.callback(endless.set)
         closed = free_port()
-        urls = [f"http://127.0.0.1:{number}" for number in (*map(port, servers), *ports.values(), slow, closed)]
+        urls = [
+            f"http://127.0.0.1:{number}" for number in (*(port for port, _ in servers), *ports.values(), slow, closed)
+        ]
         done = hangwatch("merge", "--json", "--http-config", http_config, "--deadline", "15", *urls)
     assert done.returncode == 1, done.stderr
     answer = json.loads(done.stdout)
@@ -346,9 +335,9 @@ def test_one_incident_of_a_node_and_one_job_of_several(tmp_path: Path) -> None:
     theirs = replace(waiting(2), job=replace(new.job, job_key="theirs", job_id="other"), node="gpu-1", incident_id="i9")
     token, http_config = write_token(tmp_path)
     merge = ("merge", "--http-config", http_config)
-    with daemons(tmp_path, [old], incidents_token_file=token) as (one,):
+    with daemons(tmp_path, [old], incidents_token_file=token) as ((port, _),):
         kept = open_writable(tmp_path / "0")
-        url = f"http://127.0.0.1:{port(one)}"
+        url = f"http://127.0.0.1:{port}"
         named = kept.summaries()[0].folder
         for incident in (new, theirs):
             kept.save(incident, {})
@@ -363,8 +352,8 @@ def test_one_incident_of_a_node_and_one_job_of_several(tmp_path: Path) -> None:
 
 def test_status_sends_credentials_and_follows_no_redirect(tmp_path: Path, pki: Path) -> None:
     told = tmp_path / "hangwatch.toml"
-    with daemons(tmp_path, nodes()[:1], web_config_file=str(pki / "web.yml")) as (one,):
-        told.write_text(f'[http]\nlisten = "127.0.0.1"\nport = {port(one)}\nweb_config_file = "{pki}/web.yml"\n')
+    with daemons(tmp_path, nodes()[:1], web_config_file=str(pki / "web.yml")) as ((port, _),):
+        told.write_text(f'[http]\nlisten = "127.0.0.1"\nport = {port}\nweb_config_file = "{pki}/web.yml"\n')
         asked = ("status", "--json", "--config", str(told))
         assert hangwatch(*asked, "--http-config", write_credentials(pki)).stdout == "null\n"
         refused(*asked, "--http-config", write_credentials(pki, password="wrong"), says="it requires credentials")
@@ -390,10 +379,10 @@ def test_prometheus_knows_the_nodes_of_a_job_also_one_that_is_gone(tmp_path: Pat
     incidents = [replace(one, job=replace(one.job, job_name="llama-70b")) for one in nodes()]
     theirs = replace(waiting(3), job=replace(incidents[0].job, job_id="other", job_key="theirs", job_name="other"))
     with daemons(tmp_path, [*incidents, theirs], incidents_token_file=token) as servers:
-        targets = {f"gpu-{number}": f"127.0.0.1:{port(one)}" for number, one in enumerate(servers)}
+        targets = {f"gpu-{number}": f"127.0.0.1:{port}" for number, (port, _) in enumerate(servers)}
         with RealPrometheus(tmp_path / "prom", targets) as prometheus:
             wait_for(lambda: len(prometheus.query("hangwatch_job_info")) == len(servers), "all to be scraped")
-            servers[0].stop()
+            servers[0][1].stop()
             asked = ["merge", "--json", "--prometheus", prometheus.url, "--http-config", http_config]
             done = hangwatch(*asked, "--job", incidents[0].job.job_id)
             by_name = hangwatch(*asked, "--job", "llama-70b")

@@ -23,7 +23,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from prometheus_client import CollectorRegistry
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -31,16 +30,15 @@ from hangwatch import store
 from hangwatch.cli import progress_line
 from hangwatch.cli.screen import WIDEST
 from hangwatch.cli.usage_errors import InputError
-from hangwatch.config import Http
 from hangwatch.model import JobName, JobState
 from hangwatch.state.status import CheckLine, EngineStatus, GpuStatus, JobStatus, Status
 from hangwatch.tools.commands.status_tables import print_status
 from hangwatch.tools.commands.top import LastAnswer, frame, watch
-from hangwatch.web.http_server import Server
 from tests import samples
 from tests.commands import HANGWATCH, finished, write_config, write_program
-from tests.conftest import stopping, wait_for
+from tests.conftest import wait_for
 from tests.other_users import needs_mounts, needs_root
+from tests.servers import served
 
 SHOWN, HIDDEN, NEW_SCREEN, OLD_SCREEN = b"\x1b[?25h", b"\x1b[?25l", b"\x1b[?1049h", b"\x1b[?1049l"
 
@@ -134,14 +132,6 @@ def reserved_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
-@contextmanager
-def served(port: int = 0, health_port: int = 0) -> Iterator[int]:
-    settings = Http(listen="127.0.0.1", port=port, health_port=health_port)
-    server = Server(settings, CollectorRegistry(), status=lambda: SEEN, unhealthy=lambda: None)
-    with stopping(server):
-        yield server.start()
-
-
 @pytest.mark.parametrize(
     ("end", "code"),
     [
@@ -151,7 +141,7 @@ def served(port: int = 0, health_port: int = 0) -> Iterator[int]:
     ids=["Ctrl-C", "SIGTERM"],
 )
 def test_however_it_ends_the_terminal_is_as_it_was(end: Callable[[Terminal], None], code: int) -> None:
-    with served() as port, terminal(port) as shown:
+    with served(SEEN, health_port=0) as (port, _), terminal(port) as shown:
         shown.wait_for("rank 3 waits for its loader")
         assert NEW_SCREEN in shown.output and HIDDEN in shown.output
         assert termios.tcgetattr(shown.ours)[3] & (termios.ICANON | termios.ECHO) == 0, "it reads keys"
@@ -164,7 +154,7 @@ def test_however_it_ends_the_terminal_is_as_it_was(end: Callable[[Terminal], Non
 
 
 def test_resized_terminal_is_redrawn_and_stopped_one_restored() -> None:
-    with served() as port, terminal(port) as shown:
+    with served(SEEN, health_port=0) as (port, _), terminal(port) as shown:
         shown.wait_for("stuck")
         shown.resize(50, 12)
         os.killpg(shown.process.pid, signal.SIGWINCH)
@@ -188,7 +178,7 @@ def _state(pid: int) -> str:
 def test_a_daemon_that_is_not_there_is_asked_again() -> None:
     with reserved_port() as port, reserved_port() as health_port, terminal(port) as shown:
         shown.wait_for("retrying every second")
-        with served(port, health_port):
+        with served(SEEN, port=port, health_port=health_port):
             shown.wait_for("gpu-07")
         shown.wait_for("as of")
         shown.type(b"q")
@@ -373,18 +363,12 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[
         (many / f"{number}.txt").write_text(f"Process {number + 9}: python train.py\n\n{stack}")
     checks = (CheckLine("xid", "CRITICAL", "Xid", "GPU 3: XID 79 " + "of its " * 30, 0.0),)
     seen = Status(node="gpu-07", sampler="ok", gpus=(), jobs=(), checks=checks)
-    server = Server(
-        Http(listen="127.0.0.1", port=0, health_port=0),
-        CollectorRegistry(),
-        status=lambda: seen,
-        unhealthy=lambda: None,
-    )
-    with stopping(server):
+    with served(seen, health_port=0) as (port, _):
         yield {
             "report": ("report", str(folder)),
             "incidents": ("incidents", "--config", str(config)),
             "explain": ("explain", str(many)),
-            "status": ("status", "--url", f"http://127.0.0.1:{server.start()}"),
+            "status": ("status", "--url", f"http://127.0.0.1:{port}"),
             "check": ("check", "clock_skew", "fd_limit", "memory_pressure"),
         }
 

@@ -11,22 +11,20 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
-from prometheus_client import CollectorRegistry
 
 from hangwatch.capture.rank_load import read_load
 from hangwatch.collectives.rank_differences import RankLoad, find_differences
-from hangwatch.config import Http
 from hangwatch.model import GpuSweep, JobName, JobState, ProcessId, Rank
 from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.state.status import CheckLine, JobStatus
 from hangwatch.state.unseen import RECORDER, Unseen
 from hangwatch.tools.commands.slow import slow
-from hangwatch.web.http_server import Server
 from tests import samples
 from tests.conftest import stopping, wait_for
 from tests.fake_driver import FakeDriver, h100, uuid_of
 from tests.integration.test_top import SEEN, job
 from tests.node_tree import NodeTree, own_start_ticks, rank
+from tests.servers import served
 
 BUSY = "while True: sum(range(1000))"
 SLEEPING = "import time; time.sleep(600)"
@@ -146,19 +144,10 @@ OFF = Unseen(
 LEVEL = replace(samples.arrival(), is_named=False, reason="NoneLate", message="No rank is late.")
 
 
-@contextmanager
-def served(jobs: tuple[JobStatus, ...], check: CheckLine) -> Iterator[str]:
-    """Serve /status with these jobs and this check; yield the URL."""
-    status = replace(SEEN, jobs=jobs, checks=(check,), unseen=(OFF,))
-    http = Http(listen="127.0.0.1", port=0, health_port=0)
-    server = Server(http, CollectorRegistry(), status=lambda: status, unhealthy=lambda: None)
-    with stopping(server):
-        yield f"http://127.0.0.1:{server.start()}"
-
-
 def run(*jobs: JobStatus, check: str = "OK") -> Result:
-    with served(jobs, CheckLine("gpu_speed", check, "GpuSlow", "GPU 3 has run at 1,200 MHz", 0.0)) as url:
-        return CliRunner().invoke(slow, ["--url", url], standalone_mode=False)
+    shown = CheckLine("gpu_speed", check, "GpuSlow", "GPU 3 has run at 1,200 MHz", 0.0)
+    with served(replace(SEEN, jobs=jobs, checks=(shown,), unseen=(OFF,)), health_port=0) as (port, _):
+        return CliRunner().invoke(slow, ["--url", f"http://127.0.0.1:{port}"], standalone_mode=False)
 
 
 def test_late_rank_is_shown_with_its_table() -> None:

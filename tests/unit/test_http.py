@@ -29,11 +29,11 @@ from hangwatch.formats.incident_file import Summary
 from hangwatch.model import Value
 from hangwatch.web import listener
 from hangwatch.web.connection_limits import Rate
-from hangwatch.web.http_server import PortTakenError, ServeError, Server
+from hangwatch.web.http_server import PortTakenError, ServeError
 from hangwatch.web.listener import MAX_HEADER_BYTES, REQUEST_SECONDS, Answer, Listener, Request, text
 from tests.conftest import stopping, wait_for
 from tests.other_users import as_thread_of, needs_root
-from tests.servers import ask_port
+from tests.servers import ask_port, served
 
 
 class Status(Value, frozen=True):
@@ -59,15 +59,7 @@ class Incidents:
 def both_ports(
     problem: str | None = None, registry: CollectorRegistry | None = None, **settings: object
 ) -> Iterator[tuple[int, int]]:
-    one = Server(
-        Http(**{"listen": "127.0.0.1", "port": 0, **settings}),  # type: ignore[arg-type]
-        registry or CollectorRegistry(),
-        status=lambda: Status(node="n1"),
-        unhealthy=lambda: problem,
-        incidents=Incidents(),
-    )
-    port = one.start()
-    with stopping(one):
+    with served(Status(node="n1"), problem, registry, Incidents(), **settings) as (port, one):
         yield port, one.health_port
 
 
@@ -159,11 +151,11 @@ def test_with_a_token_only_its_holder_sees_stacks(tmp_path: Path) -> None:
 def test_a_port_in_use_is_a_clear_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        one = Server(
-            Http(listen="127.0.0.1", port=port), CollectorRegistry(), status=lambda: None, unhealthy=lambda: None
-        )
-        with pytest.raises(PortTakenError, match=rf"127\.0\.0\.1:{port}.*\n.*ss -ltnp.*\n.*\[http\] port ="):
-            one.start()
+        with (
+            pytest.raises(PortTakenError, match=rf"127\.0\.0\.1:{port}.*\n.*ss -ltnp.*\n.*\[http\] port ="),
+            server(port=port),
+        ):
+            pass
 
 
 def test_a_port_of_health_in_use_is_named_and_the_other_is_given_back() -> None:

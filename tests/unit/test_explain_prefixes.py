@@ -13,6 +13,7 @@ from hangwatch.tools.explain import traces
 from hangwatch.verdict import judge
 from hangwatch.verdict.supplements import complete
 from tests.hangs import TABLE
+from tests.unit.test_traces import process
 
 CYAN, PLAIN = "\x1b[36m", "\x1b[0m"
 
@@ -79,21 +80,10 @@ BLAMED = [
 ]
 
 
-def pyspy(pid: int, *frames: str) -> list[str]:
-    return [
-        f"Process {pid}: /usr/bin/python3 -u train.py",
-        "Python v3.11.9 (/usr/bin/python3.11)",
-        "",
-        f'Thread {pid} (idle): "MainThread"',
-        *(f"    {frame}" for frame in frames),
-        "",
-    ]
-
-
 REDUCE = ("all_reduce (torch/distributed/distributed_c10d.py:2936)", "main (train.py:20)")
 LOADS = ("read (video.py:9)", "__getitem__ (dataset.py:14)", "main (train.py:18)")
-ONE_LOADS = [line for rank in range(4) for line in pyspy(41000 + rank, *(LOADS if rank == 2 else REDUCE))]
-ALL_WAIT = [line for rank in range(4) for line in pyspy(41000 + rank, *REDUCE)]
+ONE_LOADS = [line for rank in range(4) for line in process(41000 + rank, *(LOADS if rank == 2 else REDUCE))]
+ALL_WAIT = [line for rank in range(4) for line in process(41000 + rank, *REDUCE)]
 GDB = [
     line
     for rank in range(3)

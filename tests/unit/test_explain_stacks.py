@@ -37,6 +37,7 @@ from hangwatch.verdict.supplements import complete
 from tests.conftest import DATA
 from tests.hangs import numbers
 from tests.titled_processes import CASES, sources
+from tests.unit.test_traces import WAITS, collect, process
 
 TABLE = activity.load()
 EXAMPLES = DATA / "explain"
@@ -57,10 +58,6 @@ def explained(collected: traces.Collected) -> tuple[Verdict, str]:
     verdict = complete(judge.judge(grouping) if collected.ranks else None, log_evidence.supplement(collected.logs))
     grouping = type(grouping)(groups=grouping.groups, world_size=grouping.world_size, notes=collected.notes)
     return verdict, text.render_verdict(grouping, verdict)
-
-
-def collect(*lines: str, name: str = "-") -> traces.Collected:
-    return traces.collect([(name, [line + "\n" for line in lines])])
 
 
 def main_thread(rank: RankDump) -> Thread:
@@ -319,13 +316,7 @@ def test_what_runs_python_and_is_no_rank_is_listed_and_not_counted() -> None:
     )
 
 
-WAITS = ("all_reduce (torch/distributed/distributed_c10d.py:2501)", "train (train.py:50)", "<module> (train.py:80)")
 STUCK = ("update_cache (train.py:21)", "train (train.py:30)", "<module> (train.py:80)")
-
-
-def process(pid: int, *frames: str, command: str = "python -u train.py --lr 3") -> list[str]:
-    lines = [f"Process {pid}: {command}", "Python v3.10.12 (/usr/bin/python3.10)", ""]
-    return [*lines, f'Thread {pid} (idle): "MainThread"', *(f"    {frame}" for frame in frames)]
 
 
 @pytest.mark.parametrize(

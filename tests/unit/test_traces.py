@@ -26,14 +26,10 @@ LOADS = (
 
 
 def process(pid: int, *frames: str, command: str = "python -u train.py", name: str | None = "MainThread") -> list[str]:
-    title = f'Thread {pid} (active): "{name}"' if name else f"Thread {pid} (active)"
-    return [
-        f"Process {pid}: {command}",
-        "Python v3.10.12 (/usr/bin/python3.10)",
-        "",
-        title,
-        *(f"    {f}" for f in frames),
-    ]
+    """Return the lines of py-spy for a process with one thread."""
+    title = f'Thread {pid} (idle): "{name}"' if name else f"Thread {pid} (idle)"
+    lines = [f"Process {pid}: {command}", "Python v3.10.12 (/usr/bin/python3.10)", "", title]
+    return [*lines, *(f"    {frame}" for frame in frames)]
 
 
 def collect(*lines: str, name: str = "-") -> traces.Collected:

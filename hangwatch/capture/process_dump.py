@@ -118,6 +118,7 @@ class ProcessDumper(NamedTuple):
                 waits_in_torch=native_stack.waits_in_torch(target.pid, proc_root, self.awaited.get(target))
                 if target in self.ranks
                 else None,
+                has_device=native_stack.has_device(target.pid, proc_root) if target in self.ranks else None,
             ),
             recorders=recorders,
             recorder_faults=recorder_faults,

@@ -218,6 +218,7 @@ class Waits(Value, frozen=True):
     * `object`: the kind of object that it waited for in all rounds. It is set over all rounds only.
     * `stuck_on`: the file or pipe that it reads or writes, if no other process of the job has it open.
     * `waits_in_torch`: it slept in code of torch, NCCL or CUDA. The calling line of Python does not matter.
+      `has_device`: its process maps a device, for example a GPU. Without a device, it waits for no GPU.
 
     Connections:
     * `peers`: number of connections to other ranks of its job. These are open TCP connections to the ranks or their
@@ -239,6 +240,7 @@ class Waits(Value, frozen=True):
     asks_rank: AsksRank | None = None
     stuck_on: str | None = None
     waits_in_torch: bool | None = None
+    has_device: bool | None = None
     store: Store | None = None
     awaits_store: Literal["main", "thread"] | None = None
     peers: int | None = None

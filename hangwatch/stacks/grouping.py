@@ -181,6 +181,8 @@ def _correct_by_measurement(
     * A rank with an idle GPU does not wait for it in code that only its names connect with a GPU.
     * A rank in a call about a file, pipe or child waits for that object, even in code that usually waits for a GPU.
     * A rank asleep in torch's compiled code waits for its GPU or for other ranks. No Python frame shows such a wait.
+      Without a device it waits for other ranks.
+    * A rank without a device does not wait for a GPU if it uses the CPU, or waits for a connection.
     * A rank that receives from the store waits for the rank that must set the key.
 
     A rank in the same place without that measurement stays in another group: the corrected ranks may wait for it.
@@ -200,6 +202,11 @@ def _correct_by_measurement(
         return corrected("lock", "lock")
     if waits.shares_lock and not waits_for_job:
         return corrected("shared-lock", "lock")
+    if waits.has_device is False and waits.waits_in_torch and place.waits_for in ("unknown", "lock", "gpu"):
+        return corrected("torch", "ranks")
+    works = measured.signature is Signature.SPINS or waits.object == "socket"
+    if waits.has_device is False and works and place.waits_for == "gpu":
+        return corrected("no-gpu", "unknown")
     if rank.id.pid is not None and waits.server == rank.id.pid and place.waits_for in ("unknown", "thread"):
         return corrected("serves", "ranks", activity=activity_table.SERVING, waits=True)
     if measured.signature is Signature.BEHIND_GPU and not waits_for_job:

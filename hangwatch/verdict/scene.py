@@ -345,12 +345,12 @@ def is_collective(group: Group) -> bool:
     False if it waits for a reply, a request or the end of the job.
     """
     known = activity_table.find_activity(group.activity)
-    return group.waits and known.work_is_in is None and not known.leaves_the_job
+    return group.waits and known.work_is_in != "threads" and not known.leaves_the_job
 
 
 def is_answered_by_process(group: Group) -> bool:
     """True if the group waits for a reply, a request or an event of another process, which may be no rank."""
-    return group.waits and activity_table.find_activity(group.activity).work_is_in is not None
+    return group.waits and activity_table.find_activity(group.activity).work_is_in == "threads"
 
 
 def is_between_two(group: Group) -> bool:

@@ -32,6 +32,7 @@ from hangwatch.stacks.grouping import group_ranks
 from hangwatch.state.incident_timeline import CAPTURES_KEPT
 from hangwatch.tools.fleet import merge
 from hangwatch.verdict import judge, sequence_rules
+from hangwatch.verdict.scene import is_collective
 from hangwatch.verdict.wording import clauses
 from tests.samples import change_dump, main_dump
 
@@ -349,15 +350,30 @@ def test_rank_with_unreadable_memory_joins_the_group_at_its_line(seen: tuple[boo
     assert found.groups[0].waits_for == "gpu"
 
 
-@pytest.mark.parametrize(("in_torch", "stance"), [(False, "elsewhere"), (None, "waits"), (True, "waits")])
-def test_sleep_that_the_program_called_in_its_training_step_waits_for_no_gpu(
-    in_torch: bool | None, stance: str
+SLEEPS = SystemCall(number=230, name="clock_nanosleep", kind="sleeps", left_seconds=900.0, until_unix_seconds=1e9)
+RECEIVES = SystemCall(number=45, name="recvfrom", kind="receives", object="socket", descriptors=(5,))
+
+
+@pytest.mark.parametrize(
+    ("call", "in_torch", "has_device", "waits_for", "stance"),
+    [
+        (SLEEPS, False, None, "gpu", "elsewhere"),  # a sleep that the program called
+        (SLEEPS, None, None, "gpu", "waits"),
+        (SLEEPS, True, None, "gpu", "waits"),  # a sleep in torch's code may be the wait for a GPU
+        (SLEEPS, True, False, "ranks", "waits"),
+        (RECEIVES, False, True, "gpu", "waits"),
+        (RECEIVES, False, False, "unknown", "unclear"),
+    ],
+)
+def test_rank_in_its_training_step_waits_for_a_gpu_only_if_it_may(
+    call: SystemCall, in_torch: bool | None, has_device: bool | None, waits_for: str, stance: str
 ) -> None:
-    # A sleep in torch's code may be the wait for a GPU. Sequence numbers name a rank only if it waits elsewhere.
-    call = SystemCall(number=230, name="clock_nanosleep", kind="sleeps", left_seconds=900.0, until_unix_seconds=1e9)
+    """Sequence numbers name a rank only if it waits elsewhere."""
     frames = stack(("read (mine.py)", "_call_impl (torch/nn/modules/module.py)"), 7)
-    rounds = tuple(main_dump(frames, 5.0 * at, state="S", call=call, waits_in_torch=in_torch) for at in range(3))
+    facts = {"call": call, "waits_in_torch": in_torch, "has_device": has_device}
+    rounds = tuple(main_dump(frames, 5.0 * at, state="S", **facts) for at in range(3))
     grouping = group([RankDump(id=RankId(rank=3, pid=103), rounds=rounds)])
+    assert (grouping.groups[0].waits_for, is_collective(grouping.groups[0])) == (waits_for, waits_for == "ranks")
     assert sequence_rules.stance_of(grouping)(grouping.members[0]) == stance
 
 

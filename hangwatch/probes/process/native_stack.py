@@ -3,9 +3,6 @@
 Nothing is paused. `native_frames` walks the frames up to the first frame of PyTorch or Python. The tables may not
 suffice: another architecture, or a library without tables. Then return addresses are searched in the first 512 bytes of
 the stack. Old stack content may make a wait for a Python lock look like a wait in PyTorch, never the reverse.
-
-Measured on torch 2.13.0 with gloo: in a wait for irecv or an asynchronous all_reduce, the address was 264 bytes from
-the top. For waits for a lock, after collectives, the search was wrong in a fifth of the jobs.
 """
 
 import os
@@ -25,6 +22,8 @@ from hangwatch.probes.process.process_memory import MOST_MAPS_BYTES
 _MOST_STACK_BYTES = 512
 _SLEEPS = frozenset({"futex", "nanosleep", "clock_nanosleep"})
 _TORCH = re.compile(rb"/lib(?:torch|c10|nccl|cuda)[^/]*\.so[0-9.]*(?: \(deleted\))?$")
+_OPENMP = re.compile(rb"/lib(?:gomp|iomp5|omp)\b[^/]*\.so")
+_DEVICE = re.compile(rb"/dev/(?!shm/|zero|hugepages)|.*/libcuda\.so")  # CUDA of WSL maps no device
 
 
 def waits_in_torch(pid: int, proc_root: Path, thread: int | None = None) -> bool | None:
@@ -39,24 +38,38 @@ def waits_in_torch(pid: int, proc_root: Path, thread: int | None = None) -> bool
     call = system_calls.parse(text)
     if call is None or call.name not in _SLEEPS or len(call.arguments) < 8:
         return False
-    content = process_memory.SHARED.read_pieces(folder / "maps", [(0, MOST_MAPS_BYTES)])
-    if not isinstance(content, tuple):
+    mapped = _read_mapped_files(folder)
+    if mapped is None:
         return None
-    mapped = [each for each in mappings.parse(b"".join(content)) if each.path]
     stack, address = call.arguments[6:8]
     by_tables = _is_torch(address, stack, mapped, _read_by_pages(folder / "mem"))
     return by_tables if by_tables is not None else _has_torch_on_top(stack, mapped, folder / "mem")
 
 
+def has_device(pid: int, proc_root: Path) -> bool | None:
+    """True if a process maps a device, for example a GPU; None if its mappings may not be read."""
+    mapped = _read_mapped_files(proc_root / str(pid))
+    return None if mapped is None else any(_DEVICE.match(each.path) for each in mapped)
+
+
+def _read_mapped_files(folder: Path) -> list[Mapping] | None:
+    content = process_memory.SHARED.read_pieces(folder / "maps", [(0, MOST_MAPS_BYTES)])
+    raw = b"".join(content) if isinstance(content, tuple) else b""
+    return [each for each in mappings.parse(raw) if each.path] if 0 < len(raw) < MOST_MAPS_BYTES else None
+
+
 def _is_torch(address: int, stack: int, mapped: Sequence[Mapping], read: native_frames.Read) -> bool | None:
-    """True if the first frame of PyTorch or Python is one of PyTorch; None if the walk reaches neither."""
+    """True if the first frame of PyTorch, OpenMP or Python is one of PyTorch; None if the walk reaches none.
+
+    A thread in OpenMP waits for the other threads of its process.
+    """
     for frame in native_frames.walk(address, stack, mapped, read):
         if frame is None:
             break
         if _TORCH.search(frame.path):
             return True
         path = os.fsdecode(frame.path)
-        if python_files.is_interpreter(path) or python_files.is_library(path):
+        if _OPENMP.search(frame.path) or python_files.is_interpreter(path) or python_files.is_library(path):
             return False
     return None
 

@@ -53,9 +53,9 @@ def describe_activity(group: Group, *, several: bool = False) -> str:
         or _describe_sleep(group)
         or activity_table.describe_activity(group.activity, group.operation)
     )
-    if group.waits_for == "gpu" and activity_table.find_activity(group.activity).waits_for != "gpu":
-        by_stack = f"waits in PyTorch's own code ({_find_innermost(group)}), for other ranks or its GPU"
-        clause = by_stack if _is_in_torch(group) else f"waits for its GPU in {_find_innermost(group)}"  # by measurement
+    if (measured := _find_measured_wait(group)) is not None:
+        awaited = "other ranks" if group.waits else "other ranks or its GPU"
+        clause = f"waits in {measured}, for {awaited}" if _is_in_torch(group) else f"waits for its GPU in {measured}"
     if several:
         for singular, plural in _SINGULAR:
             if clause.startswith(singular):
@@ -229,10 +229,11 @@ def _describe_target(target: CallTarget, member: Member, ranks: Mapping[int, Ran
             waits_for_it = member.kernel.state in BLOCKED_STATES or member.kernel.wchan in FUSE_WAITS
             is_silent = target.is_remote and waits_for_it and member.signature is Signature.BLOCKED
             return f"{target.what}, on {target.mount}{', which does not respond' if is_silent else ''}"
-        case "pipe":
-            return f"a pipe {_describe_connection(target, member, ranks)}"
-        case "unix":
-            return f"{target.what} {_describe_connection(target, member, ranks)}"
+        case "pipe" | "unix":
+            what = "a pipe" if target.kind == "pipe" else target.what
+            if target.other_pid is None:
+                return f"{what} with an unknown other end"
+            return f"{what} connected to {_describe_other_end(target, member, ranks)}"
         case "connection":
             gone = ", which is gone" if target.is_lost else ""
             peer = f" of {_describe_other_end(target, member, ranks)}" if target.other_pid is not None else ""
@@ -240,12 +241,6 @@ def _describe_target(target: CallTarget, member: Member, ranks: Mapping[int, Ran
         case "listening":
             return f"{target.what}, on which it listens"
     return target.what
-
-
-def _describe_connection(target: CallTarget, member: Member, ranks: Mapping[int, RankId]) -> str:
-    if target.other_pid is None:
-        return "with an unknown other end"
-    return f"connected to {_describe_other_end(target, member, ranks)}"
 
 
 def _describe_other_end(target: CallTarget, member: Member, ranks: Mapping[int, RankId]) -> str:
@@ -267,11 +262,6 @@ def _describe_worker(worker: Stack) -> str:
     state = "stopped" if worker.state in STOPPED_STATES else "blocked in the kernel"
     held = worker.state in STOPPED_STATES | BLOCKED_STATES
     return f"pid {worker.pid}, {state}" if held else f"pid {worker.pid}"
-
-
-def _find_innermost(group: Group) -> str:
-    """Return the operation of a group, or its innermost function if the operation is unknown."""
-    return group.operation or _find_innermost_function(group)
 
 
 def _find_innermost_function(group: Group) -> str:
@@ -330,10 +320,7 @@ def operations(groups: Iterable[Group]) -> str:
 
     The operation with the most ranks comes first. After the fourth operation, only the number of the others is given.
     """
-    sizes = list_by_key(
-        ((group.operation if group.waits else None) or _find_measured_wait(group) or _describe_place(group), group.size)
-        for group in groups
-    )
+    sizes = list_by_key((_find_measured_wait(group) or _describe_place(group), group.size) for group in groups)
     ordered = sorted(((name, sum(of_name)) for name, of_name in sizes.items()), key=lambda item: (-item[1], item[0]))
     shown = [f"{name} ({words.count(number)})" for name, number in ordered[:4]]
     if len(ordered) > 4:
@@ -354,10 +341,11 @@ def _describe_place(group: Group) -> str:
 
 
 def _find_measured_wait(group: Group) -> str | None:
-    """Return the innermost function of a group that waits for its GPU only by measurement; else None."""
-    if group.activity != "unknown" or group.waits_for != "gpu":
+    """Return the function in which a group waits for its GPU or ranks, if only measurements show that; else None."""
+    is_known = activity_table.find_activity(group.activity).waits_for in ("ranks", "gpu")
+    if is_known or not (group.waits_for == "gpu" or (group.waits and _is_in_torch(group))):
         return None
-    own = _find_innermost_function(group)
+    own = group.operation or _find_innermost_function(group)
     return f"PyTorch's own code ({own})" if _is_in_torch(group) else own
 
 

@@ -110,7 +110,7 @@ class ProcessDumper(NamedTuple):
             main=replace(dump.main, call=call, before=before, after=after),
             waits=replace(
                 dump.waits,
-                file_lock=dump.waits.file_lock or self._find_polled_lock(target, threads),
+                file_lock=dump.waits.file_lock or self._find_polled_lock(target, dump, threads),
                 frozen_cgroup=cgroup_freezer.frozen_cgroup(
                     target.pid, counters.state, counters.wchan, proc_root, self.request.paths.sys_root
                 ),
@@ -124,14 +124,20 @@ class ProcessDumper(NamedTuple):
             recorder_faults=recorder_faults,
         )
 
-    def _find_polled_lock(self, target: ProcessId, threads: tuple[Thread, ...]) -> FileLock | None:
-        """Return the lock that the main thread tries to take again and again, if it polls a lock file."""
+    def _find_polled_lock(self, target: ProcessId, dump: ProcessDump, threads: tuple[Thread, ...]) -> FileLock | None:
+        """Return the lock that the main thread tries to take again and again.
+
+        It polls a lock file, or sleeps while another rank holds a lock on a file that it has open.
+        """
         main, table = stack_frames.main_thread(threads), self.request.activities
         if main is None or table is None or target not in self.ranks:
             return None
-        if not table.classify_thread(main).row.held_elsewhere:
+        is_at_lock_file = table.classify_thread(main).row.held_elsewhere
+        if not is_at_lock_file and (dump.main.call is None or dump.main.call.kind != "sleeps"):
             return None
-        return file_locks.find_polled_lock(target.pid, self.request.paths.proc_root)
+        lock = file_locks.find_polled_lock(target.pid, self.request.paths.proc_root, only_exclusive=not is_at_lock_file)
+        is_ranks = lock is not None and any(rank.pid == lock.holder_pid for rank in self.ranks)
+        return lock if is_at_lock_file or is_ranks else None
 
     def _with_awaited_thread(self, target: ProcessId, dump: ProcessDump, threads: tuple[Thread, ...]) -> ProcessDump:
         """Return the dump with the call and the state of the thread, or the child, that the main thread waits for."""

@@ -120,15 +120,19 @@ TABLE = activity.load((config.ActivityRule(activity="lock_file", function="acqui
 
 
 @pytest.mark.parametrize(
-    ("tries", "is_open"), [(TRIES, True), (REOPENS, False)], ids=["keeps it open", "opens it again"]
+    ("tries", "table", "is_open"),
+    [(TRIES, TABLE, True), (TRIES, activity.load(), True), (REOPENS, TABLE, False)],
+    ids=["keeps it open", "in an unknown function", "opens it again"],
 )
-def test_holder_of_lock_file_is_known_if_the_pollers_have_it_open(tries: str, is_open: bool, tmp_path: Path) -> None:
+def test_holder_of_lock_file_is_known_if_the_pollers_have_it_open(
+    tries: str, table: activity.Table, is_open: bool, tmp_path: Path
+) -> None:
     """Rank 0 holds the lock and is blocked; the others try to take it again and again."""
     lock = tmp_path / "the.lock"
     lock.touch()
     with targets.started(tmp_path, KEEPS, tries, tries, tries, LOCK=str(lock)) as pids:
         settings = replace(targets.QUICK, rounds=3, pause_seconds=0.5)
-        look = targets.diagnosed(targets.job_of(pids), settings, TABLE)
+        look = targets.diagnosed(targets.job_of(pids), settings, table)
     held = {member.id.pid: member.waits.file_lock for member in look.grouping.members}
     holders = [lock and lock.holder_pid for lock in map(held.get, pids[1:])]
     assert holders == ([pids[0]] * 3 if is_open else [None] * 3)

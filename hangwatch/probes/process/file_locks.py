@@ -31,13 +31,15 @@ def find_awaited_lock(pid: int, descriptor: int, proc_root: Path) -> FileLock | 
     return held or FileLock(path=words.elided(path, LONGEST_PATH))
 
 
-def find_polled_lock(pid: int, proc_root: Path) -> FileLock | None:
+def find_polled_lock(pid: int, proc_root: Path, *, only_exclusive: bool) -> FileLock | None:
     """Return the lock of another process on a file that this process has open; None if there is none, or several.
 
     The process may try to take that lock again and again. It then never waits in the kernel for the lock. No file is
-    touched: proc_pid_fdinfo(5) shows the inode since Linux 5.14.
+    touched: proc_pid_fdinfo(5) shows the inode since Linux 5.14. With `only_exclusive`, shared locks do not count.
     """
-    lines = (line.split() for line in pseudo_files.read_or_empty(proc_root / "locks", _MOST_BYTES).splitlines())
+    lines = [line.split() for line in pseudo_files.read_or_empty(proc_root / "locks", _MOST_BYTES).splitlines()]
+    if only_exclusive:
+        lines = [fields for fields in lines if "WRITE" in fields]
     held = [(fields[5].rpartition(":")[2], _pid(fields)) for fields in lines if len(fields) > 5 and fields[1] != "->"]
     holders = {inode: holder for inode, holder in held if holder not in (None, pid)}
     lock_by_path: dict[str, FileLock | None] = {}

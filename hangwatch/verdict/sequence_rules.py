@@ -119,10 +119,17 @@ def stance_of(grouping: Grouping) -> Callable[[Member], Stance]:
     return stance
 
 
-def _waits_in_itself(group: Group, member: Member) -> bool:
-    """True if a rank waits for memory of its own process, and each of its other Python threads waits like it."""
-    call, others = member.kernel.call, (activity_table.find_activity(one.activity) for one in group.threads)
-    return call is not None and call.name == "futex" and all(other.waits_for in {"lock", "thread"} for other in others)
+def _waits_in_itself(group: Group, member: Member, kind: str) -> bool:
+    """True if only its own process can end a rank's wait, and each of its other Python threads waits for others, too.
+
+    It waits for one of its threads, or for a pipe or socket of which only its own process has the other end.
+    """
+    if any(activity_table.find_activity(one.activity).waits_for not in {"lock", "thread"} for one in group.threads):
+        return False
+    call = member.kernel.call
+    ends = {target.other_pid for target in call.behind} if call is not None and call.descriptors == 1 else set()
+    in_futex = member.kernel.rests == "thread" or (call is not None and call.name == "futex")
+    return (kind == "thread" and in_futex) or ends == {member.id.pid} != {None}
 
 
 def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str, is_in_code: bool) -> Stance:
@@ -163,8 +170,9 @@ def _stance(group: Group, member: Member, processes: Set[Process], *, kind: str,
             return "unclear"
         case "nothing":
             return "elsewhere"
-        case "lock" | "thread" if kind == "lock" or _waits_in_itself(group, member):
+        case _ if kind == "lock" or _waits_in_itself(group, member, kind):
             return "held"
         case "unknown" if is_in_code and not member.kernel.receives:
             return "elsewhere"
-    return "elsewhere" if member.signature is Signature.AWAITS_OUTSIDE else "unclear"
+    computes = member.signature is Signature.SPINS and member.waits.has_device is False
+    return "elsewhere" if computes or member.signature is Signature.AWAITS_OUTSIDE else "unclear"

@@ -230,20 +230,29 @@ def test_rank_waiting_for_a_lock_waits_for_the_rank_that_holds_it() -> None:
     assert judged(waiting(holder, *THREE[1:]), outside(stranger, activity="lock", waits_for="lock")).kind == "NotJoined"
 
 
+def in_call_about(name: str, other_pid: int | None = None) -> KernelFacts:
+    behind = () if other_pid is None else (CallTarget(kind="pipe", what="a pipe", other_pid=other_pid),)
+    return KernelFacts(call=KernelCall(name=name, says=f"{name}()", rounds=2, descriptors=len(behind), behind=behind))
+
+
 @pytest.mark.parametrize(
-    ("call", "others", "is_named"),
+    ("facts", "others", "is_named"),
     [
-        ("futex", (), True),
-        ("futex", ("thread_wait", "lock", "sleep"), True),
-        ("futex", ("thread_wait", "unknown"), False),  # a thread in an unknown function may wait for another rank
-        ("futex", ("collective_wait",), False),
-        ("read", (), False),  # the other end of a pipe may be another rank
-        (None, (), False),
+        (in_call_about("futex"), (), True),
+        (in_call_about("futex"), ("thread_wait", "lock", "sleep"), True),
+        (in_call_about("futex"), ("thread_wait", "unknown"), False),  # which may wait for another rank
+        (in_call_about("futex"), ("collective_wait",), False),
+        (KernelFacts(rests="thread"), (), True),  # its call was not read, as there are many such ranks
+        (in_call_about("read", other_pid=703), (), True),
+        (in_call_about("read", other_pid=704), (), False),  # the other end of a pipe may be another rank
+        (in_call_about("read"), (), False),
+        (KernelFacts(), (), False),
     ],
 )
-def test_rank_at_its_own_memory_waits_for_no_rank(call: str | None, others: tuple[str, ...], is_named: bool) -> None:
-    facts = KernelFacts(call=KernelCall(name=call, says=f"{call}()", rounds=2) if call else None)
-    late = replace(standing(3, done(5)), kernel=facts)
+def test_rank_at_its_own_memory_or_pipe_waits_for_no_rank(
+    facts: KernelFacts, others: tuple[str, ...], is_named: bool
+) -> None:
+    late = replace(standing(3, done(5)), kernel=facts, id=replace(standing(3, done(5)).id, pid=703))
     group = outside(late, activity="thread_wait", waits_for="thread")
     threads = tuple(Stack(name="T", activity=one, frames=(OWN,)) for one in others)
     verdict = judged(waiting(*THREE), replace(group, threads=threads))
@@ -317,6 +326,14 @@ def test_socket_to_another_rank_is_reported_as_possible_wait_for_it() -> None:
         assert "It is unknown if it waits for another rank in that operation" in describe(stranger)
 
 
+@pytest.mark.parametrize(("has_device", "ranks"), [(False, [3]), (True, []), (None, [])])
+def test_rank_without_a_device_that_computes_in_a_library_is_named(has_device: bool | None, ranks: list[int]) -> None:
+    busy = with_waits(replace(standing(3, done(5)), signature=Signature.SPINS), has_device=has_device)
+    frames = (Frame(function="svd", file="numpy/linalg/_linalg.py", line=7),)
+    library = Group(key="o", activity="unknown", frames=frames, members=(busy,))
+    assert named(judged(waiting(*THREE), library)) == ranks
+
+
 @WAITS
 def test_rank_that_may_wait_for_another_rank_is_not_named_by_stacks(
     activity: str, waits_for: str, facts: dict[str, object], words: str
@@ -344,13 +361,10 @@ def test_nodes_are_judged_together_as_one() -> None:
         assert [one.rank for one in judge.judge(both).named] == [3]
 
 
-def with_gpus(*numbers: tuple[float | None, float | None]) -> Verdict:
-    """Return the verdict on ranks that have all joined, given as (watts, utilization ratio) of their GPUs."""
-    members = (
-        replace(standing(rank, waits(6)), gpu=GpuReadings(power_watts=watts, utilization_ratio=ratio))
-        for rank, (watts, ratio) in enumerate(numbers)
-    )
-    verdict = judged(waiting(*members), world_size=len(numbers))
+def with_gpus(*gpus: GpuReadings) -> Verdict:
+    """Return the verdict on ranks with these GPUs that have all joined."""
+    members = (replace(standing(rank, waits(6)), gpu=gpu) for rank, gpu in enumerate(gpus))
+    verdict = judged(waiting(*members), world_size=len(gpus))
     assert (verdict.kind, verdict.named) == ("AllJoined", ())
     return verdict
 
@@ -376,18 +390,11 @@ def test_rank_with_different_gpu_is_checked_first_without_numbers() -> None:
 
 def with_kernels(*sm_ratios: float | None, tensor_ratio: float = 0.0, dram_ratio: float = 0.0) -> Verdict:
     """Return the verdict on ranks that have all joined. `sm_ratios` are the busy SMs of their GPUs."""
-    members = [
-        replace(
-            standing(rank, waits(6)),
-            gpu=GpuReadings(
-                use=None if ratio is None else GpuUse(sm_ratio=ratio, tensor_ratio=tensor_ratio, dram_ratio=dram_ratio)
-            ),
-        )
-        for rank, ratio in enumerate(sm_ratios)
-    ]
-    verdict = judged(waiting(*members), world_size=len(members))
-    assert (verdict.kind, verdict.named) == ("AllJoined", ())
-    return verdict
+    uses = (
+        None if ratio is None else GpuUse(sm_ratio=ratio, tensor_ratio=tensor_ratio, dram_ratio=dram_ratio)
+        for ratio in sm_ratios
+    )
+    return with_gpus(*(GpuReadings(use=use) for use in uses))
 
 
 def only_waits(verdict: Verdict) -> list[str]:
@@ -437,7 +444,7 @@ def test_ports_that_got_worse_are_said_of_their_node() -> None:
 def test_rank_with_different_gpu_is_checked_first_after_all_have_joined(
     numbers: tuple[tuple[float | None, float | None], ...], first: list[int], phrase: str
 ) -> None:
-    verdict = with_gpus(*numbers)
+    verdict = with_gpus(*(GpuReadings(power_watts=watts, utilization_ratio=ratio) for watts, ratio in numbers))
     assert [one.rank for one in verdict.check_first] == first
     assert phrase in verdict.message
     assert all("XID" in one.settle for one in verdict.check_first)

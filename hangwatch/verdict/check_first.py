@@ -69,22 +69,6 @@ def _find_group_outside_jax_program(scene: Scene) -> Sequence[Group]:
     return odd if len(odd) == 1 and _is_in_own_code(scene, odd[0]) else []
 
 
-def _asks_unknown_thread(scene: Scene, group: Group) -> bool:
-    """True if the group waits for a thread that is in unknown functions, does not move, and may be late.
-
-    `Scene.may_be_late` is false if measurements show that the rank waits for another rank or for its GPU.
-    """
-    return asks_unknown_thread(group) and not group.awaited_differ and scene.may_be_cause(group)
-
-
-def _is_alone_in_a_collective(scene: Scene, group: Group) -> bool:
-    """True if the group is a single rank and every group waits in a collective.
-
-    False if the two groups are the root and the other ranks of one collective, or if a group is a pipeline stage.
-    """
-    return group.size == 1 and scene.are_all_collective and not scene.only_roles
-
-
 def _do_others_wait_for_gpus(scene: Scene, group: Group) -> bool:
     return all(other.waits_for == "gpu" for other in scene.stacked if other is not group)
 
@@ -109,11 +93,6 @@ def _awaits_process_or_events(scene: Scene, group: Group) -> bool:
     """
     waits = is_answered_by_process(group) or _idles_in_loop(group)
     return waits and group.motion is not Motion.MOVING and _do_others_wait_for_gpus(scene, group)
-
-
-def _awaits_another_process(group: Group) -> bool:
-    """True if the group waits for a reply from another process, which may be outside the job."""
-    return is_answered_by_process(group) and not _idles_in_loop(group)
 
 
 def _find_outside_collectives(wanted: Callable[[Group], bool]) -> Callable[[Scene], Sequence[Group]]:
@@ -293,7 +272,9 @@ CHECK_FIRST: tuple[Rule, ...] = (
     ),
     _make_rule(
         "wait for one of their threads, which is in functions that no rule matches",
-        _find_only_group(_asks_unknown_thread),
+        _find_only_group(
+            lambda scene, group: asks_unknown_thread(group) and not group.awaited_differ and scene.may_be_cause(group)
+        ),
         ("ranks",),
         sentence="awaits_thread",
         are_few=True,
@@ -339,7 +320,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
     ),
     _make_rule(
         "wait for an answer from another process, while the others have gone on into a collective",
-        _find_outside_collectives(_awaits_another_process),
+        _find_outside_collectives(lambda group: is_answered_by_process(group) and not _idles_in_loop(group)),
         ("ranks",),
         "awaits_process",
         are_few=True,
@@ -353,7 +334,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
     ),
     _make_rule(
         "is a single rank in another collective, or in another call of the same collective",
-        _find_only_group(_is_alone_in_a_collective),
+        _find_only_group(lambda scene, group: group.size == 1 and scene.are_all_collective and not scene.only_roles),
         ("ranks",),
         sentence="other_collective",
         are_few=True,

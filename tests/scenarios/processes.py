@@ -208,18 +208,15 @@ def inference_server(directory: Path) -> tuple[Observed, ...]:
         return (stage.observed(),)
 
 
-def own_server(directory: Path) -> tuple[Observed, ...]:
-    node = SimulatedNode(2, program="tests.scenarios.own_server")
+def own_server(directory: Path, ranks: int = 2, program: str = "own_server") -> tuple[Observed, ...]:
+    node = SimulatedNode(ranks, program=f"tests.scenarios.{program}")
     with staged(settings(directory, startup_hold_seconds=2.0), node) as (stage,):
         stage.until(JobState.TRAINING, JobState.HUNG).watcher.follow(6.0)
         return (stage.observed(),)
 
 
 def queue_server(directory: Path) -> tuple[Observed, ...]:
-    node = SimulatedNode(3, program="tests.scenarios.queue_server")
-    with staged(settings(directory, startup_hold_seconds=2.0), node) as (stage,):
-        stage.until(JobState.TRAINING, JobState.HUNG).watcher.follow(6.0)
-        return (stage.observed(),)
+    return own_server(directory, 3, "queue_server")
 
 
 def in_gdb(directory: Path) -> tuple[Observed, ...]:

@@ -151,6 +151,13 @@ def looked_at(job: Job, *, have_gpus: bool = False) -> Diagnosis:
     return targets.diagnosed(job, limits, activity.load(MEETS), gpus=sources)
 
 
+def looked_at_call(name: str, odd: str, others: str, folder: Path, **environ: str) -> Diagnosis:
+    """Return the diagnosis of a job after rank 0 has begun a system call of this name. The other ranks may have GPUs."""
+    with job(odd, others, folder, **environ) as started:
+        wait_for(lambda: in_call(started.ranks[0].id.pid, name), f"rank 0 to be in {name}")
+        return looked_at(started, have_gpus=others is BEHIND_GPU)
+
+
 def with_libraries(*ways: str, quick: Sequence[tuple[str, str]]) -> pytest.MarkDecorator:
     """Run a test for each of these ways, with some libraries and with all; `make test` runs the `quick` pairs."""
     pairs = list(itertools.product(ways, ("some", "all")))
@@ -161,9 +168,7 @@ def with_libraries(*ways: str, quick: Sequence[tuple[str, str]]) -> pytest.MarkD
 
 @with_libraries(*WAYS, quick=[("pool", "some"), ("queue", "some")])
 def test_rank_with_thread_blocked_in_open_is_named(way: str, libraries: str, tmp_path: Path) -> None:
-    with job(OPENS + WAYS[way], BEHIND_GPU, tmp_path, LIBRARIES=libraries) as started:
-        wait_for(lambda: in_call(started.ranks[0].id.pid, "openat"), "the thread to open the FIFO")
-        look = looked_at(started, have_gpus=True)
+    look = looked_at_call("openat", OPENS + WAYS[way], BEHIND_GPU, tmp_path, LIBRARIES=libraries)
     member = look.grouping.members[[one.id.rank for one in look.grouping.members].index(0)]
     assert member.signature is Signature.BLOCKED, look.verdict.message
     assert [rank.rank for rank in look.verdict.named] == [0], look.verdict.message
@@ -174,12 +179,9 @@ def test_rank_with_thread_blocked_in_open_is_named(way: str, libraries: str, tmp
 
 @with_libraries(*WAYS, quick=[("pool", "some"), ("event loop", "all")])
 def test_rank_with_thread_that_asks_a_server_is_not_known_to_be_stuck(way: str, libraries: str, tmp_path: Path) -> None:
-    with (
-        silent_server() as port,
-        job(ASKS + WAYS[way], MEET, tmp_path, SERVER=str(port), LIBRARIES=libraries) as started,
-    ):
-        wait_for(lambda: in_call(started.ranks[0].id.pid, "recvfrom"), "the thread to ask the server")
-        look = looked_at(started)
+    with silent_server() as port:
+        environ = {"SERVER": str(port), "LIBRARIES": libraries}
+        look = looked_at_call("recvfrom", ASKS + WAYS[way], MEET, tmp_path, **environ)
     by_rank = {member.id.rank: member for member in look.grouping.members}
     assert by_rank[0].signature is Signature.AWAITS_OUTSIDE, look.verdict.message
     assert [by_rank[number].signature for number in (1, 2, 3)] == [Signature.BLOCKED] * 3
@@ -207,9 +209,7 @@ def read_shard():
 
 @with_libraries("pool", quick=[("pool", "all")])
 def test_bytes_of_a_thread_that_is_not_awaited_do_not_hide_a_hang(way: str, libraries: str, tmp_path: Path) -> None:
-    with job(METRICS + OPENS + WAYS[way], METRICS + MEET, tmp_path, LIBRARIES=libraries) as started:
-        wait_for(lambda: in_call(started.ranks[0].id.pid, "openat"), "the thread to open the FIFO")
-        look = looked_at(started)
+    look = looked_at_call("openat", METRICS + OPENS + WAYS[way], METRICS + MEET, tmp_path, LIBRARIES=libraries)
     member = next(one for one in look.grouping.members if one.id.rank == 0)
     assert member.signature is Signature.BLOCKED, look.verdict.message
     assert [rank.rank for rank in look.verdict.named] == [0], look.verdict.message
@@ -297,9 +297,7 @@ WRITES_FIFO = 'shared = os.open(os.environ["SHARED"], os.O_RDWR)\n'
     ],
 )
 def test_rank_to_check_first_is_named_if_the_kernel_shows_it_blocked_on_a_file(way: str, tmp_path: Path) -> None:
-    with job(way, MEET, tmp_path) as started:
-        wait_for(lambda: in_call(started.ranks[0].id.pid, "openat"), "rank 0 to open the FIFO")
-        look = looked_at(started)
+    look = looked_at_call("openat", way, MEET, tmp_path)
     assert [rank.rank for rank in look.verdict.named] == [0], look.verdict.message
     assert f"is in openat() on {tmp_path}/0/fifo, in each of 3 rounds" in look.verdict.message
 
@@ -310,17 +308,13 @@ def test_rank_with_thread_at_a_pipe_of_a_rank_is_only_checked_first(tmp_path: Pa
     for program, others in ((OWN_PIPE, MEET), (FIFO_OF_OTHERS, WRITES_FIFO + MEET)):
         folder = tmp_path / str(len(others))
         folder.mkdir()
-        with job(program + POOL, others, folder, SHARED=str(tmp_path / "shared")) as started:
-            wait_for(lambda: in_call(started.ranks[0].id.pid, "read"), "the thread to read")
-            look = looked_at(started)
+        look = looked_at_call("read", program + POOL, others, folder, SHARED=str(tmp_path / "shared"))
         assert look.verdict.named == (), look.verdict.message
         assert [rank.rank for rank in look.verdict.check_first] == [0], look.verdict.message
 
 
 def test_threads_that_differ_are_both_reported_and_no_rank_is_named(tmp_path: Path) -> None:
-    with job(OPENS + DIFFER, MEET, tmp_path) as started:
-        wait_for(lambda: in_call(started.ranks[0].id.pid, "openat"), "the thread to open the FIFO")
-        look = looked_at(started)
+    look = looked_at_call("openat", OPENS + DIFFER, MEET, tmp_path)
     by_rank = {member.id.rank: member for member in look.grouping.members}
     assert by_rank[0].signature is Signature.UNKNOWN
     assert look.verdict.named == ()

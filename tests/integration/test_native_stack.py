@@ -45,7 +45,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_wait_is_attributed_to_its_caller_not_to_earlier_frames(library: Path, then: str, is_torch: bool) -> None:
-    with spawn(sys.executable, "-c", STIRS + then, library, text=False) as process:
+    with spawn(sys.executable, "-c", STIRS + then, library) as process:
         targets.wait_for_call(process.pid, "read" if "stdin" in then else "futex")
         assert native_stack.waits_in_torch(process.pid, PROC) is is_torch
 

@@ -110,7 +110,7 @@ FIRST, LOW = ([0], [], Confidence.NONE), ([], [0], Confidence.LOW)
         ({"waits": Waits(awaited=Awaited(name="10.0.0.9:443"))}, {}, LOW),
         ({"waits": Waits(stuck_on="/data/number")}, {}, LOW),
         ({"waits": Waits(stuck_on="/data/number"), "signature": Signature.BEHIND_GPU}, {}, ([], [], Confidence.NONE)),
-        ({"signature": Signature.BLOCKED, "kernel": KernelFacts(call=KernelCall(name="openat", says="openat() on", rounds=3, path="/data/x"))}, {}, ([], [0], Confidence.MEDIUM)),
+        ({"signature": Signature.BLOCKED, "kernel": KernelFacts(call=KernelCall(name="read", says="read() on", rounds=3, descriptors=1, behind=(CallTarget(kind="file", what="/data/x"),)))}, {}, ([], [0], Confidence.MEDIUM)),
         ({"signature": Signature.BLOCKED, "kernel": KernelFacts(call=KernelCall(name="poll", says="poll() on", rounds=3, descriptors=2, behind=(CallTarget(kind="file", what="/data/x"),)))}, {}, FIRST),
         # A rank that moves, waits for its GPU, or came out of a wait is not later than the others.
         ({"motion": Motion.MOVING}, {}, ([], [], Confidence.NONE)),

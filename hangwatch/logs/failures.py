@@ -72,9 +72,9 @@ def is_of_others(text: str) -> bool:
     return is_lost is not None and (LIBRARY.search(text) is not None or not _names_the_internet(text))
 
 
-def is_lost_connection(text: str) -> bool:
-    """True if a text reports a lost connection and does not tell whether its other end is in the job."""
-    return _TEXTS["connection_ended"].search(text) is not None and not _names_the_internet(text)
+def is_unanswered(text: str) -> bool:
+    """True if a text reports a lost connection or a wait, and does not tell whether its other end is in the job."""
+    return _TEXTS["unanswered"].search(text) is not None and not _names_the_internet(text)
 
 
 def _names_the_internet(text: str) -> bool:

@@ -9,7 +9,7 @@ from hangwatch import words
 from hangwatch.formats.log_times import Moment, common_clock, seconds_until, time_on
 from hangwatch.logs import enqueued_work, log_ends, nccl_lines, work_lines
 from hangwatch.logs.enqueued_work import RankWork, WorkFinding
-from hangwatch.logs.failures import Failure, is_lost_connection, without_numbers
+from hangwatch.logs.failures import Failure, is_unanswered, without_numbers
 from hangwatch.logs.log_ends import SHOWN, TIMES_AS_MANY, End
 from hangwatch.logs.merged_logs import RankLog
 from hangwatch.logs.nccl_lines import Trouble
@@ -274,7 +274,7 @@ def _find_first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _Kin
     """Return the first kind of failure that does not blame other ranks.
 
     None if there is none, or if the order is unknown. A rank that fails alike, but later, follows the first one. A
-    lost connection follows another failure, unless its time is long before that.
+    lost connection or a wait follows another failure, unless its time is long before that.
     """
     own_failures = [
         kind._replace(
@@ -287,12 +287,12 @@ def _find_first_failure(kinds: Sequence[_Kind], logs: Sequence[RankLog]) -> _Kin
         for kind in kinds
         if not kind.failure.of_others
     ]
-    clear = [kind.failure.moment for kind in own_failures if not is_lost_connection(kind.failure.text)]
+    clear = [kind.failure.moment for kind in own_failures if not is_unanswered(kind.failure.text)]
     own_failures = [
         kind
         for kind in own_failures
         if not clear
-        or not is_lost_connection(kind.failure.text)
+        or not is_unanswered(kind.failure.text)
         or all(seconds_until(kind.failure.moment, moment) > _AT_ONCE_SECONDS for moment in clear)
     ]
     if len(own_failures) <= 1:

@@ -140,7 +140,7 @@ def measure(size: int) -> dict[str, float]:
     dumps = [rank_dump(rank) for rank in range(size)]
     table, took = activity.load(), {}
     grouping, took["group"] = best_of(TURNS, lambda: group_ranks(dumps, table, config.Capture(), size))
-    verdict, took["judge"] = best_of(TURNS, lambda: judge.judge(grouping))
+    verdict, took["judge"] = best_of(TURNS, lambda: judge.judge(msgspec.structs.replace(grouping)))
     took["peak"] = peak_megabytes()
     assert [rank.rank for rank in verdict.named] == late(size), verdict.message
     firsts = range(0, size, RANKS_PER_NODE)

@@ -1,6 +1,7 @@
 """Groups of ranks. `stacks.grouping` and `collectives` make these values, `verdict` and `fleet.merge` read them."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import cached_property
 from itertools import chain, pairwise
 
 from msgspec import structs
@@ -292,7 +293,7 @@ class Group(Value, frozen=True):
         return self.waits_for == "unknown" and self.holds_gil
 
 
-class Grouping(Value, frozen=True):
+class Grouping(Value, frozen=True, dict=True, gc=True):
     """The groups of a job, largest first. Nodes exchange this value, and `fleet.merge` merges it.
 
     `world_size` is None if no source shows it.
@@ -302,9 +303,9 @@ class Grouping(Value, frozen=True):
     world_size: int | None = None
     notes: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def members(self) -> list[Member]:
-        """All ranks of all groups."""
+        """All ranks of all groups, listed once: a verdict asks for them 16 times."""
         return list(chain.from_iterable(group.members for group in self.groups))
 
     def change_members(self, change: Callable[[Group, Member], Member]) -> "Grouping":
@@ -327,22 +328,21 @@ class Grouping(Value, frozen=True):
         The result is ranges in rising order, because a user can set any world size: a list of all numbers could be too
         long.
         """
-        known = self._known()
+        known = self._known
         end = max((*known, (self.world_size or 0) - 1)) + 1 if known else 0
         return gaps(sorted(known), end) if len(known) < end else ()
 
     @property
     def expected_rank_count(self) -> int:
         """Number of ranks that should exist: the world size, or members plus absent ranks if that is larger."""
-        members = sum(group.size for group in self.groups)
-        return max(self.world_size or 0, members + sum(ranks.stop - ranks.start for ranks in self.absent))
+        return max(self.world_size or 0, len(self.members) + sum(ranks.stop - ranks.start for ranks in self.absent))
 
     @property
     def unanswered(self) -> tuple[range, ...]:
         """Absent ranks that were queried. In a grouping of one node: between its lowest and its highest rank."""
         if not self._is_one_node():
             return self.absent
-        known = sorted(self._known())
+        known = sorted(self._known)
         return gaps(known, known[-1] + 1, known[0]) if known else ()
 
     @property
@@ -350,16 +350,16 @@ class Grouping(Value, frozen=True):
         """Absent ranks that were not queried. In a grouping of one node: below its lowest or above its highest rank."""
         if not self._is_one_node():
             return ()
-        known = self._known()
+        known = self._known
         outside = (range(min(known)), range(max(known) + 1, self.world_size or 0)) if known else ()
         return tuple(ranks for ranks in outside if ranks)
 
+    @cached_property
     def _known(self) -> set[int]:
         return {member.id.rank for member in self.members if member.id.rank is not None}
 
     def _is_one_node(self) -> bool:
-        members = self.members
-        return bool(members) and all(member.id.node == members[0].id.node for member in members)
+        return bool(self.members) and all(member.id.node == self.members[0].id.node for member in self.members)
 
 
 def gaps(sorted_numbers: Iterable[int], end: int, start: int = 0) -> tuple[range, ...]:

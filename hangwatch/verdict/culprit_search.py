@@ -205,8 +205,8 @@ def _with_those_behind_gpu(finding: Finding, answer: Answer) -> Finding | None:
     """
 
     def may_be_cause(group: Group) -> bool:
-        joined = any(process_key(member.id) in answer.graph.waiting for member in group.members)
-        return waits_for(group) == "gpu" and not is_collective(group) and not joined
+        is_apart = waits_for(group) == "gpu" and not is_collective(group)
+        return is_apart and not any(process_key(member.id) in answer.graph.waiting for member in group.members)
 
     behind = tuple(filter(may_be_cause, finding.others))
     is_rare = count_ranks(behind) <= len(finding.members) and len(behind) < len(finding.others)

@@ -4,11 +4,12 @@ An awaited rank is named only if it has no open operation and, by its stack and 
 """
 
 from collections.abc import Callable, Set
+from functools import cache
 from typing import Literal, NamedTuple
 
 from hangwatch.collectives import wait_graph
 from hangwatch.collectives.wait_graph import PendingOperation, Stance, WaitGraph
-from hangwatch.model import Group, Grouping, Member, Signature
+from hangwatch.model import Group, Grouping, Member, RankId, Signature
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.stacks import activity_table
 from hangwatch.stacks.progress import polls_repeatedly
@@ -108,11 +109,15 @@ def decide_by_records(grouping: Grouping) -> Answer:
 
 def stance_of(grouping: Grouping) -> Callable[[Member], Stance]:
     """Return a function that returns the kind of wait of a member of `grouping`: see `Stance`."""
-    described = [(group, waits_for(group), is_in_user_code(group)) for group in grouping.groups if group.members]
-    groups = {member.id: facts for facts in described for member in facts[0].members}
-    processes = frozenset(map(process_of, grouping.members))
+
+    @cache  # without flight records, no stance is asked for
+    def describe() -> tuple[dict[RankId, tuple[Group, str, bool]], frozenset[Process]]:
+        described = [(group, waits_for(group), is_in_user_code(group)) for group in grouping.groups if group.members]
+        groups = {member.id: facts for facts in described for member in facts[0].members}
+        return groups, frozenset(map(process_of, grouping.members))
 
     def stance(member: Member) -> Stance:
+        groups, processes = describe()
         group, kind, is_in_code = groups[member.id]
         return _stance(group, member, processes, kind=kind, is_in_code=is_in_code)
 

@@ -94,7 +94,7 @@ def parse(text: str) -> tuple[WorkLine, ...]:
                 writer=int(runs[0][0]),
             )
             for rank, number, operation, shape, dtype in runs[:2]
-            if shape or rank == runs[0][0]  # else the other operation may be wrong: findings/torch-mismatch-*.sh
+            if shape or rank == runs[0][0]  # else the other operation may be wrong, see findings/torch-mismatch-*.sh
         )
     if barrier := _PATTERNS["barrier"].search(text):
         return (WorkLine("barrier", (int(barrier.group(1)), int(barrier.group(2)))),)

@@ -68,7 +68,6 @@ def supplement(
         text = hint.text if hint else _describe_without_hint(logs, kinds, ends, unranked, numbers)
     failed = sum(len(kind.logs) for kind in kinds) if logs else sum(bool(log.failures) for log in unranked)
     advice = _OF_DEAD_JOB if failed * 2 > len(logs) else _OF_LIVE_JOB
-    why = f"{hint.why}{caveat}" if hint else ""
     return Supplement(
         evidence=(
             *_evidence(logs, kinds, ends),
@@ -77,7 +76,7 @@ def supplement(
         ),
         headline=f"{words.sentence(text)}{caveat}. Logs alone cannot name a rank. {advice}",
         sentence=f"By the logs, {hint.text}{caveat}." if hint and hint.is_sure else "",
-        check_first=tuple(_make_check(rank, why, hint.settle) for rank in hint.ranks) if hint else (),
+        check_first=tuple(_make_check(rank, f"{hint.why}{caveat}", hint.settle) for rank in hint.ranks) if hint else (),
         next_step=next((row.remedy for row in troubles.values()), ""),
     )
 
@@ -184,15 +183,16 @@ def _find_silent(logs: Sequence[RankLog], kinds: Sequence[_Kind]) -> _Hint | Non
     """Return a hint on the few ranks without a failure, if all other ranks report failures of others; else None.
 
     The hint is sure if the logs of these ranks continue until after such a report. If they end before, these ranks
-    hang, or were ended before they could write.
+    hang, or were ended before they could write: by torchrun, after all others have timed out.
     """
-    silent = [log for log in logs if not log.failures]
+    others = [log for log in logs if log.failures and not log.failures[0].text.startswith("exit code -15 ")]
+    have_timed_out = all("timed out" in log.failures[0].text.lower() for log in others)
+    silent = [log for log in logs if not log.failures or (have_timed_out and log not in others)]
     complaining = len(logs) - len(silent)
     if not 0 < TIMES_AS_MANY * len(silent) <= complaining or not all(kind.failure.of_others for kind in kinds):
         return None
-    complaints = [kind.failure.moment for kind in kinds]
     lasts = [log.last.moment if log.last else None for log in silent]
-    goes_on = all(any(seconds_until(complaint, last) > 0 for complaint in complaints) for last in lasts)
+    goes_on = all(any(seconds_until(kind.failure.moment, last) > 0 for kind in kinds) for last in lasts)
     ids = tuple(log.id for log in silent)
     text = f"all {words.count(complaining)} with a failure blame others; no failure of {words.name_ranks(ids)}"
     why = f"all other ranks blame others, and its log {'continues' if goes_on else 'ends'} without a failure"

@@ -51,14 +51,13 @@ def test_a_scan_goes_on_and_leaves_a_bounded_number_of_threads_behind(tmp_path: 
         wait_for(is_read, "the rank without a locked memory")
         assert {found[pid].uid for pid in pids} == {NOBODY}
         assert scan.unread[f"uid {NOBODY}"] >= len(pids)  # this user may run other processes, too
-        assert locked_memory.SHARED.abandoned_threads() == locked_memory.MOST_OF_ONE_OWNER
         wait_for(lambda: len(reading_threads()) == locked_memory.MOST_OF_ONE_OWNER, "the thread that read all others")
         waiting = reading_threads()
         scanned(scan)
         wait_for(
             lambda: reading_threads() == waiting, "the same threads: a process that did not respond is not read again"
         )
-    wait_for(lambda: locked_memory.SHARED.abandoned_threads() == 0, "the threads to return")
+    wait_for(lambda: not reading_threads(), "the threads to return")
 
 
 def test_a_process_that_lets_go_is_read(tmp_path: Path) -> None:
@@ -68,7 +67,7 @@ def test_a_process_that_lets_go_is_read(tmp_path: Path) -> None:
     first = reads.read_one(target, lambda _: free.wait(20))
     again = reads.read_one(target, lambda _: "asked again")
     free.set()
-    wait_for(lambda: reads.abandoned_threads() == 0, "the thread to come back")
+    wait_for(lambda: not reading_threads(), "the thread to come back")
     assert [type(first), type(again), reads.read_one(target, lambda _: "read")] == [Fault, Fault, "read"]
 
 
@@ -82,11 +81,11 @@ def test_gpu_process_is_read_although_blocked_threads_are_at_the_limit() -> None
         for pid in range(locked_memory.MOST)
     ]
     reads.read(strangers, lambda _: free.wait(60))
-    assert reads.abandoned_threads() == locked_memory.MOST
+    assert len(reading_threads()) == locked_memory.MOST
     assert isinstance(reads.read_one(locked_memory.Target(me, "victim"), lambda _: "read"), Fault)
     assert reads.read_one(locked_memory.Target(me, "victim", holds_gpu=True), lambda _: "read") == "read"
     free.set()
-    wait_for(lambda: reads.abandoned_threads() == 0, "the threads to return")
+    wait_for(lambda: not reading_threads(), "the threads to return")
 
 
 ASKED: dict[str, Callable[[int], object]] = {
@@ -103,7 +102,7 @@ def test_a_check_is_told_that_there_is_no_answer(tmp_path: Path, file: str) -> N
         thread.start()
         thread.join(60)
         assert [getattr(answer, "reason", answer) for answer in answers] == ["NoAnswer"]
-    wait_for(lambda: locked_memory.SHARED.abandoned_threads() == 0, "the threads to return")
+    wait_for(lambda: not reading_threads(), "the threads to return")
 
 
 def test_a_daemon_finds_jobs_beside_it_and_ends_when_asked(tmp_path: Path, fake_driver: FakeDriver) -> None:

@@ -43,11 +43,6 @@ class Readers:
         self._lock = threading.Lock()
         self._stuck: dict[ProcessId, str] = {}
 
-    def abandoned_threads(self) -> int:
-        """Return the number of abandoned threads that still wait for a process."""
-        with self._lock:
-            return len(self._stuck)
-
     def read(
         self, targets: Iterable[Target], read: Callable[[ProcessId], Answer], seconds: float | None = None
     ) -> dict[ProcessId, Answer | Fault]:

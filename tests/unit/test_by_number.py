@@ -230,9 +230,10 @@ def test_rank_waiting_for_a_lock_waits_for_the_rank_that_holds_it() -> None:
     assert judged(waiting(holder, *THREE[1:]), outside(stranger, activity="lock", waits_for="lock")).kind == "NotJoined"
 
 
-def in_call_about(name: str, other_pid: int | None = None) -> KernelFacts:
+def in_call_about(name: str, other_pid: int | None = None, **facts: bool) -> KernelFacts:
     behind = () if other_pid is None else (CallTarget(kind="pipe", what="a pipe", other_pid=other_pid),)
-    return KernelFacts(call=KernelCall(name=name, says=f"{name}()", rounds=2, descriptors=len(behind), behind=behind))
+    call = KernelCall(name=name, says=f"{name}()", rounds=3, descriptors=len(behind), behind=behind, **facts)
+    return KernelFacts(call=call)
 
 
 @pytest.mark.parametrize(
@@ -551,11 +552,8 @@ def permanent(grouping: Grouping) -> list[int | None]:
     return [rank.rank for rank in find_permanent(grouping, named)]
 
 
-def in_call(*, is_held: bool = True, may_time_out: bool = False) -> KernelFacts:
-    call = KernelCall(name="read", says="read from", rounds=3, is_held=is_held, may_time_out=may_time_out)
-    return KernelFacts(call=call)
-
-
+HELD, LIVING = in_call_about("read", is_held=True), in_call_about("read")
+TIMED = in_call_about("read", is_held=True, may_time_out=True)
 STOPPED, TRACED = KernelFacts(state="T"), KernelFacts(state="t")
 
 
@@ -568,11 +566,11 @@ STOPPED, TRACED = KernelFacts(state="T"), KernelFacts(state="t")
         (with_odd(Signature.STOPPED, STOPPED, Waits(tracer="gdb (pid 8)")), False),
         (with_odd(Signature.STOPPED, STOPPED, Waits(frozen_cgroup="/pod")), False),
         (with_odd(Signature.BLOCKED), False),
-        (with_odd(Signature.BLOCKED, in_call()), True),
-        (with_odd(Signature.BLOCKED, in_call(is_held=False)), False),
-        (with_odd(Signature.BLOCKED, in_call(may_time_out=True)), False),
-        (with_odd(Signature.BLOCKED, in_call(may_time_out=True), at="_try_get_data"), True),
-        (with_odd(Signature.COMPUTES, in_call()), False),
+        (with_odd(Signature.BLOCKED, HELD), True),
+        (with_odd(Signature.BLOCKED, LIVING), False),
+        (with_odd(Signature.BLOCKED, TIMED), False),
+        (with_odd(Signature.BLOCKED, TIMED, at="_try_get_data"), True),
+        (with_odd(Signature.COMPUTES, HELD), False),
     ],
     ids=[
         *("gone", "stopped", "by a tracer", "traced", "frozen", "blocked", "stopped helpers", "living helper"),

@@ -135,9 +135,8 @@ class ProcessDumper(NamedTuple):
         is_at_lock_file = table.classify_thread(main).row.held_elsewhere
         if not is_at_lock_file and (dump.main.call is None or dump.main.call.kind != "sleeps"):
             return None
-        lock = file_locks.find_polled_lock(target.pid, self.request.paths.proc_root, only_exclusive=not is_at_lock_file)
-        is_ranks = lock is not None and any(rank.pid == lock.holder_pid for rank in self.ranks)
-        return lock if is_at_lock_file or is_ranks else None
+        of_ranks = None if is_at_lock_file else {rank.pid for rank in self.ranks}
+        return file_locks.find_polled_lock(target.pid, self.request.paths.proc_root, of_ranks)
 
     def _with_awaited_thread(self, target: ProcessId, dump: ProcessDump, threads: tuple[Thread, ...]) -> ProcessDump:
         """Return the dump with the call and the state of the thread, or the child, that the main thread waits for."""

@@ -4,7 +4,7 @@ Only /proc is opened, so a file system that does not respond blocks nothing.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from hangwatch import words
@@ -31,17 +31,18 @@ def find_awaited_lock(pid: int, descriptor: int, proc_root: Path) -> FileLock | 
     return held or FileLock(path=words.elided(path, LONGEST_PATH))
 
 
-def find_polled_lock(pid: int, proc_root: Path, *, only_exclusive: bool) -> FileLock | None:
+def find_polled_lock(pid: int, proc_root: Path, ranks: Container[int] | None = None) -> FileLock | None:
     """Return the lock of another process on a file that this process has open; None if there is none, or several.
 
     The process may try to take that lock again and again. It then never waits in the kernel for the lock. No file is
-    touched: proc_pid_fdinfo(5) shows the inode since Linux 5.14. With `only_exclusive`, shared locks do not count.
+    touched: proc_pid_fdinfo(5) shows the inode since Linux 5.14. With `ranks`, only their exclusive locks count.
     """
-    lines = [line.split() for line in pseudo_files.read_or_empty(proc_root / "locks", _MOST_BYTES).splitlines()]
-    if only_exclusive:
-        lines = [fields for fields in lines if "WRITE" in fields]
-    held = [(fields[5].rpartition(":")[2], _pid(fields)) for fields in lines if len(fields) > 5 and fields[1] != "->"]
-    holders = {inode: holder for inode, holder in held if holder not in (None, pid)}
+    holders: dict[str, int] = {}
+    lines = pseudo_files.read_or_empty(proc_root / "locks", _MOST_BYTES).splitlines()
+    for fields in map(str.split, lines):
+        holder = _pid(fields) if len(fields) > 5 and fields[1] != "->" else None
+        if holder not in (None, pid) and (ranks is None or (holder in ranks and fields[3] == "WRITE")):
+            holders[fields[5].rpartition(":")[2]] = holder
     lock_by_path: dict[str, FileLock | None] = {}
     links = (sockets.descriptors(pid, proc_root) if holders else None) or {}
     for number, path in itertools.islice(links.items(), _MOST_DESCRIPTORS):

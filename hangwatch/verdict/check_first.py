@@ -5,7 +5,6 @@ Each rule looks for a difference that healthy jobs often have, too. Such a diffe
 """
 
 from collections.abc import Callable, Sequence
-from itertools import filterfalse
 
 from hangwatch.model import Confidence, Group, Motion, Signature
 from hangwatch.stacks import activity_table
@@ -124,6 +123,16 @@ def _is_outside_awaited_lock(scene: Scene, group: Group) -> bool:
     own = set(map(process_of, group.members))
     holders = {lock_holder(member) for member in scene.locked_out if process_of(member) not in own}
     return holders <= own and _is_in_own_code(scene, group)
+
+
+def _lacks_thread_in_collective(scene: Scene, group: Group) -> bool:
+    """True if no thread of the group is in a collective, but every other group has a thread in one.
+
+    All main threads must be in the same functions.
+    """
+    if not scene.are_alike or _has_thread_in_collective(group):
+        return False
+    return all(_has_thread_in_collective(other) for other in scene.stacked if other is not group)
 
 
 def _has_thread_in_collective(group: Group) -> bool:
@@ -282,11 +291,7 @@ CHECK_FIRST: tuple[Rule, ...] = (
     ),
     _make_rule(
         "have no thread in a collective, while all other ranks have one; all main threads are at the same place",
-        _find_only_group(
-            lambda scene, group: (
-                scene.are_alike and [group] == list(filterfalse(_has_thread_in_collective, scene.stacked))
-            )
-        ),
+        _find_only_group(_lacks_thread_in_collective),
         ANYTHING,
         "without_a_thread",
         are_few=True,

@@ -11,7 +11,7 @@ from msgspec import structs
 from hangwatch.model import BLOCKED_STATES, Awaited, CallObject, ProcessDump, RankDump, Rests, Store, SystemCall, Waits
 
 _NOTHING = Waits()
-_OF_ALL_ROUNDS = ("awaited", "store", "peers", "active_peers", "enclosed_at", "object")
+_OF_ALL_ROUNDS = ("awaited", "file_lock", "store", "peers", "active_peers", "enclosed_at", "object")
 _SIGNAL_WAITS = frozenset({"pause", "rt_sigsuspend", "rt_sigtimedwait"})
 _FIELDS = tuple(name for name in Waits.__struct_fields__ if name not in _OF_ALL_ROUNDS)
 _of_round: attrgetter[tuple[Any, ...]] = attrgetter(*_FIELDS)
@@ -23,7 +23,8 @@ def read_waits(rank: RankDump) -> Waits:
 
     Exception: `frozen_cgroup` and `awaited` may change between rounds. If every round has a value, the last one is
     returned. Rounds in which the connections could not be read, or in which the awaited process was not found, say
-    nothing about `awaited` if two other rounds do. `object` is set if the call of the main thread did not change.
+    nothing about `awaited` if two other rounds do. Rounds in which the main thread ran say nothing about `file_lock`,
+    because it may try to take the lock at that moment. `object` is set if the call of the main thread did not change.
     `peers` and `active_peers` are those of the rank or of one of its workers, whichever is higher: `peers` in any
     round, `active_peers` in the last round. `store` and `enclosed_at` are from the last round.
     """
@@ -36,12 +37,14 @@ def read_waits(rank: RankDump) -> Waits:
             for name, *values in zip(_FIELDS, *read, strict=True)
             if (None not in values if name == "frozen_cgroup" else all(value == values[0] for value in values))
         }
+    locks = {dump.waits.file_lock for dump in rounds if dump.waits.file_lock or dump.main.call}
     if len(rounds) < 2:
         shown.pop("stuck_on", None)
     return structs.replace(
         _NOTHING,
         **shown,
         awaited=_merge_awaited(rounds),
+        file_lock=locks.pop() if len(locks) == 1 else None,
         store=_merge_store(rounds),
         peers=_find_highest([dump.waits.peers for each in processes for dump in each]),
         active_peers=_find_highest([each[-1].waits.active_peers for each in processes if each]),

@@ -12,6 +12,7 @@ from hangwatch.model import (
     CallObject,
     EnqueuedOperation,
     Fault,
+    FileLock,
     Frame,
     Motion,
     PortUse,
@@ -471,6 +472,8 @@ def test_frozen_rank_is_stopped_in_any_process_state() -> None:
     assert measure(held("S", "/job", None, "/job")).signature is Signature.BLOCKED
 
 
+ASLEEP = {"call": SystemCall(number=230, name="clock_nanosleep", kind="sleeps")}
+LOCK = {**ASLEEP, "file_lock": FileLock(path="/data/l", holder_pid=77)}
 ROUNDS = st.lists(
     st.builds(
         Waits,
@@ -496,6 +499,15 @@ def test_a_fact_of_a_rank_is_what_all_of_its_rounds_show(rounds: list[Waits]) ->
     assert facts.shares_lock == (bool(rounds) and all(waits.shares_lock for waits in rounds))
     files = {waits.stuck_on for waits in rounds}
     assert facts.stuck_on == (files.pop() if len(files) == 1 and len(rounds) > 1 else None)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "is_known"), [((LOCK, None, LOCK), True), ((LOCK, ASLEEP, LOCK), False), ((None, None), False)]
+)
+def test_rank_that_runs_between_two_looks_at_a_lock_still_wants_it(rounds: tuple[object, ...], is_known: bool) -> None:
+    """In one round it tries to take the lock, so it runs. A round in which it sleeps without the lock denies it."""
+    dumped = [change_dump(one, **(facts or {})) for one, facts in zip(dumps(STILL), rounds, strict=False)]
+    assert (kernel_facts.read_waits(rank(tuple(dumped))).file_lock is not None) is is_known
 
 
 @pytest.mark.parametrize(

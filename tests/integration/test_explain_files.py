@@ -277,14 +277,17 @@ def test_a_hostile_pickle_is_refused_by_name_and_a_note_in_a_folder(tmp_path: Pa
     bomb = folder / "nccl_trace_rank_7"
     bomb.write_bytes(b"\x80\x02cos\nsystem\nX\x09\x00\x00\x00pg_config\x85R.")
     sparse = folder / "nccl_trace_rank_8"
+    short = pickle.dumps({"version": "2.10", "pg_config": {}}, 2)
     with sparse.open("wb") as file:
-        file.write(pickle.dumps({"version": "2.10", "pg_config": {}}, 2)[:-1])
+        file.write(short[:-1])
         file.truncate(1 << 30)
+    (folder / "nccl_trace_rank_9").write_bytes(gzip.compress(short)[:-8] + bytes(8))  # with a wrong checksum
     done = explain(folder)
     assert (done.returncode, done.stderr) == (0, "")
     told = " ".join(done.stdout.split())
     assert "nccl_trace_rank_7: may do more than contain values: opcode GLOBAL" in told
     assert "nccl_trace_rank_8: is larger than 64 MiB" in told
+    assert "nccl_trace_rank_9: CRC check failed" in told
     assert "Rank 2 has not joined all_reduce #6" in told
     named = explain(bomb)
     assert (named.returncode, named.stdout) == (2, "")

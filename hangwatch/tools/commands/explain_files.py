@@ -45,7 +45,7 @@ MOST_BYTES = 4 << 30  # of one file or of standard input
 MOST_INCIDENTS = 64  # in one folder; all together have at most MAX_INCIDENT_BYTES
 SNIFFED_BYTES = 8 << 10
 _UNPACKERS: dict[bytes, Callable[[BinaryIO], Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ": lzma.open, b"BZh": bz2.open}
-_DAMAGED = (EOFError, zlib.error, lzma.LZMAError)  # or cut
+_DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)  # or cut, or a file that cannot be read
 _ZSTD, _ZIP = b"\x28\xb5\x2f\xfd", b"PK\x03\x04"  # a zip is also the beginning of a checkpoint of torch
 _TAR, _TAR_AT = b"ustar", 257  # tar(5)
 _HTML, _OF_REPORT = b"<!doctype html>", b'<meta name="generator" content="hangwatch">'
@@ -157,8 +157,10 @@ def _of_dumps(files: Iterable[FileBelow], incidents: Iterable[Incident]) -> list
         try:
             with _opened(path, folder) as file:
                 content = bounded_read.read_rest(file, path, incident_file.MAX_INCIDENT_BYTES)
-        except (bounded_read.FileError, *_DAMAGED) as error:
+        except bounded_read.FileError as error:
             raise InputError(str(error)) from None
+        except _DAMAGED as error:
+            raise InputError(f"{path}: {error}") from None
         answers = incident_file.decode(path, content, as_json.Dump).jobs
         for answer in answers:
             ranks = answer.capture.ranks if answer.capture is not None else ()
@@ -312,7 +314,7 @@ def _kind(path: Path, folder: Path | None) -> _Kind:
             head = _peek(file)
     except (InputError, OSError) as error:  # a file of /proc can be opened and not be read
         if folder is None:
-            raise error if isinstance(error, InputError) else InputError(f"{path}: {error.strerror}") from None
+            raise error if isinstance(error, InputError) else InputError(f"{path}: {error.strerror or error}") from None
         return "closed"
     if recorder_dump.begins_so(head):
         return "recorder"
@@ -393,7 +395,7 @@ def _read_packed(read_line: Callable[[int], bytes], name: str, number: int, note
     """Return the next line; b"" at the end. A note tells that the end of a packed file is cut or damaged."""
     try:
         return read_line(LONGEST_LINE_BYTES + 1)
-    except (OSError, *_DAMAGED) as error:
+    except _DAMAGED as error:
         notes.append(f"{name}:{number}: the rest cannot be read: {error}")
         return b""
 
@@ -414,7 +416,7 @@ def _line_reader(stream: BinaryIO) -> Callable[[int], bytes]:
 
 def _peek(stream: BinaryIO) -> bytes:
     """Return the first bytes of a stream without consuming them; b"" if this is not possible."""
-    with contextlib.suppress(*_DAMAGED):
+    with contextlib.suppress(EOFError, zlib.error, lzma.LZMAError):
         return bytes(stream.peek(SNIFFED_BYTES)) if hasattr(stream, "peek") else b""
     return b""
 

@@ -1,8 +1,8 @@
 """Text forms of values, the same in verdicts, reports and pages: counts, times, ranks, nodes, foreign text. Pure."""
 
+import hashlib
 import math
 import re
-from _blake2 import blake2b  # that of hashlib, which would also load OpenSSL: 4 MiB, and 5 ms of CPU
 from collections.abc import Iterable, Sequence, Sized
 from datetime import datetime, timezone
 
@@ -42,8 +42,8 @@ def plain_word(text: str) -> str:
 
 
 def checksum(content: bytes, size: int = 8) -> str:
-    """Return `size` bytes of BLAKE2b, in hex. No user can make a collision of eight bytes on purpose."""
-    return blake2b(content, digest_size=size).hexdigest()
+    """Return `size` bytes of BLAKE2b, in hex. Nobody can make a value that has the checksum of a given one."""
+    return hashlib.blake2b(content, digest_size=size).hexdigest()
 
 
 def describe_job(job: Job) -> str:
@@ -81,8 +81,6 @@ def incident_name(job: Job, opened_unix_seconds: float) -> str:
     job_id, key = job.job_id, re.sub(r"[^0-9a-z]+", "", job.job_key)[:_KEY_CHARACTERS]
     safe = re.sub(r"[^A-Za-z0-9._-]+", "_", job_id)[:_JOB_CHARACTERS]
     if not safe or safe != job_id:
-        import hashlib  # only for an unusual job id
-
         mark = hashlib.sha256(job_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
         safe = f"{safe[: _JOB_CHARACTERS - 9]}-{mark}"
     try:

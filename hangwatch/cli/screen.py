@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shlex
+import shutil
 import sys
 from typing import TextIO
 
@@ -65,15 +66,7 @@ def _is_pager_wanted() -> bool:
 
 
 def _size() -> os.terminal_size:
-    """Return COLUMNS and LINES, else the size of the terminal. shutil's function would load compression libraries."""
-    if not _is_terminal(sys.stdout):
-        return _USUAL
-    size = os.terminal_size((0, 0))
-    with contextlib.suppress(OSError):
-        size = os.get_terminal_size(sys.stdout.fileno())
-    texts = (os.environ.get(name, "") for name in ("COLUMNS", "LINES"))
-    wanted = (int(text) if text.isdecimal() else 0 for text in texts)
-    return os.terminal_size(want or real or usual for want, real, usual in zip(wanted, size, _USUAL, strict=True))
+    return shutil.get_terminal_size(_USUAL) if _is_terminal(sys.stdout) else _USUAL
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

@@ -10,6 +10,7 @@ would not end.
 import contextlib
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -136,9 +137,9 @@ def dump(
 
 def find() -> Path | None:
     """Return the path of py-spy: in the folder of this interpreter, else on PATH; None if it is in neither."""
-    folders = [str(Path(sys.executable).parent), *os.environ.get("PATH", os.defpath).split(os.pathsep)]
-    paths = (Path(folder, "py-spy") for folder in folders)
-    return next((path for path in paths if path.is_file() and os.access(path, os.X_OK)), None)
+    folders = str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)
+    found = shutil.which("py-spy", path=os.pathsep.join(folders))
+    return Path(found) if found else None
 
 
 def version(program: Path) -> tuple[int, ...] | None:

@@ -42,7 +42,7 @@ def plain_word(text: str) -> str:
 
 
 def checksum(content: bytes, size: int = 8) -> str:
-    """Return `size` bytes of BLAKE2b, in hex. Nobody can make a value that has the checksum of a given one."""
+    """Return `size` bytes of BLAKE2b, in hex. No value with a given checksum can be made on purpose."""
     return hashlib.blake2b(content, digest_size=size).hexdigest()
 
 

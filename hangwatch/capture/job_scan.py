@@ -33,9 +33,14 @@ class JobScan:
     """
 
     def __init__(
-        self, proc_root: Path = procfs.PROC, limits: config.Jobs = DEFAULT_LIMITS, *, is_only: bool = False
+        self,
+        proc_root: Path = procfs.PROC,
+        limits: config.Jobs = DEFAULT_LIMITS,
+        *,
+        is_only: bool = False,
+        note_ranks: Callable[[Iterable[tuple[Process, str]]], None] | None = None,
     ) -> None:
-        self._proc_root, self._is_only = proc_root, is_only
+        self._proc_root, self._is_only, self._note_ranks = proc_root, is_only, note_ranks
         seconds = max(limits.scan_budget_seconds, _SECONDS_OF_ONLY_SCAN if is_only else 0.0)
         self._limits = replace(limits, scan_budget_seconds=seconds)
         self.processes = ProcessScan(proc_root)
@@ -47,7 +52,6 @@ class JobScan:
         self._node_numbers = NodeNumbers(proc_root)
         self._user_names = UserNames(proc_root)
         self._store_clients, self._store_addresses = StoreClients(proc_root), StoreAddresses(proc_root)
-        self.note_ranks: Callable[[Iterable[tuple[Process, str]]], None] | None = None
 
     def find(self, sweep: GpuSweep | None, node: str) -> FoundJobs:
         """Return the jobs on `node`. A process that holds a GPU in `sweep` is read even without a known launcher."""
@@ -77,9 +81,9 @@ class JobScan:
         if not self._is_only:
             jobs = self._seen.add_counts(found_jobs.jobs, self._limits.scan_budget_seconds)
             found_jobs = replace(found_jobs, jobs=jobs)
-        if self.note_ranks is not None:
+        if self._note_ranks is not None:
             shares = {rank.id: job.share for job in found_jobs.jobs for rank in job.ranks}
-            self.note_ranks((process, shares[process.id]) for process in processes if process.id in shares)
+            self._note_ranks((process, shares[process.id]) for process in processes if process.id in shares)
         unread = [NotMonitored(owner=owner, processes=count) for owner, count in self.processes.unread.items()]
         return (
             replace(found_jobs, left_out=user_limits.fold_by_owner([*found_jobs.left_out, *unread]))

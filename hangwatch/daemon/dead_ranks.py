@@ -22,8 +22,9 @@ _STEP = "reading the crash artifacts of its dead ranks"
 class DeadRanks:
     """The queue of jobs with dead ranks. `last_seen` is what the scans of /proc recorded while each rank lived."""
 
-    def __init__(self, common: DaemonContext, last_seen: RankSnapshots) -> None:
-        self._common, self._last_seen = common, last_seen
+    def __init__(self, common: DaemonContext) -> None:
+        self._common = common
+        self.last_seen = RankSnapshots(common.proc_root, common.settings.jobs.max_ranks_per_owner)
         self._turns: FairQueue[ReadCrashArtifacts] = FairQueue(1, self._read_queued, self._begin)
 
     def enqueue(self, wanted: ReadCrashArtifacts) -> None:
@@ -70,7 +71,7 @@ class DeadRanks:
         """Read the crash artifacts of a job's dead ranks. If they show a crash, record an incident; else only log."""
         common, job = self._common, wanted.job
         cores = common.settings.crashes.cores
-        found = crash.collect_artifacts(job, common.node, self._last_seen, cores=cores, proc_root=common.proc_root)
+        found = crash.collect_artifacts(job, common.node, self.last_seen, cores=cores, proc_root=common.proc_root)
         verdict = crash.judge(job, found, was_open=wanted.was_open)
         if verdict is None:
             for why in dict.fromkeys(why for left in found for why in left.refused):

@@ -32,7 +32,6 @@ from hangwatch.probes.base.gpu_source import GpuSource
 from hangwatch.probes.node import host
 from hangwatch.probes.node.sdnotify import Notifier
 from hangwatch.probes.process import pyspy
-from hangwatch.probes.process.crash_artifacts import RankSnapshots
 from hangwatch.schedule.scheduler import Schedule
 from hangwatch.stacks import activity
 from hangwatch.state import status, steps
@@ -87,9 +86,6 @@ class Daemon:
         self._notifier = notifier or Notifier()
         self._clock = clock
         self._counters = RankCounters(settings, proc_root, clock)
-        self._scan = JobScan(proc_root, settings.jobs)
-        last_seen = RankSnapshots(proc_root, settings.jobs.max_ranks_per_owner)
-        self._scan.note_ranks = last_seen.note
         self._scanning = threading.Lock()
         self._scanned_at = -math.inf  # when the last scan that is on the board began
         self._stop = threading.Event()
@@ -115,7 +111,8 @@ class Daemon:
         self._checking = CheckRunner(common, check_settings or {})
         self._keeping = IncidentWriter(common, self.store)
         self._arrivals = ArrivalReader(common, self._counters)
-        self._dead_ranks = DeadRanks(common, last_seen)
+        self._dead_ranks = DeadRanks(common)
+        self._scan = JobScan(proc_root, settings.jobs, note_ranks=self._dead_ranks.last_seen.note)
         self.looking = CaptureRunner(common, self._discover)
         look = self.looking.capture_for_owner
         self._own_jobs = UserSocket(

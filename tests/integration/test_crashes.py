@@ -59,8 +59,8 @@ class Watch:
 
     def __init__(self, pids: list[int]) -> None:
         self.last_seen = crash_artifacts.RankSnapshots()
-        self._pids, self._scan, self._snapshot = set(pids), JobScan(), Snapshot()
-        self._scan.note_ranks = self.last_seen.note
+        scan = JobScan(note_ranks=self.last_seen.note)
+        self._pids, self._scan, self._snapshot = set(pids), scan, Snapshot()
         self.dead: list[Job] = []
 
     def discover(self) -> list[Job]:

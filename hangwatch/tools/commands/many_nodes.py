@@ -23,7 +23,7 @@ from hangwatch.formats import bounded_read, incident_file, sighting
 from hangwatch.model import Grouping, Job, Verdict, find_jobs
 from hangwatch.report import as_json, dump_text, html, text
 from hangwatch.tools.commands import incident_sources, node_options
-from hangwatch.tools.commands.explain_files import FileBelow
+from hangwatch.tools.commands.input_files import FileBelow
 from hangwatch.tools.commands.node_options import MOST_TOLD
 from hangwatch.tools.commands.output import print_answer, print_nodes_dump, verdict_text
 from hangwatch.tools.commands.output_files import NewFolder, files_below, write_text

@@ -129,7 +129,7 @@ TROUBLE = "NET/IB: Got completion from peer 10.2.0.5<33092> with status=12 opcod
     ("interfaces", "trouble", "expected_texts"),
     [
         (("eth0", "docker0"), "", ["interface of NCCL's bootstrap: docker0 on", "gpu-b"]),
-        (("eth0", "eth0"), TROUBLE, ["an InfiniBand or RoCE peer did not respond", "pid 4123 (gpu-a)"]),
+        (("eth0", "eth0"), TROUBLE, ["an InfiniBand or RoCE peer did not respond", "Rank 1 (gpu-a, pid 4123)"]),
         (("eth0", "eth0"), "", ["4 ranks of 4 began to create a communicator of NCCL, 0 finished"]),
     ],
 )

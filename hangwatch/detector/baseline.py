@@ -30,9 +30,11 @@ def drop_low_baselines(watch: JobWatch, settings: Detector) -> JobWatch:
 
 def recover(watch: JobWatch, message: str, now: float) -> Change:
     """Return the watch in state `recovered`, because the job works again. `learn_pause` stores the pause at its end."""
-    ended = end_pause(watch, None if watch.open_incident is None else watch.open_incident.back_since)
+    back_since = None if watch.open_incident is None else watch.open_incident.back_since
+    is_back = back_since is not None or watch.gap is not None  # counters measure the pause by themselves
+    ended = end_pause(watch, back_since if is_back else now)
     watch, actions = enter_state(watch, JobState.RECOVERED, message, now)
-    return replace(watch, phase=Recovered(ended=ended)), actions
+    return replace(watch, phase=Recovered(ended=ended, is_back=is_back)), actions
 
 
 def recover_when_back(watch: JobWatch, message: str, now: float, settings: Detector) -> Change:
@@ -44,7 +46,7 @@ def recover_when_back(watch: JobWatch, message: str, now: float, settings: Detec
 
 
 def end_pause(watch: JobWatch, at: float | None) -> EndedPause | None:
-    """Return the pause of a job that works again since `at`; None if power is still low, even if ranks progress."""
+    """Return the pause of a job that works again since `at`; None without such a time."""
     if watch.silence is None or watch.suspicion is None or at is None:
         return None
     began = watch.silence.since

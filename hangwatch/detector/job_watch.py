@@ -138,7 +138,7 @@ class JobWatch(Value, frozen=True):
     @property
     def ended_pause(self) -> EndedPause | None:
         """The pause to learn when the state recovered ends; None in other states, or if power is not back."""
-        return self.phase.ended if isinstance(self.phase, Recovered) else None
+        return self.phase.ended if isinstance(self.phase, Recovered) and self.phase.is_back else None
 
     @property
     def gap(self) -> GapSuspicion | None:

@@ -19,7 +19,7 @@ from hangwatch.detector.gpu_quorum import has_fallen, has_quorum, is_back, is_do
 from hangwatch.detector.job_watch import JobWatch, quiet_seconds, with_capture_record, with_open_incident, with_power
 from hangwatch.detector.power_level import GpuPower
 from hangwatch.detector.transitions import Change, begin_suspicion, enter_state
-from hangwatch.detector.watch_parts import Silence, Starting, Unknown
+from hangwatch.detector.watch_parts import Recovered, Silence, Starting, Unknown
 from hangwatch.model import OPEN_STATES, GpuSample, JobState
 
 RECOVERED_SHOWN_SECONDS = 60.0  # long enough to be seen by a Prometheus that scrapes every 15 or 30 s
@@ -52,7 +52,7 @@ def apply_sample(
         return watch, ()
     levels = idle or {}
     gpus = {
-        uuid: power_level.add_sample(watch.power.gpus.get(uuid, GpuPower()), sample, levels.get(uuid), now)
+        uuid: power_level.add_sample(watch.power.gpus.get(uuid, GpuPower()), sample, levels.get(uuid), now, settings)
         for uuid, sample in samples.items()
     }
     # A GPU that vanished keeps its history for the report. Without a reading it does not count in the quorum.
@@ -228,6 +228,8 @@ def _open(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detecto
 
 
 def _recovered(watch: JobWatch, voters: list[GpuPower], now: float, settings: Detector) -> Change:
+    if isinstance(watch.phase, Recovered) and not is_down(voters, settings):
+        watch = replace(watch, phase=replace(watch.phase, is_back=True))
     if is_quiet(voters, settings):
         return _fall_quiet(learn_pause(watch, watch.ended_pause, now), voters, now, settings)
     if now - watch.since >= RECOVERED_SHOWN_SECONDS:

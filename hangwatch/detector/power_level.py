@@ -157,7 +157,7 @@ def flat_seconds(gpu: GpuPower, now: float) -> float:
     return 0.0 if gpu.flat_since_seconds is None else now - gpu.flat_since_seconds
 
 
-def add_sample(gpu: GpuPower, sample: GpuSample, idle_watts: float | None, now: float) -> GpuPower:
+def add_sample(gpu: GpuPower, sample: GpuSample, idle_watts: float | None, now: float, settings: Detector) -> GpuPower:
     """Return the history with one more sample, taken at `now` (CLOCK_MONOTONIC).
 
     A sample without power clears the recent samples and ends the run of flat power. `idle_watts` is the idle level
@@ -171,6 +171,8 @@ def add_sample(gpu: GpuPower, sample: GpuSample, idle_watts: float | None, now: 
         limit_watts=gpu.limit_watts if sample.power_limit_watts is None else sample.power_limit_watts,
         idle_watts=idle_watts,
     )
+    if _is_well_above_baseline(gpu, settings):
+        gpu = replace(gpu, learned_watts=None)
     mean, watts = gpu.flat_mean_watts, median(gpu.recent)
     if gpu.flat_since_seconds is None or abs(watts - mean) > FLAT_SPREAD * mean:
         return replace(gpu, flat_since_seconds=now, flat_mean_watts=watts, flat_samples=1)
@@ -205,12 +207,14 @@ def count_as_work(gpu: GpuPower, now: float, settings: Detector) -> GpuPower:
         bucket = ()
         ordered = sorted(itertools.chain.from_iterable(work))
         busy = ordered[min(len(ordered) - 1, int(BUSY_QUANTILE * len(ordered)))]
-    taught = gpu.learned_watts
-    if taught is not None and busy is not None and (watts >= FALLEN_RATIO * busy or FALLEN_RATIO * watts > taught):
-        taught = None
-    return replace(
-        gpu, bucket=bucket, bucket_began_monotonic_seconds=began, work=work, busy_watts=busy, learned_watts=taught
-    )
+    return replace(gpu, bucket=bucket, bucket_began_monotonic_seconds=began, work=work, busy_watts=busy)
+
+
+def _is_well_above_baseline(gpu: GpuPower, settings: Detector) -> bool:
+    learned, busy, watts = gpu.learned_watts, gpu.busy_watts, gpu.watts
+    if learned is None or busy is None or watts is None or is_low(gpu, settings):
+        return False
+    return watts >= FALLEN_RATIO * busy or FALLEN_RATIO * watts > learned
 
 
 def learn_baseline(gpu: GpuPower) -> GpuPower:

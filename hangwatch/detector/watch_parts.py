@@ -120,9 +120,14 @@ class Starting(Value, frozen=True):
 
 
 class Recovered(Value, frozen=True):
-    """The part of the state recovered. `ended`: the pause to learn when this state ends; None if power is not back."""
+    """The part of the state recovered.
 
-    ended: EndedPause | None = None
+    * `ended`: the pause to learn when this state ends, if power is back by then.
+    * `is_back`: power is back, or the job's counters show that the pause is over.
+    """
+
+    ended: EndedPause | None
+    is_back: bool
 
 
 class Unknown(Value, frozen=True):

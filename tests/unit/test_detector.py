@@ -313,6 +313,14 @@ def test_hang_below_a_learned_level_is_suspected() -> None:
     assert series.watch.state is S.SUSPECTED
 
 
+def test_capture_while_a_hang_ends_does_not_teach_the_power_of_the_hang() -> None:
+    """The ranks are seen to progress before the power rises. Else the next hang at this power would be work."""
+    series = Series().feed(600, 300).feed(115, HELD).captured(8, 0).feed(115, 60).captured(0, 8)
+    assert series.watch.state is S.RECOVERED
+    series.feed(600, 20).feed(115, HELD)
+    assert series.watch.state is S.SUSPECTED
+
+
 def test_learned_job_gets_light_captures_with_growing_pauses() -> None:
     series = Series(ranks=1).feed(600, 300).feed(110, HELD).captured(0, 8)
     taught_at = series.now
@@ -857,8 +865,11 @@ def test_a_look_that_saw_the_work_begin_again_ends_the_pause_too() -> None:
     assert seconds_to_page(series) == pytest.approx(400, abs=5)
 
 
-def test_ranks_that_move_while_power_is_away_are_no_end_of_a_pause() -> None:
-    assert paused(200).captured(frozen=0, moving=8).feed(600, 300).watch.pauses == ()
+@pytest.mark.parametrize(("watts", "becomes_known"), [(600, True), (110, False)])
+def test_pause_whose_end_only_a_capture_saw_is_known_once_power_is_back(watts: int, becomes_known: bool) -> None:
+    """If power stays low, the ranks progress at this power, and the silence is not the pause."""
+    series = paused(200).captured(frozen=0, moving=8).feed(watts, 300)
+    assert bool(series.watch.pauses) == becomes_known
 
 
 @pytest.mark.parametrize("seconds_after_the_pause", [-300, -100, 20])

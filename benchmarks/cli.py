@@ -37,6 +37,7 @@ sys.path.insert(0, str(ROOT))
 from hangwatch.probes.gpu.messages import Begin  # noqa: E402
 from hangwatch.probes.process import pyspy  # noqa: E402
 
+STARTS = ("--version", *(f"{name} --help" for name in ("status", "dump", "explain", "check", "report", "merge")))
 WAITS = "import sys; sys.stdin.read()"
 LOADER = f"subprocess.Popen([sys.executable, '-S', '-c', {WAITS!r}], stdin=subprocess.PIPE)"
 RANK = f"import subprocess, sys; loaders = [{LOADER} for _ in range(int(sys.argv[1]))]; {WAITS}"
@@ -119,6 +120,14 @@ def compare(name: str, ours: Callable[[], object], theirs: Callable[[], object],
     show(name, *run_in_turns((ours, theirs), rounds))
 
 
+def measure_starts(python: Path, rounds: int) -> Iterator[tuple[str, list[Cost], list[Cost]]]:
+    """Yield the words of each command of `STARTS`, its costs, and those of an empty Python in turn with it."""
+    for words in STARTS:
+        runs = quietly(python.with_name("hangwatch"), *words.split()), quietly(python, "-c", "pass")
+        ours, theirs = run_in_turns(runs, rounds)
+        yield words, ours, theirs
+
+
 def children_of(pid: int) -> Iterator[int]:
     found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     yield from map(int, found)
@@ -170,9 +179,8 @@ def main() -> None:
 def measure(python: Path, ranks: int, workers: int, rounds: int) -> None:
     print(f"{'':54} {'hangwatch':>9} {'beside':>9} {'CPU':>13} {'wall clock':>15}")
     hangwatch, empty = python.with_name("hangwatch"), quietly(python, "-c", "pass")
-    helps = [f"{name} --help" for name in ("explain", "report", "merge", "dump", "check", "status")]
-    for words in ("--version", *helps):
-        compare(f"hangwatch {words}, an empty Python", quietly(hangwatch, *words.split()), empty, rounds)
+    for words, ours, theirs in measure_starts(python, rounds):
+        show(f"hangwatch {words}, an empty Python", ours, theirs)
     begin = msgspec.json.encode(Begin(sample_seconds=1.0, parent_pid=os.getpid())).decode()
     reads_driver = quietly(python, "-m", "hangwatch.probes.gpu.driver_process", begin)
     compare("the child that asks the driver, an empty Python", reads_driver, empty, rounds)

@@ -6,8 +6,9 @@ All tools read the same processes: a hung job, in which one rank is blocked and 
 and the loader workers of its ranks. The second table is of four ranks with torch and its loader workers. The tools run
 in turn, so that other load on the machine affects all. "pause" is the longest time in
 which one rank was seen stopped (state t or T in /proc/PID/stat, read some thousand times a second). A tool that is not
-installed has no row. gdb prints C frames only. `hangwatch check` runs beside the same job; it dumps nothing. PATH
-is the Python of an installation as on nodes, without the packages of the tests; by default that of `make bench`.
+installed has no row. gdb prints C frames only. `hangwatch check` runs beside the same job; it dumps nothing. The last
+table is of commands that only print a text. PATH is the Python of an installation as on nodes, without the packages of
+the tests; by default that of `make bench`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,16 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import results  # noqa: E402
-from benchmarks.cli import HUNG_RANK, HUNG_TORCH_RANK, Cost, children_of, cost_of, job, quietly  # noqa: E402
+from benchmarks.cli import (  # noqa: E402
+    HUNG_RANK,
+    HUNG_TORCH_RANK,
+    Cost,
+    children_of,
+    cost_of,
+    job,
+    measure_starts,
+    quietly,
+)
 from hangwatch.probes.process import pyspy  # noqa: E402
 
 PYSTACK = Path(sys.executable).with_name("pystack")
@@ -137,6 +147,16 @@ def measure_job(
     return results.Table(columns, tuple(rows)), cpu_seconds, wall_seconds
 
 
+def table_of_starts(python: Path, rounds: int) -> tuple[results.Table, dict[str, float]]:
+    """Return the CPU seconds of commands that only print a text, beside those of an empty Python, and the ratios."""
+    rows, ratios = [], {}
+    for words, *costs in measure_starts(python, rounds):
+        ours, empty = (statistics.median(cost.cpu_seconds for cost in of_one) for of_one in costs)
+        ratios[f"start of {words}, empty Python = 1"] = ours / empty
+        rows.append((f"hangwatch {words}", f"{ours:.3f}", f"{empty:.3f}", f"{ours / empty:.1f}"))
+    return results.Table(("start", "CPU seconds", "empty Python", "ratio"), tuple(rows)), ratios
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ranks", type=int, default=8)
@@ -151,6 +171,7 @@ def main() -> int:
     table, cpu_seconds, wall_seconds = measure_job(HUNG_RANK, options.ranks, options.workers, kinds, options.rounds)
     few = [tool for tool in kinds if tool.name in (OURS, PYSPY)]
     with_torch, torch_seconds, _ = measure_job(HUNG_TORCH_RANK, TORCH_RANKS, 8, few, options.rounds)
+    start_table, starts = table_of_starts(options.python, 5 * options.rounds)
     figures = {
         "CPU, py-spy --nonblocking = 1": cpu_seconds[OURS] / cpu_seconds["py-spy dump --nonblocking"],
         "CPU ratio of dump to py-spy": cpu_seconds[OURS] / cpu_seconds[PYSPY],
@@ -158,9 +179,10 @@ def main() -> int:
         "CPU of all rounds, py-spy = 1": cpu_seconds[ALL_ROUNDS] / cpu_seconds[PYSPY],
         "seconds": wall_seconds[OURS],
         "wall seconds of check": wall_seconds[CHECK],
+        **starts,
     }
     versions = results.find_versions([PYSTACK, "gdb"], options.python)
-    return results.report("dump", (table, with_torch), figures, versions=versions, is_kept=options.write)
+    return results.report("dump", (table, with_torch, start_table), figures, versions=versions, is_kept=options.write)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from hangwatch.stacks.grouping import group_ranks
 from hangwatch.tables import kernel_lines
 from hangwatch.verdict import judge
 from tests.conftest import DATA
-from tests.samples import change_dump
+from tests.samples import change_parts
 
 CASES = toml.decode((DATA / "hangs.toml").read_text())["case"]
 TABLE = activity.load()
@@ -69,7 +69,7 @@ def dump(stand: dict[str, Any], number: int, pid: int) -> ProcessDump:
             Thread(name=extra["name"] or None, thread_id=str(pid + 100 + place), frames=frames(extra["frames"]))
         )
     states = stand.get("states")
-    return change_dump(
+    return change_parts(
         ProcessDump(taken_monotonic_seconds=5.0 * number, threads=tuple(threads)),
         fault=fault(pid, *stand["fault"]) if "fault" in stand else None,
         state=states[number] if states else stand.get("state"),
@@ -104,7 +104,7 @@ def rank_dumps(case: dict[str, Any]) -> list[RankDump]:
                 loader = tuple(ProcessDump(taken_monotonic_seconds=5.0 * n, threads=(thread,)) for n in rounds)
                 workers = tuple(WorkerDump(pid=9000 + n, comm="pt_data_worker", rounds=loader) for n in range(4))
             found.append(
-                change_dump(
+                change_parts(
                     RankDump(id=RankId(node=f"node{rank // size}", rank=rank, local_rank=rank % size, pid=pid)),
                     rounds=() if stand.get("gone") else tuple(dump(stand, n, pid) for n in rounds),
                     workers=workers,

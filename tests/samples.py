@@ -49,7 +49,8 @@ from hangwatch.stacks.grouping import group_ranks
 from hangwatch.state.board import Snapshot
 from hangwatch.verdict.judge import judge
 
-DumpT = TypeVar("DumpT", ProcessDump, RankDump)
+WholeT = TypeVar("WholeT", ProcessDump, RankDump, Member, Incident)
+PARTS = {"main", "traffic", "waits", "gpu", "kernel", "usage", "stack", "recorder", "job", "verdict"}
 OPENED = 1773458100.0  # 2026-03-14 03:15:00 UTC
 NODE = "gpu-a12"
 COMMAND = "python -u train.py --config configs/llama3-8b.yaml"
@@ -205,16 +206,16 @@ def process_dump(pid: int, frames: tuple[Frame, ...], number: int) -> ProcessDum
 def main_dump(frames: tuple[Frame, ...], at: float = 0.0, **fields: object) -> ProcessDump:
     """Return a dump of a process in which the main thread, its only one, has these frames."""
     main = Thread(name="MainThread", thread_id="1", frames=frames, is_main=True)
-    return change_dump(ProcessDump(taken_monotonic_seconds=at, threads=(main,)), **fields)
+    return change_parts(ProcessDump(taken_monotonic_seconds=at, threads=(main,)), **fields)
 
 
-def change_dump(dump: DumpT, **fields: object) -> DumpT:
-    """Return the dump of a process or rank with these fields, each in the part that has it."""
-    for part in {"main", "traffic", "waits", "gpu"} & set(dump.__struct_fields__):
-        value = getattr(dump, part)
+def change_parts(whole: WholeT, **fields: object) -> WholeT:
+    """Return the dump, member or incident with these fields, each in the part that has it."""
+    for part in PARTS & set(whole.__struct_fields__) - fields.keys():
+        value = getattr(whole, part)
         names = [name for name in value.__struct_fields__ if name in fields]
         fields[part] = replace(value, **{name: fields.pop(name) for name in names})
-    return replace(dump, **fields)
+    return replace(whole, **fields)
 
 
 def blocked_dump(rank: int) -> RankDump:
@@ -398,7 +399,7 @@ def exited() -> Incident:
     left = [rank for rank in range(8) if rank != 3]
     dumps = [*(rank_dump(rank, ALL_REDUCE) for rank in left), RankDump(id=odd, gone=True)]
     found = incident(groups=(waiting(left), gone), dumps=dumps, ranks=left)
-    return replace(found, job=replace(found.job, local_world_size=8, absent_local_ranks=((3, 3),)))
+    return change_parts(found, local_world_size=8, absent_local_ranks=((3, 3),))
 
 
 @functools.cache

@@ -46,7 +46,7 @@ from hangwatch.state import steps
 from hangwatch.state.board import Snapshot
 from hangwatch.state.steps import Action
 from hangwatch.verdict.diagnosis import Diagnosis, diagnose
-from tests.samples import change_dump
+from tests.samples import change_parts
 
 NODE = "node-1"
 SETTINGS = Settings(detector=Detector(confirming_captures=1))
@@ -389,7 +389,7 @@ class Simulation:
             voluntary_switches=int(self._switches[gpu]),
             faulted_bytes=int(self._faulted_bytes[gpu]),
         )
-        return change_dump(
+        return change_parts(
             ProcessDump(taken_monotonic_seconds=t, threads=(main,)),
             state=doing.state,
             state_after=doing.state,
@@ -439,7 +439,7 @@ class Simulation:
         watched = self.snapshot.jobs.get(taking.job_id)
         levels = gpu_levels(watched.watch.power.gpus, self.settings.detector) if watched else {}
         level = levels.get(f"GPU-{gpu}")
-        return change_dump(
+        return change_parts(
             RankDump(id=RankId(node=NODE, rank=rank, local_rank=rank, pid=self.node.process(gpu, t).pid)),
             rounds=() if doing is None else tuple(one[gpu] for one in taking.rounds),
             gone=doing is None,

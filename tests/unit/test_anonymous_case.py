@@ -189,7 +189,7 @@ faults = st.builds(
     st.sampled_from(["Timed out", "No such process", "py-spy: no such file", "odd"]),
 )
 dumps = st.builds(
-    samples.change_dump,
+    samples.change_parts,
     st.just(ProcessDump(taken_monotonic_seconds=0.0)),
     threads=st.lists(threads, max_size=3).map(tuple),
     fault=st.none() | faults,

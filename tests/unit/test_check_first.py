@@ -47,6 +47,7 @@ from hangwatch.verdict.wording import group_text
 from hangwatch.verdict.wording.guidance import where_to_look
 from hangwatch.verdict.wording.next_steps import describe_action, next_step
 from tests import hangs
+from tests.samples import change_parts
 from tests.unit.test_waitfor import Numbers, done, standing, waits
 
 BACKWARD = (Frame(function="backward", file="torch/_tensor.py", line=581), Frame(function="train", file="a.py", line=9))
@@ -62,9 +63,8 @@ def group(
     own_frames = tuple(frame for frame in frames if "torch" not in frame.file)
     members = tuple(
         Member(
-            id=RankId(node="n1", rank=rank, pid=100 + rank),
             stack=StackFacts(user_frames=own_frames, waited_before=waited_before),
-            **{"motion": Motion.FROZEN, "rounds": 3, **parts},
+            **{"id": RankId(node="n1", rank=rank, pid=100 + rank), "motion": Motion.FROZEN, "rounds": 3, **parts},
         )
         for rank in ranks
     )
@@ -182,7 +182,7 @@ def test_line_is_that_of_the_rank_of_which_it_is_said() -> None:
     frames = [(Frame(function="read_part", file="shards.py", line=line),) for line in (10, 20)]
     alike = group(range(2), frames[0], "unknown", "unknown")
     members = tuple(
-        replace(member, stack=replace(member.stack, user_frames=own), kernel=KernelFacts(state=state))
+        change_parts(member, user_frames=own, state=state)
         for member, own, state in zip(alike.members, frames, "ST", strict=True)
     )
     verdict = judge(Grouping(groups=(behind(range(2, 8)), replace(alike, members=members))))
@@ -253,9 +253,7 @@ def test_native_frames_are_asked_for_if_the_call_is_unknown(seen: dict[str, obje
 
 def test_rank_with_unknown_call_needs_native_frames() -> None:
     odd = group_in_own_code(range(2))
-    odd = replace(
-        odd, members=(replace(odd.members[0], kernel=replace(odd.members[0].kernel, call=READ)), odd.members[1])
-    )
+    odd = replace(odd, members=(change_parts(odd.members[0], call=READ), odd.members[1]))
     assert "--native --pid 101" in judge(Grouping(groups=(behind(range(2, 8)), odd))).check_first[0].settle
 
 
@@ -318,11 +316,9 @@ def test_rank_in_own_code_is_checked_first_while_others_wait_for_a_lock(holder: 
 
 def test_lock_holder_with_the_same_pid_on_another_node_is_distinct() -> None:
     here = group(range(1, 3), STORE, "lock", "lock", waits=Waits(file_lock=FileLock(path="/data/here", holder_pid=100)))
-    there = group(
-        range(3, 4), STORE, "lock", "lock", waits=Waits(file_lock=FileLock(path="/data/there", holder_pid=100))
-    )
-    moved = tuple(replace(member, id=replace(member.id, node="n2")) for member in there.members)
-    message = judge(Grouping(groups=(group_in_own_code(range(1)), replace(there, members=moved), here))).message
+    lock = FileLock(path="/data/there", holder_pid=100)
+    there = group(range(1), STORE, "lock", "lock", id=RankId(node="n2", rank=3, pid=103), waits=Waits(file_lock=lock))
+    message = judge(Grouping(groups=(group_in_own_code(range(1)), there, here))).message
     assert "and holds the lock of /data/here, for which ranks 1-2 on n1 wait" in message
 
 
@@ -492,9 +488,7 @@ def test_process_that_may_not_be_dumped_is_dumped_with_more_rights_first() -> No
 def test_ranks_that_have_all_ended_show_no_hang(how: str) -> None:
     fault = Fault(subject="pid 1", reason=how, detail="no such process", about="target")
     members = tuple(Member(id=RankId(node="a", rank=number, pid=number + 1)) for number in range(2))
-    ended = Group(
-        key="e", activity="unknown", members=members, gone=how == "gone", fault=None if how == "gone" else fault
-    )
+    ended = Group("e", "unknown", members, gone=how == "gone", fault=None if how == "gone" else fault)
     verdict = judge(Grouping(groups=(ended,), world_size=2))
     assert verdict.message == "Both ranks have ended: no hang is shown."
     assert verdict.next_step == "read the end of the job's log: it shows if the job ended as planned"
@@ -606,10 +600,7 @@ def kernel(
         ("restart", {"kind": "RankGone", "kernel": kernel("S", line("Out of memory: Killed process 1", "oom_kill"))}),
         (
             "investigate",
-            {
-                "kind": "RankGone",
-                "kernel": kernel("S", line("Memory cgroup out of memory: Killed process", "oom_kill")),
-            },
+            {"kind": "RankGone", "kernel": kernel("S", line("Memory cgroup out of memory: Killed", "oom_kill"))},
         ),
         ("fix_program", {"waits_for": "lock"}),
         ("investigate", {"waits_for": "lock", "named": False}),

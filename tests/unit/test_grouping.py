@@ -34,7 +34,7 @@ from hangwatch.tools.fleet import merge
 from hangwatch.verdict import judge, sequence_rules
 from hangwatch.verdict.scene import is_collective
 from hangwatch.verdict.wording import clauses
-from tests.samples import change_dump, main_dump
+from tests.samples import change_parts, main_dump
 
 TABLE = activity.load()
 SETTINGS = config.Capture()
@@ -93,7 +93,7 @@ def rank_dumps(draw: st.DrawFn, rank: int) -> RankDump:
             )
         )
     worker = WorkerDump(pid=7, comm="pt_data_worker", rounds=tuple(rounds[-1:]))
-    return change_dump(
+    return change_parts(
         RankDump(id=RankId(node=f"n{rank // 4}", rank=rank, local_rank=rank % 4, pid=100 + rank)),
         rounds=tuple(rounds),
         workers=(worker,) if draw(st.booleans()) else (),

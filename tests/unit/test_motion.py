@@ -35,7 +35,7 @@ from hangwatch.stacks.process_activity import find_process_activity
 from hangwatch.stacks.sleeps import find_sleep
 from hangwatch.verdict.judge import judge
 from tests.hangs import frames
-from tests.samples import change_dump
+from tests.samples import change_parts
 from tests.unit.test_waitfor import record, recorder
 
 NO_NAMES = Table(())
@@ -69,18 +69,7 @@ def measure(
 def in_calls(*calls: SystemCall | None) -> tuple[ProcessDump, ...]:
     """Return one round for each system call of the main thread (None if it runs), at one line."""
     found = dumps([STILL[0]] * len(calls), switches=0.1)
-    return tuple(change_dump(dump, call=call) for dump, call in zip(found, calls, strict=True))
-
-
-def main_thread(lines: list[str], owns_gil: bool | None) -> Thread:
-    return Thread(
-        name="MainThread",
-        thread_id="1",
-        frames=frames(lines),
-        owns_gil=owns_gil,
-        is_main=True,
-        installed_frames=sum("library" in line for line in lines),
-    )
+    return tuple(change_parts(dump, call=call) for dump, call in zip(found, calls, strict=True))
 
 
 def dumps(  # noqa: PLR0913 - a counter each, and most tests set one
@@ -106,6 +95,11 @@ def dumps(  # noqa: PLR0913 - a counter each, and most tests set one
     """
     main = cpu if main is None else main
 
+    def threads(lines: list[str]) -> tuple[Thread, ...]:
+        installed = sum("library" in line for line in lines)
+        thread = Thread("MainThread", "1", frames(lines), owns_gil=gil, is_main=True, installed_frames=installed)
+        return (thread,) if lines else ()
+
     def counters(number: int, dumped: int) -> ThreadCounters:
         at = 5.0 * number
         return ThreadCounters(
@@ -119,8 +113,8 @@ def dumps(  # noqa: PLR0913 - a counter each, and most tests set one
         )
 
     return tuple(
-        change_dump(
-            ProcessDump(taken_monotonic_seconds=5.0 * number, threads=(main_thread(lines, gil),) if lines else ()),
+        change_parts(
+            ProcessDump(taken_monotonic_seconds=5.0 * number, threads=threads(lines)),
             fault=None if lines else FAILED,
             state=state,
             cpu_seconds=100.0 + 5.0 * number * cpu,
@@ -153,7 +147,7 @@ def rank(
     `power` is the power of its GPU, as a ratio between idle (0) and busy (1).
     """
     workers = (WorkerDump(pid=2, comm="pt_data_worker", rounds=worker),) if worker else ()
-    return change_dump(
+    return change_parts(
         RankDump(id=RankId(rank=0), rounds=rounds, workers=workers, gone=gone),
         utilization_ratio=use,
         busy_power_ratio=power,
@@ -450,7 +444,7 @@ def test_without_any_counter_a_line_that_stays_is_blocked() -> None:
 
 
 def test_without_counters_of_threads_those_of_the_process_tell() -> None:
-    rounds = tuple(change_dump(dump, before=None, after=None) for dump in SPINNING)
+    rounds = tuple(change_parts(dump, before=None, after=None) for dump in SPINNING)
     assert measure(rank(rounds)).signature is Signature.SPINS
 
 
@@ -464,7 +458,7 @@ def test_frozen_rank_is_stopped_in_any_process_state() -> None:
     def held(state: str, *cgroups: str | None) -> RankDump:
         rounds = dumps(STILL, state=state)
         pairs = zip(rounds, cgroups, strict=True)
-        return rank(tuple(change_dump(dump, frozen_cgroup=cgroup) for dump, cgroup in pairs))
+        return rank(tuple(change_parts(dump, frozen_cgroup=cgroup) for dump, cgroup in pairs))
 
     for state in ("S", "D"):
         assert measure(held(state, "/job", "/job", "/job")).signature is Signature.STOPPED
@@ -506,7 +500,7 @@ def test_a_fact_of_a_rank_is_what_all_of_its_rounds_show(rounds: list[Waits]) ->
 )
 def test_rank_that_runs_between_two_looks_at_a_lock_still_wants_it(rounds: tuple[object, ...], is_known: bool) -> None:
     """In one round it tries to take the lock, so it runs. A round in which it sleeps without the lock denies it."""
-    dumped = [change_dump(one, **(facts or {})) for one, facts in zip(dumps(STILL), rounds, strict=False)]
+    dumped = [change_parts(one, **(facts or {})) for one, facts in zip(dumps(STILL), rounds, strict=False)]
     assert (kernel_facts.read_waits(rank(tuple(dumped))).file_lock is not None) is is_known
 
 
@@ -521,8 +515,8 @@ def test_rank_that_runs_between_two_looks_at_a_lock_still_wants_it(rounds: tuple
 def test_round_with_unread_connections_tells_no_peer(peers: tuple[int | None, int | None], expected: Signature) -> None:
     """The first round shows an HTTP server. The other rounds show no peer: their connections were or were not read."""
     first, *others = dumps(STILL, call=RECEIVES)
-    later = [change_dump(dump, peers=count) for dump, count in zip(others, peers, strict=True)]
-    stack_dump = rank((change_dump(first, awaited=HTTP, peers=0), *later))
+    later = [change_parts(dump, peers=count) for dump, count in zip(others, peers, strict=True)]
+    stack_dump = rank((change_parts(first, awaited=HTTP, peers=0), *later))
     assert measure(stack_dump).signature is expected
 
 
@@ -540,9 +534,9 @@ def test_peer_that_was_not_found_is_unknown_unless_two_rounds_show_it(
 ) -> None:
     not_found = Awaited(name="a process", end="unknown")
     rounds = [
-        change_dump(dump, peers=0, awaited=not_found)
+        change_parts(dump, peers=0, awaited=not_found)
         if number < unsearched_rounds
-        else change_dump(dump, peers=0, children_bytes=number * children_bytes, children_cpu_seconds=0.0)
+        else change_parts(dump, peers=0, children_bytes=number * children_bytes, children_cpu_seconds=0.0)
         for number, dump in enumerate(dumps(STILL, call=RECEIVES))
     ]
     assert measure(rank(tuple(rounds))).signature is expected
@@ -611,7 +605,7 @@ FUTEX = SystemCall(number=202, name="futex", left_seconds=30.0, until_unix_secon
 def dump(call: SystemCall | None, *frames: Frame, in_torch: bool | None = False, line: int = 48) -> ProcessDump:
     user = replace(USER, line=line)
     main = Thread("MainThread", "1", (*frames, user), is_main=True, installed_frames=len(frames))
-    return change_dump(ProcessDump(taken_monotonic_seconds=0.0, threads=(main,)), call=call, waits_in_torch=in_torch)
+    return change_parts(ProcessDump(taken_monotonic_seconds=0.0, threads=(main,)), call=call, waits_in_torch=in_torch)
 
 
 def sleep_in(*rounds: ProcessDump) -> Sleep | None:
@@ -642,9 +636,9 @@ OTHER_WAITS = {
     "unknown compiled code": dump(FUTEX, in_torch=None),
     "NCCL polls with nanosleep": dump(NANOSLEEP, in_torch=True),
     "waits for ranks": dump(NANOSLEEP, Frame("_store_based_barrier", "torch/distributed/distributed_c10d.py", 900)),
-    "receives from a rank": change_dump(dump(FUTEX, *EVENT), asks_rank="main"),
-    "receives from the store": change_dump(dump(FUTEX, *EVENT), awaits_store="main"),
-    "receives from a server": change_dump(dump(FUTEX, *EVENT), awaited=Awaited(name="10.0.0.9 port 8000")),
+    "receives from a rank": change_parts(dump(FUTEX, *EVENT), asks_rank="main"),
+    "receives from the store": change_parts(dump(FUTEX, *EVENT), awaits_store="main"),
+    "receives from a server": change_parts(dump(FUTEX, *EVENT), awaited=Awaited(name="10.0.0.9 port 8000")),
 }
 
 
@@ -700,32 +694,14 @@ def test_object_of_a_call(call: SystemCall, link: str, expected: CallObject | No
     assert find_object(call, link, is_own=True) is None
 
 
-def blocked_rank(number: int, call: SystemCall | None, *frames: Frame) -> RankDump:
-    """Return a rank that is in `call` in all three rounds. Its GPU is at 100 % but draws little power."""
-    main = Thread("MainThread", "1", (*frames, Frame("train_step", "train.py", 30)), is_main=True, installed_frames=0)
-    main = replace(main, installed_frames=sum("/" in frame.file for frame in frames))
-    counters = ThreadCounters(read_monotonic_seconds=0.0, cpu_seconds=0.0, voluntary_switches=0)
-    rounds = tuple(
-        change_dump(
-            ProcessDump(taken_monotonic_seconds=5.0 * at, threads=(main,)),
-            state="S",
-            cpu_seconds=0.0,
-            io_bytes=0,
-            call=call,
-            before=replace(counters, read_monotonic_seconds=5.0 * at),
-            after=replace(counters, read_monotonic_seconds=5.0 * at),
-        )
-        for at in range(3)
-    )
-    identity = RankId(node="n1", rank=number, pid=100 + number)
-    return change_dump(RankDump(id=identity, rounds=rounds), utilization_ratio=1.0, busy_power_ratio=0.1)
-
-
 def test_rank_blocked_in_open_is_named_despite_a_busy_gpu() -> None:
-    collective = Frame("all_reduce", "torch/distributed/distributed_c10d.py", 2800)
-    others = [blocked_rank(number, None, collective) for number in range(3)]
-    for call, named in ((replace(OPEN, object="file"), [3]), (SystemCall(number=202, name="futex"), [])):
-        seen = group_ranks([*others, blocked_rank(3, call)], activity.load(), config.Capture(), world_size=4)
+    def blocked(number: int, stacks: list[list[str]], call: SystemCall | None = None) -> RankDump:
+        identity = RankId(node="n1", rank=number, pid=100 + number)
+        return replace(rank(dumps(stacks, call=call), use=1.0, power=0.1), id=identity)
+
+    others = [blocked(number, IN_COLLECTIVE) for number in range(3)]
+    for call, named in ((OPENS, [3]), (SystemCall(number=202, name="futex"), [])):
+        seen = group_ranks([*others, blocked(3, STILL, call)], activity.load(), config.Capture(), world_size=4)
         (member,) = (one for one in seen.members if one.id.rank == 3)
         assert member.signature is (Signature.BLOCKED if named else Signature.BEHIND_GPU)
         assert [one.rank for one in judge(seen, 4).named] == named

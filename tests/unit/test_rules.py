@@ -45,6 +45,7 @@ from hangwatch.verdict.findings import Finding
 from hangwatch.verdict.judge import judge
 from hangwatch.verdict.scene import build_scene
 from hangwatch.verdict.wording import clauses, evidence, group_text, job_headlines, rank_headlines
+from tests.samples import change_parts
 from tests.unit.test_waitfor import member, record, recorder
 
 HIGH, MEDIUM, LOW, NONE = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW, Confidence.NONE
@@ -145,6 +146,7 @@ def says(*parts: Ranks, world_size: int | None = None, ranks_here: int | None = 
         ((Ranks(1, "gone"), Ranks(2, "ranks"), Ranks(2, "gpu")), ("RankGone", 1, HIGH)),
         ((Ranks(1, "gone"), Ranks(2, "ranks"), Ranks(3, "gpu")), ("RankGone", 1, MEDIUM)),
         ((Ranks(1, "gone"), Ranks(7, "gpu")), ("RankGone", 1, MEDIUM)),
+        ((Ranks(1, "ProcessGone"), Ranks(3, "ranks")), ("RankGone", 1, HIGH)),
         # A disk wait may end.
         ((Ranks(1, "D", rounds=1), Ranks(7, "ranks")), ("RankBlocked", 1, MEDIUM)),
         ((Ranks(1, "D", rounds=2), Ranks(7, "ranks")), ("RankBlocked", 1, HIGH)),
@@ -308,10 +310,8 @@ def test_ranks_that_have_met_before_have_a_way_to_each_other(number: int, kind: 
     # Four of eight ranks wait in a collective of all ranks. They listen on loopback, which suggests a single node.
     # A sequence number above the first proves that all ranks have been connected.
     mine = recorder(record(number, created_unix_ns=10**9, state="open"))
-    found = [
-        replace(member(rank, mine), waits=Waits(enclosed_at="127.0.0.1 port 40961"), rounds=3) for rank in range(4)
-    ]
-    group = Group(key="k", activity="collective_wait", waits_for="ranks", members=tuple(found))
+    members = tuple(change_parts(member(rank, mine), enclosed_at="127.0.0.1 port 40961", rounds=3) for rank in range(4))
+    group = Group(key="k", activity="collective_wait", waits_for="ranks", members=members)
     verdict = judge(Grouping(groups=(group,), world_size=8), 4)
     assert (verdict.kind, verdict.named) == (kind, ())
     assert not [one for one in verdict.evidence if one.kind == "wrong_interface"]
@@ -330,10 +330,6 @@ def test_where_a_rule_finds_too_many_the_weaker_ones_behind_it_stay_silent() -> 
     held = Ranks(1, "unknown", signature=Signature.BLOCKED, utilization_ratio=0.0)
     assert [one.rank for one in verdict(held, Ranks(5, "gpu"), Ranks(3, "ranks")).named] == [0]
     assert verdict(held, Ranks(5, "gpu", owns_gil=True), Ranks(3, "ranks")).named == ()
-
-
-def test_a_rank_that_py_spy_found_gone_is_gone() -> None:
-    assert says(Ranks(1, "ProcessGone"), Ranks(3, "ranks")) == ("RankGone", 1, HIGH)
 
 
 @pytest.mark.parametrize(
@@ -381,9 +377,7 @@ def test_rank_waiting_for_its_gpu_is_checked_first_with_unknown_world_size(other
 @pytest.mark.parametrize(("rounds", "waits_for", "named"), [(1, "ranks", 0), (2, "ranks", 1), (1, "nothing", 1)])
 def test_a_disk_wait_seen_once_in_a_collective_is_no_guilt(rounds: int, waits_for: str, named: int) -> None:
     blocked = Member(id=RankId(node="n1", rank=0), kernel=KernelFacts(state="D"), rounds=rounds)
-    others = tuple(
-        Member(id=RankId(node="n1", rank=rank), kernel=KernelFacts(state="S"), rounds=rounds) for rank in range(1, 8)
-    )
+    others = tuple(replace(blocked, id=RankId(node="n1", rank=rank), kernel=KernelFacts()) for rank in range(1, 8))
     groups = (
         Group(key="a", activity=ACTIVITIES["ranks"], waits_for="ranks", members=others),
         Group(key="b", activity=ACTIVITIES[waits_for], waits_for=waits_for, members=(blocked,)),
@@ -520,12 +514,12 @@ LINGERS = Member(
     waits=Waits(peers=0, active_peers=0),
     most_peers=3,
 )
-STOPPED = replace(LINGERS, signature=Signature.STOPPED, kernel=replace(LINGERS.kernel, state="T"))
-GONE = replace(LINGERS, signature=Signature.GONE, waits=replace(LINGERS.waits, peers=None))
+STOPPED = change_parts(LINGERS, signature=Signature.STOPPED, state="T")
+GONE = change_parts(LINGERS, signature=Signature.GONE, peers=None)
 NEVER_MET = replace(LINGERS, most_peers=0)
-IDLE_PAIR = replace(LINGERS, waits=replace(LINGERS.waits, peers=2))
-AT_A_CALL = replace(LINGERS, kernel=replace(LINGERS.kernel, rests=None))
-AT_A_THREAD = replace(LINGERS, kernel=replace(LINGERS.kernel, rests="thread"))
+IDLE_PAIR = change_parts(LINGERS, peers=2)
+AT_A_CALL = change_parts(LINGERS, rests=None)
+AT_A_THREAD = change_parts(LINGERS, rests="thread")
 RECORDED = RecorderFacts(libraries=(RecorderState(library="gloo", groups=(GroupRecords("gloo", "0", "", 7),)),))
 OPEN = EnqueuedOperation(7, "all_reduce", 7, 0.0, stays_open=True)
 
@@ -556,31 +550,23 @@ def resting(*members: Member, world_size: int | None = 2) -> JobState | None:
         ("all linger", (LINGERS, LINGERS), JobState.OVER),
         ("rank 0 alone is left", (LINGERS, GONE), JobState.OVER),
         ("all ranks are gone", (GONE, GONE), None),
-        (
-            "one is connected to another",
-            (LINGERS, replace(LINGERS, waits=replace(LINGERS.waits, peers=1, active_peers=1))),
-            None,
-        ),
+        ("one is connected to another", (LINGERS, change_parts(LINGERS, peers=1, active_peers=1)), None),
         ("one is unknown", (LINGERS, replace(LINGERS, waits=Waits())), None),
         ("one spins", (LINGERS, replace(LINGERS, signature=Signature.SPINS)), None),
         ("one waits for its GPU", (LINGERS, replace(LINGERS, signature=Signature.BEHIND_GPU)), None),
-        ("one is blocked in the kernel", (LINGERS, replace(LINGERS, kernel=replace(LINGERS.kernel, state="D"))), None),
-        ("one GPU is in use", (LINGERS, replace(LINGERS, gpu=replace(LINGERS.gpu, utilization_ratio=0.05))), None),
+        ("one is blocked in the kernel", (LINGERS, change_parts(LINGERS, state="D")), None),
+        ("one GPU is in use", (LINGERS, change_parts(LINGERS, utilization_ratio=0.05)), None),
         (
             "one waits for the lock of a file",
-            (LINGERS, replace(LINGERS, waits=replace(LINGERS.waits, file_lock=FileLock(path="/data/l")))),
+            (LINGERS, change_parts(LINGERS, file_lock=FileLock(path="/data/l"))),
             None,
         ),
-        (
-            "one waits for a lock that another has, too",
-            (LINGERS, replace(LINGERS, waits=replace(LINGERS.waits, shares_lock=True))),
-            None,
-        ),
+        ("one waits for a lock that another has, too", (LINGERS, change_parts(LINGERS, shares_lock=True)), None),
         ("they never met", (NEVER_MET, NEVER_MET), None),
         ("they never met, and one has left", (NEVER_MET, GONE), JobState.OVER),
         ("the last one is in a call on a file", (AT_A_CALL, GONE), None),
         ("DDP left an idle pair", (IDLE_PAIR, IDLE_PAIR), JobState.OVER),
-        ("one receives on its pair", (replace(IDLE_PAIR, waits=replace(IDLE_PAIR.waits, active_peers=1)), GONE), None),
+        ("one receives on its pair", (change_parts(IDLE_PAIR, active_peers=1), GONE), None),
         ("one polls, and no recorder tells for what", (replace(IDLE_PAIR, signature=Signature.POLLS), GONE), None),
         (
             "one polls, and its recorder shows no open operation",
@@ -632,11 +618,8 @@ def test_ranks_waiting_for_a_stale_lock_file_are_not_over() -> None:
 
 def test_ranks_polling_a_file_store_are_not_over() -> None:
     # Ranks that poll a store in a file have no connections. They have not ended: one rank has not joined.
-    (late,), (meets,) = (
-        group_ranks(LINGERS).groups,
-        group_ranks(LINGERS, *[replace(LINGERS, signature=Signature.POLLS)] * 3).groups,
-    )
-    meets = replace(meets, key="m", members=meets.members[1:])
+    (whole,) = group_ranks(LINGERS, *[replace(LINGERS, signature=Signature.POLLS)] * 3).groups
+    late, meets = replace(whole, members=whole.members[:1]), replace(whole, key="m", members=whole.members[1:])
     assert find_resting_state(Grouping(groups=(late, meets), world_size=4)) is JobState.OVER
     joining = replace(meets, activity="rendezvous", operation="init_process_group", waits_for="ranks")
     assert find_resting_state(Grouping(groups=(late, joining), world_size=4)) is None
@@ -644,28 +627,18 @@ def test_ranks_polling_a_file_store_are_not_over() -> None:
 
 def test_rank_without_a_stack_prevents_the_state_over() -> None:
     fault = Fault(subject="pid 1", reason="DumperStuck", detail="py-spy hangs")
-    groups = tuple(
-        Group(
-            key=str(rank), activity="unknown", members=(replace(LINGERS, id=RankId(node="n1", rank=rank)),), fault=why
-        )
-        for rank, why in enumerate((None, fault))
-    )
-    assert find_resting_state(Grouping(groups=groups, world_size=2)) is None
-    assert (
-        find_resting_state(Grouping(groups=(groups[0], replace(groups[1], fault=None)), world_size=2)) is JobState.OVER
-    )
+    (both,) = group_ranks(LINGERS, LINGERS).groups
+    for why, state in ((None, JobState.OVER), (fault, None)):
+        second = replace(both, key="2", members=both.members[1:], fault=why)
+        groups = (replace(both, members=both.members[:1]), second)
+        assert find_resting_state(Grouping(groups=groups, world_size=2)) is state
 
 
 PARENT, RANK_0, RANK_1 = 99, 100, 101
-AT_PARENT = replace(LINGERS, waits=replace(LINGERS.waits, server=PARENT))
-ACCEPTS = replace(LINGERS, waits=replace(LINGERS.waits, server=RANK_0, peers=3))
-AT_RANK_0 = replace(LINGERS, waits=replace(LINGERS.waits, server=RANK_0))
-BEHIND_GPU = replace(
-    LINGERS,
-    signature=Signature.BEHIND_GPU,
-    gpu=replace(LINGERS.gpu, utilization_ratio=1.0),
-    waits=replace(LINGERS.waits, peers=2),
-)
+AT_PARENT = change_parts(LINGERS, server=PARENT)
+ACCEPTS = change_parts(LINGERS, server=RANK_0, peers=3)
+AT_RANK_0 = change_parts(LINGERS, server=RANK_0)
+BEHIND_GPU = change_parts(LINGERS, signature=Signature.BEHIND_GPU, utilization_ratio=1.0, peers=2)
 
 
 @pytest.mark.parametrize(
@@ -674,12 +647,12 @@ BEHIND_GPU = replace(
         ("all at a parent that accepts", (AT_PARENT, AT_PARENT), True),
         ("one at a lock", (AT_PARENT, LINGERS), False),
         ("one gone", (AT_PARENT, GONE), False),
-        ("one connected to another", (AT_PARENT, replace(AT_PARENT, waits=replace(AT_PARENT.waits, peers=1))), False),
-        ("one is unknown", (AT_PARENT, replace(AT_PARENT, waits=replace(AT_PARENT.waits, peers=None))), False),
-        ("one GPU in use", (AT_PARENT, replace(AT_PARENT, gpu=replace(AT_PARENT.gpu, utilization_ratio=0.05))), False),
+        ("one connected to another", (AT_PARENT, change_parts(AT_PARENT, peers=1)), False),
+        ("one is unknown", (AT_PARENT, change_parts(AT_PARENT, peers=None)), False),
+        ("one GPU in use", (AT_PARENT, change_parts(AT_PARENT, utilization_ratio=0.05)), False),
         ("one spins", (AT_PARENT, replace(AT_PARENT, signature=Signature.SPINS)), False),
         ("all stopped meanwhile", (replace(AT_PARENT, signature=Signature.STOPPED),) * 2, False),
-        ("each accepts", (ACCEPTS, replace(ACCEPTS, waits=replace(ACCEPTS.waits, server=RANK_1))), True),
+        ("each accepts", (ACCEPTS, change_parts(ACCEPTS, server=RANK_1)), True),
         ("rank 0 polls for clients", (replace(ACCEPTS, signature=Signature.POLLS), AT_RANK_0), True),
         ("rank 0 accepts, the others wait for their GPUs", (ACCEPTS, BEHIND_GPU, BEHIND_GPU), True),
         ("one of these waits for something else", (ACCEPTS, BEHIND_GPU, LINGERS), False),
@@ -731,8 +704,7 @@ def test_ranks_that_take_tasks_of_ray_have_no_task(name: str, grouping: Grouping
 
 
 def test_suspended_job_names_no_rank() -> None:
-    members = tuple(replace(STOPPED, id=RankId(node="n1", rank=rank)) for rank in range(8))
-    verdict = judge(Grouping(groups=(Group(key="k", activity="unknown", members=members),), world_size=8))
+    verdict = judge(group_ranks(*[STOPPED] * 8, world_size=8))
     assert (verdict.kind, verdict.named) == ("Suspended", ())
     assert verdict.message.startswith("All 8 ranks are stopped: scontrol suspend")
 
@@ -740,7 +712,7 @@ def test_suspended_job_names_no_rank() -> None:
 def test_ranks_that_are_refused_at_the_store_are_not_over() -> None:
     # Ranks have not ended if the store refuses their connections: they still try to connect.
     store = Store(endpoint="10.0.0.1:29500", socket="retries")
-    meet = group_ranks(*[replace(LINGERS, waits=replace(LINGERS.waits, store=store))] * 2)
+    meet = group_ranks(*[change_parts(LINGERS, store=store)] * 2)
     assert find_resting_state(meet) is JobState.OVER, "they sleep anywhere"
     for function, refused in (("_env_rendezvous_handler", True), ("_tcp_rendezvous_handler", False)):
         frame = Frame(function=function, file="/opt/torch/distributed/rendezvous.py", line=280)
@@ -788,14 +760,9 @@ def test_of_two_groups_with_the_same_words_the_first_frame_that_differs_is_told(
 )
 def test_sequence_numbers_that_are_there_are_not_asked_for(has_numbers: bool, phrase: str) -> None:
     two = [group("collective_wait", range(2)), group("gpu_wait", range(2, 4))]
-    open_in = EnqueuedOperation(
-        number=1, operation="barrier", order=1, created_unix_seconds=0.0, stays_open=has_numbers
-    )
+    open_in = EnqueuedOperation(1, "barrier", 1, 0.0, stays_open=has_numbers)
     records = GroupRecords(library="gloo", name="0", description="", number=1, operations=(open_in,))
-    first = replace(
-        two[0].members[0],
-        recorder=replace(two[0].members[0].recorder, libraries=(RecorderState(library="gloo", groups=(records,)),)),
-    )
+    first = change_parts(two[0].members[0], libraries=(RecorderState(library="gloo", groups=(records,)),))
     scene = build_scene(Grouping(groups=(replace(two[0], members=(first, two[0].members[1])), two[1])), None)
     assert job_headlines.mismatch(Finding("Mismatch", scene, others=scene.stacked)).endswith(phrase)
 
@@ -868,21 +835,15 @@ def test_what_is_behind_a_call_is_said(call: KernelCall, signature: Signature, p
 )
 def test_fifo_on_remote_file_system_does_not_make_it_silent(state: str, wchan: str | None, *, is_silent: bool) -> None:
     call = KernelCall(name="read", says="read() on", rounds=2, descriptors=1, behind=(SHARD,))
-    member = Member(
-        id=RankId(rank=3), signature=Signature.BLOCKED, kernel=KernelFacts(state=state, wchan=wchan, call=call)
-    )
+    kernel = KernelFacts(state=state, wchan=wchan, call=call)
+    member = Member(id=RankId(rank=3), signature=Signature.BLOCKED, kernel=kernel)
     assert ("does not respond" in clauses.describe_call(call, member, {})) is is_silent
 
 
 def test_sentence_has_the_blocked_call_of_the_named_rank() -> None:
     call = KernelCall(name="read", says="read() on", rounds=3, descriptors=1, behind=(SHARD,))
     waiting, odd = group("collective_wait", range(3)), group("data_loading", range(3, 4))
-    odd = replace(
-        odd,
-        members=(
-            replace(odd.members[0], kernel=replace(odd.members[0].kernel, call=call, wchan="request_wait_answer")),
-        ),
-    )
+    odd = replace(odd, members=(change_parts(odd.members[0], call=call, wchan="request_wait_answer"),))
     verdict = judge(Grouping(groups=(waiting, odd), world_size=4))
     assert verdict.message.endswith(
         "In the kernel it is in read() on /mnt/data/shard-3, on /mnt/data (fuse.s3fs), in each of 3 rounds."

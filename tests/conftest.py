@@ -188,6 +188,14 @@ def folder_for_all() -> Iterator[Path]:
 
 
 @pytest.fixture
+def no_umask() -> Iterator[None]:
+    """Let the process create files with exactly the mode that it asks for."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """Mount a file system of 2 MiB and return its path."""
     place = tmp_path / "disk"

@@ -33,6 +33,7 @@ from tests.certificates import make_authority, make_certificate
 from tests.commands import hangwatch, refused, spawn
 from tests.conftest import wait_for
 from tests.integration.test_incidents_over_network import CLIENTS, SECRET, USERS
+from tests.samples import change_parts
 from tests.servers import RealPrometheus, answering, free_port, served
 
 NODES = 4
@@ -41,30 +42,18 @@ WORLD = 8 * NODES
 
 def waiting(node: int, *, late: bool = False) -> Incident:
     """Return an incident of one node: its 8 ranks have the same stack, and rank `late` has not joined."""
-    incident = samples.all_waiting()
     group = samples.waiting(range(8 * node, 8 * node + 8), node=f"gpu-{node}")
     members = tuple(recorded(member, 6 if late and number == 3 else 7) for number, member in enumerate(group.members))
     grouping = Grouping(groups=(replace(group, members=members),), world_size=WORLD)
-    return replace(
-        incident,
-        incident_id=f"i{node}",
-        node=f"gpu-{node}",
-        grouping=grouping,
-        job=replace(incident.job, world_size=WORLD),
-    )
+    changes = {"incident_id": f"i{node}", "node": f"gpu-{node}", "world_size": WORLD}
+    return change_parts(samples.all_waiting(), grouping=grouping, **changes)
 
 
 def recorded(member: Member, number: int) -> Member:
-    opened = EnqueuedOperation(
-        number=7, operation="all_reduce", order=7, created_unix_seconds=5.0, open_seconds=60.0, stays_open=True
-    )
+    opened = EnqueuedOperation(7, "all_reduce", 7, created_unix_seconds=5.0, open_seconds=60.0, stays_open=True)
     operations = (opened,) if number == 7 else ()
     group = GroupRecords(library="nccl", name="0", description="default_pg", number=number, operations=operations)
-    return replace(
-        member,
-        recorder=replace(member.recorder, libraries=(RecorderState(library="nccl", groups=(group,)),)),
-        kernel=replace(member.kernel, receives=False),
-    )
+    return change_parts(member, libraries=(RecorderState(library="nccl", groups=(group,)),), receives=False)
 
 
 def own_code(group: Group, rank: int) -> tuple[Group, ...]:
@@ -138,7 +127,7 @@ def test_where_nothing_is_left_it_is_an_error(tmp_path: Path) -> None:
 
 def test_of_several_jobs_one_is_chosen_or_all_are_meant(tmp_path: Path) -> None:
     nodes = [waiting(node) for node in range(NODES)]
-    theirs = replace(nodes[1], job=replace(nodes[1].job, job_key="0123456789abcdef", owner="uid 1002"))
+    theirs = change_parts(nodes[1], job_key="0123456789abcdef", owner="uid 1002")
     keep(tmp_path, [nodes[0], theirs, nodes[2], nodes[3]])
     refused("merge", str(tmp_path), says="(uid 1002, key 0123456789abcdef)")
     refused("merge", str(tmp_path), says="--as-one-job")
@@ -151,7 +140,7 @@ def test_of_several_jobs_one_is_chosen_or_all_are_meant(tmp_path: Path) -> None:
 
 def test_a_job_is_chosen_by_the_name_that_the_page_prints(tmp_path: Path) -> None:
     nodes = [waiting(node) for node in range(NODES)]
-    others = [replace(one, job=replace(one.job, job_id="9", job_key="k9", job_name="olmo-7b")) for one in nodes[1:]]
+    others = [change_parts(one, job_id="9", job_key="k9", job_name="olmo-7b") for one in nodes[1:]]
     keep(tmp_path, [nodes[0], *others])
     assert nodes[0].job.job_name == "llama-70b"
     chosen = json.loads(hangwatch("merge", "--json", "--job", "olmo-7b", str(tmp_path)).stdout)
@@ -180,11 +169,9 @@ def test_a_name_of_a_node_is_no_set_of_nodes(tmp_path: Path) -> None:
     """Do not expand the name of a node, although ClusterShell could read it as a set or a group of nodes."""
     strange = [replace(waiting(node), node=name) for node, name in enumerate(["a[0-99999999]", "@*"])]
     for number, incident in enumerate(strange):
-        members = tuple(
-            replace(member, id=replace(member.id, node=incident.node)) for member in incident.grouping.members
-        )
-        group = replace(incident.grouping.groups[0], members=members)
-        grouped = replace(incident, grouping=replace(incident.grouping, groups=(group,)))
+        ids = (replace(member.id, node=incident.node) for member in incident.grouping.members)
+        moved = incident.grouping.change_members(lambda _, member, ids=ids: replace(member, id=next(ids)))  # type: ignore[misc]
+        grouped = replace(incident, grouping=moved)
         (tmp_path / f"{number}.json").write_bytes(incident_file.encode(grouped))
     done = hangwatch("merge", "--html", str(tmp_path / "page.html"), str(tmp_path))
     assert done.returncode == 0, done.stderr
@@ -332,7 +319,7 @@ def test_nodes_that_are_silent_strange_or_hostile_cost_themselves_alone(tmp_path
 def test_one_incident_of_a_node_and_one_job_of_several(tmp_path: Path) -> None:
     old, new = waiting(0), waiting(1)
     old = replace(old, opened_unix_seconds=new.opened_unix_seconds - 60, incident_id="old", node="gpu-1")
-    theirs = replace(waiting(2), job=replace(new.job, job_key="theirs", job_id="other"), node="gpu-1", incident_id="i9")
+    theirs = change_parts(waiting(2), job_key="theirs", job_id="other", node="gpu-1", incident_id="i9")
     token, http_config = write_token(tmp_path)
     merge = ("merge", "--http-config", http_config)
     with daemons(tmp_path, [old], incidents_token_file=token) as ((port, _),):
@@ -376,8 +363,8 @@ def test_what_cannot_be_asked_is_refused(tmp_path: Path) -> None:
 
 def test_prometheus_knows_the_nodes_of_a_job_also_one_that_is_gone(tmp_path: Path) -> None:
     token, http_config = write_token(tmp_path)
-    incidents = [replace(one, job=replace(one.job, job_name="llama-70b")) for one in nodes()]
-    theirs = replace(waiting(3), job=replace(incidents[0].job, job_id="other", job_key="theirs", job_name="other"))
+    incidents = [change_parts(one, job_name="llama-70b") for one in nodes()]
+    theirs = change_parts(waiting(3), job_id="other", job_key="theirs", job_name="other")
     with daemons(tmp_path, [*incidents, theirs], incidents_token_file=token) as servers:
         targets = {f"gpu-{number}": f"127.0.0.1:{port}" for number, (port, _) in enumerate(servers)}
         with RealPrometheus(tmp_path / "prom", targets) as prometheus:

@@ -20,11 +20,9 @@ from hangwatch.model import (
     Motion,
     PortTraffic,
     RankId,
-    RecorderFacts,
     Rests,
     Signature,
     Stack,
-    StackFacts,
     Usage,
     Verdict,
     Waits,
@@ -34,6 +32,7 @@ from hangwatch.verdict import judge
 from hangwatch.verdict.frozen_calls import with_frozen_ranks
 from hangwatch.verdict.permanence import find_permanent, find_waiting
 from tests import samples
+from tests.samples import change_parts
 from tests.unit.test_waitfor import WORLD, done, member, record, recorder, standing, waits
 
 WAIT = Frame(function="all_reduce", file="torch/distributed/distributed_c10d.py", line=9)
@@ -52,7 +51,7 @@ def waiting(*members: Member) -> Group:
 
 
 def outside(*members: Member, activity: str = "checkpoint", waits_for: str = "nothing") -> Group:
-    own = tuple(replace(member, stack=replace(member.stack, user_frames=(OWN,))) for member in members)
+    own = tuple(change_parts(member, user_frames=(OWN,)) for member in members)
     return Group(key="o", activity=activity, waits_for=waits_for, frames=(OWN,), members=own)
 
 
@@ -64,12 +63,8 @@ def named(verdict: Verdict) -> list[int | None]:
     return [one.rank for one in verdict.named]
 
 
-def with_waits(member: Member, **facts: object) -> Member:
-    return replace(member, waits=replace(member.waits, **facts))
-
-
 def without_numbers(member: Member) -> Member:
-    return replace(member, recorder=replace(member.recorder, libraries=()))
+    return change_parts(member, libraries=())
 
 
 THREE = tuple(standing(rank, waits(6)) for rank in range(3))
@@ -152,7 +147,7 @@ def test_advice_omits_numbers_that_the_evidence_has() -> None:
 def test_rank_waiting_for_a_shared_lock_is_checked_first_and_not_named(waits_for: str) -> None:
     held = replace(standing(3, done(5)), signature=Signature.BLOCKED)
     assert named(judged(waiting(*THREE), outside(held, activity="lock", waits_for=waits_for))) == [3]
-    verdict = judged(waiting(*THREE), outside(with_waits(held, shares_lock=True), activity="lock", waits_for="lock"))
+    verdict = judged(waiting(*THREE), outside(change_parts(held, shares_lock=True), activity="lock", waits_for="lock"))
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.check_first]) == ("NotJoined", (), [3])
 
 
@@ -226,7 +221,7 @@ def test_rank_waiting_for_a_lock_waits_for_the_rank_that_holds_it() -> None:
     verdict = judged(waiting(holder, *THREE[1:]), outside(held, activity="lock", waits_for="lock"), world_size=4)
     assert (verdict.kind, [one.rank for one in verdict.check_first]) == ("CannotTell", [holder.id.rank])
     assert "holds the lock of /shared/lock, for which rank 3" in verdict.message
-    stranger = with_waits(held, file_lock=replace(lock, holder_pid=701))
+    stranger = change_parts(held, file_lock=replace(lock, holder_pid=701))
     assert judged(waiting(holder, *THREE[1:]), outside(stranger, activity="lock", waits_for="lock")).kind == "NotJoined"
 
 
@@ -253,7 +248,7 @@ def in_call_about(name: str, other_pid: int | None = None, **facts: bool) -> Ker
 def test_rank_at_its_own_memory_or_pipe_waits_for_no_rank(
     facts: KernelFacts, others: tuple[str, ...], is_named: bool
 ) -> None:
-    late = replace(standing(3, done(5)), kernel=facts, id=replace(standing(3, done(5)).id, pid=703))
+    late = replace(standing(3, done(5)), kernel=facts, id=RankId(node="a", rank=3, pid=703))
     group = outside(late, activity="thread_wait", waits_for="thread")
     threads = tuple(Stack(name="T", activity=one, frames=(OWN,)) for one in others)
     verdict = judged(waiting(*THREE), replace(group, threads=threads))
@@ -303,7 +298,7 @@ def test_rank_that_may_wait_for_another_rank_is_not_named_by_numbers(
     """
     own = replace(standing(3, done(5)), signature=Signature.BLOCKED)
     assert named(judged(waiting(*THREE), outside(own, activity=activity, waits_for=waits_for))) == [3]
-    verdict = judged(waiting(*THREE), outside(with_waits(own, **facts), activity=activity, waits_for=waits_for))
+    verdict = judged(waiting(*THREE), outside(change_parts(own, **facts), activity=activity, waits_for=waits_for))
     assert verdict.named == () and words in verdict.message
     if words:
         assert (verdict.kind, [one.rank for one in verdict.check_first]) == ("NotJoined", [3])
@@ -329,7 +324,7 @@ def test_socket_to_another_rank_is_reported_as_possible_wait_for_it() -> None:
 
 @pytest.mark.parametrize(("has_device", "ranks"), [(False, [3]), (True, []), (None, [])])
 def test_rank_without_a_device_that_computes_in_a_library_is_named(has_device: bool | None, ranks: list[int]) -> None:
-    busy = with_waits(replace(standing(3, done(5)), signature=Signature.SPINS), has_device=has_device)
+    busy = change_parts(replace(standing(3, done(5)), signature=Signature.SPINS), has_device=has_device)
     frames = (Frame(function="svd", file="numpy/linalg/_linalg.py", line=7),)
     library = Group(key="o", activity="unknown", frames=frames, members=(busy,))
     assert named(judged(waiting(*THREE), library)) == ranks
@@ -342,7 +337,7 @@ def test_rank_that_may_wait_for_another_rank_is_not_named_by_stacks(
     others = waiting(*map(without_numbers, THREE))
     own = without_numbers(replace(standing(3, done(5)), signature=Signature.BLOCKED))
     assert named(judged(others, outside(own, activity=activity, waits_for=waits_for))) == [3]
-    assert not judged(others, outside(with_waits(own, **facts), activity=activity, waits_for=waits_for)).named
+    assert not judged(others, outside(change_parts(own, **facts), activity=activity, waits_for=waits_for)).named
 
 
 def test_rank_receiving_in_its_main_thread_waits_like_the_others() -> None:
@@ -375,11 +370,8 @@ SPINS, IDLE, LOWER = (118.0, 1.0), (117.0, 0.0), (90.0, 1.0)
 
 def test_rank_with_different_gpu_is_checked_first_without_numbers() -> None:
     """Check none first if a rank is missing: the culprit may be on its node."""
-    members = [
-        replace(standing(rank, waits(6)), recorder=RecorderFacts(libraries=()), gpu=GpuReadings(utilization_ratio=1.0))
-        for rank in range(4)
-    ]
-    members[2] = replace(members[2], gpu=replace(members[2].gpu, utilization_ratio=0.0))
+    ratios = enumerate((1.0, 1.0, 0.0, 1.0))
+    members = [change_parts(standing(rank, {}), libraries=(), utilization_ratio=ratio) for rank, ratio in ratios]
     alike = replace(waiting(*members), activity="gpu_sync", waits_for="gpu")
     verdict = judged(alike, world_size=4)
     assert (verdict.kind, verdict.named, [one.rank for one in verdict.check_first]) == ("AllWaiting", (), [2])
@@ -425,7 +417,7 @@ def test_ports_that_got_worse_are_said_of_their_node() -> None:
     members = [replace(standing(rank, waits(6)), gpu=GpuReadings(ports=calm if rank else worse)) for rank in range(4)]
     (said,) = (one for one in judged(waiting(*members)).evidence if one.kind == "ports")
     assert "during the capture: mlx5_3/1 link_downed +1" in said.message
-    assert judged(waiting(*(replace(one, gpu=replace(one.gpu, ports=calm)) for one in members))).evidence != ()
+    assert judged(waiting(*(change_parts(one, ports=calm) for one in members))).evidence != ()
 
 
 @pytest.mark.parametrize(
@@ -454,20 +446,12 @@ def test_rank_with_different_gpu_is_checked_first_after_all_have_joined(
 
 AWAITS_CHILD = KernelCall(name="wait4", says="wait4() for", rounds=3, child_pid=9, child_state="T", is_held=True)
 FULL = Frame(function="read_shard", file="train.py", line=3)
-FIFO: dict[str, Any] = {"waits": Waits(object="file"), "kernel": KernelFacts(wchan="wait_for_partner")}
+FIFO: dict[str, Any] = {"object": "file", "wchan": "wait_for_partner"}
 
 
 def at_work(member: Member, **given: Any) -> Member:
-    usage = Usage(switches_per_second=0.0)
-    values = {
-        "usage": usage,
-        "stack": StackFacts(user_frames=(FULL,)),
-        "rounds": 3,
-        "signature": Signature.GPU_WORKS,
-        "motion": Motion.MOVING,
-        **given,
-    }
-    return replace(member, **values)
+    values = {"rounds": 3, "signature": Signature.GPU_WORKS, "motion": Motion.MOVING, **given}
+    return change_parts(member, user_frames=(FULL,), **{"switches_per_second": 0.0, **values})
 
 
 def job(odd: Member, *, others: int = 3, **given: Any) -> Grouping:
@@ -489,8 +473,8 @@ def motions(grouping: Grouping) -> set[Motion]:
     "held",
     [
         FIFO,
-        {"waits": Waits(file_lock=FileLock(path="/data/lock", holder_pid=77))},
-        {"kernel": KernelFacts(call=AWAITS_CHILD), "waits": Waits(object="child")},
+        {"file_lock": FileLock(path="/data/lock", holder_pid=77)},
+        {"call": AWAITS_CHILD, "object": "child"},
         {**FIFO, "signature": Signature.BLOCKED, "motion": Motion.FROZEN},
     ],
     ids=["a FIFO", "a lock of another process", "a stopped child", "only the others' GPUs are at work"],
@@ -504,25 +488,19 @@ def test_rank_held_in_a_call_is_frozen_with_the_ranks_that_wait_for_it(held: dic
 )
 def test_rank_that_retries_collective_moves_only_if_it_computes(main_cpu_ratio: float | None, motion: Motion) -> None:
     odd = at_work(standing(3, done(5)), **FIFO, signature=Signature.BLOCKED, motion=Motion.FROZEN)
-    usage = Usage(switches_per_second=9.0, main_cpu_ratio=main_cpu_ratio)
-    tried = with_frozen_ranks(job(odd, signature=Signature.COMPUTES, usage=usage))
+    use = {"switches_per_second": 9.0, "main_cpu_ratio": main_cpu_ratio}
+    tried = with_frozen_ranks(job(odd, signature=Signature.COMPUTES, **use))
     assert [member.motion for member in tried.members] == [*[motion] * 3, Motion.FROZEN]
 
 
 MAY_STILL_JOIN = {
     "it evaluates": at_work(standing(3, done(5))),
-    "it returns from its calls": at_work(standing(3, done(5)), **{**FIFO, "usage": Usage(switches_per_second=0.4)}),
-    "switches were not counted": at_work(standing(3, done(5)), **{**FIFO, "usage": Usage()}),
-    "it reads a slow mount in one call": at_work(
-        standing(3, done(5)), waits=Waits(object="file"), kernel=KernelFacts(wchan="folio_wait_bit")
-    ),
-    "it receives from outside": at_work(standing(3, done(5)), waits=Waits(object="socket", awaited=None)),
-    "it waits for a child that works": at_work(
-        standing(3, done(5)), waits=Waits(object="child"), kernel=KernelFacts(wchan="do_wait")
-    ),
-    "the holder of its lock is unknown": at_work(
-        standing(3, done(5)), waits=Waits(file_lock=FileLock(path="/data/lock"))
-    ),
+    "it returns from its calls": at_work(standing(3, done(5)), **{**FIFO, "switches_per_second": 0.4}),
+    "switches were not counted": at_work(standing(3, done(5)), **{**FIFO, "switches_per_second": None}),
+    "it reads a slow mount in one call": at_work(standing(3, done(5)), object="file", wchan="folio_wait_bit"),
+    "it receives from outside": at_work(standing(3, done(5)), object="socket", awaited=None),
+    "it waits for a child that works": at_work(standing(3, done(5)), object="child", wchan="do_wait"),
+    "the holder of its lock is unknown": at_work(standing(3, done(5)), file_lock=FileLock(path="/data/lock")),
     "it has joined": at_work(standing(3, {WORLD: (6, 6)}), **FIFO),
 }
 

@@ -521,6 +521,9 @@ def reads(target: CallTarget) -> KernelCall:
     return KernelCall(name="read", says="read() from", rounds=3, descriptors=1, behind=(target,))
 
 
+OOM_IN_CGROUP = line("Memory cgroup out of memory: Killed process", "oom_kill")
+
+
 def died(text: str) -> Died:
     return Died(text="an exception", detail=text, unix_seconds=NOW)
 
@@ -600,7 +603,7 @@ def kernel(
         ("restart", {"kind": "RankGone", "kernel": kernel("S", line("Out of memory: Killed process 1", "oom_kill"))}),
         (
             "investigate",
-            {"kind": "RankGone", "kernel": kernel("S", line("Memory cgroup out of memory: Killed", "oom_kill"))},
+            {"kind": "RankGone", "kernel": kernel("S", OOM_IN_CGROUP)},
         ),
         ("fix_program", {"waits_for": "lock"}),
         ("investigate", {"waits_for": "lock", "named": False}),

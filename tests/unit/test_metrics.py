@@ -33,6 +33,7 @@ from hangwatch.model import (
     Frame,
     GpuSample,
     GpuSweep,
+    Incident,
     JobState,
     KernelCall,
     KernelFacts,
@@ -92,6 +93,15 @@ def board(**changes: object) -> Board:
     return one
 
 
+def board_with(incident: Incident) -> Board:
+    (entry,) = board().snapshot.jobs.values()
+    return board(jobs={entry.job.job_id: replace(entry, incident=incident)})
+
+
+def rank_rows(board: Board) -> list[str]:
+    return [line for line in scrape(board).splitlines() if line.startswith("hangwatch_rank_activity{")]
+
+
 def scrape(board: Board) -> str:
     own = CollectorRegistry()
     own.register(metrics.BoardCollector(board, lambda: NOW, Detector(), lambda: UNIX_NOW))
@@ -103,11 +113,8 @@ def test_closed_incident_is_no_longer_exported() -> None:
         f"hangwatch_incident_{name}{{" for name in ("info", "opened_timestamp_seconds", "timeout_timestamp_seconds")
     ]
     names.append("hangwatch_rank_activity{")
-    one = board()
-    ((job_id, entry),) = one.snapshot.jobs.items()
-    assert [name in scrape(one) for name in names] == [True] * 4
-    closed = replace(entry, incident=replace(entry.incident, closed_unix_seconds=samples.OPENED + 60))
-    after = scrape(board(jobs={job_id: closed}))
+    assert [name in scrape(board()) for name in names] == [True] * 4
+    after = scrape(board_with(replace(samples.loader_hang(), closed_unix_seconds=samples.OPENED + 60)))
     assert [name in after for name in names] == [False] * 4
     assert "hangwatch_job_state{" in after, "the job itself is still there"
 
@@ -144,9 +151,7 @@ def test_whole_paths_are_in_the_incident_but_not_in_labels_and_status() -> None:
     text = f'open("{path}") in rank 5'
     verdict = replace(incident.verdict, message=text, stuck_on=text, next_step=stuck_on.look_at(member))
     assert f"`hangwatch check storage --path '{path}'`" in verdict.next_step
-    one = board()
-    ((job_id, entry),) = one.snapshot.jobs.items()
-    one = board(jobs={job_id: replace(entry, incident=replace(incident, verdict=verdict, grouping=grouping))})
+    one = board_with(replace(incident, verdict=verdict, grouping=grouping))
     shown = f"{scrape(one)} {build_status(one.snapshot, 'n1', NOW).jobs[0].verdict}"
     assert "acme" not in shown and shown.count('open(\\"…/data/shard-3\\")') == 2
     assert shown.endswith('open("…/data/shard-3") in rank 5')
@@ -157,15 +162,13 @@ def test_what_a_rank_does_is_told_with_the_line_of_the_users_code() -> None:
     incident = samples.loader_hang()
     stuck = next(group for group in incident.grouping.groups if group.workers)
     worker = replace(stuck.workers[0], pid=52001, user_frame=Frame(function="read_shard", file="train.py", line=18))
-    stopped = tuple(replace(member, kernel=replace(member.kernel, state="T")) for member in stuck.members)
+    stopped = tuple(samples.change_parts(member, state="T") for member in stuck.members)
     at_worker = 'does="waits for its loader worker (pid 52001, in read_shard (train.py:18))"'
     is_stopped = 'does="is stopped (state T) by a debugger, a tracer or SIGSTOP'
-    ((job_id, entry),) = board().snapshot.jobs.items()
     for changes, does in (({"workers": (worker,)}, at_worker), ({"members": stopped}, is_stopped)):
         groups = tuple(replace(group, **changes) if group is stuck else group for group in incident.grouping.groups)
-        changed = replace(incident, grouping=replace(incident.grouping, groups=groups))
-        rows = scrape(board(jobs={job_id: replace(entry, incident=changed)})).splitlines()
-        (row,) = (line for line in rows if line.startswith("hangwatch_rank_activity{") and 'rank="7"' in line)
+        changed = board_with(replace(incident, grouping=replace(incident.grouping, groups=groups)))
+        (row,) = (line for line in rank_rows(changed) if 'rank="7"' in line)
         assert does in row
 
 
@@ -220,8 +223,8 @@ def test_only_the_current_state_of_a_job_is_a_series() -> None:
 
 
 def test_ranks_are_shown_only_while_an_incident_is_open() -> None:
-    assert "hangwatch_rank_activity{" in scrape(board())
-    assert "hangwatch_rank_activity{" not in scrape(board(jobs={}))
+    assert rank_rows(board())
+    assert not rank_rows(board(jobs={}))
 
 
 def test_an_empty_board_is_a_valid_scrape() -> None:
@@ -233,15 +236,8 @@ def test_an_empty_board_is_a_valid_scrape() -> None:
 def test_hostile_texts_stay_within_their_label() -> None:
     evil = 'a"b\\c\nhangwatch_fake 1\n' + "x" * 5000
     point = Point(name="evil_ratio", value=1.0, help="h", labels=(("who", evil),))
-    check = board().snapshot.checks["clock_skew"]
-    result = check.__class__(
-        check="evil",
-        verdict=CheckVerdict(status=CheckStatus.WARNING, reason="R", message=evil),
-        success=True,
-        duration_seconds=0,
-        ran_unix_seconds=0,
-        points=(point,),
-    )
+    verdict = CheckVerdict(status=CheckStatus.WARNING, reason="R", message=evil)
+    result = replace(board().snapshot.checks["clock_skew"], check="evil", verdict=verdict, points=(point,))
     text = scrape(board(checks={"evil": result}))
     assert "\nhangwatch_fake 1" not in text
     assert max(map(len, text.splitlines())) < 2000
@@ -297,11 +293,7 @@ def test_the_dump_histogram_is_cumulative() -> None:
 
 
 def test_ranks_without_a_stack_are_gone_or_undumpable() -> None:
-    incident = samples.blocked_in_kernel()
-    one = board(
-        jobs={k: e.__class__(job=e.job, watch=e.watch, incident=incident) for k, e in board().snapshot.jobs.items()}
-    )
-    rows = [line for line in scrape(one).splitlines() if line.startswith("hangwatch_rank_activity{")]
+    rows = rank_rows(board_with(samples.blocked_in_kernel()))
     assert sum('activity="undumpable"' in row for row in rows) == 1
 
 
@@ -312,9 +304,7 @@ def test_rank_that_ended_after_the_named_rank_is_no_suspect_of_the_rules() -> No
     assert [rank.rank for rank in verdict.named] == [3]
     for named, suspects in ((verdict.named, {"3"}), ((), {"3", "5"})):
         incident = replace(samples.loader_hang(), grouping=grouping, verdict=replace(verdict, named=named))
-        (entry,) = board().snapshot.jobs.values()
-        text = scrape(board(jobs={entry.job.key: replace(entry, incident=incident)}))
-        rows = [line for line in text.splitlines() if line.startswith("hangwatch_rank_activity{") and '"gone"' in line]
+        rows = [row for row in rank_rows(board_with(incident)) if '"gone"' in row]
         assert len(rows) == 2
         found = {re.findall(r'[{,]rank="(\d+)"', row)[0] for row in rows if 'waits_for="nothing"' in row}
         assert found == suspects
@@ -323,43 +313,26 @@ def test_rank_that_ended_after_the_named_rank_is_no_suspect_of_the_rules() -> No
 def test_stopped_rank_is_exported_as_waiting_for_nothing() -> None:
     # By its stack a stopped rank waits, and the fleet rule would count it as waiting. So export that it waits for
     # nothing.
-    (entry,) = board().snapshot.jobs.values()
-    grouping = entry.incident.grouping
-    stopped = tuple(
-        replace(group, members=tuple(replace(member, signature=Signature.STOPPED) for member in group.members))
-        for group in grouping.groups
-    )
-    incident = replace(entry.incident, grouping=replace(grouping, groups=stopped))
-    rows = [
-        line
-        for line in scrape(board(jobs={"a": replace(entry, incident=incident)})).splitlines()
-        if line.startswith("hangwatch_rank_activity{")
-    ]
+    hang = samples.loader_hang()
+    stopped = hang.grouping.change_members(lambda _, member: replace(member, signature=Signature.STOPPED))
+    rows = rank_rows(board_with(replace(hang, grouping=stopped)))
     assert rows
     assert all('activity="stopped"' in row and 'waits_for="nothing"' in row for row in rows)
 
 
 @pytest.mark.parametrize(("is_named", "waits_for"), [(True, "nothing"), (False, "unknown")])
 def test_named_rank_in_unknown_code_is_exported_as_waiting_for_nothing(*, is_named: bool, waits_for: str) -> None:
-    (entry,) = board().snapshot.jobs.values()
-    grouping = entry.incident.grouping
+    grouping = samples.loader_hang().grouping
     unknown = replace(grouping.groups[-1], activity="unknown", waits_for="unknown", fault=None, gone=False)
     ids = tuple(member.id for member in unknown.members)
-    incident = replace(
-        entry.incident,
-        grouping=replace(grouping, groups=(*grouping.groups[:-1], unknown)),
-        verdict=replace(entry.incident.verdict, named=ids if is_named else ()),
-    )
-    text = scrape(board(jobs={"a": replace(entry, incident=incident)}))
-    rows = [one for one in text.splitlines() if one.startswith("hangwatch_rank_activity{") and 'y="unknown"' in one]
+    grouping = replace(grouping, groups=(*grouping.groups[:-1], unknown))
+    incident = samples.change_parts(samples.loader_hang(), grouping=grouping, named=ids if is_named else ())
+    rows = [row for row in rank_rows(board_with(incident)) if 'y="unknown"' in row]
     assert rows and all(f'waits_for="{waits_for}"' in row for row in rows)
 
 
 def test_ranks_of_a_job_that_is_over_here_are_what_those_of_other_nodes_may_wait_for() -> None:
-    (entry,) = board().snapshot.jobs.values()
-    incident = replace(entry.incident, state=JobState.OVER)
-    text = scrape(board(jobs={"a": replace(entry, incident=incident)}))
-    rows = [line for line in text.splitlines() if line.startswith("hangwatch_rank_activity{")]
+    rows = rank_rows(board_with(replace(samples.loader_hang(), state=JobState.OVER)))
     assert rows
     assert all('activity="over"' in row and 'waits_for="nothing"' in row for row in rows)
 

@@ -13,12 +13,9 @@ from tests.other_users import needs_root
 
 
 @pytest.mark.parametrize("write", [lambda path: write_text(path, "page"), lambda path: write_new(path, b"page")])
+@pytest.mark.usefixtures("no_umask")
 def test_written_file_is_private_whatever_the_umask(tmp_path: Path, write: Callable[[Path], None]) -> None:
-    before = os.umask(0)
-    try:
-        write(tmp_path / "page")
-    finally:
-        os.umask(before)
+    write(tmp_path / "page")
     assert (tmp_path / "page").read_text() == "page"
     assert (tmp_path / "page").stat().st_mode & 0o777 == 0o600
 

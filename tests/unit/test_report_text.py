@@ -56,11 +56,8 @@ def raw_part(report: str) -> list[str]:
 
 
 def test_recovered_job_is_told_in_the_past_tense() -> None:
-    hang = samples.loader_hang()
-    verdict = replace(hang.verdict, stuck_on="read() of a pipe")
-    incident = replace(
-        hang, verdict=verdict, state=JobState.RECOVERED, closed_unix_seconds=hang.opened_unix_seconds + 132
-    )
+    closed = {"state": JobState.RECOVERED, "closed_unix_seconds": samples.OPENED + 132}
+    incident = samples.change_parts(samples.loader_hang(), stuck_on="read() of a pipe", **closed)
     for shown in (text.render(incident), html.render(incident)):
         assert "It works again after 2 min 12 s." in shown and "Before: Rank 7 " in shown
         assert "Was stuck on" in shown and "Do first" not in shown
@@ -243,9 +240,7 @@ def _stacks(dump: ProcessDump) -> list[tuple[Frame, ...]] | str:
 
 def written(dumps: tuple[RankDump, ...], local: bool = False) -> dict[RankId, tuple[object, ...]]:
     return {
-        RankId(
-            node=dump.id.node, rank=dump.id.rank, local_rank=dump.id.local_rank if local else None, pid=dump.id.pid
-        ): (
+        replace(dump.id, local_rank=dump.id.local_rank if local else None): (
             _stacks(dump.rounds[-1]) if dump.rounds else GONE,
             {worker.pid: _stacks(worker.rounds[-1]) for worker in dump.workers},
         )
@@ -278,13 +273,7 @@ def test_explain_reads_ranks_without_a_global_number_back(with_local_rank: bool)
 
 def test_threads_are_written_as_py_spy_does() -> None:
     threads = (
-        Thread(
-            name="MainThread",
-            thread_id="7",
-            frames=(Frame(function="f", file="a.py", line=3),),
-            active=True,
-            owns_gil=True,
-        ),
+        Thread("MainThread", "7", (Frame(function="f", file="a.py", line=3),), active=True, owns_gil=True),
         Thread(name=None, thread_id="8", frames=(), active=False),
         Thread(name=None, thread_id="9", frames=()),
     )
@@ -317,13 +306,8 @@ def _hostile(function: str, file: str, command: str, message: str, node: str) ->
     who = RankId(node=node, rank=0, pid=1)
     thread = Thread(name=function, thread_id=file, frames=(frame,))
     dump = RankDump(id=who, rounds=(ProcessDump(taken_monotonic_seconds=0.0, threads=(thread,)),))
-    group = samples.Group(
-        key="k",
-        activity=function,
-        operation=file,
-        members=(samples.Member(id=who, kernel=KernelFacts(wchan=function)),),
-        frames=(frame,),
-    )
+    member = Member(id=who, kernel=KernelFacts(wchan=function))
+    group = Group("k", function, (member,), operation=file, frames=(frame,))
     verdict = Verdict(kind=function, message=message, named=(who,))
     incident = samples.incident(groups=(group,), verdict=verdict, dumps=(dump,), notes=(message,))
     return replace(incident, job=samples.job([0], 1, job_id=message, command=command))
@@ -333,9 +317,9 @@ def test_report_has_do_first_with_the_pid_before_the_details() -> None:
     incident = samples.loader_hang()
     report = text.render(incident, width=1000)
     assert "Do first" in report.split("Groups, largest first")[0]
-    stopped = replace(incident, verdict=replace(incident.verdict, kind="RankStopped", next_step=""))
+    stopped = samples.change_parts(incident, kind="RankStopped", next_step="")
     assert f"/proc/{incident.verdict.named[0].pid}/status" in text.render(stopped, width=1000)
-    unknown = replace(incident, verdict=replace(incident.verdict, kind="OfALaterVersion", next_step=""))
+    unknown = samples.change_parts(incident, kind="OfALaterVersion", next_step="")
     assert "Do first" not in text.render(unknown)
 
 
@@ -425,18 +409,16 @@ def test_time_out_of_a_dump_by_hand_is_counted_from_the_recorded_operation() -> 
     looked = capture.started_unix_seconds + capture.duration_seconds
     recorded = EnqueuedOperation(6, "all_reduce", 6, looked - 27, stays_open=True, timeout_seconds=1800.0)
     ended = replace(recorded, number=5, stays_open=False, created_unix_seconds=looked - 99)
-    records = GroupRecords(library="gloo", name="0", description="default_pg", number=6, operations=(ended, recorded))
+    records = GroupRecords(library="gloo", name="0", description="default_pg", number=6)
     (group, *others) = incident.grouping.groups
-    libraries = (RecorderState(library="gloo", groups=(records,)),)
-    member = replace(group.members[0], recorder=replace(group.members[0].recorder, libraries=libraries))
-    grouping = replace(incident.grouping, groups=(replace(group, members=(member, *group.members[1:])), *others))
-    row = timed_out_row(incident, timeline=(), grouping=grouping)
-    assert row.endswith(" UTC, 29 min 33 s after this capture (as its ranks recorded)")
-    records = replace(records, operations=(ended,))
-    member = replace(member, recorder=replace(member.recorder, libraries=(replace(libraries[0], groups=(records,)),)))
-    grouping = replace(grouping, groups=(replace(group, members=(member, *group.members[1:])), *others))
-    row = timed_out_row(incident, timeline=(), grouping=grouping)
-    assert "30 min" in row and row.endswith("(as its ranks recorded)"), "a completed operation shows it, too"
+    rows = []
+    for operations in ((ended, recorded), (ended,)):
+        libraries = (RecorderState(library="gloo", groups=(replace(records, operations=operations),)),)
+        member = samples.change_parts(group.members[0], libraries=libraries)
+        grouping = replace(incident.grouping, groups=(replace(group, members=(member, *group.members[1:])), *others))
+        rows.append(timed_out_row(incident, timeline=(), grouping=grouping))
+    assert rows[0].endswith(" UTC, 29 min 33 s after this capture (as its ranks recorded)")
+    assert "30 min" in rows[1] and rows[1].endswith("(as its ranks recorded)"), "a completed operation shows it, too"
 
 
 def test_when_the_job_will_be_ended_by_its_time_out() -> None:
@@ -466,12 +448,7 @@ def grouped(draw: st.DrawFn) -> list[Group]:
     sizes = draw(st.lists(st.integers(1, 5), min_size=len(stacks), max_size=len(stacks)))
     ranks = iter(range(100))
     return [
-        Group(
-            key=f"k{number}",
-            activity="unknown",
-            frames=stack,
-            members=tuple(Member(id=RankId(rank=next(ranks))) for _ in range(size)),
-        )
+        Group(f"k{number}", "unknown", tuple(Member(id=RankId(rank=next(ranks))) for _ in range(size)), frames=stack)
         for number, (stack, size) in enumerate(zip(stacks, sizes, strict=True))
     ]
 
@@ -566,10 +543,7 @@ def test_a_stack_of_a_thousand_frames() -> None:
 def test_a_very_deep_stack_is_drawn_in_the_time_of_its_frames() -> None:
     """An earlier version took minutes. The limit allows for slow machines."""
     frames = tuple(Frame(function="call", file="a.py", line=1) for _ in range(20_000))
-    deep = [
-        Group(key=f"k{rank}", activity="unknown", frames=frames, members=(Member(id=RankId(rank=rank)),))
-        for rank in range(2)
-    ]
+    deep = [Group(f"k{rank}", "unknown", (Member(id=RankId(rank=rank)),), frames=frames) for rank in range(2)]
     begin = time.process_time()
     (tree,) = merge_tree(deep)
     assert time.process_time() - begin < 60

@@ -78,7 +78,10 @@ def open_writable(root: Path, **bounds: float) -> Store:
     return kept
 
 
-def message_of(error: pytest.ExceptionInfo[StoreError]) -> str:
+def message_of(call: Callable[[], object]) -> str:
+    """Return the error that `call` raises."""
+    with pytest.raises(StoreError) as error:
+        call()
     return str(error.value)
 
 
@@ -120,12 +123,9 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
         assert incident_file.load(folder) == incident
 
 
+@pytest.mark.usefixtures("no_umask")
 def test_the_folder_holds_all_and_only_for_its_owner(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        folder = open_writable(tmp_path / "state").save(samples.loader_hang(), FILES)
-    finally:
-        os.umask(before)
+    folder = open_writable(tmp_path / "state").save(samples.loader_hang(), FILES)
     assert folder == tmp_path / "state/incidents/20260314T031500Z-2180718-6d1c0f5a"
     assert set(tree(folder)) == {"incident.json", "order", "owner", *FILES}
     for path in (folder.parent, folder, *folder.rglob("*")):
@@ -237,11 +237,19 @@ def test_a_link_in_the_place_of_a_file_or_folder_is_not_written_through(tmp_path
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_world_writable_folder_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda folder: folder.chmod(0o777), "chmod o-w"),
+        pytest.param(lambda folder: os.chown(folder, 12345, -1), "belongs to user 12345", marks=needs_root),
+    ],
+)
+def test_folder_that_another_user_may_change_is_refused(
+    tmp_path: Path, change: Callable[[Path], None], says: str
+) -> None:
     (tmp_path / "incidents").mkdir()
-    (tmp_path / "incidents").chmod(0o777)
-    with pytest.raises(StoreError, match="chmod o-w"):
-        open_writable(tmp_path)
+    change(tmp_path / "incidents")
+    assert says in message_of(lambda: open_writable(tmp_path))
 
 
 def test_a_sticky_folder_such_as_tmp_is_fine(tmp_path: Path) -> None:
@@ -251,20 +259,10 @@ def test_a_sticky_folder_such_as_tmp_is_fine(tmp_path: Path) -> None:
     assert incident_file.load(folder) == samples.loader_hang()
 
 
-@needs_root
-def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "incidents").mkdir()
-    os.chown(tmp_path / "incidents", 12345, -1)
-    with pytest.raises(StoreError, match="belongs to user 12345"):
-        open_writable(tmp_path)
-
-
 def test_a_file_in_the_place_of_the_directory(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("")
-    with pytest.raises(StoreError) as error:
-        open_writable(tmp_path / "state")
-    assert str(tmp_path / "state") in message_of(error)
-    assert "in the place of a folder" in message_of(error)
+    message = message_of(lambda: open_writable(tmp_path / "state"))
+    assert str(tmp_path / "state") in message and "in the place of a folder" in message
 
 
 def test_a_directory_without_permission_says_what_to_do(tmp_path: Path) -> None:
@@ -303,10 +301,9 @@ def test_a_state_that_a_later_version_knows_is_told_as_such(tmp_path: Path, vers
     content = incident_file.encode(replace(samples.loader_hang(), hangwatch_version=version))
     later = content.replace(b'"state":"hung"', b'"state":"novel"')
     assert later != content
-    with pytest.raises(StoreError) as error:
-        incident_file.parse(tmp_path, later)
-    assert "'novel'" in message_of(error)
-    assert ("it was written by hangwatch 99.0" in message_of(error)) is is_told
+    message = message_of(lambda: incident_file.parse(tmp_path, later))
+    assert "'novel'" in message
+    assert ("it was written by hangwatch 99.0" in message) is is_told
 
 
 @pytest.mark.parametrize(
@@ -324,11 +321,10 @@ def test_what_is_no_incident_is_explained(tmp_path: Path, content: bytes, says: 
     kept = open_writable(tmp_path)
     folder = kept.save(samples.loader_hang(), FILES)
     (folder / "incident.json").write_bytes(content)
-    with pytest.raises(StoreError) as error:
-        incident_file.load(folder)
-    assert says in message_of(error)
-    assert str(folder / "incident.json") in message_of(error)
-    assert "\n  " in message_of(error)  # the advice
+    message = message_of(lambda: incident_file.load(folder))
+    assert says in message
+    assert str(folder / "incident.json") in message
+    assert "\n  " in message  # the advice
 
 
 def test_every_truncation_is_told(tmp_path: Path) -> None:
@@ -372,9 +368,7 @@ def test_find_takes_a_part_of_a_name(tmp_path: Path) -> None:
     assert kept.find(folders[0].name) == folders[0]
     assert kept.find("ab") == folders[1]
     for name, says in (("Z-a", "matches 2"), ("zzz", "matches no incident"), ("../x", "matches no incident")):
-        with pytest.raises(StoreError) as error:
-            kept.find(name)
-        assert says in message_of(error)
+        assert says in message_of(lambda name=name: kept.find(name))  # type: ignore[misc]
 
 
 # --- pruning ---------------------------------------------------------------------------------------------------------
@@ -399,9 +393,7 @@ def test_the_crashes_of_one_owner_push_out_no_hang_of_others(tmp_path: Path) -> 
     kept = open_writable(tmp_path, max_incidents=16, max_age_days=1000)
 
     def crash(number: int, share: str) -> str:
-        hang = at(1e9 + number)
-        verdict = replace(hang.verdict, kind=CRASHED)
-        return kept.save(replace(hang, verdict=verdict, job=replace(hang.job, share=share)), {}).name
+        return kept.save(samples.change_parts(at(1e9 + number), kind=CRASHED, share=share), {}).name
 
     hang = kept.save(at(1e9), FILES).name
     crashes = []
@@ -419,8 +411,7 @@ def test_the_hangs_of_one_owner_push_out_no_hang_of_others(tmp_path: Path) -> No
     kept = open_writable(tmp_path, max_incidents=4, max_age_days=1000)
 
     def hang(number: int, share: str, uid: int | None) -> str:
-        one = at(1e9 + number)
-        return kept.save(replace(one, job=replace(one.job, share=share, uid=uid)), FILES).name
+        return kept.save(samples.change_parts(at(1e9 + number), share=share, uid=uid), FILES).name
 
     theirs = [hang(0, "uid 1000, pod a", None), hang(1, "Slurm job 1", 1001)]
     ours = [hang(number, f"Slurm job {number}", 1000) for number in range(2, 12)]
@@ -571,9 +562,7 @@ def test_marker_is_as_private_as_an_incident(tmp_path: Path) -> None:
 
 def test_marker_with_any_text_is_one_line_and_bounded(tmp_path: Path) -> None:
     kept = open_writable(tmp_path)
-    wild = at(1e9)
-    wild = replace(wild, verdict=replace(wild.verdict, message="a\nb\udcff" + "x" * 1_000_000))
-    kept.mark(wild)
+    kept.mark(samples.change_parts(at(1e9), message="a\nb\udcff" + "x" * 1_000_000))
     (folder,) = kept.incidents.iterdir()
     content = (folder / "marker.json").read_bytes()
     assert content.count(b"\n") == 1 and len(content) < 10_000

@@ -14,10 +14,11 @@ from hangwatch import __version__, store
 from hangwatch.formats import incident_file
 from hangwatch.formats.incident_file import StoreError, Summary
 from hangwatch.limits import MOST_RANKS
-from hangwatch.model import INCIDENT_VERSION, Capture, CheckFirst, Group, Incident, JobState, Member, RankDump, RankId
+from hangwatch.model import INCIDENT_VERSION, CheckFirst, Group, Grouping, Incident, JobState, Member, RankDump, RankId
 from hangwatch.store import Store
 from hangwatch.store import incident_folders as folders
 from tests import samples
+from tests.samples import change_parts
 from tests.unit.test_store import DAY, at, open_writable
 
 
@@ -226,30 +227,22 @@ def _of_rank(number: int) -> RankId:
 
 
 def _captured(incident: Incident, **changes: object) -> Incident:
-    taken = Capture(
-        job_id="42", job_key="42", node="n1", started_unix_seconds=1e9, duration_seconds=1.0, rounds=3, ranks=()
-    )
-    return replace(incident, captures=(replace(taken, **changes),))
+    (taken,) = samples.mismatch().captures
+    return replace(incident, captures=(replace(taken, **{"ranks": (), **changes}),))
 
 
 PLACES: dict[str, Callable[[Incident, int], Incident]] = {
-    "world size of the job": lambda i, n: replace(i, job=replace(i.job, world_size=n)),
-    "local world size": lambda i, n: replace(i, job=replace(i.job, local_world_size=n)),
-    "rank": lambda i, n: replace(i, job=replace(i.job, ranks=(replace(i.job.ranks[0], rank=n),))),
-    "local rank": lambda i, n: replace(i, job=replace(i.job, ranks=(replace(i.job.ranks[0], local_rank=n),))),
+    "world size of the job": lambda i, n: change_parts(i, world_size=n),
+    "local world size": lambda i, n: change_parts(i, local_world_size=n),
+    "rank": lambda i, n: change_parts(i, ranks=(replace(i.job.ranks[0], rank=n),)),
+    "local rank": lambda i, n: change_parts(i, ranks=(replace(i.job.ranks[0], local_rank=n),)),
     "world size of the grouping": lambda i, n: replace(i, grouping=replace(i.grouping, world_size=n)),
-    "member": lambda i, n: replace(
-        i, grouping=replace(i.grouping, groups=(Group(key="k", activity="unknown", members=(Member(id=_of_rank(n)),)),))
-    ),
+    "member": lambda i, n: replace(i, grouping=Grouping((Group("k", "unknown", (Member(id=_of_rank(n)),)),))),
     "world size of a capture": lambda i, n: _captured(i, world_size=n),
     "captured rank": lambda i, n: _captured(i, ranks=(RankDump(id=_of_rank(n)),)),
-    "named": lambda i, n: replace(i, verdict=replace(i.verdict, named=(_of_rank(n),))),
-    "local rank of a named rank": lambda i, n: replace(
-        i, verdict=replace(i.verdict, named=(RankId(node="n1", local_rank=n),))
-    ),
-    "where to begin": lambda i, n: replace(
-        i, verdict=replace(i.verdict, check_first=(CheckFirst(node="n1", rank=n, why="x", settle="y"),))
-    ),
+    "named": lambda i, n: change_parts(i, named=(_of_rank(n),)),
+    "local rank of a named rank": lambda i, n: change_parts(i, named=(RankId(node="n1", local_rank=n),)),
+    "where to begin": lambda i, n: change_parts(i, check_first=(CheckFirst(node="n1", rank=n, why="x", settle="y"),)),
 }
 
 
@@ -302,12 +295,9 @@ def test_world_writable_directory_is_refused_and_gets_no_lock(tmp_path: Path, ca
     assert list((tmp_path / "state").iterdir()) == []
 
 
+@pytest.mark.usefixtures("no_umask")
 def test_the_directory_may_be_passed_by_all_and_changed_by_us_alone(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        open_writable(tmp_path / "var/hangwatch")
-    finally:
-        os.umask(before)
+    open_writable(tmp_path / "var/hangwatch")
     assert (tmp_path / "var/hangwatch").stat().st_mode & 0o777 == 0o755
 
 
@@ -355,14 +345,12 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+@pytest.mark.usefixtures("no_umask")
 def test_the_lock_makes_the_directory_and_costs_one_descriptor_while_it_is_held(tmp_path: Path) -> None:
-    before, kept = os.umask(0), Store(tmp_path / "var/hangwatch")
+    kept = Store(tmp_path / "var/hangwatch")
     at_first = descriptors()
-    try:
-        kept.lock()
-        kept.lock()
-    finally:
-        os.umask(before)
+    kept.lock()
+    kept.lock()
     assert descriptors() == at_first + 1
     assert kept.root.stat().st_mode & 0o777 == 0o755
     assert (kept.root / "lock").stat().st_mode & 0o777 == 0o600
@@ -411,7 +399,7 @@ def test_what_was_left_open_fills_the_room_to_the_brim_and_the_rest_is_named(
 ) -> None:
     kept = open_writable(tmp_path)
     saved = [kept.save(at(1e9 + number), {}) for number in range(3)]
-    sizes = [(folder / "incident.json").stat().st_size for folder in saved]
+    sizes = [size(folder / "incident.json") for folder in saved]
     node = at(1e9).node
 
     def list_continued() -> list[float]:
@@ -433,7 +421,7 @@ def test_what_one_owner_left_open_does_not_take_the_room_of_others(
 ) -> None:
     kept = open_writable(tmp_path)
     others = at(1e9)
-    kept.save(replace(others, job=replace(others.job, share="uid 2")), {})
+    kept.save(change_parts(others, share="uid 2"), {})
     for number in range(1, 4):
         kept.save(at(1e9 + number), {})
     monkeypatch.setattr(folders, "MOST_LEFT_OPEN", 2)

@@ -278,10 +278,7 @@ def _and_others(paths: Sequence[Path], what: str) -> str:
 
 
 def _flight_dumps(files: Sequence[FileBelow], now: Step) -> tuple[rank_recorders.JoinedDumps, list[str]]:
-    """Return the flight recorder dumps in these files, joined by rank, and notes on invalid dumps in folders.
-
-    Raises InputError for an invalid dump that is itself an argument.
-    """
+    """Return the flight recorder dumps in these files, joined by rank, and notes on invalid dumps."""
     dump_files, refused = [], []
     for (path, folder), _ in zip(files, now.each([path for path, _ in files], len(files), "reading"), strict=True):
         try:
@@ -290,8 +287,6 @@ def _flight_dumps(files: Sequence[FileBelow], now: Step) -> tuple[rank_recorders
             dump = dump._replace(recorders=tuple(map(drop_unneeded, dump.recorders)))
             dump_files.append(rank_recorders.DumpFile(str(path), dump))
         except (ValueError, *DAMAGED) as error:
-            if folder is None:
-                raise InputError(f"{path}: {error}") from None
             refused.append(f"{words.printable(str(path))}: {error}")
     if len(refused) > _MOST_NAMED_FILES:
         refused = [f"{len(refused)} files are not valid flight recorder dumps, for example {refused[0]}"]

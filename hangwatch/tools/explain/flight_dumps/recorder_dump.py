@@ -76,16 +76,6 @@ class FlightDump(NamedTuple):
     possible_ranks: tuple[tuple[int, int], ...] | None = None
     last: LastEnqueued | None = None
 
-    @property
-    def opened(self) -> Iterator[FlightRecord]:
-        """Yield the operations that were open when the dump was written."""
-        return (
-            record
-            for recorder in self.recorders
-            for record in recorder.records
-            if record.is_open and not record.is_coalesced_part
-        )
-
 
 def begins_so(head: bytes) -> bool:
     """True if a file begins like a dump: with a pickle, or with a JSON object that has a key of a dump."""

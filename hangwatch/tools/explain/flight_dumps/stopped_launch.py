@@ -47,7 +47,7 @@ def supplement(recorded: Mapping[int, Sequence[RankRecords]]) -> Supplement:
 
 
 def _read_stuck(recorder: RankRecords) -> _Stuck | None:
-    opened = [record for record in recorder.records if record.is_open and not record.is_coalesced_part]
+    opened = [record for record in recorder.records if record.counts_as_open]
     if not opened or not recorder.records or recorder.library != "nccl" or opened[0].is_p2p:
         return None
     first, last = opened[0], max(recorder.records, key=lambda record: record.id)

@@ -35,12 +35,16 @@ class Front(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The ends of all waits: see `WaitGraph`. `are_all` is false if ranks also wait in an operation that may go on."""
+    """The ends of all waits: see `WaitGraph`. `are_all` is false if ranks also wait in an operation that may go on.
+
+    Ranks in `lone` wait without another rank of the cycle in their operations.
+    """
 
     programs: tuple[int, ...] = ()
     gpus: tuple[tuple[int, Front], ...] = ()
     unrecorded: tuple[int, ...] = ()
     cycle: tuple[int, ...] = ()
+    lone: frozenset[int] = frozenset()
     are_all: bool = True
 
 
@@ -51,20 +55,20 @@ def show_numbers(numbers: Collection[int]) -> list[int]:
 
 
 def find_ends(
-    groups: Sequence[ProcessGroup], recorded: Set[int], idle: Set[int], stopped: Set[int], *, are_all: bool
+    groups: Sequence[ProcessGroup], recorded: Set[int], busy: Set[int], stopped: Set[int], *, are_all: bool
 ) -> Ends:
     """Return the ends of all waits in these groups.
 
-    Ranks in `recorded` have a flight recorder; `are_all` is true if these are all ranks of the job. Others wait for
-    ranks in `idle`, in which no operation is open. The records of ranks in `stopped` do not show what their GPUs have
-    completed.
+    Ranks in `recorded` have a flight recorder; `are_all` is true if these are all ranks of the job. Those in `busy`
+    have an open operation. The records of ranks in `stopped` do not show what their GPUs have completed.
     """
-    if not idle and not any(group.may_have_end for group in groups):
+    if not any(group.may_have_end for group in groups):
         return Ends()
     waits = _Waits(groups, recorded, candidates=recorded if are_all else frozenset())
     gpus = sorted((rank, front) for rank, front in waits.first.items() if waits.is_behind_gpu(front))
     behind_gpu = {rank for rank, _ in gpus} - stopped
     edges = waits.find_edges(recorded, behind_gpu)
+    idle = {node for ways in edges.values() for node in ways} - busy
     programs, cycles, ready = [], [], []
     for part in strongly_connected(edges):
         nodes = set(part)
@@ -83,12 +87,15 @@ def find_ends(
     ends = {*programs, *behind_gpu}
     unrecorded = tuple(waits.find_unrecorded(ready, ends))
     unrecorded = unrecorded if len(unrecorded) < len(recorded) else ()
+    cycle = min(cycles, default=())
+    company = list_by_key((operation, rank) for rank in cycle for operation in edges[rank])
     is_ready = any(not waits.awaits_unrecorded(rank) for rank in ready)
     return Ends(
         programs=tuple(sorted(programs)),
         gpus=tuple((rank, front) for rank, front in gpus if rank in behind_gpu),
         unrecorded=unrecorded,
-        cycle=min(cycles, default=()),
+        cycle=cycle,
+        lone=frozenset(cycle).difference(*(ranks for ranks in company.values() if len(ranks) > 1)),
         are_all=not is_ready or not (ends or unrecorded),
     )
 
@@ -96,14 +103,14 @@ def find_ends(
 class _Waits:
     """The fronts in which each rank waits: `first` is the oldest of a GPU, `of_gloo` are all of gloo.
 
-    `sends` are the open sends of each rank. A rank that waits in a group without another known member waits for one or
-    more of the `candidates`. If each of these waits for that rank, there is a cycle, whichever they are.
+    `transfers` are the open sends and recvs of each rank. A rank that waits in a group without another known member
+    waits for one or more of the `candidates`. If each of these waits for that rank, there is a cycle.
     """
 
     def __init__(self, groups: Sequence[ProcessGroup], recorded: Set[int], candidates: Set[int]) -> None:
         self.groups, self.recorded, self._candidates = groups, recorded, candidates
         self.of_gloo: dict[int, list[Front]] = defaultdict(list)
-        self.sends: dict[int, list[Front]] = defaultdict(list)
+        self.transfers: dict[int, list[Front]] = defaultdict(list)
         self._numbers = [show_numbers({wait.number for wait in group.waits.values()}) for group in groups]
         self._unrecorded = [group.unknown - recorded for group in groups]
         oldest: dict[int, tuple[bool, float, int, int, Front]] = {}
@@ -117,10 +124,10 @@ class _Waits:
                 if not group.enqueues_ahead:
                     self.of_gloo[rank].append(front)
                     continue
-                if is_sent := is_send(operation):
-                    self.sends[rank].append(front)
+                if operation.is_p2p:
+                    self.transfers[rank].append(front)
                 # Sends come last, because pipelines send asynchronously.
-                order = is_sent, operation.created_unix_seconds, operation.order, place, front
+                order = is_send(operation), operation.created_unix_seconds, operation.order, place, front
                 if rank not in oldest or order < oldest[rank]:
                     oldest[rank] = order
         self.first = {rank: front for rank, (*_, front) in oldest.items()}
@@ -128,7 +135,9 @@ class _Waits:
     def blocking(self, rank: int) -> Iterator[Front]:
         """Yield the fronts in which a rank may wait."""
         if rank in self.first:
-            yield self.first[rank]
+            first = self.first[rank]
+            batch = [one for one in self.transfers[rank] if one.operation.order == first.operation.order]
+            yield from batch or (first,)
         yield from self.of_gloo.get(rank, ())
 
     @cached_property
@@ -149,29 +158,39 @@ class _Waits:
         """
         edges: dict[_Node, Sequence[_Node]] = dict.fromkeys(sorted(recorded), ())
         for rank in (self.first.keys() | self.of_gloo.keys()) - behind_gpu:
-            nodes: list[_Node] = []
-            for index, _, wait, peer in self.blocking(rank):
-                if wait.is_p2p:
-                    if peer is not None and peer in recorded and peer != rank and not self._is_launched(peer, rank):
-                        nodes.append(peer)
-                    continue
-                numbers = self._numbers[index]
-                number = numbers[bisect_right(numbers, wait.number) - 1]
-                operation = index, number, wait.is_started
-                if operation not in edges:
-                    edges[operation] = sorted(self._find_awaited(*operation))
-                nodes += [operation] if edges[operation] else []
-            edges[rank] = nodes
+            # If all have launched what a rank waits in, its GPU may still be in a send that it enqueued before.
+            earlier = (one for one in self.transfers[rank] if one.operation.order < self.first[rank].operation.order)
+            edges[rank] = self._follow(rank, self.blocking(rank), edges) or self._follow(rank, earlier, edges)
         awaited = {node for ways in edges.values() for node in ways}
         if _ANY_RANK in awaited:
             edges[_ANY_RANK] = tuple(self._candidates)
             awaited |= self._candidates
         return {node: ways for node, ways in edges.items() if node in awaited or not ways}
 
-    def _is_launched(self, sender: int, receiver: int) -> bool:
-        """True if a rank has enqueued a send to another before the operation in which it waits itself."""
-        started = (send for send in self.sends[sender] if send.operation.order < self.first[sender].operation.order)
-        return any(send.peer == receiver for send in started)
+    def _follow(self, rank: int, fronts: Iterable[Front], edges: dict[_Node, Sequence[_Node]]) -> list[_Node]:
+        """Return the nodes for which a rank waits in these fronts. New operations are added to `edges`."""
+        nodes: list[_Node] = []
+        for index, _, wait, peer in fronts:
+            if wait.is_p2p:
+                nodes += [peer] if peer is not None and self._awaits_peer(rank, wait, peer) else []
+                continue
+            numbers = self._numbers[index]
+            number = numbers[bisect_right(numbers, wait.number) - 1]
+            operation = index, number, wait.is_started
+            if operation not in edges:
+                edges[operation] = sorted(self._find_awaited(*operation))
+            nodes += [operation] if edges[operation] else []
+        return nodes
+
+    def _awaits_peer(self, rank: int, half: EnqueuedOperation, peer: int) -> bool:
+        """True if a peer has not enqueued the other half of a transfer before the operation in which it waits."""
+        is_launched = any(
+            other.peer == rank
+            and is_send(other.operation) != is_send(half)
+            and other.operation.order < self.first[peer].operation.order
+            for other in self.transfers[peer]
+        )
+        return peer in self.recorded and peer != rank and not is_launched
 
     def _find_awaited(self, index: int, number: int, is_started: bool) -> Set[int]:
         """Return the ranks with a flight recorder for which others wait in an operation, or `_ANY_RANK`."""

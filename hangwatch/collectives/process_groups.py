@@ -114,12 +114,16 @@ def find_process(key: int) -> RankId:
 
 
 def find_open(records: GroupRecords) -> tuple[EnqueuedOperation | None, tuple[EnqueuedOperation, ...]]:
-    """Return the collective that stays open and has the lowest number, and the oldest open send and recv."""
+    """Return the collective that stays open and has the lowest number, and the oldest open sends and recvs.
+
+    These are one of each, or all of a batch.
+    """
     stay_open = [one for one in records.operations if one.stays_open]
     collectives = [one for one in stay_open if not one.is_p2p]
     transfers: tuple[EnqueuedOperation, ...] = ()
     if len(collectives) < len(stay_open):
-        transfers = tuple({is_send(one): one for one in reversed(stay_open) if one.is_p2p}.values())
+        oldest = {is_send(one): one.order for one in reversed(stay_open) if one.is_p2p}
+        transfers = tuple(one for one in stay_open if one.is_p2p and one.order in oldest.values())
     return min(collectives, key=_get_number, default=None), transfers
 
 

@@ -16,6 +16,7 @@ from hangwatch.model.keyed_lists import list_by_key
 MOST_GROUPS = 64
 NEWEST_KEPT = 4
 _OPEN_KEPT = 8
+_PARTS_KEPT = 32  # sends and receives of all open batches of a group
 MOST_DIMENSIONS = 8
 
 # Operations with equal sizes on all ranks: of the input, of the output, and of both together for all ranks.
@@ -45,6 +46,9 @@ def drop_unneeded(records: RankRecords) -> RankRecords:
         still_open = [record for record in of_group if record.counts_as_open]
         for record in (*still_open[:_OPEN_KEPT], *of_group[-NEWEST_KEPT:]):
             kept[record.id] = record
+        transfers = {record.p2p_seq for record in still_open[:_OPEN_KEPT] if record.is_p2p}
+        parts = [part for part in of_group if part.is_p2p and part.is_coalesced_part and part.p2p_seq in transfers]
+        kept |= {part.id: part for part in parts[:_PARTS_KEPT]}
     shown = {record.group_id for record in kept.values()}
     idle = [status for status in records.groups if status.group_id not in shown]
     return replace(
@@ -132,8 +136,7 @@ def _mark_open(
         records, earlier = by_group[name, ids[-1]], first_by_group.get((name, ids[-1]), ())
         operations = tuple(
             _convert_record(record, last.read_unix_seconds, stays_open, main_thread_id)
-            for record in records
-            if not record.is_coalesced_part
+            for record in _expand_batches(records)
         )
         groups.append(
             GroupRecords(
@@ -155,6 +158,23 @@ def _mark_open(
         groups=tuple(groups),
         idle=tuple(_find_idle(last, {group_id: name for name, group_id in by_group})),
     )
+
+
+def _expand_batches(records: Iterable[FlightRecord]) -> Iterator[FlightRecord]:
+    """Yield the records, with the sends and receives of a batch instead of the record that closes the batch.
+
+    They have its id and its state, because they begin and complete together. The parts of other batches are left out.
+    """
+    parts: dict[int, list[FlightRecord]] = {}
+    for record in records:
+        if record.is_p2p and record.is_coalesced_part:
+            parts.setdefault(record.p2p_seq, []).append(record)
+        elif not record.is_coalesced_part:
+            batch = parts.pop(record.p2p_seq, ()) if record.is_p2p else ()
+            told = {"id": record.id, "state": record.state, "is_started": record.is_started, "is_coalesced_part": False}
+            yield from (replace(part, **told) for part in batch)
+            if not batch:
+                yield record
 
 
 def _find_idle(recorder: RankRecords, names: Mapping[int, str]) -> Iterator[tuple[str, int]]:

@@ -72,7 +72,8 @@ class WaitGraph(NamedTuple):
 
     Ranks in `waiting` wait in an operation. Ranks in `awaited` have not joined an operation; each comes with its
     stance. Ranks in `busy` are awaited, but have an open operation themselves. Ranks in `joined` are known to have
-    joined all operations in which others wait. Ranks in `cycle` wait for each other. `is_complete` is true if all
+    joined all operations in which others wait. Ranks in `cycle` wait for each other, those in `lone` each in
+    operations without another rank of the cycle. `is_complete` is true if all
     members of all pending groups are known and have joined. `is_partial` is true if the flight recorder of a rank of
     the job, or of a member of these groups, was not read.
 
@@ -87,6 +88,7 @@ class WaitGraph(NamedTuple):
     busy: frozenset[int] = frozenset()
     joined: frozenset[int] = frozenset()
     cycle: tuple[int, ...] = ()
+    lone: frozenset[int] = frozenset()
     programs: tuple[int, ...] = ()
     gpus: tuple[GpuEnd, ...] = ()
     unrecorded: tuple[int, ...] = ()
@@ -114,27 +116,30 @@ def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
     by_key = dict(keyed)
     by_rank = by_key if len(by_key) == len(keyed) else {}
     groups = find_groups(by_rank, world_size) if by_rank else []
-    pending = tuple(operation for group in groups for operation in _make_pending_operations(group))
-    if not (numbered := pending):
-        pending = tuple(transfer for group in groups for transfer in _make_pending_transfers(group))
-    if not pending:
+    numbered = tuple(operation for group in groups for operation in _make_pending_operations(group))
+    transfers = tuple(transfer for group in groups for transfer in _make_pending_transfers(group))
+    if not (pending := numbered or transfers):
         return WaitGraph()
+    recorded = {rank for rank, member in by_rank.items() if member.recorder.libraries}
+    busy = frozenset(rank for rank in recorded if is_busy(by_rank[rank]))
+    stopped = {rank for rank in recorded if by_rank[rank].is_stopped}
+    ends = find_ends(groups, recorded, busy, stopped, are_all=len(recorded) == world_size)
+    awaited = {rank for operation in pending for rank in operation.missing}
+    only_in_transfers = {*ends.programs} - awaited
+    pending += tuple(transfer for transfer in transfers if only_in_transfers.intersection(transfer.missing))
     awaited = {rank for operation in pending for rank in operation.missing}
     unknown = frozenset[int]().union(*(group.unknown for group in groups))
     is_complete = bool(numbered) and not awaited and not unknown and all(group.is_whole for group in groups)
-    busy = frozenset(rank for rank in awaited if is_busy(by_rank[rank]))
-    recorded = {rank for rank, member in by_rank.items() if member.recorder.libraries}
-    stopped = {rank for rank in recorded if by_rank[rank].is_stopped}
-    ends = find_ends(groups, recorded, awaited - busy, stopped, are_all=len(recorded) == world_size)
     mismatches = tuple(sides for group in groups if (sides := find_other_operation(group)))
     order = find_other_order(groups) if is_complete and not mismatches else ()
     return WaitGraph(
         pending=pending,
         waiting=frozenset(rank for group in groups for rank in (group.waits if numbered else group.transfers)),
         awaited={rank: stance(by_rank[rank]) for rank in sorted(awaited)},
-        busy=busy,
+        busy=busy & awaited,
         joined=frozenset(rank for group in groups if numbered for rank in _find_joined(group)) - awaited - unknown,
         cycle=ends.cycle,
+        lone=ends.lone,
         programs=ends.programs,
         gpus=tuple(_make_gpu_end(rank, front) for rank, front in ends.gpus),
         unrecorded=ends.unrecorded,

@@ -79,13 +79,14 @@ def _find_lone_sides(graph: WaitGraph) -> tuple[int, ...]:
 
 
 def _find_lone_waiter(graph: WaitGraph) -> tuple[int, ...]:
-    """Return the only rank of the cycle that is alone in its operations.
+    """Return the rank that alone waits in its operations: alone of the cycle, or else, if several do, of the job.
 
     () if there is no such rank, or more than one.
     """
     company = list_by_key((rank, len(operation.waiting)) for operation in graph.pending for rank in operation.waiting)
-    alone = tuple(rank for rank in graph.cycle if set(company.get(rank, ())) == {1})
-    return alone if len(alone) == 1 else ()
+    of_job = {rank for rank in graph.cycle if set(company.get(rank, ())) == {1}}
+    alone = graph.lone if len(graph.lone) == 1 else of_job
+    return tuple(alone) if len(alone) == 1 else ()
 
 
 def _find_still_open(graph: WaitGraph) -> tuple[PendingOperation, ...]:

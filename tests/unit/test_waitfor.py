@@ -15,7 +15,7 @@ from hangwatch.collectives.fronts import strongly_connected
 from hangwatch.collectives.rank_records import MOST_GROUPS, drop_unneeded, merge_rounds
 from hangwatch.collectives.wait_graph import Stance
 from hangwatch.model import KernelFacts, Member, RankId, RecorderFacts
-from hangwatch.model.flight_records import FlightRecord, GroupMembers, GroupStatus, RankRecords
+from hangwatch.model.flight_records import FlightRecord, GroupMembers, GroupStatus, RankRecords, mark_batch_parts
 from hangwatch.verdict import second_round, sequence_rules
 from hangwatch.verdict.sequence_rules import Answer
 from tests.hangs import TABLE, rank_dumps
@@ -247,6 +247,15 @@ def test_cycle_of_two_lone_ranks_points_at_no_rank() -> None:
     assert (found.kind, found.graph.cycle, found.check_first) == ("Cycle", (0, 1), ())
 
 
+def test_rank_that_is_alone_in_its_part_of_the_cycle_is_checked_first() -> None:
+    """Rank 3 has left out a collective of its group, and waits where ranks of another group wait, too."""
+    job = [standing(rank, {WORLD: (9, 10), "1": (11, 11)}) for rank in range(3)]
+    job += [standing(rank, {WORLD: (10, 10), "1": (10, 11)}) for rank in (3,)]
+    job += [standing(rank, waits(10)) for rank in range(4, 7)]
+    found = judge(job)
+    assert (found.kind, found.graph.cycle, found.check_first) == ("Cycle", (0, 1, 2, 3), (3,))
+
+
 def test_ring_of_groups_is_a_cycle_and_the_rank_ahead_is_not_checked_first() -> None:
     pairs: list[Numbers] = [
         {"1": (4, 4), "3": (3, 4)},
@@ -384,6 +393,48 @@ def test_stage_without_a_dump_is_not_known_to_be_missing() -> None:
 def test_two_halves_of_a_transfer_blame_nobody_and_two_receivers_are_a_cycle() -> None:
     assert judge([member(0, transfer("recv 0<-1")), member(1, transfer("send 1->0"))]).kind == "Unknown"
     assert judge([member(0, transfer("recv 0<-1")), member(1, transfer("recv 1<-0"))]).kind == "Cycle"
+
+
+def exchange(rank: int, *states: str) -> RankRecords:
+    """Return batches of NCCL, each with a send to the next of four ranks and a recv from the one before it."""
+    records = []
+    for number, state in enumerate(states, 1):
+        batch = {"p2p_seq": number, "is_p2p": True}
+        for part, name in enumerate((f"send {rank}->{(rank + 1) % 4}", f"recv {rank}<-{(rank - 1) % 4}", "coalesced")):
+            is_closing = name == "coalesced"
+            records.append(
+                record(
+                    0,
+                    "1",
+                    **batch,
+                    id=3 * number + part,
+                    operation=f"nccl:{name}",
+                    state=state if is_closing else "open",
+                )
+            )
+    return drop_unneeded(nccl(*mark_batch_parts(records)))
+
+
+def test_rank_that_stops_between_two_exchanges_of_a_ring_is_the_end() -> None:
+    """Rank 2 has enqueued one exchange, the others two, and rank 0 has completed the second."""
+    states = [("completed", "completed", "open"), ("completed", "open"), ("completed",), ("completed", "open")]
+    answer = judge([member(rank, exchange(rank, *of_rank)) for rank, of_rank in enumerate(states)], r2="unclear")
+    assert (answer.kind, answer.check_first, answer.graph.programs) == ("NotJoined", (2,), (2,))
+
+
+def test_stage_for_which_others_wait_only_in_recvs_has_not_joined() -> None:
+    """All ranks have joined the collectives, which are open on ranks 1 and 2, because they were enqueued ahead."""
+
+    def stage(rank: int) -> RankRecords:
+        receive = record(0, "1", id=1, p2p_seq=1, is_p2p=True, operation=f"nccl:recv {rank}<-{rank - 1}", state="open")
+        return nccl(
+            receive, record(7, str(rank + 2), id=2, group_id=rank + 2, operation="nccl:all_gather", state="open")
+        )
+
+    job = [nccl(record(0, "1", id=1, p2p_seq=1, is_p2p=True, operation="nccl:send 0->1")), stage(1), stage(2)]
+    answer = judge([member(rank, of_rank) for rank, of_rank in enumerate(job)], r0="elsewhere")
+    assert (answer.kind, answer.named) == ("NotJoined", (0,))
+    assert [(one.operation, one.missing) for one in answer.graph.pending if one.missing] == [("recv", (0,))]
 
 
 # --- what holds for all jobs -----------------------------------------------------------------------------------------

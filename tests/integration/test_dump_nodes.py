@@ -124,9 +124,9 @@ def test_raw_brings_the_stacks_of_all_ranks(nodes: Path, tmp_path: Path) -> None
 
 def test_names_of_raw_stacks_are_ours(nodes: Path, tmp_path: Path) -> None:
     raw, incident = tmp_path / "raw", captured(range(8))
-    strange = replace(incident, job=replace(incident.job, job_key="../../etc"))
-    capture = replace(strange.captures[-1], job_key="../../etc")
-    keep(nodes / "n0", [replace(strange, captures=(capture,))], with_stacks=True)
+    capture = replace(incident.captures[-1], job_key="../../etc")
+    strange = samples.change_parts(incident, job_key="../../etc", captures=(capture,))
+    keep(nodes / "n0", [strange], with_stacks=True)
     beyond = replace(capture.ranks[0], id=replace(capture.ranks[0].id, rank=1 << 40))
     keep(nodes / "n1", [replace(incident, captures=(replace(capture, ranks=(beyond,)),))], with_stacks=True)
     told = answer(ask(nodes, "--json", "--raw", str(raw), nodeset="n[0-1]"))

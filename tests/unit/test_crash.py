@@ -154,10 +154,8 @@ def test_how_a_rank_ended_is_said_and_a_signal_is_a_reason(
 ) -> None:
     # A signal is a reason to name a rank, an exit code is not. Other ranks fail in the same second, and the
     # launcher may report any of them first.
-    found = [make_artifacts(rank)._replace(exit=one) for rank, one in enumerate(exits)] + [
-        make_artifacts(7, error=RESET)
-    ]
-    verdict = judged(found)
+    found = [make_artifacts(rank)._replace(exit=one) for rank, one in enumerate(exits)]
+    verdict = judged([*found, make_artifacts(7, error=RESET)])
     assert ([rank.rank for rank in verdict.named], verdict.confidence) == (named, confidence)
     told = [rank for vote in verdict.evidence if vote.kind == "exit" for rank in vote.ranks]
     assert len(told) == sum(one is not None and one.code != 0 for one in exits)
@@ -208,15 +206,10 @@ def test_line_of_a_launcher_counts_in_its_first_1024_characters() -> None:
 
 
 def test_that_a_container_took_its_files_with_it_is_said_once_for_all_its_ranks() -> None:
-    found = [
-        make_artifacts(0, segfault=1),
-        *(make_artifacts(rank)._replace(refused=(collection._CONTAINER_GONE,)) for rank in (1, 2, 3)),
-    ]
-    verdict = judged(found)
-    (told,) = (vote for vote in verdict.evidence if vote.kind == "not_read")
-    assert told.message.startswith("ranks 1-3 on n1: its container no longer exists") and told.message.endswith(
-        "keep them"
-    )
+    gone = (make_artifacts(rank)._replace(refused=(collection._CONTAINER_GONE,)) for rank in (1, 2, 3))
+    (told,) = (vote for vote in judged([make_artifacts(0, segfault=1), *gone]).evidence if vote.kind == "not_read")
+    assert told.message.startswith("ranks 1-3 on n1: its container no longer exists")
+    assert told.message.endswith("keep them")
 
 
 def test_an_end_in_order_is_no_crash() -> None:
@@ -225,34 +218,26 @@ def test_an_end_in_order_is_no_crash() -> None:
 
 
 def test_rank_without_error_is_not_suspected_if_other_nodes_exist() -> None:
-    found = [make_artifacts(0, error=RESET), make_artifacts(1), make_artifacts(2, error=RESET)]
-    verdict = judged(found, world_size=8)
+    verdict = judged([make_artifacts(0, error=RESET), make_artifacts(1), make_artifacts(2, error=RESET)], world_size=8)
     assert not verdict.named and not verdict.check_first
 
 
 def test_a_worker_that_was_killed_is_told_and_is_not_the_end_of_its_rank() -> None:
     line = "Memory cgroup out of memory: Killed process 9001 (pt_data_worker) total-vm:1kB"
-    found = [
-        make_artifacts(0, error="RuntimeError: DataLoader worker is killed", at=5),
-        make_artifacts(1, segfault=1, text=line),
-    ]
-    verdict = judged(found)
+    complains = make_artifacts(0, error="RuntimeError: DataLoader worker is killed", at=5)
+    verdict = judged([complains, make_artifacts(1, segfault=1, text=line)])
     assert [rank.rank for rank in verdict.named] == [0]
     assert any("Killed process 9001" in vote.message for vote in verdict.evidence)
 
 
 def test_what_was_not_read_is_said_once_something_tells_of_a_crash() -> None:
-    found = [
-        make_artifacts(0, error="ValueError: a"),
-        make_artifacts(1)._replace(refused=("its core /dev/zero: is not a regular file",)),
-    ]
-    verdict = judged(found)
+    unread = make_artifacts(1)._replace(refused=("its core /dev/zero: is not a regular file",))
+    verdict = judged([make_artifacts(0, error="ValueError: a"), unread])
     assert any(vote.kind == "not_read" and "is not a regular file" in vote.message for vote in verdict.evidence)
 
 
 def test_words_of_the_owner_are_printable_and_bounded() -> None:
-    found = [make_artifacts(0, error="ValueError: \\u001b[31m\\u202e" + "x" * 5000)]
-    verdict = judged(found)
+    verdict = judged([make_artifacts(0, error="ValueError: \\u001b[31m\\u202e" + "x" * 5000)])
     assert verdict.message.isprintable() and len(verdict.message) < 1000
 
 
@@ -260,8 +245,7 @@ def test_the_incident_is_closed_and_can_be_shown() -> None:
     found = [make_artifacts(0, error=RESET), make_artifacts(1, segfault=1.0), make_artifacts(2)]
     incident = incident_of(found)
     assert incident.closed_unix_seconds == incident.opened_unix_seconds == NOW
-    assert "segfault in libnccl.so.2" in text.render(incident)
-    assert "segfault in libnccl.so.2" in html.render(incident)
+    assert all("segfault in libnccl.so.2" in render(incident) for render in (text.render, html.render))
 
 
 def test_crash_report_lists_dead_ranks_and_causes_in_all_forms() -> None:
@@ -306,17 +290,13 @@ Thread 1 (Thread 0x7f00 (LWP 14654)):
 #1  0x00007fc2 in memset (s=0x0) at ../sysdeps/memset.S:42
 #2  0x00007fc3 in ffi_call () from /lib/x86_64-linux-gnu/libffi.so.8
 """
-    assert gdb_frames.find_dead_frames(printed.splitlines()) == (
-        "?? (libc.so.6)",
-        "memset (memset.S)",
-        "ffi_call (libffi.so.8)",
-    )
+    dead = gdb_frames.find_dead_frames(printed.splitlines())
+    assert dead == ("?? (libc.so.6)", "memset (memset.S)", "ffi_call (libffi.so.8)")
 
 
 @pytest.mark.parametrize("error", ["Preempted: checkpoint written", "ImportError: no flash"])
 def test_equal_errors_in_one_second_name_no_rank(error: str) -> None:
-    found = [make_artifacts(rank, error=error, at=1) for rank in range(3)]
-    verdict = judged(found)
+    verdict = judged([make_artifacts(rank, error=error, at=1) for rank in range(3)])
     assert (verdict.named, verdict.check_first, verdict.confidence) == ((), (), Confidence.NONE)
     assert "No rank can be named: 3 ranks ended in the same second (" in verdict.message
     assert f": {error.partition(':')[0]}, according to its error file" in verdict.message
@@ -339,12 +319,8 @@ def test_equal_errors_in_one_second_name_no_rank(error: str) -> None:
     ],
 )
 def test_lost_connection_to_outside_is_an_error_of_the_rank(error: str) -> None:
-    found = [
-        make_artifacts(0, error=RESET, at=1),
-        make_artifacts(1, error=error, at=2),
-        make_artifacts(2, error=RESET, at=3),
-    ]
-    verdict = judged(found)
+    errors = enumerate((RESET, error, RESET))
+    verdict = judged([make_artifacts(rank, error=told, at=rank + 1) for rank, told in errors])
     assert ([rank.rank for rank in verdict.named], verdict.confidence) == ([1], Confidence.MEDIUM)
 
 
@@ -366,8 +342,7 @@ def test_lost_connection_to_outside_is_an_error_of_the_rank(error: str) -> None:
     ],
 )
 def test_terminated_or_disconnected_rank_is_not_named(error: str) -> None:
-    found = [make_artifacts(0, error=error, at=1), make_artifacts(1)]
-    verdict = judged(found)
+    verdict = judged([make_artifacts(0, error=error, at=1), make_artifacts(1)])
     assert (verdict.named, verdict.confidence) == ((), Confidence.NONE), verdict.message
 
 
@@ -381,12 +356,7 @@ def crashed_by(error: str, at: float) -> crash.CrashArtifacts:
 
 def test_an_error_from_long_before_its_end_or_after_it_is_not_what_it_died_of() -> None:
     """`@record` writes one for a caught exception, too."""
-    assert [crashed_by("OSError: busy", at).failure is None for at in (-3600, -10, 0, 3600)] == [
-        True,
-        False,
-        False,
-        True,
-    ]
+    assert [at for at in (-3600, -10, 0, 3600) if crashed_by("OSError: busy", at).failure is not None] == [-10, 0]
 
 
 def test_what_an_exception_says_of_secrets_is_not_told() -> None:
@@ -463,11 +433,9 @@ def test_verdict_has_the_type_of_an_exception_and_the_incident_its_text(name: st
     ],
 )
 def test_verdict_on_an_exception_without_a_type_has_none_of_its_text(error_text: str) -> None:
-    failure = failures.parse_error_file(f'{{"message": {error_text}}}')._replace(
-        moment=log_times.Moment("unix", NOW, "")
-    )
-    found = [make_artifacts(0)._replace(failure=failure)]
-    verdict = judged(found)
+    failure = failures.parse_error_file(f'{{"message": {error_text}}}')
+    failure = failure._replace(moment=log_times.Moment("unix", NOW, ""))
+    verdict = judged([make_artifacts(0)._replace(failure=failure)])
     assert ": an exception, according to its error file" in verdict.message and "unter" not in verdict.message
 
 

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from hangwatch import config
 from hangwatch.capture import stack_limits
 from hangwatch.model import (
-    Capture,
     Fault,
     Frame,
     Grouping,
@@ -34,6 +33,7 @@ from hangwatch.tools.fleet import merge
 from hangwatch.verdict import judge, sequence_rules
 from hangwatch.verdict.scene import is_collective
 from hangwatch.verdict.wording import clauses
+from tests import samples
 from tests.samples import change_parts, main_dump
 
 TABLE = activity.load()
@@ -180,16 +180,7 @@ def test_groups_survive_the_way_between_nodes(dumps: list[RankDump]) -> None:
 
 def test_a_capture_brings_its_world_size_and_notes() -> None:
     dump = RankDump(id=RankId(node="n", rank=0))
-    capture = Capture(
-        job_id="j",
-        node="n",
-        started_unix_seconds=0.0,
-        duration_seconds=1.0,
-        rounds=1,
-        ranks=(dump,),
-        world_size=3,
-        notes=("late",),
-    )
+    capture = replace(samples.mismatch().captures[0], ranks=(dump,), world_size=3, notes=("late",))
     grouping = group_ranks(capture, TABLE, SETTINGS)
     assert (grouping.world_size, grouping.absent, grouping.notes) == (3, (range(1, 3),), ("late",))
 
@@ -235,17 +226,18 @@ def test_a_world_size_costs_nothing(world_size: int, per_node: int) -> None:
     assert peak_bytes < 20 << 20
 
 
+def asleep_in(function: str, file: str, at: float = 0.0, **facts: object) -> ProcessDump:
+    """Return a dump of a process that sleeps in this function."""
+    return main_dump(stack((f"{function} ({file})", "train (train.py)"), 1), at, state="S", **facts)
+
+
 def test_rank_that_left_a_collective_is_not_named() -> None:
     # In a healthy step all ranks wait in the first round. In the last round one rank computes and the others wait
     # for it.
-    def dump(at: float, function: str, file: str) -> ProcessDump:
-        frames = (Frame(function=function, file=file), Frame(function="train", file="train.py"))
-        return main_dump(frames, at, state="S")
-
     wait, work = ("all_reduce", "torch/distributed/distributed_c10d.py"), ("__getitem__", "torch/utils/data/dataset.py")
-    others = [RankDump(id=RankId(rank=i), rounds=(dump(0, *wait), dump(5, *wait))) for i in range(3)]
-    came = RankDump(id=RankId(rank=3), rounds=(dump(0, *wait), dump(5, *work)))
-    stuck = RankDump(id=RankId(rank=3), rounds=(dump(0, *work), dump(5, *work)))
+    others = [RankDump(id=RankId(rank=i), rounds=(asleep_in(*wait), asleep_in(*wait, 5))) for i in range(3)]
+    came = RankDump(id=RankId(rank=3), rounds=(asleep_in(*wait), asleep_in(*work, 5)))
+    stuck = RankDump(id=RankId(rank=3), rounds=(asleep_in(*work), asleep_in(*work, 5)))
     assert judge.judge(group_ranks([*others, came], TABLE, SETTINGS)).named == ()
     assert [who.rank for who in judge.judge(group_ranks([*others, stuck], TABLE, SETTINGS)).named] == [3]
 
@@ -255,13 +247,9 @@ def test_rank_that_left_a_collective_is_not_named() -> None:
 )
 def test_rank_waiting_for_clients_has_not_joined(server: int | None, expected: tuple[list[int], list[int]]) -> None:
     # A rank that waits for clients, in any function, is idle and was never in a collective.
-    def dump(function: str, file: str, server: int | None = None) -> ProcessDump:
-        frames = (Frame(function=function, file=file), Frame(function="train", file="train.py"))
-        return main_dump(frames, state="S", server=server)
-
-    waits = dump("broadcast", "torch/distributed/distributed_c10d.py")
+    waits = asleep_in("broadcast", "torch/distributed/distributed_c10d.py")
     ranks = [RankDump(id=RankId(rank=rank, pid=100 + rank), rounds=(waits, waits)) for rank in range(3)]
-    loop = dump("turn", "loop.py", server)
+    loop = asleep_in("turn", "loop.py", server=server)
     ranks.append(RankDump(id=RankId(rank=3, pid=103), rounds=(loop, loop)))
     verdict = judge.judge(group_ranks(ranks, TABLE, SETTINGS))
     assert ([one.rank for one in verdict.named], [one.rank for one in verdict.check_first]) == expected
@@ -274,16 +262,12 @@ def test_rank_waiting_for_clients_has_not_joined(server: int | None, expected: t
 def test_ranks_in_other_places_await_no_suspect(came: int, want_lock: int, expected: tuple[str, list[int]]) -> None:
     # Three kinds of ranks do not wait for the suspect. They leave, have left a collective, or want a lock. No rank
     # waits for a leaving rank. If most ranks leave, the others are the next suspects.
-    def dump(at: float, function: str, file: str) -> ProcessDump:
-        frames = (Frame(function=function, file=file), Frame(function="main", file="train.py"))
-        return main_dump(frames, at, state="S")
-
     leaving = ("destroy_process_group", "torch/distributed/distributed_c10d.py")
     reducing = ("all_reduce", "torch/distributed/distributed_c10d.py")
     locked = ("acquire", "filelock/_api.py")
     places = [(leaving, leaving), *[(reducing, leaving)] * came, *[(locked, locked)] * want_lock]
     ranks = [
-        RankDump(id=RankId(rank=rank), rounds=(dump(0, *first), dump(5, *then)))
+        RankDump(id=RankId(rank=rank), rounds=(asleep_in(*first), asleep_in(*then, 5)))
         for rank, (first, then) in enumerate(places)
     ]
     verdict = judge.judge(group_ranks(ranks, TABLE, SETTINGS))
@@ -312,13 +296,9 @@ def test_wait_for_loader_shows_the_worker_with_a_task(state: str | None, which: 
     idle = [worker(pid, _IDLE, 3, "S") for pid in (72, 73)]
     rank = RankDump(id=RankId(rank=2), rounds=(dump, dump), workers=(*idle, worker(71, _TASK, 1, state)))
     (found,) = group([rank]).groups
-    assert (
-        clauses.describe_activity(found) == f"waits for its loader worker ({which}, in Shards.__getitem__ (data.py:67))"
-    )
-    assert (
-        clauses.describe_activity(found, several=True)
-        == "wait for their loader workers (in Shards.__getitem__ (data.py:67))"
-    )
+    place = "in Shards.__getitem__ (data.py:67)"
+    assert clauses.describe_activity(found) == f"waits for its loader worker ({which}, {place})"
+    assert clauses.describe_activity(found, several=True) == f"wait for their loader workers ({place})"
     (found,) = group([replace(rank, workers=tuple(idle))]).groups
     assert clauses.describe_activity(found).startswith("is loading data")
 

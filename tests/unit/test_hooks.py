@@ -39,9 +39,8 @@ def script(tmp_path: Path) -> Script:
     return write
 
 
-def incident(**job: object) -> Incident:
-    found = samples.mismatch()
-    return replace(found, job=replace(found.job, **job))
+def incident(**changes: object) -> Incident:
+    return samples.change_parts(samples.mismatch(), **changes)
 
 
 def ran(program: str, *arguments: str, deadline_seconds: float = 60.0) -> HookResult:
@@ -136,10 +135,9 @@ def test_state_change_selects_its_hook(moved_to: JobState | None, kind: str, key
     all_of_them = config.Hooks(
         **dict.fromkeys(("on_hung", "on_stalled", "on_recovered", "on_ended", "on_crashed"), ("/usr/bin/true",))
     )
-    found = incident()
-    call = due_hook(all_of_them, replace(found, verdict=replace(found.verdict, kind=kind)), moved_to, None)
+    call = due_hook(all_of_them, incident(kind=kind), moved_to, None)
     assert (call and call.key) == key
-    assert due_hook(config.Hooks(), found, moved_to, None) is None
+    assert due_hook(config.Hooks(), incident(), moved_to, None) is None
 
 
 def test_text_of_a_job_owner_is_neither_option_nor_shell_code(script: Script) -> None:
@@ -159,14 +157,9 @@ def test_text_of_a_job_owner_is_neither_option_nor_shell_code(script: Script) ->
 def test_pods_are_those_of_the_named_ranks() -> None:
     def pods(named: tuple[int, ...]) -> str | None:
         ranks = [Rank(id=ProcessId(pid, 1), rank=pid, local_rank=pid, pod=f"0a1b2c3{pid}") for pid in (1, 2, 3)]
-        found = incident(ranks=tuple(ranks))
         ids = tuple(RankId(node=samples.NODE, rank=pid, pid=pid) for pid in named)
-        call = due_hook(
-            config.Hooks(on_hung=("/usr/bin/true",)),
-            replace(found, verdict=replace(found.verdict, named=ids)),
-            JobState.HUNG,
-            None,
-        )
+        found = incident(ranks=tuple(ranks), named=ids)
+        call = due_hook(config.Hooks(on_hung=("/usr/bin/true",)), found, JobState.HUNG, None)
         return call.environ.get("HANGWATCH_PODS")
 
     assert pods((2,)) == "0a1b2c32"
@@ -175,13 +168,12 @@ def test_pods_are_those_of_the_named_ranks() -> None:
 
 
 def test_verdict_has_no_character_that_ends_a_string() -> None:
-    found = incident()
     text = "Rank 3 is blocked in \"$(x)\\`y`\n' at a.py:7. " + "x" * 600
-    hostile = replace(found, verdict=replace(found.verdict, message=text))
+    hostile = incident(message=text)
     call = due_hook(config.Hooks(on_hung=("/usr/bin/true", "{message}", "{kind}")), hostile, JobState.HUNG, None)
     message, kind = call.command[1:]
     assert message.startswith("Rank 3 is blocked in __(x)__y___ at a.py:7. xxx") and len(message) == 500
-    assert (call.environ["HANGWATCH_MESSAGE"], kind) == (message, found.verdict.kind)
+    assert (call.environ["HANGWATCH_MESSAGE"], kind) == (message, hostile.verdict.kind)
 
 
 def test_hook_gets_the_address_of_the_api_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,11 +241,7 @@ def test_background_process_of_a_hook_is_killed_when_it_ends(script: Script, tmp
 
 def test_hook_at_its_deadline_is_killed_with_its_children(script: Script) -> None:
     ended = ran(script("trap '' TERM; sleep 1000 & echo $! $$; wait; sleep 1000"), deadline_seconds=1.0)
-    assert (
-        ended.outcome == "timed_out"
-        and "was killed at its deadline of 1 s" in ended.message
-        and ended.output is not None
-    )
+    assert ended.outcome == "timed_out" and "was killed at its deadline of 1 s" in ended.message
     for pid in map(int, ended.output.split()):
         wait_for(lambda pid=pid: not Path(f"/proc/{pid}").exists(), f"{pid} to be gone")
 
@@ -269,9 +257,8 @@ def test_killed_daemon_leaves_no_hook_running(script: Script, tmp_path: Path) ->
 
 @pytest.mark.parametrize("action", get_args(ActionKind))
 def test_input_of_a_hook_is_the_event_of_its_incident(action: ActionKind, script: Script) -> None:
-    found = incident()
     moves = RecommendedAction(action, exclude_nodes=("gpu-07",) if action == "restart_elsewhere" else ())
-    found = replace(found, verdict=replace(found.verdict, action=moves))
+    found = incident(action=moves)
     call = due_hook(config.Hooks(on_hung=(script("cat"),)), found, JobState.HUNG, None)
     assert call is not None
     event = msgspec.json.decode(hooks.run(call, 60.0).output or b"", type=HangEvent)
@@ -305,12 +292,8 @@ def test_hook_with_missing_interpreter_is_not_run(tmp_path: Path) -> None:
     broken.write_text("#!/no/such/shell\n")
     broken.chmod(0o755)
     ended = ran(str(broken))
-    assert (
-        ended.outcome == "not_run"
-        and "could not be run" in ended.message
-        and ended.output is not None
-        and b"No such file" in ended.output
-    )
+    assert ended.outcome == "not_run" and "could not be run" in ended.message
+    assert b"No such file" in ended.output
 
 
 # --- number of runs --------------------------------------------------------------------------------------------------

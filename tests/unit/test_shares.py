@@ -326,16 +326,7 @@ def test_asking_for_stores_ends_with_its_budget(tmp_path: Path, monkeypatch: pyt
 def test_known_pauses_of_a_pod_do_not_delay_pages_of_another_pod() -> None:
     # Users of uid 0 in two pods copy each other's variables, so that their jobs have the same key.
     def job(pid: int, pod: str) -> Job:
-        rank = Rank(id=ProcessId(pid=pid, start_ticks=pid), rank=0, local_rank=0)
-        return Job(
-            job_id="100",
-            launcher="torchrun",
-            launcher_id=None,
-            ranks=(rank,),
-            owner="uid 0",
-            share=f"uid 0, {pod}",
-            job_key="k",
-        )
+        return replace(ended_job(pid, f"uid 0, {pod}").job, job_id="100", job_key="k")
 
     taught = Pause(place="here", longest_seconds=900.0, seen_at=0.0)
     watch = replace(job_watch.begin_watch(job(1, "a"), 0.0, 0.0), pauses=(taught,))

@@ -19,7 +19,6 @@ from hangwatch.model import (
     ArrivalStatus,
     GpuSample,
     GpuSweep,
-    Grouping,
     Incident,
     Job,
     JobState,
@@ -29,7 +28,6 @@ from hangwatch.model import (
     RecommendedAction,
     SamplerStatus,
     TimelineEntry,
-    Verdict,
     Worker,
 )
 from hangwatch.model.flight_records import Library
@@ -97,17 +95,8 @@ def test_a_job_that_ended_holds_nothing() -> None:
 )
 def test_new_silence_is_not_told_by_verdict_of_last_hang(state: JobState, closed: float | None, shown: bool) -> None:
     job = claimant("a1", 10)
-    verdict = Verdict(kind="AllWaiting", message="All ranks wait")
-    incident = Incident(
-        incident_id="i1",
-        node="n1",
-        job=job,
-        opened_unix_seconds=1e9,
-        state=state,
-        verdict=verdict,
-        grouping=Grouping(groups=()),
-        closed_unix_seconds=closed,
-    )
+    changes = {"job": job, "state": state, "closed_unix_seconds": closed, "message": "All ranks wait"}
+    incident = samples.change_parts(samples.all_waiting(), incident_id="i1", **changes)
     entry = JobEntry(job=job, watch=replace(job_watch.begin_watch(job, 5.0, 0.0), state=state), incident=incident)
     (seen,) = build_status(Snapshot(jobs={job.key: entry}), "n1", 7.0).jobs
     was = "it works again; before: " if state is JobState.RECOVERED else ""
@@ -115,8 +104,7 @@ def test_new_silence_is_not_told_by_verdict_of_last_hang(state: JobState, closed
 
 
 def entry(name: str, pid: int, *, has_counters: bool = True) -> JobEntry:
-    rank = Rank(id=ProcessId(pid=pid, start_ticks=1), rank=0, local_rank=0, gpu_uuids=("GPU-0",))
-    job = Job(job_id=name, job_key=name, launcher="torchrun", launcher_id=None, ranks=(rank,))
+    job = replace(claimant(name, pid), job_id=name)
     progress = ProgressRecord(progressed_at=90.0 if has_counters else None)
     return JobEntry(job=job, watch=replace(job_watch.begin_watch(job, 0.0), progress=progress))
 
@@ -227,7 +215,6 @@ def test_status_and_top_tell_who_is_late(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_place_within_the_step_is_said() -> None:
     order = make_order()
-    assert order.place is not None
     message = shown(record(replace(order, place=replace(order.place, position=2)))).message
     assert "it enqueues all_reduce of group 0 (number 3 in the step) after the 3 other ranks" in message
 
@@ -288,8 +275,7 @@ NOW = 10_000.0
 def group(
     key: str, since: float, *, launcher: str = "ray", job_name: str = "01000000", named: bool = False
 ) -> JobEntry:
-    rank = Rank(id=ProcessId(pid=100, start_ticks=1), rank=0, local_rank=0)
-    job = Job(job_id=key, job_key=key, launcher=launcher, launcher_id=None, ranks=(rank,), job_name=job_name, share="u")
+    job = replace(claimant(key, 100), launcher=launcher, job_name=job_name, share="u")
     suspicion, silence = Suspicion(saw_stacks=True, frozen_captures=9), Silence(since=0.0)
     watch = replace(
         job_watch.begin_watch(job, 0.0), state=JobState.HUNG, since=since, silence=silence, suspicion=suspicion
@@ -327,8 +313,7 @@ SEEN = samples.OPENED + 60.0
 
 
 def incident(**verdict: object) -> Incident:
-    found = samples.loader_hang()
-    return replace(found, verdict=replace(found.verdict, fingerprint="aa", **verdict))
+    return samples.change_parts(samples.loader_hang(), fingerprint="aa", **verdict)
 
 
 def hung_entry(state: JobState = JobState.HUNG, *, page: bool = False, of: Incident | None = None) -> JobEntry:

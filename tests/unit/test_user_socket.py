@@ -77,14 +77,14 @@ class Desk:
         look: Look = look_at,
         **settings: object,
     ) -> None:
-        self.board = Board()
+        self.board, self.store = Board(), Store(folder, shared=True)
         self.put(*jobs)
         self.now = 100.0
         self.own_jobs = UserSocket(
             config.Settings(socket=config.Socket(**settings)),  # type: ignore[arg-type]
             "n1",
             self.board,
-            Store(folder, shared=True),
+            self.store,
             scan=scan,
             diagnose=look,
             clock=lambda: self.now,
@@ -273,10 +273,8 @@ def test_user_sees_only_incidents_of_its_own_jobs(tmp_path: Path) -> None:
     kept.make_writable()
     names = {}
     for uid in (UID, 1005):
-        found = samples.mismatch()
-        names[uid] = kept.save(
-            replace(found, incident_id=f"i-{uid}", job=replace(found.job, uid=uid, job_id=f"of-{uid}")), {}
-        ).name
+        found = samples.change_parts(samples.mismatch(), incident_id=f"i-{uid}", uid=uid, job_id=f"of-{uid}")
+        names[uid] = kept.save(found, {}).name
     assert names[UID].encode() in desk.answer("/incidents").body
     assert names[1005].encode() not in desk.answer("/incidents").body
     assert desk.answer(f"/incidents/{names[UID]}/incident.json").status == 200
@@ -401,10 +399,8 @@ def test_user_over_its_limit_is_refused_and_logged_once(folder_for_all: Path, ca
         with connected_as(2001, path) as other:
             assert asked_by(other, "/status").startswith(b"HTTP/1.1 200 OK")
     (said,) = [message for message in caplog.messages if "refused" in message]
-    assert (
-        said
-        == "own-jobs: connections of user 2000 are refused: too many connections within a minute; try again in 10 s"
-    )
+    why = "too many connections within a minute; try again in 10 s"
+    assert said == f"own-jobs: connections of user 2000 are refused: {why}"
 
 
 def test_third_connection_of_a_user_ends_no_running_dump(tmp_path: Path) -> None:
@@ -484,19 +480,17 @@ def test_a_folder_where_others_write_or_none_gets_no_socket(tmp_path: Path, capl
 OTHER, ROOT = 1005, 0
 
 
-class Node:
-    """The board, the store and the user socket of a daemon, without its threads. All jobs ask for a page."""
+class Node(Desk):
+    """A desk for silences. All jobs ask for a page."""
 
     def __init__(self, folder: Path, *jobs: Job) -> None:
-        self.board, self.store = Board(), Store(folder)
+        super().__init__(folder, *jobs)
         self.store.make_writable()
-        entries = {one.key: JobEntry(job=one, watch=job_watch.begin_watch(one, 5.0), page=True) for one in jobs}
+        entries = {key: replace(entry, page=True) for key, entry in self.board.snapshot.jobs.items()}
         self.board.set(jobs=entries, store_problem=None)
-        settings = config.Settings()
-        self.socket = UserSocket(settings, "n1", self.board, self.store, scan=lambda: None, diagnose=lambda *_: None)
 
     def ask(self, query: str, uid: int = UID) -> Answer:
-        return asyncio.run(self.socket.answer(Request("/silence", {}, peer=Peer(7, uid, uid), query=query)))
+        return self.answer(f"/silence?{query}", uid)
 
     def silenced(self) -> set[str]:
         """Return the keys of the jobs that do not page. Status and metrics must agree on them."""

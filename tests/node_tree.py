@@ -1,15 +1,17 @@
 """Input for checks: fixture trees of /proc and /sys, jobs in these trees, and runs of one check."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from hangwatch.checks.framework import registry, runner
 from hangwatch.model import CheckResult, Job, ProcessId, Rank, Worker
 from hangwatch.probes.base.filesystems import FilesystemReader
-from hangwatch.probes.node.kmsg import KernelLog
+from hangwatch.probes.node.kmsg import KernelEvents, KernelLog
 from hangwatch.probes.node.machine import Clock, Node
 from hangwatch.probes.torch_recorder import Recorders
 
@@ -72,6 +74,28 @@ class NodeTree:
         target.write_text(text)
         return target
 
+    def make_unreadable(self, path: str) -> None:
+        """Put a folder in the place of a file: reading it fails, for root, too."""
+        (self.root / path).unlink(missing_ok=True)
+        (self.root / path).mkdir(parents=True)
+
+    def put_in_namespace(self, view: int | str, kind: str, inode: int) -> None:
+        """Let a process be in another namespace of this kind, for example "net"."""
+        link = self.proc / str(view) / "ns" / kind
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(f"{kind}:[{inode}]")
+
+    def log(self, *lines: str, boot_seconds: float = 990.0, first: int = 1) -> None:
+        """Write records in the format of /dev/kmsg. The tree's clock is at 1000 s after boot."""
+        with (self.dev / "kmsg").open("a") as file:
+            file.writelines(f"4,{at},{int(boot_seconds * 1e6)},-;{line}\n" for at, line in enumerate(lines, first))
+
+    def read_log(self) -> KernelEvents:
+        events = KernelLog().read(self.dev / "kmsg")
+        assert isinstance(events, KernelEvents)
+        return events
+
     def process(  # noqa: PLR0913 - a file's field each, and most tests set one
         self,
         pid: int | str,
@@ -107,6 +131,17 @@ class NodeTree:
         folder.mkdir(exist_ok=True)
         for number in range(open_files):
             (folder / str(number)).write_text("")
+
+
+def refuse_open(patch: pytest.MonkeyPatch, name: str) -> None:
+    """Refuse to open files of which the path ends with this name, as the kernel does without a capability."""
+
+    def guarded(path: Path | str, *arguments: int, really_open: Callable[..., int] = os.open) -> int:
+        if str(path).endswith(name):
+            raise PermissionError(1, "Operation not permitted")
+        return really_open(path, *arguments)
+
+    patch.setattr(os, "open", guarded)
 
 
 def job(*ranks: Rank, job_id: str = "77", **others: Any) -> Job:

@@ -17,7 +17,7 @@ from hangwatch.checks.clock_skew import Sample, Settings, judge
 from hangwatch.model import Fault
 from hangwatch.probes.node import chrony, timex
 from hangwatch.probes.node.machine import Node
-from tests.commands import write_program
+from tests.commands import spawn, write_program
 from tests.conftest import wait_for
 from tests.node_tree import Checked, FakeClock
 from tests.servers import free_port
@@ -138,12 +138,8 @@ def test_a_kernel_that_may_not_be_asked_matters_only_without_chrony(monkeypatch:
 
 
 def test_tracking_as_chronyc_prints_it() -> None:
-    assert chrony.parse_tracking(TRACKING) == chrony.Tracking(
-        source="time.example",
-        stratum=3,
-        offset_seconds=0.000012,
-        synchronized=True,
-    )
+    told = chrony.Tracking(source="time.example", stratum=3, offset_seconds=0.000012, synchronized=True)
+    assert chrony.parse_tracking(TRACKING) == told
 
 
 def test_no_chrony_is_no_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -187,14 +183,8 @@ def real_chronyd(folder: Path) -> Iterator[int]:
         f"local stratum 9\nallow 127.0.0.1\nport {ntp}\nbindaddress 127.0.0.1\ncmdport {command}\n"
         f"bindcmdaddress 127.0.0.1\nbindcmdaddress /\npidfile {folder}/chronyd.pid\ndriftfile {folder}/drift\n"
     )
-    daemon = subprocess.Popen(
-        [program, "-x", "-d", "-u", "root", "-f", str(settings)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
+    with spawn(program, "-x", "-d", "-u", "root", "-f", settings, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
         yield command
-    finally:
-        daemon.terminate()
-        daemon.wait(60)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: chronyd starts as root only")

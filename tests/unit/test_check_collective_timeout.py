@@ -1,13 +1,12 @@
 """collective_timeout: the collective timeout of a job, compared with the time after which its stacks are taken."""
 
 import os
-from pathlib import Path
 
 import pytest
 
 from hangwatch.jobs import collective_timeout
 from hangwatch.probes.node.machine import Node
-from tests.node_tree import NodeTree, expect, job, rank, real_rank, run, values
+from tests.node_tree import NodeTree, expect, job, rank, real_rank, refuse_open, run, values
 
 NAME, OK, EARLY = "collective_timeout", ("OK", "StacksComeFirst"), ("WARNING", "EndsItselfFirst")
 
@@ -88,14 +87,7 @@ def test_job_with_vanished_ranks_has_no_finding(tree: NodeTree) -> None:
 
 def test_an_environment_that_may_not_be_read(tree: NodeTree, monkeypatch: pytest.MonkeyPatch) -> None:
     tree.process(10)
-    opened = os.open
-
-    def guarded(path: Path | str, flags: int) -> int:
-        if str(path).endswith("/environ"):
-            raise PermissionError(13, "Permission denied")
-        return opened(path, flags)
-
-    monkeypatch.setattr(os, "open", guarded)
+    refuse_open(monkeypatch, "/environ")
     result = expect(("UNKNOWN", "PermissionDenied"), NAME, tree.node(job(rank(10)), dump_after_seconds=135.0))
     assert "CAP_SYS_PTRACE" in result.verdict.remedy
 

@@ -1,7 +1,6 @@
 """dump_rights: the kernel's permission to take stacks, on fixture trees and for real processes."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from hangwatch.checks.framework.contract import RankName, Settings
 from hangwatch.probes.base import procfs
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import dump_permissions, pyspy
-from tests.commands import finished
+from tests.commands import finished, spawn
 from tests.node_tree import NodeTree, expect, job, rank, real_rank, run, values
 
 ROOT = dump_permissions.Rights(
@@ -122,9 +121,7 @@ def test_a_rank_that_vanished_is_left_out(tree: NodeTree) -> None:
 
 
 def test_a_status_that_may_not_be_read(tree: NodeTree) -> None:
-    status = tree.proc / "self" / "status"
-    status.unlink()
-    status.mkdir()
+    tree.make_unreadable("proc/self/status")
     expect(("UNKNOWN", "CannotRead"), "dump_rights", tree.node())
 
 
@@ -148,9 +145,8 @@ def test_dump_rights_check_stops_no_process() -> None:
         "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
         "print(rights.may_attach(Path('/proc'), int(sys.argv[1])), rights.read_rights(Path('/proc')).capabilities)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as target:
+    with spawn(sys.executable, "-c", "import sys; sys.stdin.read()") as target:
         answer = finished(sys.executable, "-c", reader, target.pid, check=True).stdout
         assert answer.split() == ["False", "()"]
         expect(("OK", "DumpsPermitted"), "dump_rights", Node(jobs=(job(real_rank(target.pid)),)))
         assert Path(f"/proc/{target.pid}/stat").read_text().rpartition(")")[2].split()[0] in "SR"
-        target.stdin.close()  # type: ignore[union-attr]

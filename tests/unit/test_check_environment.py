@@ -19,9 +19,8 @@ from tests.node_tree import NodeTree, expect, job, rank, real_rank, run, values
 def running(
     nccl: str | None = None, torch: str | None = None, *, multi_node: bool = False, **variables: str
 ) -> list[str]:
-    found = JobEnvironment(
-        job=JobName(job_id="77", job_key="k"), variables=variables, nccl=nccl, torch=torch, multi_node=multi_node
-    )
+    name = JobName(job_id="77", job_key="k")
+    found = JobEnvironment(job=name, variables=variables, nccl=nccl, torch=torch, multi_node=multi_node)
     return [rule.name for rule in matching(found)]
 
 
@@ -118,9 +117,7 @@ def test_a_rank_that_vanished(tree: NodeTree) -> None:
 
 def test_libraries_that_may_not_be_read(tree: NodeTree) -> None:
     tree.process(10)
-    maps = tree.proc / "10" / "maps"
-    maps.unlink()
-    maps.mkdir()  # reading a folder fails, for root, too
+    tree.make_unreadable("proc/10/maps")
     expect(("UNKNOWN", "CannotRead"), "environment", tree.node(job(rank(10))))
 
 

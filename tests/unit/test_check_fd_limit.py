@@ -3,7 +3,6 @@
 import math
 import os
 import resource
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from hangwatch.probes.node.machine import Node
 from hangwatch.probes.process import proc_pid
-from tests.commands import finished
+from tests.commands import finished, first_line, spawn
 from tests.node_tree import NodeTree, expect, job, rank, real_rank, run, values
 
 
@@ -128,13 +127,10 @@ def test_a_real_process_near_its_limit() -> None:
         "files = [open('/dev/null') for _ in range(16)]\n"
         "print('ready', flush=True); sys.stdin.read()\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as child:
-        assert child.stdout and child.stdout.readline() == "ready\n"
+    with spawn(sys.executable, "-c", program) as child:
+        assert first_line(child) == "ready"
         result = expect(("CRITICAL", "FilesExhausted"), "fd_limit", Node(jobs=(job(real_rank(child.pid)),)))
         assert values(result, "fd_process_open_files")["77", "rank"] == 19
-        child.stdin.close()  # type: ignore[union-attr]
 
 
 def test_this_process_as_the_kernel_counts_it() -> None:

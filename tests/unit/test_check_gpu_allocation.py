@@ -59,9 +59,7 @@ def gpus(fake_nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> I
 @pytest.fixture
 def tree(tmp_path: Path) -> NodeTree:
     tree = NodeTree(tmp_path)
-    namespaces = tree.proc / "self" / "ns"
-    namespaces.mkdir(parents=True)
-    (namespaces / "pid").symlink_to("pid:[4026531836]")
+    tree.put_in_namespace("self", "pid", 4026531836)
     tree.time.now_monotonic = 20_000.0
     return tree
 
@@ -78,13 +76,8 @@ def checkpoint(tree: NodeTree, *entries: dict[str, object]) -> None:
 
 
 def entry(devices: object, pod: str = POD_UID, resource: str = "nvidia.com/gpu") -> dict[str, object]:
-    return {
-        "PodUID": pod,
-        "ContainerName": "train",
-        "ResourceName": resource,
-        "DeviceIDs": devices,
-        "AllocResp": "CkA=",
-    }
+    names = {"PodUID": pod, "ContainerName": "train", "ResourceName": resource}
+    return {**names, "DeviceIDs": devices, "AllocResp": "CkA="}
 
 
 def looks(tree: NodeTree, gpus: Gpus, check: Checked, minutes: int) -> tuple[tuple[str, str], CheckVerdict]:
@@ -97,9 +90,8 @@ def looks(tree: NodeTree, gpus: Gpus, check: Checked, minutes: int) -> tuple[tup
 
 
 def test_gpus_that_are_used(tree: NodeTree, gpus: Gpus) -> None:
-    result = expect(
-        ("OK", "GpusAccountedFor"), "gpu_allocation", tree.node(gpus=gpus.set(True, True, memory_bytes=TAKEN).sampler)
-    )
+    node = tree.node(gpus=gpus.set(True, True, memory_bytes=TAKEN).sampler)
+    result = expect(("OK", "GpusAccountedFor"), "gpu_allocation", node)
     assert result.verdict.message == "4 of 4 GPUs have a process"
     assert set(values(result, "gpu_memory_without_process_bytes").values()) == {0}
 
@@ -205,12 +197,9 @@ def test_gpu_without_a_process_list_is_not_judged(tree: NodeTree, gpus: Gpus) ->
 
 
 def test_in_a_pid_namespace_of_its_own_it_does_not_guess(tree: NodeTree, gpus: Gpus) -> None:
-    link = tree.proc / "self" / "ns" / "pid"
-    link.unlink()
-    link.symlink_to("pid:[4026532301]")
-    result = expect(
-        ("UNKNOWN", "OtherPidNamespace"), "gpu_allocation", tree.node(gpus=gpus.set(False, memory_bytes=TAKEN).sampler)
-    )
+    tree.put_in_namespace("self", "pid", 4026532301)
+    node = tree.node(gpus=gpus.set(False, memory_bytes=TAKEN).sampler)
+    result = expect(("UNKNOWN", "OtherPidNamespace"), "gpu_allocation", node)
     assert "hostPID" in result.verdict.remedy
 
 
@@ -234,7 +223,7 @@ JSON = st.recursive(
 
 def test_a_checkpoint_that_may_not_be_read_is_said(tree: NodeTree, gpus: Gpus) -> None:
     member(tree, 600, POD)
-    (tree.proc / "1" / "root" / gpu_holders.CHECKPOINT).mkdir(parents=True)
+    tree.make_unreadable(f"proc/1/root/{gpu_holders.CHECKPOINT}")
     expect(("UNKNOWN", "CannotRead"), "gpu_allocation", tree.node(gpus=gpus.set(False).sampler))
 
 

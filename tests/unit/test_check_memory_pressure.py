@@ -59,7 +59,7 @@ def test_a_meminfo_that_cannot_be_understood(tree: NodeTree, text: str) -> None:
 
 def test_a_file_that_should_be_readable_and_is_not(tree: NodeTree) -> None:
     fill(tree, psi=False)
-    (tree.proc / "pressure" / "memory").mkdir(parents=True)
+    tree.make_unreadable("proc/pressure/memory")
     expect(("UNKNOWN", "CannotRead"), "memory_pressure", tree.node())
 
 

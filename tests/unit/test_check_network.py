@@ -219,10 +219,8 @@ def test_bad_packets_are_judged_by_their_growth(tree: NodeTree) -> None:
 
 def test_a_job_in_a_network_of_its_own_is_not_connected_to(tree: NodeTree) -> None:
     process(tree, **MASTER)
-    for view, inode in (("self", 1), ("10", 2)):
-        link = tree.proc / view / "ns" / "net"
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(f"net:[{inode}]")
+    tree.put_in_namespace("self", "net", 1)
+    tree.put_in_namespace(10, "net", 2)
     result = expect(("OK", "NetworkUp"), "network", tree.node(job(rank(10))))
     assert values(result, "network_master_answers") == {}
     assert values(result, "network_interface_up") == {}, "/sys shows only our own namespace"
@@ -240,9 +238,7 @@ def test_a_rank_that_vanished(tree: NodeTree) -> None:
 
 def test_an_environment_that_may_not_be_read(tree: NodeTree) -> None:
     process(tree, **MASTER)
-    environ = tree.proc / "10" / "environ"
-    environ.unlink()
-    environ.mkdir()
+    tree.make_unreadable("proc/10/environ")
     result = expect(("UNKNOWN", "CannotRead"), "network", tree.node(job(rank(10))))
     assert result.faults[0].subject == "pid 10"
 
@@ -261,9 +257,7 @@ def test_an_interface_that_has_only_ipv6(tree: NodeTree) -> None:
 
 
 def test_tables_that_may_not_be_read(tree: NodeTree) -> None:
-    dev = tree.proc / "self" / "net" / "dev"
-    dev.unlink()
-    dev.mkdir()
+    tree.make_unreadable("proc/self/net/dev")
     expect(("UNKNOWN", "CannotRead"), "network", tree.node())
 
 

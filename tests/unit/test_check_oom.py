@@ -1,15 +1,12 @@
 """oom: processes that were killed for lack of memory, and the exceeded limit, from the kernel's log and counter."""
 
-import os
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hangwatch.probes.node import kmsg, oom_kills
 from hangwatch.probes.node.machine import Node
-from tests.node_tree import Checked, NodeTree, expect, run, values
+from tests.node_tree import Checked, NodeTree, expect, refuse_open, run, values
 
 SLURM = "/system.slice/slurmstepd.scope/job_4711"
 POD = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod6f1c2d3e_0a1b_4c5d_8e9f_001122334455.slice"
@@ -35,20 +32,14 @@ def killed(pid: int, *, comm: str = "python", uid: int = 1004, by: str = "Memory
     )
 
 
-def log(tree: NodeTree, *lines: str, boot_seconds: float = 990.0) -> None:
-    """Write records in the format of /dev/kmsg. The tree's clock is at 1000 s after boot."""
-    with (tree.dev / "kmsg").open("a") as file:
-        file.writelines(f"4,{at},{int(boot_seconds * 1e6)},-;{line}\n" for at, line in enumerate(lines, 1))
-
-
 def test_log_without_an_oom_kill_is_ok(tree: NodeTree) -> None:
-    log(tree, "eth0: link up")
+    tree.log("eth0: link up")
     result = expect(("OK", "NoOomKill"), "oom", tree.node())
     assert result.verdict.message == "no process was killed for lack of memory in the last 1 h"
 
 
 def test_kill_at_the_limit_of_a_job_names_the_job(tree: NodeTree) -> None:
-    log(tree, summary(4713), killed(4713))
+    tree.log(summary(4713), killed(4713))
     result = expect(("WARNING", "OutOfMemory"), "oom", tree.node())
     assert result.verdict.message == (
         "Slurm job 4711: python (pid 4713, uid 1004) was killed for lack of memory 10 s ago, "
@@ -62,7 +53,7 @@ def test_all_processes_of_a_pod_are_one_finding(tree: NodeTree) -> None:
     """With memory.oom.group, which the kubelet sets, the kernel writes one summary and a line for each killed process."""
     container = f"{POD}/cri-containerd-12.scope"
     group = f"Tasks in {container} are going to be killed due to memory.oom.group set"
-    log(tree, summary(10, limit=container, cgroup=container), killed(10), group, *map(killed, range(11, 14)))
+    tree.log(summary(10, limit=container, cgroup=container), killed(10), group, *map(killed, range(11, 14)))
     result = expect(("WARNING", "OutOfMemory"), "oom", tree.node())
     assert "pod 6f1c2d3e-0a1b-4c5d-8e9f-001122334455: 4 processes were killed" in result.verdict.message
     assert "last python (pid 13, uid 1004)" in result.verdict.message
@@ -71,14 +62,14 @@ def test_all_processes_of_a_pod_are_one_finding(tree: NodeTree) -> None:
 @pytest.mark.parametrize(("age_seconds", "status"), [(10.0, "CRITICAL"), (599.0, "CRITICAL"), (601.0, "WARNING")])
 def test_a_node_without_memory_is_worse(tree: NodeTree, age_seconds: float, status: str) -> None:
     lines = summary(4712, limit=None, cgroup="/user.slice"), killed(4712, by="Out of memory")
-    log(tree, *lines, boot_seconds=1000.0 - age_seconds)
+    tree.log(*lines, boot_seconds=1000.0 - age_seconds)
     result = expect((status, "NodeOutOfMemory"), "oom", tree.node())
     assert "the node ran out of memory; uid 1004: python (pid 4712" in result.verdict.message
 
 
 def test_the_numa_nodes_of_a_process_are_a_limit_of_its_own(tree: NodeTree) -> None:
     line = summary(5, limit=None).replace("CONSTRAINT_NONE", "CONSTRAINT_MEMORY_POLICY")
-    log(tree, line, killed(5, by="Out of memory"))
+    tree.log(line, killed(5, by="Out of memory"))
     expect(("WARNING", "OutOfMemory"), "oom", tree.node())
 
 
@@ -91,13 +82,13 @@ def test_the_numa_nodes_of_a_process_are_a_limit_of_its_own(tree: NodeTree) -> N
     ],
 )
 def test_lines_of_older_kernels(tree: NodeTree, line: str, expected: tuple[str, str]) -> None:
-    log(tree, line)
+    tree.log(line)
     result = expect(expected, "oom", tree.node())
     assert "an unknown user" in result.verdict.message
 
 
 def test_what_is_long_past_counts_no_more(tree: NodeTree) -> None:
-    log(tree, summary(4713), killed(4713))
+    tree.log(summary(4713), killed(4713))
     tree.time.now_monotonic = 990.0 + 3601
     result = expect(("OK", "NoOomKill"), "oom", tree.node())
     assert values(result, "oom_kills_total") == {("python", "cgroup"): 1}
@@ -113,30 +104,30 @@ def test_what_is_long_past_counts_no_more(tree: NodeTree) -> None:
 )
 def test_hostile_cgroup_name_blames_no_other_job(tree: NodeTree, name: str) -> None:
     mine = f"/user.slice/user-1004.slice/{name}"
-    log(tree, summary(4713, limit=mine, cgroup=mine), killed(4713))
+    tree.log(summary(4713, limit=mine, cgroup=mine), killed(4713))
     message = run("oom", tree.node()).verdict.message
     assert message.startswith("uid 1004: python (pid 4713, uid 1004) was killed") and "job" not in message
 
 
 def test_hostile_process_name_blames_no_other_job(tree: NodeTree) -> None:
-    log(tree, summary(4713, comm="x,pid=1,uid=0"), killed(4713, comm="x) UID:0 y"))
+    tree.log(summary(4713, comm="x,pid=1,uid=0"), killed(4713, comm="x) UID:0 y"))
     result = run("oom", tree.node())
     assert result.verdict.message.startswith("Slurm job 4711: x) UID:0 y (pid 4713, uid 1004) was killed")
 
 
 def test_a_line_of_another_kill_is_not_joined(tree: NodeTree) -> None:
     """Do not add a kill without a summary to the kill before. The kernel omits summaries if it kills many processes."""
-    log(tree, summary(4713), killed(4713), killed(9, uid=1005))
+    tree.log(summary(4713), killed(4713), killed(9, uid=1005))
     assert "uid 1005: python (pid 9, uid 1005) was killed" in run("oom", tree.node()).verdict.message
 
 
 def test_a_process_cannot_write_itself_into_the_log(tree: NodeTree) -> None:
-    log(tree, f"audit: comm={killed(1)}", f"x {summary(1)}")
+    tree.log(f"audit: comm={killed(1)}", f"x {summary(1)}")
     expect(("OK", "NoOomKill"), "oom", tree.node())
 
 
 def test_a_flood_of_one_owner_hides_no_other(tree: NodeTree) -> None:
-    log(tree, summary(7), killed(7), *(killed(pid, uid=1005) for pid in range(1000, 2000)))
+    tree.log(summary(7), killed(7), *(killed(pid, uid=1005) for pid in range(1000, 2000)))
     result = run("oom", tree.node())
     assert "Slurm job 4711: python (pid 7, uid 1004)" in result.verdict.message
     assert "uid 1005: 16 or more processes were killed" in result.verdict.message
@@ -144,9 +135,8 @@ def test_a_flood_of_one_owner_hides_no_other(tree: NodeTree) -> None:
 
 
 def test_owners_and_names_are_bounded(tree: NodeTree) -> None:
-    log(tree, *(killed(pid, uid=pid, comm=f"n{pid}") for pid in range(1000)))
-    events = kmsg.KernelLog().read(tree.dev / "kmsg")
-    assert isinstance(events, kmsg.KernelEvents)
+    tree.log(*(killed(pid, uid=pid, comm=f"n{pid}") for pid in range(1000)))
+    events = tree.read_log()
     assert len(events.oom.kills) == oom_kills.OWNERS_KEPT
     assert len(events.oom.counts) == oom_kills.KEYS_KEPT
 
@@ -155,9 +145,9 @@ def test_looks_at_a_quiet_log_share_what_they_hold(tree: NodeTree) -> None:
     # Two results without a new kill share one list of kills. The daemon keeps ten minutes of results with up to
     # 2,000 kills each.
     follower = kmsg.KernelLog()
-    log(tree, killed(1))
+    tree.log(killed(1))
     first, second = (follower.read(tree.dev / "kmsg") for _ in range(2))
-    log(tree, killed(2))
+    tree.log(killed(2))
     third = follower.read(tree.dev / "kmsg")
     assert isinstance(first, kmsg.KernelEvents) and isinstance(second, kmsg.KernelEvents)
     assert first.oom is second.oom
@@ -165,15 +155,10 @@ def test_looks_at_a_quiet_log_share_what_they_hold(tree: NodeTree) -> None:
 
 
 def test_kills_are_counted_by_the_kernel_without_a_log(tree: NodeTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(path: Any, *arguments: Any, really_open: Any = os.open) -> int:
-        if str(path).endswith("kmsg"):
-            raise PermissionError(1, "Operation not permitted")
-        return int(really_open(path, *arguments))
-
     tree.write("proc/vmstat", VMSTAT.format(kills=3))
     check, node = Checked("oom"), tree.node()
     with monkeypatch.context() as patch:
-        patch.setattr(os, "open", denied)
+        refuse_open(patch, "kmsg")
         first = check.expect(("OK", "NoOomKill"), node)
     assert first.verdict.message == (
         "no new OOM kill, 3 OOM kills since the node booted; "
@@ -192,8 +177,7 @@ def test_kills_are_counted_by_the_kernel_without_a_log(tree: NodeTree, monkeypat
 def test_lines_as_a_kernel_wrote_them(tree: NodeTree) -> None:
     """A real kill would leave lines in the kernel's log that other checks report."""
     group = "/process_api/7c1c5d5f3435a0820cbd2a16758518ea/hangwatch-test-y9kkxntx"
-    log(
-        tree,
+    tree.log(
         f"oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg={group},"
         f"task_memcg={group},task=python,pid=8650,uid=0",
         "Memory cgroup out of memory: Killed process 8650 (python) total-vm:267216kB, anon-rss:28064kB, "

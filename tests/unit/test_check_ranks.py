@@ -2,10 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -19,9 +15,8 @@ from tests.node_tree import Checked, NodeTree, expect, job, rank, real_rank, run
 def test_all_ranks_alive(tree: NodeTree) -> None:
     for pid in (10, 11, 12):
         tree.process(pid, state="R", rss_kib=2048)
-    result = expect(
-        ("OK", "RanksAlive"), "ranks", tree.node(job(rank(10), rank(11, 1, workers=[12]), local_world_size=2))
-    )
+    node = tree.node(job(rank(10), rank(11, 1, workers=[12]), local_world_size=2))
+    result = expect(("OK", "RanksAlive"), "ranks", node)
     assert values(result, "ranks_expected") == {("77",): 2}
     assert values(result, "ranks_alive") == {("77",): 2}
     memory = values(result, "ranks_resident_memory_bytes")
@@ -103,19 +98,13 @@ def test_a_stat_that_cannot_be_understood_is_a_rank_gone_not_a_crash(tree: NodeT
     assert run("ranks", tree.node(job(rank(10)))).verdict.reason == "RankGone"
 
 
-@contextmanager
-def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    with spawn(sys.executable, "-c", "import sys; sys.stdin.read()", text=False) as child:
-        yield child
-
-
 def state_of(pid: int) -> str:
     found = procfs.read_state(pid)
     return found[1] if found else ""
 
 
 def test_real_processes_stopped_and_dead() -> None:
-    with sleeper() as stopped, sleeper() as dead, sleeper() as well:
+    with spawn("sleep", 600) as stopped, spawn("sleep", 600) as dead, spawn("sleep", 600) as well:
         node = Node(jobs=(job(*(real_rank(child.pid, at) for at, child in enumerate((stopped, dead, well)))),))
         expect(("OK", "RanksAlive"), "ranks", node)
         os.kill(stopped.pid, signal.SIGSTOP)

@@ -50,9 +50,8 @@ def test_a_value_becomes_a_verdict_and_points() -> None:
     result = run(check_of(lambda node, settings: Reading(number=7)))
     assert result.success
     assert result.verdict.message == "read [7]"
-    assert [(point.name, point.value, point.labels) for point in result.points] == [
-        ("reads_total", 7.0, (("disk", "sda"),))
-    ]
+    (point,) = result.points
+    assert (point.name, point.value, point.labels) == ("reads_total", 7.0, (("disk", "sda"),))
 
 
 def test_none_is_not_present_and_exports_nothing() -> None:
@@ -113,10 +112,7 @@ def test_the_window_grows_to_its_length_newest_last() -> None:
     window = runner.Window(check)
     results = [runner.run(check, Node(), Settings(), window) for _ in range(4)]
     assert [result.verdict.message for result in results] == [
-        "read [0]",
-        "read [0, 1]",
-        "read [0, 1, 2]",
-        "read [1, 2, 3]",
+        f"read {read}" for read in ([0], [0, 1], [0, 1, 2], [1, 2, 3])
     ]
 
 

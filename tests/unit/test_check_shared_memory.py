@@ -61,9 +61,7 @@ def mounts(root: Path, **namespaces: int) -> NodeTree:
     tree = NodeTree(root)
     (tree.dev / "shm").mkdir()
     for view, inode in namespaces.items():
-        link = tree.proc / view.removeprefix("pid") / "ns" / "mnt"
-        link.parent.mkdir(parents=True)
-        link.symlink_to(f"mnt:[{inode}]")
+        tree.put_in_namespace(view.removeprefix("pid"), "mnt", inode)
     return tree
 
 

@@ -44,8 +44,12 @@ def mounted(tree: NodeTree, *mounts: tuple[str, str], view: str = "self") -> Non
     tree.write(f"proc/{view}/mountinfo", PLAIN + "".join(lines))
 
 
-def space(seconds: float = 0.01, size: int = 1 << 40, available: int = 1 << 39) -> Space:
-    return Space(size_bytes=size, available_bytes=available, seconds=seconds)
+def space(seconds: float = 0.01, size: int = 1 << 40, available: int = 1 << 39, read_only: bool = False) -> Space:
+    return Space(size_bytes=size, available_bytes=available, seconds=seconds, read_only=read_only)
+
+
+def failed(reason: str, detail: str = "", kind: str = "nfs") -> Answer:
+    return Answer(mount="/d", type=kind, fault=Fault(subject="/d", reason=reason, detail=detail))
 
 
 def verdict(answer: Answer, **settings: Any) -> tuple[str, str]:
@@ -63,9 +67,7 @@ def test_network_file_systems_that_answer(tree: NodeTree) -> None:
 
 
 def test_space_for_incidents_counts_even_before_the_folder_exists(tree: NodeTree) -> None:
-    result = expect(
-        ("OK", "StorageAnswers"), "storage", tree.node(state_directory=tree.root / "var" / "lib" / "hangwatch")
-    )
+    result = expect(("OK", "StorageAnswers"), "storage", tree.node(state_directory=tree.root / "var/lib/hangwatch"))
     assert values(result, "storage_available_bytes")[str(tree.root / "var/lib/hangwatch"), INCIDENTS] > 0
 
 
@@ -209,10 +211,10 @@ def test_a_file_on_a_silent_mount_is_not_touched(tree: NodeTree) -> None:
 
 def test_messages_and_the_table_give_sizes_in_words() -> None:
     full = Answer(mount="/d", type="nfs", space=space(size=200 << 30, available=1 << 30))
-    hung = Answer(mount="/h", type="nfs", fault=Fault(subject="/h", reason="NoAnswer", detail=""))
+    hung = failed("NoAnswer")
     assert "has 0.5% left" in judge((Sample(answers=(full,)),), Settings()).message
     rows = list(storage.table(Sample(answers=(full, hung))))
-    assert rows[1:] == [("/d", "nfs", "0.0100", "1.0", "200.0"), ("/h", "nfs", "NoAnswer", "", "")]
+    assert rows[1:] == [("/d", "nfs", "0.0100", "1.0", "200.0"), ("/d", "nfs", "NoAnswer", "", "")]
 
 
 @pytest.mark.parametrize(
@@ -222,27 +224,11 @@ def test_messages_and_the_table_give_sizes_in_words() -> None:
         (Answer(mount="/d", type="nfs", space=space(seconds=1.1)), ("WARNING", "StorageSlow")),
         (Answer(mount="/d", type="nfs", space=space(available=1)), ("WARNING", "StorageFull")),
         (Answer(mount="/d", type="nfs", space=space(size=0, available=0)), ("OK", "StorageAnswers")),
-        (
-            Answer(
-                mount="/i",
-                type="fuse.squashfuse",
-                space=Space(size_bytes=9, available_bytes=0, seconds=0.0, read_only=True),
-            ),
-            ("OK", "StorageAnswers"),
-        ),
+        (Answer("/i", "fuse.squashfuse", space=space(size=9, available=0, read_only=True)), ("OK", "StorageAnswers")),
         (Answer(mount="/v", type=INCIDENTS, space=space(available=1 << 20)), ("WARNING", "IncidentSpaceLow")),
-        (
-            Answer(mount="/d", type="nfs", fault=Fault(subject="/d", reason="NoAnswer", detail="")),
-            ("CRITICAL", "StorageHung"),
-        ),
-        (
-            Answer(mount="/d", type="nfs", fault=Fault(subject="/d", reason="CannotRead", detail="Stale file handle")),
-            ("CRITICAL", "StorageBroken"),
-        ),
-        (
-            Answer(mount="/v", type=INCIDENTS, fault=Fault(subject="/v", reason="CannotRead", detail="I/O error")),
-            ("WARNING", "IncidentsBlocked"),
-        ),
+        (failed("NoAnswer"), ("CRITICAL", "StorageHung")),
+        (failed("CannotRead", "Stale file handle"), ("CRITICAL", "StorageBroken")),
+        (failed("CannotRead", "I/O error", INCIDENTS), ("WARNING", "IncidentsBlocked")),
     ],
 )
 def test_what_answers_mean(answer: Answer, expected: tuple[str, str]) -> None:

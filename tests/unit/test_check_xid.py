@@ -15,7 +15,7 @@ from hangwatch.probes.node import kmsg
 from hangwatch.probes.node.machine import Node
 from hangwatch.tables import kernel_lines, xids
 from tests.conftest import DATA
-from tests.node_tree import Checked, NodeTree, expect, run, status_and_reason, values
+from tests.node_tree import Checked, NodeTree, expect, refuse_open, run, status_and_reason, values
 
 FELL_OFF = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 PAGE_FAULT = "NVRM: Xid (PCI:0000:04:00): 31, pid=4711, name=python, Ch 00000010, intr 00000000. MMU Fault"
@@ -29,15 +29,8 @@ HUNG = "INFO: task python:4711 blocked for more than 120 seconds."
 OOM = "Out of memory: Killed process 4712 (pt_data_worker) total-vm:123kB, anon-rss:99kB"
 
 
-def log(tree: NodeTree, *lines: str, boot_seconds: float = 990.0, first: int = 1) -> None:
-    """Write records in the format of /dev/kmsg. The tree's clock is at 1000 s after boot."""
-    records = [f"4,{number},{int(boot_seconds * 1e6)},-;{line}\n" for number, line in enumerate(lines, first)]
-    with (tree.dev / "kmsg").open("a") as file:
-        file.writelines(records)
-
-
 def test_a_quiet_log(tree: NodeTree) -> None:
-    log(tree, "Linux version 6.1.0", "eth0: link up")
+    tree.log("Linux version 6.1.0", "eth0: link up")
     expect(("OK", "KernelLogQuiet"), "xid", tree.node())
 
 
@@ -59,7 +52,7 @@ def test_a_quiet_log(tree: NodeTree) -> None:
     ],
 )
 def test_what_a_line_means(tree: NodeTree, line: str, expected: tuple[str, str], words: list[str]) -> None:
-    log(tree, line)
+    tree.log(line)
     result = expect(expected, "xid", tree.node())
     for word in words:
         assert word in result.verdict.message
@@ -80,12 +73,12 @@ def test_what_a_line_means(tree: NodeTree, line: str, expected: tuple[str, str],
     ],
 )
 def test_xids_that_say_themselves_how_bad_they_are(tree: NodeTree, line: str, expected: str) -> None:
-    log(tree, line)
+    tree.log(line)
     assert run("xid", tree.node()).verdict.status.name == expected
 
 
 def test_what_is_long_past_counts_no_more(tree: NodeTree) -> None:
-    log(tree, FELL_OFF, PAGE_FAULT, HUNG, boot_seconds=10.0)
+    tree.log(FELL_OFF, PAGE_FAULT, HUNG, boot_seconds=10.0)
     tree.time.now_monotonic = 10 + 3601
     expect(("CRITICAL", "GpuError"), "xid", tree.node())
     tree.time.now_monotonic = 10 + 86401
@@ -96,7 +89,7 @@ def test_what_is_long_past_counts_no_more(tree: NodeTree) -> None:
 def test_a_fatal_sxid_is_one_event_with_its_lines_of_registers(tree: NodeTree) -> None:
     switch = "nvidia-nvswitch3: SXid (PCI:0000:c4:00.0): 20034, "
     details = ("Severity 1 Engine instance 48 Sub-engine instance 00", "Data {0x50610002, 0x10100030, 0x00000000}")
-    log(tree, f"{switch}Fatal, Link 48 LTSSM Fault Up", *(switch + detail for detail in details))
+    tree.log(f"{switch}Fatal, Link 48 LTSSM Fault Up", *(switch + detail for detail in details))
     result = expect(("CRITICAL", "SwitchError"), "xid", tree.node())
     assert "Link 48 LTSSM" in result.verdict.message
     assert values(result, "sxid_errors_total") == {("0000:c4:00.0", "20034"): 1}
@@ -110,74 +103,71 @@ def test_a_fatal_sxid_is_one_event_with_its_lines_of_registers(tree: NodeTree) -
     ],
 )
 def test_later_line_of_an_error_does_not_hide_a_fatal_one(tree: NodeTree, worse: str, later: str) -> None:
-    log(tree, worse)
-    log(tree, later, boot_seconds=995.0, first=2)
+    tree.log(worse)
+    tree.log(later, boot_seconds=995.0, first=2)
     result = run("xid", tree.node())
     assert result.verdict.status.name == "CRITICAL"
     assert "10 s ago" in result.verdict.message
-    lines = kmsg.KernelLog().read(tree.dev / "kmsg")
-    assert isinstance(lines, kmsg.KernelEvents)
-    assert worse in [line.text for line in lines.lines]
+    assert worse in [line.text for line in tree.read_log().lines]
 
 
 def test_recovered_gpu_replaces_its_recovery_action(tree: NodeTree) -> None:
     action = "NVRM: Xid (PCI:0000:01:00): 154, GPU recovery action changed from 0x{} to 0x{}"
-    log(tree, action.format("0 (None)", "1 (GPU Reset)"), action.format("1 (GPU Reset)", "0 (None)"))
+    tree.log(action.format("0 (None)", "1 (GPU Reset)"), action.format("1 (GPU Reset)", "0 (None)"))
     expect(("OK", "KernelLogQuiet"), "xid", tree.node())
 
 
 def test_ignored_xids_are_counted_and_no_finding(tree: NodeTree) -> None:
-    log(tree, PAGE_FAULT)
+    tree.log(PAGE_FAULT)
     result = expect(("OK", "KernelLogQuiet"), "xid", tree.node(), ignored_xids=(31,))
     assert values(result, "xid_errors_total") == {("0000:04:00", "31"): 1}
 
 
 def test_equal_events_are_one_finding_and_counted(tree: NodeTree) -> None:
-    log(tree, *[PAGE_FAULT] * 5)
+    tree.log(*[PAGE_FAULT] * 5)
     result = run("xid", tree.node())
     assert result.verdict.message.count("XID 31") == 1
     assert values(result, "xid_errors_total") == {("0000:04:00", "31"): 5}
 
 
 def test_each_run_reads_only_what_is_new_and_forgets_nothing(tree: NodeTree) -> None:
-    log(tree, PAGE_FAULT)
+    tree.log(PAGE_FAULT)
     check, node = Checked("xid"), tree.node()
     assert values(check.run(node), "xid_errors_total") == {("0000:04:00", "31"): 1}
-    log(tree, PAGE_FAULT, FELL_OFF, first=2)
+    tree.log(PAGE_FAULT, FELL_OFF, first=2)
     result = check.run(node)
     assert values(result, "xid_errors_total") == {("0000:04:00", "31"): 2, ("0000:3b:00", "79"): 1}
     assert status_and_reason(result) == ("CRITICAL", "GpuError")
 
 
 def test_records_that_were_overwritten_are_counted(tree: NodeTree) -> None:
-    log(tree, "one")
+    tree.log("one")
     check, node = Checked("xid"), tree.node()
     check.run(node)
-    log(tree, "two", first=2)
+    tree.log("two", first=2)
     assert values(check.run(node), "kernel_log_missed_total") == {(): 0}
-    log(tree, "forty-three", first=43)
+    tree.log("forty-three", first=43)
     assert values(check.run(node), "kernel_log_missed_total") == {(): 40}
 
 
 def test_a_flood_is_bounded(tree: NodeTree) -> None:
     for number in range(3):
-        log(tree, *(f"NVRM: Xid (PCI:{at:04x}:00:00): 31, flood" for at in range(700)), first=1 + number * 700)
-    events = kmsg.KernelLog().read(tree.dev / "kmsg")
-    assert isinstance(events, kmsg.KernelEvents)
+        tree.log(*(f"NVRM: Xid (PCI:{at:04x}:00:00): 31, flood" for at in range(700)), first=1 + number * 700)
+    events = tree.read_log()
     assert len(events.lines) == kmsg.LINES_KEPT
     assert len(events.counts) == kmsg.KEYS_KEPT
 
 
 def test_a_flood_of_one_kind_hides_no_other(tree: NodeTree) -> None:
-    log(tree, FELL_OFF)
-    log(tree, *(f"INFO: task python:{pid} blocked for more than 120 seconds." for pid in range(1000)), first=2)
+    tree.log(FELL_OFF)
+    tree.log(*(f"INFO: task python:{pid} blocked for more than 120 seconds." for pid in range(1000)), first=2)
     result = expect(("CRITICAL", "GpuError"), "xid", tree.node())
     assert values(result, "hung_tasks_total") == {("python",): 1000}
 
 
 @pytest.mark.parametrize("line", [FELL_OFF, SXID_FATAL])
 def test_a_process_cannot_name_itself_an_xid(tree: NodeTree, line: str) -> None:
-    log(tree, f"audit: comm={line}", f"x {line}")
+    tree.log(f"audit: comm={line}", f"x {line}")
     expect(("OK", "KernelLogQuiet"), "xid", tree.node())
 
 
@@ -186,17 +176,13 @@ def test_terminal_escapes_continuations_and_garbage(tree: NodeTree) -> None:
         b"4,1,5,-;NVRM: X\\x1b[31mid (PCI:0000:3b:00): 79, red\\x1b[0m\n SUBSYSTEM=pci\n DEVICE=+pci:0000:3b:00.0\n"
         b"no record at all\n4,2,zz,-;bad\n\xff\xfe\n6,3,7,c;" + HUNG.encode() + b"\n"
     )
-    events = kmsg.KernelLog().read(tree.dev / "kmsg")
-    assert isinstance(events, kmsg.KernelEvents)
+    events = tree.read_log()
     assert [line.name for line in events.lines] == ["xid", "hung_task"]
     assert "\x1b" not in events.lines[0].text and "x1b" not in events.lines[0].text
 
 
 def test_a_log_that_may_not_be_read(tree: NodeTree, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(*arguments: Any) -> int:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(os, "open", denied)
+    refuse_open(monkeypatch, "kmsg")
     result = expect(("UNKNOWN", "PermissionDenied"), "xid", tree.node())
     assert "CAP_SYSLOG" in result.verdict.remedy
 
@@ -215,9 +201,8 @@ def test_a_reader_that_fell_behind_goes_on(tree: NodeTree, monkeypatch: pytest.M
 
     (tree.dev / "kmsg").write_text("")
     monkeypatch.setattr(kmsg.os, "read", read)
-    events = kmsg.KernelLog().read(tree.dev / "kmsg")
+    events = tree.read_log()
     monkeypatch.undo()
-    assert isinstance(events, kmsg.KernelEvents)
     assert events.missed == 898
     assert [line.code for line in events.lines] == [79]
 

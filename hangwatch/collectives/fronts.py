@@ -65,7 +65,7 @@ def find_ends(
     if not any(group.may_have_end for group in groups):
         return Ends()
     waits = _Waits(groups, recorded, candidates=recorded if are_all else frozenset())
-    gpus = sorted((rank, front) for rank, front in waits.first.items() if waits.is_behind_gpu(front))
+    gpus = sorted((rank, front) for rank, front in waits.first.items() if waits.is_behind_gpu(rank))
     behind_gpu = {rank for rank, _ in gpus} - stopped
     edges = waits.find_edges(recorded, behind_gpu)
     idle = {node for ways in edges.values() for node in ways} - busy
@@ -128,7 +128,7 @@ class _Waits:
                     self.transfers[rank].append(front)
                 # Sends come last, because pipelines send asynchronously.
                 order = is_send(operation), operation.created_unix_seconds, operation.order, place, front
-                if rank not in oldest or order < oldest[rank]:
+                if rank not in oldest or order[:-1] < oldest[rank][:-1]:
                     oldest[rank] = order
         self.first = {rank: front for rank, (*_, front) in oldest.items()}
 
@@ -145,11 +145,16 @@ class _Waits:
         """The ranks that wait in a collective, not only in a send or recv."""
         return set[int]().union(*(group.waits for group in self.groups))
 
-    @staticmethod
-    def is_behind_gpu(front: Front) -> bool:
-        """True if other members have completed the front of a rank, and all have enqueued it."""
-        group, wait = front.group, front.operation
-        return group.is_proving(wait) and group.lowest_newest >= wait.number <= group.highest_completed
+    def is_behind_gpu(self, rank: int) -> bool:
+        """True if all members have enqueued the front of a rank, and others have completed it, or have started it.
+
+        It does not count as not started while the GPU may be in a send that was enqueued before.
+        """
+        _, group, wait, _ = self.first[rank]
+        if not group.is_proving(wait) or group.lowest_newest < wait.number:
+            return False
+        may_start = not wait.is_started and all(one.operation.order > wait.order for one in self.transfers[rank])
+        return wait.number <= max(group.highest_completed, group.highest_started if may_start else -1)
 
     def find_edges(self, recorded: Set[int], behind_gpu: Set[int]) -> dict[_Node, Sequence[_Node]]:
         """Return the nodes for which each rank waits, and for each operation the ranks for which others wait in it.

@@ -22,13 +22,8 @@ _MOST_DIFFERENT_CLOCKS_SECONDS = 60.0
 _MOST_MEMBERS = 1 << 20
 _get_number = attrgetter("number")
 _PEER = re.compile(r"^(?:send|recv) \d{1,7}(?:->|<-)(\d{1,7})$")
-# No member can complete these before every member has launched them.
-_PROVING = frozenset(
-    {
-        "all_reduce", "_all_gather_base", "all_gather", "all_gather_into_tensor", "_reduce_scatter_base",
-        "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "barrier",
-    }
-)  # fmt: skip
+# Beginnings of the names of operations that no member can complete before every member has launched them.
+_PROVING = ("all_", "_all_", "allreduce_", "reduce_scatter", "_reduce_scatter", "barrier")
 
 
 class Transfer(NamedTuple):
@@ -74,7 +69,7 @@ class ProcessGroup:
 
     def is_proving(self, operation: EnqueuedOperation) -> bool:
         """True if no member can complete this operation before every member has launched it."""
-        return self.enqueues_ahead and operation.operation in _PROVING
+        return self.enqueues_ahead and operation.operation.startswith(_PROVING)
 
     @cached_property
     def lowest_newest(self) -> int:
@@ -86,11 +81,17 @@ class ProcessGroup:
         """The highest number of a collective that a member has completed; -1 if none."""
         return max(self.completed.values(), default=-1)
 
+    @cached_property
+    def highest_started(self) -> int:
+        """The highest number of an open collective that runs on a GPU; -1 if none, or if that is unknown."""
+        return max((wait.number for wait in self.waits.values() if wait.is_started), default=-1)
+
     @property
     def may_have_end(self) -> bool:
         """True if a rank waits in this group for a rank that has not joined, is unknown, or has not completed."""
         numbers = [wait.number for wait in self.waits.values()]
-        is_apart = bool(numbers) and (self.lowest_newest < max(numbers) or min(numbers) <= self.highest_completed)
+        reached = max(self.highest_completed, self.highest_started)
+        is_apart = bool(numbers) and (self.lowest_newest < max(numbers) or min(numbers) <= reached)
         return is_apart or bool(self.unknown or self.transfers)
 
     @property

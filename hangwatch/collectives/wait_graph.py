@@ -56,14 +56,14 @@ class PendingOperation(NamedTuple):
 
 
 class GpuEnd(NamedTuple):
-    """A rank that has not completed `operation`, which all ranks in `completed` have: its GPU is behind.
+    """A rank that has not completed `operation`, which all ranks in `others` have: its GPU is behind.
 
-    They have completed `behind` operations more.
+    They have completed `behind` operations more. If `behind` is 0, they have only started it, and the rank has not.
     """
 
     rank: int
     operation: PendingOperation
-    completed: tuple[int, ...]
+    others: tuple[int, ...]
     behind: int
 
 
@@ -223,5 +223,7 @@ def _make_pending_transfers(group: ProcessGroup) -> Iterator[PendingOperation]:
 
 def _make_gpu_end(rank: int, front: Front) -> GpuEnd:
     group, number = front.group, front.operation.number
-    completed = tuple(other for other in group.members if group.completed.get(other, -1) >= number)
-    return GpuEnd(rank, _make_pending(group, number, [rank]), completed, group.highest_completed + 1 - number)
+    behind = max(0, group.highest_completed + 1 - number)
+    others = [other for other in group.members if group.completed.get(other, -1) >= number]
+    started = [other for other, wait in group.waits.items() if wait.number == number and wait.is_started]
+    return GpuEnd(rank, _make_pending(group, number, [rank]), tuple(others if behind else sorted(started)), behind)

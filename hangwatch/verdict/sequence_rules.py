@@ -40,7 +40,9 @@ def decide(graph: WaitGraph) -> Answer:
     if graph.mismatches:
         return answer._replace(kind="Mismatch", check_first=_find_lone_sides(graph))
     if graph.gpus and 2 * len(graph.gpus) <= len(graph.waiting):
-        return answer._replace(kind="GpuBehind", named=tuple(end.rank for end in graph.gpus))
+        behind = tuple(end.rank for end in graph.gpus)
+        is_sure = all(end.behind for end in graph.gpus)
+        return answer._replace(kind="GpuBehind", named=behind if is_sure else (), check_first=behind)
     if graph.awaited:
         return _decide_on_awaited(answer)
     return answer._replace(kind="AllJoined") if graph.is_complete else answer

@@ -100,6 +100,7 @@ LIBRARIES = {
     "xccl has it open": ({"profiling_name": "xccl:all_reduce", "state": "scheduled", "retired": False}, True),
     "NCCL retired it at its time-out": ({"state": "started", "retired": True}, True),
     "completed, not yet retired": ({"state": "completed", "retired": False}, False),
+    "NCCL ended it by an abort": ({"time_discovered_completed_ns": CREATED_NS + 601 * 10**9}, True),
 }
 
 
@@ -116,14 +117,19 @@ def test_a_batch_is_open_where_the_record_that_closes_it_is() -> None:
     assert [one.operation for one in records if one.counts_as_open] == ["nccl:coalesced"]
 
 
-def test_list_of_torch_2_2_is_read_if_it_is_of_all_ranks() -> None:
+def test_operations_of_torch_2_2_and_2_3_are_read_if_they_are_of_all_ranks() -> None:
     row = {key: entry(1)[key] for key in ("pg_id", "profiling_name", "input_sizes", "output_sizes", "state", "retired")}
-    row |= {"seq_id": 7, "time_created_us": CREATED_NS // 1000}
-    assert recorder_dump.begins_so(as_pickle([row]))
-    (recorder,) = parse([row, row]).recorders
-    assert [(record.id, record.collective_seq) for record in recorder.records] == [(0, 7), (1, 7)]
+    old = row | {"seq_id": 7, "time_created_us": CREATED_NS // 1000}
+    newer = row | {"seq_id": 7, "time_created_ns": CREATED_NS}
+    for whole, first in (
+        ([old, old], 0),
+        ({"version": "1.4", "entries": [newer | {"record_id": 5}, newer | {"record_id": 6}]}, 5),
+    ):
+        assert recorder_dump.begins_so(as_pickle(whole))
+        (recorder,) = parse(whole).recorders
+        assert [(record.id, record.collective_seq) for record in recorder.records] == [(first, 7), (first + 1, 7)]
     with pytest.raises(ValueError, match=r"torch 2\.2"):
-        parse([row | {"pg_id": 1}])
+        parse([old | {"pg_id": 1}])
 
 
 def test_before_2_1_a_record_does_not_say_that_it_is_point_to_point() -> None:
@@ -652,6 +658,19 @@ DENIED = Fault(subject="pid 7", reason="PermissionDenied", detail="no right")
 UNDUMPED = Group(key="x", activity="unknown", fault=DENIED, members=(Member(id=RankId(rank=0)),))
 SCENE = build_scene(Grouping(groups=(UNDUMPED,)), None)
 BLOCKED = Finding("RankBlocked", SCENE, (UNDUMPED,), confidence=Confidence.HIGH)
+
+
+def test_gpu_that_has_not_started_what_others_have_is_checked_first() -> None:
+    """torch records the start with TORCH_NCCL_ENABLE_TIMING=1. An aborted operation shows no start."""
+    dumps = {rank: recorder(rank, [("0", "all_reduce_barrier")] * 3, 2) for rank in range(4)}
+    for rank in (0, 1, 3):
+        dumps[rank]["entries"][-1]["state"] = "started"
+    _, verdict = judged(dumps)
+    assert (verdict.kind, [one.rank for one in verdict.check_first]) == ("GpuBehind", [2])
+    assert "Rank 2's GPU has not started all_reduce_barrier #3" in verdict.message
+    for rank in (0, 1, 3):
+        dumps[rank]["entries"][-1] |= {"state": "completed", "time_discovered_completed_ns": CREATED_NS + 601 * 10**9}
+    assert judged(dumps)[1].check_first == ()
 
 
 def test_stacks_that_answer_let_a_rank_be_named_with_medium_confidence() -> None:

@@ -396,22 +396,13 @@ def test_two_halves_of_a_transfer_blame_nobody_and_two_receivers_are_a_cycle() -
 
 
 def exchange(rank: int, *states: str) -> RankRecords:
-    """Return batches of NCCL, each with a send to the next of four ranks and a recv from the one before it."""
+    """Return batches of NCCL, each with a send and a recv of both neighbours in a ring of four ranks."""
+    names = [f"{kind}{(rank + way) % 4}" for way in (1, -1) for kind in (f"send {rank}->", f"recv {rank}<-")]
     records = []
     for number, state in enumerate(states, 1):
-        batch = {"p2p_seq": number, "is_p2p": True}
-        for part, name in enumerate((f"send {rank}->{(rank + 1) % 4}", f"recv {rank}<-{(rank - 1) % 4}", "coalesced")):
-            is_closing = name == "coalesced"
-            records.append(
-                record(
-                    0,
-                    "1",
-                    **batch,
-                    id=3 * number + part,
-                    operation=f"nccl:{name}",
-                    state=state if is_closing else "open",
-                )
-            )
+        for part, name in enumerate((*names, "coalesced")):
+            given = {"id": 5 * number + part, "operation": f"nccl:{name}", "state": state if part == 4 else "open"}
+            records.append(record(0, "1", p2p_seq=number, is_p2p=True, **given))
     return drop_unneeded(nccl(*mark_batch_parts(records)))
 
 

@@ -213,11 +213,10 @@ def ends(finding: Finding) -> str:
 
 
 def _describe_gpu(end: GpuEnd) -> str:
-    return (
-        f"{_name_ranks([end.rank])}'s GPU has not completed {describe_operation(end.operation)}, which "
-        f"{_name_ranks(end.completed)} {words.agree(end.completed, 'has', 'have')}; "
-        f"it is {words.count(end.behind, 'operation')} behind."
-    )
+    others = f"{_name_ranks(end.others)} {words.agree(end.others, 'has', 'have')}"
+    late = f"; it is {words.count(end.behind, 'operation')} behind" if end.behind else ""
+    done = "completed" if end.behind else "started"
+    return f"{_name_ranks([end.rank])}'s GPU has not {done} {describe_operation(end.operation)}, which {others}{late}."
 
 
 def _describe_program(ranks: Sequence[int], pending: PendingOperation) -> str:

@@ -47,7 +47,7 @@ _KEY = re.compile(
 )
 _OPENS = re.compile(rb"^\s*\{\s*\"")
 _PICKLED = re.compile(rb"^\x80[\x02-\x05]")
-_VERSION = re.compile(r"^2\.\d{1,4}$")
+_VERSION = re.compile(r"^[12]\.\d{1,4}$")
 _PEERS = re.compile(r"^[a-z0-9_.-]+:(?:send|recv) (\d{1,7})(?:->|<-)\d{1,7}$")
 _RANKS = re.compile(r"^\[?[\d, ]*\]?$", re.ASCII)
 
@@ -89,16 +89,15 @@ def parse(content: bytes) -> FlightDump:
         raise ValueError(f"is larger than {MOST_BYTES >> 20} MiB")
     values = load_plain_values(content) if _PICKLED.match(content) else _decode_json(content)
     if isinstance(values, list):
-        values = {
-            "version": "2.0",
-            "entries": [_modernize(row, number) for number, row in enumerate(_read_rows(values))],
-        }
+        values = {"version": "1.0", "entries": values}
     if not isinstance(values, dict) or "version" not in values:
         raise ValueError("is not a flight recorder dump: it has no version")
     version = values["version"]
     if not isinstance(version, str) or not _VERSION.match(version):
         raise ValueError(f"has the unknown format {words.elided(str(version)[:MOST_NAME], 16)}")
     rows = _read_rows(values.get("entries", ()))
+    if version.startswith("1."):
+        rows = [_modernize(row, number) for number, row in enumerate(rows)]
     by_library: dict[Library, list[FlightRecord]] = defaultdict(list)
     newest = 0
     for row in rows:
@@ -205,23 +204,23 @@ def _read_rows(value: object) -> Sequence[Mapping[str, object]]:
 
 
 def _modernize(row: Mapping[str, object], number: int) -> Mapping[str, object]:
-    """Return an operation of torch 2.2, which wrote only a list of operations, in the form of later versions.
+    """Return an operation of torch 2.2, which wrote only a list of operations, or 2.3 in the form of later versions.
 
     Raises ValueError if it is of another group than that of all ranks: groups with the same number may have different
     ranks.
     """
     if row.get("pg_id") != 0 or re.match(r"\w+:(?:send|recv)", str(row.get("profiling_name"))):
-        raise ValueError("is of torch 2.2, and lists operations of other groups than that of all ranks")
+        raise ValueError("is of torch 2.2 or 2.3, and lists operations of other groups than that of all ranks")
     sequence, created = row.get("seq_id"), row.get("time_created_us")
     return {
-        **row,
         "record_id": number,
+        **row,
         "process_group": DEFAULT_GROUP,
         "collective_seq_id": sequence,
         "p2p_seq_id": 0,
         "op_id": sequence,
         "retired": row.get("retired", row.get("state") == "completed"),
-        "time_created_ns": created * 1000 if isinstance(created, int) else created,
+        "time_created_ns": created * 1000 if isinstance(created, int) else row.get("time_created_ns"),
     }
 
 
@@ -244,6 +243,9 @@ def _parse_record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int
     started, completed = (
         _read_time(row.get(key), key) for key in ("time_discovered_started_ns", "time_discovered_completed_ns")
     )
+    timeout_ms = _read_integer(row.get("timeout_ms", -1), "timeout_ms", -1)
+    # An operation ends, too, when the watchdog aborts its communicator after the timeout.
+    is_complete = state == "completed" and not 0 < timeout_ms * 10**6 <= completed - created
     is_p2p = row.get("is_p2p", operation.partition(":")[2].startswith(("send", "recv")))
     thread_id = row.get("thread_id", "")
     record = FlightRecord(
@@ -257,12 +259,12 @@ def _parse_record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int
         op_id=_read_integer(row.get("op_id"), "op_id"),
         is_p2p=_flag(is_p2p, "is_p2p"),
         operation=operation,
-        state="completed" if (state == "completed" if library == "nccl" else is_retired) else "open",
-        is_started=state != "scheduled",
+        state="completed" if (is_complete if library == "nccl" else is_retired) else "open",
+        is_started=state == "started" or is_complete,
         is_retired=is_retired,
         created_unix_ns=created,
         completed_unix_ns=completed,
-        timeout_ms=_read_integer(row.get("timeout_ms", -1), "timeout_ms", -1),
+        timeout_ms=timeout_ms,
         input_sizes=_read_sizes(row.get("input_sizes", ())),
         output_sizes=_read_sizes(row.get("output_sizes", ())),
         input_dtypes=_read_types(row.get("input_dtypes", ())),

@@ -15,17 +15,21 @@ Slot = tuple[str | None, ...]
 """The values of the variables of rank slots; () if none is set."""
 
 
-def find_pairs(processes: Sequence[Process]) -> list[tuple[Process, Process]]:
-    """Return (process, descendant) for each Python process below which another program of Python has its slot."""
-    tree, pairs = Tree(processes), {}
+def find_branches(processes: Sequence[Process]) -> list[list[Process]]:
+    """Return each Python process below which another program of Python has its slot: last, after its descendants."""
+    tree = Tree(processes)
+    branches: dict[ProcessId, list[Process]] = {}
     for process in tree:
         slot = slot_of(process)
         if not slot or process_role.is_multiprocessing(process) or not process_role.is_python(process):
             continue
-        for up in tree.ancestors(process):
-            if slot_of(up) == slot and up.cmdline != process.cmdline and process_role.is_python(up):
-                pairs[up.id] = up, process
-    return list(pairs.values())
+        above = list(tree.ancestors(process))
+        branches |= {
+            up.id: [process, *above[: at + 1]]
+            for at, up in enumerate(above)
+            if slot_of(up) == slot and up.cmdline != process.cmdline and process_role.is_python(up)
+        }
+    return list(branches.values())
 
 
 def find_helpers(tree: Tree) -> set[int]:

@@ -223,9 +223,15 @@ WRAPPER = """import asyncio, os, subprocess, sys
 async def start(*command):
     return await (await asyncio.create_subprocess_exec(*command)).wait()
 if len(sys.argv) == 1:
+    wait = os.environ["WAIT"]
     command = ["sh", "-c", f"$0 {__file__} inner; :", os.environ["PYTHON"]]
-    by_loop = os.environ["WAIT"] == "asyncio"
-    sys.exit(asyncio.run(start(*command)) if by_loop else subprocess.run(command).returncode)
+    if wait in ("compiler", "output of a compiler"):
+        ends_with_rank = os.environ | {"FIFO": "/dev/stdin"}
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=ends_with_rank)
+        command = ["sh", "-c", "echo $PPID >&3; read x < $FIFO"]
+        os.dup2(1, 3)
+        sys.exit(subprocess.run(command, pass_fds=[3], capture_output=wait != "compiler").returncode)
+    sys.exit(asyncio.run(start(*command)) if wait == "asyncio" else subprocess.run(command).returncode)
 print(os.getpid(), flush=True)
 open(os.environ["FIFO"]).read()
 """
@@ -246,17 +252,17 @@ def test_ranks_with_an_overwritten_environment_are_below_their_launcher(tmp_path
         assert [slots(job) for job in JobScan(root).find(None, node="").jobs] == ranks
 
 
-@pytest.mark.parametrize("wait", ["subprocess", "asyncio"])
-def test_wrapper_that_waits_for_its_child_is_not_the_rank(tmp_path: Path, wait: str) -> None:
+@pytest.mark.parametrize("wait", ["subprocess", "asyncio", "compiler", "output of a compiler"])
+def test_process_that_waits_for_the_program_below_it_is_not_the_rank(tmp_path: Path, wait: str) -> None:
     os.mkfifo(fifo := tmp_path / "fifo")
-    with started(tmp_path, "python", WRAPPER, FIFO=str(fifo), PYTHON=sys.executable, WAIT=wait) as inner:
+    with started(tmp_path, "python", WRAPPER, FIFO=str(fifo), PYTHON=sys.executable, WAIT=wait) as rank:
         port = str(os.getpid())
 
         def ranks() -> list[int]:
             jobs = (job for job in JobScan().find(None, node="").jobs if job.environ.get("MASTER_PORT") == port)
             return [one.id.pid for job in jobs for one in job.ranks]
 
-        wait_for(lambda: ranks() == [inner], "the process in the wrapper as the only rank")
+        wait_for(lambda: ranks() == [rank], "the only rank: it waits for no other process with its variables")
         fifo.open("w").close()  # the rank ends
 
 

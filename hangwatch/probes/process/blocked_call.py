@@ -29,7 +29,7 @@ _MOST_SHOWN = 4
 _MOST_CHILDREN = 64
 _MOST_POLLED = 64  # descriptors in which a child is searched
 _SEARCH_CPU_SECONDS = 1.0  # for the links of all processes of the node
-_PIDFD = "anon_inode:[pidfd]"
+_PIDFDS = ("anon_inode:[pidfd]", "pidfd:")  # the second since Linux 6.9
 _READ, WRITE = 0o400, 0o200  # mode bits of a link in /proc/PID/fd: open for reading, for writing
 
 
@@ -158,7 +158,7 @@ def follow_child(pid: int, call: SystemCall | None, proc_root: Path) -> SystemCa
         return call
     folder = proc_root / str(pid)
     for descriptor in call.descriptors[:_MOST_POLLED]:
-        if link_of(pid, descriptor, proc_root) == _PIDFD:
+        if link_of(pid, descriptor, proc_root).startswith(_PIDFDS):
             rows = pseudo_files.read_or_empty(folder / "fdinfo" / str(descriptor)).splitlines()
             inner = next((row.split()[-1] for row in rows if row.startswith("NSpid:")), "")
             if inner.isdecimal() and _child(pid, int(inner), proc_root) is not None:

@@ -47,11 +47,11 @@ class JobScan:
         self._endpoints: dict[ProcessId, str] = {}
         self._asked: dict[ProcessId, int] = {}  # last scan that searched for its endpoint
         self._scans = 0
-        self._seen = SeenConnections(proc_root)
+        self._seen = SeenConnections()
         self._libraries, self._wrappers = JobLibraries(proc_root), Wrappers(proc_root)
         self._node_numbers = NodeNumbers(proc_root)
         self._user_names = UserNames(proc_root)
-        self._store_clients, self._store_addresses = StoreClients(proc_root), StoreAddresses(proc_root)
+        self._store_clients, self._store_addresses = StoreClients(), StoreAddresses()
 
     def find(self, sweep: GpuSweep | None, node: str) -> FoundJobs:
         """Return the jobs on `node`. A process that holds a GPU in `sweep` is read even without a known launcher."""
@@ -64,8 +64,9 @@ class JobScan:
             related_only=True,
         )
         members, ancestors = self._node_numbers.remove(scanned)
-        processes = self._wrappers.mark(self._store_addresses.add_to(members))
-        self._endpoints = self._connected(processes)
+        tables = sockets.Tables(self._proc_root)
+        processes = self._wrappers.mark(self._store_addresses.add_to(members, tables))
+        self._endpoints = self._connected(processes, tables)
         found_jobs = discovery.find_jobs(
             processes,
             sweep,
@@ -73,13 +74,13 @@ class JobScan:
             node=node,
             ticks_per_second=procfs.TICKS_PER_SECOND,
             endpoints=self._endpoints,
-            hosts=self._store_clients.find_hosts(processes, self._limits.scan_budget_seconds / 4),
+            hosts=self._store_clients.find_hosts(processes, tables, self._limits.scan_budget_seconds / 4),
             ancestors=ancestors,
         )
         jobs = self._libraries.add_to(found_jobs.jobs, self._limits.scan_budget_seconds / 4)
         found_jobs = replace(found_jobs, jobs=self._user_names.add_to(jobs))
         if not self._is_only:
-            jobs = self._seen.add_counts(found_jobs.jobs, self._limits.scan_budget_seconds)
+            jobs = self._seen.add_counts(found_jobs.jobs, tables, self._limits.scan_budget_seconds)
             found_jobs = replace(found_jobs, jobs=jobs)
         if self._note_ranks is not None:
             shares = {rank.id: job.share for job in found_jobs.jobs for rank in job.ranks}
@@ -91,7 +92,7 @@ class JobScan:
             else found_jobs
         )
 
-    def _connected(self, processes: Sequence[Process]) -> dict[ProcessId, str]:
+    def _connected(self, processes: Sequence[Process], tables: sockets.Tables) -> dict[ProcessId, str]:
         """Return {process: endpoint of its store} for the processes that need an endpoint.
 
         A scan searches for at most `ENDPOINTS_PER_SCAN` new endpoints, in limited time. Owners take turns. For each
@@ -104,12 +105,11 @@ class JobScan:
         endpoints = {process: self._endpoints[process] for process in ports if process in self._endpoints}
         self._asked = {process: scan for process, scan in self._asked.items() if process in ports}
         new = [process for process in processes if process.id in ports and process.id not in endpoints]
-        tables = sockets.PortTables(self._proc_root)
         new.sort(key=lambda process: self._asked.get(process.id, 0))
         in_turn = owner_turns.order_by_turns((owners.owner_of(process).share, process.id) for process in new)
         for _, process in in_turn[:ENDPOINTS_PER_SCAN]:
             self._asked[process] = self._scans
-            endpoint = sockets.store_endpoint(process.pid, ports[process], self._proc_root, tables)
+            endpoint = sockets.store_endpoint(process.pid, ports[process], tables)
             if endpoint is not None:
                 endpoints[process] = endpoint
             if time.monotonic() > ends:

@@ -209,7 +209,7 @@ def _measure_wait(job: Job, proc_root: Path) -> Waiting | None:
         return None
     since = job.launcher_id.start_ticks / procfs.TICKS_PER_SECOND
     waiting, port = replace(job.waiting, seconds=max(0.0, time.monotonic() - since)), job.waiting.port
-    held = None if port is None else sockets.sockets_at_port(port, job.launcher_id.pid, proc_root)
+    held = None if port is None else sockets.sockets_at_port(port, job.launcher_id.pid, sockets.Tables(proc_root))
     if port is None or held is None:
         return waiting
     use = sockets.classify_port_use(port, held)

@@ -7,7 +7,6 @@ to it. Sockets of gloo and NCCL are opened later, so of several such sockets the
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
 
 from msgspec.structs import replace
 
@@ -18,10 +17,9 @@ from hangwatch.probes.base import procfs
 from hangwatch.probes.base.growing_pause import GrowingPause
 from hangwatch.probes.base.owner_turns import order_by_turns
 from hangwatch.probes.network import sockets
-from hangwatch.probes.network.sockets import ESTABLISHED, Connection, Connections, End
+from hangwatch.probes.network.sockets import ESTABLISHED, Connection, End, Tables
 from hangwatch.tables.launchers import RANKS, TABLE
 
-MOST_NAMESPACES = 64
 MOST_PROCESSES = 1024
 MOST_FIRST_RANKS, MOST_MEETING_PLACES = 64, 8
 
@@ -32,13 +30,14 @@ class StoreClients:
     The sockets are read again, with growing pauses that start anew when there are other processes.
     """
 
-    def __init__(self, proc_root: Path) -> None:
-        self._root = proc_root
+    def __init__(self) -> None:
         self._hosts: dict[ProcessId, ProcessId] = {}
         self._candidates: frozenset[ProcessId] = frozenset()
         self._pause = GrowingPause()
 
-    def find_hosts(self, processes: Iterable[Process], budget_seconds: float) -> dict[ProcessId, ProcessId]:
+    def find_hosts(
+        self, processes: Iterable[Process], tables: Tables, budget_seconds: float
+    ) -> dict[ProcessId, ProcessId]:
         """Return the host of each rank that is found. Reading takes about `budget_seconds`."""
         candidates = _in_turn(filter(_may_be_rank, processes))[:MOST_PROCESSES]
         ids = frozenset(process.id for process in candidates)
@@ -48,28 +47,24 @@ class StoreClients:
             self._candidates, self._pause = ids, GrowingPause()
         if ids and now >= self._pause.due_monotonic_seconds:
             self._pause = self._pause.begin(now)
-            self._hosts |= self._read(candidates, now + budget_seconds)
+            self._hosts |= _read_hosts(candidates, tables, now + budget_seconds)
         return self._hosts
 
-    def _read(self, candidates: Sequence[Process], end: float) -> dict[ProcessId, ProcessId]:
-        tables: dict[str, Connections] = {}
-        held: dict[str, list[tuple[Process, Connection]]] = {}
-        for process in candidates:
-            pid = process.id.pid
-            space = procfs.namespace(self._root, pid, "net")
-            if space is None or time.monotonic() > end or (space not in tables and len(tables) >= MOST_NAMESPACES):
-                continue
-            if space not in tables:
-                table = sockets.read(pid, self._root) or {}
-                tables[space] = table if _may_have_store(table.values()) else {}
-            inodes = (sockets.sockets_of_process(pid, self._root) or {}).values() if tables[space] else ()
-            held.setdefault(space, []).extend(
-                (process, tables[space][inode]) for inode in inodes if inode in tables[space]
-            )
-        hosts: dict[ProcessId, ProcessId] = {}
-        for connections in held.values():
-            hosts |= match_hosts(sorted(connections, key=lambda each: each[0].id.start_ticks))
-        return hosts
+
+def _read_hosts(candidates: Sequence[Process], tables: Tables, end: float) -> dict[ProcessId, ProcessId]:
+    held: dict[str | None, list[tuple[Process, Connection]] | None] = {}  # None: no store in this network namespace
+    for process in candidates:
+        if time.monotonic() > end:
+            break
+        space = procfs.namespace(tables.proc_root, process.id.pid, "net")
+        if space not in held:
+            held[space] = [] if _may_have_store(tables.read(process.id.pid).values()) else None
+        if (connections := held[space]) is not None:
+            connections += ((process, connection) for connection in tables.read_held(process.id.pid))
+    hosts: dict[ProcessId, ProcessId] = {}
+    for connections in filter(None, held.values()):
+        hosts |= match_hosts(sorted(connections, key=lambda each: each[0].id.start_ticks))
+    return hosts
 
 
 class StoreAddresses:
@@ -78,11 +73,10 @@ class StoreAddresses:
     verl and code derived from it give MASTER_ADDR and MASTER_PORT only to the other ranks.
     """
 
-    def __init__(self, proc_root: Path) -> None:
-        self._root = proc_root
+    def __init__(self) -> None:
         self._known: dict[ProcessId, dict[str, str]] = {}
 
-    def add_to(self, processes: Sequence[Process]) -> Sequence[Process]:
+    def add_to(self, processes: Sequence[Process], tables: Tables) -> Sequence[Process]:
         """Return the processes, those of such ranks 0 with the address of the other ranks in their environment."""
         slots = {
             process.id: process_role.find_rank_slot(process, None) for process in filter(_lacks_address, processes)
@@ -95,7 +89,7 @@ class StoreAddresses:
             for process in _in_turn(unknown)[:MOST_FIRST_RANKS]:
                 places = meeting_places.get((owner_of(process), first[process.id].world_size), ())
                 for address, port in sorted(places):
-                    held = sockets.sockets_at_port(int(port), process.id.pid, self._root) or ()
+                    held = sockets.sockets_at_port(int(port), process.id.pid, tables) or ()
                     if any(socket.listens and socket.local[1] == int(port) for socket in held):
                         self._known[process.id] = {TABLE.rendezvous.address: address, TABLE.rendezvous.port: port}
         if not self._known:

@@ -177,29 +177,25 @@ def _job(
     is_deaf = is_deaf and sockets.classify_port_use(port, sockets.list_connections(net_root, port)) != "serving"
     may_connect = is_same_namespace and settings.connect
     state, detail = _master_state(addresses, port, net_root, is_deaf=is_deaf, may_connect=may_connect)
-    tables = sockets.PortTables(node.proc_root)
-    ranks = job.ranks[:_MOST_RANKS] if state == "refused" else ()
+    tables, ranks = sockets.Tables(node.proc_root), job.ranks[:_MOST_RANKS] if state == "refused" else ()
     retrying = sum(_retries(node, rank.id.pid, port, tables) for rank in ranks)
     return _JobNetwork(uses, replace(master, state=state, detail=detail, retrying=retrying), enclosed)
 
 
-def _retries(node: Node, pid: int, port: int, tables: sockets.PortTables) -> bool:
+def _retries(node: Node, pid: int, port: int, tables: sockets.Tables) -> bool:
     """True if a rank seems to retry a refused connection: it has no socket of `port`, and its main thread sleeps."""
     call = main_thread.read_call(pid, node.proc_root)
     if call is None or call.kind != "sleeps":
         return False
-    return sockets.sockets_at_port(port, pid, node.proc_root, tables) == []
+    return sockets.sockets_at_port(port, pid, tables) == []
 
 
 def _enclosed(node: Node, job: Job, interfaces: tuple[Interface, ...], port: int | None) -> list[Enclosed]:
     """Return a list with the first rank that listens only at addresses which other nodes cannot reach; else empty."""
     addresses = {address for interface in interfaces if interface.is_of_one_node for address in interface.addresses}
-    table = sockets.read(job.ranks[0].id.pid, node.proc_root) or {}
+    tables = sockets.Tables(node.proc_root)
     for rank in job.ranks[:_MOST_RANKS]:
-        inodes = (sockets.sockets_of_process(rank.id.pid, node.proc_root) or {}).values()
-        address = sockets.find_unreachable_listener(
-            addresses, port, [table[inode] for inode in inodes if inode in table]
-        )
+        address = sockets.find_unreachable_listener(addresses, port, tables.read_held(rank.id.pid))
         if address is not None:
             return [Enclosed(rank=contract.RankName.of_rank(job, rank), address=address)]
     return []

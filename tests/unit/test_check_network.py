@@ -513,11 +513,12 @@ def test_the_store_to_which_a_process_is_connected_by_the_kernels_word() -> None
     me, proc = os.getpid(), Path("/proc")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert sockets.store_endpoint(me, port, proc) is None, "to listen is not to be connected"
+        assert sockets.store_endpoint(me, port, sockets.Tables(proc)) is None, "to listen is not to be connected"
         with socket.create_connection(("127.0.0.1", port)):
             space = Path("/proc/self/ns/net").readlink()
-            assert sockets.store_endpoint(me, port, proc) == f"127.0.0.1 port {port} in {space}"
-            assert sockets.store_endpoint(1, port, proc) is None, (
+            tables = sockets.Tables(proc)
+            assert sockets.store_endpoint(me, port, tables) == f"127.0.0.1 port {port} in {space}"
+            assert sockets.store_endpoint(1, port, tables) is None, (
                 "a connection of another process in the same namespace"
             )
 
@@ -526,14 +527,16 @@ def test_of_one_network_namespace_the_connections_are_read_once_in_a_scan() -> N
     me, proc = os.getpid(), Path("/proc")
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        before, now = sockets.PortTables(proc), sockets.PortTables(proc)
-        assert not any(row.remote[1] == port for row in before.read(port, me))
+        before, now = sockets.Tables(proc), sockets.Tables(proc)
+        assert not any(row.remote[1] == port for row in before.read_port(port, me))
         with socket.create_connection(("127.0.0.1", port)) as client:
             inode = os.fstat(client.fileno()).st_ino
-            assert (bytes((127, 0, 0, 1)), port) in {row.remote for row in now.read(port, me) if row.inode == inode}
-            first, own_rows = ({row[:4] for row in now.read(port, pid) if row.inode} for pid in (1, me))
+            assert (bytes((127, 0, 0, 1)), port) in {
+                row.remote for row in now.read_port(port, me) if row.inode == inode
+            }
+            first, own_rows = ({row[:4] for row in now.read_port(port, pid) if row.inode} for pid in (1, me))
             assert first == own_rows, "of whatever process in it"
-            own = {row.inode for row in sockets.sockets_at_port(port, me, proc, now) or ()}
-            assert inode in own and sockets.sockets_at_port(port, me, proc, before) != own
-            assert sockets.store_endpoint(me, port, proc, before) is None, "this scan has read it before"
-            assert sockets.store_endpoint(me, port, proc, now) is not None
+            own = {row.inode for row in sockets.sockets_at_port(port, me, now) or ()}
+            assert inode in own and sockets.sockets_at_port(port, me, before) != own
+            assert sockets.store_endpoint(me, port, before) is None, "this scan has read it before"
+            assert sockets.store_endpoint(me, port, now) is not None

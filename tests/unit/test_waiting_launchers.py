@@ -437,7 +437,7 @@ def test_a_request_to_connect_without_an_answer_is_seen(listening: socket.socket
             client = clients.enter_context(closing(socket.socket()))
             client.setblocking(False)
             client.connect_ex(("127.0.0.1", port))
-        states = {one.state for one in sockets.sockets_at_port(port, os.getpid(), procfs.PROC) or ()}
+        states = {one.state for one in sockets.sockets_at_port(port, os.getpid(), sockets.Tables(procfs.PROC)) or ()}
         assert sockets.SYN_SENT in states
 
 

@@ -23,6 +23,7 @@ from hangwatch.probes.base import background, procfs, pseudo_files
 
 MOST_CONNECTIONS = 1 << 15  # of one namespace: any user may open 100,000
 MOST_DESCRIPTORS = 4096  # of one process
+MOST_NAMESPACES = 64  # of one scan
 CPU_SECONDS = 0.5  # for one namespace, of the thread: the kernel answers at once, and a busy node delays the thread
 
 NETLINK_SOCK_DIAG = 4
@@ -225,16 +226,13 @@ def connections_to(addresses: Collection[str], port: int, net_root: Path) -> lis
     ]
 
 
-def sockets_at_port(port: int, pid: int, proc_root: Path, tables: PortTables | None = None) -> list[Connection] | None:
-    """Return the TCP sockets of a process with `port` at one end; None if not permitted or too many.
-
-    `tables` has the connections of processes in the same network namespace that were read before.
-    """
-    held = sockets_of_process(pid, proc_root)
+def sockets_at_port(port: int, pid: int, tables: Tables) -> list[Connection] | None:
+    """Return the TCP sockets of a process with `port` at one end; None if not permitted or too many."""
+    held = sockets_of_process(pid, tables.proc_root)
     if not held:
         return None if held is None else []
-    inodes, at_port = set(held.values()), (tables or PortTables(proc_root)).read(port, pid)
-    return [connection for connection in at_port if connection.inode in inodes]
+    inodes = set(held.values())
+    return [connection for connection in tables.read_port(port, pid) if connection.inode in inodes]
 
 
 def classify_port_use(port: int, held: Iterable[Connection]) -> PortUse:
@@ -267,36 +265,54 @@ def find_unreachable_listener(
     return format_end(listening[0].local) if listening and not is_reachable else None
 
 
-class PortTables:
-    """The connections at ports, per network namespace. Each table is read once: for the duration of one scan."""
+class Tables:
+    """The TCP connections of network namespaces. Each namespace is read once: for the duration of one scan."""
 
     def __init__(self, proc_root: Path) -> None:
-        self._root = proc_root
-        self._by_namespace: dict[tuple[str, int], list[Connection]] = {}
+        self.proc_root = proc_root
+        self._by_space: dict[str, Connections] = {}
+        self._at_port: dict[tuple[str, int], list[Connection]] = {}
 
-    def read(self, port: int, pid: int) -> list[Connection]:
-        """Return the connections with `port` at one end in the network namespace of process `pid`."""
-        key = (procfs.namespace(self._root, pid, "net") or f"unknown, of pid {pid}", port)
-        if key not in self._by_namespace:
-            rows = (read(pid, self._root) or {}).values() or list_connections(self._root / str(pid) / "net", port)
-            self._by_namespace[key] = [row for row in rows if port in (row.local[1], row.remote[1])]
-        return self._by_namespace[key]
+    def read(self, pid: int) -> Connections:
+        """Return the connections in the network namespace of a process; empty if they cannot be read."""
+        space = self._find_space(pid)
+        if space not in self._by_space and len(self._by_space) < MOST_NAMESPACES:
+            self._by_space[space] = read(pid, self.proc_root) or {}
+        return self._by_space.get(space, {})
+
+    def read_held(self, pid: int) -> list[Connection]:
+        """Return the connections and listening sockets of a process; empty if they cannot be read."""
+        held = sockets_of_process(pid, self.proc_root)
+        table = self.read(pid) if held else {}
+        return [table[inode] for inode in (held or {}).values() if inode in table]
+
+    def read_port(self, port: int, pid: int) -> list[Connection]:
+        """Return the connections with `port` at one end in the network namespace of a process."""
+        key = self._find_space(pid), port
+        if key not in self._at_port:
+            rows = self.read(pid).values() or list_connections(self.proc_root / str(pid) / "net", port)
+            self._at_port[key] = [row for row in rows if port in (row.local[1], row.remote[1])]
+        return self._at_port[key]
+
+    def _find_space(self, pid: int) -> str:
+        return procfs.namespace(self.proc_root, pid, "net") or f"unknown, of pid {pid}"
 
 
-def store_endpoint(pid: int, port: int, proc_root: Path, tables: PortTables | None = None) -> str | None:
+def store_endpoint(pid: int, port: int, tables: Tables) -> str | None:
     """Return the other end of this process's TCP connection to `port`; None without a connection.
 
     An address in the environment can be forged; a connection comes from the kernel. A loopback address is returned with
     its network namespace, since every namespace has its own. The same holds for any address if the process is not in
     the initial user namespace. In another one a user may create a network with the addresses of other nodes
-    (user_namespaces(7)). `tables` are those of the current scan.
+    (user_namespaces(7)).
     """
+    proc_root = tables.proc_root
     links = descriptors(pid, proc_root) or {}
     inodes = [int(link[8:-1]) for link in links.values() if link.startswith("socket:[")]
     if not inodes:  # the kernel takes milliseconds for each table
         return None
-    rows = (tables or PortTables(proc_root)).read(port, pid)
-    ends = {row.inode: row.remote for row in rows if row.remote[1] == port and row.state == ESTABLISHED}
+    at_port = tables.read_port(port, pid)
+    ends = {row.inode: row.remote for row in at_port if row.remote[1] == port and row.state == ESTABLISHED}
     end = next((ends[inode] for inode in inodes if inode in ends), None)
     if end is None:
         return None

@@ -100,6 +100,9 @@ class ProcessDumper(NamedTuple):
             self.request.observe_dump(answer.duration_seconds, answer.fault)
         if (call := dump.main.call) is not None:
             call = replace(call, descriptors=call.descriptors[:_DESCRIPTORS_KEPT])
+        waits_in_torch = has_device = None
+        if target in self.ranks:
+            waits_in_torch, has_device = native_stack.read(target.pid, proc_root, self.awaited.get(target))
         return replace(
             dump,
             threads=threads,
@@ -115,10 +118,8 @@ class ProcessDumper(NamedTuple):
                     target.pid, counters.state, counters.wchan, proc_root, self.request.paths.sys_root
                 ),
                 tracer=_tracer(target.pid, proc_root) if counters.state in STOPPED_STATES else None,
-                waits_in_torch=native_stack.waits_in_torch(target.pid, proc_root, self.awaited.get(target))
-                if target in self.ranks
-                else None,
-                has_device=native_stack.has_device(target.pid, proc_root) if target in self.ranks else None,
+                waits_in_torch=waits_in_torch,
+                has_device=has_device,
             ),
             recorders=recorders,
             recorder_faults=recorder_faults,

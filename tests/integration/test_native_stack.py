@@ -47,14 +47,14 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_wait_is_attributed_to_its_caller_not_to_earlier_frames(library: Path, then: str, is_torch: bool) -> None:
     with spawn(sys.executable, "-c", STIRS + then, library) as process:
         targets.wait_for_call(process.pid, "read" if "stdin" in then else "futex")
-        assert native_stack.waits_in_torch(process.pid, PROC) is is_torch
+        assert native_stack.read(process.pid, PROC)[0] is is_torch
 
 
 def test_device_is_found_in_the_mappings(tmp_path: Path) -> None:
     def is_device(path: str) -> bool | None:
         (tmp_path / "7").mkdir(exist_ok=True)
         (tmp_path / "7" / "maps").write_text(f"7f00-7f10 rw-s 00000000 00:06 7 {path}\n")
-        return native_stack.has_device(7, tmp_path)
+        return native_stack.read(7, tmp_path)[1]
 
     assert all(map(is_device, ("/dev/nvidia0", "/dev/dri/renderD128", "/usr/lib/wsl/lib/libcuda.so.1")))
     assert not any(map(is_device, ("/dev/shm/torch_7", "/dev/zero (deleted)", "/opt/torch/lib/libtorch_cuda.so")))
@@ -63,7 +63,7 @@ def test_device_is_found_in_the_mappings(tmp_path: Path) -> None:
 def test_ended_process_has_no_native_stack() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
-    assert native_stack.waits_in_torch(process.pid, PROC) is native_stack.has_device(process.pid, PROC) is None
+    assert native_stack.read(process.pid, PROC) == (None, None)
 
 
 @pytest.mark.parametrize("text", ["", "running", "202 0x0", "202 x y z", "202 0x1 0x2 0x3 0x4 0x5 0x6 0x0 0x0"])
@@ -71,4 +71,4 @@ def test_any_text_in_syscall_file_is_no_wait_in_torch(text: str, tmp_path: Path)
     folder = tmp_path / "7" / "task" / "7"
     folder.mkdir(parents=True)
     (folder / "syscall").write_text(text + "\n")
-    assert not native_stack.waits_in_torch(7, tmp_path)
+    assert not native_stack.read(7, tmp_path)[0]

@@ -26,36 +26,32 @@ _OPENMP = re.compile(rb"/lib(?:gomp|iomp5|omp)\b[^/]*\.so")
 _DEVICE = re.compile(rb"/dev/(?!shm/|zero|hugepages)|.*/libcuda\.so")  # CUDA of WSL maps no device
 
 
-def waits_in_torch(pid: int, proc_root: Path, thread: int | None = None) -> bool | None:
-    """True if the main thread (or `thread`) sleeps in a call of torch, NCCL or CUDA; None if unknown.
+def read(pid: int, proc_root: Path, thread: int | None = None) -> tuple[bool | None, bool | None]:
+    """Return two facts about a process: its main thread (or `thread`) sleeps in torch, NCCL or CUDA; it maps a device.
 
-    The call is futex(2) or nanosleep(2). NCCL's blocking wait polls with nanosleep.
+    Each is None if unknown. A device is for example a GPU.
     """
     folder = proc_root / str(pid)
-    text = pseudo_files.read(folder / "task" / str(thread or pid) / "syscall", f"pid {pid}")
+    content = process_memory.SHARED.read_pieces(folder / "maps", [(0, MOST_MAPS_BYTES)])
+    raw = b"".join(content) if isinstance(content, tuple) else b""
+    mapped = [each for each in mappings.parse(raw) if each.path] if 0 < len(raw) < MOST_MAPS_BYTES else None
+    has_device = None if mapped is None else any(_DEVICE.match(each.path) for each in mapped)
+    return _waits_in_torch(folder, thread or pid, mapped), has_device
+
+
+def _waits_in_torch(folder: Path, thread: int, mapped: Sequence[Mapping] | None) -> bool | None:
+    """True if a thread is in futex(2) or nanosleep(2), called by torch. NCCL's blocking wait polls with nanosleep."""
+    text = pseudo_files.read(folder / "task" / str(thread) / "syscall", f"thread {thread}")
     if not isinstance(text, str):
         return None
     call = system_calls.parse(text)
     if call is None or call.name not in _SLEEPS or len(call.arguments) < 8:
         return False
-    mapped = _read_mapped_files(folder)
     if mapped is None:
         return None
     stack, address = call.arguments[6:8]
     by_tables = _is_torch(address, stack, mapped, _read_by_pages(folder / "mem"))
     return by_tables if by_tables is not None else _has_torch_on_top(stack, mapped, folder / "mem")
-
-
-def has_device(pid: int, proc_root: Path) -> bool | None:
-    """True if a process maps a device, for example a GPU; None if its mappings may not be read."""
-    mapped = _read_mapped_files(proc_root / str(pid))
-    return None if mapped is None else any(_DEVICE.match(each.path) for each in mapped)
-
-
-def _read_mapped_files(folder: Path) -> list[Mapping] | None:
-    content = process_memory.SHARED.read_pieces(folder / "maps", [(0, MOST_MAPS_BYTES)])
-    raw = b"".join(content) if isinstance(content, tuple) else b""
-    return [each for each in mappings.parse(raw) if each.path] if 0 < len(raw) < MOST_MAPS_BYTES else None
 
 
 def _is_torch(address: int, stack: int, mapped: Sequence[Mapping], read: native_frames.Read) -> bool | None:

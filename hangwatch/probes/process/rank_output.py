@@ -3,7 +3,7 @@
 A file system may not respond, so one child per file system reads them. See proc_pid_fd(5).
 """
 
-import io
+import marshal
 import sys
 import threading
 import time
@@ -64,9 +64,9 @@ def read(
         for files, printed in zip(per_mount, pool.map(read_mount, per_mount), strict=True):
             if isinstance(printed, Fault):
                 faults.append(printed)
-                continue
-            for target, end_of_file in _ends(printed.out, files):
-                ends[target] = (*ends.get(target, ()), end_of_file)
+            elif printed.code == 0:
+                for target, end_of_file in _ends(printed.out, files):
+                    ends[target] = (*ends.get(target, ()), end_of_file)
     return {target: files for target, files in ends.items() if procfs.is_alive(target, proc_root)}, tuple(faults)
 
 
@@ -83,21 +83,16 @@ def _files(target: ProcessId, proc_root: Path) -> dict[int, tuple[str, str]]:
 
 def _ends(raw: bytes, files: Mapping[ProcessId, Mapping[int, str]]) -> Iterator[tuple[ProcessId, OutputEnd]]:
     by_pid = {target.pid: target for target in files}
-    answer = io.BytesIO(raw)
-    for line in answer:
-        try:
-            pid, descriptor, identity, size, count = line.split()
-            target, end = by_pid[int(pid)], answer.read(int(count))
-            path = files[target][int(descriptor)]
-        except (KeyError, ValueError):  # the child was killed while it printed
-            return
+    for pid, descriptor, identity, size, end in marshal.loads(raw):  # noqa: S302 - from our own child
+        target = by_pid[pid]
+        path = files[target][descriptor]
         yield (
             target,
             OutputEnd(
-                file=identity.decode(),
+                file=identity,
                 path=words.elided(path.removesuffix(_DELETED), LONGEST_PATH),
                 is_deleted=path.endswith(_DELETED),
-                size_bytes=int(size),
+                size_bytes=size,
                 text=end,
             ),
         )

@@ -29,7 +29,6 @@ STARVATION = child.Starvation(20.0, cpu_seconds=2.0, most_asleep=2)
 
 SILENCE_SECONDS = 600.0  # time before another try, of a file that did not respond and of all files of its owner
 MOST_KNOWN = 256
-MOST_ANSWER_BYTES = 4096
 MOST_KEPT_BYTES = 1 << 17
 _FARTHEST = 1 << 40
 _Offset = Annotated[int, msgspec.Meta(gt=0, lt=_FARTHEST)]
@@ -137,8 +136,6 @@ def _is_ours(status: os.stat_result) -> bool:
 
 
 def _symbols(raw: bytes, page: str) -> Symbols:
-    if not 0 < len(raw) <= MOST_ANSWER_BYTES:
-        return Symbols()
     with contextlib.suppress(msgspec.DecodeError):
         answered_page, symbols = decoding.decode_json(raw, tuple[str, Symbols])
         return symbols if answered_page == page else Symbols()

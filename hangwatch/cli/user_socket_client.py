@@ -14,7 +14,7 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from hangwatch import config, words
-from hangwatch.errors import TemporaryError
+from hangwatch.errors import TemporaryError, UserError
 from hangwatch.formats import decoding, incident_file
 from hangwatch.formats.incident_file import PIECE_BYTES
 from hangwatch.model import Incident, SilenceAnswer
@@ -29,7 +29,7 @@ _BUSY = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 T = TypeVar("T")
 
 
-class SocketError(Exception):
+class SocketError(UserError):
     """A failed request over the user socket. The message says why: no socket, not the daemon's, or refused."""
 
 

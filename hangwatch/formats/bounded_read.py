@@ -7,11 +7,13 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+from hangwatch.errors import UserError
+
 _MOST_LINKS = 40  # path_resolution(7)
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-class FileError(Exception):
+class FileError(UserError):
     """A file that cannot be read. The message holds the path and the reason."""
 
     def __init__(self, path: Path | str, why: str, number: int = 0) -> None:

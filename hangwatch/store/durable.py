@@ -26,7 +26,7 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OPEN_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class UnsafeFolderError(Exception):
+class UnsafeFolderError(StoreError):
     """A folder in which another user could make links or read hangwatch's files. The message has the remedy."""
 
 
@@ -35,8 +35,6 @@ def explain_errors(path: Path) -> Iterator[None]:
     """Convert an OSError in the `with` block to a StoreError, which names `path` and the remedy."""
     try:
         yield
-    except UnsafeFolderError as error:
-        raise StoreError(str(error)) from None
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror)
         raise StoreError(f"{path}: incidents cannot be written: {what}\n  {write_remedy(error.errno)}") from None

@@ -3,13 +3,14 @@
 import time
 
 from hangwatch import words
+from hangwatch.errors import UserError
 from hangwatch.formats import incident_file
 from hangwatch.model import Feedback, Incident, RankId
 from hangwatch.report.phrases import describe_feedback
 from hangwatch.store import Store
 
 
-class FeedbackError(Exception):
+class FeedbackError(UserError):
     """Feedback that contradicts its incident. The message says why."""
 
 

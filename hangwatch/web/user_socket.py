@@ -24,6 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 from hangwatch import config
+from hangwatch.errors import UserError
 from hangwatch.formats import incident_file
 from hangwatch.model import LONGEST_CAUSE, Job, JobState
 from hangwatch.schedule.owner_limits import MINUTE_SECONDS, FairQueue, RateLimit
@@ -261,7 +262,7 @@ def _record_feedback(store: Store, peer: Peer, query: str) -> Answer:
             cause=parameters.get("cause", "")[:LONGEST_CAUSE],
             by_uid=peer.uid,
         )
-    except (feedback_record.FeedbackError, incident_file.StoreError) as error:
+    except UserError as error:
         return text(HTTPStatus.BAD_REQUEST, str(error))
     log.info("feedback of user %d on %s", peer.uid, sentence)
     return text(HTTPStatus.OK, sentence)

@@ -136,8 +136,6 @@ def _of_dumps(files: Iterable[FileBelow], incidents: Iterable[Incident]) -> list
         try:
             with opened(path, folder) as file:
                 content = bounded_read.read_rest(file, path, incident_file.MAX_INCIDENT_BYTES)
-        except bounded_read.FileError as error:
-            raise InputError(str(error)) from None
         except DAMAGED as error:
             raise InputError(f"{path}: {error}") from None
         answers = incident_file.decode(path, content, as_json.Dump).jobs

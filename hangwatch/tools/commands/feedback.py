@@ -53,8 +53,6 @@ def verdict(
             wanted = {"incident": name, "right": int(is_right), "cause": cause}
             rank = {} if culprit is None else {"culprit": culprit}
             done = user_socket_client.verdict(settings.socket.path, urlencode(wanted | rank))
-    except feedback_record.FeedbackError as error:
-        raise InputError(str(error)) from None
     except user_socket_client.SocketError as error:
         raise InputError(f"{error}\n  type: {with_sudo()}") from None
     click.echo(done)

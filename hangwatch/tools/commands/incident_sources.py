@@ -49,10 +49,7 @@ def fetch(request: FetchRequest, replies: Replies) -> str | None:
 
     client = load_client(request.http_config)
     wanted = request.wanted
-    try:
-        sites = fetching.shorten_names([fetching.parse_url(url) for url in request.urls])
-    except fetching.AddressError as error:
-        raise InputError(str(error)) from None
+    sites = fetching.shorten_names([fetching.parse_url(url) for url in request.urls])
     unreachable: list[str] = []
     if request.prometheus is not None:
         wanted, job_sites, unreachable = _prometheus_sites(request)

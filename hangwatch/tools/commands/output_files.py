@@ -89,8 +89,6 @@ class NewFolder:
                         raise InputError(f"{path}: is not empty: give a new folder")
         except OSError as error:
             raise InputError(f"{path}: cannot be created: {error.strerror}") from None
-        except durable.UnsafeFolderError as error:
-            raise InputError(str(error)) from None
 
     def write(self, folder: str, name: str, content: str) -> None:
         """Write a file to a subfolder, unless it exists. A node may send a rank twice: the first file is kept."""

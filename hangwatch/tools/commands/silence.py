@@ -11,7 +11,7 @@ from hangwatch import words
 from hangwatch.cli import screen, user_socket_client
 from hangwatch.cli.config_choice import settings_from
 from hangwatch.cli.options import config_option
-from hangwatch.cli.usage_errors import InputError, MachineError
+from hangwatch.cli.usage_errors import InputError
 from hangwatch.model import LONGEST_REASON, LONGEST_SILENCE_SECONDS, SHORTEST_SILENCE_SECONDS
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -44,8 +44,7 @@ def silence(config_path: Path | None, job: str, duration: str | None, reason: st
             "  if it is, its log says why it has no socket"
         ) from None
     except user_socket_client.SocketError as error:
-        kind = MachineError if isinstance(error, user_socket_client.BusyError) else InputError
-        raise kind(f"{error}\n  `hangwatch status` lists the jobs of this node") from None
+        raise type(error)(f"{error}\n  `hangwatch status` lists the jobs of this node") from None
     name, until = answer.silence.name.in_log, answer.silence.until_unix_seconds
     now_is = f"silenced until {words.utc(until)} ({words.duration(until - time.time())})"
     click.echo(f"{name} is {'no longer silenced' if is_end else now_is}")

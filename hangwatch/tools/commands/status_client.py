@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from hangwatch import config, words
-from hangwatch.cli.usage_errors import InputError, MachineError
+from hangwatch.cli.usage_errors import InputError
 from hangwatch.formats import decoding, yaml_file
 from hangwatch.state.status import Status
 from hangwatch.tools.commands.incident_sources import load_client
@@ -24,8 +24,8 @@ def fetch_status(settings: config.Settings, source: str, url: str | None, http_c
     """Return the decoded JSON of /status from the daemon's HTTP port.
 
     If that fails and neither `url` nor `http_config` is given, query the user socket. Its reply has only this
-    user's jobs. Errors name `source`, the source of the settings. Raises InputError, and MachineError if the socket
-    refuses for now.
+    user's jobs. Errors name `source`, the source of the settings. Raises InputError and SocketError: BusyError if
+    the socket refuses for now.
     """
     base = url or _local_url(settings.http)
     try:
@@ -35,17 +35,16 @@ def fetch_status(settings: config.Settings, source: str, url: str | None, http_c
             raise
         from hangwatch.cli import user_socket_client
 
-        kind: type[Exception]
         try:
             return decoding.decode_plain_json(user_socket_client.ask(settings.socket.path, "/status"))
         except user_socket_client.SocketError as refused:
-            why = str(refused)
-            kind = MachineError if isinstance(refused, user_socket_client.BusyError) else InputError
+            problem = refused
         except (ValueError, RecursionError):
-            why, kind = f"{settings.socket.path}: the program that answers is not hangwatch", InputError
-        raise kind(
+            foreign = f"{settings.socket.path}: the program that answers is not hangwatch"
+            problem = user_socket_client.SocketError(foreign)
+        raise type(problem)(
             f"{error}\n"
-            f"  nor over the user socket: {why}\n"
+            f"  nor over the user socket: {problem}\n"
             f"  the addresses are from {source} ([http], [socket]); --config FILE or --url selects others"
         ) from None
 

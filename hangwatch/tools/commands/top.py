@@ -25,6 +25,7 @@ from hangwatch.cli.config_choice import settings_from
 from hangwatch.cli.options import config_option, http_config_option
 from hangwatch.cli.text_tables import engine_text
 from hangwatch.cli.usage_errors import InputError
+from hangwatch.errors import UserError
 from hangwatch.model import JobState
 from hangwatch.state.status import GpuStatus, JobStatus, Status
 from hangwatch.tools.commands.job_descriptions import (
@@ -83,7 +84,7 @@ def top(config_path: Path | None, url: str | None, http_config: Path | None) -> 
 def watch(ask: Callable[[], Status]) -> int:
     """Call `ask` and show the returned status every second until the user quits. Return the exit code.
 
-    If `ask` raises InputError, show the error and continue. Raises InputError if there is no suitable terminal.
+    If `ask` raises UserError, show the error and continue. Raises InputError if there is no suitable terminal.
     """
     terminal = os.environ.get("TERM") or "not set"
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
@@ -134,7 +135,7 @@ class _Answers:
         while not self._is_over.is_set():
             try:
                 self.seen = LastAnswer(self._ask(), time.monotonic())
-            except InputError as error:
+            except UserError as error:
                 self.seen = self.seen._replace(problem=str(error))
             self._is_over.wait(REFRESH_SECONDS)
 

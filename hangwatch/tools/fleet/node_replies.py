@@ -46,9 +46,9 @@ def parse_answer(printed: bytes, form: type[AnswerT], problem: str) -> AnswerT:
 class ReplyCollector(Generic[AnswerT]):
     """The replies of nodes to one command. Each reply is added when it arrives.
 
-    `read` parses the output of a node; its arguments are the output and the name of the node. It raises
-    AnswerError. `answered` are the exit codes of a valid reply. The times in a reply, by the clock of the node, show
-    clock differences; those below `least_offset_seconds` are ignored. `tool` is the program on the node.
+    `read` parses the output of a node; its arguments are the output and the name of the node. It raises AnswerError
+    or StoreError. `answered` are the exit codes of a valid reply. The times in a reply, by the clock of the node,
+    show clock differences; those below `least_offset_seconds` are ignored. `tool` is the program on the node.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class ReplyCollector(Generic[AnswerT]):
             return None
         try:
             answer = self._read(self._printed(reply), reply.node)
-        except AnswerError as error:
+        except (AnswerError, StoreError) as error:
             self._failed[words.elided(str(error).partition("\n")[0], _REASON_CHARACTERS)].append(reply.node)
             return None
         self.answered.append(reply.node)
@@ -154,20 +154,14 @@ def _folded(nodes_of: dict[str, list[str]]) -> list[tuple[str, list[str]]]:
 
 
 def _dump(printed: bytes, node: str) -> GroupedDump:
-    try:
-        dump = sighting.parse(Path("its answer"), printed)
-    except StoreError as error:
-        raise AnswerError(str(error)) from None
+    dump = sighting.parse(Path("its answer"), printed)
     # Names of nodes in the dump itself are not trusted.
     return replace(dump, node=node, jobs=tuple(_sighting_of(each, node) for each in dump.jobs))
 
 
 def _dump_with_stacks(printed: bytes, node: str) -> GroupedDump:
     dump = _dump(printed, node)
-    try:
-        captures = sighting.captures(Path("its answer"), printed)
-    except StoreError as error:
-        raise AnswerError(str(error)) from None
+    captures = sighting.captures(Path("its answer"), printed)
     with_node = (
         replace(
             capture, node=node, ranks=tuple(replace(rank, id=replace(rank.id, node=node)) for rank in capture.ranks)

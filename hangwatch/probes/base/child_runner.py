@@ -144,32 +144,35 @@ class Runner:
         self._keeps_part, self._waits_for_place = keeps_part, waits_for_place
         self._most_memory_bytes = most_memory_bytes
 
-    def refusal(self, target: ProcessId) -> Fault | None:
+    def refusal(self, target: ProcessId | None = None) -> Fault | None:
         """Return a fault if an abandoned child for this process still hangs, else None.
 
         While it hangs, no new child starts for this process.
         """
         stuck = self.abandoned.pid_for(target)
-        return None if stuck is None else self._stuck(f"pid {target.pid}", stuck)
+        return None if stuck is None else self._stuck(self._subject(target), stuck)
+
+    def _subject(self, target: ProcessId | None) -> str:
+        return self._tool if target is None else f"pid {target.pid}"
 
     def run(
         self,
         command: Sequence[str],
-        target: ProcessId,
+        target: ProcessId | None = None,
         *,
-        share: str,
+        share: str = "",
         deadline_seconds: float,
         stop: threading.Event | None = None,
         question: bytes | None = None,
         pass_fds: Sequence[int] = (),
         environ: Mapping[str, str] | None = None,
     ) -> Printed | Fault:
-        """Run `command` once for process `target`, with `question` on its stdin. `environ` is as in `Child`.
+        """Run `command` once, with `question` on its stdin. `environ` is as in `Child`.
 
-        `share` is the user or pod that the child counts for. The child is killed at the deadline, or once `stop` is
-        set. Its end is awaited for at most 1 s.
+        `target` is the process that the child reads, if any. `share` is the user or pod that the child counts for. The
+        child is killed at the deadline, or once `stop` is set. Its end is awaited for at most 1 s.
         """
-        subject = f"pid {target.pid}"
+        subject = self._subject(target)
         if not self.abandoned.begin(share, deadline_seconds if self._waits_for_place else 0.0):
             detail = (
                 f"too many children ({self._tool}) hang in the kernel and cannot be killed; no further child is started"

@@ -3,7 +3,7 @@
 import os
 import shutil
 
-from hangwatch.model import Fault, ProcessId, Value
+from hangwatch.model import Fault, Value
 from hangwatch.probes.base import child_runner
 
 DEADLINE_SECONDS = 3.0
@@ -33,9 +33,8 @@ def read_tracking(arguments: tuple[str, ...] = ()) -> Tracking | Fault | None:
     program = shutil.which("chronyc", path=os.environ.get("PATH", os.defpath) + ":/usr/bin")
     if program is None:
         return None
-    us = ProcessId(pid=os.getpid(), start_ticks=0)
     command = [program, "-c", *arguments, "tracking"]
-    answer = _RUNNER.refusal(us) or _RUNNER.run(command, us, share="", deadline_seconds=DEADLINE_SECONDS)
+    answer = _RUNNER.refusal() or _RUNNER.run(command, deadline_seconds=DEADLINE_SECONDS)
     if isinstance(answer, Fault) and answer.reason == "CannotStart":
         return Fault(subject="chronyc", reason="CannotRun", detail=answer.detail)
     if isinstance(answer, Fault):

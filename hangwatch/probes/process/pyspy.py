@@ -160,9 +160,7 @@ def version(program: Path) -> tuple[int, ...] | None:
 
 
 def _version(program: Path) -> tuple[int, ...] | None:
-    us = ProcessId(pid=os.getpid(), start_ticks=0)
-    command = [str(program), "--version"]
-    printed = _VERSION_READER.run(command, us, share="", deadline_seconds=_VERSION_DEADLINE_SECONDS)
+    printed = _VERSION_READER.run([str(program), "--version"], deadline_seconds=_VERSION_DEADLINE_SECONDS)
     if isinstance(printed, Fault):
         return None if printed.reason == "CannotStart" else SILENT
     match = re.search(rb"py-spy (\d+)\.(\d+)(?:\.(\d+))?", printed.out)

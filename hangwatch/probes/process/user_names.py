@@ -29,8 +29,8 @@ _USER_ID = re.compile(r"uid (\d+)")
 class UserNames:
     """A cache of the names of user ids."""
 
-    def __init__(self, proc_root: Path = procfs.PROC, deadline_seconds: float = DEADLINE_SECONDS) -> None:
-        self._proc_root, self._deadline_seconds = proc_root, deadline_seconds
+    def __init__(self, proc_root: Path) -> None:
+        self._proc_root = proc_root
         self._runner = child_runner.Runner("getent")
         self._names: dict[int, str] = {}
         self._asked_at: dict[int, float] = {}
@@ -80,12 +80,7 @@ class UserNames:
         self._thread.join(WAIT_SECONDS)
 
     def _run(self, uids: Sequence[int]) -> None:
-        printed = self._runner.run(
-            ["getent", "passwd", *map(str, uids)],
-            ProcessId(pid=os.getpid(), start_ticks=0),
-            share="",
-            deadline_seconds=self._deadline_seconds,
-        )
+        printed = self._runner.run(["getent", "passwd", *map(str, uids)], deadline_seconds=DEADLINE_SECONDS)
         if isinstance(printed, child_runner.Printed):
             entries = [_ENTRY.match(line) for line in printed.out.splitlines()]
             self._names |= {int(entry[2]): entry[1].decode() for entry in entries if entry and int(entry[2]) in uids}

@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from hangwatch import __version__, words
 from hangwatch.cli.options import config_option
 from hangwatch.cli.usage_errors import InputError
 from hangwatch.formats import decoding
-from hangwatch.model import Fault, ProcessId
+from hangwatch.model import Fault
 from hangwatch.probes.base.child_runner import Printed, Runner
 from hangwatch.probes.base.interpreter import pip_install
 
@@ -96,18 +95,15 @@ class _Tools:
         """
         stop = threading.Event()
         arguments = [command, "--json", *(options or ()), *self._config, "--", *names]
-        run = partial(
-            self._runner.run,
-            [sys.executable, "-m", "hangwatch", *arguments],
-            ProcessId(pid=os.getpid(), start_ticks=0),
-            share="",
-            deadline_seconds=DEADLINE_SECONDS,
-            stop=stop,
-            environ=os.environ,
-        )
         async with self._turn:
             try:
-                printed = await asyncio.to_thread(run)
+                printed = await asyncio.to_thread(
+                    self._runner.run,
+                    [sys.executable, "-m", "hangwatch", *arguments],
+                    deadline_seconds=DEADLINE_SECONDS,
+                    stop=stop,
+                    environ=os.environ,
+                )
             finally:
                 stop.set()
         if isinstance(printed, Fault):

@@ -110,16 +110,13 @@ def compare_nodes(nodes: Sequence[NodeTimes]) -> NodeOrder:
     other_errors = [errors[name] for name in lateness if name != latest]
     error = 2 * (errors[latest] + max(other_errors)) if latest is not None and other_errors else 0.0
     is_within = order.reason == "" and latest is not None and lateness[latest] <= error
-    return NodeOrder(
+    return NodeOrder.copy_from(
+        order,
         reason="WithinClockError" if is_within else order.reason,
         latest=latest,
         group=order.place.group if order.place else "",
         operation=order.place.operation if order.place else "",
-        records=order.records,
-        step_seconds=order.step_seconds,
         lateness_seconds=lateness,
-        lateness_ratio=order.lateness_ratio,
-        last_ratio=order.last_ratio,
         clock_error_seconds=error,
         without_clock=without_clock,
     )

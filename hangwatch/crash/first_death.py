@@ -230,13 +230,7 @@ def _add_deaths(job: Job, dead: Sequence[CrashArtifacts]) -> Job:
     causes = find_causes(dead)
     firsts = _find_first_deaths(causes) if causes else []
     deaths = {
-        cause.artifacts.id.pid: Died(
-            text=cause.text,
-            detail=cause.detail,
-            unix_seconds=cause.unix_seconds,
-            of_others=cause.order == 3,
-            is_first=cause.artifacts.id in firsts,
-        )
+        cause.artifacts.id.pid: Died.copy_from(cause, of_others=cause.order == 3, is_first=cause.artifacts.id in firsts)
         for cause in causes
     }
     ended = (

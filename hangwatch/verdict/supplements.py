@@ -12,13 +12,7 @@ def complete(verdict: Verdict | None, supplement: Supplement) -> Verdict:
     If `verdict` is None, return a verdict with only these facts.
     """
     if verdict is None:
-        return Verdict(
-            kind="LogsOnly",
-            message=supplement.headline,
-            evidence=supplement.evidence,
-            check_first=supplement.check_first,
-            next_step=supplement.next_step,
-        )
+        return Verdict.copy_from(supplement, kind="LogsOnly", message=supplement.headline)
     verdict = replace(verdict, evidence=(*verdict.evidence, *supplement.evidence))
     is_settled = bool(verdict.check_first) or kinds.find(verdict.kind).job != "stuck"
     if verdict.named or (supplement.only_if_stuck and is_settled):

@@ -146,8 +146,7 @@ def group_ids(group: Group) -> list[RankId]:
 def split_groups(grouping: Grouping, verdict: Verdict) -> tuple[tuple[Group, ...], frozenset[str]]:
     """Return the groups by line, and the keys of those with a named rank, else of those with one to check first."""
     groups = split_groups_by_line(grouping).groups
-    ranks = verdict.named or verdict.check_first
-    ids = {RankId(**{name: getattr(rank, name) for name in RankId.__struct_fields__}) for rank in ranks}
+    ids = set(map(RankId.copy_from, verdict.named or verdict.check_first))
     return groups, frozenset(group.key for group in groups if any(member.id in ids for member in group.members))
 
 

@@ -74,13 +74,11 @@ def group_ranks(
         if rank.measured.waits.waits_in_torch
         and (process_activity := next(filter(None, reversed(rank.activities)), None)) is not None
     }
-    shown: dict[str, tuple[_Rank, _LastState]] = {}
-    members: dict[str, list[Member]] = {}
-    for rank in measured:
-        answer = _find_last_state(rank, in_torch)
-        members.setdefault(answer.key, []).append(_make_member(rank, answer, memory))
-        shown.setdefault(answer.key, (rank, answer))
-    groups = (_make_group(key, tuple(alike), *shown[key], table) for key, alike in members.items())
+    states = [(rank, _find_last_state(rank, in_torch)) for rank in measured]
+    groups = (
+        _make_group(key, tuple(_make_member(rank, state, memory) for rank, state in alike), *alike[0], table)
+        for key, alike in list_by_key((state.key, (rank, state)) for rank, state in states).items()
+    )
     return merge_groups(groups, world_size, notes)
 
 

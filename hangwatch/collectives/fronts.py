@@ -80,12 +80,12 @@ def find_ends(
         alone = [rank for rank in ranks if (rank in idle if is_alone else rank not in waits.collective)]
         if len(alone) == 1:
             programs += alone
-        elif len(ranks) > 1:
+        elif len(ranks) > 1 and not (waits.collective.isdisjoint(ranks) and any(map(waits.awaits_unrecorded, ranks))):
             cycles.append(tuple(ranks))
         else:
             ready += [rank for rank in ranks if rank not in behind_gpu and any(waits.blocking(rank))]
     ends = {*programs, *behind_gpu}
-    unrecorded = tuple(waits.find_unrecorded(ready, ends))
+    unrecorded = tuple(waits.find_unrecorded(ready, ends, edges))
     unrecorded = unrecorded if len(unrecorded) < len(recorded) else ()
     cycle = min(cycles, default=())
     company = list_by_key((operation, rank) for rank in cycle for operation in edges[rank])
@@ -157,20 +157,15 @@ class _Waits:
         return wait.number <= max(group.highest_completed, group.highest_started if may_start else -1)
 
     def find_edges(self, recorded: Set[int], behind_gpu: Set[int]) -> dict[_Node, Sequence[_Node]]:
-        """Return the nodes for which each rank waits, and for each operation the ranks for which others wait in it.
-
-        A rank that waits, and for which no rank waits, is left out: it is no end.
-        """
+        """Return the nodes for which each rank waits, and for each operation the ranks for which others wait in it."""
         edges: dict[_Node, Sequence[_Node]] = dict.fromkeys(sorted(recorded), ())
         for rank in (self.first.keys() | self.of_gloo.keys()) - behind_gpu:
-            # If all have launched what a rank waits in, its GPU may still be in a send that it enqueued before.
-            earlier = (one for one in self.transfers[rank] if one.operation.order < self.first[rank].operation.order)
-            edges[rank] = self._follow(rank, self.blocking(rank), edges) or self._follow(rank, earlier, edges)
-        awaited = {node for ways in edges.values() for node in ways}
-        if _ANY_RANK in awaited:
+            nodes = self._follow(rank, self.blocking(rank), edges)
+            is_launched = all(isinstance(node, tuple) and rank in edges[node] for node in nodes)
+            edges[rank] = [*nodes, *self._follow(rank, self._earlier_sends(rank), edges)] if is_launched else nodes
+        if any(_ANY_RANK in ways for ways in edges.values()):
             edges[_ANY_RANK] = tuple(self._candidates)
-            awaited |= self._candidates
-        return {node: ways for node, ways in edges.items() if node in awaited or not ways}
+        return edges
 
     def _follow(self, rank: int, fronts: Iterable[Front], edges: dict[_Node, Sequence[_Node]]) -> list[_Node]:
         """Return the nodes for which a rank waits in these fronts. New operations are added to `edges`."""
@@ -186,6 +181,10 @@ class _Waits:
                 edges[operation] = sorted(self._find_awaited(*operation))
             nodes += [operation] if edges[operation] else []
         return nodes
+
+    def _earlier_sends(self, rank: int) -> Iterator[Front]:
+        """Yield the sends before the front of a rank. If all have launched it, its GPU may still be in one of these."""
+        return (one for one in self.transfers[rank] if one.operation.order < self.first[rank].operation.order)
 
     def _awaits_peer(self, rank: int, half: EnqueuedOperation, peer: int) -> bool:
         """True if a peer has not enqueued the other half of a transfer before the operation in which it waits."""
@@ -208,30 +207,44 @@ class _Waits:
                 is_later = is_started and not opened.is_started
                 if self.first[rank].operation is not opened or is_later or opened.number < number:
                     missing.add(rank)
-        return missing
+        return missing or {rank for rank in group.waits if self._follow(rank, self._earlier_sends(rank), {})}
 
     def awaits_unrecorded(self, rank: int) -> bool:
         """True if a rank may wait for a rank without a flight recorder."""
-        return any(self._find_unrecorded_members(front) for front in self.blocking(rank))
+        return any(map(self._find_unrecorded_members, self._may_be_in(rank)))
+
+    def _may_be_in(self, rank: int) -> Iterator[Front]:
+        return chain(self.blocking(rank), self._earlier_sends(rank))
 
     def _find_unrecorded_members(self, front: Front) -> Set[int]:
         if front.operation.is_p2p:
             return set() if front.peer is None else {front.peer} - self.recorded
         return self._unrecorded[front.place]
 
-    def find_unrecorded(self, ready: Sequence[int], ends: Set[int]) -> Iterator[int]:
+    def find_unrecorded(
+        self, ready: Sequence[int], ends: Set[int], edges: Mapping[_Node, Sequence[_Node]]
+    ) -> Iterator[int]:
         """Yield the ranks without a flight recorder for which a rank waits, unless the other `ends` explain the wait.
 
         Such a rank may itself wait for an end that is in one of its groups. It is left out if an end is in each of its
-        groups in which ranks wait.
+        groups in which ranks wait, or if it exchanges messages with a rank that waits for an end and not for it.
         """
         reached = {
-            other for rank in ready for front in self.blocking(rank) for other in self._find_unrecorded_members(front)
+            other for rank in ready for front in self._may_be_in(rank) for other in self._find_unrecorded_members(front)
         }
+        backward = list_by_key((other, node) for node, following in edges.items() for other in following)
+        lead_to_end = {node for part in _walk(backward, sorted(ends)) for node in part}
         for other in sorted(reached):
             mine = [group for group in self.groups if group.waits and other in group.unknown]
-            if not mine or any(ends.isdisjoint(group.members) for group in mine):
+            partners = {rank for group in self.groups for rank in group.find_partners(other)}
+            if all(self._may_await(rank, other) for rank in partners & lead_to_end) and (
+                not mine or any(ends.isdisjoint(group.members) for group in mine)
+            ):
                 yield other
+
+    def _may_await(self, rank: int, other: int) -> bool:
+        """True if a rank may wait for a rank without a flight recorder in one of its fronts."""
+        return any(other in self._find_unrecorded_members(front) for front in self._may_be_in(rank))
 
 
 def strongly_connected(ways: Mapping[_Node, Sequence[_Node]]) -> Iterator[list[_Node]]:

@@ -7,7 +7,7 @@ other cases this is *unknown*.
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -99,6 +99,12 @@ class ProcessGroup:
         """False if a member has completed a collective which another member had not enqueued, so it was read later."""
         every = (one for records in self.records.values() for one in records.operations)
         return self.highest_completed <= self.lowest_newest or not all(map(self.is_proving, every))
+
+    def find_partners(self, rank: int) -> Iterator[int]:
+        """Yield the members with a record of a send to this rank, or of a recv from it."""
+        for member, records in self.records.items():
+            if any(_find_transfer(one, self.members).peer == rank for one in records.operations if one.is_p2p):
+                yield member
 
     def __str__(self) -> str:
         return f"{next(iter(self.records.values())).description or 'group'} ({self.name})"

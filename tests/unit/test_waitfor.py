@@ -413,6 +413,15 @@ def test_rank_that_stops_between_two_exchanges_of_a_ring_is_the_end() -> None:
     assert (answer.kind, answer.check_first, answer.graph.programs) == ("NotJoined", (2,), (2,))
 
 
+def test_send_that_is_not_received_holds_the_collective_after_it() -> None:
+    send = record(0, "1", id=1, p2p_seq=1, is_p2p=True, operation="nccl:send 0->2", state="open")
+    joined = record(7, "3", id=2, group_id=2, operation="nccl:all_reduce", state="open")
+    received = record(0, "1", p2p_seq=1, is_p2p=True, operation="nccl:recv 2<-0")
+    job = [nccl(send, joined), nccl(joined), nccl(received)]
+    answer = judge([member(rank, of_rank) for rank, of_rank in enumerate(job)], r2="elsewhere")
+    assert (answer.kind, answer.named, answer.graph.is_settled) == ("NotJoined", (2,), True)
+
+
 def test_stage_for_which_others_wait_only_in_recvs_has_not_joined() -> None:
     """All ranks have joined the collectives, which are open on ranks 1 and 2, because they were enqueued ahead."""
 

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import NamedTuple
 
@@ -45,6 +45,11 @@ def time_on(moment: Moment | None, clock: str) -> tuple[bool, float]:
 def seconds_until(moment: Moment | None, later: Moment | None) -> float:
     """Return the seconds between two moments; 0 if one is unknown, or if they are on different clocks."""
     return later.seconds - moment.seconds if moment and later and moment.clock == later.clock else 0.0
+
+
+def first_moment(moments: Iterable[Moment | None]) -> Moment | None:
+    """Return the moment with the fewest seconds, whatever its clock; None if all are unknown."""
+    return min(filter(None, moments), default=None, key=lambda moment: moment.seconds)
 
 
 def earlier(moment: Moment, seconds: float) -> Moment:

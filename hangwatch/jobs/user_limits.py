@@ -5,6 +5,7 @@ jobs with ranks, then older jobs. Environments do not count, because users can w
 exceeds a limit.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -12,6 +13,7 @@ from hangwatch import config
 from hangwatch.jobs.membership import Membership
 from hangwatch.jobs.process_tree import Tree
 from hangwatch.model import GpuSample, NotMonitored
+from hangwatch.model.keyed_lists import list_by_key
 
 OWNERS_NAMED = 16
 OTHERS = "others"
@@ -23,17 +25,13 @@ def apply_limits(
     """Return the jobs to monitor, with at most `max_ranks_per_job` ranks each, and the counts of the rest by owner."""
     holders = tree.gpu_holders(samples)
     trimmed = [_trimmed(membership, holders, limits.max_ranks_per_job) for membership in memberships]
-    jobs, ranks = Counter[str](), Counter[str]()
-    for membership, kept in zip(memberships, trimmed, strict=True):
-        ranks[membership.owner.share] += len(membership.members) - len(kept.members)
     chosen = _chosen(trimmed, holders, limits)
-    for place, membership in enumerate(trimmed):
-        if place not in chosen:
-            jobs[membership.owner.share] += 1
-            ranks[membership.owner.share] += len(membership.members)
-    owners = [owner for owner in ranks if ranks[owner] or jobs[owner]]
-    left_out = [NotMonitored(owner=owner, jobs=jobs[owner], ranks=ranks[owner]) for owner in owners]
-    return [membership for place, membership in enumerate(trimmed) if place in chosen], fold_by_owner(left_out)
+    left_out = []
+    for place, membership in enumerate(memberships):
+        ranks = len(membership.members) - (len(trimmed[place].members) if place in chosen else 0)
+        if ranks or place not in chosen:
+            left_out.append(NotMonitored(owner=membership.owner.share, jobs=int(place not in chosen), ranks=ranks))
+    return [trimmed[place] for place in sorted(chosen)], fold_by_owner(left_out)
 
 
 def fold_by_owner(left_out: Sequence[NotMonitored]) -> tuple[NotMonitored, ...]:
@@ -41,10 +39,9 @@ def fold_by_owner(left_out: Sequence[NotMonitored]) -> tuple[NotMonitored, ...]:
 
     All owners after the first 16 are one entry, because a user may have many uids.
     """
-    by_owner: dict[str, NotMonitored] = {}
-    for entry in left_out:
-        by_owner[entry.owner] = _sum(entry.owner, filter(None, (by_owner.get(entry.owner), entry)))
-    ordered = sorted(by_owner.values(), key=lambda entry: (-entry.ranks, -entry.processes, -entry.jobs, entry.owner))
+    by_owner = list_by_key((entry.owner, entry) for entry in left_out)
+    summed = itertools.starmap(_sum, by_owner.items())
+    ordered = sorted(summed, key=lambda entry: (-entry.ranks, -entry.processes, -entry.jobs, entry.owner))
     named, rest = ordered[:OWNERS_NAMED], ordered[OWNERS_NAMED:]
     if rest:
         named.append(_sum(OTHERS, rest))

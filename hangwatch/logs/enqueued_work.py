@@ -12,7 +12,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from hangwatch import words
-from hangwatch.formats.log_times import Moment, earlier
+from hangwatch.formats.log_times import Moment, earlier, first_moment
 from hangwatch.limits import MOST_RANKS
 from hangwatch.logs import merged_logs
 from hangwatch.logs.rank_log import Log, Work
@@ -114,11 +114,9 @@ def compare(works: Sequence[RankWork], world_size: int | None) -> list[WorkFindi
     for rank, _, (line, *_) in works:
         if rank is not None and line.kind == "work" and (line.timed_out is not None or line.is_own_timeout):
             waits[rank].add(_OF_ANY_GROUP if line.timed_out is None else line.group)
-    findings = [
-        finding
-        for group in _gather_groups(works)
-        if (finding := _compare_group(group, waits, world_size, is_of_job=_is_of_job(works))) is not None
-    ]
+    is_of_job = _is_of_job(works)
+    compared = (_compare_group(group, waits, world_size, is_of_job=is_of_job) for group in _gather_groups(works))
+    findings = list(filter(None, compared))
     groups = {work.line.group for _, _, work in works if work.line.kind == "work"}
     findings += [*_compare_desync_reports(works, groups), *_compare_barriers(works), *_compare_setups(works)]
     findings += [
@@ -221,9 +219,7 @@ def _find_late(
     number = ahead[0].reached
     operation = f"{min(names)} #{number:,}" if len(names) == 1 else f"#{number:,}"
     ids, late = tuple(standing.id for standing in ahead), tuple(standing.id for standing in behind)
-    began = min(
-        (standing.began_at for standing in ahead if standing.began_at), default=None, key=lambda moment: moment.seconds
-    )
+    began = first_moment(standing.began_at for standing in ahead)
     places = {standing.call.place for standing in ahead if standing.call} - {""}
     operation += f" called by {words.join_words(sorted(places)[:_SHOWN])}" if places else ""
     since = f", which began at {words.printable(began.text)}" if began else ""
@@ -250,11 +246,7 @@ def _find_late(
     if doubt:
         return WorkFinding(f"{text}; the numbers show no rank to check first: {doubt}", (*late, *ids))
     had = f"it had enqueued {counts} when {words.count(len(ids))} timed out in it"
-    first = min(
-        (standing.timed_out_at for standing in ahead if standing.timed_out_at),
-        default=None,
-        key=lambda moment: moment.seconds,
-    )
+    first = first_moment(standing.timed_out_at for standing in ahead)
     return WorkFinding(text, (*late, *ids), late, f"it has not joined {operation} of {name}: {had}{since}", first)
 
 

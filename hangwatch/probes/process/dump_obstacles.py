@@ -65,7 +65,7 @@ def find_obstacle(pid: int, proc_root: Path, *, has_pystack: bool) -> Fault | No
     """Return the known reason why a process cannot be read; None if there is none or if it cannot be found out."""
     mapped = proc_pid.map_rows(proc_root, pid)
     target = _Target(procfs.read_thread_count(pid, proc_root), mapped if isinstance(mapped, tuple) else ())
-    known = (obstacle for obstacle in OBSTACLES if not (obstacle.but_pystack and has_pystack))
-    return next(
-        (Fault.copy_from(obstacle, subject=f"pid {pid}") for obstacle in known if obstacle.applies(target)), None
-    )
+    for obstacle in OBSTACLES:
+        if not (obstacle.but_pystack and has_pystack) and obstacle.applies(target):
+            return Fault.copy_from(obstacle, subject=f"pid {pid}")
+    return None

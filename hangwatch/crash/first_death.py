@@ -195,7 +195,7 @@ def _find_ranks_without_report(
     why = f"it left no report, and {words.count(len(reporting), 'other rank')} blame other ranks"
     settle = "read its log and that of the launcher: exit code -11 is a segfault, -9 a SIGKILL from outside"
     for rank in silent:
-        yield CheckFirst(**structs.asdict(rank), why=why, settle=settle)
+        yield CheckFirst.copy_from(rank, why=why, settle=settle)
 
 
 def _evidence(cause: Cause, named: Sequence[RankId]) -> Evidence:

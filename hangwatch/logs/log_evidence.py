@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from msgspec import structs
-
 from hangwatch import words
 from hangwatch.formats.log_times import Moment, common_clock, seconds_until, time_on
 from hangwatch.logs import enqueued_work, log_ends, nccl_lines, work_lines
@@ -394,7 +392,7 @@ def _find_first_stopped(logs: Sequence[RankLog]) -> Iterator[Evidence]:
 
 
 def _make_check(rank: RankId, why: str, settle: str) -> CheckFirst:
-    return CheckFirst(**structs.asdict(rank), why=why, settle=settle)
+    return CheckFirst.copy_from(rank, why=why, settle=settle)
 
 
 def _make_evidence(kind: str, message: str, ranks: Sequence[RankId]) -> Evidence:

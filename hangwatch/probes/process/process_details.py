@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
-from msgspec import structs
 
 from hangwatch import words
 from hangwatch.formats import decoding
@@ -69,6 +68,7 @@ def _parse(raw: bytes) -> ProcessDetails | None:
         answer = _ANSWER.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    values = structs.asdict(answer)
-    lists = {name: tuple(words.elided(text, _CHARACTERS) for text in values[name][:_LISTED]) for name in _LISTS}
-    return ProcessDetails(**values | lists | {"cpus": words.fold(answer.cpus)})
+    lists = {
+        name: tuple(words.elided(text, _CHARACTERS) for text in getattr(answer, name)[:_LISTED]) for name in _LISTS
+    }
+    return ProcessDetails.copy_from(answer, cpus=words.fold(answer.cpus), **lists)

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-from msgspec import structs
-
 from hangwatch import words
 from hangwatch.model import CheckFirst, Evidence, Member, RankId, Verdict
 from hangwatch.verdict.findings import Finding
@@ -33,7 +31,7 @@ def render(finding: Finding, evidence: Sequence[Evidence]) -> Verdict:
         named=tuple(ids) if finding.is_named else (),
         confidence=finding.confidence,
         evidence=tuple(evidence),
-        check_first=tuple(CheckFirst(**structs.asdict(rank), why=whys[rank], settle=settle) for rank in ids if whys),
+        check_first=tuple(CheckFirst.copy_from(rank, why=whys[rank], settle=settle) for rank in ids if whys),
         stuck_on=stuck_on.stuck_on(finding),
         next_step=stuck_on.next_step(finding, settle),
     )

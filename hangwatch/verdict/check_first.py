@@ -150,8 +150,8 @@ def _find_lock_holders(scene: Scene) -> Sequence[Group]:
     return keep_groups(stacked, lambda member: process_of(member) in held)
 
 
-def _other_of_two(scene: Scene) -> Sequence[Group]:
-    if scene.grouping.expected_rank_count != 2 or len(scene.stacked) != 2:
+def _other_of_three(scene: Scene) -> Sequence[Group]:
+    if not 2 <= scene.grouping.expected_rank_count <= 3 or len(scene.stacked) != 2:
         return []
     found = [
         group
@@ -251,8 +251,8 @@ CHECK_FIRST: tuple[Rule, ...] = (
         sentence="lock_file",
     ),
     _make_rule(
-        "is one of two ranks and in no known wait, while the other rank waits",
-        _other_of_two,
+        "is one of at most three ranks and in no known wait, while the others wait in one collective",
+        _other_of_three,
         ("ranks",),
         may_name=True,
     ),

@@ -228,14 +228,15 @@ def test_verdict_has_the_blocked_call_of_the_named_rank_only(tmp_path: Path) -> 
     assert any(vote.kind == "system_call" and said in vote.message for vote in look.verdict.evidence)
 
 
-def test_second_of_two_ranks_blocked_on_a_file_is_named(tmp_path: Path) -> None:
-    with targets.started(tmp_path, WAITS, READS) as (waits, odd):
+@pytest.mark.parametrize("last", [1, 2])
+def test_last_of_few_ranks_blocked_on_a_file_is_named(tmp_path: Path, last: int) -> None:
+    with targets.started(tmp_path, *[WAITS] * last, READS) as (*waiting, odd):
         targets.wait_for_call(odd, "openat")
-        verdict = looked_at([waits, odd]).verdict
+        verdict = looked_at([*waiting, odd]).verdict
     assert [rank.pid for rank in verdict.named] == [odd]
-    assert next_step(verdict).startswith(f"look at {tmp_path}/1/fifo: ")
-    assert verdict.stuck_on == f'open("{tmp_path}/1/fifo") in rank 1 (here, pid {odd})'
-    assert f"is in openat() on {tmp_path}/1/fifo" in verdict.message
+    assert next_step(verdict).startswith(f"look at {tmp_path}/{last}/fifo: ")
+    assert verdict.stuck_on == f'open("{tmp_path}/{last}/fifo") in rank {last} (here, pid {odd})'
+    assert f"is in openat() on {tmp_path}/{last}/fifo" in verdict.message
 
 
 # py-spy derives the name of a file in a package from the start of the package's path.

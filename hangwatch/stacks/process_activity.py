@@ -97,7 +97,7 @@ def _find_awaited(main: Thread, workers: Sequence[Thread], table: activity.Table
     """
     calls = stack_frames.python_frames(library_frames(main))
     doing = table.classify_thread(main).row
-    waits = doing.waits_for in ("ranks", "gpu") and not doing.idles
+    waits = doing.waits_for in ("ranks", "gpu") and doing.work_is_in != "threads"
     if not calls or waits or not activity_table.is_marked("awaits", *calls[0].place):
         return ()
     looked_at, rows = workers[:_MOST_THREADS], [row for row in activity_table.awaits_threads() if row.calls(calls)]
@@ -122,7 +122,7 @@ def _decides(thread: Thread, main: Thread, table: activity.Table) -> bool:
     """True if this thread, for which MainThread waits, tells more than MainThread does."""
     is_told = bool(user_frames(thread)) or table.classify_thread(thread).activity != "unknown"
     known = _doing(main, table).row
-    return is_told and (known.idles or known.waits_for in ("thread", "lock"))
+    return is_told and (known.work_is_in == "threads" or known.waits_for == "lock")
 
 
 def _find_replacing_threads(

@@ -167,10 +167,10 @@ class Log:
             self._in_traceback, self._where = True, ""
             self._is_ignored = count == self.lines - 1 and before.startswith(_IGNORED)
             self._indent = len(text) - len(text.lstrip())
+        elif _PATTERNS["restart"].search(text):
+            self.ended.append((number, 0))
         elif (ended := launcher_lines.find(text)) is not None:
             self._read_end(ended, text, number)
-        elif "; will restart worker group" in text:  # torch/distributed/elastic/agent/server/api.py, at INFO
-            self.ended.append((number, 0))
         elif not text.startswith(_CHAINED):
             self._ordinary_line = self.lines, number, text, self._before
             self._before_failure.append(text)

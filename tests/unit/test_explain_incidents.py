@@ -145,6 +145,14 @@ def test_failures_before_torchrun_restarted_the_job_are_ignored(is_restart: bool
     assert any("lines 1 to 3 are of earlier attempts" in note for note in found.notes) == is_restart
 
 
+@pytest.mark.parametrize(("after", "expected"), [("[rank3]: OSError: stale file handle", [3]), ("step 7", [2])])
+def test_failures_before_slurm_requeued_the_job_are_ignored(after: str, expected: list[int]) -> None:
+    trace = "[rank{}]: Traceback (most recent call last):"
+    lines = [trace.format(2), "[rank2]: RuntimeError: CUDA error: an illegal memory access", trace.format(3), after]
+    lines.insert(2, "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-30T10:31:00 DUE TO JOB REQUEUE ***")
+    assert check_first(judge_lines(lines)[0]) == expected
+
+
 # --- lines of frameworks ----------------------------------------------------------------------------------------------
 
 

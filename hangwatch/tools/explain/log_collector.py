@@ -111,7 +111,7 @@ class LogCollector:
             self._notes += notes
 
     def _forget_earlier_attempts(self, name: str, logs: Sequence[rank_log.Log]) -> None:
-        """Forget the failures before torchrun's last restart, if the log of the last attempt shows what failed.
+        """Forget the failures before the last restart by torchrun or Slurm, if the log of the last attempt shows what failed.
 
         A line reports the restart. Without it, the summary lists only the processes of the last attempt.
         """
@@ -120,7 +120,7 @@ class LogCollector:
         restart = max(
             (number for number, pid in ended if pid not in listed and (not pid or ended[-1][1] in listed)), default=0
         )
-        failed = (failure.number for log in logs for failure in log.failures)
+        failed = (failure.number for log in logs for failure in log.failures if not failure.of_others)
         if 0 < restart < max((*failed, *(work.number for log in logs for work in log.works.values())), default=0):
             self._notes.append(f"{name}: lines 1 to {restart} are of earlier attempts: their failures are ignored")
             for log in logs:

@@ -170,9 +170,11 @@ class _Waits:
     def _follow(self, rank: int, fronts: Iterable[Front], edges: dict[_Node, Sequence[_Node]]) -> list[_Node]:
         """Return the nodes for which a rank waits in these fronts. New operations are added to `edges`."""
         nodes: list[_Node] = []
-        for index, _, wait, peer in fronts:
+        peers: dict[int, int] = {}
+        for index, group, wait, peer in fronts:
             if wait.is_p2p:
-                nodes += [peer] if peer is not None and self._awaits_peer(rank, wait, peer) else []
+                if peer is not None and self._awaits_peer(rank, wait, peer):
+                    peers[peer] = group.count_transfers(peer) if peer not in self.first else -1
                 continue
             numbers = self._numbers[index]
             number = numbers[bisect_right(numbers, wait.number) - 1]
@@ -180,7 +182,9 @@ class _Waits:
             if operation not in edges:
                 edges[operation] = sorted(self._find_awaited(*operation))
             nodes += [operation] if edges[operation] else []
-        return nodes
+        # Of several ranks of a batch without an open operation, those with fewer batches have not enqueued this one.
+        fewest = min((count for count in peers.values() if count >= 0), default=0)
+        return nodes + [peer for peer, count in peers.items() if count <= fewest]
 
     def _earlier_sends(self, rank: int) -> Iterator[Front]:
         """Yield the sends before the front of a rank. If all have launched it, its GPU may still be in one of these."""

@@ -100,6 +100,11 @@ class ProcessGroup:
         every = (one for records in self.records.values() for one in records.operations)
         return self.highest_completed <= self.lowest_newest or not all(map(self.is_proving, every))
 
+    def count_transfers(self, rank: int) -> int:
+        """Return the number of the newest send, recv or batch of a rank; 0 if none."""
+        operations = self.records[rank].operations if rank in self.records else ()
+        return max((one.number for one in operations if one.is_p2p), default=0)
+
     def find_partners(self, rank: int) -> Iterator[int]:
         """Yield the members with a record of a send to this rank, or of a recv from it."""
         for member, records in self.records.items():

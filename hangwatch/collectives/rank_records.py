@@ -226,7 +226,7 @@ def _convert_record(
     created, is_open = record.created_unix_ns / 1e9, record.state == "open"
     dtypes, sizes = _select_compared(record, operation)
     return EnqueuedOperation(
-        number=record.collective_seq,
+        number=record.p2p_seq if record.is_p2p else record.collective_seq,
         operation=operation,
         order=record.id,
         created_unix_seconds=created,

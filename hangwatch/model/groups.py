@@ -19,9 +19,10 @@ from hangwatch.model.waits import STOPPED_STATES, KernelCall, Rests, Sleep, Wait
 class EnqueuedOperation(Value, frozen=True):
     """One operation that a rank enqueued: its number in its group, and its time by the clock of the rank's node.
 
-    `order` rises with each operation of the process. `stays_open`: the operation was open in the first and in the last
-    round that read the recorder. `sizes` is set only for operations that require equal sizes on all ranks. `by_main` is
-    false if the recorder shows that the main thread did not enqueue it. `is_started`: its kernel runs on the GPU.
+    Sends and recvs have numbers of their own, equal for those of a batch. `order` rises with each operation of the
+    process. `stays_open`: the operation was open in the first and in the last round that read the recorder. `sizes` is
+    set only for operations that require equal sizes on all ranks. `by_main` is false if the recorder shows that the
+    main thread did not enqueue it. `is_started`: its kernel runs on the GPU.
     """
 
     number: int

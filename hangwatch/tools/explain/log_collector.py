@@ -111,7 +111,7 @@ class LogCollector:
             self._notes += notes
 
     def _forget_earlier_attempts(self, name: str, logs: Sequence[rank_log.Log]) -> None:
-        """Forget the failures before the last restart by torchrun or Slurm, if the log of the last attempt shows what failed.
+        """Forget the failures before the last restart by torchrun or Slurm, if the log shows what failed after it.
 
         A line reports the restart. Without it, the summary lists only the processes of the last attempt.
         """

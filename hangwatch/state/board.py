@@ -308,9 +308,8 @@ def extend(old: tuple[PowerSeries, ...], new: tuple[PowerSeries, ...]) -> tuple[
     by_uuid = {series.uuid: series for series in new}
     extended = []
     for series in old:
-        fresh = by_uuid.pop(series.uuid, None)
-        newer = None if fresh is None else (fresh.unix_seconds, fresh.watts)
-        times, watts = _join((series.unix_seconds, series.watts), newer)
+        fresh = by_uuid.pop(series.uuid, series)
+        times, watts = _join((series.unix_seconds, series.watts), (fresh.unix_seconds, fresh.watts))
         extended.append(replace(series, unix_seconds=times, watts=watts))
     return (*extended, *by_uuid.values())
 
@@ -327,8 +326,8 @@ def extend_collectives(old: CollectiveSeries | None, new: CollectiveSeries | Non
     return CollectiveSeries(*_join((old.unix_seconds, old.totals), (new.unix_seconds, totals)))
 
 
-def _join(old: _Columns, new: _Columns | None) -> _Columns:
+def _join(old: _Columns, new: _Columns) -> _Columns:
     """Return the points of `old` and those of `new` that are newer. If there are too many, every n-th is kept."""
     last = old[0][-1] if old[0] else 0.0
-    later = [] if new is None else [point for point in zip(*new, strict=True) if point[0] > last]
+    later = [point for point in zip(*new, strict=True) if point[0] > last]
     return _columns(thin((*zip(*old, strict=True), *later), 2 * SERIES_POINTS))

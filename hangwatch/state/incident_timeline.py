@@ -75,16 +75,14 @@ def add_capture(entry: JobEntry, look: Diagnosis, now: float) -> Incident:
 
     A new incident begins with the last progress of the job. `now` is CLOCK_MONOTONIC in seconds.
     """
-    incident = entry.incident
-    if incident is None or incident.closed_unix_seconds is not None:
+    incident = entry.open_incident
+    if incident is None:
         incident = look.incident(entry.job, entry.watch.state, entry.timeline, quiet_seconds(entry.watch, now))
         incident = replace(incident, by_counters=entry.watch.gap is not None)
         if entry.suspected is None:
             return incident
         return replace(incident, captures=(entry.suspected.capture, look.capture))
-    captures = (*incident.captures, look.capture)
-    if len(captures) > CAPTURES_KEPT:
-        captures = (captures[0], *captures[-(CAPTURES_KEPT - 1) :])
+    first, *later = (*incident.captures, look.capture)
     job = look.hide_from_other_users(entry.job)
     return replace(
         incident,
@@ -92,7 +90,7 @@ def add_capture(entry: JobEntry, look: Diagnosis, now: float) -> Incident:
         job=replace(job, uid=None) if incident.job.uid is None else job,
         verdict=look.verdict,
         grouping=look.grouping,
-        captures=captures,
+        captures=(first, *later[1 - CAPTURES_KEPT :]),
     )
 
 

@@ -230,5 +230,5 @@ def _present_incident(entry: JobEntry) -> Incident | None:
 
     After that, an old verdict must not be shown for a new quiet phase.
     """
-    is_open = entry.incident is not None and entry.incident.closed_unix_seconds is None
-    return entry.incident if is_open or entry.watch.state in (JobState.RECOVERED, JobState.ENDED) else None
+    is_over = entry.watch.state in (JobState.RECOVERED, JobState.ENDED)
+    return entry.incident if is_over else entry.open_incident

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hangwatch.model import ProcessDump, RankDump, Sleep, Thread
+from hangwatch.model import STOPPED_STATES, ProcessDump, RankDump, Sleep, Thread
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.process_activity import ProcessActivity
 
@@ -11,7 +11,8 @@ def find_sleep(rank: RankDump, activities: Sequence[ProcessActivity | None]) -> 
     """Return the sleep of a rank, if its main thread was asleep in the same place in every round; else None.
 
     A sleep of the thread that the main thread waits for counts, too. A timed wait that a library calls is not a sleep:
-    the library polls in a loop. Nor is a wait for ranks, the GPU, the store, or a peer outside of the job.
+    the library polls in a loop. Nor is a wait for ranks, the GPU, the store, or a peer outside of the job. A process
+    that is stopped or frozen does not wake.
     """
     asleep = [
         (dump, process_activity)
@@ -33,9 +34,9 @@ def _is_sleep(dump: ProcessDump, process_activity: ProcessActivity) -> bool:
     if main is None or call is None or call.left_seconds is None or dump.waits.waits_in_torch:
         return False
     is_decided = process_activity.find_telling(dump) is main or process_activity.telling in process_activity.awaited
-    if process_activity.waits_for == "ranks" or not is_decided:
-        return False
-    if dump.waits.awaited is not None or dump.waits.asks_rank is not None or dump.waits.awaits_store is not None:
+    waits = (dump.waits.awaited, dump.waits.asks_rank, dump.waits.awaits_store, dump.waits.frozen_cgroup)
+    is_held = dump.state in STOPPED_STATES or any(each is not None for each in waits)
+    if process_activity.waits_for == "ranks" or not is_decided or is_held:
         return False
     return call.kind == "sleeps" or (dump.waits.waits_in_torch is False and _is_called_by_program(main))
 

@@ -630,6 +630,7 @@ def test_sleep_tells_its_end(taken: ProcessDump) -> None:
 
 
 OTHER_WAITS = {
+    "stopped": replace(dump(NANOSLEEP), state="T"),
     "no end": dump(replace(NANOSLEEP, left_seconds=None, until_unix_seconds=None)),
     "a timed wait in a loop of a library": dump(FUTEX, *EVENT, TORCH),
     "work.wait()": dump(FUTEX, in_torch=True),

@@ -80,7 +80,7 @@ def find_ends(
         alone = [rank for rank in ranks if (rank in idle if is_alone else rank not in waits.collective)]
         if len(alone) == 1:
             programs += alone
-        elif len(ranks) > 1 and not (waits.collective.isdisjoint(ranks) and any(map(waits.awaits_unrecorded, ranks))):
+        elif len(ranks) > 1 and not (waits.collective.isdisjoint(ranks) and any(map(waits.list_unrecorded, ranks))):
             cycles.append(tuple(ranks))
         else:
             ready += [rank for rank in ranks if rank not in behind_gpu and any(waits.blocking(rank))]
@@ -89,7 +89,7 @@ def find_ends(
     unrecorded = unrecorded if len(unrecorded) < len(recorded) else ()
     cycle = min(cycles, default=())
     company = list_by_key((operation, rank) for rank in cycle for operation in edges[rank])
-    is_ready = any(not waits.awaits_unrecorded(rank) for rank in ready)
+    is_ready = not all(map(waits.list_unrecorded, ready))
     return Ends(
         programs=tuple(sorted(programs)),
         gpus=tuple((rank, front) for rank, front in gpus if rank in behind_gpu),
@@ -213,17 +213,11 @@ class _Waits:
                     missing.add(rank)
         return missing or {rank for rank in group.waits if self._follow(rank, self._earlier_sends(rank), {})}
 
-    def awaits_unrecorded(self, rank: int) -> bool:
-        """True if a rank may wait for a rank without a flight recorder."""
-        return any(map(self._find_unrecorded_members, self._may_be_in(rank)))
-
-    def _may_be_in(self, rank: int) -> Iterator[Front]:
-        return chain(self.blocking(rank), self._earlier_sends(rank))
-
-    def _find_unrecorded_members(self, front: Front) -> Set[int]:
-        if front.operation.is_p2p:
-            return set() if front.peer is None else {front.peer} - self.recorded
-        return self._unrecorded[front.place]
+    def list_unrecorded(self, rank: int) -> Set[int]:
+        """Return the ranks without a flight recorder for which a rank may wait."""
+        fronts = [*self.blocking(rank), *self._earlier_sends(rank)]
+        peers = {front.peer for front in fronts if front.operation.is_p2p and front.peer is not None} - self.recorded
+        return peers.union(*(self._unrecorded[front.place] for front in fronts if not front.operation.is_p2p))
 
     def find_unrecorded(
         self, ready: Sequence[int], ends: Set[int], edges: Mapping[_Node, Sequence[_Node]]
@@ -233,22 +227,15 @@ class _Waits:
         Such a rank may itself wait for an end that is in one of its groups. It is left out if an end is in each of its
         groups in which ranks wait, or if it exchanges messages with a rank that waits for an end and not for it.
         """
-        reached = {
-            other for rank in ready for front in self._may_be_in(rank) for other in self._find_unrecorded_members(front)
-        }
         backward = list_by_key((other, node) for node, following in edges.items() for other in following)
         lead_to_end = {node for part in _walk(backward, sorted(ends)) for node in part}
-        for other in sorted(reached):
+        for other in sorted(set[int]().union(*map(self.list_unrecorded, ready))):
             mine = [group for group in self.groups if group.waits and other in group.unknown]
             partners = {rank for group in self.groups for rank in group.find_partners(other)}
-            if all(self._may_await(rank, other) for rank in partners & lead_to_end) and (
+            if all(other in self.list_unrecorded(rank) for rank in partners & lead_to_end) and (
                 not mine or any(ends.isdisjoint(group.members) for group in mine)
             ):
                 yield other
-
-    def _may_await(self, rank: int, other: int) -> bool:
-        """True if a rank may wait for a rank without a flight recorder in one of its fronts."""
-        return any(other in self._find_unrecorded_members(front) for front in self._may_be_in(rank))
 
 
 def strongly_connected(ways: Mapping[_Node, Sequence[_Node]]) -> Iterator[list[_Node]]:

@@ -37,7 +37,7 @@ class Front(NamedTuple):
 class Ends(NamedTuple):
     """The ends of all waits: see `WaitGraph`. `are_all` is false if ranks also wait in an operation that may go on.
 
-    Ranks in `lone` wait without another rank of the cycle in their operations.
+    Ranks in `lone` wait without another rank of the cycle in their operations, which are all collectives.
     """
 
     programs: tuple[int, ...] = ()
@@ -88,14 +88,16 @@ def find_ends(
     unrecorded = tuple(waits.find_unrecorded(ready, ends, edges))
     unrecorded = unrecorded if len(unrecorded) < len(recorded) else ()
     cycle = min(cycles, default=())
-    company = list_by_key((operation, rank) for rank in cycle for operation in edges[rank])
+    company = list_by_key((node, rank) for rank in cycle for node in edges[rank])
+    has_transfers = not all(isinstance(node, tuple) or node == _ANY_RANK for node in company)
+    together = [cycle] if has_transfers else [ranks for ranks in company.values() if len(ranks) > 1]
     is_ready = not all(map(waits.list_unrecorded, ready))
     return Ends(
         programs=tuple(sorted(programs)),
         gpus=tuple((rank, front) for rank, front in gpus if rank in behind_gpu),
         unrecorded=unrecorded,
         cycle=cycle,
-        lone=frozenset(cycle).difference(*(ranks for ranks in company.values() if len(ranks) > 1)),
+        lone=frozenset(cycle).difference(*together),
         are_all=not is_ready or not (ends or unrecorded),
     )
 

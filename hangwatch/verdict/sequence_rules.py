@@ -87,7 +87,7 @@ def _find_lone_waiter(graph: WaitGraph) -> tuple[int, ...]:
     """
     company = list_by_key((rank, len(operation.waiting)) for operation in graph.pending for rank in operation.waiting)
     of_job = {rank for rank in graph.cycle if set(company.get(rank, ())) == {1}}
-    alone = graph.lone if len(graph.lone) == 1 else of_job
+    alone = graph.lone if len(graph.lone) == 1 else graph.lone & of_job
     return tuple(alone) if len(alone) == 1 else ()
 
 

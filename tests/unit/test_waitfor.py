@@ -424,6 +424,18 @@ def test_send_that_is_not_received_holds_the_collective_after_it() -> None:
     assert (answer.kind, answer.named, answer.graph.is_settled) == ("NotJoined", (2,), True)
 
 
+def test_rank_that_is_ahead_of_a_ring_is_not_checked_first() -> None:
+    """Rank 0 alone waits in the collective after the exchange, which it has completed, and the others have not."""
+    rings = [replace(exchange(rank, "open"), members=()) for rank in range(4)]
+    after = record(7, id=90, operation="nccl:all_reduce", state="open")
+    rings[0] = replace(rings[0], records=(*exchange(0, "completed").records, after))
+    rings[1:] = [
+        replace(one, records=(record(6, id=1, operation="nccl:all_reduce"), *one.records)) for one in rings[1:]
+    ]
+    answer = judge([member(rank, ring) for rank, ring in enumerate(rings)])
+    assert (answer.kind, answer.check_first) == ("Cycle", ())
+
+
 def test_stage_for_which_others_wait_only_in_recvs_has_not_joined() -> None:
     """All ranks have joined the collectives, which are open on ranks 1 and 2, because they were enqueued ahead."""
 

@@ -151,15 +151,11 @@ def _find_lock_holders(scene: Scene) -> Sequence[Group]:
 
 
 def _other_of_three(scene: Scene) -> Sequence[Group]:
-    if not 2 <= scene.grouping.expected_rank_count <= 3 or len(scene.stacked) != 2:
+    odd = [group for group in scene.stacked if not is_collective(group)]
+    if not 2 <= scene.grouping.expected_rank_count <= 3 or len(scene.stacked) != 2 or len(odd) != 1:
         return []
-    found = [
-        group
-        for group in scene.stacked
-        if _is_in_own_code(scene, group) or group.waits_for == "unknown" or asks_unknown_thread(group)
-    ]
-    waiting = [group for group in scene.stacked if is_collective(group)]
-    return found if len(found) == len(waiting) == 1 else []
+    is_unknown = odd[0].waits_for == "unknown" or asks_unknown_thread(odd[0])
+    return odd if is_unknown or _is_in_own_code(scene, odd[0]) else []
 
 
 def _find_busy_half(scene: Scene) -> Sequence[Group]:

@@ -358,7 +358,7 @@ def _make_group(key: str, members: tuple[Member, ...], rank: _Rank, answer: _Las
 
 def _make_thread_stack(thread: Thread, table: activity.Table) -> Stack:
     return Stack(
-        name=thread.name or f"{thread.thread_id}",
+        name=thread.name or str(thread.thread_id),
         frames=thread.frames,
         activity=table.classify_thread(_remove_start_frames(thread)).activity,
     )

@@ -69,7 +69,7 @@ def read(
         child_comm=_comm(child, proc_root) if child is not None else "",
         child_state=_state(child, proc_root),
         file_lock=lock,
-        thread="" if awaited is None else awaited.name or f"{thread}",
+        thread="" if awaited is None else awaited.name or str(thread),
         wchan=main_thread.read_state(pid, thread or pid, proc_root)[1] or "",
         is_held=thread is None and search.is_held(call, other_pid or next((each.other_pid for each in behind), None)),
         may_time_out=bool(row.timeout),

@@ -228,15 +228,12 @@ def _record(
         text(memory, entry + layout.thread_name, "pt_main_thread")
 
 
-def registry(memory: Memory, recorders: Mapping[str, int]) -> int:
-    """Write the registry of recorders by backend, as torch has it from 2.15 on. Return its address."""
-    address, buckets = memory.new(56), memory.new(8 * 13)
-    following = 0
-    for name, recorder_address in recorders.items():
-        node = memory.new(56)
+def registry(memory: Memory, recorders: Mapping[str, int]) -> tuple[int, list[int]]:
+    """Write the recorders by backend as libstdc++ does, in torch from 2.15 on. Return the addresses of map and nodes."""
+    address, nodes = memory.new(56), [memory.new(56) for _ in recorders]
+    memory.put(address, "QQQQ", memory.new(8 * 13), 13, nodes[0] if nodes else 0, len(nodes))
+    for node, following, (name, found) in zip(nodes, [*nodes[1:], 0], recorders.items(), strict=False):
         memory.put(node, "Q", following)
         text(memory, node + 8, name)
-        memory.put(node + 40, "QQ", recorder_address, hash(name) & (1 << 64) - 1)
-        following = node
-    memory.put(address, "QQQQ", buckets, 13, following, len(recorders))
-    return address
+        memory.put(node + 40, "QQ", found, hash(name) & (1 << 64) - 1)
+    return address, nodes

@@ -49,6 +49,21 @@ def first_line(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().rstrip("\n")
 
 
+def rank_environ(run_id: str, rank: int = 0, size: int = 1, **more: str) -> dict[str, str]:
+    """Return the variables of a rank whose job has `size` ranks, all on this node, as torchrun sets them."""
+    numbers = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    return {**numbers, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "TORCHELASTIC_RUN_ID": run_id, **more}
+
+
+@contextlib.contextmanager
+def sleeping(*before: object, **environ: str) -> Iterator[int]:
+    """Run a Python that sleeps, started by the command `before`. Yield its pid."""
+    program = "import time; print('up', flush=True); time.sleep(600)"
+    with spawn(*before, sys.executable, "-c", program, env={**os.environ, **environ}) as process:
+        assert first_line(process) == "up"
+        yield process.pid
+
+
 def write_program(path: Path, body: str) -> Path:
     """Write a shell script that may be run. Return its path."""
     path.write_text(f"#!/bin/sh\n{body}\n")

@@ -179,12 +179,19 @@ def obeys_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-@pytest.fixture
-def folder_for_all() -> Iterator[Path]:
-    """Make a folder that all users may enter, unlike pytest's folders."""
+@contextlib.contextmanager
+def open_folder(owner: int = -1) -> Iterator[Path]:
+    """Make a folder that all users may enter, unlike pytest's folders. It belongs to this user, or to `owner`."""
     with tempfile.TemporaryDirectory() as name:
+        os.chown(name, owner, owner)
         Path(name).chmod(0o755)
         yield Path(name)
+
+
+@pytest.fixture
+def folder_for_all() -> Iterator[Path]:
+    with open_folder() as folder:
+        yield folder
 
 
 @pytest.fixture

@@ -16,16 +16,20 @@ from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.capture.request import CaptureRequest
 from hangwatch.capture.rounds import capture
 from hangwatch.jobs import discovery
-from hangwatch.model import Grouping, Job, ProcessId, Rank
+from hangwatch.model import Capture, Grouping, Job, ProcessId, Rank
 from hangwatch.probes.base import procfs, system_calls
 from hangwatch.probes.process import main_thread
 from hangwatch.probes.process.process_scan import ProcessScan
+from hangwatch.stacks import activity
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict.diagnosis import Diagnosis
+from tests.commands import rank_environ
 from tests.conftest import identity, wait_for
+from tests.dead_mount import dying_mount
 
 QUICK = config.Capture(rounds=2, pause_seconds=0.2, dump_deadline_seconds=60.0)
+USUAL = activity.load()
 
 SLEEPING = "import time\ndef asleep():\n    ready()\n    time.sleep(600)\nasleep()"
 SPINNING = "def spin():\n    ready()\n    while True:\n        pass\nspin()"
@@ -60,6 +64,29 @@ threading.Thread(target=blocked_in_kernel, daemon=True).start()
 ready()
 time.sleep(600)
 """
+# A process that changes its user is not readable by that user: PR_SET_DUMPABLE in prctl(2). So with ptrace_scope=1.
+_OF_USER = """
+import os, time
+ready()
+os.setgroups([])
+os.setresgid({uid}, {uid}, {uid})
+os.setresuid({uid}, {uid}, {uid})
+def train_of_{uid}():
+    time.sleep(6000)
+train_of_{uid}()
+"""
+_ON_MOUNT = """
+import os, time
+def wait(name):
+    while not os.path.exists(folder + name): time.sleep(0.02)
+ready()
+wait("/mounted")
+data = os.open(folder + "/mnt/data", os.O_RDWR)
+{before}
+open(folder + "/opened", "w").close()
+wait("/silent")
+{then}
+"""
 # Not a Python function: a dump of a process that has just said it shows no frame of it.
 _READY = "import functools, os\nfolder = {folder!r}\nready = functools.partial(os.mknod, folder + '/ready')\n"
 
@@ -86,6 +113,29 @@ def python(code: str, folder: Path, **environ: str) -> Iterator[int]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait(timeout=60)
+
+
+@contextlib.contextmanager
+def rank_of_user(uid: int, folder: Path, run_id: str) -> Iterator[int]:
+    """Run the one rank of a job as user `uid`. Yield its pid when it is about to sleep in `train_of_UID`."""
+    with python(_OF_USER.format(uid=uid), folder, **rank_environ(run_id)) as pid:
+        wait_for(lambda: procfs.read_user_ids(pid) == (uid, uid, uid), "the user")
+        yield pid
+
+
+@contextlib.contextmanager
+def on_silent_mount(folder: Path, then: str, *, first: str = "", before: str = "") -> Iterator[int]:
+    """Run code with a file `data` of a mount: `first`, `before` the mount falls silent, and `then`. Yield the pid."""
+    (folder / "content").write_bytes(bytes(1 << 20))
+    with (
+        python(first + _ON_MOUNT.format(before=before, then=then), folder) as pid,
+        dying_mount(folder / "mnt", {"data": folder / "content"}) as die,
+    ):
+        (folder / "mounted").touch()
+        wait_for((folder / "opened").exists, "the file to be open")
+        die()
+        (folder / "silent").touch()
+        yield pid
 
 
 @contextlib.contextmanager
@@ -118,12 +168,17 @@ def job_of(processes: Iterable[int | ProcessId], gpus: Iterable[str] = (), **fac
     return Job(**{**usual, "ranks": ranks, **facts})
 
 
+def taken(job: Job, settings: config.Capture = QUICK, **more: Any) -> Capture:
+    """Capture the job."""
+    return capture(job, CaptureRequest(settings=settings, node="here", **more))
+
+
 def grouped(job: Job, settings: config.Capture = QUICK, table: Table = Table(()), **more: Any) -> Grouping:  # noqa: B008
     """Capture the job. By default, function names do not matter: the table of activities is empty."""
-    return group_ranks(capture(job, CaptureRequest(settings=settings, node="here", **more)), table, settings)
+    return group_ranks(taken(job, settings, **more), table, settings)
 
 
-def diagnosed(job: Job, settings: config.Capture, table: Table, **more: Any) -> Diagnosis:
+def diagnosed(job: Job, settings: config.Capture = QUICK, table: Table = USUAL, **more: Any) -> Diagnosis:
     """Capture the job and judge it."""
     return diagnose_job(job, CaptureRequest(settings=settings, node="here", **more), table)
 
@@ -159,10 +214,7 @@ def wait_until_blocked(pid: int) -> None:
 
     def are_blocked() -> bool:
         before = threads()
-        states = [
-            (Path(f"/proc/{pid}/task") / thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in before
-        ]
-        return set(states) == {"S"} and threads() == before
+        return {state(int(thread)) for thread in before} == {"S"} and threads() == before
 
     wait_for(are_blocked, f"all threads of {pid} to sleep")
 

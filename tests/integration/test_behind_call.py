@@ -22,24 +22,13 @@ from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.verdict.wording.next_steps import next_step
 from tests.conftest import identity, wait_for
-from tests.dead_mount import dead_mount, dying_mount
+from tests.dead_mount import dead_mount
 from tests.integration import targets
 
 RECEIVES = "import socket\none = socket.create_connection(('127.0.0.1', {number}))\nready()\none.recv(1)"
 FLOCK = "import fcntl\nlock = open(folder + '/the.lock', 'r+')\nready()\nfcntl.flock(lock, fcntl.LOCK_EX)"
 POLLS = "import os, select\nboth = select.poll()\n"
 POLLS += "for _ in range(2): both.register(os.pipe()[0], select.POLLIN)\nready()\nboth.poll()"
-SILENT = """
-import os, time
-def wait(name):
-    while not os.path.exists(folder + name): time.sleep(0.02)
-ready()
-wait('/mounted')
-data = os.open(folder + '/mnt/data', os.O_RDONLY)
-open(folder + '/opened', 'w').close()
-wait('/silent')
-os.read(data, 9)
-"""
 CHILD = "import os, subprocess\nchild = subprocess.Popen(['sleep', '600'])\nready()\nos.waitpid(child.pid, 0)"
 
 
@@ -125,14 +114,7 @@ def test_what_a_path_is_called_is_absolute_bounded_and_printable(tmp_path: Path)
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
 def test_a_file_of_a_silent_file_system_is_told_and_not_touched(tmp_path: Path) -> None:
     """Take the path from /proc only: any access to the file or its folder would block."""
-    (tmp_path / "mnt").mkdir()
-    content = tmp_path / "content"
-    content.write_text("x" * (1 << 20))
-    with targets.python(SILENT, tmp_path) as pid, dying_mount(tmp_path / "mnt", {"data": content}) as die:
-        (tmp_path / "mounted").touch()
-        wait_for((tmp_path / "opened").exists, "the file to be open")
-        die()
-        (tmp_path / "silent").touch()
+    with targets.on_silent_mount(tmp_path, "os.read(data, 9)") as pid:
         found = read_call(pid, "read")
     assert found.behind == (
         CallTarget(kind="file", what=f"{tmp_path}/mnt/data", mount=f"{tmp_path}/mnt (fuse.deadfs)", is_remote=True),

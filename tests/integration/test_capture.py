@@ -14,14 +14,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from hangwatch import config
 from hangwatch.capture import stack_limits
-from hangwatch.capture.diagnosis import diagnose_job
 from hangwatch.capture.request import CaptureRequest, NodePaths
 from hangwatch.capture.rounds import capture
 from hangwatch.jobs import discovery
@@ -39,10 +37,10 @@ from tests.conftest import identity, wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.fake_pyspy import fake_pyspy
 from tests.integration import targets
+from tests.integration.targets import QUICK, diagnosed
 from tests.other_users import needs_root
 from tests.real_daemon import RealDaemon
 
-QUICK = config.Capture(rounds=2, pause_seconds=0.2, dump_deadline_seconds=60.0)
 RANK = """
 import os, sys, time
 def train(folder):
@@ -97,14 +95,6 @@ def one_rank(pid: int, start_ticks: int | None = None) -> Job:
     return Job(job_id="one", launcher="plain", launcher_id=None, ranks=(Rank(id=identity, rank=0, local_rank=0),))
 
 
-def take(job: Job, settings: config.Capture = QUICK, **options: Any) -> Capture:
-    return capture(job, CaptureRequest(settings=settings, node="here", **options))
-
-
-def diagnosed(job: Job, settings: config.Capture = QUICK, **options: Any) -> Diagnosis:
-    return diagnose_job(job, CaptureRequest(settings=settings, node="here", **options), activity.load())
-
-
 def innermost(dump: ProcessDump) -> str:
     (main,) = (thread for thread in dump.threads if thread.is_main)
     return main.frames[0].function
@@ -113,7 +103,7 @@ def innermost(dump: ProcessDump) -> str:
 def test_every_rank_and_its_workers_in_every_round(tmp_path: Path) -> None:
     seen: list[Fault | None] = []
     with ranks(tmp_path, 3, workers=2) as job:
-        taken = take(job, observe_dump=lambda seconds, fault: seen.append(fault))
+        taken = targets.taken(job, observe_dump=lambda seconds, fault: seen.append(fault))
     assert (taken.rounds, taken.node, taken.world_size, taken.notes) == (2, "here", 16, ())
     assert [(one.id.rank, one.id.local_rank, one.id.node, one.gone) for one in taken.ranks] == [
         (8, 0, "here", False),
@@ -143,7 +133,7 @@ def test_a_rank_that_ends_between_two_rounds_is_gone_and_keeps_its_first_stack(t
             os.kill(victim, signal.SIGKILL)
             targets.wait_for_state(victim, "Z")
 
-        taken = take(job, observe_dump=_once_after(2, end))
+        taken = targets.taken(job, observe_dump=_once_after(2, end))
     alive, gone = taken.ranks
     assert (alive.gone, gone.gone) == (False, True)
     assert (innermost(gone.rounds[0]), gone.rounds[1].threads) == ("train", ())
@@ -165,9 +155,9 @@ def test_what_ports_of_the_node_count_during_a_look(tmp_path: Path) -> None:
     (tmp_path / "ranks").mkdir()
     with ranks(tmp_path / "ranks", 2) as job:
         settings = replace(QUICK, rounds=3)
-        taken = take(job, settings, observe_dump=_once_after(3, grow), paths=NodePaths(sys_root=tmp_path))
+        taken = targets.taken(job, settings, observe_dump=_once_after(3, grow), paths=NodePaths(sys_root=tmp_path))
         off = replace(settings, counters=False)
-        unread = take(job, off, paths=NodePaths(sys_root=tmp_path))
+        unread = targets.taken(job, off, paths=NodePaths(sys_root=tmp_path))
     for rank in taken.ranks[:2]:
         assert rank.gpu.ports.worse == ("mlx5_3/1 link_downed +1",)
         assert rank.gpu.ports.bytes_per_second == pytest.approx(8e6 / taken.duration_seconds, rel=0.5)
@@ -216,7 +206,7 @@ def test_rank_in_unknown_code_is_seen_in_a_second_round(tmp_path: Path) -> None:
 
 def test_another_process_of_the_same_pid_is_not_dumped(tmp_path: Path) -> None:
     with targets.python(targets.SLEEPING, tmp_path) as pid:
-        taken = take(one_rank(pid, start_ticks=1), rounds=1)
+        taken = targets.taken(one_rank(pid, start_ticks=1), rounds=1)
     (rank,) = taken.ranks
     assert (rank.gone, rank.rounds[0].threads) == (True, ())
 
@@ -230,7 +220,7 @@ def test_stopped_and_blocked_ranks_are_dumped_as_they_are(tmp_path: Path) -> Non
             if letter == "T":
                 targets.stop(pid)
             targets.wait_for_state(pid, letter)
-            (rank,) = take(one_rank(pid), rounds=1).ranks
+            (rank,) = targets.taken(one_rank(pid), rounds=1).ranks
             assert targets.state(pid) == letter
         (dump,) = rank.rounds
         assert (dump.state, dump.state_after, dump.fault, rank.gone) == (letter, letter, None, False)
@@ -239,7 +229,7 @@ def test_stopped_and_blocked_ranks_are_dumped_as_they_are(tmp_path: Path) -> Non
 
 def _ranks_at(pid: int, place: str) -> tuple[RankDump, ...]:
     """Return the dumps of the rank if it is blocked at `place`, where the file system blocks it last."""
-    taken = take(one_rank(pid), rounds=1).ranks
+    taken = targets.taken(one_rank(pid), rounds=1).ranks
     return taken if innermost(taken[0].rounds[0]) == place else ()
 
 
@@ -247,7 +237,7 @@ def test_what_is_undumpable_keeps_its_place_with_the_reason() -> None:
     with spawn("sleep", "600") as child:
         wait_for(lambda: Path(f"/proc/{child.pid}/comm").read_text() == "sleep\n", "sleep to be executed")
         targets.wait_for_state(child.pid, "S")
-        (rank,) = take(one_rank(child.pid), rounds=1).ranks
+        (rank,) = targets.taken(one_rank(child.pid), rounds=1).ranks
     assert (rank.rounds[0].fault.reason, rank.rounds[0].state, rank.gone) == ("NotPython", "S", False)
     assert rank.rounds[0].fault.remedy.startswith("if it is not a Python process, give the pid of a rank")
 
@@ -256,7 +246,7 @@ def test_deadlines_hold_when_py_spy_hangs(tmp_path: Path) -> None:
     settings = config.Capture(rounds=1, parallel=2, dump_deadline_seconds=2.0, round_deadline_seconds=3.0)
     with ranks(tmp_path, 6) as job:
         began = time.monotonic()
-        taken = take(job, settings, paths=NodePaths(pyspy_path=fake_pyspy(tmp_path, "exec sleep 600")))
+        taken = targets.taken(job, settings, paths=NodePaths(pyspy_path=fake_pyspy(tmp_path, "exec sleep 600")))
         seconds = time.monotonic() - began
     assert seconds < 60, "py-spy hangs for 600 s"
     reasons = [rank.rounds[0].fault.reason for rank in taken.ranks if rank.rounds[0].fault is not None]
@@ -267,7 +257,7 @@ def test_deadlines_hold_when_py_spy_hangs(tmp_path: Path) -> None:
 def test_a_dump_may_not_outlast_its_round(tmp_path: Path) -> None:
     settings = config.Capture(rounds=1, dump_deadline_seconds=30.0, round_deadline_seconds=3.0)
     with ranks(tmp_path, 1) as job:
-        (rank,) = take(job, settings, paths=NodePaths(pyspy_path=fake_pyspy(tmp_path, "exec sleep 600"))).ranks
+        (rank,) = targets.taken(job, settings, paths=NodePaths(pyspy_path=fake_pyspy(tmp_path, "exec sleep 600"))).ranks
     (dump,) = rank.rounds
     assert dump.fault is not None and dump.fault.reason == "Timeout"
     assert (dump.duration_seconds or 0) < 25
@@ -364,7 +354,7 @@ def test_rank_cannot_continue_if_all_that_it_waits_for_is_stopped(
         with traced(helper) if how == "traced" else contextlib.nullcontext():
             if how in ("stopped", "shared", "invisible"):
                 targets.stop(helper)
-            look = targets.diagnosed(targets.job_of(pids), targets.QUICK, activity.load())
+            look = diagnosed(targets.job_of(pids))
     ranks = {rank.rank for rank in find_permanent(look.grouping, look.verdict)}
     is_held = how == "stopped" or (how in ("shared", "invisible") and code == "child.wait()")
     assert ranks == ({1} if is_held else set()), look.verdict
@@ -388,7 +378,7 @@ def test_eight_ranks_and_64_workers_take_less_than_two_seconds(tmp_path: Path) -
     with ranks(tmp_path, 8, workers=8) as job:
         for _ in range(3):
             idle_before = idle_seconds()
-            taken = take(job, replace(QUICK, rounds=1))
+            taken = targets.taken(job, replace(QUICK, rounds=1))
             idle = (idle_seconds() - idle_before) / (os.cpu_count() or 1) / taken.duration_seconds
             dumps = [dump for one in taken.ranks for each in (one, *one.workers) for dump in each.rounds]
             print(f"{len(dumps)} dumps in {taken.duration_seconds:.2f} s, cores idle for {idle:.0%}")
@@ -405,7 +395,7 @@ def idle_seconds() -> float:
 
 def test_pids_that_a_person_names(tmp_path: Path) -> None:
     with targets.python(targets.SLEEPING, tmp_path) as pid:
-        taken = take(targets.job_of_pids([pid, 4_000_000]), rounds=1)
+        taken = targets.taken(targets.job_of_pids([pid, 4_000_000]), rounds=1)
     there, nowhere = taken.ranks
     assert (there.id.pid, there.gone, innermost(there.rounds[0])) == (pid, False, "asleep")
     assert (nowhere.id.pid, nowhere.gone) == (4_000_000, True)
@@ -416,7 +406,7 @@ def test_a_worker_that_comes_from_nowhere_is_no_trouble() -> None:
     nobody, worker = ProcessId(pid=4_000_000, start_ticks=1), ProcessId(pid=4_000_001, start_ticks=1)
     rank = Rank(id=nobody, rank=0, local_rank=0, workers=(Worker(id=worker, comm="pt_data_worker"),))
     job = Job(job_id="x", launcher="plain", launcher_id=None, ranks=(rank,))
-    taken: Capture = take(job)
+    taken: Capture = targets.taken(job)
     assert (taken.rounds, taken.ranks[0].gone, len(taken.ranks[0].workers[0].rounds)) == (2, True, 2)
 
 
@@ -428,7 +418,7 @@ def test_a_process_that_is_not_the_readers_is_not_dumped(tmp_path: Path, ids: tu
     code = f"import os, time\nready()\nos.setresuid({real}, {effective}, {effective})\ntime.sleep(600)"
     with targets.python(code, tmp_path) as pid:
         wait_for(lambda: procfs.read_user_ids(pid) == (real, effective, effective), "the user")
-        (rank,) = take(replace(targets.job_of_pids([pid]), uid=4001)).ranks
+        (rank,) = targets.taken(replace(targets.job_of_pids([pid]), uid=4001)).ranks
     reasons = [dump.fault.reason if dump.fault else "" for dump in rank.rounds]
     assert (any(dump.threads for dump in rank.rounds), set(reasons)) == (is_shown, {"" if is_shown else "AnotherUsers"})
 
@@ -501,7 +491,7 @@ def test_light_job_that_hangs_gets_light_capture_and_is_then_suspected(fake_driv
         states, seen = [], set()
         deadline = time.monotonic() + 100
         while daemon.job_state(node.run_id) == "training" and time.monotonic() < deadline:
-            states += [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in node.pids]
+            states += map(targets.state, node.pids)
             seen.add(_switches(stuck))
         assert set(states) <= set("RSD"), "T and t are the states of a stopped process"
         assert seen <= {before}, "a process that is stopped and continued in a wait is scheduled once more"
@@ -579,7 +569,7 @@ def _is_frozen(group: Path, is_v1: bool) -> bool:
 
 
 def look(*pids: int) -> Diagnosis:
-    return targets.diagnosed(targets.job_of_pids(pids), targets.QUICK, activity.load())
+    return diagnosed(targets.job_of_pids(pids))
 
 
 def thaw_command(root: Path, cgroup: str) -> str:

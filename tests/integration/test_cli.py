@@ -49,7 +49,16 @@ from hangwatch.tools import commands
 from hangwatch.tools.commands.status_tables import print_status
 from hangwatch.words import name_ranks
 from tests import samples
-from tests.commands import HANGWATCH, Finished, finished, first_line, hangwatch, spawn, start, write_config
+from tests.commands import (
+    HANGWATCH,
+    Finished,
+    finished,
+    hangwatch,
+    rank_environ,
+    sleeping,
+    start,
+    write_config,
+)
 from tests.other_users import as_user, needs_root
 
 NOBODY = 65534
@@ -322,18 +331,11 @@ def test_incidents_of_two_owners_jobs_of_one_name_are_not_mixed(tmp_path: Path) 
 @contextlib.contextmanager
 def jobs_of(*wanted: tuple[str, int]) -> Iterator[set[int]]:
     """Start a job of one rank for each (name, uid) in `wanted`. Yield the pids of the ranks."""
-    environ = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
-    program = "import time; print('up', flush=True); time.sleep(120)"
     with contextlib.ExitStack() as stack:
-        pids = set()
-        for run_id, user in wanted:
-            as_this = as_user(user) if user != os.getuid() else ()
-            own = {**os.environ, **environ, "TORCHELASTIC_RUN_ID": run_id}
-            process = stack.enter_context(spawn(*as_this, sys.executable, "-c", program, env=own))
-            assert first_line(process) == "up"
-            pids.add(process.pid)
-        yield pids
+        yield {
+            stack.enter_context(sleeping(*(as_user(user) if user != os.getuid() else ()), **rank_environ(run_id)))
+            for run_id, user in wanted
+        }
 
 
 @needs_root

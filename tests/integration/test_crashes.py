@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from hangwatch.probes.process import crash_artifacts, crash_artifacts_child
 from hangwatch.state import steps
 from hangwatch.state.board import Snapshot
 from tests.commands import finished, first_line, spawn
-from tests.conftest import wait_for
+from tests.conftest import open_folder, wait_for
 from tests.integration import targets
 from tests.other_users import as_user, needs_mounts, needs_root
 from tests.real_daemon import RealDaemon, TorchJob
@@ -325,11 +324,8 @@ def left_by(rank: Rank, folder: Path, error: str, unix_seconds: float) -> Proces
 @pytest.fixture
 def folder_of_owner() -> Iterator[Path]:
     """Make a folder that belongs to user OWNER, not to root, and that this user can enter. Yield its path."""
-    folder = Path(tempfile.mkdtemp(prefix="hangwatch-crash-"))
-    os.chown(folder, OWNER, OWNER)
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
+    with open_folder(OWNER) as folder:
+        yield folder
 
 
 def seen(

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from hangwatch.probes.base import procfs
 from hangwatch.tools.demo import simulated_gpus
 from hangwatch.tools.demo.phases import Phase, PhaseAge
 from hangwatch.tools.demo.simulated_gpus import SimulatedGpus
 from hangwatch.tools.demo.simulated_node import NodeError, SimulatedNode
 from tests.commands import finished
 from tests.conftest import wait_for
+from tests.integration import targets
 
 RANKS = 3
 PY_SPY = str(Path(sys.executable).with_name("py-spy"))
@@ -37,15 +39,8 @@ def comm_of(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
-def state_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return "gone"
-
-
 def is_gone(pid: int) -> bool:
-    return state_of(pid) in ("gone", "Z")
+    return procfs.read_thread_states(pid) in ("", "Z")
 
 
 def stack_of(pid: int) -> list[str]:
@@ -122,7 +117,7 @@ def test_a_stuck_rank_is_stuck_where_it_should_be_and_the_others_wait(order: str
 def test_a_stopped_rank_is_stopped() -> None:
     with SimulatedNode(RANKS) as node:
         node.order(2, "stopped")
-        wait_for(lambda: state_of(node.pids[2]) == "T", "rank 2 to stop")
+        targets.wait_for_state(node.pids[2], "T")
         wait_for(lambda: stack_of(node.pids[0])[0] == "all_reduce", "rank 0 to wait")
 
 
@@ -226,7 +221,7 @@ def test_nothing_is_left_over() -> None:
     with SimulatedNode(RANKS) as node:
         everybody = [*node.pids, *(child for pid in node.pids for child in children_of(pid))]
         node.order(0, "stopped")
-        wait_for(lambda: state_of(node.pids[0]) == "T", "rank 0 to stop")
+        targets.wait_for_state(node.pids[0], "T")
     assert all(is_gone(pid) for pid in everybody)
     assert not node.folder.exists()
 
@@ -250,7 +245,7 @@ def test_a_launcher_that_dies_is_told_and_takes_even_a_stopped_rank_along() -> N
     with SimulatedNode(1) as node:
         (loader,) = children_of(node.pids[0])
         node.order(0, "stopped")
-        wait_for(lambda: state_of(node.pids[0]) == "T", "the rank to stop")
+        targets.wait_for_state(node.pids[0], "T")
         launcher = parent_of(node.pids[0])
         os.kill(launcher, signal.SIGKILL)
         wait_for(lambda: is_gone(launcher), "the launcher to end")  # else the launcher might still receive the order

@@ -19,7 +19,7 @@ from hangwatch.formats import sighting
 from hangwatch.model import Grouping, Incident
 from hangwatch.report import as_json
 from tests import samples
-from tests.commands import first_line, hangwatch, refused, spawn, write_program
+from tests.commands import hangwatch, rank_environ, refused, sleeping, write_program
 from tests.conftest import obeys_ctrl_c, wait_for
 from tests.integration import test_hostile_input as bounded
 
@@ -315,17 +315,9 @@ RUN_ID, NAME = f"nodes-{os.getpid()}", f"llama-{os.getpid()}"  # other workers r
 @contextlib.contextmanager
 def job_of_four() -> Iterator[set[int]]:
     """Start a job of four sleeping ranks. Yield the pids of the ranks."""
-    environ = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": RUN_ID}
-    environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29512", "SLURM_JOB_NAME": NAME}
-    program = "import time; print('up', flush=True); time.sleep(600)"
+    environs = [rank_environ(RUN_ID, rank, size=4, SLURM_JOB_NAME=NAME) for rank in range(4)]
     with contextlib.ExitStack() as stack:
-        pids = set()
-        for rank in range(4):
-            mine = {**os.environ, **environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            started = stack.enter_context(spawn(sys.executable, "-c", program, env=mine))
-            first_line(started)
-            pids.add(started.pid)
-        yield pids
+        yield {stack.enter_context(sleeping(**environ)) for environ in environs}
 
 
 @pytest.mark.parametrize("wanted", ["id", "name"], ids=["its id", "the name that a page prints"])

@@ -10,7 +10,6 @@ import re
 import shutil
 import string
 import tarfile
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -98,32 +97,21 @@ def test_no_link_in_a_folder_is_followed(tmp_path: Path) -> None:
     assert "password" in named.stdout, "what a person names is read, link or not"
 
 
-@pytest.fixture
-def opened() -> Iterator[Path]:
-    """Make a folder that other users may enter: only root may enter pytest's folders. Yield its path."""
-    folder = Path(tempfile.mkdtemp(prefix="explain-"))
-    folder.chmod(0o755)
-    yield folder
-    for closed in ("rank1", "rank2"):
-        (folder / closed).chmod(0o755)
-    shutil.rmtree(folder)
-
-
-def test_what_its_reader_may_not_read_is_left_out_and_told(opened: Path) -> None:
+def test_what_its_reader_may_not_read_is_left_out_and_told(folder_for_all: Path) -> None:
     """Read a folder with unreadable files, such as /var/log/pods, which also has logs of other users' pods."""
     for number in range(4):
-        (opened / f"rank{number}").mkdir()
-        (opened / f"rank{number}" / f"rank{number}.log").write_text(LOG)
-    (opened / "rank1").chmod(0)
-    (opened / "rank2").chmod(0o444)  # the names in it can be read, but nothing else
-    (opened / "rank3" / "rank3.log").chmod(0)
+        (folder_for_all / f"rank{number}").mkdir()
+        (folder_for_all / f"rank{number}" / f"rank{number}.log").write_text(LOG)
+    (folder_for_all / "rank1").chmod(0)
+    (folder_for_all / "rank2").chmod(0o444)  # the names in it can be read, but nothing else
+    (folder_for_all / "rank3" / "rank3.log").chmod(0)
     user = as_user(4001) if os.geteuid() == 0 else []
-    done = finished(*user, *HANGWATCH, "explain", opened)
+    done = finished(*user, *HANGWATCH, "explain", folder_for_all)
     assert (done.returncode, done.stderr) == (0, "")
     said = " ".join(done.stdout.split())
     assert "rank 0 ends at 'INFO backward 812'" in said
-    assert f"skipped, cannot be read: {opened}/rank1; try with sudo" in said
-    assert f"skipped, cannot be read: {opened}/rank2/rank2.log and 1 other file; try with sudo" in said
+    assert f"skipped, cannot be read: {folder_for_all}/rank1; try with sudo" in said
+    assert f"skipped, cannot be read: {folder_for_all}/rank2/rank2.log and 1 other file; try with sudo" in said
     assert "rank 3" not in said, "a rank without a log is not mentioned"
 
 

@@ -4,11 +4,9 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from hangwatch import store
 from hangwatch.tools.commands import mcp_server
 from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests import samples
-from tests.commands import HANGWATCH, finished
+from tests.commands import HANGWATCH, finished, write_config
 from tests.conftest import wait_for
 from tests.dead_mount import dead_mount
 from tests.fake_driver import FakeDriver, h100
@@ -80,19 +78,13 @@ def refusal(result: CallToolResult) -> str:
 
 
 @pytest.fixture
-def kept() -> Iterator[Path]:
-    """Yield the configuration of a folder, readable for all users, with one incident that only root may read."""
-    folder = Path(tempfile.mkdtemp(prefix="mcp-"))
-    folder.chmod(0o755)
-    config = folder / "hangwatch.toml"
-    config.write_text(f'[store]\ndirectory = "{folder}"\n[http]\nport = 1\n[socket]\npath = "{folder}/socket"\n')
-    hostile = samples.loader_hang()
-    hostile = replace(hostile, job=replace(hostile.job, job_name=NAME))
-    store.open_writable(folder).save(hostile, {})
-    try:
-        yield config
-    finally:
-        shutil.rmtree(folder)
+def kept(folder_for_all: Path) -> Path:
+    """Return the configuration of a folder, readable for all users, with one incident that only root may read."""
+    config = write_config(folder_for_all, folder_for_all)
+    with config.open("a") as file:
+        file.write(f'[http]\nport = 1\n[socket]\npath = "{folder_for_all}/socket"\n')
+    store.open_writable(folder_for_all).save(samples.change_parts(samples.loader_hang(), job_name=NAME), {})
+    return config
 
 
 def test_three_calls_lead_from_which_jobs_hang_to_the_named_rank(fake_driver: FakeDriver, tmp_path: Path) -> None:

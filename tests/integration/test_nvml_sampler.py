@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch.model import CheckStatus, Fault, GpuSweep, SamplerStatus
+from hangwatch.probes.base import procfs
 from hangwatch.probes.gpu.details import Details, GpuFabric, XidDetails
 from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.node.machine import Clock
@@ -334,14 +335,7 @@ def test_the_child_dies_with_its_parent_even_while_the_driver_blocks(fake_driver
     with spawn(sys.executable, "-c", program, env=fake_driver.environ) as parent:
         child = int(first_line(parent))
         assert Path(f"/proc/{child}").exists()
-
-    def gone() -> bool:
-        try:
-            return Path(f"/proc/{child}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-
-    wait_for(gone, "the child to die with its parent", 20)
+    wait_for(lambda: procfs.read_thread_states(child) in ("", "Z"), "the child to die with its parent", 20)
 
 
 def test_stop_leaves_no_process(start: Start) -> None:

@@ -1,21 +1,15 @@
 """Read access to an incident, tried as each user: only the owner of its job and the on-call group have it."""
 
-import contextlib
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from hangwatch.model import Incident
-from hangwatch.probes.base import procfs
 from hangwatch.store import Store
 from tests import samples
 from tests.commands import HANGWATCH, Finished, finished, write_config
@@ -24,6 +18,7 @@ from tests.fake_driver import FakeDriver, h100
 from tests.integration import targets
 from tests.other_users import as_user, needs_root
 from tests.real_daemon import RealDaemon
+from tests.samples import change_parts
 
 pytestmark = needs_root
 
@@ -68,18 +63,13 @@ print(json.dumps({"listed": listed, "read": read, "changed": changed}))
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
-    """Make a folder that every user may enter, unlike pytest's folders. Yield its path."""
-    folder = Path(tempfile.mkdtemp(prefix="readers-"))
-    folder.chmod(0o755)
-    yield folder
-    shutil.rmtree(folder)
+def place(folder_for_all: Path) -> Path:
+    return folder_for_all
 
 
-def incident_of(uid: int | None, job_id: str) -> Incident:
-    incident = samples.loader_hang()
-    return replace(
-        incident, incident_id=f"i-{job_id}", job=replace(incident.job, job_id=job_id, job_key=job_id, uid=uid)
+def incident_of(uid: int | None, job_id: str, job_key: str = "") -> Incident:
+    return change_parts(
+        samples.loader_hang(), incident_id=f"i-{job_id}", job_id=job_id, job_key=job_key or job_id, uid=uid
     )
 
 
@@ -156,10 +146,7 @@ def test_two_jobs_of_one_name_and_second_never_share_a_folder(place: Path) -> No
     """Use a folder per owner: a folder keeps its dumps, so the second owner could read those of the first."""
     store = Store(place / "state", shared=True)
     store.make_writable()
-    first, second = (
-        replace(incident_of(uid, "100"), job=replace(incident_of(uid, "100").job, job_key=f"key-{uid}"))
-        for uid in (OWNER, OTHER_OWNER)
-    )
+    first, second = (incident_of(uid, "100", f"key-{uid}") for uid in (OWNER, OTHER_OWNER))
     assert store.save(first, FILES) != store.save(second, FILES)
 
 
@@ -224,47 +211,26 @@ def test_unknown_group_is_logged_once(place: Path, caplog: pytest.LogCaptureFixt
     assert attempt(place, names, OWNER)["read"] == [names[OWNER]]
 
 
-RANK = """
-import os, time
-ready()
-os.setgroups([])
-os.setresgid({uid}, {uid}, {uid})
-os.setresuid({uid}, {uid}, {uid})
-def train_with_a_secret():
-    time.sleep(6000)
-train_with_a_secret()
+READ_ALL = """
+import json, os, sys
+found = {}
+for parent, _, names in os.walk(sys.argv[1]):  # silently skips folders that it may not list
+    for name in names:
+        try:
+            found[name] = open(os.path.join(parent, name)).read()
+        except PermissionError:
+            pass
+print(json.dumps(found))
 """
 
 
 def read_as(uid: int, folder: Path) -> dict[str, str]:
-    """Return the texts that a child process of this user can read in a folder, by file name."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
-            found = {}
-            for parent, _, names in os.walk(folder):  # silently skips folders that it may not list
-                for name in names:
-                    with contextlib.suppress(PermissionError), (Path(parent) / name).open() as file:
-                        found[name] = file.read()
-            with os.fdopen(writer, "w") as pipe:
-                json.dump(found, pipe)
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        text = pipe.read()
-    os.waitpid(child, 0)
-    return json.loads(text)
+    """Return the texts that a process of this user can read in a folder, by file name."""
+    return json.loads(finished(*as_user(uid), sys.executable, "-c", READ_ALL, folder, check=True).stdout)
 
 
 def test_incident_of_daemon_is_readable_by_its_owner_only(place: Path, tmp_path: Path, fake_driver: FakeDriver) -> None:
-    slot = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "his"}
-    with targets.python(RANK.format(uid=OWNER), tmp_path, **slot) as pid:
-        wait_for(lambda: procfs.read_user_ids(pid) == (OWNER, OWNER, OWNER), "the user")
+    with targets.rank_of_user(OWNER, tmp_path, "his") as pid:
         fake_driver.write([*h100(1), f"gpu 0 pids {pid}"])
         with RealDaemon(place, fake_driver.environ) as daemon:
             daemon.wait_for_state("his", "training")
@@ -277,5 +243,5 @@ def test_incident_of_daemon_is_readable_by_its_owner_only(place: Path, tmp_path:
             assert not any(folder.name in text for text in read_as(STRANGER, place / "state").values())
     assert {"incident.json", "report.txt", "report.html"} <= read.keys()
     assert json.loads(read["incident.json"])["job"]["uid"] == OWNER
-    assert "train_with_a_secret" in read["report.txt"]
-    assert any("train_with_a_secret" in text for name, text in read.items() if name.startswith("rank"))
+    assert f"train_of_{OWNER}" in read["report.txt"]
+    assert any(f"train_of_{OWNER}" in text for name, text in read.items() if name.startswith("rank"))

@@ -10,7 +10,6 @@ import pytest
 from hangwatch.model import Fault
 from hangwatch.probes import torch_recorder
 from tests.conftest import wait_for
-from tests.dead_mount import dying_mount
 from tests.integration import targets
 from tests.other_users import needs_root
 from tests.recorder_of_other_torch import identity, read
@@ -29,23 +28,12 @@ SPAWNS = """
 ready()
 os.posix_spawn("/bin/true", ["true"], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, folder + "/fifo", os.O_RDONLY, 0)])
 """
-ON_MOUNT = """
-def wait(name):
-    while not os.path.exists(folder + name): time.sleep(0.02)
-ready()
-wait("/mounted")
-data = os.open(folder + "/mnt/data", os.O_RDWR)
-page = mmap.mmap(data, 4096)
-{before}
-open(folder + "/opened", "w").close()
-wait("/silent")
-{then}
-"""
-READS = {"before": "", "then": "os.pread(data, 9, 0)"}
-FAULTS = {"before": "", "then": "page[0]"}
+MAPPED = "page = mmap.mmap(data, 4096)\n"
+READS = {"before": MAPPED, "then": "os.pread(data, 9, 0)"}
+FAULTS = {"before": MAPPED, "then": "page[0]"}
 # When another mapping replaces a modified page, the kernel writes the page back and holds mmap_lock.
 LOCKS = {
-    "before": "import ctypes\nlibc = ctypes.CDLL(None)\nlibc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, "
+    "before": f"{MAPPED}import ctypes\nlibc = ctypes.CDLL(None)\nlibc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, "
     "ctypes.c_int, ctypes.c_int, ctypes.c_long]\npage[0] = 65\nat = ctypes.addressof(ctypes.c_char.from_buffer(page))",
     "then": "libc.mmap(at, 4096, 3, 0x32, -1, 0)",
 }
@@ -66,15 +54,7 @@ def _asks(pid: int) -> bool:
     ("how", "is_read"), [(READS, True), (FAULTS, True), (LOCKS, False)], ids=["reads", "faults", "locks its memory"]
 )
 def test_a_rank_that_waits_for_a_silent_file_system(how: dict[str, str], *, is_read: bool, tmp_path: Path) -> None:
-    (tmp_path / "mnt").mkdir()
-    content = tmp_path / "content"
-    content.write_bytes(bytes(1 << 16))
-    code = ENQUEUED + ON_MOUNT.format(**how)
-    with targets.python(code, tmp_path) as pid, dying_mount(tmp_path / "mnt", {"data": content}) as die:
-        (tmp_path / "mounted").touch()
-        wait_for((tmp_path / "opened").exists, "the file to be open")
-        die()
-        (tmp_path / "silent").touch()
+    with targets.on_silent_mount(tmp_path, first=ENQUEUED, **how) as pid:
         wait_for(lambda: targets.state(pid) == "D" or _asks(pid), "the rank to ask")
         os.kill(pid, signal.SIGUSR1)  # FUSE waits in S until the first signal, then in D: fs/fuse/dev.c
         targets.wait_for_state(pid, "D")

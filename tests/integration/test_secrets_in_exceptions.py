@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.commands import rank_environ
 from tests.conftest import wait_for
 from tests.real_daemon import JOBS, RealDaemon
 from tests.secret_texts import FORMS, Text
@@ -30,11 +31,8 @@ class DyingRank:
     def __init__(self, folder: Path, name: str) -> None:
         self.job_id, self._fifo = f"dying-{name.replace('_', '-')}", folder / name
         os.mkfifo(self._fifo)
-        environ = {
-            "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1",
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": self.job_id,
-            "TORCHELASTIC_ERROR_FILE": str(folder / f"{name}.json"), "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
+        error_file = str(folder / f"{name}.json")
+        environ = rank_environ(self.job_id, TORCHELASTIC_ERROR_FILE=error_file, OMP_NUM_THREADS="1")
         with (folder / f"{name}.log").open("wb") as log:
             command = [sys.executable, str(JOBS / "raises_what_it_reads.py"), str(self._fifo)]
             self.process = subprocess.Popen(command, env={**os.environ, **environ}, stdout=log, stderr=log)

@@ -16,7 +16,6 @@ from hangwatch.detector.watch_parts import JobIdentity, Silence, Suspicion
 from hangwatch.model import Job, JobName, JobState
 from hangwatch.probes.base import procfs
 from hangwatch.probes.process import pyspy
-from hangwatch.stacks import activity
 from hangwatch.state.steps import count_motion
 from hangwatch.verdict.diagnosis import Diagnosis
 from tests.conftest import wait_for
@@ -88,7 +87,7 @@ def settled(pid: int, body: str) -> bool:
 
 
 def look(job: Job, settings: config.Capture = QUICK) -> Diagnosis:
-    return targets.diagnosed(job, settings, activity.load())
+    return targets.diagnosed(job, settings)
 
 
 def dumpers() -> int:

@@ -37,6 +37,7 @@ from hangwatch.tools.commands.top import LastAnswer, frame, watch
 from tests import samples
 from tests.commands import HANGWATCH, finished, write_config, write_program
 from tests.conftest import wait_for
+from tests.integration import targets
 from tests.other_users import needs_mounts, needs_root
 from tests.servers import served
 
@@ -160,7 +161,7 @@ def test_resized_terminal_is_redrawn_and_stopped_one_restored() -> None:
         os.killpg(shown.process.pid, signal.SIGWINCH)
         shown.wait_for("…")
         shown.process.send_signal(signal.SIGTSTP)
-        wait_for(lambda: _state(shown.process.pid) == "T", "top to stop")
+        targets.wait_for_state(shown.process.pid, "T")
         assert OLD_SCREEN in shown.read()
         assert termios.tcgetattr(shown.ours)[3] & termios.ECHO
         shown.process.send_signal(signal.SIGCONT)
@@ -169,10 +170,6 @@ def test_resized_terminal_is_redrawn_and_stopped_one_restored() -> None:
         assert shown.end() == 0
         assert termios.tcgetattr(shown.ours) == shown.before
         assert shown.output.rindex(OLD_SCREEN) > shown.output.rindex(NEW_SCREEN)
-
-
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 def test_a_daemon_that_is_not_there_is_asked_again() -> None:

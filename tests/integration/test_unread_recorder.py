@@ -12,6 +12,7 @@ from hangwatch.probes import torch_recorder
 from hangwatch.probes.base import procfs
 from hangwatch.probes.node.machine import Node
 from hangwatch.tools.commands.status import status
+from tests.commands import rank_environ
 from tests.conftest import identity, wait_for
 from tests.integration import targets
 from tests.node_tree import job, real_rank, run, status_and_reason
@@ -46,9 +47,7 @@ def ranks(folder: Path, version: str, thread: bytes = GLOO, size: int = 1) -> It
             program = Path("/bin/true").read_bytes()
             (here / "torch" / "lib" / "libtorch_cpu.so").write_bytes(program.ljust(1 << 17, b"\0"))
             code = RANK.format(mapped_bytes=procfs.FRAMEWORK_MAPPED_BYTES, thread=thread)
-            environ = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
-            job = {"TORCHELASTIC_RUN_ID": "new", "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "localhost"}
-            pids.append(stack.enter_context(targets.python(code, here, **environ, **job)))
+            pids.append(stack.enter_context(targets.python(code, here, **rank_environ("new", rank, size))))
         yield pids
 
 

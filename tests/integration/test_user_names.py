@@ -1,16 +1,16 @@
 """The name of a job's user: by the name service of the host, never by the environment that the user writes."""
 
 import contextlib
+import functools
 import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from hangwatch.capture.job_scan import JobScan
 from hangwatch.model import Job
-from tests.commands import first_line, spawn, write_program
+from tests.commands import rank_environ, sleeping, write_program
 from tests.conftest import wait_for
 from tests.other_users import needs_mounts, needs_root
 
@@ -23,18 +23,7 @@ def is_in_chroot() -> bool:
 
 pytestmark = [needs_root, pytest.mark.skipif(is_in_chroot(), reason="in a chroot: users are those of the host")]
 
-PROGRAM = "import sys; print('ready', flush=True); sys.stdin.read()"
-
-
-@contextlib.contextmanager
-def rank(*before: str) -> Iterator[int]:
-    """Run a rank that calls itself alice. Yield its pid."""
-    place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    command = [*before, sys.executable, "-c", PROGRAM]
-    environ = {**os.environ, **place, "USER": "alice", "LOGNAME": "alice", "SLURM_JOB_USER": "alice"}
-    with spawn(*command, env=environ) as process:
-        assert first_line(process) == "ready"
-        yield process.pid
+rank = functools.partial(sleeping, **rank_environ("r"), USER="alice", LOGNAME="alice", SLURM_JOB_USER="alice")
 
 
 def job_of(pid: int, scan: JobScan) -> Job:

@@ -4,10 +4,8 @@ import json
 import os
 import random
 import re
-import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from http import HTTPStatus
@@ -21,12 +19,11 @@ from hangwatch.cli import user_socket_client
 from hangwatch.cli.user_socket_client import SocketError
 from hangwatch.formats import incident_file
 from hangwatch.formats.incident_file import FEEDBACK_FILE
-from hangwatch.probes.base import procfs
 from hangwatch.store import Store
 from hangwatch.web.listener import Answer, Listener, Request, text
 from tests import samples
-from tests.commands import HANGWATCH, Finished, finished, first_line, spawn
-from tests.conftest import wait_for
+from tests.commands import HANGWATCH, Finished, finished, first_line, rank_environ, spawn
+from tests.conftest import open_folder, wait_for
 from tests.integration import targets
 from tests.other_users import as_user, needs_mounts, needs_root
 from tests.real_daemon import RealDaemon
@@ -35,17 +32,6 @@ pytestmark = needs_root
 
 # Unused uids: the machine may have jobs of any user.
 OWNER, OTHER, STRANGER = random.sample(range(1 << 20, 1 << 30), 3)
-# A process that changes its user is not readable by that user: PR_SET_DUMPABLE in prctl(2). So with ptrace_scope=1.
-RANK = """
-import os, time
-ready()
-os.setgroups([])
-os.setresgid({uid}, {uid}, {uid})
-os.setresuid({uid}, {uid}, {uid})
-def train_of_{uid}():
-    time.sleep(600)
-train_of_{uid}()
-"""
 # With yama, a user cannot read /proc/PID/mem of their own process, but can read /proc/PID/environ.
 CLOSED = 'file=$1 pid=$2; shift 2; mount --bind "$file" "/proc/$pid/mem"; exec "$@"'
 
@@ -93,20 +79,15 @@ def node_with_jobs(
     uids: Sequence[int], per_minute: int = 60, per_minute_of_owner: int = 40, **sections: Mapping[str, object]
 ) -> Iterator[Node]:
     """Run a real daemon with a user socket, and a job of one rank for each user."""
-    folder = Path(tempfile.mkdtemp(prefix="own-jobs-"))
-    folder.chmod(0o755)
-    path = folder / "run" / "socket"
-    path.parent.mkdir()
     pids = {}
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder)
+        folder = stack.enter_context(open_folder())
+        path = folder / "run" / "socket"
+        path.parent.mkdir()
         for uid in uids:
             own = folder / str(uid)
             own.mkdir()
-            slot = {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-            rank = targets.python(RANK.format(uid=uid), own, **slot, TORCHELASTIC_RUN_ID=f"job-of-{uid}")
-            pids[uid] = stack.enter_context(rank)
-        wait_for(lambda: all(procfs.read_user_ids(pid) == (uid,) * 3 for uid, pid in pids.items()), "the users")
+            pids[uid] = stack.enter_context(targets.rank_of_user(uid, own, f"job-of-{uid}"))
         environ = {**os.environ, "LD_LIBRARY_PATH": ""}
         limits = {"path": str(path), "per_minute": per_minute, "per_minute_of_owner": per_minute_of_owner}
         daemon = stack.enter_context(RealDaemon(folder / "hw", environ, socket=limits, **sections))
@@ -190,22 +171,12 @@ def test_what_may_be_found_and_not_read_is_asked_of_the_daemon(node: Node) -> No
     folder.mkdir()
     os.chown(folder, OWNER, OWNER)
     os.mkfifo(folder / "fifo")
-    slot = ["RANK=0", "WORLD_SIZE=1", "LOCAL_RANK=0", "LOCAL_WORLD_SIZE=1", "TORCHELASTIC_RUN_ID=open"]
+    slot = [f"{name}={value}" for name, value in rank_environ("open").items()]
     program = targets._READY.format(folder=str(folder)) + code
     with spawn(*as_user(OWNER), "env", *slot, sys.executable, "-c", program) as rank:
         wait_for(lambda: (folder / "ready").exists(), "the rank")
-        prefix = (
-            "unshare",
-            "--mount",
-            "--propagation",
-            "private",
-            "sh",
-            "-euc",
-            CLOSED,
-            "sh",
-            str(closed),
-            str(rank.pid),
-        )
+        unshared = ("unshare", "--mount", "--propagation", "private")
+        prefix = (*unshared, "sh", "-euc", CLOSED, "sh", str(closed), str(rank.pid))
         done = node.hangwatch(OWNER, "dump", "--job", "open", prefix=prefix)
         assert done.returncode == 0, done.stderr
         assert "train_in_the_open" in done.stdout and "this user may not read" not in done.stderr
@@ -275,14 +246,10 @@ def test_client_sends_nothing_to_a_socket_of_another_user(tmp_path: Path) -> Non
             user_socket_client.ask(str(path), "/status")
     tmp_path.chmod(0o755)
     listens = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); print(flush=True); input()"
-    folder = Path(tempfile.mkdtemp(prefix="own-jobs-"))
-    os.chown(folder, OTHER, OTHER)
-    his = folder / "socket"
-    try:
+    with open_folder(OTHER) as folder:
+        his = folder / "socket"
         with spawn(*as_user(OTHER), sys.executable, "-c", listens, his) as listening:
             first_line(listening)
             os.chown(his, 0, 0)
             with pytest.raises(SocketError, match="the listener is neither root nor the user hangwatch"):
                 user_socket_client.ask(str(his), "/status")
-    finally:
-        shutil.rmtree(folder)

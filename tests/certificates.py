@@ -1,12 +1,14 @@
 """Certificates for tests, made by openssl(1): an authority and the certificates that it signs."""
 
 import shutil
+import ssl
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+TLS = "tls_server_config:\n  cert_file: node.pem\n  key_file: node-key.pem\n"
 EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
 
 
@@ -36,6 +38,26 @@ def make_certificate(by: Pair, folder: Path, name: str, alternative: str) -> Pai
         "-addext", "basicConstraints=critical,CA:FALSE",
     )  # fmt: skip
     return pair
+
+
+@pytest.fixture(scope="module")
+def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of certificates: `ca` signs `node`, `renewed` and `admin`, `other` signs `stranger`."""
+    folder = tmp_path_factory.mktemp("pki")
+    ca, other = make_authority(folder, "ca"), make_authority(folder, "other")
+    make_certificate(ca, folder, "node", "DNS:localhost,IP:127.0.0.1")
+    make_certificate(ca, folder, "renewed", "DNS:localhost,IP:127.0.0.1")
+    make_certificate(ca, folder, "admin", "DNS:admin.example,IP:10.0.0.1")
+    make_certificate(other, folder, "stranger", "DNS:admin.example")
+    return folder
+
+
+def client(pki: Path, authority: str = "ca", shown: str | None = None) -> ssl.SSLContext:
+    """Return what a client needs that trusts `authority` and shows the certificate `shown`."""
+    context = ssl.create_default_context(cafile=str(pki / f"{authority}.pem"))
+    if shown is not None:
+        context.load_cert_chain(pki / f"{shown}.pem", pki / f"{shown}-key.pem")
+    return context
 
 
 def _openssl(*arguments: str) -> None:

@@ -115,7 +115,7 @@ def refused(*arguments: object, says: str) -> None:
 
 
 def assert_refused(done: Finished, says: str) -> None:
-    assert done.returncode == 2, (done.returncode, done.stderr)
+    assert (done.returncode, done.stdout or "") == (2, ""), done.stderr
     assert says in done.stderr
     messages = [line for line in done.stderr.splitlines() if line.startswith("hangwatch: ")]
     assert len(messages) == 1, done.stderr

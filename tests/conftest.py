@@ -24,7 +24,7 @@ from hangwatch.model import ProcessId
 from hangwatch.probes.base import procfs
 from tests.node_tree import NodeTree
 
-pytest_plugins = ["tests.cpu_budget", "tests.fake_driver"]
+pytest_plugins = ["tests.certificates", "tests.cpu_budget", "tests.fake_driver"]
 
 # A test that is slow on a loaded CI machine is not a finding. `make long PART=fuzz` tries more examples.
 settings.register_profile("hangwatch", deadline=None, max_examples=50)

@@ -25,7 +25,7 @@ from hangwatch.model import Incident
 from hangwatch.report import text
 from hangwatch.report.html import render_files
 from tests import samples
-from tests.commands import HANGWATCH, Finished, finished, hangwatch, write_config
+from tests.commands import HANGWATCH, Finished, finished, hangwatch, refused, write_config
 from tests.conftest import DATA, wait_for
 from tests.integration import targets
 from tests.other_users import as_user
@@ -40,10 +40,16 @@ def explain(*paths: Path | str) -> Finished:
     return hangwatch("explain", *paths)
 
 
-def test_a_log_folder_of_torchrun() -> None:
-    done = explain(DATA / "explain" / "failed")
+def explained(*paths: Path | str) -> str:
+    """Explain files without a complaint. Return the output as one line."""
+    done = explain(*paths)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("First to fail: rank 1 (local rank 1) at 2026-11-22 02:51:31 UTC: ValueError")
+    return " ".join(done.stdout.split())
+
+
+def test_a_log_folder_of_torchrun() -> None:
+    told = explained(DATA / "explain" / "failed")
+    assert told.startswith("First to fail: rank 1 (local rank 1) at 2026-11-22 02:51:31 UTC: ValueError")
 
 
 @pytest.mark.parametrize(
@@ -56,11 +62,10 @@ def test_each_job_of_a_folder_has_a_verdict(folders: tuple[str, ...], count: int
         for rank in range(4):
             line = "ValueError: shard 12 is empty" if rank == number + 1 else "step 7"
             (tmp_path / folder / f"rank{rank}.log").write_text(f"2026-11-22 12:00:02 {line}\n")
-    done = explain(tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("Verdict ") == count
+    told = explained(tmp_path)
+    assert told.count("Verdict ") == count
     if count > 1:
-        assert [f"irst to fail: rank {number + 1} " in done.stdout for number in range(count)] == [True] * count
+        assert [f"irst to fail: rank {number + 1} " in told for number in range(count)] == [True] * count
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be", "utf-8-sig"])
@@ -89,10 +94,9 @@ def test_no_link_in_a_folder_is_followed(tmp_path: Path) -> None:
     (logs / "run" / "attempt_0" / "1").symlink_to(secret / "attempt_0" / "1")
     (logs / "rank2.log").symlink_to(secret / "attempt_0" / "1" / "stderr.log")
     os.mkfifo(logs / "rank3.log")
-    done = explain(logs)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "password" not in done.stdout
-    assert "local rank 0 ends at 'INFO backward 812'" in " ".join(done.stdout.split())
+    told = explained(logs)
+    assert "password" not in told
+    assert "local rank 0 ends at 'INFO backward 812'" in told
     named = explain(logs / "rank2.log")
     assert "password" in named.stdout, "what a person names is read, link or not"
 
@@ -119,14 +123,10 @@ def test_what_cannot_be_read_is_told_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "attempt_0" / "0" / "error.json"
     path.parent.mkdir(parents=True)
     path.write_text('{"message": {"message": "torn')
-    done = explain(path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"{path}:1: is not an error.json of torchelastic" in done.stderr
+    refused("explain", path, says=f"{path}:1: is not an error.json of torchelastic")
     long = tmp_path / "rank0.log"
     long.write_bytes(LOG.encode() * 3 + b"x" * (17 << 20))
-    done = explain(long)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"{long}:4: this line is longer than 16 MiB" in done.stderr
+    refused("explain", long, says=f"{long}:4: this line is longer than 16 MiB")
 
 
 def test_a_progress_bar_longer_than_any_line_is_read(tmp_path: Path) -> None:
@@ -134,10 +134,9 @@ def test_a_progress_bar_longer_than_any_line_is_read(tmp_path: Path) -> None:
         b"\r%3d%%|###| %d/400000 [00:00<00:00, 123.4it/s, loss=3.14159]" % (n // 4000, n) for n in range(400_000)
     )
     (tmp_path / "rank0.log").write_bytes(bar)
-    done = explain(tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    told = explained(tmp_path)
     assert len(bar) > 16 << 20
-    assert "399999/400000" in done.stdout
+    assert "399999/400000" in told
 
 
 def test_a_project_folder_is_read_for_its_dumps_and_the_rest_is_counted(tmp_path: Path) -> None:
@@ -203,9 +202,7 @@ def test_answer_of_hangwatch_is_recognised(tmp_path: Path) -> None:
         assert "is an answer of hangwatch without its stacks: `hangwatch dump --stacks`" in done.stderr
         assert "not part of a stack dump" not in done.stderr
     saved.write_text(text.render_answer(incident, stacks=True))
-    done = explain(saved)
-    assert done.returncode == 0
-    assert "only its stacks are read: `hangwatch dump --json`" in " ".join(done.stdout.split())
+    assert "only its stacks are read: `hangwatch dump --json`" in explained(saved)
 
 
 def test_html_report_is_refused_and_its_incident_is_asked_for(tmp_path: Path) -> None:
@@ -217,9 +214,7 @@ def test_html_report_is_refused_and_its_incident_is_asked_for(tmp_path: Path) ->
 
 def test_frames_without_their_thread_ask_for_its_line(tmp_path: Path) -> None:
     (tmp_path / "part.txt").write_text("    read_table (lookup.py:41)\n    forward (plugin.py:120)\n")
-    done = explain(tmp_path / "part.txt")
-    assert done.returncode == 2
-    assert "2 frames without the line above, `Thread ..." in done.stderr
+    refused("explain", tmp_path / "part.txt", says="2 frames without the line above, `Thread ...")
     log = tmp_path / "rank0.log"
     log.write_text(LOG)
     assert "frames without" not in explain(log).stdout
@@ -228,9 +223,8 @@ def test_frames_without_their_thread_ask_for_its_line(tmp_path: Path) -> None:
 def test_answer_in_json_is_no_report(tmp_path: Path) -> None:
     path = tmp_path / "d.json"
     path.write_text('{"schema_version": 1, "node": "a", "jobs": []}')
-    done = hangwatch("report", path)
-    assert done.returncode == 2
-    assert f"is the output of `hangwatch dump --json`\n  to read it: `hangwatch explain {path}`" in done.stderr
+    told = f"is the output of `hangwatch dump --json`\n  to read it: `hangwatch explain {path}`"
+    refused("report", path, says=told)
 
 
 def test_an_empty_dump_of_a_recorder_is_told_and_an_empty_log_is_not(tmp_path: Path) -> None:
@@ -277,9 +271,7 @@ def test_a_hostile_pickle_is_a_note_beside_other_dumps(tmp_path: Path) -> None:
         assert "nccl_trace_rank_8: is larger than 64 MiB" in told
         assert "nccl_trace_rank_9: CRC check failed" in told
         assert "Rank 2 has not joined all_reduce #6" in told
-    named = explain(bomb)
-    assert (named.returncode, named.stdout) == (2, "")
-    assert f"{bomb}: may do more than contain values" in named.stderr
+    refused("explain", bomb, says=f"{bomb}: may do more than contain values")
 
 
 def test_dumps_beside_stacks_and_logs_are_joined_by_rank(tmp_path: Path) -> None:
@@ -293,9 +285,7 @@ def test_dumps_beside_stacks_and_logs_are_joined_by_rank(tmp_path: Path) -> None
         (folder / f"stack_rank{rank}.txt").write_text(text)
         (folder / f"log_rank{rank}.log").write_text(LOG)
     (folder / "weights.pkl").write_bytes(pickle.dumps([1, 2]) + bytes(8))
-    done = explain(folder)
-    assert (done.returncode, done.stderr) == (0, "")
-    told = " ".join(done.stdout.split())
+    told = explained(folder)
     assert "It has not joined all_reduce #6 of the default group" in told
     assert "; medium confidence Named rank 2 (pid 102)" in told
     assert "prepare_batch" in told.partition("Verdict")[0]
@@ -313,9 +303,7 @@ def test_stacks_without_a_rank_are_not_joined_with_dumps(tmp_path: Path) -> None
 
 def test_a_dump_that_names_no_rank_is_told(tmp_path: Path) -> None:
     shutil.copy(RECORDER / "fr_rank_1.json", tmp_path / "recorder.json")
-    done = explain(tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "the rank is unknown" in done.stderr
+    refused("explain", tmp_path, says="the rank is unknown")
 
 
 def save_incident(folder: Path, incident: Incident) -> Path:
@@ -353,18 +341,14 @@ def test_incidents_of_two_jobs_are_not_mixed(tmp_path: Path) -> None:
     other = replace(incident.job, job_id="7", job_key="0123456789abcdef")
     save_incident(tmp_path, incident)
     save_incident(tmp_path, replace(incident, incident_id="other", job=other))
-    done = explain(tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "these incidents are of several jobs" in done.stderr
+    refused("explain", tmp_path, says="these incidents are of several jobs")
 
 
 def test_a_whole_store_is_refused_with_what_to_type(tmp_path: Path) -> None:
     for number in range(65):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "incident.json").write_text("{}")
-    done = explain(tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "has 65 incidents; give the folder of one: `hangwatch incidents`" in done.stderr
+    refused("explain", tmp_path, says="has 65 incidents; give the folder of one: `hangwatch incidents`")
 
 
 PAGE = (DOCS / "json.md").read_text()

@@ -82,17 +82,8 @@ CONFIGURATIONS = {
     "NUL in the address": ('[http]\nlisten = "127.0.0.1\\u0000"\n', "http.listen"),
     "NUL in a check's section": ('[checks.storage]\npaths = ["/a\\u0000b"]\n', "checks.storage.paths[0]"),
 }
-WITH_CONFIGURATION = {
-    "config": ("config", "--check"),
-    "run": ("run", "--config"),
-    "dump": ("dump", "--config"),
-    "check": ("check", "fd_limit", "--config"),
-    "explain": ("explain", "-", "--config"),
-    "incidents": ("incidents", "--config"),
-    "report": ("report", "any", "--config"),
-    "status": ("status", "--config"),
-    "timeline": ("timeline", "--config"),
-}
+WITH_CONFIGURATION = ("config --check", "check fd_limit --config", "explain - --config", "report any --config")
+WITH_CONFIGURATION += tuple(f"{command} --config" for command in ("run", "dump", "incidents", "status", "timeline"))
 
 
 @pytest.mark.parametrize("case", CONFIGURATIONS)
@@ -100,17 +91,17 @@ def test_a_configuration_that_cannot_be_meant(case: str, tmp_path: Path) -> None
     text, says = CONFIGURATIONS[case]
     path = tmp_path / "hangwatch.toml"
     path.write_text(text)
-    refused(*WITH_CONFIGURATION["config"], str(path), says=says, **SMALL)
+    refused("config", "--check", str(path), says=says, **SMALL)
 
 
 @pytest.mark.parametrize("command", WITH_CONFIGURATION)
 def test_every_command_refuses_it(command: str, tmp_path: Path) -> None:
     path = tmp_path / "hangwatch.toml"
     path.write_text(CONFIGURATIONS["NUL in a path"][0])
-    refused(*WITH_CONFIGURATION[command], str(path), says="store.directory")
+    refused(*command.split(), str(path), says="store.directory")
     os.mkfifo(tmp_path / "pipe")
     for special in ("/dev/zero", tmp_path / "pipe"):
-        commands.refused(*WITH_CONFIGURATION[command], special, says="is not a regular file")
+        commands.refused(*command.split(), special, says="is not a regular file")
 
 
 REFUSED_BY_RUN = {
@@ -162,33 +153,30 @@ INCIDENTS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "rank 2^62": (_rank, "ranks are accepted"),
     "a number of 5,000 digits": (lambda incident: incident.update(schema_version="DIGITS"), "not an incident"),
 }
-READING = {
-    "report": ("report",),
-    "report --json": ("report", "--json"),
-    "merge": ("merge",),
-    "explain": ("explain",),
-}
 
 
-@pytest.mark.parametrize("command", READING)
+def changed_incident(folder: Path, change: Callable[[dict[str, Any]], None]) -> str:
+    """Save an incident with this change of its JSON. Return its folder."""
+    kept = store.open_writable(folder).save(samples.mismatch(), {})
+    incident = json.loads((kept / "incident.json").read_text())
+    change(incident)
+    (kept / "incident.json").write_text(json.dumps(incident).replace('"DIGITS"', "9" * 5000))
+    return str(kept)
+
+
+@pytest.mark.parametrize("command", ["report", "report --json", "merge", "explain"])
 @pytest.mark.parametrize("case", INCIDENTS)
 def test_an_incident_that_cannot_be_meant(case: str, command: str, tmp_path: Path) -> None:
     change, says = INCIDENTS[case]
-    folder = store.open_writable(tmp_path).save(samples.mismatch(), {})
-    incident = json.loads((folder / "incident.json").read_text())
-    change(incident)
-    (folder / "incident.json").write_text(json.dumps(incident).replace('"DIGITS"', "9" * 5000))
-    refused(*READING[command], str(folder), says=says)
+    refused(*command.split(), changed_incident(tmp_path, change), says=says)
 
 
 @pytest.mark.parametrize("times", [(-1e308, 1e308), (0.0, 1e18), (1e308, 0.0)])
 def test_an_incident_of_no_time_is_shown(times: tuple[float, float], tmp_path: Path) -> None:
-    folder = store.open_writable(tmp_path).save(samples.mismatch(), {})
-    incident = json.loads((folder / "incident.json").read_text())
-    incident["opened_unix_seconds"], incident["closed_unix_seconds"] = times
-    (folder / "incident.json").write_text(json.dumps(incident))
+    opened, closed = times
+    folder = changed_incident(tmp_path, lambda one: one.update(opened_unix_seconds=opened, closed_unix_seconds=closed))
     for arguments in (("report",), ("merge",), ("report", "--html", str(tmp_path / "page.html"))):
-        assert hangwatch(*arguments, str(folder)).returncode == 0
+        assert hangwatch(*arguments, folder).returncode == 0
 
 
 # --- files and folders -----------------------------------------------------------------------------------------------
@@ -341,20 +329,11 @@ def test_a_dump_with_a_number_of_5000_digits(tmp_path: Path) -> None:
 
 # --- output streams and working directory ----------------------------------------------------------------------------
 
-PRINTING = {
-    "explain": ("explain", "INCIDENT"),
-    "merge": ("merge", "INCIDENT"),
-    "merge --json": ("merge", "--json", "INCIDENT"),
-    "report": ("report", "INCIDENT"),
-    "report --json": ("report", "--json", "INCIDENT"),
-    "incidents": ("incidents", "--config", "CONFIG"),
-    "incidents --json": ("incidents", "--json", "--config", "CONFIG"),
-    "config": ("config", "--sample"),
-    "dump": ("dump", "--pid", str(os.getpid())),
-    "check": ("check", "fd_limit"),
-    "demo": ("demo", "--scenario", "list"),
-    "help": ("--help",),
-}
+PRINTING = (
+    *("explain INCIDENT", "merge INCIDENT", "merge --json INCIDENT", "report INCIDENT", "report --json INCIDENT"),
+    *("incidents --config CONFIG", "incidents --json --config CONFIG", "config --sample", "dump --pid PID"),
+    *("check fd_limit", "demo --scenario list", "--help"),
+)
 
 
 @pytest.fixture
@@ -365,7 +344,7 @@ def kept(tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("command", PRINTING)
 def test_a_full_disk_behind_standard_output(command: str, kept: dict[str, str]) -> None:
-    arguments = [kept.get(word, word) for word in PRINTING[command]]
+    arguments = [{**kept, "PID": str(os.getpid())}.get(word, word) for word in command.split()]
     with Path("/dev/full").open("w") as full:
         refused(*arguments, says="No space left on device", output=full.fileno())
 

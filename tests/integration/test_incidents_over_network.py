@@ -22,7 +22,7 @@ from hangwatch.store import Store, open_writable
 from hangwatch.web import auth
 from hangwatch.web.http_server import usable_url
 from tests import samples
-from tests.certificates import make_authority, make_certificate
+from tests.certificates import TLS, client
 from tests.commands import finished, hangwatch, refused
 from tests.conftest import wait_for
 from tests.servers import ask_port, served
@@ -30,21 +30,8 @@ from tests.servers import ask_port, served
 SECRET = "s3cret-of-alice"
 HASH = bcrypt.hashpw(SECRET.encode(), bcrypt.gensalt(4)).decode()
 USERS = f"basic_auth_users:\n  alice: {HASH}\n"
-TLS = "tls_server_config:\n  cert_file: node.pem\n  key_file: node-key.pem\n"
 CLIENTS = f"{TLS}  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.pem\n"
 TOKEN = "0123456789abcdef"
-
-
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder of certificates: `ca` signs `node` and `admin`, `other` signs `stranger`."""
-    folder = tmp_path_factory.mktemp("pki")
-    ca, other = make_authority(folder, "ca"), make_authority(folder, "other")
-    make_certificate(ca, folder, "node", "DNS:localhost,IP:127.0.0.1")
-    make_certificate(ca, folder, "renewed", "DNS:localhost,IP:127.0.0.1")
-    make_certificate(ca, folder, "admin", "DNS:admin.example,IP:10.0.0.1")
-    make_certificate(other, folder, "stranger", "DNS:admin.example")
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +56,6 @@ def secured(kept: Store, text: str | None = None, folder: Path | None = None, **
 
 def basic(user: str = "alice", password: str = SECRET) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
-
-
-def client(pki: Path, authority: str = "ca", shown: str | None = None) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=str(pki / f"{authority}.pem"))
-    if shown is not None:
-        context.load_cert_chain(pki / f"{shown}.pem", pki / f"{shown}-key.pem")
-    return context
 
 
 def get(port: int, path: str, context: ssl.SSLContext | None = None, **headers: str) -> tuple[int, bytes]:

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
 from msgspec.json import encode
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, Gauge
@@ -29,7 +28,6 @@ from hangwatch.model import (
 from hangwatch.store import Store, open_writable
 from hangwatch.web.http_server import Server
 from tests import samples
-from tests.certificates import make_authority, make_certificate
 from tests.commands import hangwatch, refused, spawn
 from tests.conftest import wait_for
 from tests.integration.test_incidents_over_network import CLIENTS, SECRET, USERS
@@ -219,22 +217,11 @@ def respond_with(body: bytes, status: str = "200 OK", headers: str = "") -> Call
     return lambda one: one.sendall(f"HTTP/1.1 {status}\r\n{headers}Content-Length: {len(body)}\r\n\r\n".encode() + body)
 
 
-@pytest.fixture(scope="module")
-def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pki")
-    ca, other = make_authority(folder, "ca"), make_authority(folder, "other")
-    make_certificate(ca, folder, "node", "IP:127.0.0.1")
-    make_certificate(ca, folder, "admin", "DNS:admin.example")
-    make_certificate(other, folder, "stranger", "DNS:admin.example")
-    (folder / "web.yml").write_text(CLIENTS + USERS)
-    (folder / "password").write_text(f"{SECRET}\n")
-    (folder / "wrong").write_text("wrong\n")
-    return folder
-
-
 def write_credentials(pki: Path, authority: str = "ca", shown: str = "admin", password: str = "password") -> str:
     """Write a file with the credentials of a client: authority, shown certificate, password. Return its path."""
     path = pki / f"{authority}-{shown}-{password}.yml"
+    (pki / "password").write_text(f"{SECRET}\n")
+    (pki / "wrong").write_text("wrong\n")
     path.write_text(
         f"basic_auth:\n  username: alice\n  password_file: {password}\ntls_config:\n  ca_file: {authority}.pem\n"
         + (f"  cert_file: {shown}.pem\n  key_file: {shown}-key.pem\n" if shown else "")
@@ -243,6 +230,7 @@ def write_credentials(pki: Path, authority: str = "ca", shown: str = "admin", pa
 
 
 def test_merge_over_tls_gives_a_verdict_only_with_valid_credentials(tmp_path: Path, pki: Path) -> None:
+    (pki / "web.yml").write_text(CLIENTS + USERS)
     with daemons(tmp_path, nodes(), web_config_file=str(pki / "web.yml")) as servers:
         urls = [f"https://127.0.0.1:{port}" for port, _ in servers]
         done = hangwatch("merge", "--json", "--http-config", write_credentials(pki), *urls)
@@ -339,6 +327,7 @@ def test_one_incident_of_a_node_and_one_job_of_several(tmp_path: Path) -> None:
 
 def test_status_sends_credentials_and_follows_no_redirect(tmp_path: Path, pki: Path) -> None:
     told = tmp_path / "hangwatch.toml"
+    (pki / "web.yml").write_text(CLIENTS + USERS)
     with daemons(tmp_path, nodes()[:1], web_config_file=str(pki / "web.yml")) as ((port, _),):
         told.write_text(f'[http]\nlisten = "127.0.0.1"\nport = {port}\nweb_config_file = "{pki}/web.yml"\n')
         asked = ("status", "--json", "--config", str(told))

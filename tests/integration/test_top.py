@@ -68,12 +68,28 @@ SEEN = Status(
 )
 
 
+def open_terminal(columns: int, lines: int) -> tuple[int, int]:
+    """Open a terminal of this size. Return the descriptors of the test and of the command."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", lines, columns, 0, 0))
+    return ours, theirs
+
+
+def rest_of(terminal: int) -> bytes:
+    """Close a terminal after the output of the last command."""
+    shown = b""
+    with contextlib.suppress(OSError):  # EIO: no process has it open any longer
+        while piece := os.read(terminal, 1 << 16):
+            shown += piece
+    os.close(terminal)
+    return shown
+
+
 class Terminal:
     """A terminal of 100 x 30 characters that shows `hangwatch top`. `output` is all output so far."""
 
     def __init__(self, port: int, *, kind: str = "xterm-256color", command: tuple[str, ...] = ("top",)) -> None:
-        self.ours, theirs = pty.openpty()
-        self.resize(100, 30)
+        self.ours, theirs = open_terminal(100, 30)
         self.before = termios.tcgetattr(self.ours)
         url = f"http://127.0.0.1:{port}"
         # Loading readline sets COLUMNS and LINES in the environment. They would override the terminal's size.
@@ -327,20 +343,14 @@ def in_terminal(
     *arguments: str, rows: int = 500, columns: int = 200, before: tuple[str, ...] = (), **environ: str | None
 ) -> str:
     """Return the output of a command on a terminal of this size, without the variables that are None."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    ours, theirs = open_terminal(columns, rows)
     inherited = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
     chosen = {**inherited, "TERM": "xterm-256color", "PAGER": None, "LESS": None, **environ}
     command = [*before, *HANGWATCH, *arguments]
     env = {name: value for name, value in chosen.items() if value is not None}
     with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=subprocess.STDOUT, env=env):
         os.close(theirs)
-        shown = b""
-        with contextlib.suppress(OSError):  # EIO: no process has it open any longer
-            while piece := os.read(ours, 1 << 16):
-                shown += piece
-    os.close(ours)
-    return shown.decode().replace("\r\n", "\n")
+        return rest_of(ours).decode().replace("\r\n", "\n")
 
 
 @pytest.fixture(scope="module")
@@ -467,8 +477,7 @@ def test_status_of_empty_node_fits_one_screen_and_explains_unknown() -> None:
 def test_explain_says_what_it_reads_while_it_reads_and_leaves_no_trace_of_it(tmp_path: Path) -> None:
     """Keep the input open until the progress line is visible."""
     stack = 'Process 9: python train.py\n\nThread 9 (idle): "MainThread"\n    wait (train.py:3)\n'
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 60, 0, 0))
+    ours, theirs = open_terminal(60, 50)
     command = [*HANGWATCH, "explain", "-"]
     env = {**os.environ, "TERM": "xterm-256color"}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=theirs, env=env) as process:
@@ -479,10 +488,7 @@ def test_explain_says_what_it_reads_while_it_reads_and_leaves_no_trace_of_it(tmp
         while b"reading 1 of 1: standard input" not in shown:
             shown += os.read(ours, 1 << 16)
         answer, _ = process.communicate()
-        with contextlib.suppress(OSError):
-            while piece := os.read(ours, 1 << 16):
-                shown += piece
-    os.close(ours)
+        shown += rest_of(ours)
     assert shown.endswith(b"\r\x1b[K"), "the line is gone"
     assert process.returncode == 0
     assert b"reading" not in answer

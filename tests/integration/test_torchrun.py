@@ -18,13 +18,9 @@ from click.testing import CliRunner
 
 from hangwatch import config
 from hangwatch.capture.job_scan import JobScan
-from hangwatch.capture.request import CaptureRequest
-from hangwatch.capture.rounds import capture
 from hangwatch.cli.dump import dump
 from hangwatch.model import Grouping, Job, RankDump, RankId, Verdict
 from hangwatch.probes.process import pyspy
-from hangwatch.stacks import activity
-from hangwatch.stacks.grouping import group_ranks
 from hangwatch.tools.commands.explain import explain
 from hangwatch.verdict import judge as culprit
 from tests.conftest import wait_for
@@ -87,6 +83,10 @@ class RealJob:
             150,
         )
 
+    def recover(self, rank: int) -> None:
+        os.kill(self.pid(rank), signal.SIGUSR1)
+        self.wait_until_it_trains()
+
     def find(self) -> Job:
         on_gpus = sweep({rank: (self.pid(rank),) for rank in range(RANKS)}) if self.has_gpus else None
         (job,) = wait_for(  # on a busy machine the first scan may not read all processes in its time
@@ -96,8 +96,7 @@ class RealJob:
 
     def judge(self) -> tuple[Job, Grouping, Verdict]:
         job = self.find()
-        taken = capture(job, CaptureRequest(settings=QUICK, node="here"))
-        grouping = group_ranks(taken, activity.load(), QUICK)
+        grouping = targets.grouped(job, QUICK, targets.USUAL)
         return job, grouping, culprit.judge(grouping)
 
 
@@ -167,9 +166,7 @@ def test_the_counters_of_a_job_that_trains_grow_from_round_to_round(job: RealJob
             and (loader.rounds[-1].io_bytes or 0) > (loader.rounds[0].io_bytes or 0)
         )
 
-    wait_for(
-        lambda: all(map(grow, capture(job.find(), CaptureRequest(settings=QUICK, node="here")).ranks)), "all to grow"
-    )
+    wait_for(lambda: all(map(grow, targets.taken(job.find(), QUICK).ranks)), "all to grow")
 
 
 def test_a_rank_that_sleeps_in_user_code_is_named(job: RealJob) -> None:
@@ -181,8 +178,7 @@ def test_a_rank_that_sleeps_in_user_code_is_named(job: RealJob) -> None:
     (others,) = (group for group in grouping.groups if group is not odd)
     assert (others.operation, others.waits, len(others.members)) == ("all_reduce", True, RANKS - 1)
     assert 0 not in [member.waits.peers for member in grouping.members]
-    os.kill(job.pid(2), signal.SIGUSR1)
-    job.wait_until_it_trains()
+    job.recover(2)
 
 
 def dumped(job: RealJob) -> dict[str, Any]:
@@ -200,8 +196,7 @@ def test_dump_takes_a_second_round_and_names_by_sequence_number(job: RealJob) ->
     verdict = dumped(job)["verdict"]
     assert (verdict["kind"], [one["rank"] for one in verdict["named"]]) == ("NotJoined", [2]), verdict["message"]
     assert verdict["message"].startswith("Rank 2 ") and "It has not joined all_reduce" in verdict["message"]
-    os.kill(job.pid(2), signal.SIGUSR1)
-    job.wait_until_it_trains()
+    job.recover(2)
 
 
 def test_the_line_of_the_page_of_questions_gives_stacks_that_explain_reads(job: RealJob, tmp_path: Path) -> None:
@@ -215,8 +210,7 @@ def test_the_line_of_the_page_of_questions_gives_stacks_that_explain_reads(job: 
     verdict = json.loads(told.stdout)["verdict"]
     assert [one["pid"] for one in (*verdict["named"], *verdict["check_first"])] == [job.pid(2)], verdict["message"]
     assert f"Pid {job.pid(2)} is " in verdict["message"], "on no node: stacks.txt names none"
-    os.kill(job.pid(2), signal.SIGUSR1)
-    job.wait_until_it_trains()
+    job.recover(2)
 
 
 def test_the_lines_of_the_page_find_the_launcher_and_its_ranks(job: RealJob) -> None:
@@ -252,8 +246,7 @@ def test_a_rank_that_spins_with_the_gil_is_named(job: RealJob) -> None:
     # CPU use relative to the cores that the rank got. It is a whole core only if no other process needs it.
     ran, waited = after[0] - before[0], after[1] - before[1]
     assert (odd.members[0].usage.cpu_ratio or 0) > 0.3 * ran / (ran + waited)
-    os.kill(job.pid(3), signal.SIGUSR1)
-    job.wait_until_it_trains()
+    job.recover(3)
 
 
 def test_a_stopped_rank_is_named_and_left_stopped(job: RealJob) -> None:

@@ -3,10 +3,8 @@
 import asyncio
 import gzip
 import json
-import os
 import resource
 import socket
-import ssl
 import subprocess
 import sys
 import tempfile
@@ -31,9 +29,13 @@ from hangwatch.web import listener
 from hangwatch.web.connection_limits import Rate
 from hangwatch.web.http_server import PortTakenError, ServeError
 from hangwatch.web.listener import MAX_HEADER_BYTES, REQUEST_SECONDS, Answer, Listener, Request, text
+from tests.certificates import TLS, client
+from tests.commands import finished, first_line, spawn
 from tests.conftest import stopping, wait_for
 from tests.other_users import as_thread_of, needs_root
 from tests.servers import ask_port, served
+
+HEALTHZ = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 class Status(Value, frozen=True):
@@ -69,9 +71,9 @@ def server(problem: str | None = None, registry: CollectorRegistry | None = None
         yield port
 
 
-def sent(port: int, request: bytes) -> bytes:
+def sent(port: int, request: bytes, host: str = "127.0.0.1") -> bytes:
     """Send `request` on a new connection. Return all received bytes until the server closes the connection."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as one:
+    with socket.create_connection((host, port), timeout=60) as one:
         one.sendall(request)
         return rest(one)
 
@@ -96,23 +98,9 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("tls")
-    made = subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "1",
-         "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")],
-        capture_output=True, check=False,
-    )  # fmt: skip
-    if made.returncode:
-        pytest.skip("openssl is not installed")
-    (folder / "web.yml").write_text("tls_server_config:\n  cert_file: cert.pem\n  key_file: key.pem\n")
-    return {"web_config_file": str(folder / "web.yml")}
-
-
-def trusting(pair: dict[str, str]) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=Path(pair["web_config_file"]).with_name("cert.pem"))
-    context.check_hostname = False
-    return context
+def pair(pki: Path) -> dict[str, str]:
+    (pki / "web.yml").write_text(TLS)
+    return {"web_config_file": str(pki / "web.yml")}
 
 
 def test_metrics_health_and_status() -> None:
@@ -235,26 +223,22 @@ def test_health_is_beside_the_port_that_was_chosen() -> None:
     pytest.fail("no two ports are free")
 
 
-def test_tls_serves_https(pair: dict[str, str], tmp_path: Path) -> None:
+def test_tls_serves_https(pair: dict[str, str], pki: Path, tmp_path: Path) -> None:
     with server(**pair) as port:
-        assert ask_port(port, "/healthz", context=trusting(pair))[0] == 200
+        assert ask_port(port, "/healthz", context=client(pki))[0] == 200
         assert b"HTTP" not in sent(port, b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
-    folder = Path(pair["web_config_file"]).parent
-    subprocess.run(
-        ["openssl", "pkey", "-in", str(folder / "key.pem"), "-aes128", "-passout", "pass:secret",
-         "-out", str(tmp_path / "locked.pem")],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    lock = ("openssl", "pkey", "-in", pki / "node-key.pem", "-aes128", "-passout", "pass:secret")
+    finished(*lock, "-out", tmp_path / "locked.pem", check=True)
     web_config = tmp_path / "web.yml"
-    web_config.write_text(f"tls_server_config:\n  cert_file: {folder}/cert.pem\n  key_file: locked.pem\n")
+    web_config.write_text(f"tls_server_config:\n  cert_file: {pki}/node.pem\n  key_file: locked.pem\n")
     with pytest.raises(ServeError, match="cannot be used"), server(web_config_file=str(web_config)):
         pass
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_idle_and_slow_clients_do_not_delay_others(tls: bool, pair: dict[str, str]) -> None:
+def test_idle_and_slow_clients_do_not_delay_others(tls: bool, pair: dict[str, str], pki: Path) -> None:
     settings = pair if tls else {}
-    context = trusting(pair) if tls else None
+    context = client(pki) if tls else None
     with both_ports(**settings) as (port, health_port):
         idle = [socket.create_connection(("127.0.0.1", where)) for where in (port, health_port) for _ in range(300)]
         for one in idle[::10]:
@@ -527,12 +511,9 @@ def test_client_that_has_closed_before_it_is_accepted_costs_no_place() -> None:
 
 
 def test_without_a_descriptor_it_waits_and_goes_on() -> None:
-    command = [sys.executable, "-c", WITHOUT_DESCRIPTORS]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ}
-    ) as running:
-        port = int(running.stdout.readline())
-        assert running.stdout.readline() == "full\n"
+    with spawn(sys.executable, "-c", WITHOUT_DESCRIPTORS, stderr=subprocess.PIPE) as running:
+        port = int(first_line(running))
+        assert first_line(running) == "full"
         with socket.create_connection(("127.0.0.1", port), timeout=1.0) as one:
             one.sendall(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
             with pytest.raises(TimeoutError):
@@ -570,21 +551,15 @@ def test_server_stops_at_once_despite_open_connections(pair: dict[str, str], cap
 def test_wildcard_address_accepts_ipv4_and_ipv6() -> None:
     with server(listen=Http().listen) as port:
         for host in ("127.0.0.1", "::1"):
-            assert_healthy(host, port)
+            assert sent(port, HEALTHZ, host).endswith(b"ok\n")
 
 
 def test_default_address_without_ipv6_is_that_of_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "has_dualstack_ipv6", lambda: False)
     with server(listen=Http().listen) as port:
-        assert_healthy("127.0.0.1", port)
+        assert sent(port, HEALTHZ).endswith(b"ok\n")
         with pytest.raises(OSError, match="refused"):
             socket.create_connection(("::1", port), timeout=60)
-
-
-def assert_healthy(host: str, port: int) -> None:
-    with socket.create_connection((host, port), timeout=60) as one:
-        one.sendall(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
-        assert rest(one).endswith(b"ok\n")
 
 
 @pytest.mark.parametrize(

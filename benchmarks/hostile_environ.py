@@ -68,7 +68,7 @@ def main() -> None:
             *hostile_environments.claim_world(chosen.world_size, "0,1"),
             *hostile_environments.claim_jobs(chosen.jobs),
         ]
-        stack.enter_context(hostile_environments.Crowd(environs))
+        stack.enter_context(hostile_environments.crowd(environs))
         print(f"{len(environs)} processes started in {time.monotonic() - began:.1f} s")
         slowest, largest, end = 0.0, 0, time.monotonic() + SECONDS_UNDER_ATTACK
         while time.monotonic() < end:

@@ -21,23 +21,13 @@ class Pair(NamedTuple):
 
 def make_authority(folder: Path, name: str) -> Pair:
     """Make a self-signed authority. Write it to `name`.pem and `name`-key.pem."""
-    pair = Pair(folder / f"{name}.pem", folder / f"{name}-key.pem")
-    _openssl(
-        "req", "-x509", *EC, "-subj", f"/CN={name}", "-keyout", str(pair.key), "-out", str(pair.certificate),
-        "-addext", "keyUsage=critical,keyCertSign,cRLSign",
-    )  # fmt: skip
-    return pair
+    return _make(folder, name, "-addext", "keyUsage=critical,keyCertSign,cRLSign")
 
 
 def make_certificate(by: Pair, folder: Path, name: str, alternative: str) -> Pair:
     """Make a certificate by the authority `by`. `alternative` are names, e.g. "DNS:a,IP:127.0.0.1"."""
-    pair = Pair(folder / f"{name}.pem", folder / f"{name}-key.pem")
-    _openssl(
-        "req", "-x509", *EC, "-subj", f"/CN={name}", "-keyout", str(pair.key), "-out", str(pair.certificate),
-        "-CA", str(by.certificate), "-CAkey", str(by.key), "-addext", f"subjectAltName={alternative}",
-        "-addext", "basicConstraints=critical,CA:FALSE",
-    )  # fmt: skip
-    return pair
+    signed = ("-CA", str(by.certificate), "-CAkey", str(by.key), "-addext", "basicConstraints=critical,CA:FALSE")
+    return _make(folder, name, *signed, "-addext", f"subjectAltName={alternative}")
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +50,12 @@ def client(pki: Path, authority: str = "ca", shown: str | None = None) -> ssl.SS
     return context
 
 
-def _openssl(*arguments: str) -> None:
+def _make(folder: Path, name: str, *options: str) -> Pair:
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl: apt-get install openssl")
-    done = subprocess.run(["openssl", *arguments], capture_output=True, text=True, timeout=60, check=False)
+    pair = Pair(folder / f"{name}.pem", folder / f"{name}-key.pem")
+    files = ("-keyout", str(pair.key), "-out", str(pair.certificate))
+    command = ["openssl", "req", "-x509", *EC, "-subj", f"/CN={name}", *files, *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+    return pair

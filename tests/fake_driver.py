@@ -5,9 +5,13 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from hangwatch.probes.gpu.sampler import NvmlSampler
+from tests.conftest import stopping, wait_for
 
 SOURCE = Path(__file__).parent / "fake_nvml" / "nvml.c"
 
@@ -131,6 +135,16 @@ class FakeDriver:
     def vanish(self) -> None:
         """Unload the driver: all later calls fail."""
         self.scenario.unlink()
+
+
+@contextmanager
+def sampling(driver: FakeDriver, sample_seconds: float = 1.0, deadline_seconds: float = 10.0) -> Iterator[NvmlSampler]:
+    """Sample the GPUs of the driver. Yield the sampler after its first sweep."""
+    sampler = NvmlSampler(environ=driver.environ, sample_seconds=sample_seconds, deadline_seconds=deadline_seconds)
+    sampler.start()
+    with stopping(sampler):
+        wait_for(sampler.latest, "a first sweep")
+        yield sampler
 
 
 def compile_library(folder: Path) -> Path:

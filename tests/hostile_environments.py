@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
-import subprocess
-import tempfile
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+
+from tests.commands import spawn
+from tests.conftest import open_folder
 
 NOBODY = 65534
 MEGABYTES_OF_NCCL = 3
@@ -42,43 +43,16 @@ def rank_variables(rank: int, size: int, *, port: int) -> dict[str, str]:
     }
 
 
-class Crowd:
-    """Sleeping processes called `python`, one for each environment, of user `nobody` under root."""
-
-    def __init__(self, environs: Iterable[Mapping[str, str]]) -> None:
-        self._environs = list(environs)
-        self._started: list[subprocess.Popen[bytes]] = []
-
-    def __enter__(self) -> Crowd:
-        self._folder = Path(tempfile.mkdtemp(prefix="hangwatch-crowd-"))
-        self._folder.chmod(0o755)
-        sleep = shutil.which("sleep")
-        assert sleep is not None
-        program = shutil.copy(sleep, self._folder / "python3")
+@contextlib.contextmanager
+def crowd(environs: Iterable[Mapping[str, str]]) -> Iterator[None]:
+    """Run sleeping processes called `python3`, one for each environment, of user `nobody` under root."""
+    with open_folder() as folder, contextlib.ExitStack() as stack:
+        program = shutil.copy("/bin/sleep", folder / "python3")
         user = NOBODY if os.geteuid() == 0 else None
-        try:
-            for environ in self._environs:
-                self._started.append(
-                    subprocess.Popen([program, "600"], env=environ, user=user, cwd="/", preexec_fn=_with_room)
-                )
-        except BaseException:
-            self._end()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
-
-    @property
-    def pids(self) -> list[int]:
-        return [process.pid for process in self._started]
-
-    def _end(self) -> None:
-        for process in self._started:
-            process.kill()
-        for process in self._started:
-            process.wait()
-        shutil.rmtree(self._folder)
+        options = {"user": user, "cwd": "/", "preexec_fn": _with_room, "stdin": None, "stdout": None}
+        for environ in environs:
+            stack.enter_context(spawn(program, "600", env=environ, **options))
+        yield
 
 
 def _with_room() -> None:

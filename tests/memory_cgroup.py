@@ -50,19 +50,29 @@ def _own() -> Path:
 
 
 @contextlib.contextmanager
-def memory_cgroup(limit_bytes: int) -> Iterator[MemoryCgroup]:
-    """Make an empty group and remove it at the end. Skip the test if no group can be made or limited."""
+def cgroup_below(folder: Path | str) -> Iterator[Path]:
+    """Make an empty group, and remove it at the end once it is empty again. Skip the test if no group can be made.
+
+    It has a unique name: workers of the suite have their own pid namespaces and the same pids.
+    """
     try:
-        folder = Path(tempfile.mkdtemp(prefix="hangwatch-test-", dir=_own()))
+        group = Path(tempfile.mkdtemp(prefix="hangwatch-test-", dir=folder))
     except OSError as error:
-        pytest.skip(f"needs a writable memory control group: {error}")
-    group = MemoryCgroup(folder)
+        pytest.skip(f"needs a writable control group below {folder}: {error}")
     try:
+        yield group
+    finally:
+        wait_for(lambda: not (group / "cgroup.procs").read_text(), "the group to be empty")
+        group.rmdir()
+
+
+@contextlib.contextmanager
+def memory_cgroup(limit_bytes: int) -> Iterator[MemoryCgroup]:
+    """Make a group that counts memory. Skip the test if no group can be limited."""
+    with cgroup_below(_own()) as folder:
+        group = MemoryCgroup(folder)
         try:
             group.limit(limit_bytes)
         except OSError as error:
             pytest.skip(f"needs the memory controller in a control group of its own (pid {os.getpid()}): {error}")
         yield group
-    finally:
-        wait_for(lambda: not (folder / "cgroup.procs").read_text(), "the group to be empty")
-        folder.rmdir()

@@ -372,7 +372,6 @@ def draw_mutants(count: int, seed: int, words: str = "") -> list[Mutant]:
 
 
 def equivalent_rows() -> list[Equivalent]:
-    """Return the rows of the list of equivalent mutants."""
     return msgspec.convert(msgspec.toml.decode(EQUIVALENT.read_text()).get("mutant", []), list[Equivalent])
 
 

@@ -20,7 +20,9 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests.conftest import wait_for
+from tests.fake_driver import FakeDriver
 from tests.servers import require_host_name
 
 JOBS = Path(__file__).parent / "jobs"
@@ -131,6 +133,13 @@ class RealDaemon:
 
     def wait_for_state(self, job_id: str, state: str, deadline_seconds: float = 90.0) -> None:
         wait_for(lambda: self.job_state(job_id) == state, f"job {job_id} to be {state}", deadline_seconds)
+
+
+def hang(daemon: RealDaemon, node: SimulatedNode, driver: FakeDriver, rank: int, how: str = "lock") -> None:
+    """Block a rank of a simulated node, let the power of all GPUs fall, and wait until the job has hung."""
+    node.order(rank, how)
+    driver.add("gpu all power_watts 100")
+    daemon.wait_for_state(node.run_id, "hung")
 
 
 def stop_at_shard(folder: Path) -> None:

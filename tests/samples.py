@@ -533,7 +533,6 @@ def fleet(nodes: int = 2048, odd_rank: int = 9731, absent_node: int | None = 77)
 
 
 def metric_families(snapshot: Snapshot, now: float = 0.0) -> list[Metric]:
-    """Return the metrics of a snapshot of the board."""
     series = metrics.Series()
     metrics.fill(series, snapshot, now, config.Detector())
     return series.families

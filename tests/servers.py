@@ -1,6 +1,7 @@
 """Real Prometheus and Alertmanager, and small fake servers: ready when `with` begins, under a deadline."""
 
 import contextlib
+import functools
 import http.client
 import http.server
 import json
@@ -17,7 +18,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import pytest
 import yaml
@@ -28,6 +29,7 @@ from hangwatch.state.status import Status
 from hangwatch.web import http_server
 from tests.conftest import stopping, wait_for
 
+P = ParamSpec("P")
 READY_SECONDS = 60.0
 STOP_SECONDS = 10.0
 
@@ -82,16 +84,25 @@ def serving(serve: Callable[[socket.socket, threading.Event], None], host: str =
             thread.join(60)
 
 
-def silent_server() -> contextlib.AbstractContextManager[int]:
+def server(
+    serve: Callable[Concatenate[socket.socket, threading.Event, P], None],
+) -> Callable[P, contextlib.AbstractContextManager[int]]:
+    """Decorate a function that serves with a listening socket until an event: a call runs it as `serving` does."""
+
+    @functools.wraps(serve)
+    def begin(*given: P.args, **named: P.kwargs) -> contextlib.AbstractContextManager[int]:
+        return serving(lambda listening, over: serve(listening, over, *given, **named))
+
+    return begin
+
+
+@server
+def silent_server(listening: socket.socket, over: threading.Event) -> None:
     """Accept connections and never answer; yield the port."""
-
-    def serve(listening: socket.socket, over: threading.Event) -> None:
-        listening.settimeout(None)
-        with contextlib.ExitStack() as kept:
-            while not over.is_set():
-                kept.enter_context(listening.accept()[0])
-
-    return serving(serve)
+    listening.settimeout(None)
+    with contextlib.ExitStack() as kept:
+        while not over.is_set():
+            kept.enter_context(listening.accept()[0])
 
 
 @contextlib.contextmanager
@@ -99,53 +110,59 @@ def answering(answer: Callable[[socket.socket], None]) -> Iterator[tuple[int, li
     """Run a server that handles each connection with `answer`. Yield its port and the list of received requests."""
     came: list[bytes] = []
 
-    def serve() -> None:
-        while True:
-            try:
-                one, _ = listening.accept()
-            except OSError:
-                return
-            with one, contextlib.suppress(OSError):
+    def serve(listening: socket.socket, over: threading.Event) -> None:
+        listening.settimeout(None)
+        while not over.is_set():
+            with listening.accept()[0] as one, contextlib.suppress(OSError):
                 one.settimeout(60)
                 came.append(one.recv(65536))
                 answer(one)
 
-    listening = socket.create_server(("127.0.0.1", 0))
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    try:
-        yield listening.getsockname()[1], came
-    finally:
-        listening.shutdown(socket.SHUT_RDWR)
-        listening.close()
-        thread.join(90)
+    with serving(serve, "127.0.0.1") as port:
+        yield port, came
 
 
 class _Process:
     """A server program that runs inside `with`. At the end it gets SIGTERM, and SIGKILL after a deadline."""
 
-    name = ""
+    name = program = ""
+    options: tuple[str, ...] = ()
+    storage = "--storage.path"
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, config: Mapping[str, Any]) -> None:
+        self.directory, self._config = directory, config
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
+    def address(self) -> str:
+        """Return HOST:PORT, as Prometheus' configuration has it."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.address}"
 
     @property
     def log(self) -> str:
         return (self.directory / f"{self.name}.log").read_text(errors="replace")
 
-    def command(self) -> list[str]:
-        raise NotImplementedError
+    def _command(self) -> list[str]:
+        path = self.directory / f"{self.name}.yaml"
+        path.write_text(yaml.safe_dump(dict(self._config)))
+        places = [f"--config.file={path}", f"{self.storage}={self.directory / 'data'}"]
+        return [
+            program(self.program),
+            *places,
+            f"--web.listen-address={self.address}",
+            "--log.level=warn",
+            *self.options,
+        ]
 
     def __enter__(self):  # type: ignore[no-untyped-def]
         self.directory.mkdir(parents=True, exist_ok=True)
         with (self.directory / f"{self.name}.log").open("ab") as log:
-            self._process = subprocess.Popen(self.command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            self._process = subprocess.Popen(self._command(), stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         try:
             wait_for(self._is_ready, f"{self.name} to be ready", READY_SECONDS)
         except BaseException:
@@ -182,7 +199,9 @@ class RealPrometheus(_Process):
     `alertmanager` is a `host:port`.
     """
 
-    name = "prometheus"
+    name = program = "prometheus"
+    options = ("--storage.tsdb.retention.time=1d",)
+    storage = "--storage.tsdb.path"
 
     def __init__(
         self,
@@ -194,7 +213,6 @@ class RealPrometheus(_Process):
         scrape_seconds: float = 1.0,
         evaluate_seconds: float = 1.0,
     ) -> None:
-        super().__init__(directory)
         config: dict[str, Any] = {
             "global": {
                 "scrape_interval": _duration(scrape_seconds),
@@ -214,19 +232,7 @@ class RealPrometheus(_Process):
         }
         if alertmanager:
             config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]}
-        self._config = config
-
-    def command(self) -> list[str]:
-        path = self.directory / "prometheus.yaml"
-        path.write_text(yaml.safe_dump(self._config))
-        return [
-            program("prometheus"),
-            f"--config.file={path}",
-            f"--storage.tsdb.path={self.directory / 'tsdb'}",
-            f"--web.listen-address=127.0.0.1:{self.port}",
-            "--storage.tsdb.retention.time=1d",
-            "--log.level=warn",
-        ]
+        super().__init__(directory, config)
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """Return the result of an instant query: {"metric": labels, "value": [time, text]} for each series."""
@@ -259,28 +265,8 @@ class RealPrometheus(_Process):
 class RealAlertmanager(_Process):
     """Debian's Alertmanager on a free loopback port, with the given configuration."""
 
-    name = "alertmanager"
-
-    def __init__(self, directory: Path, config: Mapping[str, Any]) -> None:
-        super().__init__(directory)
-        self._config = config
-
-    @property
-    def address(self) -> str:
-        """Return HOST:PORT, as Prometheus' configuration has it."""
-        return f"127.0.0.1:{self.port}"
-
-    def command(self) -> list[str]:
-        path = self.directory / "alertmanager.yaml"
-        path.write_text(yaml.safe_dump(dict(self._config)))
-        return [
-            program("prometheus-alertmanager"),
-            f"--config.file={path}",
-            f"--storage.path={self.directory / 'alertmanager'}",
-            f"--web.listen-address=127.0.0.1:{self.port}",
-            "--cluster.listen-address=",
-            "--log.level=warn",
-        ]
+    name, program = "alertmanager", "prometheus-alertmanager"
+    options = ("--cluster.listen-address=",)
 
     def post(self, alerts: list[dict[str, Any]]) -> None:
         """Post alerts as Prometheus does."""

@@ -70,13 +70,11 @@ class Result(msgspec.Struct):
 
 
 def read_rows() -> list[Row]:
-    """Return the rows of the matrix."""
     text = (DATA / "support.toml").read_text()
     return msgspec.convert(toml_file.parse(text, "support.toml")["row"], list[Row])
 
 
 def read_results() -> dict[str, Result]:
-    """Return the results by part."""
     return msgspec.json.decode(RESULTS.read_bytes(), type=dict[str, Result]) if RESULTS.exists() else {}
 
 

@@ -251,9 +251,10 @@ def test_pages_have_words_also_while_one_alert_of_a_job_takes_the_place_of_anoth
     """Render the texts that PagerDuty and Slack receive, with the templates of the example."""
 
     def list_pages() -> list[tuple[str, str, str]]:
+        events = [(one["event_action"], one.get("payload", {})) for one in inbox.received("/pagerduty")]
         return [
-            (one["event_action"], one.get("payload", {}).get("summary", ""), _runbook(one))
-            for one in inbox.received("/pagerduty")
+            (action, payload.get("summary", ""), payload.get("custom_details", {}).get("runbook", ""))
+            for action, payload in events
         ]
 
     def shown() -> list[tuple[str, str]]:
@@ -328,10 +329,6 @@ def test_resolved_page_is_in_the_past_tense_and_has_no_link_that_nobody_can_open
     assert fired["text"].startswith("```Stuck on: open()\nDo first: look at shard-3\n")
     assert resolved["title"] == "Resolved: llama (uid 7) hung for 12 min: rank 3 on a"
     assert resolved["text"].startswith("```Was stuck on: open()\nSince: 03:15```")
-
-
-def _runbook(event: dict[str, Any]) -> str:
-    return str(event.get("payload", {}).get("custom_details", {}).get("runbook", ""))
 
 
 ENDS_ITSELF = "loader"  # when this job became quiet is known, and so when its collective timeout ends it

@@ -223,15 +223,18 @@ def test_the_image_is_the_one_that_was_named(image: dict[str, str], pulled: str)
 
 
 @pytest.mark.parametrize(
-    ("image", "error"),
+    ("values", "error"),
     [
-        ({"repository": ""}, "image.repository is empty, and no image of hangwatch is published"),
-        ({"repository": "hangwatch"}, "image.repository=hangwatch names no registry"),
+        # no image of a stranger is pulled from Docker Hub
+        ({"image": {"repository": ""}}, "image.repository is empty, and no image of hangwatch is published"),
+        ({"image": {"repository": "hangwatch"}}, "image.repository=hangwatch names no registry"),
+        # a network policy would do nothing for a pod in the network of its host
+        ({"networkPolicy": {"enabled": True}}, "set hostNetwork=false"),
     ],
 )
-def test_no_image_of_a_stranger_is_pulled_from_docker_hub(image: dict[str, str], error: str) -> None:
+def test_values_that_do_not_go_together_are_refused(values: dict[str, Any], error: str) -> None:
     with pytest.raises(helm_python.HelmRenderError, match=re.escape(error)):
-        manifests({"image": image})
+        manifests(values)
 
 
 def test_what_is_added_comes_beside_what_the_chart_has() -> None:
@@ -385,11 +388,6 @@ def test_a_hook_without_a_whole_path_is_refused_as_the_daemon_would() -> None:
         manifests({"config": {"hooks": {"on_hung": ["/hooks/a.sh", "x"], "on_ended": ["hooks/label-node.sh"]}}})
     whole = {"on_hung": ["/hooks/a.sh", "{node}"], "on_ended": [], "deadline_seconds": 5.0}
     assert rendered_settings({"hooks": whole}).hooks.on_hung == ("/hooks/a.sh", "{node}")
-
-
-def test_a_network_policy_that_would_do_nothing_is_refused() -> None:
-    with pytest.raises(helm_python.HelmRenderError, match="set hostNetwork=false"):
-        manifests({"networkPolicy": {"enabled": True}})
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,6 @@ def job_of(processes: Iterable[int | ProcessId], gpus: Iterable[str] = (), **fac
 
 
 def taken(job: Job, settings: config.Capture = QUICK, **more: Any) -> Capture:
-    """Capture the job."""
     return capture(job, CaptureRequest(settings=settings, node="here", **more))
 
 

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +87,13 @@ def test_a_loader_worker_is_no_rank() -> None:
 @pytest.mark.torch
 def test_the_odd_rank_of_a_job_that_torchrun_started(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
-    command = [
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node=3",
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=localhost:0",
-    ]
-    command += ["--rdzv-id=agentless-odd"]  # --standalone would choose an id
-    with started([sys.executable, *command, str(tmp_path / "train.py")]):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=3", "--rdzv-backend=c10d"]
+    command += ["--rdzv-endpoint=localhost:0", "--rdzv-id=agentless-odd"]  # --standalone would choose an id
+    with (
+        subprocess.Popen([*command, str(tmp_path / "train.py")], stderr=subprocess.DEVNULL) as job,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(job.terminate)
 
         def named() -> list[tuple[int, str]]:
             found = jobs(ask(*VIA_HERE, "--json", "--rounds", "1", "--job", "agentless-odd"))
@@ -103,16 +101,6 @@ def test_the_odd_rank_of_a_job_that_torchrun_started(tmp_path: Path) -> None:
             return [(rank["rank"], rank["node"]) for job in odd for rank in job["verdict"]["named"]]
 
         wait_for(lambda: named() == [(1, "one")], "all others to have joined, and the late rank to be named", 150)
-
-
-@contextlib.contextmanager
-def started(command: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a job in a new session. At the end, all processes of the session are ended."""
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **options) as process:
-        try:
-            yield process
-        finally:
-            process.terminate()
 
 
 def test_what_py_spy_complains_of_is_that_ranks_fault(tmp_path: Path) -> None:

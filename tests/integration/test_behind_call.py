@@ -21,6 +21,7 @@ from hangwatch.probes.process import blocked_call, main_thread
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
 from hangwatch.verdict.wording.next_steps import next_step
+from tests.commands import spawn
 from tests.conftest import identity, wait_for
 from tests.dead_mount import dead_mount
 from tests.integration import targets
@@ -56,15 +57,11 @@ def _reads(pid: int, descriptor: int) -> bool:
 
 def test_pipe_is_reported_with_the_process_at_its_other_end(tmp_path: Path) -> None:
     read_end, write_end = os.pipe()
-    child = subprocess.Popen([sys.executable, "-c", f"import os\nos.read({read_end}, 1)"], pass_fds=[read_end])
-    try:
+    with spawn(sys.executable, "-c", f"import os\nos.read({read_end}, 1)", pass_fds=[read_end]) as child:
         wait_for(lambda: _reads(child.pid, read_end), "the target to read its pipe")
         found = read_call(child.pid, "read")
-    finally:
-        child.kill()
-        child.wait(60)
-        os.close(read_end)
-        os.close(write_end)
+    os.close(read_end)
+    os.close(write_end)
     (pipe,) = found.behind
     assert (found.says, found.rounds, pipe.kind, pipe.other_pid) == ("read() on", 2, "pipe", os.getpid())
     assert pipe.other_comm
@@ -196,7 +193,6 @@ def looked_at(pids: list[int], *loaders: int, table: activity.Table = TABLE) -> 
 
 
 def test_verdict_has_the_blocked_call_of_the_named_rank_only(tmp_path: Path) -> None:
-    """Report only the call of the named rank, not the calls of the other ranks."""
     with targets.started(tmp_path, WAITS, WAITS, WAITS, READS) as pids:
         odd = pids[3]
         targets.wait_for_call(odd, "openat")

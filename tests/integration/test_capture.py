@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -38,6 +37,7 @@ from tests.fake_driver import FakeDriver, h100
 from tests.fake_pyspy import fake_pyspy
 from tests.integration import targets
 from tests.integration.targets import QUICK, diagnosed
+from tests.memory_cgroup import cgroup_below
 from tests.other_users import needs_root
 from tests.real_daemon import RealDaemon
 
@@ -62,31 +62,16 @@ train(sys.argv[1])
 def ranks(folder: Path, count: int, workers: int = 0) -> Iterator[Job]:
     """Start `count` sleeping ranks with `workers` children each. Yield their job, as a scan returns it."""
     name = f"run-{uuid.uuid4().hex[:12]}"
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(folder), str(workers)],
-            env={
-                "RANK": str(8 + number),
-                "WORLD_SIZE": "16",
-                "LOCAL_RANK": str(number),
-                "LOCAL_WORLD_SIZE": str(count),
-                "MASTER_ADDR": name,
-            },
-            start_new_session=True,
-        )
-        for number in range(count)
-    ]
-    try:
+    with contextlib.ExitStack() as stack:
+        for number in range(count):
+            environ = {"RANK": str(8 + number), "WORLD_SIZE": "16", "LOCAL_RANK": str(number), "MASTER_ADDR": name}
+            environ["LOCAL_WORLD_SIZE"] = str(count)
+            stack.enter_context(spawn(sys.executable, "-c", RANK, folder, workers, env=environ, group=True))
         wait_for(lambda: len(list(folder.glob("up-*"))) == count * (1 + workers), "the ranks to be up")
         (job,) = (one for one in discovery.find_jobs(ProcessScan().processes()).jobs if one.job_id == name)
         pids = [one.id.pid for rank in job.ranks for one in (rank, *rank.workers)]
         wait_for(lambda: {targets.state(pid) for pid in pids} == {"S"}, "all to sleep")
         yield job
-    finally:
-        for child in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait(timeout=60)
 
 
 def one_rank(pid: int, start_ticks: int | None = None) -> Job:
@@ -539,27 +524,22 @@ def frozen(pid: int, root: Path) -> Iterator[str]:
     """Move the process to a new group below a frozen group. Yield the folder of the frozen group below /sys/fs/cgroup."""
     is_v1 = root == V1
     switch, held, free = ("freezer.state", "FROZEN", "THAWED") if is_v1 else ("cgroup.freeze", "1", "0")
-    try:
-        above = Path(tempfile.mkdtemp(prefix="hangwatch-test-", dir=root))
-    except OSError as error:
-        pytest.skip(f"needs a writable {root}: {error}")
-    group = above / "job"
-    try:
+    with cgroup_below(root) as above:
         if not (above / switch).exists():
             pytest.skip(f"{root} has no freezer")
+        group = above / "job"
         group.mkdir()
-        (group / "cgroup.procs").write_text(str(pid))
-        (above / switch).write_text(held)
-        wait_for(lambda: _is_frozen(group, is_v1), "the group to be frozen")
-        yield f"{root}/{above.name}".removeprefix("/sys/fs/cgroup")
-    finally:
-        with contextlib.suppress(OSError):
-            (above / switch).write_text(free)
-        with contextlib.suppress(OSError):
-            (root / "cgroup.procs").write_text(str(pid))
-        for folder in (group, above):
-            if folder.exists():
-                folder.rmdir()
+        try:
+            (group / "cgroup.procs").write_text(str(pid))
+            (above / switch).write_text(held)
+            wait_for(lambda: _is_frozen(group, is_v1), "the group to be frozen")
+            yield f"{root}/{above.name}".removeprefix("/sys/fs/cgroup")
+        finally:
+            with contextlib.suppress(OSError):
+                (above / switch).write_text(free)
+            with contextlib.suppress(OSError):
+                (root / "cgroup.procs").write_text(str(pid))
+            group.rmdir()
 
 
 def _is_frozen(group: Path, is_v1: bool) -> bool:

@@ -144,16 +144,13 @@ def test_a_checkpoint_writes_real_bytes_and_training_goes_on_after_it() -> None:
     with SimulatedNode(RANKS) as node:
         node.order("all", "checkpoint 0.5")
         node.wait_for_event("resumed", 60)
-        assert not (node.folder / "checkpoint.pt").exists()
+        checkpoint = node.folder / "checkpoint.pt"
+        assert not checkpoint.exists()
         node.order("all", "checkpoint 600")
-        wait_for(lambda: file_size(node.folder / "checkpoint.pt") > 1 << 20, "bytes")
+        wait_for(lambda: checkpoint.exists() and checkpoint.stat().st_size > 1 << 20, "bytes")
         assert "save_checkpoint" in stack_of(node.pids[0])
         wait_for(lambda: "barrier" in stack_of(node.pids[1]), "rank 1 to wait")
         assert not node.has_said("resumed")
-
-
-def file_size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def test_evaluation_is_low_power_on_all_ranks() -> None:

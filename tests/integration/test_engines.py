@@ -11,7 +11,7 @@ from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
 from tests.integration import targets
-from tests.real_daemon import RealDaemon
+from tests.real_daemon import RealDaemon, hang
 
 # A command line that was read before the title was set stays that of multiprocessing.
 ENGINE = """
@@ -43,9 +43,7 @@ def test_idle_engine_is_listed_and_never_judged(fake_driver: FakeDriver, tmp_pat
         fake_driver.write([*h100(4), *(f"gpu {gpu} pids {pid}" for gpu, pid in enumerate(holders))])
         with RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon:
             daemon.wait_for_state(node.run_id, "training")
-            node.order(1, "lock")
-            fake_driver.add("gpu all power_watts 100")
-            daemon.wait_for_state(node.run_id, "hung")
+            hang(daemon, node, fake_driver, 1)
             seen = daemon.status()
             shown = CliRunner().invoke(status, ["--url", f"http://{daemon.address}"]).stdout
     (engine,) = (engine for engine in seen["engines"] if engine["job_id"].startswith(f"pid{core}-"))

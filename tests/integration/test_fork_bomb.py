@@ -1,7 +1,6 @@
 """The daemon beside a fork bomb: the kernel lets it start neither a process nor a thread for a while."""
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
+from tests.memory_cgroup import cgroup_below
 from tests.real_daemon import RealDaemon
 
 
@@ -18,17 +18,10 @@ def task_cgroup() -> Iterator[Path]:
     """Make a control group that limits processes and threads, see cgroup-v1/pids.rst. Skip the test if that fails."""
     rows = [row.split(":", 2) for row in Path("/proc/self/cgroup").read_text().splitlines()]
     v1 = next((f"/sys/fs/cgroup/pids{path}" for _, controllers, path in rows if controllers == "pids"), None)
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="hangwatch-test-", dir=v1 or f"/sys/fs/cgroup{rows[0][2]}"))
-    except OSError as error:
-        pytest.skip(f"needs a writable control group: {error}")
-    try:
+    with cgroup_below(v1 or f"/sys/fs/cgroup{rows[0][2]}") as folder:
         if not (folder / "pids.max").exists():
             pytest.skip("needs the pids controller of control groups")
         yield folder
-    finally:
-        wait_for(lambda: not (folder / "cgroup.procs").read_text(), "the group to be empty")
-        folder.rmdir()
 
 
 def test_daemon_that_can_start_no_process_lives_and_pages_afterwards(fake_driver: FakeDriver, tmp_path: Path) -> None:

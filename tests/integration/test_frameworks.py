@@ -23,15 +23,12 @@ from click.testing import CliRunner
 
 from hangwatch import config
 from hangwatch.capture.job_scan import JobScan
-from hangwatch.capture.request import CaptureRequest
-from hangwatch.capture.rounds import capture
 from hangwatch.cli.dump import dump
 from hangwatch.jobs.collective_timeout import read_timeouts
 from hangwatch.model import Job, Verdict
-from hangwatch.stacks import activity
-from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge as culprit
 from tests.conftest import wait_for
+from tests.integration import targets
 from tests.servers import free_port
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(600)]
@@ -109,8 +106,7 @@ def wait_for_pids(folder: Path, process: subprocess.Popen[bytes], prefix: str, r
 
 
 def judged(job: Job) -> Verdict:
-    request = CaptureRequest(settings=QUICK, node="here")
-    verdict = culprit.judge(group_ranks(capture(job, request), activity.load(), QUICK))
+    verdict = culprit.judge(targets.grouped(job, QUICK, targets.USUAL))
     print(verdict.message)
     return verdict
 

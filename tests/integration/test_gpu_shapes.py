@@ -33,6 +33,10 @@ GPU_CHECKS = ("fabric", "gpu_health", "gpu_power", "nvlink_status", "nvlink_topo
 OK, UNKNOWN, WARNING, CRITICAL = CheckStatus.OK, CheckStatus.UNKNOWN, CheckStatus.WARNING, CheckStatus.CRITICAL
 
 
+def judged(results: dict[str, CheckResult]) -> dict[str, tuple[CheckStatus, str]]:
+    return {name: (result.verdict.status, result.verdict.reason) for name, result in results.items()}
+
+
 class Machine:
     """A node with the fake driver. Its checks run repeatedly, with a clock that the test advances.
 
@@ -64,7 +68,7 @@ class Machine:
 
     def read_checks(self, *names: str) -> dict[str, tuple[CheckStatus, str]]:
         """Return status and reason of each check."""
-        return {name: (result.verdict.status, result.verdict.reason) for name, result in self.run(*names).items()}
+        return judged(self.run(*names))
 
     def expect(self, name: str, expected: tuple[CheckStatus, str], *words: str) -> CheckResult:
         """Run a check. Assert its status and reason, and that its message or remedy contains the words."""
@@ -122,7 +126,7 @@ def settled(machine: Machine, name: str, holds: Callable[[CheckResult], bool], w
 
 def test_eight_h100_with_all_nvlinks(hgx: Machine) -> None:
     results = hgx.run()
-    assert {name: (result.verdict.status, result.verdict.reason) for name, result in results.items()} == HEALTHY_HGX
+    assert judged(results) == HEALTHY_HGX
     assert results["gpu_power"].verdict.message == "8 GPUs draw 4800 W of 5600 W allowed; the lowest is GPU 0 at 600 W"
     assert "144 NVLinks up on 8 GPUs (NVLink 4.0)" in results["nvlink_status"].verdict.message
     assert "28 pairs NV18" in results["nvlink_topology"].verdict.message
@@ -131,7 +135,7 @@ def test_eight_h100_with_all_nvlinks(hgx: Machine) -> None:
 
 def test_a_pcie_box_without_nvlink(box: Machine) -> None:
     results = box.run()
-    assert {name: (result.verdict.status, result.verdict.reason) for name, result in results.items()} == HEALTHY_BOX
+    assert judged(results) == HEALTHY_BOX
     assert "peer-to-peer works in 12 of 12 directions" in results["nvlink_status"].verdict.message
     assert "4 pairs SYS, 2 pairs NODE" in results["nvlink_topology"].verdict.message
 
@@ -206,10 +210,7 @@ def test_one_trouble_and_one_check_that_says_so(
 ) -> None:
     hgx.driver.add(*lines)
     results = hgx.run()
-    assert {name: (result.verdict.status, result.verdict.reason) for name, result in results.items()} == {
-        **HEALTHY_HGX,
-        check: expected,
-    }
+    assert judged(results) == {**HEALTHY_HGX, check: expected}
     assert words in results[check].verdict.message
     assert results[check].verdict.remedy
 

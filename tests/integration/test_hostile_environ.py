@@ -57,7 +57,7 @@ def test_what_others_write_into_environments_keeps_no_page_back(fake_driver: Fak
         daemon = stack.enter_context(RealDaemon(tmp_path / "hw", fake_driver.environ, jobs=limits))
         daemon.wait_for_state(node.run_id, "training")
         owner = f"uid {hostile_environments.NOBODY}" if os.geteuid() == 0 else f"uid {os.geteuid()}"
-        with hostile_environments.Crowd(crowd):
+        with hostile_environments.crowd(crowd):
             # The large environments form one job, and the claimed world another. This user may run other processes,
             # too.
             beyond = len(hostile_environments.claim_jobs(60)) + 2 - JOBS_WATCHED

@@ -187,13 +187,8 @@ def deep(tmp_path: Path) -> Iterator[Path]:
     """Make 1,500 nested folders, a path too long for one call. Yield the topmost."""
     top = tmp_path / "deep"
     top.mkdir()
-    here = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
-    for _ in range(1500):
-        os.mkdir("folder", dir_fd=here)
-        inner = os.open("folder", os.O_RDONLY | os.O_DIRECTORY, dir_fd=here)
-        os.close(here)
-        here = inner
-    os.close(here)
+    nest = "import os\nfor _ in range(1500):\n    os.mkdir('folder')\n    os.chdir('folder')\n"
+    finished(sys.executable, "-c", nest, cwd=top, check=True)
     yield top
     subprocess.run(["rm", "-rf", str(top)], check=True)
 

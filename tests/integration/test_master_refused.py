@@ -5,7 +5,6 @@ import json
 import os
 import re
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,8 +16,6 @@ from click.testing import CliRunner
 
 from hangwatch import config
 from hangwatch.capture.job_scan import JobScan
-from hangwatch.capture.request import CaptureRequest
-from hangwatch.capture.rounds import capture
 from hangwatch.cli import node_jobs
 from hangwatch.cli.dump import dump
 from hangwatch.jobs import discovery
@@ -27,8 +24,6 @@ from hangwatch.model import Grouping, Job, Verdict
 from hangwatch.probes.base import procfs
 from hangwatch.probes.network import sockets
 from hangwatch.probes.process.process_scan import ProcessScan
-from hangwatch.stacks import activity
-from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict import judge
 from tests.commands import spawn
 from tests.conftest import wait_for
@@ -77,18 +72,12 @@ def ranks(*programs: str, world_size: int, master: str = "127.0.0.1", is_served:
             "LOCAL_WORLD_SIZE": str(len(programs)),
             "OMP_NUM_THREADS": "1",
         }
-        started = []
-        try:
+        with contextlib.ExitStack() as stack:
+            pids = set()
             for place, program in enumerate(programs):
                 rank = {"RANK": str(world_size - len(programs) + place), "LOCAL_RANK": str(place)}
-                command = [sys.executable, "-c", program]
-                started.append(subprocess.Popen(command, stdin=subprocess.PIPE, env=environ | rank))
-            yield {child.pid for child in started}
-        finally:
-            for child in started:
-                child.kill()
-                child.wait()
-                child.stdin.close()  # type: ignore[union-attr]
+                pids.add(stack.enter_context(spawn(sys.executable, "-c", program, env=environ | rank)).pid)
+            yield pids
 
 
 def looked_at(pids: set[int]) -> tuple[Grouping, int] | None:
@@ -100,8 +89,7 @@ def looked_at(pids: set[int]) -> tuple[Grouping, int] | None:
     ]
     if not jobs:
         return None
-    taken = capture(jobs[0], CaptureRequest(settings=QUICK, node="here"))
-    return group_ranks(taken, activity.load(), QUICK), jobs[0].ranks_here
+    return targets.grouped(jobs[0], QUICK, targets.USUAL), jobs[0].ranks_here
 
 
 def judged(pids: set[int]) -> Verdict | None:
@@ -145,7 +133,7 @@ def test_ranks_that_wait_at_an_address_of_this_node_alone(address: str, world_si
             members = found[0].members if found else ()
             return [member.waits.enclosed_at for member in members] or None
 
-        wait_for(lambda: all(map(_listens, pids)), "both to listen")
+        wait_for(lambda: all(any(one.listens for one in _sockets(pid)) for pid in pids), "both to listen")
         found = wait_for(places, "both to be seen")
     assert [place and place.rstrip("0123456789") for place in found] == [expected] * 2
 
@@ -157,7 +145,7 @@ def test_ranks_that_wait_at_an_address_of_this_node_alone(address: str, world_si
 def test_a_store_at_loopback_of_a_job_with_ranks_elsewhere(program: str, expected: str | None) -> None:
     with ranks(program, world_size=2, is_served=True) as pids:
         if expected:
-            wait_for(lambda: all(map(_is_connected, pids)), "it to connect")
+            wait_for(lambda: any(one.is_open for pid in pids for one in _sockets(pid)), "it to connect")
         found = wait_for(lambda: looked_at(pids), "the rank to be seen")
     (member,) = found[0].members
     assert (member.waits.enclosed_at and member.waits.enclosed_at[:22]) == expected
@@ -166,14 +154,6 @@ def test_a_store_at_loopback_of_a_job_with_ranks_elsewhere(program: str, expecte
 def _sockets(pid: int) -> list[sockets.Connection]:
     table, held = sockets.read(pid, procfs.PROC) or {}, sockets.sockets_of_process(pid, procfs.PROC) or {}
     return [table[inode] for inode in held.values() if inode in table]
-
-
-def _listens(pid: int) -> bool:
-    return any(one.listens for one in _sockets(pid))
-
-
-def _is_connected(pid: int) -> bool:
-    return any(one.is_open for one in _sockets(pid))
 
 
 FORKS = """
@@ -306,7 +286,7 @@ def test_a_program_that_starts_the_other_ranks_is_the_first_of_them(tmp_path: Pa
         assert job is not None
         (of_pid,), _ = node_jobs.jobs_of_pids((first,), None, config.Jobs())
         assert [rank.id.pid for rank in of_pid.ranks] == ranks
-        compared = targets.diagnosed(job, QUICK, activity.load()).capture.environment
+        compared = targets.diagnosed(job, QUICK).capture.environment
     assert compared is not None and "WORLD_SIZE" not in {difference.name for difference in compared.differences}
     assert (job.launcher, job.world_size, job.local_world_size) == ("lightning", 3, 3)
     assert [(rank.rank, rank.id.pid) for rank in job.ranks] == list(enumerate(ranks))

@@ -17,6 +17,7 @@ from mcp.types import CallToolResult
 from msgspec.structs import replace
 
 from hangwatch import store
+from hangwatch.probes.base import procfs
 from hangwatch.tools.commands import mcp_server
 from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests import samples
@@ -26,7 +27,7 @@ from tests.dead_mount import dead_mount
 from tests.fake_driver import FakeDriver, h100
 from tests.integration.test_user_socket import STRANGER
 from tests.other_users import as_user, needs_root
-from tests.real_daemon import RealDaemon
+from tests.real_daemon import RealDaemon, hang
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -91,9 +92,7 @@ def test_three_calls_lead_from_which_jobs_hang_to_the_named_rank(fake_driver: Fa
     with SimulatedNode(4) as node, RealDaemon(tmp_path / "hw", fake_driver.environ) as daemon:
         fake_driver.write([*h100(4), *(f"gpu {i} pids {pid}" for i, pid in enumerate(node.pids))])
         daemon.wait_for_state(node.run_id, "training")
-        node.order(PLANTED, "loader")
-        fake_driver.add("gpu all power_watts 100")
-        daemon.wait_for_state(node.run_id, "hung")
+        hang(daemon, node, fake_driver, PLANTED, "loader")
         config = daemon.config
         config.write_text(config.read_text().replace("port = 0", f"port = {daemon.port}"))
 
@@ -208,9 +207,9 @@ def test_only_the_protocol_is_on_stdout_and_no_process_outlives_the_client(kept:
         server.stdin.flush()
         hello = json.loads(server.stdout.readline())
         assert hello["result"]["serverInfo"]["name"] == "hangwatch"
-        (child,) = wait_for(lambda: children_of(server.pid), "the child")
+        (child,) = wait_for(lambda: procfs.read_children(server.pid), "the child")
         wait_for(lambda: waits_for_mount(child), "the child to wait")
-        assert children_of(server.pid) == [child], "one command runs at a time"
+        assert procfs.read_children(server.pid) == (child,), "one command runs at a time"
         rest, _ = server.communicate(timeout=60)
         assert server.returncode == 0
         assert not Path(f"/proc/{child}").exists()
@@ -220,12 +219,6 @@ def test_only_the_protocol_is_on_stdout_and_no_process_outlives_the_client(kept:
 def waits_for_mount(pid: int) -> bool:
     wchan = Path(f"/proc/{pid}/wchan").read_text()
     return any(word in wchan for word in ("fuse_get_req", "request_wait_answer"))
-
-
-def children_of(pid: int) -> list[int]:
-    """Return the children of all threads of a process."""
-    tasks = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def test_without_the_sdk_it_exits_2_and_says_what_to_install(tmp_path: Path) -> None:

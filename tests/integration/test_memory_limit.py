@@ -29,10 +29,6 @@ def limits_bytes() -> dict[str, int]:
     return {"systemd": int(megabytes) * MEBIBYTE, "helm": int(chart.removesuffix("Mi")) * MEBIBYTE}
 
 
-def _asks_for_a_page(daemon: RealDaemon, node: SimulatedNode) -> bool:
-    return any(value == 1 for _, value in daemon.samples("hangwatch_job_page", job_id=node.run_id))
-
-
 def test_memory_limits_exceed_usage_under_hostile_users(fake_driver: FakeDriver) -> None:
     """Count the memory of the daemon and its children (NVML, py-spy), and the cached pages of files that they read."""
     folder = fake_driver.scenario.parent
@@ -42,11 +38,15 @@ def test_memory_limits_exceed_usage_under_hostile_users(fake_driver: FakeDriver)
         fake_driver.write([*h100(4), *(f"gpu {index} pids {pid}" for index, pid in enumerate(node.pids))])
         with RealDaemon(folder / "hw", fake_driver.environ, prefix=group.joining()) as daemon:
             daemon.wait_for_state(node.run_id, "training")
-            with hostile_environments.Crowd(crowd):
+            with hostile_environments.crowd(crowd):
                 wait_for(lambda: len(daemon.samples("hangwatch_job_ranks")) >= 3, "the crowd's jobs to be seen")
                 node.order(1, "loader")
                 fake_driver.add("gpu all power_watts 100")
-                wait_for(lambda: _asks_for_a_page(daemon, node), "the page", 90)
+                wait_for(
+                    lambda: any(on for _, on in daemon.samples("hangwatch_job_page", job_id=node.run_id)),
+                    "the page",
+                    90,
+                )
                 assert daemon.process.poll() is None
             peak_bytes, oom_kills = group.peak_bytes, group.oom_kills
     print(f"{peak_bytes / MEBIBYTE:.0f} of {limit_bytes / MEBIBYTE:.0f} MiB at most, {oom_kills} OOM kills")

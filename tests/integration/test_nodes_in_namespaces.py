@@ -95,9 +95,10 @@ class Fleet:
         )
         self._keys: dict[int, str] = {}
         self.webhook = stack.enter_context(WebhookReceiver())
-        alertmanager = stack.enter_context(
-            RealAlertmanager(folder / "am", _quick(alertmanager_config(self.webhook.url)))
-        )
+        config = alertmanager_config(self.webhook.url)
+        for route in config["route"]["routes"]:
+            route["group_interval"] = "1s"  # it sends resolved pages at once
+        alertmanager = stack.enter_context(RealAlertmanager(folder / "am", config))
         self.prometheus = stack.enter_context(paging_prometheus(folder, self.daemons, alertmanager))
 
     def key(self, uid: int) -> str:
@@ -168,13 +169,6 @@ def _spans(values: list[tuple[float, str]]) -> Iterator[tuple[str, str, str]]:
     for value, group in itertools.groupby(enumerate(values), lambda one: (one[1][1], float(one[1][0]) - one[0])):
         times = [time.strftime("%M:%S", time.gmtime(float(at))) for _, (at, _) in group]
         yield times[0], times[-1], value[0]
-
-
-def _quick(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration changed so that Alertmanager sends resolved pages at once."""
-    for route in config["route"]["routes"]:
-        route["group_interval"] = "1s"
-    return config
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import itertools
 import os
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,13 +11,14 @@ from pathlib import Path
 import pytest
 
 from hangwatch.model import CheckStatus, Fault, GpuSweep, SamplerStatus
-from hangwatch.probes.base import procfs
-from hangwatch.probes.gpu.details import Details, GpuFabric, XidDetails
+from hangwatch.probes.base import procfs, pseudo_files
+from hangwatch.probes.gpu.details import Details, GpuFabric, XidDetails, XidEvent
 from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.node.machine import Clock
 from tests.commands import finished, first_line, spawn
 from tests.conftest import stopping, wait_for
 from tests.fake_driver import FakeDriver, h100, uuid_of
+from tests.memory_cgroup import cgroup_below
 from tests.node_tree import Checked, NodeTree, values
 
 Start = Callable[..., NvmlSampler]
@@ -67,21 +67,16 @@ def status_where(sampler: NvmlSampler, holds: Callable[[SamplerStatus], bool], w
     return wait_for(probe, what)
 
 
-DRIVER_PROCESS = b"hangwatch.probes.gpu.driver_process"
-
-
-def is_child(folder: Path) -> bool:
-    """True if this folder of /proc is that of a sampling process which this test has started."""
-    try:
-        parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-        return parent == os.getpid() and DRIVER_PROCESS in (folder / "cmdline").read_bytes()
-    except OSError:
-        return False
+def children() -> list[int]:
+    """Return the pids of the sampling processes of this test."""
+    pids = procfs.read_children(os.getpid())
+    program = "hangwatch.probes.gpu.driver_process"
+    return [pid for pid in pids if program in pseudo_files.read_or_empty(f"/proc/{pid}/cmdline")]
 
 
 def child_pid() -> int:
     """Return the pid of the sampling process, never 0: kill(2) would hit the test itself."""
-    pids = [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if is_child(folder)]
+    pids = children()
     assert pids, "no sampling process runs"
     return pids[0]
 
@@ -202,11 +197,6 @@ def test_driver_that_blocks_is_given_up_within_its_deadline_and_replaced(fake_dr
     sweep_where(sampler, lambda sweep: sweep.taken_monotonic_seconds > began + 1, "sweeps to go on")
 
 
-def children() -> int:
-    """Return the number of sampling processes of this test. Zombies count."""
-    return sum(1 for folder in Path("/proc").glob("[0-9]*") if is_child(folder))
-
-
 def test_wedged_gpu_is_one_fault_and_other_gpus_are_read(fake_driver: FakeDriver, start: Start) -> None:
     sampler = start(deadline_seconds=2.0, start_deadline_seconds=2.0, gpu_retry_seconds=0.3)
     first_sweep(sampler)
@@ -222,7 +212,7 @@ def test_wedged_gpu_is_one_fault_and_other_gpus_are_read(fake_driver: FakeDriver
     while len(taken) < 40:  # 8 s, with several attempts to reach GPU 3 that take 2 s each
         sweep = next_sweep(sampler, sweep)
         taken.append(sweep.taken_monotonic_seconds)
-        most = max(most, children())
+        most = max(most, len(children()))
         assert ([gpu.index for gpu in sweep.gpus], len(sweep.faults)) == ([0, 1, 2, 4, 5, 6, 7], 1)
     pauses = [after - before for before, after in itertools.pairwise(taken)]
     assert sum(pause >= 2.0 for pause in pauses) < 2, pauses
@@ -449,14 +439,9 @@ def test_wait_for_first_sweep_ends_with_sweep_or_reason(fake_driver: FakeDriver,
 @pytest.fixture
 def freezer() -> Iterator[Path]:
     """Make a control group that freezes processes. Even SIGKILL does not end them, as in a driver that hangs."""
-    try:  # a unique name: workers of the suite have their own pid namespaces and the same pids
-        folder = Path(tempfile.mkdtemp(prefix="hangwatch-test-", dir="/sys/fs/cgroup/freezer"))
-    except OSError as error:
-        pytest.skip(f"no freezer control group (cgroup v1, as root) to make a process unkillable: {error}")
-    yield folder
-    (folder / "freezer.state").write_text("THAWED")
-    wait_for(lambda: not (folder / "tasks").read_text(), "the frozen process to end")
-    folder.rmdir()
+    with cgroup_below("/sys/fs/cgroup/freezer") as folder:
+        yield folder
+        (folder / "freezer.state").write_text("THAWED")
 
 
 def test_a_child_that_cannot_be_killed_is_left_behind_and_counted(start: Start, freezer: Path) -> None:
@@ -500,18 +485,20 @@ def test_gpu_with_unkillable_call_is_not_tried_again(fake_driver: FakeDriver, st
     sweep_where(sampler, lambda sweep: len(sweep.gpus) == 8, "GPU 3 to be read again")
 
 
-def test_xids_from_the_driver_are_kept_for_later_queries(fake_driver: FakeDriver, start: Start) -> None:
-    sampler = start()
+def xids_of(sampler: NvmlSampler) -> tuple[XidEvent, ...]:
     reply = sampler.query(XidDetails, 60.0)
     assert isinstance(reply, XidDetails)
-    assert reply.events == ()
+    return reply.events
+
+
+def test_xids_from_the_driver_are_kept_for_later_queries(fake_driver: FakeDriver, start: Start) -> None:
+    sampler = start()
+    assert xids_of(sampler) == ()
     fake_driver.add("xid 1 3 79", "xid 2 6 48")
-    first, second = wait_for(lambda: getattr(sampler.query(XidDetails, 60.0), "events", ()), "the XIDs")
+    first, second = wait_for(lambda: xids_of(sampler), "the XIDs")
     assert (first.code, first.index, first.pci_address) == (79, 3, "0000:61:00.0")
     assert (second.code, second.index) == (48, 6)
-    again = sampler.query(XidDetails, 60.0)
-    assert isinstance(again, XidDetails)
-    assert len(again.events) == 2
+    assert len(xids_of(sampler)) == 2
 
 
 def test_xids_of_the_driver_join_those_of_the_log(fake_driver: FakeDriver, start: Start, tmp_path: Path) -> None:
@@ -545,9 +532,7 @@ def test_a_driver_that_tells_no_xids_is_sampled_all_the_same(fake_driver: FakeDr
     fake_driver.add("fault nvmlEventSetCreate 3", "xid 1 3 79")
     sampler = start()
     assert len(first_sweep(sampler).gpus) == 8
-    reply = sampler.query(XidDetails, 60.0)
-    assert isinstance(reply, XidDetails)
-    assert reply.events == ()
+    assert xids_of(sampler) == ()
 
 
 def test_unknown_query_returns_a_fault(start: Start) -> None:

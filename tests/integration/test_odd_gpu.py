@@ -7,11 +7,10 @@ from pathlib import Path
 from hangwatch import config
 from hangwatch.capture.request import GpuSources
 from hangwatch.probes.gpu import query
-from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.stacks import activity
 from hangwatch.verdict.diagnosis import Diagnosis
 from tests.conftest import wait_for
-from tests.fake_driver import FakeDriver, uuid_of
+from tests.fake_driver import FakeDriver, sampling, uuid_of
 from tests.integration import targets
 
 PROGRAM = """
@@ -29,19 +28,15 @@ WAITS = ("gpu all gpm 2 12.5", "gpu all gpm 5 0", "gpu all gpm 10 0.3")
 
 def test_rank_without_a_kernel_on_its_gpu_is_checked_first(fake_driver: FakeDriver, tmp_path: Path) -> None:
     fake_driver.add(*HANGS, *WAITS)
-    sampler = NvmlSampler(sample_seconds=0.2, deadline_seconds=10.0, environ=fake_driver.environ)
     with contextlib.ExitStack() as stack:
         pids = stack.enter_context(targets.started(tmp_path, *[PROGRAM] * 4))
         job = targets.job_of(pids, map(uuid_of, range(4)))
+        sampler = stack.enter_context(sampling(fake_driver, sample_seconds=0.2))
         sources = GpuSources(read_sweep=sampler.latest, read_traffic=partial(query.traffic, sampler))
 
         def look(**settings: bool) -> Diagnosis:
             limits = config.Capture(rounds=3, pause_seconds=0.3, dump_deadline_seconds=60.0, **settings)
             return targets.diagnosed(job, limits, activity.load(MEETS), gpus=sources)
-
-        sampler.start()
-        stack.callback(sampler.stop)
-        wait_for(sampler.latest, "a sample")
 
         def counted() -> Diagnosis | None:
             found = look()  # the driver may need a second for a response

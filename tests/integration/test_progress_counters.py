@@ -1,10 +1,8 @@
 """Progress counters of real ranks over gloo: the main thread, a side thread, a stopped rank, new process groups."""
 
-import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -77,13 +75,6 @@ class Followed:
         return wait_for(lambda: (now := self.read(process)) and now.total > before and now, "a new collective", 60)
 
 
-@contextlib.contextmanager
-def false_libraries(folder: Path, count: int) -> Iterator[list[ProcessId]]:
-    """Start processes of user nobody which map files that look like libtorch."""
-    with spawn(sys.executable, FALSE_LIBRARY, folder, count) as first:
-        yield [identity(int(first_line(first))) for _ in range(count)]
-
-
 def test_only_collectives_of_the_main_thread_count(tmp_path: Path) -> None:
     with targets.python(ORDERED, tmp_path) as pid, (tmp_path / "orders").open("w") as orders:
         process, sent = identity(pid), iter(range(100))
@@ -134,7 +125,8 @@ def test_ended_process_has_no_counter(tmp_path: Path) -> None:
 def test_false_libraries_of_another_user_do_not_delay_the_counters(tmp_path: Path) -> None:
     """One thread finds the recorders of all owners. A false library takes longer than the time of one call."""
     count = 12
-    with targets.python(ORDERED, tmp_path) as pid, false_libraries(tmp_path, count) as hostile:
+    with targets.python(ORDERED, tmp_path) as pid, spawn(sys.executable, FALSE_LIBRARY, tmp_path, count) as first:
+        hostile = [identity(int(first_line(first))) for _ in range(count)]  # of user nobody
         process, counters, calls = identity(pid), ProgressCounters(), 0
         counters.follow({**dict.fromkeys(hostile, "uid 65534"), process: "uid 0"})
         while not isinstance(counters.read().get(process), ProgressCounter):

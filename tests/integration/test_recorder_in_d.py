@@ -45,17 +45,14 @@ def test_a_rank_that_waits_like_vfork_is_read(tmp_path: Path) -> None:
         assert [one.collective_seq for one in read(identity(pid)).records] == [1, 2, 3]
 
 
-def _asks(pid: int) -> bool:
-    return "request_wait_answer" in Path(f"/proc/{pid}/wchan").read_text()
-
-
 @needs_root
 @pytest.mark.parametrize(
     ("how", "is_read"), [(READS, True), (FAULTS, True), (LOCKS, False)], ids=["reads", "faults", "locks its memory"]
 )
 def test_a_rank_that_waits_for_a_silent_file_system(how: dict[str, str], *, is_read: bool, tmp_path: Path) -> None:
     with targets.on_silent_mount(tmp_path, first=ENQUEUED, **how) as pid:
-        wait_for(lambda: targets.state(pid) == "D" or _asks(pid), "the rank to ask")
+        wchan = Path(f"/proc/{pid}/wchan")
+        wait_for(lambda: targets.state(pid) == "D" or "request_wait_answer" in wchan.read_text(), "the rank to ask")
         os.kill(pid, signal.SIGUSR1)  # FUSE waits in S until the first signal, then in D: fs/fuse/dev.c
         targets.wait_for_state(pid, "D")
         began = time.monotonic()

@@ -10,7 +10,7 @@ from hangwatch.tools.demo.simulated_node import SimulatedNode
 from tests.commands import start
 from tests.conftest import wait_for
 from tests.fake_driver import FakeDriver, h100
-from tests.real_daemon import RealDaemon
+from tests.real_daemon import RealDaemon, hang
 
 
 def test_killed_twice_in_a_hang_it_goes_on_with_the_one_incident(fake_driver: FakeDriver, tmp_path: Path) -> None:
@@ -19,9 +19,7 @@ def test_killed_twice_in_a_hang_it_goes_on_with_the_one_incident(fake_driver: Fa
         fake_driver.write([*h100(4), *(f"gpu {i} pids {pid}" for i, pid in enumerate(node.pids))])
         with RealDaemon(tmp_path / "hw0", fake_driver.environ, store=kept) as daemon:
             daemon.wait_for_state(node.run_id, "training")
-            node.order(2, "lock")
-            fake_driver.add("gpu all power_watts 100")
-            daemon.wait_for_state(node.run_id, "hung")
+            hang(daemon, node, fake_driver, 2)
             incident = _incident(daemon, node.run_id)
             folder = Path(kept["directory"]) / "incidents" / incident
             wait_for((folder / "incident.json").exists, "the incident")
@@ -70,9 +68,7 @@ def test_silence_outlives_killed_daemon_and_its_end_lets_job_page(fake_driver: F
             done = start(*wanted, "--for", "2h", "--reason", "debugged")
             assert done.returncode == 0 and f"job {node.run_id} " in done.stdout, done.stdout + done.stderr
             assert "is silenced until " in done.stdout and "undoes" not in done.stderr
-            node.order(1, "lock")
-            fake_driver.add("gpu all power_watts 100")
-            daemon.wait_for_state(node.run_id, "hung")
+            hang(daemon, node, fake_driver, 1)
             assert is_silenced_and_hung(daemon)
             folders = f"incidents/*-{node.run_id}-*/incident.json"
             wait_for(lambda: list(Path(kept["directory"]).glob(folders)), "the incident")
@@ -94,9 +90,7 @@ def test_incident_without_processes_is_closed_after_a_restart(fake_driver: FakeD
     with SimulatedNode(2) as node, RealDaemon(tmp_path / "hw0", fake_driver.environ, store=kept) as daemon:
         fake_driver.write([*h100(2), *(f"gpu {i} pids {pid}" for i, pid in enumerate(node.pids))])
         daemon.wait_for_state(node.run_id, "training")
-        node.order(1, "lock")
-        fake_driver.add("gpu all power_watts 100")
-        daemon.wait_for_state(node.run_id, "hung")
+        hang(daemon, node, fake_driver, 1)
         folder = Path(kept["directory"]) / "incidents" / _incident(daemon, node.run_id)
         wait_for((folder / "incident.json").exists, "the incident")
         daemon.process.kill()

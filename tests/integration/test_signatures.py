@@ -20,15 +20,14 @@ from hangwatch.capture.rounds import capture
 from hangwatch.model import GpuSample, GpuSweep, Job, Member, Motion, Rank, Signature, Store, Worker
 from hangwatch.probes.base import procfs
 from hangwatch.probes.gpu import query
-from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.stacks import activity
 from hangwatch.stacks.activity import Table
 from hangwatch.stacks.grouping import group_ranks
 from hangwatch.verdict.wording import clauses
 from tests import debug_client
 from tests.commands import first_line, spawn
-from tests.conftest import identity, stopping, wait_for
-from tests.fake_driver import FakeDriver, uuid_of
+from tests.conftest import identity, wait_for
+from tests.fake_driver import FakeDriver, sampling, uuid_of
 from tests.integration import targets
 from tests.servers import serving
 
@@ -165,10 +164,8 @@ def test_signature_of_a_rank_waiting_for_its_gpu_uses_link_traffic(
     counters: tuple[str, ...], expected: Signature, fake_driver: FakeDriver, tmp_path: Path
 ) -> None:
     fake_driver.add("gpu all power_watts 120", *(f"gpu all field {counter}" for counter in counters))
-    sampler = NvmlSampler(sample_seconds=0.2, deadline_seconds=20.0, environ=fake_driver.environ)
-    sampler.start()
-    with stopping(sampler), targets.python(SPINS, tmp_path) as pid:
-        sweep = wait_for(sampler.latest, "a sweep")
+    with sampling(fake_driver, 0.2, 20.0) as sampler, targets.python(SPINS, tmp_path) as pid:
+        sweep = sampler.latest()
         job = job_of(pid)
         (rank,) = job.ranks
         job = replace(job, ranks=(replace(rank, gpu_uuids=(uuid_of(0),)),))

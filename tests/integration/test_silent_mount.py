@@ -14,7 +14,7 @@ from hangwatch import config, detector
 from hangwatch.detector import job_watch
 from hangwatch.detector.watch_parts import JobIdentity, Silence, Suspicion
 from hangwatch.model import Job, JobName, JobState
-from hangwatch.probes.base import procfs
+from hangwatch.probes.base import procfs, pseudo_files
 from hangwatch.probes.process import pyspy
 from hangwatch.state.steps import count_motion
 from hangwatch.verdict.diagnosis import Diagnosis
@@ -92,12 +92,8 @@ def look(job: Job, settings: config.Capture = QUICK) -> Diagnosis:
 
 def dumpers() -> int:
     """Return the number of py-spy processes that this process has started."""
-    found = 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            found += parent == os.getpid() and (folder / "comm").read_text() == "py-spy\n"
-    return found
+    pids = procfs.read_children(os.getpid())
+    return [pseudo_files.read_or_empty(f"/proc/{pid}/comm") for pid in pids].count("py-spy\n")
 
 
 def test_while_the_mount_answers_there_are_stacks(tmp_path: Path) -> None:

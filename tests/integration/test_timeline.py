@@ -29,7 +29,6 @@ def timeline(*arguments: str, environ: Mapping[str, str] = os.environ) -> subpro
 
 
 def open_by_rank(events: list[Event], job: RealJob) -> dict[int, list[str]]:
-    """Return the open operations of each rank."""
     ranks = {job.pid(rank): rank for rank in range(RANKS)}
     shown: dict[int, list[str]] = {rank: [] for rank in ranks.values()}
     for one in events:

@@ -359,11 +359,9 @@ def incident(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[str, ...]]]:
+def typed(incident: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[str, ...]]]:
     """Yield commands by name, one for each kind of output: a report, tables, a verdict on files, checks."""
-    kept = tmp_path_factory.mktemp("kept")
-    folder = store.open_writable(kept).save(samples.loader_hang(), {})
-    config = write_config(kept, kept)
+    config = write_config(tmp_path_factory.mktemp("kept"), Path(incident).parents[1])
     many = tmp_path_factory.mktemp("many")
     for number in range(200):
         stack = f'Thread {number + 9} (idle): "MainThread"\n    wait (train.py:3)\n'
@@ -372,7 +370,7 @@ def typed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[
     seen = Status(node="gpu-07", sampler="ok", gpus=(), jobs=(), checks=checks)
     with served(seen, health_port=0) as (port, _):
         yield {
-            "report": ("report", str(folder)),
+            "report": ("report", incident),
             "incidents": ("incidents", "--config", str(config)),
             "explain": ("explain", str(many)),
             "status": ("status", "--url", f"http://127.0.0.1:{port}"),

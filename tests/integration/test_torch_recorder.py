@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.capture import diagnosis
-from hangwatch.capture.request import CaptureRequest
 from hangwatch.formats.bounded_read import FileError
 from hangwatch.model import Fault, ProcessId
 from hangwatch.model.flight_records import RankRecords
@@ -23,7 +21,6 @@ from hangwatch.probes.base import procfs
 from hangwatch.probes.torch_recorder import layouts, libraries, search, symbols, symbols_child
 from hangwatch.probes.torch_recorder.progress_counters import ProgressCounters
 from hangwatch.report import as_json
-from hangwatch.stacks import activity
 from tests.commands import finished
 from tests.conftest import wait_for
 from tests.dead_mount import dying_mount
@@ -91,17 +88,13 @@ def test_a_recorder_that_is_off_says_what_to_set(tmp_path: Path, variable: str) 
 def test_a_capture_keeps_why_a_recorder_could_not_be_read(tmp_path: Path) -> None:
     settings = config.Capture(pause_seconds=0.0, dump_deadline_seconds=60.0)
     with targets.python(ALONE.format(more=""), tmp_path, TORCH_FR_BUFFER_SIZE="0") as pid:
-        taken = diagnosis.diagnose_job(
-            targets.job_of_pids([pid]), CaptureRequest(settings=settings, node="here", rounds=2), activity.load()
-        )
+        taken = targets.diagnosed(targets.job_of_pids([pid]), settings, rounds=2)
     (rank,) = taken.capture.ranks
     assert [[one.reason for one in dump.recorder_faults] for dump in rank.rounds] == [["RecorderOff"]] * 2
     notes = as_json.answer(taken.grouping, taken.verdict).notes
     assert [note for note in notes if "set TORCH_FR_BUFFER_SIZE=2000" in note]
     with targets.python(targets.SLEEPING, tmp_path) as pid:
-        taken = diagnosis.diagnose_job(
-            targets.job_of_pids([pid]), CaptureRequest(settings=settings, node="here", rounds=1), activity.load()
-        )
+        taken = targets.diagnosed(targets.job_of_pids([pid]), settings, rounds=1)
     assert [one.reason for one in taken.grouping.members[0].recorder.faults] == ["NoTorch"]
     assert not [note for note in as_json.answer(taken.grouping, taken.verdict).notes if "sequence numbers" in note]
 

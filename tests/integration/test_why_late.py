@@ -15,13 +15,12 @@ from msgspec.structs import replace
 from hangwatch.capture.rank_load import read_load
 from hangwatch.collectives.rank_differences import RankLoad, find_differences
 from hangwatch.model import GpuSweep, JobName, JobState, ProcessId, Rank
-from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.state.status import CheckLine, JobStatus
 from hangwatch.state.unseen import RECORDER, Unseen
 from hangwatch.tools.commands.slow import slow
 from tests import samples
-from tests.conftest import stopping, wait_for
-from tests.fake_driver import FakeDriver, h100, uuid_of
+from tests.conftest import wait_for
+from tests.fake_driver import FakeDriver, h100, sampling, uuid_of
 from tests.integration.test_top import SEEN, job
 from tests.node_tree import NodeTree, own_start_ticks, rank
 from tests.servers import served
@@ -105,10 +104,8 @@ def test_busy_loader_worker_is_a_difference() -> None:
 def test_slow_gpu_is_a_difference(fake_nvml_library: Path, tmp_path: Path) -> None:
     lines = [*h100(4), f"gpu {LATE} sm_clock_hertz 1200e6", f"gpu {LATE} clocks_event_reasons 0x20"]
     driver = FakeDriver(fake_nvml_library, tmp_path / "gpus.scenario", lines)
-    sampler = NvmlSampler(environ=driver.environ, sample_seconds=1.0, deadline_seconds=10.0)
-    sampler.start()
-    with stopping(sampler):
-        sweep = wait_for(sampler.latest, "a first sweep")
+    with sampling(driver) as sampler:
+        sweep = sampler.latest()
     with ExitStack() as stack:
         ranks = [made(stack.enter_context(python(SLEEPING)), n) for n in range(4)]
         said = "its GPU runs at 1,200 MHz, the others at 1,980 MHz or more"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.servers import serving
+from tests.servers import server
 
 DEADLINE_SECONDS = 60.0
 BEATS_PER_SECOND = 20
@@ -24,76 +24,61 @@ class UnavailableError(Exception):
     """This machine cannot run the scenario. The message names what is missing."""
 
 
-def answering(after_seconds: float) -> contextlib.AbstractContextManager[int]:
+@server
+def answering(listening: socket.socket, over: threading.Event, after_seconds: float) -> None:
     """Run a server that responds to one request after `after_seconds`. Yield its port."""
-
-    def serve(listening: socket.socket, over: threading.Event) -> None:
-        with listening.accept()[0] as peer:
-            over.wait(after_seconds)
-            peer.sendall(b".")
-
-    return serving(serve)
+    with listening.accept()[0] as peer:
+        over.wait(after_seconds)
+        peer.sendall(b".")
 
 
-def beating(every_seconds: float) -> contextlib.AbstractContextManager[int]:
+@server
+def beating(listening: socket.socket, over: threading.Event, every_seconds: float) -> None:
     """Run a server that sends one client a heartbeat again and again. Yield its port."""
-
-    def serve(listening: socket.socket, over: threading.Event) -> None:
-        listening.settimeout(1.0)
-        while not over.is_set():
-            with contextlib.suppress(OSError), listening.accept()[0] as peer:
-                while not over.wait(every_seconds):
-                    peer.sendall(b".")
-
-    return serving(serve)
+    listening.settimeout(1.0)
+    while not over.is_set():
+        with contextlib.suppress(OSError), listening.accept()[0] as peer:
+            while not over.wait(every_seconds):
+                peer.sendall(b".")
 
 
-def sending(bytes_per_second: int, seconds: float) -> contextlib.AbstractContextManager[int]:
+@server
+def sending(listening: socket.socket, over: threading.Event, bytes_per_second: int, seconds: float) -> None:
     """Run a server that sends at this rate to one client, for `seconds`. Yield its port."""
-
-    def serve(listening: socket.socket, over: threading.Event) -> None:
-        with listening.accept()[0] as peer:
-            for _ in range(int(seconds * BEATS_PER_SECOND)):
-                peer.sendall(bytes(bytes_per_second // BEATS_PER_SECOND))
-                over.wait(1 / BEATS_PER_SECOND)
-
-    return serving(serve)
+    with listening.accept()[0] as peer:
+        for _ in range(int(seconds * BEATS_PER_SECOND)):
+            peer.sendall(bytes(bytes_per_second // BEATS_PER_SECOND))
+            over.wait(1 / BEATS_PER_SECOND)
 
 
-def taking(bytes_per_second: int, after_seconds: float = 0.0) -> contextlib.AbstractContextManager[int]:
+@server
+def taking(listening: socket.socket, over: threading.Event, bytes_per_second: int, after_seconds: float = 0.0) -> None:
     """Run a server that receives at this rate from all clients together. Yield its port.
 
     It receives nothing for `after_seconds` after each client has connected.
     """
-
-    def serve(listening: socket.socket, over: threading.Event) -> None:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)
-        with contextlib.ExitStack() as peers, selectors.DefaultSelector() as readers:
-            readers.register(listening, selectors.EVENT_READ)
-            while not over.wait(1 / BEATS_PER_SECOND):
-                ready = [key.fileobj for key, _ in readers.select(0)]
-                for one in ready:
-                    assert isinstance(one, socket.socket)
-                    if one is listening:
-                        readers.register(peers.enter_context(listening.accept()[0]), selectors.EVENT_READ)
-                        over.wait(after_seconds)
-                    elif not one.recv(bytes_per_second // BEATS_PER_SECOND // len(ready)):
-                        readers.unregister(one)
-
-    return serving(serve)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)
+    with contextlib.ExitStack() as peers, selectors.DefaultSelector() as readers:
+        readers.register(listening, selectors.EVENT_READ)
+        while not over.wait(1 / BEATS_PER_SECOND):
+            ready = [key.fileobj for key, _ in readers.select(0)]
+            for one in ready:
+                assert isinstance(one, socket.socket)
+                if one is listening:
+                    readers.register(peers.enter_context(listening.accept()[0]), selectors.EVENT_READ)
+                    over.wait(after_seconds)
+                elif not one.recv(bytes_per_second // BEATS_PER_SECOND // len(ready)):
+                    readers.unregister(one)
 
 
-def vanishing() -> contextlib.AbstractContextManager[int]:
+@server
+def vanishing(listening: socket.socket, over: threading.Event) -> None:
     """Run a server that greets a client and then is silent, as after a power failure. Yield its port."""
-
-    def serve(listening: socket.socket, over: threading.Event) -> None:
-        with listening.accept()[0] as peer:
-            program = struct.pack("HP", 1, ctypes.addressof(_DROP_ALL))
-            peer.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)  # before the client can respond
-            peer.sendall(b".")
-            over.wait()
-
-    return serving(serve)
+    with listening.accept()[0] as peer:
+        program = struct.pack("HP", 1, ctypes.addressof(_DROP_ALL))
+        peer.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)  # before the client can respond
+        peer.sendall(b".")
+        over.wait()
 
 
 class Disk(NamedTuple):

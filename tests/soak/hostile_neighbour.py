@@ -144,17 +144,11 @@ def attack(crowd: Crowd, folder: Path, job: list[int]) -> None:
     busy = [PYTHON, "-SE", "-c", "while True: sum(range(1000))"]
     crowd.start(busy, {**RUN, "RANK": "1", "LOCAL_RANK": "1"})
     crowd.start(SLEEP, {**RUN, "RANK": "0", "CUDA_VISIBLE_DEVICES": "0,1,2,3", "TORCHELASTIC_RUN_ID": "100"})
-    crowd.start(
-        SLEEP, {**RUN, "RANK": "0", "WORLD_SIZE": "4000000", "LOCAL_WORLD_SIZE": "1024", "TORCHELASTIC_RUN_ID": "big"}
-    )
-    crowd.start(
-        SLEEP, {**RUN, "RANK": "1", "WORLD_SIZE": "4000000", "LOCAL_WORLD_SIZE": "1024", "TORCHELASTIC_RUN_ID": "big"}
-    )
+    big = {"WORLD_SIZE": "4000000", "LOCAL_WORLD_SIZE": "1024", "TORCHELASTIC_RUN_ID": "big"}
+    for rank in range(2):
+        crowd.start(SLEEP, {**RUN, **big, "RANK": str(rank)})
     for number in range(60):
-        crowd.start(
-            SLEEP,
-            {"RANK": "0", "WORLD_SIZE": "1024", "LOCAL_WORLD_SIZE": "1024", "TORCHELASTIC_RUN_ID": f"many{number}"},
-        )
+        crowd.start(SLEEP, {**big, "RANK": "0", "WORLD_SIZE": "1024", "TORCHELASTIC_RUN_ID": f"many{number}"})
     flood = {f"NCCL_{number}": "x" * 120_000 for number in range(8)}
     crowd.start(SLEEP, {**RUN, "RANK": "0", "TORCHELASTIC_RUN_ID": "flood", **flood}, count=10)
     crowd.start(SLEEP, {**RUN, "RANK": "0", "USER": "root\x1b[2J\x07", "TORCHELASTIC_RUN_ID": '100\n\x1b]0;x\x07"} 1'})

@@ -43,21 +43,17 @@ def judge_texts(texts: Iterable[tuple[str, str]]) -> tuple[str, list[tuple[int |
 
 
 def judge_stacks(incident: Incident) -> tuple[str, list[tuple[int | None, int | None]]]:
-    """Judge the stacks of an incident as text, with all names."""
     (capture,) = incident.captures
     rounds = range(capture.rounds)
     lines = (line for at in rounds for dump in capture.ranks for line in dump_text.rank_lines(dump, "python x.py", at))
     return judge_texts([("trace.out", "\n".join(lines))])
 
 
-def judge_case(files: dict[str, str]) -> tuple[str, list[tuple[int | None, int | None]]]:
-    return judge_texts((name, text) for name, text in files.items() if name.startswith("trace-"))
-
-
 @pytest.mark.parametrize("case", HANGS, ids=[case.name for case in HANGS])
 def test_anonymous_stacks_get_the_verdict_of_the_original(case: robustness.Case) -> None:
     incident = incident_of(case.ranks, case.world_size)
-    assert judge_case(render_case(incident, RIGHT, "case")) == judge_stacks(incident)
+    files = render_case(incident, RIGHT, "case")
+    assert judge_texts(one for one in files.items() if one[0].startswith("trace-")) == judge_stacks(incident)
 
 
 def read_back(incident: Incident, named: tuple[RankId, ...], folder: Path) -> robustness.Case:

@@ -35,8 +35,7 @@ def refused(**changes: Any) -> RankRight:
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> NodeTree:
-    tree = NodeTree(tmp_path)
+def tree(tree: NodeTree) -> NodeTree:
     tree.process("self")
     return tree
 

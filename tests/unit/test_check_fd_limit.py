@@ -16,8 +16,7 @@ from tests.node_tree import NodeTree, expect, job, rank, real_rank, run, values
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> NodeTree:
-    tree = NodeTree(tmp_path)
+def tree(tree: NodeTree) -> NodeTree:
     tree.write("proc/sys/fs/file-nr", "1184\t0\t9223372036854775807\n")
     return tree
 

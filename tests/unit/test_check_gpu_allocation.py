@@ -14,8 +14,7 @@ from hangwatch.model import CheckVerdict
 from hangwatch.probes.gpu import gpu_holders
 from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.node.machine import Node
-from tests.conftest import wait_for
-from tests.fake_driver import FakeDriver, h100, uuid_of
+from tests.fake_driver import FakeDriver, h100, sampling, uuid_of
 from tests.node_tree import Checked, NodeTree, expect, run, status_and_reason, values
 
 UUIDS = [uuid_of(index) for index in range(4)]
@@ -49,16 +48,12 @@ class Gpus:
 def gpus(fake_nvml_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gpus]:
     scenario = tmp_path_factory.mktemp("gpus") / "gpus.scenario"
     driver = FakeDriver(fake_nvml_library, scenario, h100(len(UUIDS)))
-    sampler = NvmlSampler(environ=driver.environ, sample_seconds=1.0, deadline_seconds=10.0)
-    sampler.start()
-    wait_for(sampler.latest, "a first sweep")
-    yield Gpus(driver, sampler)
-    sampler.stop()
+    with sampling(driver) as sampler:
+        yield Gpus(driver, sampler)
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> NodeTree:
-    tree = NodeTree(tmp_path)
+def tree(tree: NodeTree) -> NodeTree:
     tree.put_in_namespace("self", "pid", 4026531836)
     tree.time.now_monotonic = 20_000.0
     return tree

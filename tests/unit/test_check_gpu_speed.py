@@ -9,7 +9,7 @@ import pytest
 from hangwatch.model import CheckVerdict, Job
 from hangwatch.probes.gpu.sampler import NvmlSampler
 from tests.conftest import wait_for
-from tests.fake_driver import FakeDriver, h100, uuid_of
+from tests.fake_driver import FakeDriver, h100, sampling, uuid_of
 from tests.node_tree import Checked, NodeTree, job, rank, run, status_and_reason, values
 
 
@@ -39,11 +39,8 @@ def job_of(ranks: int) -> Job:
 def gpus(fake_nvml_library: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Gpus]:
     lines = getattr(request, "param", ())
     driver = FakeDriver(fake_nvml_library, tmp_path / "gpus.scenario", [*h100(4), *lines])
-    sampler = NvmlSampler(environ=driver.environ, sample_seconds=0.1, deadline_seconds=10.0)
-    sampler.start()
-    wait_for(sampler.latest, "a first sweep")
-    yield Gpus(driver, sampler, NodeTree(tmp_path / "node"))
-    sampler.stop()
+    with sampling(driver, sample_seconds=0.1) as sampler:
+        yield Gpus(driver, sampler, NodeTree(tmp_path / "node"))
 
 
 def test_gpu_with_a_low_clock_is_a_warning_after_five_minutes_with_its_reason(gpus: Gpus) -> None:

@@ -59,8 +59,7 @@ TO_MASTER = "   0: 0907A8C0:D431 0107A8C0:733C {state} 00000000:00000000 00:0000
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> NodeTree:
-    tree = NodeTree(tmp_path)
+def tree(tree: NodeTree) -> NodeTree:
     for view in ("self", "10"):
         home = f"proc/{view}/net"
         tree.write(f"{home}/dev", DEV.format(errors=0))

@@ -11,9 +11,8 @@ from hangwatch.checks.framework.contract import RANK
 from hangwatch.model import CheckResult, Job, ProcessId, Rank
 from hangwatch.probes.gpu.sampler import NvmlSampler
 from hangwatch.probes.torch_recorder import layouts
-from tests.conftest import wait_for
 from tests.dead_mount import tmpfs
-from tests.fake_driver import FakeDriver, h100, uuid_of
+from tests.fake_driver import FakeDriver, h100, sampling, uuid_of
 from tests.node_tree import NodeTree, expect, job, rank, run
 from tests.recorder_memory import Memory, Operation, as_process, recorder
 
@@ -30,8 +29,7 @@ NCCL = "00007f00-00007f01 r-xp 00000000 08:01 1    /usr/lib/libnccl.so.2.14.3\n"
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> NodeTree:
-    tree = NodeTree(tmp_path)
+def tree(tree: NodeTree) -> NodeTree:
     tree.process("self")
     tree.write("proc/sys/fs/file-nr", "1184\t0\t9223372036854775807\n")
     tree.write("proc/self/net/dev", "Inter-|\n face |\n")
@@ -69,11 +67,8 @@ def series(result: CheckResult) -> list[tuple[str, tuple[tuple[str, str], ...]]]
 @pytest.fixture
 def gpus(fake_driver: FakeDriver) -> Iterator[NvmlSampler]:
     fake_driver.write(h100(2))
-    sampler = NvmlSampler(environ=fake_driver.environ, sample_seconds=1.0, deadline_seconds=10.0)
-    sampler.start()
-    wait_for(sampler.latest, "a first sweep")
-    yield sampler
-    sampler.stop()
+    with sampling(fake_driver) as sampler:
+        yield sampler
 
 
 @pytest.mark.parametrize("name", ABOUT_JOBS)

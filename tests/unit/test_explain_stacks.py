@@ -600,14 +600,10 @@ def named(rank: RankId) -> int | str | None:
     return rank.rank if rank.rank is not None else words.name_ranks([rank])
 
 
-def explained_log(case: dict[str, Any]) -> Verdict:
-    found = traces.collect([(name, lines(text)) for name, text in case["files"].items()])
-    return complete(None, log_evidence.supplement(found.logs, found.works, found.world_size, found.unranked))
-
-
 @pytest.mark.parametrize("case", LOGS, ids=[case["name"] for case in LOGS])
 def test_case_of_logs_toml_is_explained(case: dict[str, Any]) -> None:
-    verdict = explained_log(case)
+    found = traces.collect([(name, lines(text)) for name, text in case["files"].items()])
+    verdict = complete(None, log_evidence.supplement(found.logs, found.works, found.world_size, found.unranked))
     assert [named(rank) for rank in verdict.check_first] == case.get("check", []), verdict
     assert verdict.named == ()
     texts = [verdict.message, *(one.message for one in verdict.evidence), *(rank.why for rank in verdict.check_first)]

@@ -4,6 +4,7 @@ import random
 import tracemalloc
 from collections.abc import Sequence
 from itertools import chain
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -185,26 +186,23 @@ def test_a_capture_brings_its_world_size_and_notes() -> None:
     assert (grouping.world_size, grouping.absent, grouping.notes) == (3, (range(1, 3),), ("late",))
 
 
-def test_a_group_is_shown_by_its_lowest_rank() -> None:
-    def dump_of_rank(rank: int, line: int) -> RankDump:
-        return RankDump(id=RankId(node="n", rank=rank), rounds=(main_dump(stack(STACKS[0], line)),))
+def dump_at(line: int, lines: tuple[str, ...] = STACKS[0], **place: Any) -> RankDump:
+    return RankDump(id=RankId(**place), rounds=(main_dump(stack(lines, line)),))
 
-    (found,) = group([dump_of_rank(3, 30), dump_of_rank(1, 10), dump_of_rank(2, 20)]).groups
+
+def test_a_group_is_shown_by_its_lowest_rank() -> None:
+    (found,) = group([dump_at(10 * rank, node="n", rank=rank) for rank in (3, 1, 2)]).groups
     assert [member.id.rank for member in found.members] == [1, 2, 3]
     assert found.frames[0].line == 10
 
 
 def test_ranks_of_two_nodes_with_the_same_numbers_are_not_lost() -> None:
-    dump = RankDump(id=RankId(node="a", local_rank=0), rounds=(main_dump(stack(STACKS[0], 1)),))
-    other = replace(dump, id=RankId(node="b", local_rank=0))
-    assert len(group([dump, other]).groups[0].members) == 2
+    dumps = [dump_at(1, node=node, local_rank=0) for node in ("a", "b")]
+    assert len(group(dumps).groups[0].members) == 2
 
 
 def test_a_rank_that_appears_twice_has_one_place() -> None:
-    def dump_with_stack(lines: tuple[str, ...]) -> RankDump:
-        return RankDump(id=RankId(node="a", rank=0), rounds=(main_dump(stack(lines, 1)),))
-
-    first, second = group([dump_with_stack(STACKS[0])]), group([dump_with_stack(STACKS[7])])
+    first, second = (group([dump_at(1, lines, node="a", rank=0)]) for lines in (STACKS[0], STACKS[7]))
     merged = merge.merge_all([first, second])
     assert merged == merge.merge_all([second, first])
     assert sum(len(found.members) for found in merged.groups) == 1
@@ -213,8 +211,7 @@ def test_a_rank_that_appears_twice_has_one_place() -> None:
 @pytest.mark.parametrize(("world_size", "per_node"), [(4_000_000, 1), (10**30, 8)])
 def test_a_world_size_costs_nothing(world_size: int, per_node: int) -> None:
     # The world size comes from an environment or a file and may be any number, so nothing may count up to it.
-    rounds = (main_dump(stack(STACKS[0], 1)),)
-    dumps = [RankDump(id=RankId(node=f"n{rank // per_node}", rank=rank), rounds=rounds) for rank in (0, 1, 2, 9)]
+    dumps = [dump_at(1, node=f"n{rank // per_node}", rank=rank) for rank in (0, 1, 2, 9)]
     tracemalloc.start()
     grouping = group(dumps, world_size)
     verdict = judge.judge(grouping)

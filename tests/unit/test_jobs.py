@@ -355,11 +355,7 @@ def test_a_pod_that_is_not_connected_to_the_store_is_no_part_of_the_job(tmp_path
     pod = text[text.index("140 (") : text.index("= plain")]
     intruder = re.sub(r"\b14(\d)\b", r"15\1", pod).replace("RANK=3", "RANK=1").replace("3b7d9e04", "f00dcafe")
     processes = ProcessScan(lay_out(text + intruder, tmp_path)).processes()
-    assert [membership_search.needs_endpoint(process) for process in processes if process.environ] == [
-        23456,
-        23456,
-        23456,
-    ]
+    assert [membership_search.needs_endpoint(process) for process in processes if process.environ] == [23456] * 3
     store = dict.fromkeys((process.id for process in processes if process.id.pid in (132, 142)), "10.0.0.5 port 23456")
     mine, other = discovery.find_jobs(processes, endpoints=store).jobs
     assert slots(mine) == [(2, None, 132), (3, None, 142)]

@@ -10,7 +10,6 @@ from hangwatch.config import Detector, Jobs
 from hangwatch.detector import TakeCapture, job_watch
 from hangwatch.jobs import discovery as jobs
 from hangwatch.model import (
-    Capture,
     CheckResult,
     CheckStatus,
     CheckVerdict,
@@ -48,6 +47,7 @@ from hangwatch.state.on_crash import CRASHES_SHOWN_PER_SHARE
 from hangwatch.state.restored_incidents import STARTED_AGAIN
 from hangwatch.state.steps import Action, ReadCrashArtifacts, SaveIncident
 from hangwatch.verdict.diagnosis import Diagnosis
+from tests import samples
 
 RULES = Detector(confirming_captures=1, hold_seconds=20, recover_seconds=2)
 ALL_WAIT = Verdict(kind="AllWaiting", message="all wait")
@@ -97,15 +97,8 @@ class Life:
             )
 
     def look(self, seen: Grouping, job_id: str = "42", uid: int | None = None, verdict: Verdict = ALL_WAIT) -> None:
-        capture = Capture(
-            job_id=job_id,
-            job_key=job_id,
-            node="n1",
-            started_unix_seconds=self.unix,
-            duration_seconds=1,
-            rounds=3,
-            ranks=(),
-        )
+        facts = {"job_id": job_id, "job_key": job_id, "started_unix_seconds": self.unix, "ranks": ()}
+        capture = replace(samples.loader_hang().captures[0], **facts)
         look = Diagnosis(capture=capture, grouping=seen, verdict=verdict, judged_unix_seconds=self.unix, uid=uid)
         self._take(self.captured(look, job_id))
 

@@ -112,21 +112,17 @@ def test_a_stalled_job_pages_by_a_sample_once_its_hold_is_over() -> None:
 # --- a scan ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("ticks_per_second", "began"), [(100.0, 3.0), (1000.0, 0.3)])
-def test_a_job_began_with_its_first_rank(ticks_per_second: float, began: float) -> None:
-    ranks = tuple(Rank(id=ProcessId(pid=ticks, start_ticks=ticks), rank=None, local_rank=None) for ticks in (900, 300))
-    found, _ = steps.record_scan(Snapshot(), [replace(job(), ranks=ranks)], 1000.0, 2e9, ticks_per_second)
+@pytest.mark.parametrize(
+    ("started", "ticks_per_second", "began"),
+    [((900, 300), (100.0,), 3.0), ((900, 300), (1000.0,), 0.3), ((500,), (), 5.0), ((), (), 0.0)],
+    ids=["100 ticks a second", "1000 ticks a second", "100 if nothing else is said", "no rank here: the machine"],
+)
+def test_a_job_began_with_its_first_rank(
+    started: tuple[int, ...], ticks_per_second: tuple[float, ...], began: float
+) -> None:
+    ranks = tuple(Rank(id=ProcessId(pid=ticks, start_ticks=ticks), rank=None, local_rank=None) for ticks in started)
+    found, _ = steps.record_scan(Snapshot(), [replace(job(), ranks=ranks)], 1000.0, 2e9, *ticks_per_second)
     assert found.jobs["42"].watch.identity.began == began
-
-
-def test_a_tick_is_a_hundredth_of_a_second_where_nothing_else_is_said() -> None:
-    found, _ = steps.record_scan(Snapshot(), [job(pid=500)], 1000.0, 2e9)
-    assert found.jobs["42"].watch.identity.began == 5.0
-
-
-def test_a_job_without_ranks_here_began_with_the_machine() -> None:
-    found, _ = steps.record_scan(Snapshot(), [replace(job(), ranks=())], 1000.0, 2e9)
-    assert found.jobs["42"].watch.identity.began == 0.0
 
 
 def test_job_that_once_held_a_gpu_keeps_this_fact() -> None:

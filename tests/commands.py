@@ -50,7 +50,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 
 def rank_environ(run_id: str, rank: int = 0, size: int = 1, **more: str) -> dict[str, str]:
-    """Return the variables of a rank whose job has `size` ranks, all on this node, as torchrun sets them."""
+    """Return the variables of a rank, one of `size` on this node and of no other node, as torchrun sets them."""
     numbers = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
     return {**numbers, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "TORCHELASTIC_RUN_ID": run_id, **more}
 

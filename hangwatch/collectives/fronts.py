@@ -80,7 +80,7 @@ def find_ends(
         alone = [rank for rank in ranks if (rank in idle if is_alone else rank not in waits.collective)]
         if len(alone) == 1:
             programs += alone
-        elif len(ranks) > 1 and not (waits.collective.isdisjoint(ranks) and any(map(waits.list_unrecorded, ranks))):
+        elif len(ranks) > 1 and not (waits.collective.isdisjoint(ranks) and any(map(waits.awaits_unrecorded, ranks))):
             cycles.append(tuple(ranks))
         else:
             ready += [rank for rank in ranks if rank not in behind_gpu and any(waits.blocking(rank))]
@@ -91,7 +91,7 @@ def find_ends(
     company = list_by_key((node, rank) for rank in cycle for node in edges[rank])
     has_transfers = not all(isinstance(node, tuple) or node == _ANY_RANK for node in company)
     together = [cycle] if has_transfers else [ranks for ranks in company.values() if len(ranks) > 1]
-    is_ready = not all(map(waits.list_unrecorded, ready))
+    is_ready = not all(map(waits.awaits_unrecorded, ready))
     return Ends(
         programs=tuple(sorted(programs)),
         gpus=tuple((rank, front) for rank, front in gpus if rank in behind_gpu),
@@ -215,11 +215,17 @@ class _Waits:
                     missing.add(rank)
         return missing or {rank for rank in group.waits if self._follow(rank, self._earlier_sends(rank), {})}
 
-    def list_unrecorded(self, rank: int) -> Set[int]:
-        """Return the ranks without a flight recorder for which a rank may wait."""
-        fronts = [*self.blocking(rank), *self._earlier_sends(rank)]
-        peers = {front.peer for front in fronts if front.operation.is_p2p and front.peer is not None} - self.recorded
-        return peers.union(*(self._unrecorded[front.place] for front in fronts if not front.operation.is_p2p))
+    def list_unrecorded(self, rank: int) -> Iterator[Set[int]]:
+        """Yield the ranks without a flight recorder for which a rank waits, for each of its fronts."""
+        for front in chain(self.blocking(rank), self._earlier_sends(rank)):
+            if not front.operation.is_p2p:
+                yield self._unrecorded[front.place]
+            elif front.peer is not None:
+                yield {front.peer} - self.recorded
+
+    def awaits_unrecorded(self, rank: int) -> bool:
+        """True if a rank may wait for a rank without a flight recorder."""
+        return any(self.list_unrecorded(rank))
 
     def find_unrecorded(
         self, ready: Sequence[int], ends: Set[int], edges: Mapping[_Node, Sequence[_Node]]
@@ -229,14 +235,21 @@ class _Waits:
         Such a rank may itself wait for an end that is in one of its groups. It is left out if an end is in each of its
         groups in which ranks wait, or if it exchanges messages with a rank that waits for an end and not for it.
         """
+        # The ranks of a group share one set.
+        reached = set[int]().union(
+            *{id(ranks): ranks for rank in ready for ranks in self.list_unrecorded(rank)}.values()
+        )
+        if not reached:
+            return
         backward = list_by_key((other, node) for node, following in edges.items() for other in following)
         lead_to_end = {node for part in _walk(backward, sorted(ends)) for node in part}
-        for other in sorted(set[int]().union(*map(self.list_unrecorded, ready))):
-            mine = [group for group in self.groups if group.waits and other in group.unknown]
-            partners = {rank for group in self.groups for rank in group.find_partners(other)}
-            if all(other in self.list_unrecorded(rank) for rank in partners & lead_to_end) and (
-                not mine or any(ends.isdisjoint(group.members) for group in mine)
-            ):
+        waiting = [(group.unknown & reached, ends.isdisjoint(group.members)) for group in self.groups if group.waits]
+        are_apart = list_by_key((other, is_apart) for unknown, is_apart in waiting for other in unknown)
+        exchanges = (pair for group in self.groups for pair in group.list_exchanges())
+        partners = list_by_key((peer, rank) for rank, peer in exchanges if peer in reached and rank in lead_to_end)
+        for other in sorted(reached):
+            await_it = (any(other in ranks for ranks in self.list_unrecorded(rank)) for rank in partners.get(other, ()))
+            if any(are_apart.get(other, (True,))) and all(await_it):
                 yield other
 
 

@@ -105,11 +105,12 @@ class ProcessGroup:
         operations = self.records[rank].operations if rank in self.records else ()
         return max((one.number for one in operations if one.is_p2p), default=0)
 
-    def find_partners(self, rank: int) -> Iterator[int]:
-        """Yield the members with a record of a send to this rank, or of a recv from it."""
+    def list_exchanges(self) -> Iterator[tuple[int, int | None]]:
+        """Yield (member, other rank) for each record of a send or recv; None if the other rank is unknown."""
         for member, records in self.records.items():
-            if any(_find_transfer(one, self.members).peer == rank for one in records.operations if one.is_p2p):
-                yield member
+            for operation in records.operations:
+                if operation.is_p2p:
+                    yield member, _find_transfer(operation, self.members).peer
 
     def __str__(self) -> str:
         return f"{next(iter(self.records.values())).description or 'group'} ({self.name})"

@@ -514,7 +514,11 @@ def ring(ranks: int) -> list[Member]:
     return [standing(rank, {f"a{rank}": (3, 3), f"a{(rank + 1) % ranks}": (2, 3)}) for rank in range(ranks)]
 
 
-@pytest.mark.parametrize("shape", [all_in_one, ring])
+def half_unread(ranks: int) -> list[Member]:
+    return [standing(rank, waits(6)) if rank % 2 else Member(id=RankId(node="a", rank=rank)) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("shape", [all_in_one, ring, half_unread])
 def test_the_graph_is_linear(shape: Callable[[int], list[Member]]) -> None:
     def seconds(ranks: int) -> float:
         """Return the best time of three runs, in seconds: other load makes a run slower, never faster."""

@@ -236,10 +236,6 @@ def blocked_dump(rank: int) -> RankDump:
     return RankDump(id=rank_id(rank), rounds=(found, found, found))
 
 
-def _supports(kind: str, message: str, rank: RankId) -> Evidence:
-    return Evidence(kind=kind, message=message, ranks=(rank,), supports=True)
-
-
 D_STATE = Fault(
     subject="pid 41203",
     reason="Uninterruptible",
@@ -521,7 +517,9 @@ def fleet(nodes: int = 2048, odd_rank: int = 9731, absent_node: int | None = 77)
         named=(odd,),
         confidence=Confidence.HIGH,
         evidence=(
-            _supports("OutsideCollective", f"{len(ranks):,} of {nodes * 8:,} ranks wait in all_reduce", odd),
+            Evidence(
+                "OutsideCollective", f"{len(ranks):,} of {nodes * 8:,} ranks wait in all_reduce", (odd,), supports=True
+            ),
             Evidence(
                 kind="NoAnswer",
                 message=f"{len(absent)} ranks of {names[absent_node or 0]} did not respond; that alone names no rank",

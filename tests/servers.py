@@ -122,7 +122,22 @@ def answering(answer: Callable[[socket.socket], None]) -> Iterator[tuple[int, li
         yield port, came
 
 
-class _Process:
+class _Listening:
+    """A server on loopback."""
+
+    port: int
+
+    @property
+    def address(self) -> str:
+        """Return HOST:PORT, as Prometheus' configuration has it."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+
+class _Process(_Listening):
     """A server program that runs inside `with`. At the end it gets SIGTERM, and SIGKILL after a deadline."""
 
     name = program = ""
@@ -133,15 +148,6 @@ class _Process:
         self.directory, self._config = directory, config
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def address(self) -> str:
-        """Return HOST:PORT, as Prometheus' configuration has it."""
-        return f"127.0.0.1:{self.port}"
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.address}"
 
     @property
     def log(self) -> str:
@@ -283,7 +289,7 @@ class RealAlertmanager(_Process):
         return list(json.loads(get(f"{self.url}/api/v2/alerts")[1]))
 
 
-class Server:
+class Server(_Listening):
     """A small HTTP server in a thread of this process, on a free loopback port."""
 
     def __init__(self) -> None:
@@ -314,6 +320,7 @@ class Server:
                 """Log nothing: tests read the received requests instead."""
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
 
     def respond(self, request: http.server.BaseHTTPRequestHandler, body: bytes) -> tuple[int, str, bytes]:
@@ -322,14 +329,6 @@ class Server:
 
     def answer(self, path: str, body: bytes) -> tuple[int, str, bytes]:
         raise NotImplementedError
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self._server.server_address[1]}"
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.address}"
 
     def __enter__(self):  # type: ignore[no-untyped-def]
         self._thread.start()

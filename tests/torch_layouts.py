@@ -148,7 +148,7 @@ def dtypes(include: Path) -> list[str]:
 def toml(offsets_by_version: dict[str, dict[str, int]], names: Sequence[str]) -> str:
     """Return the text of the table, oldest version first. Versions with the same layout share a row."""
     rows: dict[tuple[tuple[str, int], ...], list[str]] = {}
-    for version in sorted(offsets_by_version, key=_release):
+    for version in sorted(offsets_by_version, key=lambda version: [int(part) for part in version.split(".")[:3]]):
         rows.setdefault(tuple(offsets_by_version[version].items()), []).append(version)
     parts = [
         "# Printed by `python -m tests.torch_layouts`; of x86-64, where -1 is a field that the versions do not have.",
@@ -159,10 +159,6 @@ def toml(offsets_by_version: dict[str, dict[str, int]], names: Sequence[str]) ->
         parts += ["", "[[layouts]]", "versions = [" + ", ".join(f'"{version}"' for version in versions) + "]"]
         parts += [f"{field} = {offset}" for field, offset in row]
     return "\n".join(parts) + "\n"
-
-
-def _release(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
 @contextmanager

@@ -543,9 +543,8 @@ def frozen(pid: int, root: Path) -> Iterator[str]:
 
 
 def _is_frozen(group: Path, is_v1: bool) -> bool:
-    if is_v1:
-        return (group / "freezer.state").read_text() == "FROZEN\n"
-    return "frozen 1" in (group / "cgroup.events").read_text()
+    name, text = ("freezer.state", "FROZEN") if is_v1 else ("cgroup.events", "frozen 1")
+    return text in (group / name).read_text()
 
 
 def look(*pids: int) -> Diagnosis:

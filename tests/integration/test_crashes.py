@@ -54,13 +54,14 @@ def crashing(folder: Path, how: str, prefix: Sequence[str] = ()) -> Iterator[tup
 
 
 class Watch:
-    """The daemon's scans of one job. Each call makes one scan."""
+    """The daemon's scans of one job: the first at once, then one with each call."""
 
     def __init__(self, pids: list[int]) -> None:
         self.last_seen = crash_artifacts.RankSnapshots()
         scan = JobScan(note_ranks=self.last_seen.note)
         self._pids, self._scan, self._snapshot = set(pids), scan, Snapshot()
         self.dead: list[Job] = []
+        self.discover()
 
     def discover(self) -> list[Job]:
         found = self._scan.find(None, "here").jobs
@@ -114,7 +115,6 @@ def test_a_rank_that_segfaults_is_named_by_the_kernel(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     with crashing(folder, "segfaults") as (_, pids):
         watch = Watch(pids)
-        watch.discover()
         (folder / "go").touch()
         wait_for(lambda: (procfs.read_state(pids[1]) or (None, "X"))[1] in ENDED_STATES, "rank 1 to die")
         log = kernel_log_with_segfault_of(pids[1], tmp_path)
@@ -140,7 +140,6 @@ def test_a_real_rank_of_another_user_segfaults_and_its_core_shows_where(folder_o
     prefix = ["prlimit", "--core=unlimited", "env", f"--chdir={folder}", *as_user(OWNER)]
     with crashing(folder, "lingers", prefix) as (torchrun, pids):
         watch = Watch(pids)
-        watch.discover()
         targets.stop(torchrun.process.pid)
         (folder / "go").touch()
         wait_for(lambda: watch.discover() and watch.dead, "rank 1 to be found dead", 120)
@@ -191,7 +190,6 @@ def test_a_job_that_ends_in_order_is_no_crash(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     with crashing(folder, "ends") as (_, pids):
         watch = Watch(pids)
-        watch.discover()
         (folder / "go").touch()
         assert watch.verdict() is None
 

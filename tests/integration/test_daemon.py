@@ -280,7 +280,10 @@ def test_jobs_that_hang_together_are_looked_at_together(tmp_path: Path) -> None:
         )
         daemon.start()
         with stopping(daemon):
-            wait_for(lambda: states_of(daemon) == [JobState.TRAINING] * 2, "both jobs to train")
+            wait_for(
+                lambda: [one.watch.state for one in daemon.board.snapshot.jobs.values()] == [JobState.TRAINING] * 2,
+                "both jobs to train",
+            )
             node.order(0, "lock")
             other.order(0, "lock")
             wait_for(lambda: len(daemon.board.snapshot.running.get("capture", ())) == 2, "two captures at once")
@@ -312,10 +315,6 @@ def test_captures_that_wait_while_a_scan_runs_share_the_next_one(tmp_path: Path)
 def _is_in(thread: threading.Thread, function: str) -> bool:
     frame = sys._current_frames().get(thread.ident or 0)
     return frame is not None and frame.f_code.co_name == function
-
-
-def states_of(daemon: Daemon) -> list[JobState]:
-    return [entry.watch.state for entry in daemon.board.snapshot.jobs.values()]
 
 
 def test_a_job_that_ends_while_it_is_looked_at_has_ended_and_is_not_hung(tmp_path: Path) -> None:

@@ -102,8 +102,8 @@ def server(send: bytes = b"") -> contextlib.AbstractContextManager[int]:
     return serving(serve, "127.0.0.1")
 
 
-def job_of(pid: int, **environ: str) -> Job:
-    rank = Rank(id=identity(pid), rank=0, local_rank=0, gpu_uuids=("GPU-0",))
+def job_of(pid: int, gpu_uuid: str = "GPU-0", **environ: str) -> Job:
+    rank = Rank(id=identity(pid), rank=0, local_rank=0, gpu_uuids=(gpu_uuid,))
     return Job(job_id="one", launcher="plain", launcher_id=None, ranks=(rank,), environ=environ)
 
 
@@ -166,9 +166,7 @@ def test_signature_of_a_rank_waiting_for_its_gpu_uses_link_traffic(
     fake_driver.add("gpu all power_watts 120", *(f"gpu all field {counter}" for counter in counters))
     with sampling(fake_driver, 0.2, 20.0) as sampler, targets.python(SPINS, tmp_path) as pid:
         sweep = sampler.latest()
-        job = job_of(pid)
-        (rank,) = job.ranks
-        job = replace(job, ranks=(replace(rank, gpu_uuids=(uuid_of(0),)),))
+        job = job_of(pid, uuid_of(0))
         sources = GpuSources(read_sweep=lambda: sweep, read_traffic=partial(query.traffic, sampler))
 
         def counted() -> Member | None:

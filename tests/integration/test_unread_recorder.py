@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,13 +73,10 @@ def test_recorder_is_unread_if_threads_show_process_groups(
 def test_job_with_an_unknown_recorder_is_told_everywhere(tmp_path: Path) -> None:
     sections: dict[str, dict[str, object]] = {"jobs": {"discover_seconds": 2.0}}
     with ranks(tmp_path, "2.16.0", size=2) as (pid, _), RealDaemon(tmp_path / "hw", os.environ, **sections) as daemon:
-        labels = {"job_id": "new", "source": "flight recorder"}
-
-        def both_ranks() -> dict[str, str] | None:
-            found = daemon.samples("hangwatch_unseen_ranks", **labels)
-            return next((series for series, count in found if count == 2), None)
-
-        series = wait_for(both_ranks, "the metric with both ranks")
+        unseen = partial(daemon.samples, "hangwatch_unseen_ranks", job_id="new", source="flight recorder")
+        series = wait_for(
+            lambda: next((row for row, count in unseen() if count == 2), None), "both ranks in the metric"
+        )
         assert series["reason"] == "RecorderUnread"
         assert series["detail"].startswith("torch 2.16.0 is unknown")
         printed = CliRunner().invoke(status, ["--url", f"http://{daemon.address}"]).output

@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -27,7 +27,7 @@ def answer(index: int, folder: str, parent: int, questions: Connection, ready: C
     questions.recv()
 
 
-def end_with_input(workers: list[BaseProcess]) -> None:
+def end_with_input(workers: Iterable[BaseProcess]) -> None:
     """End the workers when the parent process has ended or has closed standard input."""
     sys.stdin.readline()
     for one in workers:

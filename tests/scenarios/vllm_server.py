@@ -12,6 +12,7 @@ from pathlib import Path
 from hangwatch.tools.demo.launcher import say
 from hangwatch.tools.demo.phases import Phase, Phases
 from hangwatch.tools.demo.process_setup import set_identity
+from tests.scenarios import own_server
 
 
 def worker_busy_loop(index: int, folder: str, parent: int, requests: Connection, ready: Connection) -> None:
@@ -38,10 +39,7 @@ def main() -> None:
     for _ in workers:
         told.recv()
     say(" ".join(["ready", *(str(one.pid) for one in workers)]))
-    sys.stdin.readline()
-    for one in workers:
-        one.kill()
-        one.join()
+    own_server.end_with_input(workers)
 
 
 if __name__ == "__main__":

@@ -415,13 +415,10 @@ def test_all_processes_together_fit_into_a_capture(capture_bytes: int, ranks: in
     assert (room.rank_bytes * ranks + room.worker_bytes * workers) * rounds <= capture_bytes
 
 
-def key_stack(*lines: str) -> tuple[Frame, ...]:
-    parts = [line.rstrip(")").rpartition(" (") for line in lines]
-    return tuple(Frame(function=function, file=file, line=7) for function, _, file in parts)
-
-
 def names(*lines: str) -> list[str]:
-    return [f"{function} ({file})" for function, file in stack_frames.key_places(key_stack(*lines))]
+    parts = [line.rstrip(")").rpartition(" (") for line in lines]
+    stack = tuple(Frame(function=function, file=file, line=7) for function, _, file in parts)
+    return [f"{function} ({file})" for function, file in stack_frames.key_places(stack)]
 
 
 @pytest.mark.parametrize(

@@ -54,21 +54,18 @@ def test_installed_frames_are_counted(file: str, installed: int) -> None:
     assert read.installed_frames == installed
 
 
-def test_main_thread_without_names_is_found_by_pid() -> None:
-    read = pyspy_json.parse_json(json.dumps([thread(None, 8), thread(None, 7)]), 7)
-    assert [one.is_main for one in read] == [False, True]
-
-
-def test_main_thread_in_a_pid_namespace_is_found_by_name() -> None:
-    read = pyspy_json.parse_json(json.dumps([thread("MainThread", 1), thread("Thread-1", 9)]), 4711)
-    assert [one.is_main for one in read] == [True, False]
-
-
-def test_main_thread_without_name_and_pid_runs_a_module() -> None:
-    read = pyspy_json.parse_json(
-        json.dumps([thread(None, 8, ("run", "threading.py", 1)), thread(None, 1, ("<module>", "train.py", 3))]), None
-    )
-    assert [one.is_main for one in read] == [False, True]
+@pytest.mark.parametrize(
+    ("threads", "pid", "main"),
+    [
+        ([thread("MainThread", 1), thread("Thread-1", 9)], 4711, 0),  # in a pid namespace
+        ([thread(None, 8), thread(None, 7)], 7, 1),
+        ([thread(None, 8, ("run", "threading.py", 1)), thread(None, 1, ("<module>", "train.py", 3))], None, 1),
+    ],
+    ids=["by name", "by pid", "by the module that it runs"],
+)
+def test_main_thread_is_found(threads: list[dict[str, object]], pid: int | None, main: int) -> None:
+    read = pyspy_json.parse_json(json.dumps(threads), pid)
+    assert [at for at, one in enumerate(read) if one.is_main] == [main]
 
 
 def test_locals_are_kept_when_a_person_asked_for_them() -> None:

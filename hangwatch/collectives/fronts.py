@@ -163,7 +163,7 @@ class _Waits:
         edges: dict[_Node, Sequence[_Node]] = dict.fromkeys(sorted(recorded), ())
         for rank in (self.first.keys() | self.of_gloo.keys()) - behind_gpu:
             nodes = self._follow(rank, self.blocking(rank), edges)
-            is_launched = all(isinstance(node, tuple) and rank in edges[node] for node in nodes)
+            is_launched = all(isinstance(node, tuple) and _is_in(edges[node], rank) for node in nodes)
             edges[rank] = [*nodes, *self._follow(rank, self._earlier_sends(rank), edges)] if is_launched else nodes
         if any(_ANY_RANK in ways for ways in edges.values()):
             edges[_ANY_RANK] = tuple(self._candidates)
@@ -251,6 +251,12 @@ class _Waits:
             await_it = (any(other in ranks for ranks in self.list_unrecorded(rank)) for rank in partners.get(other, ()))
             if any(are_apart.get(other, (True,))) and all(await_it):
                 yield other
+
+
+def _is_in(ordered: Sequence[_Node], rank: int) -> bool:
+    """True if the ranks for which others wait in an operation, which are in order, contain this rank."""
+    at = bisect_right(ordered, rank)  # type: ignore[type-var]
+    return at > 0 and ordered[at - 1] == rank
 
 
 def strongly_connected(ways: Mapping[_Node, Sequence[_Node]]) -> Iterator[list[_Node]]:

@@ -4,9 +4,11 @@ Two captures that agree need no further wait: a page may be sent at once.
 """
 
 from collections.abc import Iterator
+from itertools import starmap
 
 from hangwatch.collectives.process_groups import process_key
 from hangwatch.model import SIGNAL_STOPPED_STATE, Group, Grouping, Member, RankId, Signature, Verdict
+from hangwatch.stacks import activity_table
 from hangwatch.stacks.frames import plain_name, short_path
 from hangwatch.verdict import kinds
 from hangwatch.verdict.sequence_rules import decide_by_records
@@ -24,14 +26,15 @@ def find_waiting(grouping: Grouping) -> Iterator[Member]:
 def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
     """Return the ranks that block the job for good.
 
-    These are named ranks that cannot move, and ranks in a cycle or a mismatch by sequence numbers.
+    These are named ranks that cannot move, and ranks in a cycle or a mismatch by sequence numbers, unless one of them
+    has another thread that may enqueue what the others await: a checkpoint that is written in the background.
     """
     # Ranks that leave the job, or meet, may wait for a rank that has ended: only a wait in a collective counts.
     is_collective = any(group.activity == "collective_wait" for group in grouping.groups)
     if not is_collective and not any(any(member.recorder.open_operations) for member in grouping.members):
         return frozenset()
     named = frozenset(verdict.named)
-    members = ((group, member) for group in grouping.groups for member in group.members)
+    members = [(group, member) for group in grouping.groups for member in group.members]
     permanent = frozenset(member.id for group, member in members if member.id in named and _cannot_move(group, member))
     if permanent:
         return permanent
@@ -41,7 +44,16 @@ def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
     ranks = set(answer.graph.cycle) | {
         rank for sides in answer.graph.mismatches for _, ranks in sides for rank in ranks
     }
-    return frozenset(member.id for member in grouping.members if process_key(member.id) in ranks)
+    blocked = [(group, member) for group, member in members if process_key(member.id) in ranks]
+    return frozenset(member.id for _, member in blocked) if all(starmap(_uses_one_thread, blocked)) else frozenset()
+
+
+def _uses_one_thread(group: Group, member: Member) -> bool:
+    """True if only the main thread of a rank enqueues operations, and its other Python threads wait for threads."""
+    records = (records for recorder in member.recorder.libraries for records in recorder.groups)
+    return all(operation.by_main for each in records for operation in each.operations) and all(
+        activity_table.find_activity(thread.activity).waits_for == "thread" for thread in group.threads
+    )
 
 
 def _cannot_move(group: Group, member: Member) -> bool:

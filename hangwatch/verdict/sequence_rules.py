@@ -64,7 +64,8 @@ def _decide_on_awaited(answer: Answer) -> Answer:
     if graph.cycle:
         return answer._replace(kind="Cycle", check_first=_find_lone_waiter(graph))
     if still_open := _find_still_open(graph):
-        others = (operation for operation in graph.pending if operation not in still_open)
+        places = set(map(id, still_open))
+        others = (operation for operation in graph.pending if id(operation) not in places)
         return answer._replace(
             kind="AllJoined", graph=graph._replace(pending=(*still_open, *others)), is_still_open=True
         )

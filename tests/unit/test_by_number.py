@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from hangwatch.collectives.rank_records import merge_rounds
 from hangwatch.model import (
     CallTarget,
     Confidence,
@@ -20,6 +21,7 @@ from hangwatch.model import (
     Motion,
     PortTraffic,
     RankId,
+    RecorderFacts,
     Rests,
     Signature,
     Stack,
@@ -576,13 +578,25 @@ def test_rank_that_is_not_named_is_not_permanent() -> None:
     assert find_permanent(grouping, Verdict(kind="CannotTell", message="No rank can be named.")) == frozenset()
 
 
-def test_cycle_by_sequence_numbers_is_permanent() -> None:
-    """Rank 0 waits in its group for rank 1, which waits in the default group for rank 0."""
-    first = standing(0, waits(3, "1") | done(2))
-    second = standing(1, waits(3) | done(2, "1"))
-    grouping = Grouping(
-        groups=(Group(key="w", activity="collective_wait", waits_for="ranks", members=(first, second)),), world_size=2
-    )
+@pytest.mark.parametrize(
+    ("enqueued_by", "thread", "permanent_ranks"),
+    [(7, "thread_wait", {0, 1}), (7, "sleep", set()), (7, "checkpoint", set()), (8, "thread_wait", set())],
+    ids=["", "another thread sleeps", "another thread writes", "another thread enqueues"],
+)
+def test_cycle_by_sequence_numbers_is_permanent_without_another_thread(
+    enqueued_by: int, thread: str, permanent_ranks: set[int]
+) -> None:
+    """Rank 0 waits in its group for rank 1, which waits in the default group for rank 0.
+
+    A thread that writes a checkpoint may still enqueue the operation for which rank 0 waits.
+    """
+    group = record(2, "1"), record(3, "1", state="open", thread_id=enqueued_by)
+    read = recorder(record(2), *group), recorder(group[0], record(2), record(3, state="open"))
+    facts = [RecorderFacts(libraries=merge_rounds([[one], [one]], main_thread_id=7)) for one in read]
+    first, second = (Member(id=RankId(rank=rank), recorder=recorded) for rank, recorded in enumerate(facts))
+    threads = (Stack(name="other", frames=(), activity=thread),)
+    waiting = Group(key="w", activity="collective_wait", waits_for="ranks", members=(first, second), threads=threads)
+    grouping = Grouping(groups=(waiting,), world_size=2)
     verdict = judge.judge(grouping)
     assert verdict.kind == "Cycle", verdict
-    assert {rank.rank for rank in find_permanent(grouping, verdict)} == {0, 1}
+    assert {rank.rank for rank in find_permanent(grouping, verdict)} == permanent_ranks

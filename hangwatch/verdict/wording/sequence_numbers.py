@@ -138,13 +138,14 @@ def _find_asking_part(member: Member, scene: Scene) -> Literal["main"] | None:
 def cycle(finding: Finding) -> str:
     """Return the headline for ranks that wait for each other."""
     graph, waits = finding.answer.graph, []
+    in_cycle = frozenset(graph.cycle)
     for rank in graph.cycle[:SHOWN]:
         mine = [one for one in graph.pending if rank in one.waiting]
-        pending = next((one for one in mine if set(one.missing) & set(graph.cycle)), next(iter(mine), None))
+        pending = next((one for one in mine if not in_cycle.isdisjoint(one.missing)), next(iter(mine), None))
         if pending is None:
             continue  # it waits in a send or recv
-        awaited = [other for other in pending.missing or pending.members if other in graph.cycle and other != rank]
-        company = [other for other in pending.waiting if other != rank and other not in awaited]
+        awaited = sorted(in_cycle.intersection(pending.missing or pending.members) - {rank})
+        company = sorted(set(pending.waiting).difference(awaited, (rank,)))
         too = f", as {_name_ranks(company)} {words.agree(company, 'does', 'do')}" if company else ""
         missing = _name_ranks(awaited) if awaited else "at least one other rank"
         waits.append(f"{_name_ranks([rank])} for {missing} in {describe_operation(pending)}{too}")

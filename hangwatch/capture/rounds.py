@@ -141,7 +141,8 @@ class _Rounds:
     def _find_needless(self, rank: Rank, dump: ProcessDump) -> list[ProcessId]:
         """Return the workers of a rank that need no dump, if neither a child, a lock nor a worker is known to hold it.
 
-        In a collective these are all. While it reads from one file, pipe or socket: the workers that wait for it.
+        In a collective these are all. While it reads from one file or pipe: the workers that wait for it. A thread of
+        any worker may answer over a socket.
         """
         table, waits, call = self._request.activities, dump.waits, dump.main.call
         if table is None or call is None or not dump.threads or dump.fault is not None:
@@ -152,7 +153,7 @@ class _Rounds:
         is_collective = find_process_activity(dump.threads, table).doing.row.is_collective
         if is_collective and dump.state == "S" and not waits.stuck_on:
             return workers
-        if call.kind != "receives" or len(call.descriptors) != 1:
+        if call.kind != "receives" or len(call.descriptors) != 1 or call.object == "socket":
             return []
         return [worker for worker in workers if self._around.waits_for(worker.pid, rank.id.pid)]
 

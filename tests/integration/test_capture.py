@@ -254,6 +254,13 @@ child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIP
 """
 AT_WORKER = f"{STARTS_WORKER}ready()\nchild.stdout.read()"
 AT_FIFO = f"{STARTS_WORKER}ready()\nos.read(os.open(folder + '/fifo', os.O_RDWR), 1)"
+AT_SOCKET = """import os, socket, subprocess, sys
+server = socket.create_server(("127.0.0.1", 0))
+connects = "import socket, sys; end = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); input()"
+child = subprocess.Popen([sys.executable, "-c", connects, str(server.getsockname()[1])], stdin=subprocess.PIPE)
+client, _ = server.accept()
+ready()
+os.read(client.fileno(), 1)"""
 IN_ALL_REDUCE = """
 lock = threading.Lock()
 code = "def all_reduce():\\n    lock.acquire()\\n    ready()\\n    lock.acquire()"
@@ -263,10 +270,11 @@ all_reduce()
 
 
 @pytest.mark.parametrize(
-    ("other_rank", "all_processes", "left_out"), [(AT_WORKER, False, 1), (AT_FIFO, False, 2), (AT_WORKER, True, 0)]
+    ("other_rank", "all_processes", "left_out", "named"),
+    [(AT_WORKER, False, 1, [1]), (AT_FIFO, False, 2, [1]), (AT_SOCKET, False, 1, []), (AT_WORKER, True, 0, [1])],
 )
 def test_worker_for_which_no_rank_waits_is_dumped_only_on_request(
-    other_rank: str, all_processes: bool, left_out: int, tmp_path: Path
+    other_rank: str, all_processes: bool, left_out: int, named: list[int], tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / "fifo")
     with targets.started(tmp_path, STARTS_WORKER + IN_ALL_REDUCE, other_rank) as pids:
@@ -284,7 +292,7 @@ def test_worker_for_which_no_rank_waits_is_dumped_only_on_request(
     dumped = [[(worker.pid, len(worker.rounds)) for worker in rank.workers] for rank in look.capture.ranks]
     assert dumped == [[(workers[0], 2)] * (left_out < 1), [(workers[1], 2)] * (left_out < 2)]
     assert any(note.startswith(f"{left_out} worker") for note in look.capture.notes) == bool(left_out)
-    assert [rank.rank for rank in look.verdict.named] == [1]
+    assert [rank.rank for rank in look.verdict.named] == named
 
 
 HAS_HELPER = (

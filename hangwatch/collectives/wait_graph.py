@@ -72,10 +72,10 @@ class WaitGraph(NamedTuple):
 
     Ranks in `waiting` wait in an operation. Ranks in `awaited` have not joined an operation; each comes with its
     stance. Ranks in `busy` are awaited, but have an open operation themselves. Ranks in `joined` are known to have
-    joined all operations in which others wait. Ranks in `cycle` wait for each other, those in `lone` each in
-    operations without another rank of the cycle. `is_complete` is true if all
-    members of all pending groups are known and have joined. `is_partial` is true if the flight recorder of a rank of
-    the job, or of a member of these groups, was not read.
+    joined all operations in which others wait. Ranks in `cycle` wait for each other, those in `lone` each in operations
+    without another rank of the cycle. `is_complete` is true if all members of all pending groups are known and have
+    joined. `is_partial` is true if the flight recorder of a rank of the job, or of a member of these groups, was not
+    read.
 
     The waits end at ranks that wait for no rank: `programs` have not enqueued an operation in which others wait, `gpus`
     have not completed one, and for ranks in `unrecorded` others wait without knowing more. `is_settled` is true if all

@@ -109,6 +109,14 @@ def test_what_is_open_is_told_by_each_library_in_its_own_way(given: dict[str, ob
     assert parse(dumped(entry(0, **given))).recorders[0].records[0].counts_as_open == counts
 
 
+def test_late_operation_has_completed_if_its_group_went_on() -> None:
+    """Without error handling no watchdog aborts it, for example behind a checkpoint of one rank."""
+    ended_ns = CREATED_NS + 601 * 10**9
+    late, later = entry(0, time_discovered_completed_ns=ended_ns), entry(1, time_created_ns=ended_ns + 5)
+    later["time_discovered_completed_ns"] = ended_ns + 9
+    assert [one.is_open for one in parse(dumped(late, later)).recorders[0].records] == [False, False]
+
+
 def test_a_batch_is_open_where_the_record_that_closes_it_is() -> None:
     batch = {"state": "scheduled", "retired": False, "is_p2p": True, "p2p_seq_id": 1}
     part = entry(0, profiling_name="nccl:send 1->2", **batch)

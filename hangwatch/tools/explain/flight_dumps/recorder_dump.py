@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from hangwatch import words
 from hangwatch.collectives.process_groups import DEFAULT_GROUP
@@ -116,7 +117,7 @@ def parse(content: bytes) -> FlightDump:
     recorders = tuple(
         RankRecords(
             library=library,
-            records=mark_batch_parts(records),
+            records=mark_batch_parts(_reopen_aborted(records) if library == "nccl" else records),
             groups=statuses,
             members=members if library != "gloo" else (),
             next_id=records[-1].id + 1 if records else 0,
@@ -224,6 +225,23 @@ def _modernize(row: Mapping[str, object], number: int) -> Mapping[str, object]:
     }
 
 
+def _reopen_aborted(records: Sequence[FlightRecord]) -> list[FlightRecord]:
+    """Return the records; those that ended when the watchdog aborted their communicator are open.
+
+    They took longer than their timeout, and their group has completed no operation that was enqueued after that.
+    """
+    newest_ns: dict[int, int] = {}  # when the newest completed operation of each group was enqueued
+    kept = []
+    for record in reversed(records):
+        ended_ns = record.completed_unix_ns
+        is_late = 0 < record.timeout_ms * 10**6 <= ended_ns - record.created_unix_ns
+        is_aborted = is_late and newest_ns.get(record.group_id, 0) < ended_ns
+        if not (is_aborted or record.is_open):
+            newest_ns.setdefault(record.group_id, record.created_unix_ns)
+        kept.append(replace(record, state="open", is_started=False) if is_aborted else record)
+    return kept[::-1]
+
+
 def _parse_record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int]:
     """Parse one operation. Return it with its library and the latest time in it."""
     operation = _read_text(row.get("profiling_name"), "profiling_name")
@@ -243,9 +261,6 @@ def _parse_record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int
     started, completed = (
         _read_time(row.get(key), key) for key in ("time_discovered_started_ns", "time_discovered_completed_ns")
     )
-    timeout_ms = _read_integer(row.get("timeout_ms", -1), "timeout_ms", -1)
-    # An operation ends, too, when the watchdog aborts its communicator after the timeout.
-    is_complete = state == "completed" and not 0 < timeout_ms * 10**6 <= completed - created
     is_p2p = row.get("is_p2p", operation.partition(":")[2].startswith(("send", "recv")))
     thread_id = row.get("thread_id", "")
     record = FlightRecord(
@@ -259,12 +274,12 @@ def _parse_record(row: Mapping[str, object]) -> tuple[FlightRecord, Library, int
         op_id=_read_integer(row.get("op_id"), "op_id"),
         is_p2p=_flag(is_p2p, "is_p2p"),
         operation=operation,
-        state="completed" if (is_complete if library == "nccl" else is_retired) else "open",
-        is_started=state == "started" or is_complete,
+        state="completed" if (state == "completed" if library == "nccl" else is_retired) else "open",
+        is_started=state != "scheduled",
         is_retired=is_retired,
         created_unix_ns=created,
         completed_unix_ns=completed,
-        timeout_ms=timeout_ms,
+        timeout_ms=_read_integer(row.get("timeout_ms", -1), "timeout_ms", -1),
         input_sizes=_read_sizes(row.get("input_sizes", ())),
         output_sizes=_read_sizes(row.get("output_sizes", ())),
         input_dtypes=_read_types(row.get("input_dtypes", ())),

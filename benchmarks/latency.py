@@ -3,8 +3,9 @@
     .venv/bin/python benchmarks/latency.py [--runs 20] [--jobs 2] [--without-counters]
 
 Real torchrun jobs of four ranks over gloo, and a real `hangwatch run` with its defaults; only the GPUs are those of the
-fake driver. When a job has trained for a while, its rank 2 waits for a FIFO or a stopped helper, is stopped, or calls
-another operation or group than the others, and the power of its GPUs falls to that of a hang. Time runs from then on.
+fake driver. When a job has trained for a while, its rank 2 waits for a FIFO or a stopped helper, is stopped or killed,
+or calls another operation or group than the others, and the power of its GPUs falls to that of a hang. Time runs from
+then on. A child of the killed rank keeps its connections open, and its launcher does not look for ended ranks.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ DEFAULTS: dict[str, dict[str, object]] = {
     "capture": {"pause_seconds": 5.0},
 }
 HELPED = ("child", "loader", "server", "lock")
-FAULTS = ("fifo", "stopped", *HELPED, "mismatch", "cycle")
+FAULTS = ("fifo", "stopped", "gone", *HELPED, "mismatch", "cycle")
 
 
 class Latency(NamedTuple):
@@ -70,11 +71,11 @@ def begin_fault(job: TorchJob, fault: str, driver: FakeDriver, gpus: Sequence[in
         (job.folder / "fault").write_text(fault)
         (job.folder / "fault").rename(job.folder / "stop-at-shard")
         wait_for(lambda: not (job.folder / "stop-at-shard").exists(), "the rank to reach the shard")
-    if fault in HELPED:
+    if fault in (*HELPED, "gone"):
         wait_for((job.folder / "helper").exists, "its helper")
         helper = psutil.Process(int((job.folder / "helper").read_text()))
-        helper.suspend()
         end = helper.kill
+        (rank.kill if fault == "gone" else helper.suspend)()
     driver.add(*(f"gpu {gpu} power_watts {86 if gpu == gpus[ODD_RANK] else 118}" for gpu in gpus))
     return end
 
@@ -90,7 +91,7 @@ def run_batch(folder: Path, driver: FakeDriver, jobs: int, first: int, sections:
             own.mkdir()
             os.mkfifo(own / "shard")
             gpus = range(place * RANKS, (place + 1) * RANKS)
-            environ = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
+            environ = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)), "PET_MONITOR_INTERVAL": "1000"}
             started.append((stack.enter_context(TorchJob(own, "stuck_on_a_fifo.py", RANKS, environ=environ)), gpus))
         for job, _ in started:
             job.wait_for_step(20)

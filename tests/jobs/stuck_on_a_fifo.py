@@ -4,7 +4,8 @@ usage: torchrun ... stuck_on_a_fifo.py FOLDER
 
 FOLDER/shard is the FIFO. FOLDER/stop-at-shard makes rank 2 read it, or do what the file says: wait for a "child", a
 data-loader worker ("loader"), the answer of a "server" of its own or a "lock" of a child, or call another operation
-("mismatch") or group ("cycle") than the other ranks. Each rank writes its finished steps to FOLDER/steps-<rank>.
+("mismatch") or group ("cycle") than the other ranks. Before it can be killed ("gone"), it forks a child, which keeps
+its connections open. Each rank writes its finished steps to FOLDER/steps-<rank>.
 """
 
 import fcntl
@@ -62,8 +63,16 @@ def wait_for_helper(folder: Path, fault: str) -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX)
 
 
+def fork(folder: Path) -> None:
+    if child := os.fork():
+        tell_helper(folder, child)
+    time.sleep(1000)
+
+
 def stop(folder: Path, fault: str, unused: dist.ProcessGroup) -> None:
     match fault:
+        case "gone":
+            fork(folder)
         case "child" | "server" | "lock":
             wait_for_helper(folder, fault)
         case "loader":

@@ -1,11 +1,11 @@
 """Cost of hangwatch while all jobs are healthy: memory and CPU of the daemon and its GPU child.
 
     .venv/bin/python benchmarks/daemon_cost.py [--seconds 60] [--processes 600] [--without-checks] [--python PATH]
-        [--workers 64 [--torch]] [--beside PROGRAM] [--real-driver] [--json]
+        [--workers 64 [--without-torch]] [--beside PROGRAM] [--real-driver] [--json]
 
 A real `hangwatch run` runs with its defaults (1 Hz, 8 GPUs of the fake driver, all checks on). Next to it are idle
-processes and a healthy torchrun-like job of 8 ranks; with `--workers`, its ranks have so many loader workers and make
-no steps. With `--torch`, these ranks import torch and make two steps a second.
+processes and a healthy torchrun-like job of 8 ranks. With `--workers`, its ranks train with torch, make two steps a
+second, and have so many loader workers of torch. `--without-torch`: plain processes, which make no steps.
 
 CPU seconds come from /proc/PID/stat of the daemon, its children and the children that they have reaped. Memory is
 Rss, and Pss, which counts only a part of each page that other processes share: the median of readings every five
@@ -150,7 +150,7 @@ def parse_options() -> argparse.Namespace:
     options.add_argument("--seconds", type=int, default=60)
     options.add_argument("--processes", type=int, default=600)
     options.add_argument("--workers", type=int, default=0, help="loader workers of the job, a multiple of 8")
-    options.add_argument("--torch", action="store_true", help="the ranks with loader workers train with torch")
+    options.add_argument("--without-torch", action="store_true", help="the ranks with loader workers do not use torch")
     options.add_argument("--without-checks", action="store_true")
     options.add_argument("--python", default=sys.executable)
     options.add_argument("--beside", metavar="PROGRAM", help="another exporter, for example nvitop-exporter")
@@ -168,7 +168,7 @@ def main() -> None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         crowd = [subprocess.Popen(["sleep", "1000"]) for _ in range(chosen.processes)]
         stack.callback(lambda: [one.kill() for one in crowd] and [one.wait() for one in crowd])
-        run_id, ranks = start_job(chosen.workers, TRAINING_TORCH_RANK if chosen.torch else RANK, stack)
+        run_id, ranks = start_job(chosen.workers, RANK if chosen.without_torch else TRAINING_TORCH_RANK, stack)
         environ = {} if chosen.real_driver else fake_driver(folder, ranks)
         sections = settings(with_checks=not chosen.without_checks)
         daemon = stack.enter_context(RealDaemon(folder / "hw", {**os.environ, **environ}, python=python, **sections))
@@ -197,7 +197,7 @@ def main() -> None:
             "name": name,
             "processes": chosen.processes,
             "workers": chosen.workers,
-            "torch": chosen.torch,
+            "torch": bool(chosen.workers) and not chosen.without_torch,
             "cpu_seconds_per_minute": round(used[name] * 60 / wall, 3),
             "pss_mib": round(sum(pss for pss, _ in usual[name]), 1),
             "rss_mib": round(_rss_mib(usual[name]), 1),

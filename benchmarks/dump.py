@@ -169,7 +169,7 @@ def main() -> int:
         parser.error(f"{hangwatch}: no such program; `make bench` installs .venv/node/bin/hangwatch")
     kinds = list(tools(hangwatch))
     table, cpu_seconds, wall_seconds = measure_job(HUNG_RANK, options.ranks, options.workers, kinds, options.rounds)
-    few = [tool for tool in kinds if tool.name in (OURS, PYSPY)]
+    few = [tool for tool in kinds if tool.name in (OURS, ALL_ROUNDS, PYSPY)]
     with_torch, torch_seconds, _ = measure_job(HUNG_TORCH_RANK, TORCH_RANKS, 8, few, options.rounds)
     start_table, starts = table_of_starts(options.python, 5 * options.rounds)
     figures = {
@@ -177,6 +177,7 @@ def main() -> int:
         "CPU ratio of dump to py-spy": cpu_seconds[OURS] / cpu_seconds[PYSPY],
         "CPU ratio of dump to py-spy, torch": torch_seconds[OURS] / torch_seconds[PYSPY],
         "CPU of all rounds, py-spy = 1": cpu_seconds[ALL_ROUNDS] / cpu_seconds[PYSPY],
+        "CPU of all rounds, py-spy = 1, torch": torch_seconds[ALL_ROUNDS] / torch_seconds[PYSPY],
         "seconds": wall_seconds[OURS],
         "wall seconds of check": wall_seconds[CHECK],
         **starts,

@@ -3,9 +3,9 @@
     .venv/bin/python benchmarks/node_cost.py [--beside PATH/nvitop-exporter] [--python PATH] [--seconds 45] [--write]
 
 Runs `benchmarks/daemon_cost.py` for both exporters at once, on the same fake driver, with a job of 8 ranks and 64
-loader workers, and among 2,000 processes, also with ranks that train with torch. Then `benchmarks/overhead.py` runs a
-training loop of torch with the daemon and without it. `--python` is the Python of an installation as on nodes, without
-the packages of the tests. By default, both are those that `make bench` installs.
+loader workers, and among 2,000 processes, each also with ranks that train with torch. Then `benchmarks/overhead.py`
+runs a training loop of torch with the daemon and without it. `--python` is the Python of an installation as on nodes,
+without the packages of the tests. By default, both are those that `make bench` installs.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from benchmarks import results  # noqa: E402
 from benchmarks.scale import Row, measure  # noqa: E402
 
 NODES = (
-    ("8 ranks, 64 loader workers", ("--workers", "64", "--processes", "0")),
+    ("8 ranks, 64 loader workers", ("--without-torch", "--workers", "64", "--processes", "0")),
+    ("8 ranks with torch, 64 loader workers", ("--workers", "64", "--processes", "0")),
     ("8 ranks, 2,000 processes", ("--processes", "2000")),
-    ("8 ranks with torch, 2,000 processes", ("--torch", "--workers", "16", "--processes", "2000")),
+    ("8 ranks with torch, 2,000 processes", ("--workers", "16", "--processes", "2000")),
 )
 COLUMNS = ("node", "CPU seconds a minute", "nvitop-exporter", "ratio", "Rss MiB", "nvitop-exporter")
 LOOP = ("ranks with torch", "steps per second with", "without", "change", "resolution", COLUMNS[1], COLUMNS[4])

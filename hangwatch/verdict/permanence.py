@@ -4,10 +4,9 @@ Two captures that agree need no further wait: a page may be sent at once.
 """
 
 from collections.abc import Iterator
-from itertools import starmap
 
 from hangwatch.collectives.process_groups import process_key
-from hangwatch.model import SIGNAL_STOPPED_STATE, Group, Grouping, Member, RankId, Signature, Verdict
+from hangwatch.model import SIGNAL_STOPPED_STATE, Group, Grouping, Member, Motion, RankId, Signature, Verdict
 from hangwatch.stacks import activity_table
 from hangwatch.stacks.frames import plain_name, short_path
 from hangwatch.verdict import kinds
@@ -26,8 +25,8 @@ def find_waiting(grouping: Grouping) -> Iterator[Member]:
 def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
     """Return the ranks that block the job for good.
 
-    These are named ranks that cannot move, and ranks in a cycle or a mismatch by sequence numbers, unless one of them
-    has another thread that may enqueue what the others await: a checkpoint that is written in the background.
+    These are named ranks that cannot move, and ranks in a cycle or a mismatch by sequence numbers, if all of them only
+    wait. A rank that saves in the background, or uses its GPU after it has posted a receive, may still go on.
     """
     # Ranks that leave the job, or meet, may wait for a rank that has ended: only a wait in a collective counts.
     is_collective = any(group.activity == "collective_wait" for group in grouping.groups)
@@ -41,18 +40,19 @@ def find_permanent(grouping: Grouping, verdict: Verdict) -> frozenset[RankId]:
     answer = decide_by_records(grouping)
     if not kinds.find(answer.kind).by_order:
         return frozenset()
-    ranks = set(answer.graph.cycle) | {
-        rank for sides in answer.graph.mismatches for _, ranks in sides for rank in ranks
-    }
+    ranks = {*answer.graph.cycle}.union(*(ranks for sides in answer.graph.mismatches for _, ranks in sides))
     blocked = [(group, member) for group, member in members if process_key(member.id) in ranks]
-    return frozenset(member.id for _, member in blocked) if all(starmap(_uses_one_thread, blocked)) else frozenset()
+    return frozenset(member.id for _, member in blocked) if all(_only_waits(*each) for each in blocked) else frozenset()
 
 
-def _uses_one_thread(group: Group, member: Member) -> bool:
-    """True if only the main thread of a rank enqueues operations, and its other Python threads wait for threads."""
+def _only_waits(group: Group, member: Member) -> bool:
+    """True if a rank waits for ranks, was measured to stand still, and no other thread of it works or enqueues."""
     records = (records for recorder in member.recorder.libraries for records in recorder.groups)
-    return all(operation.by_main for each in records for operation in each.operations) and all(
-        activity_table.find_activity(thread.activity).waits_for == "thread" for thread in group.threads
+    return (
+        group.waits_for == "ranks"
+        and member.signature.motion is Motion.FROZEN
+        and all(operation.by_main for each in records for operation in each.operations)
+        and all(activity_table.find_activity(thread.activity).waits_for == "thread" for thread in group.threads)
     )
 
 

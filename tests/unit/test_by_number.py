@@ -29,6 +29,7 @@ from hangwatch.model import (
     Verdict,
     Waits,
 )
+from hangwatch.stacks import activity_table
 from hangwatch.tools.fleet.merge import merge_all
 from hangwatch.verdict import judge
 from hangwatch.verdict.frozen_calls import with_frozen_ranks
@@ -517,13 +518,19 @@ def test_rank_is_not_frozen_if_another_rank_of_the_job_is_unknown() -> None:
 
 
 def with_odd(
-    signature: Signature, kernel: KernelFacts | None = None, waits_facts: Waits | None = None, at: str = "step"
+    signature: Signature,
+    kernel: KernelFacts | None = None,
+    waits_facts: Waits | None = None,
+    at: str = "step",
+    others: str = "collective_wait",
 ) -> Grouping:
-    """Return a grouping in which all ranks except rank 3 wait in a collective."""
+    """Return a grouping of rank 3, and all other ranks in a collective or another activity."""
     odd = replace(samples.member(3), signature=signature, kernel=kernel or KernelFacts(), waits=waits_facts or Waits())
     frames = (Frame(function=at, file="torch/utils/data/dataloader.py", line=9),)
     group = Group(key="odd", activity="unknown", members=(odd,), gone=signature is Signature.GONE, frames=frames)
-    return Grouping(groups=(samples.waiting(rank for rank in range(8) if rank != 3), group), world_size=8)
+    waiting = samples.waiting(rank for rank in range(8) if rank != 3)
+    waiting = replace(waiting, activity=others, waits_for=activity_table.find_activity(others).waits_for)
+    return Grouping(groups=(waiting, group), world_size=8)
 
 
 def permanent(grouping: Grouping) -> list[int | None]:
@@ -537,65 +544,61 @@ TIMED = in_call_about("read", is_held=True, may_time_out=True)
 STOPPED, TRACED = KernelFacts(state="T"), KernelFacts(state="t")
 
 
-@pytest.mark.parametrize(
-    ("grouping", "is_permanent"),
-    [
-        (with_odd(Signature.GONE), True),
-        (with_odd(Signature.STOPPED, STOPPED), True),
-        (with_odd(Signature.STOPPED, TRACED), False),
-        (with_odd(Signature.STOPPED, STOPPED, Waits(tracer="gdb (pid 8)")), False),
-        (with_odd(Signature.STOPPED, STOPPED, Waits(frozen_cgroup="/pod")), False),
-        (with_odd(Signature.BLOCKED), False),
-        (with_odd(Signature.BLOCKED, HELD), True),
-        (with_odd(Signature.BLOCKED, LIVING), False),
-        (with_odd(Signature.BLOCKED, TIMED), False),
-        (with_odd(Signature.BLOCKED, TIMED, at="_try_get_data"), True),
-        (with_odd(Signature.COMPUTES, HELD), False),
-    ],
-    ids=[
-        *("gone", "stopped", "by a tracer", "traced", "frozen", "blocked", "stopped helpers", "living helper"),
-        *("timeout", "loader", "computes"),
-    ],
-)
+PERMANENT = {
+    "gone": (with_odd(Signature.GONE), True),
+    "gone, while the others leave": (with_odd(Signature.GONE, others="leaving"), False),
+    "stopped": (with_odd(Signature.STOPPED, STOPPED), True),
+    "stopped, while the others load": (with_odd(Signature.STOPPED, STOPPED, others="data_loading"), False),
+    "by a tracer": (with_odd(Signature.STOPPED, TRACED), False),
+    "traced": (with_odd(Signature.STOPPED, STOPPED, Waits(tracer="gdb (pid 8)")), False),
+    "frozen": (with_odd(Signature.STOPPED, STOPPED, Waits(frozen_cgroup="/pod")), False),
+    "blocked": (with_odd(Signature.BLOCKED), False),
+    "stopped helpers": (with_odd(Signature.BLOCKED, HELD), True),
+    "living helper": (with_odd(Signature.BLOCKED, LIVING), False),
+    "timeout": (with_odd(Signature.BLOCKED, TIMED), False),
+    "loader": (with_odd(Signature.BLOCKED, TIMED, at="_try_get_data"), True),
+    "computes": (with_odd(Signature.COMPUTES, HELD), False),
+}
+
+
+@pytest.mark.parametrize(("grouping", "is_permanent"), PERMANENT.values(), ids=PERMANENT)
 def test_named_rank_is_permanent_by_its_state(grouping: Grouping, is_permanent: bool) -> None:
     assert permanent(grouping) == ([3] if is_permanent else [])
-
-
-def test_no_rank_is_permanent_if_none_waits_for_it() -> None:
-    grouping = with_odd(Signature.STOPPED, STOPPED)
-    alone = replace(grouping, groups=grouping.groups[1:])
-    assert not list(find_waiting(alone)) and permanent(alone) == []
-
-
-def test_rank_that_ended_while_others_leave_the_job_is_not_permanent() -> None:
-    grouping = with_odd(Signature.GONE)
-    leaving = replace(grouping.groups[0], activity="leaving")
-    assert permanent(replace(grouping, groups=(leaving, grouping.groups[1]))) == []
 
 
 def test_rank_that_is_not_named_is_not_permanent() -> None:
     grouping = with_odd(Signature.STOPPED, STOPPED)
     assert find_permanent(grouping, Verdict(kind="CannotTell", message="No rank can be named.")) == frozenset()
+    assert not list(find_waiting(with_odd(Signature.STOPPED, STOPPED, others="data_loading")))
 
 
 @pytest.mark.parametrize(
-    ("enqueued_by", "thread", "permanent_ranks"),
-    [(7, "thread_wait", {0, 1}), (7, "sleep", set()), (7, "checkpoint", set()), (8, "thread_wait", set())],
-    ids=["", "another thread sleeps", "another thread writes", "another thread enqueues"],
+    ("enqueued_by", "thread", "waits_for", "signature", "permanent_ranks"),
+    [
+        (7, "thread_wait", "ranks", Signature.BLOCKED, {0, 1}),
+        (7, "sleep", "ranks", Signature.BLOCKED, set()),
+        (7, "checkpoint", "ranks", Signature.BLOCKED, set()),
+        (8, "thread_wait", "ranks", Signature.BLOCKED, set()),
+        (7, "thread_wait", "gpu", Signature.BEHIND_GPU, set()),
+        (7, "thread_wait", "ranks", Signature.TRANSFERS, set()),
+    ],
+    ids=["", "a thread sleeps", "a thread writes", "a thread enqueues", "the GPU may work", "bytes move"],
 )
-def test_cycle_by_sequence_numbers_is_permanent_without_another_thread(
-    enqueued_by: int, thread: str, permanent_ranks: set[int]
+def test_cycle_by_sequence_numbers_is_permanent_if_ranks_only_wait(
+    enqueued_by: int, thread: str, waits_for: str, signature: Signature, permanent_ranks: set[int]
 ) -> None:
     """Rank 0 waits in its group for rank 1, which waits in the default group for rank 0.
 
-    A thread that writes a checkpoint may still enqueue the operation for which rank 0 waits.
+    A rank that saves in a thread, or uses its GPU, may still enqueue the operation for which rank 0 waits.
     """
     group = record(2, "1"), record(3, "1", state="open", thread_id=enqueued_by)
     read = recorder(record(2), *group), recorder(group[0], record(2), record(3, state="open"))
     facts = [RecorderFacts(libraries=merge_rounds([[one], [one]], main_thread_id=7)) for one in read]
-    first, second = (Member(id=RankId(rank=rank), recorder=recorded) for rank, recorded in enumerate(facts))
+    first, second = (
+        Member(id=RankId(rank=rank), recorder=recorded, signature=signature) for rank, recorded in enumerate(facts)
+    )
     threads = (Stack(name="other", frames=(), activity=thread),)
-    waiting = Group(key="w", activity="collective_wait", waits_for="ranks", members=(first, second), threads=threads)
+    waiting = Group(key="w", activity="collective_wait", waits_for=waits_for, members=(first, second), threads=threads)
     grouping = Grouping(groups=(waiting,), world_size=2)
     verdict = judge.judge(grouping)
     assert verdict.kind == "Cycle", verdict

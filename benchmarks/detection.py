@@ -4,8 +4,8 @@
 
 The runs are synthetic traces in virtual time. Each run draws a kind of hang or of healthy pause, a GPU model (power
 levels measured in public reports), the noise of its power, the number of ranks, the length of its steps, and whether
-its collectives can be counted. hangwatch's detector, grouping and verdict are the real ones, with the default
-settings. The rules of operators see the same traces.
+its collectives can be counted. In the kinds of benchmarks/rank_programs.py, ranks have flight recorders. hangwatch's
+detector, grouping and verdict are the real ones, with the default settings. The rules of operators see the same traces.
 
 The seconds of a hang run from its start, up to 15 s after the last collective. A suspicion is the request of a capture,
 which is not yet a verdict. A hung job has not paused before, except in the runs that are shown apart: there it has
@@ -36,7 +36,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 
-from benchmarks import results  # noqa: E402
+from benchmarks import rank_programs, results  # noqa: E402
+from benchmarks.rank_programs import Make, Works  # noqa: E402
 from hangwatch.config import Settings  # noqa: E402
 from hangwatch.model import GpuSample  # noqa: E402
 from tests.scenarios import power, progress  # noqa: E402
@@ -192,6 +193,16 @@ class Outcome(NamedTuple):
     alarms: tuple[float | None, ...]
 
 
+def _list_kinds(truth: str, *, has_counters: bool) -> Sequence[tuple[str, Hang | Pause | Make]]:
+    """Return the kinds of runs of this truth."""
+    if truth == LONG:
+        return _LONG_PAUSES
+    if truth == HEALTHY:
+        return (*PAUSES.items(), *rank_programs.HEALTHY.items())
+    hangs = ((name, hang) for name, hang in HANGS.items() if has_counters or not hang.is_hidden)
+    return (*hangs, *(rank_programs.DEADLOCKS.items() if truth == HUNG else ()))
+
+
 def draw(truth: str, number: int, seed: int) -> Run:
     """Return run `number` of this truth. The kinds take turns, the rest is drawn."""
     dice = random.Random(f"{seed} {truth} {number}")
@@ -206,10 +217,11 @@ def draw(truth: str, number: int, seed: int) -> Run:
     def works(t: float) -> Doing:
         return TRAINS if t % gap < 1 else _ALL_FULL
 
-    if truth in (HUNG, PAUSED):
-        kinds = HANGS if has_counters else {name: hang for name, hang in HANGS.items() if not hang.is_hidden}
-        kind = list(kinds)[number % len(kinds)]
-        hang, odd = kinds[kind], dice.randrange(ranks)
+    kinds = _list_kinds(truth, has_counters=has_counters)
+    kind, drawn = kinds[number % len(kinds)]
+    recorded = {}
+    if isinstance(drawn, Hang):
+        hang, odd = drawn, dice.randrange(ranks)
         paused_seconds = EARLIER_SECONDS[number % len(EARLIER_SECONDS)] if truth == PAUSED else 0
         kind = f"{paused_seconds} s" if paused_seconds else kind
 
@@ -220,9 +232,8 @@ def draw(truth: str, number: int, seed: int) -> Run:
             return None if now is None else scale(now)
 
         end = begin + PAGE_SECONDS
-    else:
-        pauses = tuple(PAUSES.items()) if truth == HEALTHY else _LONG_PAUSES
-        kind, pause = pauses[number % len(pauses)]
+    elif isinstance(drawn, Pause):
+        pause = drawn
         begin = 0.0 if pause.begins_job else begin
         over = begin + float(dice.randint(int(pause.shortest), int(pause.longest)))
 
@@ -232,12 +243,23 @@ def draw(truth: str, number: int, seed: int) -> Run:
             return scale(works(t))
 
         end = over + 400.0
+    else:
+        begin, seconds = float(rank_programs.TRAINED_STEPS), dice.randint(20, FROZEN_SECONDS)
+        does = dice.choice(list(rank_programs.PAUSES.values()))
+        job = drawn(dice.choice(("gloo", "nccl")), ranks, Works(does, seconds))
+        recorded = {"counter": job.count, "recorders": job.read_recorders}
+
+        def doing(gpu: int, t: float) -> Doing | None:
+            return scale(job.doing(gpu, t))
+
+        end = begin + (PAGE_SECONDS if truth == HUNG else seconds + 400.0)
     node = Node(
         doing,
         jobs=(("job", range(ranks)),),
         limit_watts=lambda _t: gpu_model.limit,
         idle_watts=gpu_model.idle,
         noise_ratio=noise_ratio,
+        **recorded,
     )
     return Run(kind, truth, gpu_model, node, has_counters, begin, end, ranks)
 

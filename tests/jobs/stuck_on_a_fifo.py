@@ -63,16 +63,12 @@ def wait_for_helper(folder: Path, fault: str) -> None:
                 fcntl.flock(lock, fcntl.LOCK_EX)
 
 
-def fork(folder: Path) -> None:
-    if child := os.fork():
-        tell_helper(folder, child)
-    time.sleep(1000)
-
-
 def stop(folder: Path, fault: str, unused: dist.ProcessGroup) -> None:
     match fault:
         case "gone":
-            fork(folder)
+            if child := os.fork():
+                tell_helper(folder, child)
+            time.sleep(1000)
         case "child" | "server" | "lock":
             wait_for_helper(folder, fault)
         case "loader":

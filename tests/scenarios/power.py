@@ -235,15 +235,20 @@ def _after(at: float, odd: int | None, stuck: Doing | None, others: Doing = WAIT
     return Node(doing)
 
 
-def _between(begin: float, end: float, odd: int | None, odd_does: Doing, others: Doing = WAITS_AT_BARRIER) -> Node:
-    """Return a node on which rank `odd` does something else from `begin` to `end`, and the others wait for it."""
+TRAINING = Node(lambda _gpu, _t: TRAINS)
+
+
+def between(
+    begin: float, end: float, odd: int | None, odd_does: Doing, others: Doing = WAITS_AT_BARRIER, node: Node = TRAINING
+) -> Node:
+    """Return the node with a rank that does something else from `begin` to `end`, while the others wait for it."""
 
     def doing(gpu: int, t: float) -> Doing | None:
         if not begin <= t < end:
-            return TRAINS
+            return node.doing(gpu, t)
         return odd_does if gpu == odd else others
 
-    return Node(doing)
+    return replace(node, doing=doing)
 
 
 def _cycle(*parts: tuple[Doing, float], shift_seconds: float = 0.0) -> Node:
@@ -259,11 +264,6 @@ def _cycle(*parts: tuple[Doing, float], shift_seconds: float = 0.0) -> Node:
         return parts[-1][0]
 
     return Node(doing)
-
-
-def _startup(seconds: float, first: Doing, others: Doing) -> Node:
-    """Return a node on which rank 0 does `first` and the other ranks `others` for `seconds`. Then all ranks train."""
-    return Node(lambda gpu, t: TRAINS if t >= seconds else (first if gpu == 0 else others))
 
 
 def _pauses(odd: Doing, seconds: float, every: float, hang: tuple[int, Doing] | None = None) -> Node:
@@ -358,7 +358,7 @@ def _healthy(
 
 def _pause(odd: Doing, lasts: float = 480) -> PowerScenario:
     """Return the scenario of one job in which rank 0 does something else for some seconds."""
-    return _healthy(_between(HOUR, HOUR + lasts, 0, odd))
+    return _healthy(between(HOUR, HOUR + lasts, 0, odd))
 
 
 PLAIN_RULE = Settings(detector=Detector(confirming_captures=1, quiet_fraction=0.0, low_power_ratio_of_limit=0.12))
@@ -592,7 +592,7 @@ _HANG = {
 _HEALTHY = {
     # all ranks are stopped (scontrol suspend, gang scheduling), then go on
     "suspended for two hours": _healthy(
-        _between(HOUR, 3 * HOUR, None, STOPPED, STOPPED),
+        between(HOUR, 3 * HOUR, None, STOPPED, STOPPED),
         "starting → training → quiet → suspected → suspended → recovered → training",
         seconds=3 * HOUR + 300,
     ),
@@ -626,7 +626,7 @@ _HEALTHY = {
     # rank 0 waits 8 minutes for its worker, which sleeps, asks a server or was not found; the others for it
     **{f"a worker that answers late: {end}": _pause(awaits(end)) for end in ("sleeps", "outside", "unknown")},
     # all ranks wait 8 minutes for their driver, which computes
-    "actors of a driver that computes": _healthy(_between(HOUR, HOUR + 480, None, AWAITS_WORK, AWAITS_WORK)),
+    "actors of a driver that computes": _healthy(between(HOUR, HOUR + 480, None, AWAITS_WORK, AWAITS_WORK)),
     # rank 0 is at the prompt of pdb for 8 minutes, the others wait
     "a person in a debugger": _pause(DEBUGGED),
     # rank 0 sleeps until a file is there, for 8 minutes, the others wait
@@ -649,7 +649,7 @@ _HEALTHY = {
     "evaluation on one rank": _pause(EVALUATES),
     # 20 minutes at 160 W
     "evaluation on all ranks": _healthy(
-        _between(HOUR, HOUR + 1200, None, EVALUATES, EVALUATES), TAUGHT, seconds=HOUR + 1800
+        between(HOUR, HOUR + 1200, 0, EVALUATES, EVALUATES), TAUGHT, seconds=HOUR + 1800
     ),
     # eight of sixteen ranks wait for the others in the rendezvous
     "a node that joins after 8 minutes": _healthy(
@@ -658,13 +658,13 @@ _HEALTHY = {
         seconds=HOUR,
     ),
     # rank 0 compiles for 10 minutes before the first step, the others wait for it
-    "first-step compile on one rank": _healthy(_startup(600, COMPILES, WAITS_AT_BARRIER), TRAINS_ON, seconds=HOUR),
+    "first-step compile on one rank": _healthy(between(0, 600, 0, COMPILES, WAITS_AT_BARRIER), TRAINS_ON, seconds=HOUR),
     # all ranks read their model through mmap for 6 minutes: one line, no call, page faults in D state
-    "a model that is mapped": _healthy(_startup(360, READS_MAPPED, READS_MAPPED), TRAINS_ON, seconds=HOUR),
+    "a model that is mapped": _healthy(between(0, 360, 0, READS_MAPPED, READS_MAPPED), TRAINS_ON, seconds=HOUR),
     # all ranks compile for 25 minutes before the first step
-    "first-step compile": _healthy(_startup(1500, COMPILES, COMPILES), TRAINS_LATER, seconds=HOUR),
+    "first-step compile": _healthy(between(0, 1500, 0, COMPILES, COMPILES), TRAINS_LATER, seconds=HOUR),
     # for 90 minutes before the first step, the others wait for it
-    "rank 0 prepares data": _healthy(_startup(5400, STARTS, WAITS_AT_BARRIER), JOINS_LATE, seconds=2 * HOUR),
+    "rank 0 prepares data": _healthy(between(0, 5400, 0, STARTS, WAITS_AT_BARRIER), JOINS_LATE, seconds=2 * HOUR),
     # after an hour: 2 s of work for every 20 s of loading
     "starved but moving loader": _healthy(
         Node(lambda _gpu, t: TRAINS if t < HOUR or t % 22 < 2 else LOADS), TAUGHT, seconds=2 * HOUR
@@ -730,7 +730,7 @@ _HEALTHY = {
     ),
     # 15 minutes of numpy after an hour: looks like a wait in Python, and ends before it pages
     "all ranks compute on CPU in two lines": _healthy(
-        _between(HOUR, HOUR + 900, None, RESAMPLES, RESAMPLES),
+        between(HOUR, HOUR + 900, 0, RESAMPLES, RESAMPLES),
         "starting → training → quiet → suspected → training → suspected → stalled → recovered → training",
         seconds=2 * HOUR,
     ),

@@ -77,14 +77,7 @@ def without_power(node: Node) -> Node:
 
 def with_gap(node: Node, seconds: float) -> Node:
     """Return the same node with an earlier gap: half an hour before the fault, rank 0 saves for some seconds."""
-    begin = HOUR / 2
-
-    def doing(gpu: int, t: float) -> Doing | None:
-        if begin <= t < begin + seconds:
-            return WAITS_AT_BARRIER if gpu else power.SAVES
-        return node.doing(gpu, t)
-
-    return replace(node, doing=doing)
+    return power.between(HOUR / 2, HOUR / 2 + seconds, 0, power.SAVES, node=node)
 
 
 def _everywhere(name: str, stuck: Doing | None, page_within: float, odd: int = 3) -> tuple[Hang, ...]:
@@ -141,13 +134,7 @@ class Healthy:
 
 def between(odd_does: Doing, seconds: float, others: Doing = WAITS, begin: float = HOUR) -> Node:
     """Return a node on which rank 0 does something else for some seconds, and the others wait for it."""
-
-    def doing(gpu: int, t: float) -> Doing | None:
-        if not begin <= t < begin + seconds:
-            return TRAINS
-        return others if gpu else odd_does
-
-    return Node(doing)
+    return power.between(begin, begin + seconds, 0, odd_does, others)
 
 
 _AWAITED: tuple[tuple[str, Doing], ...] = (
@@ -172,17 +159,8 @@ def _checkpoints() -> Node:
 
 LOOK_ALIKES = (
     *(
-        Healthy(f"rank 0 in {name} for {seconds} s", between(doing, seconds), HOUR + 600, HOUR - 1000)
-        for name, doing in _AWAITED
-        for seconds in (40, 100)
-    ),
-    *(
-        Healthy(
-            f"rank 0 in {name} for {seconds} s, no power readings",
-            without_power(between(doing, seconds)),
-            HOUR + 600,
-            HOUR - 1000,
-        )
+        Healthy(f"rank 0 in {name} for {seconds} s{detail}", read(between(doing, seconds)), HOUR + 600, HOUR - 1000)
+        for detail, read in (("", replace), (", no power readings", without_power))
         for name, doing in _AWAITED
         for seconds in (40, 100)
     ),

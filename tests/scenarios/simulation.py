@@ -40,7 +40,7 @@ from hangwatch.model import (
     Waiting,
     spans,
 )
-from hangwatch.model.flight_records import ProgressCounter
+from hangwatch.model.flight_records import ProgressCounter, RankRecords
 from hangwatch.stacks import activity
 from hangwatch.state import steps
 from hangwatch.state.board import Snapshot
@@ -52,6 +52,7 @@ NODE = "node-1"
 SETTINGS = Settings(detector=Detector(confirming_captures=1))
 UNIX_START = 1_700_000_000.0
 LAUNCHER = ProcessId(pid=900, start_ticks=90)
+MAIN_PTHREAD_ID = 7
 AT_ONCE = 8  # captures: `beats` has this many threads for them
 
 
@@ -63,7 +64,7 @@ class Doing:
     thread; a spinning thread hardly switches. A rank is in `call` in every round, and a capture reads `kernel_call` of
     it; a process of its job behind that call uses `behind_cpu_ratio`. A rank in a write sends `device_bytes_per_second` to the device. A rank that reads mapped
     memory has page faults for `faulted_bytes_per_second`. A rank that `serves` waits on a listening socket. A rank that
-    `enqueues` adds a collective to its flight recorder each second.
+    `enqueues` adds a collective to its counter each second. `threads` are the stacks of its other threads.
     """
 
     stacks: tuple[tuple[str, ...], ...]
@@ -88,6 +89,7 @@ class Doing:
     serves: bool = False
     owns_gil: bool | None = None
     enqueues: bool = False
+    threads: tuple[tuple[str, ...], ...] = ()
 
     def frames(self, round_number: int) -> tuple[Frame, ...]:
         """Return the stack in one round of a capture."""
@@ -110,6 +112,7 @@ class Node:
     restarted. `noise_ratio` is the noise of the power, relative to it.
 
     `counter(gpu, t, collectives)` is the counter that a rank shows, if it does not show its number of collectives.
+    `recorders(gpu, t)` are its flight recorders.
 
     A job without GPUs is a launcher without ranks. `waiting` is the socket data of its wait; GPU -1 has its
     activity.
@@ -127,6 +130,7 @@ class Node:
     elsewhere: int = 0
     noise_ratio: float = 0.03
     counter: Callable[[int, float, int], ProgressCounter | Fault] = lambda _gpu, _t, total: ProgressCounter(total=total)
+    recorders: Callable[[int, float], tuple[RankRecords, ...]] = lambda _gpu, _t: ()
 
     @property
     def gpus(self) -> range:
@@ -382,7 +386,9 @@ class Simulation:
             frames=doing.frames(round_number),
             owns_gil=doing.owns_gil,
             is_main=True,
+            pthread_id=MAIN_PTHREAD_ID,
         )
+        others = (Thread(name=None, thread_id="9", frames=tuple(map(_frame, stack))) for stack in doing.threads)
         counters = ThreadCounters(
             read_monotonic_seconds=t,
             cpu_seconds=self._main_cpu_seconds[gpu],
@@ -390,7 +396,8 @@ class Simulation:
             faulted_bytes=int(self._faulted_bytes[gpu]),
         )
         return change_parts(
-            ProcessDump(taken_monotonic_seconds=t, threads=(main,)),
+            ProcessDump(taken_monotonic_seconds=t, threads=(main, *others)),
+            recorders=self.node.recorders(gpu, t),
             state=doing.state,
             state_after=doing.state,
             cpu_seconds=self._cpu_seconds[gpu],
@@ -398,6 +405,7 @@ class Simulation:
             before=counters,
             after=counters,
             socket_bytes=int(self._socket_bytes[gpu]),
+            rank_bytes=int(self._socket_bytes[gpu]),
             awaited=doing.awaited,
             asks_rank=doing.asks_rank,
             call=doing.call,

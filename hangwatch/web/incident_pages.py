@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from pathlib import Path
@@ -13,11 +12,11 @@ from typing import BinaryIO
 import msgspec
 
 from hangwatch.formats import bounded_read, incident_file, sighting
-from hangwatch.formats.incident_file import INCIDENT_FILE, PIECE_BYTES
+from hangwatch.formats.incident_file import INCIDENT_FILE
 from hangwatch.formats.incident_file import Incidents as Listed
 from hangwatch.store import Store
 from hangwatch.web.cached_page import Page
-from hangwatch.web.listener import Answer, text
+from hangwatch.web.listener import Answer, OpenFile, text
 
 JSON = "application/json"
 FILES = {
@@ -60,11 +59,10 @@ class IncidentPages:
         if file is None:
             return _MISSING
         size_bytes = os.fstat(file.fileno()).st_size
-        pieces = _Pieces(file, size_bytes, self._reading)
         if size_bytes > incident_file.MAX_INCIDENT_BYTES:
-            await pieces.aclose()
+            file.close()
             return text(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the file is too large")
-        return Answer(HTTPStatus.OK, FILES[name], b"", pieces=pieces, size_bytes=size_bytes)
+        return Answer(HTTPStatus.OK, FILES[name], b"", file=OpenFile(file, size_bytes, self._reading))
 
     def _open(self, incident_id: str, name: str) -> BinaryIO | None:
         """Open a file of an incident; None if there is no such file, or if this user may not read it."""
@@ -92,26 +90,3 @@ class IncidentPages:
         except (incident_file.StoreError, bounded_read.FileError):
             return None
         return msgspec.json.encode(msgspec.structs.replace(dump, printed_unix_seconds=time.time()))
-
-
-class _Pieces:
-    """A body that reads an open file, up to the file's size at the time of the request."""
-
-    def __init__(self, file: BinaryIO, size_bytes: int, reading: ThreadPoolExecutor) -> None:
-        self._file, self._remaining_bytes, self._reading = file, size_bytes, reading
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        if not self._remaining_bytes:
-            raise StopAsyncIteration
-        loop = asyncio.get_running_loop()
-        piece = await loop.run_in_executor(self._reading, self._file.read, min(PIECE_BYTES, self._remaining_bytes))
-        if not piece:
-            raise OSError("the file has become shorter")
-        self._remaining_bytes -= len(piece)
-        return piece
-
-    async def aclose(self) -> None:
-        self._file.close()

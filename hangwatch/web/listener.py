@@ -14,11 +14,11 @@ import resource
 import socket
 import ssl
 import threading
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple
 
 from tornado.http1connection import HTTP1Connection, HTTP1ConnectionParameters, HTTP1ServerConnection
 from tornado.httputil import (
@@ -29,15 +29,16 @@ from tornado.httputil import (
     RequestStartLine,
     ResponseStartLine,
 )
-from tornado.iostream import IOStream, SSLIOStream, StreamClosedError
+from tornado.iostream import IOStream, SSLIOStream
 
+from hangwatch.formats.incident_file import PIECE_BYTES
 from hangwatch.probes.network.local_client import LocalClients
-from hangwatch.web.connection_limits import Caller, ConnectionLimits, Rate, caller_at
+from hangwatch.web.connection_limits import Caller, ConnectionLimits, OpenConnections, Rate, caller_at
 from hangwatch.web.protocol import AGAIN_SECONDS, Peer, peer_of
 
 REQUEST_SECONDS = 5.0  # from accept to the end of the header
 ANSWER_SECONDS = 10.0  # from the end of the header to the last byte of the answer; Prometheus' default timeout
-RENEWED_BYTES = 1 << 20  # an answer in pieces gets ANSWER_SECONDS again after this many bytes: 100 kB/s at least
+RENEWED_BYTES = 1 << 20  # a file gets ANSWER_SECONDS again after this many bytes: 100 kB/s at least
 STOP_SECONDS = 2.0
 MAX_HEADER_BYTES = 16 * 1024  # more is answered with 431, twice as much closes the connection
 READ_BYTES = 4 * 1024
@@ -50,6 +51,7 @@ RATE_OF_ADDRESS = Rate(at_once=500.0, per_second=50.0)
 ACCEPT_PAUSE_SECONDS = 0.5  # if no descriptor is available
 SHARE_OF_FDS = 4  # a listener uses at most 1/4 of the process's descriptors
 
+TOO_FAST = f"too many connections within a minute; try again in {AGAIN_SECONDS} s"
 _REFUSED = (
     b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nContent-Type: text/plain; charset=utf-8\r\n"
     b"Content-Length: %d\r\n\r\nconnections are refused: %b\n"
@@ -74,29 +76,22 @@ class Request(NamedTuple):
     query: str = ""
 
 
-class Pieces(Protocol):
-    """A body that is read while it is sent. The listener always closes it, even if nothing was sent."""
+class OpenFile(NamedTuple):
+    """The first `size_bytes` of an open file. Threads of `readers` read it while it is sent. The listener closes it."""
 
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        """Yield the bytes in order. Raises OSError."""
-
-    async def aclose(self) -> None:
-        """Release all resources."""
+    file: BinaryIO
+    size_bytes: int
+    readers: Executor
 
 
 class Answer(NamedTuple):
-    """An answer to a request. `body` is not copied, so many connections can share it.
-
-    If `pieces` is set, it replaces `body`. The pieces have `size_bytes` in total, and are read as fast as the client
-    receives them.
-    """
+    """An answer to a request: `body`, or the content of `file`. Many connections can share a body."""
 
     status: HTTPStatus
     content_type: str
     body: bytes
     headers: Mapping[str, str] = {}
-    pieces: Pieces | None = None
-    size_bytes: int = 0
+    file: OpenFile | None = None
 
 
 def text(status: HTTPStatus, words: str) -> Answer:
@@ -147,11 +142,9 @@ class Listener(HTTPServerConnectionDelegate):
     ) -> None:
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self.max_connections = min(max_connections, max(1, allowed // SHARE_OF_FDS))
-        self._max_of_user, self._making_seconds = max_of_user, making_seconds
+        self._making_seconds = making_seconds
         self._answer, self._tls = answer, tls
-        self._waiting: dict[IOStream, asyncio.TimerHandle] = {}  # without a request; this and the next, oldest first
-        self._answering: dict[IOStream, asyncio.TimerHandle] = {}
-        self._callers: dict[IOStream, Caller] = {}
+        self._open_connections = OpenConnections(self.max_connections, max_of_user)
         self._limits = ConnectionLimits(name, rate)
         self._local_clients = LocalClients()
         self._batch = max(1, min(ACCEPT_BATCH, self.max_connections // 4))
@@ -172,7 +165,6 @@ class Listener(HTTPServerConnectionDelegate):
         self._socket = socket.create_server(
             (str(address[0]), int(address[1])), family=family, backlog=BACKLOG, dualstack_ipv6=address[0] == "::"
         )
-        self._socket.setblocking(False)
         return int(self._socket.getsockname()[1])
 
     def bind_unix(self, path: str) -> None:
@@ -185,7 +177,6 @@ class Listener(HTTPServerConnectionDelegate):
         except OSError:
             self._socket.close()
             raise
-        self._socket.setblocking(False)
 
     def start(self) -> None:
         """Start serving."""
@@ -208,16 +199,14 @@ class Listener(HTTPServerConnectionDelegate):
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._socket.setblocking(False)
         self._loop.add_reader(self._socket, self._accept)
         self._started.set()
         await self._stopping.wait()
         self._loop.remove_reader(self._socket)
         self._socket.close()
         self._local_clients.close()
-        for stream in (*self._waiting, *self._answering):
-            stream.close()
-        while self._waiting or self._answering:
-            await asyncio.sleep(0)  # the coroutine of each connection calls `on_close`
+        await self._open_connections.close_all()
 
     def _accept(self) -> None:
         opened = 0
@@ -235,7 +224,8 @@ class Listener(HTTPServerConnectionDelegate):
             if caller is None:
                 connection.close()
                 continue
-            why = self._refusal(caller)
+            is_too_fast = not self._limits.begin(caller, self._loop.time())
+            why = TOO_FAST if is_too_fast else self._open_connections.make_place(caller)
             if why is not None:
                 self._refuse(connection, caller, why)
                 continue
@@ -271,22 +261,6 @@ class Listener(HTTPServerConnectionDelegate):
         self._accepted += 1
         return False
 
-    def _refusal(self, caller: Caller) -> str | None:
-        """Return the reason to refuse a connection of this caller; None if there is a place for it.
-
-        The method may close another connection to make a place.
-        """
-        if not self._limits.begin(caller, self._loop.time()):
-            return f"too many connections within a minute; try again in {AGAIN_SECONDS} s"
-        for stream in [stream for stream in self._callers if stream.closed()]:
-            self._forget(stream)  # its coroutine has not called `on_close` yet
-        if self._max_of_user and not self._make_place_for_user(caller, self._max_of_user):
-            return f"{self._max_of_user} requests of this user are being answered"
-        while len(self._waiting) + len(self._answering) >= self.max_connections:
-            if not self._close_to_make_place(caller):
-                return f"all {self.max_connections} connections are in use; try again in {AGAIN_SECONDS} s"
-        return None
-
     def _refuse(self, connection: socket.socket, caller: Caller, why: str) -> None:
         """Close a refused connection. A client of a unix socket gets the reason."""
         self._limits.log_refused(caller, why)
@@ -298,7 +272,7 @@ class Listener(HTTPServerConnectionDelegate):
     def _pause(self, error: OSError) -> None:
         """Stop accepting for ACCEPT_PAUSE_SECONDS, and close one connection to free a descriptor."""
         log.warning("a connection cannot be accepted: %s", error)
-        self._close(next(iter((*self._waiting, *self._answering)), None))
+        self._open_connections.close_oldest()
         self._loop.remove_reader(self._socket)
         self._loop.call_later(ACCEPT_PAUSE_SECONDS, self._resume)
 
@@ -318,61 +292,11 @@ class Listener(HTTPServerConnectionDelegate):
         except OSError:  # the client is gone, or its handshake is invalid
             connection.close()
             return
-        self._waiting[stream] = self._loop.call_later(REQUEST_SECONDS, stream.close)
-        self._callers[stream] = caller
+        self._open_connections.add(stream, caller, REQUEST_SECONDS)
         params = HTTP1ConnectionParameters(
             no_keep_alive=True, chunk_size=READ_BYTES, max_header_size=2 * MAX_HEADER_BYTES, max_body_size=0
         )
         HTTP1ServerConnection(stream, params).start_serving(self)
-
-    def _make_place_for_user(self, caller: Caller, most: int) -> bool:
-        """Return True if a user has fewer than `most` connections, or if closing one made a place for a new one.
-
-        Only a connection without a request is closed, the oldest first. False if the user has none.
-        """
-        streams = [stream for stream, other in self._callers.items() if other == caller]
-        if len(streams) < most:
-            return True
-        silent = next((stream for stream in streams if stream in self._waiting), None)
-        self._close(silent)
-        return silent is not None
-
-    def _close_to_make_place(self, caller: Caller) -> bool:
-        """Close a connection of the caller with the most connections, to make a place for `caller`. Return True.
-
-        The oldest connection without a request is closed, else one with a request. On a unix socket, nothing is closed
-        and the result is False if `caller` would then have as many connections as that user.
-        """
-        count = Counter(self._callers.values())
-        most = max(count.values(), default=0)
-        silent = next((stream for stream in self._waiting if count[self._callers[stream]] == most), None)
-        busy = [stream for stream in self._answering if count[self._callers[stream]] == most]
-        if not self._max_of_user:
-            self._close(silent or busy[0])
-            return True
-        victim, least = (silent, count[caller] + 1) if silent is not None else (busy[-1], count[caller] + 2)
-        if most < least:
-            return False
-        self._close(victim)
-        return True
-
-    def _close(self, stream: IOStream | None) -> None:
-        if stream is not None:
-            self._forget(stream)
-            stream.close()
-
-    def _forget(self, stream: IOStream) -> None:
-        self._callers.pop(stream, None)
-        for timers in (self._waiting, self._answering):
-            timer = timers.pop(stream, None)
-            if timer is not None:
-                timer.cancel()
-
-    def _renew(self, stream: IOStream) -> None:
-        """Restart the deadline for sending an answer."""
-        if stream in self._answering:
-            self._answering[stream].cancel()
-            self._answering[stream] = self._loop.call_later(ANSWER_SECONDS, stream.close)
 
     def start_request(self, server_conn: object, request_conn: HTTPConnection) -> HTTPMessageDelegate:  # noqa: ARG002 - tornado's
         """Return the delegate for the request of a connection."""
@@ -382,15 +306,12 @@ class Listener(HTTPServerConnectionDelegate):
     def on_close(self, server_conn: object) -> None:
         """Forget a closed connection."""
         assert isinstance(server_conn, HTTP1ServerConnection)
-        self._forget(server_conn.stream)
+        self._open_connections.forget(server_conn.stream)
         server_conn.stream.error = None  # break the reference cycle with its traceback, to free the memory at once
 
     def on_request(self, connection: HTTP1Connection, start_line: RequestStartLine, headers: HTTPHeaders) -> None:
         """Start to answer a request that has arrived completely."""
-        stream = connection.stream
-        if stream in self._waiting:
-            self._waiting.pop(stream).cancel()
-            self._answering[stream] = self._loop.call_later(self._making_seconds or ANSWER_SECONDS, stream.close)
+        self._open_connections.begin_answer(connection.stream, self._making_seconds or ANSWER_SECONDS)
         task = self._loop.create_task(self._respond(connection, start_line, headers))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -398,17 +319,19 @@ class Listener(HTTPServerConnectionDelegate):
     async def _respond(self, connection: HTTP1Connection, start_line: RequestStartLine, headers: HTTPHeaders) -> None:
         answer = await self._answer_to(connection.stream, start_line, headers)
         if self._making_seconds:
-            self._renew(connection.stream)
+            self._open_connections.renew(connection.stream, ANSWER_SECONDS)
         try:
             if not connection.stream.closed():
                 await self._send(connection, start_line, answer)
+        except OSError:  # of the file, or StreamClosedError
+            connection.stream.close()  # the client sees that the answer is incomplete
         finally:
-            if answer.pieces is not None:
-                await answer.pieces.aclose()
+            if answer.file is not None:
+                answer.file.file.close()
 
     async def _send(self, connection: HTTP1Connection, start_line: RequestStartLine, answer: Answer) -> None:
         status = answer.status
-        size_bytes = len(answer.body) if answer.pieces is None else answer.size_bytes
+        size_bytes = len(answer.body) if answer.file is None else answer.file.size_bytes
         sent = HTTPHeaders(
             {
                 "Server": "hangwatch",
@@ -420,21 +343,24 @@ class Listener(HTTPServerConnectionDelegate):
             }
         )
         connection.write_headers(ResponseStartLine("HTTP/1.1", status, status.phrase), sent)
-        if start_line.method != "HEAD" and answer.pieces is None:
+        if start_line.method != "HEAD" and answer.file is None:
             connection.write(answer.body)  # separate from the headers: together they would be copied
-        elif start_line.method != "HEAD" and answer.pieces is not None:
-            try:
-                sent_bytes = 0
-                async for piece in answer.pieces:
-                    await connection.write(piece)
-                    sent_bytes += len(piece)
-                    if sent_bytes >= RENEWED_BYTES:
-                        sent_bytes = 0
-                        self._renew(connection.stream)
-            except (StreamClosedError, OSError):
-                connection.stream.close()  # the client sees that the answer is incomplete
-                return
+        elif start_line.method != "HEAD" and answer.file is not None:
+            await self._send_file(connection, answer.file)
         connection.finish()
+
+    async def _send_file(self, connection: HTTP1Connection, body: OpenFile) -> None:
+        """Send a file, which is read as fast as the client receives it. Raises OSError."""
+        remaining_bytes = body.size_bytes
+        while remaining_bytes:
+            most_bytes = min(PIECE_BYTES, remaining_bytes)
+            piece = await self._loop.run_in_executor(body.readers, body.file.read, most_bytes)
+            if not piece:
+                raise OSError("the file has become shorter")
+            await connection.write(piece)
+            if remaining_bytes // RENEWED_BYTES != (remaining_bytes - len(piece)) // RENEWED_BYTES:
+                self._open_connections.renew(connection.stream, ANSWER_SECONDS)
+            remaining_bytes -= len(piece)
 
     async def _answer_to(self, stream: IOStream, start_line: RequestStartLine, headers: HTTPHeaders) -> Answer:
         if start_line.method not in ("GET", "HEAD"):

@@ -6,7 +6,7 @@
 import logging
 import time
 from http import HTTPStatus
-from urllib.parse import parse_qs
+from urllib.parse import parse_qsl
 
 import msgspec
 
@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 def answer_silence(board: Board, store: Store, uid: int, query: str) -> Answer:
     """Silence a job or end its silence, write that to the store, and return the answer."""
-    parameters = {name: values[-1] for name, values in parse_qs(query[:MOST_QUERY]).items()}
+    parameters = dict(parse_qsl(query[:MOST_QUERY]))
     wanted = parameters.get("job", "")
     if "end" in parameters:
         return _end(board, store, uid, wanted)

@@ -18,7 +18,7 @@ from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import parse_qs
+from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec.structs import replace
@@ -197,7 +197,7 @@ class UserSocket:
         return replace(view, checks=tuple(replace(check, message="") for check in view.checks))
 
     async def _answer_dump(self, uid: int, query: str) -> Answer:
-        parameters = {name: values[-1] for name, values in parse_qs(query[:256]).items()}
+        parameters = dict(parse_qsl(query[:256]))
         rounds = parameters.get("rounds")
         if rounds is not None and rounds not in map(str, range(1, MOST_ROUNDS + 1)):
             return text(HTTPStatus.BAD_REQUEST, f"rounds={rounds}: must be 1 to {MOST_ROUNDS}")
@@ -249,7 +249,7 @@ def _record_feedback(store: Store, peer: Peer, query: str) -> Answer:
     """Answer /verdict?incident=NAME&right=1&cause=TEXT, or &right=0&culprit=RANK."""
     if peer.uid != 0 and not store.has_member(peer.groups):
         return NOT_A_MEMBER
-    parameters = {name: values[-1] for name, values in parse_qs(query[:MOST_QUERY]).items()}
+    parameters = dict(parse_qsl(query[:MOST_QUERY]))
     culprit = parameters.get("culprit")
     if culprit is not None and not (culprit.isascii() and culprit.isdigit() and len(culprit) < 10):
         return text(HTTPStatus.BAD_REQUEST, "culprit: must be a rank")

@@ -1,8 +1,8 @@
 """The pages of a real server on loopback, and the access to them."""
 
-import asyncio
 import gzip
 import json
+import os
 import resource
 import socket
 import subprocess
@@ -10,10 +10,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from http import HTTPStatus
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -28,7 +29,7 @@ from hangwatch.model import Value
 from hangwatch.web import listener
 from hangwatch.web.connection_limits import Rate
 from hangwatch.web.http_server import PortTakenError, ServeError
-from hangwatch.web.listener import MAX_HEADER_BYTES, REQUEST_SECONDS, Answer, Listener, Request, text
+from hangwatch.web.listener import MAX_HEADER_BYTES, REQUEST_SECONDS, Answer, Listener, OpenFile, Request, text
 from tests.certificates import TLS, client
 from tests.commands import finished, first_line, spawn
 from tests.conftest import stopping, wait_for
@@ -394,47 +395,36 @@ def test_a_listener_leaves_most_descriptors_to_the_others() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-class Drip:
-    """A response body with parts that come slowly. It records that it was closed."""
-
-    def __init__(self, parts: int, pause_seconds: float) -> None:
-        self.left, self.pause_seconds, self.closed = parts, pause_seconds, threading.Event()
-
-    def __aiter__(self) -> AsyncIterator[bytes]:
-        return self
-
-    async def __anext__(self) -> bytes:
-        if not self.left:
-            raise StopAsyncIteration
-        self.left -= 1
-        await asyncio.sleep(self.pause_seconds)
-        return b"x" * 1000
-
-    async def aclose(self) -> None:
-        self.closed.set()
-
-
 @pytest.mark.parametrize(("parts", "pause_seconds", "whole"), [(10, 0.4, True), (2, 60.0, False)])
-def test_an_answer_in_pieces_has_its_time_again_with_each(
+def test_an_answer_from_a_file_has_its_time_again_with_each_part(
     parts: int, pause_seconds: float, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "ANSWER_SECONDS", 3.0)
     monkeypatch.setattr(listener, "RENEWED_BYTES", 1000)
-    drip = Drip(parts, pause_seconds)
+    source, sink = os.pipe()
+    file, is_over = FileIO(source), threading.Event()
+
+    def drip() -> None:
+        with FileIO(sink, "w") as pipe, suppress(BrokenPipeError):
+            for _ in range(parts):
+                is_over.wait(pause_seconds)
+                pipe.write(b"x" * 1000)
 
     async def answer(_: object) -> Answer:
-        return Answer(HTTPStatus.OK, "text/plain", b"", pieces=drip, size_bytes=1000 * parts)
+        return Answer(HTTPStatus.OK, "text/plain", b"", file=OpenFile(file, 1000 * parts, pool))
 
     one = Listener("one", answer, max_connections=30)
     port = one.bind("127.0.0.1", 0)
     one.start()
-    with stopping(one):
+    with ThreadPoolExecutor(2) as pool, stopping(one):
+        pool.submit(drip)
         came = sent(port, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         assert came.startswith(b"HTTP/1.1 200")
         assert came.endswith(b"x" * 1000 * parts) == whole
         head = sent(port, b"HEAD / HTTP/1.1\r\nHost: a\r\n\r\n")
+        is_over.set()
         assert b"Content-Length: %d" % (1000 * parts) in head
-        assert drip.closed.wait(30)
+        wait_for(lambda: file.closed, "the file to be closed")
 
 
 WITHOUT_DESCRIPTORS = """

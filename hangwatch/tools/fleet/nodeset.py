@@ -7,9 +7,8 @@ ClusterShell, which joins the digits to both ends of the range (findings/cluster
 from __future__ import annotations
 
 import itertools
-import math
 import re
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
 from hangwatch.errors import UserError
 
@@ -33,28 +32,30 @@ def expand(text: str) -> list[str]:
     from ClusterShell.NodeSet import NodeSet, NodeSetException
     from ClusterShell.NodeUtils import GroupResolverError
 
+    names: Iterator[str]
     if not _OPERATORS.search(text):
-        parts = [_parse(part) for part in _COMMA.split(text) if part]
-        if sum(part.size for part in parts) > MOST_NODES:
-            raise NodesError(f"--nodes {text[:80]}: more than {MOST_NODES:,} nodes")
-        names = list(dict.fromkeys(name for part in parts for name in part.names()))
+        names = itertools.chain.from_iterable(map(_expand, filter(None, _COMMA.split(text))))
     elif re.search(r"[0-9]\[", text):
         raise NodesError(
             f"--nodes {text[:80]}: digits before a bracket are ambiguous beside operators: write dgx[100-132]"
         )
     elif any(max(map(len, ends)) > 18 or int(ends[1]) - int(ends[0]) > MOST_NODES for ends in _ENDS.findall(text)):
-        raise NodesError(f"--nodes {text[:80]}: more than {MOST_NODES:,} nodes")  # before it takes memory
+        raise _too_many(text)  # before it takes memory
     else:
         try:
-            nodes = NodeSet(text)
-            if len(nodes) > MOST_NODES:
-                raise NodesError(f"--nodes {text[:80]}: more than {MOST_NODES:,} nodes")
-            names = [str(name) for name in nodes]
+            names = map(str, NodeSet(text))
         except (NodeSetException, GroupResolverError) as error:
             raise NodesError(f"--nodes {text[:80]}: {error}") from None
-    if not names:
+    listed = list(itertools.islice(names, MOST_NODES + 1))
+    if len(listed) > MOST_NODES:
+        raise _too_many(text)
+    if not listed:
         raise NodesError(f"--nodes {text[:80]!r}: contains no node")
-    return check_names(names)
+    return check_names(list(dict.fromkeys(listed)))
+
+
+def _too_many(text: str) -> NodesError:
+    return NodesError(f"--nodes {text[:80]}: more than {MOST_NODES:,} nodes")
 
 
 def check_names(names: list[str]) -> list[str]:
@@ -65,48 +66,29 @@ def check_names(names: list[str]) -> list[str]:
     return names
 
 
-class _Part(NamedTuple):
-    """One name with its ranges, such as `gpu[01-40,50]-ib`: the texts around the brackets, and what is in them."""
-
-    texts: list[str]
-    brackets: list[list[_Range]]
-
-    @property
-    def size(self) -> int:
-        """The number of names."""
-        return math.prod(sum(each.last - each.first + 1 for each in ranges) for ranges in self.brackets)
-
-    def names(self) -> list[str]:
-        """Return the names, in order."""
-        numbers = ([number for each in ranges for number in each.numbers()] for ranges in self.brackets)
-        begin, *others = self.texts
-        return [
-            begin + "".join(number + text for number, text in zip(row, others, strict=True))
-            for row in itertools.product(*numbers)
-        ]
-
-
-class _Range(NamedTuple):
-    """A range of numbers, which are as wide as the first one was written."""
-
-    first: int
-    last: int
-    digits: int
-
-    def numbers(self) -> list[str]:
-        return [f"{number:0{self.digits}d}" for number in range(self.first, self.last + 1)]
-
-
-def _parse(text: str) -> _Part:
+def _expand(text: str) -> Iterator[str]:
+    """Return the names in one part, such as `gpu[01-40,50]-ib`, in order. Raises NodesError."""
     pieces = re.split(r"\[([^\[\]]*)\]", text)
     if stray := re.search(r"[\[\]]", "".join(pieces[::2])):
         raise NodesError(f"--nodes {text[:80]}: a bracket is never {'closed' if stray[0] == '[' else 'opened'}")
-    return _Part(pieces[::2], [[_parse_range(each, text) for each in piece.split(",")] for piece in pieces[1::2]])
+    return _join(pieces[::2], [[_parse_range(each, text) for each in piece.split(",")] for piece in pieces[1::2]])
 
 
-def _parse_range(text: str, whole: str) -> _Range:
+def _parse_range(text: str, whole: str) -> tuple[range, int]:
+    """Return the numbers of a range, and their digits: they are as wide as the first one was written."""
     match = _RANGE.fullmatch(text)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if match is None or last < first:
         raise NodesError(f"--nodes {whole[:80]}: {text[:40]!r} is not a range of numbers, such as 1-40")
-    return _Range(first, last, len(match[1]))
+    return range(first, last + 1), len(match[1])
+
+
+def _join(texts: Sequence[str], brackets: Sequence[Sequence[tuple[range, int]]]) -> Iterator[str]:
+    """Yield the texts around the brackets with each number of the brackets between them."""
+    if not brackets:
+        yield texts[0]
+        return
+    for numbers, digits in brackets[0]:
+        for number in numbers:
+            for rest in _join(texts[1:], brackets[1:]):
+                yield f"{texts[0]}{number:0{digits}d}{rest}"

@@ -5,7 +5,6 @@ An unknown key, a wrong type or a value out of range is an error that names file
 """
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
@@ -36,9 +35,6 @@ class ConfigError(UserError):
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of every section: immutable, and an unknown key is an error."""
-
-
-Ratio = Annotated[float, Meta(ge=0.0, le=1.0)]
 
 
 def describe(text: str, lowest: float | None = None, highest: float | None = None) -> Meta:
@@ -323,8 +319,7 @@ class Settings(Section, frozen=True):
     def capture_seconds(self) -> float:
         """Longest duration of a capture in seconds: every round takes until its deadline."""
         capture = self.capture
-        further_rounds_seconds = (capture.rounds - 1) * (capture.pause_seconds + capture.round_deadline_seconds)
-        return capture.round_deadline_seconds + further_rounds_seconds
+        return capture.rounds * capture.round_deadline_seconds + (capture.rounds - 1) * capture.pause_seconds
 
     @property
     def dump_after_seconds(self) -> float:
@@ -358,22 +353,7 @@ def parse(text: str, source: str) -> Settings:
         table = toml_file.parse(text, source)
     except toml_file.TomlError as error:
         raise ConfigError(str(error)) from None
-    for key, value in _texts(table, ""):
-        if "\0" in value:
-            raise ConfigError(f"{source}: {key} = {value!r}: must not contain a NUL character")
     return decode(table, Settings, source, (), text)
-
-
-def _texts(table: object, key: str) -> Iterator[tuple[str, str]]:
-    """Yield (key, string) for each string in a decoded table, at any depth: ("hooks.on_hung[0]", "/usr/bin/page")."""
-    if isinstance(table, str):
-        yield key, table
-    elif isinstance(table, list):
-        for number, item in enumerate(table):
-            yield from _texts(item, f"{key}[{number}]")
-    elif isinstance(table, dict):
-        for name, item in table.items():
-            yield from _texts(item, f"{key}.{name}" if key else str(name))
 
 
 def decode(table: object, section: type[T], source: str, path: tuple[str, ...], text: str = "") -> T:
@@ -408,13 +388,12 @@ def sample(sections: dict[str, type[Any]] | None = None) -> str:
     return "\n".join(lines)
 
 
-def _sample_section(name: str, section: type[Any]) -> list[str]:
-    lines = [f"# {(section.__doc__ or '').strip().splitlines()[0]}", f"[{name}]"]
-    hints = get_type_hints(section, include_extras=True)
-    for field in msgspec.structs.fields(section):
-        metas = [meta for meta in get_args(hints[field.name])[1:] if isinstance(meta, Meta)]
+def _sample_section(title: str, section: type[Any]) -> list[str]:
+    lines = [f"# {(section.__doc__ or '').strip().splitlines()[0]}", f"[{title}]"]
+    defaults = section()
+    for name, hint in get_type_hints(section, include_extras=True).items():
+        metas = [meta for meta in get_args(hint)[1:] if isinstance(meta, Meta)]
         description = next((f"{meta.description}; " for meta in metas if meta.description), "")
-        value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-        encoded = msgspec.json.encode(value).decode()  # a JSON scalar or list is TOML, too
-        lines.append(f"{field.name} = {encoded}  # {description}{toml_file.describe_allowed(hints[field.name])}")
+        encoded = msgspec.json.encode(getattr(defaults, name)).decode()  # a JSON scalar or list is TOML, too
+        lines.append(f"{name} = {encoded}  # {description}{toml_file.describe_allowed(hint)}")
     return [*lines, ""]

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, critical, ok, warning, worst
-from hangwatch.config import Ratio, describe
+from hangwatch.config import describe
 from hangwatch.model import CheckVerdict, Fault, Point
 from hangwatch.probes.node import memory_pressure
 from hangwatch.probes.node.machine import Node
@@ -33,8 +33,8 @@ CRITICAL_STALLED_RATIO = 0.40
 class Settings(contract.Settings, frozen=True):
     """Limits of available memory and memory stalls."""
 
-    warning_available_ratio: Annotated[Ratio, describe("warning if less than this is available")] = 0.05
-    critical_available_ratio: Annotated[Ratio, describe("critical if less than this is available")] = 0.02
+    warning_available_ratio: Annotated[float, describe("warning if less than this is available", 0.0, 1.0)] = 0.05
+    critical_available_ratio: Annotated[float, describe("critical if less than this is available", 0.0, 1.0)] = 0.02
 
 
 class Sample(contract.Sample, frozen=True):

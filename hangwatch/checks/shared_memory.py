@@ -9,7 +9,7 @@ from typing import Annotated
 
 from hangwatch.checks.framework import contract
 from hangwatch.checks.framework.contract import Check, Metric, critical, join_first, ok, warning, worst
-from hangwatch.config import Ratio, describe
+from hangwatch.config import describe
 from hangwatch.model import CheckVerdict, Fault, JobName, Point, Value
 from hangwatch.probes.base import filesystems, procfs
 from hangwatch.probes.node.machine import Node
@@ -30,8 +30,8 @@ class Settings(contract.Settings, frozen=True):
     """Limits on size and free space."""
 
     minimum_size_bytes: Annotated[int, describe("warning if /dev/shm is smaller than this", 0)] = 1 << 30
-    warning_available_ratio: Annotated[Ratio, describe("warning if less space than this is left")] = 0.10
-    critical_available_ratio: Annotated[Ratio, describe("critical if less space than this is left")] = 0.01
+    warning_available_ratio: Annotated[float, describe("warning if less space than this is left", 0.0, 1.0)] = 0.10
+    critical_available_ratio: Annotated[float, describe("critical if less space than this is left", 0.0, 1.0)] = 0.01
 
 
 class Shm(Value, frozen=True):

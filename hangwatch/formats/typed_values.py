@@ -37,6 +37,8 @@ def read(value: object, hint: Any, keys: tuple[str, ...], misfits: list[Misfit],
             del misfits[count + 1 :]
             return msgspec.UNSET
     try:
+        if isinstance(value, str) and "\0" in value:
+            raise msgspec.ValidationError("must not contain a NUL character")
         return decoding.convert(value, hint)
     except msgspec.ValidationError as error:
         misfits.append(Misfit(keys, str(error), outer_hint or hint))

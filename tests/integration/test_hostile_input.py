@@ -77,10 +77,10 @@ CONFIGURATIONS = {
         f"x = {'{a.a.a.a.a.a.a.a.a.a.a.a.a.a.a=' * 40}1{'}' * 40}\n",
         "nested too deeply",
     ),
-    "NUL in a path": ('[store]\ndirectory = "/a\\u0000b"\n', "store.directory"),
-    "NUL in the token's path": ('[http]\nincidents_token_file = "/a\\u0000b"\n', "http.incidents_token_file"),
-    "NUL in the address": ('[http]\nlisten = "127.0.0.1\\u0000"\n', "http.listen"),
-    "NUL in a check's section": ('[checks.storage]\npaths = ["/a\\u0000b"]\n', "checks.storage.paths[0]"),
+    "NUL in a path": ('[store]\ndirectory = "/a\\u0000b"\n', ":2: [store]: directory"),
+    "NUL in the token's path": ('[http]\nincidents_token_file = "/a\\u0000b"\n', ":2: [http]: incidents_token_file"),
+    "NUL in the address": ('[http]\nlisten = "127.0.0.1\\u0000"\n', ":2: [http]: listen"),
+    "NUL in a check's section": ('[checks.storage]\npaths = ["/a\\u0000b"]\n', ":2: [checks.storage]: paths[0]"),
 }
 WITH_CONFIGURATION = ("config --check", "check fd_limit --config", "explain - --config", "report any --config")
 WITH_CONFIGURATION += tuple(f"{command} --config" for command in ("run", "dump", "incidents", "status", "timeline"))
@@ -98,7 +98,7 @@ def test_a_configuration_that_cannot_be_meant(case: str, tmp_path: Path) -> None
 def test_every_command_refuses_it(command: str, tmp_path: Path) -> None:
     path = tmp_path / "hangwatch.toml"
     path.write_text(CONFIGURATIONS["NUL in a path"][0])
-    refused(*command.split(), str(path), says="store.directory")
+    refused(*command.split(), str(path), says="[store]: directory")
     os.mkfifo(tmp_path / "pipe")
     for special in ("/dev/zero", tmp_path / "pipe"):
         commands.refused(*command.split(), special, says="is not a regular file")

@@ -80,7 +80,7 @@ CONFIGURATIONS = {
     "NUL in a path": ('[store]\ndirectory = "/a\\u0000b"\n', ":2: [store]: directory"),
     "NUL in the token's path": ('[http]\nincidents_token_file = "/a\\u0000b"\n', ":2: [http]: incidents_token_file"),
     "NUL in the address": ('[http]\nlisten = "127.0.0.1\\u0000"\n', ":2: [http]: listen"),
-    "NUL in a check's section": ('[checks.storage]\npaths = ["/a\\u0000b"]\n', ":2: [checks.storage]: paths[0]"),
+    "NUL in a check's section": ('[checks.storage]\nignored_mounts = ["/\\u0000"]\n', "ignored_mounts[0]: must not"),
 }
 WITH_CONFIGURATION = ("config --check", "check fd_limit --config", "explain - --config", "report any --config")
 WITH_CONFIGURATION += tuple(f"{command} --config" for command in ("run", "dump", "incidents", "status", "timeline"))

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from pathlib import Path
 
 import msgspec
 
 from hangwatch.formats import decoding
 from hangwatch.model import Fault, GpuSweep, SamplerStatus
-from hangwatch.probes.base import pseudo_files
-from hangwatch.probes.base.child import Child, signal_name
-from hangwatch.probes.base.gpu_source import INSTALL_DRIVER, NO_DRIVER, DetailsT, kind_name
-from hangwatch.probes.gpu import blocked_gpus
+from hangwatch.probes.base.gpu_source import NO_DRIVER, DetailsT, kind_name
+from hangwatch.probes.gpu import blocked_gpus, driver_child
 from hangwatch.probes.gpu.blocked_gpus import NO_ANSWER, BlockedGpus
+from hangwatch.probes.gpu.driver_child import REAP_SECONDS, DriverChild
 from hangwatch.probes.gpu.messages import (
     AdmitOrder,
     Answer,
@@ -29,8 +25,6 @@ from hangwatch.probes.gpu.messages import (
     CallAnnouncement,
     DriverFailure,
     Hello,
-    Message,
-    Order,
     Question,
     SweepMessage,
 )
@@ -47,15 +41,9 @@ A process that hangs in a call about one GPU does not count. The next process do
 process hangs per GPU.
 """
 
-MAX_MESSAGE_BYTES = 8 << 20
 KEEP_OPEN = (
     "run `nvidia-smi -pm 1`, or `systemctl enable --now nvidia-persistenced`: without persistence mode, opening takes "
     "seconds per GPU; if `nvidia-smi` does not return, drain and reboot the node"
-)
-REAP_SECONDS = 2.0
-_LIBRARY = "libnvidia-ml.so.1"
-_NO_LIBRARY = Fault(
-    subject="driver", reason="DriverNotFound", detail=f"{_LIBRARY} cannot be loaded", remedy=INSTALL_DRIVER
 )
 
 
@@ -96,10 +84,10 @@ class NvmlSampler:
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._child: _Child | None = None
-        self._abandoned: list[_Child] = []
+        self._child: DriverChild | None = None
+        self._abandoned: list[DriverChild] = []
         self._blocked = BlockedGpus(gpu_retry_seconds)
-        self._retrying: dict[int, _Child | None] = {}
+        self._retrying: dict[int, DriverChild | None] = {}
         self._asked_last: tuple[int, ...] = ()
         self._latest: GpuSweep | None = None
         self._status = SamplerStatus()
@@ -197,7 +185,7 @@ class NvmlSampler:
             try:
                 child = self._child = self._start_child(blocked=dict(self._blocked.faults))
             except OSError as error:
-                fault = _not_started(error)
+                fault = driver_child.not_started(error)
                 self._update(alive=False, stalled=False, fault=fault)
                 return fault
         fault = self._listen(child)
@@ -221,7 +209,7 @@ class NvmlSampler:
                 self._settle(Answer(number=number, fault=fault))
         return None if stopping else fault
 
-    def _listen(self, child: _Child) -> Fault:
+    def _listen(self, child: DriverChild) -> Fault:
         """Read the child's messages until it fails, dies, or does not respond in time."""
         deadline, remedy, is_open = self._start_deadline_seconds, KEEP_OPEN, False
         while True:
@@ -294,7 +282,7 @@ class NvmlSampler:
                     if self._child is not None:
                         self._child.order(AdmitOrder(gpu=index))
 
-    def _has_answer(self, child: _Child) -> bool:
+    def _has_answer(self, child: DriverChild) -> bool:
         """True if the process that reads one GPU completes a sweep in time, even a sweep with an error."""
         end = time.monotonic() + self._start_deadline_seconds
         try:
@@ -307,12 +295,8 @@ class NvmlSampler:
 
     # --- state shared by the threads; `_changed` is held -----------------------------------------------------------
 
-    def _start_child(self, *, blocked: dict[int, Fault] | None = None, only_gpu: int | None = None) -> _Child:
-        """Start a driver process. Raises OSError if that fails, with ELIBACC if there is no driver."""
-        cache = pseudo_files.read_start("/etc/ld.so.cache", 16 << 20)
-        is_known = isinstance(cache, OSError) or _LIBRARY.encode() in cache or Path("/dev/nvidiactl").exists()
-        if not is_known and not self._environ.get("LD_LIBRARY_PATH"):  # no process has to try
-            raise OSError(errno.ELIBACC, _LIBRARY)
+    def _start_child(self, *, blocked: dict[int, Fault] | None = None, only_gpu: int | None = None) -> DriverChild:
+        """Start a driver process. Raises OSError as `DriverChild` does."""
         begin = Begin(
             sample_seconds=self._sample_seconds,
             parent_pid=os.getpid(),
@@ -320,9 +304,9 @@ class NvmlSampler:
             read_last=self._asked_last,
             only_gpu=only_gpu,
         )
-        return _Child(begin, self._environ)
+        return DriverChild(begin, self._environ)
 
-    def _reap(self) -> list[_Child]:
+    def _reap(self) -> list[DriverChild]:
         """Return the processes that could not be killed and still exist."""
         self._abandoned = [child for child in self._abandoned if child.wait() is None]
         return self._abandoned
@@ -375,73 +359,6 @@ def run_sampler(deadline_seconds: float) -> Iterator[NvmlSampler]:
         yield gpus
     finally:
         gpus.stop()
-
-
-class _Child(Child):
-    """A process of `hangwatch.probes.gpu.driver_process` and its two pipes.
-
-    `announced` is its last `CallAnnouncement` message. `got_answer` is true once the driver has responded about a GPU.
-    """
-
-    def __init__(self, begin: Begin, environ: Mapping[str, str]) -> None:
-        # It imports from the same folders as this process, and never from its working folder.
-        import_path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)  # noqa: PTH100 - strings in and out
-        super().__init__(
-            [sys.executable, "-m", "hangwatch.probes.gpu.driver_process", msgspec.json.encode(begin).decode()],
-            environ={**environ, "PYTHONPATH": import_path},
-            has_input=True,
-            errors=None,
-            own_session=True,
-        )
-        self._partial = b""
-        self._decoder = decoding.decoder(Message)
-        self.announced = CallAnnouncement(gpu=None)
-        self.got_answer = False
-
-    def messages(self, timeout_seconds: float) -> list[Message]:
-        """Wait for the next messages and return them.
-
-        Raises TimeoutError if none comes in time, EOFError if the child has ended, MsgspecError for invalid messages.
-        """
-        end = time.monotonic() + timeout_seconds
-        while True:
-            received, _ = self.read(end)
-            if not received:
-                raise EOFError
-            *lines, self._partial = (self._partial + received).split(b"\n")
-            if len(self._partial) > MAX_MESSAGE_BYTES:
-                raise msgspec.DecodeError(f"a line of more than {MAX_MESSAGE_BYTES} bytes")
-            if lines:
-                return [self._decoder.decode(line) for line in lines]
-
-    def order(self, order: Order) -> None:
-        """Send an order. If the child cannot receive it, do nothing: such a child soon misses its deadline."""
-        with contextlib.suppress(BrokenPipeError, TimeoutError):
-            self.write(msgspec.json.encode(order) + b"\n", 0.0)
-
-    def end_fault(self) -> Fault:
-        """Return a fault with the exit code or signal that ended the process."""
-        code = self.wait(REAP_SECONDS)
-        ending = f"exit code {code}"
-        if code is not None and code < 0:
-            ending = f"{signal_name(-code) or 'unknown'} (signal {-code})"
-        return Fault(
-            subject="driver",
-            reason="Crashed",
-            detail=f"the process that reads the driver ended with {ending}; hangwatch starts it again",
-            remedy="dmesg | grep -i -e nvrm -e xid; if Python failed, its error is in the log of hangwatch",
-        )
-
-
-def _not_started(error: OSError) -> Fault:
-    if error.errno == errno.ELIBACC:
-        return _NO_LIBRARY
-    return Fault(
-        subject="driver",
-        reason="SamplerNotStarted",
-        detail=f"the process that reads the GPUs cannot be started: {error}",
-        remedy=f"make {sys.executable} executable for this user",
-    )
 
 
 def _stalled(subject: str, detail: str, remedy: str = NO_ANSWER) -> Fault:

@@ -108,18 +108,11 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
     node_interfaces = network.interfaces(node.proc_root / "self" / "net", node.sys_root)
     if not isinstance(node_interfaces, tuple):
         return node_interfaces
-    uses: list[Use] = []
-    masters: list[Master] = []
-    enclosed: list[Enclosed] = []
-    faults = []
-    for job in node.jobs:
-        answer = _job(node, job, node_interfaces, settings)
-        if isinstance(answer, Fault):
-            faults.append(answer)
-        elif answer is not None:
-            uses += answer.uses
-            masters += [answer.master] if answer.master else []
-            enclosed += answer.enclosed
+    answers = [_job(node, job, node_interfaces, settings) for job in node.jobs]
+    faults = tuple(answer for answer in answers if isinstance(answer, Fault))
+    of_jobs = [answer for answer in answers if isinstance(answer, _JobNetwork)]
+    masters = tuple(each.master for each in of_jobs if each.master)
+    uses = [use for each in of_jobs for use in each.uses]
     if settings.interfaces:
         selected = select_interfaces(settings.interfaces, node_interfaces)
         uses.append(Use(user="[checks.network]", source=settings.interfaces, interfaces=selected))
@@ -132,10 +125,10 @@ def observe(node: Node, settings: Settings) -> Sample | Fault | None:
         return None
     return Sample(
         uses=tuple(uses),
-        masters=tuple(masters),
-        enclosed=tuple(enclosed),
+        masters=masters,
+        enclosed=tuple(enclosed for each in of_jobs for enclosed in each.enclosed),
         monotonic_seconds=node.clock.monotonic(),
-        faults=tuple(faults),
+        faults=faults,
     )
 
 

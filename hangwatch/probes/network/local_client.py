@@ -11,7 +11,9 @@ import socket
 import struct
 from typing import NamedTuple
 
-from hangwatch.probes.network.sockets import HEADER, LISTEN, NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY
+from hangwatch.probes.network import sock_diag
+from hangwatch.probes.network.sock_diag import HEADER
+from hangwatch.probes.network.sockets import LISTEN
 
 _NLM_F_REQUEST = 0x1
 _REQUEST = struct.Struct("=BBBxI")  # inet_diag_req_v2: family, protocol, extensions, states; then the socket
@@ -66,13 +68,13 @@ class LocalClients:
     ) -> LocalClient | None:
         if self._channel is None:
             kind = socket.SOCK_RAW | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-            self._channel = socket.socket(socket.AF_NETLINK, kind, NETLINK_SOCK_DIAG)
+            self._channel = socket.socket(socket.AF_NETLINK, kind, sock_diag.PROTOCOL)
         family = socket.AF_INET if client.version == 4 else socket.AF_INET6
         wanted_ends = _PORTS.pack(client_port, port) + client.packed.ljust(16, b"\0") + address.packed.ljust(16, b"\0")
         request = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _ALL_STATES) + wanted_ends + _ANY
         sequence = next(self._sequence) & 0xFFFFFFFF
         length = HEADER.size + len(request)
-        self._channel.send(HEADER.pack(length, SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, sequence, 0) + request)
+        self._channel.send(HEADER.pack(length, sock_diag.BY_FAMILY, _NLM_F_REQUEST, sequence, 0) + request)
         for _ in range(_MOST_STALE):  # the kernel queues its answer during send(2)
             answer = self._channel.recv(_ANSWER_BYTES)
             _, kind, _, answer_sequence, _ = HEADER.unpack_from(answer)
@@ -80,7 +82,7 @@ class LocalClients:
                 break
         else:
             return None
-        if kind != SOCK_DIAG_BY_FAMILY or answer[_STATE_AT] == LISTEN:
+        if kind != sock_diag.BY_FAMILY or answer[_STATE_AT] == LISTEN:
             return None
         uid, inode = _USER_AND_INODE.unpack_from(answer, _USER_AT)
         return LocalClient(uid, has_closed=inode == 0)

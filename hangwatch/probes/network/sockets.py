@@ -6,42 +6,32 @@ connection, in tcp_info. One request returns all connections of a network namesp
 
 from __future__ import annotations
 
-import ctypes
 import ipaddress
 import itertools
 import os
 import socket
 import struct
 import sys
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from hangwatch.model import PortUse
-from hangwatch.probes.base import background, procfs, pseudo_files
+from hangwatch.probes.base import procfs, pseudo_files
+from hangwatch.probes.network import sock_diag
 
 MOST_CONNECTIONS = 1 << 15  # of one namespace: any user may open 100,000
 MOST_DESCRIPTORS = 4096  # of one process
 MOST_NAMESPACES = 64  # of one scan
-CPU_SECONDS = 0.5  # for one namespace, of the thread: the kernel answers at once, and a busy node delays the thread
 
-NETLINK_SOCK_DIAG = 4
-SOCK_DIAG_BY_FAMILY = 20
 _TCPDIAG_GETSOCK = 18  # both families in one walk through the kernel's table, which takes a millisecond
-_NLM_F_REQUEST_DUMP = 0x1 | 0x300
-_NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _INET_DIAG_INFO = 2
-HEADER = struct.Struct("=IHHII")  # nlmsghdr
-_ATTRIBUTE = struct.Struct("=HH")
 _MESSAGE_BYTES = 72  # inet_diag_msg
 _RETRANSMITS_AT, _UNACKED_AT, _AGES_AT, _BYTES_AT, _INFO_BYTES = 2, 24, 44, 120, 136  # in tcp_info
 _LONGEST_ANSWER_MS = 3_600_000
 _SHORTEST_PAUSE_MS = 20  # between an answer and the next question; the kernel counts in steps of up to 10 ms
-_RECEIVE_BYTES = 1 << 18
 _LISTED_BYTES = 32 << 20
 _MAPPED = bytes(10) + b"\xff\xff"
-_CLONE_NEWNET = 0x40000000
 
 ESTABLISHED, SYN_SENT, _CLOSE_WAIT = 1, 2, 8
 LISTEN = 10
@@ -111,17 +101,16 @@ def read(pid: int, proc_root: Path) -> Connections | None:
 
     Another namespace requires CAP_SYS_ADMIN. If that is not permitted, read /proc/PID/net/tcp, which has no byte
     counts. None if the process is gone, if there are more than `MOST_CONNECTIONS`, or if it takes more CPU time
-    than `CPU_SECONDS`.
+    than `sock_diag.CPU_SECONDS`.
     """
     try:
-        channel = _channel(pid, proc_root)
+        channel = sock_diag.open_channel(pid, proc_root)
     except OSError:
         return _listed(pid, proc_root)
     with channel:
-        end = time.thread_time() + CPU_SECONDS
         by_inode: dict[int, Connection] = {}
         try:
-            for answer, at, size in _messages(channel, _TCPDIAG_GETSOCK, _REQUEST, end):
+            for answer, at, size in sock_diag.read_messages(channel, _TCPDIAG_GETSOCK, _REQUEST):
                 if size - at >= _MESSAGE_BYTES:
                     connection = _connection(answer, at, size)
                     by_inode[connection.inode] = connection
@@ -140,13 +129,13 @@ def read_unix(pid: int, proc_root: Path) -> dict[int, UnixSocket] | None:
     by_inode, pending = dict[int, UnixSocket](), dict[int, UnixSocket]()
     request = _UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _UNIX_SHOW_PEER | _UNIX_SHOW_PENDING, 0, 0)
     try:
-        with _channel(pid, proc_root) as channel:
-            for answer, at, size in _messages(channel, SOCK_DIAG_BY_FAMILY, request, time.thread_time() + CPU_SECONDS):
+        with sock_diag.open_channel(pid, proc_root) as channel:
+            for answer, at, size in sock_diag.read_messages(channel, sock_diag.BY_FAMILY, request):
                 (inode,) = struct.unpack_from("=I", answer, at + 4)
                 attributes = at + _UNIX_MESSAGE_BYTES, size
-                peer = int.from_bytes(_attribute(answer, *attributes, _UNIX_PEER)[:4], sys.byteorder)
+                peer = int.from_bytes(sock_diag.find_attribute(answer, *attributes, _UNIX_PEER)[:4], sys.byteorder)
                 by_inode[inode] = UnixSocket(answer[at + 2] == LISTEN, peer or None)
-                clients = struct.iter_unpack("=I", _attribute(answer, *attributes, _UNIX_PENDING))
+                clients = struct.iter_unpack("=I", sock_diag.find_attribute(answer, *attributes, _UNIX_PENDING))
                 pending |= {client: UnixSocket(listens=False, peer=inode) for (client,) in clients}
                 if len(by_inode) > MOST_CONNECTIONS:
                     return None
@@ -323,58 +312,6 @@ def store_endpoint(pid: int, port: int, tables: Tables) -> str | None:
     return f"{format_end(end)}{f' in {namespace}' if namespace else ''}"
 
 
-def _channel(pid: int, proc_root: Path) -> socket.socket:
-    """Return a socket for requests about the network namespace of a process.
-
-    Raises OSError if that is not permitted.
-    """
-    space = f"{proc_root}/{pid}/ns/net"
-    is_ours = os.readlink(space) == os.readlink("/proc/self/ns/net")  # noqa: PTH115 - magic links, no paths
-    return _open() if is_ours else _open_within(space)
-
-
-def _open() -> socket.socket:
-    channel = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG)
-    channel.settimeout(CPU_SECONDS)  # for one answer, which the kernel has ready
-    return channel
-
-
-def _open_within(space: str) -> socket.socket:
-    """Return a socket in another network namespace. A short-lived thread joins it, see setns(2)."""
-
-    def open_in_thread() -> socket.socket:
-        descriptor = os.open(space, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET) != 0:
-                raise OSError(ctypes.get_errno(), "setns")
-            return _open()
-        finally:
-            os.close(descriptor)
-
-    return background.start(open_in_thread, "setns").result()
-
-
-def _messages(
-    channel: socket.socket, request_type: int, request: bytes, end: float
-) -> Iterator[tuple[bytes, int, int]]:
-    """Send a request of this type and yield the messages of the answer: the buffer, and the start and end of each."""
-    length = HEADER.size + len(request)
-    channel.send(HEADER.pack(length, request_type, _NLM_F_REQUEST_DUMP, 0, 0) + request)
-    while True:
-        if time.thread_time() > end:
-            raise TimeoutError
-        answer = channel.recv(_RECEIVE_BYTES)
-        at = 0
-        while at + HEADER.size <= len(answer):
-            size, kind, _, _, _ = HEADER.unpack_from(answer, at)
-            if kind == _NLMSG_DONE:
-                return
-            if kind == _NLMSG_ERROR or size < HEADER.size:
-                raise OSError("sock_diag refused")
-            yield answer, at + HEADER.size, at + size
-            at += (size + 3) & ~3
-
-
 def _connection(answer: bytes, at: int, end: int) -> Connection:
     family, state = answer[at], answer[at + 1]
     local_port, remote_port = struct.unpack_from("!HH", answer, at + 4)
@@ -386,7 +323,7 @@ def _connection(answer: bytes, at: int, end: int) -> Connection:
     )
     carried_bytes = unacknowledged = retransmits = 0
     awaits_answer = False
-    info = _attribute(answer, at + _MESSAGE_BYTES, end, _INET_DIAG_INFO)
+    info = sock_diag.find_attribute(answer, at + _MESSAGE_BYTES, end, _INET_DIAG_INFO)
     if len(info) >= _INFO_BYTES:
         sent_bytes, received_bytes = struct.unpack_from("=QQ", info, _BYTES_AT)
         sent_ms, _, received_ms = struct.unpack_from("=III", info, _AGES_AT)
@@ -396,17 +333,6 @@ def _connection(answer: bytes, at: int, end: int) -> Connection:
         retransmits = info[_RETRANSMITS_AT]
         (unacknowledged,) = struct.unpack_from("=I", info, _UNACKED_AT)
     return Connection(inode, state, *ends, carried_bytes, unacknowledged, retransmits, awaits_answer)
-
-
-def _attribute(answer: bytes, at: int, end: int, wanted: int) -> bytes:
-    while at + _ATTRIBUTE.size <= end:
-        length, kind = _ATTRIBUTE.unpack_from(answer, at)
-        if length < _ATTRIBUTE.size:
-            break
-        if kind == wanted:
-            return answer[at + _ATTRIBUTE.size : at + length]
-        at += (length + 3) & ~3
-    return b""
 
 
 def _plain(packed: bytes) -> bytes:

@@ -41,6 +41,7 @@ _EXECUTOR = "concurrent/futures/thread.py"
 _STARTS = ("threading.py", _EXECUTOR)
 _LOADER_LOOP = "torch/utils/data/_utils/worker.py"
 _SHOWN = 16
+_Identity = tuple[str | None, int | None, int | None, int | None]
 
 
 def group_ranks(
@@ -108,9 +109,6 @@ def merge_groups(groups: Iterable[Group], world_size: int | None, notes: Iterabl
         world_size=world_size,
         notes=tuple(sorted(set(notes))),
     )
-
-
-_Identity = tuple[str | None, int | None, int | None, int | None]
 
 
 class _Rank(NamedTuple):

@@ -145,7 +145,7 @@ class OpenConnections:
         """Make a place for a new connection of this caller. Return the reason to refuse it; None if there is a place.
 
         If no place is free, close the oldest silent connection (without a request) of the callers with the most
-        connections, else one with a request. On a unix socket, refuse a caller who would then have as many as they.
+        connections, else one with a request. On a unix socket, refuse a user that would then have as many as they.
         """
         for stream in [stream for stream in self._open if stream.closed()]:
             self.forget(stream)  # its coroutine has not called `forget` yet

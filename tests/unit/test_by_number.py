@@ -189,15 +189,23 @@ def test_sleeping_loop_is_no_work(switches_per_second: float, main_cpu_ratio: fl
     verdict = judged(waiting(*THREE), outside(goes_on, activity="unknown", waits_for="unknown"))
     assert [one.rank for one in verdict.named] == named
     assert [one.rank for one in (*verdict.named, *verdict.check_first)] == [3]
+    assert (verdict.stuck_on, "It is working" in verdict.message) == ("", True)
 
 
 def test_verdict_says_that_a_rank_that_works_may_still_join() -> None:
-    def describe(**more: object) -> str:
-        return judged(waiting(*THREE), outside(replace(standing(3, done(5)), **more))).message
+    def describe(**more: object) -> tuple[str, str]:
+        verdict = judged(waiting(*THREE), outside(replace(standing(3, done(5)), **more)))
+        return verdict.message.partition("16 min 34 s.")[2], (verdict.stuck_on or "").partition(" in rank")[0]
 
-    assert "may join when that is done" in describe(signature=Signature.COMPUTES, motion=Motion.MOVING)
-    assert "either work that ends by itself, or an endless loop" in describe(signature=Signature.SPINS)
-    assert "may join" not in describe(signature=Signature.BLOCKED)
+    uses_cpu = " It uses CPU: either work that ends by itself, or an endless loop."
+    child_computes = {"motion": Motion.UNKNOWN, "usage": Usage(cpu_ratio=1.0, main_cpu_ratio=0.0)}
+    assert describe(signature=Signature.COMPUTES, motion=Motion.MOVING) == (
+        " It is working, and may join when that is done.",
+        "",
+    )
+    assert describe(signature=Signature.SPINS) == (uses_cpu, "perhaps write_metrics (metrics.py:31)")
+    assert describe(**child_computes) == (uses_cpu, "perhaps write_metrics (metrics.py:31)")
+    assert describe(signature=Signature.BLOCKED) == ("", "write_metrics (metrics.py:31)")
 
 
 def test_stack_that_contradicts_the_numbers_names_no_rank() -> None:

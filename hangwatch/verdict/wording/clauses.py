@@ -24,6 +24,8 @@ from hangwatch.model import (
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.stacks import activity_table
 from hangwatch.stacks import frames as stack_frames
+from hangwatch.stacks.progress import SPINNING_RATIO
+from hangwatch.stacks.rates import exceeds
 from hangwatch.stacks.user_code import find_caller, innermost_user_frames
 from hangwatch.tables import kernel_lines
 
@@ -230,7 +232,8 @@ def _describe_target(target: CallTarget, member: Member, ranks: Mapping[int, Ran
             is_silent = target.is_remote and waits_for_it and member.signature is Signature.BLOCKED
             return f"{target.what}, on {target.mount}{', which does not respond' if is_silent else ''}"
         case "pipe" | "unix":
-            what = "a pipe" if target.kind == "pipe" else target.what
+            is_unnamed = target.kind == "pipe" and not target.what.startswith("/")
+            what = "a pipe" if is_unnamed else target.what
             if target.other_pid is None:
                 return f"{what} with an unknown other end"
             return f"{what} connected to {_describe_other_end(target, member, ranks)}"
@@ -359,6 +362,12 @@ def hint_at_progress(members: Sequence[Member]) -> str:
     who = "It" if len(members) == 1 else "Some of them"
     if any(member.motion is Motion.MOVING for member in members):
         return f" {who} {'is' if who == 'It' else 'are'} working, and may join when that is done."
-    if any(member.signature is Signature.SPINS for member in members):
+    if any(map(uses_cpu, members)):
         return f" {who} {'uses' if who == 'It' else 'use'} CPU: either work that ends by itself, or an endless loop."
     return ""
+
+
+def uses_cpu(member: Member) -> bool:
+    """True if a rank spins, or if it and its children use half of a core and it is unknown if it progresses."""
+    use = member.usage.cpu_ratio
+    return member.signature is Signature.SPINS or (member.motion is Motion.UNKNOWN and exceeds(use, SPINNING_RATIO))

@@ -91,7 +91,8 @@ def outside(finding: Finding) -> str:
     """Return the headline for ranks that do not wait in the collective in which the other ranks wait."""
     ranks = finding.suspects
     if not any(group.motion is Motion.MOVING for group in ranks):
-        return f"{words.join_words(describe_each(ranks))}. {_describe_others(finding)}."
+        hint = clauses.hint_at_progress(finding.members)
+        return f"{words.join_words(describe_each(ranks))}. {_describe_others(finding)}.{hint}"
     ids = rank_ids(ranks)
     alone = len(ids) == 1
     doing = words.join_words([describe(group, several=not alone) for group in ranks[:SHOWN]])

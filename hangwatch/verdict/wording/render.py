@@ -40,13 +40,14 @@ def render(finding: Finding, evidence: Sequence[Evidence]) -> Verdict:
 def _write_message(finding: Finding, text: str, settle: str) -> str:
     """Return the text of the verdict: its headline, the ranks to check first, other ranks that differ, and hints."""
     grouping, limit = finding.scene.grouping, job_headlines.limit_to_node(finding.scene)
+    hint = clauses.hint_at_progress(finding.members)
     if finding.contradicted is not None:
         return f"No rank can be named: {text}. According to the stacks: {render(finding.contradicted, ()).message}"
     if finding.by_numbers and finding.is_named:
-        return text + clauses.hint_at_progress(finding.members) + limit
+        return text + hint + limit
     if finding.by_numbers:
         look = f" Check {name_ranks(finding.suspects)} first. To decide: {settle}." if finding.suspects else ""
-        return f"{text} No rank can be named.{look}{limit}"
+        return f"{text} No rank can be named.{look}{hint}{limit}"
     if finding.rule is None:
         is_named = finding.is_named or not finding.suspects
         look = "" if is_named else f" {_check_first(finding, text, settle)}"
@@ -56,7 +57,7 @@ def _write_message(finding: Finding, text: str, settle: str) -> str:
         apart = f" Check these, too: {'; '.join(describe_each(finding.apart))}." if finding.apart else ""
         return words.sentence(text) + apart + rank_headlines.whole_nodes(finding.members, grouping) + limit
     where_to_look = guidance.where_to_look(grouping) if grouping.unanswered else ""
-    return f"No rank can be named. {_check_first(finding, text, settle)}{limit}{where_to_look}"
+    return f"No rank can be named. {_check_first(finding, text, settle)}{hint}{limit}{where_to_look}"
 
 
 def _check_first(finding: Finding, text: str, settle: str) -> str:

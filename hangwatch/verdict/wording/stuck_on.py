@@ -20,15 +20,16 @@ _MOST_CHARACTERS = 160
 def stuck_on(finding: Finding) -> str:
     """Return the call, lock or line in which the first suspect is blocked, and its process; "" if it is not blocked.
 
-    Without a suspect: the operation in which the ranks wait. A suspect that is not named is "perhaps" the cause.
+    Without a suspect: the operation in which the ranks wait. A suspect that uses CPU or is not named is "perhaps" stuck.
     """
     if kinds.find(finding.kind).job != "stuck" or _is_working(finding):
         return ""
     if finding.kind == "GpuBehind":
         return sequence_numbers.describe_operation(finding.answer.graph.gpus[0].operation)
     if finding.suspects:
-        text = _place_of_rank(finding.suspects[0], finding.suspects[0].members[0])
-        return f"perhaps {text}" if text and not finding.is_named else text
+        first = finding.suspects[0].members[0]
+        text = _place_of_rank(finding.suspects[0], first)
+        return f"perhaps {text}" if text and (clauses.uses_cpu(first) or not finding.is_named) else text
     if finding.answer.graph.pending and finding.by_numbers:
         return sequence_numbers.describe_operation(finding.answer.graph.pending[0])
     if finding.kind == "MountSilent":
@@ -81,7 +82,9 @@ def dump_whole_job(job_key: str = "") -> str:
 
 
 def _is_working(finding: Finding) -> bool:
-    return finding.is_named and any(group.motion is Motion.MOVING for group in finding.suspects)
+    """True if a named rank progresses, or each rank to check first."""
+    are_moving = [group.motion is Motion.MOVING for group in finding.suspects]
+    return any(are_moving) if finding.is_named else bool(are_moving) and all(are_moving)
 
 
 def look_at(member: Member) -> str:

@@ -96,6 +96,9 @@ def step():
     multiprocessing.pool.ThreadPool(2).apply(read_shard)
 step()
 """
+ENDED = """
+threading.Thread(target=read_shard).start()
+"""
 LOOP = """
 async def step():
     await asyncio.get_running_loop().run_in_executor(None, read_shard)
@@ -120,6 +123,7 @@ async def step():
 asyncio.run(step())
 """
 WAYS = {"pool": POOL, "pool of four": ALIKE, "queue": QUEUE, "join": JOIN, "thread pool": THREADS, "event loop": LOOP}
+WAYS |= {"main thread has ended": ENDED}
 
 
 def in_call(pid: int, kind: str) -> bool:

@@ -21,7 +21,6 @@ MOST_THREADS = 64
 _MOST_ANCESTORS = 4  # of a rank: between it and its server there may be a shell and a launcher
 _LEAST_RANKS = 2  # that are connected to a process which drives a job
 MOST_DESCRIPTORS = 16  # of one call, in which another rank is searched
-_CHANNELS = ("pipe:", "socket:")
 _ANY_HOST = (bytes(4), bytes(16))  # the address of a socket that listens on all addresses of the node
 
 
@@ -165,7 +164,7 @@ class JobSockets:
     def has_end(self, pid: int, ways: frozenset[str]) -> bool:
         """True if a process can answer on one of these pipes and Unix sockets: of a pipe it has the end to write."""
         held = ways & self.open_files(pid) if ways else ways
-        return any(not link.startswith("pipe:") or self._writes(pid, link) for link in held)
+        return any(link.startswith("socket:") or self._writes(pid, link) for link in held)
 
     def links(self, pid: int, descriptors: Iterable[int]) -> Iterator[str]:
         """Yield the targets of these descriptors of a process. Targets that cannot be read are skipped."""
@@ -187,7 +186,7 @@ class JobSockets:
             driver = self._drivers.get(connection.remote)
             return None if driver is None else ("connection", driver)
         link = next(self.links(pid, (descriptor,)), "")
-        if not link.startswith(_CHANNELS):
+        if not (link.startswith("socket:") or blocked_call.is_pipe_or_path(link)):
             return None
         if (pid, link) not in self._others:
             self._others[pid, link] = blocked_call.find_other_process(pid, descriptor, self._holders, self.proc_root)

@@ -18,6 +18,7 @@ from hangwatch.probes.base import procfs, pseudo_files
 from hangwatch.probes.network import sockets
 from hangwatch.probes.network.sockets import Connection
 from hangwatch.probes.process import file_locks
+from hangwatch.probes.process.blocked_call import is_pipe_or_path
 from hangwatch.stacks import frames as stack_frames
 
 _MOST_STEPS = 4
@@ -86,12 +87,14 @@ class WaitChains(NamedTuple):
         readable = [step.pid for step in steps if job.read_process(step.pid) or not step.is_worker]
         others = tuple(step.pid for step in steps if not step.is_worker)
         asks = self._find_asking_part(pid, call, readable)
+        holding: tuple[int, ...] = ()
         if call.kind == "locks":
             lock = file_locks.find_awaited_lock(pid, call.descriptors[0], job.proc_root)
+            holding = self._find_holding(lock)
         else:
             lock = self._find_lock([step.pid for step in steps], rank)
         if asks is not None or lock is not None:
-            return Chain(None, others, asks_rank=asks, file_lock=lock)
+            return Chain(None, (*others, *holding), holding, asks, lock)
         visited = {pid, *(step.pid for step in steps)}
         end = _choose(filter(None, (direct_end, end, self._find_end(steps, pid, visited))))
         if end is None:
@@ -145,8 +148,9 @@ class WaitChains(NamedTuple):
         return [] if driver is None else [_Step(driver, self._name("process", driver))]
 
     def _find_ways(self, pid: int, call: SystemCall) -> frozenset[str]:
-        """Return the far ends of the pipes and Unix sockets of a call."""
-        return self.job.far_ends(self.job.links(pid, call.descriptors[:MOST_DESCRIPTORS]))
+        """Return the far ends of the pipes, FIFOs and Unix sockets of a call. Files count: one may be a FIFO."""
+        links = frozenset(self.job.links(pid, call.descriptors[:MOST_DESCRIPTORS]))
+        return self.job.far_ends(links) | frozenset(filter(is_pipe_or_path, links))
 
     def _find_workers(self, pid: int, ways: frozenset[str], visited: set[int]) -> list[_Step]:
         """Return the processes of the same rank that hold one of these ends, and add them to `visited`."""
@@ -208,6 +212,14 @@ class WaitChains(NamedTuple):
         return _name_peers(f"{step.name}, which waits for ", peers)
 
     # --- other ranks --------------------------------------------------------------------------------------------------
+
+    def _find_holding(self, lock: FileLock | None) -> tuple[int, ...]:
+        """Return the holder of a lock and its children, which may work for it; () if a rank of the job holds it."""
+        holder = None if lock is None else lock.holder_pid
+        if holder is None or holder in self.job.ranks:
+            return ()
+        every = (holder, *procfs.read_children(holder, self.job.proc_root, _MOST_CHILDREN))
+        return tuple(one for one in every if self.job.read_process(one) or self.job.is_alive(one))
 
     def _find_lock(self, children: Sequence[int], rank: int) -> FileLock | None:
         """Return a file lock that another rank holds and for which a child waits; None if there is none."""

@@ -33,10 +33,11 @@ def with_frozen_ranks(grouping: Grouping) -> Grouping:
 def _is_held(member: Member, processes: Collection[tuple[str | None, int | None]]) -> bool:
     """True if the main thread never returned from one call: open() of a FIFO, or a wait for a lock or stopped helpers.
 
-    A file may be read from a slow mount, and the process behind a pipe may work: these calls prove nothing.
+    A file may be read from a slow mount, and the process behind a pipe may work: these calls prove nothing. Nor does a
+    wait for a lock of which the holder works.
     """
-    call, holder = member.kernel.call, lock_holder(member)
-    if member.usage.switches_per_second != 0.0:
+    call, holder, use = member.kernel.call, lock_holder(member), member.usage
+    if use.switches_per_second != 0.0 or (use.cpu_ratio or 0.0) > _ASLEEP_RATIO:
         return False
     if call is not None and call.is_held:
         return True

@@ -328,6 +328,35 @@ def test_rank_at_a_pipe_of_a_process_outside_its_job_moves_as_that_process(
     assert member.signature is expected
 
 
+READS_ONLY = READS_FIFO.replace("O_RDWR", "O_RDONLY").replace("/fifo", "/../fifo")
+LOCKS = "import fcntl\none = open(folder + '/../fifo', 'r+b', buffering=0)\nready()\nfcntl.flock(one, fcntl.LOCK_EX)"
+HOLDS = (
+    "import fcntl, time\none = open({path!r}, 'r+b', buffering=0)\nfcntl.flock(one, fcntl.LOCK_EX)\nprint(flush=True)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("then", "search_seconds", "expected"),
+    [
+        ("while True: pass", 60.0, [Signature.UNKNOWN] * 2),
+        ("time.sleep(600)", 60.0, [Signature.BLOCKED] * 2),
+        ("time.sleep(600)", 0.0, [Signature.UNKNOWN, Signature.BLOCKED]),
+    ],
+)
+def test_rank_at_a_fifo_or_lock_moves_as_the_process_that_holds_it(
+    then: str, search_seconds: float, expected: list[Signature], tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    holds = HOLDS.format(path=str(tmp_path / "fifo"))
+    with spawn(sys.executable, "-c", holds + then, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline()
+        with targets.started(tmp_path, READS_ONLY, LOCKS) as pids:
+            targets.wait_for_call(pids[0], "receives")
+            targets.wait_for_call(pids[1], "locks")
+            signatures = [measured(job_of(pid), search_seconds=search_seconds).signature for pid in pids]
+    assert signatures == expected
+
+
 def test_what_a_rank_has_to_do_with_the_store_of_its_job(tmp_path: Path) -> None:
     serves = "import os, socket\none = socket.create_server(('127.0.0.1', 0))\n"
     serves += "open(folder + '/port', 'w').write(str(one.getsockname()[1]))\nready()\none.accept()[0].recv(1)"

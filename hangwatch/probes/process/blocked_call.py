@@ -6,8 +6,10 @@ followed, so a file system that does not respond blocks nothing. See proc_pid_fd
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import stat
 import threading
 import time
 from collections import deque
@@ -85,7 +87,7 @@ def _path(pid: int, proc_root: Path, thread: int | None) -> str:
 
 
 class Strangers:
-    """The pipes and sockets of the processes outside a job. Each process is read once, when a search first needs it.
+    """The pipes, sockets and files of the processes outside a job. Each process is read once, when a search needs it.
 
     Reading takes at most `cpu_seconds` in all: a busy node delays a search, but hides no process.
     """
@@ -198,14 +200,22 @@ def _behind(pid: int, descriptor: int, search: _Search, proc_root: Path) -> Call
         is_remote = mount is not None and filesystems.is_network(mount)
         mounted = "" if mount is None else words.elided(str(mount), _MOST_CHARACTERS)
         is_local = mount is not None and not is_remote and filesystems.is_on_local_disk(mount)
-        return CallTarget(kind="file", what=shown, mount=mounted, is_remote=is_remote, is_local_device=is_local)
-    if link.startswith("pipe:"):
+        if mount is None or is_remote or not _is_fifo(f"{proc_root}/{pid}/fd/{descriptor}"):
+            return CallTarget(kind="file", what=shown, mount=mounted, is_remote=is_remote, is_local_device=is_local)
+    if link.startswith(("pipe:", "/")):
         other, comm = search.holder_of(link, WRITE if mode & _READ else _READ)
         return CallTarget(kind="pipe", what=shown, other_pid=other, other_comm=comm)
     inode = link.removeprefix("socket:[").removesuffix("]")
     if link.startswith("socket:[") and inode.isdecimal():
         return _socket(int(inode), search) or CallTarget(kind="other", what="a socket")
     return CallTarget(kind="other", what=shown)
+
+
+def _is_fifo(descriptor: str) -> bool:
+    """True if an open file of a local file system is a FIFO. Its inode is in memory, so no disk is read."""
+    with contextlib.suppress(OSError):
+        return stat.S_ISFIFO(os.stat(descriptor).st_mode)  # noqa: PTH116 - a magic link, not a path
+    return False
 
 
 def _socket(inode: int, search: _Search) -> CallTarget | None:
@@ -315,7 +325,7 @@ class _Search:
 
     def _find_near(self, link: str, mode: int) -> list[int]:
         """Return the children and the related processes, but of those of the job only those that may hold the link."""
-        in_job = self._job.holding(link, mode == WRITE and link.startswith("pipe:"))
+        in_job = self._job.holding(link, mode == WRITE and is_pipe_or_path(link))
         children = (child for child in self._children if child in in_job or child not in self._job.pids)
         return [pid for pid in dict.fromkeys((*children, *in_job, *self._kin)) if pid != self._pid]
 
@@ -331,9 +341,9 @@ def is_pipe_or_path(link: str) -> bool:
 
 
 def _links(pid: int, proc_root: Path) -> frozenset[str]:
-    """Return the pipes and sockets that a process has open; empty if they may not be read."""
+    """Return the pipes, sockets and files that a process has open; empty if they may not be read."""
     links = sockets.descriptors(pid, proc_root) or {}
-    return frozenset(link for link in links.values() if link.startswith(("pipe:", "socket:")))
+    return frozenset(link for link in links.values() if link.startswith("socket:") or is_pipe_or_path(link))
 
 
 def has_open(pid: int, link: str, mode: int, proc_root: Path, links: Mapping[int, str] | None = None) -> bool:

@@ -20,7 +20,7 @@ _MOST_CHARACTERS = 160
 def stuck_on(finding: Finding) -> str:
     """Return the call, lock or line in which the first suspect is blocked, and its process; "" if it is not blocked.
 
-    Without a suspect: the operation in which the ranks wait. A suspect that uses CPU or is not named is "perhaps" stuck.
+    Without a suspect: the operation in which the ranks wait. A suspect that uses CPU or is not named: "perhaps".
     """
     if kinds.find(finding.kind).job != "stuck" or _is_working(finding):
         return ""

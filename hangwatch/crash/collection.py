@@ -56,9 +56,8 @@ def collect_artifacts(
             artifacts[process.id] = artifacts[process.id]._replace(refused=(_CONTAINER_GONE,))
         else:
             readable.append((last_seen, root))
-    users = Counter(
-        last_seen.error_file for last_seen, _ in readable
-    )  # a file of several ranks does not show which rank wrote it
+    # A file of several ranks does not show which rank wrote it.
+    users = Counter(last_seen.error_file for last_seen, _ in readable)
     with_file = [(rank, root) for rank, root in readable if rank.error_file and users[rank.error_file] == 1]
     for (rank, _), file in zip(with_file, crash_artifacts.read_error_files(with_file), strict=True):
         artifacts[rank.id] = _with_error_file(artifacts[rank.id], file)

@@ -26,10 +26,10 @@ def _in_call(doing: Doing, name: str, **facts: Any) -> Doing:
     return replace(doing, kernel_call=KernelCall(name=name, says=f"{name}() on", rounds=3, **facts))
 
 
-def stop_helper(doing: Doing) -> Doing:
+def stop_helper(doing: Doing, **facts: Any) -> Doing:
     """Return the same wait after SIGSTOP to the awaited process. No chain is followed from a lock to its holder."""
     awaited = Awaited(name="its child 72 (python), which is stopped", end="held")
-    call = structs.replace(doing.kernel_call, is_held=True)
+    call = structs.replace(doing.kernel_call, is_held=True, **facts)
     return replace(doing, awaited=None if call.file_lock else awaited, kernel_call=call)
 
 
@@ -140,6 +140,7 @@ def between(odd_does: Doing, seconds: float, others: Doing = WAITS, begin: float
 _AWAITED: tuple[tuple[str, Doing], ...] = (
     ("fsync", power.IN_FSYNC),
     ("a wait for a traced child", AWAITS_TRACED_CHILD),
+    ("a wait for a stopped child with a timeout", stop_helper(AWAITS_CHILD, may_time_out=True)),
     *((f"a wait for a living {name}", doing) for name, doing in HELPED.items()),
     ("D state", power.STUCK_READING),
     ("HTTP", power.AWAITS_SERVER),

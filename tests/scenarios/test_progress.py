@@ -6,7 +6,6 @@ from statistics import median
 import pytest
 
 from benchmarks.rank_programs import DEADLOCKS, GENERATES_LIGHTLY, HEALTHY, TRAINED_STEPS, Works
-from hangwatch.model.flight_records import Library
 from tests.scenarios import power
 from tests.scenarios.power import HEALTHY_SCENARIOS, HOUR, PAUSE_SCENARIOS, PowerScenario
 from tests.scenarios.progress import HANGS, LOOK_ALIKES, Hang, Healthy
@@ -68,7 +67,7 @@ def test_pause_with_counters_pages_no_more_than_without(scenario: PowerScenario)
 
 @pytest.mark.parametrize("library", ["nccl", pytest.param("gloo", marks=pytest.mark.series)])
 @pytest.mark.parametrize("name", HEALTHY | DEADLOCKS)
-def test_job_with_flight_recorders_pages_only_after_a_deadlock(name: str, library: Library) -> None:
+def test_job_with_flight_recorders_pages_only_after_a_deadlock(name: str, library: str) -> None:
     for doing in (power.EVALUATES, GENERATES_LIGHTLY):
         job = played((HEALTHY | DEADLOCKS)[name](library, 4, Works(doing, 100)).node(), TRAINED_STEPS + 300.0)
         assert job.looks and [at - TRAINED_STEPS <= 60 for at in job.pages] == [True] * (name in DEADLOCKS)

@@ -542,8 +542,7 @@ def with_odd(
 
 
 def permanent(grouping: Grouping) -> list[int | None]:
-    odd = grouping.groups[-1].members[0].id
-    named = Verdict(kind="OutsideCollective", message="Rank 3.", named=(odd,))
+    named = Verdict(kind="OutsideCollective", message="Rank 3.", named=(grouping.groups[-1].members[0].id,))
     return [rank.rank for rank in find_permanent(grouping, named)]
 
 

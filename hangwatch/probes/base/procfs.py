@@ -118,8 +118,7 @@ def read_thread_states(pid: int, proc_root: Path = PROC) -> str:
 
 def read_thread_count(pid: int, proc_root: Path = PROC) -> int:
     """Return the number of threads of a process; 0 if it has ended."""
-    counts = _read_status(pid, proc_root, b"Threads:")
-    return int(counts[0]) if counts else 0
+    return int(next(iter(_read_status(pid, proc_root, b"Threads:")), 0))
 
 
 def read_swap_bytes(pid: int, proc_root: Path = PROC) -> int | None:
@@ -134,10 +133,14 @@ def is_stop_pending(pid: int, proc_root: Path = PROC) -> bool:
     return any(int(mask, 16) >> (signal.SIGSTOP - 1) & 1 for mask in masks)
 
 
+def catches_alarm(pid: int, proc_root: Path = PROC) -> bool:
+    """True if a process catches SIGALRM: a timer may end its calls."""
+    return any(int(mask, 16) >> (signal.SIGALRM - 1) & 1 for mask in _read_status(pid, proc_root, b"SigCgt:"))
+
+
 def read_user_id(pid: int, proc_root: Path = PROC) -> int | None:
     """Return the real user id of a process in the daemon's user namespace; None if it has ended."""
-    ids = read_user_ids(pid, proc_root)
-    return ids[0] if ids else None
+    return next(iter(read_user_ids(pid, proc_root)), None)
 
 
 def read_user_ids(pid: int, proc_root: Path | str = PROC) -> tuple[int, ...]:
@@ -165,8 +168,7 @@ def read_cgroups(proc_root: Path = PROC) -> Iterator[tuple[int, tuple[str, ...]]
 
 def read_inner_pid(pid: int, proc_root: Path = PROC) -> int:
     """Return the pid of a process in its own PID namespace: the last NSpid in /proc/PID/status, else `pid`."""
-    numbers = _read_status(pid, proc_root, b"NSpid:")
-    return int(numbers[-1]) if numbers else pid
+    return int(next(reversed(_read_status(pid, proc_root, b"NSpid:")), pid))
 
 
 def find_by_name(programs: Collection[str], proc_root: Path = PROC) -> Iterator[tuple[int, str]]:

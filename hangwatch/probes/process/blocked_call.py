@@ -267,8 +267,9 @@ class _Search:
         return sockets.read_unix(self._pid, self._root) or {}
 
     def is_held(self, call: SystemCall, other_pid: int | None) -> bool:
-        """True if every process that can end a call is a stopped helper of the job. `other_pid` is one of them."""
-        if len(call.descriptors) > 1 or not self._is_stopped_helper(other_pid):
+        """True if only stopped helpers of the job, and no alarm, can end a call. `other_pid` is one of them."""
+        is_timed = procfs.catches_alarm(self._pid, self._root)
+        if is_timed or len(call.descriptors) > 1 or not self._is_stopped_helper(other_pid):
             return False
         return call.kind == "awaits_child" or self._are_all_stopped(call.descriptors[0], is_lock=call.kind == "locks")
 

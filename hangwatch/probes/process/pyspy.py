@@ -220,9 +220,8 @@ def _continue_if_stopped(target: ProcessId, was_stopped: bool, proc_root: Path) 
 
 
 def _is_stopped(target: ProcessId, proc_root: Path) -> bool:
-    pending = procfs.is_stop_pending(
-        target.pid, proc_root
-    )  # read before the state: a pending stop turns into T, never the reverse
+    # Read before the state: a pending stop turns into T, never the reverse.
+    pending = procfs.is_stop_pending(target.pid, proc_root)
     now = procfs.read_state(target.pid, proc_root)
     return now is not None and now[0] == target and (pending or now[1] == "T")
 

@@ -151,8 +151,7 @@ def read_name(path: str) -> RankId:
     base = path.rsplit("/", 1)[-1]
     rank, host = _PATTERNS["file_rank"].search(base), _PATTERNS["file_node"].match(base)
     if rank is None and re.fullmatch(r"std(?:out|err)(?:\.log)?", base):
-        rank = _PATTERNS["file_rank"].search(
-            path.rpartition("/")[0].rpartition("/")[2]
-        )  # mpirun --output-filename: rank.3/stdout
+        # mpirun --output-filename: rank.3/stdout
+        rank = _PATTERNS["file_rank"].search(path.rpartition("/")[0].rpartition("/")[2])
     node = host.group(1) if host and not host.group(1).isdigit() and not rank else None
     return RankId(node=node, rank=int(rank.group(1)) if rank else None)

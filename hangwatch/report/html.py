@@ -53,7 +53,7 @@ class Section(Value, frozen=True):
 def render(incident: Incident, feedback: Feedback | None = None) -> str:
     """Return the HTML page of an incident. It is smaller than 2 MB for any number of ranks."""
     about = "" if feedback is None else phrases.describe_feedback(feedback, incident.verdict)
-    return _render_page(incident.grouping, phrases.past_verdict(incident), incident, about)
+    return render_grouping(incident.grouping, phrases.past_verdict(incident), incident, about)
 
 
 def render_files(incident: Incident) -> dict[str, str]:
@@ -62,12 +62,8 @@ def render_files(incident: Incident) -> dict[str, str]:
     return pages | dump_files(incident)
 
 
-def render_grouping(grouping: Grouping, verdict: Verdict) -> str:
-    """Return the HTML page of dumps that belong to no incident. It has no power chart, timeline or host section."""
-    return _render_page(grouping, verdict, None)
-
-
-def _render_page(grouping: Grouping, verdict: Verdict, incident: Incident | None, feedback: str = "") -> str:
+def render_grouping(grouping: Grouping, verdict: Verdict, incident: Incident | None = None, feedback: str = "") -> str:
+    """Return the HTML page of dumps. Without an incident, it has no power chart, timeline or host section."""
     parts, odd = phrases.split_groups(grouping, verdict)
     template, style, style_hash = _template()
     is_closed = incident is not None and incident.closed_unix_seconds is not None

@@ -348,11 +348,8 @@ class Store:
 
     def _order(self, name: str) -> int:
         """Return the counter in the folder of an incident; 0 for an incident of an earlier version, which has none."""
-        try:
-            text = read_bytes(self.incidents / name / ORDER_FILE)[:20]
-        except StoreError:
-            return 0
-        return int(text) if text.isdigit() else 0
+        text = self._line_in(name, ORDER_FILE) or ""
+        return int(text) if text.isascii() and text.isdecimal() else 0
 
     def _name_of(self, incident: Incident) -> str:
         """Return the folder name of an incident. If another incident has this name already, a number is added."""

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hangwatch import words
 from hangwatch.model import Fault, Value
@@ -201,7 +201,7 @@ class FilesystemReader:
     def read_space(self, paths: Sequence[str], deadline_seconds: float) -> dict[str, Space | Fault]:
         """Return size and free space of the file system of each path; a Fault if it did not respond by the deadline."""
         answers = self._ask([("space", path) for path in paths], deadline_seconds)
-        return {path: _space(path, answers["space", path]) for path in paths}
+        return {path: Space(**answer) if isinstance(answer, dict) else answer for (_, path), answer in answers.items()}
 
     def read_kind(self, path: str, root: str, deadline_seconds: float) -> FileKind | Fault:
         """Return the kind of a file by lstat(2); a Fault if its file system did not respond by the deadline.
@@ -209,17 +209,20 @@ class FilesystemReader:
         An absolute link leads to a file below `root`.
         """
         answer = self._ask([("file", path)], deadline_seconds)["file", path]
-        if isinstance(answer, dict) and "mode" in answer:
-            kind = _KINDS.get(stat.S_IFMT(answer["mode"]), "special file")
-            link = answer["target"]
-            target = os.path.normpath(f"{root}{link}" if link[:1] == "/" else Path(path).parent / link) if link else ""
-            return FileKind(kind, answer["device"], target)
-        return _fault(path, answer)
+        if isinstance(answer, Fault):
+            return answer
+        kind = _KINDS.get(stat.S_IFMT(answer["mode"]), "special file")
+        link = answer["target"]
+        target = os.path.normpath(f"{root}{link}" if link[:1] == "/" else Path(path).parent / link) if link else ""
+        return FileKind(kind, answer["device"], target)
 
     def list_names(self, folders: Sequence[str], deadline_seconds: float) -> dict[str, tuple[str, ...] | Fault]:
         """Return the names in each folder, at most 20,000; a Fault if it did not respond by the deadline."""
         answers = self._ask([("names", folder) for folder in folders], deadline_seconds)
-        return {folder: _names(folder, answers["names", folder]) for folder in folders}
+        return {
+            folder: tuple(answer["names"]) if isinstance(answer, dict) else answer
+            for (_, folder), answer in answers.items()
+        }
 
     def find_silent_mounts(self, proc_root: Path, pids: Sequence[int], deadline_seconds: float) -> dict[int, Mount]:
         """Return, by pid, the mount of the process's program or libraries that does not respond.
@@ -232,7 +235,7 @@ class FilesystemReader:
         mounts_of: dict[int, list[Mount]] = {}
         for pid, path in rows.items():
             answer, its_mounts = answers["devices", path], _by_device(mounts(proc_root, pid))
-            devices = answer.get("devices", ()) if isinstance(answer, dict) else ()
+            devices = answer["devices"] if isinstance(answer, dict) else ()
             mounts_of[pid] = [its_mounts[device] for device in devices if device in its_mounts]
         paths: dict[str, str] = {}
         for pid, mounted in mounts_of.items():
@@ -262,23 +265,28 @@ class FilesystemReader:
             self._names[mount.device] = known if known in stuck and known is not None else path
             return self._names[mount.device]
 
-    def _ask(self, questions: list[tuple[str, str]], deadline_seconds: float) -> dict[tuple[str, str], object]:
-        """Return the raw answer to each question; None if no answer came in time."""
+    def _ask(
+        self, questions: list[tuple[str, str]], deadline_seconds: float
+    ) -> dict[tuple[str, str], dict[str, Any] | Fault]:
+        """Return the values that answer each question; a Fault if there are none, or if no answer came in time."""
         stuck = self.abandoned.targets()
-        new_questions = [question for question in dict.fromkeys(questions) if question[1] not in stuck]
-        answers: dict[tuple[str, str], object] = dict.fromkeys(questions)
-        if not new_questions:
+        answers: dict[tuple[str, str], dict[str, Any] | Fault] = {
+            (kind, path): Fault(subject=path, reason="NoAnswer", detail=f"{path} does not respond")
+            for kind, path in questions
+        }
+        unanswered = dict(enumerate(question for question in answers if question[1] not in stuck))
+        if not unanswered:
             return answers
         try:
-            words_of_questions = itertools.chain.from_iterable(new_questions)
+            words_of_questions = itertools.chain.from_iterable(unanswered.values())
             child = Child([sys.executable, "-I", "-S", str(CHILD), str(deadline_seconds), *words_of_questions])
         except OSError as error:
             return dict.fromkeys(questions, _not_started(error))
         for number, answer in _answers(child, time.monotonic() + deadline_seconds + STARTUP_SECONDS):
-            answers[new_questions[number]] = answer
-        unanswered = frozenset(path for kind, path in new_questions if answers[kind, path] is None)
+            question = unanswered.pop(number)
+            answers[question] = _read_fault(question[1], answer["errno"]) if "errno" in answer else answer
         if not child.end(_STUCK_SECONDS if unanswered else KILL_SECONDS):
-            self.abandoned.add(child, unanswered)
+            self.abandoned.add(child, frozenset(path for _, path in unanswered.values()))
         return answers
 
 
@@ -290,7 +298,7 @@ def _by_device(mounts_seen: tuple[Mount, ...] | Fault | None) -> dict[str, Mount
     return {mount.device: mount for mount in reversed(mounts_seen)} if isinstance(mounts_seen, tuple) else {}
 
 
-def _answers(child: Child, end: float) -> Iterator[tuple[int, object]]:
+def _answers(child: Child, end: float) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the answers of the child until it closes its output, at the latest until `end` (monotonic clock)."""
     rest = b""
     with contextlib.suppress(TimeoutError):
@@ -299,23 +307,6 @@ def _answers(child: Child, end: float) -> Iterator[tuple[int, object]]:
             while len(rest) >= 4 and len(rest) >= (after := 4 + int.from_bytes(rest[:4], sys.byteorder)):
                 yield marshal.loads(rest[4:after])  # noqa: S302 - from our own child, which runs the same Python
                 rest = rest[after:]
-
-
-def _space(path: str, answer: object) -> Space | Fault:
-    if isinstance(answer, dict) and "size" in answer:
-        return Space(
-            size_bytes=answer["size"],
-            available_bytes=answer["available"],
-            seconds=answer["seconds"],
-            read_only=bool(answer.get("read_only")),
-        )
-    return _fault(path, answer)
-
-
-def _names(folder: str, answer: object) -> tuple[str, ...] | Fault:
-    if isinstance(answer, dict) and "names" in answer:
-        return tuple(answer["names"])
-    return _fault(folder, answer)
 
 
 def _not_started(error: OSError) -> Fault:
@@ -327,15 +318,10 @@ def _not_started(error: OSError) -> Fault:
     )
 
 
-def _fault(path: str, answer: object) -> Fault:
-    if isinstance(answer, Fault):
-        return answer
-    if isinstance(answer, dict) and "errno" in answer:
-        code = int(answer["errno"])
-        is_missing, is_denied = code in (errno.ENOENT, errno.ESRCH), code in pseudo_files.DENIED
-        reason = "Missing" if is_missing else "PermissionDenied" if is_denied else "CannotRead"
-        return Fault(subject=path, reason=reason, detail=f"{path}: {os.strerror(code)}")
-    return Fault(subject=path, reason="NoAnswer", detail=f"{path} does not respond")
+def _read_fault(path: str, code: int) -> Fault:
+    is_missing, is_denied = code in (errno.ENOENT, errno.ESRCH), code in pseudo_files.DENIED
+    reason = "Missing" if is_missing else "PermissionDenied" if is_denied else "CannotRead"
+    return Fault(subject=path, reason=reason, detail=f"{path}: {os.strerror(code)}")
 
 
 def _unescape(word: str) -> str:

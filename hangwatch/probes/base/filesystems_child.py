@@ -32,8 +32,8 @@ def answer(kind: str, path: str) -> dict[str, object]:
     except OSError as error:
         return {"errno": error.errno}
     return {
-        "size": space.f_blocks * space.f_frsize,
-        "available": space.f_bavail * space.f_frsize,
+        "size_bytes": space.f_blocks * space.f_frsize,
+        "available_bytes": space.f_bavail * space.f_frsize,
         "read_only": bool(space.f_flag & os.ST_RDONLY),
         "seconds": time.monotonic() - started,
     }

@@ -78,7 +78,7 @@ class CaptureRunner:
                 return
             if wanted.result == "state":
                 look = source_lines.add_evidence(look)
-            with common.running_steps.running(job.name.in_log, "the scan after its capture"):
+            with common.running(job.name.in_log, "the scan after its capture"):
                 if wanted.result != "low_power":
                     self._scan(common.clock())  # a job that ended during its capture must not be judged as hung
                 self._record(wanted, look)

@@ -16,39 +16,12 @@ from hangwatch.state.steps import Action
 P = ParamSpec("P")
 
 
-class RunningSteps:
-    """The steps that run now and may produce an incident, each with its job's name. Shutdown waits for them."""
-
-    def __init__(self) -> None:
-        self._open: list[tuple[str, str]] = []
-
-    def begin(self, job: str, step: str) -> None:
-        """Register a step that may produce an incident of this job."""
-        self._open.append((job, step))
-
-    def end(self, job: str, step: str) -> None:
-        """Remove a step that has ended: it has passed its incident to the store, or has produced none."""
-        self._open.remove((job, step))
-
-    @contextmanager
-    def running(self, job: str, step: str) -> Iterator[None]:
-        """Register a step for the duration of a `with` block."""
-        self.begin(job, step)
-        try:
-            yield
-        finally:
-            self.end(job, step)
-
-    def open_steps(self) -> tuple[tuple[str, str], ...]:
-        """Return (job, step) for each running step."""
-        return tuple(self._open)
-
-
 class DaemonContext(NamedTuple):
     """The values that all parts of one daemon share: settings, board, schedule and sources of data.
 
     `do_actions` carries out the actions that a step of the board returns. `clock` returns CLOCK_MONOTONIC in
-    seconds. `stop` is set when the daemon is asked to end.
+    seconds. `stop` is set when the daemon is asked to end. `running_steps` has a pair (job, step) for each step that
+    runs now and may produce an incident of this job. Shutdown waits for them.
     """
 
     settings: Settings
@@ -61,7 +34,16 @@ class DaemonContext(NamedTuple):
     stop: threading.Event
     do_actions: Callable[[Iterable[Action]], None]
     clock: Callable[[], float]
-    running_steps: RunningSteps
+    running_steps: list[tuple[str, str]]
+
+    @contextmanager
+    def running(self, job: str, step: str) -> Iterator[None]:
+        """Add a step to `running_steps` for the duration of a `with` block."""
+        self.running_steps.append((job, step))
+        try:
+            yield
+        finally:
+            self.running_steps.remove((job, step))
 
     def change(
         self,

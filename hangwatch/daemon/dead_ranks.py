@@ -32,9 +32,9 @@ class DeadRanks:
         job = wanted.job
         if not self._common.settings.crashes.read:
             return
-        self._common.running_steps.begin(job.name.in_log, _STEP)
+        self._common.running_steps.append((job.name.in_log, _STEP))
         if not self._turns.add(job.share, wanted, MOST_DEAD_JOBS):
-            self._common.running_steps.end(job.name.in_log, _STEP)
+            self._common.running_steps.remove((job.name.in_log, _STEP))
             self._drop(job)
 
     def start_last_read(self) -> None:
@@ -55,7 +55,7 @@ class DeadRanks:
         try:
             self._read(wanted)
         finally:
-            self._common.running_steps.end(wanted.job.name.in_log, _STEP)
+            self._common.running_steps.remove((wanted.job.name.in_log, _STEP))
 
     def _drop(self, job: Job) -> None:
         """Count a job that was not queued, and log the first, second, fourth, eighth ... such job.

@@ -99,7 +99,7 @@ class IncidentWriter:
         for incident in given_up.values():
             where = f"the last state of incident {incident.incident_id} was not written"
             log.error("%s: %s: %s", incident.job.name.in_log, where, why)
-        for job, step in self._common.running_steps.open_steps():
+        for job, step in tuple(self._common.running_steps):
             log.error("%s: a possible incident is lost: %s did not end within %g s", job, step, seconds)
 
     def _write_last(self, ends: float) -> None:
@@ -108,7 +108,7 @@ class IncidentWriter:
         Return at `ends`, a time of `time.monotonic()`, at the latest.
         """
         self._write_pending()
-        while self._common.running_steps.open_steps() and time.monotonic() < ends:
+        while self._common.running_steps and time.monotonic() < ends:
             time.sleep(_POLL_SECONDS)
             self._write_pending()
         self._write_pending()

@@ -19,7 +19,7 @@ from hangwatch.checks.framework.contract import Settings as CheckSettings
 from hangwatch.config import Settings
 from hangwatch.daemon.arrivals import ArrivalReader
 from hangwatch.daemon.captures import CaptureRunner
-from hangwatch.daemon.context import DaemonContext, RunningSteps
+from hangwatch.daemon.context import DaemonContext
 from hangwatch.daemon.dead_ranks import DeadRanks
 from hangwatch.daemon.incident_writer import IncidentWriter
 from hangwatch.daemon.node_checks import CheckRunner
@@ -106,7 +106,7 @@ class Daemon:
             stop=self._stop,
             do_actions=self._do,
             clock=clock,
-            running_steps=RunningSteps(),
+            running_steps=[],
         )
         self._checking = CheckRunner(common, check_settings or {})
         self._keeping = IncidentWriter(common, self.store)

@@ -111,7 +111,7 @@ class Admission:
         user, password = _user_and_password(given)
         if user is None:
             return self._unauthorized()
-        answer = (await passwords.check(user, password, address)).value
+        answer = await passwords.check(user, password, address)
         if answer == "busy":
             busy = text(HTTPStatus.TOO_MANY_REQUESTS, "too many passwords are being tried")
             return busy._replace(headers={"Retry-After": str(BUSY_SECONDS)})

@@ -2,7 +2,7 @@
 
 A correct password is stored as a keyed digest, so that the next scrape needs no hashing. All other attempts wait in one
 queue for one thread. After each attempt the thread pauses for nine times its CPU time, so attempts cost at most a tenth
-of a core. If the queue is too long, the answer is BUSY. An address has only one attempt in the queue, so it cannot
+of a core. If the queue is too long, the answer is "busy". An address has only one attempt in the queue, so it cannot
 block others.
 """
 
@@ -16,13 +16,13 @@ import secrets
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from enum import Enum
+from typing import Literal, TypeAlias
 
 from hangwatch.model import is_loopback
 from hangwatch.web.connection_limits import caller_at
 
 MOST_WAITING = 8
-LONGEST_WAIT_SECONDS = 4.0  # if the wait were longer, the answer is BUSY, because an answer has ten seconds in total
+LONGEST_WAIT_SECONDS = 4.0  # if the wait were longer, the answer is "busy", because an answer has ten seconds in total
 SHARE_OF_A_CORE = 0.1
 WRONG_KEPT = 256  # wrong passwords kept, so that a scraper with an old password costs one hash, not one per scrape
 COSTLY = 12  # above this cost each attempt takes at least half a second of CPU
@@ -32,12 +32,8 @@ _BCRYPT = re.compile(r"\$2[aby]\$([0-9]{2})\$[A-Za-z0-9./]{53}")
 _NO_PASSWORD = "." * 53  # salt and hash that no password has
 
 
-class Answer(Enum):
-    """The result of a password check."""
-
-    RIGHT = "right"
-    WRONG = "wrong"
-    BUSY = "busy"
+Answer: TypeAlias = Literal["right", "wrong", "busy"]
+"""The result of a password check."""
 
 
 class Passwords:
@@ -70,9 +66,9 @@ class Passwords:
         """Check a user's password. The check of an unknown user takes as long as that of the most expensive hash."""
         digest = hmac.digest(self._key, b"%d:%b%b" % (len(user), user.encode(), password), hashlib.sha256)
         if hmac.compare_digest(self._right.get(user, b""), digest):
-            return Answer.RIGHT
+            return "right"
         if digest in self._wrong:
-            return Answer.WRONG
+            return "wrong"
         trying = self._trying.get(digest)
         if trying is None:
             # An address has the key of its caller in the queue. All loopback addresses have one key.
@@ -80,11 +76,11 @@ class Passwords:
             queue_key = "loopback" if is_loopback(address) or is_loopback(caller) else caller
             rests_for = self._rested_at - time.monotonic()
             if queue_key in self._addresses or len(self._addresses) >= MOST_WAITING or rests_for > LONGEST_WAIT_SECONDS:
-                return Answer.BUSY
+                return "busy"
             self._addresses.add(queue_key)
             trying = asyncio.get_running_loop().create_task(self._try(user, password, digest, queue_key))
             self._trying[digest] = trying
-        return Answer.RIGHT if await asyncio.shield(trying) else Answer.WRONG
+        return "right" if await asyncio.shield(trying) else "wrong"
 
     def stop(self) -> None:
         """Cancel waiting attempts."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hangwatch import config
-from hangwatch.daemon.context import DaemonContext, RunningSteps
+from hangwatch.daemon.context import DaemonContext
 from hangwatch.daemon.incident_writer import IncidentWriter
 from hangwatch.formats import incident_file
 from hangwatch.probes.gpu.sampler import NvmlSampler
@@ -58,7 +58,7 @@ def keeping_in(folder: Path) -> tuple[DaemonContext, IncidentWriter]:
         stop=threading.Event(),
         do_actions=lambda _: None,
         clock=time.monotonic,
-        running_steps=RunningSteps(),
+        running_steps=[],
     )
     return common, IncidentWriter(common, kept)
 
@@ -119,7 +119,7 @@ def test_hang_handed_over_late_is_written_or_given_up_by_name(tmp_path: Path, ca
     common, keeping = keeping_in(tmp_path)
 
     def hand_over() -> None:
-        with common.running_steps.running(incident.job.name.in_log, "the scan after its capture"):
+        with common.running(incident.job.name.in_log, "the scan after its capture"):
             begun.set()
             go_on.wait(60)
             keeping.save(SaveIncident(incident=incident, is_watched=False))

@@ -28,34 +28,34 @@ def cpu_seconds() -> float:
 
 def test_only_the_exact_user_and_password_are_accepted() -> None:
     known = Passwords({"alice": hashed(b"secret"), "bob": hashed("pässword".encode())})
-    assert check_password(known, "alice", b"secret") is Answer.RIGHT
-    assert check_password(known, "alice", b"secret") is Answer.RIGHT
-    assert check_password(known, "bob", "pässword".encode()) is Answer.RIGHT
+    assert check_password(known, "alice", b"secret") == "right"
+    assert check_password(known, "alice", b"secret") == "right"
+    assert check_password(known, "bob", "pässword".encode()) == "right"
     for user, password in (("alice", b""), ("alice", b"secret "), ("bob", b"secret"), ("", b"secret"), ("eve", b"")):
-        assert check_password(known, user, password) is Answer.WRONG
-        assert check_password(known, user, password) is Answer.WRONG
-    assert check_password(known, "alic", b"e:secret") is Answer.WRONG
-    assert check_password(known, "alice", b"sec\0ret") is Answer.WRONG
+        assert check_password(known, user, password) == "wrong"
+        assert check_password(known, user, password) == "wrong"
+    assert check_password(known, "alic", b"e:secret") == "wrong"
+    assert check_password(known, "alice", b"sec\0ret") == "wrong"
 
 
 def test_of_a_long_password_72_bytes_count_as_for_exporters() -> None:
     known = Passwords({"alice": hashed(b"x" * 72)})
-    assert check_password(known, "alice", b"x" * 200) is Answer.RIGHT
-    assert check_password(known, "alice", b"x" * 71) is Answer.WRONG
+    assert check_password(known, "alice", b"x" * 200) == "right"
+    assert check_password(known, "alice", b"x" * 71) == "wrong"
 
 
 def test_a_pair_that_is_known_costs_no_hash() -> None:
     known = Passwords({"alice": hashed(b"secret", DEAR)})
     began = cpu_seconds()
-    assert check_password(known, "alice", b"secret") is Answer.RIGHT
+    assert check_password(known, "alice", b"secret") == "right"
     one_hash = cpu_seconds() - began
 
     async def many() -> None:
         for _ in range(200):
-            assert await known.check("alice", b"secret", "10.0.0.1") is Answer.RIGHT
-            assert await known.check("alice", b"old", "10.0.0.1") is Answer.WRONG
+            assert await known.check("alice", b"secret", "10.0.0.1") == "right"
+            assert await known.check("alice", b"old", "10.0.0.1") == "wrong"
 
-    assert check_password(known, "alice", b"old") is Answer.WRONG
+    assert check_password(known, "alice", b"old") == "wrong"
     began = cpu_seconds()
     asyncio.run(many())
     assert cpu_seconds() - began < 20 * one_hash  # 400 hashes without the limit
@@ -68,7 +68,7 @@ def test_an_unknown_user_costs_as_much_as_a_known_one(monkeypatch: pytest.Monkey
     for number in range(5):
         for user, times in took.items():
             began = cpu_seconds()
-            assert check_password(known, user, b"guess %d" % number) is Answer.WRONG
+            assert check_password(known, user, b"guess %d" % number) == "wrong"
             times.append(cpu_seconds() - began)
     alice, eve = (statistics.median(times) for times in took.values())
     assert 0.5 < eve / alice < 2.0, took
@@ -89,10 +89,10 @@ def test_flood_of_wrong_passwords_costs_half_a_core_and_locks_no_user_out() -> N
         crowd = [asyncio.create_task(attack()) for _ in range(50)]
         began, wall = cpu_seconds(), time.monotonic()
         await asyncio.sleep(0)
-        assert await known.check("alice", b"secret", "10.0.0.1") is Answer.RIGHT
+        assert await known.check("alice", b"secret", "10.0.0.1") == "right"
         while len(answers) < 1000:
             await asyncio.sleep(0.05)
-        assert await known.check("alice", b"secret", "10.0.0.1") is Answer.RIGHT
+        assert await known.check("alice", b"secret", "10.0.0.1") == "right"
         spent = cpu_seconds() - began, time.monotonic() - wall
         for one in crowd:
             one.cancel()
@@ -100,9 +100,9 @@ def test_flood_of_wrong_passwords_costs_half_a_core_and_locks_no_user_out() -> N
         return spent
 
     cpu, wall = asyncio.run(attacked())
-    tried = sum(one is Answer.WRONG for one in answers)
+    tried = sum(one == "wrong" for one in answers)
     print(f"{len(answers)} asked, {tried} hashed, {cpu:.2f} s of CPU in {wall:.1f} s")
-    assert answers.count(Answer.BUSY) > 10 * tried
+    assert answers.count("busy") > 10 * tried
     assert cpu < 0.5 * wall
 
 
@@ -122,8 +122,8 @@ def test_places_that_ask_at_the_same_time_are_hashed_once_each(addresses: list[s
         return list(await asyncio.gather(*(known.check("alice", os.urandom(8), address) for address in addresses)))
 
     answers = asyncio.run(crowd())
-    assert answers.count(Answer.WRONG) == hashed_once
-    assert answers.count(Answer.BUSY) == len(addresses) - hashed_once
+    assert answers.count("wrong") == hashed_once
+    assert answers.count("busy") == len(addresses) - hashed_once
 
 
 def test_the_same_pair_at_the_same_time_is_hashed_once() -> None:
@@ -133,7 +133,7 @@ def test_the_same_pair_at_the_same_time_is_hashed_once() -> None:
         return list(await asyncio.gather(*(known.check("alice", b"secret", "10.0.0.1") for _ in range(50))))
 
     began = cpu_seconds()
-    assert set(asyncio.run(both())) == {Answer.RIGHT}
+    assert set(asyncio.run(both())) == {"right"}
     several = cpu_seconds() - began
     began = cpu_seconds()
     bcrypt.checkpw(b"secret", hashed(b"secret", DEAR).encode())
@@ -144,25 +144,25 @@ def test_what_is_kept_of_wrong_ones_is_bounded(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(passwords, "WRONG_KEPT", 3)
     known = Passwords({"alice": hashed(b"secret")})
     for number in range(10):
-        assert check_password(known, "alice", b"%d" % number) is Answer.WRONG
+        assert check_password(known, "alice", b"%d" % number) == "wrong"
     assert len(known._wrong) == 3
 
 
 def test_known_password_stays_known_after_a_change_of_users() -> None:
     alice, bob = hashed(b"secret", DEAR), hashed(b"old", DEAR)
     before = Passwords({"alice": alice, "bob": bob})
-    assert check_password(before, "alice", b"secret") is Answer.RIGHT
+    assert check_password(before, "alice", b"secret") == "right"
     after = Passwords({"alice": alice, "bob": hashed(b"new", CHEAP), "eve": hashed(b"eve")}, before)
     began = cpu_seconds()
-    assert check_password(after, "alice", b"secret") is Answer.RIGHT
+    assert check_password(after, "alice", b"secret") == "right"
     known = cpu_seconds() - began
     began = cpu_seconds()
-    assert check_password(after, "bob", b"old") is Answer.WRONG
-    assert check_password(Passwords({"alice": alice}), "alice", b"secret") is Answer.RIGHT
+    assert check_password(after, "bob", b"old") == "wrong"
+    assert check_password(Passwords({"alice": alice}), "alice", b"secret") == "right"
     assert known * 10 < cpu_seconds() - began, "no hash"
 
 
 def test_password_check_with_a_long_queue_is_busy() -> None:
     known = Passwords({"alice": hashed(b"secret")})
     known._rested_at = time.monotonic() + passwords.LONGEST_WAIT_SECONDS + 60
-    assert check_password(known, "alice", b"secret") is Answer.BUSY
+    assert check_password(known, "alice", b"secret") == "busy"

@@ -6,6 +6,7 @@ Pure.
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from msgspec.structs import replace
 
@@ -60,21 +61,21 @@ def drop_unneeded(records: RankRecords) -> RankRecords:
 
 
 def merge_rounds(
-    rounds: Sequence[Sequence[RankRecords]], main_thread_id: int | None = None
+    rounds: Sequence[Sequence[RankRecords]], threads: Mapping[int, str] = MappingProxyType({})
 ) -> tuple[RecorderState, ...]:
     """Return the records that count, from the flight recorders of one process in each round.
 
     For each library these are the records of the last round in which it was read. An operation stays open if it was
     also open in the first round. A flight recorder that was read in only one round does not count. If a library has two
-    flight recorders (two copies of torch), the last one counts. `main_thread_id` is `model.Thread.pthread_id` of the
-    main thread, None if unknown.
+    flight recorders (two copies of torch), the last one counts. `threads` are the names of the process's threads by
+    `model.Thread.pthread_id`, "" for the main thread; empty if unknown.
     """
     if not any(rounds):
         return ()
     read = list_by_key(
         item for recorders in rounds for item in {records.library: records for records in recorders}.items()
     )
-    states = (_merge_recorders(each[0], each[-1], main_thread_id) for _, each in sorted(read.items()) if len(each) > 1)
+    states = (_merge_recorders(each[0], each[-1], threads) for _, each in sorted(read.items()) if len(each) > 1)
     return tuple(state for state in states if state is not None)
 
 
@@ -105,16 +106,16 @@ def read_single_round(recorders: Sequence[RankRecords], *, counts_open: bool) ->
     def of_one(recorder: RankRecords) -> RecorderState:
         opened = {_make_identity(record) for record in recorder.records if counts_open and record.counts_as_open}
         recorder = replace(recorder, read_unix_seconds=0.0)
-        return _mark_open(recorder, recorder, opened, None)
+        return _mark_open(recorder, recorder, opened, {})
 
     return tuple(sorted(map(of_one, recorders), key=lambda state: state.library))
 
 
-def _merge_recorders(first: RankRecords, last: RankRecords, main_thread_id: int | None) -> RecorderState | None:
+def _merge_recorders(first: RankRecords, last: RankRecords, threads: Mapping[int, str]) -> RecorderState | None:
     if first.reset_epoch != last.reset_epoch or last.next_id < first.next_id:
         return None  # it was emptied or replaced between the rounds
     stays_open = {_make_identity(record) for record in first.records if record.counts_as_open}
-    return _mark_open(first, last, stays_open, main_thread_id)
+    return _mark_open(first, last, stays_open, threads)
 
 
 def _split_by_group(records: Iterable[FlightRecord]) -> dict[tuple[str, int], list[FlightRecord]]:
@@ -123,7 +124,7 @@ def _split_by_group(records: Iterable[FlightRecord]) -> dict[tuple[str, int], li
 
 
 def _mark_open(
-    first: RankRecords, last: RankRecords, stays_open: set[tuple[int, int, int]], main_thread_id: int | None
+    first: RankRecords, last: RankRecords, stays_open: set[tuple[int, int, int]], threads: Mapping[int, str]
 ) -> RecorderState:
     """Return the records of a flight recorder by group. An open operation in `stays_open` is marked as staying open."""
     by_group = _split_by_group(last.records)
@@ -135,8 +136,7 @@ def _mark_open(
     for name, ids in generations.items():
         records, earlier = by_group[name, ids[-1]], first_by_group.get((name, ids[-1]), ())
         operations = tuple(
-            _convert_record(record, last.read_unix_seconds, stays_open, main_thread_id)
-            for record in _expand_batches(records)
+            _convert_record(record, last.read_unix_seconds, stays_open, threads) for record in _expand_batches(records)
         )
         groups.append(
             GroupRecords(
@@ -149,6 +149,7 @@ def _mark_open(
                 has_lost_open=last.is_wrapped and _has_lost_open(last.groups, ids[-1], records),
                 ranks=next((listed.ranks for listed in last.members if listed.name == name), ()),
                 completed=_find_completed(earlier),
+                thread=threads.get(records[-1].thread_id, ""),
             )
         )
     return RecorderState(
@@ -219,7 +220,7 @@ def _has_lost_open(statuses: Iterable[GroupStatus], group_id: int, records: Sequ
 
 
 def _convert_record(
-    record: FlightRecord, read_unix_seconds: float, stays_open: set[tuple[int, int, int]], main_thread_id: int | None
+    record: FlightRecord, read_unix_seconds: float, stays_open: set[tuple[int, int, int]], threads: Mapping[int, str]
 ) -> EnqueuedOperation:
     """Return an operation. Its timeout is left out if the time of reading is not known."""
     operation = record.operation.rpartition(":")[2]
@@ -236,7 +237,7 @@ def _convert_record(
         dtypes=dtypes[:MOST_DIMENSIONS],
         sizes=tuple(size[:MOST_DIMENSIONS] for size in sizes[:MOST_DIMENSIONS]) if sizes else (),
         timeout_seconds=record.timeout_ms / 1e3 if record.timeout_ms > 0 and read_unix_seconds else None,
-        by_main=main_thread_id is None or not record.thread_id or record.thread_id == main_thread_id,
+        by_main=not threads or not record.thread_id or threads.get(record.thread_id) == "",
         is_started=record.is_started,
     )
 

@@ -79,7 +79,8 @@ class WaitGraph(NamedTuple):
 
     The waits end at ranks that wait for no rank: `programs` have not enqueued an operation in which others wait, `gpus`
     have not completed one, and for ranks in `unrecorded` others wait without knowing more. `is_settled` is true if all
-    waits lead to these ends or to a cycle, and the records of all ranks may be of one moment.
+    waits lead to these ends or to a cycle, and the records of all ranks may be of one moment. `threads` has the name of
+    the thread that uses the groups in which others wait for a rank, unless a thread with an open operation does.
     """
 
     pending: tuple[PendingOperation, ...] = ()
@@ -96,6 +97,7 @@ class WaitGraph(NamedTuple):
     mismatches: tuple[Sides, ...] = ()
     is_complete: bool = False
     is_partial: bool = False
+    threads: Mapping[int, str] = MappingProxyType({})
 
     @property
     def have_communicated(self) -> bool:
@@ -103,8 +105,12 @@ class WaitGraph(NamedTuple):
         return bool(self.pending) and all(one.number > 1 for one in self.pending)
 
 
-def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_size: int | None = None) -> WaitGraph:
+def build(
+    members: Iterable[Member], stance: Callable[[Member, str], Stance], world_size: int | None = None
+) -> WaitGraph:
     """Return the wait-for graph of these processes. `world_size` is the number of ranks of the job, None if unknown.
+
+    `stance` gets a process and the name of the thread that counts, "" for the main thread.
 
     A process is keyed as by `process_key`. The graph is empty if two processes have the same key.
     """
@@ -128,6 +134,7 @@ def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
     only_in_transfers = {*ends.programs} - awaited
     pending += tuple(transfer for transfer in transfers if only_in_transfers.intersection(transfer.missing))
     awaited = {rank for operation in pending for rank in operation.missing}
+    threads = {rank: name for rank, name in _find_threads(groups, by_rank) if rank in awaited}
     unknown = frozenset[int]().union(*(group.unknown for group in groups))
     is_complete = bool(numbered) and not awaited and not unknown and all(group.is_whole for group in groups)
     mismatches = tuple(sides for group in groups if (sides := find_other_operation(group)))
@@ -135,8 +142,8 @@ def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
     return WaitGraph(
         pending=pending,
         waiting=frozenset(rank for group in groups for rank in (group.waits if numbered else group.transfers)),
-        awaited={rank: stance(by_rank[rank]) for rank in sorted(awaited)},
-        busy=busy & awaited,
+        awaited={rank: stance(by_rank[rank], threads.get(rank, "")) for rank in sorted(awaited)},
+        busy=busy & (awaited - threads.keys()),
         joined=frozenset(rank for group in groups if numbered for rank in _find_joined(group)) - awaited - unknown,
         cycle=ends.cycle,
         lone=ends.lone,
@@ -148,7 +155,25 @@ def build(members: Iterable[Member], stance: Callable[[Member], Stance], world_s
         is_partial=len(recorded) < max(len(by_rank), world_size or 0)
         or any(not recorded.issuperset(group.members) for group in groups),
         mismatches=mismatches or ((order,) if order else ()),
+        threads=threads,
     )
+
+
+def _find_threads(groups: Sequence[ProcessGroup], by_rank: Mapping[int, Member]) -> Iterator[tuple[int, str]]:
+    """Yield each rank of which one thread uses all groups in which others wait for it, with the name of that thread.
+
+    Ranks with an open operation of a thread are left out, because others may have to join that operation.
+    """
+    highest = [(group, max((wait.number for wait in group.waits.values()), default=0)) for group in groups]
+    users = list_by_key(
+        (rank, group.records[rank].thread if rank in group.records else "")
+        for group, number in highest
+        for rank, newest in group.newest.items()
+        if newest < number
+    )
+    for rank, names in users.items():
+        if set(names) == {names[0]} != {""} and all(one.by_main for one in by_rank[rank].recorder.open_operations):
+            yield rank, names[0]
 
 
 def is_busy(member: Member) -> bool:

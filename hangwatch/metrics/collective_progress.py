@@ -94,7 +94,7 @@ def find_progress(grouping: Grouping, most: int) -> JobProgress:
     for member in sorted(recorded, key=lambda member: member.id.sort_key()):
         if member.id.rank is None:
             continue
-        place = RankStance(member.id.rank, stance(member), is_busy(member))
+        place = RankStance(member.id.rank, stance(member, ""), is_busy(member))
         groups = sorted((group for recorder in member.recorder.libraries for group in recorder.groups), key=_precedence)
         shown = min(MOST_GROUPS_OF_A_RANK, most - len(reached))
         reached += [_reached(place, group) for group in groups[:shown]]

@@ -46,7 +46,8 @@ class GroupRecords(Value, frozen=True):
     a group. If a process made several groups with one name, this is the newest group, and `generation` is the number of
     groups with this name. `has_lost_open`: an operation is open that the recorder no longer shows. `ranks` are the
     global ranks of the group as NCCL lists them, [first, last] of each range. It is empty if no source lists them. In
-    the first round, all collectives up to `completed` had completed; -1 if unknown.
+    the first round, all collectives up to `completed` had completed; -1 if unknown. `thread` is the name of the thread
+    that enqueued the newest operation; "" if that is the main thread, has ended or is unknown.
     """
 
     library: Library
@@ -58,6 +59,7 @@ class GroupRecords(Value, frozen=True):
     has_lost_open: bool = False
     ranks: tuple[tuple[int, int], ...] = ()
     completed: int = -1
+    thread: str = ""
 
 
 class RecorderState(Value, frozen=True):

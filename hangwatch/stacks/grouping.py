@@ -275,9 +275,11 @@ def _merge_recorders(rank: RankDump) -> RecorderFacts:
     read, faults = [dump.recorders for dump in rank.rounds], [dump.recorder_faults for dump in rank.rounds]
     if not any(read):
         return RecorderFacts(faults=rank_records.faults(faults, ()))
-    main = stack_frames.main_thread(next((dump.threads for dump in reversed(rank.rounds) if dump.threads), ()))
+    threads = next((dump.threads for dump in reversed(rank.rounds) if dump.threads), ())
+    main = stack_frames.main_thread(threads)
     main_thread_id = main.pthread_id if main else None
-    libraries = rank_records.merge_rounds(read, main_thread_id)
+    names = {one.pthread_id: "" if one is main else _name_thread(one) for one in threads if one.pthread_id}
+    libraries = rank_records.merge_rounds(read, names if main_thread_id in names else {})
     return RecorderFacts(
         libraries=libraries,
         faults=rank_records.faults(faults, libraries),
@@ -354,9 +356,13 @@ def _make_group(key: str, members: tuple[Member, ...], rank: _Rank, answer: _Las
     )
 
 
+def _name_thread(thread: Thread) -> str:
+    return thread.name or thread.thread_id
+
+
 def _make_thread_stack(thread: Thread, table: activity.Table) -> Stack:
     return Stack(
-        name=thread.name or str(thread.thread_id),
+        name=_name_thread(thread),
         frames=thread.frames,
         activity=table.classify_thread(_remove_start_frames(thread)).activity,
     )

@@ -20,6 +20,7 @@ from hangwatch.verdict.scene import (
     remove_suspects,
     waits_for,
     waits_in_program,
+    with_thread,
 )
 from hangwatch.verdict.sequence_rules import Answer, decide_by_records
 
@@ -80,6 +81,7 @@ def _by_numbers(scene: Scene, answer: Answer) -> Finding | None:
     suspects = tuple(
         keep_groups(scene.grouping.groups, lambda member: process_key(member.id) in ranks) if ranks else ()
     )
+    suspects = tuple(with_thread(group, answer.find_thread(group)) or group for group in suspects)
     members = [member for group in suspects for member in group.members]
     is_late = answer.kind == "NotJoined" and 0 < len(members) <= len(answer.graph.waiting)
     if answer.named or (is_late and scene.are_settled_by_kernel(members)):

@@ -42,7 +42,7 @@ def _build_graph(records: Records, world_size: int | None) -> WaitGraph:
     members = tuple(Member(id=RankId(rank=rank)) for rank in sorted(records))
     group = Group(key="", activity="unknown", fault=_NO_STACK, members=members)
     every = _add_records(Grouping(groups=(group,), world_size=world_size), records, counts_open=True)
-    return wait_graph.build(every.members, lambda _: "unclear", world_size)
+    return wait_graph.build(every.members, lambda _member, _thread: "unclear", world_size)
 
 
 def with_records(grouping: Grouping, records: Records) -> Grouping:

@@ -15,7 +15,7 @@ def waits_for_other_nodes(grouping: Grouping, verdict: Verdict, *, has_ranks_on_
     """
     members = [member for member in grouping.members if not member.waiting]
     stance = stance_of(grouping)
-    if verdict.named or verdict.check_first or not members or any(stance(member) != "waits" for member in members):
+    if verdict.named or verdict.check_first or not members or any(stance(member, "") != "waits" for member in members):
         return False
     graph = wait_graph.build(members, stance, grouping.world_size)
     if not graph.pending:

@@ -9,7 +9,18 @@ from typing import TypeAlias
 
 from msgspec import structs
 
-from hangwatch.model import STOPPED_STATES, Group, Grouping, Member, Motion, Signature, Value
+from hangwatch.model import (
+    STOPPED_STATES,
+    Group,
+    Grouping,
+    KernelFacts,
+    Member,
+    Motion,
+    Signature,
+    StackFacts,
+    Thread,
+    Value,
+)
 from hangwatch.stacks import activity_table, user_code
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.completed_collectives import find_pause
@@ -254,6 +265,31 @@ def waits_for(group: Group) -> str:
     if group.waits_for == "gpu" and is_in_user_code(group) and all(map(_sleeps_in_program, group.members)):
         return "unknown"
     return "nothing" if group.runs_python else group.waits_for
+
+
+def with_thread(group: Group, name: str) -> Group | None:
+    """Return the group with the stack of another thread instead of its deciding one; None if it is not shown.
+
+    The kernel's facts about the main thread are left out.
+    """
+    stack = next((stack for stack in group.threads if stack.name == name), None)
+    if stack is None:
+        return None
+    kind = activity_table.find_activity(stack.activity).waits_for
+    facts = StackFacts(user_frames=user_code.user_frames(Thread(name, name, stack.frames)))
+    members = (
+        structs.replace(member, stack=facts, kernel=KernelFacts(state=member.kernel.state)) for member in group.members
+    )
+    return structs.replace(
+        group,
+        activity=stack.activity,
+        operation=None,
+        waits_for=kind,
+        members=tuple(members),
+        frames=stack.frames,
+        threads=(),
+        awaited=(),
+    )
 
 
 def _sleeps_in_program(member: Member) -> bool:

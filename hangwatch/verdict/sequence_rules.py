@@ -8,13 +8,14 @@ from functools import cache
 from typing import Literal, NamedTuple
 
 from hangwatch.collectives import wait_graph
+from hangwatch.collectives.process_groups import process_key
 from hangwatch.collectives.wait_graph import PendingOperation, Stance, WaitGraph
 from hangwatch.model import Group, Grouping, Member, RankId, Signature
 from hangwatch.model.keyed_lists import list_by_key
 from hangwatch.stacks import activity_table
 from hangwatch.stacks.progress import polls_repeatedly
 from hangwatch.stacks.user_code import is_in_user_code
-from hangwatch.verdict.scene import Process, lock_holder, process_of, waits_for
+from hangwatch.verdict.scene import Process, lock_holder, process_of, waits_for, with_thread
 
 Kind = Literal["NotJoined", "GpuBehind", "Cycle", "Mismatch", "AllJoined", "Unknown"]
 """The kinds of verdicts that follow from sequence numbers."""
@@ -32,6 +33,11 @@ class Answer(NamedTuple):
     named: tuple[int, ...] = ()
     check_first: tuple[int, ...] = ()
     is_still_open: bool = False
+
+    def find_thread(self, group: Group) -> str:
+        """Return the name of the thread for which others wait, if it is the same in all ranks of a group; else ""."""
+        names = {self.graph.threads.get(process_key(member.id) or 0, "") for member in group.members}
+        return names.pop() if len(names) == 1 else ""
 
 
 def decide(graph: WaitGraph) -> Answer:
@@ -111,8 +117,8 @@ def decide_by_records(grouping: Grouping) -> Answer:
     return answer if answer.graph.pending else Answer("Unknown")
 
 
-def stance_of(grouping: Grouping) -> Callable[[Member], Stance]:
-    """Return a function that returns the kind of wait of a member of `grouping`: see `Stance`."""
+def stance_of(grouping: Grouping) -> Callable[[Member, str], Stance]:
+    """Return a function that returns the kind of wait of a thread of a member of `grouping`: see `Stance`."""
 
     @cache  # without flight records, no stance is asked for
     def describe() -> tuple[dict[RankId, tuple[Group, str, bool]], frozenset[Process]]:
@@ -120,12 +126,17 @@ def stance_of(grouping: Grouping) -> Callable[[Member], Stance]:
         groups = {member.id: facts for facts in described for member in facts[0].members}
         return groups, frozenset(map(process_of, grouping.members))
 
-    def stance(member: Member) -> Stance:
+    def stance(member: Member, thread: str) -> Stance:
         groups, processes = describe()
         group, kind, is_in_code = groups[member.id]
+        if thread and not member.is_stopped and (own := with_thread(group, thread)) is not None:
+            return _STANCE_OF_THREAD.get(own.waits_for, "unclear")
         return _stance(group, member, processes, kind=kind, is_in_code=is_in_code)
 
     return stance
+
+
+_STANCE_OF_THREAD: dict[str, Stance] = {"ranks": "waits", "gpu": "waits", "lock": "held", "nothing": "elsewhere"}
 
 
 def _waits_in_itself(group: Group, member: Member, kind: str) -> bool:

@@ -600,7 +600,7 @@ def test_cycle_by_sequence_numbers_is_permanent_if_ranks_only_wait(
     """
     group = record(2, "1"), record(3, "1", state="open", thread_id=enqueued_by)
     read = recorder(record(2), *group), recorder(group[0], record(2), record(3, state="open"))
-    facts = [RecorderFacts(libraries=merge_rounds([[one], [one]], main_thread_id=7)) for one in read]
+    facts = [RecorderFacts(libraries=merge_rounds([[one], [one]], {7: ""})) for one in read]
     first, second = (
         Member(id=RankId(rank=rank), recorder=recorded, signature=signature) for rank, recorded in enumerate(facts)
     )
@@ -610,3 +610,36 @@ def test_cycle_by_sequence_numbers_is_permanent_if_ranks_only_wait(
     verdict = judge.judge(grouping)
     assert verdict.kind == "Cycle", verdict
     assert {rank.rank for rank in find_permanent(grouping, verdict)} == permanent_ranks
+
+
+@pytest.mark.parametrize(
+    ("enqueued_by", "activity", "kind", "named_ranks"),
+    [
+        (8, "checkpoint", "NotJoined", [2]),
+        (8, "thread_wait", "Cycle", []),
+        (8, "collective_wait", "Cycle", []),
+        (7, "checkpoint", "Cycle", []),
+        (9, "checkpoint", "Cycle", []),
+    ],
+    ids=["", "the thread waits for threads", "the thread waits for ranks", "the main thread has", "it has ended"],
+)
+def test_thread_of_a_rank_is_named_instead_of_a_cycle(
+    enqueued_by: int, activity: str, kind: str, named_ranks: list[int]
+) -> None:
+    """Ranks save in the background, in a group that only threads use, and rank 0 waits for its thread."""
+    saves = [record(number, "1", id=number, thread_id=8) for number in (1, 2)]
+    waits_in_save = record(3, "1", id=3, state="open", thread_id=8)
+    steps = record(5, id=4, thread_id=7), record(6, id=5, state="open", thread_id=7)
+    last = replace(saves[1], thread_id=enqueued_by)
+    read = recorder(*saves, waits_in_save, steps[0]), recorder(*saves, waits_in_save, *steps), recorder(last, *steps)
+    threads = {7: "", 8: "Saver"}
+    members = [
+        Member(id=RankId(rank=rank), recorder=RecorderFacts(libraries=merge_rounds([[one], [one]], threads)))
+        for rank, one in enumerate(read)
+    ]
+    saver = Stack(name="Saver", frames=(OWN,), activity=activity)
+    verdict = judged(waiting(*members[:2]), replace(waiting(members[2]), key="v", threads=(saver,)), world_size=3)
+    assert (verdict.kind, named(verdict)) == (kind, named_ranks)
+    if named_ranks:
+        assert verdict.message.startswith("Thread Saver of rank 2 is writing or reading a checkpoint at metrics.py:31.")
+        assert verdict.stuck_on == "write_metrics (metrics.py:31) in rank 2"

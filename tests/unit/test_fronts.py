@@ -229,7 +229,7 @@ def build(*rounds: Recorders) -> WaitGraph:
         read = [round_[rank] for round_ in rounds]
         states = merge_rounds(read) if len(rounds) > 1 else read_single_round(last, counts_open=True)
         members.append(Member(id=RankId(rank=rank), recorder=RecorderFacts(libraries=states)))
-    return wait_graph.build(members, lambda _: "unclear")
+    return wait_graph.build(members, lambda _member, _thread: "unclear")
 
 
 def kinds(graph: WaitGraph) -> Kinds:

@@ -351,7 +351,7 @@ def test_rank_in_its_training_step_waits_for_a_gpu_only_if_it_may(
     rounds = tuple(main_dump(frames, 5.0 * at, state="S", **facts) for at in range(3))
     grouping = group([RankDump(id=RankId(rank=3, pid=103), rounds=rounds)])
     assert (grouping.groups[0].waits_for, is_collective(grouping.groups[0])) == (waits_for, waits_for == "ranks")
-    assert sequence_rules.stance_of(grouping)(grouping.members[0]) == stance
+    assert sequence_rules.stance_of(grouping)(grouping.members[0], "") == stance
 
 
 MEBIBYTE = 1 << 20

@@ -88,8 +88,8 @@ def done(number: int, group: str = WORLD) -> Numbers:
     return {group: (number, number + 1)}
 
 
-def stances(**by_rank: Stance) -> Callable[[Member], Stance]:
-    return lambda one: by_rank.get(f"r{one.id.rank}", "waits")
+def stances(**by_rank: Stance) -> Callable[[Member, str], Stance]:
+    return lambda one, _thread: by_rank.get(f"r{one.id.rank}", "waits")
 
 
 def judge(members: Sequence[Member], world_size: int | None = None, **by_rank: Stance) -> Answer:

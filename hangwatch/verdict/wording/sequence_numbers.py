@@ -99,13 +99,16 @@ def not_joined(finding: Finding) -> str:
     wait = has_waited if duration else words.agree(waiting, "waits", "wait")
     why = "" if finding.is_named else f" {_why_not_named(finding)}"
     late = "It" if len(ranks) == len(finding.suspects) == 1 else words.sentence(_name_ranks(sorted(ranks)))
-    doing = words.sentence("; ".join(_describe_activity(group) for group in finding.suspects[:SHOWN]))
+    doing = words.sentence("; ".join(_describe_activity(group, finding.answer) for group in finding.suspects[:SHOWN]))
     joined = f"{late} {words.agree(ranks, 'has', 'have')} not joined {describe_operation(pending)}"
     return f"{doing}. {joined}, where {_name_ranks(waiting)} {wait}.{why}"
 
 
-def _describe_activity(group: Group) -> str:
+def _describe_activity(group: Group, answer: Answer) -> str:
     who = words.name_ranks([member.id for member in group.members])
+    if thread := answer.find_thread(group):
+        activity = clauses.describe_activity(group, several=False)
+        return words.printable(f"thread {thread} of {who} {activity}{clauses.describe_line(group)}")
     if group.fault is not None and group.fault.reason != "NoStack":
         return f"{who} could not be dumped"
     if not group.frames:

@@ -450,7 +450,7 @@ def test_a_real_job_over_two_nodes(name: str, tmp_path: Path) -> None:
             grouping = job.look().grouping
             stance = stance_of(grouping)
             members = tuple(sorted(grouping.members, key=lambda one: one.id.sort_key()))
-            case = Case(name, members, tuple(map(stance, members)), grouping.world_size)
+            case = Case(name, members, tuple(stance(member, "") for member in members), grouping.world_size)
             return case if kind_of(case, answer_of(case)) == REAL[name] else None
 
         case = wait_for(settled, f"{name} to be {REAL[name] or 'not known'}")

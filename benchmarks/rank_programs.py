@@ -65,9 +65,10 @@ class Enqueues(NamedTuple):
 
 
 class WaitsForAll(NamedTuple):
-    """The thread waits for the end of all operations that it has enqueued, in `doing`."""
+    """The thread waits for the end of all operations that its rank has enqueued, or of those with this name."""
 
     doing: Doing
+    name: str = ""
 
 
 class Starts(NamedTuple):
@@ -149,8 +150,9 @@ class Job:
                 place = self._enqueue(thread, step, now)
                 if step.waits:
                     thread.doing, thread.enqueued = _waits_in(step.operation.partition(" ")[0], thread.is_main), [place]
-            case WaitsForAll(doing):
-                mine = (place for place, record in enumerate(records) if record.is_open)
+            case WaitsForAll(doing, name):
+                begin = f"{self.library}:{name}"
+                mine = (at for at, each in enumerate(records) if each.is_open and each.operation.startswith(begin))
                 thread.doing, thread.enqueued = doing, list(mine)
             case Starts(steps):
                 self._threads.append(_Thread(thread.rank, iter(steps), is_main=False))
@@ -301,17 +303,17 @@ def pipeline(_library: Library, ranks: int, pause: Works, *, late: int = 0, has_
     """
 
     def run(rank: int) -> Program:
-        after = Enqueues(f"recv {rank}<-{rank + 1}", waits=not has_posted)
+        gradient = (Enqueues(f"recv {rank}<-{rank + 1}", waits=not has_posted),) if rank < ranks - 1 else ()
+        posts = (WaitsForAll(_waits_in("recv"), "recv"), *gradient)
         for number in itertools.count():
             if rank:
                 yield Enqueues(f"recv {rank}<-{rank - 1}")
-            if rank < ranks - 1 and has_posted:
-                yield after
+            yield from posts if has_posted and number >= ranks - 1 - rank else ()
             is_paused = number == TRAINED_STEPS and rank == late % ranks
-            yield pause if is_paused else Works(TRAINS_ALONE, 0 if rank else 1)
-            if rank < ranks - 1:
+            yield pause if is_paused else Works(TRAINS_ALONE, 1)
+            if gradient:
                 yield Enqueues(f"send {rank}->{rank + 1}", waits=False)
-                yield WaitsForAll(_waits_in("recv")) if has_posted else after
+            yield from gradient if not has_posted and number >= ranks - rank else ()
             if rank:
                 yield Enqueues(f"send {rank}->{rank - 1}", waits=False)
 

@@ -263,12 +263,11 @@ def _classify_standstill(seen: _Measurements) -> Signature:
         return Signature.SPINS
     if seen.main.polls or _sleeps_repeatedly(seen):
         return Signature.POLLS
-    if seen.uses_cpu:
+    awaited, server = seen.waits.awaited, seen.waits.server
+    if seen.uses_cpu or (awaited is not None and awaited.end == "unknown"):
         return Signature.UNKNOWN
-    awaited = seen.waits.awaited
-    if awaited is not None and awaited.end == "unknown":
-        return Signature.UNKNOWN
-    if awaited is not None and awaited.may_answer:
+    waits_for_clients = server is not None and server == seen.rank.id.pid
+    if waits_for_clients or (awaited is not None and awaited.may_answer):
         return Signature.AWAITS_OUTSIDE
     return Signature.BLOCKED
 

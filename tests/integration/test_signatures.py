@@ -50,6 +50,7 @@ SELECTS_NOTHING = "import select\nready()\nwhile True: select.select([], [], [],
 SLEEPS_ONCE = "import time\nready()\ntime.sleep(600)"
 LOCKED = "import threading\nlock = threading.Lock()\nlock.acquire()\nready()\nlock.acquire()"
 OPENS_FIFO = "ready()\nopen(folder + '/fifo')"
+ACCEPTS = "import socket\nlistening = socket.create_server(('127.0.0.1', 0))\nready()\nlistening.accept()"
 READS_EVENT = "import ctypes, os\none = ctypes.CDLL(None).eventfd(0, 0)\nready()\nos.read(one, 8)"
 WRITES_METRICS = """
 import threading, time
@@ -133,6 +134,7 @@ ALONE = {
     "waits for a lock, maybe of the thread that writes": (WRITES_METRICS + LOCKED, 0.0, Signature.TRANSFERS),
     "polls, whatever its GPU reads": (POLLS, 1.0, Signature.POLLS),
     "a child sleeps": (LONE_CHILD, 0.0, Signature.AWAITS_OUTSIDE),
+    "waits for a client": (ACCEPTS, 0.0, Signature.AWAITS_OUTSIDE),
 }
 
 
@@ -142,7 +144,7 @@ def test_a_rank_alone(code: str, use: float, expected: Signature, tmp_path: Path
     looks = 4 if expected is Signature.POLLS else 1
     with targets.python(code, tmp_path) as pid:
         if expected is Signature.AWAITS_OUTSIDE:
-            targets.wait_for_call(pid, "awaits_child")
+            targets.wait_for_call(pid, "receives" if code is ACCEPTS else "awaits_child")
         if code.endswith(OPENS_FIFO):  # its line changes after ready(), and on a busy machine during the first round
             wait_for(lambda: Path(f"/proc/{pid}/wchan").read_text() == "wait_for_partner", "it to open the FIFO")
         found = (measured(job_of(pid), use).signature for _ in range(looks))

@@ -27,7 +27,10 @@ _PLAIN = re.compile(rf"[\w.:-]{{1,{_TEXT_LENGTH}}}", re.ASCII)
 
 
 class RankStance(NamedTuple):
-    """A rank and its stance, which its stack and the kernel show. `has_open`: it has an unfinished operation."""
+    """A rank and its stance, which its stack and the kernel show. `has_open`: it has an unfinished operation.
+
+    In a group that one of its threads uses (`GroupRecords.thread`), both are those of this thread.
+    """
 
     rank: int
     stance: Stance
@@ -95,9 +98,18 @@ def find_progress(grouping: Grouping, most: int) -> JobProgress:
         if member.id.rank is None:
             continue
         place = RankStance(member.id.rank, stance(member, ""), is_busy(member))
+        of_main = all(one.by_main for one in member.recorder.open_operations)
         groups = sorted((group for recorder in member.recorder.libraries for group in recorder.groups), key=_precedence)
         shown = min(MOST_GROUPS_OF_A_RANK, most - len(reached))
-        reached += [_reached(place, group) for group in groups[:shown]]
+        reached += [
+            _reached(
+                RankStance(place.rank, stance(member, group.thread), has_open=False)
+                if group.thread and of_main
+                else place,
+                group,
+            )
+            for group in groups[:shown]
+        ]
         left_out += max(0, len(groups) - shown)
         if shown > 0 and not any(map(_is_default, groups)):
             unseen += _unseen(place, member)

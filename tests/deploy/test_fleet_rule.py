@@ -18,7 +18,7 @@ from hangwatch import words
 from hangwatch.collectives import wait_graph
 from hangwatch.collectives.wait_graph import Stance
 from hangwatch.detector import job_watch
-from hangwatch.model import Frame, Group, Grouping, GroupRecords, JobState, Member, RecorderFacts
+from hangwatch.model import Frame, Group, Grouping, GroupRecords, JobState, Member, RecorderFacts, Stack
 from hangwatch.state.board import JobEntry, Snapshot
 from hangwatch.verdict import sequence_rules
 from hangwatch.verdict.sequence_rules import Answer, stance_of
@@ -32,6 +32,7 @@ NODES = ("node-a", "node-b")
 WAITS_FOR: dict[Stance, str] = {"elsewhere": "nothing", "held": "lock", "waits": "ranks", "unclear": "thread"}
 SINCE_1970 = 1_790_000_000.0
 STEP = Frame(function="step", file="train.py", line=7)
+SAVER = (Stack(name="Saver", frames=(STEP,), activity="checkpoint"),)
 DONE_AND_AWAY: tuple[Stance, ...] = ("waits", "elsewhere", "elsewhere")
 JOBS = 160
 JOBS_AT_ONCE = 40  # promtool takes 10,000 samples per query; no setting raises the limit
@@ -73,7 +74,16 @@ class Case(NamedTuple):
 
     def _grouping(self, placed: Iterable[tuple[Member, Stance]]) -> Grouping:
         groups = (
-            Group(key="a", activity="unknown", waits_for=WAITS_FOR[stance], frames=(STEP,), members=(one,))
+            Group(
+                key="a",
+                activity="unknown",
+                waits_for=WAITS_FOR[stance],
+                frames=(STEP,),
+                members=(one,),
+                threads=SAVER
+                if any(group.thread for found in one.recorder.libraries for group in found.groups)
+                else (),
+            )
             for one, stance in placed
         )
         return Grouping(groups=tuple(groups), world_size=self.world_size)
@@ -230,6 +240,34 @@ def odd_ranks(cases: Sequence[Case], odd: dict[str, tuple[int, ...]], folder: Pa
     series = [*(one for case in cases for one in exported(case)), *more]
     queries = [{"expr": expr, "eval_time": "10s", "exp_samples": rows}]
     return promql.promtool([{"interval": "5s", "input_series": series, "promql_expr_test": queries}], folder)
+
+
+def saving(rank: int, numbers: Numbers, saved: Numbers) -> Member:
+    """Return a rank of which a thread uses the group in `saved`, the main thread those in `numbers`."""
+    both = standing(rank, {**numbers, **saved})
+
+    def by_thread(records: GroupRecords) -> GroupRecords:
+        operations = tuple(replace(one, by_main=False) for one in records.operations)
+        return replace(records, thread=SAVER[0].name, operations=operations) if records.name in saved else records
+
+    (gloo,) = both.recorder.libraries
+    recorded = replace(gloo, groups=tuple(map(by_thread, gloo.groups)))
+    return replace(both, recorder=replace(both.recorder, libraries=(recorded,)))
+
+
+def test_thread_that_has_not_joined_is_no_cycle(tmp_path: Path) -> None:
+    """Rank 0 waits for its save in the background, and others for rank 0. A thread of rank 3 still writes."""
+    behind = saving(0, done(5), waits(3, "7"))
+    others = [saving(rank, waits(6), waits(3, "7")) for rank in (1, 2)]
+    cases = [
+        Case("k1", (behind, *others, saving(3, waits(6), done(2, "7"))), ("waits",) * 4, 4),
+        Case("k2", (behind, *others, standing(3, {**waits(6), **done(2, "7")})), ("waits",) * 4, 4),
+        Case("k3", (behind, *others, saving(3, done(5), done(2, "7"))), ("waits",) * 4, 4),
+    ]
+    assert [(answer_of(case).kind, answer_of(case).named) for case in cases[:2]] == [("NotJoined", (3,)), ("Cycle", ())]
+    assert answer_of(cases[2]).named == ()
+    assert complaints(cases, tmp_path) == ""
+    assert odd_ranks(cases, {"k1": (3,)}, tmp_path) == ""
 
 
 def test_rank_on_another_node_that_has_not_joined_is_named(tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def find_progress(grouping: Grouping, most: int) -> JobProgress:
         if member.id.rank is None:
             continue
         place = RankStance(member.id.rank, stance(member, ""), is_busy(member))
-        of_main = all(one.by_main for one in member.recorder.open_operations)
+        of_main = all(operation.by_main for operation in member.recorder.open_operations)
         groups = sorted((group for recorder in member.recorder.libraries for group in recorder.groups), key=_precedence)
         shown = min(MOST_GROUPS_OF_A_RANK, most - len(reached))
         reached += [

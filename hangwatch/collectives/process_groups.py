@@ -7,9 +7,10 @@ other cases this is *unknown*.
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -154,7 +155,8 @@ def find_groups(by_key: Mapping[int, Member], world_size: int | None) -> list[Pr
                 every[records.library, records.name][key] = records
     groups = []
     are_numbered = min(by_key) >= 0
-    for (library, name), by_member in sorted(every.items()):
+    namesakes = [(*key, part) for key, by_member in sorted(every.items()) for part in _part_namesakes(by_member)]
+    for library, name, by_member in namesakes:
         opened = {rank: find_open(records) for rank, records in by_member.items()}
         waits = {rank: wait for rank, (wait, _) in opened.items() if wait is not None}
         pairs = {rank: pair for rank, (_, pair) in opened.items() if pair}
@@ -168,6 +170,14 @@ def find_groups(by_key: Mapping[int, Member], world_size: int | None) -> list[Pr
             facts = by_member, waits, transfers, members, is_whole, newest, completed, unknown
             groups.append(ProcessGroup(library, name, *facts))
     return groups
+
+
+def _part_namesakes(by_member: Mapping[int, GroupRecords]) -> Iterable[Mapping[int, GroupRecords]]:
+    """Return the records of each group if disjoint groups have one name, as `split_group` gives it."""
+    by_ranks = list_by_key((records.ranks, (rank, records)) for rank, records in by_member.items())
+    ends = list(chain.from_iterable(sorted(span for ranks in by_ranks for span in ranks)))
+    are_disjoint = () not in by_ranks and all(last < start for last, start in zip(ends[1::2], ends[2::2], strict=False))
+    return map(dict, by_ranks.values()) if are_disjoint else (by_member,)
 
 
 def _find_transfer(operation: EnqueuedOperation, members: Sequence[int]) -> Transfer:

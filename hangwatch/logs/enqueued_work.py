@@ -6,7 +6,7 @@ If there is doubt, the numbers are evidence, and no rank is checked first.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -100,7 +100,7 @@ def find_processes(works: Sequence[RankWork]) -> Iterator[RankId]:
     members = {
         (writer.node, writer.pid): (line.enqueued, line.ranks[0])
         for writer, _, (line, *_) in sorted(works, key=lambda one: one.work.line.enqueued or 0)
-        if line.kind == "setup" and writer is not None and writer.pid is not None
+        if line.kind == "setup" and line.ranks and writer is not None and writer.pid is not None
     }
     if len({rank for _, rank in members.values()}) == len(members):
         for (node, pid), (size, rank) in members.items():
@@ -108,8 +108,11 @@ def find_processes(works: Sequence[RankWork]) -> Iterator[RankId]:
                 yield RankId(node=node, pid=pid, rank=rank)
 
 
-def compare(works: Sequence[RankWork], world_size: int | None) -> list[WorkFinding]:
-    """Compare the numbers of all ranks. Return what was found; findings with ranks to check first come first."""
+def compare(works: Sequence[RankWork], world_size: int | None, ranks: Collection[int] = ()) -> list[WorkFinding]:
+    """Compare the numbers of all ranks. Return what was found; findings with ranks to check first come first.
+
+    `ranks` are those of the logs.
+    """
     waits: dict[RankId, set[str]] = defaultdict(set)
     for rank, _, (line, *_) in works:
         if rank is not None and line.kind == "work" and (line.timed_out is not None or line.is_own_timeout):
@@ -118,7 +121,7 @@ def compare(works: Sequence[RankWork], world_size: int | None) -> list[WorkFindi
     compared = (_compare_group(group, waits, world_size, is_of_job=is_of_job) for group in _gather_groups(works))
     findings = list(filter(None, compared))
     groups = {work.line.group for _, _, work in works if work.line.kind == "work"}
-    findings += [*_compare_desync_reports(works, groups), *_compare_barriers(works), *_compare_setups(works)]
+    findings += [*_compare_desync_reports(works, groups), *_compare_barriers(works, ranks), *_compare_setups(works)]
     findings += [
         WorkFinding(line.name, line.processes, line.processes, line.operation)
         for _, _, (line, *_) in works
@@ -227,9 +230,10 @@ def _find_late(
     text = f"in {name}, {words.name_ranks(ids)} timed out in {operation}{since}"
     absent = _find_absent(group.ranks, world_size)
     if not behind and absent and not doubt:
-        return WorkFinding(
-            f"{text}; no such line of {words.name_ranks(absent)} is in the logs: read its own log", absent
-        )
+        lack = f"no such line of {words.name_ranks(absent)} is in the logs"
+        is_clear = len(absent) < _FEWEST_SEEN and world_size and group.key in ("", DEFAULT_GROUP)
+        why = f"{words.count(len(ids))} timed out in {operation}, and {lack}"
+        return WorkFinding(f"{text}; {lack}: read its own log", absent, absent if is_clear else (), why)
     if not behind:
         seen = len(group.ranks)
         if seen > 1 and not doubt:
@@ -344,7 +348,7 @@ def _compare_desync_reports(works: Sequence[RankWork], groups: set[str]) -> Iter
     yield WorkFinding(text, ids, ids, f"by torch's desync report it did not join {what}")
 
 
-def _compare_barriers(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
+def _compare_barriers(works: Sequence[RankWork], ranks: Collection[int]) -> Iterator[WorkFinding]:
     """Yield the ranks that did not reach PyTorch's monitored barrier, and the tasks of JAX that failed others.
 
     These did not reach a barrier, or sent no heartbeats. The log may list only some of them.
@@ -353,7 +357,7 @@ def _compare_barriers(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
         ((line.operation, rank if _is_within_group(rank, line) else None), number)
         for rank, _, (line, *_) in works
         if line.kind == "absent"
-        for number in line.ranks
+        for number in ({*ranks} - {*line.ranks} if line.completed else line.ranks)
     )
     waiting = {rank.rank for rank, _, (line, *_) in works if rank and line.writer is not None}
     headings = [line for _, _, (line, *_) in works if line.kind == "barrier"]
@@ -376,23 +380,25 @@ def _compare_barriers(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
 
 
 def _compare_setups(works: Sequence[RankWork]) -> Iterator[WorkFinding]:
-    """Yield the ranks that have not begun to create a communicator of NCCL, or alone have not finished it."""
-    begun: dict[tuple[str, int], set[int]] = defaultdict(set)
-    ended: dict[tuple[str, int], set[int]] = defaultdict(set)
+    """Yield the ranks that have not begun to create a communicator or process group, or alone have not finished it."""
+    begun: dict[tuple[str, str, int], set[int]] = defaultdict(set)
+    ended: dict[tuple[str, str, int], set[int]] = defaultdict(set)
     for _, _, (line, *_) in works:
         if line.kind == "setup" and line.enqueued is not None:
-            (ended if line.completed else begun)[line.group, line.enqueued].update(line.ranks)
-    largest = max((size for _, size in begun), default=0)
-    for (name, size), ranks in begun.items():
-        done = ended[name, size] & ranks
+            alike = (ended if line.completed else begun)[line.operation, line.group, line.enqueued]
+            alike.update(line.ranks or range(min(line.enqueued, MOST_RANKS)))
+    largest = max((size for *_, size in begun), default=0)
+    for (what, name, size), starting in begun.items():
+        done = ended[what, name, size]
+        ranks = starting | done
         if size < largest or len(done) >= min(size, MOST_RANKS):
             continue
         absent, open_ranks = {*range(min(size, MOST_RANKS))} - ranks, ranks - done
-        text = f"{words.count(len(ranks))} of {size:,} began to create a communicator of NCCL, {len(done):,} finished"
+        text = f"{words.count(len(ranks))} of {size:,} began to create {what}, {len(done):,} finished"
         late = absent if 0 < len(absent) * 3 <= len(ranks) else open_ranks if len(open_ranks) * 3 <= len(done) else ()
         ids = _find_ids(late, works)
         text += f"; {words.name_ranks(ids)} did not" if ids else ": check the network between the nodes"
-        yield WorkFinding(text, ids, ids, f"it did not create the communicator of NCCL that {len(ranks):,} ranks began")
+        yield WorkFinding(text, ids, ids, f"it did not create {what} that {len(ranks):,} ranks began")
 
 
 def _is_of_job(works: Sequence[RankWork]) -> bool:

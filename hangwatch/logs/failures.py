@@ -21,18 +21,8 @@ LONGEST_TEXT = 400
 LONGEST_LOG_LINE = 4096
 """Number of characters of a log line, after its prefix, that are matched. Patterns take quadratic time."""
 LARGEST_ERROR_FILE = 1 << 20
-ESCAPES = re.compile(
-    r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b.|[\x00-\x08\x0b\x0c\x0e-\x1f]"
-    r"|(?:#033|\^\[)\[[0-9;]{0,16}m|\[\d\d?m(?=\()|\[0m"  # as syslog and cat -v write it; copied without ESC
-)
-_CODE = re.compile(
-    r'^ +File "([\w./+-]{1,1000})", line (\d{1,9}), '
-    r"in ([^\W\d]\w{0,199}|<(?:module|lambda|genexpr|(?:list|set|dict)comp)>)$"
-)
-"""A place in a program. Only such names are shown, because all users see them and other names may contain anything."""
-_EXCEPTION_TYPE = re.compile(r"((?:[A-Za-z_]\w{0,63}\.){0,8}_{0,2}(?:[A-Z]\w{0,63}|error|timeout)):(?: |$)", re.ASCII)
 _TEXTS = tables.load_patterns("failure_texts.toml")
-_ADDRESS = re.compile(r"\d{1,3}(?:\.\d{1,3}){3}|\[([\da-f]*:[\d:a-f.]+)\]", re.IGNORECASE)
+ESCAPES, OF_SOURCE = _TEXTS["escapes"], _TEXTS["of_source"]
 LIBRARY = re.compile(r"\bNCCL\b|gloo|c10d|TCPStore|tensorpipe|torch[./]distributed|Dist\w+Error", re.IGNORECASE)
 NUMBER = re.compile(r"0x[0-9a-fA-F]{1,16}|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
@@ -80,7 +70,7 @@ def is_unanswered(text: str) -> bool:
 def _names_the_internet(text: str) -> bool:
     """True if a text contains a web endpoint or a public address."""
     return _TEXTS["outside"].search(text) is not None or any(
-        _is_public(match.group(1) or match.group()) for match in _ADDRESS.finditer(text)
+        _is_public(match.group(1) or match.group()) for match in _TEXTS["address"].finditer(text)
     )
 
 
@@ -143,7 +133,7 @@ def parse_error_file(text: str) -> Failure:
     where = _find_raising_place(message.extraInfo.py_callstack, message.message)
     first_line = clean(message.message.partition("\n")[0])
     text, of_others = mask_and_cut(first_line), is_of_others(first_line)
-    exception = None if isinstance(content, str) else _EXCEPTION_TYPE.match(text)
+    exception = None if isinstance(content, str) else _TEXTS["exception_type"].match(text)
     moment = at_unix_seconds(message.extraInfo.timestamp)
     return Failure(text, where, moment, 1, of_others, exception=exception.group(1) if exception else "")
 
@@ -168,7 +158,7 @@ def _find_raising_place(callstack: str, message: str) -> str:
 
 def find_place(line: str) -> str:
     """Return the place that a line of a traceback contains, if it is in the program; "" for other lines."""
-    found = _CODE.match(line)
+    found = _TEXTS["code"].match(line)
     if found is None or pyspy_json.is_installed(found.group(1)):
         return ""
     place = f"{found.group(3)} ({found.group(1).rpartition('/')[2]}:{found.group(2)})"

@@ -4,37 +4,17 @@ A file is a kernel log if all its lines have that shape. In other files, the job
 evidence and do not make a rank a suspect.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from hangwatch import words
+from hangwatch import tables, words
 from hangwatch.model import Evidence, RankId, Supplement
 from hangwatch.tables import kernel_lines, secret_forms
 
+_PATTERNS = tables.load_patterns("kernel_prefixes.toml")
 MOST_KEPT = 64
 _SHOWN = 8
 _TEXT_CHARACTERS = 240
-_DAY = r"[A-Z][a-z]{2} [ \d]\d"
-_TIME = r"\d\d:\d\d:\d\d"
-_DELTA = r"(?: <[ +\d.]{1,24}>)?"
-_SECONDS = r" {0,12}\+?\d{1,10}\.\d{1,9}"
-_PREFIX = re.compile(
-    r"(?:[a-z]{2,8} {0,6}:[a-z]{3,6} {0,4}: )?"  # dmesg -x
-    r"(?:<\d{1,3}>(?:1 )?)?"
-    rf"(?:(?P<record>\d{{1,5}},\d{{1,18}},(?P<stamp>\d{{1,18}}),[^;\s]{{1,64}};)"  # /dev/kmsg
-    rf"|(?P<when>{_DAY} {_TIME}(?:\.\d{{1,6}})?|(?:[A-Z][a-z]{{2}} )?\d{{4}}-\d\d-\d\d[T ]{_TIME}[\d.,]{{0,10}}"
-    r"(?:Z|[+-]\d\d:?\d\d| [A-Z]{2,5})?|\d{9,11}\.\d{6}) ?)?"
-    rf"(?:\[(?P<clock>{_SECONDS}{_DELTA}|[A-Z][a-z]{{2}} {_DAY} {_TIME} \d{{4}}{_DELTA}|[A-Z][a-z]{{2}}\d\d \d\d:\d\d"
-    rf"|\d{{4}}-\d\d-\d\d {_TIME})\] ?)?"
-    r"(?:\[ {0,8}[TC]\d{1,10}\] ?)?"  # CONFIG_PRINTK_CALLER
-    r"(?P<syslog>(?:[\w.-]{1,64} )?kernel(?:\[[\w/]{1,16}\])?(?::| - - -) ?)?"
-    rf"(?:\[(?P<second>{_SECONDS})\] ?)?(?:\[ {{0,8}}[TC]\d{{1,10}}\] ?)? {{0,32}}",
-    re.ASCII,
-)
-"""The time, host and level before a line, as dmesg, /dev/kmsg, journalctl -o and syslog print them."""
-
-_ISO_OF_DMESG = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d{6}[+-]", re.ASCII)
 _CONTINUES = ("-- ", " SUBSYSTEM=", " DEVICE=", " " * 12)  # dmesg indents the next lines of a message
 
 
@@ -52,16 +32,16 @@ class KernelLogLine(NamedTuple):
 
 def has_shape(line: str) -> bool:
     """True if a line begins like the output of dmesg, journalctl -k or /dev/kmsg."""
-    before = _PREFIX.match(line)
+    before = _PATTERNS["prefix"].match(line)
     has_mark = before is not None and any((before["clock"], before["record"], before["syslog"]))
-    return has_mark or line.startswith(_CONTINUES) or _ISO_OF_DMESG.match(line) is not None
+    return has_mark or line.startswith(_CONTINUES) or _PATTERNS["iso_of_dmesg"].match(line) is not None
 
 
 def find(line: str) -> KernelLogLine | None:
     """Match a log line with the rows of kernel_lines.toml, without its time and host. None if no row matches."""
     if not words.holds_any(line, kernel_lines.literals()):
         return None
-    before = _PREFIX.match(line)
+    before = _PATTERNS["prefix"].match(line)
     start = before.end() if before else 0
     said = kernel_lines.find(line[start : start + kernel_lines.LONGEST_LINE])
     if said is None or before is None:
@@ -75,7 +55,7 @@ def find(line: str) -> KernelLogLine | None:
 
 def ended(line: str) -> list[tuple[str, str]]:
     """Return the problems that a line reports as cleared, see `kernel_lines.find_ended`."""
-    before = _PREFIX.match(line)
+    before = _PATTERNS["prefix"].match(line)
     return kernel_lines.find_ended(line[before.end() :] if before else line)
 
 

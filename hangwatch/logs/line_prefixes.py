@@ -3,6 +3,7 @@
 This module also extracts lines from the output of terminals, from JSON logs and from HTML.
 """
 
+import contextlib
 import html
 import re
 from collections.abc import Callable, Sequence
@@ -34,7 +35,7 @@ def read_texts(line: str) -> Sequence[str]:
     line = line.rstrip("\r\n")
     if '="' in line:
         line = _PATTERNS["loki_labels"].sub(r"\1", line)
-    is_json = line.startswith("{") or (line.startswith(" ") and _PATTERNS["text_member"].match(line))
+    is_json = line.startswith(("{", "[{")) or (line.startswith(" ") and _PATTERNS["text_member"].match(line))
     if not (is_json or "\x1b" in line or "[0m" in line or "\r" in line or "&" in line):
         return _split_joined(line) if line.startswith("[") else (line,)
     parts = [part for text in _unwrap_json(_show_as_terminal(line)) for part in _split_joined(text)]
@@ -66,22 +67,42 @@ def _show_as_terminal(line: str) -> str:
 def _unwrap_json(line: str) -> list[str]:
     """Return the text lines in a JSON object: Docker's json-file, journalctl -o json, Cloud Logging, Python loggers.
 
-    An object may fill several lines: then one of these contains the text. Return any other line unchanged. A record
-    with a step is progress of the program, so it stays whole.
+    An object may fill several lines: then one of these contains the text. A line may also be an array of objects, in
+    the order of their times. Return any other line unchanged. A record with a step is progress of the program, so it
+    stays whole.
     """
     member = _PATTERNS["text_member"].match(line)
-    if not (member or line.startswith("{")):
+    if not (member or line.startswith(("{", "[{"))):
         return [line]
     try:
-        record = decoding.decode_json(f'{{"log":{member.group(1)}}}' if member else line, dict[str, Any])
+        content = decoding.decode_json(
+            f'{{"log":{member.group(1)}}}' if member else line, dict[str, Any] | list[dict[str, Any]]
+        )
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return [line]
+    if isinstance(content, dict):
+        events = content.get("events")  # aws logs get-log-events
+        content = events if isinstance(events, list) and all(isinstance(row, dict) for row in events) else [content]
+    in_order = sorted(content, key=lambda row: str(row.get("timestamp")))
+    texts = list(filter(None, map(_read_record, in_order))) or [line]
+    return [_show_as_terminal(part) for text in texts for part in text.rstrip("\r\n").split("\n")]
+
+
+def _read_record(record: dict[str, Any]) -> str:
+    """Return the text in a JSON record of a log; "" if there is none."""
     for payload in [record[key] for key in _NESTED_KEYS if isinstance(record.get(key), dict)]:
         record |= payload
-    texts = (record[key] for key in _TEXT_KEYS if isinstance(record.get(key), str))
+    texts = map(_read_text, map(record.get, _TEXT_KEYS))
     text = next(filter(None, texts), "") if _STEP_KEYS.isdisjoint(record) else ""
     label = "kernel: " if record.get("_TRANSPORT") == "kernel" else ""  # systemd.journal-fields(7)
-    return [label + _show_as_terminal(part) for part in (text or line).rstrip("\r\n").split("\n")]
+    return "\n".join(f"{label}{part}" for part in text.removesuffix("\n").split("\n")) or text
+
+
+def _read_text(value: object) -> str:
+    """Return a text of a JSON record. The journal writes a text with control characters as an array of bytes."""
+    with contextlib.suppress(ValueError, TypeError):
+        value = bytes(value).decode("utf-8", "replace") if isinstance(value, list) else value
+    return value if isinstance(value, str) else ""
 
 
 def are_labelled(head: Sequence[str]) -> bool:

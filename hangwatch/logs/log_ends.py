@@ -1,13 +1,12 @@
 """Groups of ranks with the same end of their logs, ranks that are behind, and logs that may be incomplete. Pure."""
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hangwatch import words
 from hangwatch.formats.log_times import Moment, common_clock, time_on
-from hangwatch.logs.failures import NUMBER, without_numbers
+from hangwatch.logs.failures import NUMBER, OF_SOURCE, without_numbers
 from hangwatch.logs.merged_logs import RankLog
 from hangwatch.model import RankId
 from hangwatch.model.keyed_lists import list_by_key
@@ -18,11 +17,6 @@ TIMES_AS_MANY = 3  # ranks in the majority for each rank that is behind
 _MOST_STEPS = 3  # different steps at which ranks may end, if there is no majority
 _MOST_DIGITS = 18
 _APART_SECONDS = 60.0
-_OF_SOURCE = re.compile(
-    r"^(?:\d{1,10} )?[\w/.-]{1,100}\.(?:cpp|cc|cu|hpp|h|py):\d{1,6}\] ?"
-    r"(?:\[(?:PG [^\[\]]{1,120} )?Rank \d{1,7}\] {0,2})*"
-)
-"""The place in PyTorch that prints a line, and the rank in its process group. They follow the time."""
 
 
 class End(NamedTuple):
@@ -181,4 +175,4 @@ def describe_ends(ends: Sequence[End]) -> str:
 
 def shorten(text: str, characters: int = LINE_CHARACTERS) -> str:
     """Return the beginning of a message, without the place in PyTorch that prints it."""
-    return words.elided(_OF_SOURCE.sub("", text) or text, characters)
+    return words.elided(OF_SOURCE.sub("", text) or text, characters)

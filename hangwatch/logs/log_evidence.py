@@ -52,7 +52,8 @@ def supplement(
     collective, by the sequence numbers in `works`, is checked first. `unranked` logs are only evidence.
     """
     kinds, ends = _group_failures(logs), log_ends.fold(logs)
-    numbers = enqueued_work.compare(works, world_size)
+    ranks = [log.id.rank for log in logs if log.id.rank is not None]
+    numbers = enqueued_work.compare(works, world_size, ranks)
     hint = _find_hint(logs, kinds, ends, numbers) or _find_signal([*unranked, *logs])
     caveat = log_ends.caveat([log.id for log in logs if not (hint and log.failures)], log_ends.find_unwritten(logs))
     is_explained = hint or not all(kind.failure.of_others for kind in kinds)

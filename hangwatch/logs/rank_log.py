@@ -79,7 +79,9 @@ class Log:
         self.ras: nccl_ras.Reader | None = None
         self.told_rank: int | None = None
         self.has_task_labels = False
+        self._has_tasks = False
         self._spawned = RankId()
+        self._actor = RankId()  # of Ray, by the lines before the reason of its death
         self._call: tuple[object, ...] = ()
         self._in_traceback = self._is_ignored = False
         self._indent = 0
@@ -90,6 +92,8 @@ class Log:
         self._before_failure: deque[str] = deque(maxlen=_LINES_BEFORE)
         self._steps: set[str] | None = None
         self._summary: dict[str, str] = {}
+        self._is_root_cause = False
+        self._summaries: dict[str, int] = {}  # the line number of the last one of each host
 
     def feed(self, line: str, number: int, before: str = "") -> None:
         """Read a line, without its prefix `before` and line end. `number` is its line number in the file."""
@@ -140,12 +144,21 @@ class Log:
     def end(self) -> None:
         """Close a summary that is still open, and set `last`. To save time, only the time of the last line is read."""
         self._end_summary(self.lines)
+        self._number_task()
         _, number, text, self._before = self._ordinary_line
         if text:
             moment = self._read_moment(text)
             if _PATTERNS["last_exception"].match(remove_time(text, moment)):
                 self._fail(text, "", moment, number)
             self.last = Line(number, secret_forms.mask(remove_time(text, moment)), moment)
+
+    def _number_task(self) -> None:
+        """Assign the first failure that srun reports to its rank, if that is the number of the task."""
+        steps = [one for one in self.failures if one.text.startswith("srun: error: ") and not one.of_others]
+        task = _PATTERNS["srun_task"].match(steps[0].text) if steps else None
+        if task and (self.has_task_labels or (self._has_tasks and not self.processes)):
+            place = self.failures.index(steps[0])
+            self.failures[place] = steps[0]._replace(rank=RankId(rank=int(task.group(1))))
 
     def forget(self, last: int) -> None:
         """Forget the failures, messages and sequence numbers of all lines up to number `last`."""
@@ -171,7 +184,13 @@ class Log:
             self.ended.append((number, 0))
         elif (ended := launcher_lines.find(text)) is not None:
             self._read_end(ended, text, number)
+        elif text[0] == "=" and (reason := _PATTERNS["mpich_end"].match(text)) and self.failures:
+            named = self.failures[-1]
+            self.failures[-1] = named._replace(text=mask_and_cut(f"{named.text}, {reason.group(1)}"))
         elif not text.startswith(_CHAINED):
+            if place := _PATTERNS["ray_actor"].match(text):
+                pid, node = place.groups()
+                self._actor = replace(self._actor, **({"pid": int(pid)} if pid else {"node": node}))
             self._ordinary_line = self.lines, number, text, self._before
             self._before_failure.append(text)
             if self._steps is not None and _PATTERNS["step"].match(text):
@@ -186,10 +205,11 @@ class Log:
 
     def _read_end(self, ended: launcher_lines.Ended, text: str, number: int) -> None:
         moment, text = self._read_moment(text), f"exit code {ended.exit_code}" if ended.exit_code else text
-        rank = replace(ended.rank, rank=ended.task) if self.has_task_labels and ended.task is not None else ended.rank
+        rank = self._actor if ended.rank == RankId() and "Worker exit type: " in text else ended.rank
         if ended.has_traceback:
             self._spawned = rank
         elif rank == RankId():
+            self._has_tasks |= _PATTERNS["srun_tasks"].match(text) is not None
             self._fail(text, "", moment, number)
         else:
             if rank.pid is not None and rank.local_rank is not None:
@@ -224,6 +244,7 @@ class Log:
 
         Return true if the line belongs to the summary.
         """
+        self._is_root_cause |= text.startswith("Root Cause ")
         if match := _PATTERNS["summary"].match(text):
             key, value = match.groups()
             if key == "time":
@@ -258,6 +279,10 @@ class Log:
         of_others = is_of_others(f"{text} {exit_code}")
         moment = read_moment(summary.get("time", ""))
         self.failures.append(Failure(text, summary.get("where", ""), moment, number, of_others, rank))
+        if self._is_root_cause:  # torchrun writes one at its end: an earlier one of this host is of an earlier job
+            host, self._is_root_cause = summary.get("host", ""), False
+            self.ended += [(self._summaries[host], 0)] if host in self._summaries else []
+            self._summaries[host] = number
         if pid := _PATTERNS["summary_pid"].search(exit_code):
             self.processes.add(replace(rank, node=summary.get("host") or None, pid=int(pid.group(1))))
 

@@ -10,11 +10,13 @@ DEFAULT_GROUP = "default_pg"
 
 _PATTERNS = tables.load_patterns("work_lines.toml")
 _MISSED_BARRIER = "did not reach a barrier of JAX"
+_COMMUNICATOR, _PROCESS_GROUP = "a communicator of NCCL", "the process group of Lightning"
 _SILENT = "sent no more heartbeats to the coordination service of JAX"
 _ABSENT = tables.load_patterns("absent_ranks.toml")
 _WORDS = (
     *(" - Init ", "monitoredBarrier", "ncclUniqueId", "enqueued", "WorkNCCL(", "collective"),
     *("lagging ranks", " started ", "the barrier: ", "/task:", "unhealthy", "task names:", "[missing ranks: ", ": ["),
+    *("[ready ranks: ", " MEMBER: ", "processes registered"),
 )
 _HIGHEST = 1 << 48  # torch 2.2 prints a variable that was never set
 
@@ -32,8 +34,10 @@ class WorkLine(NamedTuple):
     * "lagging": `ranks` have not joined the number `timed_out`. "started": `ranks` have joined it.
     * "running": one rank and its `operation`, with its `size`.
     * "ras": a sentence (`name`) on an answer of NCCL's RAS, and the `processes` to check first because of `operation`.
-    * "setup": a rank began to create a communicator of `enqueued` ranks; `completed` is 1 if it has finished.
-    * "absent": `ranks` did not do what `operation` says, for example reach PyTorch's monitored barrier.
+    * "setup": a rank began to create a communicator of `enqueued` ranks; `completed` is 1 if it has finished, and
+      `operation` is what creates it. Without `ranks`, all have finished.
+    * "absent": `ranks` did not do what `operation` says, for example reach PyTorch's monitored barrier. If `completed`
+      is 1, `ranks` are all that did it.
     * "barrier": `ranks` contains the number of tasks that reached it, and the number of all tasks; it is empty for a
       heading of tasks that did not do what `operation` says. "task": a task that did not reach it, or is silent.
 
@@ -107,11 +111,10 @@ def parse(text: str) -> tuple[WorkLine, ...]:
     for why, pattern in _ABSENT.items():
         if absent := pattern.search(text):
             ranks, writer = _parse_numbers(absent.group(absent.lastindex or 0)), absent.groupdict().get("writer")
-            return (WorkLine("absent", ranks, operation=why, writer=int(writer) if writer else None),)
-    if setup := _PATTERNS["setup"].search(text):
-        member, size, communicator, end = setup.groups()
-        done = int(end == "COMPLETE")
-        return (WorkLine("setup", (int(member),), communicator or "", "", done, enqueued=int(size), completed=done),)
+            line = WorkLine("absent", ranks, operation=why, writer=int(writer) if writer else None)
+            return (line._replace(completed=int(absent.lastgroup == "ready")),)
+    if setup := _PATTERNS["setup"].search(text) or _PATTERNS["members"].search(text):
+        return (_parse_setup(setup.groupdict()),)
     if started := _PATTERNS["started"].match(text):
         return (WorkLine("started", _parse_numbers(started.group(1)), operation=started.group(2)),)
     return ()
@@ -150,6 +153,13 @@ def _parse_work(text: str, counts: re.Match[str]) -> tuple[WorkLine, ...]:
             is_own_timeout=signal is not None and bool(signal.group(1)),
         ),
     )
+
+
+def _parse_setup(parts: dict[str, str | None]) -> WorkLine:
+    what = _COMMUNICATOR if parts.get("end") else _PROCESS_GROUP
+    ranks, size = (int(parts["rank"]),) if parts["rank"] else (), int(parts["size"] or parts["joined"] or 0)
+    done = int(not ranks or parts.get("end") == "COMPLETE")
+    return WorkLine("setup", ranks, parts.get("id") or "", "", done, what, enqueued=size, completed=done)
 
 
 def _describe_elements(number_in: int, number_out: int) -> str:

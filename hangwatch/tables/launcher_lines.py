@@ -17,12 +17,11 @@ class Row(tables.LineRow, frozen=True, forbid_unknown_fields=True):
 class Ended(NamedTuple):
     """The process that ended, `RankId()` if the line does not tell it, and its exit code, "" if unknown.
 
-    `task` is its number in a step of Slurm, None if unknown. If `has_traceback` is true, its exception follows.
+    If `has_traceback` is true, its exception follows.
     """
 
     rank: RankId
     exit_code: str
-    task: int | None = None
     has_traceback: bool = False
 
 
@@ -37,6 +36,5 @@ def find(line: str) -> Ended | None:
     if matched is None:
         return None
     parts = {name: value for name, value in matched[1].groupdict().items() if value is not None}
-    code, task, follows = parts.pop("code", ""), parts.pop("task", None), parts.pop("traceback", None)
-    rank = decoding.convert(parts, RankId, strict=False)
-    return Ended(rank, code, None if task is None else int(task), has_traceback=follows is not None)
+    code, follows = parts.pop("code", ""), parts.pop("traceback", None)
+    return Ended(decoding.convert(parts, RankId, strict=False), code, has_traceback=follows is not None)

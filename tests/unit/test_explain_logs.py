@@ -386,33 +386,7 @@ def test_prefixes_without_end_make_no_readers_without_end(monkeypatch: pytest.Mo
 FAULT = "python3[4711]: segfault at 0 ip 00007fc2 sp 00007ffd error 6 in libnccl.so.2[164a15,7fc2+156000]"
 
 
-@pytest.mark.parametrize(
-    ("prefix", "when"),
-    [
-        ("", ""),
-        ("[72852.469973] ", "72852.469973"),
-        ("[    9.469973] ", "9.469973"),
-        ("[Sun Nov 22 16:12:00 2026] ", "Sun Nov 22 16:12:00 2026"),
-        ("Nov 22 16:12:00 gpu-a12 kernel: ", "Nov 22 16:12:00"),
-        ("Nov 22 16:12:00 gpu-a12 kernel: [72852.469973] ", "Nov 22 16:12:00"),
-        ("2026-11-22T16:12:00.123456+00:00 gpu-a12 kernel: ", "2026-11-22T16:12:00.123456+00:00"),
-        ("kern  :err   : [72852.469973] ", "72852.469973"),
-        ("kern  :err   : [Sun Nov 22 16:12:00 2026] ", "Sun Nov 22 16:12:00 2026"),
-        ("[72852.469973][ T4711] ", "72852.469973"),
-        ("[72852.469973][    C3] ", "72852.469973"),
-        ("[72852.469973 <    0.000012>] ", "72852.469973 <    0.000012>"),
-        ("[Nov22 16:12] ", "Nov22 16:12"),
-        ("[  +0.000012] ", "+0.000012"),
-        ("3,1234,72852469973,-;", "72852.469973"),
-        ("3,1234,72852469973,-,caller=T4711;", "72852.469973"),
-        ("Sun 2026-11-22 16:12:00 UTC gpu-a12 kernel: ", "Sun 2026-11-22 16:12:00 UTC"),
-        ("[72852.469973] gpu-a12 kernel: ", "72852.469973"),
-        ("1795363920.123456 gpu-a12 kernel: ", "1795363920.123456"),
-        ("Nov 22 16:12:00.123456 gpu-a12 kernel: ", "Nov 22 16:12:00.123456"),
-        ("<3>1 2026-11-22T16:12:00.123Z gpu-a12 kernel - - - ", "2026-11-22T16:12:00.123Z"),
-        ("<6>[72852.469973] ", "72852.469973"),
-    ],
-)
+@pytest.mark.parametrize(("prefix", "when"), LINES["dmesg"].items())
 def test_lines_of_dmesg_are_evidence(prefix: str, when: str) -> None:
     found = collect("[1.0] eth0: link up", prefix + FAULT, name="dmesg.txt")
     (heard,) = found.kernel

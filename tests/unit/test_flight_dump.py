@@ -641,6 +641,16 @@ def test_sizes_of_each_operation_are_compared_as_by_torch(
     assert not ours or answer.check_first == (1,)
 
 
+def test_disjoint_groups_of_one_name_are_not_compared() -> None:
+    """`split_group` gives its parts one name. Rank 2 waits for rank 3, and the group of ranks 0 and 1 has gone on."""
+    calls = {0: [OWN[0]] * 5 + [WORLD], 1: [OWN[0]] * 5 + [WORLD], 2: [OWN[0]] * 2 + [WORLD], 3: [OWN[0]]}
+    dumps = {rank: recorder(rank, of_rank, 5 if rank < 2 else 1) for rank, of_rank in calls.items()}
+    for rank, dump in dumps.items():
+        dump["pg_config"]["1"] = {"name": "1", "desc": "tp", "ranks": "[0, 1]" if rank < 2 else "[2, 3]"}
+    answer, _ = judged(dumps)
+    assert (answer.kind, answer.check_first) == ("NotJoined", (3,))
+
+
 @pytest.mark.parametrize(
     ("completed", "own_id", "missing", "unknown"), [(1, "2", (2,), ()), (2, "2", (), ()), (1, "9", (), (2,))]
 )

@@ -153,5 +153,5 @@ def read_name(path: str) -> RankId:
     if rank is None and re.fullmatch(r"std(?:out|err)(?:\.log)?", base):
         # mpirun --output-filename: rank.3/stdout
         rank = _PATTERNS["file_rank"].search(path.rpartition("/")[0].rpartition("/")[2])
-    node = host.group(1) if host and not host.group(1).isdigit() and not rank else None
-    return RankId(node=node, rank=int(rank.group(1)) if rank else None)
+    node = host.group(host.lastindex or 0) if host and not rank else None
+    return RankId(node=None if node and node.isdigit() else node, rank=int(rank.group(1)) if rank else None)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from types import ModuleType
 
-from hangwatch import words
+from hangwatch import tables, words
 from hangwatch.formats.pyspy_json import UNHEARD
 from hangwatch.limits import LONGEST_LINE
 from hangwatch.logs.rank_log import Log, last_written
@@ -22,26 +22,14 @@ from hangwatch.tools.explain.stacks import (
 )
 from hangwatch.tools.explain.stacks.parsed_processes import Interned, ParsedProcess, StackText, check_processes
 
+_PATTERNS = tables.load_patterns("stack_lines.toml")
+
 _TEXTS: tuple[ModuleType, ...] = (
     *(faulthandler_text, pystack_text, gdb_text, profiling_text),
     *(kernel_stack_text, strace_text),
 )
 _EXAMPLE_CHARACTERS = 80
 _HEADING_OF_ANSWER = "Groups, largest first"  # in the answers and reports of hangwatch
-_LONE_FRAME = re.compile(r"^\s*[\w.<>]+ \([^()\s]+\.pyx?:[0-9]+\)$")
-_INSIDE = re.compile(
-    r'^\s{1,7}[\w.<>:~]+ \([^()\s]+\)$|^ {2,6}(?:\(\w+\) )?File "[^"]+", line \d+,? in '
-    r"|^#[1-9]\d* +(?:0x[0-9a-f]+ in )?\S+ \("
-)
-"""A frame of any tool. If it is the first line of a text, the process to which it belongs is incomplete."""
-_ANCHOR = re.compile(
-    r"(?<!\w)(?:(?<!Parent )Process \d{1,10}: \S*(?:python|/|::)|Thread (?:0x[0-9A-Fa-f]+|\d+)\S* "
-    r"(?:\((?:idle|active|LWP|Thread 0x|most recent|\w{0,40}Thread)|\[|stack trace:)"
-    r"|Current thread 0x|Traceback for thread \d|Stack dump for PID \d"
-    r"|Fatal Python error: |Timeout \(\d+:|#0  ?(?:0x|\S+ \()"
-    r"|==> /proc/\d|\[<[0-9a-f]{1,16}>\] \w|Root Cause \(first observed failure\):$|Failures:$"
-    r"|(?:\[rank\d{1,7}\]: ?)?Traceback \(most recent call last\):$)"
-)
 _WORDS_OF_ANCHORS = (
     "hread ",
     "Process ",
@@ -56,8 +44,6 @@ _WORDS_OF_ANCHORS = (
     "Failures:",
 )
 _LONGEST_DECORATION = 200
-_PART_OF_DECORATION = re.compile(r"(std(?:out|err) [FP]\b|[A-Z]{4,}|[0-9a-f]{8,}|\d+| +)")
-_NO_DECORATION = re.compile(r"[\"']|traceback *: *$|Exception Group $")
 
 
 def begins_dump(line: str) -> bool:
@@ -131,7 +117,7 @@ class Reader:
     def _remove_decoration(self, line: str) -> str:
         is_command = self._pyspy is not None and self._pyspy.is_in_header
         may_begin = not is_command and words.holds_any(line, _WORDS_OF_ANCHORS)
-        anchor = _ANCHOR.search(line, 0, LONGEST_LINE) if may_begin else None
+        anchor = _PATTERNS["stream_anchor"].search(line, 0, LONGEST_LINE) if may_begin else None
         if (
             anchor
             and 1 < anchor.start() < _LONGEST_DECORATION
@@ -140,7 +126,7 @@ class Reader:
             before = line[: anchor.start()]
             is_traceback = anchor.group().endswith(":") and "Traceback (" in anchor.group()
             is_inner = before.isspace() and (is_traceback or self._pyspy is not None)  # children, chained exceptions
-            if not _NO_DECORATION.search(before) and not is_inner:
+            if not _PATTERNS["stream_no_decoration"].search(before) and not is_inner:
                 self._decoration = _generalise(before)
         decoration = self._decoration.match(line) if self._decoration else None
         if decoration is None:
@@ -198,10 +184,12 @@ class Reader:
                     self.log.feed(short, self._number, self._before)
                 return
         if line.strip():
-            self.begins_inside |= not (self.strange or self.processes) and _INSIDE.match(short) is not None
+            self.begins_inside |= (
+                not (self.strange or self.processes) and _PATTERNS["stream_inside"].match(short) is not None
+            )
             self.strange += 1
             self.has_answer = self.has_answer or line == _HEADING_OF_ANSWER
-            self.lone_frames += _LONE_FRAME.match(short) is not None
+            self.lone_frames += _PATTERNS["stream_lone_frame"].match(short) is not None
             self.strange_example = self.strange_example or line.strip()[:_EXAMPLE_CHARACTERS]
             self.log.feed(line, self._number, self._before)
 
@@ -237,7 +225,7 @@ def _generalise(before: str) -> re.Pattern[str]:
         else " +" if part[0] == " "
         else "[A-Z]{4,}" if part.isupper()
         else "[0-9a-f]+"
-        for number, part in enumerate(_PART_OF_DECORATION.split(text))
+        for number, part in enumerate(_PATTERNS["stream_part_of_decoration"].split(text))
     ]  # fmt: skip
     spaces = len(before) - len(text)
     return re.compile("".join(shapes) + (f"(?: {{{spaces}}}|$)" if spaces else ""))

@@ -9,35 +9,19 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from hangwatch import words
+from hangwatch import tables, words
 from hangwatch.formats import process_title
 from hangwatch.model import Frame, RankId
 from hangwatch.tools.explain.stacks.parsed_processes import ParsedProcess
 
+_PATTERNS = tables.load_patterns("process_roles.toml")
+
 LOCAL_RANK = re.compile(r"--local[_-]rank[= ](\d{1,7})\b")
-_NODE_RANK = re.compile(r"--(?:node|machine)[_-]rank[= ](\d{1,7})\b")
-_GLOBAL_RANK = re.compile(r"--global[_-]rank[= ](\d{1,7})\b")  # in many scripts, --rank is the rank of a LoRA adapter
-_LAUNCHER_FILES = re.compile(
-    r"(^|/)(torch/distributed/(elastic/agent/.*|launcher/api|run|launch)"
-    r"|deepspeed/launcher/\w+|accelerate/commands/\w+)\.py$"
-)
-_HELPER_FRAMES = re.compile(
-    r"^(_worker_loop \((.*/)?torch/utils/data/_utils/worker\.py|worker \((.*/)?multiprocess(ing)?/pool\.py"
-    r"|_process_worker \((.*/)?concurrent/futures/process\.py"
-    r"|main \((.*/)?multiprocess(ing)?/(resource_tracker|forkserver)\.py)"
-)
-_HELPER_COMMAND = re.compile(
-    r"multiprocessing\.(resource_tracker|forkserver)|_inductor/compile_worker"
-    r"|(^|/)wandb-(service|core)\b|\bwandb service\b"
-)
-_FORKSERVER = re.compile(r"(^|/)multiprocess(ing)?/forkserver\.py$")
 _FOREIGN = frozenset({"NotPython", "NoInterpreter", "PermissionDenied", "ProcessGone"})
-_FORKED = re.compile(r"(^|/)multiprocess(ing)?/popen_fork\.py$")
 _DIGITS = re.compile(r"\d+")
 _WORDS_LOOKED_AT = 16
 _TOOL_CHARACTERS = 40
 _TOOLS_SHOWN = 8
-_TAKES_PART = re.compile(r"(^|/)(torch/distributed/distributed_c10d|torch/autograd/graph|deepspeed/comm/\w+)\.py$")
 
 
 class RankPrograms(NamedTuple):
@@ -149,7 +133,9 @@ def ids_by_command(prefix: RankId, candidates: Sequence[ParsedProcess]) -> dict[
 
 
 def _read_id(prefix: RankId, process: ParsedProcess) -> RankId:
-    host, rank, local = (pattern.search(process.command) for pattern in (_NODE_RANK, _GLOBAL_RANK, LOCAL_RANK))
+    host, rank, local = (
+        pattern.search(process.command) for pattern in (_PATTERNS["node_rank"], _PATTERNS["global_rank"], LOCAL_RANK)
+    )
     node = f"node {host.group(1)}" if host else None
     if node is None and prefix.rank is not None:
         node = f"task {prefix.rank}"
@@ -176,7 +162,7 @@ def is_helper(process: ParsedProcess, pids: set[int | None]) -> bool:
     stack = _read_main_stack(process)
     if stack.is_served:
         return False  # a child of the fork server keeps its command line and outer frames
-    return stack.is_worker or _HELPER_COMMAND.search(process.command) is not None
+    return stack.is_worker or _PATTERNS["helper_command"].search(process.command) is not None
 
 
 def is_in_collective(process: ParsedProcess) -> bool:
@@ -210,14 +196,18 @@ def _read_stack(frames: tuple[Frame, ...]) -> _MainStack:
         frame.function.endswith("join") and frame.file.endswith("multiprocessing/spawn.py") for frame in frames
     )
     return _MainStack(
-        is_launcher=spawns or any(_LAUNCHER_FILES.search(frame.file) for frame in frames[:8]),
-        is_served=any(frame.function == "_serve_one" and _FORKSERVER.search(frame.file) for frame in frames),
-        is_worker=any(_HELPER_FRAMES.match(f"{frame.function.rsplit('.', 1)[-1]} ({frame.file}") for frame in frames),
+        is_launcher=spawns or any(_PATTERNS["launcher_files"].search(frame.file) for frame in frames[:8]),
+        is_served=any(
+            frame.function == "_serve_one" and _PATTERNS["forkserver"].search(frame.file) for frame in frames
+        ),
+        is_worker=any(
+            _PATTERNS["helper_frames"].match(f"{frame.function.rsplit('.', 1)[-1]} ({frame.file}") for frame in frames
+        ),
         is_forked=any(
-            inner.function.rpartition(".")[2] == "_bootstrap" and _FORKED.search(outer.file)
+            inner.function.rpartition(".")[2] == "_bootstrap" and _PATTERNS["forked"].search(outer.file)
             for inner, outer in itertools.pairwise(frames)
         ),
-        is_in_collective=any(_TAKES_PART.search(frame.file) for frame in frames),
+        is_in_collective=any(_PATTERNS["takes_part"].search(frame.file) for frame in frames),
     )
 
 

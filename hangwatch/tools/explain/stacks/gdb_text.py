@@ -4,31 +4,24 @@ Python frames come from python-gdb. Until 3.10 they are `Frame 0x..., for file F
 of the interpreter's own frames. With py-bt they are a traceback. Without python-gdb a stack has only compiled frames.
 """
 
-import re
 from itertools import dropwhile
 
+from hangwatch import tables
 from hangwatch.formats.gdb_frames import FRAME, THREAD, WHERE, find_name
 from hangwatch.limits import MOST_DUMPED_FRAMES
 from hangwatch.tools.explain.stacks.parsed_processes import Interned, ParsedThread, Place, StackText
 
-_BARE = re.compile(r"^#0 +(?:0x[0-9a-f]+ in )?\S.{0,2000} \([^()]{0,2000}(?:\(|\)(?: (?:from|at) \S+)?$)")
-_PYTHON = re.compile(r"\bFrame (0x[0-9a-f]+), for file (.*?), line (\d{1,9}), in (\S+) \(")
-_TRACEBACK = re.compile(r'^  File "(.*)", line (\d{1,9}), in (.*)$')
-_INTERPRETER = re.compile(r"^_?Py[A-Z_]|^_Py|^call_function$|^do_call_core$")
-_INTERPRETER_FILE = re.compile(r"^(?:\.{0,2}/)*(?:Python|Objects|Include|Programs|Parser)/|(?:^|/)Modules/main\.c$")
-_C_LIBRARY = re.compile(r"(?:^|/)(?:nptl|sysdeps|csu)/|^pthread_\w+\.[cS]$")
+_PATTERNS = tables.load_patterns("stack_lines.toml")
+
 _C_LIBRARIES = ("libc.so", "libpthread", "libstdc++.so")
 LONE = "bt"  # instead of the number of a thread, which is that of a process of its own
 _LONGEST_PREAMBLE = 500  # lines before the first thread: other threads that gdb found, and its warnings
-_SAID = re.compile(
-    r"^(?:\[|warning: |Traceback \(most recent call first\):|Unable to |\(|Using host libthread_db|\s|\d+\t)"
-)
 
 
 def begins(line: str) -> bool:
     """True if a text of this tool begins with this line."""
     if line.startswith("#0 "):
-        return _BARE.match(line) is not None
+        return _PATTERNS["gdb_bare"].match(line) is not None
     return line.startswith(("Thread ", "[New ")) and (THREAD.match(line) is not None or line.startswith("[New LWP "))
 
 
@@ -59,14 +52,14 @@ class Reader(StackText):
         if frame:
             self._frame(frame.group(2))
             return True
-        if traced := _TRACEBACK.match(line):
+        if traced := _PATTERNS["gdb_traceback"].match(line):
             if len(self._traced) < MOST_DUMPED_FRAMES:
                 self._traced.append(Place(traced.group(3), traced.group(1), int(traced.group(2))))
             return True
         if line.startswith("[Inferior "):
             self._close_process()
             return True
-        return not line.strip() or _SAID.match(line) is not None
+        return not line.strip() or _PATTERNS["gdb_said"].match(line) is not None
 
     def _begin_numbered(self, number: int, thread: ParsedThread) -> None:
         if number >= self._number:
@@ -76,7 +69,7 @@ class Reader(StackText):
 
     def _frame(self, text: str) -> None:
         name = find_name(text)
-        python = _PYTHON.search(text, len(name)) if name.startswith(("_PyEval_", "PyEval_")) else None
+        python = _PATTERNS["gdb_python"].search(text, len(name)) if name.startswith(("_PyEval_", "PyEval_")) else None
         if python is not None:
             address, file, line, function = python.groups()
             if address != self._shown:
@@ -85,9 +78,13 @@ class Reader(StackText):
             return
         where = WHERE.search(text)
         file = (where.group(2) or where.group(4)) if where else "?"
-        if name.startswith("??") or _INTERPRETER.match(name) or _INTERPRETER_FILE.search(file):
+        if (
+            name.startswith("??")
+            or _PATTERNS["gdb_interpreter"].match(name)
+            or _PATTERNS["gdb_interpreter_file"].search(file)
+        ):
             return
-        file = "libc.so.6" if _C_LIBRARY.search(file) else file.rpartition("/")[2]
+        file = "libc.so.6" if _PATTERNS["gdb_c_library"].search(file) else file.rpartition("/")[2]
         self._add(Place(name, file, None, True))
 
     def _keep(self, thread: ParsedThread) -> None:

@@ -7,28 +7,15 @@ watchdog of a program (TensorRT-LLM) prints traceback.format_stack in this order
 pthreads.
 """
 
-import re
-
+from hangwatch import tables
 from hangwatch.tools.explain.stacks.parsed_processes import ParsedThread, Place, StackText, is_outermost
 
-_THREAD = re.compile(
-    r"^Traceback for thread (\d{1,10})(?: \((?:.*)\))?(?: \[(.*)\])? \(most recent call last\):$"
-    r"|^Thread (\d{1,20})(?: \(.*\))? stack trace:$"
-    r"|^(?=.{8,160}$)(?!.*(?:most recent|LWP|idle|active))[\s#=*<-]{0,20}(?:stack(?: trace)? (?:of|for) )?"
-    r"thread(?: ?id)?[:= ]{1,3}(?:[\w.-]{1,60} ?[(\[,] ?)?(?:id[:= ]{1,2}|ident[:= ]{1,2})?(\d{3,20})"
-    r"(?: ?[(\[,].{1,60})?\)?[\s:=*>-]{0,20}$",
-    re.IGNORECASE,
-)
-_PART = re.compile(r"^  (In the main interpreter|In interpreter \d{1,9}|Not currently attached .*) \[(.*)\]$")
-_NOTE = re.compile(r"^(?:The frame stack for thread \d{1,10} is empty|\* - Unable to merge native stack .* - \*)$")
-_FRAME = re.compile(r'^(?:  )?(?:  \((Python|C)\) )?File:? "(.*)", line (\d{1,9}), in (.*)$')
-_NATIVE = re.compile(r"^(.*?)(?: \(inlined\))? \(([^()]*)\)$")
-_INTERPRETER = re.compile(r"^_?Py[A-Z_]|^_Py|^pymain_|^run_mod$|^run_eval_code_obj$|^pyrun_file$|^cfunction_")
+_PATTERNS = tables.load_patterns("stack_lines.toml")
 
 
 def begins(line: str) -> bool:
     """True if a text of this tool begins with this line."""
-    return "hread" in line and _THREAD.match(line) is not None
+    return "hread" in line and _PATTERNS["pystack_thread"].match(line) is not None
 
 
 class Reader(StackText):
@@ -40,28 +27,30 @@ class Reader(StackText):
 
     def feed(self, line: str) -> bool:
         """Read a line. Return false if it is not part of a dump."""
-        if heading := _THREAD.match(line):
+        if heading := _PATTERNS["pystack_thread"].match(line):
             number, flags, *numbers = heading.groups()
             number_of_pthread = next(filter(None, numbers), "")
             self._begin(ParsedThread(number or number_of_pthread, [], owns_gil="Has the GIL" in (flags or "")))
             self._has_pid, self._is_in_main = number is not None, True
             return True
-        if (interpreter := _PART.match(line)) and self._thread is not None:
+        if (interpreter := _PATTERNS["pystack_part"].match(line)) and self._thread is not None:
             self._is_in_main = not interpreter.group(1).startswith("In interpreter")
             if "Has the GIL" in interpreter.group(2) and self._is_in_main:
                 self._thread = self._thread._replace(owns_gil=True)
             return True
-        if frame := _FRAME.match(line):
+        if frame := _PATTERNS["pystack_frame"].match(line):
             if self._is_in_main:
                 self._read_frame(*frame.groups())
             return True
         is_continued = not line.strip() or line.startswith("  ")  # the source line, arguments, locals
-        return is_continued or _NOTE.match(line) is not None
+        return is_continued or _PATTERNS["pystack_note"].match(line) is not None
 
     def _read_frame(self, kind: str | None, file: str, line: str, function: str) -> None:
         if kind != "C":
             self._add(Place(function, file, int(line) or None))
-        elif (found := _NATIVE.match(function)) and not _INTERPRETER.match(found.group(1)):
+        elif (found := _PATTERNS["pystack_native"].match(function)) and not _PATTERNS["pystack_interpreter"].match(
+            found.group(1)
+        ):
             self._add(Place(found.group(1), found.group(2).rpartition("/")[2] or "?", None, True))
 
     def _keep(self, thread: ParsedThread) -> None:

@@ -124,7 +124,7 @@ def test_running_job_names_no_rank(name: str, wanted: int, tmp_path: Path) -> No
                     for rank in job.read
                 ]
                 whole += all(member.recorder.libraries for member in members)
-                graph = wait_graph.build(members, lambda _: "elsewhere", len(members))
+                graph = wait_graph.build(members, lambda _member, _thread: "elsewhere", len(members))
                 assert sequence_rules.decide(graph) == Answer("Unknown")
             pace.wait(0.05)
     print(f"{whole} of {wanted} looks were of all ranks")

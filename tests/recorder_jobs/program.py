@@ -193,10 +193,21 @@ def slow_checkpoint() -> None:
     save_checkpoint((SlowWriter if rank() == 1 else checkpoint.FileSystemWriter)(FOLDER / "checkpoint"))
 
 
-def save_checkpoint(writer: checkpoint.FileSystemWriter) -> None:
-    saved = checkpoint.async_save({f"weight-{rank()}": torch.ones(4)}, storage_writer=writer)
+def training_beside_checkpoint() -> None:
+    """Save as in `checkpoint_at_fifo`, in a group of its own. Only rank 0 waits; the others train until they need it."""
+    folder = FOLDER / "checkpoint"
+    if rank() == 1:
+        folder.mkdir()
+        os.mkfifo(folder / "__1_0.distcp")
+    save_checkpoint(checkpoint.FileSystemWriter(folder), group=dist.new_group(group_desc="save"))
+
+
+def save_checkpoint(writer: checkpoint.FileSystemWriter, group: dist.ProcessGroup | None = None) -> None:
+    saved = checkpoint.async_save({f"weight-{rank()}": torch.ones(4)}, storage_writer=writer, process_group=group)
     mark_arrival()
-    saved.result()  # type: ignore[union-attr]
+    if group is None or rank() == 0:
+        saved.result()  # type: ignore[union-attr]
+    reduce()
 
 
 class SlowWriter(checkpoint.FileSystemWriter):

@@ -81,7 +81,7 @@ def _by_numbers(scene: Scene, answer: Answer) -> Finding | None:
     suspects = tuple(
         keep_groups(scene.grouping.groups, lambda member: process_key(member.id) in ranks) if ranks else ()
     )
-    suspects = tuple(with_thread(group, answer.find_thread(group)) or group for group in suspects)
+    suspects = tuple(with_thread(group, answer.find_thread(group)) for group in suspects)
     members = [member for group in suspects for member in group.members]
     is_late = answer.kind == "NotJoined" and 0 < len(members) <= len(answer.graph.waiting)
     if answer.named or (is_late and scene.are_settled_by_kernel(members)):

@@ -17,6 +17,7 @@ from hangwatch.model import (
     Member,
     Motion,
     Signature,
+    Stack,
     StackFacts,
     Thread,
     Value,
@@ -267,14 +268,14 @@ def waits_for(group: Group) -> str:
     return "nothing" if group.runs_python else group.waits_for
 
 
-def with_thread(group: Group, name: str) -> Group | None:
-    """Return the group with the stack of another thread instead of its deciding one; None if it is not shown.
+def with_thread(group: Group, name: str) -> Group:
+    """Return the group with the stack of this thread instead of its deciding one; "" for the deciding one.
 
-    The kernel's facts about the main thread are left out.
+    It has no stack if the thread is not among the shown ones. The kernel's facts about the main thread are left out.
     """
-    stack = next((stack for stack in group.threads if stack.name == name), None)
-    if stack is None:
-        return None
+    if not name:
+        return group
+    stack = next((stack for stack in group.threads if stack.name == name), Stack(name, ()))
     kind = activity_table.find_activity(stack.activity).waits_for
     facts = StackFacts(user_frames=user_code.user_frames(Thread(name, name, stack.frames)))
     members = (

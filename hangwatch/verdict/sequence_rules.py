@@ -129,8 +129,8 @@ def stance_of(grouping: Grouping) -> Callable[[Member, str], Stance]:
     def stance(member: Member, thread: str) -> Stance:
         groups, processes = describe()
         group, kind, is_in_code = groups[member.id]
-        if thread and not member.is_stopped and (shown := with_thread(group, thread)) is not None:
-            return _STANCE_OF_THREAD.get(shown.waits_for, "unclear")
+        if thread and not member.is_stopped:
+            return _STANCE_OF_THREAD.get(with_thread(group, thread).waits_for, "unclear")
         return _stance(group, member, processes, kind=kind, is_in_code=is_in_code)
 
     return stance

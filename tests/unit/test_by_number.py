@@ -620,8 +620,9 @@ def test_cycle_by_sequence_numbers_is_permanent_if_ranks_only_wait(
         (8, "collective_wait", "Cycle", []),
         (7, "checkpoint", "Cycle", []),
         (9, "checkpoint", "Cycle", []),
+        (8, "", "Cycle", []),
     ],
-    ids=["", "the thread waits for threads", "the thread waits for ranks", "the main thread has", "it has ended"],
+    ids=["", "it waits for threads", "it waits for ranks", "the main thread has", "it has ended", "it is not shown"],
 )
 def test_thread_of_a_rank_is_named_instead_of_a_cycle(
     enqueued_by: int, activity: str, kind: str, named_ranks: list[int]
@@ -637,7 +638,7 @@ def test_thread_of_a_rank_is_named_instead_of_a_cycle(
         Member(id=RankId(rank=rank), recorder=RecorderFacts(libraries=merge_rounds([[one], [one]], threads)))
         for rank, one in enumerate(read)
     ]
-    saver = Stack(name="Saver", frames=(OWN,), activity=activity)
+    saver = Stack(name="Saver" if activity else "another", frames=(OWN,), activity=activity or "checkpoint")
     verdict = judged(waiting(*members[:2]), replace(waiting(members[2]), key="v", threads=(saver,)), world_size=3)
     assert (verdict.kind, named(verdict)) == (kind, named_ranks)
     if named_ranks:

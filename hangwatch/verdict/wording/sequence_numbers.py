@@ -107,13 +107,14 @@ def not_joined(finding: Finding) -> str:
 def _describe_activity(group: Group, answer: Answer) -> str:
     who = words.name_ranks([member.id for member in group.members])
     if thread := answer.find_thread(group):
-        activity = clauses.describe_activity(group, several=False)
-        return words.printable(f"thread {thread} of {who} {activity}{clauses.describe_line(group)}")
+        who = words.printable(f"thread {thread} of {who}")
     if group.fault is not None and group.fault.reason != "NoStack":
         return f"{who} could not be dumped"
     if not group.frames:
         return f"{who} {'has' if group.size == 1 else 'have'} no stack"
-    return f"{who} {clauses.describe_activity(group, several=group.size > 1)}{clauses.describe_line(group)}"
+    return (
+        f"{who} {clauses.describe_activity(group, several=group.size > 1 and not thread)}{clauses.describe_line(group)}"
+    )
 
 
 def _why_not_named(finding: Finding) -> str:

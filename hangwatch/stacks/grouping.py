@@ -13,7 +13,6 @@ from hangwatch.model import (
     BLOCKED_STATES,
     Capture,
     Fault,
-    Frame,
     Group,
     Grouping,
     KernelFacts,
@@ -31,14 +30,21 @@ from hangwatch.model import (
     WorkerDump,
 )
 from hangwatch.model.keyed_lists import list_by_key
-from hangwatch.stacks import activity, activity_table, completed_collectives, kernel_facts, progress, sleeps
+from hangwatch.stacks import (
+    activity,
+    activity_table,
+    completed_collectives,
+    kernel_facts,
+    progress,
+    side_threads,
+    sleeps,
+)
 from hangwatch.stacks import frames as stack_frames
 from hangwatch.stacks.place_cache import PlaceCache
 from hangwatch.stacks.process_activity import ProcessActivity
+from hangwatch.stacks.rates import exceeds, measure_process
 from hangwatch.stacks.user_code import user_frames
 
-_EXECUTOR = "concurrent/futures/thread.py"
-_STARTS = ("threading.py", _EXECUTOR)
 _LOADER_LOOP = "torch/utils/data/_utils/worker.py"
 _SHOWN = 16
 _Identity = tuple[str | None, int | None, int | None, int | None]
@@ -112,12 +118,16 @@ def merge_groups(groups: Iterable[Group], world_size: int | None, notes: Iterabl
 
 
 class _Rank(NamedTuple):
-    """A rank of a capture: its place in each round, the facts of its flight recorders, and its measurements."""
+    """A rank of a capture: its place in each round, the facts of its flight recorders, and its measurements.
+
+    `works_beside`: a thread works for which other ranks may wait, while the main thread waits.
+    """
 
     dump: RankDump
     activities: Sequence[ProcessActivity | None]
     recorder: RecorderFacts
     measured: progress.Measured
+    works_beside: bool
 
 
 class _LastState(Value, frozen=True):
@@ -151,7 +161,9 @@ def _measure_rank(
     measured = progress.measure(
         rank, activities, settings, operations=operations, is_whole=is_whole, mount_holds_job=mount_holds_job
     )
-    return _Rank(rank, activities, recorder, measured)
+    moves_bytes = exceeds(measure_process(rank.rounds).io_bytes, settings.motion_io_bytes_per_second)
+    works_beside = moves_bytes and side_threads.use_groups(rank.rounds, recorder, memory.table)
+    return _Rank(rank, activities, recorder, measured, works_beside)
 
 
 def _find_last_state(rank: _Rank, in_torch: Set[str]) -> _LastState:
@@ -218,10 +230,11 @@ def _correct_by_measurement(
 
 
 def _make_member(rank: _Rank, answer: _LastState, memory: PlaceCache) -> Member:
-    dump, activities, recorder, measured = rank
+    dump, activities, recorder, measured, works_beside = rank
     differ = any(place is not None and len(place.awaited) > 1 for place in activities)
     is_unclear = differ and measured.signature is Signature.BLOCKED
     signature = Signature.UNKNOWN if is_unclear else measured.signature
+    motion = _find_motion(rank, signature, memory)
     waits = measured.waits
     deciding = answer.process_activity.find_telling(answer.dump) if answer.process_activity and answer.dump else None
     frames_of_user, caller = memory.user_code(deciding) if deciding else ((), None)
@@ -233,7 +246,7 @@ def _make_member(rank: _Rank, answer: _LastState, memory: PlaceCache) -> Member:
     asks_store = waits.awaits_store == "main" or is_at_thread
     return Member(
         id=dump.id,
-        motion=_find_motion(rank, signature, memory),
+        motion=Motion.UNKNOWN if works_beside and motion is Motion.FROZEN else motion,
         signature=signature,
         stack=memory.share(
             StackFacts(
@@ -242,7 +255,7 @@ def _make_member(rank: _Rank, answer: _LastState, memory: PlaceCache) -> Member:
                 waited_before=any(not (row.leaves_the_job or row.idles) for row in waits_before),
                 owns_gil=main.owns_gil if main else None,
                 stay=measured.stay,
-                task=_find_stuck_task(dump.rounds, memory.table),
+                task=side_threads.find_stuck_task(dump.rounds, memory.table),
                 sleep=sleeps.find_sleep(dump, activities),
             )
         ),
@@ -278,7 +291,7 @@ def _merge_recorders(rank: RankDump) -> RecorderFacts:
     threads = next((dump.threads for dump in reversed(rank.rounds) if dump.threads), ())
     main = stack_frames.main_thread(threads)
     main_thread_id = main.pthread_id if main else None
-    names = {one.pthread_id: "" if one is main else _name_thread(one) for one in threads if one.pthread_id}
+    names = {one.pthread_id: "" if one is main else side_threads.name_thread(one) for one in threads if one.pthread_id}
     libraries = rank_records.merge_rounds(read, names if main_thread_id in names else {})
     return RecorderFacts(
         libraries=libraries,
@@ -301,25 +314,6 @@ def _find_motion(rank: _Rank, signature: Signature, memory: PlaceCache) -> Motio
     if len({memory.user_code(thread)[0] for thread in telling}) > 1:
         return signature.motion
     return Motion.FROZEN if completed is not None and completed.is_standing else signature.motion
-
-
-def _find_stuck_task(rounds: Sequence[ProcessDump], table: activity.Table) -> Frame | None:
-    """Return the frame of the user's code in which an executor's task was in all rounds, at least two; else None."""
-    if len(rounds) < 2:
-        return None
-    found = [{frame: None for thread in dump.threads for frame in _find_task_frames(thread, table)} for dump in rounds]
-    return next((frame for frame in found[-1] if all(frame in one for one in found)), None)
-
-
-def _find_task_frames(thread: Thread, table: activity.Table) -> tuple[Frame, ...]:
-    """Return the innermost frame of the user's code in the task of an executor thread; () if the thread has no task."""
-    frames = tuple(itertools.takewhile(lambda frame: not frame.file.endswith(_EXECUTOR), thread.frames))
-    if thread.is_main or len(frames) == len(thread.frames):
-        return ()
-    task = structs.replace(thread, frames=frames)
-    if table.classify_thread(task).row.waits_for not in ("unknown", "nothing", "lock"):
-        return ()
-    return user_frames(task)[:1]
 
 
 def _merge_states(rounds: Sequence[ProcessDump]) -> str | None:
@@ -347,33 +341,13 @@ def _make_group(key: str, members: tuple[Member, ...], rank: _Rank, answer: _Las
         phase=process_activity.phase,
         members=members,
         frames=telling.frames if telling else (),
-        threads=tuple(_make_thread_stack(threads[index], table) for index in process_activity.others[:_SHOWN]),
+        threads=tuple(side_threads.make_stack(threads[index], table) for index in process_activity.others[:_SHOWN]),
         awaited=tuple(
-            structs.replace(_make_thread_stack(thread, table), user_frame=next(iter(user_frames(thread)), None))
+            structs.replace(side_threads.make_stack(thread, table), user_frame=next(iter(user_frames(thread)), None))
             for thread in map(threads.__getitem__, process_activity.awaited[:_SHOWN])
         ),
         workers=workers,
     )
-
-
-def _name_thread(thread: Thread) -> str:
-    return thread.name or thread.thread_id
-
-
-def _make_thread_stack(thread: Thread, table: activity.Table) -> Stack:
-    return Stack(
-        name=_name_thread(thread),
-        frames=thread.frames,
-        activity=table.classify_thread(_remove_start_frames(thread)).activity,
-    )
-
-
-def _remove_start_frames(thread: Thread) -> Thread:
-    """Return the thread without the frames that started it, which look like a wait, unless it has no other frames."""
-    frames = thread.frames
-    while frames and not thread.is_main and frames[-1].file.endswith(_STARTS):
-        frames = frames[:-1]
-    return structs.replace(thread, frames=frames) if frames else thread
 
 
 def _merge_workers(rank: RankDump, table: activity.Table) -> tuple[Stack, ...]:

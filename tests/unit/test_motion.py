@@ -390,6 +390,33 @@ def test_slow_collective_progresses_by_its_bytes(world_size: int, rate: float, e
     assert member.motion is expected
 
 
+WRITES = ["write_data (mine.py:40)", "save (mine.py:50)"]
+
+
+@pytest.mark.parametrize(
+    ("io", "user", "lines", "expected"),
+    [
+        (1e6, 8, WRITES, Motion.UNKNOWN),
+        (0.0, 8, WRITES, Motion.FROZEN),
+        (1e6, 7, WRITES, Motion.FROZEN),
+        (1e6, 8, ["_worker (concurrent/futures/thread.py:81)"], Motion.FROZEN),
+    ],
+    ids=["", "it writes nothing", "it uses no group", "it is idle"],
+)
+def test_thread_that_saves_in_the_background_may_be_what_others_wait_for(
+    io: float, user: int, lines: list[str], expected: Motion
+) -> None:
+    """The main thread waits in a step; a thread of a pool has used another group, and writes."""
+    saver = Thread(name="Saver", thread_id="8", frames=frames(lines), pthread_id=8)
+    recorded = recorder(record(1, "save", id=0, thread_id=user), record(7, id=1, state="open", thread_id=7))
+    rounds = tuple(
+        replace(dump, threads=(replace(dump.threads[0], pthread_id=7), saver), recorders=(recorded,))
+        for dump in dumps(IN_COLLECTIVE, io=io, main_io=0.0, rank_bytes=0.0)
+    )
+    (member,) = group_ranks([rank(rounds)], activity.load(), SETTINGS, 2).members
+    assert member.motion is expected
+
+
 @pytest.mark.parametrize(
     ("expected", "signatures"),
     [

@@ -1,0 +1,65 @@
+"""Threads of a rank beside its main thread: their names and stacks, and the work for which others may wait. Pure."""
+
+import itertools
+from collections.abc import Sequence
+
+from msgspec import structs
+
+from hangwatch.model import Frame, ProcessDump, RecorderFacts, Stack, Thread
+from hangwatch.stacks import activity
+from hangwatch.stacks.user_code import user_frames
+
+_EXECUTOR = "concurrent/futures/thread.py"
+_STARTS = ("threading.py", _EXECUTOR)
+
+
+def name_thread(thread: Thread) -> str:
+    """Return the name of a thread, or its number if the source has no names."""
+    return thread.name or thread.thread_id
+
+
+def make_stack(thread: Thread, table: activity.Table) -> Stack:
+    """Return the stack of a thread with its activity, by which it explains a group."""
+    return Stack(
+        name=name_thread(thread),
+        frames=thread.frames,
+        activity=table.classify_thread(_remove_start_frames(thread)).activity,
+    )
+
+
+def _remove_start_frames(thread: Thread) -> Thread:
+    """Return the thread without the frames that started it, which look like a wait, unless it has no other frames."""
+    frames = thread.frames
+    while frames and not thread.is_main and frames[-1].file.endswith(_STARTS):
+        frames = frames[:-1]
+    return structs.replace(thread, frames=frames) if frames else thread
+
+
+def use_groups(rounds: Sequence[ProcessDump], recorder: RecorderFacts, table: activity.Table) -> bool:
+    """True if a thread that uses a process group was in no wait in the last round: a save in the background.
+
+    Other ranks may wait for it there.
+    """
+    users = {group.thread for library in recorder.libraries for group in library.groups} - {""}
+    threads = [thread for thread in rounds[-1].threads if name_thread(thread) in users] if users else []
+    activities = (table.classify_thread(_remove_start_frames(thread)) for thread in threads)
+    return any(doing.row.waits_for in ("nothing", "unknown") for doing in activities)
+
+
+def find_stuck_task(rounds: Sequence[ProcessDump], table: activity.Table) -> Frame | None:
+    """Return the frame of the user's code in which an executor's task was in all rounds, at least two; else None."""
+    if len(rounds) < 2:
+        return None
+    found = [{frame: None for thread in dump.threads for frame in _find_task_frames(thread, table)} for dump in rounds]
+    return next((frame for frame in found[-1] if all(frame in one for one in found)), None)
+
+
+def _find_task_frames(thread: Thread, table: activity.Table) -> tuple[Frame, ...]:
+    """Return the innermost frame of the user's code in the task of an executor thread; () if the thread has no task."""
+    frames = tuple(itertools.takewhile(lambda frame: not frame.file.endswith(_EXECUTOR), thread.frames))
+    if thread.is_main or len(frames) == len(thread.frames):
+        return ()
+    task = structs.replace(thread, frames=frames)
+    if table.classify_thread(task).row.waits_for not in ("unknown", "nothing", "lock"):
+        return ()
+    return user_frames(task)[:1]
